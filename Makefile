@@ -1,0 +1,41 @@
+# `make demo` and `make test` set up all they need in .venv; nothing else has to be installed.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: demo test test-slow lint format types rings check clean
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt "pip>=25.1"
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable . --group dev
+	touch $(READY)
+
+demo: $(READY)  ## the flagship study on this machine
+	$(BIN)/fedtmle demo
+
+test: $(READY)  ## all but the long tests
+	$(BIN)/pytest
+
+test-slow: $(READY)  ## the long and statistical tests
+	$(BIN)/pytest -m slow
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: $(READY)  ## rewrite the files as `lint` wants them
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+types: $(READY)
+	$(BIN)/mypy
+
+rings: $(READY)  ## imports point inward
+	$(BIN)/lint-imports
+
+check: lint types rings
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

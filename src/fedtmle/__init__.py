@@ -1,0 +1,103 @@
+"""Federated targeted maximum likelihood estimation.
+
+State a target, hand over silos, run any of the paper's algorithms:
+
+    >>> import fedtmle as ft
+    >>> problem = ft.Mean(bounds=(0.0, 10.0))
+    >>> silos = {"a": [1.0, 2.0, 6.0], "b": [4.0, 7.0]}
+    >>> result = ft.solve(problem, problem.start(5.0), silos, ft.Gradient(optimizer=ft.Newton()))
+    >>> float(result.psi[0])
+    4.0
+
+Names are imported when first used, so that ``import fedtmle`` costs little.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0.dev0"
+
+_HOME = {
+    "Mean": "fedtmle.targets.mean",
+    "TwoArm": "fedtmle.targets.two_arm",
+    "OptimalTransport": "fedtmle.targets.optimal_transport",
+    "LogisticFluctuation": "fedtmle.model.density.fluctuation",
+    "ExponentialTilt": "fedtmle.model.density.fluctuation",
+    "Central": "fedtmle.algorithms.gradient",
+    "Exact": "fedtmle.algorithms.gradient",
+    "Gradient": "fedtmle.algorithms.gradient",
+    "GradientDescent": "fedtmle.algorithms.optimizers",
+    "Backtracking": "fedtmle.algorithms.optimizers",
+    "Newton": "fedtmle.algorithms.optimizers",
+    "StochasticGradientDescent": "fedtmle.algorithms.optimizers",
+    "LocalAverage": "fedtmle.algorithms.local",
+    "Coded": "fedtmle.algorithms.coded",
+    "Certified": "fedtmle.algorithms.coded",
+    "Estimated": "fedtmle.algorithms.coded",
+    "Personalized": "fedtmle.algorithms.personalized",
+    "Status": "fedtmle.algorithms.outcome",
+    "Result": "fedtmle.runtime.result",
+    "Transcript": "fedtmle.runtime.transcript",
+    "check_problem": "fedtmle.model.check",
+    "solve": "fedtmle.solve",
+}
+
+if TYPE_CHECKING:  # what type checkers and editors see; at run time, __getattr__ below
+    from fedtmle.algorithms.coded import Certified, Coded, Estimated
+    from fedtmle.algorithms.gradient import Central, Exact, Gradient
+    from fedtmle.algorithms.local import LocalAverage
+    from fedtmle.algorithms.optimizers import (
+        Backtracking,
+        GradientDescent,
+        Newton,
+        StochasticGradientDescent,
+    )
+    from fedtmle.algorithms.outcome import Status
+    from fedtmle.algorithms.personalized import Personalized
+    from fedtmle.model.check import check_problem
+    from fedtmle.model.density.fluctuation import ExponentialTilt, LogisticFluctuation
+    from fedtmle.runtime.result import Result
+    from fedtmle.runtime.transcript import Transcript
+    from fedtmle.solve import solve
+    from fedtmle.targets.mean import Mean
+    from fedtmle.targets.optimal_transport import OptimalTransport
+    from fedtmle.targets.two_arm import TwoArm
+
+__all__ = [
+    "Backtracking",
+    "Central",
+    "Certified",
+    "Coded",
+    "Estimated",
+    "Exact",
+    "ExponentialTilt",
+    "Gradient",
+    "GradientDescent",
+    "LocalAverage",
+    "LogisticFluctuation",
+    "Mean",
+    "Newton",
+    "OptimalTransport",
+    "Personalized",
+    "Result",
+    "Status",
+    "StochasticGradientDescent",
+    "Transcript",
+    "TwoArm",
+    "check_problem",
+    "solve",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'fedtmle' has no attribute '{name}'")
+    value = getattr(importlib.import_module(_HOME[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -1,0 +1,112 @@
+"""What an algorithm is, and what its flows share."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Generator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from fedtmle.algorithms.outcome import Flow, Point, Query
+from fedtmle.errors import InputError, NumericalError
+from fedtmle.model.exact import GRID_BITS, Sums
+from fedtmle.model.problem import AbstractProblem, Estimate
+from fedtmle.model.types import Array, Part
+from fedtmle.protocol.sums import MomentsQuery, SumsQuery
+
+Problem = AbstractProblem[Any, Any]
+
+
+class AbstractAlgorithm(ABC):
+    """Configuration only; ``flow`` is the public program that every party runs."""
+
+    @abstractmethod
+    def flow(self, problem: Problem, law: Any, n: int) -> Flow:
+        """Yields queries, receives what was pooled, returns the outcome."""
+
+    @property
+    def pools_rows(self) -> bool:
+        """Whether the rows must be in one silo (the centralised comparator)."""
+        return False
+
+
+@dataclass
+class Run:
+    """The public state that flows share: problem, pooled n, and the trajectory so far."""
+
+    problem: Problem
+    n: int
+    points: list[Point] = field(default_factory=list)
+
+    @property
+    def rounds(self) -> int:
+        return len(self.points)
+
+    def norm(self, vector: Array) -> float:
+        """The Euclidean norm, by correctly rounded sums: the same at every party."""
+        return math.sqrt(math.fsum(float(v) * float(v) for v in vector))
+
+    def pooled_gradient(self, sums: Sums, law: Any, eps: Array) -> Array:
+        """The pooled mean gradient at eps; the public part is added once."""
+        gradient = sums.values(self.n) + self.problem.normaliser(law).gradient(eps)
+        if not np.isfinite(gradient).all():
+            raise NumericalError("the pooled gradient is not finite; the law may have left the model")
+        return gradient
+
+    def ask(
+        self, law: Any, eps: Array, parts: Part, *, batch: Any = None
+    ) -> Generator[Query, Any, Sums]:
+        """One round of exact sums."""
+        sums: Sums = yield SumsQuery(
+            problem=self.problem, law=law, eps=eps, parts=parts, n=self.n, batch=batch
+        )
+        return sums
+
+    def close(self, law: Any) -> Generator[Query, Any, Estimate]:
+        """The closing round: psi and its covariance."""
+        pooled: Sums = yield MomentsQuery(problem=self.problem, law=law, n=self.n)
+        return self.problem.finish(law, pooled, self.n)
+
+    def record(
+        self,
+        *,
+        update: int,
+        step: int,
+        eps: Array,
+        gradient_norm: float | None,
+        loss_change: float | None = None,
+    ) -> None:
+        self.points.append(
+            Point(
+                round=len(self.points) + 1,
+                update=update,
+                step=step,
+                eps=tuple(map(float, eps)),
+                gradient_norm=gradient_norm,
+                at_origin=step == 0,
+                loss_change=loss_change,
+            )
+        )
+
+
+def arithmetic_error(problem: Problem, law: Any) -> float:
+    """What exact sums and quadrature may add to a residual: sqrt(d) C_row 2^-51 + eta."""
+    row = 2.0 ** (problem.row_bound(law).gradient - GRID_BITS - 1)
+    return math.sqrt(problem.dim) * row + problem.accuracy(law)
+
+
+def require_positive(**arguments: float | None) -> None:
+    """Each given argument must be a finite number above zero."""
+    for name, value in arguments.items():
+        if value is not None and not (math.isfinite(value) and value > 0):
+            raise InputError(f"{name}: expected a finite number above zero, not {value}")
+
+
+def require_budget(**arguments: int) -> None:
+    """Each argument must be an integer of at least zero."""
+    for name, value in arguments.items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise InputError(f"{name}: expected an integer of at least 0, not {value!r}")

@@ -1,0 +1,215 @@
+"""FedTMLE-G in finite precision with differential coding (Algorithm 4)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, Literal, final
+
+import numpy as np
+
+from fedtmle.algorithms.base import (
+    AbstractAlgorithm,
+    Problem,
+    Run,
+    arithmetic_error,
+    require_budget,
+    require_positive,
+)
+from fedtmle.algorithms.outcome import Certificate, Flow, Outcome, Smoothness, Status
+from fedtmle.errors import InputError
+from fedtmle.model.types import Array
+from fedtmle.protocol.bits import gamma_length
+from fedtmle.protocol.coded import (
+    Action,
+    CalibrationQuery,
+    Curvature,
+    Rounded,
+    RoundedGradientQuery,
+    SiloCurvature,
+)
+from fedtmle.protocol.lattice import (
+    Lattice,
+    Matrix,
+    build_lattice,
+    identity,
+    root_up,
+    significant,
+    whitener,
+    working_tolerance,
+)
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Certified:
+    """beta from a bound of every silo's Hessian: sum of sup rho'' w X X^T, plus the normaliser's."""
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Estimated:
+    """beta = ``factor`` times the largest silo curvature at the origin: an estimate, so capped."""
+
+    factor: float = 1.05
+
+    def __post_init__(self) -> None:
+        if not self.factor >= 1:
+            raise InputError(f"factor: expected at least 1, not {self.factor}")
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Coded(AbstractAlgorithm):
+    """Algorithm 4: rounded gradients, coded as differences, with a certificate.
+
+    ``tolerance`` is the paper's delta, a bound on the raw residual in either coordinates.
+    ``smoothness`` is beta (in the run's coordinates) if it is a number. ``fixed_width`` J sends
+    absolute integers in [-J, J] instead of differences; the decoded iterates are the same.
+    """
+
+    tolerance: float = 1e-3
+    coordinates: Literal["raw", "whitened"] = "whitened"
+    smoothness: float | Certified | Estimated = Estimated()
+    max_rounds: int = 10_000
+    fixed_width: int | None = None
+
+    def __post_init__(self) -> None:
+        require_positive(tolerance=self.tolerance)
+        require_budget(max_rounds=self.max_rounds)
+        if self.coordinates not in ("raw", "whitened"):
+            raise InputError(f"coordinates: expected 'raw' or 'whitened', not {self.coordinates!r}")
+        if isinstance(self.smoothness, int | float):
+            require_positive(smoothness=self.smoothness)
+        if self.fixed_width is not None and self.fixed_width < 1:
+            raise InputError(f"fixed_width: expected an integer of at least 1, not {self.fixed_width}")
+
+    def flow(self, problem: Problem, law: Any, n: int) -> Flow:
+        run = Run(problem, n)
+        slack = 4 * arithmetic_error(problem, law)  # room for laws whose rows are bounded less tightly
+        delta = working_tolerance(self.tolerance, slack)
+        C = self._public_coordinates(problem, law)
+        if C is not None and isinstance(self.smoothness, int | float):
+            lattice = build_lattice(delta=delta, beta=Fraction(self.smoothness), C=C)
+        else:
+            lattice = yield self._calibration(problem, law, delta, C)
+            lattice.check()
+        return (yield from self._descend(run, law, lattice))
+
+    def _descend(self, run: Run, law: Any, lattice: Lattice) -> Flow:
+        zero = (0,) * lattice.dim
+        q, steps, history, t, n_steps = zero, zero, [], 0, 0
+        while True:
+            eps = lattice.eps(steps)
+            rounded: Rounded = yield RoundedGradientQuery(
+                law=law, eps=eps, lattice=lattice, previous_q=q, at_origin=t == 0, n=run.n,
+                width=self.fixed_width,
+            )
+            q = rounded.q
+            run.record(
+                update=len(history), step=t, eps=eps, gradient_norm=root_up(lattice.raw_norm_squared(q))
+            )
+            if rounded.action is Action.FINISH:
+                status = Status.CONVERGED
+                break
+            if run.rounds >= self.max_rounds:
+                status = Status.ROUND_BUDGET
+                break
+            if rounded.action is Action.STEP:  # eps^{k,t+1} = eps^{k,t} - g~/beta
+                steps = tuple(a - b for a, b in zip(steps, q, strict=True))
+                t, n_steps = t + 1, n_steps + 1
+            else:  # p^{k+1} = p^k(eps^k); the integer memories are kept
+                law = run.problem.move(law, eps)
+                history.append((steps, tuple(map(float, eps))))
+                steps, t = zero, 0
+        return (yield from self._finish(run, law, lattice, q, t, status, history, n_steps))
+
+    def _finish(
+        self,
+        run: Run,
+        law: Any,
+        lattice: Lattice,
+        q: tuple[int, ...],
+        t: int,
+        status: Status,
+        history: list[tuple[tuple[int, ...], tuple[float, ...]]],
+        n_steps: int,
+    ) -> Flow:
+        arithmetic = arithmetic_error(run.problem, law)
+        # Away from an origin the last gradient says nothing of the EIF mean at the returned law.
+        bound = lattice.certificate(q) + arithmetic if t == 0 else float("inf")
+        estimate = yield from run.close(law)
+        return Outcome(
+            law=law,
+            status=status,
+            steps=n_steps,
+            updates=len(history),
+            residual=bound,
+            residual_kind="certified bound",
+            trajectory=tuple(run.points),
+            accepted=tuple(eps for _, eps in history),
+            certificate=Certificate(
+                tolerance=self.tolerance,
+                residual_bound=bound,
+                arithmetic=arithmetic,
+                smoothness=Smoothness(value=float(lattice.beta), basis=self._basis(run.problem)),
+                spacing=float(lattice.h),
+                coordinates=self.coordinates,
+                history_bits=_history_bits([steps for steps, _ in history]),
+            ),
+            estimate=estimate,
+        )
+
+    def _public_coordinates(self, problem: Problem, law: Any) -> Matrix | None:
+        """C where it needs no data: raw, or whitened by a curvature that the law knows."""
+        if self.coordinates == "raw":
+            return identity(problem.dim)
+        curvature = problem.curvature(law)
+        return None if curvature is None else whitener(curvature)
+
+    def _calibration(
+        self, problem: Problem, law: Any, delta: Fraction, C: Matrix | None
+    ) -> CalibrationQuery:
+        def settle(answers: Mapping[str, SiloCurvature], sizes: Mapping[str, int]) -> Lattice:
+            dim = problem.dim
+            matrices = {silo: answer.matrix(dim) for silo, answer in answers.items()}
+            n = sum(sizes.values())
+            pooled = sum((sizes[silo] / n * matrix for silo, matrix in matrices.items()), np.zeros((dim, dim)))
+            coordinates = whitener(pooled) if C is None else C
+            if isinstance(self.smoothness, int | float):
+                beta = Fraction(self.smoothness)
+            else:
+                beta = significant(
+                    self._factor * _largest_curvature(answers, coordinates, dim), up=True
+                )
+            return build_lattice(delta=delta, beta=beta, C=coordinates)
+
+        kind = Curvature.CEILING if isinstance(self.smoothness, Certified) else Curvature.ORIGIN
+        return CalibrationQuery(law=law, dim=problem.dim, delta=delta, curvature=kind, settle=settle)
+
+    @property
+    def _factor(self) -> float:
+        return self.smoothness.factor if isinstance(self.smoothness, Estimated) else 1.0
+
+    def _basis(self, problem: Problem) -> str:
+        if isinstance(self.smoothness, Certified):
+            return "certified" if problem.curvature_is_fixed else "certified at the start"
+        return "estimated" if isinstance(self.smoothness, Estimated) else "given"
+
+
+def _largest_curvature(answers: Mapping[str, SiloCurvature], C: Matrix, dim: int) -> float:
+    """max over silos of ||C H_m C^T||, with what rounding of H_m may hide."""
+    matrix: Array = np.array([[float(entry) for entry in row] for row in C])
+    spread = float(np.linalg.norm(matrix, 2)) ** 2
+    return max(
+        float(np.abs(np.linalg.eigvalsh(matrix @ answer.matrix(dim) @ matrix.T)).max())
+        + spread * answer.rounding(dim)
+        for answer in answers.values()
+    )
+
+
+def _history_bits(history: list[tuple[int, ...]]) -> int:
+    """H_K - H_init: gamma code of K + 1, then the K d signed integers beta eps^k / h."""
+    count = 2 * (len(history) + 1).bit_length() - 1
+    return count + sum(gamma_length(a) for steps in history for a in steps)

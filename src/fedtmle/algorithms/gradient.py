@@ -1,0 +1,124 @@
+"""FedTMLE-G (Algorithm 2) and its centralised comparator (Algorithm 1)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, final
+
+import numpy as np
+
+from fedtmle.algorithms.base import (
+    AbstractAlgorithm,
+    Problem,
+    Run,
+    arithmetic_error,
+    require_budget,
+    require_positive,
+)
+from fedtmle.algorithms.local import LocalAverage
+from fedtmle.algorithms.optimizers import AbstractOptimizer, GradientDescent, Origin
+from fedtmle.algorithms.outcome import Certificate, Flow, Outcome, Status
+from fedtmle.model.types import Part, unpack
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Gradient(AbstractAlgorithm):
+    """Algorithm 2: pooled gradients, an inner optimiser, re-centring, an EIF check per update."""
+
+    tolerance: float = 1e-6
+    optimizer: AbstractOptimizer = GradientDescent()
+    max_updates: int = 100
+
+    def __post_init__(self) -> None:
+        require_positive(tolerance=self.tolerance)
+        require_budget(max_updates=self.max_updates)
+
+    def flow(self, problem: Problem, law: Any, n: int) -> Flow:
+        run = Run(problem, n)
+        origin_eps = np.zeros(problem.dim)
+        accepted: list[tuple[float, ...]] = []
+        steps = 0
+        status = Status.UPDATE_BUDGET
+        while True:
+            with_hessian = self.optimizer.needs_hessian(run, law)
+            parts = Part.GRADIENT | Part.HESSIAN if with_hessian else Part.GRADIENT
+            sums = yield from run.ask(law, origin_eps, parts)
+            gradient = run.pooled_gradient(sums[: problem.dim], law, origin_eps)
+            residual = run.norm(gradient)  # r^k = ||P_n D(p^k)||
+            run.record(update=len(accepted), step=0, eps=origin_eps, gradient_norm=residual)
+            if residual <= self.tolerance:
+                status = Status.CONVERGED
+            if residual <= self.tolerance or len(accepted) == self.max_updates:
+                break
+            hessian = None
+            if with_hessian:
+                rows = unpack(sums[problem.dim :].values(n), problem.dim)
+                hessian = rows + problem.normaliser(law).hessian(origin_eps)
+            origin = Origin(
+                law=law,
+                update=len(accepted),
+                gradient=gradient,
+                hessian=hessian,
+                goal=max(self.optimizer.stop * residual, 0.5 * self.tolerance),
+            )
+            inner = yield from self.optimizer.minimise(run, origin)
+            steps += inner.steps
+            if not inner.eps.any():
+                status = Status.NO_DESCENT
+                break
+            law = problem.move(law, inner.eps)
+            accepted.append(tuple(map(float, inner.eps)))
+        arithmetic = arithmetic_error(problem, law)
+        estimate = yield from run.close(law)
+        return Outcome(
+            law=law,
+            status=status,
+            steps=steps,
+            updates=len(accepted),
+            residual=residual,
+            residual_kind="computed",
+            trajectory=tuple(run.points),
+            accepted=tuple(accepted),
+            certificate=Certificate(
+                tolerance=self.tolerance, residual_bound=residual + arithmetic, arithmetic=arithmetic
+            ),
+            estimate=estimate,
+        )
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Exact:
+    """An exact inner solve: the minimum within ``radius`` to the accuracy of the sums."""
+
+    radius: float = 64.0
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Central(AbstractAlgorithm):
+    """Algorithm 1 on the pooled rows: the same flow as `Gradient` on one silo, or exact solves."""
+
+    tolerance: float = 1e-6
+    optimizer: AbstractOptimizer | Exact = Exact()
+    max_updates: int = 100
+
+    def __post_init__(self) -> None:
+        self._flow_of()
+
+    @property
+    def pools_rows(self) -> bool:
+        return True
+
+    def flow(self, problem: Problem, law: Any, n: int) -> Flow:
+        return self._flow_of().flow(problem, law, n)
+
+    def _flow_of(self) -> AbstractAlgorithm:
+        if isinstance(self.optimizer, Exact):  # one silo's average of fits is its fit
+            return LocalAverage(
+                tolerance=self.tolerance, max_updates=self.max_updates, radius=self.optimizer.radius
+            )
+        return Gradient(
+            tolerance=self.tolerance, optimizer=self.optimizer, max_updates=self.max_updates
+        )

@@ -1,0 +1,132 @@
+"""FedTMLE-L (Algorithm 3): exact local fits in the common submodel, averaged."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, final
+
+import numpy as np
+
+from fedtmle.algorithms.base import (
+    AbstractAlgorithm,
+    Problem,
+    Run,
+    arithmetic_error,
+    require_budget,
+    require_positive,
+)
+from fedtmle.algorithms.outcome import Certificate, Flow, Outcome, Status
+from fedtmle.errors import InputError
+from fedtmle.model.types import Part
+from fedtmle.protocol.fits import FitAverage, FitOutcome, FitQuery, RetirementRule, Weighting
+
+FAILED_FITS = {FitOutcome.BOUNDARY: Status.BOUNDARY_FIT, FitOutcome.STALLED: Status.STALLED_FIT}
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class LocalAverage(AbstractAlgorithm):
+    """Algorithm 3. ``weights``: "size" (N_m/n), "uniform" (1/M), or one number per silo.
+
+    ``progress_tolerance``, if given, ends the run when an update is no longer than it: a fixed
+    point is approached without being hit. That is stagnation, never convergence.
+    """
+
+    tolerance: float = 1e-6
+    weights: Weighting | str | Mapping[str, float] = Weighting.SIZE
+    max_updates: int = 100
+    radius: float = 64.0
+    progress_tolerance: float | None = None
+
+    def __post_init__(self) -> None:
+        require_positive(
+            tolerance=self.tolerance, radius=self.radius, progress_tolerance=self.progress_tolerance
+        )
+        require_budget(max_updates=self.max_updates)
+        check_weights(self.weights)
+
+    def flow(self, problem: Problem, law: Any, n: int) -> Flow:
+        run = Run(problem, n)
+        accepted: list[tuple[float, ...]] = []
+        origin = np.zeros(problem.dim)
+        while True:
+            average: FitAverage | None = None
+            if len(accepted) < self.max_updates:
+                average = yield FitQuery(
+                    problem=problem,
+                    law=law,
+                    n=n,
+                    update=len(accepted),
+                    radius=self.radius,
+                    weights=named_weights(self.weights),
+                    rule=RetirementRule(),
+                    retiring=False,
+                )
+                sums = average.origin
+            else:  # at k = K only the EIF evaluation is needed
+                sums = yield from run.ask(law, origin, Part.GRADIENT)
+            residual = run.norm(run.pooled_gradient(sums, law, origin))
+            run.record(update=len(accepted), step=0, eps=origin, gradient_norm=residual)
+            status = self._status(run, law, average, residual)
+            if status is not None or average is None:
+                break
+            law = problem.move(law, average.eps)
+            accepted.append(tuple(map(float, average.eps)))
+        arithmetic = arithmetic_error(problem, law)
+        estimate = yield from run.close(law)
+        return Outcome(
+            law=law,
+            status=status or Status.UPDATE_BUDGET,
+            steps=0,
+            updates=len(accepted),
+            residual=residual,
+            residual_kind="computed",
+            trajectory=tuple(run.points),
+            accepted=tuple(accepted),
+            certificate=Certificate(
+                tolerance=self.tolerance, residual_bound=residual + arithmetic, arithmetic=arithmetic
+            ),
+            estimate=estimate,
+        )
+
+    def _status(self, run: Run, law: Any, average: FitAverage | None, residual: float) -> Status | None:
+        """Why the run ends here, or None if it goes on (or the budget of updates is used up)."""
+        if residual <= self.tolerance:
+            return Status.CONVERGED
+        if average is None:
+            return None
+        if average.worst in FAILED_FITS:
+            return FAILED_FITS[average.worst]
+        return stagnation(run, law, average, self.progress_tolerance)
+
+
+def stagnation(
+    run: Run, law: Any, average: FitAverage, progress_tolerance: float | None
+) -> Status | None:
+    """Why an average cannot be taken as an update, if it cannot."""
+    if not run.problem.admits(law, average.eps):
+        return Status.INFEASIBLE
+    if not average.eps.any():
+        return Status.CANCELLATION
+    if progress_tolerance is not None and run.norm(average.eps) <= progress_tolerance:
+        return Status.NO_PROGRESS
+    return None
+
+
+def check_weights(weights: Weighting | str | Mapping[str, float]) -> None:
+    """Weights must be a known name, or nonnegative numbers that sum to one."""
+    if isinstance(weights, str):
+        if weights not in set(Weighting):
+            raise InputError(f"weights: expected 'size', 'uniform' or a number per silo, not {weights!r}")
+        return
+    values = list(weights.values())
+    if not all(math.isfinite(value) and value >= 0 for value in values):
+        raise InputError("weights: each silo's weight must be a number of at least 0")
+    if not math.isclose(math.fsum(values), 1.0, abs_tol=1e-12):
+        raise InputError(f"weights: must sum to 1, not {math.fsum(values):g}")
+
+
+def named_weights(weights: Weighting | str | Mapping[str, float]) -> Weighting | Mapping[str, float]:
+    return Weighting(weights) if isinstance(weights, str) else weights

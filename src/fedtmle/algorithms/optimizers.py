@@ -1,0 +1,295 @@
+"""Inner optimisers of FedTMLE-G: how eps^k is found in the fixed current submodel.
+
+Each is a sub-flow that every party runs on the broadcast pooled sums, so no eps is ever sent.
+All of its arithmetic is in a fixed order, without BLAS: two parties never hold different eps.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Any, final
+
+import numpy as np
+
+from fedtmle.algorithms.base import Run, require_budget, require_positive
+from fedtmle.algorithms.outcome import Query
+from fedtmle.algorithms.publiclinear import newton_direction
+from fedtmle.errors import InputError, NumericalError
+from fedtmle.model.exact import query_shifts
+from fedtmle.model.types import Array, IntArray, Part, unpack
+
+PUBLIC_RESOLUTION = 2.0**-44  # of log Z by quadrature: a smaller decrease of the loss is not seen
+
+
+@dataclass(frozen=True, kw_only=True)
+class Origin:
+    """What the EIF check that opens an outer iteration told: the first inner gradient is there."""
+
+    law: Any
+    update: int
+    gradient: Array
+    hessian: Array | None
+    goal: float  # stop the inner solve at this gradient norm
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inner:
+    """Where an inner solve stopped; ``descended`` is False if no step decreased the loss."""
+
+    eps: Array
+    steps: int
+    descended: bool = True
+
+
+SubFlow = Generator[Query, Any, Inner]
+
+
+class AbstractOptimizer(ABC):
+    """An inner optimiser: what it needs at the origin, and its steps."""
+
+    @property
+    @abstractmethod
+    def stop(self) -> float:
+        """Stop the inner solve when its gradient norm is below this fraction of r^k."""
+
+    @abstractmethod
+    def needs_hessian(self, run: Run, law: Any) -> bool:
+        """Whether the origin check must bring the pooled Hessian as well."""
+
+    @abstractmethod
+    def minimise(self, run: Run, origin: Origin) -> SubFlow: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class _State:
+    """A point of a line search and what is known there."""
+
+    eps: Array
+    loss: float
+    gradient: Array
+    hessian: Array | None = None
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Backtracking:
+    """Step selection: try ``grow`` times the last step, halve until the loss falls enough.
+
+    The first step is 1/lambda_max of the curvature at the first origin unless ``first`` is
+    given. Every trial is a pooled query and counts as a round.
+    """
+
+    first: float | None = None
+    armijo: float = 1e-4
+    grow: float = 2.0
+    max_halvings: int = 50
+
+    def __post_init__(self) -> None:
+        require_positive(first=self.first, armijo=self.armijo, grow=self.grow)
+        require_budget(max_halvings=self.max_halvings)
+        if self.armijo >= 0.5:
+            raise InputError(f"armijo: expected a number below 1/2, not {self.armijo}")
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class GradientDescent(AbstractOptimizer):
+    """Full-batch gradient descent with a fixed ``step`` or with `Backtracking`."""
+
+    step: float | Backtracking = Backtracking()
+    max_steps: int = 1000
+    stop: float = 0.1
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.step, Backtracking):
+            require_positive(step=self.step)
+        require_positive(stop=self.stop)
+        require_budget(max_steps=self.max_steps)
+
+    def needs_hessian(self, run: Run, law: Any) -> bool:
+        return (
+            isinstance(self.step, Backtracking)
+            and self.step.first is None
+            and run.problem.curvature(law) is None
+        )
+
+    def minimise(self, run: Run, origin: Origin) -> SubFlow:
+        if isinstance(self.step, Backtracking):
+            return (yield from self._search(run, origin, self.step))
+        return (yield from self._fixed(run, origin, self.step))
+
+    def _fixed(self, run: Run, origin: Origin, step: float) -> SubFlow:
+        eps, gradient = np.zeros(run.problem.dim), origin.gradient
+        for t in range(1, self.max_steps + 1):
+            eps = eps - step * gradient
+            if t == self.max_steps:
+                return Inner(eps=eps, steps=t)
+            sums = yield from run.ask(origin.law, eps, Part.GRADIENT)
+            gradient = run.pooled_gradient(sums, origin.law, eps)
+            norm = run.norm(gradient)
+            run.record(update=origin.update, step=t, eps=eps, gradient_norm=norm)
+            if norm <= origin.goal:
+                return Inner(eps=eps, steps=t)
+        return Inner(eps=eps, steps=0)
+
+    def _search(self, run: Run, origin: Origin, rule: Backtracking) -> SubFlow:
+        state = _State(eps=np.zeros(run.problem.dim), loss=0.0, gradient=origin.gradient)
+        length = rule.first or 1.0 / _largest_eigenvalue(run, origin)
+        for t in range(1, self.max_steps + 1):
+            trial = yield from _line_search(
+                run, origin, state, -state.gradient, length, rule, Part.LOSS | Part.GRADIENT, t
+            )
+            if trial is None:
+                return Inner(eps=state.eps, steps=t - 1, descended=False)
+            taken = run.norm(trial.eps - state.eps) / run.norm(state.gradient)
+            state, length = trial, rule.grow * taken
+            if run.norm(state.gradient) <= origin.goal:
+                return Inner(eps=state.eps, steps=t)
+        return Inner(eps=state.eps, steps=self.max_steps)
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Newton(AbstractOptimizer):
+    """Pooled Newton: gradient *and* Hessian sums, d(d+1)/2 more functionals disclosed per query."""
+
+    max_steps: int = 50
+    stop: float = 1e-3
+
+    def __post_init__(self) -> None:
+        require_positive(stop=self.stop)
+        require_budget(max_steps=self.max_steps)
+
+    def needs_hessian(self, run: Run, law: Any) -> bool:  # noqa: ARG002 - always
+        return True
+
+    def minimise(self, run: Run, origin: Origin) -> SubFlow:
+        parts = Part.LOSS | Part.GRADIENT | Part.HESSIAN
+        rule = Backtracking(first=1.0)
+        state = _State(
+            eps=np.zeros(run.problem.dim), loss=0.0, gradient=origin.gradient, hessian=origin.hessian
+        )
+        for t in range(1, self.max_steps + 1):
+            if state.hessian is None:
+                raise AssertionError("the origin check of a Newton solve brings the Hessian")
+            direction = newton_direction(state.hessian, state.gradient)
+            trial = yield from _line_search(run, origin, state, direction, 1.0, rule, parts, t)
+            if trial is None:
+                return Inner(eps=state.eps, steps=t - 1, descended=False)
+            state = trial
+            if run.norm(state.gradient) <= origin.goal:
+                return Inner(eps=state.eps, steps=t)
+        return Inner(eps=state.eps, steps=self.max_steps)
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class StochasticGradientDescent(AbstractOptimizer):
+    """SGD whose pooled batch is drawn as a whole by a public seeded rule, then cut to each silo.
+
+    A fixed number of ``steps`` per submodel; step t of submodel k draws from the generator
+    keyed by (seed, k, t), so every party draws the same batch.
+    """
+
+    batch: int
+    step: float
+    steps: int = 100
+    replace: bool = False
+    seed: int = 0
+    stop: float = 0.0
+
+    def __post_init__(self) -> None:
+        require_positive(batch=self.batch, step=self.step, steps=self.steps)
+        require_budget(batch=self.batch, steps=self.steps, seed=self.seed)
+
+    def needs_hessian(self, run: Run, law: Any) -> bool:  # noqa: ARG002 - never
+        return False
+
+    def draw(self, n: int, update: int, step: int) -> IntArray:
+        """The pooled batch, sorted: row numbers in 0..n-1, every occurrence kept."""
+        if self.batch > n and not self.replace:
+            raise InputError(f"batch: {self.batch} rows cannot be drawn from {n} without replacement")
+        rng = np.random.Generator(np.random.Philox(key=[self.seed, (update << 32) + step]))
+        if self.replace:
+            return np.sort(rng.integers(0, n, size=self.batch))
+        return np.sort(rng.permutation(n)[: self.batch])
+
+    def minimise(self, run: Run, origin: Origin) -> SubFlow:
+        eps = np.zeros(run.problem.dim)
+        for t in range(self.steps):
+            batch = self.draw(run.n, origin.update, t)
+            sums = yield from run.ask(origin.law, eps, Part.GRADIENT, batch=batch)
+            mean = sums.values(self.batch) + run.problem.normaliser(origin.law).gradient(eps)
+            # Full-data gradients are not seen between EIF checks, so no norm is recorded.
+            run.record(update=origin.update, step=t + 1, eps=eps, gradient_norm=None)
+            eps = eps - self.step * mean
+        return Inner(eps=eps, steps=self.steps)
+
+
+def _line_search(
+    run: Run,
+    origin: Origin,
+    state: _State,
+    direction: Array,
+    length: float,
+    rule: Backtracking,
+    parts: Part,
+    step: int,
+) -> Generator[Query, Any, _State | None]:
+    """The first acceptable point along ``direction``, halving; None if there is none."""
+    problem, law = run.problem, origin.law
+    slope = math.fsum(float(g) * float(p) for g, p in zip(state.gradient, direction, strict=True))
+    for _ in range(rule.max_halvings + 1):
+        eps = state.eps + length * direction
+        if not problem.admits(law, eps):
+            length *= 0.5
+            continue
+        sums = yield from run.ask(law, eps, parts)
+        loss = float(sums.values(run.n)[0]) + problem.normaliser(law).value(eps)
+        if not math.isfinite(loss):
+            raise NumericalError("the pooled loss is not finite; the law may have left the model")
+        gradient = run.pooled_gradient(sums[1 : 1 + problem.dim], law, eps)
+        run.record(
+            update=origin.update, step=step, eps=eps, gradient_norm=run.norm(gradient), loss_change=loss
+        )
+        if _acceptable(run, law, state, gradient, loss, direction, length, slope, eps, rule):
+            hessian = None
+            if Part.HESSIAN in parts:
+                hessian = unpack(sums[1 + problem.dim :].values(run.n), problem.dim)
+                hessian = hessian + problem.normaliser(law).hessian(eps)
+            return _State(eps=eps, loss=loss, gradient=gradient, hessian=hessian)
+        length *= 0.5
+    return None
+
+
+def _acceptable(
+    run: Run,
+    law: Any,
+    state: _State,
+    gradient: Array,
+    loss: float,
+    direction: Array,
+    length: float,
+    slope: float,
+    eps: Array,
+    rule: Backtracking,
+) -> bool:
+    """Armijo's test; below the sums' resolution, the directional derivative (approximate Wolfe)."""
+    if loss <= state.loss + rule.armijo * length * slope:
+        return True
+    (shift,) = query_shifts(run.problem.row_bound(law), eps, Part.LOSS)
+    resolution = 2.0**-shift + (PUBLIC_RESOLUTION if run.problem.accuracy(law) > 0 else 0.0)
+    end_slope = math.fsum(float(g) * float(p) for g, p in zip(gradient, direction, strict=True))
+    return loss <= state.loss + resolution and end_slope <= (2 * rule.armijo - 1) * slope
+
+
+def _largest_eigenvalue(run: Run, origin: Origin) -> float:
+    """An upper bound of the curvature's largest eigenvalue, the same at every party: Gershgorin's."""
+    curvature = run.problem.curvature(origin.law) if origin.hessian is None else origin.hessian
+    if curvature is None:
+        raise AssertionError("the origin check brings the Hessian where the law knows no curvature")
+    bound = max(math.fsum(abs(float(entry)) for entry in row) for row in curvature)
+    return bound if bound > 0 else 1.0

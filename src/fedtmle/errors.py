@@ -1,0 +1,66 @@
+"""Every error this package raises on purpose.
+
+    FedTMLEError
+    |-- InputError (also a ValueError)   an argument is wrong: the message names it
+    |   |-- DataError                    rows are wrong: the message names the silo
+    |   |   `-- ContributionError        a row exceeds the declared contribution bound
+    |   `-- PrecisionError               the tolerance asks for more than exact sums or quadrature hold
+    |-- NumericalError                   a computation left the model: a non-finite loss, not a density
+    `-- ProtocolError                    a message is out of order, or a party did not do its part
+        |-- DecodeError                  bytes that are not a canonical message
+        `-- RefusedError                 a silo refused, with a reason code
+
+No message quotes a record's value: a silo's errors may reach the server's log.
+"""
+
+from __future__ import annotations
+
+
+class FedTMLEError(Exception):
+    """Base of all errors raised on purpose."""
+
+
+class InputError(FedTMLEError, ValueError):
+    """An argument is not what was expected; the message names it and says what to do."""
+
+
+class DataError(InputError):
+    """Rows cannot be used; the message names the silo and, where it can, the column."""
+
+    def __init__(self, message: str, *, silo: str | None = None) -> None:
+        self.message = message
+        self.silo = silo
+        super().__init__(message if silo is None else f"silo '{silo}': {message}")
+
+    def at(self, silo: str) -> DataError:
+        """The same error, with the silo's name put in front."""
+        return type(self)(self.message, silo=silo)
+
+
+class ContributionError(DataError):
+    """A row's contribution is beyond the bound that the plan declares for exact sums."""
+
+
+class PrecisionError(InputError):
+    """A tolerance is finer than the exact sums or the quadrature can certify."""
+
+
+class NumericalError(FedTMLEError, ArithmeticError):
+    """A computation left the model: a non-finite loss, an inadmissible eps, not a density."""
+
+
+class ProtocolError(FedTMLEError):
+    """A message is out of order, or a party did not do its part."""
+
+
+class DecodeError(ProtocolError):
+    """Bytes that are not a canonical message."""
+
+
+class RefusedError(ProtocolError):
+    """A silo refused a request; ``code`` says why, in words that carry no data."""
+
+    def __init__(self, silo: str, code: str) -> None:
+        self.silo = silo
+        self.code = code
+        super().__init__(f"silo '{silo}' refused: {code}")

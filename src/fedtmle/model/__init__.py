@@ -1,0 +1,1 @@
+"""The model ring: problems, submodels, kernels and solvers; pure mathematics."""

@@ -1,0 +1,1 @@
+"""Targets of a full density: a kernel start, fluctuations of it, and public quadrature."""

@@ -1,0 +1,208 @@
+"""Targets of a full density: everything but the functional itself.
+
+    p^{k+1}(o) = p^k(o) f(eps^k . D(p^k)(o)) / Z_k,   L(p)(o) = -log p(o).
+
+Psi, D and Z are integrals of the law by one public quadrature rule, so no pooled statistic is needed.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import final
+
+import numpy as np
+
+from fedtmle.errors import DataError, InputError, NumericalError
+from fedtmle.model.density.fluctuation import AbstractFluctuation
+from fedtmle.model.density.law import AbstractFunctional, DensityLaw, Step
+from fedtmle.model.density.normaliser import DensityNormaliser
+from fedtmle.model.density.start import KernelDensity
+from fedtmle.model.density.sums import combined, expectation, reweight, second_moment
+from fedtmle.model.exact import Sums
+from fedtmle.model.moments import mean_and_covariance, second_moment_shifts, second_moments
+from fedtmle.model.problem import AbstractProblem, Estimate
+from fedtmle.model.submodel import GeneralisedLinear
+from fedtmle.model.types import Array, RowBound, exponent
+
+SLACK = 1.0 + 2.0**-20  # D is bounded by its vertices up to rounding
+FLOOR = 2.0**-44  # what rounding leaves of the quadrature's accuracy, relative to sup |D|
+
+
+class AbstractDensityProblem(AbstractProblem[DensityLaw, Array]):
+    """A functional of a density of q columns; a subclass is a frozen, hashable dataclass.
+
+    Rows are held as contiguous columns, shape (q, N).
+    """
+
+    @property
+    @abstractmethod
+    def columns(self) -> int:
+        """q: coordinates of an observation."""
+
+    @property
+    @abstractmethod
+    def fluctuation(self) -> AbstractFluctuation:
+        """f."""
+
+    @property
+    @abstractmethod
+    def spacing(self) -> float:
+        """The largest spacing of the quadrature grid in any coordinate."""
+
+    @property
+    @abstractmethod
+    def strip(self) -> tuple[float, ...]:
+        """Per coordinate j, an a > 0 such that D is analytic where only o_j is complex, |Im o_j| < a."""
+
+    @abstractmethod
+    def functional(self, nodes: Array, masses: Array, near: AbstractFunctional | None) -> AbstractFunctional:
+        """Psi and D at the law with these masses, (J,), at nodes (q, J); ``near`` is a warm start."""
+
+    # What everyone does with a law.
+
+    @final
+    def start(self, pilot: object) -> DensityLaw:
+        """p^0: the kernel density of a pilot sample, shape (n0, q)."""
+        density = KernelDensity(pilot=pilot)  # type: ignore[arg-type]  # it validates
+        if density.columns != self.columns:
+            raise InputError(f"pilot: expected {self.columns} column(s), not {density.columns}")
+        rule = density.quadrature(density.spacing(self.spacing, self.strip))
+        functional = self.functional(rule.nodes, rule.masses, None)
+        return DensityLaw(
+            start=density,
+            history=(),
+            steps=(),
+            rule=rule,
+            masses=rule.masses,
+            functional=functional,
+            eif=functional.eif(rule.nodes),
+        )
+
+    @final
+    def move(self, law: DensityLaw, eps: Array) -> DensityLaw:
+        if not self.admits(law, eps):
+            raise NumericalError(f"eps: expected {self.dim} finite number(s)")
+        accepted = tuple(float(e) for e in eps)
+        # Every silo repeats every move; those in one process share the quadrature.
+        return law.moved.get((self, *law.history, accepted), lambda: self._moved(law, accepted))
+
+    @final
+    def admits(self, law: DensityLaw, eps: Array) -> bool:  # noqa: ARG002 - D is bounded, so E^k is all of R^d
+        return bool(np.shape(eps) == (self.dim,) and np.isfinite(eps).all())
+
+    @final
+    def normaliser(self, law: DensityLaw) -> DensityNormaliser:
+        return DensityNormaliser(
+            fluctuation=self.fluctuation, eif=law.eif, masses=law.masses, vertices=law.functional.vertices
+        )
+
+    @final
+    def row_bound(self, law: DensityLaw) -> RowBound:
+        # X = multiple D and |rho'| <= 1 for both families; rho'' has its own ceiling.
+        x = self.fluctuation.multiple * float(np.abs(law.functional.vertices).max()) * SLACK
+        ceiling = self.fluctuation.family.curvature_ceiling or 0.0
+        return RowBound(gradient=exponent(x), curvature=exponent(ceiling * x * x))
+
+    @final
+    def moment_shifts(self, law: DensityLaw) -> tuple[int, ...]:
+        return second_moment_shifts(self._exponents(law))
+
+    @final
+    def finish(self, law: DensityLaw, pooled: Sums, n: int) -> Estimate:
+        _, covariance = mean_and_covariance(pooled, self.dim, n)
+        return Estimate(psi=law.psi, covariance=covariance)
+
+    @final
+    def curvature(self, law: DensityLaw) -> Array:
+        """E_p[D D^T], for either fluctuation: Hess A(0) is what the rows' own curvature leaves of it."""
+        return second_moment(law.masses, law.eif, max(self._exponents(law)))
+
+    @final
+    def accuracy(self, law: DensityLaw) -> float:
+        """eta, from how well each half-rule of doubled spacing integrates D and D D^T.
+
+        The trapezoid converges geometrically: doubling the spacing takes the square root of the relative
+        error, so the square of what the half-rules show estimates what the rule itself has left.
+        """
+        bound = max(self._exponents(law))
+        reach = float(np.abs(law.functional.vertices).max())
+        whole = self.curvature(law)
+        shown = 0.0
+        for half in range(2**self.columns):
+            chosen = law.rule.parity == half
+            masses, log_total = reweight(law.masses[chosen], np.zeros(int(chosen.sum())))
+            first = expectation(masses, law.eif[:, chosen], bound) / reach
+            second = (second_moment(masses, law.eif[:, chosen], bound) - whole) / reach**2
+            share = np.exp(log_total) * 2**self.columns - 1.0
+            shown = max(shown, abs(share), float(np.abs(first).max()), float(np.abs(second).max()))
+        return reach * max(1.0, reach) * (shown**2 + FLOOR)
+
+    @property
+    @final
+    def curvature_is_fixed(self) -> bool:
+        return False
+
+    # What a silo does with its rows.
+
+    @final
+    def read(self, rows: object) -> Array:
+        try:
+            columns = np.ascontiguousarray(np.asarray(rows, dtype=np.float64).T)
+        except (TypeError, ValueError):
+            raise DataError(f"expected numbers, shape (N, {self.columns})") from None
+        if columns.ndim != 2 or len(columns) != self.columns:
+            raise DataError(f"expected shape (N, {self.columns}), not {columns.shape[::-1]}")
+        if not columns.size:
+            raise DataError("has no rows; leave the silo out of the study")
+        if not np.isfinite(columns).all():
+            raise DataError("has missing or infinite values; remove those rows")
+        return columns
+
+    @final
+    def concatenate(self, parts: Sequence[Array]) -> Array:
+        return np.concatenate(parts, axis=1)
+
+    @final
+    def count(self, rows: Array) -> int:
+        return int(rows.shape[1])
+
+    @final
+    def submodel(self, law: DensityLaw, rows: Array) -> GeneralisedLinear:
+        return GeneralisedLinear(
+            family=self.fluctuation.family,
+            X=self.fluctuation.multiple * law.functional.eif(rows),
+            bound=self.row_bound(law),
+        )
+
+    @final
+    def losses(self, law: DensityLaw, rows: Array) -> Array:
+        return -law.log_density(rows)
+
+    @final
+    def eif(self, law: DensityLaw, rows: Array, psi: Array) -> Array:  # noqa: ARG002 - the law knows psi
+        return law.functional.eif(rows).T
+
+    @final
+    def moments(self, law: DensityLaw, rows: Array) -> Sums:
+        return second_moments(law.functional.eif(rows), self._exponents(law))
+
+    def _moved(self, law: DensityLaw, eps: tuple[float, ...]) -> DensityLaw:
+        logs = self.fluctuation.log_factor(combined(np.array(eps), law.eif))
+        masses, log_z = reweight(law.masses, logs)
+        step = Step(eps=eps, fluctuation=self.fluctuation, functional=law.functional, log_z=log_z)
+        functional = self.functional(law.rule.nodes, masses, law.functional)
+        return DensityLaw(
+            start=law.start,
+            history=(*law.history, eps),
+            steps=(*law.steps, step),
+            rule=law.rule,
+            masses=masses,
+            functional=functional,
+            eif=functional.eif(law.rule.nodes),
+            moved=law.moved,
+        )
+
+    @staticmethod
+    def _exponents(law: DensityLaw) -> tuple[int, ...]:
+        return tuple(exponent(float(bound) * SLACK) for bound in np.abs(law.functional.vertices).max(axis=1))

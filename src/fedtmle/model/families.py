@@ -1,0 +1,19 @@
+"""The loss of one row as a function of its linear predictor: rho(eta, y)."""
+
+from __future__ import annotations
+
+import enum
+
+
+class Family(enum.IntEnum):
+    """rho, with rho' and rho'' its derivatives in eta. The integer is the kernels' code."""
+
+    LINEAR = 0  # rho = eta: the exponential tilt, whose curvature is all in the normaliser
+    GAUSSIAN = 1  # rho = (eta - y)^2 / 2
+    LOGISTIC = 2  # rho = log(1 + e^eta) - y eta: binomial outcomes and the density fluctuation
+    POISSON = 3  # rho = e^eta - y eta
+
+    @property
+    def curvature_ceiling(self) -> float | None:
+        """sup of rho'', or None where there is none on the whole line."""
+        return {Family.LINEAR: 0.0, Family.GAUSSIAN: 1.0, Family.LOGISTIC: 0.25, Family.POISSON: None}[self]

@@ -1,0 +1,286 @@
+"""The exact local fit of FedTMLE-L: argmin over a public ball of one silo's loss,
+
+    l_m(eps) = (1/N_m) sum_i L(p^k(eps))(O_i),   ||eps|| <= radius.
+
+A trust-region Newton method whose d x d subproblem is solved exactly, so that saddles and the
+hard case are left behind and nonconvex density fluctuations can be fitted. The sums carry their
+grid, and every tolerance here is read off it: below the loss's resolution a step is accepted on
+the gradient, and a fit ends at ||g|| <= 8 sqrt(d) C_row 2^-51 (each coordinate's sum errs by at
+most C_row 2^-51). A convex loss has one basin; otherwise the descents from a fixed set of public
+starts compete and ties go to the point nearest zero. That is a search, not a proof of a global
+minimum. Zero is selected whenever zero is a minimiser (assumption local-regularity).
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import final
+
+import numpy as np
+
+from fedtmle.errors import ContributionError, NumericalError
+from fedtmle.model.submodel import AbstractNormaliser, AbstractSubmodel, NoNormaliser
+from fedtmle.model.types import Array, Part, unpack
+
+STEPS = 200
+START_FRACTIONS = (0.75, 0.375, 0.125)  # of the radius, along +-e_j
+ON_SPHERE = 1 - 2.0**-40
+NORMALISER_ROUNDING = 2.0**-46  # a sum over some 10^4 quadrature nodes, relative to Z
+
+
+class FitStatus(enum.Enum):
+    """How a local fit ended, as the sentence shown to people."""
+
+    MINIMUM = "a minimum inside the ball, to the resolution of the exact sums"
+    BOUNDARY = "the fit lies on the edge of the ball; the data may have no finite fit"
+    STALLED = "no step improves the fit, though its gradient is above the sums' resolution"
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class LocalFit:
+    """eps-hat_m and how exact it is.
+
+    ``gradient_norm`` is ||grad l_m(eps)||, on the boundary without its inward normal part;
+    ``decrease`` is l_m(0) - l_m(eps), at least zero; ``curvature`` the Hessian's least eigenvalue.
+    """
+
+    eps: Array
+    gradient_norm: float
+    decrease: float
+    curvature: float
+    status: FitStatus
+    iterations: int
+
+
+def fit_local(
+    submodel: AbstractSubmodel,
+    normaliser: AbstractNormaliser,
+    *,
+    dim: int,
+    radius: float,
+    zero_floor: float = 0.0,
+) -> LocalFit:
+    """The selected minimiser of l_m over the ball, eps of shape (dim,).
+
+    Zero counts as stationary if ||grad l_m(0)|| is at most the sums' resolution or ``zero_floor``.
+    """
+    objective = _Objective(submodel, normaliser, normaliser.value(np.zeros(dim)))
+    origin = objective.evaluate(np.zeros(dim))
+    if _norm(origin.gradient) <= max(zero_floor, origin.floor) and origin.spectrum()[0][0] >= 0:
+        # Whatever a step could still gain at zero is unresolved, or declared negligible.
+        _, slack = _step(origin, radius, radius)
+        ends = [_End(origin, converged=True, steps=0, slack=slack)]
+    else:
+        ends = [_descend(objective, origin, radius)]
+    if not isinstance(normaliser, NoNormaliser):  # the rows' own losses are convex
+        starts = (objective.attempt(eps) for eps in _public_starts(dim, radius))
+        ends += [_descend(objective, start, radius) for start in starts if start is not None]
+    best = _select(ends)
+    return LocalFit(
+        eps=best.point.eps,
+        gradient_norm=best.point.residual(radius),
+        decrease=max(0.0, -best.point.loss),
+        curvature=float(np.linalg.eigvalsh(best.point.hessian)[0]),
+        status=_status(best, radius),
+        iterations=sum(end.steps for end in ends),
+    )
+
+
+@dataclass(frozen=True)
+class _Point:
+    """l_m and its derivatives at eps, each with the resolution at which the sums hold it."""
+
+    eps: Array
+    loss: float  # l_m(eps) - l_m(0)
+    gradient: Array
+    hessian: Array
+    noise: float
+    floor: float
+    flat: float
+
+    def residual(self, radius: float) -> float:
+        """||g||, or ||g + mu eps|| with the multiplier mu >= 0 of an active ||eps|| <= radius."""
+        if _norm(self.eps) < ON_SPHERE * radius:
+            return _norm(self.gradient)
+        mu = max(0.0, -float(self.gradient @ self.eps) / float(self.eps @ self.eps))
+        return _norm(self.gradient + mu * self.eps)
+
+    def spectrum(self) -> tuple[Array, Array]:
+        """Eigenvalues and eigenvectors of the Hessian; what it cannot resolve from zero is zero."""
+        values, vectors = np.linalg.eigh(self.hessian)
+        return np.where(np.abs(values) <= self.flat, 0.0, values), vectors
+
+
+@dataclass(frozen=True)
+class _Objective:
+    submodel: AbstractSubmodel
+    normaliser: AbstractNormaliser
+    base: float  # A(0)
+
+    def evaluate(self, eps: Array) -> _Point:
+        sums = self.submodel.sums(eps, Part.LOSS | Part.GRADIENT | Part.HESSIAN)
+        mean, d = sums.values(self.submodel.n_rows), len(eps)
+        resolution = [2.0 ** -(shift + 1) for shift in sums.shifts]  # of a mean: half a unit
+        value = self.normaliser.value(eps)
+        hessian = unpack(mean[1 + d :], d) + self.normaliser.hessian(eps)
+        public = 0.0 if isinstance(self.normaliser, NoNormaliser) else NORMALISER_ROUNDING
+        return _Point(
+            eps=eps,
+            loss=float(mean[0]) + (value - self.base),
+            gradient=mean[1 : 1 + d] + self.normaliser.gradient(eps),
+            hessian=hessian,
+            noise=8 * resolution[0] + public * max(1.0, abs(value)) if eps.any() else 0.0,
+            floor=8 * d**0.5 * max(resolution[1 : 1 + d]),
+            flat=8 * d * max(resolution[1 + d :]) + 2.0**-46 * _norm(hessian),
+        )
+
+    def attempt(self, eps: Array) -> _Point | None:
+        """None where l_m cannot be evaluated: not a density, or beyond the bound of exact sums."""
+        try:
+            point = self.evaluate(eps)
+        except (ContributionError, NumericalError):
+            return None
+        finite = np.isfinite(point.loss) and np.isfinite(point.gradient).all()
+        return point if finite and np.isfinite(point.hessian).all() else None
+
+
+@dataclass(frozen=True)
+class _End:
+    point: _Point
+    converged: bool
+    steps: int
+    slack: float = 0.0
+
+
+def _descend(objective: _Objective, start: _Point, radius: float) -> _End:
+    """Trust-region Newton from a start, to a second-order point at the sums' resolution."""
+    point, reach = start, radius
+    for steps in range(STEPS):
+        eps, predicted = _step(point, reach, radius)
+        length = _norm(eps - point.eps)
+        # A separated fit has tiny gradients and long steps: it has not settled.
+        settled = length <= 2.0**-10 * _norm(point.eps) + 2.0**-30 * radius
+        unresolved = predicted <= point.noise + point.floor * length
+        if settled and unresolved and point.residual(radius) <= point.floor:
+            return _End(_outward(objective, point, radius), True, steps)
+        if length < 2.0**-80 * radius:
+            return _End(point, False, steps)
+        trial = objective.attempt(eps)
+        if trial is None or not _accepts(point, trial, predicted, radius):
+            reach = length / 4
+            continue
+        if length >= 0.99 * reach:
+            reach = min(2 * reach, 2 * radius)
+        point = trial
+    return _End(point, False, STEPS)
+
+
+def _accepts(point: _Point, trial: _Point, predicted: float, radius: float) -> bool:
+    """Enough of the predicted decrease; where losses cannot resolve it, a smaller gradient."""
+    decrease, noise = point.loss - trial.loss, point.noise + trial.noise
+    if predicted > noise:
+        return decrease >= 0.1 * predicted
+    return decrease >= -noise and trial.residual(radius) < point.residual(radius)
+
+
+def _step(point: _Point, reach: float, radius: float) -> tuple[Array, float]:
+    """The next eps and its predicted decrease -m(p), m(p) = g.p + p.Hp/2, ||p|| <= reach, in the ball."""
+    values, vectors = point.spectrum()
+    hessian = (vectors * values) @ vectors.T
+    eps, gradient = point.eps, point.gradient
+
+    def decrease(target: Array) -> float:
+        p = target - eps
+        return -float(gradient @ p + 0.5 * p @ hessian @ p)
+
+    free = eps + _ball_minimiser(gradient, values, vectors, reach, point.floor)
+    if _norm(free) <= radius / ON_SPHERE:
+        free = _project(free, radius)
+        return free, decrease(free)
+    # The step leaves the ball. The model's minimiser over the whole ball is Newton's step on the
+    # sphere; while it is out of reach, the projected steps keep the descent going.
+    slope = max(_norm(gradient), point.floor)
+    targets = [_project(free, radius), _project(eps - (reach / slope) * gradient, radius)]
+    sphere = _ball_minimiser(gradient - hessian @ eps, values, vectors, radius, point.floor)
+    if _norm(sphere - eps) <= reach:
+        targets.append(sphere)
+    return max(((target, decrease(target)) for target in targets), key=lambda pair: pair[1])
+
+
+def _ball_minimiser(linear: Array, values: Array, vectors: Array, radius: float, floor: float) -> Array:
+    """argmin of b.p + p.Hp/2 over ||p|| <= radius, exactly: H = V diag(values) V', hard case included.
+
+    p = -(H + nu)^+ b with the multiplier nu; we solve for s = nu + min(values), free of cancellation.
+    """
+    b = vectors.T @ linear
+    b = np.where((values == 0) & (np.abs(b) <= floor), 0.0, b)  # flat to the resolution: stay
+    gaps = values - values[0]
+    lowest = max(0.0, float(values[0]))  # nu >= 0 and H + nu >= 0
+    s = max(lowest, float(np.max(np.abs(b) / radius - gaps)))  # a lower bound of the solution
+    p = -_ratio(b, gaps + s)
+    if s == lowest and _norm(p) <= radius:
+        if values[0] < 0:  # hard case: go on along the most negative curvature
+            orientation = vectors[np.argmax(np.abs(vectors[:, 0])), 0]
+            p[0] = np.copysign((radius**2 - float(p @ p)) ** 0.5, orientation)
+        return vectors @ p
+    for _ in range(100):  # Newton on 1/radius - 1/||p(s)||, monotone from the left
+        norm = _norm(p)
+        if norm <= radius * (1 + 2.0**-44):
+            break
+        s += norm**2 / float(np.sum(_ratio(p**2, gaps + s))) * (norm / radius - 1)
+        p = -_ratio(b, gaps + s)
+    return _project(vectors @ p, radius)
+
+
+def _ratio(a: Array, b: Array) -> Array:
+    """a / b, zero where a is."""
+    return np.divide(a, b, out=np.zeros_like(a), where=a != 0)
+
+
+def _outward(objective: _Objective, point: _Point, radius: float) -> _Point:
+    """The edge of the ball, if the fit ran out along a direction that has become flat.
+
+    Separated outcomes: the loss falls for ever, by less than the sums resolve.
+    """
+    values, vectors = point.spectrum()
+    flat = vectors[:, values == 0]
+    u = flat @ (flat.T @ point.eps)
+    if _norm(u) <= 2.0**-10 * _norm(point.eps):
+        return point
+    rest = point.eps - u
+    edge = rest + u * max(1.0, (max(0.0, radius**2 - float(rest @ rest))) ** 0.5 / _norm(u))
+    trial = objective.attempt(_project(edge, radius))
+    return point if trial is None or trial.loss > point.loss + point.noise + trial.noise else trial
+
+
+def _select(ends: list[_End]) -> _End:
+    """The lowest loss; where losses cannot tell, a minimum before a stall, then the nearest zero."""
+    lowest = min(ends, key=lambda end: end.point.loss)
+    level = lowest.point.loss + lowest.point.noise
+    tied = [end for end in ends if end.point.loss <= level + end.point.noise + end.slack]
+    return min(tied, key=lambda end: (not end.converged, _norm(end.point.eps)))
+
+
+def _status(end: _End, radius: float) -> FitStatus:
+    if _norm(end.point.eps) >= ON_SPHERE * radius:
+        return FitStatus.BOUNDARY
+    return FitStatus.MINIMUM if end.converged else FitStatus.STALLED
+
+
+def _public_starts(dim: int, radius: float) -> Iterator[Array]:
+    for fraction in START_FRACTIONS:
+        for axis in np.eye(dim):
+            yield fraction * radius * axis
+            yield -fraction * radius * axis
+
+
+def _project(eps: Array, radius: float) -> Array:
+    norm = _norm(eps)
+    return eps if norm <= radius else eps * (radius / norm)
+
+
+def _norm(vector: Array) -> float:
+    return float(np.linalg.norm(vector))

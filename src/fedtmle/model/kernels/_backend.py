@@ -1,0 +1,60 @@
+"""Which backend runs: FEDTMLE_BACKEND, else numba where it can be imported, else numpy."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol, cast
+
+from fedtmle.errors import InputError
+from fedtmle.model.kernels._query import Query
+from fedtmle.model.types import Array, IntArray
+
+_MODULES = {"numba": "_numba", "numpy": "_numpy"}
+_chosen: str | None = None
+
+
+class Backend(Protocol):
+    """What a backend module offers; arguments are checked, contiguous float64 arrays."""
+
+    def elementwise(self, name: str, x: Array) -> Array: ...
+
+    def glm_chunks(self, query: Query) -> IntArray: ...
+
+    def softmax(self, logits: Array) -> Array: ...
+
+    def log_mean_kernel(self, points: Array, centres: Array) -> Array: ...
+
+
+def backend() -> str:
+    """The name of the backend in force: 'numba' or 'numpy'."""
+    if _chosen is not None:
+        return _chosen
+    given = os.environ.get("FEDTMLE_BACKEND")
+    if given is None:
+        return "numba" if importlib.util.find_spec("numba") else "numpy"
+    return _checked(given)
+
+
+@contextmanager
+def using_backend(name: str) -> Iterator[None]:
+    """Run the body with the named backend; for tests and comparisons."""
+    global _chosen  # noqa: PLW0603 - one setting of the process, like the environment variable
+    before, _chosen = _chosen, _checked(name)
+    try:
+        yield
+    finally:
+        _chosen = before
+
+
+def module() -> Backend:
+    """The backend in force, imported when it is first needed."""
+    return cast(Backend, importlib.import_module(f"fedtmle.model.kernels.{_MODULES[backend()]}"))
+
+
+def _checked(name: str) -> str:
+    if name not in _MODULES:
+        raise InputError(f"backend: expected one of {sorted(_MODULES)}, not '{name}'")
+    return name

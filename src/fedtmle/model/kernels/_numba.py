@@ -1,0 +1,79 @@
+"""The compiled backend: drivers that share work among threads and call the serial kernels."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fedtmle.model.kernels import _compiled, _compiled_glm, _numpy
+from fedtmle.model.kernels._query import Query
+from fedtmle.model.kernels._threads import shared
+from fedtmle.model.types import Array, IntArray, Part
+
+SERIAL_ROWS = 1 << 17  # below, starting threads costs about what they save
+SERIAL_PAIRS = 1 << 18
+
+_ABSENT = np.empty(0)  # a column that is None; the kernels test its length and never read it
+
+
+def elementwise(name: str, x: Array) -> Array:
+    """The elementary function of that name, of a flat array."""
+    kernel = _compiled.ELEMENTWISE[name]
+    result = np.empty_like(x)
+
+    def work(first: int, last: int) -> bool:
+        kernel(x[first:last], result[first:last])
+        return True
+
+    shared(work, len(x), serially=len(x) < SERIAL_ROWS)
+    return result
+
+
+def glm_chunks(query: Query) -> IntArray:
+    """Sums of rounded contributions per chunk, shape (chunks, p)."""
+    sums = np.zeros((query.n_chunks, query.width), dtype=np.int64)
+
+    def work(first: int, last: int) -> bool:
+        return _compiled_glm.chunks(
+            int(query.family),
+            query.X,
+            _ABSENT if query.offset is None else query.offset,
+            _ABSENT if query.y is None else query.y,
+            _ABSENT if query.w is None else query.w,
+            query.eps,
+            Part.LOSS in query.parts,
+            Part.GRADIENT in query.parts,
+            Part.HESSIAN in query.parts,
+            query.first,
+            query.second,
+            first,
+            last,
+            sums,
+        )
+
+    if shared(work, query.n_chunks, serially=query.n_rows < SERIAL_ROWS):
+        return sums
+    return _numpy.glm_chunks(query)  # some row is beyond its bound: the twin counts such rows and raises
+
+
+def softmax(logits: Array) -> Array:
+    """exp(l_j - max_j l_j) over their sum, added in order of j."""
+    result = np.empty_like(logits)
+
+    def work(first: int, last: int) -> bool:
+        _compiled.softmax(logits, first, last, result)
+        return True
+
+    shared(work, logits.shape[1], serially=logits.size < SERIAL_ROWS)
+    return result
+
+
+def log_mean_kernel(points: Array, centres: Array) -> Array:
+    """log of the mean over centres of exp(-|p - c|^2/2)."""
+    result = np.empty(points.shape[1])
+
+    def work(first: int, last: int) -> bool:
+        _compiled.log_mean_kernel(points, centres, first, last, result)
+        return True
+
+    shared(work, points.shape[1], serially=points.shape[1] * centres.shape[1] < SERIAL_PAIRS)
+    return result

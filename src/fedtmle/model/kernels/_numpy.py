@@ -1,0 +1,156 @@
+"""The numpy twin: the oracle of the compiled backend, and what runs where numba cannot.
+
+It repeats the compiled backend's operations in the same order, one chunk of rows at a time, and
+is about six times slower.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from fedtmle.errors import ContributionError
+from fedtmle.model.exact import CHUNK, GRID_BITS, beyond_bound
+from fedtmle.model.families import Family
+from fedtmle.model.kernels import _elementary, _rows
+from fedtmle.model.kernels._query import Query
+from fedtmle.model.types import Array, IntArray, Part
+
+POINTS = 2048  # a block of points of `log_mean_kernel` that stays in the cache
+
+MEAN: dict[Family, Callable[[Array], Array]] = {
+    Family.LINEAR: np.ones_like,
+    Family.GAUSSIAN: lambda eta: eta,
+    Family.LOGISTIC: _elementary.expit,
+    Family.POISSON: _elementary.exp,
+}
+VARIANCE: dict[Family, Callable[[Array], Array]] = {
+    Family.LINEAR: np.zeros_like,
+    Family.GAUSSIAN: np.ones_like,
+    Family.LOGISTIC: _rows.logistic_variance,
+    Family.POISSON: _elementary.exp,
+}
+
+
+def elementwise(name: str, x: Array) -> Array:
+    """The elementary function of that name, of a flat array."""
+    function: Callable[[Array], Array] = getattr(_elementary, name)
+    with np.errstate(all="ignore"):
+        return function(x)
+
+
+def glm_chunks(query: Query) -> IntArray:
+    """Sums of rounded contributions per chunk, shape (chunks, p)."""
+    sums = np.zeros((query.n_chunks, query.width), dtype=np.int64)
+    beyond = dict.fromkeys(Part, 0)
+    with np.errstate(all="ignore"):
+        for chunk in range(query.n_chunks):
+            column = 0
+            for part, contributions in _contributions(query, slice(chunk * CHUNK, (chunk + 1) * CHUNK)):
+                stop = column + len(contributions)
+                first, second = query.first[column:stop, None], query.second[column:stop, None]
+                scaled = contributions * first * second
+                outside = ~(np.abs(scaled) <= 2.0**GRID_BITS)  # written so that NaN is outside
+                beyond[part] += int(outside.any(axis=0).sum())
+                sums[chunk, column:stop] = np.rint(scaled).astype(np.int64).sum(axis=1)
+                column = stop
+    names = {Part.LOSS: "loss", Part.GRADIENT: "gradient", Part.HESSIAN: "Hessian"}
+    for part, rows in beyond.items():
+        if rows:
+            raise ContributionError(beyond_bound(rows, f"contribution to the {names[part]}"))
+    return sums
+
+
+def _contributions(query: Query, rows: slice) -> list[tuple[Part, Array]]:
+    """Each asked part's contributions of some rows, shape (sums of the part, rows)."""
+    X = query.X[:, rows]
+    zeros = np.zeros(X.shape[1])
+    offset = zeros if query.offset is None else query.offset[rows]
+    y = zeros if query.y is None else query.y[rows]
+    w = None if query.w is None else query.w[rows]
+
+    def weighted(values: Array) -> Array:
+        return values if w is None else w * values
+
+    eta = _predictor(offset, query.eps, X)
+    answer: list[tuple[Part, Array]] = []
+    if Part.LOSS in query.parts:
+        delta = _predictor(zeros, query.eps, X)
+        answer.append((Part.LOSS, weighted(_change(query.family, offset, y, eta, delta))[None]))
+    if Part.GRADIENT in query.parts:
+        answer.append((Part.GRADIENT, weighted(_slope(query.family, eta, y)) * X))
+    if Part.HESSIAN in query.parts:
+        j, k = np.triu_indices(len(X))
+        answer.append((Part.HESSIAN, weighted(VARIANCE[query.family](eta)) * X[j] * X[k]))
+    return answer
+
+
+def _predictor(offset: Array, eps: Array, X: Array) -> Array:
+    """offset + eps . X, added from left to right."""
+    eta = offset
+    for coefficient, column in zip(eps, X, strict=True):
+        eta = eta + coefficient * column
+    return eta
+
+
+def _slope(family: Family, eta: Array, y: Array) -> Array:
+    """rho'(eta): 1 for the tilt, else mean(eta) - y."""
+    mean = MEAN[family](eta)
+    return mean if family is Family.LINEAR else mean - y
+
+
+def _change(family: Family, offset: Array, y: Array, eta: Array, delta: Array) -> Array:
+    """rho(eta) - rho(offset), without cancellation."""
+    if family is Family.LINEAR:
+        return delta
+    if family is Family.GAUSSIAN:
+        return _rows.gaussian_change(offset, y, delta)
+    far = np.abs(delta) > _rows.NEAR
+    if family is Family.LOGISTIC:
+        change = _rows.logistic_near(offset, eta, delta)
+        change[far] = _rows.logistic_far(offset[far], eta[far])
+    else:
+        change = _rows.poisson_near(offset, delta)
+        change[far] = _rows.poisson_far(offset[far], eta[far])
+    return change - y * delta
+
+
+def softmax(logits: Array) -> Array:
+    """exp(l_j - max_j l_j) over their sum, added in order of j."""
+    with np.errstate(all="ignore"):
+        top = logits[0]
+        for row in logits[1:]:
+            top = np.where(row > top, row, top)
+        powers = np.stack([_elementary.exp(row - top) for row in logits])
+        total = powers[0]
+        for row in powers[1:]:
+            total = total + row
+        return powers / total
+
+
+def log_mean_kernel(points: Array, centres: Array) -> Array:
+    """log of the mean over centres of exp(-|p - c|^2/2), one block of points at a time."""
+    answer = np.empty(points.shape[1])
+    with np.errstate(all="ignore"):
+        for start in range(0, points.shape[1], POINTS):
+            block = points[:, start : start + POINTS]
+            nearest = np.full(block.shape[1], np.inf)
+            for centre in centres.T:
+                distance = _squared_distance(block, centre)
+                nearest = np.where(distance < nearest, distance, nearest)
+            total = np.zeros(block.shape[1])
+            for centre in centres.T:
+                total = total + _elementary.exp(0.5 * (nearest - _squared_distance(block, centre)))
+            mean = total / centres.shape[1]
+            answer[start : start + POINTS] = _elementary.log(mean) - 0.5 * nearest
+    return answer
+
+
+def _squared_distance(points: Array, centre: Array) -> Array:
+    difference = points[0] - centre[0]
+    squared = difference * difference
+    for coordinate, value in zip(points[1:], centre[1:], strict=True):
+        difference = coordinate - value
+        squared = squared + difference * difference
+    return squared

@@ -1,0 +1,51 @@
+"""How many threads the compiled kernels may use, and how a range of work is shared among them.
+
+The kernels release the interpreter's lock and write to disjoint ranges, so the number of threads
+cannot change a result.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from fedtmle.errors import InputError
+
+_chosen: int | None = None
+
+
+def set_threads(n: int | None) -> None:
+    """Use n threads; None returns to FEDTMLE_THREADS or, without it, to all cores."""
+    global _chosen  # noqa: PLW0603 - one setting of the process, like the environment variable
+    if n is not None and n < 1:
+        raise InputError(f"threads: expected a positive number, not {n}")
+    _chosen = n
+
+
+def threads() -> int:
+    """The number of threads in force."""
+    if _chosen is not None:
+        return _chosen
+    given = os.environ.get("FEDTMLE_THREADS")
+    if given is None:
+        return os.cpu_count() or 1
+    if not given.isdecimal() or int(given) < 1:
+        raise InputError(f"FEDTMLE_THREADS: expected a positive number, not '{given}'")
+    return int(given)
+
+
+def shared(work: Callable[[int, int], bool], length: int, *, serially: bool) -> bool:
+    """Run work(first, last) over contiguous shares of range(length); whether all returned True.
+
+    The pool lives for one call: starting threads costs some 50 microseconds, and a pool kept for
+    later would not survive a fork.
+    """
+    workers = 1 if serially else min(threads(), length)
+    if workers <= 1:
+        return work(0, length)
+    edges = [length * share // workers for share in range(workers + 1)]
+    with ThreadPoolExecutor(workers - 1) as pool:
+        others = [pool.submit(work, *share) for share in zip(edges[1:-1], edges[2:], strict=True)]
+        own = work(edges[0], edges[1])
+        return all([own, *(other.result() for other in others)])

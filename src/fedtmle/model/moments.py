@@ -1,0 +1,44 @@
+"""First and second moments of EIF terms, as the additive sums that close a run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+
+import numpy as np
+
+from fedtmle.errors import InputError
+from fedtmle.model.exact import Sums, column_shifts, column_sums
+from fedtmle.model.types import Array, unpack
+
+
+def second_moment_shifts(exponents: Sequence[int]) -> tuple[int, ...]:
+    """The grid of `second_moments` for columns bounded by 2^exponents[j]."""
+    return column_shifts(_with_products(exponents))
+
+
+def second_moments(columns: Array, exponents: Sequence[int]) -> Sums:
+    """Exact sums of m_j and of m_j m_k, j <= k, over the rows of ``columns``, shape (d, N)."""
+    upper, lower = np.triu_indices(len(columns))
+    stacked = np.concatenate([columns, columns[upper] * columns[lower]])
+    return column_sums(stacked, _with_products(exponents), what="EIF term")
+
+
+def _with_products(exponents: Sequence[int]) -> list[int]:
+    d = len(exponents)
+    return [*exponents, *(exponents[j] + exponents[k] for j in range(d) for k in range(j, d))]
+
+
+def mean_and_covariance(sums: Sums, dim: int, n: int) -> tuple[Array, Array]:
+    """The mean of m and the covariance of that mean, cov(m)/n with divisor n - 1.
+
+    Computed in exact rationals and rounded once, so large means cost no digits.
+    """
+    if n < 2:
+        raise InputError(f"a covariance needs at least 2 pooled rows, not {n}")
+    total = sums.fractions()
+    first, second = total[:dim], total[dim:]
+    pairs = zip(*np.triu_indices(dim), second, strict=True)
+    scatter = [s - first[j] * first[k] / n for j, k, s in pairs]
+    covariance = np.array([float(s / (Fraction(n) * (n - 1))) for s in scatter])
+    return np.array([float(f / n) for f in first]), unpack(covariance, dim)

@@ -1,0 +1,111 @@
+"""A problem: the target Psi, its EIF D, a loss L and a fluctuation, linked by eq. (local-score).
+
+All that depends on the estimand is behind this interface. Whatever a method computes from a
+law is public and the same at every party; whatever it computes from rows stays in the silo
+until a query asks for its exact sums.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from fedtmle.model.exact import Sums
+from fedtmle.model.submodel import AbstractNormaliser, AbstractSubmodel
+from fedtmle.model.types import Array, RowBound
+
+Law = TypeVar("Law")
+Rows = TypeVar("Rows")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """Psi and the covariance of its estimator, shape (d,) and (d, d): cov(D)/n, divisor n - 1."""
+
+    psi: Array
+    covariance: Array
+
+
+class AbstractProblem(ABC, Generic[Law, Rows]):
+    """(Psi, D, L, fluctuation). Laws are immutable public values; rows are a silo's own."""
+
+    @property
+    @abstractmethod
+    def names(self) -> tuple[str, ...]:
+        """The coordinates of psi, as shown to people."""
+
+    @property
+    def dim(self) -> int:
+        """d: coordinates of psi and of eps."""
+        return len(self.names)
+
+    # What a silo does with its rows.
+
+    @abstractmethod
+    def read(self, rows: object) -> Rows:
+        """Validated rows in contiguous columns; raises `DataError`, quoting no value."""
+
+    @abstractmethod
+    def concatenate(self, parts: Sequence[Rows]) -> Rows:
+        """The pooled rows, for the centralised comparator."""
+
+    @abstractmethod
+    def count(self, rows: Rows) -> int:
+        """N_m."""
+
+    @abstractmethod
+    def submodel(self, law: Law, rows: Rows) -> AbstractSubmodel:
+        """p^k(.) as these rows see it."""
+
+    @abstractmethod
+    def losses(self, law: Law, rows: Rows) -> Array:
+        """L(p^k)(O_i) row by row, shape (N,)."""
+
+    @abstractmethod
+    def eif(self, law: Law, rows: Rows, psi: Array) -> Array:
+        """D(p^k)(O_i) row by row, shape (N, d), with psi = Psi(p^k)."""
+
+    @abstractmethod
+    def moments(self, law: Law, rows: Rows) -> Sums:
+        """The closing message: additive sums for psi and the EIF covariance."""
+
+    # What everyone does with a law.
+
+    @abstractmethod
+    def move(self, law: Law, eps: Array) -> Law:
+        """p^{k+1} = p^k(eps): public, deterministic; `NumericalError` if eps is not admitted."""
+
+    @abstractmethod
+    def admits(self, law: Law, eps: Array) -> bool:
+        """Whether eps is in E^k."""
+
+    @abstractmethod
+    def normaliser(self, law: Law) -> AbstractNormaliser:
+        """The public part A of the submodel's loss."""
+
+    @abstractmethod
+    def row_bound(self, law: Law) -> RowBound:
+        """Public bounds of one row's contribution, for exact sums."""
+
+    @abstractmethod
+    def moment_shifts(self, law: Law) -> tuple[int, ...]:
+        """The public grid of the closing message."""
+
+    @abstractmethod
+    def finish(self, law: Law, pooled: Sums, n: int) -> Estimate:
+        """Psi(p^k) and its covariance from the pooled closing message."""
+
+    @abstractmethod
+    def curvature(self, law: Law) -> Array | None:
+        """The Hessian of the population loss at eps = 0 if the law knows it, else None; (d, d)."""
+
+    @abstractmethod
+    def accuracy(self, law: Law) -> float:
+        """eta: how accurately Psi, D and A are computed from the law (0 where they are exact)."""
+
+    @property
+    @abstractmethod
+    def curvature_is_fixed(self) -> bool:
+        """Whether the rows' `curvature_ceiling` is the same at every later law."""

@@ -1,0 +1,128 @@
+"""The fluctuation submodel p^k(.) as one silo's rows see it, and its public normaliser.
+
+Nearly every submodel in use is generalised linear: the loss of row i is
+
+    w_i rho(offset_i + eps . X_i, y_i) + A(eps),
+
+with A a public normaliser, zero for regression losses. A silo sums the first term over its
+rows; A is a function of the law alone and is added by whoever needs the whole objective.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import final
+
+import numpy as np
+
+from fedtmle.errors import InputError
+from fedtmle.model import kernels
+from fedtmle.model.exact import Sums, query_shifts
+from fedtmle.model.families import Family
+from fedtmle.model.types import Array, IntArray, Part, RowBound
+
+
+class AbstractSubmodel(ABC):
+    """Sums over the rows, one fused pass each, exact on a public grid."""
+
+    @property
+    @abstractmethod
+    def n_rows(self) -> int: ...
+
+    @abstractmethod
+    def sums(self, eps: Array, parts: Part, rows: IntArray | None = None) -> Sums:
+        """Sums of the asked parts at eps, over all rows or over a batch (a multiset) of them."""
+
+    @abstractmethod
+    def curvature_ceiling(self) -> Array:
+        """A matrix B, shape (d, d), with 0 <= mean Hessian of the row part <= B at every eps."""
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class GeneralisedLinear(AbstractSubmodel):
+    """The submodel above; ``X`` has shape (d, N), a contiguous row per coordinate.
+
+    ``offset``, ``y`` and ``w`` have shape (N,); None stands for zeros, zeros and ones and is
+    never read from memory.
+    """
+
+    family: Family
+    X: Array
+    bound: RowBound
+    offset: Array | None = None
+    y: Array | None = None
+    w: Array | None = None
+
+    @property
+    def n_rows(self) -> int:
+        return int(self.X.shape[1])
+
+    def sums(self, eps: Array, parts: Part, rows: IntArray | None = None) -> Sums:
+        design = self if rows is None else self._batch(rows)
+        shifts = query_shifts(self.bound, eps, parts)
+        units = kernels.glm_sums(
+            design.family, design.X, design.offset, design.y, design.w, eps, parts, shifts
+        )
+        return Sums(units, shifts)
+
+    def curvature_ceiling(self) -> Array:
+        ceiling = self.family.curvature_ceiling
+        if ceiling is None:
+            raise InputError(
+                "smoothness: this loss has no curvature bound on the whole line; "
+                "give a number, or use smoothness=Estimated()"
+            )
+        weight = np.ones(self.n_rows) if self.w is None else self.w
+        return ceiling * np.asarray((self.X * weight) @ self.X.T) / self.n_rows
+
+    def _batch(self, rows: IntArray) -> GeneralisedLinear:
+        def take(column: Array | None) -> Array | None:
+            return None if column is None else np.ascontiguousarray(column[rows])
+
+        return GeneralisedLinear(
+            family=self.family,
+            X=np.ascontiguousarray(self.X[:, rows]),
+            bound=self.bound,
+            offset=take(self.offset),
+            y=take(self.y),
+            w=take(self.w),
+        )
+
+
+class AbstractNormaliser(ABC):
+    """A(eps), public: the same at every party, because it is computed from the law alone."""
+
+    @abstractmethod
+    def value(self, eps: Array) -> float: ...
+
+    @abstractmethod
+    def gradient(self, eps: Array) -> Array: ...
+
+    @abstractmethod
+    def hessian(self, eps: Array) -> Array: ...
+
+    @abstractmethod
+    def curvature_ceiling(self) -> float:
+        """A bound on the operator norm of the Hessian of A at every eps."""
+
+
+@final
+@dataclass(frozen=True)
+class NoNormaliser(AbstractNormaliser):
+    """A = 0: regression losses."""
+
+    dim: int
+
+    def value(self, eps: Array) -> float:  # noqa: ARG002 - the interface's argument
+        return 0.0
+
+    def gradient(self, eps: Array) -> Array:  # noqa: ARG002 - the interface's argument
+        return np.zeros(self.dim)
+
+    def hessian(self, eps: Array) -> Array:  # noqa: ARG002 - the interface's argument
+        return np.zeros((self.dim, self.dim))
+
+    def curvature_ceiling(self) -> float:
+        return 0.0

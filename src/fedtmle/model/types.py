@@ -1,0 +1,49 @@
+"""Array aliases, the parts of a query, and bounds of one row's contribution."""
+
+from __future__ import annotations
+
+import enum
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+
+
+class Part(enum.Flag):
+    """What a query asks to be summed over the rows, in this order on the wire."""
+
+    LOSS = enum.auto()  # sum of L(p(eps)) - L(p(0)): -log p^k cancels row by row
+    GRADIENT = enum.auto()  # d sums
+    HESSIAN = enum.auto()  # d(d+1)/2 sums, upper triangle row by row
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RowBound:
+    """Public powers of two that bound one row: |grad_j| <= 2^gradient, |hess_jk| <= 2^curvature.
+
+    The mean value theorem bounds the loss too: |L(eps) - L(0)| <= sum_j |eps_j| 2^gradient.
+    """
+
+    gradient: int
+    curvature: int
+
+
+def packed_size(dim: int) -> int:
+    """Entries of the upper triangle of a symmetric d x d matrix."""
+    return dim * (dim + 1) // 2
+
+
+def unpack(entries: Array, dim: int) -> Array:
+    """The symmetric matrix whose upper triangle, row by row, is ``entries``; shape (d, d)."""
+    matrix = np.zeros((dim, dim))
+    matrix[np.triu_indices(dim)] = entries
+    return matrix + np.triu(matrix, 1).T
+
+
+def exponent(bound: float) -> int:
+    """The least c with |bound| < 2^c: a declared bound as a power of two."""
+    return math.frexp(bound)[1]

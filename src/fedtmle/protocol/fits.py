@@ -1,0 +1,209 @@
+"""Queries of Algorithms 3 and 5: exact local fits, averaged by the server."""
+
+from __future__ import annotations
+
+import enum
+import math
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property, reduce
+from operator import add
+from typing import Any, final
+
+import numpy as np
+
+from fedtmle.errors import DecodeError
+from fedtmle.model.exact import GRID_BITS, Sums, query_shifts
+from fedtmle.model.fit import FitStatus, LocalFit, fit_local
+from fedtmle.model.problem import AbstractProblem
+from fedtmle.model.types import Array, Part
+from fedtmle.protocol.bits import BitReader, BitWriter
+from fedtmle.protocol.query import AbstractQuery, Link, Local, Phase
+
+
+class Weighting(enum.StrEnum):
+    """The base weights alpha_m of eq. (retirement-weights)."""
+
+    SIZE = "size"  # N_m / n
+    UNIFORM = "uniform"  # 1 / M
+
+
+class FitOutcome(enum.IntEnum):
+    """What a silo says of its fit, in two bits."""
+
+    FITTED = 0  # a minimum was found
+    ZERO = 1  # zero is a minimiser, or rounds to zero, or is within the declared noise
+    BOUNDARY = 2  # no minimum inside the public ball: never averaged silently
+    STALLED = 3  # the solver could not reach its accuracy
+
+
+@dataclass(frozen=True, kw_only=True)
+class RetirementRule:
+    """When a silo's fit counts as zero.
+
+    An exact zero always does. With ``lattice`` = lambda, fits are rounded to multiples of
+    lambda and one that rounds to zero counts. With ``noise`` = c, so does a fit whose EIF mean
+    g is within that fraction of the silo's own sampling noise: g . Sigma^-1 g <= c^2 d, Sigma
+    the covariance of the silo's own estimate. (For a likelihood loss that is 2 N_m Delta_m to
+    second order; unlike it, it holds for every loss.)
+    """
+
+    lattice: float | None = None
+    noise: float | None = None
+
+    def round(self, eps: Array) -> Array:
+        """The nearest lattice point, or eps itself."""
+        return eps if self.lattice is None else np.rint(eps / self.lattice) * self.lattice
+
+    def is_noise(self, gradient: Array, covariance: Array) -> bool:
+        """Whether the silo's EIF mean is within the declared fraction of its sampling noise."""
+        if self.noise is None:
+            return False
+        return bool(gradient @ np.linalg.pinv(covariance) @ gradient <= self.noise**2 * len(gradient))
+
+
+@dataclass(frozen=True, kw_only=True)
+class FitAnswer:
+    """A local fit, how it ended, and the local EIF sums at the origin."""
+
+    outcome: FitOutcome
+    eps: Array
+    origin: Sums
+
+
+@dataclass(frozen=True, kw_only=True)
+class FitAverage:
+    """The average over the silos still fitting, the pooled EIF sums, and what happened."""
+
+    eps: Array
+    origin: Sums
+    fitting: int  # silos whose fit was averaged
+    worst: FitOutcome
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class FitQuery(AbstractQuery[FitAnswer, FitAverage]):
+    """Each silo's exact fit in the common submodel and its EIF sums; one exchange for both."""
+
+    problem: AbstractProblem[Any, Any]
+    law: Any
+    n: int
+    update: int
+    radius: float
+    weights: Weighting | Mapping[str, float]
+    rule: RetirementRule
+    retiring: bool
+
+    @property
+    def phase(self) -> Phase:
+        return Phase.TARGETING
+
+    @property
+    def dim(self) -> int:
+        return self.problem.dim
+
+    @cached_property
+    def shifts(self) -> tuple[int, ...]:
+        return query_shifts(self.problem.row_bound(self.law), np.zeros(self.dim), Part.GRADIENT)
+
+    def answer(self, local: Local) -> FitAnswer:
+        submodel = local.submodel(self.law)
+        fit = fit_local(
+            submodel,
+            local.normaliser(self.law),
+            dim=self.dim,
+            radius=self.radius,
+        )
+        origin = submodel.sums(np.zeros(self.dim), Part.GRADIENT)
+        if fit.status is FitStatus.MINIMUM:
+            eps = self.rule.round(fit.eps)
+            if self.rule.noise is not None and self.rule.is_noise(
+                origin.values(local.n_rows) + local.normaliser(self.law).gradient(np.zeros(self.dim)),
+                local.estimate(self.law).covariance,
+            ):
+                eps = np.zeros(self.dim)
+            outcome = FitOutcome.FITTED if eps.any() else FitOutcome.ZERO
+        else:
+            eps = fit.eps
+            outcome = FitOutcome.BOUNDARY if fit.status is FitStatus.BOUNDARY else FitOutcome.STALLED
+        return FitAnswer(outcome=outcome, eps=eps, origin=origin)
+
+    def pool(self, answers: Mapping[str, FitAnswer], sizes: Mapping[str, int]) -> FitAverage:
+        # Algorithm 5 renormalises over the silos that did not retire; Algorithm 3 keeps all.
+        kept = {
+            silo: answer
+            for silo, answer in answers.items()
+            if not (self.retiring and answer.outcome is FitOutcome.ZERO)
+        }
+        alpha = {silo: self._weight(silo, sizes) for silo in kept}
+        mass = math.fsum(alpha.values())
+        eps = np.array(
+            [
+                math.fsum(alpha[silo] * float(answer.eps[j]) for silo, answer in kept.items()) / (mass or 1.0)
+                for j in range(self.dim)
+            ]
+        )
+        return FitAverage(
+            eps=eps,
+            origin=reduce(add, (answer.origin for answer in answers.values())),
+            fitting=len(kept),
+            worst=max((answer.outcome for answer in answers.values()), key=_severity),
+        )
+
+    def _weight(self, silo: str, sizes: Mapping[str, int]) -> float:
+        if self.weights is Weighting.SIZE:
+            return sizes[silo] / self.n
+        if self.weights is Weighting.UNIFORM:
+            return 1.0
+        return dict(self.weights)[silo]
+
+    def write_answer(self, answer: FitAnswer, out: BitWriter, link: Link) -> None:  # noqa: ARG002
+        out.uint(answer.outcome, 2)
+        _write_floats(answer.eps, out)
+        out.fixed(answer.origin.units, self._largest)
+
+    def read_answer(self, bits: BitReader, link: Link) -> FitAnswer:  # noqa: ARG002
+        outcome = FitOutcome(bits.uint(2))
+        eps = _read_floats(bits, self.dim)
+        if (outcome is FitOutcome.ZERO) != (not eps.any()):
+            raise DecodeError("a fit's outcome does not agree with the fit")
+        return FitAnswer(outcome=outcome, eps=eps, origin=Sums(bits.fixed(self._largest), self.shifts))
+
+    def write_pooled(self, pooled: FitAverage, out: BitWriter) -> None:
+        out.uint(pooled.worst, 2)
+        out.gamma((pooled.fitting,))
+        _write_floats(pooled.eps, out)
+        out.fixed(pooled.origin.units, self._largest)
+
+    def read_pooled(self, bits: BitReader) -> FitAverage:
+        worst = FitOutcome(bits.uint(2))
+        (fitting,) = bits.gamma(1)
+        eps = _read_floats(bits, self.dim)
+        return FitAverage(
+            eps=eps, origin=Sums(bits.fixed(self._largest), self.shifts), fitting=fitting, worst=worst
+        )
+
+    def retires(self, answer: FitAnswer) -> bool:
+        return self.retiring and answer.outcome is FitOutcome.ZERO
+
+    @property
+    def _largest(self) -> tuple[int, ...]:
+        return (self.n << GRID_BITS,) * self.dim
+
+
+def _severity(outcome: FitOutcome) -> int:
+    return {FitOutcome.ZERO: 0, FitOutcome.FITTED: 1, FitOutcome.STALLED: 2, FitOutcome.BOUNDARY: 3}[outcome]
+
+
+def _write_floats(values: Array, out: BitWriter) -> None:
+    for value in values:
+        out.uint(int.from_bytes(struct.pack(">d", value), "big"), 64)
+
+
+def _read_floats(bits: BitReader, count: int) -> Array:
+    values = [struct.unpack(">d", bits.uint(64).to_bytes(8, "big"))[0] for _ in range(count)]
+    if not all(map(math.isfinite, values)):
+        raise DecodeError("a fit is not finite")
+    return np.array(values)

@@ -1,0 +1,240 @@
+"""The integer lattice of Algorithm 4, in raw or whitened coordinates.
+
+The protocol runs, verbatim, for the target C Psi with C public, invertible and fixed for the
+run; C = I is the paper's own. With B = C^-1 and b >= ||B||_op, all in exact arithmetic:
+
+    delta/(8 sqrt(d) b) < h <= delta/(4 sqrt(d) b), h a power of two      eq. (lattice-spacing)
+    z = round(C g_m / h),   q = round(sum_m N_m z_m / n)                  half to even
+    u = -(h/beta) sum of q over the steps,   eps = C^T u
+    ||C^-1 h q|| + h sqrt(d) b  bounds the raw residual.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+
+import numpy as np
+
+from fedtmle.errors import InputError, PrecisionError
+from fedtmle.model.exact import Sums
+from fedtmle.model.types import Array
+from fedtmle.protocol.bits import BitReader, BitWriter
+
+Matrix = tuple[tuple[Fraction, ...], ...]
+
+SIGNIFICANT_BITS = 8  # of each entry of C and of beta: what is sent is what is used
+PUBLIC_BITS = 60  # the public gradient of the normaliser is rounded to 2^-60
+
+
+def divide(numerator: int, denominator: int) -> int:
+    """The nearest integer to a quotient, half to even: no float is involved."""
+    quotient, remainder = divmod(numerator, denominator)
+    twice = 2 * remainder - denominator
+    return quotient + (twice > 0 or (twice == 0 and quotient % 2 == 1))
+
+
+def significant(value: float, *, up: bool = False) -> Fraction:
+    """``value`` rounded to 8 significant bits, to nearest or upwards."""
+    if value == 0.0:
+        return Fraction(0)
+    _, exponent = math.frexp(value)
+    unit = Fraction(2) ** (exponent - SIGNIFICANT_BITS)
+    scaled = Fraction(value) / unit
+    return (math.ceil(scaled) if up else round(scaled)) * unit
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lattice:
+    """Public numbers of one run: delta, h, beta and C (lower triangular), exact."""
+
+    delta: Fraction
+    h: Fraction
+    beta: Fraction
+    C: Matrix
+
+    @property
+    def dim(self) -> int:
+        return len(self.C)
+
+    @cached_property
+    def B(self) -> Matrix:
+        """C^-1 by forward substitution."""
+        columns = []
+        for j in range(self.dim):
+            column: list[Fraction] = []
+            for i in range(self.dim):
+                known = sum((self.C[i][k] * column[k] for k in range(i)), Fraction(0))
+                column.append((Fraction(int(i == j)) - known) / self.C[i][i])
+            columns.append(column)
+        return tuple(zip(*columns, strict=True))
+
+    @cached_property
+    def b_squared(self) -> Fraction:
+        """An exact upper bound of ||B||_op^2."""
+        return norm_squared_bound(self.B)
+
+    @cached_property
+    def _integer_C(self) -> tuple[tuple[tuple[int, ...], ...], int]:
+        """C times the least power of two that makes its entries integers."""
+        power = max(entry.denominator.bit_length() - 1 for row in self.C for entry in row)
+        return tuple(tuple(int(entry * 2**power) for entry in row) for row in self.C), power
+
+    def quantise(self, sums: Sums, public: Array, n_rows: int) -> tuple[int, ...]:
+        """z = round(C g / h) with g = sums/n_rows + public."""
+        entries, power = self._integer_C
+        grid = max(*sums.shifts, PUBLIC_BITS)
+        g = [
+            (unit << (grid - shift)) + n_rows * round(Fraction(float(a)) * 2**grid)
+            for unit, shift, a in zip(sums.units, sums.shifts, public, strict=True)
+        ]
+        scale = self.h * n_rows * 2 ** (grid + power)
+        return tuple(
+            divide(sum(c * v for c, v in zip(row, g, strict=True)) * scale.denominator, scale.numerator)
+            for row in entries
+        )
+
+    def eps(self, steps: Sequence[int]) -> Array:
+        """C^T u for u = (h/beta) times integers, each coordinate correctly rounded."""
+        unit = self.h / self.beta
+        return np.array(
+            [
+                float(unit * sum((self.C[i][j] * steps[i] for i in range(self.dim)), Fraction(0)))
+                for j in range(self.dim)
+            ]
+        )
+
+    def raw_norm_squared(self, q: Sequence[int]) -> Fraction:
+        """||h B q||^2, exactly."""
+        images = (sum((entry * a for entry, a in zip(row, q, strict=True)), Fraction(0)) for row in self.B)
+        return self.h**2 * sum((image**2 for image in images), Fraction(0))
+
+    def is_small(self, q: Sequence[int]) -> bool:
+        """||h B q|| <= 3 delta/4: eq. (protocol-action)."""
+        return 16 * self.raw_norm_squared(q) <= 9 * self.delta**2
+
+    def certificate(self, q: Sequence[int]) -> float:
+        """||h B q|| + h sqrt(d) b, rounded up."""
+        rounding = self.h**2 * self.dim * self.b_squared
+        return math.nextafter(root_up(self.raw_norm_squared(q)) + root_up(rounding), math.inf)
+
+    def check(self) -> None:
+        """eq. (lattice-spacing) in exact arithmetic; a silo checks it before its first answer."""
+        scaled = 16 * self.dim * self.b_squared * self.h**2
+        if not (scaled <= self.delta**2 < 4 * scaled):
+            raise InputError("spacing: h is not the dyadic number that the tolerance prescribes")
+
+    def write(self, out: BitWriter) -> None:
+        """C's lower triangle, beta and h as (mantissa, exponent) pairs; delta is in the plan."""
+        for value in (*_lower(self.C), self.beta, self.h):
+            out.gamma(_mantissa_exponent(value))
+
+    @classmethod
+    def read(cls, bits: BitReader, *, dim: int, delta: Fraction) -> Lattice:
+        """The inverse of `write`."""
+        pairs = [bits.gamma(2) for _ in range(dim * (dim + 1) // 2 + 2)]
+        if any(abs(exponent) > 1100 for _, exponent in pairs):
+            raise InputError("lattice: an exponent is beyond the range of a double")
+        *entries, beta, h = (mantissa * Fraction(2) ** exponent for mantissa, exponent in pairs)
+        rows = iter(entries)
+        C = tuple(
+            tuple(next(rows) if j <= i else Fraction(0) for j in range(dim)) for i in range(dim)
+        )
+        if any(C[i][i] <= 0 for i in range(dim)) or beta <= 0 or h <= 0:
+            raise InputError("lattice: C's diagonal, beta and h must be positive")
+        return cls(delta=delta, h=h, beta=beta, C=C)
+
+
+def build_lattice(*, delta: Fraction, beta: Fraction, C: Matrix) -> Lattice:
+    """The lattice whose h is the largest power of two that eq. (lattice-spacing) allows."""
+    lattice = Lattice(delta=delta, h=Fraction(1), beta=beta, C=C)
+    widest = delta**2 / (16 * lattice.dim * lattice.b_squared)
+    power = math.floor((math.log2(widest.numerator) - math.log2(widest.denominator)) / 2)
+    while Fraction(4) ** (power + 1) <= widest:
+        power += 1
+    while Fraction(4) ** power > widest:
+        power -= 1
+    return Lattice(delta=delta, h=Fraction(2) ** power, beta=beta, C=C)
+
+
+def identity(dim: int) -> Matrix:
+    """C = I: the paper's own coordinates."""
+    return tuple(tuple(Fraction(int(i == j)) for j in range(dim)) for i in range(dim))
+
+
+def whitener(curvature: Array) -> Matrix:
+    """C, the inverse Cholesky factor of the curvature, rounded to 8 significant bits."""
+    try:
+        inverse = np.linalg.inv(np.linalg.cholesky(curvature))
+    except np.linalg.LinAlgError:
+        raise InputError(
+            "coordinates: the curvature of the loss is singular, so it cannot be whitened; "
+            "an arm or a coordinate may carry no information. Use coordinates='raw', or drop it"
+        ) from None
+    dim = len(curvature)
+    return tuple(
+        tuple(significant(float(inverse[i, j])) if j <= i else Fraction(0) for j in range(dim))
+        for i in range(dim)
+    )
+
+
+def working_tolerance(tolerance: float, slack: float) -> Fraction:
+    """delta less what exact sums and quadrature may err; refuses a tolerance below 64 times that."""
+    if not tolerance >= 64 * slack:
+        raise PrecisionError(
+            f"tolerance: {tolerance:g} is too fine; exact sums and quadrature certify no less than "
+            f"{64 * slack:.2g} here. Ask for more, or declare tighter bounds"
+        )
+    return Fraction(tolerance) - Fraction(slack)
+
+
+def norm_squared_bound(matrix: Matrix) -> Fraction:
+    """A rational upper bound of ||matrix||_op^2, proved by an exact positive-definiteness test."""
+    dim = len(matrix)
+    gram = [
+        [sum((matrix[k][i] * matrix[k][j] for k in range(dim)), Fraction(0)) for j in range(dim)]
+        for i in range(dim)
+    ]
+    floating = np.array([[float(entry) for entry in row] for row in gram])
+    bound = significant(float(np.linalg.eigvalsh(floating)[-1]), up=True)
+    while not _is_positive_definite(
+        [[bound * (i == j) - gram[i][j] for j in range(dim)] for i in range(dim)]
+    ):
+        bound = significant(float(bound) * (1 + 2.0**-SIGNIFICANT_BITS), up=True)
+    return bound
+
+
+def _is_positive_definite(matrix: list[list[Fraction]]) -> bool:
+    """Gaussian elimination in exact rationals: every pivot must be positive."""
+    rows = [list(row) for row in matrix]
+    for i, pivot_row in enumerate(rows):
+        if pivot_row[i] <= 0:
+            return False
+        for row in rows[i + 1 :]:
+            factor = row[i] / pivot_row[i]
+            for j in range(i, len(row)):
+                row[j] -= factor * pivot_row[j]
+    return True
+
+
+def root_up(value: Fraction) -> float:
+    """A float at least sqrt(value)."""
+    root = math.sqrt(value)
+    while Fraction(root) ** 2 < value:
+        root = math.nextafter(root, math.inf)
+    return root
+
+
+def _lower(C: Matrix) -> list[Fraction]:
+    return [C[i][j] for i in range(len(C)) for j in range(i + 1)]
+
+
+def _mantissa_exponent(value: Fraction) -> tuple[int, int]:
+    """(m, e) with value = m 2^e and m odd, or (0, 0)."""
+    if value == 0:
+        return 0, 0
+    exponent = (value.numerator & -value.numerator).bit_length() - value.denominator.bit_length()
+    return int(value / Fraction(2) ** exponent), exponent

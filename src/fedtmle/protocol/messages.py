@@ -1,0 +1,132 @@
+"""The envelopes: typed, canonical, and all that crosses the wire.
+
+A request carries no law, eps, path, expression or row number: only a round number and what was
+pooled in the round before. Decoding re-encodes and compares, so that each message has one form.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import TypeAlias, TypeVar
+
+import msgspec
+
+from fedtmle.errors import DecodeError
+from fedtmle.protocol.bits import Bits
+
+WIRE_FORMAT = 1
+MAX_BYTES = 1 << 24
+
+
+class Payload(msgspec.Struct, frozen=True, array_like=True):
+    """A bit string."""
+
+    length: int
+    data: bytes
+
+    def bits(self) -> Bits:
+        return Bits(self.length, self.data)
+
+
+class Open(msgspec.Struct, frozen=True, tag="open", forbid_unknown_fields=True):
+    """The server names the session and the plan; the silo compares the plan with its own."""
+
+    format: int
+    session: bytes
+    plan: bytes
+
+
+class Begin(msgspec.Struct, frozen=True, tag="begin", forbid_unknown_fields=True):
+    """Round 1: the pooled row count, and where this silo's rows start in the pooled order."""
+
+    session: bytes
+    n: int
+    first_row: int
+
+
+class Ask(msgspec.Struct, frozen=True, tag="ask", forbid_unknown_fields=True):
+    """Round r >= 2: what was pooled in round r - 1. Every party derives the next query from it."""
+
+    session: bytes
+    round: int
+    pooled: Payload
+
+
+class Close(msgspec.Struct, frozen=True, tag="close", forbid_unknown_fields=True):
+    """The last broadcast; nothing is asked."""
+
+    session: bytes
+    round: int
+    pooled: Payload
+
+
+class Opened(msgspec.Struct, frozen=True, tag="opened", forbid_unknown_fields=True):
+    """N_m."""
+
+    n_rows: int
+
+
+class Answered(msgspec.Struct, frozen=True, tag="answered", forbid_unknown_fields=True):
+    """The answer to the query that the silo derived."""
+
+    round: int
+    payload: Payload
+
+
+class Closed(msgspec.Struct, frozen=True, tag="closed", forbid_unknown_fields=True):
+    """The digest of all broadcasts received: the server compares those of all silos."""
+
+    digest: bytes
+
+
+class Reason(enum.StrEnum):
+    """Why a silo refused; no reason carries a data-dependent value."""
+
+    MALFORMED = "the request is not a canonical message"
+    OUT_OF_ORDER = "the request is not the next one of its session, nor a repeat of the last"
+    OTHER_PLAN = "the plan is not the one this silo approved"
+    OTHER_FORMAT = "the wire format is not the one this silo speaks"
+    NOT_DERIVABLE = "the broadcast does not follow from the protocol"
+    CANNOT_ANSWER = "the silo could not compute its answer; its own log says why"
+
+
+class Refused(msgspec.Struct, frozen=True, tag="refused", forbid_unknown_fields=True):
+    """A refusal is an answer; it ends the run."""
+
+    reason: Reason
+
+
+Request: TypeAlias = Open | Begin | Ask | Close
+Reply: TypeAlias = Opened | Answered | Closed | Refused
+T = TypeVar("T", bound="Request | Reply")
+
+_encoder = msgspec.msgpack.Encoder(order="deterministic")
+_requests = msgspec.msgpack.Decoder(Request)
+_replies = msgspec.msgpack.Decoder(Reply)
+
+
+def encode(message: Request | Reply) -> bytes:
+    """The one byte string of a message."""
+    return _encoder.encode(message)
+
+
+def decode_request(data: bytes) -> Request:
+    """A request, or `DecodeError`."""
+    return _decode(data, _requests)
+
+
+def decode_reply(data: bytes) -> Reply:
+    """A reply, or `DecodeError`."""
+    return _decode(data, _replies)
+
+
+def _decode(data: bytes, decoder: msgspec.msgpack.Decoder[T]) -> T:
+    if len(data) > MAX_BYTES:
+        raise DecodeError(f"a message is longer than {MAX_BYTES} bytes")
+    try:
+        message = decoder.decode(data)
+    except (msgspec.MsgspecError, RecursionError, OverflowError, UnicodeDecodeError):
+        raise DecodeError("bytes are not a message of this protocol") from None
+    if encode(message) != data:  # duplicate keys, long integer forms and the like
+        raise DecodeError("a message is not in its canonical form")
+    return message

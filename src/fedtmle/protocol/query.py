@@ -1,0 +1,91 @@
+"""What a query is: one question that every party derives for itself, and its two payloads.
+
+An algorithm is a generator that yields queries and receives what was pooled. The server and
+every silo run the same generator on the same broadcasts, so a query never crosses the wire:
+only answers go up, and only what was pooled comes down.
+"""
+
+from __future__ import annotations
+
+import enum
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Generic, Protocol, TypeVar
+
+from fedtmle.model.exact import Sums
+from fedtmle.model.problem import Estimate
+from fedtmle.model.submodel import AbstractNormaliser, AbstractSubmodel
+from fedtmle.model.types import IntArray
+from fedtmle.protocol.bits import BitReader, BitWriter
+
+Answer = TypeVar("Answer")
+Pooled = TypeVar("Pooled")
+
+
+class Phase(enum.StrEnum):
+    """Where a round's bits are booked: only ``TARGETING`` is the paper's count."""
+
+    CALIBRATION = "calibration"
+    TARGETING = "targeting"
+    CLOSING = "closing"
+
+
+class Local(Protocol):
+    """What a query may ask of one silo: functions of the law, never a row."""
+
+    @property
+    def n_rows(self) -> int: ...
+
+    def submodel(self, law: Any) -> AbstractSubmodel: ...
+
+    def normaliser(self, law: Any) -> AbstractNormaliser: ...
+
+    def moments(self, law: Any) -> Sums: ...
+
+    def estimate(self, law: Any) -> Estimate:
+        """Psi and its covariance as this silo's own rows alone give them; stays in the silo."""
+        ...
+
+    def batch(self, pooled: IntArray) -> IntArray:
+        """Own row numbers of a pooled batch, every occurrence kept."""
+        ...
+
+
+@dataclass
+class Link:
+    """The code memory of one silo's uplink, kept at both of its ends across re-centring."""
+
+    previous: dict[str, tuple[int, ...]] = field(default_factory=dict)
+
+
+class AbstractQuery(ABC, Generic[Answer, Pooled]):
+    """One question: how a silo answers it, how answers are pooled, and both payloads as bits."""
+
+    @property
+    @abstractmethod
+    def phase(self) -> Phase: ...
+
+    @abstractmethod
+    def answer(self, local: Local) -> Answer:
+        """What this silo's rows say."""
+
+    @abstractmethod
+    def write_answer(self, answer: Answer, out: BitWriter, link: Link) -> None: ...
+
+    @abstractmethod
+    def read_answer(self, bits: BitReader, link: Link) -> Answer: ...
+
+    @abstractmethod
+    def pool(self, answers: Mapping[str, Answer], sizes: Mapping[str, int]) -> Pooled:
+        """What is broadcast, from the answers and N_m of the silos still in the run."""
+
+    @abstractmethod
+    def write_pooled(self, pooled: Pooled, out: BitWriter) -> None: ...
+
+    @abstractmethod
+    def read_pooled(self, bits: BitReader) -> Pooled: ...
+
+    @abstractmethod
+    def retires(self, answer: Answer) -> bool:
+        """Whether a silo that gave this answer leaves the run."""

@@ -1,0 +1,1 @@
+"""The runtime ring: silos and sessions on bytes, federations, transcripts and results."""

@@ -1,0 +1,139 @@
+"""A result: complete, immutable, and plain data on request."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from fedtmle.algorithms.outcome import Certificate, Outcome, Point, Status
+from fedtmle.errors import InputError
+from fedtmle.model.types import Array
+from fedtmle.protocol.query import Phase
+from fedtmle.runtime.account import Account
+from fedtmle.runtime.observe import Observation
+from fedtmle.runtime.silo import LocalOutcome
+from fedtmle.runtime.transcript import Transcript
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trajectory:
+    """Where the run went, query by query, and the updates it accepted.
+
+    ``loss`` and ``residual`` hold one number per update k = 0..K: the pooled loss is there only
+    if the run was observed (`solve(..., observe=True)`), which reads the rows outside the
+    protocol. ``residual`` is what the parties learned (for `Coded` the rounded norm, within a
+    quarter of the tolerance), the exact one if the run was observed, None where neither.
+    """
+
+    points: tuple[Point, ...]
+    accepted: tuple[tuple[float, ...], ...]
+    residual: tuple[float | None, ...]
+    loss: tuple[float, ...] | None = None
+    loss_by_round: tuple[float, ...] | None = None
+
+
+def trajectory(outcome: Outcome, observed: Observation | None) -> Trajectory:
+    """A run's trajectory; residuals are those the parties learned, unless it was observed."""
+    learned = {point.update: point.gradient_norm for point in outcome.trajectory if point.at_origin}
+    return Trajectory(
+        points=outcome.trajectory,
+        accepted=outcome.accepted,
+        residual=observed.residual
+        if observed
+        else tuple(learned.get(k) for k in range(outcome.updates + 1)),
+        loss=observed.loss if observed else None,
+        loss_by_round=observed.loss_by_round if observed else None,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """The estimate, how exactly it was computed, and what it cost.
+
+    ``residual`` is the raw norm of the pooled EIF mean at ``law``: computed, or a certified
+    bound (``residual_kind`` says which). ``rounds`` and ``bits`` are the paper's R and B:
+    targeting only; ``account`` has calibration and closing as well. ``psi`` and ``covariance``
+    are None for `Personalized`, whose estimates are each silo's own, in ``silos``.
+    """
+
+    names: tuple[str, ...]
+    psi: Array | None
+    covariance: Array | None
+    residual: float | None
+    residual_kind: str
+    status: Status
+    law: Any
+    n: int
+    sizes: Mapping[str, int]
+    steps: int
+    updates: int
+    trajectory: Trajectory
+    certificate: Certificate | None
+    account: Account
+    transcript: Transcript
+    silos: Mapping[str, LocalOutcome]
+
+    @property
+    def rounds(self) -> int:
+        """R: upload-broadcast rounds of targeting."""
+        return self.account.rounds[Phase.TARGETING]
+
+    @property
+    def bits(self) -> int:
+        """B: bits of all numerical messages and control flags of targeting, over all links."""
+        return self.account.bits(Phase.TARGETING)
+
+    @property
+    def std_error(self) -> Array | None:
+        """Standard errors of psi, shape (d,)."""
+        return None if self.covariance is None else np.sqrt(np.diag(self.covariance))
+
+    def contrast(self, weights: Sequence[float]) -> tuple[float, float]:
+        """The estimate and standard error of a linear combination of psi's coordinates."""
+        if self.psi is None or self.covariance is None:
+            raise InputError("contrast: this run has no pooled estimate; see result.silos")
+        w = np.asarray(weights, dtype=np.float64)
+        if w.shape != self.psi.shape:
+            raise InputError(f"weights: expected {len(self.names)} numbers, one per {self.names}")
+        return float(w @ self.psi), math.sqrt(float(w @ self.covariance @ w))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON; the law, the transcript and the silos' own estimates stay out."""
+        return {
+            "names": list(self.names),
+            "psi": _plain(self.psi),
+            "covariance": _plain(self.covariance),
+            "std_error": _plain(self.std_error),
+            "residual": _plain(self.residual),
+            "residual_kind": self.residual_kind,
+            "status": self.status.name.lower(),
+            "status_text": self.status.value,
+            "converged": self.status.is_converged,
+            "n": self.n,
+            "sizes": dict(self.sizes),
+            "rounds": self.rounds,
+            "bits": self.bits,
+            "steps": self.steps,
+            "updates": self.updates,
+            "account": self.account.to_dict(),
+            "certificate": None if self.certificate is None else _plain(asdict(self.certificate)),
+            "trajectory": _plain(asdict(self.trajectory)),
+            "retired_at": {name: local.retired_at for name, local in self.silos.items()},
+        }
+
+
+def _plain(value: Any) -> Any:
+    """Arrays as lists, infinities and NaN as None, tuples as lists."""
+    if isinstance(value, np.ndarray):
+        return _plain(value.tolist())
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

@@ -1,0 +1,182 @@
+"""A session: the server's side of one run. Flow <-> bytes; it sees no row and no clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fedtmle.algorithms.base import AbstractAlgorithm, Problem
+from fedtmle.algorithms.outcome import Outcome, Query
+from fedtmle.errors import InputError, ProtocolError, RefusedError
+from fedtmle.protocol import messages
+from fedtmle.protocol.bits import BitReader, Bits, BitWriter
+from fedtmle.protocol.messages import Answered, Ask, Begin, Close, Closed, Open, Opened, Payload, Refused
+from fedtmle.protocol.plan import plan_digest
+from fedtmle.protocol.query import Link, Phase
+from fedtmle.runtime.account import Account
+from fedtmle.runtime.federation import Federation
+from fedtmle.runtime.transcript import Exchange, Transcript
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundReport:
+    """What the progress callback hears after each round."""
+
+    round: int
+    phase: Phase
+    silos: int
+    bits: int  # payload bits so far, all links
+
+
+Progress = Callable[[RoundReport], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finished:
+    """What a session knows at its end."""
+
+    outcome: Outcome
+    account: Account
+    transcript: Transcript
+    sizes: Mapping[str, int]
+    retired: Mapping[str, int]  # silo -> the round in which it left
+
+
+class Session:
+    """Runs one algorithm over one federation."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        law: Any,
+        algorithm: AbstractAlgorithm,
+        federation: Federation,
+        *,
+        session: bytes = b"",
+        progress: Progress | None = None,
+    ) -> None:
+        self._problem, self._law, self._algorithm = problem, law, algorithm
+        self._federation = federation
+        self._progress = progress
+        self._account = Account()
+        self._plan = plan_digest(problem, law, algorithm)
+        self._session = session or self._plan[:16]
+        self._transcript = Transcript(self._session)
+        self._active = list(federation.silos)
+        self._links = {silo: Link() for silo in self._active}
+        self._retired: dict[str, int] = {}
+        self._round = 0
+
+    def run(self) -> Finished:
+        """The whole run, from the first greeting to the last broadcast."""
+        if not self._active:
+            raise InputError("silos: a study needs at least one")
+        sizes = self._open()
+        n = sum(sizes.values())
+        flow = self._algorithm.flow(self._problem, self._law, n)
+        query = next(flow)
+        requests = self._begin(sizes, n)
+        while True:
+            self._round += 1
+            answers = self._collect(query, requests)
+            silos = list(answers)
+            pooled = query.pool(answers, {silo: sizes[silo] for silo in silos})
+            broadcast = self._broadcast(query, pooled)
+            self._retire(query, answers)
+            self._book(query.phase, broadcast)
+            try:
+                # The server goes on from what it sent, decoded as the silos decode it.
+                query = flow.send(query.read_pooled(BitReader(broadcast)))
+            except StopIteration as stop:
+                self._close(broadcast)
+                return Finished(
+                    outcome=stop.value,
+                    account=self._account,
+                    transcript=self._transcript,
+                    sizes=sizes,
+                    retired=self._retired,
+                )
+            ask = messages.encode(Ask(self._session, self._round + 1, _payload(broadcast)))
+            requests = dict.fromkeys(self._active, ask)
+
+    def _open(self) -> dict[str, int]:
+        opening = messages.encode(Open(messages.WIRE_FORMAT, self._session, self._plan))
+        replies = self._exchange(dict.fromkeys(self._active, opening))
+        sizes = {}
+        for silo, reply in replies.items():
+            if not isinstance(reply, Opened) or reply.n_rows < 1:
+                raise ProtocolError(f"silo '{silo}' did not say how many rows it has")
+            sizes[silo] = reply.n_rows
+        return sizes
+
+    def _begin(self, sizes: Mapping[str, int], n: int) -> dict[str, bytes]:
+        first, requests = 0, {}
+        for silo, size in sizes.items():
+            requests[silo] = messages.encode(Begin(self._session, n, first))
+            first += size
+        return requests
+
+    def _collect(self, query: Query, requests: Mapping[str, bytes]) -> dict[str, Any]:
+        answers = {}
+        for silo, reply in self._exchange(requests).items():
+            if not isinstance(reply, Answered) or reply.round != self._round:
+                raise ProtocolError(f"silo '{silo}' did not answer round {self._round}")
+            reader = BitReader(reply.payload.bits())
+            answers[silo] = query.read_answer(reader, self._links[silo])
+            reader.finish()
+            self._account.bits_up[query.phase, silo] += reply.payload.length
+        return answers
+
+    def _broadcast(self, query: Query, pooled: Any) -> Bits:
+        out = BitWriter()
+        query.write_pooled(pooled, out)
+        return out.finish()
+
+    def _retire(self, query: Query, answers: Mapping[str, Any]) -> None:
+        for silo, answer in answers.items():
+            if query.retires(answer):
+                self._retired[silo] = self._round
+                self._active.remove(silo)
+
+    def _book(self, phase: Phase, broadcast: Bits) -> None:
+        self._account.rounds[phase] += 1
+        for silo in self._active:
+            self._account.bits_down[phase, silo] += broadcast.length
+        if self._progress is not None:
+            self._progress(
+                RoundReport(
+                    round=self._round,
+                    phase=phase,
+                    silos=len(self._active),
+                    bits=self._account.bits(*Phase),
+                )
+            )
+
+    def _close(self, broadcast: Bits) -> None:
+        closing = messages.encode(Close(self._session, self._round + 1, _payload(broadcast)))
+        replies = self._exchange(dict.fromkeys(self._active, closing))
+        digests = {reply.digest for reply in replies.values() if isinstance(reply, Closed)}
+        if len(digests) > 1:
+            raise ProtocolError("silos received different broadcasts; the run's result must not be used")
+
+    def _exchange(self, requests: Mapping[str, bytes]) -> dict[str, messages.Reply]:
+        if not requests:
+            return {}
+        raw = self._federation.exchange(requests)
+        if set(raw) != set(requests):
+            raise ProtocolError("the federation did not bring one reply per silo")
+        self._transcript.exchanges.append(Exchange(dict(requests), dict(raw)))
+        replies = {}
+        for silo, request in requests.items():
+            self._account.bytes_down[silo] += len(request)
+            self._account.bytes_up[silo] += len(raw[silo])
+            reply = messages.decode_reply(raw[silo])
+            if isinstance(reply, Refused):
+                raise RefusedError(silo, reply.reason.value)
+            replies[silo] = reply
+        return replies
+
+
+def _payload(bits: Bits) -> Payload:
+    return Payload(bits.length, bits.data)

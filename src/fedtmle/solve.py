@@ -1,0 +1,109 @@
+"""One call: a problem, an initial law, silos and an algorithm, all in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from fedtmle.algorithms.base import AbstractAlgorithm, Problem
+from fedtmle.algorithms.local import LocalAverage
+from fedtmle.errors import InputError, RefusedError
+from fedtmle.model.types import IntArray
+from fedtmle.runtime.federation import InProcess
+from fedtmle.runtime.observe import Observation
+from fedtmle.runtime.observe import observe as observe_run
+from fedtmle.runtime.result import Result, trajectory
+from fedtmle.runtime.session import Finished, Progress, Session
+from fedtmle.runtime.silo import LocalOutcome, Silo, read_rows
+
+
+def solve(
+    problem: Problem,
+    law: Any,
+    silos: Mapping[str, object],
+    algorithm: AbstractAlgorithm,
+    *,
+    threads: int = 1,
+    progress: Progress | None = None,
+    observe: bool = False,
+    index: Mapping[str, IntArray] | None = None,
+) -> Result:
+    """Runs ``algorithm`` over ``silos`` (name -> rows) from the initial ``law``.
+
+    ``threads`` lets silos answer side by side; ``progress`` is called after every round;
+    ``observe`` adds pooled losses to the trajectory by reading the rows outside the protocol;
+    ``index`` numbers each silo's rows in the pooled order (it matters to SGD batches alone).
+    """
+    rows = _read(problem, silos, algorithm, index)
+    if algorithm.pools_rows:
+        rows = {"pooled": _pool(problem, rows)}
+    parties = [Silo(name, problem, law, own, algorithm, index=at) for name, (own, at) in rows.items()]
+    federation = InProcess(parties, threads=threads)
+    try:
+        finished = Session(problem, law, algorithm, federation, progress=progress).run()
+    except RefusedError as refused:
+        for silo in parties:  # in one process the silo's own, typed reason is at hand
+            if silo.name == refused.silo and silo.error is not None:
+                raise silo.error from None
+        raise
+    observed = observe_run(problem, law, _pool(problem, rows)[0], finished.outcome) if observe else None
+    return assemble(problem, finished, observed, {silo.name: silo.local for silo in parties})
+
+
+def assemble(
+    problem: Problem,
+    finished: Finished,
+    observed: Observation | None,
+    local: Mapping[str, LocalOutcome | None],
+) -> Result:
+    """The result of a finished session."""
+    outcome = finished.outcome
+    return Result(
+        names=problem.names,
+        psi=None if outcome.estimate is None else outcome.estimate.psi,
+        covariance=None if outcome.estimate is None else outcome.estimate.covariance,
+        residual=outcome.residual,
+        residual_kind=outcome.residual_kind,
+        status=outcome.status,
+        law=outcome.law,
+        n=sum(finished.sizes.values()),
+        sizes=finished.sizes,
+        steps=outcome.steps,
+        updates=outcome.updates,
+        trajectory=trajectory(outcome, observed),
+        certificate=outcome.certificate,
+        account=finished.account,
+        transcript=finished.transcript,
+        silos={name: kept for name, kept in local.items() if kept is not None},
+    )
+
+
+NumberedRows = tuple[Any, IntArray | None]
+
+
+def _read(
+    problem: Problem,
+    silos: Mapping[str, object],
+    algorithm: AbstractAlgorithm,
+    index: Mapping[str, IntArray] | None,
+) -> dict[str, NumberedRows]:
+    """Every silo's rows, validated before the first round."""
+    if not silos:
+        raise InputError("silos: expected a mapping of at least one name to rows")
+    if index is not None and set(index) != set(silos):
+        raise InputError("index: expected the same names as silos")
+    if isinstance(algorithm, LocalAverage) and isinstance(algorithm.weights, Mapping):
+        if set(algorithm.weights) != set(silos):
+            raise InputError("weights: expected one weight for each silo, by its name")
+    return {
+        name: (read_rows(problem, name, rows), None if index is None else np.asarray(index[name]))
+        for name, rows in silos.items()
+    }
+
+
+def _pool(problem: Problem, rows: Mapping[str, NumberedRows]) -> NumberedRows:
+    """All rows in one place, in the order of the silos, with their pooled numbers if they have any."""
+    numbers = [at for _, at in rows.values() if at is not None]
+    return problem.concatenate([own for own, _ in rows.values()]), np.concatenate(numbers) if numbers else None

@@ -1,0 +1,1 @@
+"""Targets: each file states one problem (Psi, D, L, fluctuation)."""

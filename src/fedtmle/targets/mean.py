@@ -1,0 +1,129 @@
+"""The smallest target: Psi(p) = E_p[Y].
+
+    D(p)(y) = y - Psi(p),   L(p)(y) = (y - mu)^2 / 2,   mu(eps) = mu - eps,
+
+so grad_eps L at eps = 0 is y - mu = D, eq. (local-score). The law is mu itself, the Hessian
+is one, and one exact step solves the problem. Start here to write your own target.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import final
+
+import numpy as np
+
+from fedtmle.errors import DataError, InputError, NumericalError
+from fedtmle.model.exact import Sums
+from fedtmle.model.families import Family
+from fedtmle.model.moments import mean_and_covariance, second_moment_shifts, second_moments
+from fedtmle.model.problem import AbstractProblem, Estimate
+from fedtmle.model.submodel import GeneralisedLinear, NoNormaliser
+from fedtmle.model.types import Array, RowBound, exponent
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class MeanLaw:
+    """mu: the only feature of the density that this target sees."""
+
+    mu: float
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Mean(AbstractProblem[MeanLaw, Array]):
+    """The mean of an outcome that lies within declared ``bounds`` (low, high)."""
+
+    bounds: tuple[float, float] = (0.0, 1.0)
+
+    def __post_init__(self) -> None:
+        low, high = self.bounds
+        if not (math.isfinite(low) and math.isfinite(high) and low < high):
+            raise InputError(f"bounds: expected finite (low, high) with low < high, not {self.bounds}")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return ("mean",)
+
+    def start(self, mu: float) -> MeanLaw:
+        """The initial estimate, a number within the bounds."""
+        if not self.bounds[0] <= mu <= self.bounds[1]:
+            raise InputError(f"mu: expected a number within the bounds {self.bounds}, not {mu}")
+        return MeanLaw(mu=float(mu))
+
+    def read(self, rows: object) -> Array:
+        y = np.ascontiguousarray(rows, dtype=np.float64)
+        if y.ndim != 1:
+            raise DataError(f"expected one column of outcomes, shape (N,), not shape {y.shape}")
+        if not y.size:
+            raise DataError("has no rows; leave the silo out of the study")
+        if not np.isfinite(y).all():
+            raise DataError("has missing or infinite outcomes; remove those rows")
+        if (y < self.bounds[0]).any() or (y > self.bounds[1]).any():
+            raise DataError(f"has outcomes outside the declared bounds {self.bounds}")
+        return y
+
+    def concatenate(self, parts: Sequence[Array]) -> Array:
+        return np.concatenate(parts)
+
+    def count(self, rows: Array) -> int:
+        return len(rows)
+
+    def submodel(self, law: MeanLaw, rows: Array) -> GeneralisedLinear:
+        return GeneralisedLinear(
+            family=Family.GAUSSIAN,
+            X=np.full((1, len(rows)), -1.0),
+            offset=np.full(len(rows), law.mu),
+            y=rows,
+            bound=self.row_bound(law),
+        )
+
+    def losses(self, law: MeanLaw, rows: Array) -> Array:
+        return 0.5 * (rows - law.mu) ** 2
+
+    def eif(self, law: MeanLaw, rows: Array, psi: Array) -> Array:  # noqa: ARG002 - D sees the law through psi
+        return (rows - psi[0])[:, None]
+
+    def moments(self, law: MeanLaw, rows: Array) -> Sums:  # noqa: ARG002 - as above
+        return second_moments(rows[None, :], self._exponents())
+
+    def move(self, law: MeanLaw, eps: Array) -> MeanLaw:
+        if not self.admits(law, eps):
+            raise NumericalError("eps: the fluctuation would move the mean outside its declared bounds")
+        return MeanLaw(mu=law.mu - float(eps[0]))
+
+    def admits(self, law: MeanLaw, eps: Array) -> bool:
+        # Half a width of slack: a rounded gradient step may pass a mean that lies on the boundary.
+        low, high = self.bounds
+        slack = 0.5 * (high - low)
+        return bool(low - slack <= law.mu - float(eps[0]) <= high + slack)
+
+    def normaliser(self, law: MeanLaw) -> NoNormaliser:  # noqa: ARG002 - zero at every law
+        return NoNormaliser(1)
+
+    def row_bound(self, law: MeanLaw) -> RowBound:  # noqa: ARG002 - the bounds fix it
+        low, high = self.bounds
+        return RowBound(gradient=exponent(4 * (high - low)), curvature=0)
+
+    def moment_shifts(self, law: MeanLaw) -> tuple[int, ...]:  # noqa: ARG002 - as above
+        return second_moment_shifts(self._exponents())
+
+    def finish(self, law: MeanLaw, pooled: Sums, n: int) -> Estimate:
+        _, covariance = mean_and_covariance(pooled, 1, n)
+        return Estimate(psi=np.array([law.mu]), covariance=covariance)
+
+    def curvature(self, law: MeanLaw) -> Array:  # noqa: ARG002 - one at every law
+        return np.eye(1)
+
+    def accuracy(self, law: MeanLaw) -> float:  # noqa: ARG002 - exact
+        return 0.0
+
+    @property
+    def curvature_is_fixed(self) -> bool:
+        return True
+
+    def _exponents(self) -> tuple[int]:
+        return (exponent(max(map(abs, self.bounds))),)
