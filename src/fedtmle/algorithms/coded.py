@@ -33,6 +33,7 @@ from fedtmle.protocol.lattice import (
     Lattice,
     Matrix,
     build_lattice,
+    floating,
     identity,
     root_up,
     significant,
@@ -91,10 +92,9 @@ class Coded(AbstractAlgorithm):
         delta = working_tolerance(self.tolerance, slack)
         C = self._public_coordinates(problem, law)
         if C is not None and isinstance(self.smoothness, int | float):
-            lattice = build_lattice(delta=delta, beta=Fraction(self.smoothness), C=C)
+            lattice = build_lattice(delta=delta, beta=self._beta({}, np.eye(1)), C=C)
         else:
             lattice = yield self._calibration(problem, law, delta, C)
-            lattice.check()
         return (yield from self._descend(run, law, lattice))
 
     def _descend(self, run: Run, law: Any, lattice: Lattice) -> Flow:
@@ -171,42 +171,40 @@ class Coded(AbstractAlgorithm):
     def _calibration(
         self, problem: Problem, law: Any, delta: Fraction, C: Matrix | None
     ) -> CalibrationQuery:
+        dim = problem.dim
+
         def settle(answers: Mapping[str, SiloCurvature], sizes: Mapping[str, int]) -> Lattice:
-            dim = problem.dim
-            matrices = {silo: answer.matrix(dim) for silo, answer in answers.items()}
+            if C is not None:
+                return build_lattice(delta=delta, beta=self._beta(answers, np.eye(1)), C=C)
             n = sum(sizes.values())
-            pooled = sum((sizes[silo] / n * matrix for silo, matrix in matrices.items()), np.zeros((dim, dim)))
-            coordinates = whitener(pooled) if C is None else C
-            if isinstance(self.smoothness, int | float):
-                beta = Fraction(self.smoothness)
-            else:
-                beta = significant(
-                    self._factor * _largest_curvature(answers, coordinates, dim), up=True
-                )
-            return build_lattice(delta=delta, beta=beta, C=coordinates)
+            pooled: Array = sum(
+                (sizes[silo] / n * answer.matrix(dim) for silo, answer in answers.items()),
+                np.zeros((dim, dim)),
+            )
+            whitening = whitener(pooled)
+            return build_lattice(delta=delta, beta=self._beta(answers, floating(whitening)), C=whitening)
 
         kind = Curvature.CEILING if isinstance(self.smoothness, Certified) else Curvature.ORIGIN
-        return CalibrationQuery(law=law, dim=problem.dim, delta=delta, curvature=kind, settle=settle)
+        return CalibrationQuery(law=law, dim=dim, delta=delta, C=C, curvature=kind, settle=settle)
 
-    @property
-    def _factor(self) -> float:
-        return self.smoothness.factor if isinstance(self.smoothness, Estimated) else 1.0
+    def _beta(self, answers: Mapping[str, SiloCurvature], C: Array) -> Fraction:
+        """beta, 8 significant bits: as given, or the factor times max over silos of ||C H_m C^T||."""
+        if isinstance(self.smoothness, int | float):
+            return significant(self.smoothness, up=True)
+        size = len(C)
+        spread = float(np.linalg.norm(C, 2)) ** 2
+        largest = max(
+            float(np.abs(np.linalg.eigvalsh(C @ answer.matrix(size) @ C.T)).max())
+            + spread * answer.rounding(size)
+            for answer in answers.values()
+        )
+        factor = self.smoothness.factor if isinstance(self.smoothness, Estimated) else 1.0
+        return significant(factor * largest, up=True)
 
     def _basis(self, problem: Problem) -> str:
         if isinstance(self.smoothness, Certified):
             return "certified" if problem.curvature_is_fixed else "certified at the start"
         return "estimated" if isinstance(self.smoothness, Estimated) else "given"
-
-
-def _largest_curvature(answers: Mapping[str, SiloCurvature], C: Matrix, dim: int) -> float:
-    """max over silos of ||C H_m C^T||, with what rounding of H_m may hide."""
-    matrix: Array = np.array([[float(entry) for entry in row] for row in C])
-    spread = float(np.linalg.norm(matrix, 2)) ** 2
-    return max(
-        float(np.abs(np.linalg.eigvalsh(matrix @ answer.matrix(dim) @ matrix.T)).max())
-        + spread * answer.rounding(dim)
-        for answer in answers.values()
-    )
 
 
 def _history_bits(history: list[tuple[int, ...]]) -> int:

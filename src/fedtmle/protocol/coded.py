@@ -13,10 +13,10 @@ import numpy as np
 from fedtmle.errors import DecodeError
 from fedtmle.model.types import Array, Part, packed_size, unpack
 from fedtmle.protocol.bits import BitReader, BitWriter
-from fedtmle.protocol.lattice import Lattice, divide
+from fedtmle.protocol.lattice import LARGEST_EXPONENT, Lattice, Matrix, divide, floating
 from fedtmle.protocol.query import AbstractQuery, Link, Local, Phase
 
-CURVATURE_BITS = 12  # of the largest entry of a silo's curvature: calibration needs no more
+CURVATURE_BITS = 10  # of the largest entry of a silo's curvature: calibration needs no more
 
 
 class Action(enum.IntEnum):
@@ -52,11 +52,16 @@ class SiloCurvature:
 @final
 @dataclass(frozen=True, kw_only=True)
 class CalibrationQuery(AbstractQuery[SiloCurvature, Lattice]):
-    """One counted round that fixes C, beta and h: silos send curvature, the server the lattice."""
+    """One counted round that fixes beta, h and, where the law does not know it, C.
+
+    Where C is public (raw coordinates, or a law that knows its curvature) a silo discloses one
+    number, the norm of C H_m C^T; else its curvature H_m, d(d+1)/2 numbers.
+    """
 
     law: Any
     dim: int
     delta: Fraction
+    C: Matrix | None
     curvature: Curvature
     settle: Callable[[Mapping[str, SiloCurvature], Mapping[str, int]], Lattice]
 
@@ -64,38 +69,53 @@ class CalibrationQuery(AbstractQuery[SiloCurvature, Lattice]):
     def phase(self) -> Phase:
         return Phase.CALIBRATION
 
+    @property
+    def sent_dim(self) -> int:
+        """The size of the matrix a silo sends: a norm is a matrix of size one."""
+        return self.dim if self.C is None else 1
+
     def answer(self, local: Local) -> SiloCurvature:
-        submodel, normaliser = local.submodel(self.law), local.normaliser(self.law)
-        if self.curvature is Curvature.CEILING:
-            matrix = submodel.curvature_ceiling() + normaliser.curvature_ceiling() * np.eye(self.dim)
-        else:
-            origin = np.zeros(self.dim)
-            rows = submodel.sums(origin, Part.HESSIAN).values(local.n_rows)
-            matrix = unpack(rows, self.dim) + normaliser.hessian(origin)
+        matrix = self._curvature(local)
+        if self.C is not None:
+            C = floating(self.C)
+            matrix = np.abs(np.linalg.eigvalsh(C @ matrix @ C.T)).max().reshape(1, 1)
         exponent = int(np.frexp(np.abs(matrix).max())[1]) - CURVATURE_BITS
-        entries = np.rint(np.ldexp(matrix[np.triu_indices(self.dim)], -exponent))
+        entries = np.rint(np.ldexp(matrix[np.triu_indices(self.sent_dim)], -exponent))
         return SiloCurvature(exponent=exponent, entries=tuple(int(entry) for entry in entries))
 
+    def _curvature(self, local: Local) -> Array:
+        submodel, normaliser = local.submodel(self.law), local.normaliser(self.law)
+        if self.curvature is Curvature.CEILING:
+            return submodel.curvature_ceiling() + normaliser.curvature_ceiling() * np.eye(self.dim)
+        origin = np.zeros(self.dim)
+        rows = submodel.sums(origin, Part.HESSIAN).values(local.n_rows)
+        return unpack(rows, self.dim) + normaliser.hessian(origin)
+
     def write_answer(self, answer: SiloCurvature, out: BitWriter, link: Link) -> None:  # noqa: ARG002
-        out.gamma((answer.exponent, *answer.entries))
+        out.gamma((answer.exponent,))
+        out.fixed(answer.entries, self._largest)
 
     def read_answer(self, bits: BitReader, link: Link) -> SiloCurvature:  # noqa: ARG002
-        exponent, *entries = bits.gamma(1 + packed_size(self.dim))
-        if abs(exponent) > 1000 or any(abs(entry) > 1 << CURVATURE_BITS for entry in entries):
-            raise DecodeError("a curvature is out of its range")
-        return SiloCurvature(exponent=exponent, entries=tuple(entries))
+        (exponent,) = bits.gamma(1)
+        if abs(exponent) > LARGEST_EXPONENT:
+            raise DecodeError("a curvature is out of the range of a double")
+        return SiloCurvature(exponent=exponent, entries=bits.fixed(self._largest))
 
     def pool(self, answers: Mapping[str, SiloCurvature], sizes: Mapping[str, int]) -> Lattice:
         return self.settle(answers, sizes)
 
     def write_pooled(self, pooled: Lattice, out: BitWriter) -> None:
-        pooled.write(out)
+        pooled.write(out, public_C=self.C is not None)
 
     def read_pooled(self, bits: BitReader) -> Lattice:
-        return Lattice.read(bits, dim=self.dim, delta=self.delta)
+        return Lattice.read(bits, dim=self.dim, delta=self.delta, C=self.C)
 
     def retires(self, answer: SiloCurvature) -> bool:  # noqa: ARG002
         return False
+
+    @property
+    def _largest(self) -> tuple[int, ...]:
+        return (1 << CURVATURE_BITS,) * packed_size(self.sent_dim)
 
 
 @dataclass(frozen=True, kw_only=True)

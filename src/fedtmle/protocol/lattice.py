@@ -11,6 +11,7 @@ run; C = I is the paper's own. With B = C^-1 and b >= ||B||_op, all in exact ari
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from functools import cached_property
 
 import numpy as np
 
-from fedtmle.errors import InputError, PrecisionError
+from fedtmle.errors import DecodeError, InputError, PrecisionError
 from fedtmle.model.exact import Sums
 from fedtmle.model.types import Array
 from fedtmle.protocol.bits import BitReader, BitWriter
@@ -27,6 +28,9 @@ from fedtmle.protocol.bits import BitReader, BitWriter
 Matrix = tuple[tuple[Fraction, ...], ...]
 
 SIGNIFICANT_BITS = 8  # of each entry of C and of beta: what is sent is what is used
+LARGEST_MANTISSA = 1 << SIGNIFICANT_BITS
+LARGEST_EXPONENT = 1000
+CHECK_BITS = 16
 PUBLIC_BITS = 60  # the public gradient of the normaliser is rounded to 2^-60
 
 
@@ -125,27 +129,41 @@ class Lattice:
         """eq. (lattice-spacing) in exact arithmetic; a silo checks it before its first answer."""
         scaled = 16 * self.dim * self.b_squared * self.h**2
         if not (scaled <= self.delta**2 < 4 * scaled):
-            raise InputError("spacing: h is not the dyadic number that the tolerance prescribes")
+            raise DecodeError("the spacing h is not the power of two that the tolerance prescribes")
 
-    def write(self, out: BitWriter) -> None:
-        """C's lower triangle, beta and h as (mantissa, exponent) pairs; delta is in the plan."""
-        for value in (*_lower(self.C), self.beta, self.h):
-            out.gamma(_mantissa_exponent(value))
+    def write(self, out: BitWriter, *, public_C: bool) -> None:
+        """beta, h and either C's lower triangle or, where all know C, a check of it; delta is in the plan."""
+        _write_significant(self.beta, out)
+        out.gamma((exponent_of(self.h),))
+        if public_C:
+            out.uint(self.check_of_C(), CHECK_BITS)
+        else:
+            for i, row in enumerate(self.C):
+                for entry in row[: i + 1]:
+                    _write_significant(entry, out)
 
     @classmethod
-    def read(cls, bits: BitReader, *, dim: int, delta: Fraction) -> Lattice:
-        """The inverse of `write`."""
-        pairs = [bits.gamma(2) for _ in range(dim * (dim + 1) // 2 + 2)]
-        if any(abs(exponent) > 1100 for _, exponent in pairs):
-            raise InputError("lattice: an exponent is beyond the range of a double")
-        *entries, beta, h = (mantissa * Fraction(2) ** exponent for mantissa, exponent in pairs)
-        rows = iter(entries)
-        C = tuple(
-            tuple(next(rows) if j <= i else Fraction(0) for j in range(dim)) for i in range(dim)
-        )
-        if any(C[i][i] <= 0 for i in range(dim)) or beta <= 0 or h <= 0:
-            raise InputError("lattice: C's diagonal, beta and h must be positive")
-        return cls(delta=delta, h=h, beta=beta, C=C)
+    def read(cls, bits: BitReader, *, dim: int, delta: Fraction, C: Matrix | None) -> Lattice:
+        """The inverse of `write`; ``C`` is the public one, if there is one."""
+        beta = _read_significant(bits)
+        h = _power_of_two(bits)
+        if C is None:
+            lower = [[_read_significant(bits) for _ in range(i + 1)] for i in range(dim)]
+            matrix = tuple((*row, *(Fraction(0),) * (dim - len(row))) for row in lower)
+        else:
+            matrix = C
+        if beta <= 0 or any(matrix[i][i] <= 0 for i in range(dim)):
+            raise DecodeError("a lattice's beta and C's diagonal must be positive")
+        lattice = cls(delta=delta, h=h, beta=beta, C=matrix)
+        if C is not None and bits.uint(CHECK_BITS) != lattice.check_of_C():
+            raise DecodeError("the parties do not hold the same coordinates C")
+        lattice.check()
+        return lattice
+
+    def check_of_C(self) -> int:
+        """16 bits of SHA-256 over C: parties that round C differently must not go on."""
+        text = ";".join(str(entry) for row in self.C for entry in row)
+        return int.from_bytes(hashlib.sha256(text.encode()).digest()[: CHECK_BITS // 8], "big")
 
 
 def build_lattice(*, delta: Fraction, beta: Fraction, C: Matrix) -> Lattice:
@@ -163,6 +181,11 @@ def build_lattice(*, delta: Fraction, beta: Fraction, C: Matrix) -> Lattice:
 def identity(dim: int) -> Matrix:
     """C = I: the paper's own coordinates."""
     return tuple(tuple(Fraction(int(i == j)) for j in range(dim)) for i in range(dim))
+
+
+def floating(matrix: Matrix) -> Array:
+    """The nearest floats."""
+    return np.array([[float(entry) for entry in row] for row in matrix])
 
 
 def whitener(curvature: Array) -> Matrix:
@@ -198,8 +221,7 @@ def norm_squared_bound(matrix: Matrix) -> Fraction:
         [sum((matrix[k][i] * matrix[k][j] for k in range(dim)), Fraction(0)) for j in range(dim)]
         for i in range(dim)
     ]
-    floating = np.array([[float(entry) for entry in row] for row in gram])
-    bound = significant(float(np.linalg.eigvalsh(floating)[-1]), up=True)
+    bound = significant(float(np.linalg.eigvalsh(floating(tuple(map(tuple, gram))))[-1]), up=True)
     while not _is_positive_definite(
         [[bound * (i == j) - gram[i][j] for j in range(dim)] for i in range(dim)]
     ):
@@ -228,13 +250,29 @@ def root_up(value: Fraction) -> float:
     return root
 
 
-def _lower(C: Matrix) -> list[Fraction]:
-    return [C[i][j] for i in range(len(C)) for j in range(i + 1)]
+def exponent_of(value: Fraction) -> int:
+    """e with value = m 2^e and m odd, for a dyadic value other than zero."""
+    return (value.numerator & -value.numerator).bit_length() - value.denominator.bit_length()
 
 
-def _mantissa_exponent(value: Fraction) -> tuple[int, int]:
-    """(m, e) with value = m 2^e and m odd, or (0, 0)."""
-    if value == 0:
-        return 0, 0
-    exponent = (value.numerator & -value.numerator).bit_length() - value.denominator.bit_length()
-    return int(value / Fraction(2) ** exponent), exponent
+def _write_significant(value: Fraction, out: BitWriter) -> None:
+    """A dyadic number of at most 8 significant bits: its exponent, then its signed mantissa."""
+    exponent = exponent_of(value) if value else 0
+    mantissa = int(value / Fraction(2) ** exponent)
+    out.gamma((exponent,))
+    out.fixed((mantissa,), (LARGEST_MANTISSA,))
+
+
+def _read_significant(bits: BitReader) -> Fraction:
+    power = _power_of_two(bits)
+    (mantissa,) = bits.fixed((LARGEST_MANTISSA,))
+    if mantissa % 2 == 0 and (mantissa, power) != (0, 1):
+        raise DecodeError("a number is not in its shortest form")
+    return mantissa * power
+
+
+def _power_of_two(bits: BitReader) -> Fraction:
+    (exponent,) = bits.gamma(1)
+    if abs(exponent) > LARGEST_EXPONENT:
+        raise DecodeError("an exponent is beyond the range of a double")
+    return Fraction(2) ** exponent

@@ -11,7 +11,9 @@ import numpy as np
 
 from fedtmle.model.exact import CHUNK, GRID_BITS
 from fedtmle.model.families import Family
-from fedtmle.model.kernels import _elementary, _rows, _scalar  # noqa: F401 - _scalar registers both
+from fedtmle.model.kernels import _rows
+from fedtmle.model.kernels import _scalar  # noqa: F401 - registers _elementary and _rows with numba
+from fedtmle.model.kernels._elementary import exp, expit
 from fedtmle.model.kernels._jit import jit
 from fedtmle.model.kernels._primitives import MAGIC, MAGIC_BITS, bits
 from fedtmle.model.types import Array, IntArray
@@ -28,8 +30,8 @@ def _round_sum(values: Array, first: float, second: float) -> tuple[int, bool]:
     for i in range(len(values)):
         scaled = values[i] * first * second
         within &= abs(scaled) <= LIMIT  # False for NaN
-        units += bits(scaled + MAGIC) - MAGIC_BITS
-    return units, within
+        units += bits(scaled + MAGIC)
+    return units - len(values) * MAGIC_BITS, within  # modulo 2^64, in which the sum itself fits
 
 
 @jit
@@ -39,18 +41,21 @@ def _round_product_sum(values: Array, column: Array, first: float, second: float
     for i in range(len(values)):
         scaled = values[i] * column[i] * first * second
         within &= abs(scaled) <= LIMIT
-        units += bits(scaled + MAGIC) - MAGIC_BITS
-    return units, within
+        units += bits(scaled + MAGIC)
+    return units - len(values) * MAGIC_BITS, within  # modulo 2^64, in which the sum itself fits
 
 
 @jit
-def _add_products(eps: Array, X: Array, begin: int, eta: Array) -> None:
-    """eta + eps . X, added from left to right."""
+def _predict(base: Array, eps: Array, X: Array, begin: int, eta: Array) -> None:
+    """eta = base + eps . X, added from left to right."""
     size = len(eta)
-    for j in range(len(eps)):
-        coefficient, column = eps[j], X[j, begin : begin + size]
+    column = X[0, begin : begin + size]
+    for i in range(size):
+        eta[i] = base[i] + eps[0] * column[i]
+    for j in range(1, len(eps)):
+        column = X[j, begin : begin + size]
         for i in range(size):
-            eta[i] = eta[i] + coefficient * column[i]
+            eta[i] = eta[i] + eps[j] * column[i]
 
 
 @jit
@@ -62,6 +67,17 @@ def _weigh(w: Array, begin: int, values: Array) -> None:
 
 
 @jit
+def _replace_far(family: int, base: Array, eta: Array, delta: Array, change: Array) -> None:
+    """The plain difference where delta is large."""
+    for i in range(len(change)):
+        if abs(delta[i]) > _rows.NEAR:
+            if family == LOGISTIC:
+                change[i] = _rows.logistic_far(base[i], eta[i])
+            else:
+                change[i] = _rows.poisson_far(base[i], eta[i])
+
+
+@jit
 def _change(family: int, base: Array, y: Array, begin: int, eta: Array, delta: Array, change: Array) -> None:
     """rho(eta) - rho(base), without cancellation."""
     size = len(change)
@@ -70,21 +86,21 @@ def _change(family: int, base: Array, y: Array, begin: int, eta: Array, delta: A
         for i in range(size):
             change[i] = _rows.gaussian_change(base[i], outcome[i] if len(y) else 0.0, delta[i])
         return
+    if family != LOGISTIC and family != POISSON:
+        for i in range(size):
+            change[i] = delta[i]
+        return
+    near = True
+    for i in range(size):
+        near &= abs(delta[i]) <= _rows.NEAR
     if family == LOGISTIC:
         for i in range(size):
             change[i] = _rows.logistic_near(base[i], eta[i], delta[i])
-    elif family == POISSON:
+    else:
         for i in range(size):
             change[i] = _rows.poisson_near(base[i], delta[i])
-    else:
-        change[:] = delta
-        return
-    for i in range(size):
-        if abs(delta[i]) > _rows.NEAR:
-            if family == LOGISTIC:
-                change[i] = _rows.logistic_far(base[i], eta[i])
-            else:
-                change[i] = _rows.poisson_far(base[i], eta[i])
+    if not near:  # rare, and a loop of its own: LLVM would compute both formulas for every row
+        _replace_far(family, base, eta, delta, change)
     if len(y):
         for i in range(size):
             change[i] = change[i] - outcome[i] * delta[i]
@@ -96,14 +112,16 @@ def _slope(family: int, y: Array, begin: int, eta: Array, slope: Array) -> None:
     size = len(eta)
     if family == LOGISTIC:
         for i in range(size):
-            slope[i] = _elementary.expit(eta[i])
+            slope[i] = expit(eta[i])
     elif family == POISSON:
         for i in range(size):
-            slope[i] = _elementary.exp(eta[i])
+            slope[i] = exp(eta[i])
     elif family == GAUSSIAN:
-        slope[:] = eta
+        for i in range(size):
+            slope[i] = eta[i]
     else:
-        slope[:] = 1.0
+        for i in range(size):
+            slope[i] = 1.0
         return
     if len(y):
         outcome = y[begin : begin + size]
@@ -119,9 +137,11 @@ def _curvature(family: int, eta: Array, curvature: Array) -> None:
             curvature[i] = _rows.logistic_variance(eta[i])
     elif family == POISSON:
         for i in range(len(eta)):
-            curvature[i] = _elementary.exp(eta[i])
+            curvature[i] = exp(eta[i])
     else:
-        curvature[:] = 1.0 if family == GAUSSIAN else 0.0
+        constant = 1.0 if family == GAUSSIAN else 0.0
+        for i in range(len(eta)):
+            curvature[i] = constant
 
 
 @jit
@@ -146,23 +166,20 @@ def chunks(
     Sum s is scaled by first[s] * second[s] = 2^shifts[s]; an empty column stands for None.
     """
     dim, n_rows = X.shape
-    bases, etas, deltas, buffer, products = np.zeros((5, BLOCK))
+    zeros, etas, deltas = np.zeros(BLOCK), np.empty(BLOCK), np.empty(BLOCK)
+    buffer, products = np.empty(BLOCK), np.empty(BLOCK)
     within = True
     for chunk in range(first_chunk, last_chunk):
         stop = min((chunk + 1) * CHUNK, n_rows)
         for begin in range(chunk * CHUNK, stop, BLOCK):
             end = min(begin + BLOCK, stop)
             size = end - begin
-            base, eta, values = bases[:size], etas[:size], buffer[:size]
-            if len(offset):
-                base = offset[begin:end]
-            eta[:] = base
-            _add_products(eps, X, begin, eta)
+            base = offset[begin:end] if len(offset) else zeros[:size]
+            eta, delta, values = etas[:size], deltas[:size], buffer[:size]
+            _predict(base, eps, X, begin, eta)
             s = 0
             if loss:
-                delta = deltas[:size]
-                delta[:] = 0.0
-                _add_products(eps, X, begin, delta)
+                _predict(zeros, eps, X, begin, delta)
                 _change(family, base, y, begin, eta, delta, values)
                 _weigh(w, begin, values)
                 units, fits = _round_sum(values, first[s], second[s])

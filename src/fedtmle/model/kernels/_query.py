@@ -72,8 +72,8 @@ def query(
     """A `Query` whose shapes fit: the kernels index without checking."""
     X = _contiguous(X)
     eps = _contiguous(eps)
-    if X.ndim != 2 or eps.shape != (len(X),):
-        raise InputError(f"X, eps: expected shapes (d, N) and (d,), not {X.shape} and {eps.shape}")
+    if X.ndim != 2 or not len(X) or eps.shape != (len(X),):
+        raise InputError(f"X, eps: expected shapes (d, N) and (d,), d >= 1, not {X.shape} and {eps.shape}")
     columns = {"offset": offset, "y": y, "w": w}
     for name, column in columns.items():
         if column is not None and np.shape(column) != X.shape[1:]:

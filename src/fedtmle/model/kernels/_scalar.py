@@ -33,4 +33,4 @@ overload(_primitives.from_bits, strict=False)(lambda pattern: _from_bits)
 for module in (_elementary, _rows):
     for function in tuple(vars(module).values()):
         if isinstance(function, FunctionType) and function.__module__ == module.__name__:
-            register_jitable(function)
+            register_jitable(forceinline=True)(function)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 
 from fedtmle.errors import InputError
 
@@ -46,6 +47,6 @@ def shared(work: Callable[[int, int], bool], length: int, *, serially: bool) -> 
         return work(0, length)
     edges = [length * share // workers for share in range(workers + 1)]
     with ThreadPoolExecutor(workers - 1) as pool:
-        others = [pool.submit(work, *share) for share in zip(edges[1:-1], edges[2:], strict=True)]
+        others = [pool.submit(work, *share) for share in pairwise(edges[1:])]
         own = work(edges[0], edges[1])
         return all([own, *(other.result() for other in others)])
