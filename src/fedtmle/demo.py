@@ -75,9 +75,7 @@ def transport(*, as_json: bool, quiet: bool) -> None:
     )
     table = Table("", "federated", "std. error", "direct pooled solution", box=None)
     for j, name in enumerate(federated.names):
-        table.add_row(
-            name, f"{_psi(federated)[j]:.6f}", f"{_errors(federated)[j]:.6f}", f"{direct[j]:.6f}"
-        )
+        table.add_row(name, f"{_psi(federated)[j]:.6f}", f"{_errors(federated)[j]:.6f}", f"{direct[j]:.6f}")
     console.print(table)
     _cost(console, federated)
 

@@ -106,4 +106,6 @@ def _read(
 def _pool(problem: Problem, rows: Mapping[str, NumberedRows]) -> NumberedRows:
     """All rows in one place, in the order of the silos, with their pooled numbers if they have any."""
     numbers = [at for _, at in rows.values() if at is not None]
-    return problem.concatenate([own for own, _ in rows.values()]), np.concatenate(numbers) if numbers else None
+    return problem.concatenate([own for own, _ in rows.values()]), np.concatenate(
+        numbers
+    ) if numbers else None

@@ -56,9 +56,7 @@ class Run:
             raise NumericalError("the pooled gradient is not finite; the law may have left the model")
         return gradient
 
-    def ask(
-        self, law: Any, eps: Array, parts: Part, *, batch: Any = None
-    ) -> Generator[Query, Any, Sums]:
+    def ask(self, law: Any, eps: Array, parts: Part, *, batch: Any = None) -> Generator[Query, Any, Sums]:
         """One round of exact sums."""
         sums: Sums = yield SumsQuery(
             problem=self.problem, law=law, eps=eps, parts=parts, n=self.n, batch=batch

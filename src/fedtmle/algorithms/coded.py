@@ -99,11 +99,17 @@ class Coded(AbstractAlgorithm):
 
     def _descend(self, run: Run, law: Any, lattice: Lattice) -> Flow:
         zero = (0,) * lattice.dim
-        q, steps, history, t, n_steps = zero, zero, [], 0, 0
+        history: list[tuple[tuple[int, ...], tuple[float, ...]]] = []
+        q, steps, t, n_steps = zero, zero, 0, 0
         while True:
             eps = lattice.eps(steps)
             rounded: Rounded = yield RoundedGradientQuery(
-                law=law, eps=eps, lattice=lattice, previous_q=q, at_origin=t == 0, n=run.n,
+                law=law,
+                eps=eps,
+                lattice=lattice,
+                previous_q=q,
+                at_origin=t == 0,
+                n=run.n,
                 width=self.fixed_width,
             )
             q = rounded.q
@@ -168,9 +174,7 @@ class Coded(AbstractAlgorithm):
         curvature = problem.curvature(law)
         return None if curvature is None else whitener(curvature)
 
-    def _calibration(
-        self, problem: Problem, law: Any, delta: Fraction, C: Matrix | None
-    ) -> CalibrationQuery:
+    def _calibration(self, problem: Problem, law: Any, delta: Fraction, C: Matrix | None) -> CalibrationQuery:
         dim = problem.dim
 
         def settle(answers: Mapping[str, SiloCurvature], sizes: Mapping[str, int]) -> Lattice:

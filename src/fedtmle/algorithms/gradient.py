@@ -93,6 +93,7 @@ class Exact:
     """An exact inner solve: the minimum within ``radius`` to the accuracy of the sums."""
 
     radius: float = 64.0
+    exhaustive: bool = False
 
 
 @final
@@ -117,8 +118,9 @@ class Central(AbstractAlgorithm):
     def _flow_of(self) -> AbstractAlgorithm:
         if isinstance(self.optimizer, Exact):  # one silo's average of fits is its fit
             return LocalAverage(
-                tolerance=self.tolerance, max_updates=self.max_updates, radius=self.optimizer.radius
+                tolerance=self.tolerance,
+                max_updates=self.max_updates,
+                radius=self.optimizer.radius,
+                exhaustive=self.optimizer.exhaustive,
             )
-        return Gradient(
-            tolerance=self.tolerance, optimizer=self.optimizer, max_updates=self.max_updates
-        )
+        return Gradient(tolerance=self.tolerance, optimizer=self.optimizer, max_updates=self.max_updates)

@@ -30,7 +30,8 @@ FAILED_FITS = {FitOutcome.BOUNDARY: Status.BOUNDARY_FIT, FitOutcome.STALLED: Sta
 class LocalAverage(AbstractAlgorithm):
     """Algorithm 3. ``weights``: "size" (N_m/n), "uniform" (1/M), or one number per silo.
 
-    ``progress_tolerance``, if given, ends the run when an update is no longer than it: a fixed
+    Fits are searched in the public ball of ``radius``; ``exhaustive`` descends from more public
+    starts where the loss is not convex. ``progress_tolerance``, if given, ends the run when an update is no longer than it: a fixed
     point is approached without being hit. That is stagnation, never convergence.
     """
 
@@ -38,6 +39,7 @@ class LocalAverage(AbstractAlgorithm):
     weights: Weighting | str | Mapping[str, float] = Weighting.SIZE
     max_updates: int = 100
     radius: float = 64.0
+    exhaustive: bool = False
     progress_tolerance: float | None = None
 
     def __post_init__(self) -> None:
@@ -60,6 +62,7 @@ class LocalAverage(AbstractAlgorithm):
                     n=n,
                     update=len(accepted),
                     radius=self.radius,
+                    exhaustive=self.exhaustive,
                     weights=named_weights(self.weights),
                     rule=RetirementRule(),
                     retiring=False,
@@ -102,9 +105,7 @@ class LocalAverage(AbstractAlgorithm):
         return stagnation(run, law, average, self.progress_tolerance)
 
 
-def stagnation(
-    run: Run, law: Any, average: FitAverage, progress_tolerance: float | None
-) -> Status | None:
+def stagnation(run: Run, law: Any, average: FitAverage, progress_tolerance: float | None) -> Status | None:
     """Why an average cannot be taken as an update, if it cannot."""
     if not run.problem.admits(law, average.eps):
         return Status.INFEASIBLE

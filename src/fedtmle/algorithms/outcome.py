@@ -89,4 +89,3 @@ class Outcome:
 
 
 Flow = Generator[Query, Any, Outcome]
-

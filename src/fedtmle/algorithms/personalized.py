@@ -15,7 +15,7 @@ from fedtmle.algorithms.base import (
     require_positive,
 )
 from fedtmle.algorithms.local import FAILED_FITS, check_weights, stagnation
-from fedtmle.algorithms.outcome import Certificate, Flow, Outcome, Status
+from fedtmle.algorithms.outcome import Flow, Outcome, Status
 from fedtmle.errors import InputError
 from fedtmle.protocol.fits import FitAverage, FitQuery, RetirementRule, Weighting
 
@@ -27,12 +27,14 @@ class Personalized(AbstractAlgorithm):
 
     With continuous data a fit is never exactly zero in floating point, so two named rules may
     be added: ``lattice`` rounds fits to a public lattice of that spacing; ``noise`` retires a
-    silo whose EIF mean is within that fraction of its own sampling noise.
+    silo whose EIF mean is within that fraction of its own sampling noise. ``radius`` and
+    ``exhaustive`` are as in `LocalAverage`.
     """
 
     weights: Weighting | str = Weighting.SIZE
     max_updates: int = 100
     radius: float = 64.0
+    exhaustive: bool = False
     lattice: float | None = None
     noise: float | None = None
 
@@ -53,14 +55,13 @@ class Personalized(AbstractAlgorithm):
                 n=n,
                 update=len(accepted),
                 radius=self.radius,
+                exhaustive=self.exhaustive,
                 weights=Weighting(self.weights),
                 rule=RetirementRule(lattice=self.lattice, noise=self.noise),
                 retiring=True,
             )
             # Only the silos still in the run were asked, so no pooled residual can be stated.
-            run.record(
-                update=len(accepted), step=0, eps=np.zeros(problem.dim), gradient_norm=None
-            )
+            run.record(update=len(accepted), step=0, eps=np.zeros(problem.dim), gradient_norm=None)
             status = self._status(run, law, average, len(accepted))
             if status is not None:
                 break

@@ -289,21 +289,24 @@ def _loss_of_moves(case: _Case[Law, Rows]) -> Iterator[_Gap]:
 def _row_gradient(case: _Case[Law, Rows]) -> Iterator[_Gap]:
     def loss(eps: Array) -> tuple[Array, float]:
         mean, resolution = _mean(case.submodel, eps, Part.LOSS)
-        return mean, resolution + ROUNDING * 2.0**-4 * float(np.abs(mean).max())
+        return mean, resolution + 2.0**-48 * float(np.abs(mean).max())
 
-    for eps in case.points:
+    def gradient(eps: Array) -> tuple[Array, float]:
         mean, resolution = _mean(case.submodel, eps, Part.GRADIENT)
-        yield from _compare(mean[:, None], loss, eps, case.scale, resolution=resolution)
+        return mean[:, None], resolution
+
+    return _compare(gradient, loss, case.points, case.scale)
 
 
 def _row_hessian(case: _Case[Law, Rows]) -> Iterator[_Gap]:
     def gradient(eps: Array) -> tuple[Array, float]:
         return _mean(case.submodel, eps, Part.GRADIENT)
 
-    for eps in case.points:
+    def hessian(eps: Array) -> tuple[Array, float]:
         mean, resolution = _mean(case.submodel, eps, Part.HESSIAN)
-        hessian = unpack(mean, case.problem.dim)
-        yield from _compare(hessian, gradient, eps, case.scale, resolution=resolution)
+        return unpack(mean, case.problem.dim), resolution
+
+    return _compare(hessian, gradient, case.points, case.scale)
 
 
 def _normaliser_gradient(case: _Case[Law, Rows]) -> Iterator[_Gap]:
@@ -311,9 +314,10 @@ def _normaliser_gradient(case: _Case[Law, Rows]) -> Iterator[_Gap]:
         a = case.normaliser.value(eps)
         return np.array([a]), 2.0**-48 * max(1.0, abs(a)) if a else 0.0
 
-    for eps in case.points:
-        gradient = case.normaliser.gradient(eps)[:, None]
-        yield from _compare(gradient, value, eps, case.scale, resolution=case.eta)
+    def gradient(eps: Array) -> tuple[Array, float]:
+        return case.normaliser.gradient(eps)[:, None], case.eta
+
+    return _compare(gradient, value, case.points, case.scale)
 
 
 def _normaliser_hessian(case: _Case[Law, Rows]) -> Iterator[_Gap]:
@@ -321,8 +325,10 @@ def _normaliser_hessian(case: _Case[Law, Rows]) -> Iterator[_Gap]:
         g = case.normaliser.gradient(eps)
         return g, 2.0**-48 * float(np.abs(g).max())
 
-    for eps in case.points:
-        yield from _compare(case.normaliser.hessian(eps), gradient, eps, case.scale, resolution=case.eta)
+    def hessian(eps: Array) -> tuple[Array, float]:
+        return case.normaliser.hessian(eps), case.eta
+
+    return _compare(hessian, gradient, case.points, case.scale)
 
 
 def _row_bound(case: _Case[Law, Rows]) -> Iterator[_Gap]:
@@ -414,30 +420,30 @@ def _pathwise(problem: AbstractProblem[Law, Rows], finite: FiniteLaw[Law], seed:
             psi = np.asarray(finite.psi(masses * (1 + t[0] * score)), dtype=np.float64)
             return psi, 2.0**-48 * float(np.abs(psi).max())
 
-        derivative = ((masses * score) @ eif)[None, :]
-        accuracy, size = problem.accuracy(finite.law), float(np.abs(eif).max())
-        yield from _compare(derivative, along, np.zeros(1), np.ones(1), resolution=accuracy, size=size)
+        def derivative(_: Array, score: Array = score) -> tuple[Array, float]:
+            return ((masses * score) @ eif)[None, :], problem.accuracy(finite.law)
+
+        yield from _compare(derivative, along, (np.zeros(1),), np.ones(1), size=float(np.abs(eif).max()))
+
+
+Computed = Callable[[Array], tuple[Array, float]]  # a function of eps, and a bound of its error
 
 
 def _compare(
-    derivative: Array,
-    f: Callable[[Array], tuple[Array, float]],
-    eps: Array,
-    scale: Array,
-    *,
-    resolution: float,
-    size: float = 0.0,
+    derivative: Computed, f: Computed, points: tuple[Array, ...], scale: Array, *, size: float = 0.0
 ) -> Iterator[_Gap]:
-    """Row j of ``derivative`` against differences of f along e_j; f returns its own error too."""
-    size = max(size, float(np.abs(derivative).max()))
-    for j, axis in enumerate(np.diag(scale)):
-        difference, error = _difference(f, eps, axis)
-        gap = float(np.abs(derivative[j] - difference / scale[j]).max())
-        tolerance = resolution + error / float(scale[j]) + ROUNDING * size
-        yield _Gap(gap, tolerance, size=size, what=f"along coordinate {j}")
+    """Row j of ``derivative`` at each point against differences of f along e_j."""
+    derivatives = [derivative(eps) for eps in points]
+    size = max(size, *(float(np.abs(value).max()) for value, _ in derivatives))
+    for eps, (value, resolution) in zip(points, derivatives, strict=True):
+        for j, axis in enumerate(np.diag(scale)):
+            difference, error = _difference(f, eps, axis)
+            gap = float(np.abs(value[j] - difference / scale[j]).max())
+            tolerance = resolution + error / float(scale[j]) + ROUNDING * size
+            yield _Gap(gap, tolerance, size=size, what=f"along coordinate {j}")
 
 
-def _difference(f: Callable[[Array], tuple[Array, float]], eps: Array, axis: Array) -> tuple[Array, float]:
+def _difference(f: Computed, eps: Array, axis: Array) -> tuple[Array, float]:
     """The derivative of f(eps + t axis) at t = 0 by sixth-order differences, and a bound of its error.
 
     A step's truncation error is bounded by the change from twice that step, of which it is 1/63;

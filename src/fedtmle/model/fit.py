@@ -6,9 +6,10 @@ A trust-region Newton method whose d x d subproblem is solved exactly, so that s
 hard case are left behind and nonconvex density fluctuations can be fitted. The sums carry their
 grid, and every tolerance here is read off it: below the loss's resolution a step is accepted on
 the gradient, and a fit ends at ||g|| <= 8 sqrt(d) C_row 2^-51 (each coordinate's sum errs by at
-most C_row 2^-51). A convex loss has one basin; otherwise the descents from a fixed set of public
-starts compete and ties go to the point nearest zero. That is a search, not a proof of a global
-minimum. Zero is selected whenever zero is a minimiser (assumption local-regularity).
+most C_row 2^-51). A convex loss has one basin; otherwise a fixed set of public points is searched
+for a lower one, descents from there compete, and ties go to the point nearest zero. That is a
+search, not a proof of a global minimum. Zero is selected whenever zero is a minimiser
+(assumption local-regularity).
 """
 
 from __future__ import annotations
@@ -62,9 +63,11 @@ def fit_local(
     dim: int,
     radius: float,
     zero_floor: float = 0.0,
+    exhaustive: bool = False,
 ) -> LocalFit:
     """The selected minimiser of l_m over the ball, eps of shape (dim,).
 
+    ``exhaustive`` descends from every public start, not only from those below the first minimum.
     Zero counts as stationary if ||grad l_m(0)|| is at most the sums' resolution or ``zero_floor``.
     """
     objective = _Objective(submodel, normaliser, normaliser.value(np.zeros(dim)))
@@ -76,7 +79,11 @@ def fit_local(
     else:
         ends = [_descend(objective, origin, radius)]
     if not isinstance(normaliser, NoNormaliser):  # the rows' own losses are convex
-        starts = (objective.attempt(eps) for eps in _public_starts(dim, radius))
+        # A public point below the minimum just found lies in a lower basin: descend from it too.
+        points = (
+            eps for eps in _public_starts(dim, radius) if exhaustive or objective.is_below(eps, ends[0].point)
+        )
+        starts = (objective.attempt(eps) for eps in points)
         ends += [_descend(objective, start, radius) for start in starts if start is not None]
     best = _select(ends)
     return LocalFit(
@@ -137,6 +144,14 @@ class _Objective:
             flat=8 * d * max(resolution[1 + d :]) + 2.0**-46 * _norm(hessian),
         )
 
+    def is_below(self, eps: Array, point: _Point) -> bool:
+        """Whether l_m(eps) is lower than at ``point``: a pass for the loss alone."""
+        try:
+            rows = float(self.submodel.sums(eps, Part.LOSS).values(self.submodel.n_rows)[0])
+            return rows + self.normaliser.value(eps) - self.base < point.loss - point.noise
+        except (ContributionError, NumericalError):
+            return False
+
     def attempt(self, eps: Array) -> _Point | None:
         """None where l_m cannot be evaluated: not a density, or beyond the bound of exact sums."""
         try:
@@ -163,8 +178,7 @@ def _descend(objective: _Objective, start: _Point, radius: float) -> _End:
         length = _norm(eps - point.eps)
         # A separated fit has tiny gradients and long steps: it has not settled.
         settled = length <= 2.0**-10 * _norm(point.eps) + 2.0**-30 * radius
-        unresolved = predicted <= point.noise + point.floor * length
-        if settled and unresolved and point.residual(radius) <= point.floor:
+        if settled and point.residual(radius) <= point.floor:
             return _End(_outward(objective, point, radius), True, steps)
         if length < 2.0**-80 * radius:
             return _End(point, False, steps)
@@ -201,13 +215,10 @@ def _step(point: _Point, reach: float, radius: float) -> tuple[Array, float]:
         free = _project(free, radius)
         return free, decrease(free)
     # The step leaves the ball. The model's minimiser over the whole ball is Newton's step on the
-    # sphere; while it is out of reach, the projected steps keep the descent going.
-    slope = max(_norm(gradient), point.floor)
-    targets = [_project(free, radius), _project(eps - (reach / slope) * gradient, radius)]
+    # sphere; while it is out of reach, project: a short enough step is the projected gradient's.
     sphere = _ball_minimiser(gradient - hessian @ eps, values, vectors, radius, point.floor)
-    if _norm(sphere - eps) <= reach:
-        targets.append(sphere)
-    return max(((target, decrease(target)) for target in targets), key=lambda pair: pair[1])
+    target = sphere if _norm(sphere - eps) <= reach else _project(free, radius)
+    return target, decrease(target)
 
 
 def _ball_minimiser(linear: Array, values: Array, vectors: Array, radius: float, floor: float) -> Array:

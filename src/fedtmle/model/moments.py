@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from fractions import Fraction
 
 import numpy as np
 
-from fedtmle.errors import InputError
 from fedtmle.model.exact import Sums, column_shifts, column_sums
 from fedtmle.model.types import Array, unpack
 
@@ -18,7 +18,11 @@ def second_moment_shifts(exponents: Sequence[int]) -> tuple[int, ...]:
 
 
 def second_moments(columns: Array, exponents: Sequence[int]) -> Sums:
-    """Exact sums of m_j and of m_j m_k, j <= k, over the rows of ``columns``, shape (d, N)."""
+    """Exact sums of m_j and of m_j m_k, j <= k, over the rows of ``columns``, shape (d, N).
+
+    The products are rounded to floats, so a caller whose m lies far from zero subtracts a public
+    centre first: the covariance is the same and keeps its digits.
+    """
     upper, lower = np.triu_indices(len(columns))
     stacked = np.concatenate([columns, columns[upper] * columns[lower]])
     return column_sums(stacked, _with_products(exponents), what="EIF term")
@@ -32,13 +36,12 @@ def _with_products(exponents: Sequence[int]) -> list[int]:
 def mean_and_covariance(sums: Sums, dim: int, n: int) -> tuple[Array, Array]:
     """The mean of m and the covariance of that mean, cov(m)/n with divisor n - 1.
 
-    Computed in exact rationals and rounded once, so large means cost no digits.
+    Computed from the sums in exact rationals and rounded once. One row says nothing of its
+    spread: the covariance is then infinite.
     """
-    if n < 2:
-        raise InputError(f"a covariance needs at least 2 pooled rows, not {n}")
     total = sums.fractions()
     first, second = total[:dim], total[dim:]
     pairs = zip(*np.triu_indices(dim), second, strict=True)
     scatter = [s - first[j] * first[k] / n for j, k, s in pairs]
-    covariance = np.array([float(s / (Fraction(n) * (n - 1))) for s in scatter])
+    covariance = np.array([float(s / (Fraction(n) * (n - 1))) if n > 1 else math.inf for s in scatter])
     return np.array([float(f / n) for f in first]), unpack(covariance, dim)

@@ -15,7 +15,7 @@ import numpy as np
 
 from fedtmle.errors import DecodeError
 from fedtmle.model.exact import GRID_BITS, Sums, query_shifts
-from fedtmle.model.fit import FitStatus, LocalFit, fit_local
+from fedtmle.model.fit import FitStatus, fit_local
 from fedtmle.model.problem import AbstractProblem
 from fedtmle.model.types import Array, Part
 from fedtmle.protocol.bits import BitReader, BitWriter
@@ -58,7 +58,7 @@ class RetirementRule:
 
     def is_noise(self, gradient: Array, covariance: Array) -> bool:
         """Whether the silo's EIF mean is within the declared fraction of its sampling noise."""
-        if self.noise is None:
+        if self.noise is None or not np.isfinite(covariance).all():  # one row has no spread to compare
             return False
         return bool(gradient @ np.linalg.pinv(covariance) @ gradient <= self.noise**2 * len(gradient))
 
@@ -92,6 +92,7 @@ class FitQuery(AbstractQuery[FitAnswer, FitAverage]):
     n: int
     update: int
     radius: float
+    exhaustive: bool
     weights: Weighting | Mapping[str, float]
     rule: RetirementRule
     retiring: bool
@@ -115,6 +116,7 @@ class FitQuery(AbstractQuery[FitAnswer, FitAverage]):
             local.normaliser(self.law),
             dim=self.dim,
             radius=self.radius,
+            exhaustive=self.exhaustive,
         )
         origin = submodel.sums(np.zeros(self.dim), Part.GRADIENT)
         if fit.status is FitStatus.MINIMUM:
@@ -184,6 +186,17 @@ class FitQuery(AbstractQuery[FitAnswer, FitAverage]):
         return FitAverage(
             eps=eps, origin=Sums(bits.fixed(self._largest), self.shifts), fitting=fitting, worst=worst
         )
+
+    def gap_bound(self, local: Local) -> float | None:
+        """What rounding a fit to zero on the lattice may leave of the local gap: beta d lambda^2/8.
+
+        For beta a bound of the silo's Hessian at every eps. None without a lattice.
+        """
+        if self.rule.lattice is None:
+            return None
+        rows = local.submodel(self.law).curvature_ceiling()
+        beta = float(np.linalg.norm(rows, 2)) + local.normaliser(self.law).curvature_ceiling()
+        return beta * self.dim * self.rule.lattice**2 / 8
 
     def retires(self, answer: FitAnswer) -> bool:
         return self.retiring and answer.outcome is FitOutcome.ZERO

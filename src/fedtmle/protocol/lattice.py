@@ -266,7 +266,7 @@ def _write_significant(value: Fraction, out: BitWriter) -> None:
 def _read_significant(bits: BitReader) -> Fraction:
     power = _power_of_two(bits)
     (mantissa,) = bits.fixed((LARGEST_MANTISSA,))
-    if mantissa % 2 == 0 and (mantissa, power) != (0, 1):
+    if mantissa % 2 == 0 and not (mantissa == 0 and power == 1):
         raise DecodeError("a number is not in its shortest form")
     return mantissa * power
 

@@ -101,8 +101,8 @@ Reply: TypeAlias = Opened | Answered | Closed | Refused
 T = TypeVar("T", bound="Request | Reply")
 
 _encoder = msgspec.msgpack.Encoder(order="deterministic")
-_requests = msgspec.msgpack.Decoder(Request)
-_replies = msgspec.msgpack.Decoder(Reply)
+_requests: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
+_replies: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
 
 
 def encode(message: Request | Reply) -> bytes:

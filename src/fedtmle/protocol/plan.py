@@ -6,7 +6,6 @@ import dataclasses
 import enum
 import hashlib
 from collections.abc import Mapping, Sequence
-from fractions import Fraction
 from typing import Any
 
 import msgspec
@@ -28,14 +27,14 @@ def plan_digest(problem: Any, law: Any, algorithm: Any) -> bytes:
 
 def canonical(value: Any) -> Any:
     """``value`` as plain data: dataclasses by name and compared fields, arrays by type, shape and bytes."""
+    if isinstance(value, enum.Enum):
+        return value.value
+    if isinstance(value, np.generic):  # before float: a numpy float is one
+        return value.item()
     if value is None or isinstance(value, bool | int | float | str | bytes):
-        return value.value if isinstance(value, enum.Enum) else value
-    if isinstance(value, Fraction):
-        return str(value)
+        return value
     if isinstance(value, np.ndarray):
         return [value.dtype.str, list(value.shape), np.ascontiguousarray(value).tobytes()]
-    if isinstance(value, np.generic):
-        return value.item()
     if dataclasses.is_dataclass(value):
         fields = {f.name: canonical(getattr(value, f.name)) for f in dataclasses.fields(value) if f.compare}
         return [type(value).__name__, fields]

@@ -51,5 +51,7 @@ class Replay:
     def exchange(self, requests: Mapping[str, bytes], /) -> Mapping[str, bytes]:
         recorded = self._exchanges.pop(0) if self._exchanges else Exchange({}, {})
         if dict(requests) != recorded.requests:
-            raise ProtocolError("the run asks something that the transcript does not hold; was the plan changed?")
+            raise ProtocolError(
+                "the run asks something that the transcript does not hold; was the plan changed?"
+            )
         return recorded.replies

@@ -42,15 +42,13 @@ def trajectory(outcome: Outcome, observed: Observation | None) -> Trajectory:
     return Trajectory(
         points=outcome.trajectory,
         accepted=outcome.accepted,
-        residual=observed.residual
-        if observed
-        else tuple(learned.get(k) for k in range(outcome.updates + 1)),
+        residual=observed.residual if observed else tuple(learned.get(k) for k in range(outcome.updates + 1)),
         loss=observed.loss if observed else None,
         loss_by_round=observed.loss_by_round if observed else None,
     )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Result:
     """The estimate, how exactly it was computed, and what it cost.
 
@@ -75,7 +73,7 @@ class Result:
     certificate: Certificate | None
     account: Account
     transcript: Transcript
-    silos: Mapping[str, LocalOutcome]
+    silos: Mapping[str, LocalOutcome]  # of a personalised run: each silo's own law and estimate
 
     @property
     def rounds(self) -> int:
@@ -91,6 +89,22 @@ class Result:
     def std_error(self) -> Array | None:
         """Standard errors of psi, shape (d,)."""
         return None if self.covariance is None else np.sqrt(np.diag(self.covariance))
+
+    def __repr__(self) -> str:
+        """The estimates, the ending and the cost, on a few lines."""
+        lines = [f"{self.status.value} ({self.status.name})"]
+        if self.psi is not None and self.std_error is not None:
+            lines += [
+                f"  {name} = {value:.6g} (SE {error:.3g})"
+                for name, value, error in zip(self.names, self.psi, self.std_error, strict=True)
+            ]
+        for name, local in self.silos.items():
+            when = "unfinished" if local.retired_at is None else f"retired at update {local.retired_at}"
+            lines.append(f"  {name}: {when}, psi = {np.array2string(local.estimate.psi, precision=6)}")
+        if self.residual is not None:
+            lines.append(f"  residual {self.residual:.3g} ({self.residual_kind})")
+        lines.append(f"  n = {self.n}, {len(self.sizes)} silo(s), {self.rounds} rounds, {self.bits:,} bits")
+        return "\n".join(lines)
 
     def contrast(self, weights: Sequence[float]) -> tuple[float, float]:
         """The estimate and standard error of a linear combination of psi's coordinates."""

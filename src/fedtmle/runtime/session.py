@@ -167,7 +167,7 @@ class Session:
         if set(raw) != set(requests):
             raise ProtocolError("the federation did not bring one reply per silo")
         self._transcript.exchanges.append(Exchange(dict(requests), dict(raw)))
-        replies = {}
+        replies: dict[str, messages.Reply] = {}
         for silo, request in requests.items():
             self._account.bytes_down[silo] += len(request)
             self._account.bytes_up[silo] += len(raw[silo])

@@ -24,19 +24,34 @@ from fedtmle.model.types import IntArray
 from fedtmle.protocol import messages
 from fedtmle.protocol.bits import BitReader, BitWriter
 from fedtmle.protocol.fits import FitQuery
-from fedtmle.protocol.messages import Answered, Ask, Begin, Close, Closed, Open, Opened, Payload, Reason, Refused
+from fedtmle.protocol.messages import (
+    Answered,
+    Ask,
+    Begin,
+    Close,
+    Closed,
+    Open,
+    Opened,
+    Payload,
+    Reason,
+    Refused,
+)
 from fedtmle.protocol.plan import plan_digest
 from fedtmle.protocol.query import Link
 
 
 @dataclass(frozen=True, kw_only=True)
 class LocalOutcome:
-    """What a silo keeps for itself: its law, when it retired, and its own estimate there."""
+    """What a silo keeps for itself in a personalised run: its law, when it retired, its own estimate.
+
+    ``gap_bound`` bounds the local targeting gap that a lattice retirement may leave.
+    """
 
     law: Any
     retired_at: int | None
     estimate: Estimate
     n_rows: int
+    gap_bound: float | None
 
 
 def read_rows(problem: Problem, name: str, rows: object) -> Any:
@@ -175,7 +190,7 @@ class Silo:
         if request.session != progress.session or self._stage is _Stage.NEW:
             return Reason.OUT_OF_ORDER
         if isinstance(request, Begin):
-            fits = 0 <= request.first_row and request.first_row + self.n_rows <= request.n
+            fits = request.first_row >= 0 and request.first_row + self.n_rows <= request.n
             return None if self._stage is _Stage.OPENED and fits else Reason.OUT_OF_ORDER
         expected = request.round == progress.round + 1
         return None if self._stage is _Stage.ANSWERING and expected else Reason.OUT_OF_ORDER
@@ -214,7 +229,7 @@ class Silo:
         out = BitWriter()
         query.write_answer(answer, out, progress.link)
         if query.retires(answer) and isinstance(query, FitQuery):
-            self._keep(query.law, query.update)
+            self._keep(query.law, query.update, query.gap_bound(self._rows))
             self._stage = _Stage.RETIRED
         bits = out.finish()
         return Answered(progress.round, Payload(bits.length, bits.data))
@@ -222,11 +237,16 @@ class Silo:
     def _close(self, request: Ask | Close, outcome: Outcome) -> Closed:
         if isinstance(request, Ask):
             raise DecodeError("the flow ended, yet an answer was asked")
-        self._keep(outcome.law, None)
+        if outcome.estimate is None:  # Personalized: unfinished, so it keeps the shared law
+            self._keep(outcome.law, None, None)
         self._stage = _Stage.CLOSED
         return Closed(self._progress.heard.digest())
 
-    def _keep(self, law: Any, retired_at: int | None) -> None:
+    def _keep(self, law: Any, retired_at: int | None, gap_bound: float | None) -> None:
         self.local = LocalOutcome(
-            law=law, retired_at=retired_at, estimate=self._rows.estimate(law), n_rows=self.n_rows
+            law=law,
+            retired_at=retired_at,
+            estimate=self._rows.estimate(law),
+            n_rows=self.n_rows,
+            gap_bound=gap_bound,
         )

@@ -55,7 +55,10 @@ class Mean(AbstractProblem[MeanLaw, Array]):
         return MeanLaw(mu=float(mu))
 
     def read(self, rows: object) -> Array:
-        y = np.ascontiguousarray(rows, dtype=np.float64)
+        try:
+            y = np.ascontiguousarray(rows, dtype=np.float64)
+        except (TypeError, ValueError):  # numpy's message would quote the value
+            raise DataError("expected one column of numbers") from None
         if y.ndim != 1:
             raise DataError(f"expected one column of outcomes, shape (N,), not shape {y.shape}")
         if not y.size:
@@ -82,13 +85,14 @@ class Mean(AbstractProblem[MeanLaw, Array]):
         )
 
     def losses(self, law: MeanLaw, rows: Array) -> Array:
-        return 0.5 * (rows - law.mu) ** 2
+        residual = rows - law.mu
+        return 0.5 * residual * residual
 
     def eif(self, law: MeanLaw, rows: Array, psi: Array) -> Array:  # noqa: ARG002 - D sees the law through psi
-        return (rows - psi[0])[:, None]
+        return np.asarray(rows - psi[0])[:, None]
 
     def moments(self, law: MeanLaw, rows: Array) -> Sums:  # noqa: ARG002 - as above
-        return second_moments(rows[None, :], self._exponents())
+        return second_moments((rows - self._centre)[None, :], self._exponents())
 
     def move(self, law: MeanLaw, eps: Array) -> MeanLaw:
         if not self.admits(law, eps):
@@ -125,5 +129,10 @@ class Mean(AbstractProblem[MeanLaw, Array]):
     def curvature_is_fixed(self) -> bool:
         return True
 
+    @property
+    def _centre(self) -> float:
+        """A public centre of the outcomes, so that their squares cost the variance no digits."""
+        return 0.5 * (self.bounds[0] + self.bounds[1])
+
     def _exponents(self) -> tuple[int]:
-        return (exponent(max(map(abs, self.bounds))),)
+        return (exponent(self.bounds[1] - self.bounds[0]),)

@@ -110,7 +110,9 @@ class OptimalTransport(AbstractDensityProblem):
         for _ in range(NEWTON_STEPS):
             norm = float(np.abs(g).max())
             if norm <= RESIDUAL * max(1.0, float(np.abs(theta).max())):
-                return Transport(problem=self, theta=theta, gain=np.asarray(-self.regularisation * np.linalg.inv(H)))
+                return Transport(
+                    problem=self, theta=theta, gain=np.asarray(-self.regularisation * np.linalg.inv(H))
+                )
             step = -self.regularisation * np.linalg.solve(H + RIDGE * norm**2 * np.eye(self.dim), g)
             step = step * min(1.0, LONGEST * self.regularisation / float(np.abs(step).max()))
             for _ in range(HALVINGS):

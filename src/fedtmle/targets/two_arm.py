@@ -144,7 +144,7 @@ class TwoArm(AbstractProblem[TwoArmLaw, TwoArmRows]):
         return kernels.softplus(eta) - rows.y * eta
 
     def eif(self, law: TwoArmLaw, rows: TwoArmRows, psi: Array) -> Array:
-        return (self._uncentred(law, rows) - psi[:, None]).T
+        return (self._uncentred(law, rows) - (psi - self.outcome_bounds[0])[:, None]).T
 
     def moments(self, law: TwoArmLaw, rows: TwoArmRows) -> Sums:
         q = self._regression(law, rows)
@@ -174,7 +174,7 @@ class TwoArm(AbstractProblem[TwoArmLaw, TwoArmRows]):
 
     def finish(self, law: TwoArmLaw, pooled: Sums, n: int) -> Estimate:  # noqa: ARG002 - Psi is pooled
         mean, covariance = mean_and_covariance(pooled, 4, n)
-        return Estimate(psi=mean[:2], covariance=covariance[2:, 2:])
+        return Estimate(psi=self.outcome_bounds[0] + mean[:2], covariance=covariance[2:, 2:])
 
     def curvature(self, law: TwoArmLaw) -> None:  # noqa: ARG002 - it is a sum over rows
         return None
@@ -191,20 +191,22 @@ class TwoArm(AbstractProblem[TwoArmLaw, TwoArmRows]):
         return moved[0], moved[1]
 
     def _regression(self, law: TwoArmLaw, rows: TwoArmRows) -> Array:
-        """Q_1 and Q_0 at the law, in outcome units; shape (2, N)."""
-        return self.outcome_bounds[0] + self.width * kernels.expit(np.stack(self._logits(law, rows)))
+        """Q_1 - low and Q_0 - low at the law, in outcome units; shape (2, N).
+
+        Above ``low``, because squares of outcomes far from zero would cost the variance its digits.
+        """
+        return self.width * kernels.expit(np.stack(self._logits(law, rows)))
 
     def _uncentred(self, law: TwoArmLaw, rows: TwoArmRows) -> Array:
-        """D + Psi, shape (2, N)."""
+        """D + Psi - low, shape (2, N)."""
         q = self._regression(law, rows)
-        outcome = self.outcome_bounds[0] + self.width * rows.y
         taken = np.stack([rows.treated, 1.0 - rows.treated])
-        return taken * rows.inverse_g * (outcome - q) + q
+        return taken * rows.inverse_g * (self.width * rows.y - q) + q
 
     def _exponents(self) -> tuple[int, ...]:
-        q = max(map(abs, self.outcome_bounds))
-        d = self.width * self.weight_ceiling + q
-        return (exponent(q), exponent(q), exponent(d), exponent(d))
+        q = exponent(self.width)
+        d = exponent(self.width * (self.weight_ceiling + 1.0))
+        return (q, q, d, d)
 
 
 def _columns(rows: object) -> dict[str, Array]:
@@ -214,7 +216,7 @@ def _columns(rows: object) -> dict[str, Array]:
     columns: dict[str, Array] = {}
     for name in COLUMNS:
         try:
-            column = np.ascontiguousarray(rows[name], dtype=np.float64)  # type: ignore[index]
+            column = np.ascontiguousarray(rows[name], dtype=np.float64)
         except (KeyError, IndexError):
             raise DataError(f"column '{name}' is missing; expected the columns {COLUMNS}") from None
         except (TypeError, ValueError):

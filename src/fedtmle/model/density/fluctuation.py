@@ -80,7 +80,8 @@ class LogisticFluctuation(AbstractFluctuation):
     def curvature_ceiling(self, vertices: Array) -> float:
         # Along a unit u put x = u . D, in [a, b] with a <= 0 <= b. From below: phi'' = -4 s (1 - s) >= -1
         # and a covariance is positive, so the form is >= -E_q[x^2] >= -max(a^2, b^2) >= -(b - a)^2. From
-        # above: phi'' <= 0, and phi' x = -2 s x lies in [-2b, -2a], so its variance is <= (b - a)^2.
+        # above: phi'' <= 0, and phi' x = -2 s x lies in [-2b, -2a], so its variance is <= (b - a)^2. Laws
+        # come as near to that as one likes (`test_density`), so no bound by the hull alone is better.
         return diameter(vertices) ** 2 * ROUNDING
 
 

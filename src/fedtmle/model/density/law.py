@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import final
 
 import numpy as np
 
+from fedtmle.model import kernels
 from fedtmle.model.density.fluctuation import AbstractFluctuation
 from fedtmle.model.density.memo import Memo
 from fedtmle.model.density.start import KernelDensity, Rule
-from fedtmle.model.density.sums import combined
-from fedtmle.model.types import Array
+from fedtmle.model.density.sums import combined, expectation, reweight, second_moment
+from fedtmle.model.types import Array, exponent
 
 KEPT_LAWS = 16
+SLACK = 1.0 + 2.0**-20  # D is bounded by its vertices up to rounding
+FLOOR = 2.0**-45  # of the quadrature's relative error: rounding, and nodes left out
 
 
 class AbstractFunctional(ABC):
@@ -66,10 +70,44 @@ class DensityLaw:
     # Laws moved to from this start, by problem and history: one memory for all its descendants.
     moved: Memo[DensityLaw] = field(default_factory=lambda: Memo(KEPT_LAWS), repr=False, compare=False)
 
+    def __post_init__(self) -> None:
+        for shared in (self.masses, self.eif, self.psi):  # among all parties of a process
+            shared.setflags(write=False)
+
     @property
     def psi(self) -> Array:
         """Psi(p^k)."""
         return self.functional.psi
+
+    @cached_property
+    def exponents(self) -> tuple[int, ...]:
+        """Powers of two that bound |D_j| at any observation, one for each j."""
+        return tuple(exponent(float(bound) * SLACK) for bound in np.abs(self.functional.vertices).max(axis=1))
+
+    @property
+    def reach(self) -> float:
+        """A bound on every |D_j| at any observation."""
+        return float(np.abs(self.functional.vertices).max()) * SLACK
+
+    @cached_property
+    def quadrature_error(self) -> float:
+        """eta, from how well each half-rule of doubled spacing integrates D and D D^T.
+
+        The trapezoid converges geometrically: doubling the spacing takes the square root of the relative
+        error, so the square of what the half-rules show estimates what the rule itself has left. D is of
+        the order of H^-1, and its error of the order of H^-2.
+        """
+        bound, reach, halves = max(self.exponents), self.reach, 2**self.start.columns
+        whole = second_moment(self.masses, self.eif, bound)
+        shown = 0.0
+        for half in range(halves):
+            chosen = self.rule.parity == half
+            masses, log_share = reweight(self.masses[chosen], np.zeros(int(chosen.sum())))
+            first = expectation(masses, self.eif[:, chosen], bound) / reach
+            second = (second_moment(masses, self.eif[:, chosen], bound) - whole) / reach**2
+            share = halves * kernels.exp(log_share) - 1.0
+            shown = max(shown, abs(share), float(np.abs(first).max()), float(np.abs(second).max()))
+        return reach * max(1.0, reach) * (4 * shown**2 + FLOOR)
 
     def log_density(self, points: Array) -> Array:
         """log p^k at points (q, N): log p^0 and what each accepted step added."""

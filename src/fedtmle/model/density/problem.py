@@ -18,15 +18,12 @@ from fedtmle.model.density.fluctuation import AbstractFluctuation
 from fedtmle.model.density.law import AbstractFunctional, DensityLaw, Step
 from fedtmle.model.density.normaliser import DensityNormaliser
 from fedtmle.model.density.start import KernelDensity
-from fedtmle.model.density.sums import combined, expectation, reweight, second_moment
+from fedtmle.model.density.sums import combined, reweight, second_moment
 from fedtmle.model.exact import Sums
 from fedtmle.model.moments import mean_and_covariance, second_moment_shifts, second_moments
 from fedtmle.model.problem import AbstractProblem, Estimate
 from fedtmle.model.submodel import GeneralisedLinear
 from fedtmle.model.types import Array, RowBound, exponent
-
-SLACK = 1.0 + 2.0**-20  # D is bounded by its vertices up to rounding
-FLOOR = 2.0**-44  # what rounding leaves of the quadrature's accuracy, relative to sup |D|
 
 
 class AbstractDensityProblem(AbstractProblem[DensityLaw, Array]):
@@ -100,13 +97,13 @@ class AbstractDensityProblem(AbstractProblem[DensityLaw, Array]):
     @final
     def row_bound(self, law: DensityLaw) -> RowBound:
         # X = multiple D and |rho'| <= 1 for both families; rho'' has its own ceiling.
-        x = self.fluctuation.multiple * float(np.abs(law.functional.vertices).max()) * SLACK
+        x = self.fluctuation.multiple * law.reach
         ceiling = self.fluctuation.family.curvature_ceiling or 0.0
         return RowBound(gradient=exponent(x), curvature=exponent(ceiling * x * x))
 
     @final
     def moment_shifts(self, law: DensityLaw) -> tuple[int, ...]:
-        return second_moment_shifts(self._exponents(law))
+        return second_moment_shifts(law.exponents)
 
     @final
     def finish(self, law: DensityLaw, pooled: Sums, n: int) -> Estimate:
@@ -116,27 +113,11 @@ class AbstractDensityProblem(AbstractProblem[DensityLaw, Array]):
     @final
     def curvature(self, law: DensityLaw) -> Array:
         """E_p[D D^T], for either fluctuation: Hess A(0) is what the rows' own curvature leaves of it."""
-        return second_moment(law.masses, law.eif, max(self._exponents(law)))
+        return second_moment(law.masses, law.eif, max(law.exponents))
 
     @final
     def accuracy(self, law: DensityLaw) -> float:
-        """eta, from how well each half-rule of doubled spacing integrates D and D D^T.
-
-        The trapezoid converges geometrically: doubling the spacing takes the square root of the relative
-        error, so the square of what the half-rules show estimates what the rule itself has left.
-        """
-        bound = max(self._exponents(law))
-        reach = float(np.abs(law.functional.vertices).max())
-        whole = self.curvature(law)
-        shown = 0.0
-        for half in range(2**self.columns):
-            chosen = law.rule.parity == half
-            masses, log_total = reweight(law.masses[chosen], np.zeros(int(chosen.sum())))
-            first = expectation(masses, law.eif[:, chosen], bound) / reach
-            second = (second_moment(masses, law.eif[:, chosen], bound) - whole) / reach**2
-            share = np.exp(log_total) * 2**self.columns - 1.0
-            shown = max(shown, abs(share), float(np.abs(first).max()), float(np.abs(second).max()))
-        return reach * max(1.0, reach) * (shown**2 + FLOOR)
+        return law.quadrature_error
 
     @property
     @final
@@ -185,7 +166,7 @@ class AbstractDensityProblem(AbstractProblem[DensityLaw, Array]):
 
     @final
     def moments(self, law: DensityLaw, rows: Array) -> Sums:
-        return second_moments(law.functional.eif(rows), self._exponents(law))
+        return second_moments(law.functional.eif(rows), law.exponents)
 
     def _moved(self, law: DensityLaw, eps: tuple[float, ...]) -> DensityLaw:
         logs = self.fluctuation.log_factor(combined(np.array(eps), law.eif))
@@ -202,7 +183,3 @@ class AbstractDensityProblem(AbstractProblem[DensityLaw, Array]):
             eif=functional.eif(law.rule.nodes),
             moved=law.moved,
         )
-
-    @staticmethod
-    def _exponents(law: DensityLaw) -> tuple[int, ...]:
-        return tuple(exponent(float(bound) * SLACK) for bound in np.abs(law.functional.vertices).max(axis=1))

@@ -1,7 +1,7 @@
 """Expectations over quadrature nodes as exact integer sums: no order of the nodes changes a bit.
 
-Masses add up to one, so a column bounded by 2^c has |sum| <= 2^c and the grid 2^-(60-c) fits
-an int64 for any number of nodes; each node's rounding is at most 2^-(61-c).
+Masses add up to one, so a column bounded by 2^c has |sum| <= 2^c and the grid 2^-(62-c) fits
+an int64 for any number of nodes in use; each node's rounding is at most 2^-(63-c).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from fedtmle.errors import NumericalError
 from fedtmle.model import kernels
 from fedtmle.model.types import Array, exponent, unpack
 
-NODE_BITS = 60
+NODE_BITS = 62
 
 
 def expectation(masses: Array, columns: Array, bound: int) -> Array:

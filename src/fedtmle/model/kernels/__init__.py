@@ -6,7 +6,7 @@ for any number of threads. Numba is imported by the first call of a kernel, not 
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import numpy as np
 
@@ -64,7 +64,7 @@ def logit(p: Real) -> Real:
 def _elementwise(name: str, x: Real) -> Real:
     values = np.ascontiguousarray(x, dtype=np.float64)
     result = module().elementwise(name, values.reshape(-1))
-    return result.reshape(np.shape(x)) if np.ndim(x) else float(result[0])
+    return cast(Real, result.reshape(np.shape(x)) if np.ndim(x) else result.item())
 
 
 def glm_sums(

@@ -14,6 +14,7 @@ from fedtmle.model.types import Array, IntArray
 
 _MODULES = {"numba": "_numba", "numpy": "_numpy"}
 _chosen: str | None = None
+_numba_fails = False  # installed, but it refuses to be imported: often a numpy too new for it
 
 
 class Backend(Protocol):
@@ -34,7 +35,7 @@ def backend() -> str:
         return _chosen
     given = os.environ.get("FEDTMLE_BACKEND")
     if given is None:
-        return "numba" if importlib.util.find_spec("numba") else "numpy"
+        return "numba" if not _numba_fails and importlib.util.find_spec("numba") else "numpy"
     return _checked(given)
 
 
@@ -51,7 +52,18 @@ def using_backend(name: str) -> Iterator[None]:
 
 def module() -> Backend:
     """The backend in force, imported when it is first needed."""
-    return cast(Backend, importlib.import_module(f"fedtmle.model.kernels.{_MODULES[backend()]}"))
+    global _numba_fails  # noqa: PLW0603 - found out once per process
+    try:
+        return _imported(backend())
+    except ImportError:
+        if _chosen is not None or "FEDTMLE_BACKEND" in os.environ:
+            raise
+        _numba_fails = True
+        return _imported("numpy")
+
+
+def _imported(name: str) -> Backend:
+    return cast(Backend, importlib.import_module(f"fedtmle.model.kernels.{_MODULES[name]}"))
 
 
 def _checked(name: str) -> str:

@@ -2,7 +2,8 @@
 
 A block of rows goes through short stages that each vectorise: predictor, loss difference, slope,
 curvature; each stage's values are multiplied by columns of X, rounded to the grid and added as
-integers at once, while the block is in the first-level cache.
+integers at once, while the block is in the first-level cache. A column that is None is a block of
+constants, which never leaves that cache.
 """
 
 from __future__ import annotations
@@ -11,137 +12,114 @@ import numpy as np
 
 from fedtmle.model.exact import CHUNK, GRID_BITS
 from fedtmle.model.families import Family
-from fedtmle.model.kernels import _rows
-from fedtmle.model.kernels import _scalar  # noqa: F401 - registers _elementary and _rows with numba
+from fedtmle.model.kernels import _scalar  # noqa: F401 - registers what follows with numba
 from fedtmle.model.kernels._elementary import exp, expit
 from fedtmle.model.kernels._jit import jit
 from fedtmle.model.kernels._primitives import MAGIC, MAGIC_BITS, bits
+from fedtmle.model.kernels._rows import (
+    NEAR,
+    gaussian_change,
+    logistic_far,
+    logistic_near,
+    logistic_variance,
+    poisson_far,
+    poisson_near,
+)
 from fedtmle.model.types import Array, IntArray
 
-BLOCK = 512
+BLOCK = 192
 LIMIT = 2.0**GRID_BITS
 GAUSSIAN, LOGISTIC, POISSON = int(Family.GAUSSIAN), int(Family.LOGISTIC), int(Family.POISSON)
-
-
-@jit
-def _round_sum(values: Array, first: float, second: float) -> tuple[int, bool]:
-    """The sum of values * 2^shift, each rounded half to even, and whether all are within 2^50."""
-    units, within = 0, True
-    for i in range(len(values)):
-        scaled = values[i] * first * second
-        within &= abs(scaled) <= LIMIT  # False for NaN
-        units += bits(scaled + MAGIC)
-    return units - len(values) * MAGIC_BITS, within  # modulo 2^64, in which the sum itself fits
-
-
-@jit
-def _round_product_sum(values: Array, column: Array, first: float, second: float) -> tuple[int, bool]:
-    """The same for values * column."""
-    units, within = 0, True
-    for i in range(len(values)):
-        scaled = values[i] * column[i] * first * second
-        within &= abs(scaled) <= LIMIT
-        units += bits(scaled + MAGIC)
-    return units - len(values) * MAGIC_BITS, within  # modulo 2^64, in which the sum itself fits
 
 
 @jit
 def _predict(base: Array, eps: Array, X: Array, begin: int, eta: Array) -> None:
     """eta = base + eps . X, added from left to right."""
     size = len(eta)
-    column = X[0, begin : begin + size]
+    coefficient, column = eps[0], X[0, begin : begin + size]
     for i in range(size):
-        eta[i] = base[i] + eps[0] * column[i]
+        eta[i] = base[i] + coefficient * column[i]
     for j in range(1, len(eps)):
-        column = X[j, begin : begin + size]
+        coefficient, column = eps[j], X[j, begin : begin + size]
         for i in range(size):
-            eta[i] = eta[i] + eps[j] * column[i]
+            eta[i] = eta[i] + coefficient * column[i]
 
 
 @jit
-def _weigh(w: Array, begin: int, values: Array) -> None:
-    if len(w):
-        weights = w[begin : begin + len(values)]
-        for i in range(len(values)):
-            values[i] = weights[i] * values[i]
-
-
-@jit
-def _replace_far(family: int, base: Array, eta: Array, delta: Array, change: Array) -> None:
-    """The plain difference where delta is large."""
-    for i in range(len(change)):
-        if abs(delta[i]) > _rows.NEAR:
-            if family == LOGISTIC:
-                change[i] = _rows.logistic_far(base[i], eta[i])
-            else:
-                change[i] = _rows.poisson_far(base[i], eta[i])
-
-
-@jit
-def _change(family: int, base: Array, y: Array, begin: int, eta: Array, delta: Array, change: Array) -> None:
+def _change(family: int, base: Array, y: Array, eta: Array, delta: Array, change: Array) -> None:
     """rho(eta) - rho(base), without cancellation."""
     size = len(change)
-    outcome = y[begin : begin + size]
-    if family == GAUSSIAN:
-        for i in range(size):
-            change[i] = _rows.gaussian_change(base[i], outcome[i] if len(y) else 0.0, delta[i])
-        return
-    if family != LOGISTIC and family != POISSON:
-        for i in range(size):
-            change[i] = delta[i]
-        return
     near = True
-    for i in range(size):
-        near &= abs(delta[i]) <= _rows.NEAR
     if family == LOGISTIC:
         for i in range(size):
-            change[i] = _rows.logistic_near(base[i], eta[i], delta[i])
+            near &= abs(delta[i]) <= NEAR
+            change[i] = logistic_near(base[i], eta[i], delta[i]) - y[i] * delta[i]
+    elif family == POISSON:
+        for i in range(size):
+            near &= abs(delta[i]) <= NEAR
+            change[i] = poisson_near(base[i], delta[i]) - y[i] * delta[i]
+    elif family == GAUSSIAN:
+        for i in range(size):
+            change[i] = gaussian_change(base[i], y[i], delta[i])
     else:
         for i in range(size):
-            change[i] = _rows.poisson_near(base[i], delta[i])
-    if not near:  # rare, and a loop of its own: LLVM would compute both formulas for every row
-        _replace_far(family, base, eta, delta, change)
-    if len(y):
+            change[i] = delta[i]
+    if not near:  # rare, and outside the loops above, or LLVM would compute both formulas everywhere
         for i in range(size):
-            change[i] = change[i] - outcome[i] * delta[i]
+            if abs(delta[i]) > NEAR:
+                far = logistic_far(base[i], eta[i]) if family == LOGISTIC else poisson_far(base[i], eta[i])
+                change[i] = far - y[i] * delta[i]
 
 
 @jit
-def _slope(family: int, y: Array, begin: int, eta: Array, slope: Array) -> None:
+def _slope(family: int, y: Array, eta: Array, slope: Array) -> None:
     """rho'(eta)."""
-    size = len(eta)
+    size = len(slope)
     if family == LOGISTIC:
         for i in range(size):
-            slope[i] = expit(eta[i])
+            slope[i] = expit(eta[i]) - y[i]
     elif family == POISSON:
         for i in range(size):
-            slope[i] = exp(eta[i])
+            slope[i] = exp(eta[i]) - y[i]
     elif family == GAUSSIAN:
         for i in range(size):
-            slope[i] = eta[i]
+            slope[i] = eta[i] - y[i]
     else:
         for i in range(size):
             slope[i] = 1.0
-        return
-    if len(y):
-        outcome = y[begin : begin + size]
-        for i in range(size):
-            slope[i] = slope[i] - outcome[i]
 
 
 @jit
 def _curvature(family: int, eta: Array, curvature: Array) -> None:
     """rho''(eta)."""
+    size = len(curvature)
     if family == LOGISTIC:
-        for i in range(len(eta)):
-            curvature[i] = _rows.logistic_variance(eta[i])
+        for i in range(size):
+            curvature[i] = logistic_variance(eta[i])
     elif family == POISSON:
-        for i in range(len(eta)):
+        for i in range(size):
             curvature[i] = exp(eta[i])
     else:
         constant = 1.0 if family == GAUSSIAN else 0.0
-        for i in range(len(eta)):
+        for i in range(size):
             curvature[i] = constant
+
+
+@jit
+def _multiply(values: Array, factor: Array, product: Array) -> None:
+    for i in range(len(product)):
+        product[i] = factor[i] * values[i]
+
+
+@jit
+def _round_and_sum(values: Array, factor: Array, first: float, second: float) -> tuple[int, bool]:
+    """The sum of values * factor * 2^shift, each rounded half to even; whether all are within 2^50."""
+    units, within = 0, True
+    for i in range(len(values)):
+        scaled = values[i] * factor[i] * first * second
+        within &= abs(scaled) <= LIMIT  # False for NaN
+        units += bits(scaled + MAGIC)  # type: ignore[assignment]  # a scalar when compiled
+    return units - len(values) * MAGIC_BITS, within  # modulo 2^64, in which the sum itself fits
 
 
 @jit
@@ -166,45 +144,46 @@ def chunks(
     Sum s is scaled by first[s] * second[s] = 2^shifts[s]; an empty column stands for None.
     """
     dim, n_rows = X.shape
-    zeros, etas, deltas = np.zeros(BLOCK), np.empty(BLOCK), np.empty(BLOCK)
-    buffer, products = np.empty(BLOCK), np.empty(BLOCK)
-    within = True
+    zeros, ones = np.zeros(BLOCK), np.ones(BLOCK)
+    etas, deltas, buffer, products = np.empty(BLOCK), np.empty(BLOCK), np.empty(BLOCK), np.empty(BLOCK)
+    everywhere = True
     for chunk in range(first_chunk, last_chunk):
         stop = min((chunk + 1) * CHUNK, n_rows)
         for begin in range(chunk * CHUNK, stop, BLOCK):
             end = min(begin + BLOCK, stop)
             size = end - begin
             base = offset[begin:end] if len(offset) else zeros[:size]
-            eta, delta, values = etas[:size], deltas[:size], buffer[:size]
+            outcome = y[begin:end] if len(y) else zeros[:size]
+            weight = w[begin:end] if len(w) else ones[:size]
+            eta, values, product = etas[:size], buffer[:size], products[:size]
             _predict(base, eps, X, begin, eta)
             s = 0
             if loss:
+                delta = deltas[:size]
                 _predict(zeros, eps, X, begin, delta)
-                _change(family, base, y, begin, eta, delta, values)
-                _weigh(w, begin, values)
-                units, fits = _round_sum(values, first[s], second[s])
+                _change(family, base, outcome, eta, delta, values)
+                units, within = _round_and_sum(values, weight, first[s], second[s])
                 sums[chunk, s] += units
-                within &= fits
+                everywhere &= within
                 s += 1
             if gradient:
-                _slope(family, y, begin, eta, values)
-                _weigh(w, begin, values)
+                _slope(family, outcome, eta, values)
+                if len(w):
+                    _multiply(values, weight, values)
                 for j in range(dim):
-                    units, fits = _round_product_sum(values, X[j, begin:end], first[s], second[s])
+                    units, within = _round_and_sum(values, X[j, begin:end], first[s], second[s])
                     sums[chunk, s] += units
-                    within &= fits
+                    everywhere &= within
                     s += 1
             if hessian:
                 _curvature(family, eta, values)
-                _weigh(w, begin, values)
-                product = products[:size]
+                if len(w):
+                    _multiply(values, weight, values)
                 for j in range(dim):
-                    column = X[j, begin:end]
-                    for i in range(size):
-                        product[i] = values[i] * column[i]
+                    _multiply(values, X[j, begin:end], product)
                     for k in range(j, dim):
-                        units, fits = _round_product_sum(product, X[k, begin:end], first[s], second[s])
+                        units, within = _round_and_sum(product, X[k, begin:end], first[s], second[s])
                         sums[chunk, s] += units
-                        within &= fits
+                        everywhere &= within
                         s += 1
-    return within
+    return everywhere

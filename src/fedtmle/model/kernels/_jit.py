@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numba
 
@@ -20,5 +20,12 @@ DIGEST = hashlib.sha256(b"".join(path.read_bytes() for path in SOURCES)).hexdige
 def jit(function: Function) -> Function:
     """Compile at the first call; no fast-math, so that the operations stay as written."""
     function.__qualname__ = f"{function.__qualname__}_{DIGEST}"
-    compiled: Function = numba.njit(cache=True, nogil=True, error_model="numpy", fastmath=False)(function)
-    return compiled
+    try:
+        return _compiled(function, cache=True)
+    except RuntimeError:  # nowhere to write a cache: a read-only installation without a home
+        return _compiled(function, cache=False)
+
+
+def _compiled(function: Function, *, cache: bool) -> Function:
+    decorate: Any = numba.njit(cache=cache, nogil=True, error_model="numpy", fastmath=False)
+    return cast(Function, decorate(function))

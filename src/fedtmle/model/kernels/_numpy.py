@@ -68,21 +68,17 @@ def _contributions(query: Query, rows: slice) -> list[tuple[Part, Array]]:
     zeros = np.zeros(X.shape[1])
     offset = zeros if query.offset is None else query.offset[rows]
     y = zeros if query.y is None else query.y[rows]
-    w = None if query.w is None else query.w[rows]
-
-    def weighted(values: Array) -> Array:
-        return values if w is None else w * values
-
+    w = np.ones(X.shape[1]) if query.w is None else query.w[rows]
     eta = _predictor(offset, query.eps, X)
     answer: list[tuple[Part, Array]] = []
     if Part.LOSS in query.parts:
         delta = _predictor(zeros, query.eps, X)
-        answer.append((Part.LOSS, weighted(_change(query.family, offset, y, eta, delta))[None]))
+        answer.append((Part.LOSS, (w * _change(query.family, offset, y, eta, delta))[None]))
     if Part.GRADIENT in query.parts:
-        answer.append((Part.GRADIENT, weighted(_slope(query.family, eta, y)) * X))
+        answer.append((Part.GRADIENT, w * _slope(query.family, eta, y) * X))
     if Part.HESSIAN in query.parts:
         j, k = np.triu_indices(len(X))
-        answer.append((Part.HESSIAN, weighted(VARIANCE[query.family](eta)) * X[j] * X[k]))
+        answer.append((Part.HESSIAN, w * VARIANCE[query.family](eta) * X[j] * X[k]))
     return answer
 
 
@@ -126,7 +122,7 @@ def softmax(logits: Array) -> Array:
         total = powers[0]
         for row in powers[1:]:
             total = total + row
-        return powers / total
+        return np.asarray(powers / total)
 
 
 def log_mean_kernel(points: Array, centres: Array) -> Array:
@@ -149,7 +145,7 @@ def log_mean_kernel(points: Array, centres: Array) -> Array:
 
 def _squared_distance(points: Array, centre: Array) -> Array:
     difference = points[0] - centre[0]
-    squared = difference * difference
+    squared: Array = difference * difference
     for coordinate, value in zip(points[1:], centre[1:], strict=True):
         difference = coordinate - value
         squared = squared + difference * difference

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedtmle.model.types import Array, IntArray
 
@@ -10,7 +11,7 @@ MAGIC = 6755399441055744.0  # 1.5 * 2^52: adding it rounds |x| <= 2^51 half to e
 MAGIC_BITS = 0x4338000000000000
 
 
-def select(condition: Array, yes: Array | float, no: Array | float) -> Array:
+def select(condition: NDArray[np.bool_], yes: Array | float, no: Array | float) -> Array:
     """``yes`` where the condition holds, else ``no``; both are computed."""
     return np.where(condition, yes, no)
 

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from types import FunctionType
-from typing import Any
 
 import numpy as np
 from numba.extending import overload, register_jitable
@@ -14,21 +13,22 @@ from numba.extending import overload, register_jitable
 from fedtmle.model.kernels import _elementary, _primitives, _rows
 
 
-def _select(condition: Any, yes: Any, no: Any) -> Any:
+def _select(condition: bool, yes: float, no: float) -> float:
     return yes if condition else no
 
 
-def _bits(x: Any) -> Any:
+def _bits(x: float) -> np.int64:
     return np.float64(x).view(np.int64)
 
 
-def _from_bits(pattern: Any) -> Any:
+def _from_bits(pattern: int) -> np.float64:
     return np.int64(pattern).view(np.float64)
 
 
-overload(_primitives.select, strict=False)(lambda condition, yes, no: _select)
-overload(_primitives.bits, strict=False)(lambda x: _bits)
-overload(_primitives.from_bits, strict=False)(lambda pattern: _from_bits)
+# Numba asks for an implementation by argument types; there is one for all of them.
+overload(_primitives.select, strict=False)(lambda *_: _select)
+overload(_primitives.bits, strict=False)(lambda *_: _bits)
+overload(_primitives.from_bits, strict=False)(lambda *_: _from_bits)
 
 for module in (_elementary, _rows):
     for function in tuple(vars(module).values()):

@@ -1,0 +1,432 @@
+"""The conformance suite passes what conforms and names what does not."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedtmle.errors import FedTMLEError
+from fedtmle.model.check import CheckFailed, CheckReport, FiniteLaw, Outcome, check_problem
+from fedtmle.model.exact import Sums
+from fedtmle.model.families import Family
+from fedtmle.model.moments import mean_and_covariance, second_moment_shifts, second_moments
+from fedtmle.model.problem import AbstractProblem, Estimate
+from fedtmle.model.submodel import AbstractNormaliser, AbstractSubmodel, GeneralisedLinear, NoNormaliser
+from fedtmle.model.types import Array, IntArray, Part, RowBound, packed_size
+from fedtmle.targets.two_arm import TwoArm, TwoArmLaw
+
+ATOMS = np.array([-1.0, 0.25, 0.5, 3.0])
+MASSES = np.array([0.2, 0.4, 0.3, 0.1])
+
+
+@dataclass(frozen=True)
+class LogPartition(AbstractNormaliser):
+    """A(eps) = log sum_i p_i e^(-eps D_i)."""
+
+    masses: Array
+    eif: Array
+
+    def _tilted(self, eps: Array) -> Array:
+        p = self.masses * np.exp(-eps[0] * self.eif)
+        return p / p.sum()
+
+    def value(self, eps: Array) -> float:
+        return float(np.log(self.masses @ np.exp(-eps[0] * self.eif)))
+
+    def gradient(self, eps: Array) -> Array:
+        return np.array([-self._tilted(eps) @ self.eif])
+
+    def hessian(self, eps: Array) -> Array:
+        p = self._tilted(eps)
+        return np.array([[p @ self.eif**2 - (p @ self.eif) ** 2]])
+
+    def curvature_ceiling(self) -> float:
+        return float(np.ptp(self.eif) ** 2 / 4)
+
+
+@dataclass(frozen=True)
+class Tilt(AbstractProblem[Any, IntArray]):
+    """The paper's exponential tilt, p(eps) = p e^(-eps D) / Z, of four atoms' masses; Psi is the mean."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return ("mean",)
+
+    def read(self, rows: object) -> IntArray:
+        return np.asarray(rows, dtype=np.int64)
+
+    def concatenate(self, parts):
+        return np.concatenate(parts)
+
+    def count(self, rows: IntArray) -> int:
+        return len(rows)
+
+    def submodel(self, law: Array, rows: IntArray) -> AbstractSubmodel:
+        eif = self.eif(law, rows, self._psi(law))
+        return GeneralisedLinear(
+            family=Family.LINEAR, X=np.ascontiguousarray(eif.T), bound=self.row_bound(law)
+        )
+
+    def losses(self, law: Array, rows: IntArray) -> Array:
+        return -np.log(law[rows])
+
+    def eif(self, law: Array, rows: IntArray, psi: Array) -> Array:  # noqa: ARG002
+        return (ATOMS[rows] - psi[0])[:, None]
+
+    def moments(self, law: Array, rows: IntArray) -> Sums:
+        return second_moments(self.eif(law, rows, self._psi(law)).T, (3,))
+
+    def move(self, law: Array, eps: Array) -> Array:
+        p = law * np.exp(-eps[0] * (ATOMS - self._psi(law)[0]))
+        return p / p.sum()
+
+    def admits(self, law: Array, eps: Array) -> bool:  # noqa: ARG002
+        return bool(abs(eps[0]) < 8)
+
+    def normaliser(self, law: Array) -> AbstractNormaliser:
+        return LogPartition(law, ATOMS - self._psi(law)[0])
+
+    def row_bound(self, law: Array) -> RowBound:  # noqa: ARG002
+        return RowBound(gradient=3, curvature=0)
+
+    def moment_shifts(self, law: Array) -> tuple[int, ...]:  # noqa: ARG002
+        return second_moment_shifts((3,))
+
+    def finish(self, law: Array, pooled: Sums, n: int) -> Estimate:
+        return Estimate(psi=self._psi(law), covariance=mean_and_covariance(pooled, 1, n)[1])
+
+    def curvature(self, law: Array) -> Array:
+        return self.normaliser(law).hessian(np.zeros(1))
+
+    def accuracy(self, law: Array) -> float:  # noqa: ARG002
+        return 0.0
+
+    @property
+    def curvature_is_fixed(self) -> bool:
+        return False
+
+    @staticmethod
+    def _psi(law: Array) -> Array:
+        return np.array([law @ ATOMS])
+
+
+ROWS = np.random.default_rng(0).integers(0, 4, 60)
+FINITE = FiniteLaw(
+    support=np.arange(4), masses=MASSES, law=MASSES, psi=lambda masses: np.array([masses @ ATOMS])
+)
+LAW = np.array([0.3, 0.3, 0.2, 0.2])
+
+
+def check_tilt(problem: Tilt) -> CheckReport:
+    return check_problem(problem, LAW, ROWS, finite=FINITE)
+
+
+def two_arm_rows(n: int = 40) -> dict[str, Array]:
+    rng = np.random.default_rng(1)
+    return {
+        "outcome": rng.random(n),
+        "treatment": (rng.random(n) < 0.5).astype(float),
+        "Q1": rng.uniform(0.2, 0.8, n),
+        "Q0": rng.uniform(0.2, 0.8, n),
+        "g": rng.uniform(0.3, 0.7, n),
+    }
+
+
+def check_two_arm(problem: TwoArm) -> CheckReport:
+    return check_problem(problem, TwoArmLaw(history=((0.1, -0.2),)), two_arm_rows())
+
+
+def failed(report: CheckReport) -> set[str]:
+    return {check.name for check in report.failures}
+
+
+def outcome(report: CheckReport, name: str) -> Outcome:
+    (check,) = [check for check in report.checks if check.name == name]
+    return check.outcome
+
+
+def test_a_conforming_problem_with_a_normaliser_passes_every_check():
+    report = check_tilt(Tilt())
+    report.raise_if_failed()
+    assert {check.outcome for check in report.checks} == {Outcome.PASSED}
+
+
+def test_a_conforming_regression_passes_and_says_what_was_not_checked():
+    report = check_two_arm(TwoArm(weight_ceiling=8.0))
+    report.raise_if_failed()
+    unchecked = {check.name for check in report.checks if check.outcome is Outcome.NOT_CHECKED}
+    assert unchecked == {"D is centred", "D is the derivative of Psi"}
+    assert "pooled mean is zero" in str(report)
+
+
+def test_the_report_is_a_table_of_at_most_80_columns():
+    for report in (check_tilt(Tilt()), check_tilt(Uncentred()), check_tilt(TightBound())):
+        assert max(map(len, str(report).splitlines())) <= 80
+        assert all(check.name in str(report) for check in report.checks)
+
+
+def test_failures_raise_a_typed_error_that_lists_them():
+    with pytest.raises(CheckFailed, match="D is centred") as caught:
+        check_tilt(Uncentred()).raise_if_failed()
+    assert isinstance(caught.value, FedTMLEError)
+    assert "sums add up" not in str(caught.value)
+
+
+def test_other_seeds_and_few_rows_pass_too():
+    for seed in range(5):
+        check_problem(Tilt(), LAW, ROWS, finite=FINITE, seed=seed).raise_if_failed()
+        check_problem(Tilt(), LAW, [0, 3, 1], seed=seed).raise_if_failed()
+
+
+# Broken problems: each names the checks that must catch it.
+
+
+@dataclass(frozen=True)
+class Doctored(AbstractSubmodel):
+    """A submodel whose exact sums pass through ``change`` (units, parts)."""
+
+    inner: AbstractSubmodel
+    change: Callable[[np.ndarray, Part, bool], np.ndarray]
+    dim: int
+
+    @property
+    def n_rows(self) -> int:
+        return self.inner.n_rows
+
+    def sums(self, eps: Array, parts: Part, rows: IntArray | None = None) -> Sums:
+        sums = self.inner.sums(eps, parts, rows)
+        labels = [Part.LOSS] * (Part.LOSS in parts)
+        labels += [Part.GRADIENT] * self.dim * (Part.GRADIENT in parts)
+        labels += [Part.HESSIAN] * packed_size(self.dim) * (Part.HESSIAN in parts)
+        units = [self.change(u, label, rows is None) for u, label in zip(sums.units, labels, strict=True)]
+        return Sums(tuple(units), sums.shifts)
+
+    def curvature_ceiling(self) -> Array:
+        return self.inner.curvature_ceiling()
+
+
+class WrongSign(TwoArm):
+    def submodel(self, law, rows):
+        inner = super().submodel(law, rows)
+        return dataclasses.replace(inner, X=-inner.X)
+
+
+class WrongScale(TwoArm):
+    def submodel(self, law, rows):
+        inner = super().submodel(law, rows)
+        return dataclasses.replace(inner, X=(1 + 1e-6) * inner.X)
+
+
+class WrongOffset(TwoArm):
+    def submodel(self, law, rows):
+        inner = super().submodel(law, rows)
+        return dataclasses.replace(inner, offset=inner.offset + 1e-6)
+
+
+class WrongGradient(TwoArm):
+    def submodel(self, law, rows):
+        return Doctored(
+            super().submodel(law, rows), lambda u, part, _: u + (u >> 20) * (part is Part.GRADIENT), 2
+        )
+
+
+class WrongHessian(TwoArm):
+    def submodel(self, law, rows):
+        return Doctored(
+            super().submodel(law, rows), lambda u, part, _: u + (u >> 20) * (part is Part.HESSIAN), 2
+        )
+
+
+class LossAtZero(TwoArm):
+    def submodel(self, law, rows):
+        return Doctored(super().submodel(law, rows), lambda u, part, _: u + (part is Part.LOSS), 2)
+
+
+class NotAdditive(TwoArm):
+    def submodel(self, law, rows):
+        return Doctored(super().submodel(law, rows), lambda u, _, whole: u + whole, 2)
+
+
+class LowCeiling(TwoArm):
+    def submodel(self, law, rows):
+        @dataclass(frozen=True)
+        class Low(Doctored):
+            def curvature_ceiling(self):
+                return 0.8 * self.inner.curvature_ceiling()
+
+        return Low(super().submodel(law, rows), lambda u, _part, _whole: u, 2)
+
+
+class OtherGrid(TwoArm):
+    def row_bound(self, law):  # noqa: ARG002
+        return RowBound(gradient=3, curvature=4)
+
+    def submodel(self, law, rows):
+        return dataclasses.replace(super().submodel(law, rows), bound=RowBound(gradient=5, curvature=8))
+
+
+class DoesNotMove(TwoArm):
+    def move(self, law, eps):  # noqa: ARG002
+        return law
+
+
+class DriftsAtZero(TwoArm):
+    def move(self, law, eps):
+        return super().move(law, eps + 1e-9)
+
+
+class ForgetsARow(TwoArm):
+    def concatenate(self, parts):
+        whole = super().concatenate(parts)
+        return dataclasses.replace(
+            whole, **{f.name: getattr(whole, f.name)[..., :-1] for f in dataclasses.fields(whole)}
+        )
+
+
+class ForgetsTheCovariates(TwoArm):
+    """D without its second term: the score still agrees, the covariance does not."""
+
+    def eif(self, law, rows, psi):
+        return super().eif(law, rows, psi) - (self._regression(law, rows) - psi[:, None]).T
+
+
+class WrongMomentGrid(TwoArm):
+    def moment_shifts(self, law):
+        return tuple(shift + 1 for shift in super().moment_shifts(law))
+
+
+class Raises(TwoArm):
+    def losses(self, law, rows):  # noqa: ARG002
+        raise IndexError("boom")
+
+
+SCORE = {"score = D, pooled", "score = D, row by row"}
+MOVES = {"loss of moves = loss of the submodel"}
+GRADIENT, HESSIAN = {"gradient of the rows' loss"}, {"Hessian of the rows' loss"}
+BASE, ADD, POOL = {"base point p(0) = p"}, {"sums add up over rows"}, {"rows pool"}
+
+BROKEN_TWO_ARM = [
+    (WrongSign, SCORE | MOVES),
+    (WrongScale, SCORE | MOVES),
+    (WrongOffset, SCORE | MOVES),
+    (WrongGradient, SCORE | GRADIENT | HESSIAN | ADD | POOL),
+    (WrongHessian, HESSIAN | ADD | POOL),
+    (LossAtZero, BASE | ADD | POOL),
+    (NotAdditive, BASE | ADD | POOL),
+    (LowCeiling, {"curvature ceiling of the rows"}),
+    (OtherGrid, {"row bound"}),
+    (DoesNotMove, MOVES),
+    (DriftsAtZero, BASE | MOVES),
+    (ForgetsARow, POOL),
+    (ForgetsTheCovariates, {"closing message gives the covariance"}),
+    (WrongMomentGrid, POOL),
+    (Raises, BASE | MOVES),
+]
+
+
+@pytest.mark.parametrize(("broken", "caught"), BROKEN_TWO_ARM)
+def test_a_broken_regression_is_caught(broken, caught):
+    assert failed(check_two_arm(broken(weight_ceiling=8.0))) == caught
+
+
+class Uncentred(Tilt):
+    def eif(self, law, rows, psi):
+        return super().eif(law, rows, psi) + 1e-6
+
+
+class WrongEif(Tilt):
+    """Centred, and the score of its submodel, but not the derivative of Psi."""
+
+    def eif(self, law, rows, psi):
+        return 1.001 * super().eif(law, rows, psi)
+
+
+class TightBound(Tilt):
+    def row_bound(self, law):  # noqa: ARG002
+        return RowBound(gradient=0, curvature=0)
+
+
+class NoPartition(Tilt):
+    def normaliser(self, law):  # noqa: ARG002
+        return NoNormaliser(1)
+
+
+class WrongPsi(Tilt):
+    def finish(self, law, pooled, n):
+        estimate = super().finish(law, pooled, n)
+        return dataclasses.replace(estimate, psi=estimate.psi + 1e-6)
+
+
+class WrongCovariance(Tilt):
+    def finish(self, law, pooled, n):
+        estimate = super().finish(law, pooled, n)
+        return dataclasses.replace(estimate, covariance=estimate.covariance * (n - 1) / n)
+
+
+def doctored_partition(method: str, change: Callable[[Any], Any]) -> type[Tilt]:
+    """A tilt whose normaliser has one method changed."""
+
+    class Partition(LogPartition):
+        pass
+
+    def changed(self, *args):
+        return change(getattr(LogPartition, method)(self, *args))
+
+    setattr(Partition, method, changed)
+
+    class Broken(Tilt):
+        def normaliser(self, law):
+            return Partition(law, ATOMS - self._psi(law)[0])
+
+    return Broken
+
+
+A_GRADIENT, A_HESSIAN = {"gradient of the normaliser"}, {"Hessian of the normaliser"}
+
+BROKEN_TILT = [
+    (Uncentred, MOVES | {"D is centred"}),
+    (WrongEif, MOVES | {"D is the derivative of Psi"}),
+    (TightBound, SCORE | MOVES | GRADIENT | HESSIAN | ADD | POOL | {"row bound"}),
+    (NoPartition, MOVES),
+    (WrongPsi, SCORE),
+    (WrongCovariance, {"closing message gives the covariance"}),
+    (doctored_partition("value", lambda a: a + 1e-9), BASE),
+    (doctored_partition("value", lambda a: (1 + 1e-7) * a), MOVES | A_GRADIENT),
+    (doctored_partition("gradient", lambda g: (1 + 1e-7) * g), A_GRADIENT | A_HESSIAN),
+    (doctored_partition("hessian", lambda h: (1 + 1e-7) * h), A_HESSIAN),
+    (doctored_partition("curvature_ceiling", lambda c: 0.1 * c), {"curvature ceiling of the normaliser"}),
+]
+
+
+@pytest.mark.parametrize(("broken", "caught"), BROKEN_TILT)
+def test_a_broken_density_is_caught(broken, caught):
+    assert failed(check_tilt(broken())) == caught
+
+
+def test_a_wrong_eif_that_is_its_own_score_needs_the_finite_law():
+    report = check_problem(WrongEif(), LAW, ROWS)
+    assert outcome(report, "score = D, row by row") is Outcome.PASSED
+    assert outcome(check_tilt(WrongEif()), "D is centred") is Outcome.PASSED
+
+
+def test_a_loss_without_a_ceiling_is_not_checked_for_one():
+    class Counts(Tilt):
+        def submodel(self, law, rows):
+            inner = super().submodel(law, rows)
+            return dataclasses.replace(inner, family=Family.POISSON)
+
+    report = check_tilt(Counts())
+    assert outcome(report, "curvature ceiling of the rows") is Outcome.NOT_CHECKED
+
+
+def test_differences_too_coarse_to_tell_anything_are_not_called_a_success():
+    class Coarse(TwoArm):
+        def row_bound(self, law):  # noqa: ARG002
+            return RowBound(gradient=40, curvature=45)
+
+    assert outcome(check_two_arm(Coarse()), "gradient of the rows' loss") is Outcome.NOT_CHECKED

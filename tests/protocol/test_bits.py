@@ -1,0 +1,115 @@
+"""The codes of S.2.1: golden codewords both ways, lengths, Kraft, and garbage."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedtmle.errors import DecodeError
+from fedtmle.protocol.bits import BitReader, Bits, BitWriter, fixed_width, gamma_length, unzigzag, zigzag
+
+# a -> iota(a) -> floor(log2 iota) zeros, then iota in binary.
+GOLDEN = {0: "1", -1: "010", 1: "011", -2: "00100", 2: "00101", -3: "00110", 3: "00111", -4: "0001000"}
+
+
+def text(bits: Bits) -> str:
+    return "".join(f"{byte:08b}" for byte in bits.data)[: bits.length]
+
+
+def written(values: list[int]) -> Bits:
+    out = BitWriter()
+    out.gamma(values)
+    return out.finish()
+
+
+@pytest.mark.parametrize(("value", "codeword"), GOLDEN.items())
+def test_golden_codewords(value: int, codeword: str) -> None:
+    bits = written([value])
+    assert text(bits) == codeword
+    assert gamma_length(value) == len(codeword)
+    reader = BitReader(bits)
+    assert reader.gamma(1) == (value,)
+    reader.finish()
+
+
+@given(st.lists(st.integers(-(2**200), 2**200), max_size=20))
+def test_gamma_round_trip_and_length(values: list[int]) -> None:
+    bits = written(values)
+    assert bits.length == sum(map(gamma_length, values))
+    # eq. (proof-code-length): |enc(v)| <= 3d + 2 sum log2(1 + |v_j|)
+    assert bits.length <= 3 * len(values) + 2 * sum(math.log2(1 + abs(v)) for v in values) + 1e-9
+    reader = BitReader(bits)
+    assert reader.gamma(len(values)) == tuple(values)
+    reader.finish()
+
+
+@given(st.integers())
+def test_zigzag_is_a_bijection_onto_the_positive_integers(a: int) -> None:
+    assert zigzag(a) >= 1
+    assert unzigzag(zigzag(a)) == a
+
+
+def test_kraft_sum_is_one() -> None:
+    """eq. (proof-integer-kraft): blocks [2^j, 2^{j+1}) have mass 2^-(j+1)."""
+    mass = sum((Fraction(1, 2 ** gamma_length(unzigzag(v))) for v in range(1, 2**10)), Fraction(0))
+    assert mass == 1 - Fraction(1, 2**10)
+
+
+@given(st.lists(st.integers(1, 2**90), min_size=1, max_size=8), st.data())
+def test_fixed_round_trip(reaches: list[int], data: st.DataObject) -> None:
+    values = [data.draw(st.integers(-reach, reach)) for reach in reaches]
+    out = BitWriter()
+    out.fixed(values, reaches)
+    bits = out.finish()
+    # b = ceil(log2(2J + 1))
+    assert bits.length == sum(
+        math.ceil(math.log2(2 * r + 1)) if r < 2**40 else fixed_width(r) for r in reaches
+    )
+    reader = BitReader(bits)
+    assert reader.fixed(reaches) == tuple(values)
+    reader.finish()
+
+
+@given(st.binary(max_size=60), st.integers(-3, 500), st.integers(0, 12))
+def test_garbage_raises_only_decode_error(data: bytes, length: int, count: int) -> None:
+    """Any bit string either decodes canonically or raises the one documented error."""
+    try:
+        reader = BitReader(Bits(length, data))
+        values = reader.gamma(count)
+        reader.finish()
+    except DecodeError:
+        return
+    assert written(list(values)) == Bits(length, data)
+
+
+@pytest.mark.parametrize(
+    "bits",
+    [Bits(9, b"\x80"), Bits(1, b"\xff"), Bits(4, b"\x00"), Bits(3, b""), Bits(-1, b"")],
+    ids=["short", "padding", "endless zeros", "missing", "negative"],
+)
+def test_malformed_bit_strings(bits: Bits) -> None:
+    with pytest.raises(DecodeError):
+        BitReader(bits).gamma(1)
+
+
+def test_trailing_bits_are_not_canonical() -> None:
+    reader = BitReader(written([5, 7]))
+    reader.gamma(1)
+    with pytest.raises(DecodeError, match="goes on"):
+        reader.finish()
+
+
+def test_a_value_that_does_not_fit_is_a_programming_error() -> None:
+    with pytest.raises(ValueError, match="does not fit"):
+        BitWriter().uint(4, 2)
+
+
+def test_fixed_width_out_of_range_is_refused() -> None:
+    out = BitWriter()
+    out.uint(7, 3)  # J = 2 needs 3 bits and uses 0..4
+    with pytest.raises(DecodeError, match="range"):
+        BitReader(out.finish()).fixed((2,))

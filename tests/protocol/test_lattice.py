@@ -1,0 +1,184 @@
+"""The lattice in exact rationals: spacing, rounding, norms and the certificate, against brute force."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedtmle.errors import DecodeError, InputError, PrecisionError
+from fedtmle.model.exact import Sums
+from fedtmle.protocol.bits import BitReader, Bits, BitWriter
+from fedtmle.protocol.lattice import (
+    Lattice,
+    build_lattice,
+    divide,
+    floating,
+    identity,
+    norm_squared_bound,
+    root_up,
+    significant,
+    whitener,
+    working_tolerance,
+)
+
+positive = st.floats(1e-6, 1e6)
+
+
+@st.composite
+def curvatures(draw: st.DrawFn) -> np.ndarray:
+    d = draw(st.integers(1, 4))
+    rng = np.random.default_rng(draw(st.integers(0, 10**6)))
+    factor = rng.normal(size=(d, d)) * np.exp2(rng.uniform(-3, 3, size=d))
+    return factor @ factor.T + 1e-2 * np.eye(d)
+
+
+@st.composite
+def lattices(draw: st.DrawFn) -> Lattice:
+    C = whitener(draw(curvatures())) if draw(st.booleans()) else identity(draw(st.integers(1, 5)))
+    beta = significant(draw(positive), up=True)
+    return build_lattice(delta=Fraction(draw(positive)), beta=beta, C=C)
+
+
+@given(st.integers(-(10**30), 10**30), st.integers(1, 10**12))
+def test_divide_is_half_even(a: int, b: int) -> None:
+    assert divide(a, b) == round(Fraction(a, b))
+
+
+@given(lattices())
+def test_spacing_is_the_dyadic_number_of_eq_lattice_spacing(lattice: Lattice) -> None:
+    b = Fraction(root_up(lattice.b_squared))
+    assert lattice.h.numerator == 1 or lattice.h.denominator == 1
+    assert lattice.h**2 * 16 * lattice.dim * lattice.b_squared <= lattice.delta**2
+    assert lattice.h * 8 * Fraction(math.sqrt(lattice.dim)) * b * (1 + Fraction(1, 10**9)) > lattice.delta
+    lattice.check()
+
+
+def test_raw_spacing_is_the_papers() -> None:
+    delta = Fraction(1, 1000)
+    lattice = build_lattice(delta=delta, beta=Fraction(1), C=identity(3))
+    root = math.sqrt(3)
+    assert delta / (8 * root) < float(lattice.h) <= delta / (4 * root)
+    with pytest.raises(DecodeError, match="spacing"):
+        Lattice(delta=delta, h=lattice.h / 2, beta=Fraction(1), C=identity(3)).check()
+
+
+@given(curvatures())
+def test_whitener_and_its_exact_inverse(H: np.ndarray) -> None:
+    C = whitener(H)
+    lattice = build_lattice(delta=Fraction(1), beta=Fraction(1), C=C)
+    d = lattice.dim
+    product = [
+        [sum((C[i][k] * lattice.B[k][j] for k in range(d)), Fraction(0)) for j in range(d)] for i in range(d)
+    ]
+    assert product == [[Fraction(int(i == j)) for j in range(d)] for i in range(d)]
+    eigenvalues = np.linalg.eigvalsh(floating(C) @ H @ floating(C).T)
+    condition = np.linalg.cond(H)
+    slack = d * 2.0**-7 * math.sqrt(condition)  # each entry keeps 8 significant bits
+    assert 1 - slack < eigenvalues.min() <= eigenvalues.max() < (1 + slack) ** 2
+
+
+@given(curvatures())
+def test_norm_bound_is_above_and_near(H: np.ndarray) -> None:
+    matrix = tuple(tuple(Fraction(float(entry)) for entry in row) for row in np.linalg.cholesky(H))
+    exact = np.linalg.norm(floating(matrix), 2) ** 2
+    assert exact * (1 - 1e-12) <= norm_squared_bound(matrix) <= exact * 1.02
+
+
+@given(lattices(), st.data())
+@settings(max_examples=50)
+def test_quantise_is_exact_rounding(lattice: Lattice, data: st.DataObject) -> None:
+    d = lattice.dim
+    units = tuple(data.draw(st.integers(-(2**60), 2**60)) for _ in range(d))
+    shifts = (data.draw(st.integers(20, 58)),) * d
+    public = np.array([data.draw(st.floats(-100, 100)) for _ in range(d)])
+    n = data.draw(st.integers(1, 10**6))
+    g = [
+        Fraction(u, n * 2 ** shifts[0]) + round(Fraction(float(p)) * 2**60) / Fraction(2**60)
+        for u, p in zip(units, public, strict=True)
+    ]
+    z = lattice.quantise(Sums(units, shifts), public, n)
+    for i in range(d):
+        image = sum((lattice.C[i][j] * g[j] for j in range(d)), Fraction(0)) / lattice.h
+        assert z[i] == round(image)
+
+
+@given(lattices(), st.data())
+@settings(max_examples=50)
+def test_certificate_bounds_every_gradient_that_rounds_to_q(lattice: Lattice, data: st.DataObject) -> None:
+    """||C^-1 (h q + e)|| over all |e_j| <= h stays below ||h B q|| + h sqrt(d) b."""
+    q = tuple(data.draw(st.integers(-50, 50)) for _ in range(lattice.dim))
+    B, h = floating(lattice.B), float(lattice.h)
+    worst = max(
+        float(np.linalg.norm(B @ (h * np.array(q) + h * np.array(corner))))
+        for corner in itertools.product((-1, 1), repeat=lattice.dim)
+    )
+    assert worst <= lattice.certificate(q) * (1 + 1e-12)
+    assert lattice.certificate(q) <= math.sqrt(lattice.raw_norm_squared(q)) + float(
+        lattice.delta
+    ) / 4 + 1e-9 * float(lattice.delta) + 1e-12 * lattice.certificate(q)
+
+
+@given(lattices(), st.data())
+def test_step_action_keeps_the_descent_constant(lattice: Lattice, data: st.DataObject) -> None:
+    """Action 00 implies ||q|| > 3 sqrt(d): with rounding h sqrt(d), descent is at least 1/(6 beta)."""
+    q = tuple(data.draw(st.integers(-12, 12)) for _ in range(lattice.dim))
+    if not lattice.is_small(q):
+        assert sum(a * a for a in q) > 9 * lattice.dim
+
+
+@given(lattices(), st.booleans())
+def test_wire_round_trip(lattice: Lattice, public: bool) -> None:
+    out = BitWriter()
+    lattice.write(out, public_C=public)
+    reader = BitReader(out.finish())
+    C = lattice.C if public else None
+    assert Lattice.read(reader, dim=lattice.dim, delta=lattice.delta, C=C) == lattice
+    reader.finish()
+
+
+@given(st.binary(max_size=40), st.integers(1, 3))
+def test_garbage_is_no_lattice(data: bytes, dim: int) -> None:
+    with pytest.raises(DecodeError):
+        reader = BitReader(Bits(8 * len(data), data))
+        Lattice.read(reader, dim=dim, delta=Fraction(1, 3**40), C=None)
+        reader.finish()
+
+
+def test_parties_with_other_coordinates_do_not_go_on() -> None:
+    lattice = build_lattice(
+        delta=Fraction(1, 10), beta=Fraction(1), C=whitener(np.array([[2.0, 0.3], [0.3, 1.0]]))
+    )
+    out = BitWriter()
+    lattice.write(out, public_C=True)
+    other = whitener(np.array([[2.1, 0.3], [0.3, 1.0]]))
+    with pytest.raises(DecodeError, match="coordinates"):
+        Lattice.read(BitReader(out.finish()), dim=2, delta=lattice.delta, C=other)
+
+
+def test_eps_is_a_multiple_of_h_over_beta_in_the_papers_coordinates() -> None:
+    lattice = build_lattice(delta=Fraction(1, 100), beta=Fraction(5, 4), C=identity(2))
+    assert lattice.eps((3, -7)).tolist() == [
+        float(3 * lattice.h / lattice.beta),
+        float(-7 * lattice.h / lattice.beta),
+    ]
+
+
+@given(st.floats(min_value=1e-300, max_value=1e300))
+def test_significant_bits(value: float) -> None:
+    up = significant(value, up=True)
+    near = significant(value)
+    assert value <= up <= Fraction(value) * (1 + Fraction(1, 128))
+    assert abs(near - Fraction(value)) <= Fraction(value) / 256
+
+
+def test_singular_curvature_and_too_fine_tolerance_are_named() -> None:
+    with pytest.raises(InputError, match="coordinates"):
+        whitener(np.zeros((2, 2)))
+    with pytest.raises(PrecisionError, match="tolerance"):
+        working_tolerance(1e-12, 1e-13)

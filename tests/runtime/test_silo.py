@@ -1,0 +1,182 @@
+"""A silo admits first: order, repeats, plans and garbage."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import fedtmle as ft
+from fedtmle.errors import ContributionError, ProtocolError, RefusedError
+from fedtmle.protocol import messages
+from fedtmle.protocol.messages import Answered, Ask, Begin, Close, Open, Opened, Payload, Reason, Refused
+from fedtmle.protocol.plan import plan_digest
+from fedtmle.runtime.federation import InProcess, Replay
+from fedtmle.runtime.session import Session
+from fedtmle.runtime.silo import Silo, read_rows
+from tests.cases import targets
+
+ALGORITHM = ft.Coded(tolerance=1e-5)
+
+
+def new_silo() -> Silo:
+    case = targets()["two arms"]
+    rows = read_rows(case.problem, "a", case.take(np.arange(50)))
+    return Silo("a", case.problem, case.law, rows, ALGORITHM)
+
+
+def plan() -> bytes:
+    case = targets()["two arms"]
+    return plan_digest(case.problem, case.law, ALGORITHM)
+
+
+def ask(silo: Silo, request: messages.Request) -> messages.Reply:
+    return messages.decode_reply(silo.step(messages.encode(request)))
+
+
+def test_the_first_two_steps() -> None:
+    silo = new_silo()
+    assert ask(silo, Open(1, b"s", plan())) == Opened(50)
+    assert isinstance(ask(silo, Begin(b"s", 50, 0)), Answered)
+
+
+def test_repeating_the_last_request_returns_the_recorded_bytes() -> None:
+    silo = new_silo()
+    ask(silo, Open(1, b"s", plan()))
+    begin = messages.encode(Begin(b"s", 50, 0))
+    assert silo.step(begin) == silo.step(begin)
+    other = messages.encode(Begin(b"s", 60, 0))
+    assert messages.decode_reply(silo.step(other)) == Refused(Reason.OUT_OF_ORDER)
+
+
+@pytest.mark.parametrize(
+    ("request_", "reason"),
+    [
+        (Begin(b"s", 50, 0), Reason.OUT_OF_ORDER),
+        (Ask(b"", 1, Payload(0, b"")), Reason.OUT_OF_ORDER),
+        (Close(b"s", 2, Payload(0, b"")), Reason.OUT_OF_ORDER),
+        (Open(2, b"s", b"x"), Reason.OTHER_FORMAT),
+        (Open(1, b"s", b"x"), Reason.OTHER_PLAN),
+    ],
+)
+def test_a_new_silo_admits_only_its_own_plan(request_: messages.Request, reason: Reason) -> None:
+    assert ask(new_silo(), request_) == Refused(reason)
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        Begin(b"t", 50, 0),
+        Begin(b"s", 49, 0),
+        Begin(b"s", 50, 1),
+        Begin(b"s", 50, -1),
+        Ask(b"s", 1, Payload(0, b"")),
+    ],
+    ids=["other session", "n too small", "rows beyond n", "negative", "round before begin"],
+)
+def test_an_opened_silo_admits_only_a_fitting_begin(request_: messages.Request) -> None:
+    silo = new_silo()
+    ask(silo, Open(1, b"s", plan()))
+    assert ask(silo, request_) == Refused(Reason.OUT_OF_ORDER)
+
+
+def test_skipped_rounds_and_false_broadcasts_are_refused() -> None:
+    silo = new_silo()
+    ask(silo, Open(1, b"s", plan()))
+    ask(silo, Begin(b"s", 50, 0))
+    assert ask(silo, Ask(b"s", 3, Payload(0, b""))) == Refused(Reason.OUT_OF_ORDER)
+    assert ask(silo, Ask(b"s", 2, Payload(3, b"\xe0"))) == Refused(Reason.NOT_DERIVABLE)
+
+
+@given(st.binary(max_size=80))
+@settings(max_examples=200, deadline=None)
+def test_garbage_is_refused_and_changes_nothing(data: bytes) -> None:
+    silo = new_silo()
+    reply = messages.decode_reply(silo.step(data))
+    assert isinstance(reply, Refused)
+    assert ask(silo, Open(1, b"s", plan())) == Opened(50)
+
+
+def test_any_change_of_the_plan_changes_its_digest() -> None:
+    case = targets()["two arms"]
+    other_law = case.problem.move(case.law, np.array([1e-9, 0.0]))
+    digests = {
+        plan(),
+        plan_digest(case.problem, case.law, ft.Coded(tolerance=1e-6)),
+        plan_digest(case.problem, case.law, ft.Coded(tolerance=1e-5, smoothness=ft.Certified())),
+        plan_digest(case.problem, other_law, ALGORITHM),
+        plan_digest(ft.TwoArm(outcome_bounds=(-10.0, 10.5), weight_ceiling=64.0), case.law, ALGORITHM),
+    }
+    assert len(digests) == 5
+
+
+def test_a_density_law_is_in_the_plan_by_its_pilot() -> None:
+    problem = ft.OptimalTransport()
+    rng = np.random.default_rng(0)
+    pilot = rng.normal(size=(50, 2))
+    moved = pilot.copy()
+    moved[0, 0] = np.nextafter(moved[0, 0], 9.0)
+    one, same, other = (
+        plan_digest(problem, problem.start(p), ALGORITHM) for p in (pilot, pilot.copy(), moved)
+    )
+    assert one == same != other
+
+
+def test_a_silo_that_cannot_answer_says_so_without_a_value_and_keeps_its_reason() -> None:
+    problem = ft.TwoArm(outcome_bounds=(0.0, 1.0), weight_ceiling=2.5)
+    honest = {"outcome": [0.2, 0.8], "treatment": [1, 0], "Q1": [0.5, 0.5], "Q0": [0.5, 0.5], "g": [0.5, 0.5]}
+    rows = read_rows(problem, "a", honest)
+    rows.inverse_g[0, 0] = 77.125  # a row beyond the declared bound, behind the validation's back
+    algorithm = ft.Gradient()
+    silo = Silo("a", problem, problem.start(), rows, algorithm)
+    with pytest.raises(RefusedError) as refused:
+        Session(problem, problem.start(), algorithm, InProcess([silo])).run()
+    assert "77.125" not in str(refused.value)
+    assert isinstance(silo.error, ContributionError)
+    assert "silo 'a'" in str(silo.error)
+    assert "77.125" not in str(silo.error)
+
+
+def test_replay_refuses_another_plan() -> None:
+    case = targets()["mean"]
+    silos = case.silos(case.split(2))
+    result = ft.solve(case.problem, case.law, silos, ft.Gradient(tolerance=1e-6))
+    with pytest.raises(ProtocolError, match="transcript"):
+        Session(case.problem, case.law, ft.Gradient(tolerance=1e-7), Replay(result.transcript)).run()
+
+
+def test_transcript_survives_the_disk(tmp_path: object) -> None:
+    case = targets()["mean"]
+    result = ft.solve(case.problem, case.law, case.silos(case.split(2)), ft.Gradient())
+    result.transcript.save(tmp_path / "run.transcript")
+    loaded = ft.Transcript.load(tmp_path / "run.transcript")
+    assert loaded == result.transcript
+    (tmp_path / "junk").write_bytes(b"\x01junk")
+    with pytest.raises(ProtocolError, match="not a transcript"):
+        ft.Transcript.load(tmp_path / "junk")
+
+
+def test_different_broadcasts_are_noticed_at_the_close() -> None:
+    """A federation that tells one silo something else: the digests differ."""
+    case = targets()["mean"]
+    algorithm = ft.Gradient(tolerance=1e-6)
+    parties = [
+        Silo(name, case.problem, case.law, read_rows(case.problem, name, rows), algorithm)
+        for name, rows in case.silos(case.split(2)).items()
+    ]
+
+    class Lying(InProcess):
+        def exchange(self, requests: dict[str, bytes], /) -> dict[str, bytes]:
+            forged = dict(requests)
+            message = messages.decode_request(forged["silo 1"])
+            if isinstance(message, Close):
+                data = bytearray(message.pooled.data)
+                data[-1] ^= 1 << (-message.pooled.length % 8)  # the last bit of the pooled moments
+                forged["silo 1"] = messages.encode(
+                    Close(message.session, message.round, Payload(message.pooled.length, bytes(data)))
+                )
+            return super().exchange(forged)
+
+    with pytest.raises(ProtocolError, match="different broadcasts"):
+        Session(case.problem, case.law, algorithm, Lying(parties)).run()
