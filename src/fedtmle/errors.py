@@ -5,6 +5,7 @@
     |   |-- DataError                    rows are wrong: the message names the silo
     |   |   `-- ContributionError        a row exceeds the declared contribution bound
     |   `-- PrecisionError               the tolerance asks for more than exact sums or quadrature hold
+    |-- CheckFailedError                 a problem does not hold together (`check_problem`)
     |-- NumericalError                   a computation left the model: a non-finite loss, not a density
     `-- ProtocolError                    a message is out of order, or a party did not do its part
         |-- DecodeError                  bytes that are not a canonical message
@@ -43,6 +44,10 @@ class ContributionError(DataError):
 
 class PrecisionError(InputError):
     """A tolerance is finer than the exact sums or the quadrature can certify."""
+
+
+class CheckFailedError(FedTMLEError):
+    """A problem failed `check_problem`; the message lists what."""
 
 
 class NumericalError(FedTMLEError, ArithmeticError):

@@ -94,9 +94,9 @@ def _read(
         raise InputError("silos: expected a mapping of at least one name to rows")
     if index is not None and set(index) != set(silos):
         raise InputError("index: expected the same names as silos")
-    if isinstance(algorithm, LocalAverage) and isinstance(algorithm.weights, Mapping):
-        if set(algorithm.weights) != set(silos):
-            raise InputError("weights: expected one weight for each silo, by its name")
+    weights = algorithm.weights if isinstance(algorithm, LocalAverage) else None
+    if isinstance(weights, Mapping) and set(weights) != set(silos):
+        raise InputError("weights: expected one weight for each silo, by its name")
     return {
         name: (read_rows(problem, name, rows), None if index is None else np.asarray(index[name]))
         for name, rows in silos.items()

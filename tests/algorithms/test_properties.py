@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import numpy as np
@@ -117,6 +118,6 @@ def test_observed_loss_descends_where_the_theory_says_so(case: Case) -> None:
         result = ft.solve(case.problem, case.law, case.silos(case.split(3)), algorithm, observe=True)
         loss = result.trajectory.loss
         assert loss is not None
-        assert all(b <= a + 1e-12 for a, b in zip(loss, loss[1:], strict=False))
+        assert all(b <= a + 1e-12 for a, b in itertools.pairwise(loss))
         assert len(loss) == result.updates + 1
         assert len(result.trajectory.loss_by_round or ()) == len(result.trajectory.points)

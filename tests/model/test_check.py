@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedtmle.errors import FedTMLEError
-from fedtmle.model.check import CheckFailed, CheckReport, FiniteLaw, Outcome, check_problem
+from fedtmle.errors import CheckFailedError, FedTMLEError
+from fedtmle.model.check import FiniteLaw, check_problem
+from fedtmle.model.check_report import CheckReport, Outcome
 from fedtmle.model.exact import Sums
 from fedtmle.model.families import Family
 from fedtmle.model.moments import mean_and_covariance, second_moment_shifts, second_moments
@@ -171,7 +172,7 @@ def test_the_report_is_a_table_of_at_most_80_columns():
 
 
 def test_failures_raise_a_typed_error_that_lists_them():
-    with pytest.raises(CheckFailed, match="D is centred") as caught:
+    with pytest.raises(CheckFailedError, match="D is centred") as caught:
         check_tilt(Uncentred()).raise_if_failed()
     assert isinstance(caught.value, FedTMLEError)
     assert "sums add up" not in str(caught.value)

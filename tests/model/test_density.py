@@ -198,10 +198,10 @@ def test_reweight_holds_its_digits_when_the_largest_factor_sits_on_a_negligible_
     np.testing.assert_allclose(weights, np.exp(logs - expected), rtol=1e-11, atol=1e-200)
 
 
-@pytest.mark.parametrize("logs", [[0.0, math.nan], [0.0, math.inf], [-math.inf, -math.inf]])
+@pytest.mark.parametrize("logs", [[0.0, math.nan], [0.0, math.inf], [-math.inf, -math.inf], [-1e4, 0.0]])
 def test_masses_that_are_no_density_are_an_error(logs):
     with pytest.raises(NumericalError, match="density"), np.errstate(invalid="ignore"):
-        sums.reweight(np.array([0.5, 0.5]), np.array(logs))
+        sums.reweight(np.array([1.0, 0.0]), np.array(logs))
 
 
 # Fluctuations and normalisers, against longhand formulas in complex arithmetic.

@@ -173,6 +173,7 @@ GENERAL = [
         (0.1, 0.05),
     ),
     ({"destinations": [(-1.5,), (1.0,)], "capacities": (0.7, 0.3), "regularisation": 2.5}, 1, (0.08,)),
+    ({"destinations": [(-1.0,), (1.0,)], "capacities": (0.4, 0.6), "regularisation": 0.2}, 1, (0.1,)),
     (
         {
             "destinations": [(-1.0, 0.0, 0.5), (1.0, 0.5, -0.5)],
@@ -194,7 +195,7 @@ def test_other_dimensions_capacities_and_regularisations(options, q, eps):
     pilot = rng.standard_normal((25, q)) * np.linspace(1.0, 1.4, q) + 0.3
     rows = rng.standard_normal((10, q))
     laws = trajectory(problem, problem.start(pilot), [eps, eps])
-    h = 0.06 if q < 3 else 0.3
+    h = {1: 0.01, 2: 0.06, 3: 0.3}[q]
     psis, log_zs, density = longhand_trajectory(problem, pilot, fine_trapezoid(pilot, h), [eps, eps], rows.T)
     assert problem.dim == len(options["destinations"]) - 1
     assert problem.names == tuple(f"theta_{j + 1}" for j in range(problem.dim))
@@ -384,7 +385,7 @@ def test_targeting_arrives_at_the_direct_solution():
     data = benchmark.gaussian_mixture(3000, rng)
     law, points = problem.start(benchmark.gaussian_mixture(150, rng)), problem.read(data)
     parts = Part.GRADIENT | Part.HESSIAN
-    for _ in range(14):
+    for _ in range(20):
         submodel, A = problem.submodel(law, points), problem.normaliser(law)
         eps = np.zeros(3)
         for _ in range(6):
@@ -414,6 +415,28 @@ def test_direct_survives_far_destinations_and_one_row():
     np.testing.assert_allclose(shares, far.capacities, atol=1e-12)
     one = longhand_shares(far, data[:1].T, far.direct(data[:1]))[:, 0]
     np.testing.assert_allclose(one, far.capacities, atol=1e-12)
+
+
+def test_a_small_regularisation_is_solved_to_rounding():
+    problem = OptimalTransport(regularisation=0.01)
+    data = np.random.default_rng(2).standard_normal((4000, 2)) * 2
+    shares = longhand_shares(problem, data.T, problem.direct(data)).mean(axis=1)
+    np.testing.assert_allclose(shares, problem.capacities, rtol=0, atol=1e-12)
+
+
+def test_a_hard_allocation_has_no_influence_function():
+    problem = OptimalTransport(destinations=[(-1e3,), (1e3,)], capacities=(0.5, 0.5))
+    with pytest.raises(NumericalError, match=r"^psi: "):
+        problem.direct([[-1e3], [1e3]])
+
+
+def test_newton_survives_a_start_beyond_the_curved_region():
+    # From theta = 0 the full step overshoots: H is small where nearly all the mass is at one destination.
+    problem = OptimalTransport(destinations=[(0.0,), (6.0,)], capacities=(0.5, 0.5), regularisation=0.5)
+    nodes = np.concatenate([np.linspace(-1, 1, 50), np.linspace(1.5, 2.6, 50)])[None]
+    functional = problem.functional(nodes, np.full(100, 0.01), None)
+    shares = longhand_shares(problem, nodes, functional.psi).mean(axis=1)
+    np.testing.assert_allclose(shares, (0.5, 0.5), rtol=0, atol=1e-13)
 
 
 # Inputs.

@@ -88,8 +88,7 @@ class Coded(AbstractAlgorithm):
 
     def flow(self, problem: Problem, law: Any, n: int) -> Flow:
         run = Run(problem, n)
-        slack = 4 * arithmetic_error(problem, law)  # room for laws whose rows are bounded less tightly
-        delta = working_tolerance(self.tolerance, slack)
+        delta = working_tolerance(self.tolerance, arithmetic_error(problem, law))
         C = self._public_coordinates(problem, law)
         if C is not None and isinstance(self.smoothness, int | float):
             lattice = build_lattice(delta=delta, beta=self._beta({}, np.eye(1)), C=C)

@@ -31,8 +31,9 @@ class LocalAverage(AbstractAlgorithm):
     """Algorithm 3. ``weights``: "size" (N_m/n), "uniform" (1/M), or one number per silo.
 
     Fits are searched in the public ball of ``radius``; ``exhaustive`` descends from more public
-    starts where the loss is not convex. ``progress_tolerance``, if given, ends the run when an update is no longer than it: a fixed
-    point is approached without being hit. That is stagnation, never convergence.
+    starts where the loss is not convex. ``progress_tolerance``, if given, ends the run when an
+    update is no longer than it: a fixed point is approached without being hit. That is
+    stagnation, never convergence.
     """
 
     tolerance: float = 1e-6

@@ -10,9 +10,7 @@ differences. With a `FiniteLaw` the EIF itself is checked against the derivative
 
 from __future__ import annotations
 
-import enum
 import math
-import textwrap
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -21,7 +19,8 @@ from typing import Any, Generic, final
 
 import numpy as np
 
-from fedtmle.errors import FedTMLEError, InputError
+from fedtmle.errors import InputError
+from fedtmle.model.check_report import Check, CheckReport, Outcome
 from fedtmle.model.exact import GRID_BITS, Sums, query_shifts
 from fedtmle.model.problem import AbstractProblem, Estimate, Law, Rows
 from fedtmle.model.submodel import AbstractNormaliser, AbstractSubmodel
@@ -32,57 +31,6 @@ ROUNDING = 2.0**-44  # of a mean of computed terms, relative to the largest
 SAMPLE = 50  # rows looked at one by one
 POINTS = 3  # random fluctuations tried
 USEFUL = 1e-4  # a tolerance above this share of what it bounds checks nothing
-
-
-class CheckFailed(FedTMLEError, AssertionError):  # noqa: N818 - it is a verdict, as in `pytest.fail`
-    """A problem does not keep its interface's promises; the message lists which."""
-
-
-class Outcome(enum.Enum):
-    """How a check ended."""
-
-    PASSED = "passed"
-    FAILED = "FAILED"
-    NOT_CHECKED = "not checked"
-
-
-@final
-@dataclass(frozen=True, kw_only=True)
-class Check:
-    """One named check: passed if ``figure`` <= ``tolerance``."""
-
-    name: str
-    outcome: Outcome
-    figure: float | None = None
-    tolerance: float | None = None
-    note: str = ""
-
-    def __str__(self) -> str:
-        figures = "".join(f"{x:>10.1e}" if x is not None else " " * 10 for x in (self.figure, self.tolerance))
-        lines = [f"{self.name:<40} {self.outcome.value:<12}{figures}".rstrip()]
-        lines += textwrap.wrap(self.note, width=76, initial_indent="    ", subsequent_indent="    ")
-        return "\n".join(lines)
-
-
-@final
-@dataclass(frozen=True, kw_only=True)
-class CheckReport:
-    """What was checked of a problem, in order."""
-
-    checks: tuple[Check, ...]
-
-    @property
-    def failures(self) -> tuple[Check, ...]:
-        return tuple(check for check in self.checks if check.outcome is Outcome.FAILED)
-
-    def raise_if_failed(self) -> None:
-        """Raise `CheckFailed` with the failed checks, if there are any."""
-        if self.failures:
-            raise CheckFailed("\n".join(["the problem fails these checks:", *map(str, self.failures)]))
-
-    def __str__(self) -> str:
-        header = f"{'check':<40} {'outcome':<12}{'figure':>10}{'tolerance':>10}"
-        return "\n".join([header, "-" * len(header), *map(str, self.checks)])
 
 
 @final

@@ -169,7 +169,7 @@ class FitQuery(AbstractQuery[FitAnswer, FitAverage]):
     def read_answer(self, bits: BitReader, link: Link) -> FitAnswer:  # noqa: ARG002
         outcome = FitOutcome(bits.uint(2))
         eps = _read_floats(bits, self.dim)
-        if (outcome is FitOutcome.ZERO) != (not eps.any()):
+        if outcome in (FitOutcome.ZERO, FitOutcome.FITTED) and eps.any() != (outcome is FitOutcome.FITTED):
             raise DecodeError("a fit's outcome does not agree with the fit")
         return FitAnswer(outcome=outcome, eps=eps, origin=Sums(bits.fixed(self._largest), self.shifts))
 

@@ -204,14 +204,18 @@ def whitener(curvature: Array) -> Matrix:
     )
 
 
-def working_tolerance(tolerance: float, slack: float) -> Fraction:
-    """delta less what exact sums and quadrature may err; refuses a tolerance below 64 times that."""
-    if not tolerance >= 64 * slack:
+def working_tolerance(tolerance: float, error: float) -> Fraction:
+    """delta less what exact sums and quadrature may err; a tolerance below 64 times that is refused.
+
+    ``error`` is known at the first law; later laws may have rows bounded less tightly, so four
+    times it is set aside.
+    """
+    if not tolerance >= 64 * error:
         raise PrecisionError(
             f"tolerance: {tolerance:g} is too fine; exact sums and quadrature certify no less than "
-            f"{64 * slack:.2g} here. Ask for more, or declare tighter bounds"
+            f"{64 * error:.2g} here. Ask for more, or declare tighter bounds"
         )
-    return Fraction(tolerance) - Fraction(slack)
+    return Fraction(tolerance) - 4 * Fraction(error)
 
 
 def norm_squared_bound(matrix: Matrix) -> Fraction:

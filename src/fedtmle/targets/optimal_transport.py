@@ -29,9 +29,9 @@ from fedtmle.model.density.sums import combine, combined, expectation, second_mo
 from fedtmle.model.types import Array
 
 SQUARE = ((-2.0, -2.0), (2.0, -2.0), (-2.0, 2.0), (2.0, 2.0))  # S.3
-RESIDUAL = 2.0**-51  # of g relative to theta: what the resolution of theta allows
+ROUNDING = 2.0**-51
+ACCEPTED = 2.0**-40  # |g| where rounding ends the descent early
 RIDGE = 2.0**-10
-LONGEST = 8.0  # of one Newton step, in units of the regularisation
 NEWTON_STEPS = 100
 HALVINGS = 40
 
@@ -100,31 +100,35 @@ class OptimalTransport(AbstractDensityProblem):
         return kernels.softmax(np.stack(logits))[: self.dim]
 
     def _newton(self, points: Array, masses: Array, theta: Array) -> Transport:
-        """The root of g(theta) = E[s_{1:d}] - c_{1:d}, the gradient of the convex objective.
-
-        A step is halved until the objective still falls at its end (g . step <= 0) or |g| has fallen. The
-        ridge of order |g|^2 is for starts where some s_j is nearly zero everywhere, so that H nearly is;
-        it leaves the convergence quadratic.
-        """
+        """The root of g(theta) = E[s_{1:d}] - c_{1:d}, the gradient of the convex objective."""
         g, H = self._residual(points, masses, theta)
         for _ in range(NEWTON_STEPS):
-            norm = float(np.abs(g).max())
-            if norm <= RESIDUAL * max(1.0, float(np.abs(theta).max())):
-                return Transport(
-                    problem=self, theta=theta, gain=np.asarray(-self.regularisation * np.linalg.inv(H))
-                )
-            step = -self.regularisation * np.linalg.solve(H + RIDGE * norm**2 * np.eye(self.dim), g)
-            step = step * min(1.0, LONGEST * self.regularisation / float(np.abs(step).max()))
+            # theta/l, a logit, is resolved to its rounding; g can be no better.
+            if _size(g) <= ROUNDING * max(1.0, _size(theta) / self.regularisation):
+                break
+            # The ridge is for starts where some s_j is nearly zero everywhere, so that H nearly is; of order
+            # |g|^2, it leaves the convergence quadratic.
+            ridge = RIDGE * _size(g) ** 2 * np.eye(self.dim)
+            step = -self.regularisation * np.linalg.solve(H + ridge, g)
             for _ in range(HALVINGS):
                 ahead, H_ahead = self._residual(points, masses, theta + step)
-                if math.fsum(ahead * step) <= 0 or float(np.abs(ahead).max()) <= 0.75 * norm:
+                # Either the objective is still falling at the end of the step, or |g| has fallen.
+                if math.fsum(ahead * step) <= 0 or _size(ahead) <= 0.75 * _size(g):
                     break
                 step = 0.5 * step
+            else:
+                break
             theta, g, H = theta + step, ahead, H_ahead
-        raise NumericalError(
-            "psi: the transport problem could not be solved; the destinations may be too far apart for "
-            "this regularisation, or a capacity too small"
-        )
+        try:
+            gain = np.asarray(-self.regularisation * np.linalg.inv(H))
+        except np.linalg.LinAlgError:
+            gain = np.full((self.dim, self.dim), np.inf)
+        if _size(g) > ACCEPTED or not np.isfinite(gain).all():
+            raise NumericalError(
+                "psi: the transport problem has no solution to working precision; the destinations may be "
+                "too far apart for this regularisation"
+            )
+        return Transport(problem=self, theta=theta, gain=gain)
 
     def _residual(self, points: Array, masses: Array, theta: Array) -> tuple[Array, Array]:
         """g and H at theta."""
@@ -157,6 +161,10 @@ class Transport(AbstractFunctional):
     @property
     def _capacities(self) -> Array:
         return np.array(self.problem.capacities)[: len(self.theta), None]
+
+
+def _size(vector: Array) -> float:
+    return float(np.abs(vector).max())
 
 
 def _table(values: object, name: str, *, ndim: int) -> Array:
