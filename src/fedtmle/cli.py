@@ -24,13 +24,19 @@ class Study(StrEnum):
     TRANSPORT = "transport"
 
 
-@app.callback()
-def common(
-    version: bool = typer.Option(False, "--version", help="Print the version and stop."),
-) -> None:
-    if version:
+def _print_version(wanted: bool) -> None:
+    if wanted:
         typer.echo(f"fedtmle {__version__}")
         raise typer.Exit
+
+
+@app.callback()
+def common(
+    version: bool = typer.Option(
+        False, "--version", callback=_print_version, is_eager=True, help="Print the version and stop."
+    ),
+) -> None:
+    """Options that every command shares; `version` is handled before any of them runs."""
 
 
 @app.command()

@@ -63,7 +63,9 @@ class Longhand:
         return out
 
     def shares(self, points: np.ndarray) -> np.ndarray:
-        return special.softmax(np.r_[self.theta, 0] - 0.5 * ((points[:, None] - Z) ** 2).sum(-1), axis=1)[:, :3]
+        return special.softmax(np.r_[self.theta, 0] - 0.5 * ((points[:, None] - Z) ** 2).sum(-1), axis=1)[
+            :, :3
+        ]
 
     def recentre(self) -> None:
         """Psi, H and D at the current density."""

@@ -424,10 +424,12 @@ def test_a_small_regularisation_is_solved_to_rounding():
     np.testing.assert_allclose(shares, problem.capacities, rtol=0, atol=1e-12)
 
 
-def test_a_hard_allocation_has_no_influence_function():
-    problem = OptimalTransport(destinations=[(-1e3,), (1e3,)], capacities=(0.5, 0.5))
+@pytest.mark.parametrize(("far", "capacities"), [(1e3, (0.5, 0.5)), (500.0, (0.3, 0.7))])
+def test_an_allocation_too_hard_for_doubles_is_an_error(far, capacities):
+    # First H = 0, with no influence function; then a root some 5e5 away, where Newton gives up.
+    problem = OptimalTransport(destinations=[(-far,), (far,)], capacities=capacities)
     with pytest.raises(NumericalError, match=r"^psi: "):
-        problem.direct([[-1e3], [1e3]])
+        problem.direct([[-far], [far]])
 
 
 def test_newton_survives_a_start_beyond_the_curved_region():

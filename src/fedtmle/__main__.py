@@ -1,0 +1,5 @@
+"""``python -m fedtmle``."""
+
+from fedtmle.cli import main
+
+main()

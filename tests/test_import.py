@@ -1,0 +1,20 @@
+"""`import fedtmle` is light: heavy libraries are loaded when first needed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import fedtmle
+
+
+def test_import_loads_no_heavy_library() -> None:
+    code = "import sys, fedtmle, fedtmle.cli; print([m for m in ('numba','scipy','pandas','numpy') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)  # noqa: S603
+    assert done.stdout.strip() == "[]"
+
+
+def test_every_public_name_can_be_had() -> None:
+    for name in fedtmle.__all__:
+        assert getattr(fedtmle, name) is not None
+    assert set(fedtmle.__all__) <= set(dir(fedtmle))
