@@ -12,12 +12,12 @@ from rich.progress import Progress as ProgressBar
 from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from fedtmle.algorithms.base import AbstractAlgorithm, Problem
+from fedtmle.algorithms.base import AbstractAlgorithm
 from fedtmle.algorithms.coded import Certified, Coded
 from fedtmle.algorithms.gradient import Central
 from fedtmle.datasets import ihdp as ihdp_columns
 from fedtmle.model.types import Array
-from fedtmle.protocol.query import Phase
+from fedtmle.protocol.query import Phase, Problem
 from fedtmle.runtime.result import Result
 from fedtmle.runtime.session import RoundReport
 from fedtmle.solve import solve

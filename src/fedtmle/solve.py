@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from fedtmle.algorithms.base import AbstractAlgorithm, Problem
+from fedtmle.algorithms.base import AbstractAlgorithm
 from fedtmle.algorithms.local import LocalAverage
 from fedtmle.errors import InputError, RefusedError
 from fedtmle.model.types import IntArray
+from fedtmle.protocol.query import Problem
 from fedtmle.runtime.federation import InProcess
 from fedtmle.runtime.observe import Observation
 from fedtmle.runtime.observe import observe as observe_run

@@ -34,9 +34,18 @@ def supplied() -> tuple[ft.TwoArm, dict[str, np.ndarray]]:
         return [data[name], data[name] ** 2]
 
     W = np.column_stack(
-        [np.ones(len(data["qsmk"])), data["sex"], data["race"], *square("age"), *dummies("education")]
-        + [*square("smokeintensity"), *square("smokeyrs"), *dummies("exercise"), *dummies("active")]
-        + square("wt71")
+        [
+            np.ones(len(data["qsmk"])),
+            data["sex"],
+            data["race"],
+            *square("age"),
+            *dummies("education"),
+            *square("smokeintensity"),
+            *square("smokeyrs"),
+            *dummies("exercise"),
+            *dummies("active"),
+            *square("wt71"),
+        ]
     )
     a, y = data["qsmk"], data["wt82_71"]
     W = W / np.abs(W).max(axis=0)

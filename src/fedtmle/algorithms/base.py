@@ -13,11 +13,10 @@ import numpy as np
 from fedtmle.algorithms.outcome import Flow, Point, Query
 from fedtmle.errors import InputError, NumericalError
 from fedtmle.model.exact import GRID_BITS, Sums
-from fedtmle.model.problem import AbstractProblem, Estimate
+from fedtmle.model.problem import Estimate
 from fedtmle.model.types import Array, Part
+from fedtmle.protocol.query import Problem
 from fedtmle.protocol.sums import MomentsQuery, SumsQuery
-
-Problem = AbstractProblem[Any, Any]
 
 
 class AbstractAlgorithm(ABC):

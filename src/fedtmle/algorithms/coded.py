@@ -11,7 +11,6 @@ import numpy as np
 
 from fedtmle.algorithms.base import (
     AbstractAlgorithm,
-    Problem,
     Run,
     arithmetic_error,
     require_budget,
@@ -40,6 +39,7 @@ from fedtmle.protocol.lattice import (
     whitener,
     working_tolerance,
 )
+from fedtmle.protocol.query import Problem
 
 
 @final
@@ -103,6 +103,7 @@ class Coded(AbstractAlgorithm):
         while True:
             eps = lattice.eps(steps)
             rounded: Rounded = yield RoundedGradientQuery(
+                problem=run.problem,
                 law=law,
                 eps=eps,
                 lattice=lattice,
@@ -188,7 +189,7 @@ class Coded(AbstractAlgorithm):
             return build_lattice(delta=delta, beta=self._beta(answers, floating(whitening)), C=whitening)
 
         kind = Curvature.CEILING if isinstance(self.smoothness, Certified) else Curvature.ORIGIN
-        return CalibrationQuery(law=law, dim=dim, delta=delta, C=C, curvature=kind, settle=settle)
+        return CalibrationQuery(problem=problem, law=law, delta=delta, C=C, curvature=kind, settle=settle)
 
     def _beta(self, answers: Mapping[str, SiloCurvature], C: Array) -> Fraction:
         """beta, 8 significant bits: as given, or the factor times max over silos of ||C H_m C^T||."""

@@ -9,7 +9,6 @@ import numpy as np
 
 from fedtmle.algorithms.base import (
     AbstractAlgorithm,
-    Problem,
     Run,
     arithmetic_error,
     require_budget,
@@ -19,6 +18,7 @@ from fedtmle.algorithms.local import LocalAverage
 from fedtmle.algorithms.optimizers import AbstractOptimizer, GradientDescent, Origin
 from fedtmle.algorithms.outcome import Certificate, Flow, Outcome, Status
 from fedtmle.model.types import Part, unpack
+from fedtmle.protocol.query import Problem
 
 
 @final

@@ -11,7 +11,6 @@ import numpy as np
 
 from fedtmle.algorithms.base import (
     AbstractAlgorithm,
-    Problem,
     Run,
     arithmetic_error,
     require_budget,
@@ -21,6 +20,7 @@ from fedtmle.algorithms.outcome import Certificate, Flow, Outcome, Status
 from fedtmle.errors import InputError
 from fedtmle.model.types import Part
 from fedtmle.protocol.fits import FitAverage, FitOutcome, FitQuery, RetirementRule, Weighting
+from fedtmle.protocol.query import Problem
 
 FAILED_FITS = {FitOutcome.BOUNDARY: Status.BOUNDARY_FIT, FitOutcome.STALLED: Status.STALLED_FIT}
 

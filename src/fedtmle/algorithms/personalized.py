@@ -9,7 +9,6 @@ import numpy as np
 
 from fedtmle.algorithms.base import (
     AbstractAlgorithm,
-    Problem,
     Run,
     require_budget,
     require_positive,
@@ -18,6 +17,7 @@ from fedtmle.algorithms.local import FAILED_FITS, check_weights, stagnation
 from fedtmle.algorithms.outcome import Flow, Outcome, Status
 from fedtmle.errors import InputError
 from fedtmle.protocol.fits import FitAverage, FitQuery, RetirementRule, Weighting
+from fedtmle.protocol.query import Problem
 
 
 @final

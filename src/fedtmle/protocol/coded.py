@@ -14,7 +14,7 @@ from fedtmle.errors import DecodeError
 from fedtmle.model.types import Array, Part, packed_size, unpack
 from fedtmle.protocol.bits import BitReader, BitWriter
 from fedtmle.protocol.lattice import LARGEST_EXPONENT, Lattice, Matrix, divide, floating
-from fedtmle.protocol.query import AbstractQuery, Link, Local, Phase
+from fedtmle.protocol.query import AbstractQuery, Link, Local, Phase, Problem
 
 CURVATURE_BITS = 10  # of the largest entry of a silo's curvature: calibration needs no more
 
@@ -58,8 +58,8 @@ class CalibrationQuery(AbstractQuery[SiloCurvature, Lattice]):
     number, the norm of C H_m C^T; else its curvature H_m, d(d+1)/2 numbers.
     """
 
+    problem: Problem
     law: Any
-    dim: int
     delta: Fraction
     C: Matrix | None
     curvature: Curvature
@@ -68,6 +68,10 @@ class CalibrationQuery(AbstractQuery[SiloCurvature, Lattice]):
     @property
     def phase(self) -> Phase:
         return Phase.CALIBRATION
+
+    @property
+    def dim(self) -> int:
+        return self.problem.dim
 
     @property
     def sent_dim(self) -> int:
@@ -84,7 +88,10 @@ class CalibrationQuery(AbstractQuery[SiloCurvature, Lattice]):
         return SiloCurvature(exponent=exponent, entries=tuple(int(entry) for entry in entries))
 
     def _curvature(self, local: Local) -> Array:
-        submodel, normaliser = local.submodel(self.law), local.normaliser(self.law)
+        submodel, normaliser = (
+            local.submodel(self.problem, self.law),
+            local.normaliser(self.problem, self.law),
+        )
         if self.curvature is Curvature.CEILING:
             return submodel.curvature_ceiling() + normaliser.curvature_ceiling() * np.eye(self.dim)
         origin = np.zeros(self.dim)
@@ -135,6 +142,7 @@ class RoundedGradientQuery(AbstractQuery[tuple[int, ...], Rounded]):
     number J sends absolute values in [-J, J] at fixed width. The decoded values are the same.
     """
 
+    problem: Problem
     law: Any
     eps: Array
     lattice: Lattice
@@ -148,8 +156,8 @@ class RoundedGradientQuery(AbstractQuery[tuple[int, ...], Rounded]):
         return Phase.TARGETING
 
     def answer(self, local: Local) -> tuple[int, ...]:
-        sums = local.submodel(self.law).sums(self.eps, Part.GRADIENT)
-        public = local.normaliser(self.law).gradient(self.eps)
+        sums = local.submodel(self.problem, self.law).sums(self.eps, Part.GRADIENT)
+        public = local.normaliser(self.problem, self.law).gradient(self.eps)
         return self.lattice.quantise(sums, public, local.n_rows)
 
     def pool(self, answers: Mapping[str, tuple[int, ...]], sizes: Mapping[str, int]) -> Rounded:

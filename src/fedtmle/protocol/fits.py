@@ -16,10 +16,9 @@ import numpy as np
 from fedtmle.errors import DecodeError
 from fedtmle.model.exact import GRID_BITS, Sums, query_shifts
 from fedtmle.model.fit import FitStatus, fit_local
-from fedtmle.model.problem import AbstractProblem
 from fedtmle.model.types import Array, Part
 from fedtmle.protocol.bits import BitReader, BitWriter
-from fedtmle.protocol.query import AbstractQuery, Link, Local, Phase
+from fedtmle.protocol.query import AbstractQuery, Link, Local, Phase, Problem
 
 
 class Weighting(enum.StrEnum):
@@ -87,7 +86,7 @@ class FitAverage:
 class FitQuery(AbstractQuery[FitAnswer, FitAverage]):
     """Each silo's exact fit in the common submodel and its EIF sums; one exchange for both."""
 
-    problem: AbstractProblem[Any, Any]
+    problem: Problem
     law: Any
     n: int
     update: int
@@ -110,26 +109,20 @@ class FitQuery(AbstractQuery[FitAnswer, FitAverage]):
         return query_shifts(self.problem.row_bound(self.law), np.zeros(self.dim), Part.GRADIENT)
 
     def answer(self, local: Local) -> FitAnswer:
-        submodel = local.submodel(self.law)
-        fit = fit_local(
-            submodel,
-            local.normaliser(self.law),
-            dim=self.dim,
-            radius=self.radius,
-            exhaustive=self.exhaustive,
-        )
-        origin = submodel.sums(np.zeros(self.dim), Part.GRADIENT)
-        if fit.status is FitStatus.MINIMUM:
-            eps = self.rule.round(fit.eps)
-            if self.rule.noise is not None and self.rule.is_noise(
-                origin.values(local.n_rows) + local.normaliser(self.law).gradient(np.zeros(self.dim)),
-                local.estimate(self.law).covariance,
-            ):
-                eps = np.zeros(self.dim)
-            outcome = FitOutcome.FITTED if eps.any() else FitOutcome.ZERO
-        else:
-            eps = fit.eps
+        submodel = local.submodel(self.problem, self.law)
+        normaliser = local.normaliser(self.problem, self.law)
+        fit = fit_local(submodel, normaliser, dim=self.dim, radius=self.radius, exhaustive=self.exhaustive)
+        zero = np.zeros(self.dim)
+        origin = submodel.sums(zero, Part.GRADIENT)
+        if fit.status is not FitStatus.MINIMUM:
             outcome = FitOutcome.BOUNDARY if fit.status is FitStatus.BOUNDARY else FitOutcome.STALLED
+            return FitAnswer(outcome=outcome, eps=fit.eps, origin=origin)
+        eps = self.rule.round(fit.eps)
+        if self.rule.noise is not None:
+            score = origin.values(local.n_rows) + normaliser.gradient(zero)
+            if self.rule.is_noise(score, local.estimate(self.problem, self.law).covariance):
+                eps = zero
+        outcome = FitOutcome.FITTED if eps.any() else FitOutcome.ZERO
         return FitAnswer(outcome=outcome, eps=eps, origin=origin)
 
     def pool(self, answers: Mapping[str, FitAnswer], sizes: Mapping[str, int]) -> FitAverage:
@@ -194,8 +187,8 @@ class FitQuery(AbstractQuery[FitAnswer, FitAverage]):
         """
         if self.rule.lattice is None:
             return None
-        rows = local.submodel(self.law).curvature_ceiling()
-        beta = float(np.linalg.norm(rows, 2)) + local.normaliser(self.law).curvature_ceiling()
+        rows = local.submodel(self.problem, self.law).curvature_ceiling()
+        beta = float(np.linalg.norm(rows, 2)) + local.normaliser(self.problem, self.law).curvature_ceiling()
         return beta * self.dim * self.rule.lattice**2 / 8
 
     def retires(self, answer: FitAnswer) -> bool:

@@ -14,11 +14,12 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
 from fedtmle.model.exact import Sums
-from fedtmle.model.problem import Estimate
+from fedtmle.model.problem import AbstractProblem, Estimate
 from fedtmle.model.submodel import AbstractNormaliser, AbstractSubmodel
 from fedtmle.model.types import IntArray
 from fedtmle.protocol.bits import BitReader, BitWriter
 
+Problem = AbstractProblem[Any, Any]
 Answer = TypeVar("Answer")
 Pooled = TypeVar("Pooled")
 
@@ -32,18 +33,18 @@ class Phase(enum.StrEnum):
 
 
 class Local(Protocol):
-    """What a query may ask of one silo: functions of the law, never a row."""
+    """What a query may ask of one silo: functions of a problem and a law, never a row."""
 
     @property
     def n_rows(self) -> int: ...
 
-    def submodel(self, law: Any) -> AbstractSubmodel: ...
+    def submodel(self, problem: Problem, law: Any) -> AbstractSubmodel: ...
 
-    def normaliser(self, law: Any) -> AbstractNormaliser: ...
+    def normaliser(self, problem: Problem, law: Any) -> AbstractNormaliser: ...
 
-    def moments(self, law: Any) -> Sums: ...
+    def moments(self, problem: Problem, law: Any) -> Sums: ...
 
-    def estimate(self, law: Any) -> Estimate:
+    def estimate(self, problem: Problem, law: Any) -> Estimate:
         """Psi and its covariance as this silo's own rows alone give them; stays in the silo."""
         ...
 

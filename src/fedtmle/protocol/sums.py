@@ -10,10 +10,9 @@ from operator import add
 from typing import Any, final
 
 from fedtmle.model.exact import FINE_BITS, GRID_BITS, Sums, query_shifts
-from fedtmle.model.problem import AbstractProblem
 from fedtmle.model.types import Array, IntArray, Part
 from fedtmle.protocol.bits import BitReader, BitWriter
-from fedtmle.protocol.query import AbstractQuery, Link, Local, Phase
+from fedtmle.protocol.query import AbstractQuery, Link, Local, Phase, Problem
 
 
 class AbstractSums(AbstractQuery[Sums, Sums]):
@@ -62,7 +61,7 @@ class AbstractSums(AbstractQuery[Sums, Sums]):
 class SumsQuery(AbstractSums):
     """Sums of the asked parts of the row loss at (law, eps), over all rows or a pooled batch."""
 
-    problem: AbstractProblem[Any, Any]
+    problem: Problem
     law: Any
     eps: Array
     parts: Part
@@ -83,7 +82,7 @@ class SumsQuery(AbstractSums):
 
     def answer(self, local: Local) -> Sums:
         rows = None if self.batch is None else local.batch(self.batch)
-        return local.submodel(self.law).sums(self.eps, self.parts, rows)
+        return local.submodel(self.problem, self.law).sums(self.eps, self.parts, rows)
 
 
 @final
@@ -91,7 +90,7 @@ class SumsQuery(AbstractSums):
 class MomentsQuery(AbstractSums):
     """The closing message: additive sums for psi and the EIF covariance."""
 
-    problem: AbstractProblem[Any, Any]
+    problem: Problem
     law: Any
     n: int
 
@@ -108,4 +107,4 @@ class MomentsQuery(AbstractSums):
         return 1 << (GRID_BITS + FINE_BITS)
 
     def answer(self, local: Local) -> Sums:
-        return local.moments(self.law)
+        return local.moments(self.problem, self.law)

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from fedtmle.algorithms.base import Problem
 from fedtmle.algorithms.outcome import Outcome
 from fedtmle.model.types import Part
+from fedtmle.protocol.query import Problem
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,14 +6,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fedtmle.algorithms.base import AbstractAlgorithm, Problem
+from fedtmle.algorithms.base import AbstractAlgorithm
 from fedtmle.algorithms.outcome import Outcome, Query
 from fedtmle.errors import InputError, ProtocolError, RefusedError
 from fedtmle.protocol import messages
 from fedtmle.protocol.bits import BitReader, Bits, BitWriter
 from fedtmle.protocol.messages import Answered, Ask, Begin, Close, Closed, Open, Opened, Payload, Refused
 from fedtmle.protocol.plan import plan_digest
-from fedtmle.protocol.query import Link, Phase
+from fedtmle.protocol.query import Link, Phase, Problem
 from fedtmle.runtime.account import Account
 from fedtmle.runtime.federation import Federation
 from fedtmle.runtime.transcript import Exchange, Transcript

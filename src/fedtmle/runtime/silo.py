@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from fedtmle.algorithms.base import AbstractAlgorithm, Problem
+from fedtmle.algorithms.base import AbstractAlgorithm
 from fedtmle.algorithms.outcome import Flow, Outcome, Query
 from fedtmle.errors import DataError, DecodeError, FedTMLEError, InputError
 from fedtmle.model.exact import Sums
@@ -37,7 +37,7 @@ from fedtmle.protocol.messages import (
     Refused,
 )
 from fedtmle.protocol.plan import plan_digest
-from fedtmle.protocol.query import Link
+from fedtmle.protocol.query import Link, Problem
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,32 +62,41 @@ def read_rows(problem: Problem, name: str, rows: object) -> Any:
         raise error.at(name) from None
 
 
+@dataclass(frozen=True)
+class _PerLaw:
+    """What a silo computes once per problem and law."""
+
+    problem: Problem
+    law: Any
+    submodel: AbstractSubmodel
+    normaliser: AbstractNormaliser
+
+
 class LocalRows:
     """A silo's rows behind the questions that a query may ask of them (`protocol.query.Local`)."""
 
-    def __init__(self, problem: Problem, rows: Any, index: IntArray | None) -> None:
-        self._problem = problem
+    def __init__(self, rows: Any, n_rows: int, index: IntArray | None) -> None:
+        self.n_rows = n_rows
         self._rows = rows
         self._index = index
-        self._cached: tuple[Any, AbstractSubmodel, AbstractNormaliser] | None = None
-        self.n_rows = problem.count(rows)
+        self._cached: _PerLaw | None = None
 
     def place(self, first_row: int) -> None:
         """Where the rows stand in the pooled order, unless their owner numbered them."""
         if self._index is None:
             self._index = np.arange(first_row, first_row + self.n_rows)
 
-    def submodel(self, law: Any) -> AbstractSubmodel:
-        return self._at(law)[1]
+    def submodel(self, problem: Problem, law: Any) -> AbstractSubmodel:
+        return self._at(problem, law).submodel
 
-    def normaliser(self, law: Any) -> AbstractNormaliser:
-        return self._at(law)[2]
+    def normaliser(self, problem: Problem, law: Any) -> AbstractNormaliser:
+        return self._at(problem, law).normaliser
 
-    def moments(self, law: Any) -> Sums:
-        return self._problem.moments(law, self._rows)
+    def moments(self, problem: Problem, law: Any) -> Sums:
+        return problem.moments(law, self._rows)
 
-    def estimate(self, law: Any) -> Estimate:
-        return self._problem.finish(law, self.moments(law), self.n_rows)
+    def estimate(self, problem: Problem, law: Any) -> Estimate:
+        return problem.finish(law, self.moments(problem, law), self.n_rows)
 
     def batch(self, pooled: IntArray) -> IntArray:
         if self._index is None:
@@ -98,11 +107,13 @@ class LocalRows:
         found = mine[np.minimum(at, len(mine) - 1)] == pooled
         return np.asarray(order[at[found]], dtype=np.int64)
 
-    def _at(self, law: Any) -> tuple[Any, AbstractSubmodel, AbstractNormaliser]:
+    def _at(self, problem: Problem, law: Any) -> _PerLaw:
         """Per-law work is done once: the same law object is asked many times in a row."""
-        if self._cached is None or self._cached[0] is not law:
-            self._cached = (law, self._problem.submodel(law, self._rows), self._problem.normaliser(law))
-        return self._cached
+        cached = self._cached
+        if cached is None or cached.law is not law or cached.problem is not problem:
+            cached = _PerLaw(problem, law, problem.submodel(law, self._rows), problem.normaliser(law))
+            self._cached = cached
+        return cached
 
 
 class _Stage(enum.Enum):
@@ -144,7 +155,7 @@ class Silo:
         self._problem, self._law, self._algorithm = problem, law, algorithm
         if index is not None and len(index) != problem.count(rows):
             raise InputError(f"index: silo '{name}' needs one pooled row number per row")
-        self._rows = LocalRows(problem, rows, index)
+        self._rows = LocalRows(rows, problem.count(rows), index)
         self._plan = plan_digest(problem, law, algorithm)
         self._stage = _Stage.NEW
         self._progress = _Progress()
@@ -246,7 +257,7 @@ class Silo:
         self.local = LocalOutcome(
             law=law,
             retired_at=retired_at,
-            estimate=self._rows.estimate(law),
+            estimate=self._rows.estimate(self._problem, law),
             n_rows=self.n_rows,
             gap_bound=gap_bound,
         )

@@ -1,20 +1,10 @@
-"""The command line."""
+"""``fedtmle demo``."""
 
 from __future__ import annotations
 
 from enum import StrEnum
 
 import typer
-
-from fedtmle import __version__
-
-app = typer.Typer(
-    add_completion=False,
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    help="Federated targeted maximum likelihood estimation: the estimate and interval that pooled "
-    "data would have given, from records that stay in their silos.",
-)
 
 
 class Study(StrEnum):
@@ -24,22 +14,6 @@ class Study(StrEnum):
     TRANSPORT = "transport"
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
-        typer.echo(f"fedtmle {__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def common(
-    version: bool = typer.Option(
-        False, "--version", callback=_print_version, is_eager=True, help="Print the version and stop."
-    ),
-) -> None:
-    """Options that every command shares; `version` is handled before any of them runs."""
-
-
-@app.command()
 def demo(
     study: Study = typer.Option(
         Study.IHDP,
@@ -54,8 +28,3 @@ def demo(
 
     run = demonstrations.ihdp if study is Study.IHDP else demonstrations.transport
     run(as_json=as_json, quiet=quiet)
-
-
-def main() -> None:
-    """The entry point of the ``fedtmle`` command."""
-    app()
