@@ -6,16 +6,16 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Generator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
 from fedtmle.algorithms.outcome import Flow, Point, Query
 from fedtmle.errors import InputError, NumericalError
 from fedtmle.model.exact import GRID_BITS, Sums
-from fedtmle.model.problem import Estimate
+from fedtmle.model.problem import AbstractModel, Estimate
 from fedtmle.model.types import Array, Part
-from fedtmle.protocol.query import Problem
+from fedtmle.protocol.query import Phase, Problem
 from fedtmle.protocol.sums import MomentsQuery, SumsQuery
 
 
@@ -32,12 +32,16 @@ class AbstractAlgorithm(ABC):
         return False
 
 
+Model = TypeVar("Model", bound=AbstractModel[Any, Any])
+
+
 @dataclass
-class Run:
+class Run(Generic[Model]):
     """The public state that flows share: problem, pooled n, and the trajectory so far."""
 
-    problem: Problem
+    problem: Model
     n: int
+    phase: Phase = Phase.TARGETING
     points: list[Point] = field(default_factory=list)
 
     @property
@@ -58,14 +62,9 @@ class Run:
     def ask(self, law: Any, eps: Array, parts: Part, *, batch: Any = None) -> Generator[Query, Any, Sums]:
         """One round of exact sums."""
         sums: Sums = yield SumsQuery(
-            problem=self.problem, law=law, eps=eps, parts=parts, n=self.n, batch=batch
+            problem=self.problem, law=law, eps=eps, parts=parts, n=self.n, batch=batch, phase=self.phase
         )
         return sums
-
-    def close(self, law: Any) -> Generator[Query, Any, Estimate]:
-        """The closing round: psi and its covariance."""
-        pooled: Sums = yield MomentsQuery(problem=self.problem, law=law, n=self.n)
-        return self.problem.finish(law, pooled, self.n)
 
     def record(
         self,
@@ -87,6 +86,12 @@ class Run:
                 loss_change=loss_change,
             )
         )
+
+
+def close(run: Run[Problem], law: Any) -> Generator[Query, Any, Estimate]:
+    """The closing round: psi and its covariance."""
+    pooled: Sums = yield MomentsQuery(problem=run.problem, law=law, n=run.n)
+    return run.problem.finish(law, pooled, run.n)
 
 
 def arithmetic_error(problem: Problem, law: Any) -> float:

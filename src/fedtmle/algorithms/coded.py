@@ -13,6 +13,7 @@ from fedtmle.algorithms.base import (
     AbstractAlgorithm,
     Run,
     arithmetic_error,
+    close,
     require_budget,
     require_positive,
 )
@@ -96,7 +97,7 @@ class Coded(AbstractAlgorithm):
             lattice = yield self._calibration(problem, law, delta, C)
         return (yield from self._descend(run, law, lattice))
 
-    def _descend(self, run: Run, law: Any, lattice: Lattice) -> Flow:
+    def _descend(self, run: Run[Problem], law: Any, lattice: Lattice) -> Flow:
         zero = (0,) * lattice.dim
         history: list[tuple[tuple[int, ...], tuple[float, ...]]] = []
         q, steps, t, n_steps = zero, zero, 0, 0
@@ -133,7 +134,7 @@ class Coded(AbstractAlgorithm):
 
     def _finish(
         self,
-        run: Run,
+        run: Run[Problem],
         law: Any,
         lattice: Lattice,
         q: tuple[int, ...],
@@ -145,7 +146,7 @@ class Coded(AbstractAlgorithm):
         arithmetic = arithmetic_error(run.problem, law)
         # Away from an origin the last gradient says nothing of the EIF mean at the returned law.
         bound = lattice.certificate(q) + arithmetic if t == 0 else float("inf")
-        estimate = yield from run.close(law)
+        estimate = yield from close(run, law)
         return Outcome(
             law=law,
             status=status,

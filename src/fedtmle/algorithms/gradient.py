@@ -11,6 +11,7 @@ from fedtmle.algorithms.base import (
     AbstractAlgorithm,
     Run,
     arithmetic_error,
+    close,
     require_budget,
     require_positive,
 )
@@ -70,7 +71,7 @@ class Gradient(AbstractAlgorithm):
             law = problem.move(law, inner.eps)
             accepted.append(tuple(map(float, inner.eps)))
         arithmetic = arithmetic_error(problem, law)
-        estimate = yield from run.close(law)
+        estimate = yield from close(run, law)
         return Outcome(
             law=law,
             status=status,

@@ -13,6 +13,7 @@ from fedtmle.algorithms.base import (
     AbstractAlgorithm,
     Run,
     arithmetic_error,
+    close,
     require_budget,
     require_positive,
 )
@@ -79,7 +80,7 @@ class LocalAverage(AbstractAlgorithm):
             law = problem.move(law, average.eps)
             accepted.append(tuple(map(float, average.eps)))
         arithmetic = arithmetic_error(problem, law)
-        estimate = yield from run.close(law)
+        estimate = yield from close(run, law)
         return Outcome(
             law=law,
             status=status or Status.UPDATE_BUDGET,
@@ -95,7 +96,9 @@ class LocalAverage(AbstractAlgorithm):
             estimate=estimate,
         )
 
-    def _status(self, run: Run, law: Any, average: FitAverage | None, residual: float) -> Status | None:
+    def _status(
+        self, run: Run[Problem], law: Any, average: FitAverage | None, residual: float
+    ) -> Status | None:
         """Why the run ends here, or None if it goes on (or the budget of updates is used up)."""
         if residual <= self.tolerance:
             return Status.CONVERGED
@@ -106,7 +109,9 @@ class LocalAverage(AbstractAlgorithm):
         return stagnation(run, law, average, self.progress_tolerance)
 
 
-def stagnation(run: Run, law: Any, average: FitAverage, progress_tolerance: float | None) -> Status | None:
+def stagnation(
+    run: Run[Problem], law: Any, average: FitAverage, progress_tolerance: float | None
+) -> Status | None:
     """Why an average cannot be taken as an update, if it cannot."""
     if not run.problem.admits(law, average.eps):
         return Status.INFEASIBLE

@@ -56,11 +56,11 @@ class AbstractOptimizer(ABC):
         """Stop the inner solve when its gradient norm is below this fraction of r^k."""
 
     @abstractmethod
-    def needs_hessian(self, run: Run, law: Any) -> bool:
+    def needs_hessian(self, run: Run[Any], law: Any) -> bool:
         """Whether the origin check must bring the pooled Hessian as well."""
 
     @abstractmethod
-    def minimise(self, run: Run, origin: Origin) -> SubFlow: ...
+    def minimise(self, run: Run[Any], origin: Origin) -> SubFlow: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,19 +109,19 @@ class GradientDescent(AbstractOptimizer):
         require_positive(stop=self.stop)
         require_budget(max_steps=self.max_steps)
 
-    def needs_hessian(self, run: Run, law: Any) -> bool:
+    def needs_hessian(self, run: Run[Any], law: Any) -> bool:
         return (
             isinstance(self.step, Backtracking)
             and self.step.first is None
             and run.problem.curvature(law) is None
         )
 
-    def minimise(self, run: Run, origin: Origin) -> SubFlow:
+    def minimise(self, run: Run[Any], origin: Origin) -> SubFlow:
         if isinstance(self.step, Backtracking):
             return (yield from self._search(run, origin, self.step))
         return (yield from self._fixed(run, origin, self.step))
 
-    def _fixed(self, run: Run, origin: Origin, step: float) -> SubFlow:
+    def _fixed(self, run: Run[Any], origin: Origin, step: float) -> SubFlow:
         eps, gradient = np.zeros(run.problem.dim), origin.gradient
         for t in range(1, self.max_steps + 1):
             eps = eps - step * gradient
@@ -135,7 +135,7 @@ class GradientDescent(AbstractOptimizer):
                 return Inner(eps=eps, steps=t)
         return Inner(eps=eps, steps=0)
 
-    def _search(self, run: Run, origin: Origin, rule: Backtracking) -> SubFlow:
+    def _search(self, run: Run[Any], origin: Origin, rule: Backtracking) -> SubFlow:
         state = _State(eps=np.zeros(run.problem.dim), loss=0.0, gradient=origin.gradient)
         length = rule.first or 1.0 / _largest_eigenvalue(run, origin)
         for t in range(1, self.max_steps + 1):
@@ -163,10 +163,10 @@ class Newton(AbstractOptimizer):
         require_positive(stop=self.stop)
         require_budget(max_steps=self.max_steps)
 
-    def needs_hessian(self, run: Run, law: Any) -> bool:  # noqa: ARG002 - always
+    def needs_hessian(self, run: Run[Any], law: Any) -> bool:  # noqa: ARG002 - always
         return True
 
-    def minimise(self, run: Run, origin: Origin) -> SubFlow:
+    def minimise(self, run: Run[Any], origin: Origin) -> SubFlow:
         parts = Part.LOSS | Part.GRADIENT | Part.HESSIAN
         rule = Backtracking(first=1.0)
         state = _State(
@@ -205,7 +205,7 @@ class StochasticGradientDescent(AbstractOptimizer):
         require_positive(batch=self.batch, step=self.step, steps=self.steps)
         require_budget(batch=self.batch, steps=self.steps, seed=self.seed)
 
-    def needs_hessian(self, run: Run, law: Any) -> bool:  # noqa: ARG002 - never
+    def needs_hessian(self, run: Run[Any], law: Any) -> bool:  # noqa: ARG002 - never
         return False
 
     def draw(self, n: int, update: int, step: int) -> IntArray:
@@ -217,7 +217,7 @@ class StochasticGradientDescent(AbstractOptimizer):
             return np.sort(rng.integers(0, n, size=self.batch))
         return np.sort(rng.permutation(n)[: self.batch])
 
-    def minimise(self, run: Run, origin: Origin) -> SubFlow:
+    def minimise(self, run: Run[Any], origin: Origin) -> SubFlow:
         eps = np.zeros(run.problem.dim)
         for t in range(self.steps):
             batch = self.draw(run.n, origin.update, t)
@@ -230,7 +230,7 @@ class StochasticGradientDescent(AbstractOptimizer):
 
 
 def _line_search(
-    run: Run,
+    run: Run[Any],
     origin: Origin,
     state: _State,
     direction: Array,
@@ -266,7 +266,7 @@ def _line_search(
 
 
 def _acceptable(
-    run: Run,
+    run: Run[Any],
     law: Any,
     state: _State,
     gradient: Array,
@@ -286,7 +286,7 @@ def _acceptable(
     return loss <= state.loss + resolution and end_slope <= (2 * rule.armijo - 1) * slope
 
 
-def _largest_eigenvalue(run: Run, origin: Origin) -> float:
+def _largest_eigenvalue(run: Run[Any], origin: Origin) -> float:
     """An upper bound of the curvature's largest eigenvalue, the same at every party: Gershgorin's."""
     curvature = run.problem.curvature(origin.law) if origin.hessian is None else origin.hessian
     if curvature is None:

@@ -80,7 +80,7 @@ class Personalized(AbstractAlgorithm):
             estimate=None,
         )
 
-    def _status(self, run: Run, law: Any, average: FitAverage, updates: int) -> Status | None:
+    def _status(self, run: Run[Problem], law: Any, average: FitAverage, updates: int) -> Status | None:
         if average.worst in FAILED_FITS:
             return FAILED_FITS[average.worst]
         if average.fitting == 0:

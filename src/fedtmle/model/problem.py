@@ -28,7 +28,44 @@ class Estimate:
     covariance: Array
 
 
-class AbstractProblem(ABC, Generic[Law, Rows]):
+class AbstractModel(ABC, Generic[Law, Rows]):
+    """A loss over rows, fluctuated by eps around a law: all that an optimiser needs.
+
+    Targets are models with a parameter (`AbstractProblem`); a nuisance regression is a model
+    whose eps are its coefficients.
+    """
+
+    @property
+    @abstractmethod
+    def dim(self) -> int:
+        """d: coordinates of eps."""
+
+    @abstractmethod
+    def submodel(self, law: Law, rows: Rows) -> AbstractSubmodel:
+        """p^k(.) as these rows see it."""
+
+    @abstractmethod
+    def normaliser(self, law: Law) -> AbstractNormaliser:
+        """The public part A of the submodel's loss."""
+
+    @abstractmethod
+    def row_bound(self, law: Law) -> RowBound:
+        """Public bounds of one row's contribution, for exact sums."""
+
+    @abstractmethod
+    def admits(self, law: Law, eps: Array) -> bool:
+        """Whether eps is in E^k."""
+
+    @abstractmethod
+    def curvature(self, law: Law) -> Array | None:
+        """The Hessian of the population loss at eps = 0 if the law knows it, else None; (d, d)."""
+
+    @abstractmethod
+    def accuracy(self, law: Law) -> float:
+        """eta: how accurately Psi, D and A are computed from the law (0 where they are exact)."""
+
+
+class AbstractProblem(AbstractModel[Law, Rows]):
     """(Psi, D, L, fluctuation). Laws are immutable public values; rows are a silo's own."""
 
     @property
@@ -38,7 +75,6 @@ class AbstractProblem(ABC, Generic[Law, Rows]):
 
     @property
     def dim(self) -> int:
-        """d: coordinates of psi and of eps."""
         return len(self.names)
 
     # What a silo does with its rows.
@@ -54,10 +90,6 @@ class AbstractProblem(ABC, Generic[Law, Rows]):
     @abstractmethod
     def count(self, rows: Rows) -> int:
         """N_m."""
-
-    @abstractmethod
-    def submodel(self, law: Law, rows: Rows) -> AbstractSubmodel:
-        """p^k(.) as these rows see it."""
 
     @abstractmethod
     def losses(self, law: Law, rows: Rows) -> Array:
@@ -78,32 +110,12 @@ class AbstractProblem(ABC, Generic[Law, Rows]):
         """p^{k+1} = p^k(eps): public, deterministic; `NumericalError` if eps is not admitted."""
 
     @abstractmethod
-    def admits(self, law: Law, eps: Array) -> bool:
-        """Whether eps is in E^k."""
-
-    @abstractmethod
-    def normaliser(self, law: Law) -> AbstractNormaliser:
-        """The public part A of the submodel's loss."""
-
-    @abstractmethod
-    def row_bound(self, law: Law) -> RowBound:
-        """Public bounds of one row's contribution, for exact sums."""
-
-    @abstractmethod
     def moment_shifts(self, law: Law) -> tuple[int, ...]:
         """The public grid of the closing message."""
 
     @abstractmethod
     def finish(self, law: Law, pooled: Sums, n: int) -> Estimate:
         """Psi(p^k) and its covariance from the pooled closing message."""
-
-    @abstractmethod
-    def curvature(self, law: Law) -> Array | None:
-        """The Hessian of the population loss at eps = 0 if the law knows it, else None; (d, d)."""
-
-    @abstractmethod
-    def accuracy(self, law: Law) -> float:
-        """eta: how accurately Psi, D and A are computed from the law (0 where they are exact)."""
 
     @property
     @abstractmethod

@@ -14,12 +14,13 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
 from fedtmle.model.exact import Sums
-from fedtmle.model.problem import AbstractProblem, Estimate
+from fedtmle.model.problem import AbstractModel, AbstractProblem, Estimate
 from fedtmle.model.submodel import AbstractNormaliser, AbstractSubmodel
 from fedtmle.model.types import IntArray
 from fedtmle.protocol.bits import BitReader, BitWriter
 
 Problem = AbstractProblem[Any, Any]
+Model = AbstractModel[Any, Any]
 Answer = TypeVar("Answer")
 Pooled = TypeVar("Pooled")
 
@@ -27,6 +28,7 @@ Pooled = TypeVar("Pooled")
 class Phase(enum.StrEnum):
     """Where a round's bits are booked: only ``TARGETING`` is the paper's count."""
 
+    NUISANCE = "nuisance"
     CALIBRATION = "calibration"
     TARGETING = "targeting"
     CLOSING = "closing"
@@ -38,9 +40,9 @@ class Local(Protocol):
     @property
     def n_rows(self) -> int: ...
 
-    def submodel(self, problem: Problem, law: Any) -> AbstractSubmodel: ...
+    def submodel(self, model: Model, law: Any) -> AbstractSubmodel: ...
 
-    def normaliser(self, problem: Problem, law: Any) -> AbstractNormaliser: ...
+    def normaliser(self, model: Model, law: Any) -> AbstractNormaliser: ...
 
     def moments(self, problem: Problem, law: Any) -> Sums: ...
 

@@ -12,7 +12,7 @@ from typing import Any, final
 from fedtmle.model.exact import FINE_BITS, GRID_BITS, Sums, query_shifts
 from fedtmle.model.types import Array, IntArray, Part
 from fedtmle.protocol.bits import BitReader, BitWriter
-from fedtmle.protocol.query import AbstractQuery, Link, Local, Phase, Problem
+from fedtmle.protocol.query import AbstractQuery, Link, Local, Model, Phase, Problem
 
 
 class AbstractSums(AbstractQuery[Sums, Sums]):
@@ -61,16 +61,13 @@ class AbstractSums(AbstractQuery[Sums, Sums]):
 class SumsQuery(AbstractSums):
     """Sums of the asked parts of the row loss at (law, eps), over all rows or a pooled batch."""
 
-    problem: Problem
+    problem: Model
     law: Any
     eps: Array
     parts: Part
     n: int
     batch: IntArray | None = None
-
-    @property
-    def phase(self) -> Phase:
-        return Phase.TARGETING
+    phase: Phase = Phase.TARGETING
 
     @cached_property
     def shifts(self) -> tuple[int, ...]:

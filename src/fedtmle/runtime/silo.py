@@ -37,7 +37,7 @@ from fedtmle.protocol.messages import (
     Refused,
 )
 from fedtmle.protocol.plan import plan_digest
-from fedtmle.protocol.query import Link, Problem
+from fedtmle.protocol.query import Link, Model, Problem
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,9 +64,9 @@ def read_rows(problem: Problem, name: str, rows: object) -> Any:
 
 @dataclass(frozen=True)
 class _PerLaw:
-    """What a silo computes once per problem and law."""
+    """What a silo computes once per model and law."""
 
-    problem: Problem
+    model: Model
     law: Any
     submodel: AbstractSubmodel
     normaliser: AbstractNormaliser
@@ -86,11 +86,11 @@ class LocalRows:
         if self._index is None:
             self._index = np.arange(first_row, first_row + self.n_rows)
 
-    def submodel(self, problem: Problem, law: Any) -> AbstractSubmodel:
-        return self._at(problem, law).submodel
+    def submodel(self, model: Model, law: Any) -> AbstractSubmodel:
+        return self._at(model, law).submodel
 
-    def normaliser(self, problem: Problem, law: Any) -> AbstractNormaliser:
-        return self._at(problem, law).normaliser
+    def normaliser(self, model: Model, law: Any) -> AbstractNormaliser:
+        return self._at(model, law).normaliser
 
     def moments(self, problem: Problem, law: Any) -> Sums:
         return problem.moments(law, self._rows)
@@ -107,11 +107,11 @@ class LocalRows:
         found = mine[np.minimum(at, len(mine) - 1)] == pooled
         return np.asarray(order[at[found]], dtype=np.int64)
 
-    def _at(self, problem: Problem, law: Any) -> _PerLaw:
+    def _at(self, model: Model, law: Any) -> _PerLaw:
         """Per-law work is done once: the same law object is asked many times in a row."""
         cached = self._cached
-        if cached is None or cached.law is not law or cached.problem is not problem:
-            cached = _PerLaw(problem, law, problem.submodel(law, self._rows), problem.normaliser(law))
+        if cached is None or cached.law is not law or cached.model is not model:
+            cached = _PerLaw(model, law, model.submodel(law, self._rows), model.normaliser(law))
             self._cached = cached
         return cached
 
