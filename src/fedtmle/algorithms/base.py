@@ -6,7 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Generator
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 import numpy as np
 
@@ -32,6 +32,7 @@ class AbstractAlgorithm(ABC):
         return False
 
 
+Tolerance = float | Literal["practical", "negligible"]
 Model = TypeVar("Model", bound=AbstractModel[Any, Any])
 
 
@@ -92,6 +93,36 @@ def close(run: Run[Problem], law: Any) -> Generator[Query, Any, Estimate]:
     """The closing round: psi and its covariance."""
     pooled: Sums = yield MomentsQuery(problem=run.problem, law=law, n=run.n)
     return run.problem.finish(law, pooled, run.n)
+
+
+def settle_tolerance(run: Run[Problem], law: Any, tolerance: Tolerance) -> Generator[Query, Any, float]:
+    """delta as a number; a rule is settled by one counted look at the standard errors at p^0.
+
+    "practical": 1e-6 of the smallest, rounded down to a power of two, so that the estimate equals
+    the pooled one for every practical purpose; "negligible": 0.1 of the smallest over log n.
+    """
+    if isinstance(tolerance, int | float):
+        return float(tolerance)
+    pooled: Sums = yield MomentsQuery(problem=run.problem, law=law, n=run.n, phase=Phase.CALIBRATION)
+    errors = np.sqrt(np.diag(run.problem.finish(law, pooled, run.n).covariance))
+    smallest = float(errors.min())
+    if not (math.isfinite(smallest) and smallest > 0):
+        raise NumericalError(
+            "tolerance: a standard error is zero or unknown at the initial law, so the tolerance cannot "
+            "be set by it; give a number"
+        )
+    if tolerance == "negligible":
+        return 0.1 * smallest / math.log(max(run.n, 3))
+    return 2.0 ** math.floor(math.log2(1e-6 * smallest))
+
+
+def require_tolerance(tolerance: Tolerance) -> None:
+    """A number above zero, or the name of a rule."""
+    if isinstance(tolerance, str):
+        if tolerance not in ("practical", "negligible"):
+            raise InputError(f"tolerance: expected a number, 'practical' or 'negligible', not {tolerance!r}")
+    else:
+        require_positive(tolerance=tolerance)
 
 
 def arithmetic_error(problem: Problem, law: Any) -> float:

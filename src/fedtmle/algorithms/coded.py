@@ -12,10 +12,13 @@ import numpy as np
 from fedtmle.algorithms.base import (
     AbstractAlgorithm,
     Run,
+    Tolerance,
     arithmetic_error,
     close,
     require_budget,
     require_positive,
+    require_tolerance,
+    settle_tolerance,
 )
 from fedtmle.algorithms.outcome import Certificate, Flow, Outcome, Smoothness, Status
 from fedtmle.errors import InputError
@@ -66,19 +69,20 @@ class Estimated:
 class Coded(AbstractAlgorithm):
     """Algorithm 4: rounded gradients, coded as differences, with a certificate.
 
-    ``tolerance`` is the paper's delta, a bound on the raw residual in either coordinates.
+    ``tolerance`` is the paper's delta, a bound on the raw residual in either coordinates, or a
+    rule that sets it from the standard errors (`settle_tolerance`).
     ``smoothness`` is beta (in the run's coordinates) if it is a number. ``fixed_width`` J sends
     absolute integers in [-J, J] instead of differences; the decoded iterates are the same.
     """
 
-    tolerance: float = 1e-3
+    tolerance: Tolerance = "practical"
     coordinates: Literal["raw", "whitened"] = "whitened"
     smoothness: float | Certified | Estimated = Estimated()
     max_rounds: int = 10_000
     fixed_width: int | None = None
 
     def __post_init__(self) -> None:
-        require_positive(tolerance=self.tolerance)
+        require_tolerance(self.tolerance)
         require_budget(max_rounds=self.max_rounds)
         if self.coordinates not in ("raw", "whitened"):
             raise InputError(f"coordinates: expected 'raw' or 'whitened', not {self.coordinates!r}")
@@ -89,15 +93,16 @@ class Coded(AbstractAlgorithm):
 
     def flow(self, problem: Problem, law: Any, n: int) -> Flow:
         run = Run(problem, n)
-        delta = working_tolerance(self.tolerance, arithmetic_error(problem, law))
+        tolerance = yield from settle_tolerance(run, law, self.tolerance)
+        delta = working_tolerance(tolerance, arithmetic_error(problem, law))
         C = self._public_coordinates(problem, law)
         if C is not None and isinstance(self.smoothness, int | float):
             lattice = build_lattice(delta=delta, beta=self._beta({}, np.eye(1)), C=C)
         else:
             lattice = yield self._calibration(problem, law, delta, C)
-        return (yield from self._descend(run, law, lattice))
+        return (yield from self._descend(run, law, lattice, tolerance))
 
-    def _descend(self, run: Run[Problem], law: Any, lattice: Lattice) -> Flow:
+    def _descend(self, run: Run[Problem], law: Any, lattice: Lattice, tolerance: float) -> Flow:
         zero = (0,) * lattice.dim
         history: list[tuple[tuple[int, ...], tuple[float, ...]]] = []
         q, steps, t, n_steps = zero, zero, 0, 0
@@ -130,13 +135,14 @@ class Coded(AbstractAlgorithm):
                 law = run.problem.move(law, eps)
                 history.append((steps, tuple(map(float, eps))))
                 steps, t = zero, 0
-        return (yield from self._finish(run, law, lattice, q, t, status, history, n_steps))
+        return (yield from self._finish(run, law, lattice, tolerance, q, t, status, history, n_steps))
 
     def _finish(
         self,
         run: Run[Problem],
         law: Any,
         lattice: Lattice,
+        tolerance: float,
         q: tuple[int, ...],
         t: int,
         status: Status,
@@ -157,7 +163,7 @@ class Coded(AbstractAlgorithm):
             trajectory=tuple(run.points),
             accepted=tuple(eps for _, eps in history),
             certificate=Certificate(
-                tolerance=self.tolerance,
+                tolerance=tolerance,
                 residual_bound=bound,
                 arithmetic=arithmetic,
                 smoothness=Smoothness(value=float(lattice.beta), basis=self._basis(run.problem)),

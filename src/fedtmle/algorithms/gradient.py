@@ -10,10 +10,12 @@ import numpy as np
 from fedtmle.algorithms.base import (
     AbstractAlgorithm,
     Run,
+    Tolerance,
     arithmetic_error,
     close,
     require_budget,
-    require_positive,
+    require_tolerance,
+    settle_tolerance,
 )
 from fedtmle.algorithms.local import LocalAverage
 from fedtmle.algorithms.optimizers import AbstractOptimizer, GradientDescent, Origin
@@ -27,16 +29,17 @@ from fedtmle.protocol.query import Problem
 class Gradient(AbstractAlgorithm):
     """Algorithm 2: pooled gradients, an inner optimiser, re-centring, an EIF check per update."""
 
-    tolerance: float = 1e-6
+    tolerance: Tolerance = 1e-6
     optimizer: AbstractOptimizer = GradientDescent()
     max_updates: int = 100
 
     def __post_init__(self) -> None:
-        require_positive(tolerance=self.tolerance)
+        require_tolerance(self.tolerance)
         require_budget(max_updates=self.max_updates)
 
     def flow(self, problem: Problem, law: Any, n: int) -> Flow:
         run = Run(problem, n)
+        tolerance = yield from settle_tolerance(run, law, self.tolerance)
         origin_eps = np.zeros(problem.dim)
         accepted: list[tuple[float, ...]] = []
         steps = 0
@@ -48,9 +51,9 @@ class Gradient(AbstractAlgorithm):
             gradient = run.pooled_gradient(sums[: problem.dim], law, origin_eps)
             residual = run.norm(gradient)  # r^k = ||P_n D(p^k)||
             run.record(update=len(accepted), step=0, eps=origin_eps, gradient_norm=residual)
-            if residual <= self.tolerance:
+            if residual <= tolerance:
                 status = Status.CONVERGED
-            if residual <= self.tolerance or len(accepted) == self.max_updates:
+            if residual <= tolerance or len(accepted) == self.max_updates:
                 break
             hessian = None
             if with_hessian:
@@ -61,7 +64,7 @@ class Gradient(AbstractAlgorithm):
                 update=len(accepted),
                 gradient=gradient,
                 hessian=hessian,
-                goal=max(self.optimizer.stop * residual, 0.5 * self.tolerance),
+                goal=max(self.optimizer.stop * residual, 0.5 * tolerance),
             )
             inner = yield from self.optimizer.minimise(run, origin)
             steps += inner.steps
@@ -82,7 +85,7 @@ class Gradient(AbstractAlgorithm):
             trajectory=tuple(run.points),
             accepted=tuple(accepted),
             certificate=Certificate(
-                tolerance=self.tolerance, residual_bound=residual + arithmetic, arithmetic=arithmetic
+                tolerance=tolerance, residual_bound=residual + arithmetic, arithmetic=arithmetic
             ),
             estimate=estimate,
         )
@@ -102,7 +105,7 @@ class Exact:
 class Central(AbstractAlgorithm):
     """Algorithm 1 on the pooled rows: the same flow as `Gradient` on one silo, or exact solves."""
 
-    tolerance: float = 1e-6
+    tolerance: Tolerance = 1e-6
     optimizer: AbstractOptimizer | Exact = Exact()
     max_updates: int = 100
 

@@ -12,10 +12,13 @@ import numpy as np
 from fedtmle.algorithms.base import (
     AbstractAlgorithm,
     Run,
+    Tolerance,
     arithmetic_error,
     close,
     require_budget,
     require_positive,
+    require_tolerance,
+    settle_tolerance,
 )
 from fedtmle.algorithms.outcome import Certificate, Flow, Outcome, Status
 from fedtmle.errors import InputError
@@ -37,7 +40,7 @@ class LocalAverage(AbstractAlgorithm):
     stagnation, never convergence.
     """
 
-    tolerance: float = 1e-6
+    tolerance: Tolerance = 1e-6
     weights: Weighting | str | Mapping[str, float] = Weighting.SIZE
     max_updates: int = 100
     radius: float = 64.0
@@ -45,14 +48,14 @@ class LocalAverage(AbstractAlgorithm):
     progress_tolerance: float | None = None
 
     def __post_init__(self) -> None:
-        require_positive(
-            tolerance=self.tolerance, radius=self.radius, progress_tolerance=self.progress_tolerance
-        )
+        require_tolerance(self.tolerance)
+        require_positive(radius=self.radius, progress_tolerance=self.progress_tolerance)
         require_budget(max_updates=self.max_updates)
         check_weights(self.weights)
 
     def flow(self, problem: Problem, law: Any, n: int) -> Flow:
         run = Run(problem, n)
+        tolerance = yield from settle_tolerance(run, law, self.tolerance)
         accepted: list[tuple[float, ...]] = []
         origin = np.zeros(problem.dim)
         while True:
@@ -74,7 +77,7 @@ class LocalAverage(AbstractAlgorithm):
                 sums = yield from run.ask(law, origin, Part.GRADIENT)
             residual = run.norm(run.pooled_gradient(sums, law, origin))
             run.record(update=len(accepted), step=0, eps=origin, gradient_norm=residual)
-            status = self._status(run, law, average, residual)
+            status = self._status(run, law, average, residual, tolerance)
             if status is not None or average is None:
                 break
             law = problem.move(law, average.eps)
@@ -91,16 +94,16 @@ class LocalAverage(AbstractAlgorithm):
             trajectory=tuple(run.points),
             accepted=tuple(accepted),
             certificate=Certificate(
-                tolerance=self.tolerance, residual_bound=residual + arithmetic, arithmetic=arithmetic
+                tolerance=tolerance, residual_bound=residual + arithmetic, arithmetic=arithmetic
             ),
             estimate=estimate,
         )
 
     def _status(
-        self, run: Run[Problem], law: Any, average: FitAverage | None, residual: float
+        self, run: Run[Problem], law: Any, average: FitAverage | None, residual: float, tolerance: float
     ) -> Status | None:
         """Why the run ends here, or None if it goes on (or the budget of updates is used up)."""
-        if residual <= self.tolerance:
+        if residual <= tolerance:
             return Status.CONVERGED
         if average is None:
             return None

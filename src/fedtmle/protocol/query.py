@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -48,6 +48,11 @@ class Local(Protocol):
 
     def estimate(self, problem: Problem, law: Any) -> Estimate:
         """Psi and its covariance as this silo's own rows alone give them; stays in the silo."""
+        ...
+
+    def evaluate(self, function: Callable[[Any], Any]) -> Any:
+        """What a public function of the installed package says of the rows; stays in the silo
+        but for what the query makes of it."""
         ...
 
     def batch(self, pooled: IntArray) -> IntArray:

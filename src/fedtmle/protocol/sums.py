@@ -85,15 +85,12 @@ class SumsQuery(AbstractSums):
 @final
 @dataclass(frozen=True, kw_only=True)
 class MomentsQuery(AbstractSums):
-    """The closing message: additive sums for psi and the EIF covariance."""
+    """Additive sums for psi and the EIF covariance: the closing message, or a first look at the SE."""
 
     problem: Problem
     law: Any
     n: int
-
-    @property
-    def phase(self) -> Phase:
-        return Phase.CLOSING
+    phase: Phase = Phase.CLOSING
 
     @cached_property
     def shifts(self) -> tuple[int, ...]:

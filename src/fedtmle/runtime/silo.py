@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import enum
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -97,6 +98,9 @@ class LocalRows:
 
     def estimate(self, problem: Problem, law: Any) -> Estimate:
         return problem.finish(law, self.moments(problem, law), self.n_rows)
+
+    def evaluate(self, function: Callable[[Any], Any]) -> Any:
+        return function(self._rows)
 
     def batch(self, pooled: IntArray) -> IntArray:
         if self._index is None:

@@ -1,0 +1,73 @@
+"""What a study asks of a silo's table: names, kinds, bounds, levels, and where values may be missing."""
+
+from __future__ import annotations
+
+import enum
+import math
+from dataclasses import dataclass
+
+from fedtmle.errors import InputError
+
+
+class Kind(enum.Enum):
+    """How the study reads a column."""
+
+    NUMERIC = "numeric"
+    BINARY = "binary"  # 0 and 1; numeric in the table
+    FACTOR = "factor"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    """One column a study needs; bounds are for numeric ones, levels for factors and binary ones.
+
+    The levels of a binary column are (the name of 0, the name of 1).
+    """
+
+    name: str
+    kind: Kind
+    may_be_missing: bool = False
+    bounds: tuple[float, float] | None = None
+    levels: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.bounds is not None:
+            if self.kind is not Kind.NUMERIC:
+                raise InputError(f"column '{self.name}': bounds are for numeric columns")
+            low, high = self.bounds
+            if math.isnan(low) or math.isnan(high) or low >= high:
+                raise InputError(f"column '{self.name}': bounds are (low, high) with low < high")
+        if self.levels is not None:
+            if self.kind is Kind.NUMERIC:
+                raise InputError(f"column '{self.name}': levels are for factors and binary columns")
+            if not self.levels or len(set(self.levels)) != len(self.levels):
+                raise InputError(f"column '{self.name}': levels are distinct and at least one")
+            if self.kind is Kind.BINARY and len(self.levels) != 2:
+                raise InputError(f"column '{self.name}': a binary column has two levels, that of 0 first")
+
+
+@dataclass(frozen=True)
+class Schema:
+    """The columns a study needs; a name may be asked both as numbers and as a factor."""
+
+    columns: tuple[Column, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "columns", tuple(dict.fromkeys(self.columns)))
+        asked: dict[tuple[str, bool], Column] = {}
+        for column in self.columns:
+            as_factor = column.kind is Kind.FACTOR
+            if asked.setdefault((column.name, as_factor), column) != column:
+                raise InputError(
+                    f"column '{column.name}' is asked twice {'as a factor' if as_factor else 'as numbers'}, "
+                    "and differently: declare it once"
+                )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Each name once, in the order first asked."""
+        return tuple(dict.fromkeys(column.name for column in self.columns))
+
+    def __getitem__(self, name: str) -> tuple[Column, ...]:
+        """What is asked of one name: one column, or its numeric and its factor reading."""
+        return tuple(column for column in self.columns if column.name == name)

@@ -1,0 +1,275 @@
+"""The columns of a formula on a silo's table, elementwise and in a fixed order.
+
+The intercept comes first, then the terms as written. Within an interaction the columns of the last
+variable vary fastest: C(a):C(b) gives a2:b2, a2:b3, a3:b2, ... A column is identified by what it
+computes, and a second one of the same is left out: age + poly(age, 2) has the columns age and I(age**2).
+Which columns there are depends on the formula and the study's levels alone, never on rows.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedtmle.errors import DataError, InputError
+from fedtmle.initial.formula import (
+    Arithmetic,
+    BSpline,
+    Categorical,
+    Chain,
+    Computed,
+    Formula,
+    Name,
+    NaturalSpline,
+    Negative,
+    Number,
+    Polynomial,
+    Power,
+    Transformed,
+    Variable,
+    quoted_level,
+)
+from fedtmle.model.table import Table
+from fedtmle.model.types import Array, IntArray
+
+Levels = Mapping[str, tuple[str, ...]]
+Mask = NDArray[np.bool_]
+
+MAX_COLUMNS = 5_000  # a study's formula must not exhaust a silo's memory
+
+
+def column_names(formula: Formula, levels: Levels) -> tuple[str, ...]:
+    """One name for each column of the design; the intercept is "1"."""
+    return tuple(_joined(column) for column in _columns(formula, levels))
+
+
+def design(formula: Formula, table: Table, levels: Levels) -> Array:
+    """The design of the table's rows, one row for each column of the formula; shape (p, N)."""
+    columns = _columns(formula, levels)
+    _require_columns(formula, table)
+    codes = {name: _study_codes(name, table, levels[name]) for name in formula.factor_names}
+    _require_complete(formula, table, codes)
+    result = np.empty((len(columns), table.n_rows))
+    parts: dict[str, Array] = {}
+    with np.errstate(all="ignore"):  # whatever is not finite is counted and refused
+        for column, row in zip(columns, result, strict=True):
+            row.fill(1.0)
+            for part in column:
+                if part.label not in parts:
+                    parts[part.label] = _values(part, table, codes)
+                np.multiply(row, parts[part.label], out=row)
+            if len(column) == 1:
+                parts[column[0].label] = row  # the result holds it, no need for a second copy
+            _require(np.isfinite(row), f"{_joined(column)} is not finite")
+    return result
+
+
+@dataclass(frozen=True)
+class _Part:
+    """One column of one variable: number ``index`` of those it has; for a factor, the level's code."""
+
+    variable: Variable
+    index: int
+    label: str  # tells apart columns that differ, and only those
+
+
+def _joined(column: tuple[_Part, ...]) -> str:
+    return ":".join(part.label for part in column) or "1"
+
+
+def _columns(formula: Formula, levels: Levels) -> list[tuple[_Part, ...]]:
+    columns: dict[frozenset[str], tuple[_Part, ...]] = {}
+    if formula.intercept:
+        columns[frozenset()] = ()
+    expanded = 0
+    for term in formula.terms:
+        parts = [list(_parts(variable, levels)) for variable in term]
+        expanded += math.prod(map(len, parts))
+        if expanded > MAX_COLUMNS:
+            raise InputError(f"the formula has more than {MAX_COLUMNS} columns")
+        for product in itertools.product(*parts):
+            column = tuple({part.label: part for part in product}.values())
+            columns.setdefault(frozenset(part.label for part in column), column)
+    return list(columns.values())
+
+
+def _level_label(level: str) -> str:
+    # Quoted where it could be taken for the end of the bracket or for another column.
+    return level if re.fullmatch(r"[\w.-]+", level) else quoted_level(level)
+
+
+def _parts(variable: Variable, levels: Levels) -> Iterator[_Part]:
+    match variable:
+        case Categorical(name, reference):
+            known = levels.get(name)
+            if known is None:
+                raise InputError(f"the study declares no levels for {variable}")
+            if reference is not None and reference not in known:
+                declared = ", ".join(map(quoted_level, known))
+                raise InputError(f"{variable}: the reference is not one of the study's levels {declared}")
+            for code, level in enumerate(known):
+                if level != (known[0] if reference is None else reference):
+                    factor = Categorical(name)  # an indicator is the same whatever the reference
+                    yield _Part(factor, code, f"{factor}[{_level_label(level)}]")
+        case Polynomial(name, degree):
+            yield from _parts(Name(name), levels)
+            for power in range(2, degree + 1):
+                yield from _parts(Computed(Power(Name(name), Number(float(power)))), levels)
+        case NaturalSpline(name, knots):
+            yield from _parts(Name(name), levels)
+            for index in range(len(knots) - 2):
+                yield _Part(variable, index, f"{variable}[{index + 2}]")
+        case BSpline(_, knots, _, _, degree):
+            for index in range(1, len(knots) + degree + 1):
+                yield _Part(variable, index, f"{variable}[{index}]")
+        case _:
+            yield _Part(variable, 0, str(variable))
+
+
+def _require_columns(formula: Formula, table: Table) -> None:
+    problems = []
+    for kind, used, present, other, advice in (
+        ("numeric", formula.numeric_names, table.numeric, table.factors, "a factor: write C({})"),
+        (
+            "categorical",
+            formula.factor_names,
+            table.factors,
+            table.numeric,
+            "numeric: drop C() or declare levels",
+        ),
+    ):
+        for name in used:
+            if name in present:
+                continue
+            if name in other:
+                problems.append(f"column '{name}' is {advice.format(Name(name))}")
+                continue
+            near = get_close_matches(name, sorted({*table.numeric, *table.factors}))
+            near_text = f"; near matches: {', '.join(near)}" if near else ""
+            problems.append(f"there is no {kind} column '{name}'{near_text}")
+    if problems:
+        raise InputError("; ".join(problems))
+
+
+_MISSING, _UNDECLARED = -1, -2
+
+
+def _study_codes(name: str, table: Table, levels: tuple[str, ...]) -> IntArray:
+    """Codes into the study's levels, with -1 for missing and -2 for a level that the study lacks."""
+    factor = table.factors[name]
+    position = {level: code for code, level in enumerate(levels)}
+    lookup = [position.get(level, _UNDECLARED) for level in factor.levels]
+    return np.asarray(np.array([*lookup, _MISSING], dtype=np.int64)[factor.codes])
+
+
+def _require_complete(formula: Formula, table: Table, codes: Mapping[str, IntArray]) -> None:
+    missing = {name: np.isnan(table.numeric[name]) for name in formula.numeric_names}
+    checks = [("has missing values in", name, rows) for name, rows in missing.items()]
+    for name, code in codes.items():
+        checks.append(("has missing values in", name, code == _MISSING))
+        # The level itself stays unsaid: it may be what a record holds.
+        checks.append(("has a level that the study does not declare in", name, code == _UNDECLARED))
+    problems = [f"column '{name}' {what} {_rows(bad)}" for what, name, bad in checks if bad.any()]
+    if problems:
+        raise DataError("; ".join(problems))
+
+
+def _rows(bad: Mask) -> str:
+    count = int(np.count_nonzero(bad))
+    return f"{count} row" if count == 1 else f"{count} rows"
+
+
+def _require(good: Mask, message: str) -> None:
+    if not good.all():
+        raise DataError(f"{message} in {_rows(~good)}")
+
+
+def _values(part: _Part, table: Table, codes: Mapping[str, IntArray]) -> Array:
+    values: Array
+    match part.variable:
+        case Categorical(name):
+            values = (codes[name] == part.index).astype(np.float64)
+        case Name(name):
+            values = table.numeric[name]
+        case Computed(expression):
+            values = _arithmetic(expression, table)
+        case Transformed("log", name):
+            _require(table.numeric[name] > 0, f"{part.label}: column '{name}' is not positive")
+            values = np.log(table.numeric[name])
+        case Transformed(_, name):
+            _require(table.numeric[name] >= 0, f"{part.label}: column '{name}' is negative")
+            values = np.sqrt(table.numeric[name])
+        case NaturalSpline(name, knots):
+            values = _natural_spline(table.numeric[name], knots, part.index)
+        case BSpline(name, _, low, high, _) as spline:
+            x = table.numeric[name]
+            _require((low <= x) & (x <= high), f"{part.label}: column '{name}' is outside low and high")
+            values = _b_spline(x, spline, part.index)
+    return values
+
+
+def _arithmetic(expression: Arithmetic, table: Table) -> Array:
+    """The expression on every row; a part without names is an array of no dimension."""
+    match expression:
+        case Number(value):
+            # An array and not a float: Python's own would raise on 1/0 and turn complex on (-1)**0.5.
+            return np.array(value)
+        case Name(name):
+            return table.numeric[name]
+        case Negative(operand):
+            return np.negative(_arithmetic(operand, table))
+        case Power(base, exponent):
+            return np.asarray(_arithmetic(base, table) ** _arithmetic(exponent, table))
+        case Chain(first, rest):
+            result = _arithmetic(first, table)
+            for operator, operand in rest:
+                result = _OPERATIONS[operator](result, _arithmetic(operand, table))
+            return result
+
+
+_OPERATIONS = {"+": np.add, "-": np.subtract, "*": np.multiply, "/": np.divide}
+
+
+def _natural_spline(x: Array, knots: tuple[float, ...], j: int) -> Array:
+    """Harrell's restricted cubic spline, divided by (t_k - t_1)^2 to stay of the order of x.
+
+    (x - t_j)_+^3 - (x - t_{k-1})_+^3 (t_k - t_j)/(t_k - t_{k-1})
+                  + (x - t_k)_+^3 (t_{k-1} - t_j)/(t_k - t_{k-1})
+    """
+    inner, last = knots[-2], knots[-1]
+    # Beyond t_k the cubes cancel to a line; written as that line, no digit cancels far out.
+    inside = np.minimum(x, last)
+    after_knot, after_inner = np.maximum(inside - knots[j], 0.0), np.maximum(inside - inner, 0.0)
+    cubes = _cube(after_knot) - _cube(after_inner) * ((last - knots[j]) / (last - inner))
+    line = (3.0 * (last - knots[j]) * (inner - knots[j])) * (x - inside)
+    return np.asarray((cubes + line) / ((last - knots[0]) * (last - knots[0])))
+
+
+def _cube(x: Array) -> Array:
+    return x * x * x
+
+
+def _b_spline(x: Array, spline: BSpline, index: int) -> Array:
+    """B-spline number ``index`` by the recursion of Cox and de Boor, 0/0 read as 0."""
+    degree = spline.degree
+    t = [spline.low] * (degree + 1) + list(spline.knots) + [spline.high] * (degree + 1)
+    last = len(t) - degree - 2  # the interval that ends at high has it inside
+    pieces = [
+        ((t[m] <= x) & ((x < t[m + 1]) | (m == last))).astype(np.float64)
+        for m in range(index, index + degree + 1)
+    ]
+    for order in range(1, degree + 1):
+        for i in range(degree + 1 - order):
+            m = index + i
+            rising, falling = t[m + order] - t[m], t[m + order + 1] - t[m + 1]
+            left = pieces[i] * ((x - t[m]) / rising) if rising else 0.0
+            right = pieces[i + 1] * ((t[m + order + 1] - x) / falling) if falling else 0.0
+            pieces[i] = np.asarray(left + right)
+    return pieces[0]

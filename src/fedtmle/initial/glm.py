@@ -1,0 +1,173 @@
+"""Generalised linear models across silos: the specification, the model to fit, the fitted one.
+
+The coefficients are the eps of a model without a law: the loss of row i is
+w_i rho(x_i . beta, y_i), its sums are exact, and Newton's method on the pooled sums gives the
+pooled fit. Columns are scaled by public powers of two so that |x| <= 1 bounds a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal, final
+
+import numpy as np
+
+from fedtmle.errors import InputError
+from fedtmle.initial.design import column_names, design
+from fedtmle.initial.formula import Formula, parse_formula
+from fedtmle.model import kernels
+from fedtmle.model.families import Family
+from fedtmle.model.problem import AbstractModel
+from fedtmle.model.submodel import AbstractNormaliser, GeneralisedLinear
+from fedtmle.model.table import Table
+from fedtmle.model.types import Array, RowBound, exponent
+
+Levels = Mapping[str, tuple[str, ...]]
+FAMILIES = {"binomial": Family.LOGISTIC, "gaussian": Family.GAUSSIAN, "poisson": Family.POISSON}
+LARGEST_COEFFICIENT = 2.0**14  # on scaled columns
+
+
+@final
+@dataclass(frozen=True)
+class GLM:
+    """A regression on a formula; ``family`` "auto" is binomial for a binary response, else gaussian."""
+
+    formula: str
+    family: Literal["auto", "binomial", "gaussian", "poisson"] = "auto"
+    ridge: float = 0.0
+
+    def __post_init__(self) -> None:
+        parse_formula(self.formula)
+        if self.family not in ("auto", *FAMILIES):
+            raise InputError(f"family: expected 'auto' or one of {tuple(FAMILIES)}, not {self.family!r}")
+        if not self.ridge >= 0:
+            raise InputError(f"ridge: expected a number of at least 0, not {self.ridge}")
+
+    @property
+    def parsed(self) -> Formula:
+        return parse_formula(self.formula)
+
+    def resolve(self, *, binary: bool) -> Family:
+        """The family for a response."""
+        return (
+            FAMILIES["binomial" if binary else "gaussian"] if self.family == "auto" else FAMILIES[self.family]
+        )
+
+
+@final
+@dataclass(frozen=True)
+class Ridge(AbstractNormaliser):
+    """A(beta) = ridge |beta|^2 / 2 on scaled columns, the intercept left free."""
+
+    ridge: float
+    free: Array
+
+    def value(self, eps: Array) -> float:
+        return 0.5 * self.ridge * float(np.sum((eps * (1 - self.free)) ** 2))
+
+    def gradient(self, eps: Array) -> Array:
+        return self.ridge * eps * (1 - self.free)
+
+    def hessian(self, eps: Array) -> Array:  # noqa: ARG002 - constant
+        return np.diag(self.ridge * (1 - self.free))
+
+    def curvature_ceiling(self) -> float:
+        return self.ridge
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class GLMModel(AbstractModel[None, Table]):
+    """The loss whose minimiser is the fit; ``response`` gives y and weights, shape (N,), of a table."""
+
+    formula: Formula
+    levels: Levels
+    scales: tuple[int, ...]  # column j is divided by 2^scales[j]
+    family: Family
+    response: Callable[[Table], tuple[Array, Array]] = field(compare=False)
+    weight_ceiling: float = 1.0
+    ridge: float = 0.0
+
+    @property
+    def dim(self) -> int:
+        return len(self.scales)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return column_names(self.formula, self.levels)
+
+    def submodel(self, law: None, rows: Table) -> GeneralisedLinear:
+        y, w = self.response(rows)
+        X = (
+            design(self.formula, rows, self.levels)
+            * np.exp2(-np.array(self.scales, dtype=np.float64))[:, None]
+        )
+        return GeneralisedLinear(
+            family=self.family,
+            X=X,
+            y=y,
+            w=None if (w == 1.0).all() else w,
+            bound=self.row_bound(law),
+        )
+
+    def normaliser(self, law: None) -> Ridge:  # noqa: ARG002 - there is no law
+        return Ridge(self.ridge, np.array([float(name == "1") for name in self.columns]))
+
+    def row_bound(self, law: None) -> RowBound:  # noqa: ARG002 - there is no law
+        # |mu - y| <= 1 for a binomial response; responses are on a unit scale elsewhere, and a
+        # linear or log-linear prediction may leave it for a while during the fit.
+        slope, bend = {Family.LOGISTIC: (1.0, 0.25), Family.GAUSSIAN: (64.0, 1.0)}.get(
+            self.family, (4096.0, 4096.0)
+        )
+        return RowBound(
+            gradient=exponent(slope * self.weight_ceiling), curvature=exponent(bend * self.weight_ceiling)
+        )
+
+    def admits(self, law: None, eps: Array) -> bool:  # noqa: ARG002 - there is no law
+        return bool((np.abs(eps) <= LARGEST_COEFFICIENT).all())
+
+    def curvature(self, law: None) -> None:  # noqa: ARG002 - it is a sum over rows
+        return None
+
+    def accuracy(self, law: None) -> float:  # noqa: ARG002 - no quadrature
+        return 0.0
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class FittedGLM:
+    """Coefficients by column name: all that travels of a fit."""
+
+    formula: Formula
+    levels: Levels
+    family: Family
+    coefficients: tuple[float, ...]
+
+    def linear(self, table: Table) -> Array:
+        """x . beta row by row, columns added in order: the same bits in any partition."""
+        eta = np.zeros(table.n_rows)
+        for beta, column in zip(self.coefficients, design(self.formula, table, self.levels), strict=True):
+            eta += beta * column
+        return eta
+
+    def predict(self, table: Table) -> Array:
+        """The mean of the response, shape (N,)."""
+        eta = self.linear(table)
+        if self.family is Family.LOGISTIC:
+            return kernels.expit(eta)
+        return kernels.exp(eta) if self.family is Family.POISSON else eta
+
+
+@final
+@dataclass(frozen=True)
+class Supplied:
+    """Predictions that each silo already has, as columns: one per arm for an outcome model,
+    the probability of each arm but the first for a treatment model, one for a missingness model."""
+
+    columns: tuple[str, ...]
+
+    def __init__(self, *columns: str) -> None:
+        if not columns:
+            raise InputError("Supplied: name at least one column of predictions")
+        object.__setattr__(self, "columns", columns)

@@ -1,0 +1,159 @@
+"""Queries that set up a study on tables: factor levels, column scales, and counts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, final
+
+import numpy as np
+
+from fedtmle.errors import DecodeError
+from fedtmle.model.exact import FINE_BITS, GRID_BITS, Sums, column_shifts, column_sums
+from fedtmle.model.types import Array
+from fedtmle.protocol.bits import BitReader, BitWriter
+from fedtmle.protocol.query import AbstractQuery, Link, Local, Phase
+from fedtmle.protocol.sums import AbstractSums
+
+LARGEST_EXPONENT = 1000
+LARGEST_LABEL = 256  # bytes of a level's label
+LARGEST_COUNT = 4096  # levels of one factor
+
+
+Levels = tuple[tuple[str, ...], ...]
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class LevelsQuery(AbstractQuery[Levels, Levels]):
+    """The levels of each factor: a silo says which it has, the union is the study's.
+
+    Levels are labels such as sites or schooling, not records; a study that declares its levels
+    asks nothing.
+    """
+
+    factors: tuple[str, ...]
+
+    @property
+    def phase(self) -> Phase:
+        return Phase.NUISANCE
+
+    def answer(self, local: Local) -> Levels:
+        return tuple(local.evaluate(lambda table: [table.factors[name].levels for name in self.factors]))
+
+    def pool(self, answers: Mapping[str, Levels], sizes: Mapping[str, int]) -> Levels:  # noqa: ARG002
+        return tuple(
+            sort_levels({level for levels in answers.values() for level in levels[j]})
+            for j in range(len(self.factors))
+        )
+
+    def write_answer(self, answer: Levels, out: BitWriter, link: Link) -> None:  # noqa: ARG002
+        self.write_pooled(answer, out)
+
+    def read_answer(self, bits: BitReader, link: Link) -> Levels:  # noqa: ARG002
+        return self.read_pooled(bits)
+
+    def write_pooled(self, pooled: Levels, out: BitWriter) -> None:
+        for levels in pooled:
+            out.gamma((len(levels),))
+            for level in levels:
+                data = level.encode()
+                out.gamma((len(data),))
+                out.uint(int.from_bytes(data, "big"), 8 * len(data))
+
+    def read_pooled(self, bits: BitReader) -> Levels:
+        pooled = []
+        for _ in self.factors:
+            count = _bounded(bits, LARGEST_COUNT)
+            levels = tuple(_label(bits) for _ in range(count))
+            if levels != sort_levels(set(levels)):
+                raise DecodeError("levels are not sorted, or repeat")
+            pooled.append(levels)
+        return tuple(pooled)
+
+    def retires(self, answer: Levels) -> bool:  # noqa: ARG002
+        return False
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class ScalesQuery(AbstractQuery[tuple[int, ...], tuple[int, ...]]):
+    """Powers of two that bound each column: a silo sends exponents, the largest is the study's.
+
+    The maximum over silos does not depend on the partition, so neither does the grid of the sums.
+    """
+
+    columns: Callable[[Any], Array]  # of a table, shape (p, N)
+    count: int
+
+    @property
+    def phase(self) -> Phase:
+        return Phase.NUISANCE
+
+    def answer(self, local: Local) -> tuple[int, ...]:
+        columns = local.evaluate(self.columns)
+        exponents = np.frexp(np.abs(columns).max(axis=1, initial=0.0))[1]
+        return tuple(int(np.clip(e, -LARGEST_EXPONENT, LARGEST_EXPONENT)) for e in exponents)
+
+    def pool(self, answers: Mapping[str, tuple[int, ...]], sizes: Mapping[str, int]) -> tuple[int, ...]:  # noqa: ARG002
+        return tuple(max(column) for column in zip(*answers.values(), strict=True))
+
+    def write_answer(self, answer: tuple[int, ...], out: BitWriter, link: Link) -> None:  # noqa: ARG002
+        self.write_pooled(answer, out)
+
+    def read_answer(self, bits: BitReader, link: Link) -> tuple[int, ...]:  # noqa: ARG002
+        return self.read_pooled(bits)
+
+    def write_pooled(self, pooled: tuple[int, ...], out: BitWriter) -> None:
+        out.fixed(pooled, (LARGEST_EXPONENT,) * self.count)
+
+    def read_pooled(self, bits: BitReader) -> tuple[int, ...]:
+        return bits.fixed((LARGEST_EXPONENT,) * self.count)
+
+    def retires(self, answer: tuple[int, ...]) -> bool:  # noqa: ARG002
+        return False
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class TallyQuery(AbstractSums):
+    """Pooled sums of columns of the table: counts per arm, of observed outcomes, of weights."""
+
+    columns: Callable[[Any], Array]  # of a table, shape (p, N)
+    exponents: tuple[int, ...]
+    n: int
+    phase: Phase = Phase.NUISANCE
+
+    @property
+    def shifts(self) -> tuple[int, ...]:
+        return column_shifts(self.exponents)
+
+    @property
+    def row_units(self) -> int:
+        return 1 << (GRID_BITS + FINE_BITS)
+
+    def answer(self, local: Local) -> Sums:
+        return column_sums(local.evaluate(self.columns), self.exponents, what="count")
+
+
+def sort_levels(levels: set[str]) -> tuple[str, ...]:
+    """Numbers in their order, else text order: the same at every party."""
+    try:
+        return tuple(sorted(levels, key=lambda level: (float(level), level)))
+    except ValueError:
+        return tuple(sorted(levels))
+
+
+def _bounded(bits: BitReader, largest: int) -> int:
+    (count,) = bits.gamma(1)
+    if not 0 <= count <= largest:
+        raise DecodeError("a count is out of its range")
+    return count
+
+
+def _label(bits: BitReader) -> str:
+    length = _bounded(bits, LARGEST_LABEL)
+    try:
+        return bits.uint(8 * length).to_bytes(length, "big").decode()
+    except UnicodeDecodeError:
+        raise DecodeError("a label is not text") from None

@@ -1,0 +1,1 @@
+"""Treatment effects: means under regimes in populations, and what is made of them."""

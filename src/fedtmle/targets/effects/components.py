@@ -1,0 +1,200 @@
+"""What an effect target is made of: means of the outcome under a regime in a population.
+
+Every effect here is a function of components psi_r = E[Y(regime_r) | population_r], and every
+component has the same EIF,
+
+    D_r = H_r(A, W) Delta (Y - Q(A, W)) + v_r/P(v_r) (m_r(W) - psi_r),
+    H_r(a, W) = d_r(a | W) E[v_r | W] / (g_a(W) pi_a(W) P(v_r)),   m_r = sum_a d_r(a | W) Q(a, W),
+
+with v_r the indicator of the population, Delta that the outcome was observed and pi its
+probability. Static arms, dynamic and stochastic rules differ in d_r; all, treated, untreated and
+strata differ in v_r.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import final
+
+import numpy as np
+
+from fedtmle.errors import DataError, InputError
+from fedtmle.model.table import Table
+from fedtmle.model.types import Array, IntArray
+
+
+class AbstractRegime(ABC):
+    """d(a | W): the probability of each arm under the regime."""
+
+    @property
+    @abstractmethod
+    def label(self) -> str: ...
+
+    @abstractmethod
+    def probabilities(self, table: Table, arms: tuple[str, ...]) -> Array:
+        """d(a | W), shape (arms, N)."""
+
+    @property
+    @abstractmethod
+    def needs(self) -> tuple[str, ...]:
+        """Numeric columns that the regime reads."""
+
+
+@final
+@dataclass(frozen=True)
+class Static(AbstractRegime):
+    """Everyone gets one arm."""
+
+    arm: str
+
+    @property
+    def label(self) -> str:
+        return self.arm
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return ()
+
+    def probabilities(self, table: Table, arms: tuple[str, ...]) -> Array:
+        d = np.zeros((len(arms), table.n_rows))
+        d[arms.index(self.arm)] = 1.0
+        return d
+
+
+@final
+@dataclass(frozen=True)
+class Threshold(AbstractRegime):
+    """A known dynamic rule: ``arm`` where ``column`` >= ``cut``, else ``otherwise``."""
+
+    column: str
+    cut: float
+    arm: str
+    otherwise: str
+
+    @property
+    def label(self) -> str:
+        return f"{self.arm} if {self.column} >= {self.cut:g} else {self.otherwise}"
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return (self.column,)
+
+    def probabilities(self, table: Table, arms: tuple[str, ...]) -> Array:
+        above = table.numeric[self.column] >= self.cut
+        d = np.zeros((len(arms), table.n_rows))
+        d[arms.index(self.arm)] += above
+        d[arms.index(self.otherwise)] += ~above
+        return d
+
+
+@final
+@dataclass(frozen=True)
+class Stochastic(AbstractRegime):
+    """A known stochastic rule: each arm with a fixed probability, in the order of the arms."""
+
+    shares: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if min(self.shares) < 0 or abs(sum(self.shares) - 1) > 1e-12:
+            raise InputError("shares: expected probabilities that sum to 1")
+
+    @property
+    def label(self) -> str:
+        return "shares " + "/".join(f"{share:g}" for share in self.shares)
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return ()
+
+    def probabilities(self, table: Table, arms: tuple[str, ...]) -> Array:
+        if len(self.shares) != len(arms):
+            raise InputError(f"shares: expected one per arm, {len(arms)}")
+        return np.repeat(np.array(self.shares)[:, None], table.n_rows, axis=1)
+
+
+class AbstractPopulation(ABC):
+    """v: who the mean is over, and E[v | W] given g."""
+
+    @property
+    @abstractmethod
+    def label(self) -> str:
+        """Empty for everyone."""
+
+    @abstractmethod
+    def indicator(self, table: Table, arm: IntArray, strata: IntArray | None) -> Array:
+        """v, shape (N,)."""
+
+    @abstractmethod
+    def expected(self, v: Array, g: Array) -> Array:
+        """E[v | W], shape (N,); ``g`` has shape (arms, N)."""
+
+
+@final
+@dataclass(frozen=True)
+class Everyone(AbstractPopulation):
+    """v = 1."""
+
+    @property
+    def label(self) -> str:
+        return ""
+
+    def indicator(self, table: Table, arm: IntArray, strata: IntArray | None) -> Array:  # noqa: ARG002
+        return np.ones(table.n_rows)
+
+    def expected(self, v: Array, g: Array) -> Array:  # noqa: ARG002
+        return v
+
+
+@final
+@dataclass(frozen=True)
+class InArm(AbstractPopulation):
+    """v = 1{A = arm}: the treated, or the untreated. Empirical (A, W); only Q is fluctuated."""
+
+    code: int
+    arm: str
+
+    @property
+    def label(self) -> str:
+        return f"in arm {self.arm}"
+
+    def indicator(self, table: Table, arm: IntArray, strata: IntArray | None) -> Array:  # noqa: ARG002
+        return (arm == self.code).astype(np.float64)
+
+    def expected(self, v: Array, g: Array) -> Array:  # noqa: ARG002
+        return np.asarray(g[self.code])
+
+
+@final
+@dataclass(frozen=True)
+class InStratum(AbstractPopulation):
+    """v = 1{S = level}, S a function of W."""
+
+    code: int
+    level: str
+
+    @property
+    def label(self) -> str:
+        return f"in {self.level}"
+
+    def indicator(self, table: Table, arm: IntArray, strata: IntArray | None) -> Array:  # noqa: ARG002
+        if strata is None:
+            raise DataError("the strata column was not read")
+        return (strata == self.code).astype(np.float64)
+
+    def expected(self, v: Array, g: Array) -> Array:  # noqa: ARG002
+        return v
+
+
+@final
+@dataclass(frozen=True)
+class Component:
+    """One mean: a regime in a population."""
+
+    regime: AbstractRegime
+    population: AbstractPopulation
+
+    @property
+    def name(self) -> str:
+        who = f" {self.population.label}" if self.population.label else ""
+        return f"E[Y({self.regime.label})]{who}"

@@ -1,0 +1,75 @@
+"""The closing sums of an effect: psi, and an EIF covariance that knows weights and clusters.
+
+Row by row D_r = u_r - t_r (psi_r - low) with
+
+    u_r = w {width H_r Delta (y - Q) + v_r/P(v_r) width m_r},   t_r = w v_r / P(v_r).
+
+Rows of one cluster are added first; then sums of u, t, of w v/P(v) width m, of the products u u,
+u t and t t, and the number of clusters make psi and sum D D^T for any psi.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import numpy as np
+
+from fedtmle.model.exact import Sums
+from fedtmle.model.types import Array, IntArray
+from fedtmle.targets.effects.rows import EffectRows
+
+
+def moment_columns(own: EffectRows, q: Array, width: float) -> tuple[Array, Array, Array]:
+    """u, t and the plug-in part of u, each of shape (components, N)."""
+    factual = np.take_along_axis(q, own.arm[None, :], axis=0)[0]
+    residual = width * (own.y - factual)
+    u, m = [], []
+    for r, terms in enumerate(own.terms):
+        mean = np.zeros(own.n_rows)
+        for term in terms:
+            mean += term.d * q[term.arm]
+        m.append(own.weight * own.v[r] * width * mean)
+        u.append(own.weight * own.taken(r) * residual + m[-1])
+    return np.stack(u), own.weight * own.v, np.stack(m)
+
+
+def cluster_sums(cluster: IntArray, u: Array, t: Array, m: Array) -> Array:
+    """The columns whose sums close a run, one entry per cluster."""
+    clusters = int(cluster.max(initial=-1)) + 1
+    if clusters < len(cluster):
+        u, t, m = (
+            np.stack([np.bincount(cluster, weights=column, minlength=clusters) for column in columns])
+            for columns in (u, t, m)
+        )
+    d = len(u)
+    upper, lower = np.triu_indices(d)
+    cross = (u[:, None] * t[None, :]).reshape(d * d, -1)
+    return np.concatenate(
+        [u, t, m, u[upper] * u[lower], cross, t[upper] * t[lower], np.ones((1, u.shape[1]))]
+    )
+
+
+def estimate_components(pooled: Sums, d: int, n: int) -> tuple[Array, Array]:
+    """psi - low per component and the covariance of its estimator, in exact rationals.
+
+    C/(C - 1) sum over clusters of D D^T / n^2, centred: with no clusters cov(D)/n, divisor n - 1.
+    """
+    total = pooled.fractions()
+    u, t, m = total[:d], total[d : 2 * d], total[2 * d : 3 * d]
+    pairs = d * (d + 1) // 2
+    uu = total[3 * d : 3 * d + pairs]
+    ut = total[3 * d + pairs : 3 * d + pairs + d * d]
+    tt = total[3 * d + pairs + d * d : -1]
+    clusters = total[-1]
+    psi = [mean / mass for mean, mass in zip(m, t, strict=True)]
+    covariance = np.zeros((d, d))
+    for index, (r, s) in enumerate(zip(*map(np.ndarray.tolist, np.triu_indices(d)), strict=True)):
+        scatter = uu[index] - psi[s] * ut[r * d + s] - psi[r] * ut[s * d + r] + psi[r] * psi[s] * tt[index]
+        sums = (u[r] - psi[r] * t[r]) * (u[s] - psi[s] * t[s])
+        centred = scatter - sums / clusters
+        if clusters > 1:
+            covariance[r, s] = float(centred * clusters / ((clusters - 1) * Fraction(n) ** 2))
+        else:
+            covariance[r, s] = np.inf
+        covariance[s, r] = covariance[r, s]
+    return np.array([float(value) for value in psi]), covariance

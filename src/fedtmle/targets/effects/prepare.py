@@ -1,0 +1,156 @@
+"""From a table and fitted nuisances to the rows of an effect problem, at one silo."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from fedtmle.errors import DataError
+from fedtmle.model.table import Factor, Table
+from fedtmle.model.types import Array, IntArray
+from fedtmle.targets.effects.components import Component
+from fedtmle.targets.effects.rows import EffectRows, Term
+
+Q_MARGIN = 1e-6  # predictions are kept this far inside the outcome's bounds, on the unit scale
+
+
+class Predictor(Protocol):
+    """A fitted nuisance: the mean of its response, shape (N,)."""
+
+    def predict(self, table: Table) -> Array: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class EffectColumns:
+    """Which columns play which part."""
+
+    outcome: str
+    outcome_bounds: tuple[float, float]
+    treatment: str | None
+    arms: tuple[str, ...]
+    strata: str | None
+    strata_levels: tuple[str, ...]
+    weights: str | None
+    cluster: str | None
+
+    def arm(self, table: Table) -> IntArray:
+        """The arm taken, as a code into ``arms``."""
+        if self.treatment is None:
+            return np.zeros(table.n_rows, dtype=np.int64)
+        return table.factors[self.treatment].recode(self.arms)
+
+    def in_arm(self, table: Table, code: int) -> Table:
+        """The same people, all in one arm."""
+        if self.treatment is None:
+            return table
+        codes = np.full(table.n_rows, code, dtype=np.int64)
+        moved = table.with_factor(self.treatment, Factor(codes, self.arms))
+        if self.treatment in table.numeric:
+            moved = moved.with_numeric(self.treatment, np.full(table.n_rows, _number(self.arms[code])))
+        return moved
+
+    def observed(self, table: Table) -> Array:
+        """Delta."""
+        return (~np.isnan(table.numeric[self.outcome])).astype(np.float64)
+
+    def y(self, table: Table) -> Array:
+        """The outcome on the unit scale, zero where missing."""
+        low, high = self.outcome_bounds
+        return np.nan_to_num((table.numeric[self.outcome] - low) / (high - low), nan=0.0)
+
+    def weight(self, table: Table) -> Array:
+        return np.ones(table.n_rows) if self.weights is None else table.numeric[self.weights]
+
+    def stratum(self, table: Table) -> IntArray | None:
+        return None if self.strata is None else table.factors[self.strata].recode(self.strata_levels)
+
+    def clusters(self, table: Table) -> IntArray:
+        if self.cluster is None:
+            return np.arange(table.n_rows)
+        return np.unique(table.factors[self.cluster].codes, return_inverse=True)[1]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preparation:
+    """Evaluates Q, g and pi on a table and builds the weights H of every component.
+
+    ``treatment`` holds, for arms 1..J-1, the probability of that arm among those in none of the
+    arms before it (arm 1 first); arm 0 is what is left.
+    """
+
+    columns: EffectColumns
+    components: tuple[Component, ...]
+    outcome: tuple[Predictor, ...]  # one per arm where predictions are supplied, else one
+    treatment: tuple[Predictor, ...]
+    missingness: Predictor | None
+    g_floor: float
+    weight_mean: float
+    shares: Mapping[int, float]  # P(v) of each component's population
+
+    def __call__(self, table: Table) -> EffectRows:
+        columns = self.columns
+        arm = columns.arm(table)
+        g, pi = self.propensities(table)
+        strata = columns.stratum(table)
+        v, terms = [], []
+        for r, component in enumerate(self.components):
+            indicator = component.population.indicator(table, arm, strata)
+            expected = component.population.expected(indicator, g) / self.shares[r]
+            v.append(indicator / self.shares[r])
+            d = component.regime.probabilities(table, columns.arms)
+            terms.append(
+                tuple(
+                    Term(a, d[a], d[a] * expected / self.bounded(g[a] * pi[a]))
+                    for a in range(len(columns.arms))
+                    if d[a].any() or not table.n_rows
+                )
+            )
+        return EffectRows(
+            y=columns.y(table),
+            observed=columns.observed(table),
+            arm=arm,
+            q=self.regression(table),
+            weight=columns.weight(table) / self.weight_mean,
+            v=np.stack(v),
+            terms=tuple(terms),
+            cluster=columns.clusters(table),
+        )
+
+    def regression(self, table: Table) -> Array:
+        """The initial Q per arm on the unit scale, kept inside the bounds; shape (arms, N)."""
+        arms = range(len(self.columns.arms))
+        models = self.outcome if len(self.outcome) > 1 else self.outcome * len(self.columns.arms)
+        q = np.stack([models[a].predict(self.columns.in_arm(table, a)) for a in arms])
+        if not np.isfinite(q).all():
+            raise DataError("the outcome model's prediction is not finite in some rows")
+        return np.clip(q, Q_MARGIN, 1 - Q_MARGIN)
+
+    def propensities(self, table: Table) -> tuple[Array, Array]:
+        """g_a and pi_a before bounding, each of shape (arms, N)."""
+        left = np.ones(table.n_rows)
+        g = np.ones((len(self.columns.arms), table.n_rows))
+        for a, model in enumerate(self.treatment, start=1):
+            share = model.predict(table)
+            g[a] = left * share
+            left = left * (1.0 - share)
+        if self.treatment:
+            g[0] = left
+        pi = np.ones_like(g)
+        if self.missingness is not None:
+            for a in range(len(g)):
+                pi[a] = self.missingness.predict(self.columns.in_arm(table, a))
+        return g, pi
+
+    def bounded(self, probability: Array) -> Array:
+        """g pi, no less than the floor."""
+        return np.maximum(probability, self.g_floor)
+
+
+def _number(label: str) -> float:
+    try:
+        return float(label)
+    except ValueError:
+        return float("nan")

@@ -1,0 +1,201 @@
+"""The effect problem: components (or a combination of them), targeted by one fluctuation of Q.
+
+With y on the unit scale of the outcome's bounds (low, high) and width = high - low,
+
+    link Q_a(eps) = link Q_a + sum_k eps_k X_k(a),   X_k(a) = -width sum_r L_kr H_r(a, W),
+
+logistic (or linear, by choice) loss in y on the rows whose outcome was observed. The score at
+eps = 0 is L times the first part of D; the second has pooled mean exactly zero because Psi is the
+pooled mean of m_r. X does not depend on Q, so the law is the sum of what was accepted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import final
+
+import numpy as np
+
+from fedtmle.errors import NumericalError
+from fedtmle.model import kernels
+from fedtmle.model.exact import Sums, column_shifts, column_sums
+from fedtmle.model.families import Family
+from fedtmle.model.problem import AbstractProblem, Estimate
+from fedtmle.model.submodel import GeneralisedLinear, NoNormaliser
+from fedtmle.model.table import Table
+from fedtmle.model.types import Array, RowBound, exponent
+from fedtmle.targets.effects.moments import cluster_sums, estimate_components, moment_columns
+from fedtmle.targets.effects.rows import EffectRows
+
+LINK_REACH = 64.0  # a predicted logit moved further than this is a runaway fluctuation, not a fit
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class EffectLaw:
+    """The accepted fluctuations; the initial Q, g and pi are functions that each silo evaluates."""
+
+    history: tuple[tuple[float, ...], ...] = ()
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class EffectProblem(AbstractProblem[EffectLaw, Table]):
+    """Means of the outcome per component, combined by the rows of ``combination`` (L).
+
+    ``ceiling`` bounds H_r times the observation's weight over all rows; it follows from the bound
+    on g, or is declared. ``as_weight`` puts H into the loss's weight instead of the covariate.
+    """
+
+    names: tuple[str, ...]
+    combination: tuple[tuple[float, ...], ...]
+    outcome_bounds: tuple[float, float]
+    prepare: Callable[[Table], EffectRows] = field(compare=False)
+    ceiling: float
+    population_ceiling: float  # of weight * v / P(v)
+    largest_cluster: int = 1
+    linear: bool = False
+    as_weight: bool = False
+    _prepared: list[tuple[Table, EffectRows]] = field(default_factory=list, compare=False, repr=False)
+
+    @cached_property
+    def L(self) -> Array:
+        return np.array(self.combination)
+
+    @property
+    def width(self) -> float:
+        return self.outcome_bounds[1] - self.outcome_bounds[0]
+
+    def start(self) -> EffectLaw:
+        return EffectLaw()
+
+    def read(self, rows: object) -> Table:
+        if not isinstance(rows, Table):
+            raise TypeError("an effect problem reads tables that the data layer made")
+        return rows
+
+    def rows(self, table: Table) -> EffectRows:
+        """Nuisances are evaluated once per table: a party has one."""
+        if not self._prepared or self._prepared[0][0] is not table:
+            self._prepared[:] = [(table, self.prepare(table))]
+        return self._prepared[0][1]
+
+    def concatenate(self, parts: Sequence[Table]) -> Table:
+        raise TypeError("tables are pooled by the data layer, before nuisances are fitted")
+
+    def count(self, rows: Table) -> int:
+        return rows.n_rows
+
+    def submodel(self, law: EffectLaw, rows: Table) -> GeneralisedLinear:
+        own = self.rows(rows)
+        taken = np.stack([own.taken(r) for r in range(len(own.terms))])
+        covariate = np.sign(taken) if self.as_weight else taken
+        weight = own.weight * taken.sum(axis=0) if self.as_weight else own.weight
+        X = np.zeros((self.dim, own.n_rows))
+        for k, row in enumerate(self.combination):
+            for r, share in enumerate(row):
+                if share:
+                    X[k] += (-self.width * share) * covariate[r]
+        return GeneralisedLinear(
+            family=Family.GAUSSIAN if self.linear else Family.LOGISTIC,
+            X=X,
+            offset=self._factual(own, self._linked(law, own)),
+            y=own.y,
+            w=None if (weight == 1.0).all() else weight,
+            bound=self.row_bound(law),
+        )
+
+    def losses(self, law: EffectLaw, rows: Table) -> Array:
+        own = self.rows(rows)
+        eta = self._factual(own, self._linked(law, own))
+        loss = 0.5 * (eta - own.y) ** 2 if self.linear else kernels.softplus(eta) - own.y * eta
+        weight = (
+            np.stack([own.taken(r) for r in range(len(own.terms))]).sum(axis=0) if self.as_weight else 1.0
+        )
+        return np.asarray(own.weight * own.observed * weight * loss)
+
+    def eif(self, law: EffectLaw, rows: Table, psi: Array) -> Array:
+        """D of the combinations; ``psi`` must be the combinations' values at components' psi.
+
+        D_k = sum_r L_kr (u_r - t_r psi_r), so the components' psi are recomputed from the rows.
+        """
+        own = self.rows(rows)
+        u, t, m = moment_columns(own, self._regression(law, own), self.width)
+        components = (m.sum(axis=1) / t.sum(axis=1)) if len(psi) != len(u) else psi - self.outcome_bounds[0]
+        return (self.L @ (u - t * components[:, None])).T
+
+    def moments(self, law: EffectLaw, rows: Table) -> Sums:
+        own = self.rows(rows)
+        u, t, m = moment_columns(own, self._regression(law, own), self.width)
+        return column_sums(cluster_sums(own.cluster, u, t, m), self._moment_exponents(), what="EIF term")
+
+    def moment_shifts(self, law: EffectLaw) -> tuple[int, ...]:  # noqa: ARG002 - declared, for every law
+        return column_shifts(self._moment_exponents())
+
+    def finish(self, law: EffectLaw, pooled: Sums, n: int) -> Estimate:  # noqa: ARG002 - Psi is pooled
+        components, covariance = estimate_components(pooled, len(self.combination[0]), n)
+        low = self.outcome_bounds[0] * self.L.sum(axis=1)
+        return Estimate(psi=low + self.L @ components, covariance=self.L @ covariance @ self.L.T)
+
+    def move(self, law: EffectLaw, eps: Array) -> EffectLaw:
+        if not self.admits(law, eps):
+            raise NumericalError(
+                f"eps: the fluctuation would move a prediction by more than {LINK_REACH:g} on the link "
+                "scale; an arm may be perfectly predicted"
+            )
+        return EffectLaw(history=(*law.history, tuple(map(float, eps))))
+
+    def admits(self, law: EffectLaw, eps: Array) -> bool:  # noqa: ARG002 - the same set at every law
+        return bool((np.abs(eps) * self.width <= LINK_REACH).all())
+
+    def normaliser(self, law: EffectLaw) -> NoNormaliser:  # noqa: ARG002 - a regression loss
+        return NoNormaliser(self.dim)
+
+    def row_bound(self, law: EffectLaw) -> RowBound:  # noqa: ARG002 - declared, for every law
+        # |rho'| <= 1 for the logistic loss; a linear prediction may leave [0, 1] by some widths.
+        x = self.width * self.ceiling * float(np.abs(self.L).sum(axis=1).max())
+        slope, bend = (16.0, 1.0) if self.linear else (1.0, 0.25)
+        return RowBound(gradient=exponent(slope * x), curvature=exponent(bend * x * x))
+
+    def curvature(self, law: EffectLaw) -> None:  # noqa: ARG002 - it is a sum over rows
+        return None
+
+    def accuracy(self, law: EffectLaw) -> float:  # noqa: ARG002 - no quadrature
+        return 0.0
+
+    @property
+    def curvature_is_fixed(self) -> bool:
+        return True
+
+    def _linked(self, law: EffectLaw, own: EffectRows) -> Array:
+        """link Q_a at the law, shape (arms, N)."""
+        total = np.array([math.fsum(step) for step in zip(*law.history, strict=True)] or [0.0] * self.dim)
+        linked = own.q.copy() if self.linear else kernels.logit(own.q)
+        for r, terms in enumerate(own.terms):
+            shift = -self.width * math.fsum(self.combination[k][r] * total[k] for k in range(self.dim))
+            for term in terms:
+                linked[term.arm] += shift * (np.sign(term.H) if self.as_weight else term.H)
+        return linked
+
+    def _regression(self, law: EffectLaw, own: EffectRows) -> Array:
+        """Q_a at the law on the unit scale, shape (arms, N)."""
+        linked = self._linked(law, own)
+        return linked if self.linear else kernels.expit(linked)
+
+    def _factual(self, own: EffectRows, per_arm: Array) -> Array:
+        return np.ascontiguousarray(np.take_along_axis(per_arm, own.arm[None, :], axis=0)[0])
+
+    def _moment_exponents(self) -> list[int]:
+        rows = self.largest_cluster
+        reach = 16.0 if self.linear else 1.0
+        t = rows * self.population_ceiling
+        u = rows * self.width * reach * (self.ceiling + self.population_ceiling)
+        d = len(self.combination[0])
+        first = [exponent(u)] * d + [exponent(t)] * d + [exponent(u)] * d
+        pairs = d * (d + 1) // 2
+        return (
+            first + [exponent(u * u)] * pairs + [exponent(u * t)] * (d * d) + [exponent(t * t)] * pairs + [1]
+        )

@@ -1,0 +1,197 @@
+"""thm:communication and its proof (S.2.1): rounds, bits, and what each is derived from.
+
+In whitened coordinates the theorem holds, verbatim, for the target C Psi: every gradient, beta, kappa
+and G is that of C g, and delta is the working tolerance over b >= ||C^-1|| (`scaled_tolerance`).
+Constants are named once, so that a test can replace one and see another test fail.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from fractions import Fraction
+
+from fedtmle.protocol.lattice import Lattice
+
+THRESHOLD = Fraction(3, 4)  # action 00 iff ||g~|| > 3 delta/4
+DECREASE = Fraction(1, 6)  # of ||g~||^2/beta that a rounded step keeps
+DECREASE_FLOOR = Fraction(3, 32)  # of delta^2/beta: DECREASE times THRESHOLD squared
+ENERGY = 6
+STEPS = Fraction(32, 3)
+ROUNDS = Fraction(64, 3)
+PATH_LENGTH = 8
+COARSEST = Fraction(1, 4)  # h sqrt(d)/delta is at most this,
+FINEST = Fraction(1, 8)  # and above this
+CODE_BASE, CODE_RATE = 3, 2  # |enc(a)| <= 3 + 2 log2(1 + |a|)
+ROUND_BITS, LOG_BITS = 8, 4  # of one coordinate in one round over both links of a silo
+UNIVERSAL_BITS = 256
+
+
+def scaled_tolerance(lattice: Lattice) -> float:
+    """delta/b: the tolerance of the theorems in the run's coordinates."""
+    return math.sqrt(lattice.delta**2 / lattice.b_squared)
+
+
+def spacing_range(delta: float, d: int) -> tuple[float, float]:
+    """delta/(8 sqrt(d)) < h <= delta/(4 sqrt(d)): eq:lattice-spacing."""
+    return float(FINEST) * delta / math.sqrt(d), float(COARSEST) * delta / math.sqrt(d)
+
+
+def rounding_bound(h: float, d: int) -> float:
+    """||g~ - grad|| <= h sqrt(d): eq:rounding-guarantee."""
+    return h * math.sqrt(d)
+
+
+def residual_bound(beta: float, eps_norm: float, gradient_norm: float) -> float:
+    """r^k <= beta ||eps^k|| + ||grad l_k(eps^k)||: section 2.3."""
+    return beta * eps_norm + gradient_norm
+
+
+# Code lengths.
+
+
+def code_length_bound(values: Iterable[int]) -> float:
+    """|enc(v)| <= 3d + 2 sum_j log2(1 + |v_j|): eq:proof-code-length."""
+    return math.fsum(CODE_BASE + CODE_RATE * math.log2(1 + abs(value)) for value in values)
+
+
+def fixed_width_bits(G: float, h: float) -> int:
+    """b = ceil(log2(2 ceil(G/h) + 1)), exactly: the bits that number 0..2 ceil(G/h)."""
+    return (2 * math.ceil(G / h)).bit_length()
+
+
+def fixed_width_cost(M: int, d: int, b: int, R: int) -> int:
+    """2 M d b R + 2 M R: the absolute protocol at fixed width."""
+    return 2 * M * d * b * R + 2 * M * R
+
+
+# Descent, energy, steps and rounds.
+
+
+def rounded_step_decrease(norm: float, beta: float, h: float, d: int) -> float:
+    """||g~||^2/(2 beta) (1 - 2 h sqrt(d)/||g~||): what a rounded step decreases the loss by, at least."""
+    return norm**2 / (2 * beta) * (1 - 2 * rounding_bound(h, d) / norm)
+
+
+def step_decrease(norm: float, beta: float) -> float:
+    """||g~||^2/(6 beta): the same once ||g~|| > 3 delta/4."""
+    return float(DECREASE) * norm**2 / beta
+
+
+def step_decrease_floor(delta: float, beta: float) -> float:
+    """3 delta^2/(32 beta): the same without the gradient."""
+    return float(DECREASE_FLOOR) * delta**2 / beta
+
+
+def energy_bound(beta: float, Delta: float) -> float:
+    """sum over steps of ||g~||^2 <= 6 beta Delta: eq:proof-energy-and-steps."""
+    return ENERGY * beta * Delta
+
+
+def step_bound(beta: float, Delta: float, delta: float) -> float:
+    """S <= 32 beta Delta/(3 delta^2): eq:proof-energy-and-steps."""
+    return float(STEPS) * beta * Delta / delta**2
+
+
+def rounds(S: int, K: int) -> int:
+    """R = S + K + 1: eq:proof-rounds."""
+    return S + K + 1
+
+
+def round_bound(beta: float, Delta: float, delta: float) -> float:
+    """R <= 1 + 64 beta Delta/(3 delta^2): eq:main-communication."""
+    return 1 + float(ROUNDS) * beta * Delta / delta**2
+
+
+# Path length and variation.
+
+
+def path_length_bound(beta: float, Delta: float, S: int) -> float:
+    """sum_k ||eps^k|| <= sqrt(6 Delta S/beta): eq:proof-path-length."""
+    return math.sqrt(ENERGY * Delta * S / beta)
+
+
+def path_length_ceiling(Delta: float, delta: float) -> float:
+    """sum_k ||eps^k|| <= 8 Delta/delta: eq:proof-path-length without S."""
+    return PATH_LENGTH * Delta / delta
+
+
+def variation_within(norm: float) -> float:
+    """||g_{m,r+1} - g_{m,r}|| <= ||g~_r|| after a step: eq:proof-within-variation."""
+    return norm
+
+
+def variation_across(beta: float, kappa: float, eps_norm: float) -> float:
+    """||g_{m,r+1} - g_{m,r}|| <= (kappa + beta) ||eps^k|| when re-centred: eq:proof-recenter-variation."""
+    return (kappa + beta) * eps_norm
+
+
+def variation_bound(beta: float, kappa: float, Delta: float, S: int) -> float:
+    """sum_r ||g_{m,r} - g_{m,r-1}|| <= (2 + kappa/beta) sqrt(6 beta Delta S): eq:variation-summary."""
+    return (2 + kappa / beta) * math.sqrt(ENERGY * beta * Delta * S)
+
+
+# Bits.
+
+
+def first_message_bits(M: int, d: int, G: float, h: float) -> float:
+    """8 M d + 4 M d log2(2 + G/h): eq:proof-initial-bits."""
+    return ROUND_BITS * M * d + LOG_BITS * M * d * math.log2(2 + G / h)
+
+
+def upload_bits(M: int, d: int, R: int, h: float, variation: float) -> float:
+    """3 M d (R-1) + 2 M d (R-1) log2(2 + V/((R-1) h sqrt(d))): eq:proof-upload-sum."""
+    return _difference_bits(M, d, R, h, variation, reach=2)
+
+
+def broadcast_bits(M: int, d: int, R: int, h: float, variation: float) -> float:
+    """The same with 3 for 2 in the logarithm, since q carries two roundings: eq:proof-broadcast-sum."""
+    return _difference_bits(M, d, R, h, variation, reach=3)
+
+
+def _difference_bits(M: int, d: int, R: int, h: float, variation: float, *, reach: int) -> float:
+    if R == 1:
+        return 0.0
+    per_round = variation / ((R - 1) * h * math.sqrt(d))
+    return M * d * (R - 1) * (CODE_BASE + CODE_RATE * math.log2(reach + per_round))
+
+
+def bits_at_spacing(M: int, d: int, R: int, G: float, h: float, variation: float) -> float:
+    """8 M d R + 4 M d log2(2 + G/h) + 4 M d (R-1) log2(3 + V/((R-1) h sqrt(d))): eq:proof-pathwise-bits."""
+    later = 0.0
+    if R > 1:
+        later = LOG_BITS * M * d * (R - 1) * math.log2(3 + variation / ((R - 1) * h * math.sqrt(d)))
+    return ROUND_BITS * M * d * R + LOG_BITS * M * d * math.log2(2 + G / h) + later
+
+
+def pathwise_bit_bound(
+    M: int, d: int, R: int, S: int, beta: float, kappa: float, Delta: float, G: float, delta: float
+) -> float:
+    """`bits_at_spacing` with V = (2 + kappa/beta) sqrt(6 beta Delta S) and 1/h < 8 sqrt(d)/delta.
+
+    eq:pathwise-bit-bound.
+    """
+    h = float(FINEST) * delta / math.sqrt(d)
+    return bits_at_spacing(M, d, R, G, h, variation_bound(beta, kappa, Delta, S))
+
+
+def planned_bit_bound(
+    M: int, d: int, beta: float, kappa: float, Delta: float, G: float, delta: float
+) -> float:
+    """M d {8 + 512 a/3 + 4 log2(2 + 8x) + (256 a/3) log2(3 + 3 sqrt(2) c)}, before the run.
+
+    a = beta Delta/delta^2, c = 2 + kappa/beta, x = G sqrt(d)/delta: the last line of S.2.1 that keeps
+    its constants apart, so the sharpest bound that knows neither R nor S.
+    """
+    a, c, x = beta * Delta / delta**2, 2 + kappa / beta, G * math.sqrt(d) / delta
+    later = float(ROUNDS) * a * (ROUND_BITS + LOG_BITS * math.log2(3 + 3 * math.sqrt(2) * c))
+    return M * d * (ROUND_BITS + LOG_BITS * math.log2(2 + x / float(FINEST)) + later)
+
+
+def universal_bit_bound(
+    M: int, d: int, beta: float, kappa: float, Delta: float, G: float, delta: float
+) -> float:
+    """256 M d {(1 + a) log2(4 + kappa/beta) + log2(2 + G sqrt(d)/delta)}: eq:main-communication."""
+    a = beta * Delta / delta**2
+    first = math.log2(2 + G * math.sqrt(d) / delta)
+    return UNIVERSAL_BITS * M * d * ((1 + a) * math.log2(4 + kappa / beta) + first)
