@@ -12,6 +12,7 @@ from fedtmle.algorithms.local import LocalAverage
 from fedtmle.errors import InputError, RefusedError
 from fedtmle.model.types import IntArray
 from fedtmle.protocol.query import Problem
+from fedtmle.runtime.certificate import RunCertificate, certify
 from fedtmle.runtime.federation import InProcess
 from fedtmle.runtime.observe import Observation
 from fedtmle.runtime.observe import observe as observe_run
@@ -34,7 +35,8 @@ def solve(
     """Runs ``algorithm`` over ``silos`` (name -> rows) from the initial ``law``.
 
     ``threads`` lets silos answer side by side; ``progress`` is called after every round;
-    ``observe`` adds pooled losses to the trajectory by reading the rows outside the protocol;
+    ``observe`` adds pooled losses to the trajectory, and to the certificate every bound that needs
+    the rows, by reading them outside the protocol;
     ``index`` numbers each silo's rows in the pooled order (it matters to SGD batches alone).
     """
     rows = _read(problem, silos, algorithm, index)
@@ -50,13 +52,22 @@ def solve(
                 raise silo.error from None
         raise
     observed = observe_run(problem, law, _pool(problem, rows)[0], finished.outcome) if observe else None
-    return assemble(problem, finished, observed, {silo.name: silo.local for silo in parties})
+    certificate = certify(
+        problem,
+        law,
+        algorithm,
+        finished,
+        rows={name: own for name, (own, _) in rows.items()} if observe else None,
+        loss=observed.loss if observed else None,
+    )
+    return assemble(problem, finished, observed, certificate, {silo.name: silo.local for silo in parties})
 
 
 def assemble(
     problem: Problem,
     finished: Finished,
     observed: Observation | None,
+    certificate: RunCertificate | None,
     local: Mapping[str, LocalOutcome | None],
 ) -> Result:
     """The result of a finished session."""
@@ -74,7 +85,7 @@ def assemble(
         steps=outcome.steps,
         updates=outcome.updates,
         trajectory=trajectory(outcome, observed),
-        certificate=outcome.certificate,
+        certificate=certificate,
         account=finished.account,
         transcript=finished.transcript,
         silos={name: kept for name, kept in local.items() if kept is not None},

@@ -42,6 +42,7 @@ class Inner:
     eps: Array
     steps: int
     descended: bool = True
+    hessian: Array | None = None  # there, where the optimiser knows it
 
 
 SubFlow = Generator[Query, Any, Inner]
@@ -178,11 +179,11 @@ class Newton(AbstractOptimizer):
             direction = newton_direction(state.hessian, state.gradient)
             trial = yield from _line_search(run, origin, state, direction, 1.0, rule, parts, t)
             if trial is None:
-                return Inner(eps=state.eps, steps=t - 1, descended=False)
+                return Inner(eps=state.eps, steps=t - 1, descended=False, hessian=state.hessian)
             state = trial
             if run.norm(state.gradient) <= origin.goal:
-                return Inner(eps=state.eps, steps=t)
-        return Inner(eps=state.eps, steps=self.max_steps)
+                return Inner(eps=state.eps, steps=t, hessian=state.hessian)
+        return Inner(eps=state.eps, steps=self.max_steps, hessian=state.hessian)
 
 
 @final

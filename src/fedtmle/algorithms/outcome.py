@@ -86,6 +86,8 @@ class Outcome:
     accepted: tuple[tuple[float, ...], ...]
     certificate: Certificate | None
     estimate: Estimate | None  # None where only the silos have one (Personalized)
+    problem: Any = None  # what was targeted, where the flow made it itself (a study)
+    details: Any = None  # what the flow learned beside it
 
 
 Flow = Generator[Query, Any, Outcome]

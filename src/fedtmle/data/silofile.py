@@ -190,7 +190,7 @@ class _Reader:
         self._findings.add(f"{place}: {what}", fix, line=self._line(section, key))
 
     def _line(self, section: str, key: str | None) -> int | None:
-        """Where a key stands, when it is written plainly; None is allowed, a wrong line is not."""
+        """Where a key stands, if it is written plainly on a line of its own."""
         current: str | None = None
         for number, line in enumerate(self._lines, start=1):
             header = re.match(r"\s*\[([^\[\]]+)\]", line)

@@ -3,6 +3,7 @@
 The intercept comes first, then the terms as written. Within an interaction the columns of the last
 variable vary fastest: C(a):C(b) gives a2:b2, a2:b3, a3:b2, ... A column is identified by what it
 computes, and a second one of the same is left out: age + poly(age, 2) has the columns age and I(age**2).
+C(name) never has a column for the reference level, not even in a formula without intercept.
 Which columns there are depends on the formula and the study's levels alone, never on rows.
 """
 
@@ -85,18 +86,15 @@ def _joined(column: tuple[_Part, ...]) -> str:
 
 
 def _columns(formula: Formula, levels: Levels) -> list[tuple[_Part, ...]]:
-    columns: dict[frozenset[str], tuple[_Part, ...]] = {}
-    if formula.intercept:
-        columns[frozenset()] = ()
+    columns: dict[tuple[str, ...], tuple[_Part, ...]] = {(): ()} if formula.intercept else {}
     expanded = 0
     for term in formula.terms:
         parts = [list(_parts(variable, levels)) for variable in term]
         expanded += math.prod(map(len, parts))
         if expanded > MAX_COLUMNS:
             raise InputError(f"the formula has more than {MAX_COLUMNS} columns")
-        for product in itertools.product(*parts):
-            column = tuple({part.label: part for part in product}.values())
-            columns.setdefault(frozenset(part.label for part in column), column)
+        for column in itertools.product(*parts):
+            columns.setdefault(tuple(sorted(part.label for part in column)), column)
     return list(columns.values())
 
 
@@ -135,27 +133,21 @@ def _parts(variable: Variable, levels: Levels) -> Iterator[_Part]:
 
 def _require_columns(formula: Formula, table: Table) -> None:
     problems = []
-    for kind, used, present, other, advice in (
-        ("numeric", formula.numeric_names, table.numeric, table.factors, "a factor: write C({})"),
-        (
-            "categorical",
-            formula.factor_names,
-            table.factors,
-            table.numeric,
-            "numeric: drop C() or declare levels",
-        ),
-    ):
-        for name in used:
-            if name in present:
-                continue
-            if name in other:
-                problems.append(f"column '{name}' is {advice.format(Name(name))}")
-                continue
-            near = get_close_matches(name, sorted({*table.numeric, *table.factors}))
-            near_text = f"; near matches: {', '.join(near)}" if near else ""
-            problems.append(f"there is no {kind} column '{name}'{near_text}")
+    for name in formula.numeric_names:
+        if name not in table.numeric:
+            wrong_kind = f"column '{name}' is categorical, write C({Name(name)})"
+            problems.append(wrong_kind if name in table.factors else _no_column(name, table))
+    for name in formula.factor_names:
+        if name not in table.factors:
+            wrong_kind = f"column '{name}' is numeric, write {Name(name)} without C()"
+            problems.append(wrong_kind if name in table.numeric else _no_column(name, table))
     if problems:
         raise InputError("; ".join(problems))
+
+
+def _no_column(name: str, table: Table) -> str:
+    near = get_close_matches(name, sorted({*table.numeric, *table.factors}))
+    return f"there is no column '{name}'" + (f", near matches: {', '.join(near)}" if near else "")
 
 
 _MISSING, _UNDECLARED = -1, -2

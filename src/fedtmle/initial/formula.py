@@ -281,7 +281,7 @@ class _Token:
 
 _HINTS = {
     "~": "'~' is not needed: the left side comes from the target, write the right side only",
-    "^": "'^' is not known: write a power as I(name**2)",
+    "^": "'^' is not known: a power is written inside I(), as in I(name**2)",
     '"': 'a string has no closing quote (write \\" and \\\\ inside)',
     "'": "a string has no closing quote (no backslash inside)",
     "`": "a back-quoted name is empty or has no closing back-quote",
@@ -313,13 +313,10 @@ _INTERCEPT: frozenset[str] = frozenset()
 _T = TypeVar("_T")
 
 
-def _union(*sums: _Sum) -> _Sum:
-    """Every term once, where and as it was first written."""
-    terms: _Sum = {}
-    for one in sums:
-        for identity, term in one.items():
-            terms.setdefault(identity, term)
-    return terms
+def _add(terms: _Sum, more: _Sum) -> None:
+    """Puts more behind terms; what is there already stays where and as it was first written."""
+    for identity, term in more.items():
+        terms.setdefault(identity, term)
 
 
 class _Parser:
@@ -351,8 +348,9 @@ class _Parser:
         self.at += 1
         return self.tokens[self.at - 1]
 
-    def sees(self, *operators: str) -> bool:
-        return self.here.kind == "operator" and self.here.text in operators
+    def sees(self, *operators: str, ahead: int = 0) -> bool:
+        token = self.tokens[self.at + ahead]
+        return token.kind == "operator" and token.text in operators
 
     def accept(self, *operators: str) -> str:
         """The operator here, passed over, if it is one of these; else nothing."""
@@ -398,7 +396,7 @@ class _Parser:
             elif sign == "-":
                 self.expected("1 (only the intercept can be left out)")
             else:
-                terms = _union(terms, self.product())
+                _add(terms, self.product())
             sign = self.accept("+", "-")
         return terms
 
@@ -406,13 +404,17 @@ class _Parser:
         terms = self.interaction()
         while self.accept("*"):
             right = self.interaction()
-            terms = _union(terms, right, self.times(terms, right))
+            crossed = self.times(terms, right)
+            _add(terms, right)
+            _add(terms, crossed)
         return terms
 
     def interaction(self) -> _Sum:
         terms = self.primary()
         while self.accept(":"):
             terms = self.times(terms, self.primary())
+        if self.sees("**"):
+            self.fail("a power is written inside I(), as in I(name**2)")
         return terms
 
     def times(self, left: _Sum, right: _Sum) -> _Sum:
@@ -438,15 +440,13 @@ class _Parser:
             self.at += 1
             return {_INTERCEPT: ()}
         variable = self.variable()
-        if self.sees("**"):
-            self.fail("a power is written inside I(): I(name**2)")
         text = str(variable)
         self.variables[text] = variable
         return {frozenset({text}): (text,)}
 
     def variable(self) -> Variable:
         function = self.here
-        if function.kind != "name" or self.tokens[self.at + 1].text != "(":
+        if function.kind != "name" or not self.sees("(", ahead=1):
             return Name(self.name("a term (a column name, a function, '(' or 1)"))
         if function.text not in _FUNCTIONS:
             self.fail(f"there is no function '{function.text[:30]}'; there are {', '.join(_FUNCTIONS)}")

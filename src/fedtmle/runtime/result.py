@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from fedtmle.algorithms.outcome import Certificate, Outcome, Point, Status
+from fedtmle.algorithms.outcome import Outcome, Point, Status
 from fedtmle.errors import InputError
 from fedtmle.model.types import Array
 from fedtmle.protocol.query import Phase
 from fedtmle.runtime.account import Account
+from fedtmle.runtime.certificate import RunCertificate
 from fedtmle.runtime.observe import Observation
 from fedtmle.runtime.silo import LocalOutcome
 from fedtmle.runtime.transcript import Transcript
@@ -70,7 +71,7 @@ class Result:
     steps: int
     updates: int
     trajectory: Trajectory
-    certificate: Certificate | None
+    certificate: RunCertificate | None
     account: Account
     transcript: Transcript
     silos: Mapping[str, LocalOutcome]  # of a personalised run: each silo's own law and estimate

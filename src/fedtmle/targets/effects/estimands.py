@@ -124,7 +124,9 @@ class PolicyMeans(AbstractEffect):
 
     def summarise(self, psi: Array, label: str) -> list[Summary]:
         return [
-            Summary(name=_name(f"E[Y({rule.label})]", label), value=float(psi[j]), gradient=_unit(j, len(psi)))
+            Summary(
+                name=_name(f"E[Y({rule.label})]", label), value=float(psi[j]), gradient=_unit(j, len(psi))
+            )
             for j, rule in enumerate(self.rules)
         ]
 

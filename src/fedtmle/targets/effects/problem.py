@@ -50,7 +50,7 @@ class EffectProblem(AbstractProblem[EffectLaw, Table]):
     on g, or is declared. ``as_weight`` puts H into the loss's weight instead of the covariate.
     """
 
-    names: tuple[str, ...]
+    labels: tuple[str, ...]
     combination: tuple[tuple[float, ...], ...]
     outcome_bounds: tuple[float, float]
     prepare: Callable[[Table], EffectRows] = field(compare=False)
@@ -60,6 +60,10 @@ class EffectProblem(AbstractProblem[EffectLaw, Table]):
     linear: bool = False
     as_weight: bool = False
     _prepared: list[tuple[Table, EffectRows]] = field(default_factory=list, compare=False, repr=False)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return self.labels
 
     @cached_property
     def L(self) -> Array:
@@ -83,7 +87,7 @@ class EffectProblem(AbstractProblem[EffectLaw, Table]):
             self._prepared[:] = [(table, self.prepare(table))]
         return self._prepared[0][1]
 
-    def concatenate(self, parts: Sequence[Table]) -> Table:
+    def concatenate(self, parts: Sequence[Table]) -> Table:  # noqa: ARG002 - see the message
         raise TypeError("tables are pooled by the data layer, before nuisances are fitted")
 
     def count(self, rows: Table) -> int:
@@ -117,14 +121,11 @@ class EffectProblem(AbstractProblem[EffectLaw, Table]):
         )
         return np.asarray(own.weight * own.observed * weight * loss)
 
-    def eif(self, law: EffectLaw, rows: Table, psi: Array) -> Array:
-        """D of the combinations; ``psi`` must be the combinations' values at components' psi.
-
-        D_k = sum_r L_kr (u_r - t_r psi_r), so the components' psi are recomputed from the rows.
-        """
+    def eif(self, law: EffectLaw, rows: Table, psi: Array) -> Array:  # noqa: ARG002 - see below
+        """D_k = sum_r L_kr (u_r - t_r psi_r), psi_r the components' plug-ins on these rows."""
         own = self.rows(rows)
         u, t, m = moment_columns(own, self._regression(law, own), self.width)
-        components = (m.sum(axis=1) / t.sum(axis=1)) if len(psi) != len(u) else psi - self.outcome_bounds[0]
+        components = m.sum(axis=1) / t.sum(axis=1)
         return (self.L @ (u - t * components[:, None])).T
 
     def moments(self, law: EffectLaw, rows: Table) -> Sums:
@@ -194,8 +195,13 @@ class EffectProblem(AbstractProblem[EffectLaw, Table]):
         t = rows * self.population_ceiling
         u = rows * self.width * reach * (self.ceiling + self.population_ceiling)
         d = len(self.combination[0])
-        first = [exponent(u)] * d + [exponent(t)] * d + [exponent(u)] * d
         pairs = d * (d + 1) // 2
-        return (
-            first + [exponent(u * u)] * pairs + [exponent(u * t)] * (d * d) + [exponent(t * t)] * pairs + [1]
-        )
+        return [
+            *[exponent(u)] * d,
+            *[exponent(t)] * d,
+            *[exponent(u)] * d,
+            *[exponent(u * u)] * pairs,
+            *[exponent(u * t)] * (d * d),
+            *[exponent(t * t)] * pairs,
+            1,  # clusters are counted
+        ]

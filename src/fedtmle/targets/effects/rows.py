@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -42,25 +41,3 @@ class EffectRows:
         for term in self.terms[component]:
             h += np.where(self.arm == term.arm, term.H, 0.0)
         return h * self.observed
-
-
-def concatenate(parts: Sequence[EffectRows]) -> EffectRows:
-    """The pooled rows; clusters of different silos stay apart."""
-    offsets = np.cumsum([0, *(int(part.cluster.max(initial=-1)) + 1 for part in parts)])
-    terms = tuple(
-        tuple(
-            Term(group[0].arm, np.concatenate([t.d for t in group]), np.concatenate([t.H for t in group]))
-            for group in zip(*(part.terms[r] for part in parts), strict=True)
-        )
-        for r in range(len(parts[0].terms))
-    )
-    return EffectRows(
-        y=np.concatenate([part.y for part in parts]),
-        observed=np.concatenate([part.observed for part in parts]),
-        arm=np.concatenate([part.arm for part in parts]),
-        q=np.concatenate([part.q for part in parts], axis=1),
-        weight=np.concatenate([part.weight for part in parts]),
-        v=np.concatenate([part.v for part in parts], axis=1),
-        terms=terms,
-        cluster=np.concatenate([p.cluster + shift for p, shift in zip(parts, offsets, strict=False)]),
-    )

@@ -1,0 +1,96 @@
+"""A hospital's column as it was found, before the study's reading of it, and who reads it."""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedtmle.model.table import Factor
+from fedtmle.model.types import Array
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """Numbers and booleans (0 and 1); NaN is missing."""
+
+    values: Array
+
+
+@dataclass(frozen=True)
+class Unusable:
+    """Cells that are neither numbers nor text, and what they are instead."""
+
+    what: str
+
+
+Cells = Numbers | Factor | Unusable  # text is a factor of all its distinct labels
+
+DATES = Unusable("dates or times")
+OTHER = Unusable("values that are neither numbers nor text")
+
+
+class AbstractReader(ABC):
+    """An opened source: the hospital's column names, then the cells of those that are needed."""
+
+    @property
+    @abstractmethod
+    def names(self) -> tuple[str, ...]:
+        """All column names as the source has them, repeated ones too."""
+
+    @property
+    def quotable(self) -> tuple[str, ...]:
+        """The names that are certainly names and no record's values, so that a message may hold them."""
+        return self.names
+
+    @abstractmethod
+    def read(self, names: Sequence[str]) -> tuple[int, Mapping[str, Cells]]:
+        """The number of rows, and the cells of the named columns in the same row order."""
+
+
+class UnreadableError(Exception):
+    """A source cannot be read: what is wrong and what to do, free of values.
+
+    Raise it outside the handler of a library's exception: that one may quote a record, and would
+    stay reachable as ``__context__`` even after ``from None``.
+    """
+
+    def __init__(self, what: str, fix: str, *, line: int | None = None) -> None:
+        super().__init__(what)
+        self.what = what
+        self.fix = fix
+        self.line = line
+
+
+NUMERAL = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
+
+
+def number(label: str) -> float | None:
+    """The number a label writes, None if it writes none: True and false are 1 and 0."""
+    if label.lower() in ("true", "false"):
+        return float(label.lower() == "true")
+    return float(label) if NUMERAL.fullmatch(label) else None
+
+
+def canonical(value: float) -> str:
+    """The one label of a number, so that 1, 1.0 and 01 are the same level at every silo."""
+    return str(int(value)) if value.is_integer() else repr(float(value))
+
+
+def relabel(factor: Factor, labels: Sequence[str | None]) -> Factor:
+    """The factor with level i named ``labels[i]`` (None: missing); equal names merge, absent ones go.
+
+    Levels are in numeric order when all are numbers, else in text order.
+    """
+    used = np.bincount(factor.codes[factor.codes >= 0], minlength=len(factor.levels)) > 0
+    present = {label for label, seen in zip(labels, used, strict=True) if seen and label is not None}
+    if all(NUMERAL.fullmatch(label) for label in present):
+        levels = tuple(sorted(present, key=lambda label: (float(label), label)))
+    else:
+        levels = tuple(sorted(present))
+    position: dict[str | None, int] = {level: code for code, level in enumerate(levels)}
+    lookup = np.array([position.get(label, -1) for label in labels] + [-1], dtype=np.int64)
+    return Factor(lookup[factor.codes], levels)

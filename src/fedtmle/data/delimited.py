@@ -1,0 +1,103 @@
+"""CSV: the header gives the delimiter and the names, and all cells decide whether a column is numbers.
+
+DuckDB's own detection looks at a sample and skips what does not fit it; here nothing is skipped.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedtmle.data.cells import AbstractReader, Cells, UnreadableError
+from fedtmle.data.duck import attempt, fetch
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection, DuckDBPyRelation
+
+_DELIMITERS = ",;\t|"
+_MISSING = ["", "NA"]
+
+
+def csv_reader(connection: DuckDBPyConnection, path: Path, pattern: str) -> AbstractReader:
+    """A reader of the CSV file at ``path``, which DuckDB knows as ``pattern``."""
+    delimiter, names = _header(path)
+    relation, line = attempt(
+        lambda: connection.read_csv(
+            pattern,
+            auto_detect=False,
+            header=True,
+            columns={f"c{i}": "VARCHAR" for i in range(len(names))},
+            delimiter=delimiter,
+            quotechar='"',
+            escapechar='"',
+            na_values=_MISSING,
+        )
+    )
+    if relation is None:
+        raise _malformed(line)
+    return _CSVReader(relation, names)
+
+
+class _CSVReader(AbstractReader):
+    """A CSV file with a header; an empty cell and NA are missing, true and false are 1 and 0."""
+
+    def __init__(self, relation: DuckDBPyRelation, names: tuple[str, ...]) -> None:
+        self._relation = relation
+        self._names = names
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return self._names
+
+    @property
+    def quotable(self) -> tuple[str, ...]:
+        # In a file without a header the first record stands where names should.
+        plausible = all(re.match(r"[^\W\d]|\.|$", name) for name in self._names)
+        return self._names if plausible else ()
+
+    def read(self, names: Sequence[str]) -> tuple[int, Mapping[str, Cells]]:
+        cells = {name: f"c{self._names.index(name)}" for name in names}
+        fetched, line = attempt(lambda: self._fetch(cells))
+        if fetched is None:
+            raise _malformed(line)
+        return fetched
+
+    def _fetch(self, cells: Mapping[str, str]) -> tuple[int, dict[str, Cells]]:
+        # A column is numbers if all its cells are: a sample would be wrong about the rest.
+        tests = ", ".join(f"count({cell}) = count({_number(cell)})" for cell in cells.values())
+        numeric = self._relation.aggregate(tests).fetchone() if tests else ()
+        numbers = {name: _number(cells[name]) for name, yes in zip(cells, numeric or (), strict=True) if yes}
+        texts = {name: cell for name, cell in cells.items() if name not in numbers}
+        return fetch(self._relation, numbers, texts)
+
+
+def _number(cell: str) -> str:
+    return f"CASE lower({cell}) WHEN 'true' THEN 1 WHEN 'false' THEN 0 ELSE TRY_CAST({cell} AS DOUBLE) END"
+
+
+def _header(path: Path) -> tuple[str, tuple[str, ...]]:
+    """The delimiter, taken as the commonest candidate outside quotes, and the column names."""
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            line = re.sub(r'"[^"]*"', "", file.readline())
+            delimiter = max(_DELIMITERS, key=line.count)
+            file.seek(0)
+            names = next(csv.reader(file, delimiter=delimiter), [])
+    except (OSError, UnicodeDecodeError, csv.Error):
+        names = None
+    if names is None:
+        raise _malformed(None)
+    if not names:
+        raise UnreadableError("the file is empty", "give a file with a header and at least one row")
+    return delimiter, tuple(names)
+
+
+def _malformed(line: int | None) -> UnreadableError:
+    return UnreadableError(
+        "the file cannot be read as CSV",
+        "check that it is UTF-8, that every row has as many cells as the header and that quotes are closed",
+        line=line,
+    )
