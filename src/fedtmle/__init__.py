@@ -42,6 +42,23 @@ _HOME = {
     "Transcript": "fedtmle.runtime.transcript",
     "check_problem": "fedtmle.model.check",
     "solve": "fedtmle.solve",
+    "ATE": "fedtmle.targets.effects.estimands",
+    "ATT": "fedtmle.targets.effects.estimands",
+    "ATC": "fedtmle.targets.effects.estimands",
+    "RR": "fedtmle.targets.effects.estimands",
+    "OR": "fedtmle.targets.effects.estimands",
+    "TSM": "fedtmle.targets.effects.estimands",
+    "OutcomeMean": "fedtmle.targets.effects.estimands",
+    "PolicyMeans": "fedtmle.targets.effects.estimands",
+    "Static": "fedtmle.targets.effects.components",
+    "Threshold": "fedtmle.targets.effects.components",
+    "Stochastic": "fedtmle.targets.effects.components",
+    "GLM": "fedtmle.initial.glm",
+    "Supplied": "fedtmle.initial.glm",
+    "Study": "fedtmle.algorithms.study",
+    "StudyResult": "fedtmle.studies.result",
+    "run": "fedtmle.studies.run",
+    "load": "fedtmle.studies.result",
 }
 
 if TYPE_CHECKING:  # what type checkers and editors see; at run time, __getattr__ below
@@ -56,16 +73,29 @@ if TYPE_CHECKING:  # what type checkers and editors see; at run time, __getattr_
     )
     from fedtmle.algorithms.outcome import Status
     from fedtmle.algorithms.personalized import Personalized
+    from fedtmle.algorithms.study import Study
+    from fedtmle.initial.glm import GLM, Supplied
     from fedtmle.model.check import check_problem
     from fedtmle.model.density.fluctuation import ExponentialTilt, LogisticFluctuation
     from fedtmle.runtime.result import Result
     from fedtmle.runtime.transcript import Transcript
     from fedtmle.solve import solve
+    from fedtmle.studies.result import StudyResult, load
+    from fedtmle.studies.run import run
+    from fedtmle.targets.effects.components import Static, Stochastic, Threshold
+    from fedtmle.targets.effects.estimands import ATC, ATE, ATT, OR, RR, TSM, OutcomeMean, PolicyMeans
     from fedtmle.targets.mean import Mean
     from fedtmle.targets.optimal_transport import OptimalTransport
     from fedtmle.targets.two_arm import TwoArm
 
 __all__ = [
+    "ATC",
+    "ATE",
+    "ATT",
+    "GLM",
+    "OR",
+    "RR",
+    "TSM",
     "Backtracking",
     "Central",
     "Certified",
@@ -80,13 +110,23 @@ __all__ = [
     "Mean",
     "Newton",
     "OptimalTransport",
+    "OutcomeMean",
     "Personalized",
+    "PolicyMeans",
     "Result",
+    "Static",
     "Status",
+    "Stochastic",
     "StochasticGradientDescent",
+    "Study",
+    "StudyResult",
+    "Supplied",
+    "Threshold",
     "Transcript",
     "TwoArm",
     "check_problem",
+    "load",
+    "run",
     "solve",
 ]
 

@@ -9,15 +9,15 @@ import numpy as np
 
 from fedtmle.algorithms.base import AbstractAlgorithm
 from fedtmle.algorithms.local import LocalAverage
-from fedtmle.errors import InputError, RefusedError
+from fedtmle.errors import InputError
 from fedtmle.model.types import IntArray
 from fedtmle.protocol.query import Problem
 from fedtmle.runtime.certificate import RunCertificate, certify
-from fedtmle.runtime.federation import InProcess
+from fedtmle.runtime.embedded import run_embedded
 from fedtmle.runtime.observe import Observation
 from fedtmle.runtime.observe import observe as observe_run
 from fedtmle.runtime.result import Result, trajectory
-from fedtmle.runtime.session import Finished, Progress, Session
+from fedtmle.runtime.session import Finished, Progress
 from fedtmle.runtime.silo import LocalOutcome, Silo, read_rows
 
 
@@ -43,14 +43,7 @@ def solve(
     if algorithm.pools_rows:
         rows = {"pooled": _pool(problem, rows)}
     parties = [Silo(name, problem, law, own, algorithm, index=at) for name, (own, at) in rows.items()]
-    federation = InProcess(parties, threads=threads)
-    try:
-        finished = Session(problem, law, algorithm, federation, progress=progress).run()
-    except RefusedError as refused:
-        for silo in parties:  # in one process the silo's own, typed reason is at hand
-            if silo.name == refused.silo and silo.error is not None:
-                raise silo.error from None
-        raise
+    finished = run_embedded(problem, law, algorithm, parties, threads=threads, progress=progress)
     observed = observe_run(problem, law, _pool(problem, rows)[0], finished.outcome) if observe else None
     certificate = certify(
         problem,

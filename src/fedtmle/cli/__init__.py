@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from fedtmle import __version__
+from fedtmle.cli.bounds import bounds
 from fedtmle.cli.demo import demo
 
 app = typer.Typer(
@@ -32,6 +33,7 @@ def common(
 
 
 app.command()(demo)
+app.command()(bounds)
 
 
 def main() -> None:

@@ -1,16 +1,15 @@
 """A silo's own data: read from files or frames, checked against the study's schema, never quoted.
 
-    schema     what a study asks of a table
-    silofile   `silo.toml`: where the hospital keeps it and what it calls things
-    source     `load`: source + schema -> `Table`, or every problem at once
-    problems   how a problem is told without telling a value
+`schema` is what a study asks of a table; `mapping` and `silofile` are what the hospital calls it and
+where it is kept; `source` has `load`, which returns a `Table` or raises every problem at once.
 """
 
 from __future__ import annotations
 
+from fedtmle.data.mapping import ColumnMap, Database
 from fedtmle.data.problems import DataErrors, Problem
 from fedtmle.data.schema import Column, Kind, Schema
-from fedtmle.data.silofile import ColumnMap, Database, SiloFile, read_silo_file
+from fedtmle.data.silofile import SiloFile, read_silo_file
 from fedtmle.data.source import load, load_all
 
 __all__ = [

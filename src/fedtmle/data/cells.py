@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedtmle.model.table import Factor
-from fedtmle.model.types import Array
+from fedtmle.model.types import Array, IntArray
 
 
 @dataclass(frozen=True)
@@ -70,9 +70,10 @@ NUMERAL = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 
 def number(label: str) -> float | None:
     """The number a label writes, None if it writes none: True and false are 1 and 0."""
-    if label.lower() in ("true", "false"):
-        return float(label.lower() == "true")
-    return float(label) if NUMERAL.fullmatch(label) else None
+    written = label.strip().lower()
+    if written in ("true", "false"):
+        return float(written == "true")
+    return float(written) if NUMERAL.fullmatch(written) else None
 
 
 def canonical(value: float) -> str:
@@ -80,17 +81,22 @@ def canonical(value: float) -> str:
     return str(int(value)) if value.is_integer() else repr(float(value))
 
 
-def relabel(factor: Factor, labels: Sequence[str | None]) -> Factor:
-    """The factor with level i named ``labels[i]`` (None: missing); equal names merge, absent ones go.
+def relabel(codes: IntArray, labels: Sequence[str | None]) -> Factor:
+    """The factor of ``labels[codes]`` (None: missing); equal labels merge, absent ones go.
 
     Levels are in numeric order when all are numbers, else in text order.
     """
-    used = np.bincount(factor.codes[factor.codes >= 0], minlength=len(factor.levels)) > 0
+    used = np.bincount(codes[codes >= 0], minlength=len(labels)) > 0
     present = {label for label, seen in zip(labels, used, strict=True) if seen and label is not None}
     if all(NUMERAL.fullmatch(label) for label in present):
         levels = tuple(sorted(present, key=lambda label: (float(label), label)))
     else:
         levels = tuple(sorted(present))
+    return Factor(recode(codes, labels, levels), levels)
+
+
+def recode(codes: IntArray, labels: Sequence[str | None], levels: tuple[str, ...]) -> IntArray:
+    """Codes into ``levels`` of the labels ``labels[codes]``; -1 for a label that is none of them."""
     position: dict[str | None, int] = {level: code for code, level in enumerate(levels)}
     lookup = np.array([position.get(label, -1) for label in labels] + [-1], dtype=np.int64)
-    return Factor(lookup[factor.codes], levels)
+    return np.asarray(lookup[codes])

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
-from fedtmle.data.cells import Cells, Numbers, Unusable, canonical, number, relabel
+from fedtmle.data.cells import Cells, Numbers, Unusable, canonical, number, recode, relabel
+from fedtmle.data.mapping import ColumnMap
 from fedtmle.data.problems import Findings
 from fedtmle.data.schema import Column, Kind
-from fedtmle.data.silofile import ColumnMap
 from fedtmle.model.table import Factor
-from fedtmle.model.types import Array, IntArray
+from fedtmle.model.types import Array
+
+Bools = NDArray[np.bool_]
 
 _EXACT = 2.0**53  # from here on, different integers may be the same float64
 
@@ -29,15 +33,13 @@ class Converter:
         if isinstance(cells, Unusable):
             self._add(f"the hospital's column holds {cells.what}", "convert it to numbers or text")
             return None
-        if isinstance(cells, Numbers) and self._count("is infinite", np.isinf(cells.values), "correct them"):
-            return None
         if self.mapped.levels is not None:
-            return self._recode(cells)
+            return self._recode(cells, self.mapped.levels)
+        if isinstance(cells, Numbers):
+            return self._convert(cells.values)
         if self.mapped.converts:
-            if isinstance(cells, Factor):
-                self._text_for_number(cells)
-                return None
-            return Numbers(cells.values * self.mapped.scale + self.mapped.shift)
+            self._text_for_number(cells)
+            return None
         return cells
 
     def numeric(self, cells: Numbers | Factor, column: Column) -> Array | None:
@@ -63,57 +65,63 @@ class Converter:
 
     def factor(self, cells: Numbers | Factor, column: Column) -> Factor | None:
         """A factor in the study's levels if declared, else in the sorted levels of these rows."""
-        labels = self._labels(cells) if isinstance(cells, Numbers) else cells
+        labels = self._labels(cells)
         if labels is None:
             return None
         self._check_missing(labels.codes < 0, column)
         if column.levels is None:
-            return relabel(labels, labels.levels)
-        return Factor(self._declared(labels, column.levels), column.levels)
+            return relabel(labels.codes, labels.levels)
+        undeclared = _rows_of(labels, [label not in column.levels for label in labels.levels])
+        fix = "map it with levels in the silo file, or declare it in the study"
+        self._count("has a level that the study does not declare", undeclared, fix)
+        return Factor(recode(labels.codes, labels.levels, column.levels), column.levels)
 
-    def _recode(self, cells: Numbers | Factor) -> Factor | None:
+    def _convert(self, values: Array) -> Numbers | None:
+        """Numbers in the study's unit."""
+        if self.mapped.converts:
+            with np.errstate(over="ignore"):  # counted below
+                values = values * self.mapped.scale + self.mapped.shift
+        return None if self._count("is infinite", np.isinf(values), "correct it") else Numbers(values)
+
+    def _recode(self, cells: Numbers | Factor, codes: Mapping[str, str]) -> Factor | None:
         """The hospital's level codes replaced by the study's level names."""
-        codes = self.mapped.levels or {}
         if isinstance(cells, Numbers):
-            labels = self._labels(cells)
-            # "01" and "1.0" in the silo file mean the number 1.
-            numbers = {code: number(code) for code in codes}
-            codes = {canonical(value): codes[code] for code, value in numbers.items() if value is not None}
-        else:
-            labels = cells
+            codes = self._number_codes(codes)
+        labels = self._labels(cells)
         if labels is None:
             return None
         names = [codes.get(label) for label in labels.levels]
         unlisted = _rows_of(labels, [name is None for name in names])
         self._count("has a level code that the silo file does not list", unlisted, "add it to levels")
-        return relabel(labels, names)
+        return relabel(labels.codes, names)
 
-    def _labels(self, cells: Numbers) -> Factor | None:
-        """Numbers as canonical labels."""
-        fix = "give the column as text, for instance by a cast in the silo's query"
-        if self._count("is an integer too large to tell from its neighbours", np.abs(cells.values) >= _EXACT, fix):
+    def _number_codes(self, codes: Mapping[str, str]) -> dict[str, str]:
+        """Level codes of a column of numbers: "01" and "1.0" in the silo file mean the number 1."""
+        by_number: dict[str, str] = {}
+        for code, name in codes.items():
+            value = number(code)
+            if value is not None and by_number.setdefault(canonical(value), name) != name:
+                self._add("levels give one number two meanings", "list each number once in the silo file")
+        return by_number
+
+    def _labels(self, cells: Numbers | Factor) -> Factor | None:
+        """Cells as labels, those of numbers canonical."""
+        if isinstance(cells, Factor):
+            return cells
+        huge = np.abs(cells.values) >= _EXACT
+        if self._count("is a number too large to label exactly", huge, "give the column as text"):
             return None
         import pandas
 
         codes, values = pandas.factorize(cells.values)
-        return relabel(Factor(codes, ("",) * len(values)), [canonical(float(value)) for value in values])
-
-    def _declared(self, labels: Factor, levels: tuple[str, ...]) -> IntArray:
-        """Codes into the declared levels."""
-        position = {level: code for code, level in enumerate(levels)}
-        undeclared = _rows_of(labels, [label not in position for label in labels.levels])
-        fix = "map it with levels in the silo file, or declare it in the study"
-        self._count("has a level that the study does not declare", undeclared, fix)
-        lookup = np.array([position.get(label, -1) for label in labels.levels] + [-1], dtype=np.int64)
-        return np.asarray(lookup[labels.codes])
+        return relabel(codes, [canonical(float(value)) for value in values])
 
     def _positions(self, labels: Factor, levels: tuple[str, ...]) -> Array | None:
         """Text as 0 and 1 by its place in the two levels."""
-        if not set(labels.levels) <= set(levels):
-            unknown = _rows_of(labels, [label not in levels for label in labels.levels])
-            self._count("is neither 0 nor 1", unknown, "code it 0 and 1, or map it with levels")
+        unknown = _rows_of(labels, [label not in levels for label in labels.levels])
+        if self._count("is neither 0 nor 1", unknown, "code it 0 and 1, or map it with levels"):
             return None
-        codes = self._declared(labels, levels)
+        codes = recode(labels.codes, labels.levels, levels)
         return np.where(codes < 0, np.nan, codes.astype(np.float64))
 
     def _numerals(self, labels: Factor) -> Array | None:
@@ -131,11 +139,15 @@ class Converter:
             fix = "convert the column to numbers"
             self._count("is a number stored as text", labels.codes >= 0, fix)
 
-    def _check_missing(self, missing: np.ndarray[tuple[int], np.dtype[np.bool_]], column: Column) -> None:
+    def _check_missing(self, missing: Bools, column: Column) -> None:
         if not column.may_be_missing:
-            self._count("is missing, though the study declares no missing values", missing, "complete it or declare it")
+            self._count(
+                "is missing, though the study declares no missing values",
+                missing,
+                "complete it or declare it",
+            )
 
-    def _count(self, what: str, rows: np.ndarray[tuple[int], np.dtype[np.bool_]], fix: str) -> bool:
+    def _count(self, what: str, rows: Bools, fix: str) -> bool:
         """Note how many rows are wrong, if any; whether there were."""
         count = int(np.count_nonzero(rows))
         if count:
@@ -146,6 +158,6 @@ class Converter:
         self.findings.add(what, fix, column=self.name, rows=rows)
 
 
-def _rows_of(labels: Factor, chosen: list[bool]) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+def _rows_of(labels: Factor, chosen: list[bool]) -> Bools:
     """Which rows have one of the chosen levels."""
     return np.asarray(np.array([*chosen, False], dtype=bool)[labels.codes])

@@ -68,8 +68,8 @@ class _CSVReader(AbstractReader):
     def _fetch(self, cells: Mapping[str, str]) -> tuple[int, dict[str, Cells]]:
         # A column is numbers if all its cells are: a sample would be wrong about the rest.
         tests = ", ".join(f"count({cell}) = count({_number(cell)})" for cell in cells.values())
-        numeric = self._relation.aggregate(tests).fetchone() if tests else ()
-        numbers = {name: _number(cells[name]) for name, yes in zip(cells, numeric or (), strict=True) if yes}
+        (numeric,) = self._relation.project(tests).fetchall()
+        numbers = {name: _number(cells[name]) for name, yes in zip(cells, numeric, strict=True) if yes}
         texts = {name: cell for name, cell in cells.items() if name not in numbers}
         return fetch(self._relation, numbers, texts)
 

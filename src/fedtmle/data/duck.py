@@ -60,8 +60,8 @@ def fetch(
     """The number of rows and the cells of SQL expressions by name, in one query: one row order."""
     expressions = {**numbers, **texts}
     if not expressions:
-        row = relation.aggregate("count(*)").fetchone()
-        return row[0] if row else 0, {}
+        ((count,),) = relation.project("count(*)").fetchall()
+        return count, {}
     # Names are replaced by positions: DuckDB would take "Age" and "age" for one.
     columns = relation.project(
         ", ".join(f"{expression} AS c{i}" for i, expression in enumerate(expressions.values()))

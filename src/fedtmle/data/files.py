@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from fedtmle.data.cells import AbstractReader, UnreadableError
 from fedtmle.data.delimited import csv_reader
 from fedtmle.data.duck import RelationReader, attempt, connect
-from fedtmle.data.silofile import Database
+from fedtmle.data.mapping import Database
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection, DuckDBPyRelation
@@ -27,7 +27,9 @@ def open_file(path: Path) -> Iterator[AbstractReader]:
             "name database and table, or database and query, in a silo file",
         )
     if kind not in (".csv", ".parquet"):
-        raise UnreadableError("the file's extension is not known", "give .csv, .parquet or a silo file (.toml)")
+        raise UnreadableError(
+            "the file's extension is not known", "give .csv, .parquet or a silo file (.toml)"
+        )
     _must_exist(path)
     pattern = re.sub(r"([*?\[])", r"[\1]", str(path))  # DuckDB takes a path for a glob pattern
     with connect(":memory:", read_only=False) as connection:
@@ -54,7 +56,9 @@ def open_database(database: Database) -> Iterator[AbstractReader]:
             relation, _ = attempt(lambda: connection.table(table))
             if relation is None:
                 raise UnreadableError("the database has no table of that name", "correct it in the silo file")
-            failure = UnreadableError("the table cannot be read", "check the database with DuckDB at the silo")
+            failure = UnreadableError(
+                "the table cannot be read", "check the database with DuckDB at the silo"
+            )
             yield RelationReader(relation, failure)
 
 

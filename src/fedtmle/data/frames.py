@@ -12,6 +12,10 @@ import numpy as np
 from fedtmle.data.cells import DATES, OTHER, AbstractReader, Cells, Numbers, UnreadableError, Unusable
 from fedtmle.model.table import Factor
 
+# What pandas' `infer_dtype` may call a column.
+_NUMBERS = {"empty", "boolean", "integer", "floating", "mixed-integer-float", "decimal"}
+_DATES = {"datetime64", "datetime", "date", "timedelta64", "timedelta", "time", "period", "interval"}
+
 
 def frame_reader(source: object) -> AbstractReader | None:
     """A reader of an in-memory table, or None if ``source`` is none."""
@@ -84,7 +88,9 @@ class _ArraysReader(AbstractReader):
             except Exception:  # a library's message may quote what it could not take
                 columns[name] = None
         if any(column is None for column in columns.values()):
-            raise UnreadableError("a column is not a one-dimensional array", "give one array or list per name")
+            raise UnreadableError(
+                "a column is not a one-dimensional array", "give one array or list per name"
+            )
         lengths = {len(column) for column in columns.values()}
         if len(lengths) > 1:
             raise UnreadableError("the columns have different lengths", "give arrays of one length")
@@ -96,23 +102,18 @@ def _cells(series: Any) -> Cells:
     import pandas
     from pandas.api import types
 
-    dtype = series.dtype
-    if isinstance(dtype, pandas.CategoricalDtype):
+    if isinstance(series.dtype, pandas.CategoricalDtype):
         return _categorical(series)
-    if types.is_numeric_dtype(dtype) and not types.is_complex_dtype(dtype):
+    typed = types.is_numeric_dtype(series.dtype) and not types.is_complex_dtype(series.dtype)
+    kind = "floating" if typed else types.infer_dtype(series, skipna=True)
+    if kind in _NUMBERS:
         # A copy: the study must not change when its owner later changes the frame.
         return Numbers(np.array(series.to_numpy(dtype=np.float64, na_value=np.nan), order="C"))
-    match types.infer_dtype(series, skipna=True):
-        case "empty" | "boolean" | "integer" | "floating" | "mixed-integer-float" | "decimal":
-            return Numbers(np.array(series.to_numpy(dtype=np.float64, na_value=np.nan), order="C"))
-        case "string":
-            return text(series.to_numpy(dtype=object))
-        case "mixed" | "mixed-integer":
-            return _mixed(series)
-        case "datetime64" | "datetime" | "date" | "timedelta64" | "timedelta" | "time" | "period" | "interval":
-            return DATES
-        case _:
-            return OTHER
+    if kind == "string":
+        return text(series.to_numpy(dtype=object))
+    if kind.startswith("mixed"):
+        return _mixed(series)
+    return DATES if kind in _DATES else OTHER
 
 
 def _categorical(series: Any) -> Cells:

@@ -32,7 +32,7 @@ class Problem:
         return f"{where}: {self.what}{rows}; {self.fix}"
 
 
-class DataErrors(DataError):
+class DataErrors(DataError):  # noqa: N818 (several errors in one)
     """Everything that is wrong with the data of one or more silos, each problem once."""
 
     def __init__(self, problems: Iterable[Problem]) -> None:

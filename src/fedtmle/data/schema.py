@@ -53,6 +53,8 @@ class Schema:
     columns: tuple[Column, ...]
 
     def __post_init__(self) -> None:
+        if not self.columns:
+            raise InputError("a schema has at least one column")
         object.__setattr__(self, "columns", tuple(dict.fromkeys(self.columns)))
         asked: dict[tuple[str, bool], Column] = {}
         for column in self.columns:

@@ -1,20 +1,20 @@
 """`silo.toml`: where a hospital keeps its table, and its own names, units and level codes.
 
-    [silo]
-    name = "north"
+[silo]
+name = "north"
 
-    [data]                       # relative to this file's folder
-    path = "infants.parquet"     # .csv or .parquet; or `database = "..."` with `table` or `query`
+[data]                       # relative to this file's folder
+path = "infants.parquet"     # .csv or .parquet; or `database = "..."` with `table` or `query`
 
-    [columns]                    # study's name = hospital's; columns not mentioned keep their name
-    age = "AGE_YEARS"
-    weight = {column = "WT_LB", scale = 0.4536}              # value * scale + shift
-    sex = {column = "SEX", levels = {M = "male", F = "female"}}
+[columns]                    # study's name = hospital's; columns not mentioned keep their name
+age = "AGE_YEARS"
+weight = {column = "WT_LB", scale = 0.4536}              # value * scale + shift
+sex = {column = "SEX", levels = {M = "male", F = "female"}}
 """
 
 from __future__ import annotations
 
-import math
+import difflib
 import re
 import tomllib
 from collections.abc import Mapping
@@ -22,42 +22,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedtmle.data.mapping import ColumnMap, Database
 from fedtmle.data.problems import Findings
 from fedtmle.errors import InputError
-
-
-@dataclass(frozen=True, kw_only=True)
-class ColumnMap:
-    """The hospital's column behind a study's: unit conversion value * scale + shift, or level codes."""
-
-    column: str
-    scale: float = 1.0
-    shift: float = 0.0
-    levels: Mapping[str, str] | None = None  # the hospital's code -> the study's level
-
-    def __post_init__(self) -> None:
-        if not (math.isfinite(self.scale) and math.isfinite(self.shift)) or self.scale == 0.0:
-            raise InputError("scale and shift are finite numbers, scale not zero")
-        if self.levels is not None and self.converts:
-            raise InputError("a column has a scale and shift or has levels, not both")
-
-    @property
-    def converts(self) -> bool:
-        """Whether the hospital's unit is another than the study's."""
-        return (self.scale, self.shift) != (1.0, 0.0)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Database:
-    """A DuckDB file, opened read-only, and what to read in it: a table or a query."""
-
-    path: Path
-    table: str | None = None
-    query: str | None = None
-
-    def __post_init__(self) -> None:
-        if (self.table is None) == (self.query is None):
-            raise InputError("a database needs a table or a query, and not both")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,11 +37,8 @@ class SiloFile:
     columns: Mapping[str, ColumnMap]
 
 
-_KEYS: Mapping[str, Mapping[str, type]] = {
-    "silo": {"name": str},
-    "data": {"path": str, "database": str, "table": str, "query": str},
-}
-_COLUMN_KEYS = frozenset({"column", "scale", "shift", "levels"})
+_SECTIONS = ("silo", "data", "columns")
+_COLUMN_KEYS = ("column", "scale", "shift", "levels")
 
 
 def read_silo_file(path: str | Path) -> SiloFile:
@@ -96,7 +60,7 @@ def _text(path: Path, findings: Findings) -> str:
     except FileNotFoundError:
         findings.add("the file does not exist", "check the path")
     except (OSError, UnicodeDecodeError):
-        findings.add("the file cannot be read", "check that it is UTF-8 text and its permissions")
+        findings.add("the file cannot be read", "check its permissions and that it is UTF-8 text")
     return ""
 
 
@@ -115,107 +79,98 @@ class _Reader:
 
     def __init__(self, text: str, document: dict[str, Any], findings: Findings) -> None:
         self._lines = text.splitlines()
+        self._document = document
         self._findings = findings
-        self._sections = {name: self._section(document, name) for name in ("silo", "data", "columns")}
-        for name in document:
-            if name not in self._sections:
-                self._mistake(name, None, "unknown section", "a silo file has [silo], [data] and [columns]")
+        for name in document.keys() - set(_SECTIONS):
+            self._mistake(name, None, "unknown section", "a silo file has [silo], [data] and [columns]")
 
     def name(self) -> str:
-        name = self._sections["silo"].get("name", "")
+        name = self._texts("silo", ("name",)).get("name", "")
         if not name:
-            self._mistake("silo", "name", "the silo has no name", "state it as text")
-        return str(name)
+            self._mistake("silo", None, "the silo has no name", 'give name = "..."')
+        return name
 
     def data(self, folder: Path) -> Path | Database:
-        given = self._sections["data"]
+        given = self._texts("data", ("path", "database", "table", "query"))
         if given.keys() == {"path"}:
             return folder / given["path"]
         if given.keys() in ({"database", "table"}, {"database", "query"}):
-            return Database(
-                path=folder / given["database"], table=given.get("table"), query=given.get("query")
-            )
+            where = folder / given["database"]
+            return Database(path=where, table=given.get("table"), query=given.get("query"))
         fix = "give path, or database and table, or database and query"
-        self._mistake("data", None, "does not say what to read", fix)
+        self._mistake("data", None, "this does not say what to read", fix)
         return folder
 
     def columns(self) -> dict[str, ColumnMap]:
-        maps = {name: self._column(name, entry) for name, entry in self._sections["columns"].items()}
+        maps = {name: self._column(name, entry) for name, entry in self._section("columns").items()}
         return {name: column for name, column in maps.items() if column is not None}
 
-    def _section(self, document: dict[str, Any], name: str) -> dict[str, Any]:
-        section = document.get(name, {})
-        if not isinstance(section, dict):
-            self._mistake(name, None, "is not a section", f"write [{name}] and its keys below")
-            return {}
-        allowed = _KEYS.get(name)
-        for key in section if allowed is not None else ():
+    def _section(self, name: str) -> dict[str, Any]:
+        section = self._document.get(name, {})
+        if isinstance(section, dict):
+            return section
+        self._mistake(name, None, "this is not a section", f"write [{name}] and its keys below it")
+        return {}
+
+    def _texts(self, name: str, allowed: tuple[str, ...]) -> dict[str, str]:
+        """A section of texts with known keys."""
+        section = self._section(name)
+        for key, value in section.items():
             if key not in allowed:
                 self._mistake(name, key, "unknown key", f"the keys of [{name}] are {', '.join(allowed)}")
-            elif not isinstance(section[key], allowed[key]):
-                self._mistake(name, key, "is not text", "write it in quotes")
-        return {
-            key: value
-            for key, value in section.items()
-            if allowed is None or (key in allowed and isinstance(value, allowed[key]))
-        }
+            elif not isinstance(value, str):
+                self._mistake(name, key, "this is not text", "write it in quotes")
+        return {key: value for key, value in section.items() if key in allowed and isinstance(value, str)}
 
     def _column(self, name: str, entry: object) -> ColumnMap | None:
         entry = {"column": entry} if isinstance(entry, str) else entry
-        if not isinstance(entry, dict):
-            self._mistake("columns", name, "is neither a name nor a table", 'write "their_name" or {column = ...}')
-            return None
-        unknown = [key for key in entry if key not in _COLUMN_KEYS]
-        for key in unknown:
-            self._mistake("columns", name, f"unknown key '{key}'", "use column, scale, shift and levels")
-        wrong = _wrong_types(entry)
-        for key, fix in wrong.items():
-            self._mistake("columns", name, f"'{key}' is of the wrong type", fix)
-        if unknown or wrong:
-            return None
-        levels = entry.get("levels")
-        try:
-            return ColumnMap(
-                column=entry.get("column", name),
-                scale=float(entry.get("scale", 1.0)),
-                shift=float(entry.get("shift", 0.0)),
-                levels=levels and {code: str(level) for code, level in levels.items()},
-            )
-        except InputError as error:
-            self._mistake("columns", name, str(error), "correct it")
-            return None
+        mistakes = _column_mistakes(entry)
+        if isinstance(entry, dict) and not mistakes:
+            levels = entry.get("levels")
+            try:
+                return ColumnMap(
+                    column=entry.get("column", name),
+                    scale=float(entry.get("scale", 1.0)),
+                    shift=float(entry.get("shift", 0.0)),
+                    levels=levels and {code: str(level) for code, level in levels.items()},
+                )
+            except (InputError, OverflowError) as error:
+                mistakes = {str(error): "correct it"}
+        for what, fix in mistakes.items():
+            self._mistake("columns", name, what, fix)
+        return None
 
     def _mistake(self, section: str, key: str | None, what: str, fix: str) -> None:
         place = f"[{section}]" if key is None else f"[{section}] {key}"
         self._findings.add(f"{place}: {what}", fix, line=self._line(section, key))
 
     def _line(self, section: str, key: str | None) -> int | None:
-        """Where a key stands, if it is written plainly on a line of its own."""
-        current: str | None = None
+        """Where a section or a key of it stands, if it is written plainly on a line of its own."""
+        written = None if key is None else re.compile(rf"""\s*["']?{re.escape(key)}["']?\s*=""")
+        current = None
         for number, line in enumerate(self._lines, start=1):
             header = re.match(r"\s*\[([^\[\]]+)\]", line)
             current = header[1].strip() if header else current
-            if key is None and header and current == section:
-                return number
-            if key is not None and current == section and re.match(rf'\s*["\']?{re.escape(key)}["\']?\s*=', line):
+            if current == section and (header if written is None else written.match(line)):
                 return number
         return None
 
 
-def _wrong_types(entry: Mapping[str, object]) -> dict[str, str]:
-    """The keys of a column's table that hold the wrong type, with what each should be."""
-    wrong = {}
+def _column_mistakes(entry: object) -> dict[str, str]:
+    """What is wrong with a column's entry, and what to do about each."""
+    if not isinstance(entry, dict):
+        return {"this is neither a name nor a table": 'write "their_name" or {column = "their_name", ...}'}
+    mistakes = {}
+    for key in entry.keys() - set(_COLUMN_KEYS):
+        # A key that resembles none of ours may be a misplaced level code, and is not quoted.
+        quoted = f" '{key}'" if difflib.get_close_matches(key, _COLUMN_KEYS) else ""
+        mistakes[f"unknown key{quoted}"] = f"the keys of a column are {', '.join(_COLUMN_KEYS)}"
     if not isinstance(entry.get("column", ""), str):
-        wrong["column"] = "write the hospital's column name in quotes"
+        mistakes["'column' is not text"] = "write the hospital's column name in quotes"
     for key in ("scale", "shift"):
-        value = entry.get(key, 1.0)
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            wrong[key] = "write a number"
+        if isinstance(entry.get(key), bool) or not isinstance(entry.get(key, 1.0), int | float):
+            mistakes[f"'{key}' is not a number"] = "write it without quotes"
     levels = entry.get("levels", {"": ""})
-    if not isinstance(levels, dict) or not levels or not all(_is_level(level) for level in levels.values()):
-        wrong["levels"] = 'write {"their code" = "study\'s level", ...}'
-    return wrong
-
-
-def _is_level(value: object) -> bool:
-    return isinstance(value, str) or (isinstance(value, int) and not isinstance(value, bool))
+    if not isinstance(levels, dict) or not levels or not all(type(v) in (str, int) for v in levels.values()):
+        mistakes["'levels' is not a table of codes"] = 'write {"their code" = "the study\'s level", ...}'
+    return mistakes

@@ -5,17 +5,18 @@ from __future__ import annotations
 import difflib
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from fedtmle.data.cells import AbstractReader, Cells, UnreadableError
+from fedtmle.data.cells import AbstractReader, UnreadableError
 from fedtmle.data.convert import Converter
 from fedtmle.data.files import open_database, open_file
 from fedtmle.data.frames import frame_reader
+from fedtmle.data.mapping import ColumnMap, Database
 from fedtmle.data.problems import DataErrors, Findings, Problem
 from fedtmle.data.schema import Kind, Schema
-from fedtmle.data.silofile import ColumnMap, Database, SiloFile, read_silo_file
+from fedtmle.data.silofile import SiloFile, read_silo_file
 from fedtmle.errors import InputError
 from fedtmle.model.table import Factor, Table
 from fedtmle.model.types import Array
@@ -30,24 +31,25 @@ def load(
     file (.toml), a `Database` or a `SiloFile`. ``mapping`` gives the hospital's columns by the
     study's names; a silo file brings its own.
     """
-    if isinstance(source, str | os.PathLike) and Path(source).suffix.lower() == ".toml":
-        source = _silo_file(Path(source), silo)
+    if isinstance(source, str | os.PathLike):
+        source = Path(source)
+    if isinstance(source, Path) and source.suffix.lower() == ".toml":
+        source = _silo_file(source, silo)
     if isinstance(source, SiloFile):
         if mapping is not None:
             raise InputError(f"silo '{silo}': a silo file brings its own mapping; give no other")
-        source, mapping = source.data, source.columns
-    maps = _maps(schema, mapping or {})
+        mapping, source = source.columns, source.data
     findings = Findings(silo=silo, file=_file(source))
+    maps = _maps(schema, mapping or {}, findings)
     table = None
     try:
-        with _open(source) as reader:
-            known = _known(reader, maps, findings)
-            n_rows, cells = reader.read([maps[name].column for name in known])
-            table = _table(n_rows, cells, schema, {name: maps[name] for name in known}, findings)
+        with _open(source, silo) as reader:
+            table = _read(reader, schema, maps, findings)
     except UnreadableError as error:
         findings.add(error.what, error.fix, line=error.line)
-    findings.settle()
-    ...
+    if table is None or findings.problems:
+        raise DataErrors(findings.problems)
+    return table
 
 
 def load_all(sources: Mapping[str, object], schema: Schema) -> dict[str, Table]:
@@ -62,3 +64,96 @@ def load_all(sources: Mapping[str, object], schema: Schema) -> dict[str, Table]:
     if problems:
         raise DataErrors(problems)
     return tables
+
+
+def _silo_file(path: Path, silo: str) -> SiloFile:
+    try:
+        return read_silo_file(path)
+    except DataErrors as errors:
+        mistakes = errors.at(silo)
+    raise mistakes
+
+
+def _file(source: object) -> str | None:
+    path = source.path if isinstance(source, Database) else source
+    return str(path) if isinstance(path, Path) else None
+
+
+def _maps(schema: Schema, mapping: Mapping[str, ColumnMap | str], findings: Findings) -> dict[str, ColumnMap]:
+    """The hospital's column of every name the study asks; names not mentioned stay the same."""
+    maps: dict[str, ColumnMap] = {}
+    for name in schema.names:
+        mapped = mapping.get(name, name)
+        maps[name] = ColumnMap(column=mapped) if isinstance(mapped, str) else mapped
+    for theirs, count in Counter(mapped.column for mapped in maps.values()).items():
+        if count > 1:
+            names = " and ".join(f"'{name}'" for name, mapped in maps.items() if mapped.column == theirs)
+            what = f"the study's columns {names} are all mapped to the hospital's '{theirs}'"
+            findings.add(what, "map each to its own column")
+    return maps
+
+
+@contextmanager
+def _open(source: object, silo: str) -> Iterator[AbstractReader]:
+    """A reader of any kind of source."""
+    frame = frame_reader(source)
+    if frame is not None:
+        yield frame
+    elif isinstance(source, Path):
+        with open_file(source) as reader:
+            yield reader
+    elif isinstance(source, Database):
+        with open_database(source) as reader:
+            yield reader
+    else:
+        raise InputError(
+            f"silo '{silo}': a source is a pandas or polars frame, a mapping of arrays, a path, "
+            f"a Database or a SiloFile, not {type(source).__name__}"
+        )
+
+
+def _read(
+    reader: AbstractReader, schema: Schema, maps: Mapping[str, ColumnMap], findings: Findings
+) -> Table | None:
+    """The table as far as it can be read; what is wrong with it goes to ``findings``."""
+    known = [name for name in schema.names if _is_there(reader, name, maps[name].column, findings)]
+    if not known:
+        return None
+    n_rows, cells = reader.read(list(dict.fromkeys(maps[name].column for name in known)))
+    if n_rows == 0:
+        findings.add("the table has no rows", "give at least one row, or leave the silo out of the study")
+        return None
+    numeric: dict[str, Array] = {}
+    factors: dict[str, Factor] = {}
+    for name in known:
+        converter = Converter(name=name, mapped=maps[name], findings=findings)
+        translated = converter.translate(cells[maps[name].column])
+        if translated is None:
+            continue
+        for column in schema[name]:
+            if column.kind is Kind.FACTOR:
+                factor = converter.factor(translated, column)
+                factors |= {} if factor is None else {name: factor}
+            else:
+                values = converter.numeric(translated, column)
+                numeric |= {} if values is None else {name: values}
+    return Table(n_rows=n_rows, numeric=numeric, factors=factors)
+
+
+def _is_there(reader: AbstractReader, name: str, theirs: str, findings: Findings) -> bool:
+    """Whether the source has the hospital's column, once."""
+    count = reader.names.count(theirs)
+    if count > 1:
+        findings.add(f"the table has {count} columns '{theirs}'", "rename all but one", column=name)
+    elif count == 0:
+        findings.add(f"the table has no column '{theirs}'", _suggestion(theirs, reader), column=name)
+    return count == 1
+
+
+def _suggestion(theirs: str, reader: AbstractReader) -> str:
+    if not reader.quotable:
+        return "check that the first line of the file holds the column names"
+    by_fold = {name.casefold(): name for name in reader.quotable}
+    near = [by_fold[fold] for fold in difflib.get_close_matches(theirs.casefold(), by_fold)]
+    question = f"did you mean {' or '.join(repr(name) for name in near)}? " if near else ""
+    return f"{question}map it in [columns] of the silo file"

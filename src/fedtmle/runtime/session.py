@@ -41,6 +41,7 @@ class Finished:
     transcript: Transcript
     sizes: Mapping[str, int]
     retired: Mapping[str, int]  # silo -> the round in which it left
+    closing: Mapping[str, Any]  # each silo's closing answer: what the server saw of it alone
 
 
 class Session:
@@ -66,6 +67,7 @@ class Session:
         self._active = list(federation.silos)
         self._links = {silo: Link() for silo in self._active}
         self._retired: dict[str, int] = {}
+        self._closing: dict[str, Any] = {}
         self._round = 0
 
     def run(self) -> Finished:
@@ -85,6 +87,8 @@ class Session:
             broadcast = self._broadcast(query, pooled)
             self._retire(query, answers)
             self._book(query.phase, broadcast)
+            if query.phase is Phase.CLOSING:
+                self._closing = answers
             try:
                 # The server goes on from what it sent, decoded as the silos decode it.
                 query = flow.send(query.read_pooled(BitReader(broadcast)))
@@ -96,6 +100,7 @@ class Session:
                     transcript=self._transcript,
                     sizes=sizes,
                     retired=self._retired,
+                    closing=self._closing,
                 )
             ask = messages.encode(Ask(self._session, self._round + 1, _payload(broadcast)))
             requests = dict.fromkeys(self._active, ask)

@@ -244,7 +244,7 @@ class Silo:
         out = BitWriter()
         query.write_answer(answer, out, progress.link)
         if query.retires(answer) and isinstance(query, FitQuery):
-            self._keep(query.law, query.update, query.gap_bound(self._rows))
+            self._keep(query.problem, query.law, query.update, query.gap_bound(self._rows))
             self._stage = _Stage.RETIRED
         bits = out.finish()
         return Answered(progress.round, Payload(bits.length, bits.data))
@@ -253,15 +253,15 @@ class Silo:
         if isinstance(request, Ask):
             raise DecodeError("the flow ended, yet an answer was asked")
         if outcome.estimate is None:  # Personalized: unfinished, so it keeps the shared law
-            self._keep(outcome.law, None, None)
+            self._keep(outcome.problem or self._problem, outcome.law, None, None)
         self._stage = _Stage.CLOSED
         return Closed(self._progress.heard.digest())
 
-    def _keep(self, law: Any, retired_at: int | None, gap_bound: float | None) -> None:
+    def _keep(self, problem: Problem, law: Any, retired_at: int | None, gap_bound: float | None) -> None:
         self.local = LocalOutcome(
             law=law,
             retired_at=retired_at,
-            estimate=self._rows.estimate(self._problem, law),
+            estimate=self._rows.estimate(problem, law),
             n_rows=self.n_rows,
             gap_bound=gap_bound,
         )

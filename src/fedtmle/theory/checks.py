@@ -93,7 +93,10 @@ class Constants:
     descends: bool  # whether every step decreased the loss as a valid beta implies
 
     def __iter__(self) -> Iterator[Constant]:
-        yield from (self.beta, self.realised, self.kappa, self.Delta, self.G)
+        scaled = Constant(
+            name="delta/b", value=self.delta, basis=Basis.BOUND, note="in the run's coordinates"
+        )
+        yield from (self.beta, self.realised, self.kappa, self.Delta, self.G, scaled)
 
 
 def run_constants(path: Path, lattice: Lattice, beta: Constant) -> Constants:

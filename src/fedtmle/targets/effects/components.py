@@ -159,7 +159,7 @@ class InArm(AbstractPopulation):
         return f"in arm {self.arm}"
 
     def indicator(self, table: Table, arm: IntArray, strata: IntArray | None) -> Array:  # noqa: ARG002
-        return (arm == self.code).astype(np.float64)
+        return np.asarray(arm == self.code, dtype=np.float64)
 
     def expected(self, v: Array, g: Array) -> Array:  # noqa: ARG002
         return np.asarray(g[self.code])
@@ -180,7 +180,7 @@ class InStratum(AbstractPopulation):
     def indicator(self, table: Table, arm: IntArray, strata: IntArray | None) -> Array:  # noqa: ARG002
         if strata is None:
             raise DataError("the strata column was not read")
-        return (strata == self.code).astype(np.float64)
+        return np.asarray(strata == self.code, dtype=np.float64)
 
     def expected(self, v: Array, g: Array) -> Array:  # noqa: ARG002
         return v

@@ -31,7 +31,7 @@ class Summary:
     value: float
     gradient: Array
     log_scale: bool = False
-    null: float = 0.0  # on the reported scale
+    null: float | None = 0.0  # on the reported scale; None where no value is "no effect"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +97,7 @@ def _name(kind: str, label: str) -> str:
 
 
 def _unit(index: int, size: int) -> Array:
-    return np.eye(size)[index]
+    return np.asarray(np.eye(size)[index])
 
 
 @final
@@ -107,7 +107,9 @@ class TSM(AbstractEffect):
 
     def summarise(self, psi: Array, label: str) -> list[Summary]:
         return [
-            Summary(name=_name(f"E[Y({arm})]", label), value=float(psi[j]), gradient=_unit(j, len(psi)))
+            Summary(
+                name=_name(f"E[Y({arm})]", label), value=float(psi[j]), gradient=_unit(j, len(psi)), null=None
+            )
             for j, arm in enumerate(self.arms)
         ]
 
@@ -125,7 +127,10 @@ class PolicyMeans(AbstractEffect):
     def summarise(self, psi: Array, label: str) -> list[Summary]:
         return [
             Summary(
-                name=_name(f"E[Y({rule.label})]", label), value=float(psi[j]), gradient=_unit(j, len(psi))
+                name=_name(f"E[Y({rule.label})]", label),
+                value=float(psi[j]),
+                gradient=_unit(j, len(psi)),
+                null=None,
             )
             for j, rule in enumerate(self.rules)
         ]
@@ -137,7 +142,7 @@ class OutcomeMean(AbstractEffect):
     """The mean of an outcome that is missing for some."""
 
     def summarise(self, psi: Array, label: str) -> list[Summary]:
-        return [Summary(name=_name("E[Y]", label), value=float(psi[0]), gradient=np.ones(1))]
+        return [Summary(name=_name("E[Y]", label), value=float(psi[0]), gradient=np.ones(1), null=None)]
 
 
 @final

@@ -37,10 +37,7 @@ def cluster_sums(cluster: IntArray, u: Array, t: Array, m: Array) -> Array:
     """The columns whose sums close a run, one entry per cluster."""
     clusters = int(cluster.max(initial=-1)) + 1
     if clusters < len(cluster):
-        u, t, m = (
-            np.stack([np.bincount(cluster, weights=column, minlength=clusters) for column in columns])
-            for columns in (u, t, m)
-        )
+        u, t, m = (_by_cluster(cluster, columns, clusters) for columns in (u, t, m))
     d = len(u)
     upper, lower = np.triu_indices(d)
     cross = (u[:, None] * t[None, :]).reshape(d * d, -1)
@@ -49,8 +46,16 @@ def cluster_sums(cluster: IntArray, u: Array, t: Array, m: Array) -> Array:
     )
 
 
-def estimate_components(pooled: Sums, d: int, n: int) -> tuple[Array, Array]:
+def _by_cluster(cluster: IntArray, columns: Array, clusters: int) -> Array:
+    sums = [np.bincount(cluster, weights=column, minlength=clusters) for column in columns]
+    return np.asarray(np.stack(sums), dtype=np.float64)
+
+
+def estimate_components(pooled: Sums, d: int, n: int, *, one_step: bool = False) -> tuple[Array, Array]:
     """psi - low per component and the covariance of its estimator, in exact rationals.
+
+    ``one_step`` adds the mean EIF to the plug-in: for part of the silos, whose own equation the
+    pooled fluctuation does not solve.
 
     C/(C - 1) sum over clusters of D D^T / n^2, centred: with no clusters cov(D)/n, divisor n - 1.
     """
@@ -61,7 +66,7 @@ def estimate_components(pooled: Sums, d: int, n: int) -> tuple[Array, Array]:
     ut = total[3 * d + pairs : 3 * d + pairs + d * d]
     tt = total[3 * d + pairs + d * d : -1]
     clusters = total[-1]
-    psi = [mean / mass for mean, mass in zip(m, t, strict=True)]
+    psi = [mean / mass for mean, mass in zip(u if one_step else m, t, strict=True)]
     covariance = np.zeros((d, d))
     for index, (r, s) in enumerate(zip(*map(np.ndarray.tolist, np.triu_indices(d)), strict=True)):
         scatter = uu[index] - psi[s] * ut[r * d + s] - psi[r] * ut[s * d + r] + psi[r] * psi[s] * tt[index]

@@ -126,7 +126,7 @@ class EffectProblem(AbstractProblem[EffectLaw, Table]):
         own = self.rows(rows)
         u, t, m = moment_columns(own, self._regression(law, own), self.width)
         components = m.sum(axis=1) / t.sum(axis=1)
-        return (self.L @ (u - t * components[:, None])).T
+        return np.asarray((self.L @ (u - t * components[:, None])).T)
 
     def moments(self, law: EffectLaw, rows: Table) -> Sums:
         own = self.rows(rows)

@@ -1,0 +1,1 @@
+"""Studies as people meet them: running one, its table, its file."""

@@ -1,0 +1,102 @@
+"""From components to the table: Wald intervals, log scale for ratios, simultaneous intervals."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+
+from fedtmle.algorithms.study import Study
+from fedtmle.model.types import Array
+from fedtmle.targets.effects.components import Component
+from fedtmle.targets.effects.estimands import Summary
+
+DRAWS = 200_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One line of the table."""
+
+    estimand: str
+    estimate: float
+    std_error: float
+    conf_low: float
+    conf_high: float
+    p_value: float | None  # None for a mean: no value of it is "no effect"
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def summaries(study: Study, components: Sequence[Component], psi: Array) -> list[Summary]:
+    """The study's estimands with gradients in all components."""
+    if study.submodel == "contrast":  # the contrast was targeted by itself
+        (only,) = study.target.summarise(np.array([0.0, 1.0]), "")
+        return [Summary(name=only.name, value=float(psi[0]), gradient=np.ones(1))]
+    per_population = len(study.target.regimes())
+    found = []
+    for start in range(0, len(components), per_population):
+        part = slice(start, start + per_population)
+        for summary in study.target.summarise(psi[part], components[start].population.label):
+            gradient = np.zeros(len(psi))
+            gradient[part] = summary.gradient
+            found.append(
+                Summary(
+                    name=summary.name,
+                    value=summary.value,
+                    gradient=gradient,
+                    log_scale=summary.log_scale,
+                    null=summary.null,
+                )
+            )
+    return found
+
+
+def table_rows(
+    study: Study, components: Sequence[Component], psi: Array, covariance: Array
+) -> tuple[list[Row], list[Row]]:
+    """The rows with pointwise intervals, and the same with simultaneous ones."""
+    found = summaries(study, components, psi)
+    gradients = np.stack([summary.gradient for summary in found])
+    joint = gradients @ covariance @ gradients.T
+    pointwise = NormalDist().inv_cdf(0.5 + study.confidence / 2)
+    quantiles = (pointwise, simultaneous_quantile(joint, study.confidence, study.seed))
+    rows = [[_row(s, math.sqrt(joint[i, i]), z) for i, s in enumerate(found)] for z in quantiles]
+    return rows[0], rows[1]
+
+
+def simultaneous_quantile(covariance: Array, confidence: float, seed: int) -> float:
+    """The quantile of max |Z| for Z normal with the estimates' correlation, by seeded simulation."""
+    error = np.sqrt(np.diag(covariance))
+    if len(error) == 1 or not (np.isfinite(error).all() and (error > 0).all()):
+        return NormalDist().inv_cdf(0.5 + confidence / 2)
+    values, vectors = np.linalg.eigh(covariance / np.outer(error, error))
+    root = vectors * np.sqrt(np.maximum(values, 0.0))
+    draws = np.random.default_rng(seed).standard_normal((DRAWS, len(error))) @ root.T
+    return float(np.quantile(np.abs(draws).max(axis=1), confidence))
+
+
+def _row(summary: Summary, error: float, z: float) -> Row:
+    score: float | None = None
+    if summary.log_scale:
+        center, spread = math.log(summary.value), error / summary.value
+        low, high = math.exp(center - z * spread), math.exp(center + z * spread)
+        if summary.null is not None:
+            score = (center - math.log(summary.null)) / spread if spread else math.inf
+    else:
+        low, high = summary.value - z * error, summary.value + z * error
+        if summary.null is not None:
+            score = (summary.value - summary.null) / error if error else math.inf
+    return Row(
+        estimand=summary.name,
+        estimate=summary.value,
+        std_error=error,
+        conf_low=low,
+        conf_high=high,
+        p_value=None if score is None else math.erfc(abs(score) / math.sqrt(2)),
+    )

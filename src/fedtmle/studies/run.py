@@ -1,0 +1,138 @@
+"""Running a study in one process."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from fedtmle import __version__
+from fedtmle.algorithms.study import Study
+from fedtmle.algorithms.study_flow import StudyDetails, StudyFlow
+from fedtmle.data import load_all
+from fedtmle.errors import InputError
+from fedtmle.model.table import Factor, Table
+from fedtmle.protocol.plan import plan_digest
+from fedtmle.protocol.tables import sort_levels
+from fedtmle.runtime.certificate import certify
+from fedtmle.runtime.embedded import run_embedded
+from fedtmle.runtime.result import Result
+from fedtmle.runtime.session import Finished, Progress
+from fedtmle.runtime.silo import Silo
+from fedtmle.solve import assemble
+from fedtmle.studies.inference import Row, table_rows
+from fedtmle.studies.result import FORMAT, StudyResult
+from fedtmle.studies.schema import schema_of
+from fedtmle.studies.silos import heterogeneity, leave_one_out, per_silo
+
+
+def run(
+    study: Study,
+    silos: Mapping[str, object],
+    *,
+    threads: int = 1,
+    progress: Progress | None = None,
+    release: Sequence[str] = (),
+) -> StudyResult:
+    """Runs ``study`` over ``silos``: name -> data frame, mapping of columns, or path.
+
+    ``release`` names the silos that consent to having their own estimate shown.
+    """
+    if not silos:
+        raise InputError("silos: expected a mapping of at least one name to data")
+    tables = load_all(silos, schema_of(study))
+    if study.algorithm.pools_rows:
+        tables = {"pooled": pool_tables(list(tables.values()))}
+    flow = StudyFlow()
+    parties = [Silo(name, study, None, table, flow) for name, table in tables.items()]
+    finished = run_embedded(study, None, flow, parties, threads=threads, progress=progress)
+    problem = finished.outcome.problem
+    certificate = certify(problem, problem.start(), study.algorithm, finished)
+    result = assemble(problem, finished, None, certificate, {silo.name: silo.local for silo in parties})
+    return StudyResult(document=document(study, finished, result, release), run=result)
+
+
+def pool_tables(tables: Sequence[Table]) -> Table:
+    """All rows in one table, for the centralised comparator; factors by the union of their levels."""
+    factors = {}
+    for name in tables[0].factors:
+        levels = sort_levels({level for table in tables for level in table.factors[name].levels})
+        factors[name] = Factor(
+            np.concatenate([table.factors[name].recode(levels) for table in tables]), levels
+        )
+    return Table(
+        n_rows=sum(table.n_rows for table in tables),
+        numeric={name: np.concatenate([t.numeric[name] for t in tables]) for name in tables[0].numeric},
+        factors=factors,
+    )
+
+
+def document(study: Study, finished: Finished, result: Result, release: Sequence[str]) -> dict[str, Any]:
+    """The whole result as plain data."""
+    details: StudyDetails = finished.outcome.details
+    estimates: list[Row] = []
+    simultaneous: list[Row] = []
+    own: dict[str, list[Row]] = {}
+    without: dict[str, list[Row]] = {}
+    if result.psi is not None and result.covariance is not None:
+        estimates, simultaneous = table_rows(study, details.components, result.psi, result.covariance)
+        of_silos = (
+            study,
+            finished.outcome.problem,
+            details.components,
+            finished.closing,
+            finished.sizes,
+            release,
+        )
+        own, without = per_silo(*of_silos), leave_one_out(*of_silos)
+    return {
+        "format": FORMAT,
+        "version": __version__,
+        "plan": plan_digest(study, None, StudyFlow()).hex(),
+        "question": question(study),
+        "estimates": [row.to_dict() for row in estimates],
+        "simultaneous": [row.to_dict() for row in simultaneous],
+        "silos": {name: [row.to_dict() for row in rows] for name, rows in own.items()},
+        "without": {name: [row.to_dict() for row in rows] for name, rows in without.items()},
+        "heterogeneity": heterogeneity(own),
+        "personalized": {
+            name: {"retired_at": local.retired_at, "n_rows": local.n_rows}
+            for name, local in result.silos.items()
+        },
+        "arms": list(study.target.arms),
+        "arm_counts": list(details.arm_counts),
+        "observed_counts": list(details.observed_counts),
+        "g_floor": details.g_floor,
+        "truncated": list(details.truncated),
+        "effective_sizes": dict(
+            zip([c.name for c in details.components], details.effective_sizes, strict=True)
+        ),
+        "warnings": warnings(estimates, result),
+        **result.to_dict(),
+    }
+
+
+def question(study: Study) -> str:
+    """The study in words."""
+    target = study.target
+    kind = type(target).__name__
+    about = f" of {target.treatment} ({' vs '.join(reversed(target.arms))})" if target.treatment else ""
+    strata = f", by {target.strata}" if target.strata else ""
+    return f"{kind}{about} on {target.outcome}{strata}"
+
+
+def warnings(estimates: Sequence[Row], result: Result) -> list[str]:
+    """Where the certificate does not support the interval."""
+    found = []
+    if not result.status.is_converged:
+        found.append(result.status.value)
+    if estimates and result.residual is not None:
+        smallest = min(row.std_error for row in estimates)
+        if result.residual > smallest / math.log(max(result.n, 3)):
+            found.append(
+                f"the residual {result.residual:.2g} is not small against the standard error "
+                f"{smallest:.2g}: the interval is not supported"
+            )
+    return found
