@@ -299,8 +299,9 @@ def _overlap(preparation: Preparation, n: int) -> Generator[Query, Any, Overlap]
     for arm, rows in zip(preparation.columns.arms, truncated, strict=True):
         if rows > n / 2:
             raise InputError(
-                f"g_bounds: the probability of arm '{arm}' is below {preparation.g_floor:.3g} for {rows} of {n} "
-                "rows; there is no overlap to learn from. Restrict the cohort, or the treatment model"
+                f"g_bounds: the probability of arm '{arm}' is below {preparation.g_floor:.3g} for "
+                f"{rows} of {n} rows; there is no overlap to learn from. Restrict the cohort, or simplify "
+                "the treatment model"
             )
     effective = tuple(float(a * a / b) if b else 0.0 for a, b in zip(first, second, strict=True))
     return Overlap(truncated=truncated, effective_sizes=effective)

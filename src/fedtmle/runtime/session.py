@@ -13,7 +13,7 @@ from fedtmle.protocol import messages
 from fedtmle.protocol.bits import BitReader, Bits, BitWriter
 from fedtmle.protocol.messages import Answered, Ask, Begin, Close, Closed, Open, Opened, Payload, Refused
 from fedtmle.protocol.plan import plan_digest
-from fedtmle.protocol.query import Link, Phase, Problem
+from fedtmle.protocol.query import Link, Phase
 from fedtmle.runtime.account import Account
 from fedtmle.runtime.federation import Federation
 from fedtmle.runtime.transcript import Exchange, Transcript
@@ -49,7 +49,7 @@ class Session:
 
     def __init__(
         self,
-        problem: Problem,
+        problem: Any,  # what the algorithm's flow is about: a problem, or a whole study
         law: Any,
         algorithm: AbstractAlgorithm,
         federation: Federation,

@@ -146,7 +146,7 @@ class Silo:
     def __init__(
         self,
         name: str,
-        problem: Problem,
+        problem: Any,  # what the algorithm's flow is about: a problem, or a whole study
         law: Any,
         rows: Any,
         algorithm: AbstractAlgorithm,

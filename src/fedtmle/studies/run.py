@@ -25,7 +25,7 @@ from fedtmle.solve import assemble
 from fedtmle.studies.inference import Row, table_rows
 from fedtmle.studies.result import FORMAT, StudyResult
 from fedtmle.studies.schema import schema_of
-from fedtmle.studies.silos import heterogeneity, leave_one_out, per_silo
+from fedtmle.studies.silos import Closing, heterogeneity
 
 
 def run(
@@ -78,15 +78,15 @@ def document(study: Study, finished: Finished, result: Result, release: Sequence
     without: dict[str, list[Row]] = {}
     if result.psi is not None and result.covariance is not None:
         estimates, simultaneous = table_rows(study, details.components, result.psi, result.covariance)
-        of_silos = (
-            study,
-            finished.outcome.problem,
-            details.components,
-            finished.closing,
-            finished.sizes,
-            release,
+        closing = Closing(
+            study=study,
+            problem=finished.outcome.problem,
+            components=details.components,
+            answers=finished.closing,
+            sizes=finished.sizes,
+            release=release,
         )
-        own, without = per_silo(*of_silos), leave_one_out(*of_silos)
+        own, without = closing.per_silo(), closing.leave_one_out()
     return {
         "format": FORMAT,
         "version": __version__,

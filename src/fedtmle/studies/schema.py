@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 from fedtmle.algorithms.study import Study
 from fedtmle.data import Column, Kind, Schema
@@ -11,39 +12,38 @@ from fedtmle.initial.glm import GLM, Supplied
 
 def schema_of(study: Study) -> Schema:
     """The columns, their kinds, bounds and levels, and where values may be missing."""
-    target = study.target
     columns: dict[tuple[str, Kind], Column] = {}
-
-    def ask(column: Column) -> None:
+    for column in (*_roles(study), *_covariates(study)):
         columns.setdefault((column.name, column.kind), column)
+    return Schema(tuple(columns.values()))
 
-    ask(
-        Column(
-            name=target.outcome,
-            kind=Kind.NUMERIC,
-            bounds=target.outcome_bounds,
-            may_be_missing=study.missingness_model is not None,
-        )
+
+def _roles(study: Study) -> Iterator[Column]:
+    """Columns that play a part of their own; asked first, because they are declared in more detail."""
+    target = study.target
+    yield Column(
+        name=target.outcome,
+        kind=Kind.NUMERIC,
+        bounds=target.outcome_bounds,
+        may_be_missing=study.missingness_model is not None,
     )
     if target.treatment is not None:
-        ask(Column(name=target.treatment, kind=Kind.FACTOR, levels=target.arms))
+        yield Column(name=target.treatment, kind=Kind.FACTOR, levels=target.arms)
     if target.strata is not None:
-        ask(Column(name=target.strata, kind=Kind.FACTOR))
+        yield Column(name=target.strata, kind=Kind.FACTOR)
     if study.weights is not None:
-        ask(Column(name=study.weights, kind=Kind.NUMERIC, bounds=(0.0, math.inf)))
+        yield Column(name=study.weights, kind=Kind.NUMERIC, bounds=(0.0, math.inf))
     if study.cluster is not None:
-        ask(Column(name=study.cluster, kind=Kind.FACTOR))
+        yield Column(name=study.cluster, kind=Kind.FACTOR)
     for regime in target.regimes():
-        for name in regime.needs:
-            ask(Column(name=name, kind=Kind.NUMERIC))
+        yield from (Column(name=name, kind=Kind.NUMERIC) for name in regime.needs)
+
+
+def _covariates(study: Study) -> Iterator[Column]:
     for model in study.models.values():
         if isinstance(model, Supplied):
-            for name in model.columns:
-                ask(Column(name=name, kind=Kind.NUMERIC))
+            yield from (Column(name=name, kind=Kind.NUMERIC) for name in model.columns)
         elif isinstance(model, GLM):
-            for name in sorted(model.parsed.numeric_names):
-                ask(Column(name=name, kind=Kind.NUMERIC))
-            for name in sorted(model.parsed.factor_names):
-                if name != target.treatment:
-                    ask(Column(name=name, kind=Kind.FACTOR))
-    return Schema(tuple(columns.values()))
+            yield from (Column(name=name, kind=Kind.NUMERIC) for name in sorted(model.parsed.numeric_names))
+            factors = set(model.parsed.factor_names) - {study.target.treatment}
+            yield from (Column(name=name, kind=Kind.FACTOR) for name in sorted(factors))

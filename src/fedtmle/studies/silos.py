@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import reduce
 from operator import add
 from typing import Any
@@ -18,38 +19,40 @@ from fedtmle.targets.effects.moments import estimate_components
 from fedtmle.targets.effects.problem import EffectProblem
 
 
-def per_silo(
-    study: Study,
-    problem: EffectProblem,
-    components: Sequence[Component],
-    closing: Mapping[str, Sums],
-    sizes: Mapping[str, int],
-    release: Sequence[str],
-) -> dict[str, list[Row]]:
-    """One-step estimates of each releasing silo at the pooled law."""
-    return {
-        silo: _rows(study, problem, components, closing[silo], sizes[silo])
-        for silo in closing
-        if silo in release and sizes[silo] > 1
-    }
+@dataclass(frozen=True, kw_only=True)
+class Closing:
+    """Each silo's closing answer, and which silos release what can be made of it."""
 
+    study: Study
+    problem: EffectProblem
+    components: Sequence[Component]
+    answers: Mapping[str, Sums]
+    sizes: Mapping[str, int]
+    release: Sequence[str]
 
-def leave_one_out(
-    study: Study,
-    problem: EffectProblem,
-    components: Sequence[Component],
-    closing: Mapping[str, Sums],
-    sizes: Mapping[str, int],
-    release: Sequence[str],
-) -> dict[str, list[Row]]:
-    """The one-step estimate without each releasing silo; with the pooled one it tells that silo's own."""
-    found = {}
-    for silo in closing:
-        others = [sums for name, sums in closing.items() if name != silo]
-        if silo in release and others:
-            n = sum(sizes.values()) - sizes[silo]
-            found[silo] = _rows(study, problem, components, reduce(add, others), n)
-    return found
+    def per_silo(self) -> dict[str, list[Row]]:
+        """One-step estimates of each releasing silo at the pooled law."""
+        return {
+            silo: self._rows(sums, self.sizes[silo])
+            for silo, sums in self.answers.items()
+            if silo in self.release and self.sizes[silo] > 1
+        }
+
+    def leave_one_out(self) -> dict[str, list[Row]]:
+        """The estimate without each releasing silo; beside the pooled one it tells that silo's own."""
+        found = {}
+        for silo in self.answers:
+            others = [sums for name, sums in self.answers.items() if name != silo]
+            if silo in self.release and others:
+                found[silo] = self._rows(reduce(add, others), sum(self.sizes.values()) - self.sizes[silo])
+        return found
+
+    def _rows(self, sums: Sums, n: int) -> list[Row]:
+        L: Array = self.problem.L
+        own, covariance = estimate_components(sums, L.shape[1], n, one_step=True)
+        psi = self.problem.outcome_bounds[0] * L.sum(axis=1) + L @ own
+        pointwise, _ = table_rows(self.study, self.components, psi, L @ covariance @ L.T)
+        return pointwise
 
 
 def heterogeneity(rows: Mapping[str, Sequence[Row]]) -> list[dict[str, Any]]:
@@ -73,14 +76,3 @@ def heterogeneity(rows: Mapping[str, Sequence[Row]]) -> list[dict[str, Any]]:
             }
         )
     return found
-
-
-def _rows(
-    study: Study, problem: EffectProblem, components: Sequence[Component], sums: Sums, n: int
-) -> list[Row]:
-    d = len(problem.combination[0])
-    own, covariance = estimate_components(sums, d, n, one_step=True)
-    L: Array = problem.L
-    psi = problem.outcome_bounds[0] * L.sum(axis=1) + L @ own
-    pointwise, _ = table_rows(study, components, psi, L @ covariance @ L.T)
-    return pointwise
