@@ -135,7 +135,9 @@ def test_polars_types() -> None:
     asked = [numeric(name, may_be_missing=True) for name in numbers]
     asked += [factor(name, may_be_missing=True) for name in texts]
     table = load(frame, schema(*asked), silo="n")
-    np.testing.assert_array_equal(np.array([table.numeric[name][0] for name in numbers]), [1, 1, 1.5, 1.25, nan])
+    np.testing.assert_array_equal(
+        np.array([table.numeric[name][0] for name in numbers]), [1, 1, 1.5, 1.25, nan]
+    )
     assert all(np.isnan(table.numeric[name][1]) for name in numbers)
     assert all(labels(table.factors[name]) == ["b", None] for name in texts)
     assert all(table.numeric[name].flags.writeable for name in numbers)

@@ -53,7 +53,9 @@ def test_a_silo_file_says_where_and_how(tmp_path: Path) -> None:
 
 
 def test_names_units_and_codes_are_translated(tmp_path: Path) -> None:
-    frame = pd.DataFrame({"AGE_YEARS": [40, 50], "WT_LB": [100.0, 200.0], "SEX": [2, 1], "smoker": ["N", "Y"]})
+    frame = pd.DataFrame(
+        {"AGE_YEARS": [40, 50], "WT_LB": [100.0, 200.0], "SEX": [2, 1], "smoker": ["N", "Y"]}
+    )
     as_csv(frame.assign(site=[3, 3]), tmp_path)
     asked = schema(numeric("age"), numeric("weight"), factor("sex"), numeric("smoker"), factor("site"))
     path = write(tmp_path, GOOD)
@@ -96,7 +98,12 @@ def test_a_database_with_a_table_or_a_query(tmp_path: Path, what: str) -> None:
         ("scale = 0.5", "scale = 0", "[columns] weight: scale and shift are finite", 10),
         ("scale = 0.5", "scale = inf", "[columns] weight: scale and shift are finite", 10),
         ("scale = 0.5", f"scale = 1{'0' * 400}", "[columns] weight: int too large", 10),
-        ("scale = 0.5", "levels = {a = 'b'}", "[columns] weight: a column has scale and shift or has levels", 10),
+        (
+            "scale = 0.5",
+            "levels = {a = 'b'}",
+            "[columns] weight: a column has scale and shift or has levels",
+            10,
+        ),
         ('column = "WT_LB"', "column = 3", "[columns] weight: 'column' is not text", 10),
         ("levels = {Y = 1, N = 0}", "levels = {}", "[columns] smoker: 'levels' is not a table", 12),
         ("levels = {Y = 1, N = 0}", "levels = {Y = true}", "[columns] smoker: 'levels' is not a table", 12),
@@ -104,7 +111,9 @@ def test_a_database_with_a_table_or_a_query(tmp_path: Path, what: str) -> None:
         ("[columns]", "[columns", "this is not TOML", 8),
     ],
 )
-def test_each_mistake_is_named_with_its_line(tmp_path: Path, old: str, new: str, says: str, line: int) -> None:
+def test_each_mistake_is_named_with_its_line(
+    tmp_path: Path, old: str, new: str, says: str, line: int
+) -> None:
     assert old in GOOD
     found = mistakes(tmp_path, GOOD.replace(old, new, 1))
     assert (says, line) in [(one.what[: len(says)], one.line) for one in found]
@@ -133,7 +142,9 @@ def test_all_mistakes_are_reported_together_and_under_the_silo(tmp_path: Path) -
     ],
 )
 def test_a_misplaced_level_code_is_not_quoted(tmp_path: Path, text: str) -> None:
-    assert "kanarie" not in str(DataErrors(mistakes(tmp_path, f'[silo]\nname="n"\n[data]\npath="a.csv"\n{text}')))
+    assert "kanarie" not in str(
+        DataErrors(mistakes(tmp_path, f'[silo]\nname="n"\n[data]\npath="a.csv"\n{text}'))
+    )
 
 
 def test_an_absent_or_binary_silo_file(tmp_path: Path) -> None:

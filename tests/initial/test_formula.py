@@ -55,6 +55,7 @@ A, B, D = Name("a"), Name("b"), Name("d")
         ("((a))", [(A,)]),
         ("x.1_y + größe", [(Name("x.1_y"),), (Name("größe"),)]),
         ("`body mass (kg)` + `lambda` + `a`", [(Name("body mass (kg)"),), (Name("lambda"),), (A,)]),
+        ("`+` + `(`", [(Name("+"),), (Name("("),)]),
         ("C + log + I", [(Name("C"),), (Name("log"),), (Name("I"),)]),
         ("C(a) + C(`a b`, ref='x')", [(Categorical("a"),), (Categorical("a b", "x"),)]),
         (r'C(a, ref="say \"x\\y\"")', [(Categorical("a", r'say "x\y"'),)]),
@@ -109,6 +110,8 @@ def test_names_by_use_in_order_of_first_use() -> None:
         ("+ a", 0, "expected a term"),
         ("a b", 2, "found 'b'"),
         ("a / b", 2, "found '/'"),
+        ("a `+` b", 2, "found '\\+'"),
+        ("log `(` a)", 4, "found '\\('"),
         ("a**2", 1, r"I\(name\*\*2\)"),
         ("(a + b)**2", 7, r"I\(name\*\*2\)"),
         ("a^2", 1, r"I\(name\*\*2\)"),
@@ -190,7 +193,7 @@ def test_a_long_text_is_shown_around_the_place() -> None:
 
 
 HOSTILE = {
-    "length": ("a" * (MAX_LENGTH + 1), "longer than"),
+    "length": ("a+" * (MAX_LENGTH // 2) + "a", f"longer than {MAX_LENGTH}"),
     "parentheses": ("(" * MAX_LENGTH, "deep"),
     "arithmetic": ("I(" + "(" * 9_000, "deep"),
     "signs": ("I(" + "-" * 9_000 + "a)", "deep"),

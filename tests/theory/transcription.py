@@ -266,18 +266,18 @@ def disagreement(r, alpha, fits):
     return top / (2 * sum(alpha))
 
 
-# \sum_m\alpha_m\|\hat\epsilon_m-\epsilon\|^2=\sum_m\alpha_m\|\hat\epsilon_m\|^2-a\|\epsilon\|^2
+# 2aV_2=2a\sum_m\alpha_m\|\hat\epsilon_m-\epsilon\|^2, so the weighted variance is the pairwise moment
 def spread(alpha, fits):
-    a = sum(alpha)
-    mean = sum(w * x for w, x in zip(alpha, fits, strict=True)) / a
-    return sum(w * (x @ x) for w, x in zip(alpha, fits, strict=True)) - a * (mean @ mean)
+    gram = fits @ fits.T
+    pairs = product(range(len(alpha)), repeat=2)
+    return sum(alpha[m] * alpha[j] * (gram[m, m] + gram[j, j] - 2 * gram[m, j]) for m, j in pairs) / (
+        2 * sum(alpha)
+    )
 
 
 # \frac{2G_1\zeta}3\sqrt{\chi V_2}+\frac{\beta\zeta}6\sqrt{\chi V_4}+\frac{\beta_4}{18}V_4
 def fourth_order_bound(G_1, beta, beta_4, zeta, chi, V_2, V_4):
-    return (
-        2 * G_1 * zeta / 3 * sqrt(chi * V_2) + beta * zeta / 6 * sqrt(chi * V_4) + beta_4 / 18 * V_4
-    )
+    return 2 * G_1 * zeta / 3 * sqrt(chi * V_2) + beta * zeta / 6 * sqrt(chi * V_4) + beta_4 / 18 * V_4
 
 
 # \beta V_2/2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
@@ -55,13 +56,21 @@ class Certified:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Estimated:
-    """beta = ``factor`` times the largest silo curvature at the origin: an estimate, so capped."""
+    """beta = ``factor`` times the curvature at the origin: an estimate, so rounds are capped.
+
+    ``over`` "silos" takes the largest of the silos' own, the paper's assumption; "pooled" takes the
+    pooled one: descent needs no more, and there are fewer rounds, but each silo sends a matrix and
+    the bit bounds, which rest on the silos' smoothness, do not apply.
+    """
 
     factor: float = 1.05
+    over: Literal["silos", "pooled"] = "silos"
 
     def __post_init__(self) -> None:
         if not self.factor >= 1:
             raise InputError(f"factor: expected at least 1, not {self.factor}")
+        if self.over not in ("silos", "pooled"):
+            raise InputError(f"over: expected 'silos' or 'pooled', not {self.over!r}")
 
 
 @final
@@ -97,7 +106,7 @@ class Coded(AbstractAlgorithm):
         delta = working_tolerance(tolerance, arithmetic_error(problem, law))
         C = self._public_coordinates(problem, law)
         if C is not None and isinstance(self.smoothness, int | float):
-            lattice = build_lattice(delta=delta, beta=self._beta({}, np.eye(1)), C=C)
+            lattice = build_lattice(delta=delta, beta=significant(self.smoothness, up=True), C=C)
         else:
             lattice = yield self._calibration(problem, law, delta, C)
         return (yield from self._descend(run, law, lattice, tolerance))
@@ -185,37 +194,61 @@ class Coded(AbstractAlgorithm):
         dim = problem.dim
 
         def settle(answers: Mapping[str, SiloCurvature], sizes: Mapping[str, int]) -> Lattice:
-            if C is not None:
-                return build_lattice(delta=delta, beta=self._beta(answers, np.eye(1)), C=C)
-            n = sum(sizes.values())
-            pooled: Array = sum(
-                (sizes[silo] / n * answer.matrix(dim) for silo, answer in answers.items()),
-                np.zeros((dim, dim)),
-            )
-            whitening = whitener(pooled)
-            return build_lattice(delta=delta, beta=self._beta(answers, floating(whitening)), C=whitening)
+            if C is not None:  # the answers are in its coordinates already
+                return build_lattice(delta=delta, beta=self._beta(answers, sizes, None), C=C)
+            whitening = whitener(_pooled(answers, sizes, dim))
+            beta = self._beta(answers, sizes, floating(whitening))
+            return build_lattice(delta=delta, beta=beta, C=whitening)
 
         kind = Curvature.CEILING if isinstance(self.smoothness, Certified) else Curvature.ORIGIN
-        return CalibrationQuery(problem=problem, law=law, delta=delta, C=C, curvature=kind, settle=settle)
+        return CalibrationQuery(
+            problem=problem,
+            law=law,
+            delta=delta,
+            C=C,
+            curvature=kind,
+            matrices=self._over_pooled,
+            settle=settle,
+        )
 
-    def _beta(self, answers: Mapping[str, SiloCurvature], C: Array) -> Fraction:
-        """beta, 8 significant bits: as given, or the factor times max over silos of ||C H_m C^T||."""
+    @property
+    def _over_pooled(self) -> bool:
+        return isinstance(self.smoothness, Estimated) and self.smoothness.over == "pooled"
+
+    def _beta(
+        self, answers: Mapping[str, SiloCurvature], sizes: Mapping[str, int], C: Array | None
+    ) -> Fraction:
+        """beta, 8 significant bits: as given, or the factor times a norm of C H C^T.
+
+        Over silos, the largest of theirs (assumption smooth); pooled, that of their mean, which is
+        all that descent needs.
+        """
         if isinstance(self.smoothness, int | float):
             return significant(self.smoothness, up=True)
-        size = len(C)
-        spread = float(np.linalg.norm(C, 2)) ** 2
-        largest = max(
-            float(np.abs(np.linalg.eigvalsh(C @ answer.matrix(size) @ C.T)).max())
-            + spread * answer.rounding(size)
-            for answer in answers.values()
+        size = round((math.isqrt(8 * len(next(iter(answers.values())).entries) + 1) - 1) / 2)
+        frame = np.eye(size) if C is None else C
+        spread = float(np.linalg.norm(frame, 2)) ** 2 * max(a.rounding(size) for a in answers.values())
+        matrices = (
+            [_pooled(answers, sizes, size)]
+            if self._over_pooled
+            else [a.matrix(size) for a in answers.values()]
         )
+        norms = [float(np.abs(np.linalg.eigvalsh(frame @ matrix @ frame.T)).max()) for matrix in matrices]
         factor = self.smoothness.factor if isinstance(self.smoothness, Estimated) else 1.0
-        return significant(factor * largest, up=True)
+        return significant(factor * (max(norms) + spread), up=True)
 
     def _basis(self, problem: Problem) -> str:
         if isinstance(self.smoothness, Certified):
             return "certified" if problem.curvature_is_fixed else "certified at the start"
-        return "estimated" if isinstance(self.smoothness, Estimated) else "given"
+        if isinstance(self.smoothness, Estimated):
+            return "estimated, pooled" if self._over_pooled else "estimated"
+        return "given"
+
+
+def _pooled(answers: Mapping[str, SiloCurvature], sizes: Mapping[str, int], dim: int) -> Array:
+    """The pooled curvature: the silos' weighted by N_m/n."""
+    n = sum(sizes.values())
+    return np.asarray(sum(sizes[silo] / n * answer.matrix(dim) for silo, answer in answers.items()))
 
 
 def _history_bits(history: list[tuple[int, ...]]) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,9 +12,11 @@ from fedtmle.algorithms.base import Run
 from fedtmle.algorithms.optimizers import Newton, Origin
 from fedtmle.algorithms.outcome import Query
 from fedtmle.errors import InputError
-from fedtmle.initial.crossfit import CrossFitted, Folds
+from fedtmle.initial.crossfit import Folds
 from fedtmle.initial.design import column_names, design
 from fedtmle.initial.glm import GLM, FittedGLM, GLMModel, Levels
+from fedtmle.initial.pilot import Pilot
+from fedtmle.initial.superlearner import SuperLearner
 from fedtmle.model.families import Family
 from fedtmle.model.table import Table
 from fedtmle.model.types import Array, Part, unpack
@@ -27,22 +29,39 @@ COLLINEAR = 1e-10  # a pivot of the scaled Hessian below this share of its diago
 SEPARATED = 1e-7  # of the curvature at zero, left at the fit
 
 Fit = Generator[Query, Any, FittedGLM]
+NuisanceModel = GLM | Pilot | SuperLearner  # to be fitted, as predictions supplied by the silos are not
 
 
 @dataclass(frozen=True, kw_only=True)
 class Regression:
-    """A GLM to fit: what it regresses, on which rows, and what to call it in a message."""
+    """A model to fit: what it regresses, on which rows, and what to call it in a message."""
 
     what: str  # e.g. "treatment model"
-    glm: GLM
-    family: Family
+    model: NuisanceModel
+    binary: bool  # whether the response is 0 or 1: what a GLM's family "auto" goes by
     response: Callable[[Table], tuple[Array, Array]]
     weight_ceiling: float
+    family: Family | None = None  # of every GLM, whatever it says; None: its own
+    cluster: str | None = None
+    bounds: tuple[float, float] = (0.0, 1.0)  # the response's own scale, which public models predict on
+    fold: int = 0  # counted from 1, of the study's folds that is left out; 0: none
+
+    def without(self, folds: Folds, fold: int) -> Regression:
+        """The same regression on the other folds' rows."""
+
+        def response(table: Table) -> tuple[Array, Array]:
+            y, w = self.response(table)
+            return y, w * (folds.of(table) != fold)
+
+        return replace(self, what=f"{self.what} (fold {fold + 1})", response=response)
+
+    def family_of(self, glm: GLM) -> Family:
+        return glm.resolve(binary=self.binary) if self.family is None else self.family
 
 
-def fit_glm(regression: Regression, levels: Levels, n: int) -> Fit:
+def fit_glm(regression: Regression, glm: GLM, levels: Levels, n: int) -> Fit:
     """One federated GLM by Newton's method: a round for column scales, then some six for the fit."""
-    formula = regression.glm.parsed
+    formula, family = glm.parsed, regression.family_of(glm)
     names = column_names(formula, levels)
     scales: tuple[int, ...] = yield ScalesQuery(
         columns=lambda table: design(formula, table, levels), count=len(names)
@@ -51,10 +70,10 @@ def fit_glm(regression: Regression, levels: Levels, n: int) -> Fit:
         formula=formula,
         levels=levels,
         scales=scales,
-        family=regression.family,
+        family=family,
         response=regression.response,
         weight_ceiling=regression.weight_ceiling,
-        ridge=regression.glm.ridge,
+        ridge=glm.ridge,
     )
     run = Run(model, n, Phase.NUISANCE)
     zero = np.zeros(len(names))
@@ -69,44 +88,15 @@ def fit_glm(regression: Regression, levels: Levels, n: int) -> Fit:
         raise InputError(
             f"{regression.what}: the fit did not converge; give it a small ridge, or fewer terms"
         )
-    if regression.family is Family.LOGISTIC and inner.hessian is not None:
+    if family is Family.LOGISTIC and inner.hessian is not None:
         _refuse_separation(hessian, inner.hessian, regression.what)
     beta = np.ldexp(inner.eps, -np.array(scales))
     return FittedGLM(
         formula=formula,
         levels=levels,
-        family=regression.family,
+        family=family,
         coefficients=tuple(map(float, beta)),
     )
-
-
-def fit_cross(
-    regression: Regression, levels: Levels, n: int, folds: Folds | None
-) -> Generator[Query, Any, FittedGLM | CrossFitted]:
-    """The fit, or one fit per fold left out."""
-    if folds is None:
-        return (yield from fit_glm(regression, levels, n))
-    models = []
-    for fold in range(folds.count):
-        without = Regression(
-            what=f"{regression.what} (fold {fold + 1})",
-            glm=regression.glm,
-            family=regression.family,
-            response=_leave_out(regression.response, folds, fold),
-            weight_ceiling=regression.weight_ceiling,
-        )
-        models.append((yield from fit_glm(without, levels, n)))
-    return CrossFitted(models=tuple(models), folds=folds)
-
-
-def _leave_out(
-    response: Callable[[Table], tuple[Array, Array]], folds: Folds, fold: int
-) -> Callable[[Table], tuple[Array, Array]]:
-    def without(table: Table) -> tuple[Array, Array]:
-        y, w = response(table)
-        return y, w * (folds.of(table) != fold)
-
-    return without
 
 
 def _refuse_collinear(hessian: Array, names: tuple[str, ...], what: str) -> None:

@@ -92,7 +92,8 @@ class Converter:
             return None
         names = [codes.get(label) for label in labels.levels]
         unlisted = _rows_of(labels, [name is None for name in names])
-        self._count("has a level code that the silo file does not list", unlisted, "add it to levels")
+        if self._count("has a level code that the silo file does not list", unlisted, "add it to levels"):
+            return None
         return relabel(labels.codes, names)
 
     def _number_codes(self, codes: Mapping[str, str]) -> dict[str, str]:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import final
+from typing import Protocol, final
 
 import numpy as np
 
-from fedtmle.initial.glm import FittedGLM
 from fedtmle.model.table import Table
 from fedtmle.model.types import Array, IntArray
 
@@ -33,12 +32,18 @@ class Folds:
         return np.asarray((rng.permutation(size) % self.count)[units])
 
 
+class Fitted(Protocol):
+    """A fitted regression: the mean of its response, shape (N,)."""
+
+    def predict(self, table: Table) -> Array: ...
+
+
 @final
 @dataclass(frozen=True, kw_only=True)
 class CrossFitted:
     """Predicts each row by the model that was fitted without its fold."""
 
-    models: tuple[FittedGLM, ...]
+    models: tuple[Fitted, ...]
     folds: Folds
 
     def predict(self, table: Table) -> Array:

@@ -22,6 +22,7 @@ from fedtmle.model.types import Array, IntArray, Part, RowBound, packed_size
 GRID_BITS = 50
 CHUNK = 4096
 FINE_BITS = 40
+BLOCK = 4 * CHUNK
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,17 +84,20 @@ def column_sums(columns: Array, exponents: Sequence[int], *, what: str) -> Sums:
     For the few closing sums: what the 50-bit grid leaves of each row is summed too, on a grid
     2^-40 finer, so that a generous bound costs no digits of a double.
     """
-    scale = np.exp2(GRID_BITS - np.array(exponents, dtype=np.float64))
-    scaled = columns * scale[:, None]
-    beyond = ~(np.abs(scaled) <= 2.0**GRID_BITS)  # written so that NaN is beyond
-    if beyond.any():
-        raise ContributionError(beyond_bound(int(beyond.any(axis=0).sum()), what))
-    coarse = np.rint(scaled)
-    fine = np.rint((scaled - coarse) * 2.0**FINE_BITS)
-    units = tuple(
-        (c << FINE_BITS) + f for c, f in zip(_chunked_total(coarse), _chunked_total(fine), strict=True)
-    )
-    return Sums(units, column_shifts(exponents))
+    scale = np.exp2(GRID_BITS - np.array(exponents, dtype=np.float64))[:, None]
+    units = [0] * len(exponents)
+    beyond = 0
+    for start in range(0, columns.shape[1], BLOCK):  # temporaries stay in the cache
+        scaled = columns[:, start : start + BLOCK] * scale
+        within = np.abs(scaled) <= 2.0**GRID_BITS  # False for NaN
+        beyond += int((~within).any(axis=0).sum())
+        coarse = np.rint(np.where(within, scaled, 0.0))
+        fine = np.rint((scaled - coarse) * 2.0**FINE_BITS) if beyond == 0 else coarse
+        for j, (c, f) in enumerate(zip(_chunked_total(coarse), _chunked_total(fine), strict=True)):
+            units[j] += (c << FINE_BITS) + f
+    if beyond:
+        raise ContributionError(beyond_bound(beyond, what))
+    return Sums(tuple(units), column_shifts(exponents))
 
 
 def column_shifts(exponents: Sequence[int]) -> tuple[int, ...]:

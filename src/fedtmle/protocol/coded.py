@@ -55,7 +55,7 @@ class CalibrationQuery(AbstractQuery[SiloCurvature, Lattice]):
     """One counted round that fixes beta, h and, where the law does not know it, C.
 
     Where C is public (raw coordinates, or a law that knows its curvature) a silo discloses one
-    number, the norm of C H_m C^T; else its curvature H_m, d(d+1)/2 numbers.
+    number, the norm of C H_m C^T, or that matrix if ``matrices``; else its curvature H_m.
     """
 
     problem: Problem
@@ -63,6 +63,7 @@ class CalibrationQuery(AbstractQuery[SiloCurvature, Lattice]):
     delta: Fraction
     C: Matrix | None
     curvature: Curvature
+    matrices: bool
     settle: Callable[[Mapping[str, SiloCurvature], Mapping[str, int]], Lattice]
 
     @property
@@ -76,13 +77,15 @@ class CalibrationQuery(AbstractQuery[SiloCurvature, Lattice]):
     @property
     def sent_dim(self) -> int:
         """The size of the matrix a silo sends: a norm is a matrix of size one."""
-        return self.dim if self.C is None else 1
+        return self.dim if self.matrices or self.C is None else 1
 
     def answer(self, local: Local) -> SiloCurvature:
         matrix = self._curvature(local)
         if self.C is not None:
             C = floating(self.C)
-            matrix = np.abs(np.linalg.eigvalsh(C @ matrix @ C.T)).max().reshape(1, 1)
+            matrix = C @ matrix @ C.T
+            if not self.matrices:
+                matrix = np.abs(np.linalg.eigvalsh(matrix)).max().reshape(1, 1)
         exponent = int(np.frexp(np.abs(matrix).max())[1]) - CURVATURE_BITS
         entries = np.rint(np.ldexp(matrix[np.triu_indices(self.sent_dim)], -exponent))
         return SiloCurvature(exponent=exponent, entries=tuple(int(entry) for entry in entries))

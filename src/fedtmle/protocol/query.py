@@ -38,6 +38,9 @@ class Local(Protocol):
     """What a query may ask of one silo: functions of a problem and a law, never a row."""
 
     @property
+    def name(self) -> str: ...
+
+    @property
     def n_rows(self) -> int: ...
 
     def submodel(self, model: Model, law: Any) -> AbstractSubmodel: ...

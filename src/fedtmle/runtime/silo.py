@@ -76,7 +76,8 @@ class _PerLaw:
 class LocalRows:
     """A silo's rows behind the questions that a query may ask of them (`protocol.query.Local`)."""
 
-    def __init__(self, rows: Any, n_rows: int, index: IntArray | None) -> None:
+    def __init__(self, name: str, rows: Any, n_rows: int, index: IntArray | None) -> None:
+        self.name = name
         self.n_rows = n_rows
         self._rows = rows
         self._index = index
@@ -159,7 +160,7 @@ class Silo:
         self._problem, self._law, self._algorithm = problem, law, algorithm
         if index is not None and len(index) != problem.count(rows):
             raise InputError(f"index: silo '{name}' needs one pooled row number per row")
-        self._rows = LocalRows(rows, problem.count(rows), index)
+        self._rows = LocalRows(name, rows, problem.count(rows), index)
         self._plan = plan_digest(problem, law, algorithm)
         self._stage = _Stage.NEW
         self._progress = _Progress()

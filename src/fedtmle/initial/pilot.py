@@ -1,0 +1,82 @@
+"""Models fitted at one silo, or on a public sample, and shipped whole."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, final
+
+from fedtmle.errors import InputError
+from fedtmle.initial.crossfit import Fitted
+from fedtmle.initial.design import column_names
+from fedtmle.initial.formula import parse_formula
+from fedtmle.initial.glm import FAMILIES, GLM, FittedGLM, Levels
+from fedtmle.initial.trees import GradientBoostedTrees, TreeEnsemble
+from fedtmle.model.table import Table
+from fedtmle.model.types import Array
+
+
+class Description(NamedTuple):
+    """What a learner sends, in words, and in how many rounds."""
+
+    sends: str
+    rounds: str
+
+
+@final
+@dataclass(frozen=True)
+class Pilot:
+    """A model fitted ``at`` one silo on its own rows and shipped to all; or one that is public.
+
+    The coefficients or trees of a one-silo fit leave that silo unpooled, for everyone to see: they
+    disclose more of its rows than pooled sums do, and most where the silo is small or the model
+    large. Fit it where that was agreed to, or on public data.
+    """
+
+    model: GLM | GradientBoostedTrees | FittedGLM | TreeEnsemble
+    at: str | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.model, FittedGLM | TreeEnsemble) != (self.at is None):
+            raise InputError("at: name the silo that fits the model, or give a model already fitted")
+
+    @classmethod
+    def from_coefficients(
+        cls, formula: str, levels: Levels, family: str, coefficients: Sequence[float]
+    ) -> Pilot:
+        """A public GLM: coefficients in the order of the formula's columns, on the outcome's own scale."""
+        if family not in FAMILIES:
+            raise InputError(f"family: expected one of {tuple(FAMILIES)}, not {family!r}")
+        parsed = parse_formula(formula)
+        names = column_names(parsed, levels)
+        if len(names) != len(coefficients):
+            raise InputError(f"coefficients: expected {len(names)} ({', '.join(names)}), not {len(coefficients)}")
+        if not all(map(math.isfinite, coefficients)):
+            raise InputError("coefficients: expected finite numbers")
+        fitted = FittedGLM(
+            formula=parsed,
+            levels={name: tuple(levels[name]) for name in parsed.factor_names},
+            family=FAMILIES[family],
+            coefficients=tuple(map(float, coefficients)),
+        )
+        return cls(fitted)
+
+    def describe(self) -> Description:
+        if self.at is None:
+            return Description("nothing: the model is part of the plan", "0")
+        what = "coefficients" if isinstance(self.model, GLM) else "trees"
+        return Description(f"silo '{self.at}' sends the {what} fitted on its rows alone, shown to all", "1")
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Rescaled:
+    """A prediction on the outcome's own scale, brought to the unit scale of its declared bounds."""
+
+    model: Fitted
+    low: float
+    width: float
+
+    def predict(self, table: Table) -> Array:
+        return (self.model.predict(table) - self.low) / self.width

@@ -1,0 +1,185 @@
+"""The super learner: a convex combination of learners, weighted by pooled cross-validated risk.
+
+With r_k = y - p_k the out-of-fold residual of learner k and weights a on the simplex, the
+combination's residual is sum_k a_k r_k, so its risk is a' A a with A_kl = sum_i w_i r_k r_l: the
+silos send the sums A, no prediction. Squared error serves binary responses too (it is a proper
+score); this is what R's SuperLearner calls method.CC_LS.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import final
+
+import numpy as np
+
+from fedtmle.errors import InputError
+from fedtmle.initial.crossfit import Fitted
+from fedtmle.initial.formula import Formula
+from fedtmle.initial.glm import GLM, Supplied
+from fedtmle.initial.pilot import Description, Pilot
+from fedtmle.initial.trees import GradientBoostedTrees
+from fedtmle.model.table import Table
+from fedtmle.model.types import Array
+
+MAX_CANDIDATES = 64
+KEPT_BITS = 96  # of the largest sum: what is cut off is far below the ridge
+RIDGE_BITS = 50
+
+
+@final
+@dataclass(frozen=True)
+class PerSilo:
+    """Each silo fits its own trees, all are shipped to all, and each has its own weight.
+
+    A silo with too few rows for a split abstains. The trees of a one-silo fit disclose more of
+    its rows than pooled sums do, as with `Pilot`.
+    """
+
+    model: GradientBoostedTrees
+
+    def describe(self) -> Description:
+        return Description("every silo sends the trees fitted on its rows alone, shown to all", "1")
+
+
+Learner = GLM | Pilot | PerSilo
+
+
+@final
+@dataclass(frozen=True)
+class SuperLearner:
+    """Learners, each fitted without every of ``folds`` folds drawn within silos, and on all rows."""
+
+    learners: tuple[Learner, ...]
+    folds: int = 5
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "learners", tuple(self.learners))
+        for learner in self.learners:
+            if not isinstance(learner, Learner):
+                raise InputError(
+                    f"learners: expected GLM, Pilot or PerSilo, not {type(learner).__name__} "
+                    "(trees go into a Pilot or PerSilo)"
+                )
+        if not 1 <= len(self.learners) <= MAX_CANDIDATES:
+            raise InputError(f"learners: expected 1 to {MAX_CANDIDATES}, not {len(self.learners)}")
+        if not self.folds >= 2:
+            raise InputError(f"folds: expected at least 2, not {self.folds}")
+        if not 0 <= self.seed < 2**32:
+            raise InputError(f"seed: expected an integer from 0 to 2^32 - 1, not {self.seed}")
+
+    def describe(self) -> Description:
+        parts = [describe(learner) for learner in self.learners]
+        each = "; ".join(f"learner {k}: {part.sends}" for k, part in enumerate(parts, start=1))
+        return Description(
+            f"for each of {self.folds} left-out folds and for all rows, {each}; then pooled sums of products "
+            "of out-of-fold residuals, one for each pair of learners",
+            f"as many as the longest of its learners ({', '.join(part.rounds for part in parts)}), and 1",
+        )
+
+
+def describe(model: GLM | Supplied | Pilot | PerSilo | SuperLearner) -> Description:
+    """What a nuisance model sends, and in how many rounds."""
+    if isinstance(model, Supplied):
+        return Description("nothing: each silo has the predictions", "0")
+    if isinstance(model, GLM):
+        return Description(
+            "pooled sums of the loss, its gradient and its Hessian at each Newton step, and a power of two "
+            "that bounds each column",
+            "about 8",
+        )
+    return model.describe()
+
+
+def formulas(model: object) -> tuple[Formula, ...]:
+    """The formulas whose factors need the study's levels."""
+    match model:
+        case GLM() | GradientBoostedTrees():
+            return (model.parsed,)
+        case Pilot(inner) | PerSilo(inner):
+            return formulas(inner)
+        case SuperLearner(learners):
+            return tuple(formula for learner in learners for formula in formulas(learner))
+        case _:
+            return ()
+
+
+def unit(prediction: Array) -> Array:
+    """Kept inside [0, 1], where every response of a study is."""
+    return np.clip(prediction, 0.0, 1.0)
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class SuperLearned:
+    """The fitted combination; ``risks`` are the candidates' cross-validated mean squared errors."""
+
+    labels: tuple[str, ...]
+    models: tuple[Fitted, ...]
+    weights: tuple[float, ...]
+    risks: tuple[float, ...]
+
+    def predict(self, table: Table) -> Array:
+        """sum_k a_k p_k, added in order: the same bits in any partition; shape (N,)."""
+        total = np.zeros(table.n_rows)
+        for weight, model in zip(self.weights, self.models, strict=True):
+            if weight:
+                total += weight * unit(model.predict(table))
+        return total
+
+
+def simplex_weights(gram: Sequence[Sequence[int]]) -> tuple[float, ...]:
+    """argmin of a' A a over the simplex, by Wolfe's nearest-point method in exact integers.
+
+    A is symmetric, of pooled sums in units of one grid. A ridge of 2^-50 of its largest entry makes
+    it positive definite, so that the minimiser is unique: the same at all parties, and equal
+    learners share their weight.
+    """
+    top = max(row[k] for k, row in enumerate(gram))
+    cut = max(0, top.bit_length() - KEPT_BITS)
+    ridge = max(1, top >> cut >> RIDGE_BITS)
+    A = [[(entry >> cut) + (ridge if k == j else 0) for j, entry in enumerate(row)] for k, row in enumerate(gram)]
+    first = min(range(len(A)), key=lambda k: A[k][k])
+    weights = {first: Fraction(1)}
+    while True:
+        weights, level = _descend(A, weights)
+        slopes = {
+            j: sum(A[j][k] * weight for k, weight in weights.items()) for j in range(len(A)) if j not in weights
+        }
+        best = min(slopes, key=lambda j: slopes[j], default=None)
+        if best is None or slopes[best] >= level:
+            return tuple(float(weights.get(k, Fraction(0))) for k in range(len(A)))
+        weights[best] = Fraction(0)
+
+
+def _descend(A: list[list[int]], weights: dict[int, Fraction]) -> tuple[dict[int, Fraction], Fraction]:
+    """The minimiser over the learners in use, dropping those that would get a negative weight."""
+    while True:
+        used = list(weights)
+        parts, determinant = _solve_ones([[A[i][j] for j in used] for i in used])
+        total = sum(parts)
+        target = {k: Fraction(part, total) for k, part in zip(used, parts, strict=True)}
+        negative = [k for k in used if target[k] <= 0]
+        if not negative:
+            return target, Fraction(determinant, total)  # (A a)_k, equal for all in use
+        step = min(weights[k] / (weights[k] - target[k]) for k in negative)
+        moved = {k: weights[k] + step * (target[k] - weights[k]) for k in used}
+        weights = {k: weight for k, weight in moved.items() if weight > 0}
+
+
+def _solve_ones(A: list[list[int]]) -> tuple[list[int], int]:
+    """x and d with A x = d 1, A positive definite: fraction-free Gauss-Jordan elimination (Bareiss)."""
+    size = len(A)
+    rows = [[*row, 1] for row in A]
+    previous = 1
+    for p in range(size):
+        pivot = rows[p]
+        for i in range(size):
+            if i != p:
+                factor = rows[i][p]
+                rows[i] = [(x * pivot[p] - factor * y) // previous for x, y in zip(rows[i], pivot, strict=True)]
+        previous = pivot[p]
+    return [row[size] for row in rows], previous

@@ -1,0 +1,275 @@
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from fedtmle.data import ColumnMap, Database, DataErrors, Problem, load, load_all
+from fedtmle.errors import DataError, InputError
+
+from .asking import (
+    SOURCES,
+    as_csv,
+    as_pandas,
+    as_polars,
+    as_query,
+    binary,
+    factor,
+    labels,
+    make_database,
+    numeric,
+    problem,
+    problems,
+    schema,
+)
+
+
+def frame(**columns: object) -> pd.DataFrame:
+    return pd.DataFrame(columns)
+
+
+def test_an_unknown_column_brings_near_names() -> None:
+    found = problem(frame(Age=[1], agee=[1], zip=[1]), schema(numeric("age")))
+    assert found.what == "the table has no column 'age'"
+    assert found.fix == "did you mean 'Age' or 'agee'? map it in [columns] of the silo file"
+    assert found.column == "age"
+    mapped = problem(frame(AGE_YRS=[1]), schema(numeric("age")), mapping={"age": "AGE_YR"})
+    assert mapped.what == "the table has no column 'AGE_YR'"
+    assert "'AGE_YRS'" in mapped.fix
+    assert "did you mean" not in problem(frame(zip=[1]), schema(numeric("age"))).fix
+
+
+def test_the_first_record_of_a_headless_file_is_not_quoted(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text("kanarie,41\nkanarie2,42\n", encoding="utf-8")
+    found = problem(path, schema(factor("kanari")))
+    assert found.fix == "check that the first line of the file holds the column names"
+    path.write_text(",kanarie.x\n1,2\n", encoding="utf-8")  # R's row names have an empty header
+    assert "'kanarie.x'" in problem(path, schema(factor("kanari"))).fix
+
+
+def test_a_column_that_is_there_twice(tmp_path: Path) -> None:
+    double = pd.DataFrame([[1.0, 2.0, 3.0]], columns=["x", "x", "y"])
+    double.to_csv(tmp_path / "rows.csv", index=False)
+    for source in (double, tmp_path / "rows.csv"):
+        assert problem(source, schema(numeric("x"), numeric("y"))).what == "the table has 2 columns 'x'"
+    cased = tmp_path / "cased.csv"
+    cased.write_text("x,X\n1,2\n", encoding="utf-8")
+    table = load(cased, schema(numeric("x"), numeric("X")), silo="n")
+    assert (table.numeric["x"][0], table.numeric["X"][0]) == (1.0, 2.0)
+
+
+def test_two_names_for_one_column() -> None:
+    found = problem(frame(age=[1]), schema(numeric("age"), numeric("years")), mapping={"years": "age"})
+    assert found.what == "the study's columns 'age' and 'years' are all mapped to the hospital's 'age'"
+    load(frame(age=[1]), schema(numeric("age")), silo="n", mapping={"years": "age"})  # not this study's
+
+
+def test_counts_of_missing_outside_and_undeclared() -> None:
+    rows = frame(y=[1.0, np.nan, 12.0, -3.0, np.nan], g=["a", "b", "zz", None, "q"], t=[0, 1, 2, 1, 1])
+    asked = schema(numeric("y", bounds=(0, 10)), factor("g", levels=("a", "b")), binary("t"))
+    found = [(one.column, one.what, one.rows) for one in problems(rows, asked)]
+    assert found == [
+        ("y", "is missing, though the study declares no missing values", 2),
+        ("y", "is outside the declared bounds", 2),
+        ("g", "is missing, though the study declares no missing values", 1),
+        ("g", "has a level that the study does not declare", 2),
+        ("t", "is neither 0 nor 1", 1),
+    ]
+
+
+def test_bounds_are_inclusive_and_in_the_studys_unit() -> None:
+    asked = schema(numeric("y", bounds=(0, 10)))
+    assert load(frame(y=[0.0, 10.0]), asked, silo="n").n_rows == 2
+    pounds = {"y": ColumnMap(column="y", scale=0.5)}
+    assert load(frame(y=[0.0, 20.0]), asked, silo="n", mapping=pounds).numeric["y"].tolist() == [0.0, 10.0]
+    assert problem(frame(y=[0.0, 20.5]), asked, mapping=pounds).rows == 1
+
+
+def test_infinite_numbers_also_after_conversion() -> None:
+    assert problem(frame(y=[np.inf, -np.inf, 1.0]), schema(numeric("y"))).rows == 2
+    asked, huge = schema(factor("y")), {"y": ColumnMap(column="y", scale=1e300)}
+    assert problem(frame(y=[1e300, 0.0]), asked, mapping=huge).what == "is infinite"
+
+
+def test_text_cannot_be_scaled() -> None:
+    found = problem(frame(y=["a", "b"]), schema(factor("y")), mapping={"y": ColumnMap(column="y", shift=1.0)})
+    assert (found.what, found.rows) == ("is text where a number is expected", 2)
+
+
+def test_numbers_too_large_to_tell_apart_are_no_labels() -> None:
+    ids = frame(cluster=[2**53, 2**53 + 1, 5])
+    assert problem(ids, schema(factor("cluster"))).rows == 2
+    assert load(ids, schema(numeric("cluster")), silo="n").n_rows == 3
+
+
+def test_binary_text_only_through_levels() -> None:
+    rows = frame(t=["no", "yes", None])
+    asked = binary("t", may_be_missing=True)
+    found = problem(rows, schema(asked))
+    assert (found.what, found.rows) == ("is neither 0 nor 1", 2)
+    mapped = {"t": ColumnMap(column="t", levels={"yes": "1", "no": "0"})}
+    named = binary("t", may_be_missing=True, levels=("no", "yes"))
+    for table in (
+        load(rows, schema(asked), silo="n", mapping=mapped),
+        load(rows, schema(named), silo="n"),
+        load(frame(t=[0.0, 1.0, np.nan]), schema(named), silo="n"),
+    ):
+        np.testing.assert_array_equal(table.numeric["t"], [0.0, 1.0, np.nan])
+
+
+def test_level_codes_translate_and_merge() -> None:
+    codes = {"01": "low", "2.0": "low", "3": "high"}
+    mapped = {"g": ColumnMap(column="g", levels=codes)}
+    table = load(
+        frame(g=[1, 2, 3]), schema(factor("g", levels=("low", "mid", "high"))), silo="n", mapping=mapped
+    )
+    assert labels(table.factors["g"]) == ["low", "low", "high"]
+    assert table.factors["g"].levels == ("low", "mid", "high")  # the study's, in its order
+    found = problem(frame(g=[1, 4, 4]), schema(factor("g")), mapping=mapped)
+    assert (found.what, found.rows) == ("has a level code that the silo file does not list", 2)
+    clash = {"g": ColumnMap(column="g", levels={"1": "a", "01": "b"})}
+    assert (
+        problem(frame(g=[1]), schema(factor("g")), mapping=clash).what
+        == "levels give one number two meanings"
+    )
+    flags = {"g": ColumnMap(column="g", levels={"true": "yes", "false": "no"})}
+    assert labels(
+        load(frame(g=[True, False]), schema(factor("g")), silo="n", mapping=flags).factors["g"]
+    ) == [
+        "yes",
+        "no",
+    ]
+
+
+def test_levels_of_a_number_must_be_numbers() -> None:
+    rows, asked = frame(g=["lo", "hi"]), schema(numeric("g"), factor("g"))
+    table = load(rows, asked, silo="n", mapping={"g": ColumnMap(column="g", levels={"lo": "9", "hi": "10"})})
+    assert table.numeric["g"].tolist() == [9.0, 10.0]
+    assert table.factors["g"].levels == ("9", "10")  # numeric order
+    words = {"g": ColumnMap(column="g", levels={"lo": "low", "hi": "high"})}
+    assert problem(rows, asked, mapping=words).what == "is text where a number is expected"
+
+
+def test_a_problem_of_both_readings_is_told_once() -> None:
+    assert problem(frame(x=[1.0, np.nan]), schema(numeric("x"), factor("x"))).rows == 1
+
+
+@pytest.mark.parametrize("write", SOURCES)
+def test_an_empty_table(write: Callable[[pd.DataFrame, Path], object], tmp_path: Path) -> None:
+    empty = pd.DataFrame({"x": np.empty(0), "d": pd.to_datetime(pd.Series([], dtype="str"))})
+    source = write(empty, tmp_path)
+    assert problem(source, schema(numeric("x"))).what == "the table has no rows"
+    assert problem(source, schema(numeric("d"))).what == "the table has no rows"
+
+
+def test_what_is_no_source() -> None:
+    with pytest.raises(InputError, match=r"silo 'n': a source is .* not list"):
+        load([1.0], schema(numeric("x")), silo="n")
+
+
+def test_all_silos_are_reported_together() -> None:
+    asked = schema(numeric("x"), binary("t"))
+    good = frame(x=[1.0], t=[1])
+    assert list(load_all({"a": good, "b": good}, asked)) == ["a", "b"]
+    with pytest.raises(DataErrors) as caught:
+        load_all({"a": frame(x=["u"], t=[3]), "b": good, "c": frame(x=[1.0])}, asked)
+    assert [(one.silo, one.column) for one in caught.value.problems] == [("a", "x"), ("a", "t"), ("c", "t")]
+    assert str(caught.value).splitlines()[:2] == [
+        "3 problems with the data:",
+        "  - silo 'a', column 'x': is text where a number is expected in 1 row; "
+        "write numbers with a decimal point, or map text with levels in the silo file",
+    ]
+
+
+def test_errors_survive_a_process_boundary_and_a_silos_name() -> None:
+    errors = DataErrors([Problem(what="w", fix="f", rows=2, line=3)])
+    assert isinstance(errors, DataError)
+    assert pickle.loads(pickle.dumps(errors)).problems == errors.problems  # noqa: S301 (our own bytes)
+    assert str(errors.at("north")) == "1 problem with the data:\n  - silo 'north', line 3: w in 2 rows; f"
+
+
+CANARY = "k4n4r1e"
+NUMBER = 987654.321
+BAD = {
+    "text for a number": (frame(x=[CANARY, "1"]), numeric("x")),
+    "mixed": (frame(x=pd.Series([CANARY, 1, 2.0], dtype=object)), numeric("x")),
+    "outside": (frame(x=[NUMBER, 1.0]), numeric("x", bounds=(0, 10))),
+    "binary": (frame(x=[NUMBER, 1.0]), binary("x")),
+    "binary text": (frame(x=[CANARY, "0"]), binary("x")),
+    "level": (frame(x=[CANARY, "a"]), factor("x", levels=("a",))),
+    "number as level": (frame(x=[NUMBER, 1.0]), factor("x", levels=("1",))),
+    "missing": (frame(x=[CANARY, None]), factor("x")),
+    "object": (frame(x=pd.Series([[CANARY], 1], dtype=object)), numeric("x")),
+}
+
+
+def told(error: BaseException) -> Iterator[str]:
+    """All that an error can tell: its own text and arguments, and those of what led to it."""
+    links = [error]
+    while links:
+        link = links.pop()
+        yield from (str(link), repr(link), repr(link.args), repr(vars(link)))
+        links += [each for each in (link.__cause__, link.__context__) if each is not None]
+
+
+def assert_untold(caught: pytest.ExceptionInfo[DataErrors]) -> None:
+    text = "\n".join(told(caught.value))
+    assert CANARY not in text
+    assert str(NUMBER) not in text
+
+
+@pytest.mark.parametrize("case", BAD)
+@pytest.mark.parametrize("write", [as_pandas, as_polars, as_csv, as_query])
+def test_no_error_tells_a_value(
+    case: str, write: Callable[[pd.DataFrame, Path], object], tmp_path: Path
+) -> None:
+    rows, column = BAD[case]
+    if case in ("mixed", "object") and write in (as_polars, as_query):
+        return  # only the others hold untyped cells
+    mappings = [None, {"x": ColumnMap(column="x", levels={CANARY + "2": "a"})}]
+    mappings += (
+        [{"x": ColumnMap(column="x", scale=2.0)}] if "level" not in case and "miss" not in case else []
+    )
+    source = write(rows, tmp_path)
+    for mapping in mappings:
+        with pytest.raises(DataErrors) as caught:
+            load(source, schema(column), silo="n", mapping=mapping)
+        assert_untold(caught)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"x,y\n1,2\n{CANARY}\n",
+        f'x,y\n1,"{CANARY}\n',
+        f"x,y\n{CANARY},\xe9\n",
+        f"{CANARY},{NUMBER}\n{CANARY},3\n",
+        f"{CANARY}\n",
+    ],
+)
+def test_no_malformed_file_tells_a_value(tmp_path: Path, text: str) -> None:
+    (tmp_path / "rows.csv").write_bytes(text.encode("latin-1"))
+    with pytest.raises(DataErrors) as caught:
+        load(tmp_path / "rows.csv", schema(numeric("x")), silo="n")
+    assert_untold(caught)
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "SELECT CAST(x AS DOUBLE) AS x FROM patients",
+        "SELECT error(x) AS x FROM patients",
+        f"SELECT '{CANARY}",
+        f"SELECT {CANARY}",
+    ],
+)
+def test_no_failed_query_tells_a_value(tmp_path: Path, query: str) -> None:
+    path = make_database(frame(x=[CANARY]), tmp_path)
+    with pytest.raises(DataErrors) as caught:
+        load(Database(path=path, query=query), schema(numeric("x")), silo="n")
+    assert_untold(caught)

@@ -1,0 +1,234 @@
+"""Single inequalities on instances that nearly attain them, so that no smaller constant passes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from fedtmle.protocol.bits import gamma_length
+from fedtmle.protocol.lattice import divide
+from fedtmle.theory import communication as c
+from fedtmle.theory import personalized as p
+from fedtmle.theory import statistical as s
+
+
+def nearly(realised: float, bound: float, ratio: float = 0.95) -> bool:
+    """realised <= bound, and not by much."""
+    return ratio * bound <= realised <= bound * (1 + 1e-12)
+
+
+@dataclass
+class Descent:
+    """Algorithm 4 on scripted quadratics: two silos, curvature beta I, the worst rounding each time.
+
+    Every submodel's origin has the same gradient, whose rounding overshoots by almost h in every
+    coordinate; one step later the endpoint is accepted. After S submodels the gradient is zero.
+    """
+
+    d: int = 64
+    h: float = 1.0
+    beta: float = 2.0
+    S: int = 12
+    sizes: tuple[int, int] = (51, 49)
+
+    def __post_init__(self) -> None:
+        self.delta = 4 * self.h * math.sqrt(self.d)
+        self.energy = self.loss = self.length = self.integers = 0.0
+        self.variation = np.zeros(2)
+        self.rounds = 0
+        n = sum(self.sizes)
+        target = np.full(self.d, 3)
+        target[0] = 4  # ||q|| just above 3 sqrt(d): action 00
+        # z_1 = target and z_2 = target - 1, each just above half a unit below.
+        local = [self.h * (target - 0.5 + 1e-9), self.h * (target - 1.5 + 1e-9)]
+        before: list[np.ndarray] | None = None
+        for _ in range(self.S):
+            z = [np.rint(g / self.h).astype(int) for g in local]
+            q = self._pool(z, n)
+            assert self.h * np.linalg.norm(q) > 0.75 * self.delta
+            g = sum(N / n * own for N, own in zip(self.sizes, local, strict=True))
+            step = -self.h * q / self.beta
+            self.loss += float(g @ step) + 0.5 * self.beta * float(step @ step)
+            self.energy += float(np.sum((self.h * q) ** 2))
+            self.length += float(np.linalg.norm(step))
+            self.integers += float(np.abs(q).sum())
+            ends = [own + self.beta * step for own in local]
+            if before is not None:
+                self.variation += [np.linalg.norm(a - b) for a, b in zip(local, before, strict=True)]
+            self.variation += [np.linalg.norm(b - a) for a, b in zip(local, ends, strict=True)]
+            q_end = self._pool([np.rint(own / self.h).astype(int) for own in ends], n)
+            assert self.h * np.linalg.norm(q_end) <= 0.75 * self.delta  # accepted
+            before = ends
+            self.rounds += 2
+        self.rounds += 1  # the origin of the last submodel, where the gradient is zero
+
+    def _pool(self, z: list[np.ndarray], n: int) -> np.ndarray:
+        return np.array(
+            [
+                divide(int(sum(N * v for N, v in zip(self.sizes, column, strict=True))), n)
+                for column in zip(*z, strict=True)
+            ]
+        )
+
+
+@pytest.fixture(scope="module")
+def descent() -> Descent:
+    return Descent()
+
+
+def test_descent_energy_steps_rounds_and_path_length(descent: Descent) -> None:
+    beta, delta, S, Delta = descent.beta, descent.delta, descent.S, -descent.loss
+    assert nearly(c.step_decrease_floor(delta, beta), Delta / S)
+    assert nearly(c.step_decrease(math.sqrt(descent.energy / S), beta), Delta / S)
+    assert nearly(
+        c.rounded_step_decrease(math.sqrt(descent.energy / S), beta, descent.h, descent.d), Delta / S
+    )
+    assert nearly(descent.energy, c.energy_bound(beta, Delta))
+    assert nearly(S, c.step_bound(beta, Delta, delta))
+    assert nearly(descent.rounds, c.round_bound(beta, Delta, delta))
+    assert descent.rounds == c.rounds(S, S)
+    assert nearly(descent.length, c.path_length_bound(beta, Delta, S))
+    assert nearly(descent.length, c.path_length_ceiling(Delta, delta))
+    assert nearly(descent.integers, s.history_sum_bound(descent.d, beta, Delta, S, descent.h))
+
+
+def test_variation_summary(descent: Descent) -> None:
+    bound = c.variation_bound(descent.beta, 0.0, -descent.loss, descent.S)
+    assert nearly(float(descent.variation.max()), bound, 0.9)  # its last re-centring is missing
+
+
+def test_variation_within_and_across() -> None:
+    beta, kappa, g = 3.0, 0.7, np.array([0.6, -0.8])
+    rounded = 1.25 * g
+    eps = -rounded / beta
+    end = g + beta * eps
+    assert nearly(float(np.linalg.norm(end - g)), c.variation_within(float(np.linalg.norm(rounded))), 0.999)
+    size = float(np.linalg.norm(eps))
+    recentred = g + kappa * size * rounded / np.linalg.norm(rounded)  # D moves against the inner change
+    assert nearly(float(np.linalg.norm(recentred - end)), c.variation_across(beta, kappa, size), 0.999)
+
+
+def test_residual_bound_of_section_2_3() -> None:
+    beta, eps, end = 2.5, 0.3, 0.1
+    assert nearly(end + beta * eps, c.residual_bound(beta, eps, end), 0.999)  # l(x) = beta x^2/2 - (...) x
+
+
+def test_rounding_bound_is_nearly_attained(descent: Descent) -> None:
+    d, h = descent.d, descent.h
+    error = np.full(d, h * (0.51 * 0.5 + 0.49 * 0.5 + 0.49))  # half a unit at each silo, 0.49 at the server
+    assert nearly(float(np.linalg.norm(error)), c.rounding_bound(h, d))
+    low, high = c.spacing_range(descent.delta, d)
+    assert high == descent.h == 2 * low
+
+
+@pytest.mark.parametrize("k", [30, 60])
+def test_code_lengths(k: int) -> None:
+    a = -(2**k)  # iota(a) = 2^(k+1): the longest code for its size
+    assert nearly(gamma_length(a), c.code_length_bound([a]), 0.99)
+    assert c.fixed_width_bits(2.0**k, 1.0) == k + 2
+
+
+@pytest.mark.parametrize("M", [1, 5])
+def test_bits_of_first_and_later_messages(M: int) -> None:
+    """d = 1, every difference -2^k: both links pay the longest codes, and flags are two bits a link."""
+    k, R, h = 40, 7, 0.5
+    G = (2**k) * h
+    first = M * (2 * gamma_length(-(2**k)) + 2)
+    assert nearly(first, c.first_message_bits(M, 1, G, h))
+    variation = (R - 1) * 2**k * h
+    up = M * (R - 1) * gamma_length(-(2**k))
+    assert nearly(up, c.upload_bits(M, 1, R, h, variation))
+    assert nearly(up, c.broadcast_bits(M, 1, R, h, variation))
+    total = first + 2 * up + 2 * M * (R - 1)
+    assert nearly(total, c.bits_at_spacing(M, 1, R, G, h, variation))
+
+
+def test_no_later_bits_in_a_run_of_one_round() -> None:
+    assert c.upload_bits(3, 2, 1, 0.1, 1.0) == c.broadcast_bits(3, 2, 1, 0.1, 1.0) == 0
+    assert c.bits_at_spacing(3, 2, 1, 4.0, 0.1, 0.0) == c.first_message_bits(3, 2, 4.0, 0.1)
+    assert c.pathwise_bit_bound(3, 2, 1, 0, 1.0, 1.0, 0.0, 4.0, 0.1) >= c.first_message_bits(3, 2, 4.0, 0.1)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_chain_of_bit_bounds_is_ordered(seed: int) -> None:
+    """path <= plan <= universal, for S and R as large as their own bounds allow."""
+    rng = np.random.default_rng(seed)
+    beta, Delta, G = np.exp(rng.normal(size=3))
+    kappa, delta = float(np.exp(2 * rng.normal())), float(np.exp(rng.normal() - 3))
+    M, d = int(rng.integers(1, 20)), int(rng.integers(1, 9))
+    R = int(c.round_bound(beta, Delta, delta))
+    S = min(int(c.step_bound(beta, Delta, delta)), R - 1)
+    path = c.pathwise_bit_bound(M, d, R, S, beta, kappa, Delta, G, delta)
+    plan = c.planned_bit_bound(M, d, beta, kappa, Delta, G, delta)
+    universal = c.universal_bit_bound(M, d, beta, kappa, Delta, G, delta)
+    assert path <= plan <= universal
+
+
+def test_history_code_length() -> None:
+    K, d, k = 7, 3, 50  # K + 1 a power of two, integers the longest for their size
+    history = [[-(2**k)] * d] * K
+    total = K * d * 2**k
+    realised = s.history_bits(history)
+    assert nearly(realised, s.history_bits_bound(K, d, total), 0.99)
+    u = total * 1.0 / (64 * d)  # beta Delta/delta^2 at which 64 d beta Delta/delta^2 is the total
+    assert s.history_sum_ceiling(d, 1.0, u, 1.0) == pytest.approx(total)
+    assert realised <= s.history_bits_rate(K, d, 1.0, u, 1.0) <= s.history_bits_ceiling(K, d, 1.0, u, 1.0)
+    assert s.history_bits([]) == s.history_bits_bound(0, d, 0) == s.history_bits_rate(0, d, 1, 1, 1) == 1
+    assert s.history_bits_ceiling(0, d, 1.0, 1.0, 1.0) == 1  # H_0 = H_init + 1
+
+
+def test_quadratics_attain_the_averaging_and_gap_bounds() -> None:
+    rng = np.random.default_rng(5)
+    beta, alpha = 1.7, np.array([0.2, 0.3, 0.1])
+    fits = rng.normal(size=(3, 4))
+    average = alpha @ fits / alpha.sum()
+    error = sum(a * beta / 2 * np.sum((average - fit) ** 2) for a, fit in zip(alpha, fits, strict=True))
+    assert nearly(float(error), p.quadratic_bound(beta, p.disagreement(2, alpha, fits)), 1 - 1e-12)
+    g = rng.normal(size=4)
+    assert nearly(p.gap_floor(beta, float(np.linalg.norm(g))), float(g @ g) / (2 * beta), 1 - 1e-12)
+
+
+def test_lattice_retirement_is_attained_at_a_corner_of_the_box() -> None:
+    beta, d, spacing = 2.0, 5, 0.1
+    fit = np.full(d, spacing / 2)  # rounds to zero, half to even
+    assert not np.rint(fit / spacing).any()
+    assert nearly(beta / 2 * float(fit @ fit), p.lattice_gap_bound(beta, d, spacing), 1 - 1e-12)
+    assert nearly(beta * float(np.linalg.norm(fit)), p.lattice_score_bound(beta, d, spacing), 1 - 1e-12)
+    # The average of rounded fits lies within a box of half a spacing around that of the fits.
+    alpha, fits = np.array([0.25, 0.25]), np.array([[0.05] * d, [2.05] * d])
+    V_2 = p.disagreement(2, alpha, fits)
+    corner = alpha @ fits / 0.5 + spacing / 2
+    error = sum(a * beta / 2 * np.sum((corner - fit) ** 2) for a, fit in zip(alpha, fits, strict=True))
+    bound = p.lattice_quadratic_bound(beta, V_2, d, spacing, 0.5)
+    assert nearly(float(error), bound, 1 - 1e-12)
+
+
+def test_diameter_form_is_nearly_attained_by_a_simplex() -> None:
+    alpha, fits = np.full(40, 0.02), np.eye(40)
+    for order in (2, 4):
+        realised = p.disagreement(order, alpha, fits) / alpha.sum()
+        assert nearly(realised, p.disagreement_from_diameter(order, math.sqrt(2)))
+    a = float(alpha.sum())
+    chi, V_2, V_4 = p.chi(alpha, [50] * 40), *(p.disagreement(r, alpha, fits) for r in (2, 4))
+    by_moments = p.fourth_order_bound(2.0, 3.0, 0.5, 4.0, chi, V_2, V_4) / a
+    assert nearly(by_moments, p.diameter_bound(2.0, 3.0, 0.5, 4.0, chi / a, math.sqrt(2)))
+
+
+def test_imbalance_is_one_for_equal_sizes_only() -> None:
+    assert p.imbalance([30, 30, 30]) == pytest.approx(1.0, abs=1e-15)
+    assert p.imbalance([10, 30]) > 1
+    sizes, M, n = [10, 30, 200], 5, 400
+    uniform = p.chi_uniform(sizes, M) / (len(sizes) / M)
+    by_size = p.chi_size(len(sizes), n) / (sum(sizes) / n)
+    assert uniform / by_size == pytest.approx(p.imbalance(sizes), rel=1e-14)
+
+
+def test_fourth_order_bound_covers_two_wells_without_any_sampling_term() -> None:
+    """Both silos have l(x) = c (x^2 - 1)^2, one fits -1 and one +1: averaging forfeits c, and beta_4 = 24 c."""
+    c_, fits = 0.3, np.array([[-1.0], [1.0]])
+    V_2, V_4 = (p.disagreement(order, [0.5, 0.5], fits) for order in (2, 4))
+    bound = p.fourth_order_bound(1.0, 1.0, 24 * c_, 0.0, 0.0, V_2, V_4)
+    assert c_ <= bound <= 6 * c_
