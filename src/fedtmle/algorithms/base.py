@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, TypeVar
 
 import numpy as np
 
-from fedtmle.algorithms.outcome import Flow, Point, Query
+from fedtmle.algorithms.outcome import Certificate, Flow, Outcome, Point, Query, Status
 from fedtmle.errors import InputError, NumericalError
 from fedtmle.model.exact import GRID_BITS, Sums
 from fedtmle.model.problem import AbstractModel, Estimate
@@ -93,6 +93,35 @@ def close(run: Run[Problem], law: Any) -> Generator[Query, Any, Estimate]:
     """The closing round: psi and its covariance."""
     pooled: Sums = yield MomentsQuery(problem=run.problem, law=law, n=run.n)
     return run.problem.finish(law, pooled, run.n)
+
+
+def conclude(
+    run: Run[Problem],
+    law: Any,
+    *,
+    status: Status,
+    residual: float,
+    tolerance: float,
+    accepted: Sequence[tuple[float, ...]],
+    steps: int,
+) -> Flow:
+    """The closing round and the outcome of a run whose parties know the pooled residual itself."""
+    arithmetic = arithmetic_error(run.problem, law)
+    estimate = yield from close(run, law)
+    return Outcome(
+        law=law,
+        status=status,
+        steps=steps,
+        updates=len(accepted),
+        residual=residual,
+        residual_kind="computed",
+        trajectory=tuple(run.points),
+        accepted=tuple(accepted),
+        certificate=Certificate(
+            tolerance=tolerance, residual_bound=residual + arithmetic, arithmetic=arithmetic
+        ),
+        estimate=estimate,
+    )
 
 
 def settle_tolerance(run: Run[Problem], law: Any, tolerance: Tolerance) -> Generator[Query, Any, float]:

@@ -11,15 +11,14 @@ from fedtmle.algorithms.base import (
     AbstractAlgorithm,
     Run,
     Tolerance,
-    arithmetic_error,
-    close,
+    conclude,
     require_budget,
     require_tolerance,
     settle_tolerance,
 )
 from fedtmle.algorithms.local import LocalAverage
 from fedtmle.algorithms.optimizers import AbstractOptimizer, GradientDescent, Origin
-from fedtmle.algorithms.outcome import Certificate, Flow, Outcome, Status
+from fedtmle.algorithms.outcome import Flow, Status
 from fedtmle.model.types import Part, unpack
 from fedtmle.protocol.query import Problem
 
@@ -73,21 +72,16 @@ class Gradient(AbstractAlgorithm):
                 break
             law = problem.move(law, inner.eps)
             accepted.append(tuple(map(float, inner.eps)))
-        arithmetic = arithmetic_error(problem, law)
-        estimate = yield from close(run, law)
-        return Outcome(
-            law=law,
-            status=status,
-            steps=steps,
-            updates=len(accepted),
-            residual=residual,
-            residual_kind="computed",
-            trajectory=tuple(run.points),
-            accepted=tuple(accepted),
-            certificate=Certificate(
-                tolerance=tolerance, residual_bound=residual + arithmetic, arithmetic=arithmetic
-            ),
-            estimate=estimate,
+        return (
+            yield from conclude(
+                run,
+                law,
+                status=status,
+                residual=residual,
+                tolerance=tolerance,
+                accepted=accepted,
+                steps=steps,
+            )
         )
 
 

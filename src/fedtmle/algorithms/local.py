@@ -13,14 +13,13 @@ from fedtmle.algorithms.base import (
     AbstractAlgorithm,
     Run,
     Tolerance,
-    arithmetic_error,
-    close,
+    conclude,
     require_budget,
     require_positive,
     require_tolerance,
     settle_tolerance,
 )
-from fedtmle.algorithms.outcome import Certificate, Flow, Outcome, Status
+from fedtmle.algorithms.outcome import Flow, Status
 from fedtmle.errors import InputError
 from fedtmle.model.types import Part
 from fedtmle.protocol.fits import FitAverage, FitOutcome, FitQuery, RetirementRule, Weighting
@@ -82,21 +81,16 @@ class LocalAverage(AbstractAlgorithm):
                 break
             law = problem.move(law, average.eps)
             accepted.append(tuple(map(float, average.eps)))
-        arithmetic = arithmetic_error(problem, law)
-        estimate = yield from close(run, law)
-        return Outcome(
-            law=law,
-            status=status or Status.UPDATE_BUDGET,
-            steps=0,
-            updates=len(accepted),
-            residual=residual,
-            residual_kind="computed",
-            trajectory=tuple(run.points),
-            accepted=tuple(accepted),
-            certificate=Certificate(
-                tolerance=tolerance, residual_bound=residual + arithmetic, arithmetic=arithmetic
-            ),
-            estimate=estimate,
+        return (
+            yield from conclude(
+                run,
+                law,
+                status=status or Status.UPDATE_BUDGET,
+                residual=residual,
+                tolerance=tolerance,
+                accepted=accepted,
+                steps=0,
+            )
         )
 
     def _status(
