@@ -18,10 +18,10 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)
 
 
-def run(command: list[str], **environment: str) -> str:
+def run(command: list[str], folder: Path = ROOT, **environment: str) -> str:
     done = subprocess.run(  # noqa: S603 - the README's own commands
         command,
-        cwd=ROOT,
+        cwd=folder,
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
@@ -35,7 +35,12 @@ def run(command: list[str], **environment: str) -> str:
 COMMANDS = [line for block in blocks("sh") for line in block.splitlines() if line.strip()]
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+FEDTMLE = ".venv/bin/fedtmle "
+STUDY_COMMANDS = [command for command in COMMANDS if command.startswith(FEDTMLE)]
+MAKE_COMMANDS = [command for command in COMMANDS if command not in STUDY_COMMANDS]
+
+
+@pytest.mark.parametrize("command", MAKE_COMMANDS)
 def test_every_command_runs(command: str) -> None:
     """`make test` only collects here: this test is part of what it would run."""
     printed = run(command.split(), PYTEST_ADDOPTS="--collect-only -q", COLUMNS="80", NO_COLOR="1")
@@ -43,7 +48,14 @@ def test_every_command_runs(command: str) -> None:
 
 
 def test_the_two_commands_are_there() -> None:
-    assert COMMANDS == ["make demo", "make test"]
+    assert MAKE_COMMANDS == ["make demo", "make test"]
+
+
+def test_the_study_commands_run_in_their_order(tmp_path: Path) -> None:
+    verbs = [command.split()[1] for command in STUDY_COMMANDS]
+    assert verbs == ["init", "validate", "preflight", "run", "show"]
+    for command in STUDY_COMMANDS:
+        assert run([sys.executable, "-m", "fedtmle", *command.split()[1:]], tmp_path).strip()
 
 
 @pytest.mark.parametrize("example", blocks("python"))

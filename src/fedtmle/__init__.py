@@ -55,6 +55,10 @@ _HOME = {
     "Stochastic": "fedtmle.targets.effects.components",
     "GLM": "fedtmle.initial.glm",
     "Supplied": "fedtmle.initial.glm",
+    "Pilot": "fedtmle.initial.pilot",
+    "GradientBoostedTrees": "fedtmle.initial.trees",
+    "PerSilo": "fedtmle.initial.superlearner",
+    "SuperLearner": "fedtmle.initial.superlearner",
     "Study": "fedtmle.algorithms.study",
     "StudyResult": "fedtmle.studies.result",
     "run": "fedtmle.studies.run",
@@ -75,6 +79,9 @@ if TYPE_CHECKING:  # what type checkers and editors see; at run time, __getattr_
     from fedtmle.algorithms.personalized import Personalized
     from fedtmle.algorithms.study import Study
     from fedtmle.initial.glm import GLM, Supplied
+    from fedtmle.initial.pilot import Pilot
+    from fedtmle.initial.superlearner import PerSilo, SuperLearner
+    from fedtmle.initial.trees import GradientBoostedTrees
     from fedtmle.model.check import check_problem
     from fedtmle.model.density.fluctuation import ExponentialTilt, LogisticFluctuation
     from fedtmle.runtime.result import Result
@@ -104,6 +111,7 @@ __all__ = [
     "Exact",
     "ExponentialTilt",
     "Gradient",
+    "GradientBoostedTrees",
     "GradientDescent",
     "LocalAverage",
     "LogisticFluctuation",
@@ -111,7 +119,9 @@ __all__ = [
     "Newton",
     "OptimalTransport",
     "OutcomeMean",
+    "PerSilo",
     "Personalized",
+    "Pilot",
     "PolicyMeans",
     "Result",
     "Static",
@@ -120,6 +130,7 @@ __all__ = [
     "StochasticGradientDescent",
     "Study",
     "StudyResult",
+    "SuperLearner",
     "Supplied",
     "Threshold",
     "Transcript",

@@ -3,56 +3,105 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from rich.console import Console
-from rich.progress import Progress as ProgressBar
-from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from fedtmle.algorithms.base import AbstractAlgorithm
-from fedtmle.algorithms.coded import Certified, Coded
+from fedtmle.algorithms.coded import Coded
 from fedtmle.algorithms.gradient import Central
+from fedtmle.algorithms.study import Study
 from fedtmle.datasets import ihdp as ihdp_columns
+from fedtmle.initial.glm import GLM
 from fedtmle.model.types import Array
 from fedtmle.protocol.query import Phase, Problem
 from fedtmle.runtime.result import Result
-from fedtmle.runtime.session import RoundReport
 from fedtmle.solve import solve
+from fedtmle.studies.describe import described
+from fedtmle.studies.progress import live_progress
+from fedtmle.studies.run import run
+from fedtmle.studies.show import cells, certificate, cost
+from fedtmle.studies.text import aligned, number, probability, wrapped
 from fedtmle.targets.benchmark import client_sizes, gaussian_mixture, random_partition
+from fedtmle.targets.effects.estimands import ATE
 from fedtmle.targets.optimal_transport import OptimalTransport
-from fedtmle.targets.two_arm import TwoArm
 
-COVARIATES = ("bw", "momage", "mom_lths", "mom_hs", "mom_scoll", "momblack", "momhisp", "cigs")
-IQ_BOUNDS = (40.0, 160.0)
-ALLOCATION = 377 / 985  # randomised: the share assigned to the intervention
+BABY = "bw + nnhealth + sex + mlt_birt"  # birth weight, neonatal health, sex, twin or more
+MOTHER = "momage + b_marr + mom_lths + mom_hs + mom_scoll + momblack + momhisp + cigs"
+IHDP = Study(
+    target=ATE(outcome="iqsb_36", treatment="treat", outcome_bounds=(40.0, 160.0)),
+    outcome_model=GLM(f"treat + {BABY} + {MOTHER} + C(site)"),
+    treatment_model=GLM("bw + C(site)"),  # randomised within hospitals and birth-weight groups
+    missingness_model=GLM(f"treat + {BABY} + {MOTHER} + C(site)"),
+)
 
 
 def ihdp(*, as_json: bool, quiet: bool) -> None:
-    """Early intervention and IQ at 36 months; Q is a pilot fit at hospital 1, g the allocation."""
-    problem = TwoArm(outcome_bounds=IQ_BOUNDS, weight_ceiling=4.0)
-    silos = ihdp_silos()
-    algorithm = Coded(tolerance=1e-6, smoothness=Certified())
-    federated = _run(problem, problem.start(), silos, algorithm, quiet=quiet or as_json)
+    """Early intervention and IQ at 36 months; who has no IQ score is modelled, not left out."""
+    silos, complete = ihdp_silos(), ihdp_silos(complete=True)
+    quiet = quiet or as_json
+    kept = _study("all infants", IHDP, silos, quiet=quiet, release=tuple(silos))
+    pooled = _study("pooled", replace(IHDP, algorithm=Central(tolerance=1e-10)), silos, quiet=quiet)
+    scored = _study("complete cases", replace(IHDP, missingness_model=None), complete, quiet=quiet)
     if as_json:
-        print(json.dumps(federated.to_dict()))  # noqa: T201 - the command's output
+        beside = {"pooled": pooled["estimates"], "complete_cases": scored["estimates"]}
+        print(json.dumps({**kept, "beside": beside}))  # noqa: T201 - the command's output
         return
-    pooled = solve(problem, problem.start(), silos, Central(tolerance=1e-10))
-    console = Console(width=min(80, Console().width))
-    console.print(
-        f"\n[bold]Early intervention and IQ at 36 months[/bold] (IHDP, {len(silos)} hospitals, "
-        f"{federated.n} infants with an outcome)\n"
+    print("\n".join(_ihdp_lines(kept, pooled, scored)))  # noqa: T201 - the command's output
+
+
+def _study(
+    what: str,
+    study: Study,
+    silos: Mapping[str, object],
+    *,
+    quiet: bool,
+    release: tuple[str, ...] = (),
+) -> dict[str, Any]:
+    with live_progress(what, quiet=quiet) as progress:
+        return described(run(study, silos, progress=progress, release=release), study).document
+
+
+def _ihdp_lines(kept: dict[str, Any], pooled: dict[str, Any], scored: dict[str, Any]) -> Iterator[str]:
+    missing = kept["n"] - sum(kept["observed_counts"])
+    yield "Early intervention for premature infants and their IQ at 36 months"
+    yield from wrapped(
+        f"The Infant Health and Development Program: {kept['n']} infants at {len(kept['sizes'])} hospitals, "
+        f"{kept['arm_counts'][1]} of them with the intervention. {missing} have no IQ score; a model of who "
+        "was tested weights the others, so that all infants count."
     )
-    table = Table("", "estimate", "std. error", "95% interval", box=None)
-    for label, result in (("federated", federated), ("pooled", pooled)):
-        for name, weights in (("effect", (1, -1)), *zip(problem.names, ((1, 0), (0, 1)), strict=True)):
-            estimate, error = result.contrast(weights)
-            interval = f"{estimate - 1.96 * error:.3f} to {estimate + 1.96 * error:.3f}"
-            table.add_row(f"{label}: {name}", f"{estimate:.6f}", f"{error:.6f}", interval)
-    console.print(table)
-    _cost(console, federated)
+    yield ""
+    rows = [["mean IQ", "infants", "with", "without", "effect", "SE", "95% interval", "p"]]
+    for label, document in {"federated": kept, "pooled": pooled, "complete cases": scored}.items():
+        (row,) = document["estimates"]
+        without, treated = (number(mean, 2) for mean in document["psi"])
+        estimate = [number(row[key], 3) for key in ("estimate", "std_error")]
+        interval = f"{number(row['conf_low'], 2)} to {number(row['conf_high'], 2)}"
+        counts = [label, str(document["n"]), treated, without]
+        rows.append([*counts, *estimate, interval, probability(row["p_value"])])
+    yield from aligned(rows)
+    yield ""
+    apart = abs(kept["estimates"][0]["estimate"] - pooled["estimates"][0]["estimate"])
+    yield from wrapped(
+        "Federated: the hospitals keep their records. Pooled: the same study with all records in one place; "
+        f"the two effects differ by {apart:.1g} points. Complete cases: federated, without the {missing}."
+    )
+    yield ""
+    rows = [["hospital by hospital", "infants", "estimate", "std. error", "95% interval"]]
+    rows += [[name, str(kept["sizes"][name]), *cells(own[0])] for name, own in kept["silos"].items()]
+    yield from aligned(rows)
+    (spread,) = kept["heterogeneity"]
+    yield f"Heterogeneity: Q = {spread['Q']:.2f} on {spread['df']} df, I2 = {spread['I2']:.0%}."
+    yield ""
+    yield from certificate(kept)
+    yield ""
+    yield from cost(kept)
+    yield ""
+    yield "Keeping data local is not in itself a privacy guarantee."
 
 
 def transport(*, as_json: bool, quiet: bool) -> None:
@@ -80,26 +129,14 @@ def transport(*, as_json: bool, quiet: bool) -> None:
     _cost(console, federated)
 
 
-def ihdp_silos() -> dict[str, dict[str, Array]]:
-    """The eight hospitals' infants with an outcome, with Q from hospital 1's own regression."""
+def ihdp_silos(*, complete: bool = False) -> dict[str, dict[str, Array]]:
+    """The eight hospitals' infants, by column; ``complete`` leaves out those without an IQ score."""
     columns = ihdp_columns()
-    seen = ~np.isnan(columns["iqsb_36"])
-    columns = {name: column[seen] for name, column in columns.items()}
-    features = np.column_stack([np.ones(int(seen.sum())), *(columns[name] for name in COVARIATES)])
-    pilot = columns["site"] == 1
-    design = np.column_stack([features, columns["treat"]])
-    beta, *_ = np.linalg.lstsq(design[pilot], columns["iqsb_36"][pilot], rcond=None)
-    baseline = features @ beta[:-1]
-    low, high = IQ_BOUNDS[0] + 1, IQ_BOUNDS[1] - 1  # predictions must lie inside the bounds
-    table = {
-        "outcome": columns["iqsb_36"],
-        "treatment": columns["treat"],
-        "Q1": np.clip(baseline + beta[-1], low, high),
-        "Q0": np.clip(baseline, low, high),
-        "g": np.full(len(baseline), ALLOCATION),
-    }
+    keep = ~np.isnan(columns["iqsb_36"]) if complete else np.ones(len(columns["site"]), dtype=bool)
     return {
-        f"hospital {site:.0f}": {name: column[columns["site"] == site] for name, column in table.items()}
+        f"hospital {site:.0f}": {
+            name: cells[keep & (columns["site"] == site)] for name, cells in columns.items()
+        }
         for site in np.unique(columns["site"])
     }
 
@@ -107,18 +144,8 @@ def ihdp_silos() -> dict[str, dict[str, Array]]:
 def _run(
     problem: Problem, law: Any, silos: Mapping[str, object], algorithm: AbstractAlgorithm, *, quiet: bool
 ) -> Result:
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with ProgressBar(*columns, console=Console(stderr=True), disable=quiet, transient=True) as bar:
-        task = bar.add_task("opening the session")
-
-        def report(round_: RoundReport) -> None:
-            bar.update(
-                task,
-                description=f"round {round_.round}, {round_.phase}: {round_.silos} silos, "
-                f"{round_.bits / 1000:.1f} kbit so far",
-            )
-
-        return solve(problem, law, silos, algorithm, progress=report)
+    with live_progress("benchmark", quiet=quiet) as progress:
+        return solve(problem, law, silos, algorithm, progress=progress)
 
 
 def _cost(console: Console, result: Result) -> None:

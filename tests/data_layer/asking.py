@@ -27,6 +27,10 @@ def factor(name: str, **options: Any) -> Column:
     return Column(name=name, kind=Kind.FACTOR, **options)
 
 
+def frame(**columns: object) -> pd.DataFrame:
+    return pd.DataFrame(columns)
+
+
 def schema(*columns: Column) -> Schema:
     return Schema(columns)
 

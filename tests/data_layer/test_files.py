@@ -182,6 +182,21 @@ def test_database_problems(tmp_path: Path) -> None:
         assert says(table="patients") == "this cannot be opened as a DuckDB database"
 
 
+def test_a_query_runs_read_only_in_one_order_and_spills_nowhere(tmp_path: Path) -> None:
+    path = make_database(pd.DataFrame({"x": [1.0]}), tmp_path)
+    query = """SELECT current_setting('threads') AS threads, current_setting('temp_directory') AS spill,
+    readonly, current_setting('autoinstall_known_extensions') AS fetches
+    FROM duckdb_databases() WHERE database_name = 'rows'"""
+    asked = schema(numeric("threads"), numeric("readonly"), numeric("fetches"), factor("spill"))
+    table = load(Database(path=path, query=query), asked, silo="n")
+    assert {name: column.tolist() for name, column in table.numeric.items()} == {
+        "threads": [1.0],
+        "readonly": [1.0],
+        "fetches": [0.0],
+    }
+    assert table.factors["spill"].levels == ("",)
+
+
 def test_database_types_and_schemas(tmp_path: Path) -> None:
     path = tmp_path / "rows.db"
     with duckdb.connect(str(path)) as connection:

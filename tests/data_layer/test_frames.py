@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 
 from fedtmle.data import load
+from fedtmle.data.frames import text
 from fedtmle.model.table import Table
 
 from .asking import factor, labels, numeric, problem, schema
@@ -104,6 +105,7 @@ def test_masked_and_strided_arrays_and_lists() -> None:
     strided = np.arange(6.0)[::2]
     asked = schema(numeric("a", may_be_missing=True), numeric("b"), factor("c"))
     table = load({"a": masked, "b": strided, "c": ["u", "v", "u"]}, asked, silo="n")
+    assert labels(text(np.ma.array(["u", "?"], mask=[False, True], dtype=object))) == ["u", None]
     np.testing.assert_array_equal(table.numeric["a"], [1.0, nan, 3.0])
     assert table.numeric["b"].flags["C_CONTIGUOUS"]
     assert labels(table.factors["c"]) == ["u", "v", "u"]

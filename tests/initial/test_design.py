@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from fedtmle.errors import DataError, InputError
 from fedtmle.initial.design import column_names, design
-from fedtmle.initial.formula import Formula, parse_formula
+from fedtmle.initial.formula import parse_formula
+from fedtmle.initial.syntax import Formula
 from fedtmle.model.table import Factor, Table
 from fedtmle.model.types import Array
 from tests.initial.test_formula import formulas, variables
@@ -76,6 +77,8 @@ LONGHAND: dict[str, dict[str, Array]] = {
     "0 + log(w) + sqrt(w)": {"log(w)": np.log(W), "sqrt(w)": np.sqrt(W)},
     "0 + poly(x, 3)": {"x": X, "I(x**2)": X * X, "I(x**3)": X * X * X},
     "0 + x + I(x**2) + poly(x, 2)": {"x": X, "I(x**2)": X * X},
+    "0 + C(arm):x + x:C(arm, ref='old')": {"C(arm)[new]:x": NEW * X},
+    "0 + x + x:poly(x, 2)": {"x": X, "x:x": X * X, "x:I(x**2)": X * X * X},
     "0 + x:poly(x, 2)": {"x:x": X * X, "x:I(x**2)": X * X * X},
     "0 + spline(x, knots=[0, 1, 4]) + x": {
         "x": X,
@@ -272,6 +275,7 @@ def test_a_level_outside_the_study_is_counted_and_not_quoted() -> None:
         ("I(w/x)", "I(w/x) is not finite in 1 row"),
         ("I(x**0.5)", "I(x**0.5) is not finite in 1 row"),
         ("I(x/0)", "I(x/0) is not finite in 7 rows"),
+        ("I(x*10**400)", "I(x*10**400) is not finite in 7 rows"),
         ("I(w*1e308)", "I(w*1e+308) is not finite in 3 rows"),
         ("I(w*1e200):I(w*1e108)", "I(w*1e+200):I(w*1e+108) is not finite in 4 rows"),
         (

@@ -7,16 +7,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedtmle.errors import InputError
-from fedtmle.initial.formula import (
-    MAX_DEPTH,
-    MAX_LENGTH,
+from fedtmle.initial.formula import MAX_DEPTH, MAX_LENGTH, FormulaError, parse_formula
+from fedtmle.initial.syntax import (
     Arithmetic,
     BSpline,
     Categorical,
     Chain,
     Computed,
     Formula,
-    FormulaError,
     Name,
     NaturalSpline,
     Negative,
@@ -26,7 +24,6 @@ from fedtmle.initial.formula import (
     Term,
     Transformed,
     Variable,
-    parse_formula,
 )
 
 A, B, D = Name("a"), Name("b"), Name("d")
@@ -283,7 +280,7 @@ def formulas(variable: st.SearchStrategy[Variable]) -> st.SearchStrategy[Formula
 ANY_FORMULA = formulas(variables(NAMES, NAMES, ODD_TEXT | st.just("")) | COMPUTED)
 
 
-@settings(max_examples=200)
+@settings(max_examples=200, deadline=2000)
 @given(ANY_FORMULA)
 def test_canonical_text_parses_back(formula: Formula) -> None:
     assert parse_formula(str(formula)) == formula

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import types
+from functools import cache
 
 import numpy as np
 
@@ -22,6 +23,7 @@ NOT_TRANSCRIBED = {
 MODULES = (communication, statistical, inference, personalized)
 
 
+@cache
 def bounds() -> dict[str, types.FunctionType]:
     """Every public function of the four modules of formulas."""
     return {

@@ -10,7 +10,6 @@ from fedtmle.algorithms.coded import Coded
 from fedtmle.model.types import IntArray
 from fedtmle.protocol.lattice import Lattice
 from fedtmle.runtime.certificate import heard_lattice, personal_rounds
-from fedtmle.runtime.session import Finished
 from fedtmle.theory.fits import FitRound
 from fedtmle.theory.path import Path, follow
 from tests.cases import Case
@@ -32,7 +31,7 @@ class CodedRun:
 def coded_run(case: Case, parts: Sequence[IntArray], algorithm: Coded) -> CodedRun:
     silos = case.silos(parts)
     result = ft.solve(case.problem, case.law, silos, algorithm, observe=True)
-    lattice = heard_lattice(case.problem, case.law, algorithm, finished(result))
+    lattice = heard_lattice(case.problem, case.law, algorithm, result.transcript, result.sizes)
     rows = {name: case.problem.read(own) for name, own in silos.items()}
     points, accepted = result.trajectory.points, result.trajectory.accepted
     return CodedRun(case, result, lattice, follow(case.problem, case.law, rows, points, accepted, lattice))
@@ -44,19 +43,4 @@ def personal_run(
     silos = case.silos(parts)
     result = ft.solve(case.problem, case.law, silos, algorithm, observe=True)
     rows = {name: case.problem.read(own) for name, own in silos.items()}
-    return result, personal_rounds(case.problem, case.law, algorithm, finished(result), rows)
-
-
-def finished(result: ft.Result) -> Finished:
-    """A result as the session left it, as far as following it needs."""
-
-    class Left:
-        updates = result.updates
-
-    return Finished(
-        outcome=Left(),  # type: ignore[arg-type]
-        account=result.account,
-        transcript=result.transcript,
-        sizes=result.sizes,
-        retired={},
-    )
+    return result, personal_rounds(case.problem, case.law, algorithm, result.transcript, rows, result.updates)

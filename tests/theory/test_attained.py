@@ -227,7 +227,7 @@ def test_imbalance_is_one_for_equal_sizes_only() -> None:
 
 
 def test_fourth_order_bound_covers_two_wells_without_any_sampling_term() -> None:
-    """Both silos have l(x) = c (x^2 - 1)^2, one fits -1 and one +1: averaging forfeits c, and beta_4 = 24 c."""
+    """Both silos have l(x) = c (x^2 - 1)^2, fits -1 and +1: averaging forfeits c, and beta_4 = 24 c."""
     c_, fits = 0.3, np.array([[-1.0], [1.0]])
     V_2, V_4 = (p.disagreement(order, [0.5, 0.5], fits) for order in (2, 4))
     bound = p.fourth_order_bound(1.0, 1.0, 24 * c_, 0.0, 0.0, V_2, V_4)

@@ -40,7 +40,7 @@ def test_bits_of_one_round() -> None:
 
 
 def test_the_universal_constant_of_bits() -> None:
-    """The last chain of S.2.1, coefficient by coefficient, with L = log2(c + 2) >= 2, X = log2(2 + x) >= 1."""
+    """The last chain of S.2.1 by coefficients, with L = log2(c + 2) >= 2 and X = log2(2 + x) >= 1."""
     flat = c.ROUND_BITS * c.ROUNDS  # 512/3, of a
     logarithmic = c.LOG_BITS * c.ROUNDS  # 256/3, of a log2(3 + 3 sqrt(2) c) <= 2 a L
     assert (flat, logarithmic) == (Fraction(512, 3), Fraction(256, 3))

@@ -29,7 +29,7 @@ COLLINEAR = 1e-10  # a pivot of the scaled Hessian below this share of its diago
 SEPARATED = 1e-7  # of the curvature at zero, left at the fit
 
 Fit = Generator[Query, Any, FittedGLM]
-NuisanceModel = GLM | Pilot | SuperLearner  # to be fitted, as predictions supplied by the silos are not
+ToFit = GLM | Pilot | SuperLearner
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +37,7 @@ class Regression:
     """A model to fit: what it regresses, on which rows, and what to call it in a message."""
 
     what: str  # e.g. "treatment model"
-    model: NuisanceModel
+    model: ToFit
     binary: bool  # whether the response is 0 or 1: what a GLM's family "auto" goes by
     response: Callable[[Table], tuple[Array, Array]]
     weight_ceiling: float

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal, final
 
@@ -9,11 +10,13 @@ from fedtmle.algorithms.base import AbstractAlgorithm
 from fedtmle.algorithms.coded import Coded
 from fedtmle.errors import InputError
 from fedtmle.initial.glm import GLM, Supplied
+from fedtmle.initial.pilot import Pilot
+from fedtmle.initial.superlearner import SuperLearner, formulas
 from fedtmle.model.table import Table
 from fedtmle.targets.effects.components import Static
 from fedtmle.targets.effects.estimands import AbstractEffect
 
-NuisanceModel = GLM | Supplied
+NuisanceModel = GLM | Pilot | SuperLearner | Supplied
 
 
 @final
@@ -56,6 +59,10 @@ class Study:
             raise InputError("clever: 'weight' is for static arms without strata")
         if self.submodel == "contrast" and self.target.contrast() is None:
             raise InputError("submodel: 'contrast' needs a target that is one difference of two arms")
+        if not (math.isfinite(self.weight_ceiling) and self.weight_ceiling >= 1):
+            raise InputError(f"weight_ceiling: expected a number of at least 1, not {self.weight_ceiling}")
+        if self.largest_cluster < 1:
+            raise InputError(f"largest_cluster: expected at least 1, not {self.largest_cluster}")
         if self.folds is not None and self.folds < 2:
             raise InputError(f"folds: expected at least 2, or None, not {self.folds}")
         if not 0.5 < self.confidence < 1:
@@ -81,8 +88,8 @@ class Study:
         names = {
             name
             for model in self.models.values()
-            if isinstance(model, GLM)
-            for name in model.parsed.factor_names
+            for formula in formulas(model)
+            for name in formula.factor_names
         } - {self.target.treatment}
         return tuple(sorted({*names, *({self.target.strata} if self.target.strata else ())}))
 

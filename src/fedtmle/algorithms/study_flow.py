@@ -15,21 +15,24 @@ from typing import Any, final
 import numpy as np
 
 from fedtmle.algorithms.base import AbstractAlgorithm
-from fedtmle.algorithms.nuisance import Regression, fit_cross
+from fedtmle.algorithms.nuisance import Regression
 from fedtmle.algorithms.outcome import Flow, Outcome, Query
 from fedtmle.algorithms.study import Study
+from fedtmle.algorithms.superlearner import fit_nuisance
 from fedtmle.errors import InputError
-from fedtmle.initial.crossfit import Column, Folds
-from fedtmle.initial.glm import Supplied
+from fedtmle.initial.crossfit import Column, Folds, Probability
+from fedtmle.initial.glm import Supplied, blocks
 from fedtmle.model.families import Family
 from fedtmle.model.table import Table
-from fedtmle.model.types import Array, exponent
-from fedtmle.protocol.query import Phase
-from fedtmle.protocol.tables import LevelsQuery, TallyQuery
+from fedtmle.model.types import Array, exponent, unpack
+from fedtmle.protocol.tables import LevelsQuery, ScalesQuery, TallyQuery
 from fedtmle.targets.effects.components import Component
 from fedtmle.targets.effects.prepare import EffectColumns, Predictor, Preparation
 from fedtmle.targets.effects.problem import EffectProblem
+from fedtmle.targets.effects.rows import EffectRows
 
+SMALLEST_EXPONENT = -512  # of weights: below it, their grid would leave the range of a double
+DEPENDENT = 1e-9  # share of a clever covariate's square that others leave unexplained
 UNBOUNDED_CEILING = 4096.0  # declared for 1/(g pi) where g is not bounded
 
 
@@ -64,8 +67,10 @@ class StudyFlow(AbstractAlgorithm):
         tally = yield from _tally(study, columns, n)
         fitted = yield from _nuisances(study, columns, levels, tally, n)
         preparation = _preparation(study, columns, fitted, tally, n)
-        overlap: Overlap = yield from _overlap(preparation, n)
         effect = effect_problem(study, preparation)
+        overlap: Overlap = yield from _overlap(effect, preparation, n)
+        if study.submodel == "per arm":
+            effect = replace(effect, combination=tuple(effect.combination[r] for r in overlap.spanning))
         outcome: Outcome = yield from study.algorithm.flow(effect, effect.start(), n)
         details = StudyDetails(
             components=preparation.components,
@@ -89,9 +94,11 @@ def effect_problem(study: Study, preparation: Preparation) -> EffectProblem:
     smallest_share = min(preparation.shares.values())
     inverse = 1.0 / preparation.g_floor if preparation.g_floor else UNBOUNDED_CEILING
     weight = study.weight_ceiling if study.weights else 1.0
+    rows = identity if contrast is None else (contrast,)
     return EffectProblem(
         labels=tuple(c.name for c in components) if contrast is None else ("contrast",),
-        combination=identity if contrast is None else (contrast,),
+        combination=rows,
+        reported=rows,
         outcome_bounds=study.target.outcome_bounds,
         prepare=preparation,
         ceiling=weight * inverse / smallest_share,
@@ -122,7 +129,9 @@ def _columns(study: Study, levels: Mapping[str, tuple[str, ...]]) -> EffectColum
         strata=target.strata,
         strata_levels=levels[target.strata] if target.strata else (),
         weights=study.weights,
+        weight_ceiling=study.weight_ceiling,
         cluster=study.cluster,
+        largest_cluster=study.largest_cluster,
     )
 
 
@@ -148,9 +157,14 @@ def _tally(study: Study, columns: EffectColumns, n: int) -> Generator[Query, Any
         rows += [(stratum == s)[None, :] * w for s in range(strata)] if stratum is not None else []
         return np.concatenate(rows)
 
-    heavy = exponent(study.weight_ceiling * 1024 if study.weights else 1.0)
+    heavy = 1
+    if study.weights:  # whatever their unit, the sums keep their digits
+        (heavy,) = yield ScalesQuery(columns=lambda table: columns.weight(table)[None, :], count=1)
+        heavy = max(heavy, SMALLEST_EXPONENT)
     exponents = (1,) * (2 * arms) + (heavy,) * (1 + arms + strata)
-    pooled = yield TallyQuery(columns=counted, exponents=exponents, n=n)
+    pooled = yield TallyQuery(
+        columns=lambda table: (counted(block) for _, block in blocks(table)), exponents=exponents, n=n
+    )
     sums = pooled.values()
     weights = sums[2 * arms :]
     tally = Tally(
@@ -160,6 +174,8 @@ def _tally(study: Study, columns: EffectColumns, n: int) -> Generator[Query, Any
         arm_weights=tuple(map(float, weights[1 : 1 + arms])),
         stratum_weights=tuple(map(float, weights[1 + arms :])),
     )
+    if not tally.weight_mean > 0:
+        raise InputError(f"weights: column '{study.weights}' is zero in every row")
     for arm, count in zip(columns.arms, tally.observed, strict=True):
         if not count:
             raise InputError(f"treatment: no silo has an observed outcome in arm '{arm}'")
@@ -183,11 +199,12 @@ def _nuisances(
     fitted: dict[str, tuple[Predictor, ...]] = {}
 
     def weight(table: Table) -> Array:
-        return columns.weight(table) / tally.weight_mean
+        return columns.relative_weight(table, tally.weight_mean)
 
     treatment = study.treatment_model
     if isinstance(treatment, Supplied):
-        fitted["treatment"] = tuple(Column(name) for name in treatment.columns)
+        names = _supplied(treatment, "treatment", len(columns.arms) - 1)
+        fitted["treatment"] = tuple(Probability(name, names[:j]) for j, name in enumerate(names))
     elif treatment is not None:
         models = []
         for code in range(1, len(columns.arms)):
@@ -203,40 +220,57 @@ def _nuisances(
                 else f"treatment model, arm '{columns.arms[code]}'"
             )
             regression = Regression(
-                what=what, glm=treatment, family=Family.LOGISTIC, response=taken, weight_ceiling=ceiling
+                what=what,
+                model=treatment,
+                binary=True,
+                response=taken,
+                weight_ceiling=ceiling,
+                family=Family.LOGISTIC,
+                cluster=study.cluster,
             )
-            models.append((yield from fit_cross(regression, levels, n, folds)))
+            models.append((yield from fit_nuisance(regression, levels, n, folds)))
         fitted["treatment"] = tuple(models)
 
     missingness = study.missingness_model
     if isinstance(missingness, Supplied):
-        fitted["missingness"] = (Column(missingness.columns[0]),)
+        names = _supplied(missingness, "missingness", 1, len(columns.arms))
+        fitted["missingness"] = tuple(map(Probability, names))
     elif missingness is not None:
         regression = Regression(
             what="missingness model",
-            glm=missingness,
-            family=Family.LOGISTIC,
+            model=missingness,
+            binary=True,
             response=lambda table: (columns.observed(table), weight(table)),
             weight_ceiling=ceiling,
+            family=Family.LOGISTIC,
+            cluster=study.cluster,
         )
-        fitted["missingness"] = ((yield from fit_cross(regression, levels, n, folds)),)
+        fitted["missingness"] = ((yield from fit_nuisance(regression, levels, n, folds)),)
 
     outcome = study.outcome_model
     low, high = study.target.outcome_bounds
     if isinstance(outcome, Supplied):
-        if len(outcome.columns) != len(columns.arms):
-            raise InputError(f"outcome_model: expected one supplied column per arm, {len(columns.arms)}")
-        fitted["outcome"] = tuple(Column(name, low, high - low) for name in outcome.columns)
+        names = _supplied(outcome, "outcome", len(columns.arms))
+        fitted["outcome"] = tuple(Column(name, low, high - low) for name in names)
     else:
         regression = Regression(
             what="outcome model",
-            glm=outcome,
-            family=outcome.resolve(binary=study.target.is_binary),
+            model=outcome,
+            binary=study.target.is_binary,
             response=lambda table: (columns.y(table), weight(table) * columns.observed(table)),
             weight_ceiling=ceiling,
+            cluster=study.cluster,
+            bounds=(low, high),
         )
-        fitted["outcome"] = ((yield from fit_cross(regression, levels, n, folds)),)
+        fitted["outcome"] = ((yield from fit_nuisance(regression, levels, n, folds)),)
     return fitted
+
+
+def _supplied(model: Supplied, role: str, *counts: int) -> tuple[str, ...]:
+    if len(model.columns) not in counts:
+        expected = " or ".join(str(count) for count in dict.fromkeys(counts))
+        raise InputError(f"{role}_model: expected {expected} supplied column(s), not {len(model.columns)}")
+    return model.columns
 
 
 def _preparation(
@@ -259,13 +293,14 @@ def _preparation(
             shares[r] = tally.stratum_weights[code] / total
         if shares[r] <= 0:
             raise InputError(f"strata: nobody is {component.population.label}")
-    floor = 5.0 / (math.sqrt(n) * math.log(n)) if study.g_bounds == "auto" else float(study.g_bounds or 0.0)
+    auto = 5.0 / (math.sqrt(n) * math.log(max(n, 2)))
+    floor = auto if study.g_bounds == "auto" else float(study.g_bounds or 0.0)
     return Preparation(
         columns=columns,
         components=components,
         outcome=fitted["outcome"],
         treatment=fitted.get("treatment", ()),
-        missingness=fitted["missingness"][0] if "missingness" in fitted else None,
+        missingness=fitted.get("missingness", ()),
         g_floor=min(floor, 0.5),
         weight_mean=tally.weight_mean,
         shares=shares,
@@ -278,23 +313,27 @@ class Overlap:
 
     truncated: tuple[int, ...]
     effective_sizes: tuple[float, ...]
+    spanning: tuple[int, ...]  # components whose clever covariates span those of all
 
 
-def _overlap(preparation: Preparation, n: int) -> Generator[Query, Any, Overlap]:
+def _overlap(effect: EffectProblem, preparation: Preparation, n: int) -> Generator[Query, Any, Overlap]:
     arms, count = len(preparation.columns.arms), len(preparation.components)
 
-    def diagnosed(table: Table) -> Array:
-        g, pi = preparation.propensities(table)
-        rows = preparation(table)
+    def diagnosed(rows: EffectRows) -> Array:
         h = np.stack([rows.taken(r) for r in range(count)]) * rows.weight
-        return np.concatenate([(g * pi < preparation.g_floor).astype(np.float64), h, h * h])
+        return np.concatenate([rows.truncated.astype(np.float64), h, h[upper] * h[lower]])
 
-    ceiling = 1.0 / preparation.g_floor if preparation.g_floor else UNBOUNDED_CEILING
-    h = ceiling / min(preparation.shares.values()) * 1024
-    exponents = (1,) * arms + (exponent(h),) * count + (exponent(h * h),) * count
-    pooled = yield TallyQuery(columns=diagnosed, exponents=exponents, n=n, phase=Phase.NUISANCE)
+    upper, lower = np.triu_indices(count)
+    h = effect.ceiling
+    exponents = (1,) * arms + (exponent(h),) * count + (exponent(h * h),) * len(upper)
+    pooled = yield TallyQuery(
+        columns=lambda table: map(diagnosed, effect.rows(table).blocks()),
+        exponents=exponents,
+        n=n,
+        what="inverse probability",
+    )
     sums = pooled.values()
-    first, second = sums[arms : arms + count], sums[arms + count :]
+    first, gram = sums[arms : arms + count], unpack(sums[arms + count :], count)
     truncated = tuple(int(c) for c in sums[:arms])
     for arm, rows in zip(preparation.columns.arms, truncated, strict=True):
         if rows > n / 2:
@@ -303,5 +342,23 @@ def _overlap(preparation: Preparation, n: int) -> Generator[Query, Any, Overlap]
                 f"{rows} of {n} rows; there is no overlap to learn from. Restrict the cohort, or simplify "
                 "the treatment model"
             )
-    effective = tuple(float(a * a / b) if b else 0.0 for a, b in zip(first, second, strict=True))
-    return Overlap(truncated=truncated, effective_sizes=effective)
+    for component, mass in zip(preparation.components, np.diag(gram), strict=True):
+        if not mass > 0:
+            raise InputError(f"target: nobody with an observed outcome tells of {component.name}")
+    effective = tuple(float(a * a / b) for a, b in zip(first, np.diag(gram), strict=True))
+    return Overlap(truncated=truncated, effective_sizes=effective, spanning=_spanning(gram, effective))
+
+
+def _spanning(gram: Array, effective: tuple[float, ...]) -> tuple[int, ...]:
+    """Components whose covariates are no combination of others', the narrowest first.
+
+    The rest are mixtures of narrower ones, as everyone is of strata: their residuals are no larger.
+    """
+    root = np.sqrt(np.diag(gram))
+    rest = gram / (root[:, None] * root)
+    kept = []
+    for r in sorted(range(len(gram)), key=lambda r: (effective[r], r)):
+        if rest[r, r] > DEPENDENT:
+            kept.append(r)
+            rest = rest - rest[:, r, None] * rest[r] / rest[r, r]
+    return tuple(sorted(kept))

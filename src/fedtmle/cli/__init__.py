@@ -7,11 +7,18 @@ import typer
 from fedtmle import __version__
 from fedtmle.cli.bounds import bounds
 from fedtmle.cli.demo import demo
+from fedtmle.cli.exits import CODES
+from fedtmle.cli.init import init
+from fedtmle.cli.preflight import preflight
+from fedtmle.cli.reproduce import reproduce
+from fedtmle.cli.run import run, show
+from fedtmle.cli.validate import validate
 
 app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
     rich_markup_mode=None,
+    pretty_exceptions_enable=False,  # a pretty traceback may show local variables, and so records
     help="Federated targeted maximum likelihood estimation: the estimate and interval that pooled "
     "data would have given, from records that stay in their silos.",
 )
@@ -33,7 +40,10 @@ def common(
 
 
 app.command()(demo)
+for command in (init, validate, preflight, run, show):
+    app.command(epilog=CODES)(command)
 app.command()(bounds)
+app.command()(reproduce)
 
 
 def main() -> None:

@@ -72,9 +72,7 @@ def fetch(
         if name in numbers:
             cells[name] = Numbers(np.ascontiguousarray(np.ma.filled(column, np.nan), dtype=np.float64))
         else:
-            labels = np.ma.getdata(column)
-            labels[np.ma.getmaskarray(column)] = None
-            cells[name] = text(labels)
+            cells[name] = text(column)
         n_rows = len(column)
     return n_rows, cells
 

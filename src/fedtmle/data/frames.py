@@ -140,8 +140,9 @@ def _mixed(series: Any) -> Cells:
 
 
 def text(values: Any) -> Factor:
-    """Text cells as a factor of their distinct labels; None and NaN are missing."""
+    """Text cells as a factor of their distinct labels; None, NaN and what is masked are missing."""
     import pandas
 
     codes, labels = pandas.factorize(np.asarray(values, dtype=object))
+    codes[np.ma.getmaskarray(values)] = -1
     return Factor(codes.astype(np.int64, copy=False), tuple(str(label) for label in labels))

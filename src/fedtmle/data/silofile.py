@@ -81,7 +81,7 @@ class _Reader:
         self._lines = text.splitlines()
         self._document = document
         self._findings = findings
-        for name in document.keys() - set(_SECTIONS):
+        for name in (name for name in document if name not in _SECTIONS):
             self._mistake(name, None, "unknown section", "a silo file has [silo], [data] and [columns]")
 
     def name(self) -> str:
@@ -161,7 +161,7 @@ def _column_mistakes(entry: object) -> dict[str, str]:
     if not isinstance(entry, dict):
         return {"this is neither a name nor a table": 'write "their_name" or {column = "their_name", ...}'}
     mistakes = {}
-    for key in entry.keys() - set(_COLUMN_KEYS):
+    for key in (key for key in entry if key not in _COLUMN_KEYS):
         # A key that resembles none of ours may be a misplaced level code, and is not quoted.
         quoted = f" '{key}'" if difflib.get_close_matches(key, _COLUMN_KEYS) else ""
         mistakes[f"unknown key{quoted}"] = f"the keys of a column are {', '.join(_COLUMN_KEYS)}"

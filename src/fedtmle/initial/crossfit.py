@@ -7,8 +7,11 @@ from typing import Protocol, final
 
 import numpy as np
 
+from fedtmle.errors import DataError
 from fedtmle.model.table import Table
 from fedtmle.model.types import Array, IntArray
+
+POOLED_SILO = "\0silo"  # the factor by which a pooled table, and no silo's, tells whose rows were whose
 
 
 @final
@@ -27,6 +30,16 @@ class Folds:
             if self.cluster is None
             else np.unique(table.factors[self.cluster].codes, return_inverse=True)[1]
         )
+        silo = table.factors.get(POOLED_SILO)
+        if silo is None:
+            return self._draw(units)
+        folds = np.empty(table.n_rows, dtype=np.int64)
+        for code in range(len(silo.levels)):
+            own = silo.codes == code
+            folds[own] = self._draw(np.unique(units[own], return_inverse=True)[1])
+        return folds
+
+    def _draw(self, units: IntArray) -> IntArray:
         size = int(units.max(initial=-1)) + 1
         rng = np.random.Generator(np.random.Philox(key=[self.seed, size]))
         return np.asarray((rng.permutation(size) % self.count)[units])
@@ -62,3 +75,22 @@ class Column:
 
     def predict(self, table: Table) -> Array:
         return (table.numeric[self.name] - self.low) / self.width
+
+
+@final
+@dataclass(frozen=True)
+class Probability:
+    """A probability that the silo already has, among those in none of the arms ``before``."""
+
+    name: str
+    before: tuple[str, ...] = ()  # the columns of those arms
+
+    def predict(self, table: Table) -> Array:
+        given, left = table.numeric[self.name], np.ones(table.n_rows)
+        for name in self.before:
+            left = left - table.numeric[name]
+        outside = int(np.count_nonzero(~((given >= 0) & (given <= left + 1e-9))))
+        if outside:
+            limit = f"1 less {' and '.join(map(repr, self.before))}" if self.before else "1"
+            raise DataError(f"column '{self.name}' is not between 0 and {limit} in {outside} row(s)")
+        return np.clip(np.divide(given, left, out=np.zeros_like(given), where=left > 0), 0.0, 1.0)

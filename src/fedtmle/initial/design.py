@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedtmle.errors import DataError, InputError
-from fedtmle.initial.formula import (
+from fedtmle.initial.syntax import (
     Arithmetic,
     BSpline,
     Categorical,
@@ -211,7 +211,7 @@ def _arithmetic(expression: Arithmetic, table: Table) -> Array:
     """The expression on every row; a part without names is an array of no dimension."""
     match expression:
         case Number(value):
-            # An array and not a float: Python's own would raise on 1/0 and turn complex on (-1)**0.5.
+            # An array, because Python's float raises on 10**400 where an array has inf.
             return np.array(value)
         case Name(name):
             return table.numeric[name]

@@ -7,25 +7,42 @@ pooled fit. Columns are scaled by public powers of two so that |x| <= 1 bounds a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal, final
 
 import numpy as np
 
 from fedtmle.errors import InputError
 from fedtmle.initial.design import column_names, design
-from fedtmle.initial.formula import Formula, parse_formula
+from fedtmle.initial.formula import parse_formula
+from fedtmle.initial.syntax import Formula
 from fedtmle.model import kernels
 from fedtmle.model.families import Family
 from fedtmle.model.problem import AbstractModel
 from fedtmle.model.submodel import AbstractNormaliser, GeneralisedLinear
-from fedtmle.model.table import Table
+from fedtmle.model.table import Factor, Table
 from fedtmle.model.types import Array, RowBound, exponent
 
 Levels = Mapping[str, tuple[str, ...]]
 FAMILIES = {"binomial": Family.LOGISTIC, "gaussian": Family.GAUSSIAN, "poisson": Family.POISSON}
 LARGEST_COEFFICIENT = 2.0**14  # on scaled columns
+BLOCK = 16_384  # rows whose design stays in the cache
+
+
+def blocks(table: Table) -> Iterator[tuple[slice, Table]]:
+    """The table in consecutive pieces, without copying: a design of all rows is as large as the data."""
+    for start in range(0, table.n_rows, BLOCK):
+        rows = slice(start, min(start + BLOCK, table.n_rows))
+        yield (
+            rows,
+            Table(
+                n_rows=rows.stop - start,
+                numeric={name: column[rows] for name, column in table.numeric.items()},
+                factors={name: Factor(f.codes[rows], f.levels) for name, f in table.factors.items()},
+            ),
+        )
 
 
 @final
@@ -38,13 +55,13 @@ class GLM:
     ridge: float = 0.0
 
     def __post_init__(self) -> None:
-        parse_formula(self.formula)
+        self.parsed  # noqa: B018 - raises where the formula is outside the grammar
         if self.family not in ("auto", *FAMILIES):
             raise InputError(f"family: expected 'auto' or one of {tuple(FAMILIES)}, not {self.family!r}")
         if not self.ridge >= 0:
             raise InputError(f"ridge: expected a number of at least 0, not {self.ridge}")
 
-    @property
+    @cached_property
     def parsed(self) -> Formula:
         return parse_formula(self.formula)
 
@@ -99,10 +116,8 @@ class GLMModel(AbstractModel[None, Table]):
 
     def submodel(self, law: None, rows: Table) -> GeneralisedLinear:
         y, w = self.response(rows)
-        X = (
-            design(self.formula, rows, self.levels)
-            * np.exp2(-np.array(self.scales, dtype=np.float64))[:, None]
-        )
+        X = design(self.formula, rows, self.levels)
+        X *= np.exp2(-np.array(self.scales, dtype=np.float64))[:, None]
         return GeneralisedLinear(
             family=self.family,
             X=X,
@@ -112,6 +127,10 @@ class GLMModel(AbstractModel[None, Table]):
         )
 
     def normaliser(self, law: None) -> Ridge:  # noqa: ARG002 - there is no law
+        return self._ridge
+
+    @cached_property
+    def _ridge(self) -> Ridge:
         return Ridge(self.ridge, np.array([float(name == "1") for name in self.columns]))
 
     def row_bound(self, law: None) -> RowBound:  # noqa: ARG002 - there is no law
@@ -147,8 +166,10 @@ class FittedGLM:
     def linear(self, table: Table) -> Array:
         """x . beta row by row, columns added in order: the same bits in any partition."""
         eta = np.zeros(table.n_rows)
-        for beta, column in zip(self.coefficients, design(self.formula, table, self.levels), strict=True):
-            eta += beta * column
+        for rows, block in blocks(table):
+            part = eta[rows]
+            for beta, column in zip(self.coefficients, design(self.formula, block, self.levels), strict=True):
+                part += beta * column
         return eta
 
     def predict(self, table: Table) -> Array:
@@ -163,7 +184,8 @@ class FittedGLM:
 @dataclass(frozen=True)
 class Supplied:
     """Predictions that each silo already has, as columns: one per arm for an outcome model,
-    the probability of each arm but the first for a treatment model, one for a missingness model."""
+    the probability of each arm but the first for a treatment model, one, or one per arm, of the
+    probability of being observed for a missingness model."""
 
     columns: tuple[str, ...]
 

@@ -51,7 +51,9 @@ class Pilot:
         parsed = parse_formula(formula)
         names = column_names(parsed, levels)
         if len(names) != len(coefficients):
-            raise InputError(f"coefficients: expected {len(names)} ({', '.join(names)}), not {len(coefficients)}")
+            raise InputError(
+                f"coefficients: expected {len(names)} ({', '.join(names)}), not {len(coefficients)}"
+            )
         if not all(map(math.isfinite, coefficients)):
             raise InputError("coefficients: expected finite numbers")
         fitted = FittedGLM(

@@ -15,16 +15,16 @@ from typing import final
 
 import numpy as np
 
-from fedtmle.errors import InputError
+from fedtmle.errors import DecodeError, InputError
 from fedtmle.initial.crossfit import Fitted
-from fedtmle.initial.formula import Formula
-from fedtmle.initial.glm import GLM, Supplied
+from fedtmle.initial.glm import GLM, FittedGLM, Supplied
 from fedtmle.initial.pilot import Description, Pilot
-from fedtmle.initial.trees import GradientBoostedTrees
+from fedtmle.initial.syntax import Formula
+from fedtmle.initial.trees import GradientBoostedTrees, TreeEnsemble
 from fedtmle.model.table import Table
 from fedtmle.model.types import Array
 
-MAX_CANDIDATES = 64
+MAX_CANDIDATES = 32  # exact weights of more take too long in the worst case
 KEPT_BITS = 96  # of the largest sum: what is cut off is far below the ridge
 RIDGE_BITS = 50
 
@@ -94,15 +94,18 @@ def describe(model: GLM | Supplied | Pilot | PerSilo | SuperLearner) -> Descript
     return model.describe()
 
 
-def formulas(model: object) -> tuple[Formula, ...]:
-    """The formulas whose factors need the study's levels."""
+def formulas(model: object, *, public: bool = False) -> tuple[Formula, ...]:
+    """The formulas to fit, whose factors need the study's levels; with ``public`` those already fitted too,
+    which bring their own levels but read columns all the same."""
     match model:
         case GLM() | GradientBoostedTrees():
             return (model.parsed,)
+        case FittedGLM() | TreeEnsemble():
+            return (model.formula,) if public else ()
         case Pilot(inner) | PerSilo(inner):
-            return formulas(inner)
+            return formulas(inner, public=public)
         case SuperLearner(learners):
-            return tuple(formula for learner in learners for formula in formulas(learner))
+            return tuple(formula for learner in learners for formula in formulas(learner, public=public))
         case _:
             return ()
 
@@ -141,17 +144,17 @@ def simplex_weights(gram: Sequence[Sequence[int]]) -> tuple[float, ...]:
     top = max(row[k] for k, row in enumerate(gram))
     cut = max(0, top.bit_length() - KEPT_BITS)
     ridge = max(1, top >> cut >> RIDGE_BITS)
-    A = [[(entry >> cut) + (ridge if k == j else 0) for j, entry in enumerate(row)] for k, row in enumerate(gram)]
-    first = min(range(len(A)), key=lambda k: A[k][k])
+    size = range(len(gram))
+    A = [[(gram[k][j] >> cut) + (ridge if k == j else 0) for j in size] for k in size]
+    first = min(size, key=lambda k: A[k][k])
     weights = {first: Fraction(1)}
     while True:
         weights, level = _descend(A, weights)
-        slopes = {
-            j: sum(A[j][k] * weight for k, weight in weights.items()) for j in range(len(A)) if j not in weights
-        }
+        outside = [j for j in size if j not in weights]
+        slopes = {j: sum(A[j][k] * weight for k, weight in weights.items()) for j in outside}
         best = min(slopes, key=lambda j: slopes[j], default=None)
         if best is None or slopes[best] >= level:
-            return tuple(float(weights.get(k, Fraction(0))) for k in range(len(A)))
+            return tuple(float(weights.get(k, Fraction(0))) for k in size)
         weights[best] = Fraction(0)
 
 
@@ -177,9 +180,13 @@ def _solve_ones(A: list[list[int]]) -> tuple[list[int], int]:
     previous = 1
     for p in range(size):
         pivot = rows[p]
+        if pivot[p] <= 0:  # a leading minor; while all are positive, the method ends
+            raise DecodeError("the pooled risk is no sum of squares")
         for i in range(size):
             if i != p:
                 factor = rows[i][p]
-                rows[i] = [(x * pivot[p] - factor * y) // previous for x, y in zip(rows[i], pivot, strict=True)]
+                rows[i] = [
+                    (x * pivot[p] - factor * y) // previous for x, y in zip(rows[i], pivot, strict=True)
+                ]
         previous = pivot[p]
     return [row[size] for row in rows], previous

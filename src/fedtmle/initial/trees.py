@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 
 from fedtmle.errors import DataError, DecodeError, InputError
 from fedtmle.initial.design import column_names, design
-from fedtmle.initial.formula import Formula, Name, parse_formula
+from fedtmle.initial.formula import parse_formula
 from fedtmle.initial.glm import Levels
+from fedtmle.initial.syntax import Formula, Name
 from fedtmle.model import kernels
 from fedtmle.model.families import Family
 from fedtmle.model.table import Table
@@ -127,7 +128,7 @@ def _booster(binary: bool) -> Any:
         from sklearn import ensemble
     except ImportError:
         raise InputError(
-            "GradientBoostedTrees: fitting needs scikit-learn; install it with pip install 'fedtmle[learners]'"
+            "GradientBoostedTrees: fitting needs scikit-learn: pip install 'fedtmle[learners]'"
         ) from None
     return ensemble.GradientBoostingClassifier if binary else ensemble.GradientBoostingRegressor
 

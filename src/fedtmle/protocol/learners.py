@@ -1,4 +1,4 @@
-"""Queries of learners: models shipped whole by the silos that fitted them, and several queries in one round."""
+"""Queries of learners: models shipped whole by who fitted them, and several queries in one round."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import numpy as np
 from fedtmle.errors import DecodeError, InputError, ProtocolError
 from fedtmle.initial.crossfit import Fitted
 from fedtmle.initial.design import column_names
-from fedtmle.initial.formula import Formula
 from fedtmle.initial.glm import FittedGLM, Levels
+from fedtmle.initial.syntax import Formula
 from fedtmle.initial.trees import NODE, GradientBoostedTrees, TreeEnsemble
 from fedtmle.model.families import Family
 from fedtmle.protocol.bits import BitReader, BitWriter
@@ -68,7 +68,7 @@ class TreesCodec:
     family: Family
 
     def pack(self, model: TreeEnsemble) -> bytes:
-        count = np.array(len(model.sizes), dtype="<i2")
+        count = np.array(len(model.sizes), dtype="<u2")
         arrays = (np.array(model.base, dtype="<f8"), count, model.sizes.astype("<i2"), model.nodes)
         return b"".join(array.tobytes() for array in arrays)
 
@@ -164,7 +164,7 @@ class ModelsQuery(AbstractQuery[Models | None, tuple[Models | None, ...]]):
 @final
 @dataclass(frozen=True)
 class JointQuery(AbstractQuery[tuple[Any, ...], tuple[Any, ...]]):
-    """Several queries of one phase in one round; none of them may keep a memory on the link or retire a silo."""
+    """Several queries of one phase in one round; none may keep a memory on the link or retire a silo."""
 
     queries: tuple[AbstractQuery[Any, Any], ...]
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import reduce
+from operator import add
 from typing import Any, final
 
 import numpy as np
 
-from fedtmle.errors import DecodeError
-from fedtmle.model.exact import FINE_BITS, GRID_BITS, Sums, column_shifts, column_sums
+from fedtmle.errors import DataError, DecodeError
+from fedtmle.initial.glm import blocks
+from fedtmle.model.exact import FINE_BITS, GRID_BITS, Sums, column_shifts, column_sums, zero_sums
+from fedtmle.model.table import Table
 from fedtmle.model.types import Array
 from fedtmle.protocol.bits import BitReader, BitWriter
 from fedtmle.protocol.query import AbstractQuery, Link, Local, Phase
@@ -39,7 +44,16 @@ class LevelsQuery(AbstractQuery[Levels, Levels]):
         return Phase.NUISANCE
 
     def answer(self, local: Local) -> Levels:
-        return tuple(local.evaluate(lambda table: [table.factors[name].levels for name in self.factors]))
+        levels = tuple(local.evaluate(lambda table: [table.factors[name].levels for name in self.factors]))
+        for name, own in zip(self.factors, levels, strict=True):
+            if len(own) > LARGEST_COUNT:
+                raise DataError(
+                    f"column '{name}' has {len(own)} levels, more than {LARGEST_COUNT}; is it a number?"
+                )
+            long = sum(len(level.encode()) > LARGEST_LABEL for level in own)
+            if long:
+                raise DataError(f"column '{name}' has {long} level(s) of more than {LARGEST_LABEL} bytes")
+        return tuple(sort_levels(set(own)) for own in levels)
 
     def pool(self, answers: Mapping[str, Levels], sizes: Mapping[str, int]) -> Levels:  # noqa: ARG002
         return tuple(
@@ -80,7 +94,8 @@ class LevelsQuery(AbstractQuery[Levels, Levels]):
 class ScalesQuery(AbstractQuery[tuple[int, ...], tuple[int, ...]]):
     """Powers of two that bound each column: a silo sends exponents, the largest is the study's.
 
-    The maximum over silos does not depend on the partition, so neither does the grid of the sums.
+    The maximum over silos does not depend on the partition, so neither does the grid of the sums;
+    a silo whose column is all zero has no say in it.
     """
 
     columns: Callable[[Any], Array]  # of a table, shape (p, N)
@@ -91,9 +106,18 @@ class ScalesQuery(AbstractQuery[tuple[int, ...], tuple[int, ...]]):
         return Phase.NUISANCE
 
     def answer(self, local: Local) -> tuple[int, ...]:
-        columns = local.evaluate(self.columns)
-        exponents = np.frexp(np.abs(columns).max(axis=1, initial=0.0))[1]
-        return tuple(int(np.clip(e, -LARGEST_EXPONENT, LARGEST_EXPONENT)) for e in exponents)
+        largest = local.evaluate(self._largest)
+        exponents = np.where(largest > 0, np.frexp(largest)[1], -LARGEST_EXPONENT)
+        return tuple(int(e) for e in np.clip(exponents, -LARGEST_EXPONENT, LARGEST_EXPONENT))
+
+    def _largest(self, table: Table) -> Array:
+        """The largest magnitude in each column, shape (p,)."""
+        largest = np.zeros(self.count)
+        for _, block in blocks(table):
+            columns = self.columns(block)
+            np.maximum(largest, columns.max(axis=1), out=largest)
+            np.maximum(largest, -columns.min(axis=1), out=largest)
+        return largest
 
     def pool(self, answers: Mapping[str, tuple[int, ...]], sizes: Mapping[str, int]) -> tuple[int, ...]:  # noqa: ARG002
         return tuple(max(column) for column in zip(*answers.values(), strict=True))
@@ -119,9 +143,10 @@ class ScalesQuery(AbstractQuery[tuple[int, ...], tuple[int, ...]]):
 class TallyQuery(AbstractSums):
     """Pooled sums of columns of the table: counts per arm, of observed outcomes, of weights."""
 
-    columns: Callable[[Any], Array]  # of a table, shape (p, N)
+    columns: Callable[[Any], Array | Iterable[Array]]  # of a table, shape (p, N), or in blocks of rows
     exponents: tuple[int, ...]
     n: int
+    what: str = "count"
     phase: Phase = Phase.NUISANCE
 
     @property
@@ -133,15 +158,26 @@ class TallyQuery(AbstractSums):
         return 1 << (GRID_BITS + FINE_BITS)
 
     def answer(self, local: Local) -> Sums:
-        return column_sums(local.evaluate(self.columns), self.exponents, what="count")
+        columns = local.evaluate(self.columns)
+        pieces = [columns] if isinstance(columns, np.ndarray) else columns
+        sums = (column_sums(piece, self.exponents, what=self.what) for piece in pieces)
+        return reduce(add, sums, zero_sums(self.shifts))
 
 
 def sort_levels(levels: set[str]) -> tuple[str, ...]:
     """Numbers in their order, else text order: the same at every party."""
-    try:
-        return tuple(sorted(levels, key=lambda level: (float(level), level)))
-    except ValueError:
+    numbers = {level: _number(level) for level in levels}
+    if any(math.isnan(number) for number in numbers.values()):
         return tuple(sorted(levels))
+    return tuple(sorted(levels, key=lambda level: (numbers[level], level)))
+
+
+def _number(level: str) -> float:
+    """The number that a label is, else NaN, which has no place in an order."""
+    try:
+        return float(level)
+    except ValueError:
+        return math.nan
 
 
 def _bounded(bits: BitReader, largest: int) -> int:

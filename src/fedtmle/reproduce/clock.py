@@ -1,15 +1,12 @@
 """Simulated parallel time of a synchronous federation whose silos really run one after another.
 
 A round lasts as long as its slowest silo's compute, plus the server's work until it can ask again, plus
-one link latency. Compute is CPU time of this thread (`time.thread_time`), so that other programs on
-the machine do not count. A law's shared quadrature is remembered in one process: the server, which
-is first to need it, pays for it once per law, which is what it costs on the critical path of a
-federation in which all parties compute it at the same time.
+one link latency. The clock is an argument: here CPU time of this thread, so that other programs on
+the machine do not count, plus what `publicwork` charges.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -33,7 +30,7 @@ class RoundTime:
 class TimedFederation:
     """All silos in this process, one at a time, each step timed."""
 
-    def __init__(self, silos: Sequence[Silo], *, clock: Callable[[], float] = time.thread_time) -> None:
+    def __init__(self, silos: Sequence[Silo], *, clock: Callable[[], float]) -> None:
         self._silos = {silo.name: silo for silo in silos}
         self._clock = clock
         self._steps: list[list[float]] = []

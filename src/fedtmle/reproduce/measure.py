@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import math
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from fedtmle.algorithms.outcome import Outcome
 from fedtmle.model.density.law import KEPT_LAWS
 from fedtmle.model.density.memo import Memo
+from fedtmle.model.types import Part
 from fedtmle.protocol.query import Phase
 from fedtmle.reproduce.clock import RoundTime, TimedFederation
+from fedtmle.reproduce.publicwork import Ledger, LedgerProblem
 from fedtmle.reproduce.scenario import Cell, Data, Method
-from fedtmle.runtime.observe import observe
 from fedtmle.runtime.session import Session
 from fedtmle.runtime.silo import Silo
 
@@ -66,9 +69,10 @@ def measure(cell: Cell, data: Data, method: Method) -> Measured:
     # A memory of its own: another run on the same path must not find its quadratures done.
     law = dataclasses.replace(data.law, moved=Memo(KEPT_LAWS))
     algorithm = method.algorithm()
-    problem = data.problem
+    ledger = Ledger()
+    problem = LedgerProblem(inner=data.problem, ledger=ledger)
     silos = [Silo(name, problem, law, problem.read(rows), algorithm) for name, rows in data.silos.items()]
-    federation = TimedFederation(silos)
+    federation = TimedFederation(silos, clock=ledger.now)
     finished = Session(problem, law, algorithm, federation).run()
     outcome, estimate = finished.outcome, finished.outcome.estimate
     if estimate is None:
@@ -77,8 +81,7 @@ def measure(cell: Cell, data: Data, method: Method) -> Measured:
     calibration = rounds[Phase.CALIBRATION]
     asked = calibration + rounds[Phase.TARGETING]  # the closing round is no part of targeting
     times = federation.rounds()[:asked]
-    # Losses at the queries between updates are not drawn, so they are not computed.
-    seen = observe(problem, law, problem.read(data.rows), dataclasses.replace(outcome, trajectory=()))
+    loss, residual = observed(data, law, outcome.accepted)
     return Measured(
         cell=cell,
         method=method,
@@ -87,12 +90,33 @@ def measure(cell: Cell, data: Data, method: Method) -> Measured:
         rounds=asked,
         updates=outcome.updates,
         bits=finished.account.bits(Phase.CALIBRATION, Phase.TARGETING),
-        endpoint_error=float(np.abs(estimate.psi - problem.direct(data.rows)).max()),
+        endpoint_error=float(np.abs(estimate.psi - data.problem.direct(data.rows)).max()),
         std_error=float(np.sqrt(np.diag(estimate.covariance)).max()),
         digest=digest(outcome.accepted),
-        checkpoints=_checkpoints(outcome, seen.loss, seen.residual, times, calibration),
+        checkpoints=_checkpoints(outcome, loss, residual, times, calibration),
         times=times,
     )
+
+
+def observed(
+    data: Data, law: Any, accepted: Sequence[Sequence[float]]
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """P_n L(p^k) and r^k for k = 0..K on the pooled rows: `runtime.observe` without its K kernel densities.
+
+    l_{k+1}(0) = l_k(eps^k), so the loss is followed by its exact changes.
+    """
+    problem, rows = data.problem, data.problem.read(data.rows)
+    n, origin = len(data.rows), np.zeros(data.problem.dim)
+    loss, residual = [data.start_loss], []
+    for eps in [*map(np.array, accepted), None]:
+        submodel, normaliser = problem.submodel(law, rows), problem.normaliser(law)
+        score = submodel.sums(origin, Part.GRADIENT).values(n) + normaliser.gradient(origin)
+        residual.append(math.sqrt(math.fsum(score * score)))
+        if eps is not None:
+            change = float(submodel.sums(eps, Part.LOSS).values(n)[0])
+            loss.append(loss[-1] + change + normaliser.value(eps) - normaliser.value(origin))
+            law = problem.move(law, eps)
+    return tuple(loss), tuple(residual)
 
 
 def digest(accepted: Sequence[Sequence[float]]) -> str:

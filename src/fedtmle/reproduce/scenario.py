@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -90,7 +91,7 @@ class Scale:
     reference_clients: int = 10  # of figures 1 and 2, and of the reference unit
 
 
-QUICK = Scale(n=1_500, pilot=300, clients=(5, 10))
+QUICK = Scale(n=1_500, pilot=300, clients=(3, 5), reference_clients=5)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,6 +117,11 @@ class Data:
     law: Any
     rows: Array
     silos: dict[str, Array]
+
+    @cached_property
+    def start_loss(self) -> float:
+        """P_n L(p^0)."""
+        return float(np.mean(self.problem.losses(self.law, self.problem.read(self.rows))))
 
 
 def build(cell: Cell) -> Data:

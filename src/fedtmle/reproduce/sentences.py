@@ -151,7 +151,7 @@ SENTENCES = (
     Sentence(
         name="spatial-gradients-and-curvature",
         quote="Spatial heterogeneity changes both local gradients and curvature",
-        criterion="the silos' gradients, and their Hessians, at p^0 vary more than under the random partition",
+        criterion="the silos' gradients, and Hessians, at p^0 vary more than under the random partition",
         number="spatial / random spread",
         check=checks.spatial_dispersion,
     ),
@@ -173,7 +173,7 @@ SENTENCES = (
         name="fixed-time-balance",
         quote="The fixed-time residuals reflect a balance between parallel local work, synchronization, "
         "and smaller local samples",
-        criterion="the residual at 1.5 units changes by a factor 2 or more from the fewest to the most clients",
+        criterion="the residual at 1.5 units changes by a factor 2 from the fewest to the most clients",
         number="most / fewest clients",
         check=checks.fixed_time_balance,
     ),

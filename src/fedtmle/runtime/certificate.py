@@ -23,6 +23,7 @@ from fedtmle.protocol.lattice import Lattice
 from fedtmle.protocol.messages import Answered
 from fedtmle.protocol.query import Link, Phase, Problem
 from fedtmle.runtime.session import Finished
+from fedtmle.runtime.transcript import Transcript
 from fedtmle.theory.averaging import Averaging, averaging_rounds, personal_checks, personal_constants
 from fedtmle.theory.checks import (
     LOSS_ROUNDING,
@@ -145,7 +146,7 @@ def _coded(
     )
     if rows is None:
         return replace(_stated(own), checks=open_checks(cost), assumptions=(*own.assumptions, OPEN))
-    lattice = heard_lattice(problem, law, algorithm, finished)
+    lattice = heard_lattice(problem, law, algorithm, finished.transcript, finished.sizes)
     path = follow(problem, law, rows, outcome.trajectory, outcome.accepted, lattice)
     beta = Constant(name="beta", value=own.smoothness.value, basis=SMOOTHNESS_BASIS[own.smoothness.basis])
     known = run_constants(path, lattice, beta)
@@ -162,7 +163,8 @@ def _coded(
 def _personalized(
     problem: Problem, law: Any, algorithm: Personalized, finished: Finished, rows: Mapping[str, Any]
 ) -> RunCertificate:
-    followed = personal_rounds(problem, law, algorithm, finished, rows)
+    updates = finished.outcome.updates
+    followed = personal_rounds(problem, law, algorithm, finished.transcript, rows, updates)
     exact = algorithm.lattice is None and algorithm.noise is None
     rounds = averaging_rounds(followed, lattice=algorithm.lattice, exact=exact)
     return RunCertificate(
@@ -174,22 +176,28 @@ def _personalized(
 
 
 def personal_rounds(
-    problem: Problem, law: Any, algorithm: Personalized, finished: Finished, rows: Mapping[str, Any]
+    problem: Problem,
+    law: Any,
+    algorithm: Personalized,
+    transcript: Transcript,
+    rows: Mapping[str, Any],
+    updates: int,
 ) -> tuple[FitRound, ...]:
     """Every round that made an update, followed on the rows."""
+    sizes = {silo: problem.count(own) for silo, own in rows.items()}
     uploads = [
         Uploaded(fits={silo: answer.eps for silo, answer in answers.items()}, update=pooled.eps)
-        for query, answers, pooled in heard(problem, law, algorithm, finished)
+        for query, answers, pooled in heard(problem, law, algorithm, transcript, sizes)
         if isinstance(query, FitQuery)
     ]
-    n, M = sum(finished.sizes.values()), len(finished.sizes)
+    n, M = sum(sizes.values()), len(sizes)
     by_size = algorithm.weights == Weighting.SIZE
     return follow_fits(
         problem,
         law,
         rows,
-        uploads[: finished.outcome.updates],
-        {silo: N / n if by_size else 1 / M for silo, N in finished.sizes.items()},
+        uploads[:updates],
+        {silo: N / n if by_size else 1 / M for silo, N in sizes.items()},
         exact=algorithm.lattice is None and algorithm.noise is None,
         radius=algorithm.radius,
         exhaustive=algorithm.exhaustive,
@@ -197,13 +205,17 @@ def personal_rounds(
 
 
 def heard(
-    problem: Problem, law: Any, algorithm: AbstractAlgorithm, finished: Finished
+    problem: Problem,
+    law: Any,
+    algorithm: AbstractAlgorithm,
+    transcript: Transcript,
+    sizes: Mapping[str, int],
 ) -> Iterator[tuple[Query, dict[str, Any], Any]]:
     """The run again as the server heard it: each query, the decoded answers, and what was pooled."""
-    links = {silo: Link() for silo in finished.sizes}
-    flow = algorithm.flow(problem, law, sum(finished.sizes.values()))
+    links = {silo: Link() for silo in sizes}
+    flow = algorithm.flow(problem, law, sum(sizes.values()))
     query = next(flow)
-    for exchange in finished.transcript.exchanges:
+    for exchange in transcript.exchanges:
         replies = {silo: messages.decode_reply(reply) for silo, reply in exchange.replies.items()}
         answers = {
             silo: query.read_answer(BitReader(reply.payload.bits()), links[silo])
@@ -213,7 +225,7 @@ def heard(
         if not answers:  # the greeting, or the close
             continue
         out = BitWriter()
-        query.write_pooled(query.pool(answers, {silo: finished.sizes[silo] for silo in answers}), out)
+        query.write_pooled(query.pool(answers, {silo: sizes[silo] for silo in answers}), out)
         pooled = query.read_pooled(BitReader(out.finish()))
         yield query, answers, pooled
         try:
@@ -222,9 +234,11 @@ def heard(
             return
 
 
-def heard_lattice(problem: Problem, law: Any, algorithm: Coded, finished: Finished) -> Lattice:
+def heard_lattice(
+    problem: Problem, law: Any, algorithm: Coded, transcript: Transcript, sizes: Mapping[str, int]
+) -> Lattice:
     """The lattice (h, beta, C) that the parties settled on."""
-    for query, _, _ in heard(problem, law, algorithm, finished):
+    for query, _, _ in heard(problem, law, algorithm, transcript, sizes):
         if isinstance(query, RoundedGradientQuery):
             return query.lattice
     raise AssertionError("a coded run has at least one rounded gradient")

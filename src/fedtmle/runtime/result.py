@@ -105,6 +105,8 @@ class Result:
         if self.residual is not None:
             lines.append(f"  residual {self.residual:.3g} ({self.residual_kind})")
         lines.append(f"  n = {self.n}, {len(self.sizes)} silo(s), {self.rounds} rounds, {self.bits:,} bits")
+        if self.certificate is not None and self.certificate.constants:  # the run was observed
+            lines += ["", str(self.certificate)]
         return "\n".join(lines)
 
     def contrast(self, weights: Sequence[float]) -> tuple[float, float]:

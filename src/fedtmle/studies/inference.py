@@ -81,17 +81,21 @@ def simultaneous_quantile(covariance: Array, confidence: float, seed: int) -> fl
     return float(np.quantile(np.abs(draws).max(axis=1), confidence))
 
 
+def _score(distance: float, error: float) -> float:
+    return distance / error if error else math.copysign(math.inf, distance) if distance else 0.0
+
+
 def _row(summary: Summary, error: float, z: float) -> Row:
     score: float | None = None
     if summary.log_scale:
         center, spread = math.log(summary.value), error / summary.value
         low, high = math.exp(center - z * spread), math.exp(center + z * spread)
         if summary.null is not None:
-            score = (center - math.log(summary.null)) / spread if spread else math.inf
+            score = _score(center - math.log(summary.null), spread)
     else:
         low, high = summary.value - z * error, summary.value + z * error
         if summary.null is not None:
-            score = (summary.value - summary.null) / error if error else math.inf
+            score = _score(summary.value - summary.null, error)
     return Row(
         estimand=summary.name,
         estimate=summary.value,

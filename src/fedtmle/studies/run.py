@@ -13,6 +13,7 @@ from fedtmle.algorithms.study import Study
 from fedtmle.algorithms.study_flow import StudyDetails, StudyFlow
 from fedtmle.data import load_all
 from fedtmle.errors import InputError
+from fedtmle.initial.crossfit import POOLED_SILO
 from fedtmle.model.table import Factor, Table
 from fedtmle.protocol.plan import plan_digest
 from fedtmle.protocol.tables import sort_levels
@@ -42,9 +43,12 @@ def run(
     """
     if not silos:
         raise InputError("silos: expected a mapping of at least one name to data")
+    unknown = sorted(set(release) - set(silos))
+    if unknown:
+        raise InputError(f"release: there is no silo {' or '.join(map(repr, unknown))}")
     tables = load_all(silos, schema_of(study))
     if study.algorithm.pools_rows:
-        tables = {"pooled": pool_tables(list(tables.values()))}
+        tables = {"pooled": pool_tables(list(tables.values()), study.cluster)}
     flow = StudyFlow()
     parties = [Silo(name, study, None, table, flow) for name, table in tables.items()]
     finished = run_embedded(study, None, flow, parties, threads=threads, progress=progress)
@@ -54,14 +58,23 @@ def run(
     return StudyResult(document=document(study, finished, result, release), run=result)
 
 
-def pool_tables(tables: Sequence[Table]) -> Table:
-    """All rows in one table, for the centralised comparator; factors by the union of their levels."""
-    factors = {}
+def pool_tables(tables: Sequence[Table], cluster: str | None = None) -> Table:
+    """All rows in one table, for the centralised comparator; factors by the union of their levels.
+
+    Clusters and folds stay within silos, as they are when the rows do.
+    """
+    silo = np.repeat(np.arange(len(tables)), [table.n_rows for table in tables])
+    factors = {POOLED_SILO: Factor(silo, tuple(map(str, range(len(tables)))))}
     for name in tables[0].factors:
-        levels = sort_levels({level for table in tables for level in table.factors[name].levels})
-        factors[name] = Factor(
-            np.concatenate([table.factors[name].recode(levels) for table in tables]), levels
-        )
+        own = [table.factors[name] for table in tables]
+        if name == cluster:
+            levels = tuple(f"{m}:{level}" for m, factor in enumerate(own) for level in factor.levels)
+            first = np.cumsum([0, *(len(factor.levels) for factor in own)])
+            codes = [factor.codes + start for factor, start in zip(own, first, strict=False)]
+        else:
+            levels = sort_levels({level for factor in own for level in factor.levels})
+            codes = [factor.recode(levels) for factor in own]
+        factors[name] = Factor(np.concatenate(codes), levels)
     return Table(
         n_rows=sum(table.n_rows for table in tables),
         numeric={name: np.concatenate([t.numeric[name] for t in tables]) for name in tables[0].numeric},
@@ -83,7 +96,6 @@ def document(study: Study, finished: Finished, result: Result, release: Sequence
             problem=finished.outcome.problem,
             components=details.components,
             answers=finished.closing,
-            sizes=finished.sizes,
             release=release,
         )
         own, without = closing.per_silo(), closing.leave_one_out()
@@ -109,7 +121,7 @@ def document(study: Study, finished: Finished, result: Result, release: Sequence
         "effective_sizes": dict(
             zip([c.name for c in details.components], details.effective_sizes, strict=True)
         ),
-        "warnings": warnings(estimates, result),
+        "warnings": [*warnings(estimates, result), *undefined(own, release, finished.sizes)],
         **result.to_dict(),
     }
 
@@ -121,6 +133,17 @@ def question(study: Study) -> str:
     about = f" of {target.treatment} ({' vs '.join(reversed(target.arms))})" if target.treatment else ""
     strata = f", by {target.strata}" if target.strata else ""
     return f"{kind}{about} on {target.outcome}{strata}"
+
+
+def undefined(
+    own: Mapping[str, Sequence[Row]], release: Sequence[str], sizes: Mapping[str, int]
+) -> list[str]:
+    """Which releasing silos have no estimate of their own."""
+    return [
+        f"silo '{silo}' has no estimate of its own: an arm or a population is absent from it, or too small"
+        for silo in sizes
+        if silo in release and silo not in own
+    ]
 
 
 def warnings(estimates: Sequence[Row], result: Result) -> list[str]:

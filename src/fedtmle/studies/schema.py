@@ -7,14 +7,15 @@ from collections.abc import Iterator
 
 from fedtmle.algorithms.study import Study
 from fedtmle.data import Column, Kind, Schema
-from fedtmle.initial.glm import GLM, Supplied
+from fedtmle.initial.glm import Supplied
+from fedtmle.initial.superlearner import formulas
 
 
 def schema_of(study: Study) -> Schema:
     """The columns, their kinds, bounds and levels, and where values may be missing."""
-    columns: dict[tuple[str, Kind], Column] = {}
+    columns: dict[tuple[str, bool], Column] = {}
     for column in (*_roles(study), *_covariates(study)):
-        columns.setdefault((column.name, column.kind), column)
+        columns.setdefault((column.name, column.kind is Kind.FACTOR), column)
     return Schema(tuple(columns.values()))
 
 
@@ -23,8 +24,8 @@ def _roles(study: Study) -> Iterator[Column]:
     target = study.target
     yield Column(
         name=target.outcome,
-        kind=Kind.NUMERIC,
-        bounds=target.outcome_bounds,
+        kind=Kind.BINARY if target.is_binary else Kind.NUMERIC,
+        bounds=None if target.is_binary else target.outcome_bounds,
         may_be_missing=study.missingness_model is not None,
     )
     if target.treatment is not None:
@@ -43,7 +44,7 @@ def _covariates(study: Study) -> Iterator[Column]:
     for model in study.models.values():
         if isinstance(model, Supplied):
             yield from (Column(name=name, kind=Kind.NUMERIC) for name in model.columns)
-        elif isinstance(model, GLM):
-            yield from (Column(name=name, kind=Kind.NUMERIC) for name in sorted(model.parsed.numeric_names))
-            factors = set(model.parsed.factor_names) - {study.target.treatment}
+        for formula in formulas(model, public=True):
+            yield from (Column(name=name, kind=Kind.NUMERIC) for name in sorted(formula.numeric_names))
+            factors = set(formula.factor_names) - {study.target.treatment}
             yield from (Column(name=name, kind=Kind.FACTOR) for name in sorted(factors))

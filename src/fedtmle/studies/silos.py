@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from fedtmle.algorithms.study import Study
+from fedtmle.errors import NumericalError
 from fedtmle.model.exact import Sums
 from fedtmle.model.types import Array
 from fedtmle.studies.inference import Row, table_rows
@@ -27,16 +28,12 @@ class Closing:
     problem: EffectProblem
     components: Sequence[Component]
     answers: Mapping[str, Sums]
-    sizes: Mapping[str, int]
     release: Sequence[str]
 
     def per_silo(self) -> dict[str, list[Row]]:
         """One-step estimates of each releasing silo at the pooled law."""
-        return {
-            silo: self._rows(sums, self.sizes[silo])
-            for silo, sums in self.answers.items()
-            if silo in self.release and self.sizes[silo] > 1
-        }
+        found = {silo: self._rows(sums) for silo, sums in self.answers.items() if silo in self.release}
+        return {silo: rows for silo, rows in found.items() if rows}
 
     def leave_one_out(self) -> dict[str, list[Row]]:
         """The estimate without each releasing silo; beside the pooled one it tells that silo's own."""
@@ -44,14 +41,24 @@ class Closing:
         for silo in self.answers:
             others = [sums for name, sums in self.answers.items() if name != silo]
             if silo in self.release and others:
-                found[silo] = self._rows(reduce(add, others), sum(self.sizes.values()) - self.sizes[silo])
-        return found
+                found[silo] = self._rows(reduce(add, others))
+        return {silo: rows for silo, rows in found.items() if rows}
 
-    def _rows(self, sums: Sums, n: int) -> list[Row]:
-        L: Array = self.problem.L
-        own, covariance = estimate_components(sums, L.shape[1], n, one_step=True)
-        psi = self.problem.outcome_bounds[0] * L.sum(axis=1) + L @ own
-        pointwise, _ = table_rows(self.study, self.components, psi, L @ covariance @ L.T)
+    def _rows(self, sums: Sums) -> list[Row]:
+        """The table of part of the silos; empty where they hold nothing of some component's own."""
+        R: Array = self.problem.R
+        d = R.shape[1]
+        # u = m in every row of a component that took nobody's outcome: a regime nobody followed here.
+        if any(u == m for u, m in zip(sums.units[:d], sums.units[2 * d : 3 * d], strict=True)):
+            return []
+        own, covariance = estimate_components(sums, d, one_step=True)
+        if not (np.isfinite(own).all() and np.isfinite(covariance).all()):
+            return []
+        psi = self.problem.outcome_bounds[0] * R.sum(axis=1) + R @ own
+        try:
+            pointwise, _ = table_rows(self.study, self.components, psi, R @ covariance @ R.T)
+        except NumericalError:  # a one-step mean may leave the range of a ratio
+            return []
         return pointwise
 
 
@@ -61,7 +68,7 @@ def heterogeneity(rows: Mapping[str, Sequence[Row]]) -> list[dict[str, Any]]:
     for estimates in zip(*rows.values(), strict=True):
         value = np.array([row.estimate for row in estimates])
         weight = 1.0 / np.array([row.std_error for row in estimates]) ** 2
-        if len(value) < 2 or not np.isfinite(weight).all():
+        if len(value) < 2:
             continue
         centre = float(weight @ value / weight.sum())
         q = float(weight @ (value - centre) ** 2)

@@ -92,6 +92,16 @@ class Constants:
     delta: float  # the tolerance in the run's coordinates
     descends: bool  # whether every step decreased the loss as a valid beta implies
 
+    @property
+    def effective_kappa(self) -> float:
+        """kappa + 2 (beta_m - beta)^+, beta_m the realised slope of a silo's own gradient.
+
+        Descent needs only the pooled smoothness. Where a silo's is larger, its variation is at most
+        beta_m/beta times each step and (kappa + beta_m)/beta times each update, that is
+        (2 + kappa'/beta) sqrt(6 beta Delta S) with this kappa'.
+        """
+        return self.kappa.value + 2 * max(0.0, self.realised.value - self.beta.value)
+
     def __iter__(self) -> Iterator[Constant]:
         scaled = Constant(
             name="delta/b", value=self.delta, basis=Basis.BOUND, note="in the run's coordinates"
@@ -115,7 +125,7 @@ def run_constants(path: Path, lattice: Lattice, beta: Constant) -> Constants:
 
 def coded_checks(path: Path, lattice: Lattice, cost: Cost, known: Constants) -> tuple[Check, ...]:
     """thm:communication and the code length of thm:statistical on a followed run."""
-    beta, kappa, Delta, delta = known.beta.value, known.kappa.value, known.Delta.value, known.delta
+    beta, kappa, Delta, delta = known.beta.value, known.effective_kappa, known.Delta.value, known.delta
     basis, with_kappa = weakest(known.beta, known.Delta), weakest(known.beta, known.Delta, known.kappa)
     ends_at_origin = path.step[-1] == 0
     residual = float(np.linalg.norm(floating(lattice.B) @ path.pooled[-1])) if ends_at_origin else None
@@ -145,7 +155,7 @@ def _bit_checks(cost: Cost, known: Constants, basis: Basis) -> Iterator[Check]:
         price = communication.fixed_width_cost(M, d, width, R)
         yield from check("bits B, fixed width", cost.bits, price, "thm:communication", Basis.BOUND)
         return
-    constants = (known.beta.value, known.kappa.value, known.Delta.value, known.G.value, known.delta)
+    constants = (known.beta.value, known.effective_kappa, known.Delta.value, known.G.value, known.delta)
     pathwise = communication.pathwise_bit_bound(M, d, R, cost.S, *constants)
     universal = communication.universal_bit_bound(M, d, *constants)
     yield from check("bits B, this path", cost.bits, pathwise, "eq:pathwise-bit-bound", basis)

@@ -24,6 +24,7 @@ SMOOTHNESS_BASIS = {
     "certified": Basis.BOUND,
     "certified at the start": Basis.PATH,
     "estimated": Basis.PATH,
+    "estimated, pooled": Basis.PATH,
     "given": Basis.ASSUMED,
 }
 

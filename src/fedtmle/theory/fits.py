@@ -69,30 +69,45 @@ class FitRound:
         return disagreement(4, self.alpha, self.fits)
 
 
+class _Public:
+    """The normaliser, evaluated once at each point: every silo is asked at the same ones."""
+
+    def __init__(self, normaliser: AbstractNormaliser, dim: int) -> None:
+        self.normaliser = normaliser
+        self._base = normaliser.value(np.zeros(dim))
+        self._known: dict[bytes, tuple[float, Array, Array]] = {}
+
+    def at(self, eps: Array) -> tuple[float, Array, Array]:
+        """A(eps) - A(0), gradient and Hessian."""
+        key = eps.tobytes()
+        if key not in self._known:
+            A = self.normaliser
+            self._known[key] = (A.value(eps) - self._base, A.gradient(eps), A.hessian(eps))
+        return self._known[key]
+
+
 @dataclass(frozen=True)
 class _Local:
     """One silo's loss in the current submodel."""
 
     submodel: AbstractSubmodel
-    normaliser: AbstractNormaliser
+    public: _Public
     n_rows: int
-    base: float
 
     def at(self, eps: Array) -> tuple[float, Array, Array]:
         """l_m(eps) - l_m(0), gradient and Hessian."""
         d = len(eps)
         sums = self.submodel.sums(eps, Part.LOSS | Part.GRADIENT | Part.HESSIAN)
         values = sums.values(self.n_rows)
-        loss = float(values[0]) + self.normaliser.value(eps) - self.base
-        hessian = unpack(values[1 + d :], d) + self.normaliser.hessian(eps)
-        return loss, values[1 : 1 + d] + self.normaliser.gradient(eps), hessian
+        loss, gradient, hessian = self.public.at(eps)
+        return float(values[0]) + loss, values[1 : 1 + d] + gradient, unpack(values[1 + d :], d) + hessian
 
     def ceiling(self) -> float | None:
         try:
             rows = self.submodel.curvature_ceiling()
         except InputError:  # a loss with no curvature bound on the whole line
             return None
-        return float(np.linalg.norm(rows, 2)) + self.normaliser.curvature_ceiling()
+        return float(np.linalg.norm(rows, 2)) + self.public.normaliser.curvature_ceiling()
 
 
 def follow_fits(
@@ -108,12 +123,10 @@ def follow_fits(
 ) -> tuple[FitRound, ...]:
     """Each round that made an update; ``exact`` says that the fits were sent as they were found."""
     followed = []
-    origin = np.zeros(problem.dim)
     for uploaded in rounds:
-        normaliser = problem.normaliser(law)
-        base = normaliser.value(origin)
+        public = _Public(problem.normaliser(law), problem.dim)
         local = {
-            name: _Local(problem.submodel(law, rows[name]), normaliser, problem.count(rows[name]), base)
+            name: _Local(problem.submodel(law, rows[name]), public, problem.count(rows[name]))
             for name in uploaded.fits
         }
 
@@ -122,7 +135,7 @@ def follow_fits(
                 return sent
             own = local[name]
             return fit_local(
-                own.submodel, own.normaliser, dim=problem.dim, radius=radius, exhaustive=exhaustive
+                own.submodel, own.public.normaliser, dim=problem.dim, radius=radius, exhaustive=exhaustive
             ).eps
 
         fits = {name: fit_of(name, sent) for name, sent in uploaded.fits.items()}
@@ -149,9 +162,9 @@ def _round(
     bounded = [ceiling for ceiling in ceilings if ceiling is not None]
     visited = max(float(np.linalg.norm(at[2], 2)) for own in values.values() for at in own)
     beta = max(bounded) if len(bounded) == len(ceilings) else visited
-    normaliser = asked[active[0]].normaliser
+    public = asked[active[0]].public
     # One row's gradient: the declared bound of the row part, and the public part where it was seen.
-    G_1 = math.sqrt(d) * row_gradient + max(float(np.linalg.norm(normaliser.gradient(p))) for p in points)
+    G_1 = math.sqrt(d) * row_gradient + max(float(np.linalg.norm(public.at(p)[1])) for p in points)
     left = [name for name in asked if name not in local]
     return FitRound(
         active=tuple(local),

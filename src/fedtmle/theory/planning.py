@@ -79,14 +79,19 @@ def plan(
     ``share`` the part of a standard error that counts as negligible. The standard error goes as
     n^(-1/2); the schedule is cor:inference's with a_n = log n in units of sqrt(n) times it.
     """
-    for name, value in (("n", n), ("silos", M), ("dim", d)):
+    for name, value in (("n", n - 2), ("silos", M), ("dim", d)):
         if value < 1:
-            raise InputError(f"{name}: expected at least 1, not {value}")
-    for name, amount in (("tolerance", tolerance), ("bandwidth", bandwidth), ("share", share)):
+            least = 3 if name == "n" else 1  # log n is a divisor
+            raise InputError(f"{name}: expected at least {least}")
+    amounts = {"tolerance": tolerance, "bandwidth": bandwidth, "share": share}
+    amounts |= {"beta": pilot.beta, "scale": pilot.b, "std_error": pilot.std_error}
+    for name, amount in amounts.items():
         if not (math.isfinite(amount) and amount > 0):
             raise InputError(f"{name}: expected a number above zero, not {amount}")
-    if n < 3:
-        raise InputError("n: a plan needs at least 3 rows")
+    zero_or_more = {"delta_loss": pilot.Delta, "kappa": pilot.kappa, "gradient": pilot.G, "latency": latency}
+    for name, amount in zero_or_more.items():
+        if not (math.isfinite(amount) and amount >= 0):
+            raise InputError(f"{name}: expected a number of at least zero, not {amount}")
     delta = tolerance / pilot.b
     rounds = round_bound(pilot.beta, pilot.Delta, delta)
     constants = (pilot.beta, pilot.kappa, pilot.Delta, pilot.G, delta)

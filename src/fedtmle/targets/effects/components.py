@@ -40,6 +40,10 @@ class AbstractRegime(ABC):
     def needs(self) -> tuple[str, ...]:
         """Numeric columns that the regime reads."""
 
+    @abstractmethod
+    def check(self, arms: tuple[str, ...]) -> None:
+        """Raises `InputError` unless the regime is about these arms."""
+
 
 @final
 @dataclass(frozen=True)
@@ -56,10 +60,11 @@ class Static(AbstractRegime):
     def needs(self) -> tuple[str, ...]:
         return ()
 
+    def check(self, arms: tuple[str, ...]) -> None:
+        _require_arms(arms, self.arm)
+
     def probabilities(self, table: Table, arms: tuple[str, ...]) -> Array:
-        d = np.zeros((len(arms), table.n_rows))
-        d[arms.index(self.arm)] = 1.0
-        return d
+        return np.broadcast_to(np.eye(len(arms))[arms.index(self.arm), :, None], (len(arms), table.n_rows))
 
 
 @final
@@ -80,6 +85,9 @@ class Threshold(AbstractRegime):
     def needs(self) -> tuple[str, ...]:
         return (self.column,)
 
+    def check(self, arms: tuple[str, ...]) -> None:
+        _require_arms(arms, self.arm, self.otherwise)
+
     def probabilities(self, table: Table, arms: tuple[str, ...]) -> Array:
         above = table.numeric[self.column] >= self.cut
         d = np.zeros((len(arms), table.n_rows))
@@ -96,7 +104,7 @@ class Stochastic(AbstractRegime):
     shares: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        if min(self.shares) < 0 or abs(sum(self.shares) - 1) > 1e-12:
+        if not self.shares or not min(self.shares) >= 0 or not abs(sum(self.shares) - 1) <= 1e-12:
             raise InputError("shares: expected probabilities that sum to 1")
 
     @property
@@ -107,14 +115,16 @@ class Stochastic(AbstractRegime):
     def needs(self) -> tuple[str, ...]:
         return ()
 
-    def probabilities(self, table: Table, arms: tuple[str, ...]) -> Array:
+    def check(self, arms: tuple[str, ...]) -> None:
         if len(self.shares) != len(arms):
-            raise InputError(f"shares: expected one per arm, {len(arms)}")
-        return np.repeat(np.array(self.shares)[:, None], table.n_rows, axis=1)
+            raise InputError(f"shares: expected one per arm, {len(arms)}, not {len(self.shares)}")
+
+    def probabilities(self, table: Table, arms: tuple[str, ...]) -> Array:
+        return np.broadcast_to(np.array(self.shares)[:, None], (len(arms), table.n_rows))
 
 
 class AbstractPopulation(ABC):
-    """v: who the mean is over, and E[v | W] given g."""
+    """v: who the mean is over, and E[v | W] / g_a given g."""
 
     @property
     @abstractmethod
@@ -126,8 +136,8 @@ class AbstractPopulation(ABC):
         """v, shape (N,)."""
 
     @abstractmethod
-    def expected(self, v: Array, g: Array) -> Array:
-        """E[v | W], shape (N,); ``g`` has shape (arms, N)."""
+    def ratio(self, v: Array, arm: int, g: Array, pi: Array) -> tuple[Array, Array]:
+        """E[v | W] / (g_a pi_a) as numerator and the denominator to bound; g, pi of shape (arms, N)."""
 
 
 @final
@@ -140,10 +150,10 @@ class Everyone(AbstractPopulation):
         return ""
 
     def indicator(self, table: Table, arm: IntArray, strata: IntArray | None) -> Array:  # noqa: ARG002
-        return np.ones(table.n_rows)
+        return np.broadcast_to(np.float64(1.0), (table.n_rows,))
 
-    def expected(self, v: Array, g: Array) -> Array:  # noqa: ARG002
-        return v
+    def ratio(self, v: Array, arm: int, g: Array, pi: Array) -> tuple[Array, Array]:
+        return v, g[arm] * pi[arm]
 
 
 @final
@@ -161,8 +171,9 @@ class InArm(AbstractPopulation):
     def indicator(self, table: Table, arm: IntArray, strata: IntArray | None) -> Array:  # noqa: ARG002
         return np.asarray(arm == self.code, dtype=np.float64)
 
-    def expected(self, v: Array, g: Array) -> Array:  # noqa: ARG002
-        return np.asarray(g[self.code])
+    def ratio(self, v: Array, arm: int, g: Array, pi: Array) -> tuple[Array, Array]:
+        # In its own arm g cancels: a rare arm has no positivity problem among its own.
+        return (np.ones_like(v), pi[arm]) if arm == self.code else (g[self.code], g[arm] * pi[arm])
 
 
 @final
@@ -182,8 +193,8 @@ class InStratum(AbstractPopulation):
             raise DataError("the strata column was not read")
         return np.asarray(strata == self.code, dtype=np.float64)
 
-    def expected(self, v: Array, g: Array) -> Array:  # noqa: ARG002
-        return v
+    def ratio(self, v: Array, arm: int, g: Array, pi: Array) -> tuple[Array, Array]:
+        return v, g[arm] * pi[arm]
 
 
 @final
@@ -198,3 +209,9 @@ class Component:
     def name(self) -> str:
         who = f" {self.population.label}" if self.population.label else ""
         return f"E[Y({self.regime.label})]{who}"
+
+
+def _require_arms(arms: tuple[str, ...], *named: str) -> None:
+    for arm in named:
+        if arm not in arms:
+            raise InputError(f"rules: '{arm}' is not one of the arms {', '.join(arms)}")

@@ -55,6 +55,8 @@ class AbstractEffect:
                 f"outcome_bounds: expected finite (low, high) with low < high, not {self.outcome_bounds}"
             )
         if self.treatment is None:
+            if self.needs_treatment:
+                raise InputError(f"treatment: {type(self).__name__} needs the name of a column")
             object.__setattr__(self, "arms", ("all",))
         elif len(set(self.arms)) != len(self.arms) or len(self.arms) < 2:
             raise InputError("arms: expected at least two different levels, the reference first")
@@ -62,6 +64,10 @@ class AbstractEffect:
             raise InputError(f"outcome_type: not {self.outcome_type!r}")
         if self.outcome_type == "binary" and self.outcome_bounds != (0.0, 1.0):
             raise InputError("outcome_bounds: a binary outcome has the bounds (0, 1)")
+
+    @property
+    def needs_treatment(self) -> bool:
+        return True
 
     @property
     def is_binary(self) -> bool:
@@ -121,6 +127,13 @@ class PolicyMeans(AbstractEffect):
 
     rules: tuple[AbstractRegime, ...]
 
+    def __post_init__(self) -> None:
+        AbstractEffect.__post_init__(self)
+        if not self.rules:
+            raise InputError("rules: expected at least one")
+        for rule in self.rules:
+            rule.check(self.arms)
+
     def regimes(self) -> tuple[AbstractRegime, ...]:
         return self.rules
 
@@ -140,6 +153,15 @@ class PolicyMeans(AbstractEffect):
 @dataclass(frozen=True, kw_only=True)
 class OutcomeMean(AbstractEffect):
     """The mean of an outcome that is missing for some."""
+
+    def __post_init__(self) -> None:
+        AbstractEffect.__post_init__(self)
+        if self.treatment is not None:
+            raise InputError("treatment: an outcome's mean has none; for means under each arm use TSM")
+
+    @property
+    def needs_treatment(self) -> bool:
+        return False
 
     def summarise(self, psi: Array, label: str) -> list[Summary]:
         return [Summary(name=_name("E[Y]", label), value=float(psi[0]), gradient=np.ones(1), null=None)]

@@ -10,8 +10,6 @@ u t and t t, and the number of clusters make psi and sum D D^T for any psi.
 
 from __future__ import annotations
 
-from fractions import Fraction
-
 import numpy as np
 
 from fedtmle.model.exact import Sums
@@ -30,13 +28,13 @@ def moment_columns(own: EffectRows, q: Array, width: float) -> tuple[Array, Arra
             mean += term.d * q[term.arm]
         m.append(own.weight * own.v[r] * width * mean)
         u.append(own.weight * own.taken(r) * residual + m[-1])
-    return np.stack(u), own.weight * own.v, np.stack(m)
+    return np.stack(u), np.stack([own.weight * v for v in own.v]), np.stack(m)
 
 
-def cluster_sums(cluster: IntArray, u: Array, t: Array, m: Array) -> Array:
+def cluster_sums(cluster: IntArray | None, u: Array, t: Array, m: Array) -> Array:
     """The columns whose sums close a run, one entry per cluster."""
-    clusters = int(cluster.max(initial=-1)) + 1
-    if clusters < len(cluster):
+    if cluster is not None:
+        clusters = int(cluster.max(initial=-1)) + 1
         u, t, m = (_by_cluster(cluster, columns, clusters) for columns in (u, t, m))
     d = len(u)
     upper, lower = np.triu_indices(d)
@@ -51,13 +49,14 @@ def _by_cluster(cluster: IntArray, columns: Array, clusters: int) -> Array:
     return np.asarray(np.stack(sums), dtype=np.float64)
 
 
-def estimate_components(pooled: Sums, d: int, n: int, *, one_step: bool = False) -> tuple[Array, Array]:
+def estimate_components(pooled: Sums, d: int, *, one_step: bool = False) -> tuple[Array, Array]:
     """psi - low per component and the covariance of its estimator, in exact rationals.
 
     ``one_step`` adds the mean EIF to the plug-in: for part of the silos, whose own equation the
     pooled fluctuation does not solve.
 
-    C/(C - 1) sum over clusters of D D^T / n^2, centred: with no clusters cov(D)/n, divisor n - 1.
+    C/(C - 1) sum over clusters of D_r D_s / (sum t_r sum t_s), centred: over all silos sum t = n, so
+    with no clusters cov(D)/n, divisor n - 1; over some of them sum t is their share of the population.
     """
     total = pooled.fractions()
     u, t, m = total[:d], total[d : 2 * d], total[2 * d : 3 * d]
@@ -66,6 +65,8 @@ def estimate_components(pooled: Sums, d: int, n: int, *, one_step: bool = False)
     ut = total[3 * d + pairs : 3 * d + pairs + d * d]
     tt = total[3 * d + pairs + d * d : -1]
     clusters = total[-1]
+    if not all(t):  # nobody here is in some component's population
+        return np.full(d, np.nan), np.full((d, d), np.inf)
     psi = [mean / mass for mean, mass in zip(u if one_step else m, t, strict=True)]
     covariance = np.zeros((d, d))
     for index, (r, s) in enumerate(zip(*map(np.ndarray.tolist, np.triu_indices(d)), strict=True)):
@@ -73,7 +74,7 @@ def estimate_components(pooled: Sums, d: int, n: int, *, one_step: bool = False)
         sums = (u[r] - psi[r] * t[r]) * (u[s] - psi[s] * t[s])
         centred = scatter - sums / clusters
         if clusters > 1:
-            covariance[r, s] = float(centred * clusters / ((clusters - 1) * Fraction(n) ** 2))
+            covariance[r, s] = float(centred * clusters / ((clusters - 1) * t[r] * t[s]))
         else:
             covariance[r, s] = np.inf
         covariance[s, r] = covariance[r, s]

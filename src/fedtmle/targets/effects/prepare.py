@@ -34,7 +34,9 @@ class EffectColumns:
     strata: str | None
     strata_levels: tuple[str, ...]
     weights: str | None
+    weight_ceiling: float
     cluster: str | None
+    largest_cluster: int
 
     def arm(self, table: Table) -> IntArray:
         """The arm taken, as a code into ``arms``."""
@@ -62,15 +64,36 @@ class EffectColumns:
         return np.nan_to_num((table.numeric[self.outcome] - low) / (high - low), nan=0.0)
 
     def weight(self, table: Table) -> Array:
-        return np.ones(table.n_rows) if self.weights is None else table.numeric[self.weights]
+        return _ones(table.n_rows) if self.weights is None else table.numeric[self.weights]
+
+    def relative_weight(self, table: Table, mean: float) -> Array:
+        """The weights over their pooled mean, within the declared ceiling."""
+        if self.weights is None:
+            return self.weight(table)
+        relative = self.weight(table) / mean
+        heavy = int(np.count_nonzero(relative > self.weight_ceiling))
+        if heavy:
+            raise DataError(
+                f"column '{self.weights}' is above {self.weight_ceiling:g} times the mean weight in {heavy} "
+                "row(s); trim it, or declare a larger weight_ceiling"
+            )
+        return relative
 
     def stratum(self, table: Table) -> IntArray | None:
         return None if self.strata is None else table.factors[self.strata].recode(self.strata_levels)
 
-    def clusters(self, table: Table) -> IntArray:
+    def clusters(self, table: Table) -> IntArray | None:
         if self.cluster is None:
-            return np.arange(table.n_rows)
-        return np.unique(table.factors[self.cluster].codes, return_inverse=True)[1]
+            return None
+        own = table.factors[self.cluster].codes
+        _, codes, sizes = np.unique(own, return_inverse=True, return_counts=True)
+        large = int(np.count_nonzero(sizes > self.largest_cluster))
+        if large:
+            raise DataError(
+                f"column '{self.cluster}' has {large} cluster(s) of more than {self.largest_cluster} rows; "
+                "declare a larger largest_cluster"
+            )
+        return np.asarray(codes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +108,7 @@ class Preparation:
     components: tuple[Component, ...]
     outcome: tuple[Predictor, ...]  # one per arm where predictions are supplied, else one
     treatment: tuple[Predictor, ...]
-    missingness: Predictor | None
+    missingness: tuple[Predictor, ...]  # none, one, or one per arm where probabilities are supplied
     g_floor: float
     weight_mean: float
     shares: Mapping[int, float]  # P(v) of each component's population
@@ -95,27 +118,28 @@ class Preparation:
         arm = columns.arm(table)
         g, pi = self.propensities(table)
         strata = columns.stratum(table)
+        truncated = np.zeros(g.shape, dtype=bool)
         v, terms = [], []
         for r, component in enumerate(self.components):
             indicator = component.population.indicator(table, arm, strata)
-            expected = component.population.expected(indicator, g) / self.shares[r]
-            v.append(indicator / self.shares[r])
+            v.append(indicator if self.shares[r] == 1.0 else indicator / self.shares[r])
             d = component.regime.probabilities(table, columns.arms)
-            terms.append(
-                tuple(
-                    Term(a, d[a], d[a] * expected / self.bounded(g[a] * pi[a]))
-                    for a in range(len(columns.arms))
-                    if d[a].any() or not table.n_rows
-                )
-            )
+            own = []
+            for a in range(len(columns.arms)):
+                if d[a].any():
+                    expected, probability = component.population.ratio(indicator, a, g, pi)
+                    truncated[a] |= (probability < self.g_floor) & (d[a] > 0)
+                    own.append(Term(a, d[a], d[a] * expected / self.shares[r] / self.bounded(probability)))
+            terms.append(tuple(own))
         return EffectRows(
             y=columns.y(table),
             observed=columns.observed(table),
             arm=arm,
             q=self.regression(table),
-            weight=columns.weight(table) / self.weight_mean,
-            v=np.stack(v),
+            weight=columns.relative_weight(table, self.weight_mean),
+            v=tuple(v),
             terms=tuple(terms),
+            truncated=truncated,
             cluster=columns.clusters(table),
         )
 
@@ -138,15 +162,20 @@ class Preparation:
             left = left * (1.0 - share)
         if self.treatment:
             g[0] = left
-        pi = np.ones_like(g)
-        if self.missingness is not None:
-            for a in range(len(g)):
-                pi[a] = self.missingness.predict(self.columns.in_arm(table, a))
-        return g, pi
+        if not self.missingness:
+            return g, _ones(*g.shape)
+        models = self.missingness * len(g) if len(self.missingness) == 1 else self.missingness
+        pi = [model.predict(self.columns.in_arm(table, a)) for a, model in enumerate(models)]
+        return g, np.stack(pi)
 
     def bounded(self, probability: Array) -> Array:
         """g pi, no less than the floor."""
         return np.maximum(probability, self.g_floor)
+
+
+def _ones(*shape: int) -> Array:
+    """Ones that take no memory."""
+    return np.broadcast_to(np.float64(1.0), shape)
 
 
 def _number(label: str) -> float:

@@ -21,7 +21,7 @@ import numpy as np
 
 from fedtmle.errors import NumericalError
 from fedtmle.model import kernels
-from fedtmle.model.exact import Sums, column_shifts, column_sums
+from fedtmle.model.exact import Sums, column_shifts, column_sums, zero_sums
 from fedtmle.model.families import Family
 from fedtmle.model.problem import AbstractProblem, Estimate
 from fedtmle.model.submodel import GeneralisedLinear, NoNormaliser
@@ -44,14 +44,17 @@ class EffectLaw:
 @final
 @dataclass(frozen=True, kw_only=True)
 class EffectProblem(AbstractProblem[EffectLaw, Table]):
-    """Means of the outcome per component, combined by the rows of ``combination`` (L).
+    """Means of the outcome per component; the rows of ``reported`` (R) combine them into psi.
 
+    The rows of ``combination`` (L) are fluctuated. They are those of R, less any whose covariate the
+    others span: a mean over everyone beside the means in all strata, say. Its equation then holds too.
     ``ceiling`` bounds H_r times the observation's weight over all rows; it follows from the bound
     on g, or is declared. ``as_weight`` puts H into the loss's weight instead of the covariate.
     """
 
     labels: tuple[str, ...]
     combination: tuple[tuple[float, ...], ...]
+    reported: tuple[tuple[float, ...], ...]
     outcome_bounds: tuple[float, float]
     prepare: Callable[[Table], EffectRows] = field(compare=False)
     ceiling: float
@@ -65,9 +68,13 @@ class EffectProblem(AbstractProblem[EffectLaw, Table]):
     def names(self) -> tuple[str, ...]:
         return self.labels
 
+    @property
+    def dim(self) -> int:
+        return len(self.combination)
+
     @cached_property
-    def L(self) -> Array:
-        return np.array(self.combination)
+    def R(self) -> Array:
+        return np.array(self.reported)
 
     @property
     def width(self) -> float:
@@ -122,24 +129,27 @@ class EffectProblem(AbstractProblem[EffectLaw, Table]):
         return np.asarray(own.weight * own.observed * weight * loss)
 
     def eif(self, law: EffectLaw, rows: Table, psi: Array) -> Array:  # noqa: ARG002 - see below
-        """D_k = sum_r L_kr (u_r - t_r psi_r), psi_r the components' plug-ins on these rows."""
+        """D_k = sum_r R_kr (u_r - t_r psi_r), psi_r the components' plug-ins on these rows."""
         own = self.rows(rows)
         u, t, m = moment_columns(own, self._regression(law, own), self.width)
         components = m.sum(axis=1) / t.sum(axis=1)
-        return np.asarray((self.L @ (u - t * components[:, None])).T)
+        return np.asarray((self.R @ (u - t * components[:, None])).T)
 
     def moments(self, law: EffectLaw, rows: Table) -> Sums:
-        own = self.rows(rows)
-        u, t, m = moment_columns(own, self._regression(law, own), self.width)
-        return column_sums(cluster_sums(own.cluster, u, t, m), self._moment_exponents(), what="EIF term")
+        total = zero_sums(self.moment_shifts(law))
+        for own in self.rows(rows).blocks():
+            u, t, m = moment_columns(own, self._regression(law, own), self.width)
+            columns = cluster_sums(own.cluster, u, t, m)
+            total += column_sums(columns, self._moment_exponents(), what="EIF term")
+        return total
 
     def moment_shifts(self, law: EffectLaw) -> tuple[int, ...]:  # noqa: ARG002 - declared, for every law
         return column_shifts(self._moment_exponents())
 
-    def finish(self, law: EffectLaw, pooled: Sums, n: int) -> Estimate:  # noqa: ARG002 - Psi is pooled
-        components, covariance = estimate_components(pooled, len(self.combination[0]), n)
-        low = self.outcome_bounds[0] * self.L.sum(axis=1)
-        return Estimate(psi=low + self.L @ components, covariance=self.L @ covariance @ self.L.T)
+    def finish(self, law: EffectLaw, pooled: Sums, n: int) -> Estimate:  # noqa: ARG002 - all is pooled
+        components, covariance = estimate_components(pooled, len(self.combination[0]))
+        low = self.outcome_bounds[0] * self.R.sum(axis=1)
+        return Estimate(psi=low + self.R @ components, covariance=self.R @ covariance @ self.R.T)
 
     def move(self, law: EffectLaw, eps: Array) -> EffectLaw:
         if not self.admits(law, eps):
@@ -157,7 +167,7 @@ class EffectProblem(AbstractProblem[EffectLaw, Table]):
 
     def row_bound(self, law: EffectLaw) -> RowBound:  # noqa: ARG002 - declared, for every law
         # |rho'| <= 1 for the logistic loss; a linear prediction may leave [0, 1] by some widths.
-        x = self.width * self.ceiling * float(np.abs(self.L).sum(axis=1).max())
+        x = self.width * self.ceiling * max(sum(map(abs, row)) for row in self.combination)
         slope, bend = (16.0, 1.0) if self.linear else (1.0, 0.25)
         return RowBound(gradient=exponent(slope * x), curvature=exponent(bend * x * x))
 

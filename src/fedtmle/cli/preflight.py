@@ -1,0 +1,31 @@
+"""``fedtmle preflight``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+
+from fedtmle.cli.exits import reporting
+
+
+def preflight(
+    study: Path = typer.Argument(..., help="The study file, study.toml."),
+    silo: str | None = typer.Option(
+        None, help="Show this silo's own table in full: for its owner, on its machine."
+    ),
+    as_json: bool = typer.Option(False, "--json", help="Print the tables as JSON."),
+) -> None:
+    """Look at the cohort first: Table 1 by arm, missing values, overlap; small cells are hidden."""
+    import json
+
+    from fedtmle.studies.file import read_study
+    from fedtmle.studies.preflight import preflight as look
+    from fedtmle.studies.preflight_text import render
+
+    with reporting(as_json=as_json):
+        file = read_study(study)
+        if silo is not None and silo not in file.silos:
+            raise typer.BadParameter(f"the study has {', '.join(file.silos)}", param_hint="--silo")
+        view = look(file, silo=silo)
+        typer.echo(json.dumps(view.to_dict()) if as_json else render(view))

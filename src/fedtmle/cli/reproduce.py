@@ -1,0 +1,56 @@
+"""``fedtmle reproduce``."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from enum import StrEnum
+from pathlib import Path
+
+import typer
+
+
+class Wanted(StrEnum):
+    """What `reproduce` can draw."""
+
+    ONE = "1"
+    TWO = "2"
+    THREE = "3"
+    FOUR = "4"
+    EXTRA = "extra"
+    ALL = "all"
+
+
+def reproduce(
+    figure: Wanted = typer.Option(
+        Wanted.ALL,
+        help="1: loss against time. 2: EIF residual against time. 3: residual at a time budget. 4: loss at "
+        "200 rounds. extra: costs, retirement, coverage. all: these.",
+    ),
+    quick: bool = typer.Option(False, "--quick", help="Small data: what it looks like, in seconds."),
+    seed: int = typer.Option(1, min=0, help="The first seed."),
+    replicates: int = typer.Option(1, min=1, help="How many seeds; the paper's sentences need at least 5."),
+    latency: float = typer.Option(5.0, min=0.0, help="Milliseconds per round on the link."),
+    workers: int = typer.Option(min(2, os.cpu_count() or 1), min=1, help="Worker processes."),
+    out: Path = typer.Option(Path("reproduce"), help="The folder for figures, tables and RESULTS.md."),
+    quiet: bool = typer.Option(False, "--quiet", help="No progress display."),
+) -> None:
+    """Run the paper's experiments: PNG, SVG and CSV of each figure, and RESULTS.md."""
+    if importlib.util.find_spec("matplotlib") is None:
+        typer.echo("Figures need matplotlib: pip install 'fedtmle[figures]'", err=True)
+        raise typer.Exit(1)
+    from fedtmle.reproduce.run import Order, carry_out
+    from fedtmle.reproduce.scenario import QUICK, Scale
+
+    numbered = figure not in (Wanted.EXTRA, Wanted.ALL)
+    every = (1, 2, 3, 4) if figure is Wanted.ALL else ()
+    order = Order(
+        figures=(int(figure),) if numbered else every,
+        extra=not numbered,
+        seeds=range(seed, seed + replicates),
+        scale=QUICK if quick else Scale(),
+        latency=latency / 1e3,
+        workers=workers,
+        out=out,
+    )
+    typer.echo(carry_out(order, quiet=quiet))

@@ -1,0 +1,111 @@
+"""How figures look: journal column widths, 8 pt, Okabe-Ito colours, names beside their curves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from fedtmle.reproduce.scenario import Method
+
+WIDTH = 7.0  # inches: two columns
+GREY = "#666666"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ink:
+    """A series: its colour (Okabe-Ito), dashes, marker and printed name."""
+
+    colour: str
+    dashes: str
+    marker: str
+    label: str
+
+
+INKS: Mapping[Method, Ink] = {
+    Method.GRADIENT: Ink(colour="#000000", dashes="-", marker="o", label="G"),
+    Method.LOCAL_SIZE: Ink(colour="#0072B2", dashes="-", marker="s", label="L, size"),
+    Method.LOCAL_UNIFORM: Ink(colour="#D55E00", dashes="-", marker="^", label="L, uniform"),
+    Method.CODED_RAW: Ink(colour="#CC79A7", dashes="--", marker="v", label="coded, raw"),
+    Method.CODED_WHITENED: Ink(colour="#009E73", dashes="--", marker="D", label="coded, whitened"),
+}
+
+
+@contextmanager
+def house_style() -> Iterator[None]:
+    """Settings for what is drawn inside."""
+    with mpl.rc_context(
+        {
+            "font.family": "sans-serif",
+            "font.size": 8,
+            "axes.titlesize": 8,
+            "axes.labelsize": 8,
+            "xtick.labelsize": 7,
+            "ytick.labelsize": 7,
+            "axes.spines.top": False,
+            "axes.spines.right": False,
+            "axes.linewidth": 0.6,
+            "xtick.major.width": 0.6,
+            "ytick.major.width": 0.6,
+            "xtick.major.size": 2.5,
+            "ytick.major.size": 2.5,
+            "ytick.minor.size": 0,
+            "lines.linewidth": 1.1,
+            "lines.markersize": 3.2,
+            "svg.fonttype": "none",  # text stays text
+            "svg.hashsalt": "fedtmle",  # the same figure gives the same file
+            "savefig.dpi": 200,
+        }
+    ):
+        yield
+
+
+def save(figure: Figure, out: Path, name: str) -> None:
+    """PNG and SVG, without a date in them."""
+    figure.savefig(out / f"{name}.png")
+    figure.savefig(out / f"{name}.svg", metadata={"Date": None})
+
+
+def name_curves(axes: Axes, ends: Mapping[str, tuple[float, float, str]], *, gap: float = 0.085) -> None:
+    """Names beside the right edge at the height of each curve's end (x, y, colour), moved apart by ``gap``.
+
+    A hair line leads from the end of the curve to its name.
+    """
+    axes.autoscale_view()
+    to_axes = axes.transData + axes.transAxes.inverted()
+    points = {label: to_axes.transform((x, y)) for label, (x, y, _) in ends.items()}
+    order = sorted(points, key=lambda label: float(points[label][1]))
+    placed = _apart([float(points[label][1]) for label in order], gap)
+    for label, at in zip(order, placed, strict=True):
+        (x, y), colour = points[label], ends[label][2]
+        axes.plot([x, 1.035], [y, at], color=colour, lw=0.5, transform=axes.transAxes, clip_on=False)
+        axes.text(1.045, at, label, color=colour, transform=axes.transAxes, va="center", fontsize=7)
+
+
+def _apart(heights: list[float], gap: float) -> list[float]:
+    """Ascending heights, moved as little as needed to lie ``gap`` apart (pooled neighbours move together)."""
+    blocks: list[list[float]] = []  # each: the heights of names that touch
+    for height in heights:
+        blocks.append([height])
+        while len(blocks) > 1 and _low(blocks[-1], gap) - _high(blocks[-2], gap) < gap:
+            last = blocks.pop()
+            blocks[-1] += last
+    placed = [_low(block, gap) + gap * i for block in blocks for i in range(len(block))]
+    for i, height in enumerate(placed):  # none below the axis ...
+        placed[i] = max(height, gap * i)
+    for i in reversed(range(len(placed))):  # ... and none above its top
+        placed[i] = min(placed[i], 1.0 - gap * (len(placed) - 1 - i))
+    return placed
+
+
+def _low(block: list[float], gap: float) -> float:
+    return sum(block) / len(block) - gap * (len(block) - 1) / 2
+
+
+def _high(block: list[float], gap: float) -> float:
+    return _low(block, gap) + gap * (len(block) - 1)

@@ -1,0 +1,178 @@
+"""A look at the cohort before a study runs: Table 1 by arm, missing values, cohort flow, balance.
+
+The server's view is made of thresholded tables only: every silo hides its small cells first.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from fedtmle.data import Schema, load_all
+from fedtmle.studies.file import StudyFile
+from fedtmle.studies.schema import schema_of
+from fedtmle.studies.table1 import (
+    FLOOR,
+    STEPS,
+    Characteristics,
+    Lost,
+    Moments,
+    SiloTable,
+    characteristics,
+    describe_silo,
+    thresholded,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """One characteristic: a mean and its standard deviation, or a share (``sd`` None), per arm.
+
+    It is made of the ``silos`` that show it in all arms, so that the arms are comparable; empty
+    tuples if there are none. ``difference`` is the largest standardised one to the reference arm.
+    """
+
+    name: str
+    level: str | None
+    mean: tuple[float, ...]
+    sd: tuple[float, ...] | None
+    difference: float | None
+    silos: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Count:
+    """A count over the silos that show it; None if none does."""
+
+    name: str
+    count: int | None
+    of: int  # the records of those silos
+    silos: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preflight:
+    """The view of several silos together, or of one."""
+
+    silos: tuple[str, ...]
+    n_rows: int
+    arms: tuple[str, ...]
+    arm_counts: tuple[Count, ...]
+    lost: tuple[Count, ...]  # records that fall out, step by step
+    missing: tuple[Count, ...]
+    lines: tuple[Line, ...]
+    floor: int | None  # None where nothing is hidden
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def preflight(file: StudyFile, *, silo: str | None = None, floor: int = FLOOR) -> Preflight:
+    """All silos from thresholded tables; or one ``silo`` in full, for its owner."""
+    sources = file.silos if silo is None else {silo: file.silos[silo]}
+    tables = load_all(sources, _lenient(schema_of(file.study)))
+    what = characteristics(file.study, list(tables.values()))
+    full = {name: describe_silo(what, table) for name, table in tables.items()}
+    if silo is not None:
+        return pool(what, full, floor=None)
+    return pool(what, {name: thresholded(table, floor) for name, table in full.items()}, floor=floor)
+
+
+def _lenient(schema: Schema) -> Schema:
+    """The study's columns with missing values let through: to count them is the point."""
+    return Schema(tuple(replace(column, may_be_missing=True) for column in schema.columns))
+
+
+def pool(what: Characteristics, silos: Mapping[str, SiloTable], *, floor: int | None) -> Preflight:
+    """Sums over the silos of whatever each of them shows."""
+    tables = list(silos.values())
+    names = (*what.factors, *what.numeric, *([what.treatment] if what.treatment else []), what.outcome)
+    return Preflight(
+        silos=tuple(silos),
+        n_rows=sum(table.n_rows for table in tables),
+        arms=what.arms,
+        arm_counts=tuple(
+            _count(arm, [table.arms[a] for table in tables], tables) for a, arm in enumerate(what.arms)
+        ),
+        lost=tuple(
+            _count(step, [_told(table.lost[k]) for table in tables], tables) for k, step in enumerate(STEPS)
+        ),
+        missing=tuple(
+            _count(name, [_told(table.missing[name]) for table in tables], tables) for name in names
+        ),
+        lines=(
+            *(_mean(name, [table.numeric[name] for table in tables]) for name in what.numeric),
+            *(
+                _share(name, level, [table.levels[name, level] for table in tables], tables)
+                for name, levels in what.factors.items()
+                for level in levels
+            ),
+        ),
+        floor=floor,
+    )
+
+
+def _count(name: str, counts: Sequence[int | None], tables: Sequence[SiloTable]) -> Count:
+    shown = [(count, t.n_rows) for count, t in zip(counts, tables, strict=True) if count is not None]
+    return Count(
+        name=name,
+        count=sum(count for count, _ in shown) if shown else None,
+        of=sum(rows for _, rows in shown),
+        silos=len(shown),
+    )
+
+
+def _told(lost: Lost | None) -> int | None:
+    return None if lost is None else lost.count
+
+
+def _mean(name: str, silos: Sequence[tuple[Moments | None, ...]]) -> Line:
+    shown = [[m for m in by_arm if m is not None] for by_arm in silos if None not in by_arm]
+    means, deviations = [], []
+    for arm in zip(*shown, strict=True):
+        count, total = sum(m.count for m in arm), sum(m.total for m in arm)
+        mean = total / count if count else math.nan
+        spread = sum(m.squares for m in arm) - count * mean**2
+        means.append(mean)
+        deviations.append(math.sqrt(max(spread, 0.0) / (count - 1)) if count > 1 else math.nan)
+    zero_one = bool(shown) and all(m.zero_one for by_arm in shown for m in by_arm)
+    variances = [m * (1 - m) for m in means] if zero_one else [sd**2 for sd in deviations]
+    return Line(
+        name=name,
+        level="1" if zero_one else None,
+        mean=tuple(means),
+        sd=None if zero_one else tuple(deviations),
+        difference=_difference(means, variances),
+        silos=len(shown),
+    )
+
+
+def _share(
+    name: str, level: str, silos: Sequence[tuple[int | None, ...]], tables: Sequence[SiloTable]
+) -> Line:
+    shown = [(cells, t.arms) for cells, t in zip(silos, tables, strict=True) if None not in cells]
+    shares = []
+    for a in range(len(silos[0]) if shown else 0):
+        count, total = (sum(pair[k][a] or 0 for pair in shown) for k in (0, 1))
+        shares.append(count / total if total else math.nan)
+    return Line(
+        name=name,
+        level=level,
+        mean=tuple(shares),
+        sd=None,
+        difference=_difference(shares, [share * (1 - share) for share in shares]),
+        silos=len(shown),
+    )
+
+
+def _difference(means: Sequence[float], variances: Sequence[float]) -> float | None:
+    """The largest standardised difference to the reference arm, (m_a - m_0) / sqrt((v_a + v_0) / 2)."""
+    found = []
+    for mean, variance in zip(means[1:], variances[1:], strict=True):
+        scale = math.sqrt((variance + variances[0]) / 2)
+        gap = mean - means[0]
+        if gap == 0 or scale > 0:
+            found.append(gap / scale if gap else 0.0)
+    return max(found, key=abs, default=None)

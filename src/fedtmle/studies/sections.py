@@ -1,0 +1,129 @@
+"""Reading the sections of a TOML document by their declared keys, noting every mistake with its line."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fedtmle.errors import InputError
+from fedtmle.studies.keys import Key, Kind
+from fedtmle.studies.lines import Lines, Place
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mistake:
+    """One thing to mend in a file."""
+
+    file: str
+    line: int | None
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{'' if self.line is None else f'{self.line}:'} {self.what}"
+
+
+class Sections:
+    """A document, and the mistakes found in it so far; ``homes`` are the keys of each section."""
+
+    def __init__(
+        self, file: str, lines: Lines, document: dict[str, Any], homes: Mapping[str, Iterable[str]]
+    ) -> None:
+        self._file, self._lines, self._document, self._homes = file, lines, document, homes
+        self.mistakes: list[Mistake] = []
+
+    def add(self, section: Place, key: str | None, what: str) -> None:
+        """Notes a mistake in a section, or at one key of it."""
+        written = f"[{'.'.join(part for part in section if isinstance(part, str))}]" if section else ""
+        place = section if key is None else (*section, key)
+        where = " ".join(part for part in (written, key) if part)
+        self.mistakes.append(Mistake(file=self._file, line=self._lines.of(place), what=f"{where}: {what}"))
+
+    def table(self, section: Place) -> dict[str, Any] | None:
+        """The table of a section; None if it is not there, empty (and noted) if it is no table."""
+        found: Any = self._document
+        for part in section:
+            found = found[part] if isinstance(part, int) else found.get(part)
+            if found is None:
+                return None
+            if not isinstance(found, dict | list):
+                self.add(section, None, "this is not a section; write its keys below the heading")
+                return {}
+        return found if isinstance(found, dict) else {}
+
+    def values(
+        self, section: Place, known: Mapping[str, Key], *, kind: str | None = None, demand: bool = True
+    ) -> dict[str, Any]:
+        """The values of a section that can be read; ``demand`` notes the required ones that are missing."""
+        table = self.table(section) or {}
+        self.refuse_unknown(section, table, ("kind", *known) if kind else known, whose=kind)
+        values = {}
+        for name, key in known.items():
+            if name in table:
+                try:
+                    values[name] = key.read(table[name])
+                except ValueError:
+                    words = re.findall(r'"([^"]+)"', key.expected)
+                    self.add(section, name, f"expected {key.expected}{near(table[name], words)}")
+            elif key.required and demand:
+                self.add(section, name, f"is missing; expected {key.expected}")
+        return values
+
+    def make(
+        self,
+        section: Place,
+        kinds: Mapping[str, Kind],
+        *,
+        default: str | None = None,
+        ready: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """What a section with a ``kind`` makes, None if it cannot; ``ready`` replaces values read here."""
+        table = self.table(section)
+        if table is None:
+            return None
+        kind = table.get("kind", default)
+        if not isinstance(kind, str) or kind not in kinds:
+            wrong = "is missing" if kind is None else "is not known"
+            hint = near(kind, kinds) or f"; expected one of {', '.join(kinds)}"
+            self.add(section, "kind", f"{wrong}{hint}")
+            every = {name: key for other in kinds.values() for name, key in other.keys.items()}
+            self.values(section, every, kind="any kind", demand=False)
+            return None
+        before = len(self.mistakes)
+        values = self.values(section, kinds[kind].keys, kind=kind)
+        if before < len(self.mistakes):
+            return None
+        return self.construct(section, kinds[kind].make, {**values, **(ready or {})})
+
+    def construct(self, section: Place, make: Callable[..., Any], values: Mapping[str, Any]) -> Any:
+        """The object of a section; None, and noted at the key that the error names, if it is refused."""
+        try:
+            return make(**values)
+        except InputError as error:
+            named, _, rest = str(error).partition(": ")
+            self.add(section, named, rest) if named in values else self.add(section, None, str(error))
+            return None
+
+    def refuse_unknown(
+        self, section: Place, table: Mapping[str, Any], known: Iterable[str], *, whose: str | None = None
+    ) -> None:
+        """Notes keys that are not known, with the name or the section that may be meant."""
+        known = tuple(known)
+        for name in (name for name in table if name not in known):
+            home = next(
+                (home for home, own in self._homes.items() if name in own and home not in section), None
+            )
+            hint = near(name, known) or (
+                f"; it belongs in [{home}]" if home else f"; known: {', '.join(known)}"
+            )
+            what = "unknown section" if not section else f"unknown key{f' of {whose}' if whose else ''}"
+            self.add(section, name, f"{what}{hint}")
+
+
+def near(name: object, known: Iterable[str]) -> str:
+    """A question after the known name that may be meant, if one is near."""
+    by_fold = {other.casefold(): other for other in known}
+    found = difflib.get_close_matches(str(name).casefold(), by_fold, n=1)
+    return f"; did you mean '{by_fold[found[0]]}'?" if found else ""

@@ -1,0 +1,183 @@
+"""A result as a person reads it: plain text at 80 columns, made from the saved document alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from fedtmle.studies.describe import in_words
+from fedtmle.studies.text import aligned, bits, decimals, number, probability, share, wrapped
+
+Document = Mapping[str, Any]
+WAYS = ("bits_up", "bits_down")
+PHASES = {"nuisance": "models", "calibration": "calibration", "targeting": "targeting", "closing": "closing"}
+
+
+def render(document: Document) -> str:
+    """The whole result; the first line is its title."""
+    parts = (
+        _question(document),
+        _cohort(document),
+        _how(document),
+        _estimates(document),
+        _personalized(document),
+        _silos(document),
+        certificate(document),
+        cost(document),
+        _warnings(document),
+    )
+    return "\n\n".join("\n".join(lines) for lines in map(list, parts) if lines)
+
+
+def _question(document: Document) -> Iterator[str]:
+    study = document.get("study")
+    if study:
+        yield from wrapped(in_words(study["target"]))
+    records = f"{document['n']:,} records in {_silo_count(document)}"
+    yield from wrapped(f"{document['question']}; {records}")
+
+
+def _silo_count(document: Document) -> str:
+    count = len(document["sizes"])
+    return "1 silo" if count == 1 else f"{count} silos"
+
+
+def _cohort(document: Document) -> Iterator[str]:
+    rows = [("arm", "records", "with outcome", "below g bound")]
+    arms = zip(
+        document["arms"],
+        document["arm_counts"],
+        document["observed_counts"],
+        document["truncated"],
+        strict=True,
+    )
+    for arm, count, seen, truncated in arms:
+        rows.append((arm, f"{count:,}", f"{seen:,} ({share(seen, count)})", f"{truncated:,}"))
+    yield from aligned(rows)
+
+
+def _how(document: Document) -> Iterator[str]:
+    """Models, the bound on g, and how many rows the inverse probabilities leave in effect."""
+    study = document.get("study", {})
+    lines = [(f"{role} model", text) for role, text in study.get("models", {}).items()]
+    if study:
+        lines.append(("algorithm", study["algorithm"]["kind"]))
+    rule = study.get("options", {}).get("g_bounds")
+    floor = f"{document['g_floor']:.4g}" if document["g_floor"] else "none"
+    lines.append(("g bound", f"{floor}{' (auto)' if rule == 'auto' else ''}"))
+    sizes = [f"{size:,.1f} for {name}" for name, size in document["effective_sizes"].items()]
+    lines.append(("effective n", "; ".join(sizes)))
+    width = max(len(label) for label, _ in lines) + 2
+    for label, text in lines:
+        yield from wrapped(text, indent=" " * width, first=label.ljust(width))
+
+
+def interval_title(document: Document) -> str:
+    confidence = document.get("study", {}).get("options", {}).get("confidence")
+    return "interval" if confidence is None else f"{100 * confidence:.4g}% interval"
+
+
+def cells(row: Mapping[str, Any], digits: int | None = None) -> tuple[str, str, str]:
+    """Estimate, standard error and interval, by default with three digits of the standard error."""
+    digits = decimals(row["std_error"]) if digits is None else digits
+    interval = f"{number(row['conf_low'], digits)} to {number(row['conf_high'], digits)}"
+    return number(row["estimate"], digits), number(row["std_error"], digits), interval
+
+
+def _digits(document: Document) -> int:
+    """Decimals that suit the whole table."""
+    return max(decimals(row["std_error"]) for row in document["estimates"])
+
+
+def _estimates(document: Document) -> Iterator[str]:
+    estimates, simultaneous = document["estimates"], document["simultaneous"]
+    if not estimates:
+        return
+    digits, title = _digits(document), interval_title(document)
+    rows = [["estimand", "estimate", "std. error", title, "p"]]
+    rows += [[row["estimand"], *cells(row, digits), probability(row["p_value"])] for row in estimates]
+    yield from aligned(rows)
+    if len(estimates) > 1:
+        yield ""
+        rows = [[row["estimand"], cells(row, digits)[2]] for row in simultaneous]
+        yield from aligned([["all estimands at once", f"simultaneous {title}"], *rows])
+
+
+def _personalized(document: Document) -> Iterator[str]:
+    kept = document["personalized"]
+    if kept:
+        yield from wrapped("Each silo keeps its own estimate; there is no pooled one.")
+        rows = [("silo", "records", "left at update")]
+        for name, silo in kept.items():
+            left = "-" if silo["retired_at"] is None else str(silo["retired_at"])
+            rows.append((name, f"{silo['n_rows']:,}", left))
+        yield from aligned(rows)
+
+
+def _silos(document: Document) -> Iterator[str]:
+    """The silos that released their own estimate, one estimand after the other."""
+    released = document["silos"]
+    if not released:
+        return
+    estimands = [row["estimand"] for row in document["estimates"]]
+    digits = _digits(document)
+    rows = [["released by silos", "estimate", "std. error", interval_title(document)]]
+    for index, estimand in enumerate(estimands):
+        indent = ""
+        if len(estimands) > 1:
+            rows.append([estimand, "", "", ""])
+            indent = "  "
+        rows += [[f"{indent}{name}", *cells(own[index], digits)] for name, own in released.items()]
+    yield from aligned(rows)
+    if document["heterogeneity"]:
+        yield ""
+        rows = [["heterogeneity", "Q", "df", "I2"]]
+        for line in document["heterogeneity"]:
+            rows.append([line["estimand"], f"{line['Q']:.2f}", str(line["df"]), f"{line['I2']:.0%}"])
+        yield from aligned(rows)
+
+
+def certificate(document: Document) -> Iterator[str]:
+    """How exactly the pooled equation was solved, in two sentences."""
+    stated = document["certificate"]
+    if not stated or stated["tolerance"] is None:
+        yield from wrapped(f"Certificate: {document['status_text']}.")
+        return
+    bound, asked = stated["residual_bound"], stated["tolerance"]
+    if bound is None:
+        yield from wrapped(f"Certificate: none, {document['status_text']}.")
+        return
+    errors = [row["std_error"] for row in document["estimates"] if row["std_error"]]
+    relative = f", {bound / min(errors):.1g} of the smallest standard error" if errors else ""
+    first = f"The pooled estimating equation holds to within {bound:.2g} (asked: {asked:.2g}){relative}."
+    if document["residual_kind"] == "certified bound":
+        smoothness = stated["smoothness"]
+        second = (
+            "The bound includes all rounding; it is proved from what the silos sent and does not rest on the "
+            f"smoothness constant, which is {smoothness['basis']} and sets the number of rounds only."
+        )
+    else:
+        second = "This was computed from exact sums over all silos and rests on no estimated constant."
+    yield from wrapped(f"Certificate: {first} {second}")
+
+
+def cost(document: Document) -> Iterator[str]:
+    """Rounds and bits by phase, over all links."""
+    account = document["account"]
+    rows = [["cost", "rounds", "from silos", "to silos"]]
+    for phase, label in PHASES.items():
+        if account["rounds"].get(phase):
+            sent = [bits(_sent(account, way, phase)) for way in WAYS]
+            rows.append([label, str(account["rounds"][phase]), *sent])
+    every = [bits(sum(_sent(account, way, phase) for phase in PHASES)) for way in WAYS]
+    yield from aligned([*rows, ["in all", str(sum(account["rounds"].values())), *every]])
+
+
+def _sent(account: Mapping[str, Any], way: str, phase: str) -> int:
+    return sum(by_phase.get(phase, 0) for by_phase in account[way].values())
+
+
+def _warnings(document: Document) -> Iterator[str]:
+    warnings: Sequence[str] = document["warnings"]
+    for warning in warnings:
+        yield from wrapped(warning, indent="         ", first="Warning: ")

@@ -1,0 +1,182 @@
+"""What `fedtmle init` writes: a commented study, two hospitals with their own habits, and toy records."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+from fedtmle.errors import InputError
+
+STUDY = """\
+# A study: what is asked, how, and of whom. Check it with `fedtmle validate study.toml`, look at
+# the cohort with `fedtmle preflight study.toml`, run it with `fedtmle run study.toml`.
+# Lines that start with '#' are comments; commented settings show the default or an alternative.
+
+[target]
+kind = "ATE"                    # ATE, TSM (a mean per arm), RR, OR, ATT, ATC, OutcomeMean, PolicyMeans
+outcome = "sbp_12"              # systolic blood pressure after 12 months; missing for some
+outcome_bounds = [70, 260]      # declared, because a sample's minimum and maximum are two patients
+# outcome_type = "auto"         # binary, continuous, count
+treatment = "programme"
+arms = ["usual", "exercise"]    # the first is the reference
+# strata = "sex"                # effects by subgroup as well
+
+# The means under rules that are known, for kind = "PolicyMeans":
+# [[target.rules]]
+# kind = "Static"               # everyone gets one arm
+# arm = "exercise"
+# [[target.rules]]
+# kind = "Threshold"            # one arm where a column is at least the cut, else another
+# column = "sbp_0"
+# cut = 140
+# arm = "exercise"
+# otherwise = "usual"
+# [[target.rules]]
+# kind = "Stochastic"           # each arm with a probability, in the order of the arms
+# shares = [0.5, 0.5]
+
+[models.outcome]                # its formula may use the treatment
+formula = "C(programme) + sbp_0 + age + C(sex) + smoker"
+# family = "auto"               # gaussian, binomial, poisson
+# ridge = 0.0
+# supplied = ["q0", "q1"]       # instead of a formula: columns of predictions, one per arm
+
+[models.treatment]              # always logistic
+formula = "sbp_0 + age + C(sex) + smoker"
+
+[models.missingness]            # who has an outcome; leave it out if no outcome may be missing
+formula = "C(programme) + age + smoker"
+
+[algorithm]
+kind = "Coded"                  # Gradient, LocalAverage, Personalized; Central pools the rows
+tolerance = "practical"         # 1e-6 of a standard error; "negligible", or a number
+# coordinates = "whitened"      # raw
+# smoothness = "estimated"      # certified, pooled, or a number
+# max_rounds = 10000
+# fixed_width = 1000            # send absolute integers instead of differences
+# optimizer = "newton"          # Gradient: newton, descent; Central: exact as well
+# max_updates = 100             # Gradient, Central, LocalAverage, Personalized
+# weights = "size"              # LocalAverage, Personalized: size, uniform
+# radius = 64                   # LocalAverage, Personalized
+# exhaustive = false            # LocalAverage, Personalized
+# progress_tolerance = 1e-9     # LocalAverage
+# lattice = 1e-6                # Personalized
+# noise = 0.1                   # Personalized
+
+[options]
+g_bounds = "auto"               # 5/(sqrt(n) log n); a number below 0.5, or "none"
+confidence = 0.95
+# clever = "covariate"          # weight
+# submodel = "per arm"          # contrast
+# link = "logistic"             # linear
+# weights = "sampling_weight"   # a column of observation weights
+# weight_ceiling = 64           # of a weight over the mean weight
+# cluster = "family"            # a column of cluster identifiers
+# largest_cluster = 64
+# folds = 10                    # cross-fit the models
+# seed = 0
+
+[silos]                         # name = its silo file (.toml), or a .csv or .parquet with the study's names
+north = "north.toml"
+south = "south.toml"
+
+# [release]                     # silos that consented to having their own estimate shown
+# silos = ["north", "south"]
+"""
+
+NORTH = """\
+# What the northern hospital calls the study's columns. It keeps this file; the study never sees it.
+
+[silo]
+name = "north"
+
+[data]
+path = "north.csv"              # or .parquet; or database = "records.duckdb" with table or query
+
+[columns]                       # study's name = this hospital's; columns not listed keep their name
+sbp_12 = "SBP_FOLLOWUP"
+sbp_0 = "SBP_BASELINE"
+age = "AGE_YEARS"
+sex = {column = "SEX", levels = {M = "male", F = "female"}}
+programme = {column = "GROUP", levels = {0 = "usual", 1 = "exercise"}}
+"""
+
+SOUTH = """\
+# The southern hospital measures blood pressure in kPa and ages in months; it has its own codes.
+
+[silo]
+name = "south"
+
+[data]
+path = "south.csv"
+
+[columns]
+sbp_12 = {column = "bp_12m_kpa", scale = 7.50062}       # the study's value = theirs * scale + shift
+sbp_0 = {column = "bp_start_kpa", scale = 7.50062}
+age = {column = "age_months", scale = 0.0833333333}
+sex = {column = "gender", levels = {1 = "male", 2 = "female"}}
+programme = {column = "therapy", levels = {control = "usual", gym = "exercise"}}
+smoker = {column = "smokes", levels = {yes = 1, no = 0}}
+"""
+
+Patient = dict[str, float]
+
+
+def write_template(folder: Path, *, force: bool) -> list[Path]:
+    """Writes the example into ``folder``; without ``force`` nothing is overwritten."""
+    files = {
+        "study.toml": STUDY,
+        "north.toml": NORTH,
+        "south.toml": SOUTH,
+        "north.csv": "\n".join(_north()) + "\n",
+        "south.csv": "\n".join(_south()) + "\n",
+    }
+    there = [name for name in files if (folder / name).exists()]
+    if there and not force:
+        raise InputError(f"{folder}: {', '.join(there)} already there; choose another folder, or --force")
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    return [folder / name for name in files]
+
+
+def _north() -> Iterator[str]:
+    yield "SBP_FOLLOWUP,SBP_BASELINE,AGE_YEARS,SEX,smoker,GROUP"
+    for p in _patients(240, seed=1, shift=0.0):
+        after = "" if math.isnan(p["after"]) else f"{p['after']:.0f}"
+        sex = "F" if p["female"] else "M"
+        yield f"{after},{p['before']:.0f},{p['age']:.0f},{sex},{p['smoker']:.0f},{p['treated']:.0f}"
+
+
+def _south() -> Iterator[str]:
+    yield "bp_12m_kpa,bp_start_kpa,age_months,gender,smokes,therapy"
+    for p in _patients(160, seed=2, shift=4.0):
+        after = "" if math.isnan(p["after"]) else f"{p['after'] / 7.50062:.2f}"
+        codes = (
+            2 if p["female"] else 1,
+            "yes" if p["smoker"] else "no",
+            "gym" if p["treated"] else "control",
+        )
+        yield f"{after},{p['before'] / 7.50062:.2f},{12 * p['age']:.0f},{codes[0]},{codes[1]},{codes[2]}"
+
+
+def _patients(count: int, *, seed: int, shift: float) -> Iterator[Patient]:
+    """Invented patients: the fitter ones take part, older ones are lost; the programme lowers by 6."""
+    draw = random.Random(seed)  # noqa: S311 - toy records, the same on every machine
+    for _ in range(count):
+        age = min(85.0, max(30.0, draw.gauss(58, 10)))
+        female, smoker = draw.random() < 0.5, draw.random() < 0.25
+        before = 142 + shift + 0.4 * (age - 58) + 4 * smoker + draw.gauss(0, 12)
+        treated = draw.random() < 1 / (1 + math.exp(0.2 + 0.03 * (age - 58) + 0.5 * smoker))
+        after = 40 + 0.7 * before - 6 * treated + 2 * smoker - 1.5 * female + draw.gauss(0, 8)
+        seen = draw.random() < 1 / (1 + math.exp(-2.4 + 0.03 * (age - 58) - 0.4 * treated))
+        yield {
+            "age": age,
+            "female": female,
+            "smoker": smoker,
+            "before": before,
+            "treated": treated,
+            "after": after if seen else math.nan,
+        }

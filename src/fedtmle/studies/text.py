@@ -1,0 +1,71 @@
+"""Plain text at 80 columns: aligned tables, wrapped paragraphs, numbers as people read them."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Sequence
+
+WIDTH = 80
+GAP = "  "
+
+
+def aligned(rows: Sequence[Sequence[str]], *, indent: str = "") -> list[str]:
+    """Rows as lines: the first column to the left, cut where the table is too wide, the rest to the right."""
+    if not rows:
+        return []
+    widths = [max(len(row[j]) for row in rows) for j in range(len(rows[0]))]
+    rest = sum(widths[1:]) + len(GAP) * (len(widths) - 1) + len(indent)
+    first = min(widths[0], max(8, WIDTH - rest))
+    return [
+        (
+            indent
+            + GAP.join(
+                [shortened(row[0], first).ljust(first)]
+                + [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
+            )
+        ).rstrip()
+        for row in rows
+    ]
+
+
+def shortened(text: str, width: int) -> str:
+    """At most ``width`` characters, the end cut off visibly."""
+    return text if len(text) <= width else f"{text[: width - 2]}.."
+
+
+def wrapped(text: str, *, indent: str = "", first: str | None = None) -> list[str]:
+    """A paragraph as lines."""
+    return textwrap.wrap(
+        text, WIDTH, initial_indent=indent if first is None else first, subsequent_indent=indent
+    )
+
+
+def decimals(error: float | None) -> int:
+    """Decimals that show a standard error with three digits."""
+    if error is None or not math.isfinite(error) or error <= 0:
+        return 4
+    return min(8, max(0, 2 - math.floor(math.log10(error))))
+
+
+def number(value: float | None, digits: int) -> str:
+    return "-" if value is None or not math.isfinite(value) else f"{value:.{digits}f}"
+
+
+def probability(p: float | None) -> str:
+    """A p-value; below a thousandth only that."""
+    if p is None:
+        return "-"
+    return "<0.001" if p < 0.001 else f"{p:.3f}"
+
+
+def share(part: float, whole: float) -> str:
+    return f"{part / whole:.0%}" if whole else "-"
+
+
+def bits(count: int) -> str:
+    """A number of bits in a unit that keeps it short."""
+    for unit, size in (("Gbit", 10**9), ("Mbit", 10**6), ("kbit", 10**3)):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count} bit"

@@ -1,0 +1,102 @@
+"""Checking a study, its silo files and their data together, so that all complaints come at once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from fedtmle.data import DataErrors, Schema, load, read_silo_file
+from fedtmle.errors import FedTMLEError
+from fedtmle.model.table import Table
+from fedtmle.studies.file import StudyFile, StudyFileErrors, read_study
+from fedtmle.studies.schema import schema_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class Complaint:
+    """One thing to mend, with the file and line where they are known."""
+
+    message: str
+    file: str | None = None
+    line: int | None = None
+    silo: str | None = None
+
+    def __str__(self) -> str:
+        place = ":".join(str(part) for part in (self.file, self.line) if part is not None)
+        return f"{place}: {self.message}" if place else self.message
+
+
+@dataclass(frozen=True, kw_only=True)
+class Validation:
+    """What was checked: the study if it could be read, each readable silo's table, and the complaints."""
+
+    file: StudyFile | None
+    schema: Schema | None
+    tables: Mapping[str, Table]
+    complaints: tuple[Complaint, ...]
+
+
+def validate(path: str | Path) -> Validation:
+    """Checks the study file, the silo files it names and, where the study is readable, their data."""
+    file, schema = None, None
+    silos: Mapping[str, Path] = {}
+    found: list[Complaint] = []
+    try:
+        file = read_study(path)
+        silos = file.silos
+        schema = schema_of(file.study)
+    except FedTMLEError as error:
+        found += complaints(error)
+        silos = error.silos if isinstance(error, StudyFileErrors) else silos
+    tables: dict[str, Table] = {}
+    for name, source in silos.items():
+        try:
+            if schema is not None:
+                tables[name] = load(source, schema, silo=name)
+            elif source.suffix.lower() == ".toml":
+                read_silo_file(source)
+        except DataErrors as errors:
+            found += complaints(errors.at(name))
+    if file is not None and len(tables) == len(silos):
+        found += _empty_arms(file, tables)
+    return Validation(file=file, schema=schema, tables=tables, complaints=tuple(found))
+
+
+def complaints(error: FedTMLEError) -> list[Complaint]:
+    """An error's parts, each with its place."""
+    if isinstance(error, StudyFileErrors):
+        return [Complaint(message=m.what, file=m.file, line=m.line) for m in error.mistakes]
+    if isinstance(error, DataErrors):
+        found = []
+        for problem in error.problems:
+            silo = problem.silo and f"silo '{problem.silo}'"
+            column = problem.column and f"column '{problem.column}'"
+            rows = "" if problem.rows is None else f" in {problem.rows} row(s)"
+            told = f"{problem.what}{rows}; {problem.fix}"
+            message = ": ".join(part for part in (silo, column, told) if part)
+            found.append(Complaint(message=message, file=problem.file, line=problem.line, silo=problem.silo))
+        return found
+    return [Complaint(message=str(error))]
+
+
+def _empty_arms(file: StudyFile, tables: Mapping[str, Table]) -> list[Complaint]:
+    """Arms in which no silo has an observed outcome."""
+    target = file.study.target
+    seen = [0] * len(target.arms)
+    for table in tables.values():
+        observed = ~np.isnan(table.numeric[target.outcome])
+        arm = (
+            table.factors[target.treatment].recode(target.arms)
+            if target.treatment
+            else np.zeros(table.n_rows)
+        )
+        for code in range(len(seen)):
+            seen[code] += int((observed & (arm == code)).sum())
+    return [
+        Complaint(message=f"no silo has an observed outcome in arm '{arm}'", file=str(file.path))
+        for arm, count in zip(target.arms, seen, strict=True)
+        if not count
+    ]

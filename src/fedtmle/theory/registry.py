@@ -1,0 +1,351 @@
+"""Every numbered statement of the paper: the function that computes it and the test that checks it.
+
+A statement without a function has a reason. ``python -m fedtmle.theory.registry`` prints the table that
+docs/proved.md holds; a test compares the two, imports every function and looks up every test.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+
+PRIVACY = "disclosure, not communication or estimation: the package's disclosure audit is its place"
+OBJECT = "a definition that the code is built on, not a bound"
+ASSUMPTION = "an assumption; the certificate labels the constants that a run rests on"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Statement:
+    """A label of the paper (or the section of an unnumbered statement), and where it is computed."""
+
+    label: str
+    functions: tuple[str, ...] = ()  # below fedtmle, e.g. theory.communication.round_bound
+    tests: tuple[str, ...] = ()  # below tests, e.g. theory/test_runs.py::test_...
+    reason: str = ""
+
+
+_TRANSCRIPTION = "theory/test_transcription.py::test_agrees_with_the_second_transcription"
+_RUNS = "theory/test_runs.py::test_no_realised_quantity_exceeds_its_bound"
+_PERSONAL = "theory/test_runs.py::test_no_averaging_error_or_gap_exceeds_its_bound"
+_DESCENT = "theory/test_attained.py::test_descent_energy_steps_rounds_and_path_length"
+_MESSAGES = "theory/test_attained.py::test_bits_of_first_and_later_messages"
+_CHAIN = "theory/test_exact_constants.py::test_the_universal_constant_of_bits"
+_HISTORY = "theory/test_attained.py::test_history_code_length"
+_GAPS = "theory/test_identities.py::test_gaps_split_into_descent_and_averaging_and_telescope"
+_CHI = "theory/test_identities.py::test_chi_in_both_modes_is_the_common_form_and_its_sum_counts_participation"
+_QUADRATICS = "theory/test_attained.py::test_quadratics_attain_the_averaging_and_gap_bounds"
+_FOURTH = "theory/test_exact_constants.py::test_fourth_order_terms"
+_IDENTITIES = "theory/test_identities.py::test_interpolation_and_trapezoid_identities_are_exact"
+
+
+def _computed(label: str, functions: str, *tests: str) -> Statement:
+    """``functions``: names within theory, separated by spaces."""
+    return Statement(
+        label=label, functions=tuple(f"theory.{name}" for name in functions.split()), tests=tests
+    )
+
+
+def _not(label: str, reason: str) -> Statement:
+    return Statement(label=label, reason=reason)
+
+
+STATEMENTS: tuple[Statement, ...] = (
+    # Section 2.
+    _not("eq:remainder", "R_2 needs p_0: an argument of remainder_bound, evaluated in simulation"),
+    _not("eq:plugin-expansion", "an identity with p_0 in it; its terms are those of thm:statistical"),
+    _not("eq:eif-equation", OBJECT),
+    _not("def:fluctuation", OBJECT),
+    _not("eq:local-score", "a property of a target, which check_problem tests"),
+    _not("eq:fluctuation-objective", OBJECT),
+    _computed("section 2.3, residual", "communication.residual_bound", _TRANSCRIPTION, _RUNS),
+    _not("alg:centralized-tmle", "algorithms.gradient.Central"),
+    # Section 3.
+    _not("alg:gradient-aggregation", "algorithms.gradient.Gradient"),
+    _not("eq:local-average", "algorithms.local.LocalAverage"),
+    _not("alg:local-averaging", "algorithms.local.LocalAverage"),
+    # Section 4.1.
+    _computed("ass:smooth", "constants.realised_smoothness", _RUNS),
+    _computed("eq:loss-budget", "constants.loss_budget", _RUNS),
+    _computed("ass:recentering", "constants.recentering constants.first_gradient", _RUNS),
+    _computed(
+        "ass:statistical-code",
+        "history.encode_initial",
+        "theory/test_history.py::test_what_the_initial_code_holds",
+    ),
+    _not("ass:local-regularity", ASSUMPTION),
+    _not("eq:personalized-regularity", ASSUMPTION),
+    _not("ass:local-complexity", ASSUMPTION),
+    _computed("section 4.1, compact example", "personalized.log_cover_compact", _TRANSCRIPTION),
+    # Section 4.2 and S.2.1.
+    _computed("eq:lattice-spacing", "communication.spacing_range communication.scaled_tolerance", _RUNS),
+    _not("eq:protocol-action", "protocol.coded.RoundedGradientQuery.action"),
+    _computed(
+        "eq:rounding-guarantee",
+        "communication.rounding_bound",
+        _RUNS,
+        "theory/test_attained.py::test_rounding_bound_is_nearly_attained",
+    ),
+    _computed(
+        "section 4.2, fixed width",
+        "communication.fixed_width_bits communication.fixed_width_cost",
+        "algorithms/test_coded.py::test_fixed_width_has_the_same_decoded_iterates",
+    ),
+    _not("alg:coded-gradient", "algorithms.coded.Coded"),
+    _computed(
+        "thm:communication",
+        "communication.round_bound communication.universal_bit_bound checks.coded_checks",
+        _RUNS,
+        _CHAIN,
+    ),
+    _computed(
+        "eq:main-communication",
+        "communication.round_bound communication.planned_bit_bound communication.universal_bit_bound",
+        _DESCENT,
+        _CHAIN,
+    ),
+    _computed("eq:pathwise-bit-bound", "communication.pathwise_bit_bound", _RUNS, _TRANSCRIPTION),
+    _computed(
+        "eq:variation-summary",
+        "communication.energy_bound communication.variation_bound",
+        _RUNS,
+        "theory/test_attained.py::test_variation_summary",
+    ),
+    _computed(
+        "eq:proof-code-length",
+        "communication.code_length_bound",
+        "theory/test_attained.py::test_code_lengths",
+    ),
+    _computed("eq:proof-rounding-error", "communication.rounding_bound", _RUNS),
+    _not("eq:proof-pooled-smoothness", "an average of the silos' inequalities: no number of its own"),
+    _computed(
+        "S.2.1, decrease of a step",
+        "communication.rounded_step_decrease communication.step_decrease communication.step_decrease_floor",
+        _RUNS,
+        _DESCENT,
+    ),
+    _computed("eq:proof-energy-and-steps", "communication.energy_bound communication.step_bound", _DESCENT),
+    _computed("eq:proof-rounds", "communication.rounds communication.round_bound", _RUNS, _DESCENT),
+    _computed(
+        "eq:proof-path-length", "communication.path_length_bound communication.path_length_ceiling", _DESCENT
+    ),
+    _computed(
+        "eq:proof-within-variation",
+        "communication.variation_within",
+        "theory/test_attained.py::test_variation_within_and_across",
+    ),
+    _computed(
+        "eq:proof-recenter-variation",
+        "communication.variation_across",
+        "theory/test_attained.py::test_variation_within_and_across",
+    ),
+    _computed("eq:proof-total-variation", "communication.variation_bound", _RUNS),
+    _computed("eq:proof-pooled-variation", "communication.variation_bound", _RUNS),
+    _computed("eq:proof-initial-bits", "communication.first_message_bits", _MESSAGES),
+    _computed("eq:proof-upload-sum", "communication.upload_bits", _MESSAGES),
+    _computed("eq:proof-broadcast-sum", "communication.broadcast_bits", _MESSAGES),
+    _computed("eq:proof-pathwise-bits", "communication.bits_at_spacing", _MESSAGES),
+    # thm:statistical and S.2.2.
+    _computed(
+        "thm:statistical",
+        "statistical.code_allowance statistical.remainder_bound history.decode_law",
+        "theory/test_history.py::test_the_code_decodes_to_the_identical_law",
+        "theory/test_statistical.py::test_remainder_bound_covers_the_error_of_coded_runs",
+    ),
+    _computed(
+        "eq:history-length",
+        "statistical.history_bits statistical.history_bits_bound statistical.history_bits_rate "
+        "statistical.history_bits_ceiling",
+        _HISTORY,
+        _RUNS,
+    ),
+    _computed(
+        "eq:history-statistical-bound",
+        "statistical.remainder_bound",
+        _TRANSCRIPTION,
+        "theory/test_statistical.py::test_remainder_bound_covers_the_error_of_coded_runs",
+    ),
+    _computed(
+        "S.2.2, sum of history integers",
+        "statistical.history_sum_bound statistical.history_sum_ceiling",
+        _DESCENT,
+        _RUNS,
+    ),
+    _computed(
+        "eq:proof-integer-kraft",
+        "statistical.integer_kraft",
+        "theory/test_history.py::test_kraft_sums_are_exact",
+    ),
+    _computed(
+        "eq:proof-history-kraft",
+        "statistical.history_kraft",
+        "theory/test_history.py::test_kraft_sums_are_exact",
+    ),
+    _computed(
+        "eq:proof-moment-control",
+        "statistical.fixed_code_deviation",
+        "theory/test_exact_constants.py::test_moment_series_gives_the_envelope_constant",
+    ),
+    _computed(
+        "S.2.2, fixed-code bound",
+        "statistical.fixed_code_deviation statistical.fixed_code_tail",
+        "theory/test_probability.py::test_fixed_code_bernstein_bound_holds_exactly",
+        "theory/test_probability.py::test_no_smaller_bernstein_constant_holds",
+    ),
+    _computed(
+        "eq:proof-vector-concentration",
+        "statistical.process_bound",
+        "theory/test_probability.py::test_simultaneous_bound_over_a_family_of_codes_by_frequency",
+    ),
+    # cor:inference and S.2.3.
+    _computed(
+        "cor:inference",
+        "inference.tolerance_schedule inference.negligible_tolerance",
+        "theory/test_statistical.py::test_schedule_and_orders",
+    ),
+    _computed("eq:inference-cost", "inference.cost_order", _TRANSCRIPTION),
+    _computed(
+        "eq:inference-conditions",
+        "inference.inference_conditions",
+        "theory/test_statistical.py::test_conditions_are_open_where_data_cannot_tell",
+    ),
+    _not("eq:canonical-limit", "a limit in distribution: nothing to evaluate on one run"),
+    _computed(
+        "eq:history-asymptotic",
+        "inference.history_order inference.history_order_constant",
+        "theory/test_statistical.py::test_schedule_and_orders",
+    ),
+    _computed("eq:proof-root-n-bound", "inference.root_n_bound", _TRANSCRIPTION),
+    # Section 4.3.
+    *(
+        _not(label, PRIVACY)
+        for label in (
+            "eq:robust-channel",
+            "thm:reconstruction",
+            "eq:query-smoothness",
+            "eq:collision-pair",
+            "eq:reconstruction-risk",
+            "eq:attribute-smoothness",
+            "eq:disclosure-design",
+            "thm:disclosure",
+            "eq:disclosure-sandwich",
+            "eq:disclosure-spectrum",
+            "eq:proof-collision-distance",
+            "eq:proof-level-derivative",
+            "eq:proof-collision-response",
+            "eq:collision-jacobian",
+            "eq:proof-recovery-modulus",
+            "eq:proof-recovery-dual",
+            "eq:proof-design-infimum",
+            "eq:proof-quadratic-dual",
+            "eq:proof-modulus-spectrum",
+            "eq:proof-query-remainders",
+            "eq:proof-affine-error",
+        )
+    ),
+    # Section 4.4, S.2.6 to S.2.8.
+    _not("eq:retirement-weights", "protocol.fits.Weighting"),
+    _not("alg:local-retirement", "algorithms.personalized.Personalized"),
+    _computed("def:local-stability", "fits.follow_fits", _GAPS),
+    _computed(
+        "lem:local-derivatives",
+        "personalized.zeta personalized.derivative_bound personalized.mean_difference_tail",
+        "theory/test_probability.py::test_cross_silo_derivatives_by_frequency",
+        "theory/test_probability.py::test_hoeffding_tail_of_two_silos_holds_exactly_and_no_faster_decay_does",
+    ),
+    _computed("eq:local-derivative-comparison", "personalized.derivative_bound", _TRANSCRIPTION),
+    _computed(
+        "section 4.4, disagreement moments",
+        "personalized.disagreement personalized.spread",
+        "theory/test_identities.py::test_v2_is_the_weighted_variance",
+    ),
+    _computed(
+        "eq:retirement-sampling-modes",
+        "personalized.chi personalized.chi_uniform personalized.chi_size",
+        _CHI,
+    ),
+    _computed(
+        "lem:local-fourth-order",
+        "personalized.fourth_order_bound personalized.quadratic_bound personalized.averaging_bound",
+        _PERSONAL,
+        _QUADRATICS,
+        _FOURTH,
+    ),
+    _computed("eq:local-fourth-order-error", "personalized.fourth_order_bound", _PERSONAL, _FOURTH),
+    _computed(
+        "thm:personalized-convergence",
+        "personalized.convergence_bound averaging.personal_checks",
+        _PERSONAL,
+        _GAPS,
+    ),
+    _computed("eq:personalized-convergence-bound", "personalized.convergence_bound", _PERSONAL),
+    _computed("eq:proof-retire-interpolation", "personalized.fourth_order_bound", _IDENTITIES),
+    _computed("eq:proof-retire-trapezoid", "personalized.fourth_order_bound", _IDENTITIES),
+    _computed("eq:proof-retire-average-identity", "personalized.fourth_order_bound", _FOURTH),
+    _computed("eq:proof-retire-sampling-moment", "personalized.chi", _CHI),
+    _computed(
+        "eq:proof-retire-second-moment",
+        "personalized.spread",
+        "theory/test_identities.py::test_v2_is_the_weighted_variance",
+    ),
+    _computed("eq:proof-retire-fourth-moment", "personalized.disagreement", _TRANSCRIPTION),
+    _computed("eq:proof-retire-pair-curvature", "personalized.fourth_order_bound", _FOURTH),
+    _not(
+        "eq:proof-retire-absorption",
+        "runtime.silo keeps a retired silo's law",
+    ),
+    _computed(
+        "eq:proof-retire-gap-score",
+        "personalized.gap_floor",
+        _QUADRATICS,
+        "theory/test_identities.py::test_each_gap_is_at_least_its_squared_eif_norm_over_two_beta",
+    ),
+    _computed("eq:proof-retire-loss-identity", "fits.follow_fits averaging.loss_budget", _GAPS),
+    _computed(
+        "eq:retirement-imbalance",
+        "personalized.imbalance",
+        "theory/test_attained.py::test_imbalance_is_one_for_equal_sizes_only",
+    ),
+    _computed(
+        "S.2.8, participation duration", "personalized.chi_total_size personalized.chi_total_uniform", _CHI
+    ),
+    _computed(
+        "S.2.8, diameter form",
+        "personalized.diameter_bound personalized.disagreement_from_diameter",
+        "theory/test_attained.py::test_diameter_form_is_nearly_attained_by_a_simplex",
+    ),
+    _computed(
+        "S.2.8, per-client factor",
+        "personalized.client_factor",
+        "theory/test_identities.py::test_each_gap_is_at_least_its_squared_eif_norm_over_two_beta",
+    ),
+    _computed(
+        "lattice retirement",
+        "personalized.lattice_gap_bound personalized.lattice_score_bound "
+        "personalized.lattice_quadratic_bound",
+        "theory/test_attained.py::test_lattice_retirement_is_attained_at_a_corner_of_the_box",
+        _PERSONAL,
+    ),
+    _not("eq:experiment-target", "targets.optimal_transport.OptimalTransport"),
+)
+
+
+def table() -> str:
+    """docs/proved.md."""
+    lines = [
+        "# What was proved, where it is computed, what checks it",
+        "",
+        "Written by `python -m fedtmle.theory.registry > docs/proved.md`; a test compares the two.",
+        "Labels are the paper's; entries without a colon are statements that it does not number.",
+        "",
+        "| statement | function | test |",
+        "|---|---|---|",
+    ]
+    for statement in STATEMENTS:
+        functions = "<br>".join(f"`{name}`" for name in statement.functions) or f"none: {statement.reason}"
+        tests = "<br>".join(f"`{name}`" for name in statement.tests)
+        lines.append(f"| {statement.label} | {functions} | {tests} |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(table())

@@ -1,0 +1,305 @@
+"""What a study refuses: a typed error that names the place and the count, and quotes no record."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import fedtmle as ft
+from fedtmle.errors import DataError, FedTMLEError, InputError
+from tests.effects.studies import NEWTON, Columns, change, cut, population
+
+SECRET = 7654.25  # a value that only a record holds
+ATE = ft.ATE(outcome="y", treatment="a", outcome_bounds=(0.0, 10.0))
+
+
+def study(target: object = ATE, **options: object) -> ft.Study:
+    models = {"outcome_model": ft.GLM("a + w + z"), "treatment_model": ft.GLM("w + z"), "algorithm": NEWTON}
+    return ft.Study(target=target, **{**models, **options})
+
+
+def silos(n: int = 120, **changed: np.ndarray) -> dict[str, Columns]:
+    data = {**population(n, seed=40), **changed}
+    return cut(data, [np.arange(n // 2), np.arange(n // 2, n)])
+
+
+def refused(own: ft.Study, data: dict[str, Columns], *said: str, kind: type = InputError) -> str:
+    with pytest.raises(kind) as caught:
+        ft.run(own, data)
+    assert isinstance(caught.value, FedTMLEError)
+    message = str(caught.value)
+    for words in said:
+        assert words in message
+    assert "7654" not in message
+    return message
+
+
+def with_secret(name: str, *rows: int) -> dict[str, np.ndarray]:
+    column = population(120, seed=40)[name].astype(float)
+    column[list(rows)] = SECRET
+    return {name: column}
+
+
+def test_an_unknown_column_is_named_with_its_silo_and_the_nearest() -> None:
+    data = silos()
+    data["silo 1"]["W"] = data["silo 1"].pop("w")
+    message = refused(study(), data, "silo 'silo 1'", "column 'w'", "did you mean 'W'", kind=DataError)
+    assert "silo 'silo 0'" not in message
+
+
+def test_an_outcome_outside_its_bounds_is_counted() -> None:
+    data = silos(**with_secret("y", 3, 5, 100))
+    refused(study(), data, "column 'y'", "outside the declared bounds in 2 rows", "in 1 row", kind=DataError)
+
+
+def test_a_binary_outcome_is_zero_or_one() -> None:
+    data = silos(**with_secret("event", 3))
+    binary = ft.ATE(outcome="event", treatment="a", outcome_type="binary")
+    refused(
+        study(binary), data, "silo 'silo 0'", "column 'event'", "neither 0 nor 1 in 1 row", kind=DataError
+    )
+
+
+def test_text_where_a_number_is_expected_is_counted() -> None:
+    data = silos(w=np.array(["7654.25x", *(["1.5"] * 119)]))
+    refused(study(), data, "column 'w'", "text where a number is expected in 1 row", kind=DataError)
+
+
+def test_a_level_never_declared_is_counted() -> None:
+    arm = population(120, seed=40)["a"]
+    arm[:4] = 7654
+    refused(study(), silos(a=arm), "column 'a'", "does not declare in 4 rows", kind=DataError)
+
+
+@pytest.mark.parametrize("name", ["y", "w", "a", "weight", "family", "old"])
+def test_missing_where_none_is_declared_is_counted(name: str) -> None:
+    column = population(120, seed=40)[name].astype(float)
+    column[[70, 80]] = np.nan
+    own = study(ft.ATE(outcome="y", treatment="a", outcome_bounds=(0, 10), strata="old"), weights="weight")
+    own = change(own, cluster="family")
+    refused(
+        own, silos(**{name: column}), "silo 'silo 1'", f"column '{name}'", "missing", "2 rows", kind=DataError
+    )
+
+
+def test_all_problems_of_all_silos_are_reported_together() -> None:
+    data = silos(**with_secret("y", 3, 100))
+    del data["silo 0"]["w"]
+    data["silo 1"]["z"][5] = np.nan
+    message = refused(study(), data, kind=DataError)
+    assert message.startswith("4 problems")
+    for words in ("column 'w'", "column 'z'", "silo 'silo 0'", "silo 'silo 1'"):
+        assert words in message
+
+
+def test_one_arm_overall_is_refused_one_arm_in_a_silo_is_not() -> None:
+    refused(study(), silos(a=np.ones(120, dtype=int)), "treatment", "arm '0'")
+    data = population(120, seed=40)
+    apart = cut(data, [np.flatnonzero(data["a"] == arm) for arm in (0, 1)])
+    assert ft.run(study(), apart).run.status.is_converged
+
+
+def test_an_arm_whose_outcomes_are_all_missing_is_refused() -> None:
+    data = population(120, seed=40)
+    own = study(missingness_model=ft.GLM("w"))
+    refused(
+        own, silos(y=np.where(data["a"] == 1, np.nan, data["y"])), "no silo has an observed outcome", "'1'"
+    )
+
+
+def test_perfect_separation_is_refused_unless_ridge_is_given() -> None:
+    data = population(120, seed=40)
+    arm = (data["w"] > 0.1).astype(int)
+    message = refused(study(), silos(a=arm), "treatment model")
+    assert "perfectly predicted" in message or "did not converge" in message
+    own = study(treatment_model=ft.GLM("w + z", ridge=0.1), g_bounds=0.05)
+    assert ft.run(own, silos(a=arm)).run.status.is_converged
+
+
+def test_quasi_separation_by_a_level_is_refused() -> None:
+    data = population(120, seed=40)
+    arm = np.where(data["site"] == "west", 1, data["a"])
+    own = study(treatment_model=ft.GLM("w + C(site)"))
+    message = refused(own, silos(a=arm), "treatment model")
+    assert "perfectly predicted" in message or "did not converge" in message
+
+
+def test_g_at_the_bound_for_most_rows_is_refused() -> None:
+    data = population(120, seed=40)
+    chance = np.where(np.arange(120) % 3 > 0, 0.001, 0.5)
+    arm = data["a"].copy()
+    own = study(treatment_model=ft.Supplied("p"), g_bounds=0.05)
+    refused(own, silos(a=arm, p=chance), "g_bounds", "arm '1'", "80 of 120 rows")
+
+
+def test_an_inverse_probability_beyond_the_declared_one_is_counted() -> None:
+    chance = np.full(120, 0.5)
+    chance[:2] = 1e-9
+    own = study(treatment_model=ft.Supplied("p"), g_bounds=None)
+    arm = population(120, seed=40)["a"]
+    arm[:2] = 1
+    refused(own, silos(a=arm, p=chance), "silo 'silo 0'", "2 row(s)", "inverse probability", kind=DataError)
+
+
+def test_collinear_covariates_are_named() -> None:
+    data = population(120, seed=40)
+    own = study(outcome_model=ft.GLM("a + w + z + twice"))
+    refused(own, silos(twice=2 * data["w"] - data["z"]), "outcome model", "twice", "determined by")
+    ridged = change(own, outcome_model=ft.GLM("a + w + z + twice", ridge=0.01))
+    assert ft.run(ridged, silos(twice=2 * data["w"] - data["z"])).run.status.is_converged
+
+
+def test_a_constant_column_is_named() -> None:
+    own = study(outcome_model=ft.GLM("a + w + always"))
+    refused(own, silos(always=np.full(120, 3.0)), "outcome model", "always")
+
+
+@pytest.mark.parametrize(
+    "formula",
+    [
+        "__import__('os').system('true')",
+        "w.mean()",
+        "w if z else 1",
+        "y ~ w",
+        "exec(w)",
+        "w[0]",
+        "lambda: w",
+        "w +",
+    ],
+)
+def test_a_formula_outside_the_grammar_is_refused_and_never_evaluated(formula: str) -> None:
+    with pytest.raises(InputError, match="formula"):
+        ft.GLM(formula)
+
+
+def test_an_unreadable_file_is_named(tmp_path) -> None:
+    good = tmp_path / "good.csv"
+    pd.DataFrame(silos()["silo 0"]).to_csv(good, index=False)
+    with pytest.raises(DataError, match=r"north.*absent\.csv"):
+        ft.run(study(), {"south": good, "north": tmp_path / "absent.csv"})
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["good.csv"]  # nothing half-done
+
+
+def test_missing_outcomes_need_a_model_of_them() -> None:
+    data = population(120, seed=40, missing=True)
+    refused(study(), silos(y=data["y"]), "column 'y'", "missing", kind=DataError)
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "said"),
+    [("p", 1.2, "not between 0 and 1 in 3 row(s)"), ("p", -0.1, "not between 0 and 1 in 3 row(s)")],
+)
+def test_supplied_probabilities_are_probabilities(column: str, value: float, said: str) -> None:
+    chance = np.full(120, 0.5)
+    chance[:3] = value
+    own = study(treatment_model=ft.Supplied(column))
+    refused(own, silos(**{column: chance}), "silo 'silo 0'", f"column '{column}'", said, kind=DataError)
+
+
+def test_supplied_columns_are_counted() -> None:
+    half = np.full(120, 0.5)
+    for options, said in (
+        ({"treatment_model": ft.Supplied("p", "p")}, "treatment_model: expected 1"),
+        ({"outcome_model": ft.Supplied("p")}, "outcome_model: expected 2"),
+        ({"missingness_model": ft.Supplied("p", "p", "p")}, "missingness_model: expected 1 or 2"),
+    ):
+        refused(study(**options), silos(p=half), said)
+
+
+def test_weights_that_are_too_unequal_or_all_zero_or_negative() -> None:
+    weight = np.ones(120)
+    weight[:2] = 1e6
+    own = study(weights="weight", weight_ceiling=16.0)
+    refused(
+        own, silos(weight=weight), "silo 'silo 0'", "column 'weight'", "16 times", "2 row(s)", kind=DataError
+    )
+    refused(own, silos(weight=np.zeros(120)), "weights", "'weight'", "zero in every row")
+    refused(
+        own, silos(weight=-np.ones(120)), "column 'weight'", "outside the declared bounds", kind=DataError
+    )
+
+
+def test_a_stratum_without_one_arm_is_named() -> None:
+    data = population(120, seed=40)
+    arm = np.where(data["old"] == 1, 1, data["a"])
+    own = study(ft.ATE(outcome="y", treatment="a", outcome_bounds=(0, 10), strata="old"))
+    refused(own, silos(a=arm), "nobody with an observed outcome", "E[Y(0)] in 1")
+
+
+def test_a_rule_that_nobody_followed_is_named() -> None:
+    data = population(120, seed=40)
+    contrary = (data["w"] < 0.1).astype(int)
+    rule = ft.Threshold("w", 0.1, arm="1", otherwise="0")
+    target = ft.PolicyMeans(outcome="y", treatment="a", outcome_bounds=(0, 10), rules=(rule,))
+    own = study(target, treatment_model=ft.Supplied("p"))
+    half = np.full(120, 0.5)
+    refused(own, silos(a=contrary, p=half), "nobody with an observed outcome", "1 if w >= 0.1 else 0")
+    assert ft.run(own, silos(p=half)).run.status.is_converged
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: ft.ATE(outcome="y"), "treatment"),
+        (lambda: ft.ATT(outcome="y"), "treatment"),
+        (lambda: ft.OutcomeMean(outcome="y", treatment="a"), "treatment"),
+        (lambda: ft.ATE(outcome="y", treatment="a", arms=("1",)), "arms"),
+        (lambda: ft.ATE(outcome="y", treatment="a", arms=("1", "1")), "arms"),
+        (lambda: ft.ATE(outcome="y", treatment="a", outcome_bounds=(1, 0)), "outcome_bounds"),
+        (lambda: ft.ATE(outcome="y", treatment="a", outcome_bounds=(0, float("inf"))), "outcome_bounds"),
+        (
+            lambda: ft.RR(outcome="y", treatment="a", outcome_type="binary", outcome_bounds=(0, 2)),
+            "outcome_bounds",
+        ),
+        (lambda: ft.ATT(outcome="y", treatment="a", strata="s"), "strata"),
+        (lambda: ft.ATC(outcome="y", treatment="a", arms=("0", "1", "2")), "arms"),
+        (lambda: ft.Stochastic((0.5, 0.6)), "shares"),
+        (lambda: ft.Stochastic((float("nan"), 0.6)), "shares"),
+        (lambda: ft.PolicyMeans(outcome="y", treatment="a", rules=()), "rules"),
+        (lambda: ft.PolicyMeans(outcome="y", treatment="a", rules=(ft.Static("2"),)), "rules"),
+        (lambda: ft.PolicyMeans(outcome="y", treatment="a", rules=(ft.Stochastic((1.0,)),)), "shares"),
+        (
+            lambda: ft.PolicyMeans(
+                outcome="y", treatment="a", rules=(ft.Threshold("w", 0.0, arm="1", otherwise="x"),)
+            ),
+            "rules",
+        ),
+        (lambda: study(treatment_model=None), "treatment_model"),
+        (lambda: study(g_bounds=0.7), "g_bounds"),
+        (lambda: study(g_bounds=float("nan")), "g_bounds"),
+        (lambda: study(folds=1), "folds"),
+        (lambda: study(confidence=1.5), "confidence"),
+        (lambda: study(link="probit"), "link"),
+        (lambda: study(clever="both"), "clever"),
+        (lambda: study(weight_ceiling=0.0), "weight_ceiling"),
+        (lambda: study(largest_cluster=0), "largest_cluster"),
+        (lambda: study(ft.RR(outcome="y", treatment="a"), submodel="contrast"), "submodel"),
+        (lambda: ft.GLM("w", ridge=-1.0), "ridge"),
+        (lambda: ft.GLM("w", family="gamma"), "family"),
+        (ft.Supplied, "Supplied"),
+    ],
+)
+def test_a_study_that_cannot_be_meant_is_refused_when_it_is_written(make, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        make()
+
+
+def test_a_release_of_nobody_is_named() -> None:
+    with pytest.raises(InputError, match="silo 9"):
+        ft.run(study(), silos(), release=["silo 9"])
+    with pytest.raises(InputError, match="silos"):
+        ft.run(study(), {})
+
+
+def test_a_ratio_of_zero_is_refused() -> None:
+    own = study(
+        ft.RR(outcome="event", treatment="a", outcome_type="binary"), outcome_model=ft.GLM("1", ridge=1.0)
+    )
+    with pytest.raises(FedTMLEError):
+        ft.run(own, silos(event=np.zeros(120)))
+
+
+def test_a_cluster_larger_than_declared_is_refused() -> None:
+    own = study(cluster="family", largest_cluster=4)
+    refused(own, silos(family=np.zeros(120, dtype=int)), "cluster", "'family'", kind=DataError)

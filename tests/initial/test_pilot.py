@@ -1,0 +1,158 @@
+"""Pilots: what one silo's fit ships, and public models."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedtmle.errors import DecodeError, InputError, ProtocolError
+from fedtmle.initial.crossfit import Folds
+from fedtmle.initial.glm import GLM
+from fedtmle.initial.pilot import Pilot
+from fedtmle.initial.trees import GradientBoostedTrees, TreeEnsemble
+from fedtmle.model.families import Family
+from fedtmle.model.table import Table
+from fedtmle.protocol.bits import BitReader, BitWriter
+from fedtmle.protocol.learners import GLMCodec, ModelsQuery
+from fedtmle.protocol.query import Link, Phase
+from tests.initial.silos import LEVELS, pooled_table, run, split, trial
+
+SILOS = split(pooled_table(360, 2), 3)
+
+
+def columns(table: Table) -> np.ndarray:
+    return np.column_stack([np.ones(table.n_rows), table.numeric["a"], table.numeric["x"]])
+
+
+def least_squares(table: Table, weight: np.ndarray | float = 1.0) -> np.ndarray:
+    root = np.sqrt(np.broadcast_to(weight, table.n_rows))
+    y = (table.numeric["y"] + 8) / 16  # on the unit scale of the bounds
+    return np.linalg.lstsq(columns(table) * root[:, None], y * root, rcond=None)[0]
+
+
+def outcome_model(finished: Any) -> Any:
+    return finished.outcome.details.nuisances["outcome"][0]
+
+
+def test_a_pilot_is_the_fit_at_its_silo_and_costs_one_round() -> None:
+    finished = run(trial(Pilot(GLM("a + x"), at="s1"), treatment_model=Pilot(GLM("x"), at="s2")), SILOS)
+    np.testing.assert_allclose(outcome_model(finished).coefficients, least_squares(SILOS["s1"]), atol=1e-10)
+    (propensity,) = finished.outcome.details.nuisances["treatment"]
+    X, a = columns(SILOS["s2"])[:, [0, 2]], SILOS["s2"].numeric["a"]
+    score = X.T @ (a - 1 / (1 + np.exp(-X @ np.array(propensity.coefficients))))
+    np.testing.assert_allclose(score, 0, atol=1e-9)
+    # counts, two models, overlap: levels of this study are declared
+    assert finished.account.rounds[Phase.NUISANCE] == 4
+    up = {silo: finished.account.bits_up[Phase.NUISANCE, silo] for silo in SILOS}
+    coefficients, length = 8 * 8, 11  # a length of 16 or 24 bytes takes 11 bits
+    assert up["s1"] - up["s0"] == 3 * coefficients + length
+    assert up["s2"] - up["s0"] == 2 * coefficients + length
+
+
+def test_cross_fitting_ships_one_model_per_fold_in_one_round() -> None:
+    finished = run(trial(Pilot(GLM("a + x"), at="s1"), folds=3, seed=5), SILOS)
+    models = outcome_model(finished).models
+    table = SILOS["s1"]
+    fold = Folds(count=3, seed=5).of(table)
+    for v, model in enumerate(models):
+        expected = least_squares(table, (fold != v).astype(float))
+        np.testing.assert_allclose(model.coefficients, expected, atol=1e-10)
+    without = run(trial(Pilot(GLM("a + x"), at="s1")), SILOS)
+    treatment_rounds = 2 * 6  # the treatment GLM is fitted three times, not once
+    more = finished.account.rounds[Phase.NUISANCE] - without.account.rounds[Phase.NUISANCE]
+    assert abs(more - treatment_rounds) <= 2
+
+
+def test_trees_of_a_pilot_are_those_of_its_silo() -> None:
+    spec = GradientBoostedTrees("a + x + C(site)", rounds=8)
+    shipped = outcome_model(run(trial(Pilot(spec, at="s2")), SILOS))
+    assert isinstance(shipped, TreeEnsemble)
+    table = SILOS["s2"]
+    y = (table.numeric["y"] + 8) / 16
+    own = spec.fit(table, LEVELS, y, np.ones(table.n_rows), binary=False)
+    np.testing.assert_array_equal(shipped.predict(SILOS["s0"]), own.predict(SILOS["s0"]))
+
+
+def test_public_coefficients_are_on_the_outcomes_own_scale_and_cost_nothing() -> None:
+    pilot = Pilot.from_coefficients("a + x + C(site)", LEVELS, "gaussian", (0.5, 1.0, 2.0, 0.25, -0.25))
+    finished = run(trial(pilot), SILOS)
+    table = SILOS["s0"]
+    site = table.factors["site"].codes
+    own = columns(table) @ [0.5, 1.0, 2.0] + 0.25 * (site == 1) - 0.25 * (site == 2)
+    np.testing.assert_allclose(outcome_model(finished).predict(table), (own + 8) / 16, rtol=1e-14)
+    fitted = run(trial(Pilot(GLM("a + x"), at="s1")), SILOS)
+    assert finished.account.rounds[Phase.NUISANCE] == fitted.account.rounds[Phase.NUISANCE] - 1
+    assert pilot.describe().rounds == "0"
+    assert "s1" in Pilot(GLM("x"), at="s1").describe().sends
+
+
+def test_a_pilot_at_nobody_stops_the_run() -> None:
+    with pytest.raises(InputError, match="'s9'"):
+        run(trial(Pilot(GLM("a + x"), at="s9")), SILOS)
+
+
+def test_specifications_that_say_too_little_or_too_much() -> None:
+    public = Pilot.from_coefficients("x", {}, "binomial", (0.0, 1.0))
+    for wrong in ({"model": GLM("x")}, {"model": public.model, "at": "s1"}):
+        with pytest.raises(InputError, match="at: name the silo"):
+            Pilot(**wrong)
+    for formula, family, coefficients in (
+        ("x", "probit", (0.0, 1.0)),
+        ("x", "gaussian", (0.0,)),
+        ("x", "gaussian", (0.0, np.nan)),
+    ):
+        with pytest.raises(InputError):
+            Pilot.from_coefficients(formula, {}, family, coefficients)
+
+
+def query(at: str | None) -> ModelsQuery:
+    codec = GLMCodec(formula=GLM("x").parsed, levels={}, family=Family.GAUSSIAN)
+    return ModelsQuery(fit=lambda _: None, at=at, count=1, codec=codec)
+
+
+def model(*coefficients: float) -> Any:
+    return (
+        GLMCodec(formula=GLM("x").parsed, levels={}, family=Family.GAUSSIAN).unpack(
+            np.array(coefficients).tobytes()
+        ),
+    )
+
+
+@pytest.mark.parametrize("at", ["a", None])
+def test_what_was_pooled_comes_back(at: str | None) -> None:
+    pooled = query(at).pool({"a": model(1.0, 2.0), "b": None}, {"a": 1, "b": 1})
+    out = BitWriter()
+    query(at).write_pooled(pooled, out)
+    reader = BitReader(out.finish())
+    assert query(at).read_pooled(reader) == pooled
+    reader.finish()
+
+
+@pytest.mark.parametrize("answers", [{"a": None, "b": None}, {"a": model(1.0, 2.0), "b": model(1.0, 2.0)}])
+def test_only_the_named_silo_sends(answers: Mapping[str, Any]) -> None:
+    with pytest.raises(ProtocolError):
+        query("a").pool(answers, dict.fromkeys(answers, 1))
+
+
+def test_a_broadcast_that_is_none_is_refused() -> None:
+    for silos, flag in ((0, 0), (1, 0), (2, 0)):
+        out = BitWriter()
+        out.gamma((silos,))
+        out.uint(flag, max(silos, 1))
+        with pytest.raises(DecodeError):
+            query("a").read_pooled(BitReader(out.finish()))
+    for data in (b"", bytes(8), bytes(24), np.array([np.nan, 0.0]).tobytes()):
+        out = BitWriter()
+        out.uint(1, 1)
+        out.gamma((len(data),))
+        out.uint(int.from_bytes(data, "big"), 8 * len(data))
+        with pytest.raises(DecodeError):
+            query("a").read_answer(BitReader(out.finish()), Link())
+    out = BitWriter()
+    out.uint(1, 1)
+    out.gamma((1 << 40,))
+    with pytest.raises(DecodeError):
+        query("a").read_answer(BitReader(out.finish()), Link())

@@ -1,0 +1,150 @@
+"""The simulated clock, what a run records, and that records do not depend on the clock."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+import fedtmle as ft
+from fedtmle.reproduce.campaign import cells, shared
+from fedtmle.reproduce.clock import TimedFederation
+from fedtmle.reproduce.heterogeneity import dispersion
+from fedtmle.reproduce.measure import digest, measure, observed
+from fedtmle.reproduce.publicwork import Ledger, LedgerProblem
+from fedtmle.reproduce.scenario import Cell, Dgp, Method, Partition, Scale, build
+from fedtmle.reproduce.study import Study
+
+from .conftest import TINY
+
+CELL = Cell(seed=4, dgp=Dgp.CURVED, partition=Partition.SPATIAL, clients=3, scale=TINY)
+
+
+def test_cells_of_a_seed_share_their_rows_and_start() -> None:
+    other = Cell(seed=4, dgp=Dgp.CURVED, partition=Partition.RANDOM, clients=2, scale=TINY)
+    a, b = build(CELL), build(other)
+    assert (a.rows == b.rows).all()
+    assert a.law == b.law
+    assert [len(rows) for rows in a.silos.values()] == [48, 109, 243]  # 1 : 5^(1/2) : 5
+    assert np.array_equal(
+        np.sort(np.concatenate(list(a.silos.values())), axis=0), np.sort(a.rows, axis=0)
+    )  # every row once
+
+
+class _Counted:
+    """A silo whose step takes a known time."""
+
+    def __init__(self, name: str, takes: float, clock: list[float]) -> None:
+        self.name, self._takes, self._clock = name, takes, clock
+
+    def step(self, request: bytes) -> bytes:
+        self._clock[0] += self._takes
+        return request
+
+
+def test_a_round_is_its_slowest_silo_and_the_server_after_it() -> None:
+    clock = [0.0]
+    silos = [_Counted("a", 1.0, clock), _Counted("b", 3.0, clock)]
+    federation = TimedFederation(silos, clock=lambda: clock[0])  # type: ignore[arg-type]
+    for _ in range(4):  # a greeting, two rounds, a farewell
+        federation.exchange({"a": b"", "b": b""})
+        clock[0] += 0.5  # the server
+    assert [(r.slowest, r.silos, r.server) for r in federation.rounds()] == [(3.0, 4.0, 0.5)] * 2
+
+
+def test_remembered_work_is_charged_to_whoever_asks() -> None:
+    clock = [0.0]
+    ledger = Ledger(lambda: clock[0])
+
+    def work() -> str:
+        clock[0] += 2.0
+        return "done"
+
+    assert [ledger.get("key", work) for _ in range(3)] == ["done"] * 3
+    assert clock[0] == 2.0
+    assert ledger.now() == 6.0
+
+
+def test_a_ledger_changes_no_bit_of_a_run() -> None:
+    data = build(CELL)
+    problem = LedgerProblem(inner=data.problem, ledger=Ledger())
+    for algorithm in (ft.Gradient(tolerance=1e-3), ft.LocalAverage(max_updates=2)):
+        with_ledger, plain = (ft.solve(p, data.law, data.silos, algorithm) for p in (problem, data.problem))
+        assert with_ledger.trajectory.accepted == plain.trajectory.accepted
+        assert (with_ledger.psi == plain.psi).all()
+
+
+def test_observed_losses_agree_with_the_runtimes_own() -> None:
+    data = build(CELL)
+    result = ft.solve(data.problem, data.law, data.silos, ft.LocalAverage(max_updates=3), observe=True)
+    loss, residual = observed(data, data.law, result.trajectory.accepted)
+    assert loss == pytest.approx(result.trajectory.loss, abs=1e-12)
+    assert residual == pytest.approx(result.trajectory.residual, abs=1e-12)
+
+
+def test_checkpoints_count_every_query(study: Study) -> None:
+    for run in study.runs:
+        first, *later = run.checkpoints
+        assert (first.update, first.rounds, first.compute) == (0, 0, 0.0)
+        assert len(run.checkpoints) == run.updates + 1
+        assert all(a.rounds < b.rounds and a.compute < b.compute for a, b in itertools.pairwise(later))
+        # What is left after the last update is its EIF check (and L's last, unused fit).
+        assert run.checkpoints[-1].rounds == run.rounds - 1
+        assert len(run.times) == run.rounds
+        assert run.at_round(0) == first
+        assert run.at_time(1e9, 0.005) == run.checkpoints[-1]
+
+
+def test_converged_runs_end_at_the_direct_solution(study: Study) -> None:
+    ended = [run for run in study.runs if run.converged]
+    assert {run.method for run in ended} >= {Method.GRADIENT, Method.CODED_RAW, Method.CODED_WHITENED}
+    for run in ended:
+        # To first order Psi - direct is the EIF mean.
+        assert run.endpoint_error <= 2 * run.checkpoints[-1].residual + 1e-9
+
+
+def test_gradient_is_invariant_to_repartitioning_to_the_bit(study: Study) -> None:
+    for dgp in Dgp:
+        runs = [run for run in study.runs if run.cell.dgp is dgp and run.method is Method.GRADIENT]
+        assert len(runs) == 4
+        assert len({(run.digest, run.rounds) for run in runs}) == 1
+        local = [run for run in study.runs if run.cell.dgp is dgp and run.method is Method.LOCAL_SIZE]
+        assert len({run.digest for run in local}) == 4  # the name does tell trajectories apart
+
+
+def test_a_digest_sees_the_last_bit() -> None:
+    assert digest([(1.0, 0.0)]) == digest([[1.0, 0.0]])
+    assert digest([(1.0, 0.0)]) != digest([(np.nextafter(1.0, 2.0), 0.0)])
+    assert digest([(0.0,)]) != digest([(-0.0,)])
+
+
+def test_a_run_again_gives_the_same_numbers_but_for_time(study: Study) -> None:
+    again = measure(CELL, build(CELL), Method.LOCAL_UNIFORM)
+    before = study.run(CELL, Method.LOCAL_UNIFORM)
+    assert (again.digest, again.bits, again.endpoint_error) == (
+        before.digest,
+        before.bits,
+        before.endpoint_error,
+    )
+    assert [(c.rounds, c.loss, c.residual) for c in again.checkpoints] == [
+        (c.rounds, c.loss, c.residual) for c in before.checkpoints
+    ]
+
+
+def test_the_plan_of_the_paper(study: Study) -> None:
+    assert [run.method for run in study.runs[: len(Method)]] == list(Method)
+    plan = cells([1, 2], Scale().clients, Scale())
+    assert len(plan) == 2 * 4 * 2 * 2
+    assert {cell.scale.n for cell in plan} == {10_000}
+    assert list(shared(abs, [-1, 2], 1)) == [1, 2]
+
+
+def test_spatial_silos_differ_more_than_random_ones() -> None:
+    big = Scale(n=4_000, pilot=200, reference_clients=5)
+    spatial, random = (
+        dispersion(Cell(seed=1, dgp=Dgp.GAUSSIAN, partition=partition, clients=5, scale=big))
+        for partition in (Partition.SPATIAL, Partition.RANDOM)
+    )
+    assert spatial[0] > random[0]
+    assert spatial[1] > random[1]

@@ -1,0 +1,120 @@
+"""What `fedtmle reproduce` leaves behind: figures, tables, RESULTS.md."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from fedtmle.cli import app
+from fedtmle.errors import InputError
+from fedtmle.reproduce import extra, style
+from fedtmle.reproduce.bounds import costs
+from fedtmle.reproduce.coverage import truth
+from fedtmle.reproduce.extra_figures import wilson
+from fedtmle.reproduce.run import Order, carry_out, publish
+from fedtmle.reproduce.scenario import Cell, Dgp, Partition, Scale
+from fedtmle.reproduce.study import Study
+from fedtmle.targets.benchmark import curved_mixture, gaussian_mixture
+from fedtmle.targets.optimal_transport import OptimalTransport
+
+from .conftest import TINY
+
+WHERE = ["seed", "dgp", "partition", "clients", "method"]
+COLUMNS = {
+    "figure1": [*WHERE, "update", "rounds", "compute_s", "elapsed_units", "loss", "residual"],
+    "figure3": [*WHERE, "unit_s", "residual", "loss"],
+    "figure4": [*WHERE, "rounds_used", "updates", "loss", "loss_change", "residual"],
+    "rounds": [*WHERE, "round", "slowest_s", "server_s", "silos_s"],
+    "reference": ["seed", "unit_s", "rounds", "compute_s", "latency_s", "residual", "residual_start"],
+}
+
+
+def read(path: Path) -> list[dict[str, str]]:
+    with path.open(encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def test_four_figures_with_their_tables(study: Study, tmp_path: Path) -> None:
+    order = Order(extra=False, seeds=(4,), scale=TINY, out=tmp_path)
+    results = publish(order, study, None, 1.0).read_text(encoding="utf-8")
+    for number in range(1, 5):
+        for kind, least in (("png", 20_000), ("svg", 10_000), ("csv", 500)):
+            assert (tmp_path / f"figure{number}.{kind}").stat().st_size > least
+    for name, columns in COLUMNS.items():
+        assert list(read(tmp_path / f"{name}.csv")[0]) == columns
+    assert len(read(tmp_path / "figure3.csv")) == len(study.runs)
+    assert {row["clients"] for row in read(tmp_path / "figure2.csv")} == {"3"}
+    assert "## The endpoint check" in results
+    assert "Only 1 seed(s)" in results
+    for name in ("G", "L, uniform", "coded, whitened"):  # written beside the curves
+        assert f">{name}<" in (tmp_path / "figure1.svg").read_text(encoding="utf-8")
+
+
+def test_quick_run_of_one_figure(tmp_path: Path) -> None:
+    arguments = ["reproduce", "--figure", "2", "--quick", "--quiet", "--workers", "1", "--out", str(tmp_path)]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    assert result.output.strip() == str(tmp_path / "RESULTS.md")
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "figure2.png",
+        "figure2.svg",
+        "figure2.csv",
+        "runs.csv",
+        "rounds.csv",
+        "reference.csv",
+        "RESULTS.md",
+    }
+
+
+def test_extra_experiments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(extra, "DATA_SETS", 2)
+    monkeypatch.setattr(extra, "TOLERANCES", (1e-1,))
+    order = Order(figures=(), seeds=(4,), scale=TINY, out=tmp_path)
+    results = carry_out(order, quiet=True).read_text(encoding="utf-8")
+    assert "Bounds broken: 0 of 4 runs" in results
+    for name in ("cost", "retirement", "coverage"):
+        assert (tmp_path / f"extra-{name}.png").stat().st_size > 5_000
+        assert read(tmp_path / f"extra-{name}.csv")
+    retired = read(tmp_path / "extra-retirement.csv")
+    assert len(retired) == 2 * 2 * 2 * 3  # distributions, partitions, weights, silos
+    assert {row["weights"] for row in retired} == {"size", "uniform"}
+
+
+def test_realised_costs_lie_below_their_bounds() -> None:
+    cell = Cell(seed=2, dgp=Dgp.GAUSSIAN, partition=Partition.SPATIAL, clients=3, scale=TINY)
+    for cost in costs(cell, (1e-1, 1e-2)):
+        assert cost.residual_bound <= cost.tolerance
+        assert cost.rounds <= cost.round_bound
+        assert cost.bits <= cost.pathwise_bit_bound <= cost.universal_bit_bound
+
+
+@pytest.mark.parametrize(("dgp", "draw"), [(Dgp.GAUSSIAN, gaussian_mixture), (Dgp.CURVED, curved_mixture)])
+def test_the_truth_agrees_with_a_large_sample(dgp: Dgp, draw: object) -> None:
+    rows = draw(200_000, np.random.default_rng(0))  # type: ignore[operator]
+    assert np.abs(OptimalTransport().direct(rows) - truth(dgp)).max() < 0.2  # some 4 standard errors
+    assert np.abs(np.subtract(truth(dgp), truth(dgp, 120))).max() < 1e-4
+
+
+def test_wilsons_interval() -> None:
+    assert wilson(8, 10) == pytest.approx((0.8, 0.4901625, 0.9433178), abs=1e-6)
+
+
+def test_names_are_moved_apart_and_stay_inside() -> None:
+    assert style._apart([0.1, 0.5], 0.1) == [0.1, 0.5]
+    assert style._apart([0.5, 0.5], 0.1) == pytest.approx([0.45, 0.55])
+    assert style._apart([0.0, 0.0, 0.0], 0.1) == pytest.approx([0.0, 0.1, 0.2])
+    assert style._apart([1.0, 1.0], 0.1) == pytest.approx([0.9, 1.0])
+
+
+@pytest.mark.parametrize("wrong", [{"seeds": ()}, {"latency": -1.0}, {"workers": 0}])
+def test_orders_that_cannot_be_carried_out(wrong: dict[str, object]) -> None:
+    with pytest.raises(InputError):
+        Order(**wrong)  # type: ignore[arg-type]
+
+
+def test_the_papers_scale() -> None:
+    assert Scale() == Scale(n=10_000, pilot=2_000, clients=(5, 10, 20, 40), reference_clients=10)

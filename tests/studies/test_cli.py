@@ -1,0 +1,252 @@
+"""The commands that work on a study, on real files: what they print, save, and return to a script."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+import fedtmle as ft
+import fedtmle.studies.run
+from fedtmle.cli import app
+from fedtmle.cli.exits import CODES, Exit
+from fedtmle.errors import InputError, NumericalError, RefusedError
+from fedtmle.protocol.query import Phase
+from fedtmle.runtime.session import RoundReport
+from fedtmle.studies.file import read_study
+from fedtmle.studies.progress import live_progress
+
+runner = CliRunner(env={"COLUMNS": "80", "NO_COLOR": "1"})
+
+
+def call(*arguments: object) -> Result:
+    result = runner.invoke(app, list(map(str, arguments)))
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    assert all(len(line) <= 80 for line in result.stdout.splitlines()) or "--json" in arguments
+    assert "\x1b" not in result.output  # no colour where there is no terminal
+    return result
+
+
+@pytest.fixture
+def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)  # so that printed paths are short
+    assert call("init", "toy").exit_code == Exit.FINE
+    return Path("toy") / "study.toml"
+
+
+def edit(path: Path, **changes: str) -> None:
+    """Replaces settings; the key is what the line starts with, commented or not."""
+    text = path.read_text(encoding="utf-8")
+    for key, value in changes.items():
+        text, found = re.subn(rf"^(# )?{key} = .*$", f"{key} = {value}", text, count=1, flags=re.MULTILINE)
+        assert found, key
+    path.write_text(text, encoding="utf-8")
+
+
+def shown(bits: int) -> str:
+    return f"{bits / 1000:.1f} kbit" if bits >= 1000 else f"{bits} bit"
+
+
+def test_init_refuses_to_overwrite(study: Path) -> None:
+    edit(study, kind='"TSM"')
+    before = study.read_text(encoding="utf-8")
+    refused = call("init", study.parent)
+    assert refused.exit_code == Exit.MISTAKES
+    assert "study.toml" in refused.stderr
+    assert study.read_text(encoding="utf-8") == before
+    assert call("init", study.parent, "--force").exit_code == Exit.FINE
+    assert study.read_text(encoding="utf-8") != before
+    document = json.loads(call("init", study.parent / "new", "--json").stdout)
+    assert [Path(name).name for name in document["written"]][:3] == ["study.toml", "north.toml", "south.toml"]
+
+
+def test_validate_a_good_study(study: Path) -> None:
+    text = call("validate", study)
+    assert text.exit_code == Exit.FINE, text.output
+    assert "How much does programme (exercise against usual) change" in text.stdout
+    assert re.search(r"north +240\nsouth +160\n", text.stdout)
+    document = json.loads(call("validate", study, "--json").stdout)
+    assert document["silos"] == {"north": 240, "south": 160}
+    assert document["columns"]["sbp_12"] == "numeric, may be missing"
+    assert document["problems"] == []
+
+
+def test_validate_reports_study_silo_files_and_data_at_once(study: Path) -> None:
+    folder = study.parent
+    north = folder / "north.toml"
+    north.write_text(
+        north.read_text(encoding="utf-8").replace('"AGE_YEARS"', '"AGE_YAERS"'), encoding="utf-8"
+    )
+    south = (folder / "south.csv").read_text(encoding="utf-8").splitlines()
+    cells = south[1].split(",")
+    (folder / "south.csv").write_text(
+        "\n".join([south[0], ",".join([cells[0], "999", *cells[2:4], "maybe", "boxing"]), *south[2:]]),
+        encoding="utf-8",
+    )
+    data = call("validate", study)
+    assert data.exit_code == Exit.MISTAKES
+    lines = data.stderr.splitlines()
+    assert len(lines) == 3
+    assert any("north.csv" in line and "AGE_YEARS" in line for line in lines)
+    assert any("column 'smoker'" in line and "1 row(s)" in line for line in lines)
+    assert any("column 'programme'" in line for line in lines)
+    assert "999" not in data.output  # no record's value is quoted
+    assert "boxing" not in data.output
+
+    (folder / "south.toml").write_text(
+        '[silo]\nname = "south"\n[data]\npth = "south.csv"\n', encoding="utf-8"
+    )
+    edit(study, kind='"ATTE"', confidence="3")
+    both = json.loads(call("validate", study, "--json").stdout)["problems"]
+    places = [(Path(problem["file"]).name, problem["line"]) for problem in both]
+    text = study.read_text(encoding="utf-8").splitlines()
+    assert text[dict(places[:1])["study.toml"] - 1].startswith("kind = ")
+    assert ("south.toml", 4) in places
+    assert [name for name, _ in places].count("study.toml") == 2
+
+
+def test_validate_an_arm_that_nobody_took(study: Path) -> None:
+    edit(study, arms='["usual", "exercise", "drug"]')
+    found = call("validate", study)
+    assert found.exit_code == Exit.MISTAKES
+    assert "no silo has an observed outcome in arm 'drug'" in found.stderr
+
+
+def test_run_prints_saves_and_shows(study: Path) -> None:
+    out = study.parent / "result.json"
+    printed = call("run", study, "--out", out)
+    assert printed.exit_code == Exit.FINE, printed.output
+    saved = ft.load(out).document
+    (row,) = saved["estimates"]
+    table = re.search(r"ATE +(-?[\d.]+) +([\d.]+) +(-?[\d.]+) to (-?[\d.]+) +<0.001\n", printed.stdout)
+    assert table
+    expected = (row["estimate"], row["std_error"], row["conf_low"], row["conf_high"])
+    assert [float(cell) for cell in table.groups()] == pytest.approx(expected, abs=6e-4)
+    for part in (
+        "400 records in 2 silos",
+        "usual         237     225 (95%)",
+        "C(programme) + sbp_0 + age + C(sex) + smoker (gaussian)",
+        "95% interval",
+        "Certificate: The pooled estimating equation holds to within",
+        "targeting",
+    ):
+        assert part in printed.stdout
+    assert "simultaneous" not in printed.stdout
+    account = saved["account"]
+    for phase in ("calibration", "targeting", "closing"):
+        ways = [sum(by[phase] for by in account[way].values()) for way in ("bits_up", "bits_down")]
+        assert re.search(
+            rf"^{phase} +{account['rounds'][phase]} +{shown(ways[0])} +{shown(ways[1])}$",
+            printed.stdout,
+            flags=re.MULTILINE,
+        )
+    assert call("show", out).stdout == printed.stdout
+    assert json.loads(call("show", out, "--json").stdout) == saved
+    assert json.loads(call("run", study, "--json", "--threads", "2").stdout) == saved
+
+
+def test_run_agrees_with_python(study: Path) -> None:
+    file = read_study(study)
+    document = json.loads(call("run", study, "--json").stdout)
+    assert document["estimates"] == ft.run(file.study, file.silos).document["estimates"]
+    assert document["study"]["options"]["confidence"] == 0.95
+
+
+def test_a_result_saved_from_python_can_be_shown(study: Path) -> None:
+    file = read_study(study)
+    ft.run(file.study, file.silos).save("python.json")
+    printed = call("show", "python.json")
+    assert printed.exit_code == Exit.FINE
+    assert printed.stdout.startswith("ATE of programme (exercise vs usual) on sbp_12; 400 records")
+
+
+def test_several_estimands_and_released_silos(study: Path) -> None:
+    edit(study, kind='"TSM"', strata='"sex"', confidence="0.9")
+    text = (
+        study.read_text(encoding="utf-8").replace("# [release]", "[release]").replace("# silos =", "silos =")
+    )
+    study.write_text(text, encoding="utf-8")
+    printed = call("run", study).stdout
+    assert "overall and by sex?" in " ".join(printed.split())
+    assert "simultaneous 90% interval" in printed
+    assert len(re.findall(r"^  north ", printed, flags=re.MULTILINE)) == 6
+    assert (
+        len(re.findall(r"^E\[Y\(usual\)\] in male .*%$", printed, flags=re.MULTILINE)) == 1
+    )  # heterogeneity
+
+
+def test_a_run_that_did_not_converge(study: Path) -> None:
+    edit(study, max_rounds="2")
+    result = call("run", study)
+    assert result.exit_code == Exit.NOT_CONVERGED
+    assert "Warning: the budget of rounds was used up" in " ".join(result.stdout.split())
+
+
+def test_personalised_runs_have_no_pooled_estimate(study: Path) -> None:
+    text = study.read_text(encoding="utf-8").replace('kind = "Coded"', 'kind = "Personalized"\nnoise = 0.5')
+    study.write_text(text.replace('tolerance = "practical"', ""), encoding="utf-8")
+    result = call("run", study)
+    assert "Each silo keeps its own estimate" in result.stdout
+    assert re.search(r"north +240", result.stdout)
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (RefusedError("north", "too few rows"), Exit.REFUSED),
+        (NumericalError("the law left the model"), Exit.NOT_CONVERGED),
+        (InputError("models: wrong"), Exit.MISTAKES),
+    ],
+)
+def test_exit_codes(study: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, code: Exit) -> None:
+    def fails(*_: Any, **__: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(fedtmle.studies.run, "run", fails)
+    result = call("run", study)
+    assert result.exit_code == code
+    assert str(error) in result.stderr
+    assert call("run", study, "--json").exit_code == code
+
+
+@pytest.mark.parametrize("command", ["run", "validate", "preflight", "show"])
+def test_a_file_that_is_not_there(command: str, tmp_path: Path) -> None:
+    result = call(command, tmp_path / "nothing")
+    assert result.exit_code == Exit.MISTAKES
+    assert "nothing" in result.stderr
+    problems = json.loads(call(command, tmp_path / "nothing", "--json").stdout)["problems"]
+    assert len(problems) == 1
+
+
+def test_usage(study: Path) -> None:
+    assert call("run").exit_code == Exit.USAGE
+    assert call("run", study, "--out", study.parent / "no" / "r.json").exit_code == Exit.USAGE
+    assert call("run", study, "--threads", 0).exit_code == Exit.USAGE
+
+
+@pytest.mark.parametrize("command", ["init", "validate", "preflight", "run", "show"])
+def test_help_documents_the_exit_codes(command: str) -> None:
+    assert " ".join(CODES.split()) in " ".join(call(command, "--help").stdout.split())
+
+
+def test_progress_is_shown_on_terminals_only(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = RoundReport(round=7, phase=Phase.TARGETING, silos=3, bits=12_345)
+    with live_progress("study", quiet=False) as progress:
+        assert progress is None
+    monkeypatch.setenv("FORCE_COLOR", "1")  # rich then takes standard error for a terminal
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    with live_progress("study", quiet=True) as progress:
+        assert progress is None
+    with live_progress("study", quiet=False) as progress:
+        assert progress is not None
+        progress(report)
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "round 7, targeting, 3 silos, 12.3 kbit so far" in captured.err

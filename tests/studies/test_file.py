@@ -1,0 +1,437 @@
+"""Study files: every key is read, and every mistake is reported at once with its line."""
+
+from __future__ import annotations
+
+import pickle
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fedtmle as ft
+from fedtmle.studies import keys
+from fedtmle.studies.file import StudyFile, StudyFileErrors, read_study
+from fedtmle.studies.lines import Lines
+from fedtmle.studies.template import STUDY
+
+Document = dict[str, dict[str, Any]]
+
+
+def toml(value: object) -> str:
+    """A value in TOML; a dict inline."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        return f'"{value}"'
+    if isinstance(value, list):
+        return f"[{', '.join(map(toml, value))}]"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{key} = {toml(item)}' for key, item in value.items())}}}"
+    return repr(value)
+
+
+def write(folder: Path, document: Document | str) -> Path:
+    path = folder / "study.toml"
+    if isinstance(document, dict):
+        sections = (
+            "\n".join([f"[{name}]", *(f"{key} = {toml(value)}" for key, value in section.items())])
+            for name, section in document.items()
+        )
+        document = "\n\n".join(sections)
+    path.write_text(document, encoding="utf-8")
+    return path
+
+
+def base() -> Document:
+    return {
+        "target": {"kind": "ATE", "outcome": "y", "treatment": "a"},
+        "models.outcome": {"formula": "a + x"},
+        "models.treatment": {"formula": "x"},
+        "algorithm": {"kind": "Coded"},
+        "options": {},
+        "silos": {"one": "one.csv", "two": "sub/two.toml"},
+    }
+
+
+def read(folder: Path, document: Document | str) -> StudyFile:
+    return read_study(write(folder, document))
+
+
+def mistakes(folder: Path, document: Document | str) -> list[str]:
+    with pytest.raises(StudyFileErrors) as caught:
+        read(folder, document)
+    prefix = f"{folder / 'study.toml'}:"
+    assert all(str(mistake).startswith(prefix) for mistake in caught.value.mistakes)
+    assert pickle.loads(pickle.dumps(caught.value)).mistakes == caught.value.mistakes  # noqa: S301 - our own
+    return [str(mistake).removeprefix(prefix) for mistake in caught.value.mistakes]
+
+
+def test_a_small_file_is_the_study_one_would_write_in_python(tmp_path: Path) -> None:
+    assert read(tmp_path, base()) == StudyFile(
+        path=tmp_path / "study.toml",
+        study=ft.Study(
+            target=ft.ATE(outcome="y", treatment="a"),
+            outcome_model=ft.GLM("a + x"),
+            treatment_model=ft.GLM("x"),
+        ),
+        silos={"one": tmp_path / "one.csv", "two": tmp_path / "sub" / "two.toml"},
+    )
+
+
+# Another value for every key of every kind; what is missing here fails the tests below.
+TARGET = {
+    "outcome": "z",
+    "outcome_bounds": [0, 2.5],
+    "outcome_type": "count",
+    "treatment": "b",
+    "arms": [3, "four"],
+    "strata": "s",
+}
+ALGORITHM: dict[str, Any] = {
+    "tolerance": "negligible",
+    "coordinates": "raw",
+    "smoothness": "certified",
+    "max_rounds": 7,
+    "fixed_width": 9,
+    "optimizer": "newton",
+    "max_updates": 3,
+    "weights": "uniform",
+    "radius": 2.0,
+    "exhaustive": True,
+    "progress_tolerance": 1e-3,
+    "lattice": 0.5,
+    "noise": 0.25,
+}
+OPTIONS = {
+    "g_bounds": "none",
+    "clever": "weight",
+    "submodel": "contrast",
+    "link": "linear",
+    "weights": "w",
+    "weight_ceiling": 5,
+    "cluster": "family",
+    "largest_cluster": 6,
+    "folds": 4,
+    "seed": 11,
+    "confidence": 0.9,
+}
+RULES: dict[str, dict[str, Any]] = {
+    "Static": {"arm": "0"},
+    "Threshold": {"column": "x", "cut": 1.5, "arm": "1", "otherwise": "0"},
+    "Stochastic": {"shares": [0.25, 0.75]},
+}
+OTHER_RULES: dict[str, dict[str, Any]] = {
+    "Static": {"arm": "1"},
+    "Threshold": {"column": "z", "cut": 2, "arm": 0, "otherwise": "1"},
+    "Stochastic": {"shares": [0.5, 0.5]},
+}
+
+
+def of_kind(kind: str) -> Document:
+    document = base()
+    document["target"] = {"kind": kind, "outcome": "y"}
+    if kind == "OutcomeMean":
+        del document["models.treatment"]
+        document["models.outcome"]["formula"] = "x"
+    else:
+        document["target"]["treatment"] = "a"
+    if kind == "PolicyMeans":
+        document["target"]["rules"] = [{"kind": "Stochastic", "shares": [0.5, 0.5]}]
+    return document
+
+
+@pytest.mark.parametrize(
+    ("kind", "key"),
+    [(kind, key) for kind, made in keys.TARGETS.items() for key in made.keys if key != "rules"],
+)
+def test_every_key_of_a_target_is_read(tmp_path: Path, kind: str, key: str) -> None:
+    document = of_kind(kind)
+    before = read(tmp_path, document).study
+    document["target"][key] = TARGET[key]
+    after = read(tmp_path, document).study
+    assert type(after.target).__name__ == kind
+    assert before.target != after.target
+    expected = {"outcome_bounds": (0.0, 2.5), "arms": ("3", "four")}.get(key, TARGET[key])
+    assert getattr(after.target, key) == expected
+
+
+@pytest.mark.parametrize(
+    ("kind", "key"), [(kind, key) for kind, made in keys.RULES.items() for key in made.keys]
+)
+def test_every_key_of_a_rule_is_read(tmp_path: Path, kind: str, key: str) -> None:
+    document = of_kind("PolicyMeans")
+    document["target"]["rules"] = [{"kind": kind, **RULES[kind]}]
+    before = read(tmp_path, document).study.target.regimes()
+    document["target"]["rules"] = [{"kind": kind, **RULES[kind], key: OTHER_RULES[kind][key]}]
+    after = read(tmp_path, document).study.target.regimes()
+    assert type(after[0]).__name__ == kind
+    assert before != after
+
+
+@pytest.mark.parametrize(
+    ("kind", "key"), [(kind, key) for kind, made in keys.ALGORITHMS.items() for key in made.keys]
+)
+def test_every_key_of_an_algorithm_is_read(tmp_path: Path, kind: str, key: str) -> None:
+    document = base()
+    document["algorithm"] = {"kind": kind}
+    before = read(tmp_path, document).study.algorithm
+    document["algorithm"][key] = ALGORITHM[key]
+    after = read(tmp_path, document).study.algorithm
+    assert type(after).__name__ == kind
+    assert getattr(before, key) != getattr(after, key)
+
+
+@pytest.mark.parametrize("key", keys.OPTIONS)
+def test_every_option_is_read(tmp_path: Path, key: str) -> None:
+    document = base()
+    before = read(tmp_path, document).study
+    document["options"][key] = OPTIONS[key]
+    after = read(tmp_path, document).study
+    assert getattr(before, key) != getattr(after, key)
+    assert getattr(after, key) == (None if OPTIONS[key] == "none" else OPTIONS[key])
+
+
+@pytest.mark.parametrize(("role", "key"), [(role, key) for role, made in keys.MODELS.items() for key in made])
+def test_every_key_of_a_model_is_read(tmp_path: Path, role: str, key: str) -> None:
+    document = base()
+    section = document.setdefault(f"models.{role}", {"formula": "x"})
+    before = read(tmp_path, document).study.models[role]
+    if key == "supplied":
+        section.clear()
+        section["supplied"] = ["p", "q"] if role == "outcome" else ["p"]
+    else:
+        section[key] = {"formula": "x + z", "family": "binomial", "ridge": 0.5}[key]
+    after = read(tmp_path, document).study.models[role]
+    assert before != after
+    if key == "supplied":
+        assert after == ft.Supplied(*section["supplied"])
+    else:
+        assert getattr(after, key) == section[key]
+
+
+def test_values_that_name_an_object(tmp_path: Path) -> None:
+    document = base()
+    for word, value in {
+        "certified": ft.Certified(),
+        "estimated": ft.Estimated(),
+        "pooled": ft.Estimated(over="pooled"),
+    }.items():
+        document["algorithm"] = {"kind": "Coded", "smoothness": word, "tolerance": 1e-4}
+        assert read(tmp_path, document).study.algorithm == ft.Coded(smoothness=value, tolerance=1e-4)
+    for word, optimizer in {
+        "exact": ft.Exact(),
+        "newton": ft.Newton(),
+        "descent": ft.GradientDescent(),
+    }.items():
+        document["algorithm"] = {"kind": "Central", "optimizer": word}
+        assert read(tmp_path, document).study.algorithm == ft.Central(optimizer=optimizer)
+
+
+def test_release_names_silos(tmp_path: Path) -> None:
+    document = base()
+    document["release"] = {"silos": ["two"]}
+    assert read(tmp_path, document).release == ("two",)
+    document["release"] = {"silos": ["two", "tow"]}
+    assert mistakes(tmp_path, document) == [
+        "22: [release] silos: no silo is called 'tow'; did you mean 'two'?"
+    ]
+
+
+WRONG = """\
+[target]
+kind = "ATT"
+outcom = "y"
+treatment = "t"
+outcome_bounds = [1, "a"]
+clever = "weight"
+
+[models.outcome]
+formula = "a + __import__('os')"
+familly = "binomial"
+
+[models.missingness]
+ridge = "x"
+
+[algorithm]
+kind = "Codded"
+tolerance = "practcal"
+
+[options]
+g_bounds = 0.9
+confidence = 2.0
+submodel = "contrats"
+folds = 1
+
+[silos]
+north = 3
+
+[relase]
+silos = []
+"""
+
+
+def test_all_mistakes_come_at_once_with_lines_and_suggestions(tmp_path: Path) -> None:
+    found = mistakes(tmp_path, WRONG)
+    assert found == [
+        "1: [target] outcome: is missing; expected text in quotes",
+        "3: [target] outcom: unknown key of ATT; did you mean 'outcome'?",
+        "5: [target] outcome_bounds: expected [low, high], two numbers",
+        "6: [target] clever: unknown key of ATT; it belongs in [options]",
+        "9: [models.outcome] formula: there is no function '__import__'; there are C, I, log, sqrt, poly, "
+        "spline, bs\n    a + __import__('os')\n        ^",
+        "10: [models.outcome] familly: unknown key; did you mean 'family'?",
+        "13: [models.missingness] ridge: expected a number",
+        "16: [algorithm] kind: is not known; did you mean 'Coded'?",
+        '17: [algorithm] tolerance: expected "practical" or "negligible" or a number; '
+        "did you mean 'practical'?",
+        "20: [options] g_bounds: expected 'auto', None or a number in (0, 0.5), not 0.9",
+        "21: [options] confidence: expected a number between 0.5 and 1, not 2.0",
+        '22: [options] submodel: expected "per arm" or "contrast"; did you mean \'contrast\'?',
+        "23: [options] folds: expected at least 2, or None, not 1",
+        "26: [silos] north: expected the path of a silo or data file, in quotes",
+        "28: relase: unknown section; did you mean 'release'?",
+    ]
+
+
+RULES_WRONG = """\
+silos = {one = "one.csv"}
+[target]
+kind = "PolicyMeans"
+outcome = "y"
+treatment = "t"
+arms = ["low", "high"]
+[[target.rules]]
+kind = "Static"
+arm = "hihg"
+[[target.rules]]
+kind = "Stochastic"
+shares = [0.5, 0.25, 0.25]
+[[target.rules]]
+kind = "Treshold"
+cut = "x"
+[models]
+outcome = {supplied = ["q"]}
+treatment.supplied = ["g", "h"]
+"""
+
+
+def test_mistakes_in_rules_and_inline_tables_have_lines(tmp_path: Path) -> None:
+    assert mistakes(tmp_path, RULES_WRONG) == [
+        "9: [target.rules] arm: 'hihg' is none of the arms; did you mean 'high'?",
+        "12: [target.rules] shares: expected one share per arm, 2",
+        "14: [target.rules] kind: is not known; did you mean 'Threshold'?",
+        "15: [target.rules] cut: expected a number",
+        "17: [models.outcome] supplied: expected 2 column(s), one per prediction",
+        "18: [models.treatment] supplied: expected 1 column(s), one per prediction",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            "",
+            ["[models.outcome]: the section is missing", "[silos]: list the silos", "[target]: the section"],
+        ),
+        ("[target]\nkind = 'ATE\n", ["2: not TOML: "]),
+        ("target = 3\n[silos]\none = 'x.csv'\n[models.outcome]\nfamily='auto'", ["1: [target]: this is not"]),
+        ("[target]\nkind = ['ATE']\n", ["2: [target] kind: is not known"]),
+        ("[target.rules]\n[silos]\n", ["2: [silos]: list the silos", "[target] kind: is missing"]),
+        ("[models]\noutcome = 3\n", ["2: [models.outcome]: this is not a section"]),
+        (
+            "[target]\nkind='ATE'\noutcome='y'\noutcome_bounds=[2,1]\ntreatment='a'\n",
+            ["4: [target] outcome_bounds"],
+        ),
+        (
+            "[target]\nkind='ATE'\noutcome='y'\ntreatment='a'\n",
+            ["[models.treatment]: give one if and only if"],
+        ),
+        ("[target]\nkind='PolicyMeans'\nrules=3\n", ["3: [target] rules: expected [[target.rules]] tables"]),
+        (
+            "[target]\nkind='PolicyMeans'\nrules=[3]\n",
+            ["3: [target] rules: expected [[target.rules]] tables"],
+        ),
+    ],
+)
+def test_bad_documents(tmp_path: Path, text: str, expected: list[str]) -> None:
+    found = mistakes(tmp_path, text)
+    for start in expected:
+        assert any(start in mistake for mistake in found), found
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value"),
+    [
+        ("options", "weight_ceiling", "0"),
+        ("options", "weight_ceiling", "inf"),
+        ("options", "seed", "-1"),
+        ("options", "folds", "2.5"),
+        ("options", "confidence", "nan"),
+        ("options", "weights", '" "'),
+        ("options", "cluster", "true"),
+        ("models.outcome", "ridge", "inf"),
+        ("models.treatment", "family", '"poisson"'),
+        ("algorithm", "tolerance", "true"),
+        ("algorithm", "max_rounds", "-3"),
+        ("target", "arms", "[]"),
+        ("target", "arms", '["1", "1"]'),
+    ],
+)
+def test_values_out_of_range_or_of_another_type(tmp_path: Path, section: str, key: str, value: str) -> None:
+    text = write(tmp_path, base()).read_text(encoding="utf-8")
+    text = text.replace(f"[{section}]", f"[{section}]\n{key} = {value}")
+    (only,) = mistakes(tmp_path, text)
+    line, place = only.split(": ")[:2]
+    assert text.splitlines()[int(line) - 1] == f"{key} = {value}"
+    assert place == f"[{section}] {key}"
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(StudyFileErrors, match="there is no such file"):
+        read_study(tmp_path / "nothing.toml")
+    (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(StudyFileErrors, match="UTF-8"):
+        read_study(tmp_path / "bytes.toml")
+
+
+def test_lines_know_headers_dotted_quoted_and_repeated_keys() -> None:
+    lines = Lines('a = 1\n[x."y z"]\nb.c = """\nd = 2\n"""\n[[x.r]]\nk = 1\n[[x.r]]\n"k" = {m = 1}\n')
+    assert lines.of(("a",)) == 1
+    assert lines.of(("x", "y z")) == 2
+    assert lines.of(("x", "y z", "b", "c")) == 3
+    assert lines.of(("x", "y z", "d")) == 2  # inside a text: not a key
+    assert [lines.of(("x", "r", 0, "k")), lines.of(("x", "r", 1, "k"))] == [7, 9]
+    assert lines.of(("x", "r", 1, "k", "m")) == 9
+    assert lines.of(("nowhere",)) is None
+
+
+def test_the_template_mentions_every_key() -> None:
+    written = set(re.findall(r"^#? ?(\w+) =", STUDY, flags=re.MULTILINE))
+    documented = {
+        *(
+            key
+            for kinds in (keys.TARGETS, keys.ALGORITHMS, keys.RULES)
+            for made in kinds.values()
+            for key in made.keys
+        ),
+        *(key for made in keys.MODELS.values() for key in made),
+        *keys.OPTIONS,
+        *keys.RELEASE,
+    } - {"rules"}
+    assert documented <= written
+    assert "[[target.rules]]" in STUDY
+
+
+def test_the_commented_settings_of_the_template_are_valid(tmp_path: Path) -> None:
+    """Each commented setting that goes with the kinds in the template is uncommented, one at a time."""
+    lines = STUDY.splitlines()
+    tried = 0
+    for index, line in enumerate(lines):
+        key = re.match(r"# (\w+) = ", line)
+        if key and key[1] in {*keys.OPTIONS, *keys.ALGORITHMS["Coded"].keys, "family", "ridge", "strata"}:
+            if key[1] == "weights" and "size" in line:
+                continue  # that of LocalAverage
+            read(tmp_path, "\n".join([*lines[:index], line[2:], *lines[index + 1 :]]))
+            tried += 1
+    assert tried >= 12
