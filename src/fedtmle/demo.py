@@ -21,7 +21,6 @@ from fedtmle.model.types import Array
 from fedtmle.protocol.query import Phase, Problem
 from fedtmle.runtime.result import Result
 from fedtmle.solve import solve
-from fedtmle.studies.describe import described
 from fedtmle.studies.progress import live_progress
 from fedtmle.studies.run import run
 from fedtmle.studies.show import cells, certificate, cost
@@ -63,7 +62,7 @@ def _study(
     release: tuple[str, ...] = (),
 ) -> dict[str, Any]:
     with live_progress(what, quiet=quiet) as progress:
-        return described(run(study, silos, progress=progress, release=release), study).document
+        return run(study, silos, progress=progress, release=release).document
 
 
 def _ihdp_lines(kept: dict[str, Any], pooled: dict[str, Any], scored: dict[str, Any]) -> Iterator[str]:

@@ -17,7 +17,6 @@ def run(
     threads: int = typer.Option(1, min=1, help="Silos that answer side by side."),
 ) -> None:
     """Run a study over the silos it lists, all on this machine."""
-    from fedtmle.studies.describe import described
     from fedtmle.studies.file import read_study
     from fedtmle.studies.progress import live_progress
     from fedtmle.studies.run import run as run_study
@@ -30,7 +29,6 @@ def run(
             result = run_study(
                 file.study, file.silos, threads=threads, progress=progress, release=file.release
             )
-        result = described(result, file.study)
         if out is not None:
             result.save(out)
         _print(result.document, result.to_json() if as_json else None)

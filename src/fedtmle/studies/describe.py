@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 from fedtmle.algorithms.study import Study
 from fedtmle.initial.glm import GLM, Supplied
-from fedtmle.studies.result import StudyResult
-
-
-def described(result: StudyResult, study: Study) -> StudyResult:
-    """The same result with its study in the document."""
-    return replace(result, document={**result.document, "study": describe(study)})
 
 
 def describe(study: Study) -> dict[str, Any]:

@@ -21,8 +21,9 @@ from fedtmle.runtime.certificate import certify
 from fedtmle.runtime.embedded import run_embedded
 from fedtmle.runtime.result import Result
 from fedtmle.runtime.session import Finished, Progress
-from fedtmle.runtime.silo import Silo
+from fedtmle.runtime.silo import LocalOutcome, Silo
 from fedtmle.solve import assemble
+from fedtmle.studies.describe import describe, in_words
 from fedtmle.studies.inference import Row, table_rows
 from fedtmle.studies.result import FORMAT, StudyResult
 from fedtmle.studies.schema import schema_of
@@ -85,6 +86,7 @@ def pool_tables(tables: Sequence[Table], cluster: str | None = None) -> Table:
 def document(study: Study, finished: Finished, result: Result, release: Sequence[str]) -> dict[str, Any]:
     """The whole result as plain data."""
     details: StudyDetails = finished.outcome.details
+    described = describe(study)
     estimates: list[Row] = []
     simultaneous: list[Row] = []
     own: dict[str, list[Row]] = {}
@@ -103,14 +105,19 @@ def document(study: Study, finished: Finished, result: Result, release: Sequence
         "format": FORMAT,
         "version": __version__,
         "plan": plan_digest(study, None, StudyFlow()).hex(),
-        "question": question(study),
+        "question": in_words(described["target"]),
+        "study": described,
         "estimates": [row.to_dict() for row in estimates],
         "simultaneous": [row.to_dict() for row in simultaneous],
         "silos": {name: [row.to_dict() for row in rows] for name, rows in own.items()},
         "without": {name: [row.to_dict() for row in rows] for name, rows in without.items()},
         "heterogeneity": heterogeneity(own),
         "personalized": {
-            name: {"retired_at": local.retired_at, "n_rows": local.n_rows}
+            name: {
+                "retired_at": local.retired_at,
+                "n_rows": local.n_rows,
+                "estimates": _personal(study, details, local) if name in release else [],
+            }
             for name, local in result.silos.items()
         },
         "arms": list(study.target.arms),
@@ -126,15 +133,6 @@ def document(study: Study, finished: Finished, result: Result, release: Sequence
     }
 
 
-def question(study: Study) -> str:
-    """The study in words."""
-    target = study.target
-    kind = type(target).__name__
-    about = f" of {target.treatment} ({' vs '.join(reversed(target.arms))})" if target.treatment else ""
-    strata = f", by {target.strata}" if target.strata else ""
-    return f"{kind}{about} on {target.outcome}{strata}"
-
-
 def undefined(
     own: Mapping[str, Sequence[Row]], release: Sequence[str], sizes: Mapping[str, int]
 ) -> list[str]:
@@ -144,6 +142,13 @@ def undefined(
         for silo in sizes
         if silo in release and silo not in own
     ]
+
+
+def _personal(study: Study, details: StudyDetails, local: LocalOutcome) -> list[dict[str, Any]]:
+    """A releasing silo's own rows in a personalised run."""
+    own = local.estimate
+    rows, _ = table_rows(study, details.components, own.psi, own.covariance)
+    return [row.to_dict() for row in rows]
 
 
 def warnings(estimates: Sequence[Row], result: Result) -> list[str]:

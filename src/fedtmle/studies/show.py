@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from fedtmle.studies.describe import in_words
 from fedtmle.studies.text import aligned, bits, decimals, number, probability, share, wrapped
 
 Document = Mapping[str, Any]
@@ -30,11 +29,10 @@ def render(document: Document) -> str:
 
 
 def _question(document: Document) -> Iterator[str]:
-    study = document.get("study")
-    if study:
-        yield from wrapped(in_words(study["target"]))
-    records = f"{document['n']:,} records in {_silo_count(document)}"
-    yield from wrapped(f"{document['question']}; {records}")
+    yield from wrapped(document["question"])
+    target = document["study"]["target"]
+    treatment = f" of {target['treatment']}" if target["treatment"] else ""
+    yield f"{target['kind']}{treatment}; {document['n']:,} records in {_silo_count(document)}"
 
 
 def _silo_count(document: Document) -> str:
@@ -58,11 +56,10 @@ def _cohort(document: Document) -> Iterator[str]:
 
 def _how(document: Document) -> Iterator[str]:
     """Models, the bound on g, and how many rows the inverse probabilities leave in effect."""
-    study = document.get("study", {})
-    lines = [(f"{role} model", text) for role, text in study.get("models", {}).items()]
-    if study:
-        lines.append(("algorithm", study["algorithm"]["kind"]))
-    rule = study.get("options", {}).get("g_bounds")
+    study = document["study"]
+    lines = [(f"{role} model", text) for role, text in study["models"].items()]
+    lines.append(("algorithm", study["algorithm"]["kind"]))
+    rule = study["options"]["g_bounds"]
     floor = f"{document['g_floor']:.4g}" if document["g_floor"] else "none"
     lines.append(("g bound", f"{floor}{' (auto)' if rule == 'auto' else ''}"))
     sizes = [f"{size:,.1f} for {name}" for name, size in document["effective_sizes"].items()]
@@ -73,8 +70,7 @@ def _how(document: Document) -> Iterator[str]:
 
 
 def interval_title(document: Document) -> str:
-    confidence = document.get("study", {}).get("options", {}).get("confidence")
-    return "interval" if confidence is None else f"{100 * confidence:.4g}% interval"
+    return f"{100 * document['study']['options']['confidence']:.4g}% interval"
 
 
 def cells(row: Mapping[str, Any], digits: int | None = None) -> tuple[str, str, str]:
@@ -86,7 +82,8 @@ def cells(row: Mapping[str, Any], digits: int | None = None) -> tuple[str, str, 
 
 def _digits(document: Document) -> int:
     """Decimals that suit the whole table."""
-    return max(decimals(row["std_error"]) for row in document["estimates"])
+    own = (row for silo in document["personalized"].values() for row in silo["estimates"])
+    return max(decimals(row["std_error"]) for row in (*document["estimates"], *own))
 
 
 def _estimates(document: Document) -> Iterator[str]:
@@ -107,11 +104,18 @@ def _personalized(document: Document) -> Iterator[str]:
     kept = document["personalized"]
     if kept:
         yield from wrapped("Each silo keeps its own estimate; there is no pooled one.")
-        rows = [("silo", "records", "left at update")]
+        rows = [["silo", "records", "left at update"]]
         for name, silo in kept.items():
             left = "-" if silo["retired_at"] is None else str(silo["retired_at"])
-            rows.append((name, f"{silo['n_rows']:,}", left))
+            rows.append([name, f"{silo['n_rows']:,}", left])
         yield from aligned(rows)
+        released = [(name, row) for name, silo in kept.items() for row in silo["estimates"]]
+        if released:
+            yield ""
+            digits, title = _digits(document), interval_title(document)
+            table = [["released by silos", "estimand", "estimate", "std. error", title]]
+            table += [[name, row["estimand"], *cells(row, digits)] for name, row in released]
+            yield from aligned(table)
 
 
 def _silos(document: Document) -> Iterator[str]:
