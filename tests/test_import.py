@@ -17,5 +17,7 @@ def test_import_loads_no_heavy_library() -> None:
 
 def test_every_public_name_can_be_had() -> None:
     for name in fedtmle.__all__:
-        assert getattr(fedtmle, name) is not None
+        assert callable(getattr(fedtmle, name))
+    for name in fedtmle.__all__:  # and no submodule of the same name has taken its place since
+        assert callable(getattr(fedtmle, name))
     assert set(fedtmle.__all__) <= set(dir(fedtmle))

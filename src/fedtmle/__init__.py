@@ -41,7 +41,7 @@ _HOME = {
     "Result": "fedtmle.runtime.result",
     "Transcript": "fedtmle.runtime.transcript",
     "check_problem": "fedtmle.model.check",
-    "solve": "fedtmle.solve",
+    "solve": "fedtmle.solver",
     "ATE": "fedtmle.targets.effects.estimands",
     "ATT": "fedtmle.targets.effects.estimands",
     "ATC": "fedtmle.targets.effects.estimands",
@@ -86,7 +86,7 @@ if TYPE_CHECKING:  # what type checkers and editors see; at run time, __getattr_
     from fedtmle.model.density.fluctuation import ExponentialTilt, LogisticFluctuation
     from fedtmle.runtime.result import Result
     from fedtmle.runtime.transcript import Transcript
-    from fedtmle.solve import solve
+    from fedtmle.solver import solve
     from fedtmle.studies.result import StudyResult, load
     from fedtmle.studies.run import run
     from fedtmle.targets.effects.components import Static, Stochastic, Threshold

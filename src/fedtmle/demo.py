@@ -20,7 +20,7 @@ from fedtmle.initial.glm import GLM
 from fedtmle.model.types import Array
 from fedtmle.protocol.query import Phase, Problem
 from fedtmle.runtime.result import Result
-from fedtmle.solve import solve
+from fedtmle.solver import solve
 from fedtmle.studies.progress import live_progress
 from fedtmle.studies.run import run
 from fedtmle.studies.show import cells, certificate, cost

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from fedtmle import solve  # noqa: F401 - the function, before a module of that name is imported below
 from fedtmle.reproduce.campaign import cells, run_cell
 from fedtmle.reproduce.scenario import Scale
 from fedtmle.reproduce.study import Study
 
-TINY = Scale(n=400, pilot=120, clients=(2, 3), reference_clients=3)
+TINY = Scale(n=400, pilot=120, clients=(2, 3), reference_clients=3, tolerance=1e-3, coded_tolerance=0.1)
 
 
 @pytest.fixture(scope="session")
-def study() -> Study:
+def tiny() -> Study:
     return Study([run for cell in cells([4], TINY.clients, TINY) for run in run_cell(cell)])
-
-
-@pytest.fixture(name="tiny", scope="session")
-def tiny_study(study: Study) -> Study:
-    """The same, for modules whose own `study` is an invented one."""
-    return study

@@ -15,6 +15,7 @@ from fedtmle.reproduce.measure import digest, measure, observed
 from fedtmle.reproduce.publicwork import Ledger, LedgerProblem
 from fedtmle.reproduce.scenario import Cell, Dgp, Method, Partition, Scale, build
 from fedtmle.reproduce.study import Study
+from fedtmle.solver import solve
 
 from .conftest import TINY
 
@@ -70,21 +71,21 @@ def test_a_ledger_changes_no_bit_of_a_run() -> None:
     data = build(CELL)
     problem = LedgerProblem(inner=data.problem, ledger=Ledger())
     for algorithm in (ft.Gradient(tolerance=1e-3), ft.LocalAverage(max_updates=2)):
-        with_ledger, plain = (ft.solve(p, data.law, data.silos, algorithm) for p in (problem, data.problem))
+        with_ledger, plain = (solve(p, data.law, data.silos, algorithm) for p in (problem, data.problem))
         assert with_ledger.trajectory.accepted == plain.trajectory.accepted
         assert (with_ledger.psi == plain.psi).all()
 
 
 def test_observed_losses_agree_with_the_runtimes_own() -> None:
     data = build(CELL)
-    result = ft.solve(data.problem, data.law, data.silos, ft.LocalAverage(max_updates=3), observe=True)
+    result = solve(data.problem, data.law, data.silos, ft.LocalAverage(max_updates=3), observe=True)
     loss, residual = observed(data, data.law, result.trajectory.accepted)
     assert loss == pytest.approx(result.trajectory.loss, abs=1e-12)
     assert residual == pytest.approx(result.trajectory.residual, abs=1e-12)
 
 
-def test_checkpoints_count_every_query(study: Study) -> None:
-    for run in study.runs:
+def test_checkpoints_count_every_query(tiny: Study) -> None:
+    for run in tiny.runs:
         first, *later = run.checkpoints
         assert (first.update, first.rounds, first.compute) == (0, 0, 0.0)
         assert len(run.checkpoints) == run.updates + 1
@@ -96,20 +97,20 @@ def test_checkpoints_count_every_query(study: Study) -> None:
         assert run.at_time(1e9, 0.005) == run.checkpoints[-1]
 
 
-def test_converged_runs_end_at_the_direct_solution(study: Study) -> None:
-    ended = [run for run in study.runs if run.converged]
+def test_converged_runs_end_at_the_direct_solution(tiny: Study) -> None:
+    ended = [run for run in tiny.runs if run.converged]
     assert {run.method for run in ended} >= {Method.GRADIENT, Method.CODED_RAW, Method.CODED_WHITENED}
     for run in ended:
         # To first order Psi - direct is the EIF mean.
         assert run.endpoint_error <= 2 * run.checkpoints[-1].residual + 1e-9
 
 
-def test_gradient_is_invariant_to_repartitioning_to_the_bit(study: Study) -> None:
+def test_gradient_is_invariant_to_repartitioning_to_the_bit(tiny: Study) -> None:
     for dgp in Dgp:
-        runs = [run for run in study.runs if run.cell.dgp is dgp and run.method is Method.GRADIENT]
+        runs = [run for run in tiny.runs if run.cell.dgp is dgp and run.method is Method.GRADIENT]
         assert len(runs) == 4
         assert len({(run.digest, run.rounds) for run in runs}) == 1
-        local = [run for run in study.runs if run.cell.dgp is dgp and run.method is Method.LOCAL_SIZE]
+        local = [run for run in tiny.runs if run.cell.dgp is dgp and run.method is Method.LOCAL_SIZE]
         assert len({run.digest for run in local}) == 4  # the name does tell trajectories apart
 
 
@@ -119,9 +120,9 @@ def test_a_digest_sees_the_last_bit() -> None:
     assert digest([(0.0,)]) != digest([(-0.0,)])
 
 
-def test_a_run_again_gives_the_same_numbers_but_for_time(study: Study) -> None:
+def test_a_run_again_gives_the_same_numbers_but_for_time(tiny: Study) -> None:
     again = measure(CELL, build(CELL), Method.LOCAL_UNIFORM)
-    before = study.run(CELL, Method.LOCAL_UNIFORM)
+    before = tiny.run(CELL, Method.LOCAL_UNIFORM)
     assert (again.digest, again.bits, again.endpoint_error) == (
         before.digest,
         before.bits,
@@ -132,8 +133,8 @@ def test_a_run_again_gives_the_same_numbers_but_for_time(study: Study) -> None:
     ]
 
 
-def test_the_plan_of_the_paper(study: Study) -> None:
-    assert [run.method for run in study.runs[: len(Method)]] == list(Method)
+def test_the_plan_of_the_paper(tiny: Study) -> None:
+    assert [run.method for run in tiny.runs[: len(Method)]] == list(Method)
     plan = cells([1, 2], Scale().clients, Scale())
     assert len(plan) == 2 * 4 * 2 * 2
     assert {cell.scale.n for cell in plan} == {10_000}

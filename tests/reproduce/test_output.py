@@ -38,15 +38,15 @@ def read(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def test_four_figures_with_their_tables(study: Study, tmp_path: Path) -> None:
+def test_four_figures_with_their_tables(tiny: Study, tmp_path: Path) -> None:
     order = Order(extra=False, seeds=(4,), scale=TINY, out=tmp_path)
-    results = publish(order, study, None, 1.0).read_text(encoding="utf-8")
+    results = publish(order, tiny, None, 1.0).read_text(encoding="utf-8")
     for number in range(1, 5):
         for kind, least in (("png", 20_000), ("svg", 10_000), ("csv", 500)):
             assert (tmp_path / f"figure{number}.{kind}").stat().st_size > least
     for name, columns in COLUMNS.items():
         assert list(read(tmp_path / f"{name}.csv")[0]) == columns
-    assert len(read(tmp_path / "figure3.csv")) == len(study.runs)
+    assert len(read(tmp_path / "figure3.csv")) == len(tiny.runs)
     assert {row["clients"] for row in read(tmp_path / "figure2.csv")} == {"3"}
     assert "## The endpoint check" in results
     assert "Only 1 seed(s)" in results

@@ -42,7 +42,7 @@ class Study:
     weights: str | None = None
     weight_ceiling: float = 64.0  # of a weight over the mean weight
     cluster: str | None = None
-    largest_cluster: int = 64
+    largest_cluster: int = 4096  # rows of one cluster: refused beyond
     folds: int | None = None
     seed: int = 0
     confidence: float = 0.95

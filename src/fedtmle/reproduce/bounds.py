@@ -11,7 +11,7 @@ from fedtmle.algorithms.coded import Coded
 from fedtmle.protocol.lattice import Lattice, build_lattice, identity, whitener, working_tolerance
 from fedtmle.reproduce.scenario import Cell, Data, build
 from fedtmle.runtime.result import Result
-from fedtmle.solve import solve
+from fedtmle.solver import solve
 from fedtmle.theory import communication
 from fedtmle.theory.constants import first_gradient, loss_budget, recentering
 from fedtmle.theory.path import follow

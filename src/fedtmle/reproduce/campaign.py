@@ -9,8 +9,9 @@ from typing import TypeVar
 
 from fedtmle.model import kernels
 from fedtmle.reproduce.measure import Measured, measure
-from fedtmle.reproduce.scenario import QUICK, Cell, Dgp, Method, Partition, Scale, build
+from fedtmle.reproduce.scenario import Cell, Dgp, Method, Partition, Scale, build
 
+WARM_UP = Scale(n=60, pilot=40, tolerance=0.1, coded_tolerance=0.3)
 Task = TypeVar("Task")
 Answer = TypeVar("Answer")
 
@@ -35,7 +36,7 @@ def run_cell(cell: Cell) -> list[Measured]:
 def prepare() -> None:
     """One thread per worker, whose CPU time is then all there is; compiled before anything is timed."""
     kernels.set_threads(1)
-    run_cell(Cell(seed=0, dgp=Dgp.GAUSSIAN, partition=Partition.RANDOM, clients=2, scale=QUICK))
+    run_cell(Cell(seed=0, dgp=Dgp.GAUSSIAN, partition=Partition.RANDOM, clients=2, scale=WARM_UP))
 
 
 def shared(run: Callable[[Task], Answer], tasks: Sequence[Task], workers: int) -> Iterator[Answer]:

@@ -9,8 +9,8 @@ import numpy as np
 
 from fedtmle.algorithms.coded import Coded
 from fedtmle.model.types import Array
-from fedtmle.reproduce.scenario import CODED_TOLERANCE, Cell, Dgp, Partition, Scale, build
-from fedtmle.solve import solve
+from fedtmle.reproduce.scenario import Cell, Dgp, Partition, Scale, build
+from fedtmle.solver import solve
 from fedtmle.targets.benchmark import COVARIANCES, MEANS, PROBABILITIES
 from fedtmle.targets.optimal_transport import OptimalTransport
 
@@ -69,7 +69,7 @@ def replicate(task: tuple[int, Dgp, Scale]) -> list[Coverage]:
         scale=scale,
     )
     data = build(cell)
-    result = solve(data.problem, data.law, data.silos, Coded(tolerance=CODED_TOLERANCE))
+    result = solve(data.problem, data.law, data.silos, Coded(tolerance=scale.coded_tolerance))
     if result.psi is None or result.std_error is None:
         raise AssertionError("a coded run has an estimate")
     return [

@@ -68,7 +68,7 @@ def measure(cell: Cell, data: Data, method: Method) -> Measured:
     """Runs the method on the cell's silos."""
     # A memory of its own: another run on the same path must not find its quadratures done.
     law = dataclasses.replace(data.law, moved=Memo(KEPT_LAWS))
-    algorithm = method.algorithm()
+    algorithm = method.algorithm(cell.scale)
     ledger = Ledger()
     problem = LedgerProblem(inner=data.problem, ledger=ledger)
     silos = [Silo(name, problem, law, problem.read(rows), algorithm) for name, rows in data.silos.items()]

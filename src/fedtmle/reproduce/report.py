@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from fedtmle import __version__
 from fedtmle.reproduce.extra import Extra
 from fedtmle.reproduce.extra_report import extra_sections
-from fedtmle.reproduce.scenario import CODED_TOLERANCE, ROUND_BUDGET, STANDSTILL, TOLERANCE, Method
+from fedtmle.reproduce.scenario import ROUND_BUDGET, STANDSTILL, Method
 from fedtmle.reproduce.sentences import Finding, findings
 from fedtmle.reproduce.study import TIME_BUDGET, Study
 
@@ -55,9 +55,9 @@ def _conditions(study: Study | None, effort: Effort) -> Iterator[str]:
         "charged its measured time, as if it had done it itself. Set-up: the pilot density, the greetings.",
         "* **Reference unit**: FedTMLE-G's time to r <= 0.01 r^0 on DGP 1, random partition, M = "
         f"{study.scale.reference_clients}, of the same seed.",
-        f"* **Stops**: G and L at r <= {TOLERANCE:g}, Algorithm 4 at a certified r <= {CODED_TOLERANCE:g}; L "
-        f"also when an update is shorter than {STANDSTILL:g}, its fixed point. After its stop a method keeps "
-        f"its last density, in time and up to {ROUND_BUDGET} rounds.",
+        f"* **Stops**: G and L at r <= {study.scale.tolerance:g}, Algorithm 4 at a certified r <= "
+        f"{study.scale.coded_tolerance:g}; L also when an update is shorter than {STANDSTILL:g}, its fixed "
+        f"point. After its stop a method keeps its last density, in time and up to {ROUND_BUDGET} rounds.",
         "* **A density counts** once its last eps is pooled and its law rebuilt. Figure 3 uses "
         f"{TIME_BUDGET} units. Losses are P_n L; the decrease is P_n L(p^0) less the lowest loss of any run.",
         "* Different methods solve the same equation with different densities, so even converged runs differ "

@@ -9,7 +9,7 @@ import numpy as np
 from fedtmle.algorithms.personalized import Personalized
 from fedtmle.protocol.fits import Weighting
 from fedtmle.reproduce.scenario import Cell, build
-from fedtmle.solve import solve
+from fedtmle.solver import solve
 from fedtmle.theory.personalized import chi_total_size, chi_total_uniform
 
 # A continuous fit is never exactly zero: a silo retires when its EIF mean is within its own sampling noise.

@@ -26,8 +26,6 @@ from fedtmle.targets.benchmark import (
 from fedtmle.targets.optimal_transport import OptimalTransport
 
 ROUND_BUDGET = 200  # of figure 4
-TOLERANCE = 1e-4  # r^K of G and L
-CODED_TOLERANCE = 1e-3  # Algorithm 4's delta is also its lattice and its inner stop
 STANDSTILL = 1e-7  # an update of L no longer than this: its fixed point, to 1e-5 in the residual
 
 
@@ -57,27 +55,31 @@ class Method(enum.StrEnum):
     CODED_RAW = "coded raw"
     CODED_WHITENED = "coded whitened"
 
-    def algorithm(self) -> AbstractAlgorithm:
-        return _ALGORITHMS[self]()
+    def algorithm(self, scale: Scale) -> AbstractAlgorithm:
+        return _ALGORITHMS[self](scale)
 
 
 # The step rule is ours, the paper gives none: Armijo 1e-4, first step 1/lambda_max of the curvature at
 # p^0, trial twice the last step, halving, inner stop 0.1 r^k; every query is a round.
-_ALGORITHMS: dict[Method, Callable[[], AbstractAlgorithm]] = {
-    Method.GRADIENT: lambda: Gradient(
-        tolerance=TOLERANCE, optimizer=GradientDescent(step=Backtracking(armijo=1e-4, grow=2.0), stop=0.1)
+_ALGORITHMS: dict[Method, Callable[[Scale], AbstractAlgorithm]] = {
+    Method.GRADIENT: lambda scale: Gradient(
+        tolerance=scale.tolerance,
+        optimizer=GradientDescent(step=Backtracking(armijo=1e-4, grow=2.0), stop=0.1),
     ),
-    Method.LOCAL_SIZE: lambda: _local("size"),
-    Method.LOCAL_UNIFORM: lambda: _local("uniform"),
-    Method.CODED_RAW: lambda: Coded(tolerance=CODED_TOLERANCE, coordinates="raw"),
-    Method.CODED_WHITENED: lambda: Coded(tolerance=CODED_TOLERANCE, coordinates="whitened"),
+    Method.LOCAL_SIZE: lambda scale: _local(scale, "size"),
+    Method.LOCAL_UNIFORM: lambda scale: _local(scale, "uniform"),
+    Method.CODED_RAW: lambda scale: Coded(tolerance=scale.coded_tolerance, coordinates="raw"),
+    Method.CODED_WHITENED: lambda scale: Coded(tolerance=scale.coded_tolerance, coordinates="whitened"),
 }
 
 
-def _local(weights: str) -> LocalAverage:
+def _local(scale: Scale, weights: str) -> LocalAverage:
     # The last of the budget's rounds is the EIF check at k = K.
     return LocalAverage(
-        tolerance=TOLERANCE, weights=weights, max_updates=ROUND_BUDGET - 1, progress_tolerance=STANDSTILL
+        tolerance=scale.tolerance,
+        weights=weights,
+        max_updates=ROUND_BUDGET - 1,
+        progress_tolerance=STANDSTILL,
     )
 
 
@@ -89,9 +91,11 @@ class Scale:
     pilot: int = 2_000
     clients: tuple[int, ...] = (5, 10, 20, 40)
     reference_clients: int = 10  # of figures 1 and 2, and of the reference unit
+    tolerance: float = 1e-4  # r^K of G and L
+    coded_tolerance: float = 1e-3  # Algorithm 4's delta is also its lattice and its inner stop
 
 
-QUICK = Scale(n=1_500, pilot=300, clients=(3, 5), reference_clients=5)
+QUICK = Scale(n=1_500, pilot=300, clients=(3, 5), reference_clients=5, tolerance=1e-3, coded_tolerance=3e-2)
 
 
 @dataclass(frozen=True, kw_only=True)

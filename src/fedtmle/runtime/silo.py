@@ -101,6 +101,7 @@ class LocalRows:
         return problem.finish(law, self.moments(problem, law), self.n_rows)
 
     def evaluate(self, function: Callable[[Any], Any]) -> Any:
+        self._cached = None  # what the last model needed is not needed now
         return function(self._rows)
 
     def batch(self, pooled: IntArray) -> IntArray:
@@ -116,6 +117,7 @@ class LocalRows:
         """Per-law work is done once: the same law object is asked many times in a row."""
         cached = self._cached
         if cached is None or cached.law is not law or cached.model is not model:
+            self._cached = cached = None  # the old one goes before the new one is built
             cached = _PerLaw(model, law, model.submodel(law, self._rows), model.normaliser(law))
             self._cached = cached
         return cached

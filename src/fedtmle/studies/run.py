@@ -22,7 +22,7 @@ from fedtmle.runtime.embedded import run_embedded
 from fedtmle.runtime.result import Result
 from fedtmle.runtime.session import Finished, Progress
 from fedtmle.runtime.silo import LocalOutcome, Silo
-from fedtmle.solve import assemble
+from fedtmle.solver import assemble
 from fedtmle.studies.describe import describe, in_words
 from fedtmle.studies.inference import Row, table_rows
 from fedtmle.studies.result import FORMAT, StudyResult

@@ -74,7 +74,7 @@ confidence = 0.95
 # weights = "sampling_weight"   # a column of observation weights
 # weight_ceiling = 64           # of a weight over the mean weight
 # cluster = "family"            # a column of cluster identifiers
-# largest_cluster = 64
+# largest_cluster = 4096
 # folds = 10                    # cross-fit the models
 # seed = 0
 
