@@ -149,3 +149,18 @@ def test_spatial_silos_differ_more_than_random_ones() -> None:
     )
     assert spatial[0] > random[0]
     assert spatial[1] > random[1]
+
+
+@pytest.mark.slow
+def test_a_standstill_is_what_200_rounds_would_give(tiny: Study) -> None:
+    data, stopped = build(CELL), tiny.run(CELL, Method.LOCAL_UNIFORM)
+    whole = solve(
+        data.problem,
+        data.law,
+        data.silos,
+        ft.LocalAverage(weights="uniform", max_updates=199, tolerance=1e-9),
+    )
+    loss, residual = observed(data, data.law, whole.trajectory.accepted)
+    assert whole.rounds == 200
+    assert loss[-1] == pytest.approx(stopped.checkpoints[-1].loss, abs=1e-8)
+    assert residual[-1] == pytest.approx(stopped.checkpoints[-1].residual, abs=1e-4)

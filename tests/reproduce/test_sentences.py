@@ -82,6 +82,7 @@ def test_rebound_and_its_size(study: Study) -> None:
     assert checks.rebound(study.run(cell, Method.GRADIENT)) < 0
     assert set(verdicts(study, checks.uniform_rebound).values()) == {True}
     assert set(verdicts(study, checks.small_rebound).values()) == {False}
+    assert set(verdicts(study, checks.uniform_excess).values()) == {True}
 
 
 def test_losses_and_leads(study: Study) -> None:

@@ -120,6 +120,16 @@ def small_rebound(study: Study, seed: int) -> Iterator[Evidence]:
         yield Evidence(where=item.where, holds=0 < item.value <= 2 * CLOSE, value=item.value)
 
 
+def uniform_excess(study: Study, seed: int) -> Iterator[Evidence]:
+    for dgp in Dgp:
+        cell = _reference(study, seed, dgp, Partition.SPATIAL)
+        uniform, pooled = (
+            study.run(cell, method).checkpoints[-1].loss for method in (Method.LOCAL_UNIFORM, Method.GRADIENT)
+        )
+        excess = (uniform - pooled) / study.decrease(cell)
+        yield Evidence(where=_panel(cell), holds=excess > 0, value=excess)
+
+
 def residuals_differ(study: Study, seed: int) -> Iterator[Evidence]:
     for cell in study.cells(seed):
         ratio = 1.0

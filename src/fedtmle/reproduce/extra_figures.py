@@ -41,6 +41,7 @@ def cost_figure(table: Sequence[Cost]) -> Figure:
             names[coordinates] = (deltas[-1], realised[-1], ink.colour)
             names[f"bound, {coordinates}"] = (deltas[-1], bound[-1], ink.colour)
     for axes, names in zip((left, right), named, strict=True):
+        axes.minorticks_off()
         name_curves(axes, names)
     return figure
 

@@ -98,6 +98,7 @@ def _against_time(
             axes.plot(*zip(*steps, strict=True), ink.dashes, color=ink.colour, drawstyle="steps-post")
             axes.plot(*zip(*seen[1:], strict=True), ink.marker, color=ink.colour)
             ends[ink.label] = (SHOWN[1], last, ink.colour)
+        axes.minorticks_off()
         name_curves(axes, ends)
     return figure
 
@@ -124,5 +125,6 @@ def _against_clients(study: Study, value: Callable[[Measured], float], ylabel: s
             axes.plot(places, middles, ink.dashes, marker=ink.marker, color=ink.colour, clip_on=False)
             axes.vlines(places, list(map(min, samples)), list(map(max, samples)), color=ink.colour, lw=0.7)
             ends[ink.label] = (places[-1], middles[-1], ink.colour)
+        axes.minorticks_off()
         name_curves(axes, ends)
     return figure

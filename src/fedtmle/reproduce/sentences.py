@@ -128,6 +128,13 @@ SENTENCES = (
         check=checks.small_rebound,
     ),
     Sentence(
+        name="uniform-excess",
+        quote="(ours, beside the rebound: where the loss only falls, does it stay above G's?)",
+        criterion="spatial partition: uniform weights end at a loss above G's",
+        number="(L uniform - G) / decrease",
+        check=checks.uniform_excess,
+    ),
+    Sentence(
         name="residuals-differ",
         quote="The EIF curves retain differences in targeting progress even when the losses are close",
         criterion="two methods within 5% of the decrease in loss at one time, a factor 2 apart in residual",

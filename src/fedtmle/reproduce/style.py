@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,11 +11,13 @@ from pathlib import Path
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from PIL import Image
 
 from fedtmle.reproduce.scenario import Method
 
 WIDTH = 7.0  # inches: two columns
 GREY = "#666666"
+COLOURS = 96
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,8 +69,11 @@ def house_style() -> Iterator[None]:
 
 
 def save(figure: Figure, out: Path, name: str) -> None:
-    """PNG and SVG, without a date in them."""
-    figure.savefig(out / f"{name}.png")
+    """PNG (of few colours, so small) and SVG, without a date in them."""
+    pixels = io.BytesIO()
+    figure.savefig(pixels, format="png")
+    few = Image.open(pixels).convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE)
+    few.save(out / f"{name}.png", optimize=True)
     figure.savefig(out / f"{name}.svg", metadata={"Date": None})
 
 
