@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from fedtmle import solve  # noqa: F401 - the function, before a module of that name is imported below
 from fedtmle.reproduce.campaign import cells, run_cell
 from fedtmle.reproduce.scenario import Scale
 from fedtmle.reproduce.study import Study

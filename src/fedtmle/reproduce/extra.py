@@ -83,7 +83,10 @@ def publish(extra: Extra, out: Path) -> None:
     """CSV, PNG and SVG of each experiment."""
     records.write(out / "extra-cost.csv", map(asdict, extra.costs))
     records.write(out / "extra-retirement.csv", map(asdict, extra.retirements))
-    records.write(out / "extra-coverage.csv", ({**asdict(c), "covers": c.covers} for c in extra.coverage))
+    records.write(
+        out / "extra-coverage.csv",
+        ({**asdict(c), "covers": c.covers, "rows_cover": c.rows_cover} for c in extra.coverage),
+    )
     with house_style():
         save(extra_figures.cost_figure(extra.costs), out, "extra-cost")
         save(extra_figures.retirement_figure(extra.retirements), out, "extra-retirement")

@@ -51,7 +51,7 @@ def retirement_figure(table: Sequence[Retirement]) -> Figure:
     seed = table[0].seed
     figure = Figure(figsize=(WIDTH, 3.6))
     grid = figure.subplots(2, 2, sharex=True, sharey=True)
-    figure.subplots_adjust(left=0.085, right=0.98, top=0.94, bottom=0.11, wspace=0.12, hspace=0.28)
+    figure.subplots_adjust(left=0.1, right=0.98, top=0.94, bottom=0.11, wspace=0.12, hspace=0.28)
     never = MAX_UPDATES + 1
     for row, dgp in zip(grid, Dgp, strict=True):
         for axes, partition in zip(row, Partition, strict=True):
@@ -72,7 +72,7 @@ def retirement_figure(table: Sequence[Retirement]) -> Figure:
                     clip_on=False,
                 )
             axes.set_xscale("log")
-            axes.set_yticks([0, 5, 10, 15, never], ["0", "5", "10", "15", "never"])
+            axes.set_yticks([0, 5, 10, 15, never], ["0", "5", "10", "15", f"not in {MAX_UPDATES}"])
             sizes = sorted({item.n_rows for item in table})[:: max(1, len({i.n_rows for i in table}) // 4)]
             axes.set_xticks(sizes, [f"{size:,}" for size in sizes])
             axes.minorticks_off()

@@ -14,7 +14,7 @@ from fedtmle.reproduce.scenario import ROUND_BUDGET, Dgp, Method, Partition
 from fedtmle.reproduce.study import TIME_BUDGET, Study
 from fedtmle.reproduce.style import INKS, WIDTH, house_style, name_curves, save
 
-SHOWN = (0.03, 4.0)  # reference units
+SHOWN = (0.02, 4.0)  # reference units
 FLOOR = 1e-3  # of figure 4: the lowest loss itself has no logarithm
 TITLES = {Dgp.GAUSSIAN: "Gaussian mixture", Dgp.CURVED: "Curved mixture"}
 CHANGE = r"$P_nL(p^k)-P_nL(p^0)$, $10^{-3}$"

@@ -22,7 +22,7 @@ class Effort:
     """What the measurements cost on this machine."""
 
     wall: float
-    compute: float  # CPU seconds of the timed protocol, all silos and the server
+    compute: float  # seconds charged to all silos and the server, shared work as often as needed
     workers: int
 
 
@@ -47,7 +47,7 @@ def _conditions(study: Study | None, effort: Effort) -> Iterator[str]:
     yield from (
         "",
         f"n = {study.scale.n:,}, pilot sample {study.scale.pilot:,}, M in {study.clients}, "
-        f"seeds {seeds}. CPU of the simulated federations: {effort.compute:.0f} s.",
+        f"seeds {seeds}. Charged to all parties together: {effort.compute:.0f} s of compute.",
         "",
         "* **Time** is simulated parallel time of a synchronous federation: per round the slowest silo's "
         f"CPU time, the server's, and a link latency of {1e3 * study.latency:g} ms (request and reply). Work "
@@ -73,8 +73,9 @@ def _sentences(study: Study) -> Iterator[str]:
     for verdict in ("confirmed", "mixed", "not confirmed"):
         names = [f.sentence.name for f in found if f.verdict == verdict]
         yield f"* {verdict}: {len(names)} ({', '.join(names) or 'none'})"
-    failed = [f.sentence.name for f in found if f.sentence.required and f.held < len(f.evidence)]
-    yield f"* required to hold: {'all do' if not failed else 'NOT ' + ', '.join(failed)}"
+    required = [f for f in found if f.sentence.required]
+    counts = ", ".join(f"{f.sentence.name} in {f.held} of {len(f.evidence)} panels" for f in required)
+    yield f"* required to hold: {counts}"
     for finding in found:
         yield from _finding(finding)
 
