@@ -158,7 +158,10 @@ def benchmark_silos(
 @pytest.mark.parametrize("spatial", [False, True], ids=["random", "spatial"])
 @pytest.mark.parametrize("generate", [benchmark.gaussian_mixture, benchmark.curved_mixture])
 def test_whitening_on_the_papers_benchmark(generate: object, spatial: bool) -> None:
-    """Calibration counted: at most 25 rounds, 10 times fewer than raw, and 3.5 times fewer bits."""
+    """Calibration counted: at most 25 rounds, 10 times fewer than raw, and 3.5 times fewer bits.
+
+    A statement about this sample: of six tried, two meet it in all four panels (17 to 40 rounds).
+    """
     problem, law, silos = benchmark_silos(generate, spatial)
     cost = {}
     for coordinates in ("raw", "whitened"):
@@ -180,8 +183,8 @@ def test_whitening_on_the_papers_benchmark(generate: object, spatial: bool) -> N
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
 @pytest.mark.parametrize("generate", [benchmark.gaussian_mixture, benchmark.curved_mixture])
-def test_pooled_smoothness_needs_fewer_rounds_on_any_sample(generate: object, seed: int) -> None:
-    """Descent needs only the pooled smoothness: at most 21 rounds where the silos' own needs up to 33."""
+def test_pooled_smoothness_needs_fewer_rounds(generate: object, seed: int) -> None:
+    """Descent needs only the pooled smoothness: at most 21 rounds on these samples, the silos' own up to 33."""
     problem, law, silos = benchmark_silos(generate, True, seed)
     result = ft.solve(
         problem, law, silos, ft.Coded(tolerance=1e-3, smoothness=ft.Estimated(over="pooled")), threads=2
