@@ -184,7 +184,7 @@ def test_whitening_on_the_papers_benchmark(generate: object, spatial: bool) -> N
 @pytest.mark.parametrize("seed", [1, 2, 3])
 @pytest.mark.parametrize("generate", [benchmark.gaussian_mixture, benchmark.curved_mixture])
 def test_pooled_smoothness_needs_fewer_rounds(generate: object, seed: int) -> None:
-    """Descent needs only the pooled smoothness: at most 21 rounds on these samples, the silos' own up to 33."""
+    """Descent needs only the pooled smoothness: at most 21 rounds on these samples (29 on another)."""
     problem, law, silos = benchmark_silos(generate, True, seed)
     result = ft.solve(
         problem, law, silos, ft.Coded(tolerance=1e-3, smoothness=ft.Estimated(over="pooled")), threads=2
