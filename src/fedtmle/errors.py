@@ -9,7 +9,9 @@
     |-- NumericalError                   a computation left the model: a non-finite loss, not a density
     `-- ProtocolError                    a message is out of order, or a party did not do its part
         |-- DecodeError                  bytes that are not a canonical message
-        `-- RefusedError                 a silo refused, with a reason code
+        |-- RefusedError                 a silo refused, with a reason code
+        |-- DeadlineError                a silo did not answer in time
+        `-- JournalError                 a journal or ledger was changed, or cannot be written
 
 No message quotes a record's value: a silo's errors may reach the server's log.
 """
@@ -69,3 +71,17 @@ class RefusedError(ProtocolError):
         self.silo = silo
         self.code = code
         super().__init__(f"silo '{silo}' refused: {code}")
+
+
+class DeadlineError(ProtocolError):
+    """Silos did not answer in time; their names are in ``silos``."""
+
+    def __init__(self, silos: tuple[str, ...], seconds: float) -> None:
+        self.silos = silos
+        super().__init__(
+            f"no answer from {', '.join(map(repr, silos))} within {seconds:g} s; the run can be resumed"
+        )
+
+
+class JournalError(ProtocolError):
+    """A journal or ledger was changed, does not fit its plan, or cannot be written; the message names it."""

@@ -11,14 +11,16 @@ from fedtmle.algorithms.base import AbstractAlgorithm
 from fedtmle.algorithms.local import LocalAverage
 from fedtmle.errors import InputError
 from fedtmle.model.types import IntArray
+from fedtmle.protocol.plan import Plan, roster
 from fedtmle.protocol.query import Problem
 from fedtmle.runtime.certificate import RunCertificate, certify
 from fedtmle.runtime.embedded import run_embedded
 from fedtmle.runtime.observe import Observation
 from fedtmle.runtime.observe import observe as observe_run
 from fedtmle.runtime.result import Result, trajectory
+from fedtmle.runtime.rows import read_rows
 from fedtmle.runtime.session import Finished, Progress
-from fedtmle.runtime.silo import LocalOutcome, Silo, read_rows
+from fedtmle.runtime.silo import LocalOutcome, Silo
 
 
 def solve(
@@ -42,8 +44,9 @@ def solve(
     rows = _read(problem, silos, algorithm, index)
     if algorithm.pools_rows:
         rows = {"pooled": _pool(problem, rows)}
-    parties = [Silo(name, problem, law, own, algorithm, index=at) for name, (own, at) in rows.items()]
-    finished = run_embedded(problem, law, algorithm, parties, threads=threads, progress=progress)
+    plan = Plan(subject=problem, law=law, algorithm=algorithm, roster=roster(list(rows)))
+    parties = [Silo(name, plan, own, index=at) for name, (own, at) in rows.items()]
+    finished = run_embedded(plan, parties, threads=threads, progress=progress)
     observed = observe_run(problem, law, _pool(problem, rows)[0], finished.outcome) if observe else None
     certificate = certify(
         problem,

@@ -10,7 +10,8 @@ import pytest
 
 import fedtmle as ft
 from fedtmle.protocol import messages
-from fedtmle.protocol.messages import Answered, Ask, Begin, Close, Open
+from fedtmle.protocol.messages import Answered, Ask, Begin, Close, Compare, Open
+from fedtmle.protocol.plan import Plan, roster
 from fedtmle.runtime.federation import Replay
 from fedtmle.runtime.session import Session
 from tests.cases import ALGORITHMS, TARGETS, Case, targets
@@ -68,7 +69,7 @@ def test_bits_counted_are_bits_sent(run: tuple[Case, ft.Result, object]) -> None
     for exchange in result.transcript.exchanges:
         for silo, request in exchange.requests.items():
             message = messages.decode_request(request)
-            assert isinstance(message, Open | Begin | Ask | Close)
+            assert isinstance(message, Open | Begin | Ask | Close | Compare)
             if isinstance(message, Ask | Close):
                 down += message.pooled.length
             reply = messages.decode_reply(exchange.replies[silo])
@@ -80,7 +81,9 @@ def test_bits_counted_are_bits_sent(run: tuple[Case, ft.Result, object]) -> None
 
 def test_replay_of_the_transcript_gives_the_same_outcome(run: tuple[Case, ft.Result, object]) -> None:
     case, result, algorithm = run
-    again = Session(case.problem, case.law, algorithm, Replay(result.transcript)).run()
+    replay = Replay(result.transcript)
+    plan = Plan(subject=case.problem, law=case.law, algorithm=algorithm, roster=roster(replay.silos))
+    again = Session(plan, replay).run()
     assert again.outcome.accepted == result.trajectory.accepted
     assert again.outcome.status is result.status
     assert again.transcript.exchanges == result.transcript.exchanges

@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 
 import fedtmle as ft
-from fedtmle.algorithms.study_flow import StudyFlow
 from fedtmle.data import load_all
 from fedtmle.model.table import Table
+from fedtmle.protocol.plan import roster
 from fedtmle.runtime.embedded import run_embedded
 from fedtmle.runtime.session import Finished
 from fedtmle.runtime.silo import Silo
+from fedtmle.studies.run import study_plan
 from fedtmle.studies.schema import schema_of
 
 Columns = dict[str, np.ndarray]
@@ -70,6 +71,6 @@ def change(study: ft.Study, **changes: Any) -> ft.Study:
 def finish(study: ft.Study, silos: dict[str, Columns]) -> tuple[Finished, dict[str, Table]]:
     """The run as the server knows it, and the tables that only silos have."""
     tables = load_all(silos, schema_of(study))
-    flow = StudyFlow()
-    parties = [Silo(name, study, None, table, flow) for name, table in tables.items()]
-    return run_embedded(study, None, flow, parties, threads=1, progress=None), tables
+    plan = study_plan(study, roster(list(tables)))
+    parties = [Silo(name, plan, table) for name, table in tables.items()]
+    return run_embedded(plan, parties, threads=1, progress=None), tables

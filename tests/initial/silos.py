@@ -9,13 +9,14 @@ import numpy as np
 
 import fedtmle as ft
 from fedtmle.algorithms.study import Study
-from fedtmle.algorithms.study_flow import StudyFlow
 from fedtmle.errors import RefusedError
 from fedtmle.initial.glm import GLM
 from fedtmle.model.table import Factor, Table
+from fedtmle.protocol.plan import roster
 from fedtmle.runtime.federation import InProcess
 from fedtmle.runtime.session import Finished, Session
 from fedtmle.runtime.silo import Silo
+from fedtmle.studies.run import study_plan
 from fedtmle.targets.effects.estimands import ATE
 
 LEVELS = {"site": ("a", "b", "c")}
@@ -59,9 +60,10 @@ def trial(outcome_model: Any, *, binary: bool = False, **options: Any) -> Study:
 
 def run(study: Study, tables: Mapping[str, Table]) -> Finished:
     """The whole study; an error at a silo is raised as it was there."""
-    silos = [Silo(name, study, None, table, StudyFlow()) for name, table in tables.items()]
+    plan = study_plan(study, roster(list(tables)))
+    silos = [Silo(name, plan, table) for name, table in tables.items()]
     try:
-        return Session(study, None, StudyFlow(), InProcess(silos)).run()
+        return Session(plan, InProcess(silos)).run()
     except RefusedError:
         for silo in silos:
             if silo.error is not None:

@@ -13,6 +13,7 @@ import pytest
 from fedtmle.errors import CheckFailedError, FedTMLEError
 from fedtmle.model.check import FiniteLaw, check_problem
 from fedtmle.model.check_report import CheckReport, Outcome
+from fedtmle.model.concentration import Concentration
 from fedtmle.model.exact import Sums
 from fedtmle.model.families import Family
 from fedtmle.model.moments import mean_and_covariance, second_moment_shifts, second_moments
@@ -206,6 +207,9 @@ class Doctored(AbstractSubmodel):
         labels += [Part.HESSIAN] * packed_size(self.dim) * (Part.HESSIAN in parts)
         units = [self.change(u, label, rows is None) for u, label in zip(sums.units, labels, strict=True)]
         return Sums(tuple(units), sums.shifts)
+
+    def concentration(self, eps: Array, rows: IntArray | None = None) -> Concentration:
+        return self.inner.concentration(eps, rows)
 
     def curvature_ceiling(self) -> Array:
         return self.inner.curvature_ceiling()

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from scipy.optimize import minimize
 
 from fedtmle.errors import ContributionError, NumericalError
+from fedtmle.model.concentration import Concentration
 from fedtmle.model.exact import Sums, query_shifts
 from fedtmle.model.families import Family
 from fedtmle.model.fit import START_FRACTIONS, FitStatus, LocalFit, _ball_minimiser, fit_local
@@ -58,6 +59,9 @@ class Silent(AbstractSubmodel):
     def sums(self, eps: Array, parts: Part, rows: IntArray | None = None) -> Sums:  # noqa: ARG002
         shifts = query_shifts(BOUND, eps, parts)
         return Sums((0,) * len(shifts), shifts)
+
+    def concentration(self, eps: Array, rows: IntArray | None = None) -> Concentration:
+        raise NotImplementedError("rows that say nothing are not examined")
 
     def curvature_ceiling(self) -> Array:
         return np.zeros((self.dim, self.dim))

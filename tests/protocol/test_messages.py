@@ -15,6 +15,9 @@ from fedtmle.protocol.messages import (
     Begin,
     Close,
     Closed,
+    Closing,
+    Compare,
+    Compared,
     Open,
     Opened,
     Payload,
@@ -23,8 +26,14 @@ from fedtmle.protocol.messages import (
 )
 
 PAYLOAD = Payload(5, b"\xa8")
-REQUESTS = [Open(1, b"s", b"p"), Begin(b"s", 10, 0), Ask(b"s", 2, PAYLOAD), Close(b"s", 3, PAYLOAD)]
-REPLIES = [Opened(7), Answered(2, PAYLOAD), Closed(b"d"), Refused(Reason.OUT_OF_ORDER)]
+REQUESTS = [
+    Open(1, b"s", b"p"),
+    Begin(b"s", 10, 0),
+    Ask(b"s", 2, PAYLOAD),
+    Close(b"s", 3, PAYLOAD),
+    Compare(b"s", (Closing("a", b"d", b"s"),)),
+]
+REPLIES = [Opened(7), Answered(2, PAYLOAD), Closed(b"d", b"s"), Compared(False), Refused(Reason.OUT_OF_ORDER)]
 
 
 @pytest.mark.parametrize("request_", REQUESTS, ids=lambda m: type(m).__name__)
@@ -77,6 +86,6 @@ def test_deep_nesting_and_oversize_are_refused() -> None:
 
 
 def test_no_request_has_room_for_a_law_an_eps_or_a_row() -> None:
-    """A request is a session, a round and what was pooled: nothing that names where to go."""
+    """A request is a session, a round, what was pooled and what was signed: nothing that names where to go."""
     fields = {name for message in REQUESTS for name in message.__struct_fields__}
-    assert fields == {"format", "session", "plan", "n", "first_row", "round", "pooled"}
+    assert fields == {"format", "session", "plan", "n", "first_row", "round", "pooled", "closings"}

@@ -11,10 +11,11 @@ import fedtmle as ft
 from fedtmle.errors import ContributionError, ProtocolError, RefusedError
 from fedtmle.protocol import messages
 from fedtmle.protocol.messages import Answered, Ask, Begin, Close, Open, Opened, Payload, Reason, Refused
-from fedtmle.protocol.plan import plan_digest
+from fedtmle.protocol.plan import Plan, roster
 from fedtmle.runtime.federation import InProcess, Replay
+from fedtmle.runtime.rows import read_rows
 from fedtmle.runtime.session import Session
-from fedtmle.runtime.silo import Silo, read_rows
+from fedtmle.runtime.silo import Silo
 from tests.cases import targets
 
 ALGORITHM = ft.Coded(tolerance=1e-5)
@@ -23,12 +24,20 @@ ALGORITHM = ft.Coded(tolerance=1e-5)
 def new_silo() -> Silo:
     case = targets()["two arms"]
     rows = read_rows(case.problem, "a", case.take(np.arange(50)))
-    return Silo("a", case.problem, case.law, rows, ALGORITHM)
+    return Silo("a", the_plan(), rows)
+
+
+def the_plan() -> Plan:
+    case = targets()["two arms"]
+    return Plan(subject=case.problem, law=case.law, algorithm=ALGORITHM, roster=roster(["a"]))
 
 
 def plan() -> bytes:
-    case = targets()["two arms"]
-    return plan_digest(case.problem, case.law, ALGORITHM)
+    return the_plan().digest
+
+
+def plan_digest(problem: object, law: object, algorithm: object) -> bytes:
+    return Plan(subject=problem, law=law, algorithm=algorithm, roster=roster(["a"])).digest
 
 
 def ask(silo: Silo, request: messages.Request) -> messages.Reply:
@@ -129,9 +138,10 @@ def test_a_silo_that_cannot_answer_says_so_without_a_value_and_keeps_its_reason(
     rows = read_rows(problem, "a", honest)
     rows.inverse_g[0, 0] = 77.125  # a row beyond the declared bound, behind the validation's back
     algorithm = ft.Gradient()
-    silo = Silo("a", problem, problem.start(), rows, algorithm)
+    plan = Plan(subject=problem, law=problem.start(), algorithm=algorithm, roster=roster(["a"]))
+    silo = Silo("a", plan, rows)
     with pytest.raises(RefusedError) as refused:
-        Session(problem, problem.start(), algorithm, InProcess([silo])).run()
+        Session(plan, InProcess([silo])).run()
     assert "77.125" not in str(refused.value)
     assert isinstance(silo.error, ContributionError)
     assert "silo 'a'" in str(silo.error)
@@ -143,7 +153,15 @@ def test_replay_refuses_another_plan() -> None:
     silos = case.silos(case.split(2))
     result = ft.solve(case.problem, case.law, silos, ft.Gradient(tolerance=1e-6))
     with pytest.raises(ProtocolError, match="transcript"):
-        Session(case.problem, case.law, ft.Gradient(tolerance=1e-7), Replay(result.transcript)).run()
+        Session(
+            Plan(
+                subject=case.problem,
+                law=case.law,
+                algorithm=ft.Gradient(tolerance=1e-7),
+                roster=roster(list(silos)),
+            ),
+            Replay(result.transcript),
+        ).run()
 
 
 def test_transcript_survives_the_disk(tmp_path: object) -> None:
@@ -161,10 +179,9 @@ def test_different_broadcasts_are_noticed_at_the_close() -> None:
     """A federation that tells one silo something else: the digests differ."""
     case = targets()["mean"]
     algorithm = ft.Gradient(tolerance=1e-6)
-    parties = [
-        Silo(name, case.problem, case.law, read_rows(case.problem, name, rows), algorithm)
-        for name, rows in case.silos(case.split(2)).items()
-    ]
+    silos = case.silos(case.split(2))
+    plan = Plan(subject=case.problem, law=case.law, algorithm=algorithm, roster=roster(list(silos)))
+    parties = [Silo(name, plan, read_rows(case.problem, name, rows)) for name, rows in silos.items()]
 
     class Lying(InProcess):
         def exchange(self, requests: dict[str, bytes], /) -> dict[str, bytes]:
@@ -179,4 +196,4 @@ def test_different_broadcasts_are_noticed_at_the_close() -> None:
             return super().exchange(forged)
 
     with pytest.raises(ProtocolError, match="different broadcasts"):
-        Session(case.problem, case.law, algorithm, Lying(parties)).run()
+        Session(plan, Lying(parties)).run()

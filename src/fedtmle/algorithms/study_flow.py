@@ -25,6 +25,7 @@ from fedtmle.initial.glm import Supplied, blocks
 from fedtmle.model.families import Family
 from fedtmle.model.table import Table
 from fedtmle.model.types import Array, exponent, unpack
+from fedtmle.protocol.query import Cell
 from fedtmle.protocol.tables import LevelsQuery, ScalesQuery, TallyQuery
 from fedtmle.targets.effects.components import Component
 from fedtmle.targets.effects.prepare import EffectColumns, Predictor, Preparation
@@ -163,7 +164,10 @@ def _tally(study: Study, columns: EffectColumns, n: int) -> Generator[Query, Any
         heavy = max(heavy, SMALLEST_EXPONENT)
     exponents = (1,) * (2 * arms) + (heavy,) * (1 + arms + strata)
     pooled = yield TallyQuery(
-        columns=lambda table: (counted(block) for _, block in blocks(table)), exponents=exponents, n=n
+        columns=lambda table: (counted(block) for _, block in blocks(table)),
+        exponents=exponents,
+        n=n,
+        counts=tuple(Cell(a) for a in range(arms)) + tuple(Cell(arms + a, of=a) for a in range(arms)),
     )
     sums = pooled.values()
     weights = sums[2 * arms :]

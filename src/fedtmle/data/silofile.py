@@ -10,6 +10,10 @@ path = "infants.parquet"     # .csv or .parquet; or `database = "..."` with `tab
 age = "AGE_YEARS"
 weight = {column = "WT_LB", scale = 0.4536}              # value * scale + shift
 sex = {column = "SEX", levels = {M = "male", F = "female"}}
+
+[policy]                     # may be stricter than the package's own limits, never laxer
+min_rows = 50                # the keys are those of `protocol.policy.Policy`
+release = true               # this silo's own estimate may be shown
 """
 
 from __future__ import annotations
@@ -25,6 +29,7 @@ from typing import Any
 from fedtmle.data.mapping import ColumnMap, Database
 from fedtmle.data.problems import Findings
 from fedtmle.errors import InputError
+from fedtmle.protocol.policy import Policy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,9 +40,10 @@ class SiloFile:
     name: str
     data: Path | Database
     columns: Mapping[str, ColumnMap]
+    policy: Policy
 
 
-_SECTIONS = ("silo", "data", "columns")
+_SECTIONS = ("silo", "data", "columns", "policy")
 _COLUMN_KEYS = ("column", "scale", "shift", "levels")
 
 
@@ -49,9 +55,14 @@ def read_silo_file(path: str | Path) -> SiloFile:
     document = _document(text, findings)
     findings.settle()
     reader = _Reader(text, document, findings)
-    name, data, columns = reader.name(), reader.data(path.parent), reader.columns()
+    name, data, columns, policy = (
+        reader.name(),
+        reader.data(path.parent),
+        reader.columns(),
+        reader.policy(),
+    )
     findings.settle()
-    return SiloFile(path=path, name=name, data=data, columns=columns)
+    return SiloFile(path=path, name=name, data=data, columns=columns, policy=policy)
 
 
 def _text(path: Path, findings: Findings) -> str:
@@ -104,6 +115,12 @@ class _Reader:
     def columns(self) -> dict[str, ColumnMap]:
         maps = {name: self._column(name, entry) for name, entry in self._section("columns").items()}
         return {name: column for name, column in maps.items() if column is not None}
+
+    def policy(self) -> Policy:
+        policy, mistakes = Policy.parse(self._section("policy"))
+        for key, what in mistakes.items():
+            self._mistake("policy", key, what, "correct it, or leave it out for the package's own limit")
+        return policy
 
     def _section(self, name: str) -> dict[str, Any]:
         section = self._document.get(name, {})

@@ -10,6 +10,7 @@ rows; A is a function of the law alone and is added by whoever needs the whole o
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import final
@@ -18,6 +19,7 @@ import numpy as np
 
 from fedtmle.errors import InputError
 from fedtmle.model import kernels
+from fedtmle.model.concentration import Concentration
 from fedtmle.model.exact import Sums, query_shifts
 from fedtmle.model.families import Family
 from fedtmle.model.types import Array, IntArray, Part, RowBound
@@ -33,6 +35,10 @@ class AbstractSubmodel(ABC):
     @abstractmethod
     def sums(self, eps: Array, parts: Part, rows: IntArray | None = None) -> Sums:
         """Sums of the asked parts at eps, over all rows or over a batch (a multiset) of them."""
+
+    @abstractmethod
+    def concentration(self, eps: Array, rows: IntArray | None = None) -> Concentration:
+        """How far the gradient at eps rests on single rows; stays in the silo."""
 
     @abstractmethod
     def curvature_ceiling(self) -> Array:
@@ -66,6 +72,21 @@ class GeneralisedLinear(AbstractSubmodel):
             design.family, design.X, design.offset, design.y, design.w, eps, parts, shifts
         )
         return Sums(units, shifts)
+
+    def concentration(self, eps: Array, rows: IntArray | None = None) -> Concentration:
+        design = self if rows is None else self._batch(rows)
+        found = kernels.glm_spread(design.family, design.X, design.offset, design.y, design.w, eps)
+        ceiling = self.family.curvature_ceiling
+        return Concentration(
+            eps=eps,
+            total=found[0],
+            squares=found[1],
+            largest=found[2],
+            reach_total=found[3],
+            reach_largest=found[4],
+            columns=found[5],
+            lipschitz=math.inf if ceiling is None else ceiling,
+        )
 
     def curvature_ceiling(self) -> Array:
         ceiling = self.family.curvature_ceiling

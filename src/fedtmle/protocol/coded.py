@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, final
@@ -14,7 +14,7 @@ from fedtmle.errors import DecodeError
 from fedtmle.model.types import Array, Part, packed_size, unpack
 from fedtmle.protocol.bits import BitReader, BitWriter
 from fedtmle.protocol.lattice import LARGEST_EXPONENT, Lattice, Matrix, divide, floating
-from fedtmle.protocol.query import AbstractQuery, Link, Local, Phase, Problem
+from fedtmle.protocol.query import AbstractQuery, Link, Local, Phase, Point, Problem
 
 CURVATURE_BITS = 10  # of the largest entry of a silo's curvature: calibration needs no more
 
@@ -69,6 +69,13 @@ class CalibrationQuery(AbstractQuery[SiloCurvature, Lattice]):
     @property
     def phase(self) -> Phase:
         return Phase.CALIBRATION
+
+    @property
+    def functionals(self) -> int:
+        return packed_size(self.sent_dim)
+
+    def points(self) -> Iterable[Point]:
+        return (Point(self.problem, self.law, np.zeros(self.dim)),)
 
     @property
     def dim(self) -> int:
@@ -157,6 +164,13 @@ class RoundedGradientQuery(AbstractQuery[tuple[int, ...], Rounded]):
     @property
     def phase(self) -> Phase:
         return Phase.TARGETING
+
+    @property
+    def functionals(self) -> int:
+        return self.lattice.dim
+
+    def points(self) -> Iterable[Point]:
+        return (Point(self.problem, self.law, self.eps),)
 
     def answer(self, local: Local) -> tuple[int, ...]:
         sums = local.submodel(self.problem, self.law).sums(self.eps, Part.GRADIENT)

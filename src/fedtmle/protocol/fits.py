@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import math
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from operator import add
@@ -18,7 +18,7 @@ from fedtmle.model.exact import GRID_BITS, Sums, query_shifts
 from fedtmle.model.fit import FitStatus, fit_local
 from fedtmle.model.types import Array, Part
 from fedtmle.protocol.bits import BitReader, BitWriter
-from fedtmle.protocol.query import AbstractQuery, Link, Local, Phase, Problem
+from fedtmle.protocol.query import AbstractQuery, Link, Local, Phase, Point, Problem
 
 
 class Weighting(enum.StrEnum):
@@ -99,6 +99,13 @@ class FitQuery(AbstractQuery[FitAnswer, FitAverage]):
     @property
     def phase(self) -> Phase:
         return Phase.TARGETING
+
+    @property
+    def functionals(self) -> int:
+        return 2 * self.dim
+
+    def points(self) -> Iterable[Point]:
+        return (Point(self.problem, self.law, np.zeros(self.dim)),)
 
     @property
     def dim(self) -> int:

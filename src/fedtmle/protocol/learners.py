@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, final
 
@@ -16,7 +16,7 @@ from fedtmle.initial.syntax import Formula
 from fedtmle.initial.trees import NODE, GradientBoostedTrees, TreeEnsemble
 from fedtmle.model.families import Family
 from fedtmle.protocol.bits import BitReader, BitWriter
-from fedtmle.protocol.query import AbstractQuery, Link, Local, Phase
+from fedtmle.protocol.query import AbstractQuery, Link, Local, Phase, Point
 
 LARGEST_MODEL = 1 << 21  # bytes: more than the most and deepest trees
 MOST_SILOS = 4096
@@ -109,6 +109,10 @@ class ModelsQuery(AbstractQuery[Models | None, tuple[Models | None, ...]]):
     def phase(self) -> Phase:
         return Phase.NUISANCE
 
+    @property
+    def functionals(self) -> int:
+        return 0  # a model has as many as its fit gives it
+
     def answer(self, local: Local) -> Models | None:
         return self.fit(local) if self.at in (None, local.name) else None
 
@@ -171,6 +175,13 @@ class JointQuery(AbstractQuery[tuple[Any, ...], tuple[Any, ...]]):
     @property
     def phase(self) -> Phase:
         return self.queries[0].phase
+
+    @property
+    def functionals(self) -> int:
+        return sum(query.functionals for query in self.queries)
+
+    def points(self) -> Iterable[Point]:
+        return (point for query in self.queries for point in query.points())
 
     def answer(self, local: Local) -> tuple[Any, ...]:
         return tuple(query.answer(local) for query in self.queries)

@@ -16,6 +16,7 @@ from fedtmle.protocol.bits import Bits
 
 WIRE_FORMAT = 1
 MAX_BYTES = 1 << 24
+LARGEST_NOTED = 1 << 12  # bytes of a request that a ledger keeps
 
 
 class Payload(msgspec.Struct, frozen=True, array_like=True):
@@ -60,6 +61,21 @@ class Close(msgspec.Struct, frozen=True, tag="close", forbid_unknown_fields=True
     pooled: Payload
 
 
+class Closing(msgspec.Struct, frozen=True, array_like=True):
+    """What one silo signed at the close: the digest of the broadcasts it received."""
+
+    silo: str
+    digest: bytes
+    signature: bytes
+
+
+class Compare(msgspec.Struct, frozen=True, tag="compare", forbid_unknown_fields=True):
+    """Every silo's closing: each silo checks that all heard what it heard."""
+
+    session: bytes
+    closings: tuple[Closing, ...]
+
+
 class Opened(msgspec.Struct, frozen=True, tag="opened", forbid_unknown_fields=True):
     """N_m."""
 
@@ -74,9 +90,16 @@ class Answered(msgspec.Struct, frozen=True, tag="answered", forbid_unknown_field
 
 
 class Closed(msgspec.Struct, frozen=True, tag="closed", forbid_unknown_fields=True):
-    """The digest of all broadcasts received: the server compares those of all silos."""
+    """The digest of all broadcasts received, signed by the silo's key where it has one."""
 
     digest: bytes
+    signature: bytes
+
+
+class Compared(msgspec.Struct, frozen=True, tag="compared", forbid_unknown_fields=True):
+    """Whether every silo of the roster signed the digest that this one has."""
+
+    agree: bool
 
 
 class Reason(enum.StrEnum):
@@ -86,8 +109,17 @@ class Reason(enum.StrEnum):
     OUT_OF_ORDER = "the request is not the next one of its session, nor a repeat of the last"
     OTHER_PLAN = "the plan is not the one this silo approved"
     OTHER_FORMAT = "the wire format is not the one this silo speaks"
+    NOT_APPROVED = "the silo's owner has not approved the plan, or has revoked it"
+    EXPIRED = "the plan has expired, or has run longer than the silo's policy allows"
+    TOO_FEW_SILOS = "the plan has fewer silos than the silo's policy asks for"
     NOT_DERIVABLE = "the broadcast does not follow from the protocol"
+    TOO_MANY_QUERIES = "the silo's policy allows no more queries"
+    TOO_MANY_FUNCTIONALS = "the silo's policy allows no more numbers to be told"
+    TOO_FAR = "the broadcast leads further than the silo's policy allows"
+    BATCHES = "the batches are not a fixed partition into parts as large as the silo's policy asks for"
+    POLICY = "the silo's policy does not allow this answer"  # depends on data: one coarse code for all
     CANNOT_ANSWER = "the silo could not compute its answer; its own log says why"
+    CANNOT_RECORD = "the silo could not record its answer, and so gave none"
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused", forbid_unknown_fields=True):
@@ -96,8 +128,8 @@ class Refused(msgspec.Struct, frozen=True, tag="refused", forbid_unknown_fields=
     reason: Reason
 
 
-Request: TypeAlias = Open | Begin | Ask | Close
-Reply: TypeAlias = Opened | Answered | Closed | Refused
+Request: TypeAlias = Open | Begin | Ask | Close | Compare
+Reply: TypeAlias = Opened | Answered | Closed | Compared | Refused
 T = TypeVar("T", bound="Request | Reply")
 
 _encoder = msgspec.msgpack.Encoder(order="deterministic")

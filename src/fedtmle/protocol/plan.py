@@ -1,28 +1,81 @@
-"""The plan's digest: problem, initial law and algorithm as one canonical document."""
+"""The plan: all that a silo approves, as one canonical document with a digest."""
 
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import enum
 import hashlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import msgspec
 import numpy as np
 
+from fedtmle.errors import InputError
 from fedtmle.protocol.messages import WIRE_FORMAT
+from fedtmle.version import __version__
 
 
-def plan_digest(problem: Any, law: Any, algorithm: Any) -> bytes:
-    """SHA-256 of the canonical document; any change to it, the wire format included, shows."""
-    document = {
-        "format": WIRE_FORMAT,
-        "problem": canonical(problem),
-        "law": canonical(law),
-        "algorithm": canonical(algorithm),
-    }
-    return hashlib.sha256(msgspec.msgpack.encode(document, order="deterministic")).digest()
+@dataclass(frozen=True, kw_only=True)
+class Member:
+    """A silo of the roster; ``key`` is its public key (Ed25519, 32 bytes), empty where nothing is signed."""
+
+    name: str
+    key: bytes = b""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What is run, on which silos, until when.
+
+    ``subject`` is what the algorithm's flow is about: a problem with its initial ``law``, or a whole
+    study. Caps, bounds, seeds and the rules by which calibration sets grid, smoothness and tolerance
+    are fields of the subject and of the algorithm. ``expires`` is the last day on which it may run.
+    """
+
+    subject: Any
+    law: Any
+    algorithm: Any
+    roster: tuple[Member, ...]
+    expires: datetime.date | None = None
+
+    def __post_init__(self) -> None:
+        if not self.roster:
+            raise InputError("silos: a study needs at least one")
+        if len(set(self.silos)) < len(self.roster):
+            raise InputError("silos: two of them have the same name")
+
+    @property
+    def silos(self) -> tuple[str, ...]:
+        """The roster's names, in its order."""
+        return tuple(member.name for member in self.roster)
+
+    @cached_property
+    def digest(self) -> bytes:
+        """SHA-256 of the canonical document; any change shows, the package's version included."""
+        return hashlib.sha256(self.document).digest()
+
+    @cached_property
+    def document(self) -> bytes:
+        """The canonical document."""
+        content = {
+            "format": WIRE_FORMAT,
+            "version": __version__,
+            "subject": canonical(self.subject),
+            "law": canonical(self.law),
+            "algorithm": canonical(self.algorithm),
+            "roster": canonical(self.roster),
+            "expires": None if self.expires is None else self.expires.isoformat(),
+        }
+        return msgspec.msgpack.encode(content, order="deterministic")
+
+
+def roster(names: Sequence[str]) -> tuple[Member, ...]:
+    """Silos that sign nothing: those of an embedded run."""
+    return tuple(Member(name=name) for name in names)
 
 
 def canonical(value: Any) -> Any:

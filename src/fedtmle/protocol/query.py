@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import enum
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
 from fedtmle.model.exact import Sums
 from fedtmle.model.problem import AbstractModel, AbstractProblem, Estimate
 from fedtmle.model.submodel import AbstractNormaliser, AbstractSubmodel
-from fedtmle.model.types import IntArray
+from fedtmle.model.types import Array, IntArray
 from fedtmle.protocol.bits import BitReader, BitWriter
 
 Problem = AbstractProblem[Any, Any]
@@ -70,12 +70,43 @@ class Link:
     previous: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Point:
+    """Where a query evaluates the rows' gradient: a state that the silo derived itself."""
+
+    model: Model
+    law: Any
+    eps: Array
+    batch: IntArray | None = None
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A sum that counts people: its place in the answer and that of its whole (None: all rows)."""
+
+    at: int
+    of: int | None = None
+
+
 class AbstractQuery(ABC, Generic[Answer, Pooled]):
     """One question: how a silo answers it, how answers are pooled, and both payloads as bits."""
 
     @property
     @abstractmethod
     def phase(self) -> Phase: ...
+
+    @property
+    @abstractmethod
+    def functionals(self) -> int:
+        """How many numbers the answer tells; 0 where that is known only when it is there."""
+
+    def points(self) -> Iterable[Point]:
+        """The gradients behind the answer, for the silo's guard."""
+        return ()
+
+    def cells(self) -> Iterable[Cell]:
+        """The counts of people in the answer, for the silo's guard."""
+        return ()
 
     @abstractmethod
     def answer(self, local: Local) -> Answer:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from operator import add
@@ -12,7 +12,7 @@ from typing import Any, final
 from fedtmle.model.exact import FINE_BITS, GRID_BITS, Sums, query_shifts
 from fedtmle.model.types import Array, IntArray, Part
 from fedtmle.protocol.bits import BitReader, BitWriter
-from fedtmle.protocol.query import AbstractQuery, Link, Local, Model, Phase, Problem
+from fedtmle.protocol.query import AbstractQuery, Link, Local, Model, Phase, Point, Problem
 
 
 class AbstractSums(AbstractQuery[Sums, Sums]):
@@ -32,6 +32,10 @@ class AbstractSums(AbstractQuery[Sums, Sums]):
     @abstractmethod
     def row_units(self) -> int:
         """The most grid units that one row can contribute to one sum."""
+
+    @property
+    def functionals(self) -> int:
+        return len(self.shifts)
 
     def pool(self, answers: Mapping[str, Sums], sizes: Mapping[str, int]) -> Sums:  # noqa: ARG002
         return reduce(add, answers.values())
@@ -76,6 +80,9 @@ class SumsQuery(AbstractSums):
     @property
     def row_units(self) -> int:
         return 1 << GRID_BITS
+
+    def points(self) -> Iterable[Point]:
+        return (Point(self.problem, self.law, self.eps, self.batch),)
 
     def answer(self, local: Local) -> Sums:
         rows = None if self.batch is None else local.batch(self.batch)

@@ -17,7 +17,7 @@ from fedtmle.model.exact import FINE_BITS, GRID_BITS, Sums, column_shifts, colum
 from fedtmle.model.table import Table
 from fedtmle.model.types import Array
 from fedtmle.protocol.bits import BitReader, BitWriter
-from fedtmle.protocol.query import AbstractQuery, Link, Local, Phase
+from fedtmle.protocol.query import AbstractQuery, Cell, Link, Local, Phase
 from fedtmle.protocol.sums import AbstractSums
 
 LARGEST_EXPONENT = 1000
@@ -42,6 +42,10 @@ class LevelsQuery(AbstractQuery[Levels, Levels]):
     @property
     def phase(self) -> Phase:
         return Phase.NUISANCE
+
+    @property
+    def functionals(self) -> int:
+        return 0  # as many labels as the silo has
 
     def answer(self, local: Local) -> Levels:
         levels = tuple(local.evaluate(lambda table: [table.factors[name].levels for name in self.factors]))
@@ -105,6 +109,10 @@ class ScalesQuery(AbstractQuery[tuple[int, ...], tuple[int, ...]]):
     def phase(self) -> Phase:
         return Phase.NUISANCE
 
+    @property
+    def functionals(self) -> int:
+        return self.count
+
     def answer(self, local: Local) -> tuple[int, ...]:
         largest = local.evaluate(self._largest)
         exponents = np.where(largest > 0, np.frexp(largest)[1], -LARGEST_EXPONENT)
@@ -148,6 +156,7 @@ class TallyQuery(AbstractSums):
     n: int
     what: str = "count"
     phase: Phase = Phase.NUISANCE
+    counts: tuple[Cell, ...] = ()
 
     @property
     def shifts(self) -> tuple[int, ...]:
@@ -156,6 +165,9 @@ class TallyQuery(AbstractSums):
     @property
     def row_units(self) -> int:
         return 1 << (GRID_BITS + FINE_BITS)
+
+    def cells(self) -> Iterable[Cell]:
+        return self.counts
 
     def answer(self, local: Local) -> Sums:
         columns = local.evaluate(self.columns)

@@ -16,6 +16,7 @@ from fedtmle.algorithms.outcome import Outcome
 from fedtmle.model.density.law import KEPT_LAWS
 from fedtmle.model.density.memo import Memo
 from fedtmle.model.types import Part
+from fedtmle.protocol.plan import Plan, roster
 from fedtmle.protocol.query import Phase
 from fedtmle.reproduce.clock import RoundTime, TimedFederation
 from fedtmle.reproduce.publicwork import Ledger, LedgerProblem
@@ -71,9 +72,10 @@ def measure(cell: Cell, data: Data, method: Method) -> Measured:
     algorithm = method.algorithm(cell.scale)
     ledger = Ledger()
     problem = LedgerProblem(inner=data.problem, ledger=ledger)
-    silos = [Silo(name, problem, law, problem.read(rows), algorithm) for name, rows in data.silos.items()]
+    plan = Plan(subject=problem, law=law, algorithm=algorithm, roster=roster(list(data.silos)))
+    silos = [Silo(name, plan, problem.read(rows)) for name, rows in data.silos.items()]
     federation = TimedFederation(silos, clock=ledger.now)
-    finished = Session(problem, law, algorithm, federation).run()
+    finished = Session(plan, federation).run()
     outcome, estimate = finished.outcome, finished.outcome.estimate
     if estimate is None:
         raise AssertionError("every method of section 5 has a pooled estimate")

@@ -3,27 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-from fedtmle.algorithms.base import AbstractAlgorithm
 from fedtmle.errors import RefusedError
+from fedtmle.protocol.plan import Plan
 from fedtmle.runtime.federation import InProcess
 from fedtmle.runtime.session import Finished, Progress, Session
 from fedtmle.runtime.silo import Silo
 
 
-def run_embedded(
-    problem: Any,
-    law: Any,
-    algorithm: AbstractAlgorithm,
-    silos: Sequence[Silo],
-    *,
-    threads: int,
-    progress: Progress | None,
-) -> Finished:
+def run_embedded(plan: Plan, silos: Sequence[Silo], *, threads: int, progress: Progress | None) -> Finished:
     """Runs the session; where a silo could not answer, raises what it said itself."""
     try:
-        return Session(problem, law, algorithm, InProcess(silos, threads=threads), progress=progress).run()
+        return Session(plan, InProcess(silos, threads=threads), progress=progress).run()
     except RefusedError as refused:
         for silo in silos:
             if silo.name == refused.silo and silo.error is not None:

@@ -6,13 +6,25 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fedtmle.algorithms.base import AbstractAlgorithm
 from fedtmle.algorithms.outcome import Outcome, Query
 from fedtmle.errors import InputError, ProtocolError, RefusedError
 from fedtmle.protocol import messages
 from fedtmle.protocol.bits import BitReader, Bits, BitWriter
-from fedtmle.protocol.messages import Answered, Ask, Begin, Close, Closed, Open, Opened, Payload, Refused
-from fedtmle.protocol.plan import plan_digest
+from fedtmle.protocol.messages import (
+    Answered,
+    Ask,
+    Begin,
+    Close,
+    Closed,
+    Closing,
+    Compare,
+    Compared,
+    Open,
+    Opened,
+    Payload,
+    Refused,
+)
+from fedtmle.protocol.plan import Plan
 from fedtmle.protocol.query import Link, Phase
 from fedtmle.runtime.account import Account
 from fedtmle.runtime.federation import Federation
@@ -48,23 +60,17 @@ class Session:
     """Runs one algorithm over one federation."""
 
     def __init__(
-        self,
-        problem: Any,  # what the algorithm's flow is about: a problem, or a whole study
-        law: Any,
-        algorithm: AbstractAlgorithm,
-        federation: Federation,
-        *,
-        session: bytes = b"",
-        progress: Progress | None = None,
+        self, plan: Plan, federation: Federation, *, session: bytes = b"", progress: Progress | None = None
     ) -> None:
-        self._problem, self._law, self._algorithm = problem, law, algorithm
+        if tuple(federation.silos) != plan.silos:
+            raise InputError("silos: the federation's are not those of the plan's roster, in its order")
+        self._plan = plan
         self._federation = federation
         self._progress = progress
         self._account = Account()
-        self._plan = plan_digest(problem, law, algorithm)
-        self._session = session or self._plan[:16]
+        self._session = session or plan.digest[:16]
         self._transcript = Transcript(self._session)
-        self._active = list(federation.silos)
+        self._active = list(plan.silos)
         self._links = {silo: Link() for silo in self._active}
         self._retired: dict[str, int] = {}
         self._closing: dict[str, Any] = {}
@@ -72,11 +78,9 @@ class Session:
 
     def run(self) -> Finished:
         """The whole run, from the first greeting to the last broadcast."""
-        if not self._active:
-            raise InputError("silos: a study needs at least one")
         sizes = self._open()
         n = sum(sizes.values())
-        flow = self._algorithm.flow(self._problem, self._law, n)
+        flow = self._plan.algorithm.flow(self._plan.subject, self._plan.law, n)
         query = next(flow)
         requests = self._begin(sizes, n)
         while True:
@@ -106,7 +110,7 @@ class Session:
             requests = dict.fromkeys(self._active, ask)
 
     def _open(self) -> dict[str, int]:
-        opening = messages.encode(Open(messages.WIRE_FORMAT, self._session, self._plan))
+        opening = messages.encode(Open(messages.WIRE_FORMAT, self._session, self._plan.digest))
         replies = self._exchange(dict.fromkeys(self._active, opening))
         sizes = {}
         for silo, reply in replies.items():
@@ -161,8 +165,15 @@ class Session:
     def _close(self, broadcast: Bits) -> None:
         closing = messages.encode(Close(self._session, self._round + 1, _payload(broadcast)))
         replies = self._exchange(dict.fromkeys(self._active, closing))
-        digests = {reply.digest for reply in replies.values() if isinstance(reply, Closed)}
-        if len(digests) > 1:
+        closings = tuple(
+            Closing(silo, reply.digest, reply.signature)
+            for silo, reply in replies.items()
+            if isinstance(reply, Closed)
+        )
+        compare = messages.encode(Compare(self._session, closings))
+        verdicts = self._exchange(dict.fromkeys(self._active, compare)).values()
+        agree = all(isinstance(verdict, Compared) and verdict.agree for verdict in verdicts)
+        if not agree or len(closings) != len(self._active):
             raise ProtocolError("silos received different broadcasts; the run's result must not be used")
 
     def _exchange(self, requests: Mapping[str, bytes]) -> dict[str, messages.Reply]:

@@ -1,44 +1,50 @@
 """A silo: bytes in, bytes out. It admits first and computes second.
 
 It runs the same flow as the server on the broadcasts it receives, so it evaluates only states
-that it derived itself. Repeating the last request returns the recorded bytes; anything else
-out of order is refused.
+that it derived itself. Repeating the last admitted request returns the recorded bytes; anything
+else out of order is refused and changes nothing (`protocol.state`). A refusal by policy, or an
+answer that could not be computed, ends the silo's part.
 """
 
 from __future__ import annotations
 
-import enum
+import datetime
 import hashlib
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
+import msgspec
 
-from fedtmle.algorithms.base import AbstractAlgorithm
 from fedtmle.algorithms.outcome import Flow, Outcome, Query
-from fedtmle.errors import DataError, DecodeError, FedTMLEError, InputError
-from fedtmle.model.exact import Sums
+from fedtmle.errors import DataError, DecodeError, FedTMLEError, InputError, JournalError
 from fedtmle.model.problem import Estimate
-from fedtmle.model.submodel import AbstractNormaliser, AbstractSubmodel
 from fedtmle.model.types import IntArray
 from fedtmle.protocol import messages
 from fedtmle.protocol.bits import BitReader, BitWriter
 from fedtmle.protocol.fits import FitQuery
+from fedtmle.protocol.guard import Guard, RefusalError
 from fedtmle.protocol.messages import (
     Answered,
     Ask,
     Begin,
     Close,
     Closed,
+    Compare,
+    Compared,
     Open,
     Opened,
     Payload,
     Reason,
     Refused,
 )
-from fedtmle.protocol.plan import plan_digest
-from fedtmle.protocol.query import Link, Model, Problem
+from fedtmle.protocol.plan import Plan
+from fedtmle.protocol.query import Link, Problem
+from fedtmle.protocol.state import State, transition
+from fedtmle.runtime.fingerprint import fingerprint
+from fedtmle.runtime.keeper import Keeper
+from fedtmle.runtime.ledger import Entry, text
+from fedtmle.runtime.rows import LocalRows
+from fedtmle.runtime.signing import is_signed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,210 +61,246 @@ class LocalOutcome:
     gap_bound: float | None
 
 
-def read_rows(problem: Problem, name: str, rows: object) -> Any:
-    """Validated rows; an error names the silo."""
-    try:
-        return problem.read(rows)
-    except DataError as error:
-        raise error.at(name) from None
+class Record(msgspec.Struct, frozen=True, array_like=True):
+    """One admitted request and its reply, as the journal holds them."""
 
-
-@dataclass(frozen=True)
-class _PerLaw:
-    """What a silo computes once per model and law."""
-
-    model: Model
-    law: Any
-    submodel: AbstractSubmodel
-    normaliser: AbstractNormaliser
-
-
-class LocalRows:
-    """A silo's rows behind the questions that a query may ask of them (`protocol.query.Local`)."""
-
-    def __init__(self, name: str, rows: Any, n_rows: int, index: IntArray | None) -> None:
-        self.name = name
-        self.n_rows = n_rows
-        self._rows = rows
-        self._index = index
-        self._cached: _PerLaw | None = None
-
-    def place(self, first_row: int) -> None:
-        """Where the rows stand in the pooled order, unless their owner numbered them."""
-        if self._index is None:
-            self._index = np.arange(first_row, first_row + self.n_rows)
-
-    def submodel(self, model: Model, law: Any) -> AbstractSubmodel:
-        return self._at(model, law).submodel
-
-    def normaliser(self, model: Model, law: Any) -> AbstractNormaliser:
-        return self._at(model, law).normaliser
-
-    def moments(self, problem: Problem, law: Any) -> Sums:
-        return problem.moments(law, self._rows)
-
-    def estimate(self, problem: Problem, law: Any) -> Estimate:
-        return problem.finish(law, self.moments(problem, law), self.n_rows)
-
-    def evaluate(self, function: Callable[[Any], Any]) -> Any:
-        self._cached = None  # what the last model needed is not needed now
-        return function(self._rows)
-
-    def batch(self, pooled: IntArray) -> IntArray:
-        if self._index is None:
-            raise AssertionError("rows are placed before the first query")
-        order = np.argsort(self._index, kind="stable")
-        mine = self._index[order]
-        at = np.searchsorted(mine, pooled)
-        found = mine[np.minimum(at, len(mine) - 1)] == pooled
-        return np.asarray(order[at[found]], dtype=np.int64)
-
-    def _at(self, model: Model, law: Any) -> _PerLaw:
-        """Per-law work is done once: the same law object is asked many times in a row."""
-        cached = self._cached
-        if cached is None or cached.law is not law or cached.model is not model:
-            self._cached = cached = None  # the old one goes before the new one is built
-            cached = _PerLaw(model, law, model.submodel(law, self._rows), model.normaliser(law))
-            self._cached = cached
-        return cached
-
-
-class _Stage(enum.Enum):
-    NEW = enum.auto()
-    OPENED = enum.auto()
-    ANSWERING = enum.auto()
-    RETIRED = enum.auto()
-    CLOSED = enum.auto()
+    time: str
+    request: bytes
+    reply: bytes
 
 
 @dataclass
 class _Progress:
     """The silo's position: its flow, the query it last answered, and its code memory."""
 
+    state: State = State.NEW
     session: bytes = b""
+    since: datetime.datetime | None = None  # when the session was opened
     round: int = 0
     flow: Flow | None = None
     query: Query | None = None
     link: Link = field(default_factory=Link)
     heard: Any = field(default_factory=hashlib.sha256)
+    all_close: bool = True  # whether every silo of the roster is in the run to its end
+    bits: int = 0
+    strays: int = 0
 
 
 class Silo:
-    """One silo in one study: approves one plan, answers one session. ``rows`` are as `read_rows` gives."""
+    """One silo in one study: one plan, one session. ``rows`` are as `read_rows` gives."""
 
     def __init__(
-        self,
-        name: str,
-        problem: Any,  # what the algorithm's flow is about: a problem, or a whole study
-        law: Any,
-        rows: Any,
-        algorithm: AbstractAlgorithm,
-        *,
-        index: IntArray | None = None,
+        self, name: str, plan: Plan, rows: Any, *, index: IntArray | None = None, keeper: Keeper | None = None
     ) -> None:
+        if name not in plan.silos:
+            raise InputError(f"silo '{name}' is not in the plan's roster")
         self.name = name
-        self.error: FedTMLEError | None = None  # why the last answer failed; stays at the silo
+        self.error: Exception | None = None  # why the last answer failed; stays at the silo
         self.local: LocalOutcome | None = None
-        self._problem, self._law, self._algorithm = problem, law, algorithm
-        if index is not None and len(index) != problem.count(rows):
+        self.disagreement = False  # whether silos were told different things
+        self._plan = plan
+        self._keeper = keeper or Keeper()
+        count = plan.subject.count(rows)
+        if index is not None and len(index) != count:
             raise InputError(f"index: silo '{name}' needs one pooled row number per row")
-        self._rows = LocalRows(name, rows, problem.count(rows), index)
-        self._plan = plan_digest(problem, law, algorithm)
-        self._stage = _Stage.NEW
+        self._rows = LocalRows(name, rows, count, index)
+        self._guard = Guard(self._keeper.policy)
         self._progress = _Progress()
         self._last: tuple[bytes, bytes] | None = None
+        self._broken = False  # the state ran ahead of the journal: only a restart mends that
+        if self._keeper.journal is not None:
+            self._resume(fingerprint(plan.digest, name, rows))
 
     @property
     def n_rows(self) -> int:
         return self._rows.n_rows
 
+    @property
+    def state(self) -> State:
+        return self._progress.state
+
     def step(self, request: bytes) -> bytes:
         """The reply to one request; the same request again gives the same bytes."""
         if self._last is not None and request == self._last[0]:
+            self._note(request, self._last[1], decision="repeated")
             return self._last[1]
-        reply = messages.encode(self._reply(request))
-        self._last = (request, reply)
+        if self._broken:
+            return messages.encode(Refused(Reason.CANNOT_RECORD))
+        try:
+            message = messages.decode_request(request)
+        except DecodeError:
+            return self._stray(request, None, Reason.MALFORMED)
+        reason = self._out_of_order(message)
+        if reason is not None:
+            return self._stray(request, message, reason)
+        return self._admitted(request, message)
+
+    # Order: nothing is computed here, and a request that does not fit changes nothing.
+
+    def _out_of_order(self, message: messages.Request) -> Reason | None:
+        progress = self._progress
+        if transition(progress.state, message) is None:
+            return Reason.OUT_OF_ORDER
+        if isinstance(message, Open):
+            if message.format != messages.WIRE_FORMAT:
+                return Reason.OTHER_FORMAT
+            return None if message.plan == self._plan.digest else Reason.OTHER_PLAN
+        fits = message.session == progress.session
+        if isinstance(message, Begin):
+            fits = fits and message.first_row >= 0 and message.first_row + self.n_rows <= message.n
+        elif isinstance(message, Ask | Close):
+            fits = fits and message.round == progress.round + 1
+        return None if fits else Reason.OUT_OF_ORDER
+
+    def _stray(self, request: bytes, message: messages.Request | None, reason: Reason) -> bytes:
+        self._progress.strays += 1
+        if self._progress.strays > self._keeper.policy.max_refusals:
+            self._progress.state = State.REFUSED
+        reply = messages.encode(Refused(reason))
+        if self._progress.strays <= self._keeper.policy.max_refusals:  # a flood must not fill the disk
+            self._note(request, reply, message=message, decision="refused", reason=reason)
         return reply
 
-    def _reply(self, data: bytes) -> messages.Reply:
+    # Admitted: computed, journalled, then told.
+
+    def _admitted(self, request: bytes, message: messages.Request) -> bytes:
+        key, reason = "", None
+        time = self._keeper.clock()
         try:
-            request = messages.decode_request(data)
+            self._standing(message, time)
+            reply = self._reply(message)
+        except RefusalError as refusal:
+            reason, key = refusal.reason, refusal.key
         except DecodeError:
-            return Refused(Reason.MALFORMED)
-        refusal = self._refusal(request)
-        if refusal is not None:
-            return Refused(refusal)
-        try:
-            return self._admitted(request)
-        except DecodeError:
-            return Refused(Reason.NOT_DERIVABLE)
-        except FedTMLEError as error:
+            reason = Reason.NOT_DERIVABLE
+        except Exception as error:
             self.error = error.at(self.name) if isinstance(error, DataError) else error
-            return Refused(Reason.CANNOT_ANSWER)
+            reason = Reason.CANNOT_ANSWER
+        if reason is not None:
+            reply = Refused(reason)
+            self._progress.state = State.REFUSED
+        data = messages.encode(reply)
+        try:
+            if self._keeper.journal is not None:
+                self._keeper.journal.append(msgspec.msgpack.encode(Record(time.isoformat(), request, data)))
+            self._note(
+                request,
+                data,
+                message=message,
+                decision="answered" if reason is None else "refused",
+                reason=reason,
+                key=key,
+            )
+        except JournalError as error:
+            self.error, self._broken = error, True
+            return messages.encode(Refused(Reason.CANNOT_RECORD))
+        self._last = (request, data)
+        return data
 
-    def _refusal(self, request: messages.Request) -> Reason | None:
-        """Why this request may not be answered now, or None: nothing is computed here."""
-        progress = self._progress
-        if isinstance(request, Open):
-            if self._stage is not _Stage.NEW:
-                return Reason.OUT_OF_ORDER
-            if request.format != messages.WIRE_FORMAT:
-                return Reason.OTHER_FORMAT
-            return None if request.plan == self._plan else Reason.OTHER_PLAN
-        if request.session != progress.session or self._stage is _Stage.NEW:
-            return Reason.OUT_OF_ORDER
-        if isinstance(request, Begin):
-            fits = request.first_row >= 0 and request.first_row + self.n_rows <= request.n
-            return None if self._stage is _Stage.OPENED and fits else Reason.OUT_OF_ORDER
-        expected = request.round == progress.round + 1
-        return None if self._stage is _Stage.ANSWERING and expected else Reason.OUT_OF_ORDER
+    def _standing(self, message: messages.Request, time: datetime.datetime) -> None:
+        """Whether the owner still allows this study at all."""
+        if isinstance(message, Close | Compare):
+            return  # these ask nothing
+        keeper, plan = self._keeper, self._plan
+        if keeper.approves is not None and not keeper.approves(plan.digest):
+            raise RefusalError(Reason.NOT_APPROVED, "approval")
+        age = time - (self._progress.since or time)
+        expired = plan.expires is not None and time.date() > plan.expires
+        if expired or age.total_seconds() > keeper.policy.lifetime_days * 86_400:
+            raise RefusalError(Reason.EXPIRED, "expires" if expired else "lifetime_days")
+        if isinstance(message, Open):
+            self._guard.open(plan, self.n_rows)
+            self._progress.since = time
 
-    def _admitted(self, request: messages.Request) -> messages.Reply:
+    def _reply(self, message: messages.Request, recorded: messages.Reply | None = None) -> messages.Reply:
+        """The reply to an admitted request; ``recorded`` is what was said before a restart."""
         progress = self._progress
-        if isinstance(request, Open):
-            progress.session = request.session
-            self._stage = _Stage.OPENED
+        if isinstance(message, Open):
+            progress.session = message.session
+            progress.state = State.OPENED
             return Opened(self.n_rows)
-        if isinstance(request, Begin):
-            self._rows.place(request.first_row)
-            progress.flow = self._algorithm.flow(self._problem, self._law, request.n)
+        if isinstance(message, Compare):
+            progress.state = State.COMPARED
+            self.disagreement = not self._all_heard_the_same(message)
+            return Compared(not self.disagreement)
+        if isinstance(message, Begin):
+            self._rows.place(message.first_row)
+            progress.flow = self._plan.algorithm.flow(self._plan.subject, self._plan.law, message.n)
             progress.round = 1
-            self._stage = _Stage.ANSWERING
-            return self._answer(next(progress.flow))
+            progress.state = State.ANSWERING
+            return self._answer(next(progress.flow), recorded)
+        return self._advance(message, recorded)
+
+    def _advance(self, message: Ask | Close, recorded: messages.Reply | None) -> messages.Reply:
+        """The next query follows from the broadcast: it is derived here, never received."""
+        progress = self._progress
         if progress.flow is None or progress.query is None:
             raise AssertionError("a silo that is answering has a flow and a query")
-        progress.heard.update(messages.encode(request))
-        reader = BitReader(request.pooled.bits())
+        progress.heard.update(messages.encode(message))
+        reader = BitReader(message.pooled.bits())
         pooled = progress.query.read_pooled(reader)
         reader.finish()
-        progress.round = request.round
+        progress.round = message.round
         try:
             query = progress.flow.send(pooled)
         except StopIteration as stop:
-            return self._close(request, stop.value)
-        if isinstance(request, Close):
+            return self._close(message, stop.value)
+        if isinstance(message, Close):
             raise DecodeError("the run was closed before its flow ended")
-        return self._answer(query)
+        return self._answer(query, recorded)
 
-    def _answer(self, query: Query) -> Answered:
+    def _answer(self, query: Query, recorded: messages.Reply | None) -> Answered:
         progress = self._progress
         progress.query = query
-        answer = query.answer(self._rows)
-        out = BitWriter()
-        query.write_answer(answer, out, progress.link)
+        self._guard.admit(query)
+        if recorded is None:
+            self._guard.examine(query, self._rows)
+            answer = query.answer(self._rows)
+            self._guard.examine_answer(query, answer, self.n_rows)
+            out = BitWriter()
+            query.write_answer(answer, out, progress.link)
+            bits = out.finish()
+            reply = Answered(progress.round, Payload(bits.length, bits.data))
+        elif isinstance(recorded, Answered):  # the code memory goes on from what was said
+            reply = recorded
+            answer = query.read_answer(BitReader(recorded.payload.bits()), progress.link)
+        else:
+            raise DecodeError("another kind of reply is recorded")
+        progress.bits += reply.payload.length
         if query.retires(answer) and isinstance(query, FitQuery):
             self._keep(query.problem, query.law, query.update, query.gap_bound(self._rows))
-            self._stage = _Stage.RETIRED
-        bits = out.finish()
-        return Answered(progress.round, Payload(bits.length, bits.data))
+            progress.state = State.RETIRED
+        return reply
 
-    def _close(self, request: Ask | Close, outcome: Outcome) -> Closed:
-        if isinstance(request, Ask):
+    def _close(self, message: Ask | Close, outcome: Outcome) -> Closed:
+        progress = self._progress
+        if isinstance(message, Ask):
             raise DecodeError("the flow ended, yet an answer was asked")
         if outcome.estimate is None:  # Personalized: unfinished, so it keeps the shared law
-            self._keep(outcome.problem or self._problem, outcome.law, None, None)
-        self._stage = _Stage.CLOSED
-        return Closed(self._progress.heard.digest())
+            self._keep(outcome.problem or self._plan.subject, outcome.law, None, None)
+            progress.all_close = False
+        progress.state = State.CLOSED
+        digest = progress.heard.digest()
+        key = self._keeper.key
+        signed = closing_statement(self._plan, progress.session, self.name, digest)
+        return Closed(digest, b"" if key is None else key.sign(signed))
+
+    def _all_heard_the_same(self, message: Compare) -> bool:
+        """Whether the roster's silos signed what this one heard."""
+        progress = self._progress
+        own = progress.heard.digest()
+        closings = {closing.silo: closing for closing in message.closings}
+        expected = set(self._plan.silos) if progress.all_close else set(self._plan.silos) & set(closings)
+        if set(closings) != expected or len(closings) != len(message.closings) or self.name not in closings:
+            return False
+        for member in self._plan.roster:
+            closing = closings.get(member.name)
+            if closing is None:
+                continue
+            said = closing_statement(self._plan, progress.session, member.name, own)
+            if closing.digest != own or (member.key and not is_signed(said, closing.signature, member.key)):
+                return False
+        return True
 
     def _keep(self, problem: Problem, law: Any, retired_at: int | None, gap_bound: float | None) -> None:
         self.local = LocalOutcome(
@@ -268,3 +310,68 @@ class Silo:
             n_rows=self.n_rows,
             gap_bound=gap_bound,
         )
+
+    # Records.
+
+    def _note(
+        self,
+        request: bytes,
+        reply: bytes,
+        *,
+        message: messages.Request | None = None,
+        decision: str,
+        reason: Reason | None = None,
+        key: str = "",
+    ) -> None:
+        ledger, progress, query = self._keeper.ledger, self._progress, self._progress.query
+        if ledger is None:
+            return
+        asks = decision == "answered" and isinstance(message, Begin | Ask)
+        ledger.add(
+            Entry(
+                time=self._keeper.clock().isoformat(),
+                session=progress.session.hex(),
+                request=type(message).__name__.lower() if message is not None else decision,
+                round=progress.round,
+                query=type(query).__name__ if asks else "",
+                phase=query.phase.value if asks and query is not None else "",
+                decision=decision,
+                reason="" if reason is None else reason.name.lower(),
+                key=key,
+                asked=text(request[: messages.LARGEST_NOTED]),
+                replied=text(reply),
+                queries=self._guard.queries,
+                functionals=self._guard.functionals,
+                bits=progress.bits,
+            )
+        )
+
+    def _resume(self, identity: bytes) -> None:
+        """Go on from the journal: the flow is run again on what was heard, no row is read for it."""
+        journal = self._keeper.journal
+        if journal is None:
+            return
+        if not journal.records:
+            journal.append(identity)
+            return
+        if journal.records[0] != identity:
+            raise JournalError(f"silo '{self.name}': the journal is of another plan or of other data")
+        for data in journal.records[1:]:
+            try:
+                record = msgspec.msgpack.decode(data, type=Record)
+                message = messages.decode_request(record.request)
+                reply = messages.decode_reply(record.reply)
+                if isinstance(reply, Refused):
+                    self._progress.state = State.REFUSED
+                else:
+                    if isinstance(message, Open):
+                        self._progress.since = datetime.datetime.fromisoformat(record.time)
+                    self._reply(message, reply)
+            except (msgspec.MsgspecError, ValueError, FedTMLEError, RefusalError):
+                raise JournalError(f"silo '{self.name}': the journal does not follow the plan") from None
+            self._last = (record.request, record.reply)
+
+
+def closing_statement(plan: Plan, session: bytes, silo: str, digest: bytes) -> bytes:
+    """What a silo signs at the close: that it heard this digest, in this session of this plan."""
+    return msgspec.msgpack.encode(("fedtmle close", plan.digest, session, silo, digest))

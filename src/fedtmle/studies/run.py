@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,7 +16,7 @@ from fedtmle.data import load_all
 from fedtmle.errors import InputError
 from fedtmle.initial.crossfit import POOLED_SILO
 from fedtmle.model.table import Factor, Table
-from fedtmle.protocol.plan import plan_digest
+from fedtmle.protocol.plan import Member, Plan, roster
 from fedtmle.protocol.tables import sort_levels
 from fedtmle.runtime.certificate import certify
 from fedtmle.runtime.embedded import run_embedded
@@ -50,13 +51,18 @@ def run(
     tables = load_all(silos, schema_of(study))
     if study.algorithm.pools_rows:
         tables = {"pooled": pool_tables(list(tables.values()), study.cluster)}
-    flow = StudyFlow()
-    parties = [Silo(name, study, None, table, flow) for name, table in tables.items()]
-    finished = run_embedded(study, None, flow, parties, threads=threads, progress=progress)
+    plan = study_plan(study, roster(list(tables)))
+    parties = [Silo(name, plan, table) for name, table in tables.items()]
+    finished = run_embedded(plan, parties, threads=threads, progress=progress)
     problem = finished.outcome.problem
     certificate = certify(problem, problem.start(), study.algorithm, finished)
     result = assemble(problem, finished, None, certificate, {silo.name: silo.local for silo in parties})
-    return StudyResult(document=document(study, finished, result, release), run=result)
+    return StudyResult(document=document(plan, finished, result, release), run=result)
+
+
+def study_plan(study: Study, silos: tuple[Member, ...], expires: datetime.date | None = None) -> Plan:
+    """The plan that every party of a study derives from the study and the roster."""
+    return Plan(subject=study, law=None, algorithm=StudyFlow(), roster=silos, expires=expires)
 
 
 def pool_tables(tables: Sequence[Table], cluster: str | None = None) -> Table:
@@ -83,8 +89,9 @@ def pool_tables(tables: Sequence[Table], cluster: str | None = None) -> Table:
     )
 
 
-def document(study: Study, finished: Finished, result: Result, release: Sequence[str]) -> dict[str, Any]:
+def document(plan: Plan, finished: Finished, result: Result, release: Sequence[str]) -> dict[str, Any]:
     """The whole result as plain data."""
+    study: Study = plan.subject
     details: StudyDetails = finished.outcome.details
     described = describe(study)
     estimates: list[Row] = []
@@ -104,7 +111,7 @@ def document(study: Study, finished: Finished, result: Result, release: Sequence
     return {
         "format": FORMAT,
         "version": __version__,
-        "plan": plan_digest(study, None, StudyFlow()).hex(),
+        "plan": plan.digest.hex(),
         "question": in_words(described["target"]),
         "study": described,
         "estimates": [row.to_dict() for row in estimates],

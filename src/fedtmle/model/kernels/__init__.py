@@ -22,6 +22,7 @@ __all__ = [
     "backend",
     "exp",
     "expit",
+    "glm_spread",
     "glm_sums",
     "log",
     "log_mean_kernel",
@@ -84,6 +85,17 @@ def glm_sums(
     beyond 2^(50-shifts[s]), or not a number, is a `ContributionError`.
     """
     return total(module().glm_chunks(query(family, X, offset, y, w, eps, parts, shifts)))
+
+
+def glm_spread(
+    family: Family, X: Array, offset: Array | None, y: Array | None, w: Array | None, eps: Array
+) -> Array:
+    """How the rows' contributions to the gradient spread: the six rows of `Concentration`, shape (6, d).
+
+    Plain floating-point sums: what a silo compares with its own thresholds, and sends to nobody.
+    """
+    shifts = (0,) * len(X)
+    return module().spread(query(family, X, offset, y, w, eps, Part.GRADIENT, shifts))
 
 
 def softmax(logits: Array) -> Array:

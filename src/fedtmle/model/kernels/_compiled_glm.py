@@ -14,7 +14,7 @@ from fedtmle.model.exact import CHUNK, GRID_BITS
 from fedtmle.model.families import Family
 from fedtmle.model.kernels import _scalar  # noqa: F401 - registers what follows with numba
 from fedtmle.model.kernels._elementary import exp, expit
-from fedtmle.model.kernels._jit import jit
+from fedtmle.model.kernels._jit import jit, jit_unordered
 from fedtmle.model.kernels._primitives import MAGIC, MAGIC_BITS, bits
 from fedtmle.model.kernels._rows import (
     NEAR,
@@ -187,3 +187,47 @@ def chunks(
                         everywhere &= within
                         s += 1
     return everywhere
+
+
+@jit_unordered
+def _spread(values: Array, column: Array) -> tuple[float, float, float]:
+    """The sum, the sum of squares and the largest of |values * column|."""
+    total, squares, largest = 0.0, 0.0, 0.0
+    for i in range(len(values)):
+        size = abs(values[i] * column[i])
+        total += size
+        squares += size * size
+        largest = max(largest, size)
+    return total, squares, largest
+
+
+@jit
+def spread(
+    family: int, X: Array, offset: Array, y: Array, w: Array, eps: Array, first: int, last: int, found: Array
+) -> bool:
+    """Fill ``found``, shape (6, d), from some rows: see `concentration.Concentration`."""
+    dim = len(eps)
+    zeros, ones = np.zeros(BLOCK), np.ones(BLOCK)
+    etas, buffer = np.empty(BLOCK), np.empty(BLOCK)
+    for begin in range(first, last, BLOCK):
+        end = min(begin + BLOCK, last)
+        size = end - begin
+        base = offset[begin:end] if len(offset) else zeros[:size]
+        outcome = y[begin:end] if len(y) else zeros[:size]
+        weight = w[begin:end] if len(w) else ones[:size]
+        eta, values = etas[:size], buffer[:size]
+        _predict(base, eps, X, begin, eta)
+        _slope(family, outcome, eta, values)
+        _multiply(values, weight, values)
+        for j in range(dim):
+            column = X[j, begin:end]
+            total, squares, largest = _spread(values, column)
+            found[0, j] += total
+            found[1, j] += squares
+            found[2, j] = max(found[2, j], largest)
+            total, squares, largest = _spread(weight, column)
+            found[3, j] += total
+            found[4, j] = max(found[4, j], largest)
+            total, squares, largest = _spread(ones[:size], column)
+            found[5, j] = max(found[5, j], largest)
+    return True

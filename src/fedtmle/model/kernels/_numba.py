@@ -55,6 +55,23 @@ def glm_chunks(query: Query) -> IntArray:
     return _numpy.glm_chunks(query)  # some row is beyond its bound: the twin counts such rows and raises
 
 
+def spread(query: Query) -> Array:
+    """The six rows of `concentration.Concentration`, shape (6, d)."""
+    found = np.zeros((6, query.dim))
+    _compiled_glm.spread(
+        int(query.family),
+        query.X,
+        _ABSENT if query.offset is None else query.offset,
+        _ABSENT if query.y is None else query.y,
+        _ABSENT if query.w is None else query.w,
+        query.eps,
+        0,
+        query.n_rows,
+        found,
+    )
+    return found
+
+
 def softmax(logits: Array) -> Array:
     """exp(l_j - max_j l_j) over their sum, added in order of j."""
     result = np.empty_like(logits)

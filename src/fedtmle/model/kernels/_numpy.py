@@ -62,6 +62,23 @@ def glm_chunks(query: Query) -> IntArray:
     return sums
 
 
+def spread(query: Query) -> Array:
+    """The six rows of `concentration.Concentration`, shape (6, d)."""
+    found = np.zeros((6, query.dim))
+    with np.errstate(all="ignore"):
+        for begin in range(0, query.n_rows, CHUNK):
+            rows = slice(begin, begin + CHUNK)
+            ((_, contributions),) = _contributions(query, rows)
+            columns = np.abs(query.X[:, rows])
+            size, reach = np.abs(contributions), columns if query.w is None else columns * query.w[rows]
+            found[0] += size.sum(axis=1)
+            found[1] += (size * size).sum(axis=1)
+            found[3] += reach.sum(axis=1)
+            for at, values in ((2, size), (4, reach), (5, columns)):
+                found[at] = np.maximum(found[at], values.max(axis=1))
+    return found
+
+
 def _contributions(query: Query, rows: slice) -> list[tuple[Part, Array]]:
     """Each asked part's contributions of some rows, shape (sums of the part, rows)."""
     X = query.X[:, rows]

@@ -1,0 +1,67 @@
+"""How far a sum over rows rests on a few of them.
+
+A gradient of which one row makes up half tells that row. For contributions c_i of the rows to one
+coordinate, the largest share is max |c_i| / sum |c_i| and the effective number of rows is
+(sum |c_i|)^2 / sum c_i^2, which is never below one over the largest share.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final
+
+import numpy as np
+
+from fedtmle.model.types import Array
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Concentration:
+    """Sums of |c|, of c^2 and the largest |c| by coordinate, shape (d,), at one eps.
+
+    ``reach_total`` and ``reach_largest`` are the same of w |X|: how fast |c| can change as the
+    predictor moves, per unit of ``lipschitz`` (sup rho'', infinite where there is none);
+    ``columns`` is the largest |X|.
+    """
+
+    eps: Array
+    total: Array
+    squares: Array
+    largest: Array
+    reach_total: Array
+    reach_largest: Array
+    columns: Array
+    lipschitz: float
+
+    @property
+    def share(self) -> float:
+        """The largest share of one row in one coordinate; 0 where nothing is summed."""
+        return _largest_ratio(self.largest, self.total)
+
+    @property
+    def effective(self) -> float:
+        """The smallest effective number of rows over the coordinates; infinite where nothing is summed."""
+        ratio = _largest_ratio(self.squares, self.total * self.total)
+        return 1.0 / ratio if ratio else np.inf
+
+    def share_within(self, eps: Array) -> float:
+        """A bound of `share` at another eps, without reading a row.
+
+        |rho'(eta) - rho'(eta')| <= L |eta - eta'| <= L sum_j |eps_j - eps'_j| max |X_j| =: s, so that
+        |c| changes by at most s w |X|.
+        """
+        if not np.isfinite(self.lipschitz):
+            return 1.0
+        s = self.lipschitz * float(np.abs(eps - self.eps) @ self.columns)
+        low = self.total - s * self.reach_total
+        return (
+            1.0
+            if (low[self.reach_total > 0] <= 0).any()
+            else _largest_ratio(self.largest + s * self.reach_largest, low)
+        )
+
+
+def _largest_ratio(part: Array, whole: Array) -> float:
+    summed = whole > 0
+    return float((part[summed] / whole[summed]).max(initial=0.0))

@@ -1,0 +1,109 @@
+"""What a silo's owner allows: floors that can only be raised, caps that can only be lowered.
+
+The defaults are the package's own limits. A silo's file may be stricter in any key and laxer in
+none, so a study cannot ask a silo to let its guard down.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Mapping
+from dataclasses import Field, dataclass, field, fields
+from typing import Any
+
+from fedtmle.errors import InputError
+
+
+class Direction(enum.StrEnum):
+    """Which way a key may be changed."""
+
+    FLOOR = "may only be raised"
+    CAP = "may only be lowered"
+    PERMIT = "may only be taken back"
+    CONSENT = "the owner's free choice"
+
+
+def _key(direction: Direction, default: Any, off: Any, says: str) -> Any:
+    return field(default=default, metadata={"direction": direction, "off": off, "says": says})
+
+
+_FLOOR, _CAP, _PERMIT, _CONSENT = Direction.FLOOR, Direction.CAP, Direction.PERMIT, Direction.CONSENT
+
+
+@dataclass(frozen=True, kw_only=True)
+class Policy:
+    """One silo's limits; `keys()` tells what each means."""
+
+    min_rows: int = _key(_FLOOR, 20, 0, "rows in the silo")
+    min_arm_rows: int = _key(_FLOOR, 5, 0, "rows, and rows with an outcome, in each arm that the silo has")
+    min_missing: int = _key(_FLOOR, 1, 0, "missing outcomes in an arm, where there are any")
+    min_cell: int = _key(_FLOOR, 5, 1, "people in any cell of a table shown before the study (preflight)")
+    min_silos: int = _key(_FLOOR, 2, 0, "silos in the study")
+    min_batch: int = _key(_FLOOR, 20, 0, "own rows in a batch; batches are a fixed partition")
+    min_effective: float = _key(_FLOOR, 5.0, 0.0, "effective number of rows behind each sum of a gradient")
+    max_share: float = _key(_CAP, 0.5, 1.0, "largest share of one row in a sum of a gradient")
+    max_queries: int = _key(_CAP, 5_000, math.inf, "queries answered in one study")
+    max_functionals: int = _key(_CAP, 500_000, math.inf, "numbers told in one study")
+    max_eps: float = _key(_CAP, 100.0, math.inf, "length of a fluctuation that is evaluated")
+    max_path: float = _key(_CAP, 1_000.0, math.inf, "length of the path that the evaluated fluctuations make")
+    max_coefficient: float = _key(_CAP, 1e6, math.inf, "size of a nuisance model's coefficients, scaled")
+    max_refusals: int = _key(_CAP, 1_000, math.inf, "stray requests, after which the silo leaves the study")
+    lifetime_days: float = _key(_CAP, 30.0, math.inf, "days from a study's first request to its last answer")
+    allow_one_arm: bool = _key(_PERMIT, True, True, "take part when one of the arms is absent here")
+    release: bool = _key(_CONSENT, False, False, "let this silo's own estimate be shown")
+
+    def __post_init__(self) -> None:
+        for key in fields(self):
+            value = getattr(self, key.name)
+            if isinstance(key.default, bool):
+                if not isinstance(value, bool):
+                    raise InputError(f"{key.name}: expected true or false")
+            elif isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
+                raise InputError(f"{key.name}: expected a number of at least 0")
+
+    @classmethod
+    def unguarded(cls) -> Policy:
+        """No limit at all: rows that nobody guards, such as arrays in one's own session."""
+        return cls(**{key.name: key.metadata["off"] for key in fields(cls)})
+
+    @classmethod
+    def parse(cls, table: Mapping[str, object]) -> tuple[Policy, dict[str, str]]:
+        """The policy that ``table`` states, and what is wrong with each key that cannot be taken."""
+        known = {key.name: key for key in fields(cls)}
+        mistakes: dict[str, str] = {}
+        taken: dict[str, Any] = {}
+        for name, value in table.items():
+            if name not in known:
+                mistakes[name] = f"unknown key; the keys are {', '.join(known)}"
+                continue
+            key = known[name]
+            try:
+                cls(**{name: value})  # type: ignore[arg-type]  # that is what is being tried
+            except InputError as error:
+                mistakes[name] = str(error).partition(": ")[2]
+                continue
+            if _is_laxer(key, value):
+                mistakes[name] = f"{key.metadata['direction']}: the package's own limit is {key.default}"
+            else:
+                taken[name] = value
+        return cls(**taken), mistakes
+
+    @classmethod
+    def keys(cls) -> list[tuple[str, Any, Direction, str]]:
+        """Every key with its default, which way it may change, and what it means."""
+        return [
+            (key.name, key.default, key.metadata["direction"], key.metadata["says"]) for key in fields(cls)
+        ]
+
+
+def _is_laxer(key: Field[Any], value: Any) -> bool:
+    match key.metadata["direction"]:
+        case Direction.FLOOR:
+            return bool(value < key.default)
+        case Direction.CAP:
+            return bool(value > key.default)
+        case Direction.PERMIT:
+            return bool(value and not key.default)
+        case _:
+            return False

@@ -1,0 +1,131 @@
+"""The journal: what a party writes before it goes on, so that a crash loses and repeats nothing.
+
+A file of records, each
+
+    length (4 bytes) | CRC-32 of the length and of the chain so far (4) | payload | chain (32)
+
+with chain = SHA-256(chain before, payload). A tail that ends inside a record was torn by a crash and
+is cut off; a record that is whole but does not fit its chain was changed, and the journal is refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import struct
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Protocol
+
+from fedtmle.errors import JournalError
+
+MAGIC = b"fedtmle journal 1\n"
+_HEAD = struct.Struct(">II")
+_CHAIN = 32
+
+
+class Journal(Protocol):
+    """An append-only list of byte strings that outlives its process."""
+
+    @property
+    def records(self) -> list[bytes]: ...
+
+    def append(self, payload: bytes, /) -> None: ...
+
+
+class MemoryJournal:
+    """A journal that lives as long as the object: for tests, simulations and embedded runs."""
+
+    def __init__(self) -> None:
+        self.records: list[bytes] = []
+
+    def append(self, payload: bytes, /) -> None:
+        self.records.append(payload)
+
+
+class FileJournal:
+    """A journal on disk; a record is on the medium when `append` returns."""
+
+    def __init__(self, path: str | Path, *, sync: bool = True) -> None:
+        self.path = Path(path)
+        self._sync = sync
+        new = not self.path.exists()
+        self._file: IO[bytes] = open(self.path, "a+b", buffering=0)  # noqa: SIM115 - as long as the object
+        os.chmod(self.path, 0o600)
+        data = self.path.read_bytes()
+        self._chain = hashlib.sha256(MAGIC).digest()
+        self.records: list[bytes] = []
+        end = len(MAGIC)
+        if MAGIC.startswith(data):  # new, or torn in its first bytes
+            self._file.truncate(0)
+            self._write(MAGIC)
+        else:
+            for payload, chain, stop in _read(data, self._chain, self.path):
+                self.records.append(payload)
+                self._chain, end = chain, stop
+            if end < len(data):  # torn: the party had not gone on
+                self._file.truncate(end)
+        if new and sync:
+            _sync_folder(self.path.parent)
+
+    def append(self, payload: bytes, /) -> None:
+        head, chain = _frame(payload, self._chain)
+        end = self._file.seek(0, os.SEEK_END)
+        try:
+            self._write(head + payload + chain)
+        except OSError:
+            self._file.truncate(end)
+            raise JournalError(f"{self.path}: the record could not be written; is the disk full?") from None
+        self._chain = chain
+        self.records.append(payload)
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _write(self, data: bytes) -> None:
+        view = memoryview(data)
+        while view:
+            view = view[self._file.write(view) :]
+        if self._sync:
+            os.fsync(self._file.fileno())
+
+
+def _frame(payload: bytes, chain: bytes) -> tuple[bytes, bytes]:
+    length = struct.pack(">I", len(payload))
+    return length + struct.pack(">I", zlib.crc32(length, zlib.crc32(chain))), hashlib.sha256(
+        chain + payload
+    ).digest()
+
+
+def _read(data: bytes, chain: bytes, path: Path) -> Iterator[tuple[bytes, bytes, int]]:
+    """Whole records with their chain and end; stops at a torn tail."""
+    if not data.startswith(MAGIC):
+        raise JournalError(f"{path}: this is not a journal")
+    at = len(MAGIC)
+    while at + _HEAD.size <= len(data):
+        length, check = _HEAD.unpack_from(data, at)
+        if check != zlib.crc32(data[at : at + 4], zlib.crc32(chain)):
+            if not any(data[at:]):  # a file system may leave zeros where a write was cut off
+                return
+            raise JournalError(f"{path}: the journal was changed at byte {at}; it cannot be trusted")
+        stop = at + _HEAD.size + length + _CHAIN
+        if stop > len(data):
+            return
+        payload = data[at + _HEAD.size : stop - _CHAIN]
+        expected = hashlib.sha256(chain + payload).digest()
+        if data[stop - _CHAIN : stop] != expected:
+            if not any(data[at + _HEAD.size :]):
+                return
+            raise JournalError(f"{path}: the journal was changed at byte {at}; it cannot be trusted")
+        yield payload, expected, stop
+        chain, at = expected, stop
+
+
+def _sync_folder(folder: Path) -> None:
+    """A new file's name is on the medium only when its folder is."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,27 @@
+"""What stands behind a silo: its owner's policy, approval, key, journal and ledger."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from fedtmle.protocol.policy import Policy
+from fedtmle.runtime.journal import Journal
+from fedtmle.runtime.ledger import Ledger, now
+from fedtmle.runtime.signing import SigningKey
+
+
+@dataclass(frozen=True, kw_only=True)
+class Keeper:
+    """Everything optional: without any of it, rows are as unguarded as arrays in one's own session.
+
+    ``approves`` says whether the owner has approved the plan of this digest, and still does.
+    """
+
+    policy: Policy = field(default_factory=Policy.unguarded)
+    approves: Callable[[bytes], bool] | None = None
+    key: SigningKey | None = None
+    journal: Journal | None = None
+    ledger: Ledger | None = None
+    clock: Callable[[], datetime.datetime] = now

@@ -1,0 +1,84 @@
+"""A silo's rows, behind the questions that a query may ask of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fedtmle.errors import DataError
+from fedtmle.model.exact import Sums
+from fedtmle.model.problem import Estimate
+from fedtmle.model.submodel import AbstractNormaliser, AbstractSubmodel
+from fedtmle.model.types import IntArray
+from fedtmle.protocol.query import Model, Problem
+
+
+def read_rows(problem: Problem, name: str, rows: object) -> Any:
+    """Validated rows; an error names the silo."""
+    try:
+        return problem.read(rows)
+    except DataError as error:
+        raise error.at(name) from None
+
+
+@dataclass(frozen=True)
+class _PerLaw:
+    """What a silo computes once per model and law."""
+
+    model: Model
+    law: Any
+    submodel: AbstractSubmodel
+    normaliser: AbstractNormaliser
+
+
+class LocalRows:
+    """What queries see: `protocol.query.Local`."""
+
+    def __init__(self, name: str, rows: Any, n_rows: int, index: IntArray | None) -> None:
+        self.name = name
+        self.n_rows = n_rows
+        self._rows = rows
+        self._index = index
+        self._cached: _PerLaw | None = None
+
+    def place(self, first_row: int) -> None:
+        """Where the rows stand in the pooled order, unless their owner numbered them."""
+        if self._index is None:
+            self._index = np.arange(first_row, first_row + self.n_rows)
+
+    def submodel(self, model: Model, law: Any) -> AbstractSubmodel:
+        return self._at(model, law).submodel
+
+    def normaliser(self, model: Model, law: Any) -> AbstractNormaliser:
+        return self._at(model, law).normaliser
+
+    def moments(self, problem: Problem, law: Any) -> Sums:
+        return problem.moments(law, self._rows)
+
+    def estimate(self, problem: Problem, law: Any) -> Estimate:
+        return problem.finish(law, self.moments(problem, law), self.n_rows)
+
+    def evaluate(self, function: Callable[[Any], Any]) -> Any:
+        self._cached = None  # what the last model needed is not needed now
+        return function(self._rows)
+
+    def batch(self, pooled: IntArray) -> IntArray:
+        if self._index is None:
+            raise AssertionError("rows are placed before the first query")
+        order = np.argsort(self._index, kind="stable")
+        mine = self._index[order]
+        at = np.searchsorted(mine, pooled)
+        found = mine[np.minimum(at, len(mine) - 1)] == pooled
+        return np.asarray(order[at[found]], dtype=np.int64)
+
+    def _at(self, model: Model, law: Any) -> _PerLaw:
+        """Per-law work is done once: the same law object is asked many times in a row."""
+        cached = self._cached
+        if cached is None or cached.law is not law or cached.model is not model:
+            self._cached = cached = None  # the old one goes before the new one is built
+            cached = _PerLaw(model, law, model.submodel(law, self._rows), model.normaliser(law))
+            self._cached = cached
+        return cached

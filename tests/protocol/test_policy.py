@@ -1,0 +1,49 @@
+"""The policy: floors only rise, caps only fall, and every key is read."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+
+import pytest
+
+from fedtmle.errors import InputError
+from fedtmle.protocol.policy import Direction, Policy
+
+KEYS = Policy.keys()
+
+
+@pytest.mark.parametrize(("name", "default", "direction", "says"), KEYS, ids=[key[0] for key in KEYS])
+def test_a_key_may_be_made_stricter_and_never_laxer(name, default, direction, says) -> None:
+    assert says
+    if direction is Direction.CONSENT:
+        policy, mistakes = Policy.parse({name: not default})
+        assert not mistakes
+        assert getattr(policy, name) is not default
+        return
+    stricter, laxer = {
+        Direction.FLOOR: (default + 1, default - 1),
+        Direction.CAP: (default / 2, default * 2),
+        Direction.PERMIT: (False, None),
+    }[direction]
+    policy, mistakes = Policy.parse({name: stricter})
+    assert not mistakes
+    assert getattr(policy, name) == stricter
+    policy, mistakes = Policy.parse({name: laxer})
+    assert list(mistakes) == [name]
+    assert policy == Policy()
+
+
+@pytest.mark.parametrize("value", ["5", None, -1, float("nan"), True, [1]])
+def test_a_value_that_is_no_number_is_named(value: object) -> None:
+    policy, mistakes = Policy.parse({"min_rows": value, "min_silo": 3})
+    assert set(mistakes) == {"min_rows", "min_silo"}
+    assert "unknown key" in mistakes["min_silo"]
+    assert policy == Policy()
+    with pytest.raises(InputError, match="min_rows"):
+        replace(Policy(), min_rows=value)
+
+
+def test_unguarded_has_every_limit_off() -> None:
+    off = Policy.unguarded()
+    for key in fields(Policy):
+        assert getattr(off, key.name) == key.metadata["off"]
