@@ -7,6 +7,7 @@ import pytest
 
 from fedtmle.data import ColumnMap, Database, DataErrors, Problem, SiloFile, load, read_silo_file
 from fedtmle.errors import InputError
+from fedtmle.protocol.policy import Policy
 
 from .asking import as_csv, factor, labels, make_database, numeric, problem, schema
 
@@ -49,7 +50,10 @@ def test_a_silo_file_says_where_and_how(tmp_path: Path) -> None:
             "sex": ColumnMap(column="SEX", levels={"1": "male", "2": "female"}),
             "smoker": ColumnMap(column="smoker", levels={"Y": "1", "N": "0"}),
         },
+        policy=Policy(),
     )
+    stricter = write(tmp_path, GOOD + "[policy]\nmin_rows = 50\nrelease = true\n")
+    assert read_silo_file(stricter).policy == Policy(min_rows=50, release=True)
 
 
 def test_names_units_and_codes_are_translated(tmp_path: Path) -> None:
@@ -90,7 +94,9 @@ def test_a_database_with_a_table_or_a_query(tmp_path: Path, what: str) -> None:
         ('path = "rows.csv"', "", "[data]: this does not say what to read", 5),
         ('path = "rows.csv"', 'path = "a.csv"\ntable = "t"', "[data]: this does not say what to read", 5),
         ('path = "rows.csv"', 'database = "a.db"', "[data]: this does not say what to read", 5),
-        ("[columns]", "[policy]\nfloor = 3\n[columns]", "[policy]: unknown section", 8),
+        ("[columns]", "[polcy]\nfloor = 3\n[columns]", "[polcy]: unknown section", 8),
+        ("[columns]", "[policy]\nfloor = 3\n[columns]", "[policy] floor: unknown key", 9),
+        ("[columns]", "[policy]\nmin_rows = 3\n[columns]", "[policy] min_rows: may only be raised", 9),
         ("[columns]", "[columns]\nbmi = 3", "[columns] bmi: this is neither a name nor a table", 9),
         ("scale = 0.5", "scal = 0.5", "[columns] weight: unknown key 'scal'", 10),
         ("scale = 0.5", 'scale = "0.5"', "[columns] weight: 'scale' is not a number", 10),

@@ -86,6 +86,6 @@ def test_deep_nesting_and_oversize_are_refused() -> None:
 
 
 def test_no_request_has_room_for_a_law_an_eps_or_a_row() -> None:
-    """A request is a session, a round, what was pooled and what was signed: nothing that names where to go."""
+    """A request is a session, a round, what was pooled and what was signed: no place to go."""
     fields = {name for message in REQUESTS for name in message.__struct_fields__}
     assert fields == {"format", "session", "plan", "n", "first_row", "round", "pooled", "closings"}
