@@ -71,6 +71,11 @@ class CalibrationQuery(AbstractQuery[SiloCurvature, Lattice]):
         return Phase.CALIBRATION
 
     @property
+    def tells(self) -> str:
+        what = "the largest curvature" if self.sent_dim == 1 else "the curvature matrix"
+        return f"{what} of the loss over the rows, rounded"
+
+    @property
     def functionals(self) -> int:
         return packed_size(self.sent_dim)
 
@@ -164,6 +169,10 @@ class RoundedGradientQuery(AbstractQuery[tuple[int, ...], Rounded]):
     @property
     def phase(self) -> Phase:
         return Phase.TARGETING
+
+    @property
+    def tells(self) -> str:
+        return "the mean gradient over the rows, rounded to the public grid"
 
     @property
     def functionals(self) -> int:

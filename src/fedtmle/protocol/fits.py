@@ -101,6 +101,10 @@ class FitQuery(AbstractQuery[FitAnswer, FitAverage]):
         return Phase.TARGETING
 
     @property
+    def tells(self) -> str:
+        return "the fluctuation that fits the silo's own rows best, and exact sums of their gradient"
+
+    @property
     def functionals(self) -> int:
         return 2 * self.dim
 

@@ -110,6 +110,10 @@ class ModelsQuery(AbstractQuery[Models | None, tuple[Models | None, ...]]):
         return Phase.NUISANCE
 
     @property
+    def tells(self) -> str:
+        return "a model fitted to the silo's own rows"
+
+    @property
     def functionals(self) -> int:
         return 0  # a model has as many as its fit gives it
 
@@ -175,6 +179,10 @@ class JointQuery(AbstractQuery[tuple[Any, ...], tuple[Any, ...]]):
     @property
     def phase(self) -> Phase:
         return self.queries[0].phase
+
+    @property
+    def tells(self) -> str:
+        return "; ".join(dict.fromkeys(query.tells for query in self.queries))
 
     @property
     def functionals(self) -> int:

@@ -97,6 +97,11 @@ class AbstractQuery(ABC, Generic[Answer, Pooled]):
 
     @property
     @abstractmethod
+    def tells(self) -> str:
+        """What the answer tells, in words that a silo's owner reads."""
+
+    @property
+    @abstractmethod
     def functionals(self) -> int:
         """How many numbers the answer tells; 0 where that is known only when it is there."""
 

@@ -14,6 +14,8 @@ from fedtmle.model.types import Array, IntArray, Part
 from fedtmle.protocol.bits import BitReader, BitWriter
 from fedtmle.protocol.query import AbstractQuery, Link, Local, Model, Phase, Point, Problem
 
+_PARTS = {Part.LOSS: "loss", Part.GRADIENT: "gradient", Part.HESSIAN: "curvature"}
+
 
 class AbstractSums(AbstractQuery[Sums, Sums]):
     """Sums add up; each travels in the fixed width that its public bound allows.
@@ -81,6 +83,13 @@ class SumsQuery(AbstractSums):
     def row_units(self) -> int:
         return 1 << GRID_BITS
 
+    @property
+    def tells(self) -> str:
+        parts = [name for part, name in _PARTS.items() if part in self.parts]
+        of = "a nuisance model" if self.phase is Phase.NUISANCE else "the targeting step"
+        rows = "the rows" if self.batch is None else "a batch of the rows"
+        return f"exact sums over {rows}: {', '.join(parts)} of {of}"
+
     def points(self) -> Iterable[Point]:
         return (Point(self.problem, self.law, self.eps, self.batch),)
 
@@ -106,6 +115,10 @@ class MomentsQuery(AbstractSums):
     @property
     def row_units(self) -> int:
         return 1 << (GRID_BITS + FINE_BITS)
+
+    @property
+    def tells(self) -> str:
+        return "exact sums over the rows for the estimate and its standard error"
 
     def answer(self, local: Local) -> Sums:
         return local.moments(self.problem, self.law)

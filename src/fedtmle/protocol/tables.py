@@ -44,6 +44,10 @@ class LevelsQuery(AbstractQuery[Levels, Levels]):
         return Phase.NUISANCE
 
     @property
+    def tells(self) -> str:
+        return f"the labels that occur in {', '.join(self.factors)}"
+
+    @property
     def functionals(self) -> int:
         return 0  # as many labels as the silo has
 
@@ -110,6 +114,10 @@ class ScalesQuery(AbstractQuery[tuple[int, ...], tuple[int, ...]]):
         return Phase.NUISANCE
 
     @property
+    def tells(self) -> str:
+        return "the power of two above the largest value of each column"
+
+    @property
     def functionals(self) -> int:
         return self.count
 
@@ -165,6 +173,10 @@ class TallyQuery(AbstractSums):
     @property
     def row_units(self) -> int:
         return 1 << (GRID_BITS + FINE_BITS)
+
+    @property
+    def tells(self) -> str:
+        return f"exact sums over the rows: {self.what}"
 
     def cells(self) -> Iterable[Cell]:
         return self.counts

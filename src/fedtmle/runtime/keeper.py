@@ -6,6 +6,8 @@ import datetime
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from fedtmle.algorithms.outcome import Query
+from fedtmle.protocol.messages import Answered
 from fedtmle.protocol.policy import Policy
 from fedtmle.runtime.journal import Journal
 from fedtmle.runtime.ledger import Ledger, now
@@ -16,7 +18,8 @@ from fedtmle.runtime.signing import SigningKey
 class Keeper:
     """Everything optional: without any of it, rows are as unguarded as arrays in one's own session.
 
-    ``approves`` says whether the owner has approved the plan of this digest, and still does.
+    ``approves`` says whether the owner has approved the plan of this digest, and still does;
+    ``witness`` sees every query beside the answer that leaves.
     """
 
     policy: Policy = field(default_factory=Policy.unguarded)
@@ -24,4 +27,5 @@ class Keeper:
     key: SigningKey | None = None
     journal: Journal | None = None
     ledger: Ledger | None = None
+    witness: Callable[[Query, Answered], None] | None = None
     clock: Callable[[], datetime.datetime] = now

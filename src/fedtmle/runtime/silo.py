@@ -267,6 +267,8 @@ class Silo:
         else:
             raise DecodeError("another kind of reply is recorded")
         progress.bits += reply.payload.length
+        if self._keeper.witness is not None:
+            self._keeper.witness(query, reply)
         if query.retires(answer) and isinstance(query, FitQuery):
             self._keep(query.problem, query.law, query.update, query.gap_bound(self._rows))
             progress.state = State.RETIRED
