@@ -56,7 +56,8 @@ def solve(
         rows={name: own for name, (own, _) in rows.items()} if observe else None,
         loss=observed.loss if observed else None,
     )
-    return assemble(problem, finished, observed, certificate, {silo.name: silo.local for silo in parties})
+    kept = {silo.name: silo.local for silo in parties if silo.local is not None}
+    return assemble(problem, finished, observed, certificate, kept)
 
 
 def assemble(
@@ -64,7 +65,7 @@ def assemble(
     finished: Finished,
     observed: Observation | None,
     certificate: RunCertificate | None,
-    local: Mapping[str, LocalOutcome | None],
+    local: Mapping[str, LocalOutcome],
 ) -> Result:
     """The result of a finished session."""
     outcome = finished.outcome
@@ -84,7 +85,8 @@ def assemble(
         certificate=certificate,
         account=finished.account,
         transcript=finished.transcript,
-        silos={name: kept for name, kept in local.items() if kept is not None},
+        retired_at=finished.retired_at,
+        silos=dict(local),
     )
 
 

@@ -74,7 +74,8 @@ class Result:
     certificate: RunCertificate | None
     account: Account
     transcript: Transcript
-    silos: Mapping[str, LocalOutcome]  # of a personalised run: each silo's own law and estimate
+    retired_at: Mapping[str, int | None]  # of a personalised run: tau_m, None if the silo never left
+    silos: Mapping[str, LocalOutcome]  # of a personalised run in this process: each silo's own estimate
 
     @property
     def rounds(self) -> int:
@@ -139,7 +140,7 @@ class Result:
             "account": self.account.to_dict(),
             "certificate": None if self.certificate is None else _plain(asdict(self.certificate)),
             "trajectory": _plain(asdict(self.trajectory)),
-            "retired_at": {name: local.retired_at for name, local in self.silos.items()},
+            "retired_at": dict(self.retired_at),
         }
 
 

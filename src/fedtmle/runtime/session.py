@@ -10,6 +10,7 @@ from fedtmle.algorithms.outcome import Outcome, Query
 from fedtmle.errors import InputError, ProtocolError, RefusedError
 from fedtmle.protocol import messages
 from fedtmle.protocol.bits import BitReader, Bits, BitWriter
+from fedtmle.protocol.fits import FitQuery
 from fedtmle.protocol.messages import (
     Answered,
     Ask,
@@ -52,7 +53,7 @@ class Finished:
     account: Account
     transcript: Transcript
     sizes: Mapping[str, int]
-    retired: Mapping[str, int]  # silo -> the round in which it left
+    retired_at: Mapping[str, int | None]  # of a personalised run: the update at which each silo left
     closing: Mapping[str, Any]  # each silo's closing answer: what the server saw of it alone
 
 
@@ -103,7 +104,7 @@ class Session:
                     account=self._account,
                     transcript=self._transcript,
                     sizes=sizes,
-                    retired=self._retired,
+                    retired_at=self._left(stop.value),
                     closing=self._closing,
                 )
             ask = messages.encode(Ask(self._session, self._round + 1, _payload(broadcast)))
@@ -144,9 +145,13 @@ class Session:
 
     def _retire(self, query: Query, answers: Mapping[str, Any]) -> None:
         for silo, answer in answers.items():
-            if query.retires(answer):
-                self._retired[silo] = self._round
+            if query.retires(answer) and isinstance(query, FitQuery):
+                self._retired[silo] = query.update
                 self._active.remove(silo)
+
+    def _left(self, outcome: Outcome) -> dict[str, int | None]:
+        """tau_m of each silo, as each knows its own; only a personalised run ends without an estimate."""
+        return {} if outcome.estimate is not None else {silo: self._retired.get(silo) for silo in self._links}
 
     def _book(self, phase: Phase, broadcast: Bits) -> None:
         self._account.rounds[phase] += 1

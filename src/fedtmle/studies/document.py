@@ -1,0 +1,105 @@
+"""A study's result as plain data: from what the server saw, and from no row."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fedtmle.algorithms.study import Study
+from fedtmle.algorithms.study_flow import StudyDetails
+from fedtmle.protocol.plan import Plan
+from fedtmle.runtime.result import Result
+from fedtmle.runtime.session import Finished
+from fedtmle.runtime.silo import LocalOutcome
+from fedtmle.studies.describe import describe, in_words
+from fedtmle.studies.inference import Row, table_rows
+from fedtmle.studies.result import FORMAT
+from fedtmle.studies.silos import Closing, heterogeneity
+from fedtmle.version import __version__
+
+
+def document(plan: Plan, finished: Finished, result: Result, release: Sequence[str]) -> dict[str, Any]:
+    """The whole result as plain data."""
+    study: Study = plan.subject
+    details: StudyDetails = finished.outcome.details
+    described = describe(study)
+    estimates: list[Row] = []
+    simultaneous: list[Row] = []
+    own: dict[str, list[Row]] = {}
+    without: dict[str, list[Row]] = {}
+    if result.psi is not None and result.covariance is not None:
+        estimates, simultaneous = table_rows(study, details.components, result.psi, result.covariance)
+        closing = Closing(
+            study=study,
+            problem=finished.outcome.problem,
+            components=details.components,
+            answers=finished.closing,
+            release=release,
+        )
+        own, without = closing.per_silo(), closing.leave_one_out()
+    return {
+        "format": FORMAT,
+        "version": __version__,
+        "plan": plan.digest.hex(),
+        "question": in_words(described["target"]),
+        "study": described,
+        "estimates": [row.to_dict() for row in estimates],
+        "simultaneous": [row.to_dict() for row in simultaneous],
+        "silos": {name: [row.to_dict() for row in rows] for name, rows in own.items()},
+        "without": {name: [row.to_dict() for row in rows] for name, rows in without.items()},
+        "heterogeneity": heterogeneity(own),
+        "personalized": {
+            name: {
+                "retired_at": update,
+                "n_rows": finished.sizes[name],
+                "estimates": _personal(study, details, result.silos.get(name)) if name in release else [],
+            }
+            for name, update in result.retired_at.items()
+        },
+        "arms": list(study.target.arms),
+        "arm_counts": list(details.arm_counts),
+        "observed_counts": list(details.observed_counts),
+        "g_floor": details.g_floor,
+        "truncated": list(details.truncated),
+        "effective_sizes": dict(
+            zip([c.name for c in details.components], details.effective_sizes, strict=True)
+        ),
+        "warnings": [*warnings(estimates, result), *undefined(own, release, finished.sizes)],
+        **result.to_dict(),
+    }
+
+
+def undefined(
+    own: Mapping[str, Sequence[Row]], release: Sequence[str], sizes: Mapping[str, int]
+) -> list[str]:
+    """Which releasing silos have no estimate of their own."""
+    return [
+        f"silo '{silo}' has no estimate of its own: an arm or a population is absent from it, or too small"
+        for silo in sizes
+        if silo in release and silo not in own
+    ]
+
+
+def _personal(study: Study, details: StudyDetails, local: LocalOutcome | None) -> list[dict[str, Any]]:
+    """A releasing silo's own rows in a personalised run; none where it is not in this process."""
+    if local is None:
+        return []
+    own = local.estimate
+    rows, _ = table_rows(study, details.components, own.psi, own.covariance)
+    return [row.to_dict() for row in rows]
+
+
+def warnings(estimates: Sequence[Row], result: Result) -> list[str]:
+    """Where the certificate does not support the interval."""
+    found = []
+    if not result.status.is_converged:
+        found.append(result.status.value)
+    if estimates and result.residual is not None:
+        smallest = min(row.std_error for row in estimates)
+        if result.residual > smallest / math.log(max(result.n, 3)):
+            found.append(
+                f"the residual {result.residual:.2g} is not small against the standard error "
+                f"{smallest:.2g}: the interval is not supported"
+            )
+    return found

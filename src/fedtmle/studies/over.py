@@ -1,0 +1,54 @@
+"""Running a study over any federation: the server's side, which reads no data."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+from fedtmle.errors import InputError
+from fedtmle.protocol.plan import Plan
+from fedtmle.runtime.certificate import certify
+from fedtmle.runtime.federation import Federation
+from fedtmle.runtime.session import Finished, Progress, Session
+from fedtmle.runtime.silo import LocalOutcome
+from fedtmle.solver import assemble
+from fedtmle.studies.document import document
+from fedtmle.studies.result import StudyResult
+
+
+def run_over(
+    plan: Plan,
+    federation: Federation,
+    *,
+    progress: Progress | None = None,
+    release: Sequence[str] = (),
+) -> StudyResult:
+    """Runs a study's plan over the silos of ``federation``: those of its roster, in their order.
+
+    In a personalised run a silo's own estimate stays with the silo: ``release`` cannot show it here.
+    """
+    if plan.subject.algorithm.pools_rows:
+        raise InputError("algorithm: 'Central' pools the rows; it cannot run over a federation")
+    check_release(release, federation.silos)
+    finished = Session(plan, federation, progress=progress).run()
+    return conclude(plan, finished, release=release)
+
+
+def conclude(
+    plan: Plan,
+    finished: Finished,
+    *,
+    release: Sequence[str] = (),
+    own: Mapping[str, LocalOutcome] | None = None,
+) -> StudyResult:
+    """The result of a finished session; ``own`` is what silos in this process kept for themselves."""
+    problem = finished.outcome.problem
+    certificate = certify(problem, problem.start(), plan.subject.algorithm, finished)
+    result = assemble(problem, finished, None, certificate, own or {})
+    return StudyResult(document=document(plan, finished, result, release), run=result)
+
+
+def check_release(release: Sequence[str], silos: Collection[str]) -> None:
+    """Raises where a releasing silo is none of the study's."""
+    unknown = sorted(set(release) - set(silos))
+    if unknown:
+        raise InputError(f"release: there is no silo {' or '.join(map(repr, unknown))}")

@@ -1,0 +1,14 @@
+"""The plan of a study: what every party derives from the study and the roster."""
+
+from __future__ import annotations
+
+import datetime
+
+from fedtmle.algorithms.study import Study
+from fedtmle.algorithms.study_flow import StudyFlow
+from fedtmle.protocol.plan import Member, Plan
+
+
+def study_plan(study: Study, silos: tuple[Member, ...], expires: datetime.date | None = None) -> Plan:
+    """The plan that every party of a study derives from the study and the roster."""
+    return Plan(subject=study, law=None, algorithm=StudyFlow(), roster=silos, expires=expires)
