@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from fedtmle import __version__
+from fedtmle.cli import ledger, silo
 from fedtmle.cli.bounds import bounds
 from fedtmle.cli.demo import demo
 from fedtmle.cli.exits import CODES
@@ -42,6 +43,8 @@ def common(
 app.command()(demo)
 for command in (init, validate, preflight, run, show):
     app.command(epilog=CODES)(command)
+app.add_typer(silo.app, name="silo")
+app.add_typer(ledger.app, name="ledger")
 app.command()(bounds)
 app.command()(reproduce)
 

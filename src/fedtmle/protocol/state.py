@@ -35,7 +35,7 @@ class Transition:
 
 
 TABLE = (
-    Transition(State.NEW, Open, "its number of rows", (State.OPENED, State.REFUSED)),
+    Transition(State.NEW, Open, "its number of rows", (State.OPENED,)),
     Transition(State.OPENED, Begin, "the answer of round 1", (State.ANSWERING, State.RETIRED, State.REFUSED)),
     Transition(
         State.ANSWERING, Ask, "the answer of the next round", (State.ANSWERING, State.RETIRED, State.REFUSED)

@@ -33,6 +33,8 @@ class Journal(Protocol):
 
     def append(self, payload: bytes, /) -> None: ...
 
+    def close(self) -> None: ...
+
 
 class MemoryJournal:
     """A journal that lives as long as the object: for tests, simulations and embedded runs."""
@@ -42,6 +44,9 @@ class MemoryJournal:
 
     def append(self, payload: bytes, /) -> None:
         self.records.append(payload)
+
+    def close(self) -> None:
+        """There is nothing to close."""
 
 
 class FileJournal:

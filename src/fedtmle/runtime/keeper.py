@@ -29,3 +29,9 @@ class Keeper:
     ledger: Ledger | None = None
     witness: Callable[[Query, Answered], None] | None = None
     clock: Callable[[], datetime.datetime] = now
+
+    def close(self) -> None:
+        """Close what is on disk."""
+        for record in (self.journal, self.ledger):
+            if record is not None:
+                record.close()

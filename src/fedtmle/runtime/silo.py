@@ -44,7 +44,7 @@ from fedtmle.runtime.fingerprint import fingerprint
 from fedtmle.runtime.keeper import Keeper
 from fedtmle.runtime.ledger import Entry, text
 from fedtmle.runtime.rows import LocalRows
-from fedtmle.runtime.signing import is_signed
+from fedtmle.runtime.signing import SigningKey, is_signed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,6 +96,7 @@ class Silo:
             raise InputError(f"silo '{name}' is not in the plan's roster")
         self.name = name
         self.error: Exception | None = None  # why the last answer failed; stays at the silo
+        self.refused_by = ""  # the key of the policy that said no; stays at the silo
         self.local: LocalOutcome | None = None
         self.disagreement = False  # whether silos were told different things
         self._plan = plan
@@ -105,11 +106,20 @@ class Silo:
             raise InputError(f"index: silo '{name}' needs one pooled row number per row")
         self._rows = LocalRows(name, rows, count, index)
         self._guard = Guard(self._keeper.policy)
+        self._key = self._signing_key()
         self._progress = _Progress()
         self._last: tuple[bytes, bytes] | None = None
         self._broken = False  # the state ran ahead of the journal: only a restart mends that
         if self._keeper.journal is not None:
             self._resume(fingerprint(plan.digest, name, rows))
+
+    def _signing_key(self) -> SigningKey | None:
+        """The key that the roster expects this silo to sign with, if it expects one."""
+        (expected,) = (member.key for member in self._plan.roster if member.name == self.name)
+        key = self._keeper.key
+        if expected and (key is None or key.public != expected):
+            raise InputError(f"silo '{self.name}': the plan's roster has another key for it")
+        return key if expected else None
 
     @property
     def n_rows(self) -> int:
@@ -152,13 +162,15 @@ class Silo:
             fits = fits and message.round == progress.round + 1
         return None if fits else Reason.OUT_OF_ORDER
 
-    def _stray(self, request: bytes, message: messages.Request | None, reason: Reason) -> bytes:
+    def _stray(
+        self, request: bytes, message: messages.Request | None, reason: Reason, key: str = ""
+    ) -> bytes:
         self._progress.strays += 1
         if self._progress.strays > self._keeper.policy.max_refusals:
             self._progress.state = State.REFUSED
         reply = messages.encode(Refused(reason))
         if self._progress.strays <= self._keeper.policy.max_refusals:  # a flood must not fill the disk
-            self._note(request, reply, message=message, decision="refused", reason=reason)
+            self._note(request, reply, message=message, decision="refused", reason=reason, key=key)
         return reply
 
     # Admitted: computed, journalled, then told.
@@ -171,12 +183,15 @@ class Silo:
             reply = self._reply(message)
         except RefusalError as refusal:
             reason, key = refusal.reason, refusal.key
+            self.refused_by = key
         except DecodeError:
             reason = Reason.NOT_DERIVABLE
         except Exception as error:
             self.error = error.at(self.name) if isinstance(error, DataError) else error
             reason = Reason.CANNOT_ANSWER
         if reason is not None:
+            if self._progress.state is State.NEW:  # nothing was said yet: the owner may still approve
+                return self._stray(request, message, reason, key)
             reply = Refused(reason)
             self._progress.state = State.REFUSED
         data = messages.encode(reply)
@@ -283,9 +298,8 @@ class Silo:
             progress.all_close = False
         progress.state = State.CLOSED
         digest = progress.heard.digest()
-        key = self._keeper.key
         signed = closing_statement(self._plan, progress.session, self.name, digest)
-        return Closed(digest, b"" if key is None else key.sign(signed))
+        return Closed(digest, b"" if self._key is None else self._key.sign(signed))
 
     def _all_heard_the_same(self, message: Compare) -> bool:
         """Whether the roster's silos signed what this one heard."""
@@ -340,7 +354,7 @@ class Silo:
                 decision=decision,
                 reason="" if reason is None else reason.name.lower(),
                 key=key,
-                asked=text(request[: messages.LARGEST_NOTED]),
+                asked=text(request if decision == "answered" else request[: messages.LARGEST_NOTED]),
                 replied=text(reply),
                 queries=self._guard.queries,
                 functionals=self._guard.functionals,

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import base64
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
-from fedtmle.errors import DecodeError
+from fedtmle.errors import DecodeError, InputError
 
 
 class Exchange(msgspec.Struct, frozen=True):
@@ -37,3 +40,17 @@ class Transcript:
         except msgspec.MsgspecError:
             raise DecodeError(f"{path}: not a transcript") from None
         return cls(session, exchanges)
+
+
+def of_ledger(lines: Sequence[Mapping[str, Any]], session: str = "") -> Transcript:
+    """What one silo was asked and said in one session, from its own ledger; the last if none is named."""
+    told = [line for line in lines if line["decision"] == "answered"]
+    wanted = session or (told[-1]["session"] if told else "")
+    own = [line for line in told if line["session"] == wanted]
+    if not own:
+        raise InputError("session: the ledger has no answer in it")
+    exchanges = [
+        Exchange({"self": base64.b64decode(line["asked"])}, {"self": base64.b64decode(line["replied"])})
+        for line in own
+    ]
+    return Transcript(bytes.fromhex(wanted), exchanges)

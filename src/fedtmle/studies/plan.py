@@ -6,9 +6,15 @@ import datetime
 
 from fedtmle.algorithms.study import Study
 from fedtmle.algorithms.study_flow import StudyFlow
-from fedtmle.protocol.plan import Member, Plan
+from fedtmle.protocol.plan import Member, Plan, roster
+from fedtmle.studies.file import StudyFile
 
 
 def study_plan(study: Study, silos: tuple[Member, ...], expires: datetime.date | None = None) -> Plan:
     """The plan that every party of a study derives from the study and the roster."""
     return Plan(subject=study, law=None, algorithm=StudyFlow(), roster=silos, expires=expires)
+
+
+def file_plan(file: StudyFile) -> Plan:
+    """The plan of a study file: its roster is the silos that the file lists, in its order."""
+    return study_plan(file.study, roster(list(file.silos)))

@@ -1,0 +1,136 @@
+"""A silo's own side from the command line: preview, approval, rejection, ledger."""
+
+from __future__ import annotations
+
+import json
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import fedtmle as ft
+from fedtmle.cli import app
+from fedtmle.errors import JournalError, RefusedError
+from fedtmle.runtime.federation import InProcess
+from fedtmle.runtime.keeper import Keeper
+from fedtmle.runtime.session import Session
+from fedtmle.studies.file import read_study
+from fedtmle.studies.home import Home
+from fedtmle.studies.party import open_party
+from fedtmle.studies.plan import file_plan
+from fedtmle.studies.preview import preview
+
+runner = CliRunner()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    assert runner.invoke(app, ["init", str(tmp_path)]).exit_code == 0
+    return tmp_path
+
+
+def command(*words: object) -> str:
+    found = runner.invoke(app, [str(word) for word in words])
+    assert found.exit_code == 0, found.output
+    return found.output
+
+
+def test_an_approval_is_of_one_plan_and_can_be_taken_back(folder: Path) -> None:
+    study, silo = folder / "study.toml", folder / "north.toml"
+    plan, home = file_plan(read_study(study)), Home.of(silo)
+    assert not home.approvals.approves(plan.digest)
+    assert plan.digest.hex() in command("silo", "approve", study, "--silo", silo, "--yes")
+    assert home.approvals.approves(plan.digest)
+    text = study.read_text()
+    study.write_text(text.replace('"exercise"]', '"exercise"]\noutcome_type = "continuous"', 1))
+    assert file_plan(read_study(study)).digest != plan.digest  # any change is another plan
+    study.write_text(text)
+    command("silo", "reject", study, "--silo", silo, "--note", "we left")
+    assert not home.approvals.approves(plan.digest)
+    listed = json.loads(command("silo", "decisions", "--silo", silo, "--json"))
+    assert [d["approved"] for d in listed["decisions"]] == [False]
+    assert listed["key"] == home.key.public.hex()
+
+
+def test_an_approval_that_the_key_did_not_sign_counts_for_nothing(folder: Path) -> None:
+    home = Home.of(folder / "north.toml")
+    plan = file_plan(read_study(folder / "study.toml"))
+    home.approvals.decide(plan.digest, approved=False)
+    path = home.approvals.path
+    path.write_text(path.read_text().replace("false", "true"))
+    assert not home.approvals.approves(plan.digest)
+    with pytest.raises(JournalError, match="did not sign"):
+        home.approvals.decide(plan.digest, approved=True)
+
+
+def test_only_its_owner_can_read_a_silos_folder(folder: Path) -> None:
+    home = Home.of(folder / "north.toml")
+    assert home.key.public
+    assert home.folder.stat().st_mode & 0o077 == 0
+    assert (home.folder / "key").stat().st_mode & 0o077 == 0
+
+
+def test_a_guarded_study_gives_the_embedded_result_and_leaves_a_ledger(folder: Path) -> None:
+    file = read_study(folder / "study.toml")
+    plan = file_plan(file)
+    homes = {name: Home.of(path) for name, path in file.silos.items()}
+    with ExitStack() as stack:
+        keepers = {name: stack.enter_context(closing(home.keeper(plan))) for name, home in homes.items()}
+        parties = [open_party(plan, name, homes[name].file, keeper=keepers[name]) for name in homes]
+        with pytest.raises(RefusedError, match="not approved"):
+            Session(plan, InProcess(parties)).run()
+        for home in homes.values():  # nothing was told, so the same session may begin once all have agreed
+            home.approvals.decide(plan.digest, approved=True)
+        finished = Session(plan, InProcess(parties)).run()
+    embedded = ft.run(file.study, file.silos)
+    assert embedded.run is not None
+    assert finished.transcript == embedded.run.transcript
+    ledger = homes["north"].ledger_path
+    assert "unbroken" in command("ledger", "verify", ledger)
+    shown = command("ledger", "show", ledger)
+    assert "not_approved" in shown or "approval" in shown
+    assert "RoundedGradientQuery" in shown
+    assert max(map(len, shown.splitlines())) <= 80
+    out = folder / "told"
+    command("ledger", "export", ledger, "--out", out)
+    told = ft.Transcript.load(out)
+    assert [e.replies["self"] for e in told.exchanges] == [
+        e.replies["north"] for e in finished.transcript.exchanges
+    ]
+
+
+def test_a_changed_ledger_is_named_with_its_line(folder: Path) -> None:
+    test_a_guarded_study_gives_the_embedded_result_and_leaves_a_ledger(folder)
+    ledger = Home.of(folder / "north.toml").ledger_path
+    lines = ledger.read_text().splitlines(keepends=True)
+    lines[4] = lines[4].replace('"round":', '"round": ', 1).replace('"bits":', '"bits":1', 1)
+    ledger.write_text("".join(lines))
+    found = runner.invoke(app, ["ledger", "verify", str(ledger)])
+    assert found.exit_code != 0
+    assert "line 5" in found.output
+
+
+def test_the_preview_shows_every_kind_of_message_that_leaves(folder: Path) -> None:
+    file = read_study(folder / "study.toml")
+    plan = file_plan(file)
+    home = Home.of(folder / "north.toml")
+    shown = command("silo", "preview", folder / "study.toml", "--silo", folder / "north.toml")
+    assert max(map(len, shown.splitlines())) <= 80
+    assert "would allow" in shown
+    view = preview(plan, home.file)
+    rehearsed = {kind.tells for kind in view.kinds}
+    told: set[str] = set()
+    keeper = Keeper(witness=lambda query, _: told.add(query.tells))
+    parties = [open_party(plan, name, path, keeper=keeper) for name, path in file.silos.items()]
+    Session(plan, InProcess(parties)).run()
+    assert told == rehearsed
+
+
+def test_the_preview_says_which_limit_would_refuse(folder: Path) -> None:
+    silo = folder / "north.toml"
+    silo.write_text(silo.read_text() + "\n[policy]\nmin_rows = 100_000\n")
+    found = runner.invoke(app, ["silo", "preview", str(folder / "study.toml"), "--silo", str(silo)])
+    assert found.exit_code == 4
+    assert "min_rows" in found.output
+    assert "NOT MET" in found.output
