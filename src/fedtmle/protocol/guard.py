@@ -81,6 +81,10 @@ class Guard:
             if self.policy.min_effective > 0 or self.policy.max_share < 1:
                 self._examine_concentration(point, local, rows)
 
+    def charge(self, query: AbstractQuery[object, object], bits: int) -> None:
+        """What an answer told beyond what its query could declare."""
+        self.functionals += told(query, bits) - query.functionals
+
     def examine_answer(self, query: AbstractQuery[object, object], answer: object, n_rows: int) -> None:
         """Limits on counts of people that an answer tells."""
         for cell in query.cells():

@@ -282,6 +282,7 @@ class Silo:
         else:
             raise DecodeError("another kind of reply is recorded")
         progress.bits += reply.payload.length
+        self._guard.charge(query, reply.payload.length)
         if self._keeper.witness is not None:
             self._keeper.witness(query, reply)
         if query.retires(answer) and isinstance(query, FitQuery):
