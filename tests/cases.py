@@ -100,6 +100,11 @@ ALGORITHMS: dict[str, Callable[[float], AbstractAlgorithm]] = {
         optimizer=ft.StochasticGradientDescent(batch=64, step=0.01, steps=5, seed=3),
         max_updates=3,
     ),
+    "gradient sgd, fresh": lambda tol: ft.Gradient(
+        tolerance=tol,
+        optimizer=ft.StochasticGradientDescent(batch=64, step=0.01, steps=5, batches="fresh", seed=3),
+        max_updates=3,
+    ),
     "local size": lambda tol: ft.LocalAverage(tolerance=tol, max_updates=4),
     "local uniform": lambda tol: ft.LocalAverage(tolerance=tol, weights="uniform", max_updates=4),
     "coded raw": lambda tol: ft.Coded(tolerance=tol, coordinates="raw"),

@@ -31,7 +31,7 @@ _HOME = {
     "GradientDescent": "fedtmle.algorithms.optimizers",
     "Backtracking": "fedtmle.algorithms.optimizers",
     "Newton": "fedtmle.algorithms.optimizers",
-    "StochasticGradientDescent": "fedtmle.algorithms.optimizers",
+    "StochasticGradientDescent": "fedtmle.algorithms.stochastic",
     "LocalAverage": "fedtmle.algorithms.local",
     "Coded": "fedtmle.algorithms.coded",
     "Certified": "fedtmle.algorithms.coded",
@@ -69,14 +69,10 @@ if TYPE_CHECKING:  # what type checkers and editors see; at run time, __getattr_
     from fedtmle.algorithms.coded import Certified, Coded, Estimated
     from fedtmle.algorithms.gradient import Central, Exact, Gradient
     from fedtmle.algorithms.local import LocalAverage
-    from fedtmle.algorithms.optimizers import (
-        Backtracking,
-        GradientDescent,
-        Newton,
-        StochasticGradientDescent,
-    )
+    from fedtmle.algorithms.optimizers import Backtracking, GradientDescent, Newton
     from fedtmle.algorithms.outcome import Status
     from fedtmle.algorithms.personalized import Personalized
+    from fedtmle.algorithms.stochastic import StochasticGradientDescent
     from fedtmle.algorithms.study import Study
     from fedtmle.initial.glm import GLM, Supplied
     from fedtmle.initial.pilot import Pilot

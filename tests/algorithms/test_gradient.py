@@ -15,7 +15,10 @@ OPTIMIZERS = {
     "fixed step": ft.GradientDescent(step=0.05, max_steps=4),
     "newton": ft.Newton(),
     "sgd": ft.StochasticGradientDescent(batch=50, step=0.02, steps=6, seed=5),
-    "sgd with replacement": ft.StochasticGradientDescent(batch=50, step=0.02, steps=6, replace=True),
+    "sgd, fresh": ft.StochasticGradientDescent(batch=50, step=0.02, steps=6, seed=5, batches="fresh"),
+    "sgd, fresh with replacement": ft.StochasticGradientDescent(
+        batch=50, step=0.02, steps=6, batches="fresh", replace=True
+    ),
 }
 
 
@@ -126,18 +129,43 @@ def test_step_selection_queries_are_rounds() -> None:
     assert result.rounds > result.steps + result.updates + 1  # some trials were rejected
 
 
-def test_sgd_batches_are_pooled_draws() -> None:
-    sgd = ft.StochasticGradientDescent(batch=30, step=0.1, replace=True, seed=9)
+def test_fresh_sgd_batches_are_pooled_draws() -> None:
+    sgd = ft.StochasticGradientDescent(batch=30, step=0.1, batches="fresh", replace=True, seed=9)
     first, again = sgd.draw(50, 0, 0), sgd.draw(50, 0, 0)
     assert (first == again).all()
     assert (first != sgd.draw(50, 0, 1)).any()
     assert len(np.unique(first)) < 30  # a multiset
-    without = ft.StochasticGradientDescent(batch=30, step=0.1, seed=9).draw(50, 2, 3)
+    without = ft.StochasticGradientDescent(batch=30, step=0.1, batches="fresh", seed=9).draw(50, 2, 3)
     assert len(np.unique(without)) == 30
     counts = np.zeros(20)
     for t in range(2000):
-        counts[ft.StochasticGradientDescent(batch=5, step=0.1).draw(20, 0, t)] += 1
+        counts[ft.StochasticGradientDescent(batch=5, step=0.1, batches="fresh").draw(20, 0, t)] += 1
     assert abs(counts / 2000 - 0.25).max() < 0.05  # uniform over the pooled rows
+
+
+@pytest.mark.parametrize(("n", "batch"), [(50, 50), (50, 49), (50, 20), (53, 7), (8, 1)])
+def test_fixed_sgd_batches_are_the_parts_of_one_partition(n: int, batch: int) -> None:
+    sgd = ft.StochasticGradientDescent(batch=batch, step=0.1, steps=3, seed=9)
+    parts = n // batch
+    run = [sgd.draw(n, update, step) for update in range(2 * parts) for step in range(3)]
+    assert (np.sort(np.concatenate(run[:parts])) == np.arange(n)).all()
+    assert {len(part) for part in run} <= {n // parts, -(-n // parts)}
+    for s, part in enumerate(run):
+        assert (part == run[s % parts]).all()  # in turn over the whole run, not over one submodel
+    other = ft.StochasticGradientDescent(batch=batch, step=0.1, steps=3, seed=10)
+    assert parts == 1 or any((other.draw(n, 0, t) != run[t]).any() for t in range(min(3, parts)))
+
+
+def test_sgd_divides_by_the_size_of_the_part() -> None:
+    """Mean, unit curvature: the step from the origin is the mean residual of the 26 or 27 rows drawn."""
+    y = np.random.default_rng(4).uniform(size=53)
+    problem = ft.Mean()
+    sgd = ft.StochasticGradientDescent(batch=20, step=0.5, steps=1, seed=2)
+    algorithm = ft.Gradient(tolerance=1e-12, optimizer=sgd, max_updates=1)
+    result = ft.solve(problem, problem.start(0.5), {"a": y[:30], "b": y[30:]}, algorithm)
+    part = sgd.draw(53, 0, 0)
+    assert len(part) in (26, 27)
+    assert result.law.mu == pytest.approx(0.5 + 0.5 * (y[part] - 0.5).mean(), abs=1e-14)
 
 
 def test_newton_direction_of_an_indefinite_hessian_descends() -> None:

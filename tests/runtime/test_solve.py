@@ -51,6 +51,8 @@ def test_bad_rows_name_the_silo_and_quote_no_value(silos: dict[str, object], wor
         (lambda: ft.GradientDescent(step=-0.1), "step"),
         (lambda: ft.GradientDescent(max_steps=-2), "max_steps"),
         (lambda: ft.Backtracking(armijo=0.7), "armijo"),
+        (lambda: ft.StochasticGradientDescent(batch=5, step=0.1, batches="new"), "batches"),
+        (lambda: ft.StochasticGradientDescent(batch=5, step=0.1, replace=True), "replace"),
         (lambda: ft.StochasticGradientDescent(batch=0, step=0.1), "batch"),
         (lambda: ft.LocalAverage(weights={"a": -0.1, "b": 1.1}), "weights"),
         (lambda: ft.LocalAverage(weights={"a": 0.3, "b": 0.3}), "weights"),

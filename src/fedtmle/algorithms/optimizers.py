@@ -19,7 +19,7 @@ from fedtmle.algorithms.outcome import Query
 from fedtmle.algorithms.publiclinear import newton_direction
 from fedtmle.errors import InputError, NumericalError
 from fedtmle.model.exact import query_shifts
-from fedtmle.model.types import Array, IntArray, Part, unpack
+from fedtmle.model.types import Array, Part, unpack
 
 PUBLIC_RESOLUTION = 2.0**-44  # of log Z by quadrature: a smaller decrease of the loss is not seen
 
@@ -184,50 +184,6 @@ class Newton(AbstractOptimizer):
             if run.norm(state.gradient) <= origin.goal:
                 return Inner(eps=state.eps, steps=t, hessian=state.hessian)
         return Inner(eps=state.eps, steps=self.max_steps, hessian=state.hessian)
-
-
-@final
-@dataclass(frozen=True, kw_only=True)
-class StochasticGradientDescent(AbstractOptimizer):
-    """SGD whose pooled batch is drawn as a whole by a public seeded rule, then cut to each silo.
-
-    A fixed number of ``steps`` per submodel; step t of submodel k draws from the generator
-    keyed by (seed, k, t), so every party draws the same batch.
-    """
-
-    batch: int
-    step: float
-    steps: int = 100
-    replace: bool = False
-    seed: int = 0
-    stop: float = 0.0
-
-    def __post_init__(self) -> None:
-        require_positive(batch=self.batch, step=self.step, steps=self.steps)
-        require_budget(batch=self.batch, steps=self.steps, seed=self.seed)
-
-    def needs_hessian(self, run: Run[Any], law: Any) -> bool:  # noqa: ARG002 - never
-        return False
-
-    def draw(self, n: int, update: int, step: int) -> IntArray:
-        """The pooled batch, sorted: row numbers in 0..n-1, every occurrence kept."""
-        if self.batch > n and not self.replace:
-            raise InputError(f"batch: {self.batch} rows cannot be drawn from {n} without replacement")
-        rng = np.random.Generator(np.random.Philox(key=[self.seed, (update << 32) + step]))
-        if self.replace:
-            return np.sort(rng.integers(0, n, size=self.batch))
-        return np.sort(rng.permutation(n)[: self.batch])
-
-    def minimise(self, run: Run[Any], origin: Origin) -> SubFlow:
-        eps = np.zeros(run.problem.dim)
-        for t in range(self.steps):
-            batch = self.draw(run.n, origin.update, t)
-            sums = yield from run.ask(origin.law, eps, Part.GRADIENT, batch=batch)
-            mean = sums.values(self.batch) + run.problem.normaliser(origin.law).gradient(eps)
-            # Full-data gradients are not seen between EIF checks, so no norm is recorded.
-            run.record(update=origin.update, step=t + 1, eps=eps, gradient_norm=None)
-            eps = eps - self.step * mean
-        return Inner(eps=eps, steps=self.steps)
 
 
 def _line_search(

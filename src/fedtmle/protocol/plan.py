@@ -75,7 +75,7 @@ class Plan:
 
 def roster(names: Sequence[str]) -> tuple[Member, ...]:
     """Silos that sign nothing: those of an embedded run."""
-    return tuple(Member(name=name) for name in names)
+    return tuple(Member(name=str(name)) for name in names)
 
 
 def canonical(value: Any) -> Any:

@@ -94,7 +94,7 @@ class Silo:
     ) -> None:
         if name not in plan.silos:
             raise InputError(f"silo '{name}' is not in the plan's roster")
-        self.name = name
+        self.name = str(name)  # a numpy string has no canonical form
         self.error: Exception | None = None  # why the last answer failed; stays at the silo
         self.refused_by = ""  # the key of the policy that said no; stays at the silo
         self.local: LocalOutcome | None = None
