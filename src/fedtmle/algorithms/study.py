@@ -6,13 +6,17 @@ import math
 from dataclasses import dataclass
 from typing import Literal, final
 
+import numpy as np
+
 from fedtmle.algorithms.base import AbstractAlgorithm
 from fedtmle.algorithms.coded import Coded
 from fedtmle.errors import InputError
+from fedtmle.initial.crossfit import Folds
 from fedtmle.initial.glm import GLM, Supplied
 from fedtmle.initial.pilot import Pilot
 from fedtmle.initial.superlearner import SuperLearner, formulas
 from fedtmle.model.table import Table
+from fedtmle.model.types import IntArray
 from fedtmle.targets.effects.components import Static
 from fedtmle.targets.effects.estimands import AbstractEffect
 
@@ -95,3 +99,25 @@ class Study:
 
     def count(self, rows: Table) -> int:
         return rows.n_rows
+
+    def smallest_part(self, rows: Table) -> int:
+        """The fewest rows of a fold: each is told by sums over all rows but it (`SuperLearner` included)."""
+        smallest = rows.n_rows
+        outer = Folds(count=self.folds, seed=self.seed, cluster=self.cluster) if self.folds else None
+        left_out = [None] if outer is None else list(range(outer.count))
+        fold = None if outer is None else outer.of(rows)
+        if outer is not None and fold is not None:
+            smallest = _fewest(fold, outer.count)
+        for model in self.models.values():
+            if isinstance(model, SuperLearner):
+                for v in left_out:
+                    inner = model.folds_within(v, self.cluster)
+                    kept = inner.of(rows) if v is None else inner.of(rows)[fold != v]
+                    smallest = min(smallest, _fewest(kept, inner.count))
+        return smallest
+
+
+def _fewest(fold: IntArray, count: int) -> int:
+    """Rows of the smallest fold that has any."""
+    sizes = np.bincount(fold, minlength=count)
+    return int(sizes[sizes > 0].min(initial=len(fold)))

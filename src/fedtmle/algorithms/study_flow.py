@@ -25,7 +25,7 @@ from fedtmle.initial.glm import Supplied, blocks
 from fedtmle.model.families import Family
 from fedtmle.model.table import Table
 from fedtmle.model.types import Array, exponent, unpack
-from fedtmle.protocol.query import Cell
+from fedtmle.protocol.query import Cell, Spread
 from fedtmle.protocol.tables import LevelsQuery, ScalesQuery, TallyQuery
 from fedtmle.targets.effects.components import Component
 from fedtmle.targets.effects.prepare import EffectColumns, Predictor, Preparation
@@ -155,19 +155,27 @@ def _tally(study: Study, columns: EffectColumns, n: int) -> Generator[Query, Any
         taken = np.stack([(arm == a).astype(np.float64) for a in range(arms)])
         stratum = columns.stratum(table)
         rows = [taken, taken * seen, w[None, :], taken * w]
-        rows += [(stratum == s)[None, :] * w for s in range(strata)] if stratum is not None else []
+        if stratum is not None:
+            inside = (stratum == np.arange(strata)[:, None]).astype(np.float64)
+            rows += [inside * w, inside] if study.weights else [inside]
         return np.concatenate(rows)
 
     heavy = 1
     if study.weights:  # whatever their unit, the sums keep their digits
         (heavy,) = yield ScalesQuery(columns=lambda table: columns.weight(table)[None, :], count=1)
         heavy = max(heavy, SMALLEST_EXPONENT)
-    exponents = (1,) * (2 * arms) + (heavy,) * (1 + arms + strata)
+    counted_strata = strata if study.weights else 0  # without weights, the sums of weights are counts
+    exponents = (1,) * (2 * arms) + (heavy,) * (1 + arms + strata) + (1,) * counted_strata
+    first = 1 + 3 * arms + counted_strata
     pooled = yield TallyQuery(
         columns=lambda table: (counted(block) for _, block in blocks(table)),
         exponents=exponents,
         n=n,
-        counts=tuple(Cell(a) for a in range(arms)) + tuple(Cell(arms + a, of=a) for a in range(arms)),
+        counts=(
+            *(Cell(a, arm=True) for a in range(arms)),
+            *(Cell(arms + a, of=a, rest="min_missing", arm=True) for a in range(arms)),
+            *(Cell(first + s) for s in range(strata)),
+        ),
     )
     sums = pooled.values()
     weights = sums[2 * arms :]
@@ -176,7 +184,7 @@ def _tally(study: Study, columns: EffectColumns, n: int) -> Generator[Query, Any
         observed=tuple(int(c) for c in sums[arms : 2 * arms]),
         weight_mean=float(weights[0]) / n,
         arm_weights=tuple(map(float, weights[1 : 1 + arms])),
-        stratum_weights=tuple(map(float, weights[1 + arms :])),
+        stratum_weights=tuple(map(float, weights[1 + arms : 1 + arms + strata])),
     )
     if not tally.weight_mean > 0:
         raise InputError(f"weights: column '{study.weights}' is zero in every row")
@@ -335,6 +343,11 @@ def _overlap(effect: EffectProblem, preparation: Preparation, n: int) -> Generat
         exponents=exponents,
         n=n,
         what="inverse probability",
+        counts=tuple(Cell(a, least="min_truncated", rest="min_truncated") for a in range(arms)),
+        spread=tuple(
+            Spread(arms + r, arms + count + int(np.flatnonzero((upper == r) & (lower == r))[0]))
+            for r in range(count)
+        ),
     )
     sums = pooled.values()
     first, gram = sums[arms : arms + count], unpack(sums[arms + count :], count)

@@ -86,10 +86,7 @@ def alone(flow: SubFlow[Result], local: Local) -> Result:
 
 
 def _fit_super(regression: Regression, spec: SuperLearner, levels: Levels, n: int) -> SubFlow[SuperLearned]:
-    # Another stream for each fold that the study leaves out: the study's own folds, drawn again,
-    # would leave one of these without rows.
-    stream = spec.seed + ((regression.fold + 1) << 32)
-    folds = Folds(count=spec.folds, seed=stream, cluster=regression.cluster)
+    folds = spec.folds_within(regression.fold - 1 if regression.fold else None, regression.cluster)
     parts = [*(regression.without(folds, v) for v in range(spec.folds)), regression]
     fitted = yield from together([_candidates(learner, parts, levels, n) for learner in spec.learners])
     labelled = {f"learner {k}{which}": m for k, each in enumerate(fitted, 1) for which, m in each.items()}

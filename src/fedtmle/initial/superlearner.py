@@ -16,7 +16,7 @@ from typing import final
 import numpy as np
 
 from fedtmle.errors import DecodeError, InputError
-from fedtmle.initial.crossfit import Fitted
+from fedtmle.initial.crossfit import Fitted, Folds
 from fedtmle.initial.glm import GLM, FittedGLM, Supplied
 from fedtmle.initial.pilot import Description, Pilot
 from fedtmle.initial.syntax import Formula
@@ -70,6 +70,13 @@ class SuperLearner:
             raise InputError(f"folds: expected at least 2, not {self.folds}")
         if not 0 <= self.seed < 2**32:
             raise InputError(f"seed: expected an integer from 0 to 2^32 - 1, not {self.seed}")
+
+    def folds_within(self, left_out: int | None, cluster: str | None) -> Folds:
+        """The folds for the rows that are left when the study leaves out one of its own, or none."""
+        # Another stream for each fold that the study leaves out: the study's own folds, drawn again,
+        # would leave one of these without rows.
+        stream = self.seed + ((1 if left_out is None else left_out + 2) << 32)
+        return Folds(count=self.folds, seed=stream, cluster=cluster)
 
     def describe(self) -> Description:
         parts = [describe(learner) for learner in self.learners]

@@ -12,7 +12,7 @@ from typing import final
 
 import numpy as np
 
-from fedtmle.model.types import Array
+from fedtmle.model.types import Array, IntArray
 
 
 @final
@@ -33,6 +33,12 @@ class Concentration:
     reach_largest: Array
     columns: Array
     lipschitz: float
+    rows: IntArray  # how many have w X other than 0, by coordinate
+
+    @property
+    def support(self) -> float:
+        """The fewest rows that enter a coordinate at all; infinite where none enters any."""
+        return float(self.rows[self.rows > 0].min(initial=np.inf))
 
     @property
     def share(self) -> float:

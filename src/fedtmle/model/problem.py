@@ -91,6 +91,10 @@ class AbstractProblem(AbstractModel[Law, Rows]):
     def count(self, rows: Rows) -> int:
         """N_m."""
 
+    def smallest_part(self, rows: Rows) -> int:
+        """The fewest rows that the problem itself sets apart from the others: all, unless it has folds."""
+        return self.count(rows)
+
     @abstractmethod
     def losses(self, law: Law, rows: Rows) -> Array:
         """L(p^k)(O_i) row by row, shape (N,)."""

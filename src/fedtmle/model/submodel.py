@@ -86,7 +86,13 @@ class GeneralisedLinear(AbstractSubmodel):
             reach_largest=found[4],
             columns=found[5],
             lipschitz=math.inf if ceiling is None else ceiling,
+            rows=design._entering(),
         )
+
+    def _entering(self) -> IntArray:
+        """How many rows have a w X other than zero, shape (d,)."""
+        entering = self.X != 0 if self.w is None else (self.X != 0) & (self.w != 0)
+        return np.asarray(np.count_nonzero(entering, axis=1))
 
     def curvature_ceiling(self) -> Array:
         ceiling = self.family.curvature_ceiling

@@ -12,6 +12,7 @@ import numpy as np
 
 from fedtmle.model.concentration import Concentration
 from fedtmle.model.exact import Sums
+from fedtmle.model.types import Array
 from fedtmle.protocol.messages import Reason
 from fedtmle.protocol.plan import Plan
 from fedtmle.protocol.policy import Policy
@@ -39,12 +40,18 @@ class Guard:
         self._batch_of: np.ndarray | None = None  # own row -> number of its batch, -1 if in none yet
         self._batch_sizes: list[int] = []
 
-    def open(self, plan: Plan, n_rows: int) -> None:
-        """What can be said of the plan before anything is answered."""
+    def open(self, plan: Plan, n_rows: int, smallest_part: int) -> None:
+        """What can be said of the plan before anything is answered.
+
+        ``smallest_part`` is the fewest rows that the study's folds set apart: sums over all folds but
+        one, for each one, tell the sum over that fold.
+        """
         if len(plan.roster) < self.policy.min_silos:
             raise RefusalError(Reason.TOO_FEW_SILOS, "min_silos")
         if n_rows < self.policy.min_rows:
             raise RefusalError(Reason.POLICY, "min_rows")
+        if smallest_part < min(self.policy.min_fold, n_rows):
+            raise RefusalError(Reason.POLICY, "min_fold")
 
     def admit(self, query: AbstractQuery[object, object]) -> None:
         """Public limits; charges the query."""
@@ -72,13 +79,22 @@ class Guard:
             self._travelled = (law, sum(math.hypot(*eps) for eps in steps))
         return self._travelled[1]
 
+    def follow(self, query: AbstractQuery[object, object], local: Local) -> None:
+        """Limits on which rows are asked, whatever they hold; a restarted silo goes over them again."""
+        for point in query.points():
+            if point.batch is not None:
+                self._examine_batch(local.batch(point.batch), local.n_rows)
+
     def examine(self, query: AbstractQuery[object, object], local: Local) -> None:
         """Limits that depend on rows, before the answer is computed."""
-        for point in query.points():
-            rows = None if point.batch is None else local.batch(point.batch)
-            if rows is not None:
-                self._examine_batch(rows, local.n_rows)
-            if self.policy.min_effective > 0 or self.policy.max_share < 1:
+        policy = self.policy
+        if not policy.allow_models and query.ships(local.name):
+            raise RefusalError(Reason.POLICY, "allow_models")
+        if policy.min_level_rows > 0 and any(0 < c < policy.min_level_rows for c in query.holders(local)):
+            raise RefusalError(Reason.POLICY, "min_level_rows")
+        if policy.min_support > 0 or policy.min_effective > 0 or policy.max_share < 1:
+            for point in query.points():
+                rows = None if point.batch is None else local.batch(point.batch)
                 self._examine_concentration(point, local, rows)
 
     def charge(self, query: AbstractQuery[object, object], bits: int) -> None:
@@ -87,23 +103,24 @@ class Guard:
 
     def examine_answer(self, query: AbstractQuery[object, object], answer: object, n_rows: int) -> None:
         """Limits on counts of people that an answer tells."""
-        for cell in query.cells():
-            if isinstance(answer, Sums):
-                self._examine_cell(cell, answer, n_rows)
+        for member, part in query.members(answer):
+            if isinstance(part, Sums):
+                values = part.values()
+                for cell in member.cells():
+                    self._examine_cell(cell, values, n_rows)
+                for spread in member.spreads():
+                    total, squares = values[spread.at], values[spread.squares]
+                    if squares > 0 and total * total < self.policy.min_effective * squares:
+                        raise RefusalError(Reason.POLICY, "min_effective")
 
-    def _examine_cell(self, cell: Cell, answer: Sums, n_rows: int) -> None:
+    def _examine_cell(self, cell: Cell, values: Array, n_rows: int) -> None:
         """A count is zero or large enough, and so is the count of the others."""
-        count = answer.values()[cell.at]
-        whole = n_rows if cell.of is None else answer.values()[cell.of]
-        least = self.policy.min_arm_rows
-        if count == 0:
-            if not self.policy.allow_one_arm and whole > 0:
-                raise RefusalError(Reason.POLICY, "allow_one_arm")
-        elif count < least:
-            raise RefusalError(Reason.POLICY, "min_arm_rows")
-        rest = whole - count
-        if 0 < rest < (least if cell.of is None else self.policy.min_missing):
-            raise RefusalError(Reason.POLICY, "min_arm_rows" if cell.of is None else "min_missing")
+        count, whole = values[cell.at], n_rows if cell.of is None else values[cell.of]
+        if count == 0 and whole > 0 and cell.arm and not self.policy.allow_one_arm:
+            raise RefusalError(Reason.POLICY, "allow_one_arm")
+        for people, key in ((count, cell.least), (whole - count, cell.rest)):
+            if 0 < people < getattr(self.policy, key):
+                raise RefusalError(Reason.POLICY, key)
 
     def _examine_concentration(self, point: Point, local: Local, rows: np.ndarray | None) -> None:
         enough = min(self.policy.max_share, 1.0 / max(self.policy.min_effective, 1.0))
@@ -117,6 +134,8 @@ class Guard:
         found = local.submodel(point.model, point.law).concentration(point.eps, rows)
         if rows is None:
             self._examined = (point, found)
+        if found.support < self.policy.min_support:
+            raise RefusalError(Reason.POLICY, "min_support")
         if found.share > self.policy.max_share:
             raise RefusalError(Reason.POLICY, "max_share")
         if found.effective < self.policy.min_effective:
@@ -137,6 +156,9 @@ class Guard:
         if first < 0:
             self._batch_of[rows] = len(self._batch_sizes)
             self._batch_sizes.append(len(rows))
+            rest = int(np.count_nonzero(self._batch_of < 0))  # told by all rows less every batch
+            if 0 < rest < self.policy.min_batch:
+                raise RefusalError(Reason.BATCHES, "min_batch")
         elif self._batch_sizes[first] != len(rows):
             raise RefusalError(Reason.BATCHES, "min_batch")
 

@@ -117,6 +117,9 @@ class ModelsQuery(AbstractQuery[Models | None, tuple[Models | None, ...]]):
     def functionals(self) -> int:
         return 0  # a model has as many as its fit gives it
 
+    def ships(self, silo: str) -> bool:
+        return self.at in (None, silo)
+
     def answer(self, local: Local) -> Models | None:
         return self.fit(local) if self.at in (None, local.name) else None
 
@@ -190,6 +193,17 @@ class JointQuery(AbstractQuery[tuple[Any, ...], tuple[Any, ...]]):
 
     def points(self) -> Iterable[Point]:
         return (point for query in self.queries for point in query.points())
+
+    def holders(self, local: Local) -> Iterable[int]:
+        return (count for query in self.queries for count in query.holders(local))
+
+    def ships(self, silo: str) -> bool:
+        return any(query.ships(silo) for query in self.queries)
+
+    def members(self, answer: tuple[Any, ...]) -> Iterable[tuple[AbstractQuery[Any, Any], Any]]:
+        return (
+            member for query, part in zip(self.queries, answer, strict=True) for member in query.members(part)
+        )
 
     def answer(self, local: Local) -> tuple[Any, ...]:
         return tuple(query.answer(local) for query in self.queries)

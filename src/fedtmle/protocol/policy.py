@@ -36,11 +36,19 @@ class Policy:
     """One silo's limits; `keys()` tells what each means."""
 
     min_rows: int = _key(_FLOOR, 20, 0, "rows in the silo")
-    min_arm_rows: int = _key(_FLOOR, 5, 0, "rows, and rows with an outcome, in each arm that the silo has")
+    min_arm_rows: int = _key(
+        _FLOOR, 5, 0, "rows, and rows with an outcome, in each arm and stratum that the silo has"
+    )
     min_missing: int = _key(_FLOOR, 1, 0, "missing outcomes in an arm, where there are any")
+    min_truncated: int = _key(
+        _FLOOR, 1, 0, "rows whose probability of an arm was truncated, if any"
+    )
+    min_level_rows: int = _key(_FLOOR, 5, 0, "rows with each label of a factor that the silo names")
     min_cell: int = _key(_FLOOR, 5, 1, "people in any cell of a table shown before the study (preflight)")
     min_silos: int = _key(_FLOOR, 2, 0, "silos in the study")
     min_batch: int = _key(_FLOOR, 20, 0, "own rows in a batch; batches are a fixed partition")
+    min_fold: int = _key(_FLOOR, 5, 0, "own rows in a fold of cross-fitting")
+    min_support: int = _key(_FLOOR, 5, 0, "rows that enter each sum of a gradient")
     min_effective: float = _key(_FLOOR, 5.0, 0.0, "effective number of rows behind each sum of a gradient")
     max_share: float = _key(_CAP, 0.5, 1.0, "largest share of one row in a sum of a gradient")
     max_queries: int = _key(_CAP, 5_000, math.inf, "queries answered in one study")
@@ -51,6 +59,7 @@ class Policy:
     max_refusals: int = _key(_CAP, 1_000, math.inf, "stray requests, after which the silo leaves the study")
     lifetime_days: float = _key(_CAP, 30.0, math.inf, "days from a study's first request to its last answer")
     allow_one_arm: bool = _key(_PERMIT, True, True, "take part when one of the arms is absent here")
+    allow_models: bool = _key(_PERMIT, True, True, "send models fitted to the silo's rows alone, if asked to")
     release: bool = _key(_CONSENT, False, False, "let this silo's own estimate be shown")
 
     def __post_init__(self) -> None:

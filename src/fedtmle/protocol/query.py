@@ -82,10 +82,24 @@ class Point:
 
 @dataclass(frozen=True)
 class Cell:
-    """A sum that counts people: its place in the answer and that of its whole (None: all rows)."""
+    """A sum that counts people: its place in the answer and that of its whole (None: all rows).
+
+    ``least`` and ``rest`` name the policy's floors of the count and of its complement.
+    """
 
     at: int
     of: int | None = None
+    least: str = "min_arm_rows"
+    rest: str = "min_arm_rows"
+    arm: bool = False  # whether an empty cell is an arm that is absent here
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A sum of nonnegative terms and that of their squares: their places in the answer."""
+
+    at: int
+    squares: int
 
 
 class AbstractQuery(ABC, Generic[Answer, Pooled]):
@@ -112,6 +126,22 @@ class AbstractQuery(ABC, Generic[Answer, Pooled]):
     def cells(self) -> Iterable[Cell]:
         """The counts of people in the answer, for the silo's guard."""
         return ()
+
+    def spreads(self) -> Iterable[Spread]:
+        """Sums in the answer of which one person might make up most, for the silo's guard."""
+        return ()
+
+    def holders(self, local: Local) -> Iterable[int]:  # noqa: ARG002 - for those that name labels
+        """How many rows stand behind each label that the answer names, for the silo's guard."""
+        return ()
+
+    def ships(self, silo: str) -> bool:  # noqa: ARG002 - for those that do
+        """Whether this silo's answer is a model of its own rows, which everyone gets to see."""
+        return False
+
+    def members(self, answer: Any) -> Iterable[tuple[AbstractQuery[Any, Any], Any]]:
+        """The queries that this one is made of, each with its part of the answer."""
+        return ((self, answer),)
 
     @abstractmethod
     def answer(self, local: Local) -> Answer:

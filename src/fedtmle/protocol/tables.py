@@ -17,7 +17,7 @@ from fedtmle.model.exact import FINE_BITS, GRID_BITS, Sums, column_shifts, colum
 from fedtmle.model.table import Table
 from fedtmle.model.types import Array
 from fedtmle.protocol.bits import BitReader, BitWriter
-from fedtmle.protocol.query import AbstractQuery, Cell, Link, Local, Phase
+from fedtmle.protocol.query import AbstractQuery, Cell, Link, Local, Phase, Spread
 from fedtmle.protocol.sums import AbstractSums
 
 LARGEST_EXPONENT = 1000
@@ -50,6 +50,13 @@ class LevelsQuery(AbstractQuery[Levels, Levels]):
     @property
     def functionals(self) -> int:
         return 0  # as many labels as the silo has
+
+    def holders(self, local: Local) -> Iterable[int]:
+        def counts(table: Table) -> list[int]:
+            factors = (table.factors[name] for name in self.factors)
+            return [int(c) for f in factors for c in np.bincount(f.codes[f.codes >= 0])]
+
+        return tuple(local.evaluate(counts))
 
     def answer(self, local: Local) -> Levels:
         levels = tuple(local.evaluate(lambda table: [table.factors[name].levels for name in self.factors]))
@@ -165,6 +172,7 @@ class TallyQuery(AbstractSums):
     what: str = "count"
     phase: Phase = Phase.NUISANCE
     counts: tuple[Cell, ...] = ()
+    spread: tuple[Spread, ...] = ()
 
     @property
     def shifts(self) -> tuple[int, ...]:
@@ -180,6 +188,9 @@ class TallyQuery(AbstractSums):
 
     def cells(self) -> Iterable[Cell]:
         return self.counts
+
+    def spreads(self) -> Iterable[Spread]:
+        return self.spread
 
     def answer(self, local: Local) -> Sums:
         columns = local.evaluate(self.columns)

@@ -224,7 +224,7 @@ class Silo:
         if expired or age.total_seconds() > keeper.policy.lifetime_days * 86_400:
             raise RefusalError(Reason.EXPIRED, "expires" if expired else "lifetime_days")
         if isinstance(message, Open):
-            self._guard.open(plan, self.n_rows)
+            self._guard.open(plan, self.n_rows, self._rows.evaluate(plan.subject.smallest_part))
             self._progress.since = time
 
     def _reply(self, message: messages.Request, recorded: messages.Reply | None = None) -> messages.Reply:
@@ -268,6 +268,7 @@ class Silo:
         progress = self._progress
         progress.query = query
         self._guard.admit(query)
+        self._guard.follow(query, self._rows)
         if recorded is None:
             self._guard.examine(query, self._rows)
             answer = query.answer(self._rows)
