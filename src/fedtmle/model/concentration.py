@@ -7,6 +7,7 @@ coordinate, the largest share is max |c_i| / sum |c_i| and the effective number 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import final
 
@@ -38,7 +39,7 @@ class Concentration:
     @property
     def support(self) -> float:
         """The fewest rows that enter a coordinate at all; infinite where none enters any."""
-        return float(self.rows[self.rows > 0].min(initial=np.inf))
+        return min((int(count) for count in self.rows if count), default=math.inf)
 
     @property
     def share(self) -> float:

@@ -37,7 +37,7 @@ class Policy:
 
     min_rows: int = _key(_FLOOR, 20, 0, "rows in the silo")
     min_arm_rows: int = _key(
-        _FLOOR, 5, 0, "rows, and rows with an outcome, in each arm and stratum that the silo has"
+        _FLOOR, 10, 0, "rows, and rows with an outcome, in each arm and stratum that the silo has"
     )
     min_missing: int = _key(_FLOOR, 1, 0, "missing outcomes in an arm, where there are any")
     min_truncated: int = _key(
@@ -49,13 +49,13 @@ class Policy:
     min_batch: int = _key(_FLOOR, 20, 0, "own rows in a batch; batches are a fixed partition")
     min_fold: int = _key(_FLOOR, 5, 0, "own rows in a fold of cross-fitting")
     min_support: int = _key(_FLOOR, 5, 0, "rows that enter each sum of a gradient")
-    min_effective: float = _key(_FLOOR, 5.0, 0.0, "effective number of rows behind each sum of a gradient")
-    max_share: float = _key(_CAP, 0.5, 1.0, "largest share of one row in a sum of a gradient")
+    min_effective: float = _key(_FLOOR, 2.5, 0.0, "effective number of rows behind each sum of a gradient")
+    max_share: float = _key(_CAP, 0.65, 1.0, "largest share of one row in a sum of a gradient")
     max_queries: int = _key(_CAP, 5_000, math.inf, "queries answered in one study")
     max_functionals: int = _key(_CAP, 500_000, math.inf, "numbers told in one study")
     max_eps: float = _key(_CAP, 100.0, math.inf, "length of a fluctuation that is evaluated")
     max_path: float = _key(_CAP, 1_000.0, math.inf, "length of the path that the evaluated fluctuations make")
-    max_coefficient: float = _key(_CAP, 1e6, math.inf, "size of a nuisance model's coefficients, scaled")
+    max_coefficient: float = _key(_CAP, 200.0, math.inf, "size of a nuisance model's coefficients, scaled")
     max_refusals: int = _key(_CAP, 1_000, math.inf, "stray requests, after which the silo leaves the study")
     lifetime_days: float = _key(_CAP, 30.0, math.inf, "days from a study's first request to its last answer")
     allow_one_arm: bool = _key(_PERMIT, True, True, "take part when one of the arms is absent here")

@@ -1,0 +1,14 @@
+"""A silo's table, as its owner's software reads it for a study."""
+
+from __future__ import annotations
+
+import numpy as np
+
+import fedtmle as ft
+from fedtmle.data import load_all
+from fedtmle.model.table import Table
+from fedtmle.studies.schema import schema_of
+
+
+def table_of(study: ft.Study, columns: dict[str, np.ndarray]) -> Table:
+    return load_all({"a": columns}, schema_of(study))["a"]
