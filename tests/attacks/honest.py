@@ -27,7 +27,9 @@ FLOORS = Policy()
 Rng = np.random.Generator
 
 
-def honest(seed: int, *, kinds: tuple[str, ...] = ("mean", "two arms", "study")) -> tuple[Plan, dict[str, Any]]:
+def honest(
+    seed: int, *, kinds: tuple[str, ...] = ("mean", "two arms", "study")
+) -> tuple[Plan, dict[str, Any]]:
     """A plan and each silo's rows."""
     rng = np.random.default_rng([seed, 2026])
     return KINDS[kinds[int(rng.integers(len(kinds)))]](rng)
@@ -80,7 +82,9 @@ def _sgd(rng: Rng, n: int, smallest: int) -> ft.StochasticGradientDescent:
     return ft.StochasticGradientDescent(batch=n // parts, step=0.01, steps=4, seed=int(rng.integers(1000)))
 
 
-def _plan(problem: Any, law: Any, how: AbstractAlgorithm, silos: Mapping[str, object]) -> tuple[Plan, dict[str, Any]]:
+def _plan(
+    problem: Any, law: Any, how: AbstractAlgorithm, silos: Mapping[str, object]
+) -> tuple[Plan, dict[str, Any]]:
     rows = {name: read_rows(problem, name, own) for name, own in silos.items()}
     return Plan(subject=problem, law=law, algorithm=how, roster=roster(list(rows))), rows
 

@@ -11,7 +11,9 @@ from fedtmle.runtime.ledger import read
 from tests.attacks import batches, protocol, small, steering
 from tests.attacks.base import AbstractAttack, RefusedBySiloError
 
-ATTACKS: dict[str, AbstractAttack] = {type(a).__name__: a for a in (*batches.ATTACKS, *steering.ATTACKS, *small.ATTACKS, *protocol.ATTACKS)}
+ATTACKS: dict[str, AbstractAttack] = {
+    type(a).__name__: a for a in (*batches.ATTACKS, *steering.ATTACKS, *small.ATTACKS, *protocol.ATTACKS)
+}
 BY_POLICY = {name: attack for name, attack in ATTACKS.items() if attack.keys}
 BY_PROTOCOL = {name: attack for name, attack in ATTACKS.items() if not attack.keys}
 EACH_KEY = [(name, key) for name, attack in BY_POLICY.items() for key in attack.keys]

@@ -166,10 +166,12 @@ class Silo:
         self, request: bytes, message: messages.Request | None, reason: Reason, key: str = ""
     ) -> bytes:
         self._progress.strays += 1
-        if self._progress.strays > self._keeper.policy.max_refusals:
+        beyond = self._progress.strays - self._keeper.policy.max_refusals
+        if beyond > 0:
             self._progress.state = State.REFUSED
+            reason, key = Reason.OUT_OF_ORDER, "max_refusals"
         reply = messages.encode(Refused(reason))
-        if self._progress.strays <= self._keeper.policy.max_refusals:  # a flood must not fill the disk
+        if beyond <= 1:  # a flood must not fill the disk
             self._note(request, reply, message=message, decision="refused", reason=reason, key=key)
         return reply
 
