@@ -209,6 +209,28 @@ class RareColumn(RareLevel):
         return float(1.5 - gradient.values()[1] * 2.0 ** scales[1])
 
 
+class TwoWayCell(AbstractStudyAttack):
+    """Reads a two-way table off the curvature at zero of a model with two factors, whose owner minds."""
+
+    yields = "that one person is both northern and a smoker"
+    keys = ("min_joint",)
+    strict = {"min_joint": 5}  # noqa: RUF012 - read only
+    options = {"treatment_model": ft.GLM("north + smoker")}  # noqa: RUF012 - read only
+
+    def columns(self) -> Columns:
+        row = np.arange(60)
+        return {**super().columns(), "north": (row < 20) * 1.0, "smoker": (row >= 19) * (row < 40) * 1.0}
+
+    def run(self, victim: Victim) -> float:
+        server, tally = self.server(victim)
+        scales = server.tell(tally)
+        hessian = server.tell(scales).values()[3:]  # a quarter of sums of 1, 1 n, 1 s, n n, n s, s s
+        return float(4 * hessian[4] * 2.0 ** (scales[1] + scales[2]))
+
+    def works(self, learned: float) -> bool:
+        return learned == 1
+
+
 class FewMissing(AbstractStudyAttack):
     """Asks for the counts of a silo where one outcome is missing, whose owner minds."""
 
@@ -330,6 +352,7 @@ ATTACKS: tuple[AbstractAttack, ...] = (
     LoneLabel(),
     RareLevel(),
     RareColumn(),
+    TwoWayCell(),
     FewMissing(),
     FewTruncated(),
     HeavyRow(),

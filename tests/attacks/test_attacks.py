@@ -1,4 +1,4 @@
-"""Every attack succeeds against an unguarded silo, is refused by a guarded one, and succeeds again without its guard."""
+"""Every attack succeeds against an unguarded silo, a guarded one refuses it, and without its guard it succeeds."""
 
 from __future__ import annotations
 

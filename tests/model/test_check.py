@@ -211,6 +211,9 @@ class Doctored(AbstractSubmodel):
     def concentration(self, eps: Array, rows: IntArray | None = None) -> Concentration:
         return self.inner.concentration(eps, rows)
 
+    def fewest_joint(self, rows: IntArray | None = None) -> float:
+        return self.inner.fewest_joint(rows)
+
     def curvature_ceiling(self) -> Array:
         return self.inner.curvature_ceiling()
 

@@ -63,6 +63,9 @@ class Silent(AbstractSubmodel):
     def concentration(self, eps: Array, rows: IntArray | None = None) -> Concentration:
         raise NotImplementedError("rows that say nothing are not examined")
 
+    def fewest_joint(self, rows: IntArray | None = None) -> float:
+        raise NotImplementedError("rows that say nothing are not examined")
+
     def curvature_ceiling(self) -> Array:
         return np.zeros((self.dim, self.dim))
 

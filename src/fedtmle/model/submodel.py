@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedtmle.errors import InputError
 from fedtmle.model import kernels
@@ -39,6 +40,10 @@ class AbstractSubmodel(ABC):
     @abstractmethod
     def concentration(self, eps: Array, rows: IntArray | None = None) -> Concentration:
         """How far the gradient at eps rests on single rows; stays in the silo."""
+
+    @abstractmethod
+    def fewest_joint(self, rows: IntArray | None = None) -> float:
+        """The fewest rows, if any, in which two coordinates both have a covariate; stays in the silo."""
 
     @abstractmethod
     def curvature_ceiling(self) -> Array:
@@ -89,10 +94,18 @@ class GeneralisedLinear(AbstractSubmodel):
             rows=design._entering(),
         )
 
+    def fewest_joint(self, rows: IntArray | None = None) -> float:
+        inside = (self if rows is None else self._batch(rows))._inside().astype(np.float64)
+        together = inside @ inside.T  # counts below 2^53 are exact
+        return float(together[together > 0].min(initial=math.inf))
+
     def _entering(self) -> IntArray:
         """How many rows have a w X other than zero, shape (d,)."""
-        entering = self.X != 0 if self.w is None else (self.X != 0) & (self.w != 0)
-        return np.asarray(np.count_nonzero(entering, axis=1))
+        return np.asarray(np.count_nonzero(self._inside(), axis=1))
+
+    def _inside(self) -> NDArray[np.bool_]:
+        """Which rows have a w X other than zero, shape (d, N)."""
+        return self.X != 0 if self.w is None else (self.X != 0) & (self.w != 0)
 
     def curvature_ceiling(self) -> Array:
         ceiling = self.family.curvature_ceiling

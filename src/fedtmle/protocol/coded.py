@@ -80,7 +80,7 @@ class CalibrationQuery(AbstractQuery[SiloCurvature, Lattice]):
         return packed_size(self.sent_dim)
 
     def points(self) -> Iterable[Point]:
-        return (Point(self.problem, self.law, np.zeros(self.dim)),)
+        return (Point(self.problem, self.law, np.zeros(self.dim), curvature=self.sent_dim > 1),)
 
     @property
     def dim(self) -> int:

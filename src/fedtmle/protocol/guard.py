@@ -92,6 +92,9 @@ class Guard:
             raise RefusalError(Reason.POLICY, "allow_models")
         if policy.min_level_rows > 0 and any(0 < c < policy.min_level_rows for c in query.holders(local)):
             raise RefusalError(Reason.POLICY, "min_level_rows")
+        if policy.min_joint > 0:
+            for point in query.points():
+                self._examine_joint(point, local)
         if policy.min_support > 0 or policy.min_effective > 0 or policy.max_share < 1:
             for point in query.points():
                 rows = None if point.batch is None else local.batch(point.batch)
@@ -140,6 +143,15 @@ class Guard:
             raise RefusalError(Reason.POLICY, "max_share")
         if found.effective < self.policy.min_effective:
             raise RefusalError(Reason.POLICY, "min_effective")
+
+    def _examine_joint(self, point: Point, local: Local) -> None:
+        """A Hessian of two factors' columns is their two-way table."""
+        rows = None if point.batch is None else local.batch(point.batch)
+        if (
+            point.curvature
+            and local.submodel(point.model, point.law).fewest_joint(rows) < self.policy.min_joint
+        ):
+            raise RefusalError(Reason.POLICY, "min_joint")
 
     def _examine_batch(self, rows: np.ndarray, n_rows: int) -> None:
         """Batches must be parts of one partition: two that differ in a few rows tell those rows."""

@@ -40,15 +40,14 @@ class Policy:
         _FLOOR, 10, 0, "rows, and rows with an outcome, in each arm and stratum that the silo has"
     )
     min_missing: int = _key(_FLOOR, 1, 0, "missing outcomes in an arm, where there are any")
-    min_truncated: int = _key(
-        _FLOOR, 1, 0, "rows whose probability of an arm was truncated, if any"
-    )
+    min_truncated: int = _key(_FLOOR, 1, 0, "rows whose probability of an arm was truncated, if any")
     min_level_rows: int = _key(_FLOOR, 5, 0, "rows with each label of a factor that the silo names")
     min_cell: int = _key(_FLOOR, 5, 1, "people in any cell of a table shown before the study (preflight)")
     min_silos: int = _key(_FLOOR, 2, 0, "silos in the study")
     min_batch: int = _key(_FLOOR, 20, 0, "own rows in a batch; batches are a fixed partition")
     min_fold: int = _key(_FLOOR, 5, 0, "own rows in a fold of cross-fitting")
     min_support: int = _key(_FLOOR, 5, 0, "rows that enter each sum of a gradient")
+    min_joint: int = _key(_FLOOR, 0, 0, "rows, if any, where two columns of a told Hessian are not zero")
     min_effective: float = _key(_FLOOR, 2.5, 0.0, "effective number of rows behind each sum of a gradient")
     max_share: float = _key(_CAP, 0.65, 1.0, "largest share of one row in a sum of a gradient")
     max_queries: int = _key(_CAP, 5_000, math.inf, "queries answered in one study")

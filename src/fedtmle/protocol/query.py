@@ -78,6 +78,7 @@ class Point:
     law: Any
     eps: Array
     batch: IntArray | None = None
+    curvature: bool = False  # whether the Hessian is told too: sums of products of two columns
 
 
 @dataclass(frozen=True)

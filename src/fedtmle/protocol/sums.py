@@ -91,7 +91,8 @@ class SumsQuery(AbstractSums):
         return f"exact sums over {rows}: {', '.join(parts)} of {of}"
 
     def points(self) -> Iterable[Point]:
-        return (Point(self.problem, self.law, self.eps, self.batch),)
+        curvature = Part.HESSIAN in self.parts
+        return (Point(self.problem, self.law, self.eps, self.batch, curvature),)
 
     def answer(self, local: Local) -> Sums:
         rows = None if self.batch is None else local.batch(self.batch)

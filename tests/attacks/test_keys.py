@@ -1,0 +1,22 @@
+"""Every documented key of the policy is read: some run is refused because of it and of nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import pytest
+
+from fedtmle.protocol.policy import Policy
+from tests.attacks.test_attacks import EACH_KEY
+
+ELSEWHERE = {
+    "min_cell": "preflight: tests/studies/test_preflight.py",
+    "release": "the result: tests/studies",
+}
+
+
+@pytest.mark.parametrize("key", [key.name for key in fields(Policy) if key.name not in ELSEWHERE])
+def test_a_run_is_refused_because_of_this_key_alone(key: str) -> None:
+    """`test_each_guard_stops_it_alone` runs these: refused with the key, named in the ledger; and
+    `test_without_its_guard_it_succeeds_again` with the key off."""
+    assert [name for name, stopping in EACH_KEY if stopping == key]
