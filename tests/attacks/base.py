@@ -126,7 +126,7 @@ class AbstractAttack(ABC):
     def works(self, learned: Any) -> bool:
         """Whether that is so."""
 
-    def disarm(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def disarm(self, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: B027 - most need none
         """Take away the check of the protocol that stops the attack."""
 
     def guarded(self) -> Policy:

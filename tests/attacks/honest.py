@@ -36,7 +36,7 @@ def honest(
 
 
 def run_honest(plan: Plan, rows: Mapping[str, Any], policy: Policy = FLOORS) -> tuple[str, str]:
-    """How a guarded run ended: "finished", "refused" or "failed", and the policy's key or the error's kind."""
+    """How a guarded run ended: "finished", "refused" or "failed", and the key or error."""
     silos = [Silo(name, plan, own, keeper=Keeper(policy=policy)) for name, own in rows.items()]
     try:
         Session(plan, InProcess(silos)).run()
@@ -67,7 +67,7 @@ def algorithm(rng: Rng, rows: list[int], tolerance: float) -> AbstractAlgorithm:
         lambda: ft.LocalAverage(tolerance=tolerance, max_updates=4),
         lambda: ft.LocalAverage(tolerance=tolerance, weights="uniform", max_updates=4),
         lambda: ft.Coded(tolerance=tolerance),
-        lambda: ft.Coded(),
+        ft.Coded,
         lambda: ft.Coded(tolerance=tolerance, coordinates="raw", max_rounds=200),
         lambda: ft.Coded(tolerance=tolerance, smoothness=ft.Certified(), max_rounds=100),
         lambda: ft.Personalized(lattice=0.05, max_updates=5),

@@ -24,7 +24,7 @@ from fedtmle.runtime.keeper import Keeper
 from fedtmle.runtime.silo import Silo
 from tests.attacks.base import START, AbstractAttack, RefusedBySiloError, Server, Victim
 from tests.attacks.batches import PROBLEM, Y
-from tests.attacks.steering import N, TREATED, AbstractSteering
+from tests.attacks.steering import TREATED, AbstractSteering, N
 
 
 class Forgetful(Victim):

@@ -295,7 +295,7 @@ class HeavyRow(AbstractStudyAttack):
 
 
 class ManyFolds(AbstractStudyAttack):
-    """Cross-fits with so many folds that each holds two rows; fits without a fold, summed up, tell the fold."""
+    """Cross-fits with so many folds that each holds two rows; the fits without a fold tell the fold."""
 
     yields = "how many were treated in each pair of rows, exactly"
     keys = ("min_fold",)

@@ -194,7 +194,8 @@ class RangeQuery(AbstractAttack):
         return float(2 * answer.values()[1] + tally.values()[1])  # sum of (p - a)/2, and that of a
 
     def works(self, learned: float) -> bool:
-        return abs(learned - np.count_nonzero(2 * Q1 - 1 > self.cut)) < 0.01
+        w = 2 * Q1 - 1
+        return abs(learned - np.count_nonzero(w > self.cut)) < 0.01
 
 
 ATTACKS: tuple[AbstractAttack, ...] = (

@@ -1,4 +1,4 @@
-"""Every attack succeeds against an unguarded silo, a guarded one refuses it, and without its guard it succeeds."""
+"""Every attack succeeds against an unguarded silo; a guarded one refuses it, and only by its guard."""
 
 from __future__ import annotations
 

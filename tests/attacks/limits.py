@@ -1,0 +1,137 @@
+"""What a silo under the default policy still tells: each is run, and its figures stand in docs/threats.md."""
+
+from __future__ import annotations
+
+import numpy as np
+
+import fedtmle as ft
+from fedtmle.protocol import messages
+from fedtmle.protocol.coded import Action, Rounded
+from fedtmle.protocol.messages import Ask, Close, Compare
+from fedtmle.protocol.plan import Member, Plan
+from fedtmle.protocol.policy import Policy
+from fedtmle.runtime.federation import InProcess
+from fedtmle.runtime.keeper import Keeper
+from fedtmle.runtime.rows import read_rows
+from fedtmle.runtime.session import Session
+from fedtmle.runtime.signing import SigningKey
+from fedtmle.runtime.silo import Silo
+from tests.attacks.base import AbstractAttack, Server, Victim
+from tests.attacks.batches import PROBLEM, START, Y
+from tests.attacks.protocol import ForgedAction, SecondSession
+from tests.attacks.small import TwoWayCell
+from tests.attacks.steering import TREATED, RangeQuery
+
+
+def met(attack: AbstractAttack) -> Victim:
+    """The attack's silo, under the default policy."""
+    return attack.victim(attack.keeper(Policy()))
+
+
+def all_others_known() -> float:
+    """The error of the 60th outcome, to a server that knows the other 59 and asks one honest round."""
+    attack = ForgedAction()
+    problem, rows = PROBLEM, attack.rows()
+    plan = Plan(
+        subject=problem,
+        law=problem.start(START),
+        algorithm=ft.Gradient(),
+        roster=(Member(name="a"), Member(name="b")),
+    )
+    server = Server(plan, Silo("a", plan, rows, keeper=Keeper(policy=Policy())).step)
+    n = server.open()
+    (total,) = server.begin(n).values()
+    return abs(float(total) + START * n - Y[:-1].sum() - Y[-1])
+
+
+def steering_within_the_rules() -> float:
+    """The number of treated, by two false but well-formed gradients: predictions of 1, then of 0."""
+    attack = SecondSession()
+    server = Server(attack.plan(), met(attack).step)
+    server.begin(server.open())
+    low = attack.move(server, -30.0)
+    return attack.count_treated(low, attack.move(server, 60.0))
+
+
+def dithering_within_the_rules() -> tuple[float, float]:
+    """The silo's mean from rounded answers: error and width of what is left, in grid units."""
+    attack = ForgedAction()
+    server = Server(attack.plan(), met(attack).step)
+    (z,) = server.begin(server.open())
+    lattice = server.query.lattice
+    h, low, high = float(lattice.h), -np.inf, np.inf
+    for moved in range(60):
+        centre = h * z + moved * h / float(lattice.beta)
+        low, high = max(low, centre - h / 2), min(high, centre + h / 2)
+        for q in (8, -7):  # each so large that a step must follow; together, one unit
+            (z,) = server.tell(Rounded(q=(q,), action=Action.STEP))
+    return abs(START + (low + high) / 2 - Y.mean()) / h, (high - low) / h
+
+
+def blurred_range_query() -> tuple[float, int]:
+    """A count of rows above a threshold by coefficients within the cap, and the true one."""
+    attack = RangeQuery()
+    attack.steep = 0.85 * Policy().max_coefficient
+    counted = attack.run(met(attack))
+    w = attack.rows().numeric["w"]
+    return counted, int(np.count_nonzero(w > attack.cut))
+
+
+def two_way_cell() -> float:
+    """A cell of one person in the two-way table of a nuisance model's columns."""
+    attack = TwoWayCell()
+    return float(attack.run(met(attack)))
+
+
+def omitted_as_retired() -> list[bool]:
+    """Whether any silo notices that c was told other averages, where the server says that c retired."""
+    names = ("a", "b", "c")
+    keys = {name: SigningKey(name.encode() * 32) for name in names}
+    rng = np.random.default_rng(2)
+    plan = Plan(
+        subject=PROBLEM,
+        law=PROBLEM.start(START),
+        algorithm=ft.Personalized(max_updates=3),
+        roster=tuple(Member(name=name, key=keys[name].public) for name in names),
+    )
+    parties = [
+        Silo(name, plan, read_rows(PROBLEM, name, rng.uniform(0, 20, 30)), keeper=Keeper(key=keys[name]))
+        for name in names
+    ]
+
+    class Lying(InProcess):
+        def exchange(self, requests: dict[str, bytes], /) -> dict[str, bytes]:  # type: ignore[override]
+            changed = {
+                silo: self._change(silo, messages.decode_request(data)) for silo, data in requests.items()
+            }
+            return dict(super().exchange({silo: messages.encode(m) for silo, m in changed.items()}))
+
+        def _change(self, silo: str, message: messages.Request) -> messages.Request:
+            if silo == "c" and isinstance(message, Ask | Close):
+                data = bytearray(message.pooled.data)
+                data[-1] ^= 1 << (-message.pooled.length % 8)
+                pooled = messages.Payload(message.pooled.length, bytes(data))
+                return type(message)(message.session, message.round, pooled)
+            if isinstance(message, Compare):
+                heard = ("c",) if silo == "c" else ("a", "b")
+                return Compare(message.session, tuple(c for c in message.closings if c.silo in heard))
+            return message
+
+    Session(plan, Lying(parties)).run()
+    return [silo.disagreement for silo in parties]
+
+
+def false_size() -> tuple[float, float]:
+    """The average of local fits when a silo of 50 is truthful, and when it claims to have 450."""
+    a, b = np.linspace(4, 6, 50), np.linspace(14, 16, 50)
+
+    def estimate(weight: float) -> float:
+        algorithm = ft.LocalAverage(weights={"a": 1 - weight, "b": weight}, max_updates=1)
+        result = ft.solve(PROBLEM, PROBLEM.start(9.0), {"a": a, "b": b}, algorithm)
+        return float(result.psi[0])
+
+    return estimate(50 / 100), estimate(450 / 500)
+
+
+def treated() -> int:
+    return int(TREATED.sum())

@@ -1,0 +1,84 @@
+"""docs/threats.md says what the attacks do, and its figures are those that come out."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import fedtmle as ft
+from fedtmle.initial.trees import SMALLEST_LEAF
+from fedtmle.model.concentration import Concentration
+from fedtmle.protocol.policy import Policy
+from fedtmle.runtime.rows import LocalRows
+from tests.attacks import limits
+from tests.attacks.threats import PAGE, rewritten
+
+TEXT = " ".join(PAGE.read_text(encoding="utf-8").split())
+
+
+def test_the_table_is_that_of_the_attacks() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    assert page == rewritten(page), "python -m tests.attacks.threats"
+
+
+@pytest.mark.parametrize("key", [key for key, *_ in Policy.keys() if key not in ("min_cell", "release")])  # noqa: SIM118
+def test_every_key_is_on_the_page(key: str) -> None:
+    assert f"`{key}" in TEXT
+
+
+def test_the_last_record_follows_from_the_others() -> None:
+    assert limits.all_others_known() < 1e-12
+    assert "error below 1e-12" in TEXT
+
+
+def test_two_false_gradients_count_the_treated() -> None:
+    assert limits.steering_within_the_rules() == pytest.approx(limits.treated(), abs=1e-9)
+    assert f"{limits.treated()} of 60, exactly" in TEXT
+
+
+def test_a_steep_model_within_the_cap_counts_nearly() -> None:
+    counted, true = limits.blurred_range_query()
+    assert f"{counted:.1f} where {true} of 60" in TEXT
+
+
+def test_rounded_answers_are_narrowed_down() -> None:
+    error, width = limits.dithering_within_the_rules()
+    assert f"{width:.3f} of the grid's spacing, with an error of {error:.3f} of it" in TEXT
+
+
+def test_a_cell_of_one_is_told() -> None:
+    assert limits.two_way_cell() == 1.0
+
+
+def test_the_binade_of_the_largest_value_is_told() -> None:
+    from fedtmle.model.table import Table
+    from fedtmle.protocol.tables import ScalesQuery
+
+    income = np.linspace(1e4, 1.3e6, 60)
+    table = Table(n_rows=60, numeric={"income": income}, factors={})
+    query = ScalesQuery(columns=lambda rows: rows.numeric["income"][None, :], count=1)
+    (exponent,) = query.answer(LocalRows("a", table, 60, None))
+    assert f"between {2 ** (exponent - 1):,} and {2**exponent:,}" in TEXT
+
+
+def test_an_omission_said_to_be_a_retirement_is_not_noticed() -> None:
+    assert limits.omitted_as_retired() == [False, False, False]
+
+
+def test_a_false_size_moves_the_average() -> None:
+    honest, false = limits.false_size()
+    assert f"average to {honest:.0f}; if the second says that it has 450 rows, to {false:.0f}" in TEXT
+
+
+def test_one_event_among_twenty() -> None:
+    y = np.zeros(20)
+    y[0] = 1.0
+    problem = ft.Mean()
+    found: Concentration = problem.submodel(problem.start(float(y.mean())), y).concentration(np.zeros(1))
+    assert found.share == pytest.approx(0.5)
+
+
+def test_the_defaults_on_the_page() -> None:
+    assert f"cap of {Policy().max_coefficient:.0f}" in TEXT
+    assert f"with {Policy().min_effective} effective rows" in TEXT
+    assert f"at least {SMALLEST_LEAF} rows" in TEXT
