@@ -6,11 +6,17 @@ import numpy as np
 import pytest
 
 import fedtmle as ft
+from fedtmle.data import load_all
+from fedtmle.demo import IHDP, ihdp_silos
 from fedtmle.initial.trees import SMALLEST_LEAF
 from fedtmle.model.concentration import Concentration
+from fedtmle.protocol.plan import roster
 from fedtmle.protocol.policy import Policy
 from fedtmle.runtime.rows import LocalRows
+from fedtmle.studies.plan import study_plan
+from fedtmle.studies.schema import schema_of
 from tests.attacks import limits
+from tests.attacks.honest import run_honest
 from tests.attacks.threats import PAGE, rewritten
 
 TEXT = " ".join(PAGE.read_text(encoding="utf-8").split())
@@ -68,6 +74,19 @@ def test_an_omission_said_to_be_a_retirement_is_not_noticed() -> None:
 def test_a_false_size_moves_the_average() -> None:
     honest, false = limits.false_size()
     assert f"average to {honest:.0f}; if the second says that it has 450 rows, to {false:.0f}" in TEXT
+
+
+def test_four_hospitals_of_the_demo_would_refuse_it() -> None:
+    tables = load_all(ihdp_silos(), schema_of(IHDP))
+    few = []
+    for table in tables.values():
+        scored = ~np.isnan(table.numeric["iqsb_36"])
+        count = int(np.count_nonzero((table.numeric["momhisp"] != 0) & scored))
+        few += [count] if 0 < count < Policy().min_support else []
+    few.sort()
+    assert f"have {', '.join(map(str, few[:-1]))} and {few[-1]} of them" in TEXT
+    plan = study_plan(IHDP, roster(list(tables)))
+    assert run_honest(plan, tables) == ("refused", "min_support")
 
 
 def test_one_event_among_twenty() -> None:

@@ -105,7 +105,7 @@ class GeneralisedLinear(AbstractSubmodel):
 
     def _inside(self) -> NDArray[np.bool_]:
         """Which rows have a w X other than zero, shape (d, N)."""
-        return self.X != 0 if self.w is None else (self.X != 0) & (self.w != 0)
+        return np.asarray(self.X != 0 if self.w is None else (self.X != 0) & (self.w != 0))
 
     def curvature_ceiling(self) -> Array:
         ceiling = self.family.curvature_ceiling
