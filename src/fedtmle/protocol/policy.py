@@ -53,7 +53,9 @@ class Policy:
     max_queries: int = _key(_CAP, 5_000, math.inf, "queries answered in one study")
     max_functionals: int = _key(_CAP, 500_000, math.inf, "numbers told in one study")
     max_eps: float = _key(_CAP, 100.0, math.inf, "length of a fluctuation that is evaluated")
-    max_path: float = _key(_CAP, 1_000.0, math.inf, "length of the path that the evaluated fluctuations make")
+    max_path: float = _key(
+        _CAP, 1_000.0, math.inf, "length of the accepted fluctuations and of the one evaluated"
+    )
     max_coefficient: float = _key(_CAP, 200.0, math.inf, "size of a nuisance model's coefficients, scaled")
     max_refusals: int = _key(_CAP, 1_000, math.inf, "stray requests, after which the silo leaves the study")
     lifetime_days: float = _key(_CAP, 30.0, math.inf, "days from a study's first request to its last answer")
