@@ -109,6 +109,7 @@ ALGORITHMS: dict[str, Callable[[float], AbstractAlgorithm]] = {
     "local uniform": lambda tol: ft.LocalAverage(tolerance=tol, weights="uniform", max_updates=4),
     "coded raw": lambda tol: ft.Coded(tolerance=tol, coordinates="raw"),
     "coded whitened": lambda tol: ft.Coded(tolerance=tol),
+    "coded adaptive": lambda tol: ft.Coded(tolerance=tol, inner="adaptive"),
     "coded certified": lambda tol: ft.Coded(tolerance=tol, smoothness=ft.Certified(), max_rounds=60),
     "personalized lattice": lambda _: ft.Personalized(lattice=0.02, max_updates=5),
     "personalized noise": lambda _: ft.Personalized(noise=0.5, weights="uniform", max_updates=5),

@@ -21,6 +21,7 @@ class CodedRun:
     result: ft.Result
     lattice: Lattice
     path: Path
+    one_step: bool
 
     @property
     def known(self) -> dict[str, float]:
@@ -34,7 +35,8 @@ def coded_run(case: Case, parts: Sequence[IntArray], algorithm: Coded) -> CodedR
     lattice = heard_lattice(case.problem, case.law, algorithm, result.transcript, result.sizes)
     rows = {name: case.problem.read(own) for name, own in silos.items()}
     points, accepted = result.trajectory.points, result.trajectory.accepted
-    return CodedRun(case, result, lattice, follow(case.problem, case.law, rows, points, accepted, lattice))
+    path = follow(case.problem, case.law, rows, points, accepted, lattice)
+    return CodedRun(case, result, lattice, path, algorithm.inner == "step")
 
 
 def personal_run(

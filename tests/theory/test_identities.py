@@ -19,12 +19,14 @@ from tests.theory.runs import coded_run, personal_run
 EXACT = 1e-12
 
 
+@pytest.mark.parametrize("inner", ["step", "adaptive"])
 @pytest.mark.parametrize("coordinates", ["raw", "whitened"])
 @pytest.mark.parametrize("name", TARGETS)
-def test_decreases_telescope_across_submodels(name: str, coordinates: str) -> None:
+def test_decreases_telescope_across_submodels(name: str, coordinates: str, inner: str) -> None:
     """l_{k+1}(0) = l_k(eps^k), so the steps' decreases add up to l_0(0) - l_K(0), by definition of L."""
     case = targets()[name]
-    run = coded_run(case, case.split(3), ft.Coded(tolerance=case.tolerance, coordinates=coordinates))
+    algorithm = ft.Coded(tolerance=case.tolerance, coordinates=coordinates, inner=inner)
+    run = coded_run(case, case.split(3), algorithm)
     path, rows = run.path, case.pooled()
     steps = [path.loss[r] - path.loss[r + 1] for r, is_step in path.transitions() if is_step]
     fell = np.mean(case.problem.losses(case.law, rows)) - np.mean(case.problem.losses(run.result.law, rows))
@@ -36,9 +38,25 @@ def test_decreases_telescope_across_submodels(name: str, coordinates: str) -> No
         assert path.loss[path.origins()[k + 1]] == pytest.approx(float(recentred), abs=EXACT)
 
 
-def test_history_is_minus_the_sum_of_the_rounded_gradients() -> None:
-    case = targets()["transport, logistic"]
+@pytest.mark.parametrize("name", TARGETS)
+def test_one_step_per_update_varies_by_kappa_alone(name: str) -> None:
+    """Origins alone are asked: ||g_{m,r+1} - g_{m,r}|| <= kappa ||eps^k|| = (kappa/beta) ||g~_r||."""
+    case = targets()[name]
     run = coded_run(case, case.split(3), ft.Coded(tolerance=case.tolerance))
+    path, beta, kappa = run.path, run.known["beta"], run.known["kappa"]
+    origins = path.origins()
+    assert [r for r, asked in enumerate(path.queried) if asked] == origins
+    norms = path.rounded_norms(beta)
+    assert len(norms) == run.result.steps == run.result.updates == run.result.rounds - 1
+    for a, b, norm in zip(origins, origins[1:], norms, strict=False):
+        change = np.linalg.norm(path.gradient[b] - path.gradient[a], axis=1).max()
+        assert change <= kappa / beta * norm * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("inner", ["step", "adaptive"])
+def test_history_is_minus_the_sum_of_the_rounded_gradients(inner: str) -> None:
+    case = targets()["transport, logistic"]
+    run = coded_run(case, case.split(3), ft.Coded(tolerance=case.tolerance, inner=inner))
     h, beta = float(run.lattice.h), float(run.lattice.beta)
     q = np.rint(np.einsum("m,rmd->rd", run.path.share, np.rint(run.path.gradient / h)))
     for k, end in enumerate(run.path.endpoints()):

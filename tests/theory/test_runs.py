@@ -35,7 +35,10 @@ def test_no_realised_quantity_exceeds_its_bound(kind: str, coordinates: str, dgp
     for seed in range(SEEDS):
         case = random_case(kind, dgp, seed)
         algorithm = Coded(
-            tolerance=case.tolerance, coordinates=coordinates, smoothness=smoothness(kind, seed)
+            tolerance=case.tolerance,
+            coordinates=coordinates,
+            smoothness=smoothness(kind, seed),
+            inner="step" if seed % 2 else "adaptive",
         )
         run = coded_run(case, case.split(2 + seed % 4, seed), algorithm)
         certificate = run.result.certificate
@@ -64,7 +67,9 @@ def check_path(run: CodedRun) -> None:
             assert norm > 0.75 * delta / ROUNDING
             decrease = path.loss[r] - path.loss[r + 1]
             assert decrease >= c.step_decrease(norm, beta) - 1e-13
-            assert decrease >= c.rounded_step_decrease(norm, beta, h, d) - 1e-13
+            # An estimated beta may be a little small; the excess slope costs what the integral says.
+            excess = (silo_beta - beta) * (norm / beta) ** 2 / 2
+            assert decrease >= c.rounded_step_decrease(norm, beta, h, d) - excess - 1e-13
             assert change <= c.variation_within(norm) * silo_beta / beta * ROUNDING
         else:
             size = float(np.linalg.norm(path.u[r]))
@@ -74,7 +79,13 @@ def check_path(run: CodedRun) -> None:
             end = float(np.linalg.norm(path.pooled[r]))
             assert residual <= c.residual_bound(silo_beta, size, end) * ROUNDING  # section 2.3
     S, K = result.steps, result.updates
-    assert result.rounds == c.rounds(S, K)
+    assert len(path.update) == c.rounds(S, K)
+    assert result.rounds == sum(path.queried)
+    if run.one_step:
+        assert S == K == result.rounds - 1
+        assert path.variation().max() <= kappa / beta * sum(path.rounded_norms(beta)) * ROUNDING
+    else:
+        assert all(path.queried)
     length = sum(float(np.linalg.norm(path.u[r])) for r in path.endpoints())
     assert length <= c.path_length_bound(beta, Delta, S) * ROUNDING
     assert length <= c.path_length_ceiling(Delta, delta) * ROUNDING
@@ -89,11 +100,13 @@ def check_path(run: CodedRun) -> None:
 def check_messages(run: CodedRun) -> None:
     """Code lengths of the first and the later messages, from z and q computed again from the gradients."""
     path, known = run.path, run.known
-    h, M, d, R = float(run.lattice.h), len(path.share), run.lattice.dim, len(path.update)
-    z = np.rint(path.gradient / h).astype(int)
+    h, M, d, R = float(run.lattice.h), len(path.share), run.lattice.dim, sum(path.queried)
+    asked = list(path.queried)
+    z = np.rint(path.gradient[asked] / h).astype(int)
     sizes, n = list(run.result.sizes.values()), run.result.n
     q = np.array([[divide(int(total), n) for total in sizes @ each] for each in z])
-    error = np.linalg.norm(h * q - path.pooled, axis=1).max()
+    pooled_gradients = path.pooled[asked]
+    error = np.linalg.norm(h * q - pooled_gradients, axis=1).max()
     assert error <= c.rounding_bound(h, d) * ROUNDING
 
     def cost(values: np.ndarray) -> int:
@@ -106,7 +119,7 @@ def check_messages(run: CodedRun) -> None:
     assert first <= c.first_message_bits(M, d, known["G"], h)
     up, down = cost(np.diff(z, axis=0)), M * cost(np.diff(q, axis=0))
     variation = float(path.variation().mean())
-    pooled = float(np.linalg.norm(np.diff(path.pooled, axis=0), axis=1).sum())
+    pooled = float(np.linalg.norm(np.diff(pooled_gradients, axis=0), axis=1).sum())
     assert up <= c.upload_bits(M, d, R, h, variation)
     assert down <= c.broadcast_bits(M, d, R, h, pooled)
     assert first + up + down + 2 * M * (R - 1) == run.result.bits

@@ -77,6 +77,11 @@ def round_bound(beta, Delta, delta):
     return 1 + 64 * beta * Delta / (3 * delta * delta)
 
 
+# One step per update: R=S+1, S\leq\frac{32\beta\Delta}{3\delta^2}
+def one_step_round_bound(beta, Delta, delta):
+    return 1 + 32 * beta * Delta / (3 * delta * delta)
+
+
 # \sqrt{\frac{6\Delta S}{\beta}}
 def path_length_bound(beta, Delta, S):
     return sqrt(6 * Delta * S / beta)

@@ -80,6 +80,9 @@ class Coded(AbstractAlgorithm):
 
     ``tolerance`` is the paper's delta, a bound on the raw residual in either coordinates, or a
     rule that sets it from the standard errors (`settle_tolerance`).
+    ``inner`` "step" re-centres after every gradient step, so that every query is an EIF check and
+    R = S + 1; "adaptive" is the paper's own: steps in one submodel until its gradient is small, then
+    a new origin, R = S + K + 1. The first needs fewer rounds, the second a shorter history H_K.
     ``smoothness`` is beta (in the run's coordinates) if it is a number. ``fixed_width`` J sends
     absolute integers in [-J, J] instead of differences; the decoded iterates are the same.
     """
@@ -87,6 +90,7 @@ class Coded(AbstractAlgorithm):
     tolerance: Tolerance = "practical"
     coordinates: Literal["raw", "whitened"] = "whitened"
     smoothness: float | Certified | Estimated = Estimated()
+    inner: Literal["step", "adaptive"] = "step"
     max_rounds: int = 10_000
     fixed_width: int | None = None
 
@@ -97,6 +101,8 @@ class Coded(AbstractAlgorithm):
             raise InputError(f"coordinates: expected 'raw' or 'whitened', not {self.coordinates!r}")
         if isinstance(self.smoothness, int | float):
             require_positive(smoothness=self.smoothness)
+        if self.inner not in ("step", "adaptive"):
+            raise InputError(f"inner: expected 'step' or 'adaptive', not {self.inner!r}")
         if self.fixed_width is not None and self.fixed_width < 1:
             raise InputError(f"fixed_width: expected an integer of at least 1, not {self.fixed_width}")
 
@@ -140,7 +146,9 @@ class Coded(AbstractAlgorithm):
             if rounded.action is Action.STEP:  # eps^{k,t+1} = eps^{k,t} - g~/beta
                 steps = tuple(a - b for a, b in zip(steps, q, strict=True))
                 t, n_steps = t + 1, n_steps + 1
-            else:  # p^{k+1} = p^k(eps^k); the integer memories are kept
+            if rounded.action is Action.ACCEPT or self.inner == "step":
+                # p^{k+1} = p^k(eps^k); the integer memories are kept
+                eps = lattice.eps(steps)
                 law = run.problem.move(law, eps)
                 history.append((steps, tuple(map(float, eps))))
                 steps, t = zero, 0

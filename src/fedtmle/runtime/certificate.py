@@ -143,6 +143,7 @@ def _coded(
         tolerance=own.tolerance,
         residual_bound=own.residual_bound,
         fixed_width=algorithm.fixed_width,
+        one_step=algorithm.inner == "step",
     )
     if rows is None:
         return replace(_stated(own), checks=open_checks(cost), assumptions=(*own.assumptions, OPEN))

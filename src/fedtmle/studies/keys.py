@@ -181,6 +181,7 @@ ALGORITHMS = {
             "tolerance": TOLERANCE,
             "coordinates": _choice("raw", "whitened"),
             "smoothness": SMOOTHNESS,
+            "inner": _choice("step", "adaptive"),
             "max_rounds": INTEGER,
             "fixed_width": INTEGER,
         },

@@ -54,6 +54,7 @@ kind = "Coded"                  # Gradient, LocalAverage, Personalized; Central 
 tolerance = "practical"         # 1e-6 of a standard error; "negligible", or a number
 # coordinates = "whitened"      # raw
 # smoothness = "estimated"      # certified, pooled, or a number
+# inner = "step"                # adaptive: the paper's inner solves, more rounds, a shorter history
 # max_rounds = 10000
 # fixed_width = 1000            # send absolute integers instead of differences
 # optimizer = "newton"          # Gradient: newton, descent; Central: exact as well

@@ -66,6 +66,7 @@ class Cost:
     tolerance: float
     residual_bound: float
     fixed_width: int | None  # J, where absolute integers were sent
+    one_step: bool  # whether every step was an update at once
 
 
 def open_checks(cost: Cost) -> tuple[Check, ...]:
@@ -129,7 +130,8 @@ def coded_checks(path: Path, lattice: Lattice, cost: Cost, known: Constants) -> 
     basis, with_kappa = weakest(known.beta, known.Delta), weakest(known.beta, known.Delta, known.kappa)
     ends_at_origin = path.step[-1] == 0
     residual = float(np.linalg.norm(floating(lattice.B) @ path.pooled[-1])) if ends_at_origin else None
-    R_bound, S_bound = (f(beta, Delta, delta) for f in (communication.round_bound, communication.step_bound))
+    rounds = communication.one_step_round_bound if cost.one_step else communication.round_bound
+    R_bound, S_bound = (f(beta, Delta, delta) for f in (rounds, communication.step_bound))
     energy = float((path.rounded_norms(beta) ** 2).sum())
     variation = communication.variation_bound(beta, kappa, Delta, cost.S)
     H_bound = statistical.history_bits_ceiling(cost.K, cost.d, beta, Delta, delta)

@@ -103,6 +103,17 @@ def round_bound(beta: float, Delta: float, delta: float) -> float:
     return 1 + float(ROUNDS) * beta * Delta / delta**2
 
 
+def one_step_round_bound(beta: float, Delta: float, delta: float) -> float:
+    """R = S + 1 <= 1 + 32 beta Delta/(3 delta^2) where every step is an update at once.
+
+    The descent of S.2.1 is that of single steps, and re-centring keeps the loss, so S is bounded as there;
+    every query is an origin, so no other round is needed. A silo's gradients then differ by
+    kappa ||eps^k|| = (kappa/beta) ||g~_r|| from round to round, less than (2 + kappa/beta) ||g~_r||, so the
+    bounds of variation, bits and history hold as they stand.
+    """
+    return 1 + step_bound(beta, Delta, delta)
+
+
 # Path length and variation.
 
 

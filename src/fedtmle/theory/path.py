@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -19,31 +20,35 @@ from fedtmle.protocol.query import Problem
 
 @dataclass(frozen=True, kw_only=True)
 class Path:
-    """R queries of K + 1 submodels over M silos."""
+    """The S + K + 1 states of K + 1 submodels over M silos.
 
-    update: tuple[int, ...]  # k of each query
-    step: tuple[int, ...]  # t of each query
-    u: Array  # (R, d): where each query was
-    gradient: Array  # (R, M, d): each silo's
-    loss: Array  # (R,): pooled, less that of the initial law
+    Each is a query, but for the ends of updates by one step: there p^{k+1} is the state that is asked.
+    """
+
+    update: tuple[int, ...]  # k of each state
+    step: tuple[int, ...]  # t of each state
+    queried: tuple[bool, ...]  # whether the silos were asked there: R of them
+    u: Array  # (S + K + 1, d): where each state is
+    gradient: Array  # (S + K + 1, M, d): each silo's
+    loss: Array  # (S + K + 1,): pooled, less that of the initial law
     share: Array  # (M,): N_m/n
 
     @property
     def pooled(self) -> Array:
-        """The pooled gradients, (R, d)."""
+        """The pooled gradients, (S + K + 1, d)."""
         return np.asarray(np.einsum("m,rmd->rd", self.share, self.gradient))
 
     def transitions(self) -> Iterator[tuple[int, bool]]:
-        """Each r < R with whether the next query is in the same submodel (a step) or a new one."""
+        """Each state but the last, with whether the next is in the same submodel (a step) or a new one."""
         for r in range(len(self.update) - 1):
             yield r, self.update[r + 1] == self.update[r]
 
     def origins(self) -> list[int]:
-        """The query at the origin of each submodel."""
+        """The state at the origin of each submodel."""
         return [r for r, t in enumerate(self.step) if t == 0]
 
     def endpoints(self) -> list[int]:
-        """The query that accepted each update: the last of its submodel, but for the last submodel."""
+        """The accepted state of each update: the last of its submodel, but for the last submodel."""
         return [r for r, is_step in self.transitions() if not is_step]
 
     def rounded_norms(self, beta: float) -> Array:
@@ -52,8 +57,27 @@ class Path:
         return beta * np.array(moved)
 
     def variation(self) -> Array:
-        """sum_r ||g_{m,r} - g_{m,r-1}||, one per silo, (M,)."""
-        return np.asarray(np.linalg.norm(np.diff(self.gradient, axis=0), axis=2).sum(axis=0))
+        """sum_r ||g_{m,r} - g_{m,r-1}|| over the queries, one per silo, (M,)."""
+        asked = self.gradient[list(self.queried)]
+        return np.asarray(np.linalg.norm(np.diff(asked, axis=0), axis=2).sum(axis=0))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _State:
+    update: int
+    step: int
+    eps: tuple[float, ...]
+    queried: bool
+
+
+def _states(points: Sequence[Point], accepted: Sequence[Sequence[float]]) -> Iterator[_State]:
+    """The queries, and the accepted eps that were not asked about, in their order."""
+    for point, after in zip_longest(points, points[1:]):
+        yield _State(update=point.update, step=point.step, eps=point.eps, queried=True)
+        ends = after is not None and after.update > point.update
+        if ends and tuple(accepted[point.update]) != point.eps:
+            end = tuple(accepted[point.update])
+            yield _State(update=point.update, step=point.step + 1, eps=end, queried=False)
 
 
 def follow(
@@ -65,6 +89,7 @@ def follow(
     lattice: Lattice,
 ) -> Path:
     """The path of a run from its initial law, on the silos' validated rows."""
+    states = list(_states(points, accepted))
     sizes = [problem.count(own) for own in rows.values()]
     n = sum(sizes)
     C, B = floating(lattice.C), floating(lattice.B)
@@ -74,8 +99,8 @@ def follow(
         submodels = [problem.submodel(law, own) for own in rows.values()]
         normaliser = problem.normaliser(law)
         base = normaliser.value(np.zeros(problem.dim))
-        for point in (point for point in points if point.update == k):
-            eps = np.array(point.eps)
+        for state in (state for state in states if state.update == k):
+            eps = np.array(state.eps)
             sums = [submodel.sums(eps, Part.LOSS | Part.GRADIENT) for submodel in submodels]
             public = normaliser.gradient(eps)
             gradients.append([C @ (own[1:].values(N) + public) for own, N in zip(sums, sizes, strict=True)])
@@ -86,9 +111,10 @@ def follow(
             reached = losses[-1]  # l_{k+1}(0) = l_k(eps^k)
             law = problem.move(law, np.array(accepted[k]))
     return Path(
-        update=tuple(point.update for point in points),
-        step=tuple(point.step for point in points),
-        u=np.array([B.T @ np.array(point.eps) for point in points]),
+        update=tuple(state.update for state in states),
+        step=tuple(state.step for state in states),
+        queried=tuple(state.queried for state in states),
+        u=np.array([B.T @ np.array(state.eps) for state in states]),
         gradient=np.array(gradients),
         loss=np.array(losses),
         share=np.array(sizes) / n,

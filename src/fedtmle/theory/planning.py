@@ -33,14 +33,14 @@ class Pilot:
 BENCHMARK = Pilot(
     source="the paper's benchmark, DGP 1 (n = 10,000, 10 silos, tolerance 1e-3)",
     beta=1.20,
-    kappa=1.03,
-    Delta=0.00136,
+    kappa=1.04,
+    Delta=0.00138,
     G=0.0962,
     b=26.1,
     std_error=0.104,
     n=10_000,
-    rounds=21,
-    bits=16_802,
+    rounds=9,
+    bits=8_606,
 )
 
 

@@ -92,6 +92,12 @@ STATEMENTS: tuple[Statement, ...] = (
     ),
     _not("alg:coded-gradient", "algorithms.coded.Coded"),
     _computed(
+        "section 4.2, one step per update",
+        "communication.one_step_round_bound",
+        _RUNS,
+        "theory/test_identities.py::test_one_step_per_update_varies_by_kappa_alone",
+    ),
+    _computed(
         "thm:communication",
         "communication.round_bound communication.universal_bit_bound checks.coded_checks",
         _RUNS,
