@@ -72,10 +72,14 @@ def test_quick_run_of_one_figure(tmp_path: Path) -> None:
 
 def test_extra_experiments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(extra, "DATA_SETS", 2)
+    monkeypatch.setattr(extra, "REBOUNDS", 1)
     monkeypatch.setattr(extra, "TOLERANCES", (1e-1,))
     order = Order(figures=(), seeds=(4,), scale=TINY, out=tmp_path)
     results = carry_out(order, quiet=True).read_text(encoding="utf-8")
-    assert "Bounds broken: 0 of 4 runs" in results
+    assert "Bounds broken: 0 of 8 runs" in results
+    rebounds = read(tmp_path / "extra-rebound.csv")
+    assert [row["dgp"] for row in rebounds] == ["gaussian", "curved"]
+    assert all(float(row["decrease"]) > 0 for row in rebounds)  # the optimum is below the start
     for name in ("cost", "retirement", "coverage"):
         assert (tmp_path / f"extra-{name}.png").stat().st_size > 5_000
         assert read(tmp_path / f"extra-{name}.csv")

@@ -396,7 +396,17 @@ def test_targeting_arrives_at_the_direct_solution():
     assert np.abs(D.mean(axis=0)).max() < 1e-8
     estimate = problem.finish(law, problem.moments(law, points), 3000)
     np.testing.assert_allclose(estimate.psi, problem.direct(data), rtol=0, atol=1e-8)
-    np.testing.assert_allclose(estimate.covariance, np.cov(D.T) / 3000, rtol=1e-12)
+    # The M-estimator's sandwich at the direct solution, longhand: H over the rows, not over the law.
+    logits = (
+        estimate.psi @ np.eye(3, 4) - ((data[:, None, :] - np.array(problem.destinations)) ** 2).sum(2) / 2
+    )
+    s = np.exp(logits - logits.max(axis=1, keepdims=True))
+    s = (s / s.sum(axis=1, keepdims=True))[:, :3]
+    bread = np.linalg.inv(np.diag(s.mean(axis=0)) - s.T @ s / 3000)
+    np.testing.assert_allclose(estimate.covariance, bread @ np.cov(s.T) @ bread / 3000, rtol=1e-9)
+    np.testing.assert_allclose(
+        estimate.covariance, estimate.correction @ np.cov(D.T) @ estimate.correction.T / 3000, rtol=1e-9
+    )
 
 
 @pytest.mark.parametrize("options", [{}, *(options for options, _, _ in GENERAL)])

@@ -342,10 +342,12 @@ def _closing(case: _Case[Law, Rows]) -> Iterator[_Gap]:
     shapes = (case.estimate.psi.shape, case.estimate.covariance.shape, case.eif.shape)
     yield _Gap(float(shapes != ((d,), (d, d), (case.n, d))), 0.0, what="the shape of psi, covariance or D")
     yield _Gap(float(not np.isfinite(case.estimate.psi).all()), 0.0, what="psi is not finite")
-    covariance = np.cov(case.eif, rowvar=False).reshape(d, d) / case.n
+    T = np.eye(d) if case.estimate.correction is None else case.estimate.correction
+    influence = case.eif @ T.T
+    covariance = np.cov(influence, rowvar=False).reshape(d, d) / case.n
     gap = float(np.abs(covariance - case.estimate.covariance).max())
     # The sums hold squares of uncentred terms: their size, not the variance's, sets the rounding.
-    size = float((np.abs(case.eif) + np.abs(case.estimate.psi)).max()) ** 2 / case.n
+    size = float((np.abs(influence) + np.abs(case.estimate.psi)).max()) ** 2 / case.n
     yield _Gap(gap, ROUNDING * size + case.eta, what="covariance, against that of D over the rows")
 
 

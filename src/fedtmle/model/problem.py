@@ -22,10 +22,15 @@ Rows = TypeVar("Rows")
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """Psi and the covariance of its estimator, shape (d,) and (d, d): cov(D)/n, divisor n - 1."""
+    """Psi and the covariance of its estimator, shape (d,) and (d, d): cov(D)/n, divisor n - 1.
+
+    With a ``correction`` T it is cov(T D)/n: a factor of D that is an expectation under the law, taken
+    over the rows instead.
+    """
 
     psi: Array
     covariance: Array
+    correction: Array | None = None
 
 
 class AbstractModel(ABC, Generic[Law, Rows]):

@@ -18,7 +18,10 @@ from fedtmle.theory.path import follow
 
 TOLERANCES = (1e-1, 3e-2, 1e-2, 3e-3, 1e-3)
 Coordinates = Literal["raw", "whitened"]
+Inner = Literal["adaptive", "step"]
 COORDINATES: tuple[Coordinates, ...] = ("raw", "whitened")
+INNER: tuple[Inner, ...] = ("adaptive", "step")
+ROUND_BOUNDS = {"adaptive": communication.round_bound, "step": communication.one_step_round_bound}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,28 +33,33 @@ class Cost:
     partition: str
     clients: int
     coordinates: str
+    inner: str
     tolerance: float
     residual_bound: float
     rounds: int
     bits: int
     updates: int
-    round_bound: float  # eq:main-communication
+    history_bits: int  # H_K less H_init
+    round_bound: float  # eq:main-communication; half of it for one step per update
     pathwise_bit_bound: float  # eq:pathwise-bit-bound
     universal_bit_bound: float  # eq:main-communication, with the constant of its proof
     fixed_width_bits: int  # the absolute protocol on the same trajectory, at the width of its first gradient
 
 
 def costs(cell: Cell, tolerances: tuple[float, ...] = TOLERANCES) -> list[Cost]:
-    """Both coordinates at every tolerance, on one cell."""
+    """Both coordinates and inner solves at every tolerance, on one cell."""
     data = build(cell)
     return [
-        _cost(cell, data, tolerance, coordinates) for coordinates in COORDINATES for tolerance in tolerances
+        _cost(cell, data, tolerance, coordinates, inner)
+        for coordinates in COORDINATES
+        for inner in INNER
+        for tolerance in tolerances
     ]
 
 
-def _cost(cell: Cell, data: Data, tolerance: float, coordinates: Coordinates) -> Cost:
+def _cost(cell: Cell, data: Data, tolerance: float, coordinates: Coordinates, inner: Inner) -> Cost:
     problem = data.problem
-    algorithm = Coded(tolerance=tolerance, coordinates=coordinates)
+    algorithm = Coded(tolerance=tolerance, coordinates=coordinates, inner=inner)
     result = solve(problem, data.law, data.silos, algorithm)
     lattice = _lattice(data, result, tolerance, coordinates)
     rows = {name: problem.read(own) for name, own in data.silos.items()}
@@ -60,18 +68,21 @@ def _cost(cell: Cell, data: Data, tolerance: float, coordinates: Coordinates) ->
     Delta, kappa, G = loss_budget(path).value, recentering(path).value, first_gradient(path).value
     M, d, R = len(data.silos), problem.dim, result.rounds
     width = communication.fixed_width_bits(G, float(lattice.h))
+    own, bound = result.certificate, ROUND_BOUNDS[inner]
     return Cost(
         seed=cell.seed,
         dgp=cell.dgp.value,
         partition=cell.partition.value,
         clients=cell.clients,
         coordinates=coordinates,
+        inner=inner,
         tolerance=tolerance,
         residual_bound=float("inf") if result.residual is None else result.residual,
         rounds=R,
         bits=result.bits,
         updates=result.updates,
-        round_bound=communication.round_bound(beta, Delta, delta),
+        history_bits=0 if own is None else own.history_bits or 0,
+        round_bound=bound(beta, Delta, delta),
         pathwise_bit_bound=communication.pathwise_bit_bound(
             M, d, R, result.steps, beta, kappa, Delta, G, delta
         ),

@@ -7,7 +7,6 @@ residuals "differ" from a factor of two. `uniform_excess` alone was added later,
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from itertools import combinations, pairwise
 
 from fedtmle.reproduce.heterogeneity import dispersion
 from fedtmle.reproduce.measure import Measured
+from fedtmle.reproduce.rebound import largest_rise
 from fedtmle.reproduce.scenario import ROUND_BUDGET, Cell, Dgp, Method, Partition
 from fedtmle.reproduce.study import TIME_BUDGET, Study
 
@@ -102,11 +102,7 @@ def _reference(study: Study, seed: int, dgp: Dgp, partition: Partition) -> Cell:
 
 def rebound(run: Measured) -> float:
     """The largest rise of the pooled loss above an earlier one; zero or less if it only fell."""
-    lowest, largest = math.inf, -math.inf
-    for c in run.checkpoints:
-        largest = max(largest, c.loss - lowest)
-        lowest = min(lowest, c.loss)
-    return largest
+    return largest_rise(c.loss for c in run.checkpoints)
 
 
 def uniform_rebound(study: Study, seed: int) -> Iterator[Evidence]:

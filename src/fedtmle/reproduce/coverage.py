@@ -10,6 +10,7 @@ import numpy as np
 from fedtmle.algorithms.coded import Coded
 from fedtmle.model.types import Array
 from fedtmle.reproduce.scenario import Cell, Data, Dgp, Partition, Scale, build
+from fedtmle.runtime.result import Result
 from fedtmle.solver import solve
 from fedtmle.targets.benchmark import COVARIANCES, MEANS, PROBABILITIES
 from fedtmle.targets.optimal_transport import OptimalTransport
@@ -28,7 +29,7 @@ class Coverage:
     name: str
     estimate: float
     std_error: float
-    rows_std_error: float  # with H over the rows in place of H over the (smoothed) law
+    law_std_error: float  # with H over the (smoothed) law, as in D, in place of H over the rows
     truth: float
 
     @property
@@ -36,8 +37,8 @@ class Coverage:
         return abs(self.estimate - self.truth) <= Z * self.std_error
 
     @property
-    def rows_cover(self) -> bool:
-        return abs(self.estimate - self.truth) <= Z * self.rows_std_error
+    def law_covers(self) -> bool:
+        return abs(self.estimate - self.truth) <= Z * self.law_std_error
 
 
 @cache
@@ -84,18 +85,16 @@ def replicate(task: tuple[int, Dgp, Scale]) -> list[Coverage]:
             name=name,
             estimate=float(estimate),
             std_error=float(error),
-            rows_std_error=float(rows_error),
+            law_std_error=float(law_error),
             truth=true,
         )
-        for name, estimate, error, rows_error, true in zip(
-            result.names, result.psi, result.std_error, _rows_std_error(data), truth(dgp), strict=True
+        for name, estimate, error, law_error, true in zip(
+            result.names, result.psi, result.std_error, _law_std_error(data, result), truth(dgp), strict=True
         )
     ]
 
 
-def _rows_std_error(data: Data) -> Array:
-    """The M-estimator's own standard errors: Psi, H and D at the empirical distribution."""
-    rows = data.problem.read(data.rows)
-    n = len(data.rows)
-    empirical = data.problem.functional(rows, np.full(n, 1 / n), None)
-    return np.asarray(np.sqrt(np.var(empirical.eif(rows), axis=1, ddof=1) / n))
+def _law_std_error(data: Data, result: Result) -> Array:
+    """The standard errors of D(p^K) as it stands."""
+    eif = result.law.functional.eif(data.problem.read(data.rows))
+    return np.asarray(np.sqrt(np.var(eif, axis=1, ddof=1) / len(data.rows)))

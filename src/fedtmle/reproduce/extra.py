@@ -9,15 +9,18 @@ from pathlib import Path
 from fedtmle.reproduce import extra_figures, records
 from fedtmle.reproduce.bounds import TOLERANCES, Cost, costs
 from fedtmle.reproduce.coverage import Coverage, replicate
+from fedtmle.reproduce.rebound import Rebound, rebounds
 from fedtmle.reproduce.retirement import Retirement, retirements
 from fedtmle.reproduce.scenario import QUICK, Cell, Dgp, Partition, Scale
 from fedtmle.reproduce.style import house_style, save
 
 DATA_SETS = 200  # of each distribution, for coverage
+REBOUNDS = 50  # of each distribution
 QUICK_DATA_SETS = 10
+QUICK_REBOUNDS = 4
 QUICK_TOLERANCES = (1e-1, 1e-2)
 
-Table = list[Cost] | list[Retirement] | list[Coverage]
+Table = list[Cost] | list[Rebound] | list[Retirement] | list[Coverage]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +36,7 @@ class Extra:
     """All measurements of the extra experiments."""
 
     costs: list[Cost] = field(default_factory=list)
+    rebounds: list[Rebound] = field(default_factory=list)
     retirements: list[Retirement] = field(default_factory=list)
     coverage: list[Coverage] = field(default_factory=list)
 
@@ -40,6 +44,8 @@ class Extra:
         for row in table:
             if isinstance(row, Cost):
                 self.costs.append(row)
+            elif isinstance(row, Rebound):
+                self.rebounds.append(row)
             elif isinstance(row, Retirement):
                 self.retirements.append(row)
             else:
@@ -47,7 +53,7 @@ class Extra:
 
 
 def experiments(seeds: Sequence[int], scale: Scale) -> list[Experiment]:
-    """Costs on both distributions of the first seed, retirement on every seed's four panels, coverage."""
+    """Costs on the first seed's distributions, rebounds, retirement on every seed's panels, coverage."""
     quick = scale == QUICK
     M = scale.reference_clients
 
@@ -56,9 +62,15 @@ def experiments(seeds: Sequence[int], scale: Scale) -> list[Experiment]:
 
     tolerances = QUICK_TOLERANCES if quick else TOLERANCES
     data_sets = QUICK_DATA_SETS if quick else DATA_SETS
+    samples = QUICK_REBOUNDS if quick else REBOUNDS
     return [
         *(
             Experiment(run=costs, arguments=(cell(seeds[0], dgp, Partition.RANDOM), tolerances))
+            for dgp in Dgp
+        ),
+        *(
+            Experiment(run=rebounds, arguments=(number, dgp, scale))
+            for number in range(samples)
             for dgp in Dgp
         ),
         *(
@@ -82,10 +94,11 @@ def perform(experiment: Experiment) -> Table:
 def publish(extra: Extra, out: Path) -> None:
     """CSV, PNG and SVG of each experiment."""
     records.write(out / "extra-cost.csv", map(asdict, extra.costs))
+    records.write(out / "extra-rebound.csv", map(asdict, extra.rebounds))
     records.write(out / "extra-retirement.csv", map(asdict, extra.retirements))
     records.write(
         out / "extra-coverage.csv",
-        ({**asdict(c), "covers": c.covers, "rows_cover": c.rows_cover} for c in extra.coverage),
+        ({**asdict(c), "covers": c.covers, "law_covers": c.law_covers} for c in extra.coverage),
     )
     with house_style():
         save(extra_figures.cost_figure(extra.costs), out, "extra-cost")

@@ -29,7 +29,8 @@ def cost_figure(table: Sequence[Cost]) -> Figure:
         axes.invert_xaxis()
     named: list[dict[str, tuple[float, float, str]]] = [{}, {}]
     for coordinates, ink in COORDINATES.items():
-        costs = [c for c in table if (c.seed, c.dgp, c.partition) == first and c.coordinates == coordinates]
+        chosen = (*first, coordinates, "step")  # the default; the table has the paper's inner solves too
+        costs = [c for c in table if (c.seed, c.dgp, c.partition, c.coordinates, c.inner) == chosen]
         deltas = [c.tolerance for c in costs]
         series = (
             (left, [c.rounds for c in costs], [c.round_bound for c in costs]),

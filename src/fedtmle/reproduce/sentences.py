@@ -115,7 +115,8 @@ SENTENCES = (
     Sentence(
         name="uniform-rebound",
         quote="... including a ... pooled-loss rebound under uniform weights",
-        criterion="spatial partition, uniform weights: the pooled loss rises above an earlier one",
+        criterion="spatial partition, uniform weights: the pooled loss rises above an earlier one, in every "
+        "sample (over more samples: the section on the rebound)",
         number="largest rise / decrease",
         check=checks.uniform_rebound,
         required=True,

@@ -158,6 +158,14 @@ class Transport(AbstractFunctional):
         # D is affine in s, and s ranges over the simplex.
         return combine(self.gain, np.eye(len(self.theta), len(self.theta) + 1) - self._capacities)
 
+    def correction(self, mean: Array, second: Array) -> Array:
+        # s - c = gain^-1 D, so the moments of D are those of s, and H_n = diag(P_n s) - P_n s s^T.
+        inverse, c = np.linalg.inv(self.gain), self._capacities[:, 0]
+        off = inverse @ mean  # P_n s - c
+        products = inverse @ second @ inverse.T + np.outer(off, c) + np.outer(c, off) + np.outer(c, c)
+        H = np.diag(c + off) - products
+        return np.asarray(-self.problem.regularisation * np.linalg.inv(H) @ inverse)
+
     @property
     def _capacities(self) -> Array:
         return np.array(self.problem.capacities)[: len(self.theta), None]

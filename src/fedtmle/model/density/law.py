@@ -38,6 +38,13 @@ class AbstractFunctional(ABC):
     def vertices(self) -> Array:
         """Points whose convex hull holds every value of D(p), shape (d, V)."""
 
+    @abstractmethod
+    def correction(self, mean: Array, second: Array) -> Array:
+        """T, (d, d), such that T D(p) is the EIF whose factor of the law is taken over the rows.
+
+        ``mean`` and ``second`` are P_n D and P_n D D^T. The identity where D has no such factor.
+        """
+
 
 @final
 @dataclass(frozen=True, kw_only=True)

@@ -107,8 +107,13 @@ class AbstractDensityProblem(AbstractProblem[DensityLaw, Array]):
 
     @final
     def finish(self, law: DensityLaw, pooled: Sums, n: int) -> Estimate:
-        _, covariance = mean_and_covariance(pooled, self.dim, n)
-        return Estimate(psi=law.psi, covariance=covariance)
+        mean, covariance = mean_and_covariance(pooled, self.dim, n)
+        if n == 1:  # one row says nothing of its spread
+            return Estimate(psi=law.psi, covariance=covariance)
+        # A kernel density is wider than the data, and D takes expectations under it; the standard
+        # errors take them over the rows. The closing moments hold all that this needs.
+        T = law.functional.correction(mean, (n - 1) * covariance + np.outer(mean, mean))
+        return Estimate(psi=law.psi, covariance=T @ covariance @ T.T, correction=T)
 
     @final
     def curvature(self, law: DensityLaw) -> Array:
