@@ -47,8 +47,8 @@ class LogPartition(AbstractNormaliser):
         p = self._tilted(eps)
         return np.array([[p @ self.eif**2 - (p @ self.eif) ** 2]])
 
-    def curvature_ceiling(self) -> float:
-        return float(np.ptp(self.eif) ** 2 / 4)
+    def curvature_ceiling(self, C: Array) -> float:
+        return float((C[0, 0] * np.ptp(self.eif)) ** 2 / 4)
 
 
 @dataclass(frozen=True)

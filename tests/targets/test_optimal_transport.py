@@ -306,7 +306,7 @@ def test_the_curvature_ceiling_holds_on_the_benchmark(pilot):
     for fluctuation in (LOGISTIC, TILT):
         problem = OptimalTransport(fluctuation=fluctuation)
         A = problem.normaliser(problem.start(pilot))
-        ceiling = A.curvature_ceiling()
+        ceiling = A.curvature_ceiling(np.eye(3))
         for size in np.geomspace(1e-4, 3.0, 25):
             assert np.abs(np.linalg.eigvalsh(A.hessian(size * rng.standard_normal(3)))).max() <= ceiling
 

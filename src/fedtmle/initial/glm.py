@@ -89,8 +89,8 @@ class Ridge(AbstractNormaliser):
     def hessian(self, eps: Array) -> Array:  # noqa: ARG002 - constant
         return np.diag(self.ridge * (1 - self.free))
 
-    def curvature_ceiling(self) -> float:
-        return self.ridge
+    def curvature_ceiling(self, C: Array) -> float:
+        return self.ridge * float(np.linalg.norm(C, 2)) ** 2
 
 
 @final

@@ -305,7 +305,7 @@ def _row_ceiling(case: _Case[Law, Rows]) -> Iterator[_Gap]:
 
 def _normaliser_ceiling(case: _Case[Law, Rows]) -> Iterator[_Gap]:
     try:
-        ceiling = case.normaliser.curvature_ceiling()
+        ceiling = case.normaliser.curvature_ceiling(np.eye(case.problem.dim))
     except InputError as reason:
         raise _NotApplicable(f"the normaliser declares none: {reason}") from None
     for eps in case.points:

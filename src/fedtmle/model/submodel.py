@@ -144,8 +144,8 @@ class AbstractNormaliser(ABC):
     def hessian(self, eps: Array) -> Array: ...
 
     @abstractmethod
-    def curvature_ceiling(self) -> float:
-        """A bound on the operator norm of the Hessian of A at every eps."""
+    def curvature_ceiling(self, C: Array) -> float:
+        """A bound on ||C Hess A(eps) C^T|| at every eps, in coordinates C, (d, d)."""
 
 
 @final
@@ -164,5 +164,5 @@ class NoNormaliser(AbstractNormaliser):
     def hessian(self, eps: Array) -> Array:  # noqa: ARG002 - the interface's argument
         return np.zeros((self.dim, self.dim))
 
-    def curvature_ceiling(self) -> float:
+    def curvature_ceiling(self, C: Array) -> float:  # noqa: ARG002 - the interface's argument
         return 0.0

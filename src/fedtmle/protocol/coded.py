@@ -92,26 +92,25 @@ class CalibrationQuery(AbstractQuery[SiloCurvature, Lattice]):
         return self.dim if self.matrices or self.C is None else 1
 
     def answer(self, local: Local) -> SiloCurvature:
-        matrix = self._curvature(local)
-        if self.C is not None:
-            C = floating(self.C)
-            matrix = C @ matrix @ C.T
-            if not self.matrices:
-                matrix = np.abs(np.linalg.eigvalsh(matrix)).max().reshape(1, 1)
+        matrix = self._curvature(local, np.eye(self.dim) if self.C is None else floating(self.C))
+        if self.sent_dim == 1:
+            matrix = np.abs(np.linalg.eigvalsh(matrix)).max().reshape(1, 1)
         exponent = int(np.frexp(np.abs(matrix).max())[1]) - CURVATURE_BITS
         entries = np.rint(np.ldexp(matrix[np.triu_indices(self.sent_dim)], -exponent))
         return SiloCurvature(exponent=exponent, entries=tuple(int(entry) for entry in entries))
 
-    def _curvature(self, local: Local) -> Array:
+    def _curvature(self, local: Local, C: Array) -> Array:
+        """C H_m C^T, or a bound of it at every eps."""
         submodel, normaliser = (
             local.submodel(self.problem, self.law),
             local.normaliser(self.problem, self.law),
         )
         if self.curvature is Curvature.CEILING:
-            return submodel.curvature_ceiling() + normaliser.curvature_ceiling() * np.eye(self.dim)
+            rows = C @ submodel.curvature_ceiling() @ C.T
+            return np.asarray(rows + normaliser.curvature_ceiling(C) * np.eye(self.dim))
         origin = np.zeros(self.dim)
-        rows = submodel.sums(origin, Part.HESSIAN).values(local.n_rows)
-        return unpack(rows, self.dim) + normaliser.hessian(origin)
+        sums = submodel.sums(origin, Part.HESSIAN).values(local.n_rows)
+        return np.asarray(C @ (unpack(sums, self.dim) + normaliser.hessian(origin)) @ C.T)
 
     def write_answer(self, answer: SiloCurvature, out: BitWriter, link: Link) -> None:  # noqa: ARG002
         out.gamma((answer.exponent,))

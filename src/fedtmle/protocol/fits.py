@@ -199,7 +199,8 @@ class FitQuery(AbstractQuery[FitAnswer, FitAverage]):
         if self.rule.lattice is None:
             return None
         rows = local.submodel(self.problem, self.law).curvature_ceiling()
-        beta = float(np.linalg.norm(rows, 2)) + local.normaliser(self.problem, self.law).curvature_ceiling()
+        public = local.normaliser(self.problem, self.law).curvature_ceiling(np.eye(self.dim))
+        beta = float(np.linalg.norm(rows, 2)) + public
         return beta * self.dim * self.rule.lattice**2 / 8
 
     def retires(self, answer: FitAnswer) -> bool:

@@ -62,8 +62,8 @@ def _rebounds(table: Sequence[Rebound]) -> Iterator[str]:
         "So *the sign of the rebound* is read as that of its median over samples, with the counts beside it. "
         "Decrease: from P_n L(p^0) to the pooled optimum; medians with the least and the greatest.",
         "",
-        "| data | samples | rises | by over 1% of the decrease | ends above the start | ends above the optimum "
-        "| rise / decrease | excess | decrease |",
+        "| data | samples | rises | by over 1% of the decrease | ends above the start "
+        "| ends above the optimum | rise / decrease | excess | decrease |",
         "|---|---|---|---|---|---|---|---|---|",
     )
     for dgp in dict.fromkeys(item.dgp for item in table):

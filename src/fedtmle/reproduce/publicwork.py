@@ -69,8 +69,8 @@ class LedgerNormaliser(AbstractNormaliser):
     def hessian(self, eps: Array) -> Array:
         return self.ledger.get(("hessian", self.history, eps.tobytes()), lambda: self.inner.hessian(eps))
 
-    def curvature_ceiling(self) -> float:
-        return self.inner.curvature_ceiling()
+    def curvature_ceiling(self, C: Array) -> float:
+        return self.inner.curvature_ceiling(C)
 
 
 @final

@@ -55,9 +55,10 @@ def _conditions(study: Study | None, effort: Effort) -> Iterator[str]:
         "charged its measured time, as if it had done it itself. Set-up: the pilot density, the greetings.",
         "* **Reference unit**: FedTMLE-G's time to r <= 0.01 r^0 on DGP 1, random partition, M = "
         f"{study.scale.reference_clients}, of the same seed.",
-        f"* **Stops**: G and L at r <= {study.scale.tolerance:g}, Algorithm 4 (one step per update) at a certified "
-        f"r <= {study.scale.coded_tolerance:g}; L also when an update is shorter than {STANDSTILL:g}, its fixed "
-        f"point. After its stop a method keeps its last density, in time and up to {ROUND_BUDGET} rounds.",
+        f"* **Stops**: G and L at r <= {study.scale.tolerance:g}, Algorithm 4 (one step per update) at a "
+        f"certified r <= {study.scale.coded_tolerance:g}; L also when an update is shorter than "
+        f"{STANDSTILL:g}, its fixed point. After its stop a method keeps its last density, in time and up "
+        f"to {ROUND_BUDGET} rounds.",
         "* **A density counts** once its last eps is pooled and its law rebuilt. Figure 3 uses "
         f"{TIME_BUDGET} units. Losses are P_n L; the decrease is P_n L(p^0) less the lowest loss of any run.",
         "* Different methods solve the same equation with different densities, so even converged runs differ "

@@ -107,7 +107,7 @@ class _Local:
             rows = self.submodel.curvature_ceiling()
         except InputError:  # a loss with no curvature bound on the whole line
             return None
-        return float(np.linalg.norm(rows, 2)) + self.public.normaliser.curvature_ceiling()
+        return float(np.linalg.norm(rows, 2)) + self.public.normaliser.curvature_ceiling(np.eye(len(rows)))
 
 
 def follow_fits(

@@ -39,8 +39,9 @@ class DensityNormaliser(AbstractNormaliser):
         mean = self._mean_slope(t, q)
         return unpack(expectation(q, columns, 2 + 2 * self._bound), len(self.eif)) - np.outer(mean, mean)
 
-    def curvature_ceiling(self) -> float:
-        return self.fluctuation.curvature_ceiling(self.vertices)
+    def curvature_ceiling(self, C: Array) -> float:
+        # C Hess A C^T is the Hessian of the same normaliser for C D, whose hull has the vertices C V.
+        return self.fluctuation.curvature_ceiling(C @ self.vertices)
 
     def _fluctuated(self, eps: Array) -> tuple[Array, Array, float]:
         """t = eps . D at the nodes, the masses of p(eps), and A(eps)."""
