@@ -99,30 +99,38 @@ class FreshBatches(AbstractBatchAttack):
         for t in range(80):
             drawn[t, self.sgd.draw(n, 0, t)] = 1.0
             totals[t] = answer.values()[0]
-            self.between(victim)
             answer = server.tell(self.zero(answer))
         return START + np.linalg.lstsq(drawn, totals, rcond=None)[0]
-
-    def between(self, victim: Victim) -> None:
-        """What happens between two batches."""
 
     def works(self, learned: Any) -> bool:
         return bool(np.abs(learned - Y).max() < 1e-6)
 
 
-class FreshBatchesAcrossCrashes(FreshBatches):
-    """Makes the silo crash between fresh batches, so that it may forget which rows it has told of."""
+class BatchesAcrossACrash(AbstractBatchAttack):
+    """Makes the silo crash between two fresh batches, so that it may forget which rows it has told of."""
 
-    def between(self, victim: Victim) -> None:
+    yields = "the sum over the rows by which the two batches differ, exactly"
+    keys = ("min_batch",)
+    sgd = FreshBatches.sgd
+
+    def run(self, victim: Victim) -> float:
+        server = Server(self.plan(), victim.step)
+        first = server.tell(self.large(server.begin(server.open())))
         victim.restart()
+        second = server.tell(self.zero(first))
+        return float(first.values()[0] - second.values()[0])
+
+    def works(self, learned: float) -> bool:
+        first, second = (Y[self.sgd.draw(len(Y), 0, t)] for t in (0, 1))
+        return abs(learned - (first.sum() - second.sum())) < 1e-9
 
     def open_keeper(self) -> Any:
-        return self.keeper(self.without(*self.keys))
+        return self.keeper(self.without(*self.keys))  # a silo that forgets everything cannot go on
 
 
 ATTACKS: tuple[AbstractAttack, ...] = (
     SingleRecordBatch(),
     LeaveOneOutBatch(),
     FreshBatches(),
-    FreshBatchesAcrossCrashes(),
+    BatchesAcrossACrash(),
 )

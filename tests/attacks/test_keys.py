@@ -10,8 +10,8 @@ from fedtmle.protocol.policy import Policy
 from tests.attacks.test_attacks import EACH_KEY
 
 ELSEWHERE = {
-    "min_cell": "preflight: tests/studies/test_preflight.py",
-    "release": "the result: tests/studies",
+    "min_cell": "preflight: tests/studies/test_preflight.py, test_a_silo_may_ask_for_larger_cells",
+    "release": "not a limit of a session, but of what is shown of its result",
 }
 
 

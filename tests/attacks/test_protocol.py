@@ -38,7 +38,7 @@ from fedtmle.runtime.session import Session
 from fedtmle.runtime.signing import SigningKey
 from fedtmle.runtime.silo import Silo
 from tests.attacks.base import RefusedBySiloError, Server
-from tests.attacks.batches import PROBLEM, FreshBatchesAcrossCrashes
+from tests.attacks.batches import PROBLEM, BatchesAcrossACrash
 from tests.attacks.protocol import OversizedCodeword
 
 NAMES = ("a", "b", "c")
@@ -309,7 +309,7 @@ def test_an_allowed_codeword_does_not_reach_what_an_oversized_one_does() -> None
 def test_a_guard_that_forgets_its_batches_in_a_crash_would_let_them_be_differenced(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    attack = FreshBatchesAcrossCrashes()
+    attack = BatchesAcrossACrash()
     monkeypatch.setattr(Guard, "examine", Guard.follow)  # only where an answer is computed
     monkeypatch.setattr(Guard, "follow", lambda *_: None)
     assert attack.works(attack.run(attack.victim(attack.keeper(attack.guarded()))))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -85,6 +86,16 @@ def test_a_small_cell_hides_its_line_in_that_silo_only(tmp_path: Path) -> None:
     assert shown.silos == 1
     one = frames["one"].assign(u=frames["one"].f == "u").groupby("a").u.mean()
     assert np.allclose(shown.mean, one)
+    assert line(view, "x").silos == 2
+
+
+@pytest.mark.parametrize(("min_cell", "silos"), [(10, 2), (60, 1)])
+def test_a_silo_may_ask_for_larger_cells(tmp_path: Path, min_cell: int, silos: int) -> None:
+    file = study_file(tmp_path, {"one": frame(600, 1), "two": frame(200, 2)})
+    own = f'[silo]\nname = "two"\n[data]\npath = "two.csv"\n[policy]\nmin_cell = {min_cell}\n'
+    (tmp_path / "two.toml").write_text(own, encoding="utf-8")
+    view = preflight(replace(file, silos={**file.silos, "two": tmp_path / "two.toml"}))
+    assert line(view, "f", "u").silos == silos
     assert line(view, "x").silos == 2
 
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
-from fedtmle.data import Schema, load_all
+from fedtmle.data import Schema, load_all, read_silo_file
 from fedtmle.studies.file import StudyFile
 from fedtmle.studies.schema import schema_of
 from fedtmle.studies.table1 import (
@@ -77,7 +78,17 @@ def preflight(file: StudyFile, *, silo: str | None = None, floor: int = FLOOR) -
     full = {name: describe_silo(what, table) for name, table in tables.items()}
     if silo is not None:
         return pool(what, full, floor=None)
-    return pool(what, {name: thresholded(table, floor) for name, table in full.items()}, floor=floor)
+    shown = {
+        name: thresholded(table, max(floor, _own_floor(file.silos[name]))) for name, table in full.items()
+    }
+    return pool(what, shown, floor=floor)
+
+
+def _own_floor(source: object) -> int:
+    """What a silo's own file asks for; a file of data alone asks for nothing more."""
+    if isinstance(source, str | Path) and Path(source).suffix == ".toml":
+        return read_silo_file(source).policy.min_cell
+    return 0
 
 
 def _lenient(schema: Schema) -> Schema:
