@@ -322,8 +322,10 @@ def test_the_number_of_columns_is_bounded() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["C(f)", "0 + C(f)", "C(f):C(g)", "0 + C(g):C(f) + C(f)", "C(f)*C(g)*C(h)", "C(f):C(g):C(h) + C(h)"]
-    + ["C(f):x", "0 + x + C(f):x + C(g)", "C(f):C(g):x + x", "0 + C(f) + C(g) + C(h)", "C(f)*x - 1"],
+    [
+        *("C(f)", "0 + C(f)", "C(f):C(g)", "0 + C(g):C(f) + C(f)", "C(f)*C(g)*C(h)", "C(f):C(g):C(h) + C(h)"),
+        *("C(f):x", "0 + x + C(f):x + C(g)", "C(f):C(g):x + x", "0 + C(f) + C(g) + C(h)", "C(f)*x - 1"),
+    ],
 )
 def test_a_coding_spans_what_the_indicators_of_all_levels_span_and_is_never_collinear(text: str) -> None:
     """Against the rank of the model that has a column for every level of every factor in every term."""

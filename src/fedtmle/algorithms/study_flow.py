@@ -15,14 +15,13 @@ from typing import Any, final
 import numpy as np
 
 from fedtmle.algorithms.base import AbstractAlgorithm
-from fedtmle.algorithms.nuisance import Regression
 from fedtmle.algorithms.outcome import Flow, Outcome, Query
+from fedtmle.algorithms.regressions import effect_columns, regressions
 from fedtmle.algorithms.study import Study
 from fedtmle.algorithms.superlearner import fit_nuisance
 from fedtmle.errors import InputError
 from fedtmle.initial.crossfit import Column, Folds, Probability
 from fedtmle.initial.glm import Supplied, blocks
-from fedtmle.model.families import Family
 from fedtmle.model.table import Table
 from fedtmle.model.types import Array, exponent, unpack
 from fedtmle.protocol.query import Cell, Spread
@@ -64,7 +63,7 @@ class StudyFlow(AbstractAlgorithm):
     def flow(self, problem: Any, law: Any, n: int) -> Flow:  # noqa: ARG002 - a study starts without a law
         study: Study = problem
         levels = yield from _levels(study)
-        columns = _columns(study, levels)
+        columns = effect_columns(study, levels)
         tally = yield from _tally(study, columns, n)
         fitted = yield from _nuisances(study, columns, levels, tally, n)
         preparation = _preparation(study, columns, fitted, tally, n)
@@ -118,22 +117,6 @@ def _levels(study: Study) -> Generator[Query, Any, dict[str, tuple[str, ...]]]:
     if study.target.treatment is not None:
         levels[study.target.treatment] = study.target.arms
     return levels
-
-
-def _columns(study: Study, levels: Mapping[str, tuple[str, ...]]) -> EffectColumns:
-    target = study.target
-    return EffectColumns(
-        outcome=target.outcome,
-        outcome_bounds=target.outcome_bounds,
-        treatment=target.treatment,
-        arms=target.arms,
-        strata=target.strata,
-        strata_levels=levels[target.strata] if target.strata else (),
-        weights=study.weights,
-        weight_ceiling=study.weight_ceiling,
-        cluster=study.cluster,
-        largest_cluster=study.largest_cluster,
-    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,82 +190,33 @@ def _nuisances(
     n: int,
 ) -> Generator[Query, Any, dict[str, tuple[Predictor, ...]]]:
     folds = None if study.folds is None else Folds(count=study.folds, seed=study.seed, cluster=study.cluster)
-    ceiling = study.weight_ceiling if study.weights else 1.0
+    asked = regressions(study, columns, tally.weight_mean)
     fitted: dict[str, tuple[Predictor, ...]] = {}
-
-    def weight(table: Table) -> Array:
-        return columns.relative_weight(table, tally.weight_mean)
-
-    treatment = study.treatment_model
-    if isinstance(treatment, Supplied):
-        names = _supplied(treatment, "treatment", len(columns.arms) - 1)
-        fitted["treatment"] = tuple(Probability(name, names[:j]) for j, name in enumerate(names))
-    elif treatment is not None:
-        models = []
-        for code in range(1, len(columns.arms)):
-
-            def taken(table: Table, code: int = code) -> tuple[Array, Array]:
-                arm = columns.arm(table)
-                at_risk = (arm == 0) | (arm >= code)
-                return (arm == code).astype(np.float64), weight(table) * at_risk
-
-            what = (
-                "treatment model"
-                if len(columns.arms) == 2
-                else f"treatment model, arm '{columns.arms[code]}'"
-            )
-            regression = Regression(
-                what=what,
-                model=treatment,
-                binary=True,
-                response=taken,
-                weight_ceiling=ceiling,
-                family=Family.LOGISTIC,
-                cluster=study.cluster,
-            )
-            models.append((yield from fit_nuisance(regression, levels, n, folds)))
-        fitted["treatment"] = tuple(models)
-
-    missingness = study.missingness_model
-    if isinstance(missingness, Supplied):
-        names = _supplied(missingness, "missingness", 1, len(columns.arms))
-        fitted["missingness"] = tuple(map(Probability, names))
-    elif missingness is not None:
-        regression = Regression(
-            what="missingness model",
-            model=missingness,
-            binary=True,
-            response=lambda table: (columns.observed(table), weight(table)),
-            weight_ceiling=ceiling,
-            family=Family.LOGISTIC,
-            cluster=study.cluster,
-        )
-        fitted["missingness"] = ((yield from fit_nuisance(regression, levels, n, folds)),)
-
-    outcome = study.outcome_model
-    low, high = study.target.outcome_bounds
-    if isinstance(outcome, Supplied):
-        names = _supplied(outcome, "outcome", len(columns.arms))
-        fitted["outcome"] = tuple(Column(name, low, high - low) for name in names)
-    else:
-        regression = Regression(
-            what="outcome model",
-            model=outcome,
-            binary=study.target.is_binary,
-            response=lambda table: (columns.y(table), weight(table) * columns.observed(table)),
-            weight_ceiling=ceiling,
-            cluster=study.cluster,
-            bounds=(low, high),
-        )
-        fitted["outcome"] = ((yield from fit_nuisance(regression, levels, n, folds)),)
+    for role in ("treatment", "missingness", "outcome"):
+        model = study.models.get(role)
+        if isinstance(model, Supplied):
+            fitted[role] = _supplied(model, role, study)
+        elif model is not None:
+            fits = []
+            for regression in asked[role]:
+                fits.append((yield from fit_nuisance(regression, levels, n, folds)))
+            fitted[role] = tuple(fits)
     return fitted
 
 
-def _supplied(model: Supplied, role: str, *counts: int) -> tuple[str, ...]:
-    if len(model.columns) not in counts:
+def _supplied(model: Supplied, role: str, study: Study) -> tuple[Predictor, ...]:
+    """Predictions that each silo has already."""
+    arms, names = len(study.target.arms), model.columns
+    counts = {"treatment": (arms - 1,), "missingness": (1, arms), "outcome": (arms,)}[role]
+    if len(names) not in counts:
         expected = " or ".join(str(count) for count in dict.fromkeys(counts))
-        raise InputError(f"{role}_model: expected {expected} supplied column(s), not {len(model.columns)}")
-    return model.columns
+        raise InputError(f"{role}_model: expected {expected} supplied column(s), not {len(names)}")
+    if role == "treatment":
+        return tuple(Probability(name, names[:j]) for j, name in enumerate(names))
+    if role == "missingness":
+        return tuple(map(Probability, names))
+    low, high = study.target.outcome_bounds
+    return tuple(Column(name, low, high - low) for name in names)
 
 
 def _preparation(

@@ -134,7 +134,7 @@ def _candidates(
 def _pilot(pilot: Pilot, parts: Sequence[Regression], levels: Levels) -> SubFlow[Models]:
     model = pilot.model
     if isinstance(model, FittedGLM | TreeEnsemble):
-        low, high = parts[0].bounds
+        low, high = (0.0, 1.0) if pilot.unit_scale else parts[0].bounds
         return (Rescaled(model=model, low=low, width=high - low),) * len(parts)
     (models,) = yield _ship(pilot, model, parts, levels)
     return models  # type: ignore[no-any-return]  # what a round brings is Any
@@ -146,7 +146,7 @@ def _ship(
     def fit(local: Local) -> Models | None:
         if isinstance(learner, PerSilo) and not local.evaluate(can_split):
             return None
-        return tuple(_fit_alone(model, part, levels, local) for part in parts)
+        return tuple(fit_alone(model, part, levels, local) for part in parts)
 
     def can_split(table: Table) -> bool:
         return isinstance(model, GradientBoostedTrees) and all(
@@ -161,7 +161,10 @@ def _ship(
     )
 
 
-def _fit_alone(model: GLM | GradientBoostedTrees, part: Regression, levels: Levels, local: Local) -> Fitted:
+def fit_alone(
+    model: GLM | GradientBoostedTrees, part: Regression, levels: Levels, local: Local
+) -> FittedGLM | TreeEnsemble:
+    """The fit on one party's rows alone."""
     if isinstance(model, GLM):
         return alone(fit_glm(part, model, levels, local.n_rows), local)
 

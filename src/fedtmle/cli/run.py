@@ -26,9 +26,7 @@ def run(
     with reporting(as_json=as_json):
         file = read_study(study)
         with live_progress(study.stem, quiet=quiet or as_json) as progress:
-            result = run_study(
-                file.study, file.silos, threads=threads, progress=progress, release=file.release
-            )
+            result = run_study(file.study, file.silos, threads=threads, progress=progress)
         if out is not None:
             result.save(out)
         _print(result.document, result.to_json() if as_json else None)

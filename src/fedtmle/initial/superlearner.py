@@ -117,6 +117,12 @@ def formulas(model: object, *, public: bool = False) -> tuple[Formula, ...]:
             return ()
 
 
+def pilots(model: object) -> tuple[Pilot, ...]:
+    """The pilots that a nuisance model is, or has among its learners."""
+    found = model.learners if isinstance(model, SuperLearner) else (model,)
+    return tuple(learner for learner in found if isinstance(learner, Pilot))
+
+
 def unit(prediction: Array) -> Array:
     """Kept inside [0, 1], where every response of a study is."""
     return np.clip(prediction, 0.0, 1.0)
