@@ -301,5 +301,5 @@ def test_a_ratio_of_zero_is_refused() -> None:
 
 
 def test_a_cluster_larger_than_declared_is_refused() -> None:
-    own = study(cluster="family", largest_cluster=4)
+    own = study(cluster="family", cluster_scope="silo", largest_cluster=4)
     refused(own, silos(family=np.zeros(120, dtype=int)), "cluster", "'family'", kind=DataError)

@@ -43,6 +43,7 @@ class Regression:
     weight_ceiling: float
     family: Family | None = None  # of every GLM, whatever it says; None: its own
     cluster: str | None = None
+    spanning: bool = False  # whether a cluster may be in several silos
     bounds: tuple[float, float] = (0.0, 1.0)  # the response's own scale, which public models predict on
     fold: int = 0  # counted from 1, of the study's folds that is left out; 0: none
 

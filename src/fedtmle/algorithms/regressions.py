@@ -15,7 +15,9 @@ from fedtmle.model.types import Array
 from fedtmle.targets.effects.prepare import EffectColumns
 
 
-def effect_columns(study: Study, levels: Mapping[str, tuple[str, ...]]) -> EffectColumns:
+def effect_columns(
+    study: Study, levels: Mapping[str, tuple[str, ...]], spanning: tuple[bytes, ...] = ()
+) -> EffectColumns:
     """Which columns of a table play which part in the study."""
     target = study.target
     return EffectColumns(
@@ -29,6 +31,7 @@ def effect_columns(study: Study, levels: Mapping[str, tuple[str, ...]]) -> Effec
         weight_ceiling=study.weight_ceiling,
         cluster=study.cluster,
         largest_cluster=study.largest_cluster,
+        spanning=spanning,
     )
 
 
@@ -37,6 +40,7 @@ def regressions(
 ) -> dict[str, tuple[Regression, ...]]:
     """The regressions of each role whose model is to be fitted: one, or one per arm but the first."""
     ceiling = study.weight_ceiling if study.weights else 1.0
+    spanning = study.cluster_scope == "spanning"
     found: dict[str, tuple[Regression, ...]] = {}
 
     def weight(table: Table) -> Array:
@@ -62,6 +66,7 @@ def regressions(
                     weight_ceiling=ceiling,
                     family=Family.LOGISTIC,
                     cluster=study.cluster,
+                    spanning=spanning,
                 )
             )
         found["treatment"] = tuple(models)
@@ -75,6 +80,7 @@ def regressions(
                 weight_ceiling=ceiling,
                 family=Family.LOGISTIC,
                 cluster=study.cluster,
+                spanning=spanning,
             ),
         )
     if not isinstance(outcome, Supplied):
@@ -86,6 +92,7 @@ def regressions(
                 response=lambda table: (columns.y(table), weight(table) * columns.observed(table)),
                 weight_ceiling=ceiling,
                 cluster=study.cluster,
+                spanning=spanning,
                 bounds=study.target.outcome_bounds,
             ),
         )

@@ -110,13 +110,22 @@ class Study:
         } - {self.target.treatment}
         return tuple(sorted({*names, *({self.target.strata} if self.target.strata else ())}))
 
+    @property
+    def outer_folds(self) -> Folds | None:
+        """The folds of cross-fitting."""
+        if self.folds is None:
+            return None
+        spanning = self.cluster_scope == "spanning"
+        return Folds(count=self.folds, seed=self.seed, cluster=self.cluster, spanning=spanning)
+
     def count(self, rows: Table) -> int:
         return rows.n_rows
 
     def smallest_part(self, rows: Table) -> int:
         """The fewest rows of a fold: each is told by sums over all rows but it (`SuperLearner` included)."""
         smallest = rows.n_rows
-        outer = Folds(count=self.folds, seed=self.seed, cluster=self.cluster) if self.folds else None
+        outer = self.outer_folds
+        spanning = self.cluster_scope == "spanning"
         left_out = [None] if outer is None else list(range(outer.count))
         fold = None if outer is None else outer.of(rows)
         if outer is not None and fold is not None:
@@ -124,7 +133,7 @@ class Study:
         for model in self.models.values():
             if isinstance(model, SuperLearner):
                 for v in left_out:
-                    inner = model.folds_within(v, self.cluster)
+                    inner = model.folds_within(v, self.cluster, spanning=spanning)
                     kept = inner.of(rows) if v is None else inner.of(rows)[fold != v]
                     smallest = min(smallest, _fewest(kept, inner.count))
         return smallest

@@ -24,6 +24,7 @@ from fedtmle.initial.crossfit import Column, Folds, Probability
 from fedtmle.initial.glm import Supplied, blocks
 from fedtmle.model.table import Table
 from fedtmle.model.types import Array, exponent, unpack
+from fedtmle.protocol.clusters import ClustersQuery, SpanningQuery
 from fedtmle.protocol.query import Cell, Spread
 from fedtmle.protocol.tables import LevelsQuery, ScalesQuery, TallyQuery
 from fedtmle.targets.effects.components import Component
@@ -63,7 +64,7 @@ class StudyFlow(AbstractAlgorithm):
     def flow(self, problem: Any, law: Any, n: int) -> Flow:  # noqa: ARG002 - a study starts without a law
         study: Study = problem
         levels = yield from _levels(study)
-        columns = effect_columns(study, levels)
+        columns = effect_columns(study, levels, (yield from _shared_clusters(study)))
         tally = yield from _tally(study, columns, n)
         fitted = yield from _nuisances(study, columns, levels, tally, n)
         preparation = _preparation(study, columns, fitted, tally, n)
@@ -104,6 +105,7 @@ def effect_problem(study: Study, preparation: Preparation) -> EffectProblem:
         ceiling=weight * inverse / smallest_share,
         population_ceiling=weight / smallest_share,
         largest_cluster=study.largest_cluster if study.cluster else 1,
+        spanning=len(preparation.columns.spanning),
         linear=study.link == "linear",
         as_weight=study.clever == "weight",
     )
@@ -117,6 +119,17 @@ def _levels(study: Study) -> Generator[Query, Any, dict[str, tuple[str, ...]]]:
     if study.target.treatment is not None:
         levels[study.target.treatment] = study.target.arms
     return levels
+
+
+def _shared_clusters(study: Study) -> Generator[Query, Any, tuple[bytes, ...]]:
+    """The clusters that are in more than one silo, where the study allows any."""
+    if study.cluster is None or study.cluster_scope == "silo":
+        return ()
+    allowed = study.cluster_scope == "spanning"
+    found: tuple[bytes, ...] = yield ClustersQuery(column=study.cluster, spanning=allowed)
+    if found:
+        yield SpanningQuery(column=study.cluster, spanning=found)
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,7 +202,10 @@ def _nuisances(
     tally: Tally,
     n: int,
 ) -> Generator[Query, Any, dict[str, tuple[Predictor, ...]]]:
-    folds = None if study.folds is None else Folds(count=study.folds, seed=study.seed, cluster=study.cluster)
+    folds = None
+    if study.folds is not None:
+        spanning = study.cluster_scope == "spanning"
+        folds = Folds(count=study.folds, seed=study.seed, cluster=study.cluster, spanning=spanning)
     asked = regressions(study, columns, tally.weight_mean)
     fitted: dict[str, tuple[Predictor, ...]] = {}
     for role in ("treatment", "missingness", "outcome"):

@@ -86,7 +86,8 @@ def alone(flow: SubFlow[Result], local: Local) -> Result:
 
 
 def _fit_super(regression: Regression, spec: SuperLearner, levels: Levels, n: int) -> SubFlow[SuperLearned]:
-    folds = spec.folds_within(regression.fold - 1 if regression.fold else None, regression.cluster)
+    left_out = regression.fold - 1 if regression.fold else None
+    folds = spec.folds_within(left_out, regression.cluster, spanning=regression.spanning)
     parts = [*(regression.without(folds, v) for v in range(spec.folds)), regression]
     fitted = yield from together([_candidates(learner, parts, levels, n) for learner in spec.learners])
     labelled = {f"learner {k}{which}": m for k, each in enumerate(fitted, 1) for which, m in each.items()}

@@ -133,7 +133,7 @@ ALGORITHMS = {
             "tolerance": TOLERANCE,
             "coordinates": choice("raw", "whitened"),
             "smoothness": SMOOTHNESS,
-            "inner": _choice("step", "adaptive"),
+            "inner": choice("step", "adaptive"),
             "max_rounds": INTEGER,
             "fixed_width": INTEGER,
         },

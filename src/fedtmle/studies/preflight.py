@@ -11,10 +11,10 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from fedtmle.data import Schema, load_all
+from fedtmle.protocol.floors import FLOOR
 from fedtmle.studies.file import StudyFile
 from fedtmle.studies.schema import schema_of
 from fedtmle.studies.table1 import (
-    FLOOR,
     STEPS,
     Characteristics,
     Lost,

@@ -13,7 +13,7 @@ from fedtmle.runtime.session import Progress
 from fedtmle.runtime.silo import Silo
 from fedtmle.studies.over import check_release, conclude
 from fedtmle.studies.plan import study_plan
-from fedtmle.studies.pooled import pool_tables
+from fedtmle.studies.pooled import pooled_rows
 from fedtmle.studies.result import StudyResult
 from fedtmle.studies.schema import schema_of
 
@@ -35,7 +35,7 @@ def run(
     check_release(release, silos)
     tables = load_all(silos, schema_of(study))
     if study.algorithm.pools_rows:
-        tables = {"pooled": pool_tables(list(tables.values()), study.cluster)}
+        tables = {"pooled": pooled_rows(study, tables)}
     plan = study_plan(study, roster(list(tables)))
     parties = [Silo(name, plan, table) for name, table in tables.items()]
     finished = run_embedded(plan, parties, threads=threads, progress=progress)

@@ -16,10 +16,10 @@ from fedtmle.algorithms.study import Study
 from fedtmle.initial.glm import Supplied
 from fedtmle.model.table import Table
 from fedtmle.model.types import Array
+from fedtmle.protocol.floors import FLOOR, visible
 from fedtmle.studies.schema import schema_of
 
 Bools = NDArray[np.bool_]
-FLOOR = 10
 FEW = 10  # so many different values are told apart by a sum and a sum of squares, or nearly
 STEPS = ("without treatment or a covariate", "of the rest, without an outcome")
 
@@ -156,20 +156,6 @@ def thresholded(silo: SiloTable, floor: int = FLOOR) -> SiloTable:
 def _counts(values: Iterable[int | None]) -> list[int]:
     """Counts as numbers, of a table in which nothing is hidden yet."""
     return [value or 0 for value in values]
-
-
-def visible(counts: Sequence[int], total: int, floor: int) -> tuple[int | None, ...]:
-    """The cells of one total that may be seen; what is hidden adds up to the floor at least.
-
-    Without the second rule a single hidden cell would be the total less the others.
-    """
-    shown: list[int | None] = [count if count >= floor else None for count in counts]
-    while True:
-        seen = [count for count in shown if count is not None]
-        hidden = total - sum(seen)
-        if not seen or hidden >= floor or (hidden == 0 and None not in shown):
-            return tuple(shown)
-        shown[shown.index(min(seen))] = None
 
 
 def _tellable(lost: Lost | None, total: int, floor: int) -> Lost | None:

@@ -36,6 +36,7 @@ class EffectRows:
     terms: tuple[tuple[Term, ...], ...]  # per component
     truncated: BoolArray  # (arms, N), where some component's probability is at the bound
     cluster: IntArray | None  # codes 0..; None: every row is its own cluster
+    spanned: IntArray | None = None  # (clusters,): the place among those that span silos, or -1
 
     @property
     def n_rows(self) -> int:
@@ -56,6 +57,7 @@ class EffectRows:
                 terms=tuple(tuple(Term(t.arm, t.d[rows], t.H[rows]) for t in own) for own in self.terms),
                 truncated=self.truncated[:, rows],
                 cluster=self.cluster,
+                spanned=self.spanned,
             )
 
     def taken(self, component: int) -> Array:
