@@ -35,7 +35,6 @@ import numpy as np
 from fedtmle.errors import DataError, DecodeError, InputError
 from fedtmle.model.table import Table
 from fedtmle.protocol.bits import BitReader, BitWriter
-from fedtmle.protocol.floors import smallest_cell
 from fedtmle.protocol.query import AbstractQuery, Link, Local, Phase
 from fedtmle.targets.effects.clusters import DIGEST, cluster_digest
 
@@ -73,6 +72,14 @@ class ClustersQuery(AbstractQuery[Clusters, Digests]):
     @property
     def phase(self) -> Phase:
         return Phase.NUISANCE
+
+    @property
+    def tells(self) -> str:
+        return f"a digest of each identifier in {self.column}, to see which clusters other silos have too"
+
+    @property
+    def functionals(self) -> int:
+        return 0  # as many digests as the silo has clusters
 
     def answer(self, local: Local) -> Clusters:
         return local.evaluate(self.of)  # type: ignore[no-any-return]  # evaluate gives Any
@@ -168,9 +175,17 @@ class SpanningQuery(AbstractQuery[None, None]):
     def phase(self) -> Phase:
         return Phase.NUISANCE
 
+    @property
+    def tells(self) -> str:
+        return f"that the silo's part of each cluster of {self.column} that others have too is large enough"
+
+    @property
+    def functionals(self) -> int:
+        return 1
+
     def answer(self, local: Local) -> None:
         smallest: int | None = local.evaluate(self._smallest_part)
-        floor = smallest_cell(local)
+        floor = local.policy.min_cell
         if smallest is not None and smallest < floor:
             raise DataError(
                 f"column '{self.column}': a cluster that spans silos has fewer than {floor} rows here, and "

@@ -1,17 +1,8 @@
-"""The smallest count that may leave a silo, and the cells that may be seen when one may not."""
+"""The cells of a table that may be seen where none below a floor may."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-
-from fedtmle.protocol.query import Local
-
-FLOOR = 10
-
-
-def smallest_cell(local: Local) -> int:
-    """The floor of this silo's own policy."""
-    return FLOOR
 
 
 def visible(counts: Sequence[int], total: int, floor: int) -> tuple[int | None, ...]:

@@ -13,6 +13,7 @@ from fedtmle.model.exact import Sums
 from fedtmle.model.problem import Estimate
 from fedtmle.model.submodel import AbstractNormaliser, AbstractSubmodel
 from fedtmle.model.types import IntArray
+from fedtmle.protocol.policy import Policy
 from fedtmle.protocol.query import Model, Problem
 
 
@@ -37,9 +38,12 @@ class _PerLaw:
 class LocalRows:
     """What queries see: `protocol.query.Local`."""
 
-    def __init__(self, name: str, rows: Any, n_rows: int, index: IntArray | None) -> None:
+    def __init__(
+        self, name: str, rows: Any, n_rows: int, index: IntArray | None, policy: Policy | None = None
+    ) -> None:
         self.name = name
         self.n_rows = n_rows
+        self.policy = policy or Policy.unguarded()
         self._rows = rows
         self._index = index
         self._cached: _PerLaw | None = None

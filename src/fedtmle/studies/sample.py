@@ -14,7 +14,7 @@ from fedtmle.initial.glm import GLM
 from fedtmle.initial.pilot import Pilot
 from fedtmle.initial.superlearner import formulas
 from fedtmle.initial.trees import GradientBoostedTrees
-from fedtmle.runtime.silo import LocalRows
+from fedtmle.runtime.rows import LocalRows
 from fedtmle.studies.schema import schema_of
 from fedtmle.targets.effects.estimands import AbstractEffect
 

@@ -171,6 +171,12 @@ sbp_0 = "SBP_BASELINE"
 age = "AGE_YEARS"
 sex = {column = "SEX", levels = {M = "male", F = "female"}}
 programme = {column = "GROUP", levels = {0 = "usual", 1 = "exercise"}}
+smoker = {column = "smoker", missing = [9]}     # codes that stand for no value
+# family = {column = "FAM_NO", secret = "words that the hospitals alone share"}   # cluster identifiers
+
+[policy]                        # what this hospital allows; it may be stricter than the package, never laxer
+min_cell = 10                   # people in any cell of a table that leaves
+# release = true                # its own estimate may be shown
 """
 
 SOUTH = """\

@@ -189,6 +189,10 @@ class EffectProblem(AbstractProblem[EffectLaw, Table]):
     def curvature_is_fixed(self) -> bool:
         return True
 
+    def factual(self, law: EffectLaw, own: EffectRows) -> Array:
+        """Q(A, W) at the law on the unit scale, shape (N,)."""
+        return self._factual(own, self._regression(law, own))
+
     def _linked(self, law: EffectLaw, own: EffectRows) -> Array:
         """link Q_a at the law, shape (arms, N)."""
         total = np.array([math.fsum(step) for step in zip(*law.history, strict=True)] or [0.0] * self.dim)

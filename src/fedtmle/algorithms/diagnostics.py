@@ -1,0 +1,169 @@
+"""Diagnostics of a study, pooled from what each silo may tell: overlap, and the outcome model's fit.
+
+Both outcome regressions, before and after targeting, are held against the outcome in the same bins, those
+of the initial prediction: bins of each would differ in a few rows, and so tell them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+
+from fedtmle.algorithms.outcome import Query
+from fedtmle.algorithms.overlap import Overlap
+from fedtmle.algorithms.study import Study
+from fedtmle.model.table import Table
+from fedtmle.model.types import Array, exponent
+from fedtmle.protocol.bins import BinsQuery, Group, PooledBin
+from fedtmle.protocol.learners import JointQuery
+from fedtmle.protocol.query import Phase
+from fedtmle.protocol.tables import TallyQuery
+from fedtmle.targets.effects.prepare import Preparation
+from fedtmle.targets.effects.problem import EffectLaw, EffectProblem
+from fedtmle.targets.effects.rows import EffectRows
+
+EDGES = (0.0, 0.05, *(round(0.1 * k, 1) for k in range(1, 10)), 0.95, 1.0)  # of a probability
+DECILES = tuple(NormalDist().inv_cdf(k / 10) for k in range(1, 10))
+LARGEST_LOSS = 64.0  # of one row, where a prediction is all but certain and wrong
+
+
+@dataclass(frozen=True, kw_only=True)
+class Histogram:
+    """P(arm ``of`` | W) among those in ``arm``, between consecutive `EDGES`."""
+
+    of: str
+    arm: str
+    bins: tuple[PooledBin, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fit:
+    """How well Q(A, W) predicts the outcomes that were observed, on the unit scale.
+
+    ``r_squared`` and ``deviance`` (the share explained, of a binary outcome) are before and after
+    targeting. A calibration bin has the sums of w, w y, w Q before and w Q after.
+    """
+
+    r_squared: tuple[float, float]
+    deviance: tuple[float, float] | None
+    edges: tuple[float, ...]  # of Q before, the inner ones
+    calibration: tuple[PooledBin, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Diagnostics:
+    """What can be said of a study's models without a record."""
+
+    overlap: tuple[Histogram, ...]
+    fit: Fit
+
+
+def histograms(preparation: Preparation, n: int, phase: Phase) -> tuple[BinsQuery, list[tuple[int, int]]]:
+    """The query, and of which arm's probability in which arm each of its groups is."""
+    arms = len(preparation.columns.arms)
+    of = [] if arms == 1 else [1] if arms == 2 else list(range(arms))
+    pairs = [(a, b) for a in of for b in range(arms)]
+
+    def groups(table: Table) -> list[Group]:
+        g, _ = preparation.propensities(table)
+        arm = preparation.columns.arm(table)
+        place = np.clip(np.digitize(g, EDGES[1:-1]), 0, len(EDGES) - 2)
+        return [Group(bins=place[a][arm == b], values=np.empty((0, int((arm == b).sum())))) for a, b in pairs]
+
+    sizes = (len(EDGES) - 1,) * len(pairs)
+    query = BinsQuery(
+        groups=groups, sizes=sizes, exponents=(), n=n, what="probabilities of treatment", phase=phase
+    )
+    return query, pairs
+
+
+def named_histograms(
+    pairs: Sequence[tuple[int, int]], bins: Sequence[tuple[PooledBin, ...]], arms: Sequence[str]
+) -> tuple[Histogram, ...]:
+    return tuple(
+        Histogram(of=arms[a], arm=arms[b], bins=found) for (a, b), found in zip(pairs, bins, strict=True)
+    )
+
+
+def diagnose(
+    study: Study,
+    effect: EffectProblem,
+    law: EffectLaw,
+    preparation: Preparation,
+    overlap: Overlap,
+    n: int,
+) -> Generator[Query, Any, Diagnostics]:
+    """One round, after the closing one."""
+    mean, spread = overlap.predicted
+    edges = tuple(mean + spread * z for z in DECILES) if spread > 0 else ()
+
+    def fitted(rows: EffectRows) -> Array:
+        w, y = rows.weight * rows.observed, rows.y
+        before, after = (effect.factual(at, rows) for at in (effect.start(), law))
+        errors = [np.minimum((y - q) ** 2, LARGEST_LOSS) for q in (before, after)]
+        losses = [_log_loss(y, q) for q in (before, after)] if study.target.is_binary else []
+        return np.stack([np.ones_like(y), y, y * y, *errors, *losses]) * w
+
+    def calibrated(table: Table) -> list[Group]:
+        rows = effect.rows(table)
+        seen = rows.observed > 0
+        before, after = (effect.factual(at, rows)[seen] for at in (effect.start(), law))
+        values = np.stack([np.ones_like(before), rows.y[seen], before, np.clip(after, -1.0, 2.0)])
+        bins = np.digitize(before, edges)
+        return [Group(bins=bins, values=values * rows.weight[seen], sensitive=rows.y[seen])]
+
+    weight = effect.population_ceiling
+    per_row = 7 if study.target.is_binary else 5
+    propensity, pairs = histograms(preparation, n, Phase.DIAGNOSTICS)
+    sums, overlapping, (bins,) = yield JointQuery(
+        (
+            TallyQuery(
+                columns=lambda table: map(fitted, effect.rows(table).blocks()),
+                exponents=(exponent(weight),) * 3 + (exponent(LARGEST_LOSS * weight),) * (per_row - 3),
+                n=n,
+                what="error of a prediction",
+                phase=Phase.DIAGNOSTICS,
+            ),
+            propensity,
+            BinsQuery(
+                groups=calibrated,
+                sizes=(len(edges) + 1,),
+                exponents=(exponent(2.0 * weight),) * 4,
+                n=n,
+                what="outcomes and predictions",
+            ),
+        )
+    )
+    mass, y, squares, *errors = map(float, sums.values())
+    scatter = squares - y * y / mass
+    deviance = None
+    if study.target.is_binary:
+        null = mass * _entropy(y / mass)
+        deviance = _explained(errors[2], null), _explained(errors[3], null)
+    found = named_histograms(pairs, overlapping, study.target.arms)
+    fit = Fit(
+        r_squared=(_explained(errors[0], scatter), _explained(errors[1], scatter)),
+        deviance=deviance,
+        edges=edges,
+        calibration=bins,
+    )
+    return Diagnostics(overlap=found, fit=fit)
+
+
+def _log_loss(y: Array, q: Array) -> Array:
+    with np.errstate(divide="ignore"):
+        loss = -np.where(y > 0, np.log(np.clip(q, 0.0, 1.0)), np.log1p(-np.clip(q, 0.0, 1.0)))
+    return np.minimum(loss, LARGEST_LOSS)
+
+
+def _entropy(p: float) -> float:
+    return -sum(share * math.log(share) for share in (p, 1 - p) if share > 0)
+
+
+def _explained(left: float, whole: float) -> float:
+    return 1.0 - left / whole if whole > 0 else math.nan
