@@ -103,7 +103,7 @@ def test_the_sum_of_a_few_rows_does_not_leave_a_silo() -> None:
     data = population(200, 2)  # families of two
     silos = cut(data, [np.arange(0, 200, 2), np.arange(1, 200, 2)])
     with pytest.raises(
-        DataError, match=r"silo 'silo 0': column 'family'.*fewer than 10 rows here.*to one silo"
+        DataError, match=r"silo 'silo 0': column 'family'.*fewer than 5 rows here.*to one silo"
     ):
         ft.run(study, silos)
     whole = cut(data, [np.arange(100), np.arange(100, 200)])

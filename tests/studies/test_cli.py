@@ -167,11 +167,13 @@ def test_a_result_saved_from_python_can_be_shown(study: Path) -> None:
 
 def test_several_estimands_and_released_silos(study: Path) -> None:
     edit(study, kind='"TSM"', strata='"sex"', confidence="0.9")
-    text = (
-        study.read_text(encoding="utf-8").replace("# [release]", "[release]").replace("# silos =", "silos =")
-    )
-    study.write_text(text, encoding="utf-8")
+    hidden = call("run", study).stdout
+    assert "released by silos" not in hidden
+    edit(study.parent / "north.toml", release="true")
+    south = study.parent / "south.toml"
+    south.write_text(south.read_text(encoding="utf-8") + "[policy]\nrelease = true\n", encoding="utf-8")
     printed = call("run", study).stdout
+    assert "leaving one silo out" in printed
     assert "overall and by sex?" in " ".join(printed.split())
     assert "simultaneous 90% interval" in printed
     assert len(re.findall(r"^  north ", printed, flags=re.MULTILINE)) == 6

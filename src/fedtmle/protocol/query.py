@@ -65,6 +65,10 @@ class Local(Protocol):
         but for what the query makes of it."""
         ...
 
+    def part(self, silo: str) -> Local | None:
+        """The rows of ``silo``: all of them there, its own among pooled ones, None anywhere else."""
+        ...
+
     def batch(self, pooled: IntArray) -> IntArray:
         """Own row numbers of a pooled batch, every occurrence kept."""
         ...

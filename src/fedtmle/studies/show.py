@@ -146,6 +146,15 @@ def _silos(document: Document) -> Iterator[str]:
             indent = "  "
         rows += [[f"{indent}{name}", *cells(own[index], digits)] for name, own in released.items()]
     yield from aligned(rows)
+    if document["without"]:
+        yield ""
+        rows = [["leaving one silo out", "estimate", "std. error", interval_title(document)]]
+        for index, estimand in enumerate(estimands):
+            rows += [[estimand, "", "", ""]] if len(estimands) > 1 else []
+            indent = "  " if len(estimands) > 1 else ""
+            for name, others in document["without"].items():
+                rows.append([f"{indent}without {name}", *cells(others[index], digits)])
+        yield from aligned(rows)
     if document["heterogeneity"]:
         yield ""
         rows = [["heterogeneity", "Q", "df", "I2"]]
