@@ -20,7 +20,7 @@ from fedtmle.protocol.query import Link
 
 def silo(bins: list[int], values: list[float], sensitive: list[float] | None = None, floor: int = 5) -> Any:
     group = Group(
-        bins=np.array(bins, dtype=np.int64),
+        bins=np.array(bins, dtype=np.uint8),
         values=np.array([values]),
         sensitive=None if sensitive is None else np.array(sensitive),
     )

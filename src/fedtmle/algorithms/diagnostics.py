@@ -7,7 +7,7 @@ of the initial prediction: bins of each would differ in a few rows, and so tell 
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any
@@ -18,23 +18,22 @@ from fedtmle.algorithms.outcome import Query
 from fedtmle.algorithms.overlap import Overlap
 from fedtmle.algorithms.study import Study
 from fedtmle.model.table import Table
-from fedtmle.model.types import Array, exponent
+from fedtmle.model.types import Array, IntArray, exponent
 from fedtmle.protocol.bins import BinsQuery, Group, PooledBin
 from fedtmle.protocol.learners import JointQuery
 from fedtmle.protocol.query import Phase
 from fedtmle.protocol.tables import TallyQuery
-from fedtmle.targets.effects.prepare import Preparation
 from fedtmle.targets.effects.problem import EffectLaw, EffectProblem
-from fedtmle.targets.effects.rows import EffectRows
+from fedtmle.targets.effects.rows import PROBABILITY_EDGES, Bytes, EffectRows, shown_arms
 
-EDGES = (0.0, 0.05, *(round(0.1 * k, 1) for k in range(1, 10)), 0.95, 1.0)  # of a probability
 DECILES = tuple(NormalDist().inv_cdf(k / 10) for k in range(1, 10))
 LARGEST_LOSS = 64.0  # of one row, where a prediction is all but certain and wrong
+SMALLEST_CHANCE = math.exp(-LARGEST_LOSS)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Histogram:
-    """P(arm ``of`` | W) among those in ``arm``, between consecutive `EDGES`."""
+    """P(arm ``of`` | W) among those in ``arm``, between consecutive `PROBABILITY_EDGES`."""
 
     of: str
     arm: str
@@ -63,23 +62,24 @@ class Diagnostics:
     fit: Fit
 
 
-def histograms(preparation: Preparation, n: int, phase: Phase) -> tuple[BinsQuery, list[tuple[int, int]]]:
-    """The query, and of which arm's probability in which arm each of its groups is."""
-    arms = len(preparation.columns.arms)
-    of = [] if arms == 1 else [1] if arms == 2 else list(range(arms))
+Binned = Callable[[Table], tuple[Bytes, IntArray]]
+
+
+def histograms(binned: Binned, arms: int, n: int) -> tuple[BinsQuery, list[tuple[int, int]]]:
+    """The query, and of which arm's probability in which arm each of its groups is.
+
+    ``binned`` gives the bin of each shown arm's probability and the arm taken, of a table's rows.
+    """
+    of = shown_arms(arms)
     pairs = [(a, b) for a in of for b in range(arms)]
 
     def groups(table: Table) -> list[Group]:
-        g, _ = preparation.propensities(table)
-        arm = preparation.columns.arm(table)
-        place = np.clip(np.digitize(g, EDGES[1:-1]), 0, len(EDGES) - 2)
-        return [Group(bins=place[a][arm == b], values=np.empty((0, int((arm == b).sum())))) for a, b in pairs]
+        bins, arm = binned(table)
+        rows = [arm == b for b in range(arms)]
+        return [Group(bins=bins[of.index(a)][rows[b]]) for a, b in pairs]
 
-    sizes = (len(EDGES) - 1,) * len(pairs)
-    query = BinsQuery(
-        groups=groups, sizes=sizes, exponents=(), n=n, what="probabilities of treatment", phase=phase
-    )
-    return query, pairs
+    sizes = (len(PROBABILITY_EDGES) - 1,) * len(pairs)
+    return BinsQuery(groups=groups, sizes=sizes, exponents=(), n=n, what="probabilities of treatment"), pairs
 
 
 def named_histograms(
@@ -94,7 +94,6 @@ def diagnose(
     study: Study,
     effect: EffectProblem,
     law: EffectLaw,
-    preparation: Preparation,
     overlap: Overlap,
     n: int,
 ) -> Generator[Query, Any, Diagnostics]:
@@ -104,22 +103,30 @@ def diagnose(
 
     def fitted(rows: EffectRows) -> Array:
         w, y = rows.weight * rows.observed, rows.y
-        before, after = (effect.factual(at, rows) for at in (effect.start(), law))
+        before, after = predicted(rows)
         errors = [np.minimum((y - q) ** 2, LARGEST_LOSS) for q in (before, after)]
         losses = [_log_loss(y, q) for q in (before, after)] if study.target.is_binary else []
         return np.stack([np.ones_like(y), y, y * y, *errors, *losses]) * w
 
     def calibrated(table: Table) -> list[Group]:
         rows = effect.rows(table)
-        seen = rows.observed > 0
-        before, after = (effect.factual(at, rows)[seen] for at in (effect.start(), law))
+        seen = slice(None) if rows.observed.all() else rows.observed > 0
+        before, after = (q[seen] for q in predicted(rows))
         values = np.stack([np.ones_like(before), rows.y[seen], before, np.clip(after, -1.0, 2.0)])
-        bins = np.digitize(before, edges)
-        return [Group(bins=bins, values=values * rows.weight[seen], sensitive=rows.y[seen])]
+        values *= rows.weight[seen]
+        bins = np.searchsorted(edges, before, side="right").astype(np.uint8)
+        return [Group(bins=bins, values=values, sensitive=rows.y[seen])]
+
+    def predicted(rows: EffectRows) -> tuple[Array, Array]:
+        return effect.factual(effect.start(), rows), effect.factual(law, rows)
+
+    def binned(table: Table) -> tuple[Bytes, IntArray]:
+        rows = effect.rows(table)
+        return rows.g_bins, rows.arm
 
     weight = effect.population_ceiling
     per_row = 7 if study.target.is_binary else 5
-    propensity, pairs = histograms(preparation, n, Phase.DIAGNOSTICS)
+    propensity, pairs = histograms(binned, len(study.target.arms), n)
     sums, overlapping, (bins,) = yield JointQuery(
         (
             TallyQuery(
@@ -156,9 +163,7 @@ def diagnose(
 
 
 def _log_loss(y: Array, q: Array) -> Array:
-    with np.errstate(divide="ignore"):
-        loss = -np.where(y > 0, np.log(np.clip(q, 0.0, 1.0)), np.log1p(-np.clip(q, 0.0, 1.0)))
-    return np.minimum(loss, LARGEST_LOSS)
+    return np.asarray(-np.log(np.clip(np.where(y > 0, q, 1.0 - q), SMALLEST_CHANCE, 1.0)))
 
 
 def _entropy(p: float) -> float:

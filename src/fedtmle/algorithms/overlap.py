@@ -44,8 +44,7 @@ def find_overlap(effect: EffectProblem, preparation: Preparation, n: int) -> Gen
         return np.concatenate([h, h[upper] * h[lower], predicted])
 
     def bounded(table: Any) -> list[Group]:
-        truncated = effect.rows(table).truncated.astype(np.int64)
-        return [Group(bins=below, values=np.empty((0, len(below)))) for below in truncated]
+        return [Group(bins=below) for below in effect.rows(table).truncated.view(np.uint8)]
 
     upper, lower = np.triu_indices(count)
     h, weight = effect.ceiling, effect.population_ceiling

@@ -13,8 +13,10 @@ from fedtmle.algorithms.outcome import Flow, Outcome, Status
 from fedtmle.algorithms.study import Study
 from fedtmle.algorithms.study_flow import fit_treatment
 from fedtmle.model.problem import Estimate
-from fedtmle.protocol.query import Phase
+from fedtmle.model.table import Table
+from fedtmle.model.types import IntArray
 from fedtmle.targets.effects.prepare import Preparation
+from fedtmle.targets.effects.rows import Bytes, probability_bins, shown_arms
 
 
 @final
@@ -35,7 +37,12 @@ class PreflightFlow(AbstractAlgorithm):
             weight_mean=weight_mean,
             shares={},
         )
-        query, pairs = histograms(preparation, n, Phase.DIAGNOSTICS)
+
+        def binned(table: Table) -> tuple[Bytes, IntArray]:
+            g, _ = preparation.propensities(table)
+            return probability_bins(g[list(shown_arms(len(g)))]), columns.arm(table)
+
+        query, pairs = histograms(binned, len(study.target.arms), n)
         bins = yield query
         return Outcome(
             law=None,

@@ -77,7 +77,7 @@ class StudyFlow(AbstractAlgorithm):
         outcome: Outcome = yield from study.algorithm.flow(effect, effect.start(), n)
         diagnostics = None
         if outcome.estimate is not None:
-            diagnostics = yield from diagnose(study, effect, outcome.law, preparation, overlap, n)
+            diagnostics = yield from diagnose(study, effect, outcome.law, overlap, n)
         details = StudyDetails(
             components=preparation.components,
             strata=columns.strata_levels,

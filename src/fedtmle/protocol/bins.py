@@ -12,15 +12,17 @@ from dataclasses import dataclass
 from typing import Any, final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedtmle.errors import DecodeError
 from fedtmle.model.exact import FINE_BITS, GRID_BITS, Sums, column_shifts, column_sums
-from fedtmle.model.types import Array, IntArray
+from fedtmle.model.types import Array
 from fedtmle.protocol.bits import BitReader, BitWriter
 from fedtmle.protocol.floors import visible
 from fedtmle.protocol.query import AbstractQuery, Link, Local, Phase
 
 MOST_SILOS = 4096
+MANY = 1000  # rows that as a rule show that there are more values than few
 FEW = 10  # so many different values are told apart by a few sums, or nearly
 
 
@@ -28,8 +30,8 @@ FEW = 10  # so many different values are told apart by a few sums, or nearly
 class Group:
     """Rows in bins: the bin of each, what to sum, shape (k, N), and what a sum must not tell of a few."""
 
-    bins: IntArray
-    values: Array
+    bins: NDArray[np.uint8]
+    values: Array | None = None
     sensitive: Array | None = None
 
 
@@ -76,17 +78,19 @@ class BinsQuery(AbstractQuery[Answer, tuple[tuple[PooledBin, ...], ...]]):
         return tuple(self._told(group, size, floor) for group, size in zip(groups, self.sizes, strict=True))
 
     def _told(self, group: Group, size: int, floor: int) -> tuple[Cell | None, ...]:
-        counts = np.bincount(group.bins, minlength=size)
-        cells: list[Cell | None] = []
-        held = group.sensitive
-        tellable = [held is None or smallest_cell(held[group.bins == b]) >= floor for b in range(size)]
-        for b, count in enumerate(shown(counts.tolist(), tellable, floor)):
-            if count is None:
-                cells.append(None)
-                continue
-            values = group.values[:, group.bins == b]
-            cells.append((count, *column_sums(values, self.exponents, what=self.what).units))
-        return tuple(cells)
+        counts = np.bincount(group.bins, minlength=size).tolist()
+        if group.values is None:
+            return tuple(None if c is None else (c,) for c in shown(counts, [True] * size, floor))
+        order = np.argsort(group.bins, kind="stable")
+        values = np.split(group.values[:, order], np.cumsum(counts)[:-1], axis=1)
+        tellable = [True] * size
+        if group.sensitive is not None:
+            held = np.split(group.sensitive[order], np.cumsum(counts)[:-1])
+            tellable = [smallest_cell(own) >= floor for own in held]
+        return tuple(
+            None if count is None else (count, *column_sums(own, self.exponents, what=self.what).units)
+            for count, own in zip(shown(counts, tellable, floor), values, strict=True)
+        )
 
     def pool(self, answers: Mapping[str, Answer], sizes: Mapping[str, int]) -> Any:  # noqa: ARG002
         zero = (0,) * (2 + len(self.exponents))
@@ -147,6 +151,8 @@ def shown(counts: Sequence[int], tellable: Sequence[bool], floor: int) -> tuple[
 
 def smallest_cell(values: Array) -> int:
     """How many hold the rarest value where there are few; none if all hold the same."""
+    if len(np.unique(values[:MANY])) > FEW:
+        return len(values)
     distinct, counts = np.unique(values, return_counts=True)
     if len(distinct) > FEW:
         return len(values)

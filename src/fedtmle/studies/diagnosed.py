@@ -8,11 +8,12 @@ from functools import reduce
 from operator import add
 from typing import Any
 
-from fedtmle.algorithms.diagnostics import EDGES, Fit, Histogram
+from fedtmle.algorithms.diagnostics import Fit, Histogram
 from fedtmle.algorithms.study import Study
 from fedtmle.algorithms.study_flow import StudyDetails
 from fedtmle.protocol.bins import PooledBin
 from fedtmle.runtime.session import Finished
+from fedtmle.targets.effects.rows import PROBABILITY_EDGES
 
 
 def diagnostics_document(study: Study, finished: Finished) -> dict[str, Any] | None:
@@ -33,7 +34,7 @@ def histogram_document(histogram: Histogram, silos: int) -> dict[str, Any]:
     return {
         "probability_of": histogram.of,
         "arm": histogram.arm,
-        "edges": list(EDGES),
+        "edges": list(PROBABILITY_EDGES),
         "counts": _counts(histogram.bins),
         "hidden_in": [silos - cell.silos for cell in histogram.bins],
     }

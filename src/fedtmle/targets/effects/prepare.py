@@ -13,7 +13,7 @@ from fedtmle.model.table import Factor, Table
 from fedtmle.model.types import Array, IntArray
 from fedtmle.targets.effects.clusters import cluster_digest
 from fedtmle.targets.effects.components import Component
-from fedtmle.targets.effects.rows import EffectRows, Term
+from fedtmle.targets.effects.rows import EffectRows, Term, probability_bins, shown_arms
 
 Q_MARGIN = 1e-6  # predictions are kept this far inside the outcome's bounds, on the unit scale
 
@@ -152,6 +152,7 @@ class Preparation:
             terms=tuple(terms),
             truncated=truncated,
             cluster=columns.clusters(table),
+            g_bins=probability_bins(g[list(shown_arms(len(g)))]),
             spanned=columns.spanned(table),
         )
 

@@ -190,15 +190,28 @@ class EffectProblem(AbstractProblem[EffectLaw, Table]):
         return True
 
     def factual(self, law: EffectLaw, own: EffectRows) -> Array:
-        """Q(A, W) at the law on the unit scale, shape (N,)."""
-        return self._factual(own, self._regression(law, own))
+        """Q(A, W) at the law on the unit scale, shape (N,), of rows whose outcome was observed."""
+        q = self._factual(own, own.q)
+        if not law.history:
+            return q
+        eta = q.copy() if self.linear else kernels.logit(q)
+        for r, shift in enumerate(self._shifts(law)):
+            h = own.taken(r)
+            eta += shift * (np.sign(h) if self.as_weight else h)
+        return eta if self.linear else kernels.expit(eta)
+
+    def _shifts(self, law: EffectLaw) -> list[float]:
+        """What each component's H is multiplied by on the link scale, of all that was accepted."""
+        total = [math.fsum(step) for step in zip(*law.history, strict=True)] or [0.0] * self.dim
+        return [
+            -self.width * math.fsum(self.combination[k][r] * total[k] for k in range(self.dim))
+            for r in range(len(self.combination[0]))
+        ]
 
     def _linked(self, law: EffectLaw, own: EffectRows) -> Array:
         """link Q_a at the law, shape (arms, N)."""
-        total = np.array([math.fsum(step) for step in zip(*law.history, strict=True)] or [0.0] * self.dim)
         linked = own.q.copy() if self.linear else kernels.logit(own.q)
-        for r, terms in enumerate(own.terms):
-            shift = -self.width * math.fsum(self.combination[k][r] * total[k] for k in range(self.dim))
+        for shift, terms in zip(self._shifts(law), own.terms, strict=True):
             for term in terms:
                 linked[term.arm] += shift * (np.sign(term.H) if self.as_weight else term.H)
         return linked
