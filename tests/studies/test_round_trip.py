@@ -182,6 +182,7 @@ CASES: dict[tuple[str, str], tuple[dict[str, Any], dict[str, Any]]] = {
             "coordinates": ('"raw"', "raw"),
             "smoothness": ("2.5", 2.5),
             "max_rounds": ("77", 77),
+            "inner": ('"adaptive"', "adaptive"),
             "fixed_width": ("99", 99),
         }.items()
     },
@@ -234,8 +235,16 @@ CASES: dict[tuple[str, str], tuple[dict[str, Any], dict[str, Any]]] = {
             gradient(f'kind = "sgd", batch = 8, step = 0.5, {field} = {str(value).lower()}'),
             sgd(**{field: value}),
         )
-        for field, value in {"steps": 6, "replace": True, "seed": 4}.items()
+        for field, value in {"steps": 6, "seed": 4}.items()
     },
+    ("StochasticGradientDescent", "batches"): (
+        gradient('kind = "sgd", batch = 8, step = 0.5, batches = "fresh"'),
+        sgd(batches="fresh"),
+    ),
+    ("StochasticGradientDescent", "replace"): (
+        gradient('kind = "sgd", batch = 8, step = 0.5, batches = "fresh", replace = true'),
+        sgd(batches="fresh", replace=True),
+    ),
     ("Central", "tolerance"): (
         algorithm("Central", "tolerance = 1e-9"),
         {"algorithm": ft.Central(tolerance=1e-9)},

@@ -13,7 +13,7 @@ from fedtmle.errors import InputError
 from fedtmle.model.types import Array, exponent, unpack
 from fedtmle.protocol.bins import BinsQuery, Group
 from fedtmle.protocol.learners import JointQuery
-from fedtmle.protocol.query import Phase
+from fedtmle.protocol.query import Phase, Spread
 from fedtmle.protocol.tables import TallyQuery
 from fedtmle.targets.effects.prepare import Preparation
 from fedtmle.targets.effects.problem import EffectProblem
@@ -56,6 +56,10 @@ def find_overlap(effect: EffectProblem, preparation: Preparation, n: int) -> Gen
                 exponents=exponents,
                 n=n,
                 what="inverse probability",
+                spread=tuple(
+                    Spread(r, count + int(np.flatnonzero((upper == r) & (lower == r))[0]))
+                    for r in range(count)
+                ),
             ),
             BinsQuery(
                 groups=bounded,
@@ -64,6 +68,7 @@ def find_overlap(effect: EffectProblem, preparation: Preparation, n: int) -> Gen
                 n=n,
                 what="probabilities below their bound",
                 phase=Phase.NUISANCE,
+                floors=("min_cell", "min_truncated"),
             ),
         )
     )

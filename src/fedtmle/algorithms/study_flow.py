@@ -23,7 +23,7 @@ from fedtmle.algorithms.regressions import effect_columns, regressions
 from fedtmle.algorithms.study import Study
 from fedtmle.algorithms.superlearner import fit_nuisance
 from fedtmle.errors import InputError
-from fedtmle.initial.crossfit import Column, Folds, Probability
+from fedtmle.initial.crossfit import Column, Probability
 from fedtmle.initial.glm import Supplied, blocks
 from fedtmle.model.table import Table
 from fedtmle.model.types import Array
@@ -211,10 +211,7 @@ def _nuisances(
     n: int,
     roles: Sequence[str] = ("treatment", "missingness", "outcome"),
 ) -> Generator[Query, Any, dict[str, tuple[Predictor, ...]]]:
-    folds = None
-    if study.folds is not None:
-        spanning = study.cluster_scope == "spanning"
-        folds = Folds(count=study.folds, seed=study.seed, cluster=study.cluster, spanning=spanning)
+    folds = study.outer_folds
     asked = regressions(study, columns, tally.weight_mean)
     fitted: dict[str, tuple[Predictor, ...]] = {}
     for role in roles:

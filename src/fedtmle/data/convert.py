@@ -169,9 +169,9 @@ class Converter:
     def _check_missing(self, missing: Bools, column: Column) -> None:
         if not column.may_be_missing:
             self._count(
-                "is missing, though the study declares no missing values",
+                "is missing, which the study does not allow,",
                 missing,
-                "complete it or declare it",
+                "complete it or leave the rows out; an outcome may be missing if it has a missingness model",
             )
 
     def _count(self, what: str, rows: Bools, fix: str) -> bool:

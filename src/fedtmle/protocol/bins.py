@@ -63,6 +63,7 @@ class BinsQuery(AbstractQuery[Answer, tuple[tuple[PooledBin, ...], ...]]):
     n: int
     what: str
     phase: Phase = Phase.DIAGNOSTICS
+    floors: tuple[str, ...] = ("min_cell",)  # keys of the policy; the strictest holds
 
     @property
     def tells(self) -> str:
@@ -73,7 +74,7 @@ class BinsQuery(AbstractQuery[Answer, tuple[tuple[PooledBin, ...], ...]]):
         return sum(self.sizes) * (1 + len(self.exponents))
 
     def answer(self, local: Local) -> Answer:
-        floor = local.policy.min_cell
+        floor = max(getattr(local.policy, key) for key in self.floors)
         groups = local.evaluate(self.groups)
         return tuple(self._told(group, size, floor) for group, size in zip(groups, self.sizes, strict=True))
 

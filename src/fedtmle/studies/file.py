@@ -36,16 +36,23 @@ class StudyFile:
 
 
 class StudyFileErrors(InputError):  # noqa: N818 (several errors in one)
-    """Everything that is wrong with a study file; ``silos`` are those it names all the same."""
+    """Everything that is wrong with a study file; ``silos`` are those it names all the same, and
+    ``study`` what it asks of their data, where its mistakes leave no doubt about that."""
 
-    def __init__(self, mistakes: Iterable[Mistake], silos: Mapping[str, Path] | None = None) -> None:
+    def __init__(
+        self,
+        mistakes: Iterable[Mistake],
+        silos: Mapping[str, Path] | None = None,
+        study: Study | None = None,
+    ) -> None:
+        self.study = study
         self.mistakes = tuple(sorted(dict.fromkeys(mistakes), key=lambda mistake: mistake.line or 0))
         self.silos = dict(silos or {})
         super().__init__("\n".join(map(str, self.mistakes)))
 
-    def __reduce__(self) -> tuple[type[StudyFileErrors], tuple[tuple[Mistake, ...], dict[str, Path]]]:
+    def __reduce__(self) -> tuple[type[StudyFileErrors], tuple[Any, ...]]:
         # The default would rebuild from the message, and fail in the parent of a worker process.
-        return (StudyFileErrors, (self.mistakes, self.silos))
+        return (StudyFileErrors, (self.mistakes, self.silos, self.study))
 
 
 def read_study(path: str | Path) -> StudyFile:
@@ -71,6 +78,7 @@ class _Reader:
 
     def __init__(self, path: Path, text: str, document: dict[str, Any]) -> None:
         self._path, self._document = path, document
+        self._reads_clearly = False  # whether target and models are what was written
         self._sections = Sections(str(path), Lines(text), document, keys.HOMES)
 
     def file(self) -> StudyFile:
@@ -78,6 +86,7 @@ class _Reader:
         sections.refuse_unknown((), self._document, keys.SECTIONS)
         target = self._target()
         models = self._models(target)
+        self._reads_clearly = not sections.mistakes  # which columns are asked depends on these alone
         study = self._study(
             {
                 "target": target or _stand_in_target("treatment_model" in models),
@@ -89,7 +98,7 @@ class _Reader:
         silos = self._silos()
         self._check_names(silos)
         if sections.mistakes or study is None:
-            raise StudyFileErrors(sections.mistakes, silos)
+            raise StudyFileErrors(sections.mistakes, silos, study if self._reads_clearly else None)
         return StudyFile(path=self._path, study=study, silos=silos)
 
     def _study(self, arguments: dict[str, Any]) -> Study | None:
@@ -106,8 +115,10 @@ class _Reader:
                     self._sections.add(("options",), named, rest)
                 if named in arguments:
                     del arguments[named]
+                    self._reads_clearly &= role not in FAMILIES
                 elif role in FAMILIES:
                     arguments[named] = _STAND_IN
+                    self._reads_clearly = False
                 else:
                     return None
 

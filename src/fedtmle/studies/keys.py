@@ -7,8 +7,9 @@ from dataclasses import replace
 from fedtmle.algorithms.coded import Certified, Coded, Estimated
 from fedtmle.algorithms.gradient import Central, Exact, Gradient
 from fedtmle.algorithms.local import LocalAverage
-from fedtmle.algorithms.optimizers import Backtracking, GradientDescent, Newton, StochasticGradientDescent
+from fedtmle.algorithms.optimizers import Backtracking, GradientDescent, Newton
 from fedtmle.algorithms.personalized import Personalized
+from fedtmle.algorithms.stochastic import StochasticGradientDescent
 from fedtmle.studies.readers import (
     BOUNDS,
     COUNT,
@@ -88,6 +89,7 @@ OPTIMIZERS = {
             "batch": required(COUNT),
             "step": required(POSITIVE),
             "steps": COUNT,
+            "batches": choice("fixed", "fresh"),
             "replace": TRUTH,
             "seed": COUNT,
         },
