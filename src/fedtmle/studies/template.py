@@ -103,7 +103,7 @@ tolerance = "practical"         # 1e-6 of a standard error; "negligible", or a n
 # kind = "Gradient"
 # tolerance = 0.5
 # max_updates = 100
-# optimizer = {kind = "sgd", batch = 64, step = 1e-4, steps = 100, seed = 0, batches = "fixed", replace = false}
+# optimizer = {kind = "sgd", batch = 64, step = 1e-4, steps = 9, seed = 0, batches = "fixed", replace = false}
 
 # Instead: gradient descent whose steps are found by backtracking; "newton" and "descent" are short.
 # [algorithm]
