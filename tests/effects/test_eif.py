@@ -212,7 +212,7 @@ def test_among_a_rare_arm_its_own_probability_needs_no_bound() -> None:
         algorithm=NEWTON,
     )
     finished, tables = finish(study, {"one": data})
-    assert finished.outcome.details.truncated == (0, 0)
+    assert finished.outcome.details.overlap.truncated == (0, 0)
     rows = finished.outcome.problem.rows(tables["one"])
     np.testing.assert_allclose(rows.taken(1)[a], n / 12)
     np.testing.assert_allclose(rows.taken(0)[~a], 0.01 / 0.99 * n / 12)

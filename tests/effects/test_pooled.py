@@ -214,7 +214,7 @@ def test_a_whole_weight_is_so_many_copies_of_the_estimate() -> None:
 
 def test_clusters_and_folds_stay_within_silos_when_rows_are_pooled() -> None:
     """Hospitals number their families alike; the centralised comparator must not merge them."""
-    study = study_of(TARGETS["ATE"], cluster="family", folds=3)
+    study = study_of(TARGETS["ATE"], cluster="family", cluster_scope="silo", folds=3)
     data = people(study, 160, seed=6)
     parts = np.array_split(np.arange(160), [60, 100])
     silos = {name: {**own, "family": np.arange(len(own["w"])) // 2} for name, own in cut(data, parts).items()}

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from fedtmle.errors import DataError, InputError
 from fedtmle.initial.design import column_names, design
 from fedtmle.initial.formula import parse_formula
-from fedtmle.initial.syntax import Formula
+from fedtmle.initial.syntax import Formula, Name
 from fedtmle.model.table import Factor, Table
 from fedtmle.model.types import Array
 from tests.initial.test_formula import formulas, variables
@@ -57,16 +57,35 @@ LONGHAND: dict[str, dict[str, Array]] = {
     "`x y`": {"1": ONE, "`x y`": X + 10},
     "C(`x y`)": {"1": ONE, "C(`x y`)[2]": 0 * X},
     "C(site)": {"1": ONE, "C(site)[b]": B, "C(site)[c]": C, "C(site)[d]": D},
-    "0 + C(arm)": {"C(arm)[new]": NEW},
+    "0 + C(arm)": {"C(arm)[old]": OLD, "C(arm)[new]": NEW},  # without intercept, every level
+    "C(arm) - 1 + C(site)": {
+        **{"C(arm)[old]": OLD, "C(arm)[new]": NEW},
+        **{"C(site)[b]": B, "C(site)[c]": C, "C(site)[d]": D},  # the first factor spans the constant
+    },
+    "0 + x + C(arm, ref='new')": {"x": X, "C(arm)[old]": OLD, "C(arm)[new]": NEW},
+    "C(arm):x": {"1": ONE, "C(arm)[old]:x": OLD * X, "C(arm)[new]:x": NEW * X},  # a slope per arm
+    "x + C(arm):x": {"1": ONE, "x": X, "C(arm)[new]:x": NEW * X},
+    "C(arm):x + x": {"1": ONE, "C(arm)[new]:x": NEW * X, "x": X},
+    "0 + C(arm)*x": {"C(arm)[old]": OLD, "C(arm)[new]": NEW, "x": X, "C(arm)[new]:x": NEW * X},
+    "C(arm):C(`x y`)": {
+        "1": ONE,
+        "C(`x y`)[2]": 0 * X,
+        "C(arm)[new]:C(`x y`)[1]": NEW,
+        "C(arm)[new]:C(`x y`)[2]": 0 * X,
+    },
     'C(arm, ref="new")': {"1": ONE, "C(arm)[old]": OLD},
-    "C(arm) + C(arm, ref='new') + C(arm, ref='old')": {"1": ONE, "C(arm)[new]": NEW, "C(arm)[old]": OLD},
-    "0 + C(arm):x + x:C(arm)": {"C(arm)[new]:x": NEW * X},
-    "0 + C(site, ref='c'):C(arm):x": {
-        "C(site)[a]:C(arm)[new]:x": at(SITE, "a") * NEW * X,
-        "C(site)[b]:C(arm)[new]:x": B * NEW * X,
-        "C(site)[d]:C(arm)[new]:x": D * NEW * X,
+    "C(arm) + C(arm, ref='new') + C(arm, ref='old')": {"1": ONE, "C(arm)[new]": NEW},
+    "0 + C(arm):x + x:C(arm)": {"C(arm)[old]:x": OLD * X, "C(arm)[new]:x": NEW * X},
+    "0 + x + C(arm):x + C(site, ref='c'):C(arm):x": {
+        "x": X,
+        "C(arm)[new]:x": NEW * X,
+        **{
+            f"C(site)[{s}]:C(arm)[{a}]:x": at(SITE, s) * at(ARM, a) * X for s in "abd" for a in ("old", "new")
+        },
     },
     "0 + C(site):poly(x, 2)": {  # the last variable varies fastest
+        "C(site)[a]:x": at(SITE, "a") * X,
+        "C(site)[a]:I(x**2)": at(SITE, "a") * X * X,
         "C(site)[b]:x": B * X,
         "C(site)[b]:I(x**2)": B * X * X,
         "C(site)[c]:x": C * X,
@@ -77,7 +96,7 @@ LONGHAND: dict[str, dict[str, Array]] = {
     "0 + log(w) + sqrt(w)": {"log(w)": np.log(W), "sqrt(w)": np.sqrt(W)},
     "0 + poly(x, 3)": {"x": X, "I(x**2)": X * X, "I(x**3)": X * X * X},
     "0 + x + I(x**2) + poly(x, 2)": {"x": X, "I(x**2)": X * X},
-    "0 + C(arm):x + x:C(arm, ref='old')": {"C(arm)[new]:x": NEW * X},
+    "0 + x + C(arm):x + x:C(arm, ref='old')": {"x": X, "C(arm)[new]:x": NEW * X},
     "0 + x + x:poly(x, 2)": {"x": X, "x:x": X * X, "x:I(x**2)": X * X * X},
     "0 + x:poly(x, 2)": {"x:x": X * X, "x:I(x**2)": X * X * X},
     "0 + spline(x, knots=[0, 1, 4]) + x": {
@@ -299,6 +318,38 @@ def test_the_number_of_columns_is_bounded() -> None:
     levels = {name: tuple(map(str, range(100))) for name in ("site", "arm")}
     with pytest.raises(InputError, match="more than 5000 columns"):
         column_names(parse_formula("C(site):C(arm)"), levels)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("C(f)", "0 + C(f)", "C(f):C(g)", "0 + C(g):C(f) + C(f)", "C(f)*C(g)*C(h)", "C(f):C(g):C(h) + C(h)"),
+        *("C(f):x", "0 + x + C(f):x + C(g)", "C(f):C(g):x + x", "0 + C(f) + C(g) + C(h)", "C(f)*x - 1"),
+    ],
+)
+def test_a_coding_spans_what_the_indicators_of_all_levels_span_and_is_never_collinear(text: str) -> None:
+    """Against the rank of the model that has a column for every level of every factor in every term."""
+    rng = np.random.default_rng(1)
+    levels = {"f": ("a", "b", "c"), "g": ("a", "b"), "h": ("a", "b", "c", "d")}
+    codes = {name: rng.integers(0, len(own), 300) for name, own in levels.items()}
+    factors = {name: Factor(code, levels[name]) for name, code in codes.items()}
+    x = rng.normal(size=300)
+    formula = parse_formula(text)
+    ours = design(formula, Table(n_rows=300, numeric={"x": x}, factors=factors), levels)
+    every = [np.ones((1, 300))] if formula.intercept else []
+    for term in formula.terms:
+        block = np.ones((1, 300))
+        for variable in term:
+            own = (
+                x[None]
+                if variable == Name("x")
+                else np.eye(len(levels[variable.name]))[codes[variable.name]].T
+            )
+            block = (block[:, None] * own[None]).reshape(-1, 300)
+        every.append(block)
+    full = np.concatenate(every)
+    rank = np.linalg.matrix_rank(full)
+    assert len(ours) == np.linalg.matrix_rank(ours) == rank == np.linalg.matrix_rank(np.vstack([full, ours]))
 
 
 ANY_FORMULA = formulas(variables(st.sampled_from(["x", "w"]), st.just("site"), st.sampled_from("abcd")))

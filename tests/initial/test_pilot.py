@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import pytest
 
+import fedtmle as ft
 from fedtmle.errors import DecodeError, InputError, ProtocolError
 from fedtmle.initial.crossfit import Folds
 from fedtmle.initial.glm import GLM
 from fedtmle.initial.pilot import Pilot
+from fedtmle.initial.superlearner import SuperLearner
 from fedtmle.initial.trees import GradientBoostedTrees, TreeEnsemble
 from fedtmle.model.families import Family
 from fedtmle.model.table import Table
 from fedtmle.protocol.bits import BitReader, BitWriter
 from fedtmle.protocol.learners import GLMCodec, ModelsQuery
 from fedtmle.protocol.query import Link, Phase
+from fedtmle.studies.pooled import pool_tables
 from tests.initial.silos import LEVELS, pooled_table, run, split, trial
 
 SILOS = split(pooled_table(360, 2), 3)
@@ -89,9 +93,28 @@ def test_public_coefficients_are_on_the_outcomes_own_scale_and_cost_nothing() ->
     assert "s1" in Pilot(GLM("x"), at="s1").describe().sends
 
 
-def test_a_pilot_at_nobody_stops_the_run() -> None:
-    with pytest.raises(InputError, match="'s9'"):
+def test_a_pilot_at_nobody_stops_the_run_before_its_first_round() -> None:
+    with pytest.raises(
+        InputError, match="silo 's9', which is to fit a model, is not in this run; name another"
+    ):
         run(trial(Pilot(GLM("a + x"), at="s9")), SILOS)
+    others = {name: table for name, table in SILOS.items() if name != "s1"}
+    learner = SuperLearner((GLM("x"), Pilot(GLM("a + x"), at="s1")))
+    with pytest.raises(InputError, match="silo 's1', which is to fit a model, is not in this run"):
+        run(trial(learner), others)
+
+
+@pytest.mark.parametrize("folds", [None, 3])
+def test_pooled_rows_still_know_whose_fit_the_pilot_is(folds: int | None) -> None:
+    spec = GradientBoostedTrees("a + x", rounds=5)
+    for model in (Pilot(GLM("a + x"), at="s1"), SuperLearner((Pilot(spec, at="s2"), GLM("x")), folds=3)):
+        study = trial(model, treatment_model=Pilot(GLM("x"), at="s2"), folds=folds)
+        federated = run(study, SILOS)
+        pooled = run(
+            dataclasses.replace(study, algorithm=ft.Central(tolerance=1e-9, optimizer=ft.Newton())),
+            {"pooled": pool_tables(SILOS)},
+        )
+        np.testing.assert_array_equal(pooled.outcome.estimate.psi, federated.outcome.estimate.psi)
 
 
 def test_specifications_that_say_too_little_or_too_much() -> None:

@@ -151,7 +151,7 @@ def test_cross_fitting_nests_the_whole_learner_on_other_folds(monkeypatch: pytes
     monkeypatch.setattr(Folds, "of", recorded)
     spec = SuperLearner((GLM("a + x + z"), GLM("a")), folds=3)
     tables = split(pooled_table(300, 11), 2)
-    result = learned(run(trial(spec, folds=3, cluster="site"), tables))
+    result = learned(run(trial(spec, folds=3, cluster="site", cluster_scope="silo"), tables))
     # The study's folds drawn again would leave a nested fold without rows.
     assert drawn == {(3, seed, "site") for seed in (0, 2 << 32, 3 << 32, 4 << 32)}
     assert isinstance(result, CrossFitted)

@@ -53,7 +53,7 @@ def test_predictions_equal_scikit_learns(binary: bool) -> None:
     table, y, w = response(binary)
     kept = w > 0
     site = table.factors["site"].codes
-    X = np.column_stack([*(table.numeric[k] for k in "axz"), site == 1, site == 2]).astype(float)
+    X = np.column_stack([*(table.numeric[k] for k in "axz"), site == 0, site == 1, site == 2]).astype(float)
     kind = GradientBoostingClassifier if binary else GradientBoostingRegressor
     options = {"n_estimators": 12, "max_depth": 3, "learning_rate": 0.1, "min_samples_leaf": 15}
     theirs = kind(**options, random_state=0).fit(X[kept], y[kept], sample_weight=w[kept])
@@ -131,7 +131,7 @@ def test_a_specification_out_of_range_is_refused(wrong: dict[str, Any]) -> None:
         [(0, 1, 2, 0.0, 0.0), (0, 0, 3, 0.0, 0.0), LEAF, LEAF],  # a cycle
         [(0, 1, 1, 0.0, 0.0), LEAF],  # one child twice
         [LEAF, LEAF],  # an orphan
-        [(5, 1, 2, 0.0, 0.0), LEAF, LEAF],  # five columns, numbered from 0
+        [(6, 1, 2, 0.0, 0.0), LEAF, LEAF],  # six columns, numbered from 0
         [(-2, -1, -1, 0.0, 0.0)],
         [(0, 1, -1, 0.0, 0.0), LEAF],
         [(0, 1, 2, np.nan, 0.0), LEAF, LEAF],

@@ -93,7 +93,7 @@ def test_validate_reports_study_silo_files_and_data_at_once(study: Path) -> None
     lines = data.stderr.splitlines()
     assert len(lines) == 3
     assert any("north.csv" in line and "AGE_YEARS" in line for line in lines)
-    assert any("column 'smoker'" in line and "1 row(s)" in line for line in lines)
+    assert any("column 'smoker'" in line and "1 row;" in line for line in lines)
     assert any("column 'programme'" in line for line in lines)
     assert "999" not in data.output  # no record's value is quoted
     assert "boxing" not in data.output
@@ -150,6 +150,30 @@ def test_run_prints_saves_and_shows(study: Path) -> None:
     assert json.loads(call("run", study, "--json", "--threads", "2").stdout) == saved
 
 
+def test_a_mistake_in_the_study_hides_none_in_the_data(study: Path) -> None:
+    text = study.read_text(encoding="utf-8").replace("sbp_0 + age", "sbp_00 + age")
+    study.write_text(text.replace("[70, 260]", "[70, 130]"), encoding="utf-8")
+    edit(study, confidence="95")
+    for command in ("validate", "run"):
+        result = call(command, study)
+        assert result.exit_code == Exit.MISTAKES
+        lines = result.stderr.splitlines()
+        assert any("confidence: expected a number between" in line for line in lines)
+        assert any("'north': column 'sbp_12': is outside the declared bounds" in line for line in lines)
+        (nobody,) = [line for line in lines if "no silo has a column 'sbp_00'; did you mean 'sbp_0'?" in line]
+        number = int(nobody.split(":")[1])
+        assert "sbp_00" in study.read_text(encoding="utf-8").splitlines()[number - 1]
+
+
+def test_the_printed_result_has_its_diagnostics(study: Path) -> None:
+    printed = call("run", study).stdout
+    assert re.search(r"^P\(exercise\) +in usual +in exercise$", printed, flags=re.MULTILINE)
+    assert re.search(r"^0\.40 to 0\.50 +\d+\+? +\d+\+?$", printed, flags=re.MULTILINE)
+    assert re.search(r"Outcome model: R2 0\.\d+ before targeting, 0\.\d+ after\.", printed)
+    assert "Mean of the EIF:" in printed
+    assert "outcome by its prediction" in printed
+
+
 def test_run_agrees_with_python(study: Path) -> None:
     file = read_study(study)
     document = json.loads(call("run", study, "--json").stdout)
@@ -167,11 +191,13 @@ def test_a_result_saved_from_python_can_be_shown(study: Path) -> None:
 
 def test_several_estimands_and_released_silos(study: Path) -> None:
     edit(study, kind='"TSM"', strata='"sex"', confidence="0.9")
-    text = (
-        study.read_text(encoding="utf-8").replace("# [release]", "[release]").replace("# silos =", "silos =")
-    )
-    study.write_text(text, encoding="utf-8")
+    hidden = call("run", study).stdout
+    assert "released by silos" not in hidden
+    edit(study.parent / "north.toml", release="true")
+    south = study.parent / "south.toml"
+    south.write_text(south.read_text(encoding="utf-8") + "[policy]\nrelease = true\n", encoding="utf-8")
     printed = call("run", study).stdout
+    assert "leaving one silo out" in printed
     assert "overall and by sex?" in " ".join(printed.split())
     assert "simultaneous 90% interval" in printed
     assert len(re.findall(r"^  north ", printed, flags=re.MULTILINE)) == 6

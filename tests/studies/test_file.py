@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,9 @@ import fedtmle as ft
 from fedtmle.studies import keys
 from fedtmle.studies.file import StudyFile, StudyFileErrors, read_study
 from fedtmle.studies.lines import Lines
-from fedtmle.studies.template import STUDY
+from fedtmle.studies.model_keys import model_kinds
+from fedtmle.studies.readers import Kind
+from fedtmle.studies.template import STUDY, write_template
 
 Document = dict[str, dict[str, Any]]
 
@@ -111,6 +114,7 @@ OPTIONS = {
     "weights": "w",
     "weight_ceiling": 5,
     "cluster": "family",
+    "cluster_scope": "silo",
     "largest_cluster": 6,
     "folds": 4,
     "seed": 11,
@@ -192,24 +196,6 @@ def test_every_option_is_read(tmp_path: Path, key: str) -> None:
     assert getattr(after, key) == (None if OPTIONS[key] == "none" else OPTIONS[key])
 
 
-@pytest.mark.parametrize(("role", "key"), [(role, key) for role, made in keys.MODELS.items() for key in made])
-def test_every_key_of_a_model_is_read(tmp_path: Path, role: str, key: str) -> None:
-    document = base()
-    section = document.setdefault(f"models.{role}", {"formula": "x"})
-    before = read(tmp_path, document).study.models[role]
-    if key == "supplied":
-        section.clear()
-        section["supplied"] = ["p", "q"] if role == "outcome" else ["p"]
-    else:
-        section[key] = {"formula": "x + z", "family": "binomial", "ridge": 0.5}[key]
-    after = read(tmp_path, document).study.models[role]
-    assert before != after
-    if key == "supplied":
-        assert after == ft.Supplied(*section["supplied"])
-    else:
-        assert getattr(after, key) == section[key]
-
-
 def test_values_that_name_an_object(tmp_path: Path) -> None:
     document = base()
     for word, value in {
@@ -226,16 +212,6 @@ def test_values_that_name_an_object(tmp_path: Path) -> None:
     }.items():
         document["algorithm"] = {"kind": "Central", "optimizer": word}
         assert read(tmp_path, document).study.algorithm == ft.Central(optimizer=optimizer)
-
-
-def test_release_names_silos(tmp_path: Path) -> None:
-    document = base()
-    document["release"] = {"silos": ["two"]}
-    assert read(tmp_path, document).release == ("two",)
-    document["release"] = {"silos": ["two", "tow"]}
-    assert mistakes(tmp_path, document) == [
-        "22: [release] silos: no silo is called 'tow'; did you mean 'two'?"
-    ]
 
 
 WRONG = """\
@@ -266,8 +242,8 @@ folds = 1
 [silos]
 north = 3
 
-[relase]
-silos = []
+[optoins]
+folds = 2
 """
 
 
@@ -280,7 +256,8 @@ def test_all_mistakes_come_at_once_with_lines_and_suggestions(tmp_path: Path) ->
         "6: [target] clever: unknown key of ATT; it belongs in [options]",
         "9: [models.outcome] formula: there is no function '__import__'; there are C, I, log, sqrt, poly, "
         "spline, bs\n    a + __import__('os')\n        ^",
-        "10: [models.outcome] familly: unknown key; did you mean 'family'?",
+        "10: [models.outcome] familly: unknown key of GLM; did you mean 'family'?",
+        "12: [models.missingness] formula: is missing; expected text in quotes",
         "13: [models.missingness] ridge: expected a number",
         "16: [algorithm] kind: is not known; did you mean 'Coded'?",
         '17: [algorithm] tolerance: expected "practical" or "negligible" or a number; '
@@ -290,7 +267,7 @@ def test_all_mistakes_come_at_once_with_lines_and_suggestions(tmp_path: Path) ->
         '22: [options] submodel: expected "per arm" or "contrast"; did you mean \'contrast\'?',
         "23: [options] folds: expected at least 2, or None, not 1",
         "26: [silos] north: expected the path of a silo or data file, in quotes",
-        "28: relase: unknown section; did you mean 'release'?",
+        "28: optoins: unknown section; did you mean 'options'?",
     ]
 
 
@@ -406,32 +383,62 @@ def test_lines_know_headers_dotted_quoted_and_repeated_keys() -> None:
     assert lines.of(("nowhere",)) is None
 
 
+def every_key(kinds: Mapping[str, Kind]) -> Iterator[str]:
+    for kind in kinds.values():
+        for name, key in kind.keys.items():
+            yield name
+            yield from every_key(key.kinds or {})
+
+
 def test_the_template_mentions_every_key() -> None:
-    written = set(re.findall(r"^#? ?(\w+) =", STUDY, flags=re.MULTILINE))
+    written = set(re.findall(r"(?:^#? ?|[{,] ?)(\w+) =", STUDY, flags=re.MULTILINE))
     documented = {
-        *(
-            key
-            for kinds in (keys.TARGETS, keys.ALGORITHMS, keys.RULES)
-            for made in kinds.values()
-            for key in made.keys
-        ),
-        *(key for made in keys.MODELS.values() for key in made),
+        *every_key(keys.TARGETS),
+        *every_key(keys.ALGORITHMS),
+        *every_key(model_kinds("outcome", no_sample)),
         *keys.OPTIONS,
-        *keys.RELEASE,
-    } - {"rules"}
+    } - {"rules", "learners"}
     assert documented <= written
     assert "[[target.rules]]" in STUDY
+    assert "[[models.outcome.learners]]" in STUDY
+
+
+def no_sample(*_: object) -> ft.Pilot:
+    raise AssertionError("nothing is fitted here")
+
+
+def alternatives(section: str) -> list[str]:
+    """The commented sections of the template that may replace one that is there."""
+    blocks = re.findall(rf"^# \[{re.escape(section)}\]\n(?:# .*\n)+", STUDY, flags=re.MULTILINE)
+    return [re.sub(r"^# ", "", block, flags=re.MULTILINE) for block in blocks]
+
+
+@pytest.mark.parametrize(
+    ("section", "text"),
+    [(section, text) for section in ("models.outcome", "algorithm") for text in alternatives(section)],
+    ids=lambda text: re.sub(r"\s+", " ", text)[:40],
+)
+def test_every_alternative_of_the_template_is_valid(tmp_path: Path, section: str, text: str) -> None:
+    write_template(tmp_path, force=False)
+    there = re.search(rf"^\[{re.escape(section)}\].*\n(?:[^\n\[]+\n)+", STUDY, flags=re.MULTILINE)
+    assert there is not None
+    study = read_study(write(tmp_path, STUDY.replace(there[0], text))).study
+    assert study != read_study(write(tmp_path, STUDY)).study
+
+
+def test_the_template_has_the_alternatives() -> None:
+    assert len(alternatives("models.outcome")) == 5
+    assert len(alternatives("algorithm")) == 5
 
 
 def test_the_commented_settings_of_the_template_are_valid(tmp_path: Path) -> None:
     """Each commented setting that goes with the kinds in the template is uncommented, one at a time."""
-    lines = STUDY.splitlines()
+    alternative = r"^# \[(?:models\.outcome|algorithm)\]\n(?:# .*\n)+"
+    lines = re.sub(alternative, "", STUDY, flags=re.MULTILINE).splitlines()
     tried = 0
     for index, line in enumerate(lines):
         key = re.match(r"# (\w+) = ", line)
         if key and key[1] in {*keys.OPTIONS, *keys.ALGORITHMS["Coded"].keys, "family", "ridge", "strata"}:
-            if key[1] == "weights" and "size" in line:
-                continue  # that of LocalAverage
             read(tmp_path, "\n".join([*lines[:index], line[2:], *lines[index + 1 :]]))
             tried += 1
     assert tried >= 12

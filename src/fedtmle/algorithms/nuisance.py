@@ -43,6 +43,7 @@ class Regression:
     weight_ceiling: float
     family: Family | None = None  # of every GLM, whatever it says; None: its own
     cluster: str | None = None
+    spanning: bool = False  # whether a cluster may be in several silos
     bounds: tuple[float, float] = (0.0, 1.0)  # the response's own scale, which public models predict on
     fold: int = 0  # counted from 1, of the study's folds that is left out; 0: none
 
@@ -89,7 +90,7 @@ def fit_glm(regression: Regression, glm: GLM, levels: Levels, n: int) -> Fit:
             f"{regression.what}: the fit did not converge; give it a small ridge, or fewer terms"
         )
     if family is Family.LOGISTIC and inner.hessian is not None:
-        _refuse_separation(hessian, inner.hessian, regression.what)
+        _refuse_separation(hessian, inner.hessian, names, regression.what)
     beta = np.ldexp(inner.eps, -np.array(scales))
     return FittedGLM(
         formula=formula,
@@ -121,11 +122,19 @@ def _refuse_collinear(hessian: Array, names: tuple[str, ...], what: str) -> None
         )
 
 
-def _refuse_separation(at_zero: Array, at_fit: Array, what: str) -> None:
-    """A logistic fit whose curvature has vanished in some direction has no finite coefficients."""
+def _refuse_separation(at_zero: Array, at_fit: Array, names: tuple[str, ...], what: str) -> None:
+    """A logistic fit whose curvature has vanished in some direction has no finite coefficients.
+
+    Named are the columns that move most along that direction, each in units of its standard deviation.
+    """
     root = np.linalg.inv(np.linalg.cholesky(at_zero))
-    if float(np.linalg.eigvalsh(root @ at_fit @ root.T)[0]) < SEPARATED:
-        raise InputError(
-            f"{what}: its response is perfectly predicted by some columns, so the fit has no finite "
-            "coefficients; drop the columns, or give the model a small ridge"
-        )
+    values, vectors = np.linalg.eigh(root @ at_fit @ root.T)
+    if values[0] >= SEPARATED:
+        return
+    spread = np.diag(at_zero) - (at_zero[:, 0] ** 2 / at_zero[0, 0] if names[0] == "1" else 0.0)
+    moved = np.abs(root.T @ vectors[:, 0]) * np.sqrt(np.maximum(spread, 0.0))
+    most = [name for name, size in zip(names, moved, strict=True) if size > 0.3 * moved.max()]
+    raise InputError(
+        f"{what}: its response is perfectly predicted, mostly by {', '.join(most)}, so the fit has no finite "
+        "coefficients; drop columns, or give the model a small ridge"
+    )

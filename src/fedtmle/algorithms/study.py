@@ -14,7 +14,7 @@ from fedtmle.errors import InputError
 from fedtmle.initial.crossfit import Folds
 from fedtmle.initial.glm import GLM, Supplied
 from fedtmle.initial.pilot import Pilot
-from fedtmle.initial.superlearner import SuperLearner, formulas
+from fedtmle.initial.superlearner import SuperLearner, formulas, pilots
 from fedtmle.model.table import Table
 from fedtmle.model.types import IntArray
 from fedtmle.targets.effects.components import Static
@@ -32,6 +32,9 @@ class Study:
     5/(sqrt(n) log n) with the pooled n, a number is itself, None does not truncate. ``clever`` puts
     the inverse probabilities into the covariate or into the weight of the fluctuation; ``submodel``
     fluctuates each arm, or the contrast alone. ``folds`` cross-fits the nuisances (CV-TMLE).
+    ``cluster_scope`` says what a cluster's identifier means in another silo: "shared", the same
+    cluster, and one that is in two silos stops the run; "spanning", the same, and it may be in several;
+    "silo", nothing, each silo numbers its own (`protocol.clusters` has what each discloses).
     """
 
     target: AbstractEffect
@@ -46,6 +49,7 @@ class Study:
     weights: str | None = None
     weight_ceiling: float = 64.0  # of a weight over the mean weight
     cluster: str | None = None
+    cluster_scope: Literal["shared", "silo", "spanning"] = "shared"
     largest_cluster: int = 4096  # rows of one cluster: refused beyond
     folds: int | None = None
     seed: int = 0
@@ -54,6 +58,11 @@ class Study:
     def __post_init__(self) -> None:
         if (self.treatment_model is None) != (self.target.treatment is None):
             raise InputError("treatment_model: give one if and only if the target names a treatment")
+        if len(self.target.arms) > 2 and any(pilot.is_public for pilot in pilots(self.treatment_model)):
+            raise InputError(
+                "treatment_model: a public model gives one probability, so it is for two arms; name a silo "
+                "that fits a Pilot, or give a GLM"
+            )
         if not (self.g_bounds in ("auto", None) or 0 < float(self.g_bounds or 0) < 0.5):
             raise InputError(
                 f"g_bounds: expected 'auto', None or a number in (0, 0.5), not {self.g_bounds!r}"
@@ -65,6 +74,10 @@ class Study:
             raise InputError("submodel: 'contrast' needs a target that is one difference of two arms")
         if not (math.isfinite(self.weight_ceiling) and self.weight_ceiling >= 1):
             raise InputError(f"weight_ceiling: expected a number of at least 1, not {self.weight_ceiling}")
+        if self.cluster_scope not in ("shared", "silo", "spanning"):
+            raise InputError(
+                f"cluster_scope: expected 'shared', 'silo' or 'spanning', not {self.cluster_scope!r}"
+            )
         if self.largest_cluster < 1:
             raise InputError(f"largest_cluster: expected at least 1, not {self.largest_cluster}")
         if self.folds is not None and self.folds < 2:
@@ -97,13 +110,22 @@ class Study:
         } - {self.target.treatment}
         return tuple(sorted({*names, *({self.target.strata} if self.target.strata else ())}))
 
+    @property
+    def outer_folds(self) -> Folds | None:
+        """The folds of cross-fitting."""
+        if self.folds is None:
+            return None
+        spanning = self.cluster_scope == "spanning"
+        return Folds(count=self.folds, seed=self.seed, cluster=self.cluster, spanning=spanning)
+
     def count(self, rows: Table) -> int:
         return rows.n_rows
 
     def smallest_part(self, rows: Table) -> int:
         """The fewest rows of a fold: each is told by sums over all rows but it (`SuperLearner` included)."""
         smallest = rows.n_rows
-        outer = Folds(count=self.folds, seed=self.seed, cluster=self.cluster) if self.folds else None
+        outer = self.outer_folds
+        spanning = self.cluster_scope == "spanning"
         left_out = [None] if outer is None else list(range(outer.count))
         fold = None if outer is None else outer.of(rows)
         if outer is not None and fold is not None:
@@ -111,7 +133,7 @@ class Study:
         for model in self.models.values():
             if isinstance(model, SuperLearner):
                 for v in left_out:
-                    inner = model.folds_within(v, self.cluster)
+                    inner = model.folds_within(v, self.cluster, spanning=spanning)
                     kept = inner.of(rows) if v is None else inner.of(rows)[fold != v]
                     smallest = min(smallest, _fewest(kept, inner.count))
         return smallest

@@ -1,6 +1,7 @@
 """The flow of a study: every party runs it on the same broadcasts.
 
-    factor levels -> counts -> treatment, missingness and outcome models -> overlap -> targeting
+    factor levels -> clusters -> counts -> treatment, missingness and outcome models -> overlap
+                  -> targeting -> diagnostics
 
 Each arrow is a query or a sub-flow; nothing but pooled sums, levels and exponents comes down.
 """
@@ -8,32 +9,32 @@ Each arrow is a query or a sub-flow; nothing but pooled sums, levels and exponen
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, final
 
 import numpy as np
 
 from fedtmle.algorithms.base import AbstractAlgorithm
-from fedtmle.algorithms.nuisance import Regression
+from fedtmle.algorithms.diagnostics import Diagnostics, diagnose
 from fedtmle.algorithms.outcome import Flow, Outcome, Query
+from fedtmle.algorithms.overlap import Overlap, find_overlap
+from fedtmle.algorithms.regressions import effect_columns, regressions
 from fedtmle.algorithms.study import Study
 from fedtmle.algorithms.superlearner import fit_nuisance
 from fedtmle.errors import InputError
-from fedtmle.initial.crossfit import Column, Folds, Probability
+from fedtmle.initial.crossfit import Column, Probability
 from fedtmle.initial.glm import Supplied, blocks
-from fedtmle.model.families import Family
 from fedtmle.model.table import Table
-from fedtmle.model.types import Array, exponent, unpack
-from fedtmle.protocol.query import Cell, Spread
+from fedtmle.model.types import Array
+from fedtmle.protocol.clusters import ClustersQuery, SpanningQuery
+from fedtmle.protocol.query import Cell
 from fedtmle.protocol.tables import LevelsQuery, ScalesQuery, TallyQuery
 from fedtmle.targets.effects.components import Component
 from fedtmle.targets.effects.prepare import EffectColumns, Predictor, Preparation
 from fedtmle.targets.effects.problem import EffectProblem
-from fedtmle.targets.effects.rows import EffectRows
 
 SMALLEST_EXPONENT = -512  # of weights: below it, their grid would leave the range of a double
-DEPENDENT = 1e-9  # share of a clever covariate's square that others leave unexplained
 UNBOUNDED_CEILING = 4096.0  # declared for 1/(g pi) where g is not bounded
 
 
@@ -47,8 +48,8 @@ class StudyDetails:
     arm_counts: tuple[int, ...]
     observed_counts: tuple[int, ...]
     g_floor: float
-    truncated: tuple[int, ...]  # rows whose g pi is below the floor, per arm
-    effective_sizes: tuple[float, ...]  # (sum H)^2 / sum H^2 of those observed, per component
+    overlap: Overlap
+    diagnostics: Diagnostics | None  # None where each silo has its own law (Personalized)
     nuisances: Mapping[str, Any]
 
 
@@ -64,15 +65,19 @@ class StudyFlow(AbstractAlgorithm):
     def flow(self, problem: Any, law: Any, n: int) -> Flow:  # noqa: ARG002 - a study starts without a law
         study: Study = problem
         levels = yield from _levels(study)
-        columns = _columns(study, levels)
+        columns = effect_columns(study, levels, (yield from _shared_clusters(study)))
         tally = yield from _tally(study, columns, n)
+        _require_outcomes(study, tally, n)
         fitted = yield from _nuisances(study, columns, levels, tally, n)
         preparation = _preparation(study, columns, fitted, tally, n)
         effect = effect_problem(study, preparation)
-        overlap: Overlap = yield from _overlap(effect, preparation, n)
+        overlap: Overlap = yield from find_overlap(effect, preparation, n)
         if study.submodel == "per arm":
             effect = replace(effect, combination=tuple(effect.combination[r] for r in overlap.spanning))
         outcome: Outcome = yield from study.algorithm.flow(effect, effect.start(), n)
+        diagnostics = None
+        if outcome.estimate is not None:
+            diagnostics = yield from diagnose(study, effect, outcome.law, overlap, n)
         details = StudyDetails(
             components=preparation.components,
             strata=columns.strata_levels,
@@ -80,8 +85,8 @@ class StudyFlow(AbstractAlgorithm):
             arm_counts=tally.arms,
             observed_counts=tally.observed,
             g_floor=preparation.g_floor,
-            truncated=overlap.truncated,
-            effective_sizes=overlap.effective_sizes,
+            overlap=overlap,
+            diagnostics=diagnostics,
             nuisances=fitted,
         )
         return replace(outcome, problem=effect, details=details)
@@ -105,6 +110,7 @@ def effect_problem(study: Study, preparation: Preparation) -> EffectProblem:
         ceiling=weight * inverse / smallest_share,
         population_ceiling=weight / smallest_share,
         largest_cluster=study.largest_cluster if study.cluster else 1,
+        spanning=len(preparation.columns.spanning),
         linear=study.link == "linear",
         as_weight=study.clever == "weight",
     )
@@ -120,20 +126,15 @@ def _levels(study: Study) -> Generator[Query, Any, dict[str, tuple[str, ...]]]:
     return levels
 
 
-def _columns(study: Study, levels: Mapping[str, tuple[str, ...]]) -> EffectColumns:
-    target = study.target
-    return EffectColumns(
-        outcome=target.outcome,
-        outcome_bounds=target.outcome_bounds,
-        treatment=target.treatment,
-        arms=target.arms,
-        strata=target.strata,
-        strata_levels=levels[target.strata] if target.strata else (),
-        weights=study.weights,
-        weight_ceiling=study.weight_ceiling,
-        cluster=study.cluster,
-        largest_cluster=study.largest_cluster,
-    )
+def _shared_clusters(study: Study) -> Generator[Query, Any, tuple[bytes, ...]]:
+    """The clusters that are in more than one silo, where the study allows any."""
+    if study.cluster is None or study.cluster_scope == "silo":
+        return ()
+    allowed = study.cluster_scope == "spanning"
+    found: tuple[bytes, ...] = yield ClustersQuery(column=study.cluster, spanning=allowed)
+    if found:
+        yield SpanningQuery(column=study.cluster, spanning=found)
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,12 +192,15 @@ def _tally(study: Study, columns: EffectColumns, n: int) -> Generator[Query, Any
     for arm, count in zip(columns.arms, tally.observed, strict=True):
         if not count:
             raise InputError(f"treatment: no silo has an observed outcome in arm '{arm}'")
+    return tally
+
+
+def _require_outcomes(study: Study, tally: Tally, n: int) -> None:
     if sum(tally.observed) < n and study.missingness_model is None:
         raise InputError(
             f"missingness_model: {n - sum(tally.observed)} outcome(s) are missing; give a model of who was "
             "observed, or leave those rows out"
         )
-    return tally
 
 
 def _nuisances(
@@ -205,84 +209,48 @@ def _nuisances(
     levels: Mapping[str, tuple[str, ...]],
     tally: Tally,
     n: int,
+    roles: Sequence[str] = ("treatment", "missingness", "outcome"),
 ) -> Generator[Query, Any, dict[str, tuple[Predictor, ...]]]:
-    folds = None if study.folds is None else Folds(count=study.folds, seed=study.seed, cluster=study.cluster)
-    ceiling = study.weight_ceiling if study.weights else 1.0
+    folds = study.outer_folds
+    asked = regressions(study, columns, tally.weight_mean)
     fitted: dict[str, tuple[Predictor, ...]] = {}
-
-    def weight(table: Table) -> Array:
-        return columns.relative_weight(table, tally.weight_mean)
-
-    treatment = study.treatment_model
-    if isinstance(treatment, Supplied):
-        names = _supplied(treatment, "treatment", len(columns.arms) - 1)
-        fitted["treatment"] = tuple(Probability(name, names[:j]) for j, name in enumerate(names))
-    elif treatment is not None:
-        models = []
-        for code in range(1, len(columns.arms)):
-
-            def taken(table: Table, code: int = code) -> tuple[Array, Array]:
-                arm = columns.arm(table)
-                at_risk = (arm == 0) | (arm >= code)
-                return (arm == code).astype(np.float64), weight(table) * at_risk
-
-            what = (
-                "treatment model"
-                if len(columns.arms) == 2
-                else f"treatment model, arm '{columns.arms[code]}'"
-            )
-            regression = Regression(
-                what=what,
-                model=treatment,
-                binary=True,
-                response=taken,
-                weight_ceiling=ceiling,
-                family=Family.LOGISTIC,
-                cluster=study.cluster,
-            )
-            models.append((yield from fit_nuisance(regression, levels, n, folds)))
-        fitted["treatment"] = tuple(models)
-
-    missingness = study.missingness_model
-    if isinstance(missingness, Supplied):
-        names = _supplied(missingness, "missingness", 1, len(columns.arms))
-        fitted["missingness"] = tuple(map(Probability, names))
-    elif missingness is not None:
-        regression = Regression(
-            what="missingness model",
-            model=missingness,
-            binary=True,
-            response=lambda table: (columns.observed(table), weight(table)),
-            weight_ceiling=ceiling,
-            family=Family.LOGISTIC,
-            cluster=study.cluster,
-        )
-        fitted["missingness"] = ((yield from fit_nuisance(regression, levels, n, folds)),)
-
-    outcome = study.outcome_model
-    low, high = study.target.outcome_bounds
-    if isinstance(outcome, Supplied):
-        names = _supplied(outcome, "outcome", len(columns.arms))
-        fitted["outcome"] = tuple(Column(name, low, high - low) for name in names)
-    else:
-        regression = Regression(
-            what="outcome model",
-            model=outcome,
-            binary=study.target.is_binary,
-            response=lambda table: (columns.y(table), weight(table) * columns.observed(table)),
-            weight_ceiling=ceiling,
-            cluster=study.cluster,
-            bounds=(low, high),
-        )
-        fitted["outcome"] = ((yield from fit_nuisance(regression, levels, n, folds)),)
+    for role in roles:
+        model = study.models.get(role)
+        if isinstance(model, Supplied):
+            fitted[role] = _supplied(model, role, study)
+        elif model is not None:
+            fits = []
+            for regression in asked[role]:
+                fits.append((yield from fit_nuisance(regression, levels, n, folds)))
+            fitted[role] = tuple(fits)
     return fitted
 
 
-def _supplied(model: Supplied, role: str, *counts: int) -> tuple[str, ...]:
-    if len(model.columns) not in counts:
+Treatment = tuple[EffectColumns, tuple[Predictor, ...], float]
+
+
+def fit_treatment(study: Study, n: int) -> Generator[Query, Any, Treatment]:
+    """The treatment model alone, with the mean weight that its fit is relative to."""
+    levels = yield from _levels(study)
+    columns = effect_columns(study, levels)
+    tally = yield from _tally(study, columns, n)
+    fitted = yield from _nuisances(study, columns, levels, tally, n, roles=("treatment",))
+    return columns, fitted["treatment"], tally.weight_mean
+
+
+def _supplied(model: Supplied, role: str, study: Study) -> tuple[Predictor, ...]:
+    """Predictions that each silo has already."""
+    arms, names = len(study.target.arms), model.columns
+    counts = {"treatment": (arms - 1,), "missingness": (1, arms), "outcome": (arms,)}[role]
+    if len(names) not in counts:
         expected = " or ".join(str(count) for count in dict.fromkeys(counts))
-        raise InputError(f"{role}_model: expected {expected} supplied column(s), not {len(model.columns)}")
-    return model.columns
+        raise InputError(f"{role}_model: expected {expected} supplied column(s), not {len(names)}")
+    if role == "treatment":
+        return tuple(Probability(name, names[:j]) for j, name in enumerate(names))
+    if role == "missingness":
+        return tuple(map(Probability, names))
+    low, high = study.target.outcome_bounds
+    return tuple(Column(name, low, high - low) for name in names)
 
 
 def _preparation(
@@ -317,65 +285,3 @@ def _preparation(
         weight_mean=tally.weight_mean,
         shares=shares,
     )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Overlap:
-    """How well the arms overlap, from pooled sums."""
-
-    truncated: tuple[int, ...]
-    effective_sizes: tuple[float, ...]
-    spanning: tuple[int, ...]  # components whose clever covariates span those of all
-
-
-def _overlap(effect: EffectProblem, preparation: Preparation, n: int) -> Generator[Query, Any, Overlap]:
-    arms, count = len(preparation.columns.arms), len(preparation.components)
-
-    def diagnosed(rows: EffectRows) -> Array:
-        h = np.stack([rows.taken(r) for r in range(count)]) * rows.weight
-        return np.concatenate([rows.truncated.astype(np.float64), h, h[upper] * h[lower]])
-
-    upper, lower = np.triu_indices(count)
-    h = effect.ceiling
-    exponents = (1,) * arms + (exponent(h),) * count + (exponent(h * h),) * len(upper)
-    pooled = yield TallyQuery(
-        columns=lambda table: map(diagnosed, effect.rows(table).blocks()),
-        exponents=exponents,
-        n=n,
-        what="inverse probability",
-        counts=tuple(Cell(a, least="min_truncated", rest="min_truncated") for a in range(arms)),
-        spread=tuple(
-            Spread(arms + r, arms + count + int(np.flatnonzero((upper == r) & (lower == r))[0]))
-            for r in range(count)
-        ),
-    )
-    sums = pooled.values()
-    first, gram = sums[arms : arms + count], unpack(sums[arms + count :], count)
-    truncated = tuple(int(c) for c in sums[:arms])
-    for arm, rows in zip(preparation.columns.arms, truncated, strict=True):
-        if rows > n / 2:
-            raise InputError(
-                f"g_bounds: the probability of arm '{arm}' is below {preparation.g_floor:.3g} for "
-                f"{rows} of {n} rows; there is no overlap to learn from. Restrict the cohort, or simplify "
-                "the treatment model"
-            )
-    for component, mass in zip(preparation.components, np.diag(gram), strict=True):
-        if not mass > 0:
-            raise InputError(f"target: nobody with an observed outcome tells of {component.name}")
-    effective = tuple(float(a * a / b) for a, b in zip(first, np.diag(gram), strict=True))
-    return Overlap(truncated=truncated, effective_sizes=effective, spanning=_spanning(gram, effective))
-
-
-def _spanning(gram: Array, effective: tuple[float, ...]) -> tuple[int, ...]:
-    """Components whose covariates are no combination of others', the narrowest first.
-
-    The rest are mixtures of narrower ones, as everyone is of strata: their residuals are no larger.
-    """
-    root = np.sqrt(np.diag(gram))
-    rest = gram / (root[:, None] * root)
-    kept = []
-    for r in sorted(range(len(gram)), key=lambda r: (effective[r], r)):
-        if rest[r, r] > DEPENDENT:
-            kept.append(r)
-            rest = rest - rest[:, r, None] * rest[r] / rest[r, r]
-    return tuple(sorted(kept))

@@ -86,7 +86,8 @@ def alone(flow: SubFlow[Result], local: Local) -> Result:
 
 
 def _fit_super(regression: Regression, spec: SuperLearner, levels: Levels, n: int) -> SubFlow[SuperLearned]:
-    folds = spec.folds_within(regression.fold - 1 if regression.fold else None, regression.cluster)
+    left_out = regression.fold - 1 if regression.fold else None
+    folds = spec.folds_within(left_out, regression.cluster, spanning=regression.spanning)
     parts = [*(regression.without(folds, v) for v in range(spec.folds)), regression]
     fitted = yield from together([_candidates(learner, parts, levels, n) for learner in spec.learners])
     labelled = {f"learner {k}{which}": m for k, each in enumerate(fitted, 1) for which, m in each.items()}
@@ -134,7 +135,7 @@ def _candidates(
 def _pilot(pilot: Pilot, parts: Sequence[Regression], levels: Levels) -> SubFlow[Models]:
     model = pilot.model
     if isinstance(model, FittedGLM | TreeEnsemble):
-        low, high = parts[0].bounds
+        low, high = (0.0, 1.0) if pilot.unit_scale else parts[0].bounds
         return (Rescaled(model=model, low=low, width=high - low),) * len(parts)
     (models,) = yield _ship(pilot, model, parts, levels)
     return models  # type: ignore[no-any-return]  # what a round brings is Any
@@ -146,7 +147,7 @@ def _ship(
     def fit(local: Local) -> Models | None:
         if isinstance(learner, PerSilo) and not local.evaluate(can_split):
             return None
-        return tuple(_fit_alone(model, part, levels, local) for part in parts)
+        return tuple(fit_alone(model, part, levels, local) for part in parts)
 
     def can_split(table: Table) -> bool:
         return isinstance(model, GradientBoostedTrees) and all(
@@ -161,7 +162,10 @@ def _ship(
     )
 
 
-def _fit_alone(model: GLM | GradientBoostedTrees, part: Regression, levels: Levels, local: Local) -> Fitted:
+def fit_alone(
+    model: GLM | GradientBoostedTrees, part: Regression, levels: Levels, local: Local
+) -> FittedGLM | TreeEnsemble:
+    """The fit on one party's rows alone."""
     if isinstance(model, GLM):
         return alone(fit_glm(part, model, levels, local.n_rows), local)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import typer
 
-from fedtmle.cli.exits import Exit, reporting
+from fedtmle.cli.exits import Exit, fail, reporting
 
 
 def run(
@@ -17,18 +17,20 @@ def run(
     threads: int = typer.Option(1, min=1, help="Silos that answer side by side."),
 ) -> None:
     """Run a study over the silos it lists, all on this machine."""
-    from fedtmle.studies.file import read_study
+    from fedtmle.studies.file import StudyFileErrors, read_study
     from fedtmle.studies.progress import live_progress
     from fedtmle.studies.run import run as run_study
+    from fedtmle.studies.validate import validate
 
     if out is not None and not out.absolute().parent.is_dir():
         raise typer.BadParameter(f"there is no folder {out.absolute().parent}", param_hint="--out")
     with reporting(as_json=as_json):
-        file = read_study(study)
+        try:
+            file = read_study(study)
+        except StudyFileErrors:  # then with whatever is wrong with the silos' files and data
+            fail(validate(study).complaints, Exit.MISTAKES, as_json=as_json)
         with live_progress(study.stem, quiet=quiet or as_json) as progress:
-            result = run_study(
-                file.study, file.silos, threads=threads, progress=progress, release=file.release
-            )
+            result = run_study(file.study, file.silos, threads=threads, progress=progress)
         if out is not None:
             result.save(out)
         _print(result.document, result.to_json() if as_json else None)

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtmle.data.cells import Cells, Numbers, Unusable, canonical, number, recode, relabel
+from fedtmle.data.cells import NUMERAL, Cells, Numbers, Unusable, canonical, number, recode, relabel
 from fedtmle.data.mapping import ColumnMap
 from fedtmle.data.problems import Findings
 from fedtmle.data.schema import Column, Kind
 from fedtmle.model.table import Factor
 from fedtmle.model.types import Array
+from fedtmle.protocol.clusters import keyed
 
 Bools = NDArray[np.bool_]
 
@@ -33,6 +35,8 @@ class Converter:
         if isinstance(cells, Unusable):
             self._add(f"the hospital's column holds {cells.what}", "convert it to numbers or text")
             return None
+        if self.mapped.missing:
+            cells = self._without_missing(cells)
         if self.mapped.levels is not None:
             return self._recode(cells, self.mapped.levels)
         if isinstance(cells, Numbers):
@@ -69,12 +73,27 @@ class Converter:
         if labels is None:
             return None
         self._check_missing(labels.codes < 0, column)
+        if self.mapped.secret is not None:
+            return self._keyed(labels, column, self.mapped.secret)
         if column.levels is None:
             return relabel(labels.codes, labels.levels)
         undeclared = _rows_of(labels, [label not in column.levels for label in labels.levels])
         fix = "map it with levels in the silo file, or declare it in the study"
         self._count("has a level that the study does not declare", undeclared, fix)
         return Factor(recode(labels.codes, labels.levels, column.levels), column.levels)
+
+    def _without_missing(self, cells: Numbers | Factor) -> Numbers | Factor:
+        """The cells with the hospital's codes of no value taken out; "9" and 9.0 are one code."""
+        codes = {_plain(code) for code in self.mapped.missing}
+        if isinstance(cells, Numbers):
+            numbers = [float(code) for code in codes if NUMERAL.fullmatch(code)]
+            return Numbers(np.where(np.isin(cells.values, numbers), np.nan, cells.values))
+        gone = [_plain(label) in codes for label in cells.levels]
+        kept = [None if out else label for label, out in zip(cells.levels, gone, strict=True)]
+        values = [math.nan if label is None else number(label) for label in kept]
+        if any(gone) and None not in values:  # only a code made a column of numbers text
+            return Numbers(np.array([*values, np.nan], dtype=np.float64)[cells.codes])
+        return relabel(cells.codes, kept)
 
     def _convert(self, values: Array) -> Numbers | None:
         """Numbers in the study's unit."""
@@ -95,6 +114,13 @@ class Converter:
         if self._count("has a level code that the silo file does not list", unlisted, "add it to levels"):
             return None
         return relabel(labels.codes, names)
+
+    def _keyed(self, labels: Factor, column: Column, secret: str) -> Factor | None:
+        """Identifiers as keyed digests, so that nothing after this sees them."""
+        if column.levels is not None:
+            self._add("has a secret, yet the study reads its levels", "a secret is for cluster identifiers")
+            return None
+        return relabel(labels.codes, [keyed(label, secret) for label in labels.levels])
 
     def _number_codes(self, codes: Mapping[str, str]) -> dict[str, str]:
         """Level codes of a column of numbers: "01" and "1.0" in the silo file mean the number 1."""
@@ -143,9 +169,9 @@ class Converter:
     def _check_missing(self, missing: Bools, column: Column) -> None:
         if not column.may_be_missing:
             self._count(
-                "is missing, though the study declares no missing values",
+                "is missing, which the study does not allow,",
                 missing,
-                "complete it or declare it",
+                "complete it or leave the rows out; an outcome may be missing if it has a missingness model",
             )
 
     def _count(self, what: str, rows: Bools, fix: str) -> bool:
@@ -157,6 +183,12 @@ class Converter:
 
     def _add(self, what: str, fix: str, rows: int | None = None) -> None:
         self.findings.add(what, fix, column=self.name, rows=rows)
+
+
+def _plain(label: str) -> str:
+    """A label with its blanks off; one of a number in its one form."""
+    value = float(label) if NUMERAL.fullmatch(label.strip()) else None
+    return label.strip() if value is None else canonical(value)
 
 
 def _rows_of(labels: Factor, chosen: list[bool]) -> Bools:

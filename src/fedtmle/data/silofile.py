@@ -9,7 +9,8 @@ path = "infants.parquet"     # .csv or .parquet; or `database = "..."` with `tab
 [columns]                    # study's name = hospital's; columns not mentioned keep their name
 age = "AGE_YEARS"
 weight = {column = "WT_LB", scale = 0.4536}              # value * scale + shift
-sex = {column = "SEX", levels = {M = "male", F = "female"}}
+sex = {column = "SEX", levels = {M = "male", F = "female"}, missing = ["U", 9]}   # codes of no value
+family = {column = "FAM_NO", secret = "words that the hospitals alone share"}      # cluster identifiers
 
 [policy]                     # may be stricter than the package's own limits, never laxer
 min_rows = 50                # the keys are those of `protocol.policy.Policy`
@@ -44,7 +45,7 @@ class SiloFile:
 
 
 _SECTIONS = ("silo", "data", "columns", "policy")
-_COLUMN_KEYS = ("column", "scale", "shift", "levels")
+_COLUMN_KEYS = ("column", "scale", "shift", "levels", "missing", "secret")
 
 
 def read_silo_file(path: str | Path) -> SiloFile:
@@ -150,6 +151,8 @@ class _Reader:
                     scale=float(entry.get("scale", 1.0)),
                     shift=float(entry.get("shift", 0.0)),
                     levels=levels and {code: str(level) for code, level in levels.items()},
+                    missing=tuple(map(str, entry.get("missing", ()))),
+                    secret=entry.get("secret"),
                 )
             except (InputError, OverflowError) as error:
                 mistakes = {str(error): "correct it"}
@@ -190,4 +193,11 @@ def _column_mistakes(entry: object) -> dict[str, str]:
     levels = entry.get("levels", {"": ""})
     if not isinstance(levels, dict) or not levels or not all(type(v) in (str, int) for v in levels.values()):
         mistakes["'levels' is not a table of codes"] = 'write {"their code" = "the study\'s level", ...}'
+    missing = entry.get("missing", [""])
+    if not (
+        isinstance(missing, list) and missing and all(type(code) in (str, int, float) for code in missing)
+    ):
+        mistakes["'missing' is not a list of codes"] = 'write such as [999, "unknown"]'
+    if not isinstance(entry.get("secret", ""), str):
+        mistakes["'secret' is not text"] = "write it in quotes"
     return mistakes

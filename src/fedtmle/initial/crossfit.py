@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from typing import Protocol, final
 
@@ -17,14 +18,22 @@ POOLED_SILO = "\0silo"  # the factor by which a pooled table, and no silo's, tel
 @final
 @dataclass(frozen=True, kw_only=True)
 class Folds:
-    """``count`` folds of nearly equal size within each silo; rows of one cluster stay together."""
+    """``count`` folds of nearly equal size within each silo; rows of one cluster stay together.
+
+    Where clusters span silos (``spanning``), a cluster's fold is drawn from its identifier, so that it
+    is the same in all of them; sizes are then equal on average only.
+    """
 
     count: int
     seed: int
     cluster: str | None = None
+    spanning: bool = False
 
     def of(self, table: Table) -> IntArray:
         """The fold of each row."""
+        if self.spanning and self.cluster is not None:
+            factor = table.factors[self.cluster]
+            return np.array([self._drawn(label) for label in factor.levels], dtype=np.int64)[factor.codes]
         units = (
             np.arange(table.n_rows)
             if self.cluster is None
@@ -38,6 +47,10 @@ class Folds:
             own = silo.codes == code
             folds[own] = self._draw(np.unique(units[own], return_inverse=True)[1])
         return folds
+
+    def _drawn(self, label: str) -> int:
+        key = f"fedtmle fold:{self.seed}:{label}".encode()
+        return int.from_bytes(hashlib.sha256(key).digest()[:8], "big") % self.count
 
     def _draw(self, units: IntArray) -> IntArray:
         size = int(units.max(initial=-1)) + 1

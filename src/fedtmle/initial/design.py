@@ -3,7 +3,7 @@
 The intercept comes first, then the terms as written. Within an interaction the columns of the last
 variable vary fastest: C(a):C(b) gives a2:b2, a2:b3, a3:b2, ... A column is identified by what it
 computes, and a second one of the same is left out: age + poly(age, 2) has the columns age and I(age**2).
-C(name) never has a column for the reference level, not even in a formula without intercept.
+C(name) has no column for the reference level, unless nothing else spans it: `coding` says when.
 Which columns there are depends on the formula and the study's levels alone, never on rows.
 """
 
@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedtmle.errors import DataError, InputError
+from fedtmle.initial.coding import Coding, codings
 from fedtmle.initial.syntax import (
     Arithmetic,
     BSpline,
@@ -88,13 +89,16 @@ def _joined(column: tuple[_Part, ...]) -> str:
 def _columns(formula: Formula, levels: Levels) -> list[tuple[_Part, ...]]:
     columns: dict[tuple[str, ...], tuple[_Part, ...]] = {(): ()} if formula.intercept else {}
     expanded = 0
-    for term in formula.terms:
-        parts = [list(_parts(variable, levels)) for variable in term]
-        expanded += math.prod(map(len, parts))
-        if expanded > MAX_COLUMNS:
-            raise InputError(f"the formula has more than {MAX_COLUMNS} columns")
-        for column in itertools.product(*parts):
-            columns.setdefault(tuple(sorted(part.label for part in column)), column)
+    for term, pieces in zip(formula.terms, codings(formula), strict=True):
+        for piece in pieces:
+            # A piece may lack some of the term's factors: what they would add is there already.
+            used = [v for v in term if not isinstance(v, Categorical) or v.name in piece]
+            parts = [list(_parts(variable, levels, piece)) for variable in used]
+            expanded += math.prod(map(len, parts))
+            if expanded > MAX_COLUMNS:
+                raise InputError(f"the formula has more than {MAX_COLUMNS} columns")
+            for column in itertools.product(*parts):
+                columns.setdefault(tuple(sorted(part.label for part in column)), column)
     return list(columns.values())
 
 
@@ -103,7 +107,7 @@ def _level_label(level: str) -> str:
     return level if re.fullmatch(r"[\w.-]+", level) else quoted_level(level)
 
 
-def _parts(variable: Variable, levels: Levels) -> Iterator[_Part]:
+def _parts(variable: Variable, levels: Levels, coding: Coding) -> Iterator[_Part]:
     match variable:
         case Categorical(name, reference):
             known = levels.get(name)
@@ -112,16 +116,17 @@ def _parts(variable: Variable, levels: Levels) -> Iterator[_Part]:
             if reference is not None and reference not in known:
                 declared = ", ".join(map(quoted_level, known))
                 raise InputError(f"{variable}: the reference is not one of the study's levels {declared}")
+            left_out = None if coding[name] else known[0] if reference is None else reference
             for code, level in enumerate(known):
-                if level != (known[0] if reference is None else reference):
+                if level != left_out:
                     factor = Categorical(name)  # an indicator is the same whatever the reference
                     yield _Part(factor, code, f"{factor}[{_level_label(level)}]")
         case Polynomial(name, degree):
-            yield from _parts(Name(name), levels)
+            yield from _parts(Name(name), levels, coding)
             for power in range(2, degree + 1):
-                yield from _parts(Computed(Power(Name(name), Number(float(power)))), levels)
+                yield from _parts(Computed(Power(Name(name), Number(float(power)))), levels, coding)
         case NaturalSpline(name, knots):
-            yield from _parts(Name(name), levels)
+            yield from _parts(Name(name), levels, coding)
             for index in range(len(knots) - 2):
                 yield _Part(variable, index, f"{variable}[{index + 2}]")
         case BSpline(_, knots, _, _, degree):

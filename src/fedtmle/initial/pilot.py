@@ -31,15 +31,19 @@ class Pilot:
 
     The coefficients or trees of a one-silo fit leave that silo unpooled, for everyone to see: they
     disclose more of its rows than pooled sums do, and most where the silo is small or the model
-    large. Fit it where that was agreed to, or on public data.
+    large. Fit it where that was agreed to, or on public data. A public model predicts the outcome on
+    its own scale, or with ``unit_scale`` on that of its declared bounds.
     """
 
     model: GLM | GradientBoostedTrees | FittedGLM | TreeEnsemble
     at: str | None = None
+    unit_scale: bool = False
 
     def __post_init__(self) -> None:
         if isinstance(self.model, FittedGLM | TreeEnsemble) != (self.at is None):
             raise InputError("at: name the silo that fits the model, or give a model already fitted")
+        if self.unit_scale and self.at is not None:
+            raise InputError("unit_scale: is about a public model; a silo's fit knows its scale")
 
     @classmethod
     def from_coefficients(
@@ -63,6 +67,10 @@ class Pilot:
             coefficients=tuple(map(float, coefficients)),
         )
         return cls(fitted)
+
+    @property
+    def is_public(self) -> bool:
+        return self.at is None
 
     def describe(self) -> Description:
         if self.at is None:

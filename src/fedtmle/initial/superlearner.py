@@ -71,12 +71,12 @@ class SuperLearner:
         if not 0 <= self.seed < 2**32:
             raise InputError(f"seed: expected an integer from 0 to 2^32 - 1, not {self.seed}")
 
-    def folds_within(self, left_out: int | None, cluster: str | None) -> Folds:
+    def folds_within(self, left_out: int | None, cluster: str | None, *, spanning: bool = False) -> Folds:
         """The folds for the rows that are left when the study leaves out one of its own, or none."""
         # Another stream for each fold that the study leaves out: the study's own folds, drawn again,
         # would leave one of these without rows.
         stream = self.seed + ((1 if left_out is None else left_out + 2) << 32)
-        return Folds(count=self.folds, seed=stream, cluster=cluster)
+        return Folds(count=self.folds, seed=stream, cluster=cluster, spanning=spanning)
 
     def describe(self) -> Description:
         parts = [describe(learner) for learner in self.learners]
@@ -115,6 +115,12 @@ def formulas(model: object, *, public: bool = False) -> tuple[Formula, ...]:
             return tuple(formula for learner in learners for formula in formulas(learner, public=public))
         case _:
             return ()
+
+
+def pilots(model: object) -> tuple[Pilot, ...]:
+    """The pilots that a nuisance model is, or has among its learners."""
+    found = model.learners if isinstance(model, SuperLearner) else (model,)
+    return tuple(learner for learner in found if isinstance(learner, Pilot))
 
 
 def unit(prediction: Array) -> Array:

@@ -121,7 +121,8 @@ class ModelsQuery(AbstractQuery[Models | None, tuple[Models | None, ...]]):
         return self.at in (None, silo)
 
     def answer(self, local: Local) -> Models | None:
-        return self.fit(local) if self.at in (None, local.name) else None
+        holder = local if self.at is None else local.part(self.at)
+        return None if holder is None else self.fit(holder)
 
     def pool(
         self,
@@ -130,12 +131,12 @@ class ModelsQuery(AbstractQuery[Models | None, tuple[Models | None, ...]]):
     ) -> tuple[Models | None, ...]:
         if self.at is None:
             return tuple(answers.values())
-        if self.at not in answers:
-            raise InputError(f"Pilot: no silo of this run is called '{self.at}'")
         senders = [silo for silo, models in answers.items() if models is not None]
-        if senders != [self.at]:
+        if self.at not in answers and (len(answers) > 1 or not senders):  # alone and sending: pooled rows
+            raise InputError(absent_pilot(self.at))
+        if self.at in answers and senders != [self.at]:
             raise ProtocolError(f"silo '{self.at}' alone is to send a model")
-        return (answers[self.at],)
+        return (answers[senders[0]],)
 
     def write_answer(self, answer: Models | None, out: BitWriter, link: Link) -> None:  # noqa: ARG002
         out.uint(int(answer is not None), 1)
@@ -170,6 +171,14 @@ class ModelsQuery(AbstractQuery[Models | None, tuple[Models | None, ...]]):
         if not 0 <= length <= LARGEST_MODEL:
             raise DecodeError("a model's length is out of range")
         return self.codec.unpack(bits.uint(8 * length).to_bytes(length, "big"))
+
+
+def absent_pilot(silo: str) -> str:
+    """What to say where the silo that is to fit a model does not take part."""
+    return (
+        f"Pilot: silo '{silo}', which is to fit a model, is not in this run; name another in at, or give "
+        "a model that is already fitted"
+    )
 
 
 @final

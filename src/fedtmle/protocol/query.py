@@ -18,6 +18,7 @@ from fedtmle.model.problem import AbstractModel, AbstractProblem, Estimate
 from fedtmle.model.submodel import AbstractNormaliser, AbstractSubmodel
 from fedtmle.model.types import Array, IntArray
 from fedtmle.protocol.bits import BitReader, BitWriter
+from fedtmle.protocol.policy import Policy
 
 Problem = AbstractProblem[Any, Any]
 Model = AbstractModel[Any, Any]
@@ -32,6 +33,7 @@ class Phase(enum.StrEnum):
     CALIBRATION = "calibration"
     TARGETING = "targeting"
     CLOSING = "closing"
+    DIAGNOSTICS = "diagnostics"
 
 
 class Local(Protocol):
@@ -42,6 +44,11 @@ class Local(Protocol):
 
     @property
     def n_rows(self) -> int: ...
+
+    @property
+    def policy(self) -> Policy:
+        """What the silo's owner allows: the floors below which nothing is told."""
+        ...
 
     def submodel(self, model: Model, law: Any) -> AbstractSubmodel: ...
 
@@ -56,6 +63,10 @@ class Local(Protocol):
     def evaluate(self, function: Callable[[Any], Any]) -> Any:
         """What a public function of the installed package says of the rows; stays in the silo
         but for what the query makes of it."""
+        ...
+
+    def part(self, silo: str) -> Local | None:
+        """The rows of ``silo``: all of them there, its own among pooled ones, None anywhere else."""
         ...
 
     def batch(self, pooled: IntArray) -> IntArray:

@@ -9,10 +9,13 @@ from typing import Any
 import numpy as np
 
 from fedtmle.errors import DataError
+from fedtmle.initial.crossfit import POOLED_SILO
 from fedtmle.model.exact import Sums
 from fedtmle.model.problem import Estimate
 from fedtmle.model.submodel import AbstractNormaliser, AbstractSubmodel
+from fedtmle.model.table import Table
 from fedtmle.model.types import IntArray
+from fedtmle.protocol.policy import Policy
 from fedtmle.protocol.query import Model, Problem
 
 
@@ -37,9 +40,12 @@ class _PerLaw:
 class LocalRows:
     """What queries see: `protocol.query.Local`."""
 
-    def __init__(self, name: str, rows: Any, n_rows: int, index: IntArray | None) -> None:
+    def __init__(
+        self, name: str, rows: Any, n_rows: int, index: IntArray | None, policy: Policy | None = None
+    ) -> None:
         self.name = name
         self.n_rows = n_rows
+        self.policy = policy or Policy.unguarded()
         self._rows = rows
         self._index = index
         self._cached: _PerLaw | None = None
@@ -64,6 +70,15 @@ class LocalRows:
     def evaluate(self, function: Callable[[Any], Any]) -> Any:
         self._cached = None  # what the last model needed is not needed now
         return function(self._rows)
+
+    def part(self, silo: str) -> LocalRows | None:
+        if silo == self.name:
+            return self
+        factor = self._rows.factors.get(POOLED_SILO) if isinstance(self._rows, Table) else None
+        if factor is None or silo not in factor.levels:
+            return None
+        own = self._rows.take(np.flatnonzero(factor.codes == factor.levels.index(silo)))
+        return LocalRows(silo, own, own.n_rows, None, self.policy)
 
     def batch(self, pooled: IntArray) -> IntArray:
         if self._index is None:

@@ -104,7 +104,7 @@ class Silo:
         count = plan.subject.count(rows)
         if index is not None and len(index) != count:
             raise InputError(f"index: silo '{name}' needs one pooled row number per row")
-        self._rows = LocalRows(name, rows, count, index)
+        self._rows = LocalRows(name, rows, count, index, self._keeper.policy)
         self._guard = Guard(self._keeper.policy)
         self._key = self._signing_key()
         self._progress = _Progress()

@@ -13,6 +13,7 @@ from fedtmle.runtime.result import Result
 from fedtmle.runtime.session import Finished
 from fedtmle.runtime.silo import LocalOutcome
 from fedtmle.studies.describe import describe, in_words
+from fedtmle.studies.diagnosed import diagnostics_document
 from fedtmle.studies.inference import Row, table_rows
 from fedtmle.studies.result import FORMAT
 from fedtmle.studies.silos import Closing, heterogeneity
@@ -61,10 +62,12 @@ def document(plan: Plan, finished: Finished, result: Result, release: Sequence[s
         "arm_counts": list(details.arm_counts),
         "observed_counts": list(details.observed_counts),
         "g_floor": details.g_floor,
-        "truncated": list(details.truncated),
+        "truncated": list(details.overlap.truncated),
+        "truncated_hidden": [len(finished.sizes) - told for told in details.overlap.told],
         "effective_sizes": dict(
-            zip([c.name for c in details.components], details.effective_sizes, strict=True)
+            zip([c.name for c in details.components], details.overlap.effective_sizes, strict=True)
         ),
+        "diagnostics": diagnostics_document(study, finished),
         "warnings": [*warnings(estimates, result), *undefined(own, release, finished.sizes)],
         **result.to_dict(),
     }

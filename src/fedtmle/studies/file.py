@@ -13,37 +13,46 @@ from pathlib import Path
 from typing import Any
 
 from fedtmle.algorithms.coded import Coded
-from fedtmle.algorithms.study import Study
+from fedtmle.algorithms.study import NuisanceModel, Study
 from fedtmle.errors import InputError
 from fedtmle.initial.glm import GLM, Supplied
+from fedtmle.initial.pilot import Pilot
+from fedtmle.initial.trees import GradientBoostedTrees
 from fedtmle.studies import keys
-from fedtmle.studies.lines import Lines
+from fedtmle.studies.lines import Lines, Place
+from fedtmle.studies.model_keys import FAMILIES, model_kinds
+from fedtmle.studies.sample import fit_on_sample
 from fedtmle.studies.sections import Mistake, Sections, near
-from fedtmle.targets.effects.components import Static, Stochastic
 from fedtmle.targets.effects.estimands import ATE, AbstractEffect, OutcomeMean
 
 
 @dataclass(frozen=True, kw_only=True)
 class StudyFile:
-    """A study, each silo's file by its name, and the silos that release their own estimate."""
+    """A study, and each silo's file by its name."""
 
     path: Path
     study: Study
     silos: Mapping[str, Path]
-    release: tuple[str, ...] = ()
 
 
 class StudyFileErrors(InputError):  # noqa: N818 (several errors in one)
-    """Everything that is wrong with a study file; ``silos`` are those it names all the same."""
+    """Everything that is wrong with a study file; ``silos`` are those it names all the same, and
+    ``study`` what it asks of their data, where its mistakes leave no doubt about that."""
 
-    def __init__(self, mistakes: Iterable[Mistake], silos: Mapping[str, Path] | None = None) -> None:
+    def __init__(
+        self,
+        mistakes: Iterable[Mistake],
+        silos: Mapping[str, Path] | None = None,
+        study: Study | None = None,
+    ) -> None:
+        self.study = study
         self.mistakes = tuple(sorted(dict.fromkeys(mistakes), key=lambda mistake: mistake.line or 0))
         self.silos = dict(silos or {})
         super().__init__("\n".join(map(str, self.mistakes)))
 
-    def __reduce__(self) -> tuple[type[StudyFileErrors], tuple[tuple[Mistake, ...], dict[str, Path]]]:
+    def __reduce__(self) -> tuple[type[StudyFileErrors], tuple[Any, ...]]:
         # The default would rebuild from the message, and fail in the parent of a worker process.
-        return (StudyFileErrors, (self.mistakes, self.silos))
+        return (StudyFileErrors, (self.mistakes, self.silos, self.study))
 
 
 def read_study(path: str | Path) -> StudyFile:
@@ -69,6 +78,7 @@ class _Reader:
 
     def __init__(self, path: Path, text: str, document: dict[str, Any]) -> None:
         self._path, self._document = path, document
+        self._reads_clearly = False  # whether target and models are what was written
         self._sections = Sections(str(path), Lines(text), document, keys.HOMES)
 
     def file(self) -> StudyFile:
@@ -76,6 +86,7 @@ class _Reader:
         sections.refuse_unknown((), self._document, keys.SECTIONS)
         target = self._target()
         models = self._models(target)
+        self._reads_clearly = not sections.mistakes  # which columns are asked depends on these alone
         study = self._study(
             {
                 "target": target or _stand_in_target("treatment_model" in models),
@@ -85,12 +96,10 @@ class _Reader:
             }
         )
         silos = self._silos()
-        release = sections.values(("release",), keys.RELEASE).get("silos", ())
-        for name in (name for name in release if name not in silos):
-            sections.add(("release",), "silos", f"no silo is called '{name}'{near(name, silos)}")
+        self._check_names(silos)
         if sections.mistakes or study is None:
-            raise StudyFileErrors(sections.mistakes, silos)
-        return StudyFile(path=self._path, study=study, silos=silos, release=release)
+            raise StudyFileErrors(sections.mistakes, silos, study if self._reads_clearly else None)
+        return StudyFile(path=self._path, study=study, silos=silos)
 
     def _study(self, arguments: dict[str, Any]) -> Study | None:
         """The study; an argument that it refuses is noted and left out, so that the next can be tried."""
@@ -100,14 +109,16 @@ class _Reader:
             except InputError as error:
                 named, _, rest = str(error).partition(": ")
                 role = named.removesuffix("_model")
-                if role in keys.MODELS:
+                if role in FAMILIES:
                     self._sections.add(("models", role), None, rest)
                 else:
                     self._sections.add(("options",), named, rest)
                 if named in arguments:
                     del arguments[named]
-                elif role in keys.MODELS:
+                    self._reads_clearly &= role not in FAMILIES
+                elif role in FAMILIES:
                     arguments[named] = _STAND_IN
+                    self._reads_clearly = False
                 else:
                     return None
 
@@ -116,34 +127,33 @@ class _Reader:
         if table is None:
             self._sections.add(("target",), None, "the section is missing: what should be estimated?")
             return None
-        rules = self._rules(table) if table.get("kind") == "PolicyMeans" else None
-        made: AbstractEffect | None = self._sections.make(("target",), keys.TARGETS, ready=rules)
+        if table.get("kind") == "PolicyMeans" and not self._rules_fit(table):
+            self._sections.values(("target",), keys.TARGETS["PolicyMeans"].keys, kind="PolicyMeans")
+            return None
+        made: AbstractEffect | None = self._sections.make(("target",), keys.TARGETS)
         return made
 
-    def _rules(self, target: Mapping[str, Any]) -> dict[str, Any] | None:
-        """The rules of `PolicyMeans`, each checked against the arms."""
-        written, arms = target.get("rules"), target.get("arms", ["0", "1"])
+    def _rules_fit(self, target: Mapping[str, Any]) -> bool:
+        """Whether each rule of `PolicyMeans` is about the arms, to be told at the rule's own line."""
+        arms, written = target.get("arms", ["0", "1"]), target.get("rules")
         if not (isinstance(written, list) and isinstance(arms, list)):
-            return None
-        arms = [str(arm) for arm in arms]
-        rules, before = [], len(self._sections.mistakes)
-        for index in range(len(written)):
+            return True
+        arms, before = [str(arm) for arm in arms], len(self._sections.mistakes)
+        for index, rule in enumerate(written):
             section = ("target", "rules", index)
-            rule = self._sections.make(section, keys.RULES)
-            for key in ("arm", "otherwise"):
-                arm = getattr(rule, key, None)
-                if arm is not None and arm not in arms:
+            for key in ("arm", "otherwise") if isinstance(rule, dict) else ():
+                arm = rule.get(key)
+                if isinstance(arm, str | int) and str(arm) not in arms:
                     self._sections.add(section, key, f"'{arm}' is none of the arms{near(arm, arms)}")
-            if isinstance(rule, Stochastic) and len(rule.shares) != len(arms):
+            shares = rule.get("shares") if isinstance(rule, dict) else None
+            if isinstance(shares, list) and len(shares) != len(arms):
                 self._sections.add(section, "shares", f"expected one share per arm, {len(arms)}")
-            rules.append(rule)
-        sound = before == len(self._sections.mistakes)
-        return {"rules": tuple(rules) if sound else tuple(map(Static, arms))}
+        return before == len(self._sections.mistakes)
 
-    def _models(self, target: AbstractEffect | None) -> dict[str, GLM | Supplied]:
+    def _models(self, target: AbstractEffect | None) -> dict[str, NuisanceModel]:
         table = self._sections.table(("models",)) or {}
-        self._sections.refuse_unknown(("models",), table, keys.MODELS)
-        models = {role: self._model(role, target) for role in keys.MODELS if role in table}
+        self._sections.refuse_unknown(("models",), table, FAMILIES)
+        models = {role: self._model(role, target) for role in FAMILIES if role in table}
         if "outcome" not in models:
             self._sections.add(
                 ("models", "outcome"), None, "the section is missing: what does the outcome depend on?"
@@ -151,24 +161,53 @@ class _Reader:
             models["outcome"] = _STAND_IN
         return {f"{role}_model": model for role, model in models.items()}
 
-    def _model(self, role: str, target: AbstractEffect | None) -> GLM | Supplied:
-        section, before = ("models", role), len(self._sections.mistakes)
-        values = self._sections.values(section, keys.MODELS[role])
-        supplied = values.pop("supplied", None)
-        if supplied is not None:
-            if values:
-                self._sections.add(section, next(iter(values)), "goes with a formula, not with predictions")
-            arms = 0 if target is None else len(target.arms)
-            expected = {"outcome": arms, "treatment": arms - 1, "missingness": 1}[role]
-            if target is not None and len(supplied) != expected:
-                self._sections.add(section, "supplied", f"expected {expected} column(s), one per prediction")
-            return Supplied(*supplied)
-        if "formula" in values:
-            model: GLM | None = self._sections.construct(section, GLM, values)
-            return model or _STAND_IN
-        if before == len(self._sections.mistakes):
-            self._sections.add(section, None, 'give formula = "..." or supplied = ["..."]')
-        return _STAND_IN
+    def _model(self, role: str, target: AbstractEffect | None) -> NuisanceModel:
+        section = ("models", role)
+
+        def on_sample(model: GLM | GradientBoostedTrees, sample: str) -> Pilot:
+            if target is None:  # which is a mistake already
+                return Pilot.from_coefficients("1", {}, "gaussian", (0.0,))
+            return fit_on_sample(target, role, model, self._path.parent / sample)
+
+        table = self._sections.table(section) or {}
+        default = "Supplied" if "supplied" in table else "GLM"
+        made: NuisanceModel | None = self._sections.make(
+            section, model_kinds(role, on_sample), default=default
+        )
+        arms = self._arm_count(target)
+        if isinstance(made, Supplied) and arms is not None:
+            expected = {"outcome": (arms,), "treatment": (arms - 1,), "missingness": (1, arms)}[role]
+            if len(made.columns) not in expected:
+                self._sections.add(
+                    section, "supplied", f"expected {expected[0]} column(s), one per prediction"
+                )
+        return made or _STAND_IN
+
+    def _arm_count(self, target: AbstractEffect | None) -> int | None:
+        """How many arms there are, if that can be read although the target has other mistakes."""
+        if target is not None:
+            return len(target.arms)
+        arms = (self._sections.table(("target",)) or {}).get("arms", ["0", "1"])
+        return len(arms) if isinstance(arms, list) else None
+
+    def _check_names(self, silos: Mapping[str, Path]) -> None:
+        """Pilots are at silos of the study, and a weight per silo is for each of them."""
+        for role in FAMILIES:
+            table = self._sections.table(("models", role)) or {}
+            learners = table.get("learners")
+            places: list[tuple[Place, Any]] = [(("models", role), table)]
+            if isinstance(learners, list):
+                places += [(("models", role, "learners", i), own) for i, own in enumerate(learners)]
+            for place, own in places:
+                at = own.get("at") if isinstance(own, dict) else None
+                if isinstance(at, str) and at not in silos:
+                    self._sections.add(place, "at", f"no silo is called '{at}'{near(at, silos)}")
+        algorithm = self._sections.table(("algorithm",)) or {}
+        weights = algorithm.get("weights")
+        if isinstance(weights, dict) and set(weights) != set(silos):
+            self._sections.add(
+                ("algorithm",), "weights", f"expected one weight for each of the silos {', '.join(silos)}"
+            )
 
     def _silos(self) -> dict[str, Path]:
         table = self._sections.table(("silos",))

@@ -2,137 +2,59 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 from fedtmle.algorithms.coded import Certified, Coded, Estimated
 from fedtmle.algorithms.gradient import Central, Exact, Gradient
 from fedtmle.algorithms.local import LocalAverage
-from fedtmle.algorithms.optimizers import GradientDescent, Newton
+from fedtmle.algorithms.optimizers import Backtracking, GradientDescent, Newton
 from fedtmle.algorithms.personalized import Personalized
+from fedtmle.algorithms.stochastic import StochasticGradientDescent
+from fedtmle.studies.readers import (
+    BOUNDS,
+    COUNT,
+    INTEGER,
+    LEVEL,
+    LEVELS,
+    NUMBER,
+    NUMBERS,
+    POSITIVE,
+    TEXT,
+    TRUTH,
+    Key,
+    Kind,
+    choice,
+    either,
+    named,
+    number,
+    one_of,
+    required,
+    table_of,
+    tables,
+)
 from fedtmle.targets.effects.components import Static, Stochastic, Threshold
 from fedtmle.targets.effects.estimands import ATC, ATE, ATT, OR, RR, TSM, OutcomeMean, PolicyMeans
 
-
-@dataclass(frozen=True, kw_only=True)
-class Key:
-    """One key: ``read`` turns TOML's value into ours or raises ValueError; ``expected`` says of what kind."""
-
-    read: Callable[[Any], Any]
-    expected: str
-    required: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class Kind:
-    """What a section makes: the class, and the keys that are its arguments."""
-
-    make: Callable[..., Any]
-    keys: Mapping[str, Key]
-
-
-def _refuse(value: object) -> Any:
-    raise ValueError(value)
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) and value.strip() else _refuse(value)
-
-
-def _number(value: Any) -> float:
-    """A finite number: TOML has inf and nan, a study has no use for them."""
-    real = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < math.inf
-    return float(value) if real else _refuse(value)
-
-
-def _positive(value: Any) -> float:
-    return _number(value) if _number(value) > 0 else _refuse(value)
-
-
-def _integer(value: Any) -> int:
-    return value if isinstance(value, int) and not isinstance(value, bool) else _refuse(value)
-
-
-def _count(value: Any) -> int:
-    return _integer(value) if _integer(value) >= 0 else _refuse(value)
-
-
-def _truth(value: Any) -> bool:
-    return value if isinstance(value, bool) else _refuse(value)
-
-
-def _level(value: Any) -> str:
-    """A level is text at every silo; a study may write the level 1 as a number."""
-    return _text(value) if isinstance(value, str) else str(_integer(value))
-
-
-def _several(read: Callable[[Any], Any]) -> Callable[[Any], tuple[Any, ...]]:
-    return lambda value: tuple(map(read, value)) if isinstance(value, list) and value else _refuse(value)
-
-
-def _pair(value: Any) -> tuple[float, ...]:
-    numbers = _several(_number)(value)
-    return numbers if len(numbers) == 2 else _refuse(value)
-
-
-def _tables(value: Any) -> list[dict[str, Any]]:
-    return value if _several(lambda item: isinstance(item, dict) or _refuse(item))(value) else []
-
-
-def _named(names: Mapping[str, Any], otherwise: Callable[[Any], Any] = _refuse) -> Callable[[Any], Any]:
-    """A name from a list, or whatever else ``otherwise`` reads."""
-    return lambda value: names[value] if isinstance(value, str) and value in names else otherwise(value)
-
-
-def _listed(names: Mapping[str, Any]) -> str:
-    return " or ".join(f'"{name}"' for name in names)
-
-
-def _one_of(values: Mapping[str, Any]) -> Key:
-    return Key(read=_named(values), expected=_listed(values))
-
-
-def _choice(*names: str) -> Key:
-    return _one_of({name: name for name in names})
-
-
-def _either(names: Mapping[str, Any], read: Callable[[Any], Any], otherwise: str) -> Key:
-    return Key(read=_named(names, read), expected=f"{_listed(names)} or {otherwise}")
-
-
-TEXT = Key(read=_text, expected="text in quotes")
-TEXTS = Key(read=_several(_text), expected='a list of texts, such as ["a", "b"]')
-NUMBER = Key(read=_number, expected="a number")
-NUMBERS = Key(read=_several(_number), expected="a list of numbers")
-POSITIVE = Key(read=_positive, expected="a number above 0")
-INTEGER = Key(read=_integer, expected="a whole number")
-COUNT = Key(read=_count, expected="a whole number of at least 0")
-TRUTH = Key(read=_truth, expected="true or false")
-LEVEL = Key(read=_level, expected="a level, text in quotes")
-LEVELS = Key(read=_several(_level), expected='a list of levels, such as ["0", "1"]')
-BOUNDS = Key(read=_pair, expected="[low, high], two numbers")
-TOLERANCE = _either({name: name for name in ("practical", "negligible")}, _number, "a number")
-SMOOTHNESS = _either(
-    {"certified": Certified(), "estimated": Estimated(), "pooled": Estimated(over="pooled")},
-    _number,
-    "a number",
-)
-_OPTIMIZERS = {"newton": Newton(), "descent": GradientDescent()}
-SILO_WEIGHTS = _choice("size", "uniform")
-
-
-def _required(key: Key) -> Key:
-    return replace(key, required=True)
-
+RULES = {
+    "Static": Kind(make=Static, keys={"arm": required(LEVEL)}),
+    "Threshold": Kind(
+        make=Threshold,
+        keys={
+            "column": required(TEXT),
+            "cut": required(NUMBER),
+            "arm": required(LEVEL),
+            "otherwise": required(LEVEL),
+        },
+    ),
+    "Stochastic": Kind(make=Stochastic, keys={"shares": required(NUMBERS)}),
+}
 
 _OUTCOME = {
-    "outcome": _required(TEXT),
+    "outcome": required(TEXT),
     "outcome_bounds": BOUNDS,
-    "outcome_type": _choice("auto", "binary", "continuous", "count"),
+    "outcome_type": choice("auto", "binary", "continuous", "count"),
 }
-_TREATMENT = {"treatment": _required(TEXT), "arms": LEVELS}
+_TREATMENT = {"treatment": required(TEXT), "arms": LEVELS}
 _STRATA = {"strata": TEXT}
 _EFFECT = {**_OUTCOME, **_TREATMENT, **_STRATA}
 
@@ -141,37 +63,69 @@ TARGETS = {
     **{effect.__name__: Kind(make=effect, keys={**_OUTCOME, **_TREATMENT}) for effect in (ATT, ATC)},
     "OutcomeMean": Kind(make=OutcomeMean, keys={**_OUTCOME, **_STRATA}),
     "PolicyMeans": Kind(
-        make=PolicyMeans,
-        keys={**_EFFECT, "rules": Key(read=_tables, expected="[[target.rules]] tables", required=True)},
+        make=PolicyMeans, keys={**_EFFECT, "rules": tables(RULES, expected="[[target.rules]] tables")}
     ),
 }
 
-RULES = {
-    "Static": Kind(make=Static, keys={"arm": _required(LEVEL)}),
-    "Threshold": Kind(
-        make=Threshold,
+BACKTRACKING = {
+    "Backtracking": Kind(
+        make=Backtracking,
+        keys={"first": POSITIVE, "armijo": POSITIVE, "grow": POSITIVE, "max_halvings": COUNT},
+    )
+}
+OPTIMIZERS = {
+    "newton": Kind(make=Newton, keys={"max_steps": COUNT, "stop": POSITIVE}),
+    "descent": Kind(
+        make=GradientDescent,
         keys={
-            "column": _required(TEXT),
-            "cut": _required(NUMBER),
-            "arm": _required(LEVEL),
-            "otherwise": _required(LEVEL),
+            "step": replace(POSITIVE, kinds=BACKTRACKING, default="Backtracking"),
+            "max_steps": COUNT,
+            "stop": POSITIVE,
         },
     ),
-    "Stochastic": Kind(make=Stochastic, keys={"shares": _required(NUMBERS)}),
+    "sgd": Kind(
+        make=StochasticGradientDescent,
+        keys={
+            "batch": required(COUNT),
+            "step": required(POSITIVE),
+            "steps": COUNT,
+            "batches": choice("fixed", "fresh"),
+            "replace": TRUTH,
+            "seed": COUNT,
+        },
+    ),
+}
+EXACT = {"exact": Kind(make=Exact, keys={"radius": POSITIVE, "exhaustive": TRUTH})}
+SMOOTHNESS_KINDS = {
+    "estimated": Kind(make=Estimated, keys={"factor": POSITIVE, "over": choice("silos", "pooled")})
 }
 
 
-def _model(*families: str) -> dict[str, Key]:
-    return {"formula": TEXT, "family": _choice("auto", *families), "ridge": NUMBER, "supplied": TEXTS}
+def _optimizer(kinds: dict[str, Kind]) -> Key:
+    """A name, for its defaults, or a table with settings."""
+    plain = {
+        name: kind.make() for name, kind in kinds.items() if not any(k.required for k in kind.keys.values())
+    }
+    return replace(one_of(plain), expected=f"{one_of(plain).expected} or a table with a kind", kinds=kinds)
 
 
-MODELS = {
-    "outcome": _model("binomial", "gaussian", "poisson"),
-    "treatment": _model("binomial"),
-    "missingness": _model("binomial"),
-}
+TOLERANCE = either({name: name for name in ("practical", "negligible")}, number, "a number")
+SMOOTHNESS = replace(
+    either(
+        {"certified": Certified(), "estimated": Estimated(), "pooled": Estimated(over="pooled")},
+        number,
+        "a number",
+    ),
+    kinds=SMOOTHNESS_KINDS,
+    default="estimated",
+)
+SIZE_OR_UNIFORM = choice("size", "uniform")
+SILO_WEIGHTS = Key(
+    read=named({"size": "size", "uniform": "uniform"}, table_of(number)),
+    expected='"size" or "uniform" or a number per silo, such as {north = 0.25, south = 0.75}',
+)
 
-_AVERAGING = {"weights": SILO_WEIGHTS, "max_updates": INTEGER, "radius": NUMBER, "exhaustive": TRUTH}
+_AVERAGING = {"max_updates": INTEGER, "radius": NUMBER, "exhaustive": TRUTH}
 _DESCENT = {"tolerance": TOLERANCE, "max_updates": INTEGER}
 
 ALGORITHMS = {
@@ -179,38 +133,45 @@ ALGORITHMS = {
         make=Coded,
         keys={
             "tolerance": TOLERANCE,
-            "coordinates": _choice("raw", "whitened"),
+            "coordinates": choice("raw", "whitened"),
             "smoothness": SMOOTHNESS,
-            "inner": _choice("step", "adaptive"),
+            "inner": choice("step", "adaptive"),
             "max_rounds": INTEGER,
             "fixed_width": INTEGER,
         },
     ),
-    "Gradient": Kind(make=Gradient, keys={**_DESCENT, "optimizer": _one_of(_OPTIMIZERS)}),
-    "Central": Kind(make=Central, keys={**_DESCENT, "optimizer": _one_of({"exact": Exact(), **_OPTIMIZERS})}),
+    "Gradient": Kind(make=Gradient, keys={**_DESCENT, "optimizer": _optimizer(OPTIMIZERS)}),
+    "Central": Kind(make=Central, keys={**_DESCENT, "optimizer": _optimizer({**EXACT, **OPTIMIZERS})}),
     "LocalAverage": Kind(
-        make=LocalAverage, keys={"tolerance": TOLERANCE, **_AVERAGING, "progress_tolerance": NUMBER}
+        make=LocalAverage,
+        keys={
+            "tolerance": TOLERANCE,
+            "weights": SILO_WEIGHTS,
+            **_AVERAGING,
+            "progress_tolerance": NUMBER,
+        },
     ),
-    "Personalized": Kind(make=Personalized, keys={**_AVERAGING, "lattice": NUMBER, "noise": NUMBER}),
+    "Personalized": Kind(
+        make=Personalized, keys={"weights": SIZE_OR_UNIFORM, **_AVERAGING, "lattice": NUMBER, "noise": NUMBER}
+    ),
 }
 
 OPTIONS = {
-    "g_bounds": _either({"auto": "auto", "none": None}, _number, "a number"),
-    "clever": _choice("covariate", "weight"),
-    "submodel": _choice("per arm", "contrast"),
-    "link": _choice("logistic", "linear"),
+    "g_bounds": either({"auto": "auto", "none": None}, number, "a number"),
+    "clever": choice("covariate", "weight"),
+    "submodel": choice("per arm", "contrast"),
+    "link": choice("logistic", "linear"),
     "weights": TEXT,
     "weight_ceiling": POSITIVE,
     "cluster": TEXT,
+    "cluster_scope": choice("shared", "silo", "spanning"),
     "largest_cluster": COUNT,
     "folds": INTEGER,
     "seed": COUNT,
     "confidence": NUMBER,
 }
 
-RELEASE = {"silos": TEXTS}
-
-SECTIONS = ("target", "models", "algorithm", "options", "silos", "release")
+SECTIONS = ("target", "models", "algorithm", "options", "silos")
 
 # Where a key belongs, to tell someone who wrote it elsewhere.
 HOMES = {

@@ -6,12 +6,19 @@ import datetime
 
 from fedtmle.algorithms.study import Study
 from fedtmle.algorithms.study_flow import StudyFlow
+from fedtmle.errors import InputError
+from fedtmle.initial.superlearner import pilots
+from fedtmle.protocol.learners import absent_pilot
 from fedtmle.protocol.plan import Member, Plan, roster
 from fedtmle.studies.file import StudyFile
 
 
 def study_plan(study: Study, silos: tuple[Member, ...], expires: datetime.date | None = None) -> Plan:
     """The plan that every party of a study derives from the study and the roster."""
+    names = {member.name for member in silos}
+    for pilot in (pilot for model in study.models.values() for pilot in pilots(model)):
+        if pilot.at is not None and pilot.at not in names and not study.algorithm.pools_rows:
+            raise InputError(absent_pilot(pilot.at))
     return Plan(subject=study, law=None, algorithm=StudyFlow(), roster=silos, expires=expires)
 
 

@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 import numpy as np
 
+from fedtmle.algorithms.study import Study
 from fedtmle.initial.crossfit import POOLED_SILO
 from fedtmle.model.table import Factor, Table
+from fedtmle.protocol.clusters import ClustersQuery
 from fedtmle.protocol.tables import sort_levels
 
 
-def pool_tables(tables: Sequence[Table], cluster: str | None = None) -> Table:
+def pooled_rows(study: Study, tables: Mapping[str, Table]) -> Table:
+    """All rows in one table; clusters are within silos, or the same in all, as the study declares."""
+    own = study.cluster if study.cluster_scope == "silo" else None
+    if study.cluster is not None and study.cluster_scope == "shared":
+        query = ClustersQuery(column=study.cluster, spanning=False)
+        query.pool({name: query.of(table) for name, table in tables.items()}, {})
+    return pool_tables(tables, own)
+
+
+def pool_tables(silos: Mapping[str, Table], cluster: str | None = None) -> Table:
     """All rows in one table, for the centralised comparator; factors by the union of their levels.
 
-    Clusters and folds stay within silos, as they are when the rows do.
+    Folds stay within silos, as they are when the rows do, and so does a ``cluster`` of the silos' own.
     """
+    tables = list(silos.values())
     silo = np.repeat(np.arange(len(tables)), [table.n_rows for table in tables])
-    factors = {POOLED_SILO: Factor(silo, tuple(map(str, range(len(tables)))))}
+    factors = {POOLED_SILO: Factor(silo, tuple(silos))}
     for name in tables[0].factors:
         own = [table.factors[name] for table in tables]
         if name == cluster:

@@ -1,6 +1,7 @@
-"""A look at the cohort before a study runs: Table 1 by arm, missing values, cohort flow, balance.
+"""A look at the cohort before a study runs: Table 1 by arm, missing values, cohort flow, overlap.
 
-The server's view is made of thresholded tables only: every silo hides its small cells first.
+The server's view is made of thresholded tables only: every silo hides first whatever is below the
+strictest of the silos' floors, which their own files state.
 """
 
 from __future__ import annotations
@@ -8,14 +9,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
-from fedtmle.data import Schema, load_all, read_silo_file
+from fedtmle.data import Schema, load_all
+from fedtmle.protocol.policy import Policy
 from fedtmle.studies.file import StudyFile
+from fedtmle.studies.fitted_overlap import FittedOverlap, fitted_overlap
+from fedtmle.studies.policies import policy_of, session_policy
 from fedtmle.studies.schema import schema_of
 from fedtmle.studies.table1 import (
-    FLOOR,
     STEPS,
     Characteristics,
     Lost,
@@ -65,30 +67,27 @@ class Preflight:
     missing: tuple[Count, ...]
     lines: tuple[Line, ...]
     floor: int | None  # None where nothing is hidden
+    overlap: FittedOverlap | None = None  # None where there is one arm
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
 
-def preflight(file: StudyFile, *, silo: str | None = None, floor: int = FLOOR) -> Preflight:
-    """All silos from thresholded tables; or one ``silo`` in full, for its owner."""
+def preflight(file: StudyFile, *, silo: str | None = None) -> Preflight:
+    """All silos from tables thresholded by the strictest of their floors; or one ``silo`` in full."""
     sources = file.silos if silo is None else {silo: file.silos[silo]}
     tables = load_all(sources, _lenient(schema_of(file.study)))
     what = characteristics(file.study, list(tables.values()))
     full = {name: describe_silo(what, table) for name, table in tables.items()}
     if silo is not None:
-        return pool(what, full, floor=None)
-    shown = {
-        name: thresholded(table, max(floor, _own_floor(file.silos[name]))) for name, table in full.items()
-    }
-    return pool(what, shown, floor=floor)
-
-
-def _own_floor(source: object) -> int:
-    """What a silo's own file asks for; a file of data alone asks for nothing more."""
-    if isinstance(source, str | Path) and Path(source).suffix == ".toml":
-        return read_silo_file(source).policy.min_cell
-    return 0
+        overlap = fitted_overlap(file.study, what, tables, dict.fromkeys(tables, Policy.unguarded()))
+        return pool(what, full, floor=None, overlap=overlap)
+    policies = {name: policy_of(source) or session_policy() for name, source in sources.items()}
+    floor = max(policy.min_cell for policy in policies.values())
+    strict = {name: replace(policy, min_cell=floor) for name, policy in policies.items()}
+    overlap = fitted_overlap(file.study, what, tables, strict)
+    hidden = {name: thresholded(table, floor) for name, table in full.items()}
+    return pool(what, hidden, floor=floor, overlap=overlap)
 
 
 def _lenient(schema: Schema) -> Schema:
@@ -96,7 +95,13 @@ def _lenient(schema: Schema) -> Schema:
     return Schema(tuple(replace(column, may_be_missing=True) for column in schema.columns))
 
 
-def pool(what: Characteristics, silos: Mapping[str, SiloTable], *, floor: int | None) -> Preflight:
+def pool(
+    what: Characteristics,
+    silos: Mapping[str, SiloTable],
+    *,
+    floor: int | None,
+    overlap: FittedOverlap | None = None,
+) -> Preflight:
     """Sums over the silos of whatever each of them shows."""
     tables = list(silos.values())
     names = (*what.factors, *what.numeric, *([what.treatment] if what.treatment else []), what.outcome)
@@ -122,6 +127,7 @@ def pool(what: Characteristics, silos: Mapping[str, SiloTable], *, floor: int | 
             ),
         ),
         floor=floor,
+        overlap=overlap,
     )
 
 

@@ -8,14 +8,22 @@ from dataclasses import replace
 from itertools import groupby
 
 from fedtmle.studies.preflight import Count, Line, Preflight
-from fedtmle.studies.text import aligned, share, wrapped
+from fedtmle.studies.text import aligned, histogram_table, share, wrapped
 
 NOTABLE = 0.25  # a standardised difference that leans on the models (Imbens and Rubin, 2015)
 
 
 def render(view: Preflight) -> str:
     """The whole view; the first line is its title."""
-    parts = (_title(view), _flow(view), _table(view), _missing(view), _overlap(view), _note(view))
+    parts = (
+        _title(view),
+        _flow(view),
+        _table(view),
+        _missing(view),
+        _overlap(view),
+        _fitted(view),
+        _note(view),
+    )
     return "\n\n".join("\n".join(lines) for lines in map(list, parts) if lines)
 
 
@@ -105,10 +113,21 @@ def _overlap(view: Preflight) -> Iterator[str]:
     yield from wrapped(text)
 
 
+def _fitted(view: Preflight) -> Iterator[str]:
+    """What the study's treatment model predicts, arm by arm."""
+    if view.overlap is None:
+        return
+    if view.overlap.problem is not None:
+        yield from wrapped(f"The treatment model could not be fitted: {view.overlap.problem}")
+        return
+    yield from histogram_table(view.overlap.histograms)
+
+
 def _note(view: Preflight) -> Iterator[str]:
     if view.floor is not None:
         yield from wrapped(
             "Each line is made of the silos in its last column: those whose cells, and what is left of "
             f"their totals, are at least {view.floor} in every arm; <{view.floor} where there are none. "
-            "Outcomes by arm are not shown before the study runs."
+            "A count with + leaves out silos in which it is smaller. Outcomes by arm are not shown before "
+            "the study runs."
         )

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from fedtmle.algorithms.local import LocalAverage
 from fedtmle.algorithms.study import Study
 from fedtmle.data import load_all
 from fedtmle.errors import InputError
 from fedtmle.protocol.plan import roster
 from fedtmle.runtime.embedded import run_embedded
+from fedtmle.runtime.keeper import Keeper
 from fedtmle.runtime.session import Progress
 from fedtmle.runtime.silo import Silo
 from fedtmle.studies.over import check_release, conclude
 from fedtmle.studies.plan import study_plan
-from fedtmle.studies.pooled import pool_tables
+from fedtmle.studies.policies import policy_of, released, session_policy
+from fedtmle.studies.pooled import pooled_rows
 from fedtmle.studies.result import StudyResult
 from fedtmle.studies.schema import schema_of
 
@@ -28,16 +31,29 @@ def run(
 ) -> StudyResult:
     """Runs ``study`` over ``silos``: name -> data frame, mapping of columns, or path.
 
-    ``release`` names the silos that consent to having their own estimate shown.
+    ``release`` names silos that consent to having their own estimate shown; one that has a silo file
+    consents there, and is guarded by the policy that it states.
     """
     if not silos:
         raise InputError("silos: expected a mapping of at least one name to data")
     check_release(release, silos)
+    _check_weights(study, silos)
     tables = load_all(silos, schema_of(study))
+    policies = {name: policy_of(source) for name, source in silos.items()}
+    release = released(policies, release)
     if study.algorithm.pools_rows:
-        tables = {"pooled": pool_tables(list(tables.values()), study.cluster)}
+        tables = {"pooled": pooled_rows(study, tables)}
     plan = study_plan(study, roster(list(tables)))
-    parties = [Silo(name, plan, table) for name, table in tables.items()]
+    parties = [
+        Silo(name, plan, table, keeper=Keeper(policy=policies.get(name) or session_policy()))
+        for name, table in tables.items()
+    ]
     finished = run_embedded(plan, parties, threads=threads, progress=progress)
     own = {silo.name: silo.local for silo in parties if silo.local is not None}
     return conclude(plan, finished, release=release, own=own)
+
+
+def _check_weights(study: Study, silos: Mapping[str, object]) -> None:
+    weights = study.algorithm.weights if isinstance(study.algorithm, LocalAverage) else None
+    if isinstance(weights, Mapping) and set(weights) != set(silos):
+        raise InputError("weights: expected one weight for each silo, by its name")

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedtmle.errors import InputError
-from fedtmle.studies.keys import Key, Kind
 from fedtmle.studies.lines import Lines, Place
+from fedtmle.studies.readers import Key, Kind
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,11 +59,14 @@ class Sections:
         """The values of a section that can be read; ``demand`` notes the required ones that are missing."""
         table = self.table(section) or {}
         self.refuse_unknown(section, table, ("kind", *known) if kind else known, whose=kind)
-        values = {}
+        values: dict[str, Any] = {}
         for name, key in known.items():
             if name in table:
                 try:
-                    values[name] = key.read(table[name])
+                    value = self._value(section, name, key, table[name])
+                    # A table inside that could not be made has its mistakes noted already.
+                    failed = key.kinds and (value is None or (key.several and None in value))
+                    values |= {} if failed else {name: value}
                 except ValueError:
                     words = re.findall(r'"([^"]+)"', key.expected)
                     self.add(section, name, f"expected {key.expected}{near(table[name], words)}")
@@ -71,15 +74,21 @@ class Sections:
                 self.add(section, name, f"is missing; expected {key.expected}")
         return values
 
-    def make(
-        self,
-        section: Place,
-        kinds: Mapping[str, Kind],
-        *,
-        default: str | None = None,
-        ready: Mapping[str, Any] | None = None,
-    ) -> Any:
-        """What a section with a ``kind`` makes, None if it cannot; ``ready`` replaces values read here."""
+    def _value(self, section: Place, name: str, key: Key, value: Any) -> Any:
+        """What is written at a key; a table of one of its kinds is a section of its own."""
+        place = (*section, name)
+        if key.kinds is None:
+            return key.read(value)
+        if key.several:
+            if not (isinstance(value, list) and value and all(isinstance(item, dict) for item in value)):
+                raise ValueError(name)
+            return tuple(self.make((*place, i), key.kinds, default=key.default) for i in range(len(value)))
+        return (
+            self.make(place, key.kinds, default=key.default) if isinstance(value, dict) else key.read(value)
+        )
+
+    def make(self, section: Place, kinds: Mapping[str, Kind], *, default: str | None = None) -> Any:
+        """What a section with a ``kind`` makes, None if it cannot."""
         table = self.table(section)
         if table is None:
             return None
@@ -91,11 +100,13 @@ class Sections:
             every = {name: key for other in kinds.values() for name, key in other.keys.items()}
             self.values(section, every, kind="any kind", demand=False)
             return None
-        before = len(self.mistakes)
-        values = self.values(section, kinds[kind].keys, kind=kind)
-        if before < len(self.mistakes):
-            return None
-        return self.construct(section, kinds[kind].make, {**values, **(ready or {})})
+        before, keys = len(self.mistakes), kinds[kind].keys
+        values = self.values(section, keys, kind=kind)
+        sound = before == len(self.mistakes)
+        expected = {name for name, key in keys.items() if key.required or name in table}
+        # With an unknown key beside what can be read, the rest may be wrong by itself: say so as well.
+        made = self.construct(section, kinds[kind].make, values) if expected <= values.keys() else None
+        return made if sound else None
 
     def construct(self, section: Place, make: Callable[..., Any], values: Mapping[str, Any]) -> Any:
         """The object of a section; None, and noted at the key that the error names, if it is refused."""

@@ -3,13 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
-from fedtmle.studies.text import aligned, bits, decimals, number, probability, share, wrapped
+from fedtmle.studies.text import (
+    aligned,
+    bits,
+    decimals,
+    histogram_table,
+    number,
+    partial,
+    probability,
+    share,
+    wrapped,
+)
 
 Document = Mapping[str, Any]
 WAYS = ("bits_up", "bits_down")
-PHASES = {"nuisance": "models", "calibration": "calibration", "targeting": "targeting", "closing": "closing"}
+PHASES = {
+    "nuisance": "models",
+    "calibration": "calibration",
+    "targeting": "targeting",
+    "closing": "closing",
+    "diagnostics": "diagnostics",
+}
 
 
 def render(document: Document) -> str:
@@ -21,6 +38,8 @@ def render(document: Document) -> str:
         _estimates(document),
         _personalized(document),
         _silos(document),
+        _overlap(document),
+        _fit(document),
         certificate(document),
         cost(document),
         _warnings(document),
@@ -42,15 +61,9 @@ def _silo_count(document: Document) -> str:
 
 def _cohort(document: Document) -> Iterator[str]:
     rows = [("arm", "records", "with outcome", "below g bound")]
-    arms = zip(
-        document["arms"],
-        document["arm_counts"],
-        document["observed_counts"],
-        document["truncated"],
-        strict=True,
-    )
-    for arm, count, seen, truncated in arms:
-        rows.append((arm, f"{count:,}", f"{seen:,} ({share(seen, count)})", f"{truncated:,}"))
+    counts = ("arms", "arm_counts", "observed_counts", "truncated", "truncated_hidden")
+    for arm, count, seen, below, hidden in zip(*(document[key] for key in counts), strict=True):
+        rows.append((arm, f"{count:,}", f"{seen:,} ({share(seen, count)})", partial(below, hidden)))
     yield from aligned(rows)
 
 
@@ -133,12 +146,52 @@ def _silos(document: Document) -> Iterator[str]:
             indent = "  "
         rows += [[f"{indent}{name}", *cells(own[index], digits)] for name, own in released.items()]
     yield from aligned(rows)
+    if document["without"]:
+        yield ""
+        rows = [["leaving one silo out", "estimate", "std. error", interval_title(document)]]
+        for index, estimand in enumerate(estimands):
+            rows += [[estimand, "", "", ""]] if len(estimands) > 1 else []
+            indent = "  " if len(estimands) > 1 else ""
+            for name, others in document["without"].items():
+                rows.append([f"{indent}without {name}", *cells(others[index], digits)])
+        yield from aligned(rows)
     if document["heterogeneity"]:
         yield ""
         rows = [["heterogeneity", "Q", "df", "I2"]]
         for line in document["heterogeneity"]:
             rows.append([line["estimand"], f"{line['Q']:.2f}", str(line["df"]), f"{line['I2']:.0%}"])
         yield from aligned(rows)
+
+
+def _overlap(document: Document) -> Iterator[str]:
+    """How many have which probability of treatment, arm by arm."""
+    if document["diagnostics"]:
+        yield from histogram_table(document["diagnostics"]["overlap"])
+
+
+def _fit(document: Document) -> Iterator[str]:
+    """How well the outcome model predicts, before and after targeting."""
+    if not document["diagnostics"]:
+        return
+    fit = document["diagnostics"]["outcome_fit"]
+    calibration = fit["calibration"]
+    digits = max((decimals(row["std_error"]) for row in document["estimates"]), default=3)
+    rows = [["outcome by its prediction", "records", "observed", "predicted", "targeted"]]
+    for b, (low, high) in enumerate(pairwise(calibration["edges"])):
+        means = [number(calibration[key][b], digits) for key in ("observed", "initial", "targeted")]
+        count = partial(calibration["counts"][b], calibration["hidden_in"][b])
+        if count != "0":
+            rows.append([f"{number(low, digits)} to {number(high, digits)}", count, *means])
+    yield from aligned(rows)
+    shares = [("R2", fit["r_squared"]), ("deviance explained", fit["deviance_explained"])]
+    told = [
+        f"{name} {pair['initial']:.3f} before targeting, {pair['targeted']:.3f} after"
+        for name, pair in shares
+        if pair and None not in pair.values()
+    ]
+    means = [f"{mean:.1g} for {name}" for name, mean in document["diagnostics"]["eif_mean"].items()]
+    yield from wrapped(f"Outcome model: {'; '.join(told) or 'nothing to explain'}.")
+    yield from wrapped(f"Mean of the EIF: {'; '.join(means)}.")
 
 
 def certificate(document: Document) -> Iterator[str]:

@@ -16,10 +16,10 @@ from fedtmle.algorithms.study import Study
 from fedtmle.initial.glm import Supplied
 from fedtmle.model.table import Table
 from fedtmle.model.types import Array
+from fedtmle.protocol.floors import visible
 from fedtmle.studies.schema import schema_of
 
 Bools = NDArray[np.bool_]
-FLOOR = 10
 FEW = 10  # so many different values are told apart by a sum and a sum of squares, or nearly
 STEPS = ("without treatment or a covariate", "of the rest, without an outcome")
 
@@ -98,7 +98,7 @@ def describe_silo(what: Characteristics, table: Table) -> SiloTable:
         **{name: np.isnan(table.numeric[name]) for name in what.numeric},
         **{name: table.factors[name].codes < 0 for name in what.factors},
     }
-    known = (arm >= 0) & ~np.logical_or.reduce([np.zeros(table.n_rows, dtype=bool), *unknown.values()])
+    known = complete(what, table)
     seen = ~np.isnan(table.numeric[what.outcome])
     codes = {name: table.factors[name].recode(levels) for name, levels in what.factors.items()}
     missing = {**unknown, **({what.treatment: arm < 0} if what.treatment else {}), what.outcome: ~seen}
@@ -121,6 +121,16 @@ def describe_silo(what: Characteristics, table: Table) -> SiloTable:
     )
 
 
+def complete(what: Characteristics, table: Table) -> Bools:
+    """The rows that have their treatment and all covariates."""
+    known = np.ones(table.n_rows, dtype=bool)
+    for name in what.numeric:
+        known &= ~np.isnan(table.numeric[name])
+    for name in (*what.factors, *([what.treatment] if what.treatment else [])):
+        known &= table.factors[name].codes >= 0
+    return known
+
+
 def _moments(values: Array) -> Moments:
     values = values[~np.isnan(values)]
     distinct, counts = np.unique(values, return_counts=True)
@@ -130,7 +140,7 @@ def _moments(values: Array) -> Moments:
     return Moments(len(values), float(values.sum()), float((values**2).sum()), few, shared)
 
 
-def thresholded(silo: SiloTable, floor: int = FLOOR) -> SiloTable:
+def thresholded(silo: SiloTable, floor: int) -> SiloTable:
     """What of a silo's table may leave it."""
     arms = visible(_counts(silo.arms), silo.n_rows, floor)
     levels: dict[tuple[str, str], list[int | None]] = {cell: [None] * len(arms) for cell in silo.levels}
@@ -156,20 +166,6 @@ def thresholded(silo: SiloTable, floor: int = FLOOR) -> SiloTable:
 def _counts(values: Iterable[int | None]) -> list[int]:
     """Counts as numbers, of a table in which nothing is hidden yet."""
     return [value or 0 for value in values]
-
-
-def visible(counts: Sequence[int], total: int, floor: int) -> tuple[int | None, ...]:
-    """The cells of one total that may be seen; what is hidden adds up to the floor at least.
-
-    Without the second rule a single hidden cell would be the total less the others.
-    """
-    shown: list[int | None] = [count if count >= floor else None for count in counts]
-    while True:
-        seen = [count for count in shown if count is not None]
-        hidden = total - sum(seen)
-        if not seen or hidden >= floor or (hidden == 0 and None not in shown):
-            return tuple(shown)
-        shown[shown.index(min(seen))] = None
 
 
 def _tellable(lost: Lost | None, total: int, floor: int) -> Lost | None:

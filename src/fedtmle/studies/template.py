@@ -41,9 +41,49 @@ arms = ["usual", "exercise"]    # the first is the reference
 formula = "C(programme) + sbp_0 + age + C(sex) + smoker"
 # family = "auto"               # gaussian, binomial, poisson
 # ridge = 0.0
-# supplied = ["q0", "q1"]       # instead of a formula: columns of predictions, one per arm
 
-[models.treatment]              # always logistic
+# Instead: predictions that each silo already has as columns, one per arm.
+# [models.outcome]
+# supplied = ["q_usual", "q_exercise"]
+
+# Instead: a model fitted at one silo on its own records, and shown to all.
+# [models.outcome]
+# kind = "Pilot"
+# at = "north"
+# formula = "C(programme) + sbp_0 + age"
+
+# Instead: the same on a public file with the study's names; nothing is sent then.
+# [models.outcome]
+# kind = "Pilot"
+# sample = "public.csv"
+# trees = {formula = "C(programme) + sbp_0", rounds = 50, depth = 3, rate = 0.1, min_leaf = 20}
+
+# Instead: coefficients that are known, in the order of the formula's columns, on the outcome's own scale.
+# [models.outcome]
+# kind = "Pilot"
+# formula = "C(programme) + sbp_0"
+# family = "gaussian"
+# levels = {programme = ["usual", "exercise"]}
+# coefficients = [40.0, -6.0, 0.7]
+
+# Instead: several models, weighted by how well each predicts the records that it was not fitted on.
+# [models.outcome]
+# kind = "SuperLearner"
+# folds = 5
+# seed = 0
+# [[models.outcome.learners]]
+# formula = "C(programme) + sbp_0 + age + C(sex) + smoker"
+# [[models.outcome.learners]]
+# formula = "C(programme)*spline(sbp_0, knots=[120, 140, 160]) + age"
+# [[models.outcome.learners]]
+# kind = "Pilot"
+# at = "north"
+# trees = {formula = ["sbp_0", "age", "smoker"]}
+# [[models.outcome.learners]]
+# kind = "PerSilo"              # each silo's own trees, shown to all
+# trees = {formula = "sbp_0 + age + smoker", rounds = 20}
+
+[models.treatment]              # always logistic; the same kinds
 formula = "sbp_0 + age + C(sex) + smoker"
 
 [models.missingness]            # who has an outcome; leave it out if no outcome may be missing
@@ -53,18 +93,47 @@ formula = "C(programme) + age + smoker"
 kind = "Coded"                  # Gradient, LocalAverage, Personalized; Central pools the rows
 tolerance = "practical"         # 1e-6 of a standard error; "negligible", or a number
 # coordinates = "whitened"      # raw
-# smoothness = "estimated"      # certified, pooled, or a number
+# smoothness = "estimated"      # certified, pooled, a number, or {factor = 1.05, over = "silos"}
 # inner = "step"                # adaptive: the paper's inner solves, more rounds, a shorter history
 # max_rounds = 10000
 # fixed_width = 1000            # send absolute integers instead of differences
-# optimizer = "newton"          # Gradient: newton, descent; Central: exact as well
-# max_updates = 100             # Gradient, Central, LocalAverage, Personalized
-# weights = "size"              # LocalAverage, Personalized: size, uniform
-# radius = 64                   # LocalAverage, Personalized
-# exhaustive = false            # LocalAverage, Personalized
-# progress_tolerance = 1e-9     # LocalAverage
-# lattice = 1e-6                # Personalized
-# noise = 0.1                   # Personalized
+
+# Instead: pooled gradients, here with stochastic gradient descent.
+# [algorithm]
+# kind = "Gradient"
+# tolerance = 0.5
+# max_updates = 100
+# optimizer = {kind = "sgd", batch = 64, step = 1e-4, steps = 9, seed = 0, batches = "fixed", replace = false}
+
+# Instead: gradient descent whose steps are found by backtracking; "newton" and "descent" are short.
+# [algorithm]
+# kind = "Gradient"
+# [algorithm.optimizer]
+# kind = "descent"              # or newton
+# max_steps = 1000
+# stop = 0.1
+# step = {first = 1.0, armijo = 1e-4, grow = 2.0, max_halvings = 50}    # or a fixed number
+
+# Instead: all rows in one place, each update an exact fit; to compare with.
+# [algorithm]
+# kind = "Central"
+# optimizer = {kind = "exact", radius = 64, exhaustive = false}
+
+# Instead: each silo's own fit, averaged.
+# [algorithm]
+# kind = "LocalAverage"
+# weights = {north = 0.6, south = 0.4}          # size, uniform, or one number per silo
+# max_updates = 100
+# radius = 64
+# exhaustive = false
+# progress_tolerance = 1e-9
+
+# Instead: each silo leaves with its own estimate once its own equation holds.
+# [algorithm]
+# kind = "Personalized"
+# weights = "size"              # uniform
+# lattice = 1e-6
+# noise = 0.1
 
 [options]
 g_bounds = "auto"               # 5/(sqrt(n) log n); a number below 0.5, or "none"
@@ -75,6 +144,9 @@ confidence = 0.95
 # weights = "sampling_weight"   # a column of observation weights
 # weight_ceiling = 64           # of a weight over the mean weight
 # cluster = "family"            # a column of cluster identifiers
+# cluster_scope = "shared"      # the same identifier is the same cluster everywhere, and clusters that are
+#                               # in two silos are refused; "silo": each silo numbers its own; "spanning":
+#                               # clusters may be in several silos, in parts above each silo's smallest cell
 # largest_cluster = 4096
 # folds = 10                    # cross-fit the models
 # seed = 0
@@ -82,9 +154,6 @@ confidence = 0.95
 [silos]                         # name = its silo file (.toml), or a .csv or .parquet with the study's names
 north = "north.toml"
 south = "south.toml"
-
-# [release]                     # silos that consented to having their own estimate shown
-# silos = ["north", "south"]
 """
 
 NORTH = """\
@@ -102,6 +171,12 @@ sbp_0 = "SBP_BASELINE"
 age = "AGE_YEARS"
 sex = {column = "SEX", levels = {M = "male", F = "female"}}
 programme = {column = "GROUP", levels = {0 = "usual", 1 = "exercise"}}
+smoker = {column = "smoker", missing = [9]}     # codes that stand for no value
+# family = {column = "FAM_NO", secret = "words that the hospitals alone share"}   # cluster identifiers
+
+[policy]                        # what this hospital allows; it may be stricter than the package, never laxer
+min_cell = 10                   # people in any cell of a table that leaves
+# release = true                # its own estimate may be shown
 """
 
 SOUTH = """\
@@ -133,6 +208,7 @@ def write_template(folder: Path, *, force: bool) -> list[Path]:
         "south.toml": SOUTH,
         "north.csv": "\n".join(_north()) + "\n",
         "south.csv": "\n".join(_south()) + "\n",
+        "public.csv": "\n".join(_public()) + "\n",
     }
     there = [name for name in files if (folder / name).exists()]
     if there and not force:
@@ -161,6 +237,14 @@ def _south() -> Iterator[str]:
             "gym" if p["treated"] else "control",
         )
         yield f"{after},{p['before'] / 7.50062:.2f},{12 * p['age']:.0f},{codes[0]},{codes[1]},{codes[2]}"
+
+
+def _public() -> Iterator[str]:
+    yield "sbp_12,sbp_0,age,sex,smoker,programme"
+    for p in _patients(120, seed=3, shift=-2.0):
+        after = "" if math.isnan(p["after"]) else f"{p['after']:.0f}"
+        sex, arm = "female" if p["female"] else "male", "exercise" if p["treated"] else "usual"
+        yield f"{after},{p['before']:.0f},{p['age']:.0f},{sex},{p['smoker']:.0f},{arm}"
 
 
 def _patients(count: int, *, seed: int, shift: float) -> Iterator[Patient]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
 
 WIDTH = 80
 GAP = "  "
@@ -61,6 +63,28 @@ def probability(p: float | None) -> str:
 
 def share(part: float, whole: float) -> str:
     return f"{part / whole:.0%}" if whole else "-"
+
+
+def partial(count: int | None, hidden_in: int) -> str:
+    """A count over the silos that show it; a + where some do not."""
+    if count is None or (count == 0 and hidden_in):
+        return "few"
+    return f"{count:,}{'+' if hidden_in else ''}"
+
+
+def histogram_table(histograms: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The probabilities of an arm, one line for each band in which anybody is, one column per arm."""
+    lines: list[str] = []
+    for of in dict.fromkeys(histogram["probability_of"] for histogram in histograms):
+        own = [histogram for histogram in histograms if histogram["probability_of"] == of]
+        rows = [[f"P({of})", *(f"in {histogram['arm']}" for histogram in own)]]
+        edges = own[0]["edges"]
+        for b, (low, high) in enumerate(pairwise(edges)):
+            cells = [partial(histogram["counts"][b], histogram["hidden_in"][b]) for histogram in own]
+            if any(cell != "0" for cell in cells):
+                rows.append([f"{low:.2f} to {high:.2f}", *cells])
+        lines += ([""] if lines else []) + aligned(rows)
+    return lines
 
 
 def bits(count: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from fedtmle.errors import FedTMLEError
 from fedtmle.model.table import Table
 from fedtmle.studies.file import StudyFile, StudyFileErrors, read_study
 from fedtmle.studies.schema import schema_of
+from fedtmle.studies.sections import near
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,10 +50,14 @@ def validate(path: str | Path) -> Validation:
         file = read_study(path)
         silos = file.silos
         schema = schema_of(file.study)
+    except StudyFileErrors as errors:
+        found += complaints(errors)
+        silos = errors.silos
+        schema = None if errors.study is None else schema_of(errors.study)
     except FedTMLEError as error:
         found += complaints(error)
-        silos = error.silos if isinstance(error, StudyFileErrors) else silos
     tables: dict[str, Table] = {}
+    absent: list[set[str]] = []
     for name, source in silos.items():
         try:
             if schema is not None:
@@ -60,9 +66,28 @@ def validate(path: str | Path) -> Validation:
                 read_silo_file(source)
         except DataErrors as errors:
             found += complaints(errors.at(name))
+            absent.append({p.column for p in errors.problems if p.column and "has no column" in p.what})
+    if schema is not None and len(absent) == len(silos) > 1:
+        found += _nobodys(set.intersection(*absent), Path(path), silos, schema)
     if file is not None and len(tables) == len(silos):
         found += _empty_arms(file, tables)
     return Validation(file=file, schema=schema, tables=tables, complaints=tuple(found))
+
+
+def _nobodys(names: set[str], path: Path, silos: Mapping[str, Path], schema: Schema) -> list[Complaint]:
+    """Columns that no silo has: misspelt in the study, most likely."""
+    known = {name for name in schema.names if name not in names}
+    for source in silos.values():
+        if source.suffix.lower() == ".toml":
+            known |= set(read_silo_file(source).columns)
+    lines = path.read_text(encoding="utf-8").splitlines()
+    found = []
+    for name in sorted(names):
+        word = re.compile(rf"(?<!\w){re.escape(name)}(?!\w)")
+        line = next((k for k, text in enumerate(lines, start=1) if word.search(text.partition("#")[0])), None)
+        message = f"no silo has a column '{name}'{near(name, known)}"
+        found.append(Complaint(message=message, file=str(path), line=line))
+    return found
 
 
 def complaints(error: FedTMLEError) -> list[Complaint]:
@@ -74,7 +99,7 @@ def complaints(error: FedTMLEError) -> list[Complaint]:
         for problem in error.problems:
             silo = problem.silo and f"silo '{problem.silo}'"
             column = problem.column and f"column '{problem.column}'"
-            rows = "" if problem.rows is None else f" in {problem.rows} row(s)"
+            rows = "" if problem.rows is None else f" in {problem.rows} row{'' if problem.rows == 1 else 's'}"
             told = f"{problem.what}{rows}; {problem.fix}"
             message = ": ".join(part for part in (silo, column, told) if part)
             found.append(Complaint(message=message, file=problem.file, line=problem.line, silo=problem.silo))

@@ -6,6 +6,13 @@ Row by row D_r = u_r - t_r (psi_r - low) with
 
 Rows of one cluster are added first; then sums of u, t, of w v/P(v) width m, of the products u u,
 u t and t t, and the number of clusters make psi and sum D D^T for any psi.
+
+A cluster c with parts in several silos m has u_c = sum_m u_mc, and u_c u_c^T is no sum over silos of
+u_mc u_mc^T: the products between parts are missing. But u_c and t_c are such sums. So the parts of a cluster
+that spans silos stay out of the products and of the count; they are sent as sums of their own, one set of
+(u, t, 1) for each such cluster, and the products are taken once these have been added:
+
+    sum_c D_c D_c^T = sum_m sum_{c in m only} D_mc D_mc^T + sum_{c spanning} (sum_m D_mc)(sum_m D_mc)^T.
 """
 
 from __future__ import annotations
@@ -31,20 +38,33 @@ def moment_columns(own: EffectRows, q: Array, width: float) -> tuple[Array, Arra
     return np.stack(u), np.stack([own.weight * v for v in own.v]), np.stack(m)
 
 
-def cluster_sums(cluster: IntArray | None, u: Array, t: Array, m: Array) -> Array:
+def cluster_sums(rows: EffectRows, u: Array, t: Array, m: Array) -> Array:
     """The columns whose sums close a run, one entry per cluster."""
-    if cluster is not None:
-        clusters = int(cluster.max(initial=-1)) + 1
-        u, t, m = (_by_cluster(cluster, columns, clusters) for columns in (u, t, m))
+    if rows.cluster is not None:
+        u, t, m = (_by_cluster(rows.cluster, columns) for columns in (u, t, m))
     d = len(u)
     upper, lower = np.triu_indices(d)
     cross = (u[:, None] * t[None, :]).reshape(d * d, -1)
-    return np.concatenate(
-        [u, t, m, u[upper] * u[lower], cross, t[upper] * t[lower], np.ones((1, u.shape[1]))]
-    )
+    products = np.concatenate([u[upper] * u[lower], cross, t[upper] * t[lower], np.ones((1, u.shape[1]))])
+    if rows.spanned is not None:
+        products *= rows.spanned < 0
+    return np.concatenate([u, t, m, products])
 
 
-def _by_cluster(cluster: IntArray, columns: Array, clusters: int) -> Array:
+def spanning_sums(rows: EffectRows, u: Array, t: Array, count: int) -> Array:
+    """(u, t, 1) of the parts here of each of ``count`` clusters that span silos, as one column."""
+    if rows.cluster is None or rows.spanned is None:
+        return np.zeros((count * (2 * len(u) + 1), 1))
+    parts = np.zeros((count, 2 * len(u) + 1))
+    here = rows.spanned >= 0
+    sums = np.concatenate([_by_cluster(rows.cluster, columns) for columns in (u, t)])
+    parts[rows.spanned[here], :-1] = sums[:, here].T
+    parts[rows.spanned[here], -1] = 1.0
+    return parts.reshape(-1, 1)
+
+
+def _by_cluster(cluster: IntArray, columns: Array) -> Array:
+    clusters = int(cluster.max(initial=-1)) + 1
     sums = [np.bincount(cluster, weights=column, minlength=clusters) for column in columns]
     return np.asarray(np.stack(sums), dtype=np.float64)
 
@@ -63,14 +83,19 @@ def estimate_components(pooled: Sums, d: int, *, one_step: bool = False) -> tupl
     pairs = d * (d + 1) // 2
     uu = total[3 * d : 3 * d + pairs]
     ut = total[3 * d + pairs : 3 * d + pairs + d * d]
-    tt = total[3 * d + pairs + d * d : -1]
-    clusters = total[-1]
+    last = 3 * d + 2 * pairs + d * d
+    tt, clusters = total[last - pairs : last], total[last]
+    size = 2 * d + 1
+    parts = [total[k : k + size] for k in range(last + 1, len(total), size)]
+    spanning = [(part[:d], part[d : 2 * d]) for part in parts if part[-1]]  # those that anyone here has
+    clusters += len(spanning)
     if not all(t):  # nobody here is in some component's population
         return np.full(d, np.nan), np.full((d, d), np.inf)
     psi = [mean / mass for mean, mass in zip(u if one_step else m, t, strict=True)]
     covariance = np.zeros((d, d))
     for index, (r, s) in enumerate(zip(*map(np.ndarray.tolist, np.triu_indices(d)), strict=True)):
         scatter = uu[index] - psi[s] * ut[r * d + s] - psi[r] * ut[s * d + r] + psi[r] * psi[s] * tt[index]
+        scatter += sum((v[r] - psi[r] * q[r]) * (v[s] - psi[s] * q[s]) for v, q in spanning)
         sums = (u[r] - psi[r] * t[r]) * (u[s] - psi[s] * t[s])
         centred = scatter - sums / clusters
         if clusters > 1:

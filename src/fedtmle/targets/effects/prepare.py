@@ -11,8 +11,9 @@ import numpy as np
 from fedtmle.errors import DataError
 from fedtmle.model.table import Factor, Table
 from fedtmle.model.types import Array, IntArray
+from fedtmle.targets.effects.clusters import cluster_digest
 from fedtmle.targets.effects.components import Component
-from fedtmle.targets.effects.rows import EffectRows, Term
+from fedtmle.targets.effects.rows import EffectRows, Term, probability_bins, shown_arms
 
 Q_MARGIN = 1e-6  # predictions are kept this far inside the outcome's bounds, on the unit scale
 
@@ -37,6 +38,7 @@ class EffectColumns:
     weight_ceiling: float
     cluster: str | None
     largest_cluster: int
+    spanning: tuple[bytes, ...] = ()  # digests of the clusters that are in more than one silo
 
     def arm(self, table: Table) -> IntArray:
         """The arm taken, as a code into ``arms``."""
@@ -95,6 +97,15 @@ class EffectColumns:
             )
         return np.asarray(codes)
 
+    def spanned(self, table: Table) -> IntArray | None:
+        """For each of the table's clusters its place among those that span silos, -1 if it does not."""
+        if self.cluster is None or not self.spanning:
+            return None
+        place = {digest: position for position, digest in enumerate(self.spanning)}
+        factor = table.factors[self.cluster]
+        labels = (factor.levels[code] for code in np.unique(factor.codes))
+        return np.array([place.get(cluster_digest(label), -1) for label in labels], dtype=np.int64)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Preparation:
@@ -141,6 +152,8 @@ class Preparation:
             terms=tuple(terms),
             truncated=truncated,
             cluster=columns.clusters(table),
+            g_bins=probability_bins(g[list(shown_arms(len(g)))]),
+            spanned=columns.spanned(table),
         )
 
     def regression(self, table: Table) -> Array:

@@ -27,7 +27,12 @@ from fedtmle.model.problem import AbstractProblem, Estimate
 from fedtmle.model.submodel import GeneralisedLinear, NoNormaliser
 from fedtmle.model.table import Table
 from fedtmle.model.types import Array, RowBound, exponent
-from fedtmle.targets.effects.moments import cluster_sums, estimate_components, moment_columns
+from fedtmle.targets.effects.moments import (
+    cluster_sums,
+    estimate_components,
+    moment_columns,
+    spanning_sums,
+)
 from fedtmle.targets.effects.rows import EffectRows
 
 LINK_REACH = 64.0  # a predicted logit moved further than this is a runaway fluctuation, not a fit
@@ -60,6 +65,7 @@ class EffectProblem(AbstractProblem[EffectLaw, Table]):
     ceiling: float
     population_ceiling: float  # of weight * v / P(v)
     largest_cluster: int = 1
+    spanning: int = 0  # clusters that are in more than one silo
     linear: bool = False
     as_weight: bool = False
     _prepared: list[tuple[Table, EffectRows]] = field(default_factory=list, compare=False, repr=False)
@@ -136,15 +142,17 @@ class EffectProblem(AbstractProblem[EffectLaw, Table]):
         return np.asarray((self.R @ (u - t * components[:, None])).T)
 
     def moments(self, law: EffectLaw, rows: Table) -> Sums:
-        total = zero_sums(self.moment_shifts(law))
+        exponents, parts = self._moment_exponents(), self._spanning_exponents()
+        total, spanning = zero_sums(column_shifts(exponents)), zero_sums(column_shifts(parts))
         for own in self.rows(rows).blocks():
             u, t, m = moment_columns(own, self._regression(law, own), self.width)
-            columns = cluster_sums(own.cluster, u, t, m)
-            total += column_sums(columns, self._moment_exponents(), what="EIF term")
-        return total
+            total += column_sums(cluster_sums(own, u, t, m), exponents, what="EIF term")
+            if self.spanning:  # then there is one block
+                spanning += column_sums(spanning_sums(own, u, t, self.spanning), parts, what="EIF term")
+        return Sums(total.units + spanning.units, total.shifts + spanning.shifts)
 
     def moment_shifts(self, law: EffectLaw) -> tuple[int, ...]:  # noqa: ARG002 - declared, for every law
-        return column_shifts(self._moment_exponents())
+        return column_shifts([*self._moment_exponents(), *self._spanning_exponents()])
 
     def finish(self, law: EffectLaw, pooled: Sums, n: int) -> Estimate:  # noqa: ARG002 - all is pooled
         components, covariance = estimate_components(pooled, len(self.combination[0]))
@@ -181,12 +189,29 @@ class EffectProblem(AbstractProblem[EffectLaw, Table]):
     def curvature_is_fixed(self) -> bool:
         return True
 
+    def factual(self, law: EffectLaw, own: EffectRows) -> Array:
+        """Q(A, W) at the law on the unit scale, shape (N,), of rows whose outcome was observed."""
+        q = self._factual(own, own.q)
+        if not law.history:
+            return q
+        eta = q.copy() if self.linear else kernels.logit(q)
+        for r, shift in enumerate(self._shifts(law)):
+            h = own.taken(r)
+            eta += shift * (np.sign(h) if self.as_weight else h)
+        return eta if self.linear else kernels.expit(eta)
+
+    def _shifts(self, law: EffectLaw) -> list[float]:
+        """What each component's H is multiplied by on the link scale, of all that was accepted."""
+        total = [math.fsum(step) for step in zip(*law.history, strict=True)] or [0.0] * self.dim
+        return [
+            -self.width * math.fsum(self.combination[k][r] * total[k] for k in range(self.dim))
+            for r in range(len(self.combination[0]))
+        ]
+
     def _linked(self, law: EffectLaw, own: EffectRows) -> Array:
         """link Q_a at the law, shape (arms, N)."""
-        total = np.array([math.fsum(step) for step in zip(*law.history, strict=True)] or [0.0] * self.dim)
         linked = own.q.copy() if self.linear else kernels.logit(own.q)
-        for r, terms in enumerate(own.terms):
-            shift = -self.width * math.fsum(self.combination[k][r] * total[k] for k in range(self.dim))
+        for shift, terms in zip(self._shifts(law), own.terms, strict=True):
             for term in terms:
                 linked[term.arm] += shift * (np.sign(term.H) if self.as_weight else term.H)
         return linked
@@ -199,11 +224,19 @@ class EffectProblem(AbstractProblem[EffectLaw, Table]):
     def _factual(self, own: EffectRows, per_arm: Array) -> Array:
         return np.ascontiguousarray(np.take_along_axis(per_arm, own.arm[None, :], axis=0)[0])
 
-    def _moment_exponents(self) -> list[int]:
-        rows = self.largest_cluster
+    def _cluster_bounds(self) -> tuple[float, float]:
+        """Of u and t summed over a cluster."""
         reach = 16.0 if self.linear else 1.0
-        t = rows * self.population_ceiling
-        u = rows * self.width * reach * (self.ceiling + self.population_ceiling)
+        u = self.width * reach * (self.ceiling + self.population_ceiling)
+        return self.largest_cluster * u, self.largest_cluster * self.population_ceiling
+
+    def _spanning_exponents(self) -> list[int]:
+        u, t = self._cluster_bounds()
+        d = len(self.combination[0])
+        return [*[exponent(u)] * d, *[exponent(t)] * d, 1] * self.spanning
+
+    def _moment_exponents(self) -> list[int]:
+        u, t = self._cluster_bounds()
         d = len(self.combination[0])
         pairs = d * (d + 1) // 2
         return [

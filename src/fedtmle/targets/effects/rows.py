@@ -11,7 +11,10 @@ from numpy.typing import NDArray
 from fedtmle.model.types import Array, IntArray
 
 BoolArray = NDArray[np.bool_]
+Bytes = NDArray[np.uint8]
 BLOCK = 16_384  # rows whose moment columns stay in the cache
+# Where the histogram of a probability is cut; a row keeps only the number of its bin.
+PROBABILITY_EDGES = (0.0, 0.05, *(round(0.1 * k, 1) for k in range(1, 10)), 0.95, 1.0)
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,8 @@ class EffectRows:
     terms: tuple[tuple[Term, ...], ...]  # per component
     truncated: BoolArray  # (arms, N), where some component's probability is at the bound
     cluster: IntArray | None  # codes 0..; None: every row is its own cluster
+    g_bins: Bytes  # (shown arms, N): where each row's probability of an arm lies among the edges
+    spanned: IntArray | None = None  # (clusters,): the place among those that span silos, or -1
 
     @property
     def n_rows(self) -> int:
@@ -56,6 +61,8 @@ class EffectRows:
                 terms=tuple(tuple(Term(t.arm, t.d[rows], t.H[rows]) for t in own) for own in self.terms),
                 truncated=self.truncated[:, rows],
                 cluster=self.cluster,
+                g_bins=self.g_bins[:, rows],
+                spanned=self.spanned,
             )
 
     def taken(self, component: int) -> Array:
@@ -64,3 +71,13 @@ class EffectRows:
         for term in self.terms[component]:
             h += np.where(self.arm == term.arm, term.H, 0.0)
         return h * self.observed
+
+
+def shown_arms(arms: int) -> tuple[int, ...]:
+    """The arms whose probability is shown: of two, one tells the other's."""
+    return () if arms == 1 else (1,) if arms == 2 else tuple(range(arms))
+
+
+def probability_bins(g: Array) -> Bytes:
+    """Where probabilities lie among the edges, the last bin closed; any shape."""
+    return np.searchsorted(PROBABILITY_EDGES[1:-1], g, side="right").astype(np.uint8)

@@ -1,0 +1,116 @@
+"""How well the arms overlap, before anything is targeted."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fedtmle.algorithms.outcome import Query
+from fedtmle.errors import InputError
+from fedtmle.model.types import Array, exponent, unpack
+from fedtmle.protocol.bins import BinsQuery, Group
+from fedtmle.protocol.learners import JointQuery
+from fedtmle.protocol.query import Phase, Spread
+from fedtmle.protocol.tables import TallyQuery
+from fedtmle.targets.effects.prepare import Preparation
+from fedtmle.targets.effects.problem import EffectProblem
+from fedtmle.targets.effects.rows import EffectRows
+
+DEPENDENT = 1e-9  # share of a clever covariate's square that others leave unexplained
+
+
+@dataclass(frozen=True, kw_only=True)
+class Overlap:
+    """From pooled sums; ``truncated`` from the silos that tell theirs, as many as ``told``."""
+
+    truncated: tuple[int, ...]  # rows whose g pi is below the floor, per arm
+    told: tuple[int, ...]  # the others have a few such rows, or all but a few; per arm
+    effective_sizes: tuple[float, ...]  # (sum H)^2 / sum H^2 of those observed, per component
+    spanning: tuple[int, ...]  # components whose clever covariates span those of all
+    predicted: tuple[float, float]  # mean and standard deviation of Q(A, W) on the unit scale
+
+
+def find_overlap(effect: EffectProblem, preparation: Preparation, n: int) -> Generator[Query, Any, Overlap]:
+    """One round; refuses a study whose arms do not overlap."""
+    arms, count = len(preparation.columns.arms), len(preparation.components)
+
+    def diagnosed(rows: EffectRows) -> Array:
+        h = np.stack([rows.taken(r) for r in range(count)]) * rows.weight
+        q = np.take_along_axis(rows.q, rows.arm[None, :], axis=0)[0]
+        predicted = np.stack([np.ones_like(q), q, q * q]) * (rows.weight * rows.observed)
+        return np.concatenate([h, h[upper] * h[lower], predicted])
+
+    def bounded(table: Any) -> list[Group]:
+        return [Group(bins=below) for below in effect.rows(table).truncated.view(np.uint8)]
+
+    upper, lower = np.triu_indices(count)
+    h, weight = effect.ceiling, effect.population_ceiling
+    exponents = (exponent(h),) * count + (exponent(h * h),) * len(upper) + (exponent(weight),) * 3
+    pooled, bins = yield JointQuery(
+        (
+            TallyQuery(
+                columns=lambda table: map(diagnosed, effect.rows(table).blocks()),
+                exponents=exponents,
+                n=n,
+                what="inverse probability",
+                spread=tuple(
+                    Spread(r, count + int(np.flatnonzero((upper == r) & (lower == r))[0]))
+                    for r in range(count)
+                ),
+            ),
+            BinsQuery(
+                groups=bounded,
+                sizes=(2,) * arms,
+                exponents=(),
+                n=n,
+                what="probabilities below their bound",
+                phase=Phase.NUISANCE,
+                floors=("min_cell", "min_truncated"),
+            ),
+        )
+    )
+    sums = pooled.values()
+    first, gram = sums[:count], unpack(sums[count:-3], count)
+    truncated = tuple(below.count for _, below in bins)
+    _refuse_no_overlap(preparation, truncated, n)
+    for component, mass in zip(preparation.components, np.diag(gram), strict=True):
+        if not mass > 0:
+            raise InputError(f"target: nobody with an observed outcome tells of {component.name}")
+    effective = tuple(float(a * a / b) for a, b in zip(first, np.diag(gram), strict=True))
+    mass, total, squares = map(float, sums[-3:])
+    mean = total / mass
+    return Overlap(
+        truncated=truncated,
+        told=tuple(below.silos for _, below in bins),
+        effective_sizes=effective,
+        spanning=_spanning(gram, effective),
+        predicted=(mean, float(np.sqrt(max(squares / mass - mean * mean, 0.0)))),
+    )
+
+
+def _refuse_no_overlap(preparation: Preparation, truncated: tuple[int, ...], n: int) -> None:
+    for arm, rows in zip(preparation.columns.arms, truncated, strict=True):
+        if rows > n / 2:
+            raise InputError(
+                f"g_bounds: the probability of arm '{arm}' is below {preparation.g_floor:.3g} for "
+                f"{rows} of {n} rows; there is no overlap to learn from. Restrict the cohort, or simplify "
+                "the treatment model"
+            )
+
+
+def _spanning(gram: Array, effective: tuple[float, ...]) -> tuple[int, ...]:
+    """Components whose covariates are no combination of others', the narrowest first.
+
+    The rest are mixtures of narrower ones, as everyone is of strata: their residuals are no larger.
+    """
+    root = np.sqrt(np.diag(gram))
+    rest = gram / (root[:, None] * root)
+    kept = []
+    for r in sorted(range(len(gram)), key=lambda r: (effective[r], r)):
+        if rest[r, r] > DEPENDENT:
+            kept.append(r)
+            rest = rest - rest[:, r, None] * rest[r] / rest[r, r]
+    return tuple(sorted(kept))

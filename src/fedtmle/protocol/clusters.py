@@ -1,0 +1,223 @@
+"""Clusters in more than one silo: how they are found, and what that discloses.
+
+A variance by cluster needs the sum of D over *all* of a cluster's rows. A cluster whose rows are in two
+silos, taken for two clusters, loses the products between its parts, and the standard error is wrong.
+
+What a study declares with ``cluster_scope``:
+
+* "silo": an identifier means nothing elsewhere. Nothing is compared, nothing is sent.
+* "shared": the same identifier is the same cluster. Each silo sends the digests of its identifiers, once;
+  the server tells every silo how many are in more than one, and any at all stops the run.
+* "spanning": the same, but such clusters are allowed. Their digests are broadcast, and the closing message
+  carries each one's sums, added over silos (`targets.effects.moments`). A silo refuses if its part of such
+  a cluster is smaller than its smallest cell: the sum over one row is that row's.
+
+What is disclosed by "shared" and "spanning": to the server, how many clusters each silo has and, of any two
+silos, how many they share; to the silos, how many clusters are shared ("spanning": which of their own).
+A digest is of 128 bits, so that none collide by chance. Identifiers themselves never leave a silo, but
+whoever has a digest can test a guess at what it is of: numbers from 1 to a million are guessed in a second.
+Therefore a silo file may give the column a ``secret`` that the hospitals share and the server does not know;
+the digests are then keyed with it where the records are read. A mixture of secrets is refused: clusters
+keyed differently would never be seen to meet.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import combinations
+from typing import final
+
+import numpy as np
+
+from fedtmle.errors import DataError, DecodeError, InputError
+from fedtmle.model.table import Table
+from fedtmle.protocol.bits import BitReader, BitWriter
+from fedtmle.protocol.query import AbstractQuery, Link, Local, Phase
+from fedtmle.targets.effects.clusters import DIGEST, cluster_digest
+
+FINGERPRINT = 4  # bytes that tell one secret from another
+MOST_CLUSTERS = 1 << 24
+MOST_SPANNING = 1 << 12  # each adds its own sums to the closing message
+_KEYED = "keyed:"
+
+Digests = tuple[bytes, ...]
+
+
+def keyed(label: str, secret: str) -> str:
+    """An identifier as a keyed digest, behind a fingerprint of the secret."""
+    key = secret.encode()
+    mark = hmac.digest(key, b"fedtmle fingerprint", "sha256")[:FINGERPRINT].hex()
+    return f"{_KEYED}{mark}:{hmac.digest(key, b'id:' + label.encode(), 'sha256')[:DIGEST].hex()}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clusters:
+    """One silo's clusters: the fingerprint of its secret (zeros without one), and the digests, sorted."""
+
+    fingerprint: bytes
+    digests: Digests
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class ClustersQuery(AbstractQuery[Clusters, Digests]):
+    """The digests of all clusters go up; those in more than one silo come down, or stop the run."""
+
+    column: str
+    spanning: bool  # whether they are allowed
+
+    @property
+    def phase(self) -> Phase:
+        return Phase.NUISANCE
+
+    @property
+    def tells(self) -> str:
+        return f"a digest of each identifier in {self.column}, to see which clusters other silos have too"
+
+    @property
+    def functionals(self) -> int:
+        return 0  # as many digests as the silo has clusters
+
+    def answer(self, local: Local) -> Clusters:
+        return local.evaluate(self.of)  # type: ignore[no-any-return]  # evaluate gives Any
+
+    def of(self, table: Table) -> Clusters:
+        """What one table says."""
+        labels = table.factors[self.column].levels
+        if len(labels) > MOST_CLUSTERS:
+            raise DataError(f"column '{self.column}' has more than {MOST_CLUSTERS} clusters")
+        marks = {bytes.fromhex(label.split(":")[1]) for label in labels if label.startswith(_KEYED)}
+        return Clusters(
+            fingerprint=next(iter(marks), bytes(FINGERPRINT)),
+            digests=tuple(sorted(map(cluster_digest, labels))),
+        )
+
+    def pool(self, answers: Mapping[str, Clusters], sizes: Mapping[str, int]) -> Digests:  # noqa: ARG002
+        self._check(answers)
+        silos = Counter(d for own in answers.values() for d in own.digests)
+        shared = tuple(sorted(d for d, count in silos.items() if count > 1))
+        if shared and not self.spanning:
+            raise InputError(self._refusal(answers, len(shared)))
+        if len(shared) > MOST_SPANNING:
+            raise InputError(
+                f"cluster: {len(shared)} clusters of '{self.column}' are in more than one silo, more than "
+                f"{MOST_SPANNING}; bring the rows of each to one silo"
+            )
+        return shared
+
+    def _check(self, answers: Mapping[str, Clusters]) -> None:
+        """Refuses identifiers that are keyed with different secrets."""
+        by_mark: dict[bytes, str] = {}
+        for silo, own in answers.items():
+            by_mark.setdefault(own.fingerprint, silo)
+        if len(by_mark) > 1:
+            one, other = list(by_mark.values())[:2]
+            raise InputError(
+                f"cluster: silos '{one}' and '{other}' keyed column '{self.column}' with different secrets, "
+                "or one without; give all silo files the same"
+            )
+
+    def _refusal(self, answers: Mapping[str, Clusters], count: int) -> str:
+        pairs = combinations(answers.items(), 2)
+        shared = {(a, b): len(set(one.digests) & set(other.digests)) for (a, one), (b, other) in pairs}
+        (a, b), most = max(shared.items(), key=lambda item: item[1])
+        return (
+            f"cluster: {count} cluster(s) of '{self.column}' are in more than one silo, {most} of them in "
+            f"'{a}' and '{b}'. If each silo numbers its own clusters, declare cluster_scope = \"silo\"; if "
+            'they are the same clusters, bring the rows of each to one silo, or declare "spanning"'
+        )
+
+    def write_answer(self, answer: Clusters, out: BitWriter, link: Link) -> None:  # noqa: ARG002
+        out.uint(int.from_bytes(answer.fingerprint, "big"), 8 * FINGERPRINT)
+        self.write_pooled(answer.digests, out)
+
+    def read_answer(self, bits: BitReader, link: Link) -> Clusters:  # noqa: ARG002
+        mark = bits.uint(8 * FINGERPRINT).to_bytes(FINGERPRINT, "big")
+        return Clusters(fingerprint=mark, digests=self._read(bits, MOST_CLUSTERS))
+
+    def write_pooled(self, pooled: Digests, out: BitWriter) -> None:
+        out.gamma((len(pooled),))
+        # One number for all: appending one by one would copy all before it each time.
+        out.uint(int.from_bytes(b"".join(pooled), "big"), 8 * DIGEST * len(pooled))
+
+    def read_pooled(self, bits: BitReader) -> Digests:
+        return self._read(bits, MOST_SPANNING if self.spanning else 0)
+
+    def _read(self, bits: BitReader, most: int) -> Digests:
+        (count,) = bits.gamma(1)
+        if not 0 <= count <= most:
+            raise DecodeError("a count of clusters is out of range")
+        data = bits.uint(8 * DIGEST * count).to_bytes(DIGEST * count, "big")
+        digests = tuple(data[k : k + DIGEST] for k in range(0, len(data), DIGEST))
+        if list(digests) != sorted(set(digests)):
+            raise DecodeError("clusters are not sorted, or repeat")
+        return digests
+
+    def retires(self, answer: Clusters) -> bool:  # noqa: ARG002
+        return False
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class SpanningQuery(AbstractQuery[None, None]):
+    """Whether each silo will add its parts of the clusters that span silos; one that will not, refuses.
+
+    No bit is sent: an answer is consent. The sum over a part of a few rows would tell of each of them.
+    """
+
+    column: str
+    spanning: Digests
+
+    @property
+    def phase(self) -> Phase:
+        return Phase.NUISANCE
+
+    @property
+    def tells(self) -> str:
+        return f"that the silo's part of each cluster of {self.column} that others have too is large enough"
+
+    @property
+    def functionals(self) -> int:
+        return 1
+
+    def answer(self, local: Local) -> None:
+        smallest: int | None = local.evaluate(self._smallest_part)
+        floor = local.policy.min_cell
+        if smallest is not None and smallest < floor:
+            raise DataError(
+                f"column '{self.column}': a cluster that spans silos has fewer than {floor} rows here, and "
+                "their sums would leave the silo; bring the rows of each cluster to one silo, or leave "
+                "these out"
+            )
+
+    def _smallest_part(self, table: Table) -> int | None:
+        factor = table.factors[self.column]
+        rows = np.bincount(factor.codes, minlength=len(factor.levels))
+        shared = set(self.spanning)
+        parts = [
+            int(count)
+            for count, label in zip(rows, factor.levels, strict=True)
+            if cluster_digest(label) in shared
+        ]
+        return min(parts, default=None)
+
+    def pool(self, answers: Mapping[str, None], sizes: Mapping[str, int]) -> None:
+        pass
+
+    def write_answer(self, answer: None, out: BitWriter, link: Link) -> None:
+        pass
+
+    def read_answer(self, bits: BitReader, link: Link) -> None:
+        pass
+
+    def write_pooled(self, pooled: None, out: BitWriter) -> None:
+        pass
+
+    def read_pooled(self, bits: BitReader) -> None:
+        pass
+
+    def retires(self, answer: None) -> bool:  # noqa: ARG002
+        return False
