@@ -104,6 +104,12 @@ class Guard:
         """What an answer told beyond what its query could declare."""
         self.functionals += told(query, bits) - query.functionals
 
+    def remember(self, query: AbstractQuery[object, object], local: Local) -> None:
+        """A query answered before a restart: its batch is part of the partition; no row is read."""
+        for point in query.points():
+            if point.batch is not None:
+                self._examine_batch(local.batch(point.batch), local.n_rows)
+
     def examine_answer(self, query: AbstractQuery[object, object], answer: object, n_rows: int) -> None:
         """Limits on counts of people that an answer tells."""
         for member, part in query.members(answer):
