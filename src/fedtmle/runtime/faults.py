@@ -48,7 +48,7 @@ class Faults:
     """The chance of each kind, per message, write or crash; times in seconds of the virtual clock."""
 
     chances: Mapping[Kind, float] = field(default_factory=dict)
-    most_crashes: int = 20  # in one run, so that it ends
+    most_crashes: int = 8  # in one run, so that it ends
     delay: float = 0.05  # on average
     downtime: float = 2.0
     retry: float = 0.5  # before a request is sent again; doubled each time

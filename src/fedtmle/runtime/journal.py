@@ -58,28 +58,32 @@ class FileJournal:
     def __init__(self, path: str | Path, *, sync: bool = True) -> None:
         self.path = Path(path)
         self._sync = sync
-        try:
-            new = not self.path.exists()
-            self._file: IO[bytes] = open(self.path, "a+b", buffering=0)  # noqa: SIM115 - as long as the object
-            hold(self._file)
-            os.chmod(self.path, 0o600)
-            data = self.path.read_bytes()
-            if MAGIC.startswith(data):  # new, or torn in its first bytes
-                self._file.truncate(0)
-                self._write(MAGIC)
-            self.records: list[bytes] = []
-            self._chain, self._end = START, len(MAGIC)
-            for payload, chain, end in scan(data, self.path):
-                self.records.append(payload)
-                self._chain, self._end = chain, end
-            if self._end < len(data):  # torn: the party had not gone on
-                self._file.truncate(self._end)
-            if new and sync:
+        self.records: list[bytes] = []
+        self._chain, self._end = START, len(MAGIC)
+        with contextlib.ExitStack() as unless_ready:
+            try:
+                self._file: IO[bytes] = unless_ready.enter_context(open(self.path, "a+b", buffering=0))
+                self._open()
+            except BlockingIOError:
+                raise JournalError(f"{self.path}: another process is using the journal") from None
+            except OSError:
+                raise JournalError(f"{self.path}: the journal cannot be opened for writing") from None
+            unless_ready.pop_all()  # open as long as the object
+
+    def _open(self) -> None:
+        hold(self._file)
+        os.chmod(self.path, 0o600)
+        data = self.path.read_bytes()
+        for payload, chain, end in scan(data, self.path):
+            self.records.append(payload)
+            self._chain, self._end = chain, end
+        if MAGIC.startswith(data):  # new, or torn in its first bytes
+            self._file.truncate(0)
+            self._write(MAGIC)
+            if self._sync:
                 _sync_folder(self.path.parent)
-        except BlockingIOError:
-            raise JournalError(f"{self.path}: another process is using the journal") from None
-        except OSError:
-            raise JournalError(f"{self.path}: the journal cannot be opened for writing") from None
+        elif self._end < len(data):  # torn: the party had not gone on
+            self._file.truncate(self._end)
 
     def append(self, payload: bytes, /) -> None:
         data, chain = frame(payload, self._chain)

@@ -13,7 +13,7 @@ import datetime
 import hashlib
 import os
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -53,19 +53,21 @@ class Ledger:
         self.path = Path(path)
         self._sync = sync
         self.count, self._head, self._end = 0, START, 0
-        try:
-            self._file = open(self.path, "a+b", buffering=0)  # noqa: SIM115 - as long as the object
-            os.chmod(self.path, 0o600)
-            with held(self._file):
-                self._catch_up()
-        except OSError:
-            raise JournalError(f"{self.path}: the ledger cannot be opened for writing") from None
+        with contextlib.ExitStack() as unless_ready:
+            try:
+                self._file = unless_ready.enter_context(open(self.path, "a+b", buffering=0))
+                os.chmod(self.path, 0o600)
+                with held(self._file):
+                    self._catch_up()
+            except OSError:
+                raise JournalError(f"{self.path}: the ledger cannot be opened for writing") from None
+            unless_ready.pop_all()  # open as long as the object
 
     def add(self, entry: Entry) -> None:
         try:
             with held(self._file):
                 self._catch_up()  # another study of this silo may have added lines
-                line = _chained(asdict(entry), self.count + 1, self._head)
+                line = _chained(vars(entry), self.count + 1, self._head)
                 self._write(msgspec.json.encode(line) + b"\n")
         except OSError:
             raise JournalError(f"{self.path}: the line could not be written; is the disk full?") from None
