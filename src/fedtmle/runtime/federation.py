@@ -81,7 +81,7 @@ class Journalled:
             raise JournalError("the server's journal is of another plan or session")
         try:
             self._recorded = [msgspec.msgpack.decode(data, type=Exchange) for data in journal.records[:0:-1]]
-        except msgspec.MsgspecError:
+        except (msgspec.MsgspecError, RecursionError):
             raise JournalError("the server's journal holds something else than exchanges") from None
 
     @property
