@@ -166,7 +166,10 @@ def _ending(expected: Reference, run: SimulatedRun) -> list[str]:
     found = []
     if encoded(run.finished) != encoded(expected.finished):
         found.append("another transcript")
-    if run.finished.account != expected.finished.account or run.finished.retired != expected.finished.retired:
+    if (
+        run.finished.account != expected.finished.account
+        or run.finished.retired_at != expected.finished.retired_at
+    ):
         found.append("another account")
     if not same(run.finished.outcome.estimate, expected.finished.outcome.estimate):
         found.append("another estimate")

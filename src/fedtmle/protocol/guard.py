@@ -63,7 +63,7 @@ class Guard:
         if self.functionals > policy.max_functionals:
             raise RefusalError(Reason.TOO_MANY_FUNCTIONALS, "max_functionals")
         for point in query.points():
-            size = float(np.linalg.norm(point.eps))
+            size = math.hypot(*point.eps.tolist())
             if query.phase is Phase.NUISANCE:
                 if not size <= policy.max_coefficient:
                     raise RefusalError(Reason.TOO_FAR, "max_coefficient")
@@ -132,19 +132,31 @@ class Guard:
                 raise RefusalError(Reason.POLICY, key)
 
     def _examine_concentration(self, point: Point, local: Local, rows: np.ndarray | None) -> None:
-        enough = min(self.policy.max_share, 1.0 / max(self.policy.min_effective, 1.0))
-        if rows is None and self._examined is not None:
-            seen, found = self._examined
-            same = seen.law is point.law and seen.model is point.model
-            if same and found.share_within(point.eps) <= enough:
-                return
+        """A row's share is small as soon as some rows add up to enough: what they make, others cannot
+        take away, and no row goes beyond its public bound (the exact sums see to that). Only where all
+        rows do not make so much are they compared with the largest of them."""
         if rows is not None and not len(rows):
             return
-        found = local.submodel(point.model, point.law).concentration(point.eps, rows)
+        enough = min(self.policy.max_share, 1.0 / max(self.policy.min_effective, 1.0))
+        needed = 2.0 ** point.model.row_bound(point.law).gradient / enough
+        if rows is None and self._examined is not None:
+            seen, found = self._examined
+            if seen.law is point.law and seen.model is point.model:
+                if found.support >= self.policy.min_support and (found.total_within(point.eps) >= needed).all():
+                    return
+                if found.is_whole and found.share_within(point.eps) <= enough:
+                    return
+        # Twice as much, so that it lasts for other eps of the same law.
+        submodel = local.submodel(point.model, point.law)
+        found = submodel.concentration(point.eps, rows, until=2 * needed)
+        if not found.is_whole and found.support < self.policy.min_support:
+            found = submodel.concentration(point.eps, rows)
         if rows is None:
             self._examined = (point, found)
         if found.support < self.policy.min_support:
             raise RefusalError(Reason.POLICY, "min_support")
+        if (found.total >= needed).all():
+            return
         if found.share > self.policy.max_share:
             raise RefusalError(Reason.POLICY, "max_share")
         if found.effective < self.policy.min_effective:

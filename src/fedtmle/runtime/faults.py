@@ -128,6 +128,9 @@ class SimulatedJournal:
         self._chain = chain
         self.records.append(payload)
 
+    def close(self) -> None:
+        """The medium stays as it is."""
+
 
 class SimulatedLedger(Ledger):
     """A ledger on disk whose writes can be cut off."""

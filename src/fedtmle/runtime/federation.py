@@ -10,7 +10,7 @@ import msgspec
 
 from fedtmle.errors import JournalError, ProtocolError
 from fedtmle.protocol import messages
-from fedtmle.protocol.messages import Reason, Refused
+from fedtmle.protocol.messages import Refused
 from fedtmle.protocol.plan import Plan
 from fedtmle.runtime.journal import Journal
 from fedtmle.runtime.silo import Silo
@@ -68,7 +68,8 @@ class Journalled:
 
     Over a journal that holds exchanges, a new session is first given those, as long as it asks what
     was asked then, and goes on live after the last. A crash may have cut off the exchange after it:
-    its requests are sent again, and silos that had answered return the recorded bytes.
+    its requests are sent again, and silos that had answered return the recorded bytes. So are those of
+    an exchange in which a silo refused: its owner may have approved since, or made room on a disk.
     """
 
     def __init__(self, federation: Federation, journal: Journal, *, plan: Plan, session: bytes = b"") -> None:
@@ -95,10 +96,7 @@ class Journalled:
                 raise JournalError("the run asks something else than the server's journal holds")
             return recorded.replies
         replies = dict(self._federation.exchange(requests))
-        if _CANNOT_RECORD not in replies.values():  # such a silo, once restarted, can be asked again
+        if not any(isinstance(messages.decode_reply(reply), Refused) for reply in replies.values()):
             exchange = Exchange(dict(requests), replies)
             self._journal.append(msgspec.msgpack.encode(exchange, order="deterministic"))
         return replies
-
-
-_CANNOT_RECORD = messages.encode(Refused(Reason.CANNOT_RECORD))

@@ -159,4 +159,4 @@ def text(data: bytes) -> str:
 
 def _chained(bare: dict[str, Any], number: int, previous: str) -> dict[str, Any]:
     line = {"line": number, **bare, "previous": previous}
-    return {**line, "hash": hashlib.sha256(msgspec.json.encode(line, order="sorted")).hexdigest()}
+    return {**line, "hash": hashlib.sha256(msgspec.json.encode(line)).hexdigest()}
