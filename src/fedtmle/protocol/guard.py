@@ -37,6 +37,7 @@ class Guard:
         self.functionals = 0
         self._travelled: tuple[object, float] = (None, 0.0)  # a law, and the length of its history
         self._examined: tuple[Point, Concentration] | None = None
+        self._joint: Point | None = None  # where two-way tables were last looked at
         self._batch_of: np.ndarray | None = None  # own row -> number of its batch, -1 if in none yet
         self._batch_sizes: list[int] = []
 
@@ -104,12 +105,6 @@ class Guard:
         """What an answer told beyond what its query could declare."""
         self.functionals += told(query, bits) - query.functionals
 
-    def remember(self, query: AbstractQuery[object, object], local: Local) -> None:
-        """A query answered before a restart: its batch is part of the partition; no row is read."""
-        for point in query.points():
-            if point.batch is not None:
-                self._examine_batch(local.batch(point.batch), local.n_rows)
-
     def examine_answer(self, query: AbstractQuery[object, object], answer: object, n_rows: int) -> None:
         """Limits on counts of people that an answer tells."""
         for member, part in query.members(answer):
@@ -141,8 +136,11 @@ class Guard:
         needed = 2.0 ** point.model.row_bound(point.law).gradient / enough
         if rows is None and self._examined is not None:
             seen, found = self._examined
-            if seen.law is point.law and seen.model is point.model:
-                if found.support >= self.policy.min_support and (found.total_within(point.eps) >= needed).all():
+            if _same_law(point, seen):
+                if (
+                    found.support >= self.policy.min_support
+                    and (found.total_within(point.eps) >= needed).all()
+                ):
                     return
                 if found.is_whole and found.share_within(point.eps) <= enough:
                     return
@@ -163,13 +161,14 @@ class Guard:
             raise RefusalError(Reason.POLICY, "min_effective")
 
     def _examine_joint(self, point: Point, local: Local) -> None:
-        """A Hessian of two factors' columns is their two-way table."""
+        """A Hessian of two factors' columns is their two-way table; at every eps of a law the same one."""
+        if not point.curvature or (point.batch is None and _same_law(point, self._joint)):
+            return
         rows = None if point.batch is None else local.batch(point.batch)
-        if (
-            point.curvature
-            and local.submodel(point.model, point.law).fewest_joint(rows) < self.policy.min_joint
-        ):
+        if local.submodel(point.model, point.law).fewest_joint(rows) < self.policy.min_joint:
             raise RefusalError(Reason.POLICY, "min_joint")
+        if rows is None:
+            self._joint = point
 
     def _examine_batch(self, rows: np.ndarray, n_rows: int) -> None:
         """Batches must be parts of one partition: two that differ in a few rows tell those rows."""
@@ -191,6 +190,10 @@ class Guard:
                 raise RefusalError(Reason.BATCHES, "min_batch")
         elif self._batch_sizes[first] != len(rows):
             raise RefusalError(Reason.BATCHES, "min_batch")
+
+
+def _same_law(point: Point, seen: Point | None) -> bool:
+    return seen is not None and seen.law is point.law and seen.model is point.model
 
 
 def told(query: AbstractQuery[object, object], bits: int) -> int:

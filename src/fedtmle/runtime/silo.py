@@ -286,7 +286,6 @@ class Silo:
             reply = Answered(progress.round, Payload(bits.length, bits.data))
         elif isinstance(recorded, Answered):  # the code memory goes on from what was said
             reply = recorded
-            self._guard.remember(query, self._rows)
             answer = query.read_answer(BitReader(recorded.payload.bits()), progress.link)
         else:
             raise DecodeError("another kind of reply is recorded")
