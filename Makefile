@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-slow lint format types rings check clean
+.PHONY: demo test test-slow faults fuzz lint format types rings check clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -20,6 +20,16 @@ test: $(READY)  ## all but the long tests
 
 test-slow: $(READY)  ## the long and statistical tests
 	$(BIN)/pytest -m slow
+
+SCHEDULES ?= 1000000
+FIRST ?= 0
+faults: $(READY)  ## many fault schedules; ends with status 1 at a divergence
+	$(BIN)/python -m tests.runtime.faults --schedules $(SCHEDULES) --first $(FIRST)
+
+SECONDS ?= 60
+fuzz: $(READY)  ## every decoder, guided by coverage; needs a Python that atheris has wheels for
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --group fuzz
+	$(BIN)/python -m fuzz.decoders .fuzz/corpus $(SECONDS)
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -38,4 +48,4 @@ rings: $(READY)  ## imports point inward
 check: lint types rings
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .fuzz

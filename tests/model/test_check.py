@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -208,8 +209,10 @@ class Doctored(AbstractSubmodel):
         units = [self.change(u, label, rows is None) for u, label in zip(sums.units, labels, strict=True)]
         return Sums(tuple(units), sums.shifts)
 
-    def concentration(self, eps: Array, rows: IntArray | None = None) -> Concentration:
-        return self.inner.concentration(eps, rows)
+    def concentration(
+        self, eps: Array, rows: IntArray | None = None, *, until: float = math.inf
+    ) -> Concentration:
+        return self.inner.concentration(eps, rows, until=until)
 
     def fewest_joint(self, rows: IntArray | None = None) -> float:
         return self.inner.fewest_joint(rows)

@@ -60,7 +60,9 @@ class Silent(AbstractSubmodel):
         shifts = query_shifts(BOUND, eps, parts)
         return Sums((0,) * len(shifts), shifts)
 
-    def concentration(self, eps: Array, rows: IntArray | None = None) -> Concentration:
+    def concentration(
+        self, eps: Array, rows: IntArray | None = None, *, until: float = math.inf
+    ) -> Concentration:
         raise NotImplementedError("rows that say nothing are not examined")
 
     def fewest_joint(self, rows: IntArray | None = None) -> float:

@@ -23,7 +23,7 @@ class Concentration:
 
     ``reach_total`` and ``reach_largest`` are the same of w |X|: how fast |c| can change as the
     predictor moves, per unit of ``lipschitz`` (sup rho'', infinite where there is none);
-    ``columns`` is the largest |X|.
+    ``columns`` is the largest |X|. ``is_whole`` says whether all rows were looked at.
     """
 
     eps: Array
@@ -35,6 +35,7 @@ class Concentration:
     columns: Array
     lipschitz: float
     rows: IntArray  # how many have w X other than 0, by coordinate
+    is_whole: bool = True
 
     @property
     def support(self) -> float:
@@ -53,20 +54,22 @@ class Concentration:
         return 1.0 / ratio if ratio else np.inf
 
     def share_within(self, eps: Array) -> float:
-        """A bound of `share` at another eps, without reading a row.
-
-        |rho'(eta) - rho'(eta')| <= L |eta - eta'| <= L sum_j |eps_j - eps'_j| max |X_j| =: s, so that
-        |c| changes by at most s w |X|.
-        """
-        if not np.isfinite(self.lipschitz):
+        """A bound of `share` at another eps, without reading a row."""
+        low, s = self.total_within(eps), self._change(eps)
+        if not np.isfinite(s) or (low[self.reach_total > 0] <= 0).any():
             return 1.0
-        s = self.lipschitz * float(np.abs(eps - self.eps) @ self.columns)
-        low = self.total - s * self.reach_total
-        return (
-            1.0
-            if (low[self.reach_total > 0] <= 0).any()
-            else _largest_ratio(self.largest + s * self.reach_largest, low)
-        )
+        return _largest_ratio(self.largest + s * self.reach_largest, low)
+
+    def total_within(self, eps: Array) -> Array:
+        """A lower bound of `total` at another eps."""
+        s = self._change(eps)
+        return self.total - s * self.reach_total if np.isfinite(s) else np.zeros_like(self.total)
+
+    def _change(self, eps: Array) -> float:
+        """|rho'(eta) - rho'(eta')| <= L |eta - eta'| <= L sum_j |eps_j - eps'_j| max |X_j| =: s, so that
+        |c| changes by at most s w |X|."""
+        distance = float(np.abs(eps - self.eps) @ self.columns)
+        return self.lipschitz * distance if distance else 0.0
 
 
 def _largest_ratio(part: Array, whole: Array) -> float:

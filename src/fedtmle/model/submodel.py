@@ -38,8 +38,13 @@ class AbstractSubmodel(ABC):
         """Sums of the asked parts at eps, over all rows or over a batch (a multiset) of them."""
 
     @abstractmethod
-    def concentration(self, eps: Array, rows: IntArray | None = None) -> Concentration:
-        """How far the gradient at eps rests on single rows; stays in the silo."""
+    def concentration(
+        self, eps: Array, rows: IntArray | None = None, *, until: float = math.inf
+    ) -> Concentration:
+        """How far the gradient at eps rests on single rows; stays in the silo.
+
+        It stops looking at rows when every total has come to ``until``.
+        """
 
     @abstractmethod
     def fewest_joint(self, rows: IntArray | None = None) -> float:
@@ -78,9 +83,13 @@ class GeneralisedLinear(AbstractSubmodel):
         )
         return Sums(units, shifts)
 
-    def concentration(self, eps: Array, rows: IntArray | None = None) -> Concentration:
+    def concentration(
+        self, eps: Array, rows: IntArray | None = None, *, until: float = math.inf
+    ) -> Concentration:
         design = self if rows is None else self._batch(rows)
-        found = kernels.glm_spread(design.family, design.X, design.offset, design.y, design.w, eps)
+        found, seen = kernels.glm_spread(
+            design.family, design.X, design.offset, design.y, design.w, eps, until
+        )
         ceiling = self.family.curvature_ceiling
         return Concentration(
             eps=eps,
@@ -91,7 +100,8 @@ class GeneralisedLinear(AbstractSubmodel):
             reach_largest=found[4],
             columns=found[5],
             lipschitz=math.inf if ceiling is None else ceiling,
-            rows=design._entering(),
+            rows=np.asarray(np.count_nonzero(design._inside(seen), axis=1)),
+            is_whole=seen == design.n_rows,
         )
 
     def fewest_joint(self, rows: IntArray | None = None) -> float:
@@ -99,13 +109,10 @@ class GeneralisedLinear(AbstractSubmodel):
         together = inside @ inside.T  # counts below 2^53 are exact
         return float(together[together > 0].min(initial=math.inf))
 
-    def _entering(self) -> IntArray:
-        """How many rows have a w X other than zero, shape (d,)."""
-        return np.asarray(np.count_nonzero(self._inside(), axis=1))
-
-    def _inside(self) -> NDArray[np.bool_]:
-        """Which rows have a w X other than zero, shape (d, N)."""
-        return np.asarray(self.X != 0 if self.w is None else (self.X != 0) & (self.w != 0))
+    def _inside(self, first: int | None = None) -> NDArray[np.bool_]:
+        """Which of the first rows, or of all, have a w X other than zero; shape (d, rows)."""
+        inside = self.X[:, :first] != 0
+        return np.asarray(inside if self.w is None else inside & (self.w[:first] != 0))
 
     def curvature_ceiling(self) -> Array:
         ceiling = self.family.curvature_ceiling

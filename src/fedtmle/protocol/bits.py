@@ -11,6 +11,9 @@ from dataclasses import dataclass
 
 from fedtmle.errors import DecodeError
 
+LONGEST_RUN = 1 << 12  # zeros before a codeword's value; C g/h has at most some 2,100 bits
+_WORD = 64
+
 
 @dataclass(frozen=True, slots=True)
 class Bits:
@@ -71,33 +74,47 @@ class BitWriter:
 
 
 class BitReader:
-    """Reads what `BitWriter` wrote; anything else is a `DecodeError`."""
+    """Reads what `BitWriter` wrote; anything else is a `DecodeError`.
+
+    It works in place: time and memory are those of what is read, however long the bit string is.
+    """
 
     def __init__(self, bits: Bits) -> None:
         if bits.length < 0 or len(bits.data) != (bits.length + 7) // 8:
             raise DecodeError("a bit string's length does not match its bytes")
-        padding = -bits.length % 8
-        value = int.from_bytes(bits.data, "big")
-        if value & ((1 << padding) - 1):
+        self._data = bits.data
+        self._at = 0
+        self._end = 8 * len(bits.data)
+        if self._peek(bits.length, self._end):
             raise DecodeError("a bit string's padding is not zero")
-        self._value = value >> padding
-        self._left = bits.length
+        self._end = bits.length
 
     def uint(self, width: int) -> int:
-        if width > self._left:
+        if width > self._end - self._at:
             raise DecodeError("a bit string ends inside a codeword")
-        self._left -= width
-        value = self._value >> self._left
-        self._value &= (1 << self._left) - 1
-        return value
+        start, self._at = self._at, self._at + width
+        return self._peek(start, self._at)
+
+    def _peek(self, start: int, stop: int) -> int:
+        whole = int.from_bytes(self._data[start // 8 : (stop + 7) // 8], "big")
+        return whole >> -stop % 8 & (1 << (stop - start)) - 1
 
     def gamma(self, count: int) -> tuple[int, ...]:
         """``count`` signed Elias-gamma codewords."""
         return tuple(self._gamma() for _ in range(count))
 
     def _gamma(self) -> int:
-        zeros = self._left - self._value.bit_length()
-        return unzigzag(self.uint(2 * zeros + 1))
+        return unzigzag(self.uint(2 * self._zeros() + 1))
+
+    def _zeros(self) -> int:
+        """How many zeros come before the next one."""
+        for start in range(self._at, self._at + LONGEST_RUN, _WORD):
+            stop = min(start + _WORD, self._end)
+            if start >= stop:
+                raise DecodeError("a bit string ends inside a codeword")
+            if found := self._peek(start, stop):
+                return stop - self._at - found.bit_length()
+        raise DecodeError("a codeword is longer than that of any number of this protocol")
 
     def fixed(self, largest: Sequence[int]) -> tuple[int, ...]:
         """One offset-binary integer per bound."""
@@ -108,5 +125,5 @@ class BitReader:
 
     def finish(self) -> None:
         """All bits must have been read: a longer message is not canonical."""
-        if self._left:
+        if self._at < self._end:
             raise DecodeError("a bit string goes on after its last codeword")

@@ -186,6 +186,8 @@ class FitQuery(AbstractQuery[FitAnswer, FitAverage]):
     def read_pooled(self, bits: BitReader) -> FitAverage:
         worst = FitOutcome(bits.uint(2))
         (fitting,) = bits.gamma(1)
+        if fitting < 0:
+            raise DecodeError("a count of fits is negative")
         eps = _read_floats(bits, self.dim)
         return FitAverage(
             eps=eps, origin=Sums(bits.fixed(self._largest), self.shifts), fitting=fitting, worst=worst

@@ -37,6 +37,7 @@ class Guard:
         self.functionals = 0
         self._travelled: tuple[object, float] = (None, 0.0)  # a law, and the length of its history
         self._examined: tuple[Point, Concentration] | None = None
+        self._joint: Point | None = None  # where two-way tables were last looked at
         self._batch_of: np.ndarray | None = None  # own row -> number of its batch, -1 if in none yet
         self._batch_sizes: list[int] = []
 
@@ -63,7 +64,7 @@ class Guard:
         if self.functionals > policy.max_functionals:
             raise RefusalError(Reason.TOO_MANY_FUNCTIONALS, "max_functionals")
         for point in query.points():
-            size = float(np.linalg.norm(point.eps))
+            size = math.hypot(*point.eps.tolist())
             if query.phase is Phase.NUISANCE:
                 if not size <= policy.max_coefficient:
                     raise RefusalError(Reason.TOO_FAR, "max_coefficient")
@@ -126,32 +127,48 @@ class Guard:
                 raise RefusalError(Reason.POLICY, key)
 
     def _examine_concentration(self, point: Point, local: Local, rows: np.ndarray | None) -> None:
-        enough = min(self.policy.max_share, 1.0 / max(self.policy.min_effective, 1.0))
-        if rows is None and self._examined is not None:
-            seen, found = self._examined
-            same = seen.law is point.law and seen.model is point.model
-            if same and found.share_within(point.eps) <= enough:
-                return
+        """A row's share is small as soon as some rows add up to enough: what they make, others cannot
+        take away, and no row goes beyond its public bound (the exact sums see to that). Only where all
+        rows do not make so much are they compared with the largest of them."""
         if rows is not None and not len(rows):
             return
-        found = local.submodel(point.model, point.law).concentration(point.eps, rows)
+        enough = min(self.policy.max_share, 1.0 / max(self.policy.min_effective, 1.0))
+        needed = 2.0 ** point.model.row_bound(point.law).gradient / enough
+        if rows is None and self._examined is not None:
+            seen, found = self._examined
+            if _same_law(point, seen):
+                if (
+                    found.support >= self.policy.min_support
+                    and (found.total_within(point.eps) >= needed).all()
+                ):
+                    return
+                if found.is_whole and found.share_within(point.eps) <= enough:
+                    return
+        # Twice as much, so that it lasts for other eps of the same law.
+        submodel = local.submodel(point.model, point.law)
+        found = submodel.concentration(point.eps, rows, until=2 * needed)
+        if not found.is_whole and found.support < self.policy.min_support:
+            found = submodel.concentration(point.eps, rows)
         if rows is None:
             self._examined = (point, found)
         if found.support < self.policy.min_support:
             raise RefusalError(Reason.POLICY, "min_support")
+        if (found.total >= needed).all():
+            return
         if found.share > self.policy.max_share:
             raise RefusalError(Reason.POLICY, "max_share")
         if found.effective < self.policy.min_effective:
             raise RefusalError(Reason.POLICY, "min_effective")
 
     def _examine_joint(self, point: Point, local: Local) -> None:
-        """A Hessian of two factors' columns is their two-way table."""
+        """A Hessian of two factors' columns is their two-way table; at every eps of a law the same one."""
+        if not point.curvature or (point.batch is None and _same_law(point, self._joint)):
+            return
         rows = None if point.batch is None else local.batch(point.batch)
-        if (
-            point.curvature
-            and local.submodel(point.model, point.law).fewest_joint(rows) < self.policy.min_joint
-        ):
+        if local.submodel(point.model, point.law).fewest_joint(rows) < self.policy.min_joint:
             raise RefusalError(Reason.POLICY, "min_joint")
+        if rows is None:
+            self._joint = point
 
     def _examine_batch(self, rows: np.ndarray, n_rows: int) -> None:
         """Batches must be parts of one partition: two that differ in a few rows tell those rows."""
@@ -173,6 +190,10 @@ class Guard:
                 raise RefusalError(Reason.BATCHES, "min_batch")
         elif self._batch_sizes[first] != len(rows):
             raise RefusalError(Reason.BATCHES, "min_batch")
+
+
+def _same_law(point: Point, seen: Point | None) -> bool:
+    return seen is not None and seen.law is point.law and seen.model is point.model
 
 
 def told(query: AbstractQuery[object, object], bits: int) -> int:

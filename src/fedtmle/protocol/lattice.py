@@ -20,7 +20,7 @@ from functools import cached_property
 
 import numpy as np
 
-from fedtmle.errors import DecodeError, InputError, PrecisionError
+from fedtmle.errors import DecodeError, InputError, NumericalError, PrecisionError
 from fedtmle.model.exact import Sums
 from fedtmle.model.types import Array
 from fedtmle.protocol.bits import BitReader, BitWriter
@@ -31,6 +31,7 @@ SIGNIFICANT_BITS = 8  # of each entry of C and of beta: what is sent is what is 
 LARGEST_MANTISSA = 1 << SIGNIFICANT_BITS
 LARGEST_EXPONENT = 1000
 CHECK_BITS = 16
+SMALLEST_NORM = 2.0**-LARGEST_EXPONENT
 PUBLIC_BITS = 60  # the public gradient of the normaliser is rounded to 2^-60
 
 
@@ -157,7 +158,10 @@ class Lattice:
         lattice = cls(delta=delta, h=h, beta=beta, C=matrix)
         if C is not None and bits.uint(CHECK_BITS) != lattice.check_of_C():
             raise DecodeError("the parties do not hold the same coordinates C")
-        lattice.check()
+        try:
+            lattice.check()
+        except NumericalError as error:
+            raise DecodeError(str(error)) from None
         return lattice
 
     def check_of_C(self) -> int:
@@ -225,7 +229,13 @@ def norm_squared_bound(matrix: Matrix) -> Fraction:
         [sum((matrix[k][i] * matrix[k][j] for k in range(dim)), Fraction(0)) for j in range(dim)]
         for i in range(dim)
     ]
-    bound = significant(float(np.linalg.eigvalsh(floating(tuple(map(tuple, gram))))[-1]), up=True)
+    try:
+        largest = float(np.linalg.eigvalsh(floating(tuple(map(tuple, gram))))[-1])
+    except (OverflowError, np.linalg.LinAlgError):
+        largest = math.inf
+    if not SMALLEST_NORM < largest < 1 / SMALLEST_NORM:  # too near the ends of a double to be rounded up
+        raise NumericalError("a matrix of the lattice is out of the range of a double")
+    bound = significant(largest, up=True)
     while not _is_positive_definite(
         [[bound * (i == j) - gram[i][j] for j in range(dim)] for i in range(dim)]
     ):

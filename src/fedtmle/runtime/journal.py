@@ -10,6 +10,7 @@ is cut off; a record that is whole but does not fit its chain was changed, and t
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import struct
@@ -19,8 +20,10 @@ from pathlib import Path
 from typing import IO, Protocol
 
 from fedtmle.errors import JournalError
+from fedtmle.runtime.lock import hold
 
 MAGIC = b"fedtmle journal 1\n"
+START = hashlib.sha256(MAGIC).digest()
 _HEAD = struct.Struct(">II")
 _CHAIN = 32
 
@@ -55,34 +58,43 @@ class FileJournal:
     def __init__(self, path: str | Path, *, sync: bool = True) -> None:
         self.path = Path(path)
         self._sync = sync
-        new = not self.path.exists()
-        self._file: IO[bytes] = open(self.path, "a+b", buffering=0)  # noqa: SIM115 - as long as the object
+        self.records: list[bytes] = []
+        self._chain, self._end = START, len(MAGIC)
+        with contextlib.ExitStack() as unless_ready:
+            try:
+                self._file: IO[bytes] = unless_ready.enter_context(open(self.path, "a+b", buffering=0))
+                self._open()
+            except BlockingIOError:
+                raise JournalError(f"{self.path}: another process is using the journal") from None
+            except OSError:
+                raise JournalError(f"{self.path}: the journal cannot be opened for writing") from None
+            unless_ready.pop_all()  # open as long as the object
+
+    def _open(self) -> None:
+        hold(self._file)
         os.chmod(self.path, 0o600)
         data = self.path.read_bytes()
-        self._chain = hashlib.sha256(MAGIC).digest()
-        self.records: list[bytes] = []
-        end = len(MAGIC)
+        for payload, chain, end in scan(data, self.path):
+            self.records.append(payload)
+            self._chain, self._end = chain, end
         if MAGIC.startswith(data):  # new, or torn in its first bytes
             self._file.truncate(0)
             self._write(MAGIC)
-        else:
-            for payload, chain, stop in _read(data, self._chain, self.path):
-                self.records.append(payload)
-                self._chain, end = chain, stop
-            if end < len(data):  # torn: the party had not gone on
-                self._file.truncate(end)
-        if new and sync:
-            _sync_folder(self.path.parent)
+            if self._sync:
+                _sync_folder(self.path.parent)
+        elif self._end < len(data):  # torn: the party had not gone on
+            self._file.truncate(self._end)
 
     def append(self, payload: bytes, /) -> None:
-        head, chain = _frame(payload, self._chain)
-        end = self._file.seek(0, os.SEEK_END)
+        data, chain = frame(payload, self._chain)
         try:
-            self._write(head + payload + chain)
+            self._file.truncate(self._end)  # what an append that failed may have left
+            self._write(data)
         except OSError:
-            self._file.truncate(end)
+            with contextlib.suppress(OSError):
+                self._file.truncate(self._end)
             raise JournalError(f"{self.path}: the record could not be written; is the disk full?") from None
-        self._chain = chain
+        self._chain, self._end = chain, self._end + len(data)
         self.records.append(payload)
 
     def close(self) -> None:
@@ -96,18 +108,21 @@ class FileJournal:
             os.fsync(self._file.fileno())
 
 
-def _frame(payload: bytes, chain: bytes) -> tuple[bytes, bytes]:
+def frame(payload: bytes, chain: bytes) -> tuple[bytes, bytes]:
+    """One record as it stands in a file after ``chain``, and the chain that it leads to."""
     length = struct.pack(">I", len(payload))
-    return length + struct.pack(">I", zlib.crc32(length, zlib.crc32(chain))), hashlib.sha256(
-        chain + payload
-    ).digest()
+    check = struct.pack(">I", zlib.crc32(length, zlib.crc32(chain)))
+    chain = hashlib.sha256(chain + payload).digest()
+    return length + check + payload + chain, chain
 
 
-def _read(data: bytes, chain: bytes, path: Path) -> Iterator[tuple[bytes, bytes, int]]:
-    """Whole records with their chain and end; stops at a torn tail."""
+def scan(data: bytes, path: str | Path) -> Iterator[tuple[bytes, bytes, int]]:
+    """The whole records of a file with their chain and end; stops at a torn tail."""
+    if MAGIC.startswith(data):
+        return
     if not data.startswith(MAGIC):
         raise JournalError(f"{path}: this is not a journal")
-    at = len(MAGIC)
+    chain, at = START, len(MAGIC)
     while at + _HEAD.size <= len(data):
         length, check = _HEAD.unpack_from(data, at)
         if check != zlib.crc32(data[at : at + 4], zlib.crc32(chain)):

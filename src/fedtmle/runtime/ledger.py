@@ -8,17 +8,19 @@ policy behind a refusal, which the server is not told.
 from __future__ import annotations
 
 import base64
+import contextlib
 import datetime
 import hashlib
 import os
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from fedtmle.errors import JournalError
+from fedtmle.runtime.lock import held
 
 START = "0" * 64
 
@@ -41,6 +43,7 @@ class Entry:
     queries: int = 0  # running totals of the session
     functionals: int = 0
     bits: int = 0
+    recovered: bool = False  # the journal held it, this line was lost in a crash and added at the restart
 
 
 class Ledger:
@@ -49,27 +52,61 @@ class Ledger:
     def __init__(self, path: str | Path, *, sync: bool = True) -> None:
         self.path = Path(path)
         self._sync = sync
-        self.count, self._head = 0, START
-        if self.path.exists():
-            _cut_torn_tail(self.path)
-            for line in read(self.path):
-                self.count, self._head = line["line"], line["hash"]
-        self._file = open(self.path, "ab", buffering=0)  # noqa: SIM115 - as long as the object
-        os.chmod(self.path, 0o600)
+        self.count, self._head, self._end = 0, START, 0
+        with contextlib.ExitStack() as unless_ready:
+            try:
+                self._file = unless_ready.enter_context(open(self.path, "a+b", buffering=0))
+                os.chmod(self.path, 0o600)
+                with held(self._file):
+                    self._catch_up()
+            except OSError:
+                raise JournalError(f"{self.path}: the ledger cannot be opened for writing") from None
+            unless_ready.pop_all()  # open as long as the object
 
     def add(self, entry: Entry) -> None:
-        line = _chained(asdict(entry), self.count + 1, self._head)
-        data = msgspec.json.encode(line) + b"\n"
-        end = self._file.seek(0, os.SEEK_END)
+        try:
+            with held(self._file):
+                self._catch_up()  # another study of this silo may have added lines
+                line = _chained(vars(entry), self.count + 1, self._head)
+                self._write(msgspec.json.encode(line) + b"\n")
+        except OSError:
+            raise JournalError(f"{self.path}: the line could not be written; is the disk full?") from None
+        self.count, self._head = line["line"], line["hash"]
+
+    def _catch_up(self) -> None:
+        """Reads on from where this object stands, and cuts off what a crash or a full disk tore."""
+        size = os.fstat(self._file.fileno()).st_size
+        if size == self._end:
+            return
+        if size < self._end:
+            raise JournalError(f"{self.path}: the ledger was cut short after line {self.count} was written")
+        self._file.seek(self._end)
+        start, data = self._end, self._file.read()
+        for line, end in _lines(data, self.path, self.count, self._head):
+            self.count, self._head, self._end = line["line"], line["hash"], start + end
+        if self._end < size:
+            self._file.truncate(self._end)
+
+    def _write(self, data: bytes) -> None:
         try:
             if self._file.write(data) != len(data):
                 raise OSError
             if self._sync:
                 os.fsync(self._file.fileno())
         except OSError:
-            self._file.truncate(end)
-            raise JournalError(f"{self.path}: the line could not be written; is the disk full?") from None
-        self.count, self._head = line["line"], line["hash"]
+            with contextlib.suppress(OSError):
+                self._file.truncate(self._end)
+            raise
+        self._end += len(data)
+
+    def told(self, session: str) -> dict[tuple[str, str], str]:
+        """What was admitted in a session: (request, reply) -> the decision."""
+        with held(self._file):
+            return {
+                (line["asked"], line["replied"]): line["decision"]
+                for line in read(self.path)
+                if line["session"] == session and line["decision"] != "repeated"
+            }
 
     def close(self) -> None:
         self._file.close()
@@ -77,17 +114,38 @@ class Ledger:
 
 def read(path: str | Path) -> Iterator[dict[str, Any]]:
     """The lines of a ledger, each checked against its hash and the line before it."""
-    head = START
-    for number, data in enumerate(Path(path).read_bytes().splitlines(), start=1):
-        try:
-            line = msgspec.json.decode(data, type=dict[str, Any])
-        except msgspec.MsgspecError:
-            raise JournalError(f"{path}, line {number}: this is not a line of a ledger") from None
-        bare = {key: value for key, value in line.items() if key not in ("line", "previous", "hash")}
-        if line != _chained(bare, number, head):
-            raise JournalError(f"{path}, line {number}: the ledger was changed here, or before it")
-        head = line["hash"]
+    data, read_to = Path(path).read_bytes(), 0
+    for line, end in _lines(data, path):
         yield line
+        read_to = end
+    if read_to < len(data):
+        raise JournalError(f"{path}: the last line has no end; opening the ledger to add to it cuts it off")
+
+
+def _lines(
+    data: bytes, path: str | Path, count: int = 0, head: str = START
+) -> Iterator[tuple[dict[str, Any], int]]:
+    """Whole lines after line ``count`` with their end in ``data``; stops at a line without an end."""
+    at, number = 0, count + 1
+    while (stop := data.find(b"\n", at) + 1) > 0:
+        line = _line(data[at : stop - 1], number, head)
+        if line is None:
+            raise JournalError(f"{path}, line {number}: the ledger was changed here, or before it")
+        yield line, stop
+        head, at, number = line["hash"], stop, number + 1
+    if _line(data[at:-1], number, head) is not None:  # a line that was whole: its end was changed, not torn
+        raise JournalError(f"{path}, line {number}: the ledger was changed here, or before it")
+
+
+def _line(data: bytes, number: int, head: str) -> dict[str, Any] | None:
+    """The line, if these bytes are the one form of the line that follows."""
+    try:
+        line = msgspec.json.decode(data, type=dict[str, Any])
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+        return None
+    bare = {key: value for key, value in line.items() if key not in ("line", "previous", "hash")}
+    whole = _chained(bare, number, head)
+    return line if line == whole and msgspec.json.encode(whole) == data else None
 
 
 def now() -> datetime.datetime:
@@ -101,12 +159,4 @@ def text(data: bytes) -> str:
 
 def _chained(bare: dict[str, Any], number: int, previous: str) -> dict[str, Any]:
     line = {"line": number, **bare, "previous": previous}
-    return {**line, "hash": hashlib.sha256(msgspec.json.encode(line, order="sorted")).hexdigest()}
-
-
-def _cut_torn_tail(path: Path) -> None:
-    """A line without its end was torn by a crash; what it told had not been answered yet."""
-    data = path.read_bytes()
-    whole = data.rfind(b"\n") + 1
-    if whole < len(data):
-        os.truncate(path, whole)
+    return {**line, "hash": hashlib.sha256(msgspec.json.encode(line)).hexdigest()}

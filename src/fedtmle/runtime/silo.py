@@ -131,6 +131,13 @@ class Silo:
 
     def step(self, request: bytes) -> bytes:
         """The reply to one request; the same request again gives the same bytes."""
+        try:
+            return self._step(request)
+        except JournalError as error:
+            self.error = error
+            return messages.encode(Refused(Reason.CANNOT_RECORD))
+
+    def _step(self, request: bytes) -> bytes:
         if self._last is not None and request == self._last[0]:
             self._note(request, self._last[1], decision="repeated")
             return self._last[1]
@@ -197,20 +204,18 @@ class Silo:
             reply = Refused(reason)
             self._progress.state = State.REFUSED
         data = messages.encode(reply)
-        try:
-            if self._keeper.journal is not None:
-                self._keeper.journal.append(msgspec.msgpack.encode(Record(time.isoformat(), request, data)))
-            self._note(
-                request,
-                data,
-                message=message,
-                decision="answered" if reason is None else "refused",
-                reason=reason,
-                key=key,
-            )
-        except JournalError as error:
-            self.error, self._broken = error, True
-            return messages.encode(Refused(Reason.CANNOT_RECORD))
+        self._broken = True  # until both records are written
+        if self._keeper.journal is not None:
+            self._keeper.journal.append(msgspec.msgpack.encode(Record(time.isoformat(), request, data)))
+        self._note(
+            request,
+            data,
+            message=message,
+            decision="answered" if reason is None else "refused",
+            reason=reason,
+            key=key,
+        )
+        self._broken = False
         self._last = (request, data)
         return data
 
@@ -342,14 +347,16 @@ class Silo:
         decision: str,
         reason: Reason | None = None,
         key: str = "",
+        recovered: str = "",
     ) -> None:
+        """A line of the ledger; ``recovered`` is when it happened, if that was before a crash."""
         ledger, progress, query = self._keeper.ledger, self._progress, self._progress.query
         if ledger is None:
             return
         asks = decision == "answered" and isinstance(message, Begin | Ask)
         ledger.add(
             Entry(
-                time=self._keeper.clock().isoformat(),
+                time=recovered or self._keeper.clock().isoformat(),
                 session=progress.session.hex(),
                 request=type(message).__name__.lower() if message is not None else decision,
                 round=progress.round,
@@ -363,6 +370,7 @@ class Silo:
                 queries=self._guard.queries,
                 functionals=self._guard.functionals,
                 bits=progress.bits,
+                recovered=bool(recovered),
             )
         )
 
@@ -376,6 +384,7 @@ class Silo:
             return
         if journal.records[0] != identity:
             raise JournalError(f"silo '{self.name}': the journal is of another plan or of other data")
+        told: dict[tuple[str, str], str] | None = None
         for data in journal.records[1:]:
             try:
                 record = msgspec.msgpack.decode(data, type=Record)
@@ -390,6 +399,32 @@ class Silo:
             except (msgspec.MsgspecError, ValueError, FedTMLEError, RefusalError):
                 raise JournalError(f"silo '{self.name}': the journal does not follow the plan") from None
             self._last = (record.request, record.reply)
+            if self._keeper.ledger is not None:
+                if told is None:
+                    told = self._keeper.ledger.told(self._progress.session.hex())
+                self._reconcile(told, record, message, reply)
+        if "answered" in (told or {}).values():
+            raise JournalError(f"silo '{self.name}': the ledger knows of answers that the journal has lost")
+
+    def _reconcile(
+        self,
+        told: dict[tuple[str, str], str],
+        record: Record,
+        message: messages.Request,
+        reply: messages.Reply,
+    ) -> None:
+        """The journal is written first, so a crash may have kept its last record from the ledger."""
+        noted = text(record.request[: messages.LARGEST_NOTED]), text(record.reply)
+        if told.pop(noted, None) is None:
+            refusal = reply.reason if isinstance(reply, Refused) else None
+            self._note(
+                record.request,
+                record.reply,
+                message=message,
+                decision="answered" if refusal is None else "refused",
+                reason=refusal,
+                recovered=record.time,
+            )
 
 
 def closing_statement(plan: Plan, session: bytes, silo: str, digest: bytes) -> bytes:

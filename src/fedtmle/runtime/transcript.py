@@ -27,19 +27,32 @@ class Transcript:
     session: bytes
     exchanges: list[Exchange] = field(default_factory=list)
 
+    def encode(self) -> bytes:
+        """The one byte string of a transcript."""
+        return msgspec.msgpack.encode((self.session, self.exchanges), order="deterministic")
+
+    @classmethod
+    def decode(cls, data: bytes) -> Transcript:
+        """The transcript, or `DecodeError`."""
+        try:
+            session, exchanges = msgspec.msgpack.decode(data, type=tuple[bytes, list[Exchange]])
+        except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+            raise DecodeError("not a transcript") from None
+        transcript = cls(session, exchanges)
+        if transcript.encode() != data:
+            raise DecodeError("not a transcript in its canonical form")
+        return transcript
+
     def save(self, path: str | Path) -> None:
         """One self-contained msgpack file."""
-        Path(path).write_bytes(msgspec.msgpack.encode((self.session, self.exchanges), order="deterministic"))
+        Path(path).write_bytes(self.encode())
 
     @classmethod
     def load(cls, path: str | Path) -> Transcript:
         try:
-            session, exchanges = msgspec.msgpack.decode(
-                Path(path).read_bytes(), type=tuple[bytes, list[Exchange]]
-            )
-        except msgspec.MsgspecError:
-            raise DecodeError(f"{path}: not a transcript") from None
-        return cls(session, exchanges)
+            return cls.decode(Path(path).read_bytes())
+        except DecodeError as error:
+            raise DecodeError(f"{path}: {error}") from None
 
 
 def of_ledger(lines: Sequence[Mapping[str, Any]], session: str = "") -> Transcript:

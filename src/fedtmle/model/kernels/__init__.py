@@ -88,14 +88,21 @@ def glm_sums(
 
 
 def glm_spread(
-    family: Family, X: Array, offset: Array | None, y: Array | None, w: Array | None, eps: Array
-) -> Array:
+    family: Family,
+    X: Array,
+    offset: Array | None,
+    y: Array | None,
+    w: Array | None,
+    eps: Array,
+    until: float,
+) -> tuple[Array, int]:
     """How the rows' contributions to the gradient spread: the six rows of `Concentration`, shape (6, d).
 
-    Plain floating-point sums: what a silo compares with its own thresholds, and sends to nobody.
+    Plain floating-point sums: what a silo compares with its own thresholds, and sends to nobody. It
+    stops when every total has come to ``until``, and says how many rows it has seen.
     """
     shifts = (0,) * len(X)
-    return module().spread(query(family, X, offset, y, w, eps, Part.GRADIENT, shifts))
+    return module().spread(query(family, X, offset, y, w, eps, Part.GRADIENT, shifts), until)
 
 
 def softmax(logits: Array) -> Array:

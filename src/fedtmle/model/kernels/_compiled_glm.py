@@ -225,9 +225,10 @@ def spread(
             found[0, j] += total
             found[1, j] += squares
             found[2, j] = max(found[2, j], largest)
-            total, squares, largest = _spread(weight, column)
-            found[3, j] += total
-            found[4, j] = max(found[4, j], largest)
             total, squares, largest = _spread(ones[:size], column)
             found[5, j] = max(found[5, j], largest)
+            if len(w):
+                total, squares, largest = _spread(weight, column)
+            found[3, j] += total
+            found[4, j] = max(found[4, j], largest)
     return True

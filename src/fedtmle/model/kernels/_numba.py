@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from fedtmle.model.exact import CHUNK
 from fedtmle.model.kernels import _compiled, _compiled_glm, _numpy
 from fedtmle.model.kernels._query import Query
 from fedtmle.model.kernels._threads import shared
@@ -55,21 +56,24 @@ def glm_chunks(query: Query) -> IntArray:
     return _numpy.glm_chunks(query)  # some row is beyond its bound: the twin counts such rows and raises
 
 
-def spread(query: Query) -> Array:
-    """The six rows of `concentration.Concentration`, shape (6, d)."""
+def spread(query: Query, until: float) -> tuple[Array, int]:
+    """The six rows of `concentration.Concentration`, shape (6, d), of as many rows as it takes."""
     found = np.zeros((6, query.dim))
-    _compiled_glm.spread(
-        int(query.family),
-        query.X,
-        _ABSENT if query.offset is None else query.offset,
-        _ABSENT if query.y is None else query.y,
-        _ABSENT if query.w is None else query.w,
-        query.eps,
-        0,
-        query.n_rows,
-        found,
-    )
-    return found
+    for begin in range(0, query.n_rows, CHUNK):
+        _compiled_glm.spread(
+            int(query.family),
+            query.X,
+            _ABSENT if query.offset is None else query.offset,
+            _ABSENT if query.y is None else query.y,
+            _ABSENT if query.w is None else query.w,
+            query.eps,
+            begin,
+            min(begin + CHUNK, query.n_rows),
+            found,
+        )
+        if found[0].min(initial=np.inf) >= until:
+            return found, min(begin + CHUNK, query.n_rows)
+    return found, query.n_rows
 
 
 def softmax(logits: Array) -> Array:

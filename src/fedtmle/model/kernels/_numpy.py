@@ -62,8 +62,8 @@ def glm_chunks(query: Query) -> IntArray:
     return sums
 
 
-def spread(query: Query) -> Array:
-    """The six rows of `concentration.Concentration`, shape (6, d)."""
+def spread(query: Query, until: float) -> tuple[Array, int]:
+    """The six rows of `concentration.Concentration`, shape (6, d), of as many rows as it takes."""
     found = np.zeros((6, query.dim))
     with np.errstate(all="ignore"):
         for begin in range(0, query.n_rows, CHUNK):
@@ -76,7 +76,9 @@ def spread(query: Query) -> Array:
             found[3] += reach.sum(axis=1)
             for at, values in ((2, size), (4, reach), (5, columns)):
                 found[at] = np.maximum(found[at], values.max(axis=1))
-    return found
+            if found[0].min(initial=np.inf) >= until:
+                return found, min(begin + CHUNK, query.n_rows)
+    return found, query.n_rows
 
 
 def _contributions(query: Query, rows: slice) -> list[tuple[Part, Array]]:

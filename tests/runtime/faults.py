@@ -1,0 +1,240 @@
+"""Runs through seeded faults, held against the run in which nothing went wrong.
+
+    python -m tests.runtime.faults --schedules 1000000 --first 0
+
+runs as many schedules as asked and prints what befell them; it ends with status 1 at a divergence.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import datetime
+import itertools
+import os
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+import fedtmle as ft
+from fedtmle.errors import DeadlineError
+from fedtmle.initial.glm import GLM
+from fedtmle.protocol import messages
+from fedtmle.protocol.messages import Reason, Refused
+from fedtmle.protocol.plan import Plan, roster
+from fedtmle.protocol.policy import Policy
+from fedtmle.runtime.faults import Fate, Faults, Kind, SimulatedJournal, SimulatedLedger
+from fedtmle.runtime.journal import Journal
+from fedtmle.runtime.keeper import Keeper
+from fedtmle.runtime.ledger import Ledger, read, text
+from fedtmle.runtime.rows import read_rows
+from fedtmle.runtime.session import Finished
+from fedtmle.runtime.silo import Record, Silo
+from fedtmle.runtime.simulated import SimulatedRun, run_until_done
+from fedtmle.studies.run import study_plan
+from tests.cases import targets
+from tests.initial.silos import pooled_table, split, trial
+
+NOON = datetime.datetime(2026, 1, 1, 12, tzinfo=datetime.UTC)
+PASSING = {
+    messages.encode(Refused(reason)) for reason in (Reason.OUT_OF_ORDER, Reason.CANNOT_RECORD)
+}  # what a silo may say of a stray, or on a full disk; neither is an answer
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A plan, its rows, and its run without faults."""
+
+    plan: Plan
+    rows: Mapping[str, Any]
+    finished: Finished
+    records: Mapping[str, list[tuple[bytes, bytes]]]  # what each silo heard and said
+    local: Mapping[str, Any]
+
+
+def _small(case: str, algorithm: Any, sizes: tuple[int, ...] = (22, 31)) -> tuple[Plan, Mapping[str, Any]]:
+    one = targets()[case]
+    cuts = np.cumsum((0, *sizes))
+    silos = one.silos([np.arange(a, b) for a, b in itertools.pairwise(cuts)])
+    rows = {name: read_rows(one.problem, name, raw) for name, raw in silos.items()}
+    return Plan(subject=one.problem, law=one.law, algorithm=algorithm, roster=roster(list(silos))), rows
+
+
+def _study() -> tuple[Plan, Mapping[str, Any]]:
+    algorithm = ft.Gradient(tolerance=1e-2, optimizer=ft.Newton())
+    tables = split(pooled_table(90, 1), 2)
+    return study_plan(trial(GLM("a + x"), algorithm=algorithm), roster(list(tables))), tables
+
+
+SGD = ft.StochasticGradientDescent(batch=20, step=0.01, steps=3, seed=3)
+CASES: dict[str, Callable[[], tuple[Plan, Mapping[str, Any]]]] = {
+    "mean, gradient": lambda: _small("mean", ft.Gradient(tolerance=1e-2)),
+    "mean, coded": lambda: _small("mean", ft.Coded(tolerance=0.1)),
+    "two arms, newton": lambda: _small("two arms", ft.Gradient(tolerance=1e-2, optimizer=ft.Newton())),
+    "mean, sgd": lambda: _small("mean", ft.Gradient(tolerance=1e-9, optimizer=SGD, max_updates=1)),
+    "two arms, coded": lambda: _small("two arms", ft.Coded(tolerance=0.1)),
+    "mean, local": lambda: _small("mean", ft.LocalAverage(tolerance=1e-3, max_updates=2)),
+    "mean, coded raw": lambda: _small("mean", ft.Coded(tolerance=0.2, coordinates="raw"), (20, 21, 22)),
+    "mean, personalized": lambda: _small("mean", ft.Personalized(lattice=0.05, max_updates=3), (20, 25, 22)),
+    "mean, personalized by noise": lambda: _small("mean", ft.Personalized(noise=0.5, max_updates=2)),
+    "study": _study,
+}
+NAMES = tuple(CASES)
+TURNS = (*NAMES, *NAMES[:3], *NAMES[:3], *NAMES[:3])  # cheap ones come more often
+
+
+@cache
+def reference(case: str) -> Reference:
+    plan, rows = CASES[case]()
+    run = run_until_done(plan, rows, 0, faults=Faults(), keeper=keeper_without_ledger)
+    assert run.finished is not None, run.error
+    assert not run.counts
+    return Reference(
+        plan=plan,
+        rows=rows,
+        finished=run.finished,
+        records={silo: records(medium) for silo, medium in run.media.items()},
+        local={silo: restarted(plan, rows, silo, medium).local for silo, medium in run.media.items()},
+    )
+
+
+def keeper_without_ledger(_: str, journal: Journal, __: Fate) -> Keeper:
+    # Batches are guarded: what the guard knows of their partition has to survive a restart too.
+    policy = dataclasses.replace(Policy.unguarded(), min_batch=1)
+    return Keeper(journal=journal, policy=policy, clock=lambda: NOON)
+
+
+def restarted(
+    plan: Plan, rows: Mapping[str, Any], silo: str, medium: bytes, ledger: Ledger | None = None
+) -> Silo:
+    """The silo as it is after one more restart, in which nothing goes wrong."""
+    calm = Fate(0, Faults())
+    keeper = keeper_without_ledger(silo, SimulatedJournal(bytearray(medium), calm), calm)
+    return Silo(silo, plan, rows[silo], keeper=dataclasses.replace(keeper, ledger=ledger))
+
+
+def records(medium: bytes) -> list[tuple[bytes, bytes]]:
+    journal = SimulatedJournal(bytearray(medium), Fate(0, Faults()))
+    found = [msgspec.msgpack.decode(data, type=Record) for data in journal.records[1:]]
+    return [(record.request, record.reply) for record in found]
+
+
+def run_schedule(seed: int, folder: Path, faults: Faults | None = None) -> tuple[Reference, SimulatedRun]:
+    expected = reference(TURNS[seed % len(TURNS)])
+    with ExitStack() as opened:
+
+        def keeper(silo: str, journal: Journal, fate: Fate) -> Keeper:
+            ledger = SimulatedLedger(folder / f"{silo}.jsonl", fate)
+            opened.callback(ledger.close)
+            return dataclasses.replace(keeper_without_ledger(silo, journal, fate), ledger=ledger)
+
+        return expected, run_until_done(expected.plan, expected.rows, seed, faults=faults, keeper=keeper)
+
+
+def differences(seed: int, faults: Faults | None = None) -> tuple[list[str], Counter[str]]:
+    """What a schedule changed, and what befell it."""
+    with tempfile.TemporaryDirectory(dir=_memory()) as folder:
+        expected, run = run_schedule(seed, Path(folder), faults)
+        found = [*_ending(expected, run), *_said(expected, run)]
+        for silo in expected.plan.silos:
+            found += _kept(expected, run, silo, Path(folder) / f"{silo}.jsonl")
+    befell = Counter({str(kind): count for kind, count in run.counts.items()})
+    befell["resumed by the server"] = run.sessions - 1
+    befell["ended at the deadline, a silo being dead"] = int(run.finished is None)
+    return found, befell
+
+
+def _memory() -> str | None:
+    return "/dev/shm" if os.path.isdir("/dev/shm") else None  # noqa: S108 - a private folder is made in it
+
+
+def _ending(expected: Reference, run: SimulatedRun) -> list[str]:
+    if run.finished is None:
+        named = isinstance(run.error, DeadlineError) and set(run.error.silos) & run.network.dead
+        return [] if named else [f"did not end: {run.error}"]
+    found = []
+    if encoded(run.finished) != encoded(expected.finished):
+        found.append("another transcript")
+    if (
+        run.finished.account != expected.finished.account
+        or run.finished.retired_at != expected.finished.retired_at
+    ):
+        found.append("another account")
+    if not same(run.finished.outcome.estimate, expected.finished.outcome.estimate):
+        found.append("another estimate")
+    return found
+
+
+def _said(expected: Reference, run: SimulatedRun) -> list[str]:
+    """No request was ever answered in two ways, nor in another than without faults."""
+    answers = {(silo, request): reply for silo, said in expected.records.items() for request, reply in said}
+    return [
+        f"{silo} gave another answer"
+        for (silo, request), replies in run.network.told.items()
+        if replies - PASSING - {answers.get((silo, request), b"")}
+    ]
+
+
+def _kept(expected: Reference, run: SimulatedRun, silo: str, ledger: Path) -> list[str]:
+    """The journal, the ledger and the silo's own outcome."""
+    found, kept, whole = [], records(run.media[silo]), expected.records[silo]
+    if kept != (whole if run.finished is not None else whole[: len(kept)]):
+        found.append(f"{silo} has another journal")
+    with closing(Ledger(ledger, sync=False)) as opened:
+        own = restarted(expected.plan, expected.rows, silo, run.media[silo], opened).local
+    lines = [line for line in read(ledger) if line["decision"] == "answered"]
+    if [(line["asked"], line["replied"]) for line in lines] != [(text(a), text(b)) for a, b in kept]:
+        found.append(f"{silo} has another ledger")
+    before = expected.local[silo]
+    if run.finished is not None and not same(own and own.estimate, before and before.estimate):
+        found.append(f"{silo} has another outcome of its own")
+    return found
+
+
+def encoded(finished: Finished) -> bytes:
+    transcript = finished.transcript
+    return msgspec.msgpack.encode((transcript.session, transcript.exchanges), order="deterministic")
+
+
+def same(a: Any, b: Any) -> bool:
+    if a is None or b is None:
+        return a is b
+    return bool(np.array_equal(a.psi, b.psi) and np.array_equal(a.covariance, b.covariance, equal_nan=True))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Runs through seeded faults.")
+    parser.add_argument("--schedules", type=int, default=10_000)
+    parser.add_argument("--first", type=int, default=0, help="seed of the first schedule")
+    arguments = parser.parse_args()
+    befell: Counter[str] = Counter()
+    diverged, started = 0, time.monotonic()
+    for done, seed in enumerate(range(arguments.first, arguments.first + arguments.schedules), start=1):
+        found, counts = differences(seed)
+        befell += counts
+        diverged += bool(found)
+        for what in found:
+            print(f"\nseed {seed} ({TURNS[seed % len(TURNS)]}): {what}", flush=True)  # noqa: T201
+        if done % 100 == 0 or done == arguments.schedules:
+            rate = done / (time.monotonic() - started)
+            left = (arguments.schedules - done) / rate
+            line = f"{done:,} schedules, {diverged} divergent, {rate:.0f}/s, {left / 60:.0f} min left"
+            print(f"\r{line:<79}", end="", flush=True)  # noqa: T201
+    print()  # noqa: T201
+    for what in (*map(str, Kind), *sorted(set(befell) - set(map(str, Kind)))):
+        print(f"{befell[what]:>12,}  {what}")  # noqa: T201
+    return int(diverged > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
