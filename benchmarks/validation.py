@@ -143,13 +143,13 @@ def row(name: str, steps: list[dict[str, float]]) -> str:
 
 def main() -> None:
     n = int(sys.argv[1]) if len(sys.argv) > 1 else 100_000
-    print(f"n = {n:,} in two silos; CPU time of a silo's rounds, least of {REPEATS} runs\n")  # noqa: T201
-    print(f"{'':<36}{'ms/round':>9}{'guard':>9}{'journal':>9}{'ledger':>9}{'all':>9}")  # noqa: T201
+    print(f"n = {n:,} in two silos; CPU time of a silo's rounds, least of {REPEATS} runs\n")
+    print(f"{'':<36}{'ms/round':>9}{'guard':>9}{'journal':>9}{'ledger':>9}{'all':>9}")
     for name in RUNS:
         steps = least(name, n)
         rounds = steps[2:-4]  # two silos: without the opening, the close and the comparison
-        print(row(f"{name}, all rounds", rounds))  # noqa: T201
-        print(row("    but the closing one", rounds[:-2]))  # noqa: T201
+        print(row(f"{name}, all rounds", rounds))
+        print(row("    but the closing one", rounds[:-2]))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from fedtmle.protocol.policy import Policy
 from tests.attacks.test_attacks import EACH_KEY
 
 ELSEWHERE = {
-    "min_cell": "preflight: tests/studies/test_preflight.py, test_the_strictest_floor_of_the_silo_files_holds",
+    "min_cell": "tests/studies/test_preflight.py, test_the_strictest_floor_of_the_silo_files_holds",
     "release": "not a limit of a session, but of what is shown of its result",
 }
 

@@ -42,7 +42,7 @@ class Policy:
     min_missing: int = _key(_FLOOR, 1, 0, "missing outcomes in an arm, where there are any")
     min_truncated: int = _key(_FLOOR, 1, 0, "rows whose probability of an arm was truncated, if any")
     min_level_rows: int = _key(_FLOOR, 5, 0, "rows with each label of a factor that the silo names")
-    min_cell: int = _key(_FLOOR, 10, 1, "people in any cell of a table shown before the study (preflight)")
+    min_cell: int = _key(_FLOOR, 5, 1, "people in any cell of a table shown before the study (preflight)")
     min_silos: int = _key(_FLOOR, 2, 0, "silos in the study")
     min_batch: int = _key(_FLOOR, 20, 0, "own rows in a batch; batches are a fixed partition")
     min_fold: int = _key(_FLOOR, 5, 0, "own rows in a fold of cross-fitting")
