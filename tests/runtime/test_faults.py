@@ -20,6 +20,7 @@ from tests.runtime.faults import NAMES, TURNS, differences, encoded, keeper_with
 SCHEDULES = 2_000
 
 
+@pytest.mark.timeout(1800)  # a minute of CPU; a busy machine may need many
 def test_no_schedule_diverges_and_every_kind_of_fault_occurs() -> None:
     befell: Counter[str] = Counter()
     found = {}
