@@ -156,6 +156,7 @@ def study(rng: Rng) -> tuple[Plan, dict[str, Any]]:
         folds=folds,
         weights="weight" if rng.random() < 0.2 else None,
         cluster="family" if rng.random() < 0.2 else None,
+        cluster_scope="silo",
         seed=int(rng.integers(1000)),
     )
     return study_plan(asked, roster(list(silos))), dict(load_all(silos, schema_of(asked)))

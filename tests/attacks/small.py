@@ -252,26 +252,6 @@ class FewMissing(AbstractStudyAttack):
         return learned == 1
 
 
-class FewTruncated(AbstractStudyAttack):
-    """Asks how many rows had their treatment probability truncated: one, and the owner minds."""
-
-    yields = "that one person could hardly have been treated"
-    keys = ("min_truncated",)
-    strict = {"min_truncated": 3}  # noqa: RUF012 - read only
-
-    def columns(self) -> Columns:
-        columns = super().columns()
-        columns["g"][0] = 1e-4  # not treated
-        return columns
-
-    def run(self, victim: Victim) -> float:
-        server, tally = self.server(victim)
-        return float(server.tell(tally).values()[1])
-
-    def works(self, learned: float) -> bool:
-        return learned == 1
-
-
 class HeavyRow(AbstractStudyAttack):
     """Asks for sums of inverse probabilities of which one row makes up nearly all."""
 
@@ -286,8 +266,8 @@ class HeavyRow(AbstractStudyAttack):
 
     def run(self, victim: Victim) -> float:
         server, tally = self.server(victim)
-        sums = server.tell(tally).values()
-        arm = 2 + self.plan().subject.target.arms.index("1")
+        sums = server.tell(tally)[0].values()
+        arm = self.plan().subject.target.arms.index("1")
         return float(1.0 / (sums[arm] - 2.0 * 29))
 
     def works(self, learned: float) -> bool:
@@ -354,7 +334,6 @@ ATTACKS: tuple[AbstractAttack, ...] = (
     RareColumn(),
     TwoWayCell(),
     FewMissing(),
-    FewTruncated(),
     HeavyRow(),
     ManyFolds(),
     ShippedModel(),

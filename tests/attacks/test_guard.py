@@ -14,12 +14,14 @@ from fedtmle.model.exact import Sums
 from fedtmle.model.families import Family
 from fedtmle.model.submodel import GeneralisedLinear
 from fedtmle.model.types import RowBound
+from fedtmle.protocol.bins import BinsQuery, Group
 from fedtmle.protocol.guard import Guard, RefusalError
 from fedtmle.protocol.learners import JointQuery
 from fedtmle.protocol.messages import Reason
 from fedtmle.protocol.policy import Policy
 from fedtmle.protocol.query import Cell, Spread
 from fedtmle.protocol.tables import TallyQuery
+from fedtmle.runtime.rows import LocalRows
 from tests.attacks.small import AbstractStudyAttack, TinyArm
 from tests.attacks.tables import table_of
 
@@ -136,3 +138,23 @@ def test_the_folds_of_a_super_learner_count_too_within_those_of_the_study() -> N
     assert study.smallest_part(table) == 12
     crossed = dataclasses.replace(study, folds=3)  # 40 rows are left, in folds of 12 less those left out
     assert study.smallest_part(table) > crossed.smallest_part(table) >= 4
+
+
+@pytest.mark.parametrize(("policy", "told"), [(Policy.unguarded(), 1), (Policy(), None)])
+def test_a_few_truncated_rows_are_hidden(policy: Policy, told: int | None) -> None:
+    """A count of few is not refused but left out, and so is the rest that would tell it."""
+    rows = np.zeros(60, dtype=np.uint8)
+    rows[7] = 1
+    query = BinsQuery(
+        groups=lambda bins: [Group(bins=bins)],
+        sizes=(2,),
+        exponents=(),
+        n=60,
+        what="probabilities below their bound",
+        floors=("min_truncated", "min_cell"),
+    )
+    ((rest, few),) = query.answer(LocalRows("a", rows, 60, None, policy))
+    assert few == (None if told is None else (told,))
+    assert rest == (None if told is None else (60 - told,))
+    strict = dataclasses.replace(policy, min_truncated=100)
+    assert query.answer(LocalRows("a", rows, 60, None, strict)) == ((None, None),)

@@ -94,6 +94,7 @@ TARGET = {
 ALGORITHM: dict[str, Any] = {
     "tolerance": "negligible",
     "coordinates": "raw",
+    "inner": "adaptive",
     "smoothness": "certified",
     "max_rounds": 7,
     "fixed_width": 9,

@@ -129,7 +129,7 @@ def test_the_preview_shows_every_kind_of_message_that_leaves(folder: Path) -> No
 
 def test_the_preview_says_which_limit_would_refuse(folder: Path) -> None:
     silo = folder / "north.toml"
-    silo.write_text(silo.read_text() + "\n[policy]\nmin_rows = 100_000\n")
+    silo.write_text(silo.read_text() + "\nmin_rows = 100_000\n")
     found = runner.invoke(app, ["silo", "preview", str(folder / "study.toml"), "--silo", str(silo)])
     assert found.exit_code == 4
     assert "min_rows" in found.output
