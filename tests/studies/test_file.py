@@ -95,6 +95,7 @@ ALGORITHM: dict[str, Any] = {
     "tolerance": "negligible",
     "coordinates": "raw",
     "smoothness": "certified",
+    "inner": "adaptive",
     "max_rounds": 7,
     "fixed_width": 9,
     "optimizer": "newton",
