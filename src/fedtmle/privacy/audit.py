@@ -29,6 +29,8 @@ from fedtmle.privacy.discrete import MOST
 from fedtmle.privacy.modulus import require_at_least_zero
 from fedtmle.protocol.query import Local
 
+ROUNDING = 2.0**-50  # of the largest term: what doubles leave open where the grid is finer than they are
+LINEAR = 1e-9  # remainder over slope times rho below which an answer is linear in the column
 SAMPLE = 20_000  # rows from which the sampling prior's covariances are taken, evenly spaced
 
 
@@ -108,6 +110,7 @@ class _Tally:
     high: Array
     slope: Array  # sum of squared derivatives: ||a_i||^2
     bend: Array  # sum of squared remainders at +- rho, the larger side
+    straight: Array  # sum of squared derivatives of the numbers that are linear in the column
     block: Compressed
     consistent: Array = field(default_factory=lambda: np.zeros((0, 0), dtype=bool))
     apart: Array = field(default_factory=lambda: np.zeros((0, 0, 0)))
@@ -171,7 +174,8 @@ def audit(
 
 def _start(column: AttackedColumn, N: int) -> _Tally:
     tally = _Tally(
-        low=np.full(N, -math.inf), high=np.full(N, math.inf), slope=np.zeros(N), bend=np.zeros(N), block=Compressed(N)
+        low=np.full(N, -math.inf), high=np.full(N, math.inf), slope=np.zeros(N), bend=np.zeros(N), straight=np.zeros(N),
+        block=Compressed(N),
     )
     if isinstance(column, Continuous):
         if not (math.isfinite(column.radius) and column.radius > 0):
@@ -202,7 +206,7 @@ def _book(
     N: int,
     noise: float,
 ) -> None:
-    box = (explained.box * (1 + 1e-9))[:, None]
+    box = np.maximum(explained.box, ROUNDING * np.abs(terms).max(axis=1))[:, None]
     residual = explained.residual[:, None]
     if isinstance(column, Continuous):
         slope = explained.tangents(rows, column.name) / N
@@ -215,11 +219,13 @@ def _book(
         tally.slope += (slope**2).sum(axis=0)
         tally.block.add(slope)
         if noise > 0:
-            moved = [
-                (((explained.terms(there) - terms) / N - sign * column.radius * slope) ** 2).sum(axis=0)
+            rest = [
+                np.abs((explained.terms(there) - terms) / N - sign * column.radius * slope)
                 for there, sign in zip(assigned, (1.0, -1.0), strict=True)
             ]
-            tally.bend += np.maximum(*moved)
+            tally.bend += np.maximum(*((side**2).sum(axis=0) for side in rest))
+            straight = np.maximum(*rest) <= LINEAR * column.radius * np.abs(slope)
+            tally.straight += np.where(straight, slope**2, 0.0).sum(axis=0)
         return
     candidates = [explained.terms(there) for there in assigned]
     for k, own in enumerate(candidates):
@@ -257,10 +263,12 @@ def _others(column: AttackedColumn, tally: _Tally, noise: float) -> Finding:
             with np.errstate(divide="ignore", invalid="ignore"):
                 # The widest rho' with a rho' + b rho'^2 <= eta: both candidates then give one transcript.
                 widest = 2 * noise / (a + np.sqrt(a**2 + 4 * noise * b))
-                decoded = (noise + b * column.radius**2) / a
+                decoded = np.where(a > 0, (noise + b * column.radius**2) / a, math.inf)
+                # An attack may leave out the answers that bend.
+                straight = np.where(tally.straight[there] > 0, noise / np.sqrt(tally.straight[there]), math.inf)
             noisy = (
                 np.minimum(column.radius, np.where(a + b > 0, widest, math.inf)),
-                np.minimum(column.radius, np.where(a > 0, decoded, math.inf)),
+                np.minimum(column.radius, np.minimum(decoded, straight)),
             )
         return Finding(
             column=column.name, attacker=Attacker.OTHERS, discrete=False, prior=column.radius, after=after, noisy=noisy

@@ -10,15 +10,19 @@ from fedtmle.model.types import Array
 from fedtmle.privacy.modulus import multipliers, values
 
 BUFFER = 48  # rows gathered before they are reduced
-CUTOFF = 1e-11  # of the largest singular value: smaller directions are rounding
+NEW = 1e-9  # of a row's norm: less outside the directions known so far counts as rounding
 
 
 @final
 class Compressed:
-    """B with B^T B = A^T A, row by row: the modulus depends on nothing else."""
+    """A = S V with V orthonormal, row by row: omega depends on A^T A = V^T (S^T S) V alone.
+
+    Rows that lie in the span of earlier ones, as repeated queries do, cost two thin products.
+    """
 
     def __init__(self, columns: int) -> None:
-        self._kept = np.zeros((0, columns))
+        self._V = np.zeros((0, columns))
+        self._S = np.zeros((0, 0))
         self._waiting: list[Array] = []
         self._count = 0
 
@@ -34,24 +38,34 @@ class Compressed:
     def basis(self) -> tuple[Array, Array]:
         """Singular values (r,), falling, and right singular vectors (r, q)."""
         self._reduce()
-        if not len(self._kept):
-            return np.zeros(0), self._kept
-        singular = np.linalg.norm(self._kept, axis=1)
-        return singular, self._kept / singular[:, None]
+        _, singular, turn = np.linalg.svd(self._S, full_matrices=False)
+        kept = singular > 0
+        return singular[kept], turn[kept] @ self._V
 
     def _reduce(self) -> None:
         if not self._count:
             return
-        stacked = np.concatenate([self._kept, *self._waiting])
+        rows = np.concatenate(self._waiting)
         self._waiting, self._count = [], 0
-        if stacked.shape[1] < stacked.shape[0]:
-            _, singular, right = np.linalg.svd(stacked, full_matrices=False)
-        else:  # the SVD of a flat block through the R of its transpose
-            Q, R = np.linalg.qr(stacked.T)
-            _, singular, small = np.linalg.svd(R.T, full_matrices=False)
-            right = small @ Q.T
-        kept = singular > CUTOFF * singular[0]
-        self._kept = singular[kept, None] * right[kept]
+        sizes = np.linalg.norm(rows, axis=1, keepdims=True)
+        rest = rows / sizes
+        coefficients = np.zeros((len(rows), len(self._V)))
+        for _ in range(2):  # twice: what rounding left along V
+            along = rest @ self._V.T
+            coefficients, rest = coefficients + along, rest - along @ self._V
+        # New directions: the large part of the rest first, then what it hid.
+        for _ in range(2):
+            squares, turn = np.linalg.eigh(rest @ rest.T)
+            new = squares > max(NEW**2, 1e-14 * squares[-1])
+            if not new.any():
+                break
+            directions = (turn[:, new].T @ rest) / np.sqrt(squares[new])[:, None]
+            along = rest @ directions.T
+            rest = rest - along @ directions
+            self._V = np.concatenate([self._V, directions])
+            coefficients = np.concatenate([coefficients, along], axis=1)
+        kept = np.pad(self._S, ((0, 0), (0, len(self._V) - self._S.shape[1])))
+        self._S = np.linalg.qr(np.concatenate([kept, coefficients * sizes]), mode="r")
 
 
 def coordinate_moduli(block: Compressed, *, radius: float, noise: float, chunk: int = 20_000) -> Array:

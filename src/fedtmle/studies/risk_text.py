@@ -88,7 +88,7 @@ def _column(column: str, findings: list[dict[str, Any]], document: dict[str, Any
     if len(means) > 1:
         lines += ["", *aligned(means, indent="  ")]
     if noise:
-        noisy = [[f"at noise {noise:g}", "no attack below: worst, median", "an attack reaches: worst, median"]]
+        noisy = [[f"worst, median at noise {noise:g}", "no attack below", "an attack reaches"]]
         for finding in findings:
             if finding["noisy"] is not None:
                 n = finding["noisy"]
@@ -157,7 +157,7 @@ def sentence(finding: dict[str, Any]) -> str:
     else:
         told = "cannot work out any single record from the answers alone"
     if finding["mean"] is not None and finding["mean"]["after"] < 0.01 * finding["mean"]["prior"]:
-        told += ", but knows this silo's mean"
+        told += f", {'and' if known else 'but'} knows this silo's mean"
     return f"{column}: an attacker {who} {told}."
 
 
