@@ -54,6 +54,25 @@ def replay(
     Refuses a transcript of another plan, and rows that are not those that gave the recorded answers.
     """
     local = LocalRows(silo, rows, problem.count(rows), index)
+    state = _follow(problem, law, algorithm, transcript, silo, local)
+    return Replayed(answered=tuple(state.found), local=local, n=state.n)
+
+
+def overhear(
+    problem: Any, law: Any, algorithm: AbstractAlgorithm, transcript: Transcript, silo: str
+) -> tuple[AnsweredQuery, ...]:
+    """What the server has of one silo: the queries and its answers, from the transcript alone."""
+    return tuple(_follow(problem, law, algorithm, transcript, silo, None).found)
+
+
+def _follow(
+    problem: Any,
+    law: Any,
+    algorithm: AbstractAlgorithm,
+    transcript: Transcript,
+    silo: str,
+    local: LocalRows | None,
+) -> _State:
     state = _State()
     plan = plan_digest(problem, law, algorithm)
     seen = [exchange for exchange in transcript.exchanges if silo in exchange.requests]
@@ -67,7 +86,8 @@ def replay(
                 raise InputError("transcript: it belongs to another study, or to another version of this one")
             continue
         if isinstance(request, Begin):
-            local.place(request.first_row)
+            if local is not None:
+                local.place(request.first_row)
             state.n = request.n
             state.flow = algorithm.flow(problem, law, request.n)
             state.query = next(state.flow)
@@ -75,7 +95,7 @@ def replay(
             break
         if isinstance(reply, Answered):
             _check(state, reply, local)
-    return Replayed(answered=tuple(state.found), local=local, n=state.n)
+    return state
 
 
 def rehearse(problem: Any, law: Any, algorithm: AbstractAlgorithm, rows: Any, silo: str) -> Replayed:
@@ -99,15 +119,16 @@ def _advance(state: _State, request: Ask | Close) -> bool:
     return True
 
 
-def _check(state: _State, reply: Answered, local: LocalRows) -> None:
+def _check(state: _State, reply: Answered, local: LocalRows | None) -> None:
     query = state.query
     if query is None:
         raise DecodeError("transcript: an answer comes before its question")
     reader = BitReader(reply.payload.bits())
     answer = query.read_answer(reader, state.link)
     reader.finish()
-    out = BitWriter()
-    query.write_answer(query.answer(local), out, state.own_link)
-    if out.finish() != reply.payload.bits():
-        raise InputError(f"silo '{local.name}': its rows are not those that gave the recorded answers")
+    if local is not None:
+        out = BitWriter()
+        query.write_answer(query.answer(local), out, state.own_link)
+        if out.finish() != reply.payload.bits():
+            raise InputError(f"silo '{local.name}': its rows are not those that gave the recorded answers")
     state.found.append(AnsweredQuery(query=query, answer=answer))
