@@ -117,9 +117,7 @@ def test_separation_is_the_distance_of_two_discs_images() -> None:
         disc = np.concatenate(
             [r * np.stack([np.cos(angles), np.sin(angles)], axis=1) for r in np.linspace(0, 0.7, 9)]
         )
-        brute = np.linalg.norm(
-            (F_a + disc @ A_a.T)[:, None] - (F_b + disc @ A_b.T)[None], axis=2
-        ).min()
+        brute = np.linalg.norm((F_a + disc @ A_a.T)[:, None] - (F_b + disc @ A_b.T)[None], axis=2).min()
         assert found.upper <= brute + 1e-9
         assert found.upper >= brute - 0.05
 
@@ -149,7 +147,9 @@ def test_a_compressed_block_has_the_moduli_of_the_whole() -> None:
         assert direction_modulus(block, c, radius=2.0, noise=noise) == pytest.approx(whole, rel=1e-7)
         each = coordinate_moduli(block, radius=2.0, noise=noise, chunk=7)
         for j in (0, 13, 29):
-            assert each[j] == pytest.approx(design_modulus(A, np.eye(30)[j], radius=2.0, noise=noise), rel=1e-7)
+            assert each[j] == pytest.approx(
+                design_modulus(A, np.eye(30)[j], radius=2.0, noise=noise), rel=1e-7
+            )
 
 
 def test_attributes_have_the_gradients_they_say() -> None:

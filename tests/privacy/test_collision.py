@@ -58,7 +58,7 @@ def test_distance_and_response_stay_on_their_sides(s: int, a: float) -> None:
 
 @pytest.mark.parametrize("s", range(2, 8))
 def test_the_response_bound_is_attained_by_the_monomial(s: int) -> None:
-    """g(z) = z^s/s! has s-th derivative one; its answers differ by exactly the bound (M_s differs by s 2^(1-s))."""
+    """g(z) = z^s/s! has s-th derivative one; its answers differ by the bound, as M_s does by s 2^(1-s)."""
     pair = collision_pair(s, radius=0.9, centre=np.zeros(1), direction=np.ones(1))
     moved = (pair.plus**s).sum() / math.factorial(s) - (pair.minus**s).sum() / math.factorial(s)
     assert moved / 5 == pytest.approx(response_ceiling(s, 0.9, smoothness=1.0, n_rows=5), rel=1e-9)
@@ -90,7 +90,7 @@ def test_conditioning_is_no_better_than_its_bound(s: int, a: float) -> None:
     rng, N = np.random.default_rng(s), 12
     u = np.sort(rng.uniform(-1, 1, size=s))
     frequencies = (0.4, 0.9, 1.5, 2.0)
-    A = np.stack([-w * np.sin(w * a * u + 0.3 * w) / N for w in frequencies] )
+    A = np.stack([-w * np.sin(w * a * u + 0.3 * w) / N for w in frequencies])
     least = np.linalg.svd(np.concatenate([A, np.zeros((s, s))]), compute_uv=False)[-1]
     bound = conditioning_ceiling(s, a, smoothness=max(frequencies) ** s, n_rows=N, T=len(frequencies))
     assert least <= bound + 1e-16

@@ -53,7 +53,7 @@ def test_primal_dual_and_spectral_agree(name: str, A: Array, c: Array, noise: fl
 
 
 def test_against_general_solvers() -> None:
-    """SLSQP on the primal and a scan of lambda on the spectral form, neither of which uses the multiplier's equation."""
+    """SLSQP on the primal, a scan of lambda on the spectral form: neither uses the multiplier's equation."""
     rng = np.random.default_rng(8)
     for m, q, noise in itertools.product((2, 4), (2, 3, 5), (0.1, 0.7)):
         A, c, radius = rng.normal(size=(m, q)), rng.normal(size=q), 0.9
@@ -61,9 +61,8 @@ def test_against_general_solvers() -> None:
         found = minimize(
             lambda u, c=c: -c @ u,
             rng.normal(size=q) * 0.01,
-            jac=lambda u, c=c: -c,
             constraints=[
-                {"type": "ineq", "fun": lambda u: radius**2 - u @ u},
+                {"type": "ineq", "fun": lambda u, radius=radius: radius**2 - u @ u},
                 {"type": "ineq", "fun": lambda u, A=A, noise=noise: noise**2 - (A @ u) @ (A @ u)},
             ],
             method="SLSQP",
@@ -131,15 +130,17 @@ def test_the_infimum_of_a_small_family_is_that_of_all_its_blocks(noise: float) -
 
 
 @pytest.mark.parametrize("noise", [0.05, 0.5, 3.0])
-def test_the_gap_of_a_large_family_is_certified_and_small(noise: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_gap_of_a_large_family_is_certified_and_small(
+    noise: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rng = np.random.default_rng(6)
     queries, c = [rng.normal(size=(2, 5)) for _ in range(7)], rng.normal(size=5)
-    exact = design_infimum(queries, c, T=4, radius=1.0, noise=noise)
+    exact = design_infimum(queries, c, T=3, radius=1.0, noise=noise)
     monkeypatch.setattr("fedtmle.privacy.family.EXHAUSTIVE", 0)
-    found = design_infimum(queries, c, T=4, radius=1.0, noise=noise)
+    found = design_infimum(queries, c, T=3, radius=1.0, noise=noise)
     assert exact.exact
     assert not found.exact
     assert found.lower <= exact.value <= found.value * (1 + 1e-12)
     assert found.value == pytest.approx(exact.value, rel=0.02)
-    large = design_infimum(queries, c, T=30, radius=1.0, noise=noise)
+    large = design_infimum(queries, c, T=12, radius=1.0, noise=noise)
     assert large.gap <= 0.02 * large.value  # with many repetitions integers are nearly real numbers

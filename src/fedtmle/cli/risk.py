@@ -20,10 +20,13 @@ def risk(
         [], help="A column to attack; repeat for more. As a rule the outcome and the treatment."
     ),
     attacker: list[str] = typer.Option(
-        [], help="others, design or nothing: what the attacker knows beforehand; repeat for more. As a rule all."
+        [],
+        help="others, design or nothing: what the attacker knows beforehand; repeat for more. As a rule all.",
     ),
     noise: float = typer.Option(
-        0.0, min=0.0, help="eta: noise declared to be in the answers, as the norm over all of them (means per record)."
+        0.0,
+        min=0.0,
+        help="eta: noise declared to be in the answers, as the norm over all of them (means per record).",
     ),
     radius: float | None = typer.Option(
         None, min=0.0, help="Half the range in which the attacker knows each value beforehand."
@@ -46,7 +49,9 @@ def risk(
     if unknown:
         raise typer.BadParameter(f"there are {', '.join(Attacker)}", param_hint="--attacker")
     if figure is not None and importlib.util.find_spec("matplotlib") is None:
-        raise typer.BadParameter("drawing needs matplotlib: pip install 'fedtmle[figures]'", param_hint="--figure")
+        raise typer.BadParameter(
+            "drawing needs matplotlib: pip install 'fedtmle[figures]'", param_hint="--figure"
+        )
     if figure is not None and figure.suffix.lower() not in (".png", ".svg", ".pdf"):
         raise typer.BadParameter("expected a file ending in .png, .svg or .pdf", param_hint="--figure")
     with reporting(as_json=as_json):

@@ -28,7 +28,6 @@ from fedtmle.initial.syntax import (
     Transformed,
 )
 from fedtmle.initial.trees import TreeEnsemble
-from fedtmle.model import kernels
 from fedtmle.model.families import Family
 from fedtmle.model.table import Table
 from fedtmle.model.types import Array
@@ -39,7 +38,7 @@ def design_tangent(formula: Formula, table: Table, levels: Levels, name: str) ->
     codes = {factor: _study_codes(factor, table, levels[factor]) for factor in formula.factor_names}
     columns = _columns(formula, levels)
     result = np.zeros((len(columns), table.n_rows))
-    for column, row in zip(columns, result, strict=True):
+    for index, column in enumerate(columns):
         values = [_values(part, table, codes) for part in column]
         for j, part in enumerate(column):  # the product rule
             slope = _slope(part, table, name)
@@ -47,7 +46,7 @@ def design_tangent(formula: Formula, table: Table, levels: Levels, name: str) ->
                 for k, value in enumerate(values):
                     if k != j:
                         slope = slope * value
-                row += slope
+                result[index] += slope
     return result
 
 
@@ -120,8 +119,8 @@ def _dual(expression: Arithmetic, table: Table, name: str) -> tuple[Array, Array
     """The expression and its derivative."""
     zero = np.array(0.0)
     match expression:
-        case Number(value):
-            return np.array(value), zero
+        case Number(constant):
+            return np.array(constant), zero
         case Name(own):
             return table.numeric[own], np.array(1.0 if own == name else 0.0)
         case Negative(operand):

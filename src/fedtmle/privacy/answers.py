@@ -124,7 +124,11 @@ def _rounded(
     mean = terms(rows).mean(axis=1) + C @ local.normaliser(query.problem, query.law).gradient(query.eps)
     residual = np.clip(mean - h * np.array(answer, dtype=np.float64), -h / 2, h / 2)
     return Explained(
-        label="rounded gradient", terms=terms, tangents=tangents, box=np.full(len(C), h / 2), residual=residual
+        label="rounded gradient",
+        terms=terms,
+        tangents=tangents,
+        box=np.full(len(C), h / 2),
+        residual=residual,
     )
 
 
@@ -144,7 +148,9 @@ def _fit(query: FitQuery, answer: FitAnswer, local: Local, submodels: Submodels)
 
     fine = 2.0 ** -np.array(query.shifts, dtype=np.float64)
     coarse = np.zeros(query.dim)
-    if query.rule.lattice is not None:  # the fit was rounded: its gradient is zero within beta lambda sqrt(d)/2
+    if (
+        query.rule.lattice is not None
+    ):  # the fit was rounded: its gradient is zero within beta lambda sqrt(d)/2
         beta = float(np.linalg.norm(local.submodel(query.problem, query.law).curvature_ceiling(), 2))
         coarse += beta * query.rule.lattice * np.sqrt(query.dim) / 2
     box = np.concatenate([fine + coarse, fine]) if len(points) == 2 else fine
@@ -175,7 +181,9 @@ def _calibration(
         along = C.T @ vectors[:, -1]
         wide = [np.outer(along, along)]
     # An entry of C H C^T is a combination of H's upper triangle; off the diagonal both halves count.
-    mix = np.array([[m[j, k] * (1.0 if j == k else 2.0) for j, k in zip(upper, lower, strict=True)] for m in wide])
+    mix = np.array(
+        [[m[j, k] * (1.0 if j == k else 2.0) for j, k in zip(upper, lower, strict=True)] for m in wide]
+    )
 
     def tangents(rows: Any, name: str) -> Array:
         if ceiling:

@@ -33,7 +33,9 @@ def sent(asked: Answered, local: Local) -> Array:
     if isinstance(query, RoundedGradientQuery):
         public = local.normaliser(query.problem, query.law).gradient(query.eps)
         lattice = query.lattice
-        return np.asarray(float(lattice.h) * np.array(answer, dtype=np.float64) - floating(lattice.C) @ public)
+        return np.asarray(
+            float(lattice.h) * np.array(answer, dtype=np.float64) - floating(lattice.C) @ public
+        )
     raise InputError(f"an attack on a {type(query).__name__} is not written")
 
 
@@ -48,7 +50,11 @@ class LinearAttack:
     @property
     def rank(self) -> int:
         """How many functionals of the column the answers hold."""
-        return int(np.linalg.matrix_rank(self.A, tol=1e-10 * float(np.linalg.norm(self.A, 2)))) if self.A.any() else 0
+        return (
+            int(np.linalg.matrix_rank(self.A, tol=1e-10 * float(np.linalg.norm(self.A, 2))))
+            if self.A.any()
+            else 0
+        )
 
     def column(self) -> Array:
         """The column less the guess, of least norm: exact in the directions that the answers see."""
@@ -95,7 +101,7 @@ def fit_records(
     *,
     radius: float,
 ) -> Fitted:
-    """min ||F(u) - Y|| over |u_j| <= radius by Levenberg and Marquardt from several starts; the best is kept."""
+    """min ||F(u) - Y|| over |u_j| <= radius by Levenberg-Marquardt from several starts; the best is kept."""
     best: Fitted | None = None
     for start in starts:
         u, damping = np.clip(start, -radius, radius), DAMPING

@@ -150,7 +150,11 @@ def audit(
             own = terms[:, sampled]
             own = own - own.mean(axis=1, keepdims=True)
             size = np.sqrt((own**2).mean(axis=1, keepdims=True))
-            spanned.add(np.divide(own, size, out=np.zeros_like(own), where=size > 1e-12 * (np.abs(terms).max() + 1e-300)))
+            spanned.add(
+                np.divide(
+                    own, size, out=np.zeros_like(own), where=size > 1e-12 * (np.abs(terms).max() + 1e-300)
+                )
+            )
         for column in columns:
             _book(column, tallies[column.name], assigned[column.name], explained, terms, rows, N, noise)
         if progress is not None:
@@ -159,7 +163,8 @@ def audit(
         finding
         for column in columns
         for attacker in attackers
-        if (finding := _finding(column, attacker, tallies[column.name], spanned, sampled, N, noise)) is not None
+        if (finding := _finding(column, attacker, tallies[column.name], spanned, sampled, N, noise))
+        is not None
     ]
     return Audit(
         n_rows=N,
@@ -174,12 +179,18 @@ def audit(
 
 def _start(column: AttackedColumn, N: int) -> _Tally:
     tally = _Tally(
-        low=np.full(N, -math.inf), high=np.full(N, math.inf), slope=np.zeros(N), bend=np.zeros(N), straight=np.zeros(N),
+        low=np.full(N, -math.inf),
+        high=np.full(N, math.inf),
+        slope=np.zeros(N),
+        bend=np.zeros(N),
+        straight=np.zeros(N),
         block=Compressed(N),
     )
     if isinstance(column, Continuous):
         if not (math.isfinite(column.radius) and column.radius > 0):
-            raise InputError(f"attribute: '{column.name}' needs a finite range before the answers; give a radius")
+            raise InputError(
+                f"attribute: '{column.name}' needs a finite range before the answers; give a radius"
+            )
         tally.low, tally.high = np.full(N, -column.radius), np.full(N, column.radius)
     else:
         count = len(column.levels)
@@ -249,7 +260,7 @@ def _finding(
     if attacker is Attacker.NOTHING:
         return _sampling(column, spanned, sampled, N)
     if attacker is Attacker.DESIGN:
-        return _design(column, tally, N, noise)
+        return _design(column, tally, noise)
     return _others(column, tally, noise)
 
 
@@ -265,13 +276,20 @@ def _others(column: AttackedColumn, tally: _Tally, noise: float) -> Finding:
                 widest = 2 * noise / (a + np.sqrt(a**2 + 4 * noise * b))
                 decoded = np.where(a > 0, (noise + b * column.radius**2) / a, math.inf)
                 # An attack may leave out the answers that bend.
-                straight = np.where(tally.straight[there] > 0, noise / np.sqrt(tally.straight[there]), math.inf)
+                straight = np.where(
+                    tally.straight[there] > 0, noise / np.sqrt(tally.straight[there]), math.inf
+                )
             noisy = (
                 np.minimum(column.radius, np.where(a + b > 0, widest, math.inf)),
                 np.minimum(column.radius, np.minimum(decoded, straight)),
             )
         return Finding(
-            column=column.name, attacker=Attacker.OTHERS, discrete=False, prior=column.radius, after=after, noisy=noisy
+            column=column.name,
+            attacker=Attacker.OTHERS,
+            discrete=False,
+            prior=column.radius,
+            after=after,
+            noisy=noisy,
         )
     levels = np.array(column.levels)
     there = column.truth >= 0
@@ -296,7 +314,7 @@ def _others(column: AttackedColumn, tally: _Tally, noise: float) -> Finding:
     )
 
 
-def _design(column: AttackedColumn, tally: _Tally, N: int, noise: float) -> Finding | None:
+def _design(column: AttackedColumn, tally: _Tally, noise: float) -> Finding | None:
     """A ball of joint radius rho sqrt(N_m); two values are the ends of such a range."""
     if isinstance(column, Continuous):
         radius, scale, there = column.radius, 1.0, ~np.isnan(column.values)
@@ -328,7 +346,9 @@ def _design(column: AttackedColumn, tally: _Tally, N: int, noise: float) -> Find
         noisy=noisy,
         mean_prior=radius * scale,
         mean_after=scale * direction_modulus(tally.block, share, radius=joint, noise=0.0),
-        mean_noisy=scale * direction_modulus(tally.block, share, radius=joint, noise=noise) if noise > 0 else None,
+        mean_noisy=scale * direction_modulus(tally.block, share, radius=joint, noise=noise)
+        if noise > 0
+        else None,
     )
 
 

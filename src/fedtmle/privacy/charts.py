@@ -1,4 +1,4 @@
-"""Which coordinates of a record are continuous, and how they move what a target sums, by analytic derivatives.
+"""Which coordinates of a record are continuous, and how they move what a target sums, analytically.
 
 A chart belongs to a target. Its coordinates are in the record's own units: an outcome in outcome units, a
 probability as a probability. A discrete column (treatment, binary outcome) has no coordinate: for it

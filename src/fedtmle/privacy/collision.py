@@ -32,16 +32,18 @@ class CollisionPair:
 def level_points(s: int, theta: float) -> Array:
     """u_j(theta) = cos((j pi + arccos((-1)^j theta))/s), j = 0..s-1: the s roots of C_s - theta, falling."""
     j = np.arange(s)
-    return np.cos((j * math.pi + np.arccos((-1.0) ** j * theta)) / s)
+    return np.asarray(np.cos((j * math.pi + np.arccos((-1.0) ** j * theta)) / s))
 
 
 def collision_pair(s: int, *, radius: float, centre: Array, direction: Array) -> CollisionPair:
-    """x_+ and x_- on the segment {centre + u direction, |u| <= radius}, ||direction|| = 1: eq:collision-pair."""
+    """x_+ and x_- on {centre + u direction, |u| <= radius}, ||direction|| = 1: eq:collision-pair."""
     require_order(s)
     require_at_least_zero(radius=radius)
     centre, direction = np.atleast_1d(centre).astype(np.float64), np.atleast_1d(direction).astype(np.float64)
     if centre.shape != direction.shape or centre.ndim != 1:
-        raise InputError(f"centre, direction: expected two vectors of one length, not {centre.shape}, {direction.shape}")
+        raise InputError(
+            f"centre, direction: expected two vectors of one length, not {centre.shape}, {direction.shape}"
+        )
     if not abs(float(np.linalg.norm(direction)) - 1) <= 1e-9:
         raise InputError("direction: expected a vector of length 1")
     plus, minus = (centre + radius * level_points(s, theta)[:, None] * direction for theta in (LEVEL, -LEVEL))
@@ -60,7 +62,7 @@ def distance_floor(s: int, a: float) -> float:
 
 def response_ceiling(s: int, a: float, *, smoothness: float, n_rows: int) -> float:
     """C_s a^s/(N_m 2^(s-1) (s-1)!): how far one answer can move, eq:proof-collision-response."""
-    return smoothness * a**s / (n_rows * 2 ** (s - 1) * math.factorial(s - 1))
+    return float(smoothness * a**s / (n_rows * 2 ** (s - 1) * math.factorial(s - 1)))
 
 
 def transcript_ceiling(s: int, a: float, *, smoothness: float, n_rows: int, T: int) -> float:
@@ -89,7 +91,7 @@ def risk_radius(s: int, *, radius: float, noise: float, smoothness: float, n_row
     if smoothness == 0:
         return radius
     reach = 2**s * n_rows * math.factorial(s - 1) * noise / (smoothness * math.sqrt(T))
-    return min(radius, reach ** (1 / s))
+    return float(min(radius, reach ** (1 / s)))
 
 
 def sharper_reconstruction_risk(

@@ -65,7 +65,7 @@ class Compressed:
             self._V = np.concatenate([self._V, directions])
             coefficients = np.concatenate([coefficients, along], axis=1)
         kept = np.pad(self._S, ((0, 0), (0, len(self._V) - self._S.shape[1])))
-        self._S = np.linalg.qr(np.concatenate([kept, coefficients * sizes]), mode="r")
+        self._S = np.asarray(np.linalg.qr(np.concatenate([kept, coefficients * sizes]), mode="r"))
 
 
 def coordinate_moduli(block: Compressed, *, radius: float, noise: float, chunk: int = 20_000) -> Array:

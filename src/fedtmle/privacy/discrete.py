@@ -31,7 +31,7 @@ GAP = 1e-9
 @final
 @dataclass(frozen=True, kw_only=True)
 class Separation:
-    """The least distance of two candidates' answers: between ``lower`` (certified) and ``upper`` (attained)."""
+    """The least distance of two candidates' answers, from ``lower`` (certified) to ``upper`` (attained)."""
 
     lower: float
     upper: float

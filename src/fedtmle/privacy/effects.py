@@ -149,7 +149,7 @@ def _factual(arm: IntArray, per_arm: Array) -> Array:
 
 def _regression(problem: EffectProblem, law: EffectLaw, own: EffectRows) -> Array:
     """Q_a at the law on the unit scale."""
-    return problem._regression(law, own)  # noqa: SLF001 - the same arithmetic as the sums'
+    return problem._regression(law, own)
 
 
 @closing_terms.register

@@ -1,4 +1,4 @@
-"""omega_T(eta): the infimum of the design modulus over the blocks that a silo would accept, eq:proof-design-infimum.
+"""omega_T(eta): the infimum of the design modulus over accepted blocks, eq:proof-design-infimum.
 
 A block is T queries of K accepted ones, repetitions allowed. A certified lower bound for all of them comes
 from one direction u that hides from each query alone: if ||u|| <= rho and ||A_k u|| <= eta/sqrt(T) for
@@ -57,8 +57,8 @@ def design_infimum(queries: Sequence[Array], c: Array, *, T: int, radius: float,
 
     if math.comb(len(queries) + T - 1, T) <= EXHAUSTIVE:
         blocks = itertools.combinations_with_replacement(range(len(queries)), T)
-        value, chosen = min((modulus(block), block) for block in blocks)
-        return Infimum(value=value, lower=value, chosen=chosen, exact=True)
+        best, block = min((modulus(block), block) for block in blocks)
+        return Infimum(value=best, lower=best, chosen=block, exact=True)
     lower, shares = _relaxed(queries, c, T=T, radius=radius, noise=noise)
     starts = [_rounded(shares, T)]
     if T * len(queries) <= GREEDY:
@@ -66,11 +66,15 @@ def design_infimum(queries: Sequence[Array], c: Array, *, T: int, radius: float,
         for _ in range(T):
             greedy.append(min(range(len(queries)), key=lambda k: modulus([*greedy, k])))
         starts.append(greedy)
-    value, chosen = min((_swapped(start, len(queries), modulus) for start in starts), key=lambda pair: pair[0])
+    value, chosen = min(
+        (_swapped(start, len(queries), modulus) for start in starts), key=lambda pair: pair[0]
+    )
     return Infimum(value=value, lower=min(lower, value), chosen=tuple(sorted(chosen)), exact=False)
 
 
-def _relaxed(queries: Sequence[Array], c: Array, *, T: int, radius: float, noise: float) -> tuple[float, Array]:
+def _relaxed(
+    queries: Sequence[Array], c: Array, *, T: int, radius: float, noise: float
+) -> tuple[float, Array]:
     """The certified lower bound, and real shares of each query that nearly attain it."""
     shares = np.full(len(queries), 1 / len(queries))
     if noise == 0:  # exact answers: what no query sees at all
@@ -97,7 +101,9 @@ def _rounded(shares: Array, T: int) -> list[int]:
     return np.repeat(np.arange(len(shares)), counts).tolist()
 
 
-def _swapped(block: list[int], count: int, modulus: Callable[[Sequence[int]], float]) -> tuple[float, list[int]]:
+def _swapped(
+    block: list[int], count: int, modulus: Callable[[Sequence[int]], float]
+) -> tuple[float, list[int]]:
     """Exchanges one query for another while that lowers the modulus."""
     value = float(modulus(block))
     for _ in range(SWEEPS):

@@ -34,12 +34,13 @@ class OmegaFloor:
 
     For a silo's policy, before it answers:
 
-        floor = OmegaFloor(attributes=(...), floor=0.5, noise=0.01, jacobian=at_centre(local, rows, "outcome"))
+        jacobian = at_centre(centre, rows, "outcome")
+        floor = OmegaFloor(attributes=(...), floor=0.5, noise=0.01, jacobian=jacobian)
         name = floor.crossed(answered, query)     # the queries answered so far, and the next one
         if name is not None: refuse               # a refusal ends the run and is charged
 
-    ``jacobian`` gives the response Jacobian of a query, (m, q), at a *public* centre, or None where the answer
-    tells nothing that the audit covers: what is refused must not depend on the records. ``noise`` is the
+    ``jacobian`` gives the response Jacobian of a query, (m, q), at a *public* centre, or None where the
+    audit does not cover the answer: what is refused must not depend on the records. ``noise`` is the
     declared norm of all errors together; at 0 an attribute that any answer sees exactly has omega 0.
     """
 
@@ -74,7 +75,7 @@ class OmegaFloor:
 
 
 def at_centre(centre: Local, rows: Any, name: str) -> Callable[[Query], Array | None]:
-    """The Jacobian in coordinate ``name`` of every record, at a public dataset ``rows`` seen as ``centre``."""
+    """The Jacobian in coordinate ``name`` of every record, at public ``rows``, seen as ``centre``."""
     submodels = Submodels()
 
     def jacobian(query: Query) -> Array | None:

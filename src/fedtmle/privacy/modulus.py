@@ -69,15 +69,13 @@ def design_modulus(A: Array, c: Array, *, radius: float, noise: float) -> float:
 
 
 def modulus_forms(A: Array, c: Array, *, radius: float, noise: float) -> Forms:
-    """The modulus by all its forms: eq:proof-recovery-modulus, eq:proof-recovery-dual, eq:disclosure-spectrum."""
+    """By all its forms: eq:proof-recovery-modulus, eq:proof-recovery-dual, eq:disclosure-spectrum."""
     A, c = checked(A, c, radius=radius, noise=noise)
     spectrum = decompose(A)
     s = spectrum.singular
     inside, kernel = spectrum.coordinates(c)
     outside = float(np.linalg.norm(kernel))
-    lam = float(
-        multipliers(s, inside[None, :], np.array([outside]), radius=radius, noise=noise)[0]
-    )
+    lam = float(multipliers(s, inside[None, :], np.array([outside]), radius=radius, noise=noise)[0])
     # k in the eigenbasis, and its share in the kernel.
     if math.isinf(lam):
         along, beyond = np.zeros_like(inside), (kernel if noise == 0 else np.zeros_like(kernel))
@@ -147,7 +145,7 @@ def multipliers(singular: Array, inside: Array, outside: Array, *, radius: float
 
     def exceeds(log_lambda: Array) -> Array:
         k2 = c2 / (1 + np.exp(log_lambda)[:, None] * s2) ** 2
-        return k2 @ s2 > goal * (k2.sum(axis=1) + p2)
+        return np.asarray(k2 @ s2 > goal * (k2.sum(axis=1) + p2))
 
     binding, endless = exceeds(np.full(count, -np.inf)), exceeds(high)
     for _ in range(BISECTIONS):
@@ -160,15 +158,12 @@ def multipliers(singular: Array, inside: Array, outside: Array, *, radius: float
 def values(
     singular: Array, inside: Array, outside: Array, lam: Array | float, *, radius: float, noise: float
 ) -> Array:
-    """[(rho^2 + lambda eta^2) c^T (I + lambda A^T A)^-1 c]^1/2 for each attribute: eq:proof-modulus-spectrum."""
+    """[(rho^2 + lambda eta^2) c^T (I + lambda A^T A)^-1 c]^1/2 per attribute: eq:proof-modulus-spectrum."""
     lam = np.broadcast_to(np.asarray(lam, dtype=np.float64), (len(inside),))
     finite = np.where(np.isinf(lam), 0.0, lam)
     form = (inside**2 / (1 + finite[:, None] * singular**2)).sum(axis=1) + outside**2
     ordinary = np.sqrt((radius**2 + finite * noise**2) * form)
-    if noise == 0:
-        limit = radius * outside
-    else:
-        limit = noise * np.sqrt((inside**2 / singular**2).sum(axis=1))
+    limit = radius * outside if noise == 0 else noise * np.sqrt((inside**2 / singular**2).sum(axis=1))
     return np.asarray(np.where(np.isinf(lam), limit, ordinary))
 
 

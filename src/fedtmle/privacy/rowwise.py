@@ -1,8 +1,8 @@
 """One row's share in the sums of a generalised linear submodel, and how it moves with the record.
 
-    loss      w [rho(eta, y) - rho(offset, y)],   eta = offset + eps . X
-    gradient  w rho'(eta, y) X
-    Hessian   w rho''(eta, y) X X^T, upper triangle
+loss      w [rho(eta, y) - rho(offset, y)],   eta = offset + eps . X
+gradient  w rho'(eta, y) X
+Hessian   w rho''(eta, y) X X^T, upper triangle
 """
 
 from __future__ import annotations
@@ -67,9 +67,7 @@ def row_tangents(submodel: GeneralisedLinear, eps: Array, parts: Part, tangent: 
     if Part.HESSIAN in parts:
         upper, lower = np.triu_indices(len(X))
         rate = dw * bend + w * _third(family, eta) * d_eta
-        found.append(
-            rate * X[upper] * X[lower] + w * bend * (dX[upper] * X[lower] + X[upper] * dX[lower])
-        )
+        found.append(rate * X[upper] * X[lower] + w * bend * (dX[upper] * X[lower] + X[upper] * dX[lower]))
     return np.concatenate(found)
 
 
@@ -94,8 +92,9 @@ def _rho(family: Family, eta: Array, y: Array) -> Array:
 def _slope(family: Family, eta: Array, y: Array) -> Array:
     if family is Family.LINEAR:
         return np.ones_like(eta)
-    mean = {Family.GAUSSIAN: lambda: eta, Family.LOGISTIC: lambda: kernels.expit(eta)}
-    return np.asarray(mean.get(family, lambda: kernels.exp(eta))() - y)
+    if family is Family.GAUSSIAN:
+        return np.asarray(eta - y)
+    return np.asarray((kernels.expit(eta) if family is Family.LOGISTIC else kernels.exp(eta)) - y)
 
 
 def _bend(family: Family, eta: Array) -> Array:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import math
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 import numpy as np
@@ -18,8 +18,8 @@ from matplotlib.figure import Figure
 from numpy.polynomial import chebyshev
 
 import fedtmle as ft
+from fedtmle.model.submodel import GeneralisedLinear
 from fedtmle.model.types import Array, Part
-from fedtmle.privacy.answers import Answered
 from fedtmle.privacy.attacks import fit_records, sent
 from fedtmle.privacy.collision import collision_pair, reconstruction_risk, risk_radius
 from fedtmle.privacy.disclosure import affine_decoder, attribute_risk, response_smoothness
@@ -55,11 +55,11 @@ class Scene:
     def along(self, query: SumsQuery, u: Array) -> Array:
         """g(o_o + u v), (d, k)."""
         points = (CENTRE + u[:, None] * DIRECTION).T
-        return row_terms(query.problem.submodel(query.law, points), query.eps, Part.GRADIENT)
+        return _gradients(query, points)
 
     @cached_property
     def series(self) -> Array:
-        """All queries along the segment as Chebyshev series in u/radius, (degree + 1, m): exact to rounding."""
+        """All queries along the segment as Chebyshev series in u/radius, (degree + 1, m)."""
         nodes = np.cos((np.arange(DEGREE + 1) + 0.5) * np.pi / (DEGREE + 1))
         values = np.concatenate([self.along(query, RADIUS * nodes) for query in self.queries])
         return np.asarray(chebyshev.chebfit(nodes, values.T, DEGREE))
@@ -77,9 +77,15 @@ class Scene:
 
     def smoothness(self, s: int) -> float:
         """C_s over the transcript's queries, with a factor of safety of 1.05."""
-        return 1.05 * max(
-            segment_smoothness(lambda u, q=query: self.along(q, u), s, RADIUS) for query in self.queries  # type: ignore[misc]
-        )
+        return 1.05 * max(segment_smoothness(partial(self.along, query), s, RADIUS) for query in self.queries)
+
+
+def _gradients(query: SumsQuery, points: Array) -> Array:
+    """Every record's share in a gradient, (d, k)."""
+    submodel = query.problem.submodel(query.law, points)
+    if not isinstance(submodel, GeneralisedLinear):
+        raise TypeError("a transport submodel is generalised linear")
+    return row_terms(submodel, query.eps, Part.GRADIENT)
 
 
 def scene(seed: int = 0) -> Scene:
@@ -97,18 +103,16 @@ def scene(seed: int = 0) -> Scene:
     algorithm = ft.Gradient(tolerance=1e-2, optimizer=ft.GradientDescent())
     result = ft.solve(problem, law, silos, algorithm)
     heard = overhear(problem, law, algorithm, result.transcript, "attacked")
-    asked = [a for a in heard if isinstance(a.query, SumsQuery)]
+    asked = [(a.query, a) for a in heard if isinstance(a.query, SumsQuery)]
     points = problem.read(others)
     guess = LocalRows("server", problem.read(silos["attacked"]), SILO, None)  # for the count alone
     known, answers = [], []
-    for one in asked:
-        query = one.query
-        numbers = sent(Answered(query=query, answer=one.answer), guess)
+    for query, one in asked:
+        numbers = sent(one, guess)
         answers.append(numbers[-problem.dim :])  # the gradient; a loss may come before it
-        terms = row_terms(problem.submodel(query.law, points), query.eps, Part.GRADIENT)
-        known.append(terms.sum(axis=1) / SILO)
+        known.append(_gradients(query, points).sum(axis=1) / SILO)
     return Scene(
-        queries=tuple(one.query for one in asked),
+        queries=tuple(query for query, _ in asked),
         known=np.concatenate(known),
         answers=np.concatenate(answers),
         truth=truth,
@@ -137,11 +141,11 @@ def measure(view: Scene, noises: tuple[float, ...] = NOISES, *, seed: int = 1) -
     H_g = response_smoothness(C_obs, SILO)
     points = []
     for eta in noises:
-        given = {"radius": RADIUS, "noise": eta, "smoothness": C_s, "n_rows": SILO, "T": view.T}
+        hidden = risk_radius(S, radius=RADIUS, noise=eta, smoothness=C_s, n_rows=SILO, T=view.T)
         risk = attribute_risk(A, c, radius=RADIUS, noise=eta, T=view.T, H_g=H_g)
         decode = affine_decoder(A, c, radius=RADIUS, noise=eta, T=view.T, H_g=H_g, response=centre)
         records, means, decoded = [0.0], [0.0], [0.0]
-        for truth, answers in _adversary(view, eta, risk_radius(S, **given), A, decode.weights, rng):
+        for truth, answers in _adversary(view, eta, hidden, A, decode.weights, rng):
             starts = [RADIUS * rng.uniform(-1, 1, size=S) for _ in range(4)]
             fit = fit_records(view.response, view.jacobian, answers, starts, radius=RADIUS)
             records.append(float(np.abs(np.sort(fit.u) - np.sort(truth)).max()))
@@ -150,7 +154,9 @@ def measure(view: Scene, noises: tuple[float, ...] = NOISES, *, seed: int = 1) -
         points.append(
             Point(
                 eta=eta,
-                record_bound=reconstruction_risk(S, **given),
+                record_bound=reconstruction_risk(
+                    S, radius=RADIUS, noise=eta, smoothness=C_s, n_rows=SILO, T=view.T
+                ),
                 record_attack=max(records),
                 mean_lower=risk.lower,
                 mean_attack=max(means),
@@ -196,11 +202,23 @@ def draw(out: Path, *, noises: tuple[float, ...] = NOISES) -> list[Point]:
         figure = Figure(figsize=(WIDTH, 2.8), layout="constrained")
         left, right = figure.subplots(1, 2, sharex=True, sharey=True)
         eta = [point.eta for point in points]
-        _line(left, eta, [p.record_attack for p in points], "#D55E00", "o", "least-squares attack, worst found")
+        _line(
+            left, eta, [p.record_attack for p in points], "#D55E00", "o", "least-squares attack, worst found"
+        )
         _line(left, eta, [p.record_bound for p in points], "#000000", "", "no attack does better (bound)")
-        _line(right, eta, [p.mean_upper for p in points], "#0072B2", "", "affine decoder, guaranteed", dashes="--")
+        _line(
+            right,
+            eta,
+            [p.mean_upper for p in points],
+            "#0072B2",
+            "",
+            "affine decoder, guaranteed",
+            dashes="--",
+        )
         _line(right, eta, [p.decoder_worst for p in points], "#0072B2", "s", "affine decoder, worst found")
-        _line(right, eta, [p.mean_attack for p in points], "#D55E00", "o", "least-squares attack, worst found")
+        _line(
+            right, eta, [p.mean_attack for p in points], "#D55E00", "o", "least-squares attack, worst found"
+        )
         _line(right, eta, [p.mean_lower for p in points], "#000000", "", "no attack does better (bound)")
         for axes, title in ((left, f"{S} records, rebuilt"), (right, "their mean, recovered")):
             axes.axhline(RADIUS, color=GREY, lw=0.6, ls=":")

@@ -1,4 +1,4 @@
-"""What a silo's answers disclose, for its owner: before a study (its planned queries) or after (a transcript)."""
+"""What a silo's answers disclose, for its owner: before a study (planned queries) or after (a transcript)."""
 
 from __future__ import annotations
 
@@ -77,7 +77,11 @@ def summary(finding: Finding) -> dict[str, Any]:
         "noisy": None,
     }
     if finding.mean_after is not None:
-        found["mean"] = {"prior": finding.mean_prior, "after": finding.mean_after, "noisy": finding.mean_noisy}
+        found["mean"] = {
+            "prior": finding.mean_prior,
+            "after": finding.mean_after,
+            "noisy": finding.mean_noisy,
+        }
     if finding.noisy is not None:
         low, high = finding.noisy
         found["noisy"] = {
@@ -132,7 +136,12 @@ def risk(
     extra = probes(replayed) if transcript is None else ()
     columns = [attacked(study, table, column, radius) for column in attributes or _default(study)]
     found = audit(
-        [*replayed.answered, *extra], replayed.local, table, [c for c, _ in columns], attackers=attackers, noise=noise
+        [*replayed.answered, *extra],
+        replayed.local,
+        table,
+        [c for c, _ in columns],
+        attackers=attackers,
+        noise=noise,
     )
     return Risk(
         silo=name,
@@ -154,8 +163,8 @@ def _answered(study: Study, table: Table, name: str, transcript: str | Path | No
         return rehearse(study, None, StudyFlow(), table, name)
     except (InputError, NumericalError) as error:
         raise InputError(
-            f"silo '{name}': the study cannot be rehearsed on this silo alone ({error}); audit it after the run, "
-            "with --transcript"
+            f"silo '{name}': the study cannot be rehearsed on this silo alone ({error}); audit it after "
+            "the run, with --transcript"
         ) from None
 
 
@@ -194,7 +203,11 @@ def attacked(study: Study, table: Table, name: str, radius: float | None) -> tup
             return _binary(table, name), "0 or 1"
         if name == study.weights:
             raise InputError(f"attribute: '{name}' is the weight of the observations; audit another column")
-        half = radius if radius is not None else float(np.nanmax(table.numeric[name]) - np.nanmin(table.numeric[name])) / 2
+        half = (
+            radius
+            if radius is not None
+            else float(np.nanmax(table.numeric[name]) - np.nanmin(table.numeric[name])) / 2
+        )
         return _continuous(table, name, half), "this silo's own range" if radius is None else "as given"
     if name in table.factors:
         return _factor(table, name), f"one of {len(table.factors[name].levels)} levels"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 from fedtmle.studies.risk import EDGES
@@ -43,12 +44,13 @@ def _asked(document: dict[str, Any]) -> str:
     kinds = ", ".join(f"{count} {kind}" for kind, count in document["kinds"].items())
     if document["queries"] == "planned":
         how = (
-            f"Planned: the study rehearsed on this silo alone, and {document['probes']} gradients at the edge of "
-            "what a silo accepts. The run itself may ask more or fewer."
+            f"Planned: the study rehearsed on this silo alone, and {document['probes']} gradients at the "
+            "edge of what a silo accepts. The run itself may ask more or fewer."
         )
     else:
         how = "Answered: the queries of the transcript, derived again from its broadcasts."
-    return f"{document['n_rows']:,} records; {document['answers']} answers, {document['numbers']:,} numbers ({kinds}). {how}"
+    answers = f"{document['answers']} answers, {document['numbers']:,} numbers ({kinds})"
+    return f"{document['n_rows']:,} records; {answers}. {how}"
 
 
 def _not_covered(document: dict[str, Any]) -> str:
@@ -113,14 +115,15 @@ def _histogram(finding: dict[str, Any]) -> list[str]:
     counts = finding["histogram"]["counts"]
     largest = max(counts) or 1
     names = [f"below {EDGES[1]:g}"]
-    names += [f"{low:g} to {high:g}" for low, high in zip(EDGES[1:-1], EDGES[2:], strict=True)]
+    names += [f"{low:g} to {high:g}" for low, high in pairwise(EDGES[1:])]
     names.append("all of it")
     if finding["discrete"]:  # a value is known, narrowed, or not
         keep = [k for k, count in enumerate(counts) if count or k in (0, len(counts) - 1)]
     else:
         keep = list(range(len(counts)))
     rows = [
-        (names[k], f"{counts[k]:,}", "#" * max(round(BAR * counts[k] / largest), int(counts[k] > 0))) for k in keep
+        (names[k], f"{counts[k]:,}", "#" * max(round(BAR * counts[k] / largest), int(counts[k] > 0)))
+        for k in keep
     ]
     wide = max(len(row[1]) for row in rows)
     return [
@@ -144,8 +147,8 @@ def sentence(finding: dict[str, Any]) -> str:
         mean = finding["mean"]
         share = 1 - (mean["after"] / mean["prior"]) ** 2 if mean["prior"] else 0.0
         return (
-            f"{column}: who knows no record learns {share:.0%} of the variance of this silo's mean, and next to "
-            "nothing of a single record."
+            f"{column}: who knows no record learns {share:.0%} of the variance of this silo's mean, and "
+            "next to nothing of a single record."
         )
     who = "who knows every other record" if finding["attacker"] == "others" else "who knows the other columns"
     if known == records:
@@ -153,7 +156,8 @@ def sentence(finding: dict[str, Any]) -> str:
     elif known:
         told = f"can work out the value of {known:,} of {records:,} records"
     elif finding["worst"] < 0.5 * finding["prior"]:
-        told = f"can narrow some records to {finding['worst'] / finding['prior']:.0%} of the range, and finds none out"
+        share = finding["worst"] / finding["prior"]
+        told = f"can narrow some records to {share:.0%} of the range, and finds none out"
     else:
         told = "cannot work out any single record from the answers alone"
     if finding["mean"] is not None and finding["mean"]["after"] < 0.01 * finding["mean"]["prior"]:
