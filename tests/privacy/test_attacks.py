@@ -16,9 +16,10 @@ from fedtmle.privacy.attributes import ColumnMean, Coordinate, Linear, Smooth
 from fedtmle.privacy.compress import Compressed, coordinate_moduli, direction_modulus
 from fedtmle.privacy.discrete import enumeration_risk, separation
 from fedtmle.privacy.floor import FloorAttribute, OmegaFloor, at_centre
+from fedtmle.protocol.plan import Plan, roster
 from fedtmle.protocol.sums import SumsQuery
 from fedtmle.runtime.replay import overhear
-from fedtmle.runtime.silo import LocalRows
+from fedtmle.runtime.rows import LocalRows
 
 N = 48
 
@@ -34,13 +35,17 @@ def two_arm_rows(seed: int, n: int = N) -> dict[str, Array]:
     }
 
 
+def plan_of(problem: ft.TwoArm, algorithm: object, silos: dict[str, object]) -> Plan:
+    return Plan(subject=problem, law=problem.start(), algorithm=algorithm, roster=roster(list(silos)))
+
+
 def attack(optimizer: object) -> tuple[LinearAttack, Array]:
     """The server's attack on the outcomes of one silo whose design it knows; its guess is the middle, 0."""
     problem = ft.TwoArm(outcome_bounds=(-10.0, 10.0), weight_ceiling=16.0)
     silos = {"a": two_arm_rows(1), "b": two_arm_rows(2)}
     algorithm = ft.Gradient(optimizer=optimizer, tolerance=1e-3, max_updates=1)
     result = ft.solve(problem, problem.start(), silos, algorithm)
-    heard = overhear(problem, problem.start(), algorithm, result.transcript, "a")
+    heard = overhear(plan_of(problem, algorithm, silos), result.transcript, "a")
     guess = problem.read({**silos["a"], "outcome": np.zeros(N)})
     local = LocalRows("server", guess, N, None)
     local.place(0)
@@ -49,9 +54,11 @@ def attack(optimizer: object) -> tuple[LinearAttack, Array]:
 
 def test_full_batches_tell_two_functionals_and_fresh_batches_tell_every_outcome() -> None:
     full, y = attack(ft.GradientDescent(step=1e-3, max_steps=60))
-    fresh, _ = attack(ft.StochasticGradientDescent(batch=12, step=1e-3, steps=60))
+    fresh, _ = attack(ft.StochasticGradientDescent(batch=12, batches="fresh", step=1e-3, steps=60))
+    fixed, _ = attack(ft.StochasticGradientDescent(batch=12, step=1e-3, steps=60))
     assert full.rank == 2  # sixty gradients, two arms
     assert fresh.rank == N
+    assert full.rank < fixed.rank < fresh.rank  # a partition tells two functionals of each of its parts
     wrong_full, wrong_fresh = np.abs(full.column() - y), np.abs(fresh.column() - y)
     assert wrong_fresh.max() <= 1e-6
     assert np.median(wrong_full) >= 1.0  # of a range of 20

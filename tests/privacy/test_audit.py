@@ -11,7 +11,6 @@ import pytest
 from typer.testing import CliRunner
 
 import fedtmle as ft
-from fedtmle.algorithms.study_flow import StudyFlow
 from fedtmle.cli import app
 from fedtmle.cli.exits import Exit
 from fedtmle.errors import InputError
@@ -19,11 +18,14 @@ from fedtmle.model.types import Array, Part
 from fedtmle.privacy.answers import Answered
 from fedtmle.privacy.audit import Attacker, Audit, Continuous, Discrete, Finding, audit
 from fedtmle.protocol.coded import RoundedGradientQuery
+from fedtmle.protocol.plan import roster
 from fedtmle.runtime.replay import Replayed, rehearse, replay
-from fedtmle.runtime.silo import LocalRows
+from fedtmle.runtime.rows import LocalRows
+from fedtmle.runtime.transcript import Exchange, Transcript
+from fedtmle.studies.plan import study_plan
 from fedtmle.targets.two_arm import TwoArmRows
 from tests.privacy.studies import study_with_everything, table_of
-from tests.privacy.test_attacks import two_arm_rows
+from tests.privacy.test_attacks import plan_of, two_arm_rows
 
 N = 30
 BOUNDS = (-10.0, 10.0)
@@ -34,8 +36,9 @@ def rounded_run(tolerance: float) -> tuple[ft.TwoArm, dict[str, Array], list[Ans
     problem = ft.TwoArm(outcome_bounds=BOUNDS, weight_ceiling=16.0)
     raw, other = two_arm_rows(5, N), two_arm_rows(6, 50)
     algorithm = ft.Coded(tolerance=tolerance)
-    result = ft.solve(problem, problem.start(), {"a": raw, "b": other}, algorithm)
-    heard = replay(problem, problem.start(), algorithm, problem.read(raw), result.transcript, "a")
+    silos = {"a": raw, "b": other}
+    result = ft.solve(problem, problem.start(), silos, algorithm)
+    heard = replay(plan_of(problem, algorithm, silos), problem.read(raw), result.transcript, "a")
     return problem, raw, [a for a in heard.answered if isinstance(a.query, RoundedGradientQuery)], heard.local
 
 
@@ -134,7 +137,7 @@ def test_more_answers_leave_less_and_noise_leaves_more() -> None:
 def test_a_whole_study_is_covered_and_its_replay_checked() -> None:
     study = study_with_everything("everything")
     table = table_of(study, 120)
-    replayed = rehearse(study, None, StudyFlow(), table, "s")
+    replayed = rehearse(study_plan(study, roster(["s"])), table, "s")
     assert isinstance(replayed, Replayed)
     column = Continuous(
         name="y",
@@ -143,7 +146,8 @@ def test_a_whole_study_is_covered_and_its_replay_checked() -> None:
         move=lambda rows, by: rows.with_numeric("y", rows.numeric["y"] + by),
     )
     made = audit(replayed.answered, replayed.local, table, [column], noise=1e-3)
-    assert set(made.uncovered) == {"levels", "scales"}
+    assert set(made.uncovered) == {"levels", "scales", "bins"}
+    assert made.labels["tally"] >= 2
     found = finding(made, Attacker.OTHERS)
     assert len(found.after) == np.count_nonzero(~np.isnan(table.numeric["y"]))
     assert found.after.max() <= 1e-6  # exact sums tell it to who knows all others
@@ -226,8 +230,14 @@ def test_other_rows_and_other_studies_are_refused(toy: Path) -> None:
     changed = runner.invoke(app, command)
     assert changed.exit_code == Exit.MISTAKES
     assert "not those that gave the recorded answers" in changed.output
+    csv.write_text("\n".join(lines) + "\n")
+    assert runner.invoke(app, command).exit_code == Exit.FINE
+    told = Transcript.load("t.bin")  # as a silo's own ledger has it: under no name but its own
+    own = [Exchange({"self": e.requests["north"]}, {"self": e.replies["north"]}) for e in told.exchanges]
+    Transcript(told.session, own).save("own.bin")
+    assert runner.invoke(app, [*command[:-1], "own.bin"]).exit_code == Exit.FINE
     study = toy / "study.toml"
-    study.write_text(study.read_text().replace("confidence = 0.95", "confidence = 0.9"))
+    study.write_text(study.read_text().replace("sbp_0 + age + C(sex) + smoker", "sbp_0 + age"))
     other = runner.invoke(app, command)
     assert other.exit_code == Exit.MISTAKES
-    assert "another study" in other.output
+    assert "transcript: it does not follow from this study" in " ".join(other.output.split())

@@ -11,11 +11,13 @@ import pytest
 import fedtmle as ft
 from fedtmle.errors import InputError
 from fedtmle.model.types import Array, Part
-from fedtmle.privacy.answers import Answered, Explained, Submodels, explain
+from fedtmle.privacy.answers import Answered, Explained, Submodels, explain, single
 from fedtmle.privacy.charts import coordinates
+from fedtmle.protocol.plan import roster
 from fedtmle.protocol.sums import MomentsQuery, SumsQuery
 from fedtmle.runtime.replay import rehearse
-from fedtmle.runtime.silo import LocalRows
+from fedtmle.runtime.rows import LocalRows
+from fedtmle.studies.plan import study_plan
 from fedtmle.targets.benchmark import gaussian_mixture
 from tests.privacy.studies import study_with_everything, table_of
 
@@ -99,11 +101,9 @@ def test_jacobians_of_a_whole_study(kind: str) -> None:
     """Nuisance regressions, overlap, targeting and closing sums, in the outcome and in covariates."""
     study = study_with_everything(kind)
     table = table_of(study, 160)
-    from fedtmle.algorithms.study_flow import StudyFlow
-
-    replayed = rehearse(study, None, StudyFlow(), table, "s")
+    replayed = rehearse(study_plan(study, roster(["s"])), table, "s")
     submodels, seen = Submodels(), set()
-    for asked in replayed.answered:
+    for asked in single(replayed.answered):
         explained = explain(asked, replayed.local, table, submodels)
         if explained is None:
             continue

@@ -68,6 +68,15 @@ class Submodels:
         return self._kept[key][1:]
 
 
+def single(answered: Sequence[Answered]) -> list[Answered]:
+    """The same answers, rounds that held several queries taken apart."""
+    return [
+        Answered(query=query, answer=answer)
+        for asked in answered
+        for query, answer in asked.query.members(asked.answer)
+    ]
+
+
 def explain(asked: Answered, local: Local, rows: Any, submodels: Submodels) -> Explained | None:
     """The answer as a mean over rows; None where it is none."""
     query = asked.query

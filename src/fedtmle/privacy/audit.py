@@ -23,7 +23,7 @@ import numpy as np
 
 from fedtmle.errors import InputError
 from fedtmle.model.types import Array, IntArray
-from fedtmle.privacy.answers import Answered, Explained, Submodels, explain
+from fedtmle.privacy.answers import Answered, Explained, Submodels, explain, single
 from fedtmle.privacy.compress import Compressed, coordinate_moduli, direction_modulus
 from fedtmle.privacy.discrete import MOST
 from fedtmle.privacy.modulus import require_at_least_zero
@@ -137,7 +137,7 @@ def audit(
     uncovered: dict[str, int] = {}
     numbers = 0
     submodels = Submodels()
-    for done, asked in enumerate(answered):
+    for done, asked in enumerate(single(answered)):
         explained = explain(asked, local, rows, submodels)
         if explained is None:
             kind = type(asked.query).__name__.removesuffix("Query").lower()

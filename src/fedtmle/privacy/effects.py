@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import final
 
 import numpy as np
@@ -19,6 +19,8 @@ from fedtmle.targets.effects.moments import cluster_sums, moment_columns
 from fedtmle.targets.effects.prepare import Q_MARGIN, Preparation
 from fedtmle.targets.effects.problem import EffectLaw, EffectProblem
 from fedtmle.targets.effects.rows import EffectRows
+
+LARGEST = 50_000_000  # numbers held at once for clusters that span silos
 
 
 @submodel_tangent.register
@@ -155,13 +157,14 @@ def _regression(problem: EffectProblem, law: EffectLaw, own: EffectRows) -> Arra
 @closing_terms.register
 def _(problem: EffectProblem, law: EffectLaw, rows: Table, base: Table) -> Array:
     u, t, m = _closing(problem, law, rows)
+    own = problem.rows(rows)
     cluster = problem.rows(base).cluster
     if cluster is not None:
         old = _closing(problem, law, base)
         u, t, m = (
             new - before + _gathered(cluster, before) for new, before in zip((u, t, m), old, strict=True)
         )
-    return cluster_sums(None, u, t, m)
+    return _closed(problem, own, cluster_sums(replace(own, cluster=None, spanned=None), u, t, m), u, t)
 
 
 @closing_terms_tangent.register
@@ -182,7 +185,7 @@ def _(problem: EffectProblem, law: EffectLaw, rows: Table, name: str) -> Array:
         du[r] = own.weight * (_taken(own, moved.H, r) * residual + own.taken(r) * d_residual) + dm[r]
     upper, lower = np.triu_indices(len(u))
     d = len(u)
-    return np.concatenate(
+    columns = np.concatenate(
         [
             du,
             np.zeros_like(t),
@@ -192,6 +195,24 @@ def _(problem: EffectProblem, law: EffectLaw, rows: Table, name: str) -> Array:
             np.zeros((len(upper) + 1, own.n_rows)),
         ]
     )
+    return _closed(problem, own, columns, du, np.zeros_like(t))
+
+
+def _closed(problem: EffectProblem, own: EffectRows, columns: Array, u: Array, t: Array) -> Array:
+    """Clusters that span silos stay out of the products; their parts are sent as sums of their own."""
+    if not problem.spanning or own.cluster is None or own.spanned is None:
+        return columns
+    d, place = len(u), own.spanned[own.cluster]
+    columns = columns.copy()
+    columns[3 * d :] *= place < 0
+    width = 2 * d + 1
+    if problem.spanning * width * own.n_rows > LARGEST:
+        raise InputError("the audit cannot hold the sums of so many clusters that span silos")
+    parts = np.zeros((problem.spanning, width, own.n_rows))
+    here = np.flatnonzero(place >= 0)
+    parts[place[here], :d, here] = u[:, here].T
+    parts[place[here], d : 2 * d, here] = t[:, here].T
+    return np.concatenate([columns, parts.reshape(problem.spanning * width, own.n_rows)])
 
 
 def _closing(problem: EffectProblem, law: EffectLaw, table: Table) -> tuple[Array, Array, Array]:

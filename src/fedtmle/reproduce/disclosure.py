@@ -25,10 +25,11 @@ from fedtmle.privacy.collision import collision_pair, reconstruction_risk, risk_
 from fedtmle.privacy.disclosure import affine_decoder, attribute_risk, response_smoothness
 from fedtmle.privacy.rowwise import row_terms
 from fedtmle.privacy.smoothness import segment_smoothness
+from fedtmle.protocol.plan import Plan, roster
 from fedtmle.protocol.sums import SumsQuery
 from fedtmle.reproduce.style import GREY, WIDTH, house_style, save
 from fedtmle.runtime.replay import overhear
-from fedtmle.runtime.silo import LocalRows
+from fedtmle.runtime.rows import LocalRows
 from fedtmle.targets.benchmark import gaussian_mixture
 
 S = 3
@@ -102,7 +103,11 @@ def scene(seed: int = 0) -> Scene:
     }
     algorithm = ft.Gradient(tolerance=1e-2, optimizer=ft.GradientDescent())
     result = ft.solve(problem, law, silos, algorithm)
-    heard = overhear(problem, law, algorithm, result.transcript, "attacked")
+    heard = overhear(
+        Plan(subject=problem, law=law, algorithm=algorithm, roster=roster(list(silos))),
+        result.transcript,
+        "attacked",
+    )
     asked = [(a.query, a) for a in heard if isinstance(a.query, SumsQuery)]
     points = problem.read(others)
     guess = LocalRows("server", problem.read(silos["attacked"]), SILO, None)  # for the count alone

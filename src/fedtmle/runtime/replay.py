@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from fedtmle.algorithms.base import AbstractAlgorithm
 from fedtmle.algorithms.outcome import Flow, Query
-from fedtmle.errors import DecodeError, InputError
+from fedtmle.errors import DecodeError, InputError, ProtocolError
 from fedtmle.model.types import IntArray
 from fedtmle.privacy.answers import Answered as AnsweredQuery
 from fedtmle.protocol import messages
 from fedtmle.protocol.bits import BitReader, BitWriter
-from fedtmle.protocol.messages import Answered, Ask, Begin, Close, Open
-from fedtmle.protocol.plan import plan_digest
+from fedtmle.protocol.messages import Answered, Ask, Begin, Close
+from fedtmle.protocol.plan import Plan, roster
+from fedtmle.protocol.policy import Policy
 from fedtmle.protocol.query import Link
 from fedtmle.runtime.embedded import run_embedded
-from fedtmle.runtime.silo import LocalRows, Silo
+from fedtmle.runtime.keeper import Keeper
+from fedtmle.runtime.rows import LocalRows
+from fedtmle.runtime.silo import Silo
 from fedtmle.runtime.transcript import Transcript
+
+OWN = "self"  # the silo's name in a transcript that `transcript.of_ledger` made
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,69 +44,65 @@ class _State:
 
 
 def replay(
-    problem: Any,
-    law: Any,
-    algorithm: AbstractAlgorithm,
+    plan: Plan,
     rows: Any,
     transcript: Transcript,
     silo: str,
     *,
     index: IntArray | None = None,
+    policy: Policy | None = None,
 ) -> Replayed:
     """Derives each query from the recorded broadcasts, as the silo did, and computes its answer again.
 
-    Refuses a transcript of another plan, and rows that are not those that gave the recorded answers.
+    Refuses rows, or a study, that do not give the recorded answers. The plan's digest is not compared: keys
+    and dates in it change no answer.
     """
-    local = LocalRows(silo, rows, problem.count(rows), index)
-    state = _follow(problem, law, algorithm, transcript, silo, local)
+    local = LocalRows(silo, rows, plan.subject.count(rows), index, policy)
+    try:
+        state = _follow(plan, transcript, silo, local)
+    except ProtocolError:
+        raise InputError("transcript: it does not follow from this study as it stands") from None
     return Replayed(answered=tuple(state.found), local=local, n=state.n)
 
 
-def overhear(
-    problem: Any, law: Any, algorithm: AbstractAlgorithm, transcript: Transcript, silo: str
-) -> tuple[AnsweredQuery, ...]:
+def overhear(plan: Plan, transcript: Transcript, silo: str) -> tuple[AnsweredQuery, ...]:
     """What the server has of one silo: the queries and its answers, from the transcript alone."""
-    return tuple(_follow(problem, law, algorithm, transcript, silo, None).found)
+    return tuple(_follow(plan, transcript, silo, None).found)
 
 
-def _follow(
-    problem: Any,
-    law: Any,
-    algorithm: AbstractAlgorithm,
-    transcript: Transcript,
-    silo: str,
-    local: LocalRows | None,
-) -> _State:
+def rehearse(plan: Plan, rows: Any, silo: str, *, policy: Policy | None = None) -> Replayed:
+    """The queries that the plan would ask if this silo were the only one: its own run, nothing sent."""
+    alone = replace(plan, roster=roster([silo]))
+    keeper = Keeper() if policy is None else Keeper(policy=policy)
+    finished = run_embedded(alone, [Silo(silo, alone, rows, keeper=keeper)], threads=1, progress=None)
+    return replay(alone, rows, finished.transcript, silo, policy=policy)
+
+
+def _follow(plan: Plan, transcript: Transcript, silo: str, local: LocalRows | None) -> _State:
     state = _State()
-    plan = plan_digest(problem, law, algorithm)
-    seen = [exchange for exchange in transcript.exchanges if silo in exchange.requests]
+    # A transcript made of a silo's own ledger has no name for it but "self".
+    named = any(silo in exchange.requests for exchange in transcript.exchanges)
+    key = silo if named else OWN
+    seen = [exchange for exchange in transcript.exchanges if key in exchange.requests]
     if not seen:
         raise InputError(f"transcript: it holds no message to silo '{silo}'")
     for exchange in seen:
-        request = messages.decode_request(exchange.requests[silo])
-        reply = messages.decode_reply(exchange.replies[silo])
-        if isinstance(request, Open):
-            if request.plan != plan:
-                raise InputError("transcript: it belongs to another study, or to another version of this one")
-            continue
+        request = messages.decode_request(exchange.requests[key])
+        reply = messages.decode_reply(exchange.replies[key])
         if isinstance(request, Begin):
             if local is not None:
                 local.place(request.first_row)
             state.n = request.n
-            state.flow = algorithm.flow(problem, law, request.n)
+            state.flow = plan.algorithm.flow(plan.subject, plan.law, request.n)
             state.query = next(state.flow)
-        elif not _advance(state, request):
-            break
+        elif isinstance(request, Ask | Close):
+            if not _advance(state, request):
+                break
+        else:
+            continue
         if isinstance(reply, Answered):
             _check(state, reply, local)
     return state
-
-
-def rehearse(problem: Any, law: Any, algorithm: AbstractAlgorithm, rows: Any, silo: str) -> Replayed:
-    """The queries that the plan would ask if this silo were the only one: its own run, nothing sent."""
-    party = Silo(silo, problem, law, rows, algorithm)
-    finished = run_embedded(problem, law, algorithm, [party], threads=1, progress=None)
-    return replay(problem, law, algorithm, rows, finished.transcript, silo)
 
 
 def _advance(state: _State, request: Ask | Close) -> bool:

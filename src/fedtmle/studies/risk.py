@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from fedtmle.algorithms.study import Study
-from fedtmle.algorithms.study_flow import StudyFlow
 from fedtmle.data import load
 from fedtmle.data.silofile import read_silo_file
-from fedtmle.errors import DecodeError, InputError, NumericalError
+from fedtmle.errors import DecodeError, InputError, NumericalError, RefusedError
 from fedtmle.model.table import Factor, Table
 from fedtmle.model.types import Array, Part
 from fedtmle.privacy.answers import Answered
 from fedtmle.privacy.audit import AttackedColumn, Attacker, Audit, Continuous, Discrete, Finding, audit
+from fedtmle.protocol.policy import Policy
 from fedtmle.protocol.sums import MomentsQuery, SumsQuery
 from fedtmle.runtime.replay import Replayed, rehearse, replay
 from fedtmle.runtime.transcript import Transcript
 from fedtmle.studies.file import StudyFile
+from fedtmle.studies.plan import file_plan
+from fedtmle.studies.policies import policy_of, session_policy
 from fedtmle.studies.schema import schema_of
 from fedtmle.targets.effects.problem import LINK_REACH, EffectProblem
 
@@ -132,9 +134,9 @@ def risk(
     if study.algorithm.pools_rows:
         raise InputError("algorithm: 'Central' pools the rows themselves: there is nothing left to audit")
     table = load(source, schema_of(study), silo=name)
-    replayed = _answered(study, table, name, transcript)
-    extra = probes(replayed) if transcript is None else ()
     columns = [attacked(study, table, column, radius) for column in attributes or _default(study)]
+    replayed = _answered(file, source, table, name, transcript)
+    extra = probes(replayed) if transcript is None else ()
     found = audit(
         [*replayed.answered, *extra],
         replayed.local,
@@ -153,15 +155,21 @@ def risk(
     )
 
 
-def _answered(study: Study, table: Table, name: str, transcript: str | Path | None) -> Replayed:
+def _answered(
+    file: StudyFile, source: Path, table: Table, name: str, transcript: str | Path | None
+) -> Replayed:
+    plan = file_plan(file)
+    policy = policy_of(source) or session_policy()
     if transcript is not None:
         try:
-            return replay(study, None, StudyFlow(), table, Transcript.load(transcript), name)
+            recorded = Transcript.load(transcript)
         except DecodeError:
             raise InputError(f"{transcript}: this is not a transcript of the study's messages") from None
-    try:
-        return rehearse(study, None, StudyFlow(), table, name)
-    except (InputError, NumericalError) as error:
+        return replay(plan, table, recorded, name, policy=policy)
+    try:  # what the policy shows counts here, not how many silos it asks for
+        rehearsal = replace(Policy.unguarded(), min_cell=policy.min_cell)
+        return rehearse(plan, table, name, policy=rehearsal)
+    except (InputError, NumericalError, RefusedError) as error:
         raise InputError(
             f"silo '{name}': the study cannot be rehearsed on this silo alone ({error}); audit it after "
             "the run, with --transcript"
