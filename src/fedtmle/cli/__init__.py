@@ -12,6 +12,7 @@ from fedtmle.cli.exits import CODES
 from fedtmle.cli.init import init
 from fedtmle.cli.preflight import preflight
 from fedtmle.cli.reproduce import reproduce
+from fedtmle.cli.risk import risk
 from fedtmle.cli.run import run, show
 from fedtmle.cli.validate import validate
 
@@ -41,7 +42,7 @@ def common(
 
 
 app.command()(demo)
-for command in (init, validate, preflight, run, show):
+for command in (init, validate, preflight, risk, run, show):
     app.command(epilog=CODES)(command)
 app.add_typer(silo.app, name="silo")
 app.add_typer(ledger.app, name="ledger")

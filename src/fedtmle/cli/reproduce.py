@@ -19,13 +19,14 @@ class Wanted(StrEnum):
     FOUR = "4"
     EXTRA = "extra"
     ALL = "all"
+    DISCLOSURE = "disclosure"
 
 
 def reproduce(
     figure: Wanted = typer.Option(
         Wanted.ALL,
         help="1: loss against time. 2: EIF residual against time. 3: residual at a time budget. 4: loss at "
-        "200 rounds. extra: costs, retirement, coverage. all: these.",
+        "200 rounds. extra: costs, retirement, coverage. all: these. disclosure: section 4.3, alone.",
     ),
     quick: bool = typer.Option(False, "--quick", help="Small data: what it looks like, in seconds."),
     seed: int = typer.Option(1, min=0, help="The first seed."),
@@ -42,6 +43,12 @@ def reproduce(
     from fedtmle.reproduce.run import Order, carry_out
     from fedtmle.reproduce.scenario import QUICK, Scale
 
+    if figure is Wanted.DISCLOSURE:
+        from fedtmle.reproduce.disclosure import draw
+
+        draw(out)
+        typer.echo(f"Written: disclosure.png, .svg and .csv in {out}.")
+        return
     numbered = figure not in (Wanted.EXTRA, Wanted.ALL)
     every = (1, 2, 3, 4) if figure is Wanted.ALL else ()
     order = Order(

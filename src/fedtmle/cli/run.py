@@ -12,6 +12,9 @@ from fedtmle.cli.exits import Exit, fail, reporting
 def run(
     study: Path = typer.Argument(..., help="The study file, study.toml."),
     out: Path | None = typer.Option(None, "--out", help="Save the result here, as JSON."),
+    transcript: Path | None = typer.Option(
+        None, "--transcript", help="Save every message here, for `fedtmle risk --transcript`."
+    ),
     as_json: bool = typer.Option(False, "--json", help="Print the result as JSON."),
     quiet: bool = typer.Option(False, "--quiet", help="No progress display."),
     threads: int = typer.Option(1, min=1, help="Silos that answer side by side."),
@@ -22,8 +25,9 @@ def run(
     from fedtmle.studies.run import run as run_study
     from fedtmle.studies.validate import validate
 
-    if out is not None and not out.absolute().parent.is_dir():
-        raise typer.BadParameter(f"there is no folder {out.absolute().parent}", param_hint="--out")
+    for option, path in (("--out", out), ("--transcript", transcript)):
+        if path is not None and not path.absolute().parent.is_dir():
+            raise typer.BadParameter(f"there is no folder {path.absolute().parent}", param_hint=option)
     with reporting(as_json=as_json):
         try:
             file = read_study(study)
@@ -33,6 +37,8 @@ def run(
             result = run_study(file.study, file.silos, threads=threads, progress=progress)
         if out is not None:
             result.save(out)
+        if transcript is not None and result.run is not None:
+            result.run.transcript.save(transcript)
         _print(result.document, result.to_json() if as_json else None)
         if out is not None and not as_json and not quiet:
             typer.echo(f"Saved to {out}.", err=True)

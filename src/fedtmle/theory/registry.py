@@ -9,7 +9,6 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 
-PRIVACY = "disclosure, not communication or estimation: the package's disclosure audit is its place"
 OBJECT = "a definition that the code is built on, not a bound"
 ASSUMPTION = "an assumption; the certificate labels the constants that a run rests on"
 
@@ -37,11 +36,24 @@ _QUADRATICS = "theory/test_attained.py::test_quadratics_attain_the_averaging_and
 _FOURTH = "theory/test_exact_constants.py::test_fourth_order_terms"
 _IDENTITIES = "theory/test_identities.py::test_interpolation_and_trapezoid_identities_are_exact"
 
+_FORMS = "privacy/test_modulus.py::test_primal_dual_and_spectral_agree"
+_SOLVERS = "privacy/test_modulus.py::test_against_general_solvers"
+_COLLISION = "privacy/test_collision.py::test_distance_and_response_stay_on_their_sides"
+_SANDWICH = "privacy/test_disclosure.py::test_the_sandwich_holds_against_brute_force"
+_DECODER = "privacy/test_disclosure.py::test_no_adversary_beats_the_decoders_guarantee"
+
 
 def _computed(label: str, functions: str, *tests: str) -> Statement:
     """``functions``: names within theory, separated by spaces."""
     return Statement(
         label=label, functions=tuple(f"theory.{name}" for name in functions.split()), tests=tests
+    )
+
+
+def _disclosed(label: str, functions: str, *tests: str) -> Statement:
+    """``functions``: names within privacy, separated by spaces."""
+    return Statement(
+        label=label, functions=tuple(f"privacy.{name}" for name in functions.split()), tests=tests
     )
 
 
@@ -221,32 +233,104 @@ STATEMENTS: tuple[Statement, ...] = (
         "theory/test_statistical.py::test_schedule_and_orders",
     ),
     _computed("eq:proof-root-n-bound", "inference.root_n_bound", _TRANSCRIPTION),
-    # Section 4.3.
-    *(
-        _not(label, PRIVACY)
-        for label in (
-            "eq:robust-channel",
-            "thm:reconstruction",
-            "eq:query-smoothness",
-            "eq:collision-pair",
-            "eq:reconstruction-risk",
-            "eq:attribute-smoothness",
-            "eq:disclosure-design",
-            "thm:disclosure",
-            "eq:disclosure-sandwich",
-            "eq:disclosure-spectrum",
-            "eq:proof-collision-distance",
-            "eq:proof-level-derivative",
-            "eq:proof-collision-response",
-            "eq:collision-jacobian",
-            "eq:proof-recovery-modulus",
-            "eq:proof-recovery-dual",
-            "eq:proof-design-infimum",
-            "eq:proof-quadratic-dual",
-            "eq:proof-modulus-spectrum",
-            "eq:proof-query-remainders",
-            "eq:proof-affine-error",
-        )
+    # Section 4.3, S.2.4 and S.2.5.
+    _disclosed(
+        "eq:robust-channel", "audit.audit", "privacy/test_audit.py::test_what_is_left_is_what_answers_allow"
+    ),
+    _disclosed(
+        "thm:reconstruction",
+        "collision.collision_pair collision.reconstruction_risk",
+        _COLLISION,
+        "privacy/test_figure.py::test_records_stay_open_while_their_mean_is_known",
+    ),
+    _disclosed(
+        "eq:query-smoothness",
+        "smoothness.segment_smoothness",
+        "privacy/test_figure.py::test_smoothness_of_a_known_function",
+    ),
+    _disclosed(
+        "eq:collision-pair",
+        "collision.collision_pair collision.distance_floor collision.response_ceiling",
+        _COLLISION,
+        "privacy/test_collision.py::test_moments_below_s_cancel_and_the_next_does_not",
+        "privacy/test_collision.py::test_the_response_bound_is_attained_by_the_monomial",
+    ),
+    _disclosed(
+        "eq:reconstruction-risk",
+        "collision.reconstruction_risk collision.sharper_reconstruction_risk",
+        "privacy/test_collision.py::test_the_risk_bound_is_half_of_a_pair_that_the_noise_hides",
+    ),
+    _disclosed(
+        "eq:attribute-smoothness",
+        "disclosure.response_smoothness attributes.Smooth",
+        "privacy/test_disclosure.py::test_mean_gradients_have_the_stated_smoothness",
+        "privacy/test_attacks.py::test_attributes_have_the_gradients_they_say",
+    ),
+    _disclosed("eq:disclosure-design", "modulus.design_modulus", _FORMS, _SOLVERS),
+    _disclosed("thm:disclosure", "disclosure.attribute_risk disclosure.affine_decoder", _SANDWICH, _DECODER),
+    _disclosed("eq:disclosure-sandwich", "disclosure.attribute_risk", _SANDWICH),
+    _disclosed("eq:disclosure-spectrum", "modulus.modulus_forms", _FORMS, _SOLVERS),
+    _disclosed("eq:proof-collision-distance", "collision.collision_distance", _COLLISION),
+    _disclosed(
+        "eq:proof-level-derivative",
+        "collision.level_points",
+        "privacy/test_collision.py::test_moments_below_s_cancel_and_the_next_does_not",
+    ),
+    _disclosed(
+        "eq:proof-collision-response",
+        "collision.response_ceiling collision.transcript_ceiling",
+        _COLLISION,
+        "privacy/test_collision.py::test_the_response_bound_is_attained_by_the_monomial",
+    ),
+    _disclosed(
+        "eq:collision-jacobian",
+        "collision.conditioning_ceiling",
+        "privacy/test_collision.py::test_conditioning_is_no_better_than_its_bound",
+    ),
+    _disclosed("eq:proof-recovery-modulus", "modulus.modulus_forms", _FORMS, _SOLVERS),
+    _disclosed("eq:proof-recovery-dual", "modulus.modulus_forms", _FORMS),
+    _disclosed(
+        "eq:proof-design-infimum",
+        "family.design_infimum",
+        "privacy/test_modulus.py::test_the_infimum_of_a_small_family_is_that_of_all_its_blocks",
+        "privacy/test_modulus.py::test_the_gap_of_a_large_family_is_certified_and_small",
+    ),
+    _disclosed("eq:proof-quadratic-dual", "modulus.multipliers", _FORMS),
+    _disclosed("eq:proof-modulus-spectrum", "modulus.values", _FORMS, _SOLVERS),
+    _disclosed(
+        "eq:proof-query-remainders",
+        "disclosure.curvature",
+        "privacy/test_disclosure.py::test_constants",
+        _SANDWICH,
+    ),
+    _disclosed("eq:proof-affine-error", "disclosure.affine_decoder", _DECODER),
+    _disclosed(
+        "S.2.5, relative bounds",
+        "disclosure.relative_bounds",
+        _SANDWICH,
+        "privacy/test_disclosure.py::test_constants",
+    ),
+    _disclosed(
+        "S.2.5, reduced radius",
+        "disclosure.reduced_radius_bound",
+        "privacy/test_disclosure.py::test_a_smaller_ball_gives_a_bound_where_the_whole_ball_bends_too_much",
+    ),
+    _disclosed(
+        "S.2.5, kernel and range",
+        "modulus.kernel_floor modulus.range_slope disclosure.range_error",
+        "privacy/test_modulus.py::test_limits",
+        "privacy/test_disclosure.py::test_the_range_case_bounds_the_decoder",
+    ),
+    _disclosed(
+        "S.2.5, threshold",
+        "disclosure.threshold_is_identified disclosure.decided",
+        "privacy/test_disclosure.py::test_the_threshold_is_identified_exactly_where_the_error_allows",
+    ),
+    _disclosed(
+        "discrete records",
+        "discrete.enumeration_risk discrete.separation",
+        "privacy/test_attacks.py::test_enumeration_counts_only_pairs_that_noise_can_hide",
+        "privacy/test_attacks.py::test_separation_is_the_distance_of_two_discs_images",
     ),
     # Section 4.4, S.2.6 to S.2.8.
     _not("eq:retirement-weights", "protocol.fits.Weighting"),

@@ -1,0 +1,77 @@
+"""``fedtmle risk``."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import typer
+
+from fedtmle.cli.exits import reporting
+
+
+def risk(
+    study: Path = typer.Argument(..., help="The study file, study.toml."),
+    silo: str = typer.Option(..., help="This silo: its silo.toml, or its name in the study."),
+    transcript: Path | None = typer.Option(
+        None, help="After a run: its transcript (run --transcript). Without one, the planned queries."
+    ),
+    attribute: list[str] = typer.Option(
+        [], help="A column to attack; repeat for more. As a rule the outcome and the treatment."
+    ),
+    attacker: list[str] = typer.Option(
+        [],
+        help="others, design or nothing: what the attacker knows beforehand; repeat for more. As a rule all.",
+    ),
+    noise: float = typer.Option(
+        0.0,
+        min=0.0,
+        help="eta: noise declared to be in the answers, as the norm over all of them (means per record).",
+    ),
+    radius: float | None = typer.Option(
+        None, min=0.0, help="Half the range in which the attacker knows each value beforehand."
+    ),
+    figure: Path | None = typer.Option(None, help="Draw what is left of each column, as .png, .svg or .pdf."),
+    as_json: bool = typer.Option(False, "--json", help="Print the audit as JSON."),
+) -> None:
+    """Before or after a study: how well could a server know my records from my answers?
+
+    Runs inside the silo, reads its table, and sends nothing.
+    """
+    import json
+
+    from fedtmle.privacy.audit import Attacker
+    from fedtmle.studies.file import read_study
+    from fedtmle.studies.risk import risk as audit
+    from fedtmle.studies.risk_text import render
+
+    unknown = [name for name in attacker if name not in {known.value for known in Attacker}]
+    if unknown:
+        raise typer.BadParameter(f"there are {', '.join(Attacker)}", param_hint="--attacker")
+    if figure is not None and importlib.util.find_spec("matplotlib") is None:
+        raise typer.BadParameter(
+            "drawing needs matplotlib: pip install 'fedtmle[figures]'", param_hint="--figure"
+        )
+    if figure is not None and figure.suffix.lower() not in (".png", ".svg", ".pdf"):
+        raise typer.BadParameter("expected a file ending in .png, .svg or .pdf", param_hint="--figure")
+    with reporting(as_json=as_json):
+        found = audit(
+            read_study(study),
+            silo,
+            transcript=transcript,
+            attributes=attribute,
+            attackers=[Attacker(name) for name in attacker] or tuple(Attacker),
+            noise=noise,
+            radius=radius,
+        )
+        document = found.to_dict()
+        if figure is not None:
+            from fedtmle.reproduce.risk_figure import draw_risk
+
+            draw_risk(found.audit, figure)
+        if as_json:
+            typer.echo(json.dumps(document))
+            return
+        title, _, rest = render(document).partition("\n")
+        typer.echo(typer.style(title, bold=True))
+        typer.echo(rest)

@@ -1,0 +1,280 @@
+"""What a silo's answers disclose, for its owner: before a study (planned queries) or after (a transcript)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedtmle.algorithms.study import Study
+from fedtmle.data import load
+from fedtmle.data.silofile import read_silo_file
+from fedtmle.errors import DecodeError, InputError, NumericalError, RefusedError
+from fedtmle.model.table import Factor, Table
+from fedtmle.model.types import Array, Part
+from fedtmle.privacy.answers import Answered
+from fedtmle.privacy.audit import AttackedColumn, Attacker, Audit, Continuous, Discrete, Finding, audit
+from fedtmle.protocol.policy import Policy
+from fedtmle.protocol.sums import MomentsQuery, SumsQuery
+from fedtmle.runtime.replay import Replayed, rehearse, replay
+from fedtmle.runtime.transcript import Transcript
+from fedtmle.studies.file import StudyFile
+from fedtmle.studies.plan import file_plan
+from fedtmle.studies.policies import policy_of, session_policy
+from fedtmle.studies.schema import schema_of
+from fedtmle.targets.effects.problem import LINK_REACH, EffectProblem
+
+EDGES = (0.0, 1e-6, 1e-3, 0.01, 0.1, 0.5, 0.99, 1.0)  # shares of the prior uncertainty that are left
+KNOWN = 0.01  # a value is as good as known where less than this share is left
+
+
+@dataclass(frozen=True, kw_only=True)
+class Risk:
+    """An audit with the words around it."""
+
+    silo: str
+    question: str
+    planned: bool  # before the study: rehearsed queries and probes
+    probes: int
+    audit: Audit
+    ranges: dict[str, str]  # where each column's prior comes from
+
+    def to_dict(self) -> dict[str, Any]:
+        """Summaries only: no record's value and no estimate of one."""
+        made = self.audit
+        return {
+            "silo": self.silo,
+            "question": self.question,
+            "queries": "planned" if self.planned else "answered",
+            "probes": self.probes,
+            "n_rows": made.n_rows,
+            "answers": made.answers,
+            "numbers": made.numbers,
+            "kinds": made.labels,
+            "not_covered": made.uncovered,
+            "noise": made.noise,
+            "priors": self.ranges,
+            "findings": [summary(finding) for finding in made.findings],
+        }
+
+
+def summary(finding: Finding) -> dict[str, Any]:
+    """Worst and median record, how many are as good as known, and a histogram of what is left."""
+    left = finding.after / finding.prior if finding.prior > 0 else np.zeros_like(finding.after)
+    counts = histogram(left)
+    found: dict[str, Any] = {
+        "column": finding.column,
+        "attacker": finding.attacker.value,
+        "discrete": finding.discrete,
+        "prior": finding.prior,
+        "records": len(finding.after),
+        "worst": float(finding.after.min(initial=np.inf)),
+        "median": float(np.median(finding.after)) if len(finding.after) else None,
+        "known": int(np.count_nonzero(left < KNOWN)),
+        "histogram": {"edges": list(EDGES), "counts": counts},
+        "mean": None,
+        "noisy": None,
+    }
+    if finding.mean_after is not None:
+        found["mean"] = {
+            "prior": finding.mean_prior,
+            "after": finding.mean_after,
+            "noisy": finding.mean_noisy,
+        }
+    if finding.noisy is not None:
+        low, high = finding.noisy
+        found["noisy"] = {
+            "worst": float(low.min(initial=np.inf)),
+            "median": float(np.median(low)),
+            "achieved_worst": float(high.min(initial=np.inf)),
+            "achieved_median": float(np.median(high)),
+        }
+    return found
+
+
+def histogram(left: Array) -> list[int]:
+    """How many records have each share left; the last bin holds what was not learned at all."""
+    at = np.searchsorted(EDGES[1:], np.minimum(left, 1.0), side="right")
+    return [int(count) for count in np.bincount(np.minimum(at, len(EDGES) - 1), minlength=len(EDGES))]
+
+
+def find_silo(file: StudyFile, given: str | Path) -> tuple[str, Path]:
+    """The silo that ``given`` names or whose file it is."""
+    if str(given) in file.silos:
+        return str(given), file.silos[str(given)]
+    path = Path(given)
+    for name, where in file.silos.items():
+        if where.resolve() == path.resolve():
+            return name, where
+    if path.suffix.lower() == ".toml":
+        name = read_silo_file(path).name
+        if name in file.silos:
+            return name, path
+    raise InputError(f"{given}: none of the study's silos {', '.join(file.silos)} has this name or file")
+
+
+def risk(
+    file: StudyFile,
+    silo: str | Path,
+    *,
+    transcript: str | Path | None = None,
+    attributes: Sequence[str] = (),
+    attackers: Sequence[Attacker] = tuple(Attacker),
+    noise: float = 0.0,
+    radius: float | None = None,
+) -> Risk:
+    """The audit of one silo, on its own machine; its table is read, and nothing is sent."""
+    from fedtmle.studies.describe import describe, in_words
+
+    study = file.study
+    name, source = find_silo(file, silo)
+    if study.algorithm.pools_rows:
+        raise InputError("algorithm: 'Central' pools the rows themselves: there is nothing left to audit")
+    table = load(source, schema_of(study), silo=name)
+    columns = [attacked(study, table, column, radius) for column in attributes or _default(study)]
+    replayed = _answered(file, source, table, name, transcript)
+    extra = probes(replayed) if transcript is None else ()
+    found = audit(
+        [*replayed.answered, *extra],
+        replayed.local,
+        table,
+        [c for c, _ in columns],
+        attackers=attackers,
+        noise=noise,
+    )
+    return Risk(
+        silo=name,
+        question=in_words(describe(study)["target"]),
+        planned=transcript is None,
+        probes=len(extra),
+        audit=found,
+        ranges={column.name: words for column, words in columns},
+    )
+
+
+def _answered(
+    file: StudyFile, source: Path, table: Table, name: str, transcript: str | Path | None
+) -> Replayed:
+    plan = file_plan(file)
+    policy = policy_of(source) or session_policy()
+    if transcript is not None:
+        try:
+            recorded = Transcript.load(transcript)
+        except DecodeError:
+            raise InputError(f"{transcript}: this is not a transcript of the study's messages") from None
+        return replay(plan, table, recorded, name, policy=policy)
+    try:  # what the policy shows counts here, not how many silos it asks for
+        rehearsal = replace(Policy.unguarded(), min_cell=policy.min_cell)
+        return rehearse(plan, table, name, policy=rehearsal)
+    except (InputError, NumericalError, RefusedError) as error:
+        raise InputError(
+            f"silo '{name}': the study cannot be rehearsed on this silo alone ({error}); audit it after "
+            "the run, with --transcript"
+        ) from None
+
+
+def probes(replayed: Replayed) -> tuple[Answered, ...]:
+    """Gradients at the edge of the accepted region: a lying server may steer eps there."""
+    closing = [a.query for a in replayed.answered if isinstance(a.query, MomentsQuery)]
+    if not closing or not isinstance(closing[-1].problem, EffectProblem):
+        return ()
+    problem, law = closing[-1].problem, closing[-1].law
+    found = []
+    for reach in (1.0, LINK_REACH):
+        for sign in (1.0, -1.0):
+            for k in range(problem.dim):
+                eps = np.zeros(problem.dim)
+                eps[k] = sign * reach / problem.width
+                query = SumsQuery(problem=problem, law=law, eps=eps, parts=Part.GRADIENT, n=replayed.n)
+                found.append(Answered(query=query, answer=None))
+    return tuple(found)
+
+
+def _default(study: Study) -> list[str]:
+    return [study.target.outcome, *([study.target.treatment] if study.target.treatment else [])]
+
+
+def attacked(study: Study, table: Table, name: str, radius: float | None) -> tuple[AttackedColumn, str]:
+    """A column as the audit attacks it, and where its prior range comes from."""
+    target = study.target
+    if name == target.treatment:
+        return _arms(study, table), f"one of {len(target.arms)} arms"
+    if name == target.outcome and not _is_binary(table.numeric[name]):
+        low, high = target.outcome_bounds
+        half = radius if radius is not None else (high - low) / 2
+        return _continuous(table, name, half), "the declared bounds" if radius is None else "as given"
+    if name in table.numeric:
+        if _is_binary(table.numeric[name]):
+            return _binary(table, name), "0 or 1"
+        if name == study.weights:
+            raise InputError(f"attribute: '{name}' is the weight of the observations; audit another column")
+        half = (
+            radius
+            if radius is not None
+            else float(np.nanmax(table.numeric[name]) - np.nanmin(table.numeric[name])) / 2
+        )
+        return _continuous(table, name, half), "this silo's own range" if radius is None else "as given"
+    if name in table.factors:
+        return _factor(table, name), f"one of {len(table.factors[name].levels)} levels"
+    known = ", ".join(dict.fromkeys([*table.numeric, *table.factors]))
+    raise InputError(f"attribute: the study reads no column '{name}'; it reads {known}")
+
+
+def _is_binary(column: Array) -> bool:
+    return bool(np.isin(column[~np.isnan(column)], (0.0, 1.0)).all())
+
+
+def _continuous(table: Table, name: str, radius: float) -> Continuous:
+    return Continuous(
+        name=name,
+        radius=radius,
+        values=table.numeric[name],
+        move=lambda rows, by: rows.with_numeric(name, rows.numeric[name] + by),
+    )
+
+
+def _binary(table: Table, name: str) -> Discrete:
+    column = table.numeric[name]
+    missing = np.isnan(column)
+
+    def assign(rows: Table, k: int) -> Table:
+        moved = rows.with_numeric(name, np.where(missing, np.nan, float(k)))
+        factor = rows.factors.get(name)
+        return moved if factor is None else moved.with_factor(name, _constant(factor, str(k), rows.n_rows))
+
+    truth = np.where(missing, -1, np.nan_to_num(column)).astype(np.int64)
+    return Discrete(name=name, levels=(0.0, 1.0), truth=truth, assign=assign)
+
+
+def _arms(study: Study, table: Table) -> Discrete:
+    target = study.target
+    name = str(target.treatment)
+
+    def assign(rows: Table, k: int) -> Table:
+        moved = rows.with_factor(name, Factor(np.full(rows.n_rows, k, dtype=np.int64), target.arms))
+        if name in rows.numeric:
+            moved = moved.with_numeric(name, np.full(rows.n_rows, float(target.arms[k])))
+        return moved
+
+    levels = tuple(float(k) for k in range(len(target.arms)))
+    return Discrete(name=name, levels=levels, truth=table.factors[name].recode(target.arms), assign=assign)
+
+
+def _factor(table: Table, name: str) -> Discrete:
+    factor = table.factors[name]
+    if len(factor.levels) < 2:
+        raise InputError(f"attribute: column '{name}' has one level here; there is nothing to learn of it")
+
+    def assign(rows: Table, k: int) -> Table:
+        return rows.with_factor(name, Factor(np.full(rows.n_rows, k, dtype=np.int64), factor.levels))
+
+    levels = tuple(float(k) for k in range(len(factor.levels)))
+    return Discrete(name=name, levels=levels, truth=factor.codes, assign=assign)
+
+
+def _constant(factor: Factor, level: str, n_rows: int) -> Factor:
+    levels = factor.levels if level in factor.levels else (*factor.levels, level)
+    return Factor(np.full(n_rows, levels.index(level), dtype=np.int64), levels)

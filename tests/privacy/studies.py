@@ -1,0 +1,53 @@
+"""Studies and tables that use much of what a study can."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+import fedtmle as ft
+from fedtmle.algorithms.study import Study
+from fedtmle.data import load_all
+from fedtmle.model.table import Table
+from fedtmle.studies.schema import schema_of
+
+
+def study_with_everything(kind: str) -> Study:
+    common: dict[str, Any] = {
+        "outcome_model": ft.GLM("C(arm) + spline(age, knots=[40, 55, 70]) + I(dose**2 / age) + log(dose)"),
+        "treatment_model": ft.GLM("age + bs(dose, knots=[2, 4], low=0, high=9)"),
+        "missingness_model": ft.GLM("age + sqrt(dose)"),
+        "algorithm": ft.Gradient(optimizer=ft.Newton(), tolerance=1e-8),
+    }
+    columns = {"outcome": "y", "treatment": "arm", "outcome_bounds": (-20.0, 40.0)}
+    if kind == "everything":
+        return Study(target=ft.ATE(**columns, strata="sex"), weights="w", **common)
+    if kind == "weighted":
+        return Study(target=ft.ATE(**columns), clever="weight", **common)
+    if kind == "linear":
+        return Study(target=ft.TSM(**columns), link="linear", cluster="family", **common)
+    if kind == "ATT":
+        return Study(target=ft.ATT(**columns), **{**common, "algorithm": ft.Coded(tolerance=1e-4)})
+    return Study(target=ft.ATE(**columns), submodel="contrast", **{**common, "algorithm": ft.LocalAverage()})
+
+
+def frame(n: int, seed: int = 0) -> dict[str, Any]:
+    rng = np.random.default_rng(seed)
+    age, dose = rng.uniform(30, 80, size=n), rng.uniform(0.5, 8.5, size=n)
+    arm = (rng.random(n) < 1 / (1 + np.exp(-0.02 * (age - 55)))).astype(int)
+    y = 5 + 2 * arm + 0.1 * age + np.log(dose) + rng.normal(size=n)
+    y[rng.random(n) < 0.1] = np.nan
+    return {
+        "y": y,
+        "arm": arm.astype(str),
+        "age": age,
+        "dose": dose,
+        "w": rng.uniform(0.5, 2.0, size=n),
+        "sex": np.where(rng.random(n) < 0.5, "f", "m"),
+        "family": (np.arange(n) // 3).astype(str),
+    }
+
+
+def table_of(study: Study, n: int, seed: int = 0) -> Table:
+    return load_all({"s": frame(n, seed)}, schema_of(study))["s"]
