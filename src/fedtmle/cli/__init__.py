@@ -11,6 +11,7 @@ from fedtmle.cli.demo import demo
 from fedtmle.cli.exits import CODES
 from fedtmle.cli.init import init
 from fedtmle.cli.preflight import preflight
+from fedtmle.cli.report import report
 from fedtmle.cli.reproduce import reproduce
 from fedtmle.cli.run import run, show
 from fedtmle.cli.validate import validate
@@ -41,7 +42,7 @@ def common(
 
 
 app.command()(demo)
-for command in (init, validate, preflight, run, show):
+for command in (init, validate, preflight, run, show, report):
     app.command(epilog=CODES)(command)
 app.add_typer(silo.app, name="silo")
 app.add_typer(ledger.app, name="ledger")

@@ -7,12 +7,17 @@ from pathlib import Path
 import typer
 
 from fedtmle.cli.exits import Exit, fail, reporting
+from fedtmle.cli.report import require_folder, write_page
 
 
 def run(
     study: Path = typer.Argument(..., help="The study file, study.toml."),
     out: Path | None = typer.Option(None, "--out", help="Save the result here, as JSON."),
     as_json: bool = typer.Option(False, "--json", help="Print the result as JSON."),
+    report: Path | None = typer.Option(None, "--report", help="Write the result here as an HTML page."),
+    observe: bool = typer.Option(
+        False, "--observe", help="Read the records outside the protocol too, for the loss by round."
+    ),
     quiet: bool = typer.Option(False, "--quiet", help="No progress display."),
     threads: int = typer.Option(1, min=1, help="Silos that answer side by side."),
 ) -> None:
@@ -22,20 +27,26 @@ def run(
     from fedtmle.studies.run import run as run_study
     from fedtmle.studies.validate import validate
 
-    if out is not None and not out.absolute().parent.is_dir():
-        raise typer.BadParameter(f"there is no folder {out.absolute().parent}", param_hint="--out")
+    for path, option in ((out, "--out"), (report, "--report")):
+        require_folder(path, option)
     with reporting(as_json=as_json):
         try:
             file = read_study(study)
         except StudyFileErrors:  # then with whatever is wrong with the silos' files and data
             fail(validate(study).complaints, Exit.MISTAKES, as_json=as_json)
         with live_progress(study.stem, quiet=quiet or as_json) as progress:
-            result = run_study(file.study, file.silos, threads=threads, progress=progress)
+            result = run_study(
+                file.study, file.silos, threads=threads, progress=progress, observe=observe
+            )
         if out is not None:
             result.save(out)
+        if report is not None:
+            write_page(result.document, report)
         _print(result.document, result.to_json() if as_json else None)
-        if out is not None and not as_json and not quiet:
-            typer.echo(f"Saved to {out}.", err=True)
+        if not as_json and not quiet:
+            for written in (out, report):
+                if written is not None:
+                    typer.echo(f"Saved to {written}.", err=True)
         if not result.document["converged"]:
             raise typer.Exit(int(Exit.NOT_CONVERGED))
 
