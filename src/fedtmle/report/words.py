@@ -10,20 +10,20 @@ from fedtmle.runtime.certificate import OPEN
 CAUSAL = ("ATE", "ATT", "ATC", "RR", "OR", "TSM", "PolicyMeans")
 TARGETING = {
     "Coded": "the silo's mean gradient, rounded to a public grid, sent as a difference from its last message",
-    "Gradient": "exact sums over the silo's records of the gradient, for Newton steps of the curvature as well",
+    "Gradient": "exact sums over the silo's records of the gradient; for Newton steps, of the curvature too",
     "LocalAverage": "the silo's own fit of the fluctuation, and exact sums of the influence function",
-    "Personalized": "the silo's own fit of the fluctuation, exact sums of the influence function, when it left",
+    "Personalized": "the silo's own fit, exact sums of the influence function, and when it left",
     "Central": "nothing beyond the records themselves, which are in one place",
 }
 MODELS = (
-    "levels of factors, counts by arm, powers of two that bound columns, and what fits the models: exact sums "
-    "of gradients and curvatures, or whole models where a learner sends them"
+    "levels of factors, counts by arm, powers of two that bound columns, and what fits the models: exact "
+    "sums of gradients and curvatures, or whole models where a learner sends them"
 )
 PHASES = {
     "nuisance": ("models", MODELS),
     "calibration": (
         "calibration",
-        "sums for a first look at standard errors; the curvature that sets the grid",
+        "sums for a first look at standard errors; the curvature for the grid",
     ),
     "closing": ("closing", "sums for the estimate and its covariance, at the final fit"),
 }
@@ -62,8 +62,8 @@ def assumed(document: Document) -> Iterator[str]:
         if study["target"]["kind"] in CAUSAL:
             yield (
                 "Within levels of the covariates of the models, treatment is as good as random (no "
-                "unmeasured confounding), each arm could have been taken by everyone, and nobody's treatment changes "
-                "another's outcome."
+                "unmeasured confounding), each arm could have been taken by everyone, and nobody's "
+                "treatment changes another's outcome."
             )
         if "missingness" in study["models"]:
             yield "Whether an outcome is missing depends only on what the missingness model uses."
