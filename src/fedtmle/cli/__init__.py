@@ -15,6 +15,7 @@ from fedtmle.cli.report import report
 from fedtmle.cli.reproduce import reproduce
 from fedtmle.cli.run import run, show
 from fedtmle.cli.validate import validate
+from fedtmle.cli.watch import watch
 
 app = typer.Typer(
     add_completion=False,
@@ -44,6 +45,7 @@ def common(
 app.command()(demo)
 for command in (init, validate, preflight, run, show, report):
     app.command(epilog=CODES)(command)
+app.command()(watch)
 app.add_typer(silo.app, name="silo")
 app.add_typer(ledger.app, name="ledger")
 app.command()(bounds)

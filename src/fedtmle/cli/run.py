@@ -15,6 +15,9 @@ def run(
     out: Path | None = typer.Option(None, "--out", help="Save the result here, as JSON."),
     as_json: bool = typer.Option(False, "--json", help="Print the result as JSON."),
     report: Path | None = typer.Option(None, "--report", help="Write the result here as an HTML page."),
+    events: Path | None = typer.Option(
+        None, "--events", help="Append what happens here, line by line, for `fedtmle watch`."
+    ),
     observe: bool = typer.Option(
         False, "--observe", help="Read the records outside the protocol too, for the loss by round."
     ),
@@ -23,21 +26,30 @@ def run(
 ) -> None:
     """Run a study over the silos it lists, all on this machine."""
     from fedtmle.studies.file import StudyFileErrors, read_study
-    from fedtmle.studies.progress import live_progress
+    from fedtmle.studies.progress import each, following, live_progress
     from fedtmle.studies.run import run as run_study
     from fedtmle.studies.validate import validate
 
-    for path, option in ((out, "--out"), (report, "--report")):
+    for path, option in ((out, "--out"), (report, "--report"), (events, "--events")):
         require_folder(path, option)
     with reporting(as_json=as_json):
         try:
             file = read_study(study)
         except StudyFileErrors:  # then with whatever is wrong with the silos' files and data
             fail(validate(study).complaints, Exit.MISTAKES, as_json=as_json)
-        with live_progress(study.stem, quiet=quiet or as_json) as progress:
+        with (
+            live_progress(study.stem, quiet=quiet or as_json) as shown,
+            following(events, study.stem, file.study, list(file.silos)) as log,
+        ):
             result = run_study(
-                file.study, file.silos, threads=threads, progress=progress, observe=observe
+                file.study,
+                file.silos,
+                threads=threads,
+                progress=each(shown, None if log is None else log.round),
+                observe=observe,
             )
+            if log is not None:
+                log.finished(text=result.document["status_text"], converged=result.document["converged"])
         if out is not None:
             result.save(out)
         if report is not None:

@@ -74,7 +74,7 @@ class Session:
         self._plan = plan
         self._federation = federation
         self._progress = progress
-        self._learned = Learned(problem, algorithm) if progress is not None else None
+        self._learned = Learned(plan.subject, plan.algorithm) if progress is not None else None
         self._account = Account()
         self._session = session or plan.digest[:16]
         self._transcript = Transcript(self._session)

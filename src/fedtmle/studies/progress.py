@@ -1,11 +1,17 @@
-"""The live display of a run: on standard error, and only where that is a terminal."""
+"""Following a run: a live display where standard error is a terminal, and a file of events."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
+from fedtmle.algorithms.study import Study
+from fedtmle.protocol.plan import roster
+from fedtmle.runtime.events import EventLog, logging_to
 from fedtmle.runtime.session import Progress, RoundReport
+from fedtmle.studies.describe import describe, in_words
+from fedtmle.studies.run import study_plan
 
 
 @contextmanager
@@ -31,3 +37,31 @@ def live_progress(what: str, *, quiet: bool) -> Iterator[Progress | None]:
             )
 
         yield report
+
+
+@contextmanager
+def following(path: Path | None, title: str, study: Study, silos: Sequence[str]) -> Iterator[EventLog | None]:
+    """A log of events that has said what starts; None without a path."""
+    with logging_to(path) as log:
+        if log is not None:
+            described = describe(study)
+            names = ["pooled"] if study.algorithm.pools_rows else list(silos)
+            log.start(
+                title=title,
+                question=in_words(described["target"]),
+                algorithm=described["algorithm"]["kind"],
+                plan=study_plan(study, roster(names)).digest.hex(),
+                silos=names,
+            )
+        yield log
+
+
+def each(*callbacks: Progress | None) -> Progress | None:
+    """One callback for all that are there."""
+    there = [callback for callback in callbacks if callback is not None]
+
+    def report(round_: RoundReport) -> None:
+        for callback in there:
+            callback(round_)
+
+    return report if there else None

@@ -16,7 +16,8 @@ from urllib.parse import parse_qs, urlsplit
 Look = Callable[[], dict[str, Any]]
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 POLICY = (
-    "default-src 'none'; connect-src 'self'; img-src data:; style-src 'unsafe-inline'; script-src 'nonce-{}'; "
+    "default-src 'none'; connect-src 'self'; img-src data:; style-src 'unsafe-inline'; "
+    "script-src 'nonce-{}'; "
     "frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
 )
 
@@ -26,8 +27,9 @@ class WatchServer(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, host: str, port: int, look: Look) -> None:
+    def __init__(self, host: str, port: int, look: Look, *, silence: float = 30.0) -> None:
         self._look = look
+        self._silence = silence  # seconds without news after which the page says so
         self._lock = threading.Lock()
         self.page = files("fedtmle.watch").joinpath("page.html").read_text(encoding="utf-8")
         super().__init__((host, port), _Handler)
@@ -39,7 +41,7 @@ class WatchServer(ThreadingHTTPServer):
 
     def state(self) -> dict[str, Any]:
         with self._lock:  # one reader at a time: the view is folded in place
-            return {**self._look(), "now": round(time.time(), 3)}
+            return {**self._look(), "now": round(time.time(), 3), "silence": self._silence}
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -43,6 +43,7 @@ class View:
     tolerance: float | None = None
     times: list[float] = field(default_factory=list)
     said: list[dict[str, Any]] = field(default_factory=list)
+    sent: dict[str, dict[str, int]] = field(default_factory=dict)  # of a ledger: by kind of message
     heard: int = 0
 
     def hear(self, event: Event) -> None:
@@ -88,6 +89,11 @@ class View:
             self.norms.append((self.round, float(event["norm"])))
         if event.get("tolerance"):
             self.tolerance = float(event["tolerance"])
+        if "message" in event:
+            kind = self.sent.setdefault(str(event["message"]), {"times": 0, "numbers": 0, "bits": 0})
+            kind["times"] += 1
+            kind["numbers"] += int(event["numbers"])
+            kind["bits"] += sum(map(int, event["up"].values()))
         self.times = [*self.times, float(event["time"])][-RECENT - 1 :]
 
     def _silo(self, event: Event) -> None:
@@ -145,6 +151,7 @@ class View:
                 "down": sum(silo.down for silo in self.silos.values()),
             },
             "silos": [{"name": name, **vars(silo)} for name, silo in self.silos.items()],
+            "sent": [{"message": message, **totals} for message, totals in self.sent.items()],
             "norms": norms,
             "tolerance": self.tolerance,
             "seconds_left": self.seconds_left(),
