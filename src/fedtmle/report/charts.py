@@ -155,7 +155,7 @@ def bits(data: Bits) -> Draw:
         rounds = len(data.phases)
         columns = min(rounds, int((right - left) / 4))
         rows = [*data.up.items(), ("broadcast", data.down)]
-        height = 18.0 if len(rows) <= 24 else 12.0
+        height = 18.0 if len(rows) <= 24 else 15.0
         bottom = top + height * len(rows)
         canvas = Canvas(width, bottom + 66)
         edges = [round(k * rounds / columns) for k in range(columns + 1)]
@@ -200,14 +200,16 @@ def _shade(value: float, low: float, high: float) -> int:
 def _phases(canvas: Canvas, phases: Sequence[str], x: Scale, top: float, bottom: float) -> None:
     """A line where a phase begins, with its name; the names take turns on two lines, for want of room."""
     runs = [(k, phase) for k, phase in enumerate(phases) if k == 0 or phases[k - 1] != phase]
+    free = [0.0, 0.0]  # where each line of names has room again
     for place, (start, phase) in enumerate(runs):
         name = "models" if phase == "nuisance" else phase
         above = top - (10 if place % 2 == 0 else 24)
         canvas.line(x(start), above + 3, x(start), bottom, "phase")
-        if x(start) + CHARACTER * len(name) > canvas.width:
-            canvas.text(canvas.width, above, name, "tick", "end")
-        else:
-            canvas.text(x(start) + 2, above, name, "tick")
+        size = CHARACTER * len(name)
+        begin = min(x(start) + 2, canvas.width - size)
+        if begin >= free[place % 2]:
+            canvas.text(begin, above, name, "tick")
+            free[place % 2] = begin + size
 
 
 def _legend(canvas: Canvas, low: float, high: float, left: float, y: float) -> None:

@@ -106,8 +106,8 @@ def disclosed(document: Document) -> Iterator[str]:
         "in itself a privacy guarantee."
     )
     if released:
-        count, names = f"{len(released)} of {len(silos)} silos", ", ".join(released)
-        yield f"Consented to showing an estimate of their own ({count}): {names}."
+        shown = f"{len(released)} of {len(silos)} silos"
+        yield f"Consented to showing an estimate of their own, and are shown: {shown}."
     else:
         yield "No silo's own estimate is shown: none consented, or none was asked."
     yield "Every silo said how many records it has."

@@ -72,7 +72,8 @@ class View:
     def _round(self, event: Event) -> None:
         self.round, phase = int(event["round"]), str(event["phase"])
         if phase != self.phase:
-            self._say(event, f"round {self.round}: {phase} begins", "phase")
+            name = "models" if phase == "nuisance" else phase
+            self._say(event, f"round {self.round}: {name}", "phase")
             self.phase = phase
         self.rounds[phase] = self.rounds.get(phase, 0) + 1
         for name, bits in event["up"].items():
