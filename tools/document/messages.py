@@ -1,0 +1,154 @@
+"""`docs/messages.md`: every message that can leave a silo, with an example and its residual risk."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Iterator
+from typing import get_args
+
+from fedtmle.algorithms.outcome import Query
+from fedtmle.protocol.messages import Reason, Reply
+from fedtmle.protocol.policy import Policy
+from fedtmle.protocol.query import Phase
+from tools.document.examples import SILO, classes, examples, shown, size
+
+HEAD = """\
+# For the site admin and the data-protection officer
+
+Your records stay on your machine. What leaves it is answers, and this page lists every kind there is.
+It is written from the code by `python -m tools.document`, and a test fails when a kind of answer is
+missing from it. The examples are real answers of invented records.
+
+**Keeping records local is not in itself a privacy guarantee.** Every answer is a function of your
+records, and the server sees your silo's answers by themselves, not only their sum over silos. What each
+may tell is under "what it may tell"; what your policy can limit is under "limited by".
+
+## How a silo is asked
+
+* The server never says *what* to compute. It broadcasts what was pooled in the round before; your silo
+  runs the same public program and derives the question itself. A request has no room for a query, a
+  column, a path or a row number ([the protocol on the wire](wire.md)).
+* Your silo answers only the plan you approved (its SHA-256 is compared), in order, once: repeating a
+  request returns the recorded bytes.
+* Every request, decision, reply and running total goes to your own ledger, a file in which each line
+  carries the hash of the one before. `fedtmle watch ledger.jsonl --ledger` shows it as a page: what have
+  I sent so far?
+
+"""
+
+# What an answer may tell about records, beyond its purpose.
+RISKS = {
+    "SumsQuery": (
+        "Sums over few records are close to the records. In model fitting, sums of curvature are "
+        "weighted products of covariates, from which their means and covariances follow. Many "
+        "sums at different points are many equations about the same records; with more equations "
+        "than unknowns, single values can be solved for."
+    ),
+    "MomentsQuery": (
+        "Your silo's own estimate and standard error follow from it, whether or not you consent "
+        "to showing them: consent governs the report, not what the server can compute."
+    ),
+    "TallyQuery": (
+        "Exact counts of your silo by arm and of observed outcomes; with weights or strata, their sums."
+    ),
+    "LevelsQuery": (
+        "Which labels occur at your silo. A label that only one person has tells that this person "
+        "is here; a study that declares its levels asks nothing."
+    ),
+    "ScalesQuery": (
+        "The largest magnitude in each column within a factor of two: a bound on one record's value."
+    ),
+    "CalibrationQuery": (
+        "The curvature of your silo's records at the start, rounded to ten bits: the spread of "
+        "the clever covariates, or one norm of it."
+    ),
+    "RoundedGradientQuery": (
+        "Your silo's mean gradient on a public grid, at every point of the path. Differences from "
+        "the last message are sent, so the length of a message tells how large the change was."
+    ),
+    "FitQuery": (
+        "Your silo's own fit, to full precision, at each update: it tells how your silo differs "
+        "from the others. A two-bit outcome tells whether a fit was found."
+    ),
+    "ModelsQuery": (
+        "A whole model fitted on your records alone and broadcast to all silos; split points of "
+        "trees lie between values of records. The most telling answer of all: agree to it "
+        "expressly."
+    ),
+    "JointQuery": ("Several of the others in one message; it tells what they tell."),
+}
+EVERY = ("min_rows", "min_silos", "max_queries", "max_functionals", "lifetime_days")
+GRADIENTS = ("min_effective", "max_share")
+COUNTS = ("min_arm_rows", "min_missing", "allow_one_arm")
+
+
+def limits(query: Query) -> tuple[str, ...]:
+    """The keys of the policy that the guard holds this query against, beyond those for every query."""
+    keys: tuple[str, ...] = ()
+    fields = {field.name for field in dataclasses.fields(query)}  # type: ignore[arg-type]  # queries are
+    if list(query.points()):
+        any_phase = "phase" in fields  # sums are asked in model fitting and in targeting
+        keys += GRADIENTS
+        keys += ("max_coefficient",) if any_phase or query.phase is Phase.NUISANCE else ()
+        keys += ("max_eps", "max_path") if any_phase or query.phase is not Phase.NUISANCE else ()
+    keys += ("min_batch",) if "batch" in fields else ()
+    return keys + (COUNTS if list(query.cells()) else ())
+
+
+def page() -> str:
+    """The whole page."""
+    return HEAD + "\n".join([*_answers(), *_envelopes(), *_policy()]) + "\n"
+
+
+def _answers() -> Iterator[str]:
+    found = examples()
+    yield "## Every answer"
+    yield ""
+    every = ", ".join(f"`{key}`" for key in EVERY)
+    yield f"All of them are limited by {every} of [your policy](#your-policy)."
+    yield ""
+    for kind in classes():
+        query, answer = found[kind.__name__]
+        yield f"### `{kind.__name__}` ({query.phase.value if query.phase != 'nuisance' else 'models'})"
+        yield ""
+        yield " ".join((inspect.getdoc(kind) or "").split())
+        yield ""
+        yield f"* **Example**, from silo {SILO} (60 records), {size(query, answer):,} bits: {shown(answer)}"
+        yield f"* **What it may tell**: {RISKS[kind.__name__]}"
+        if limits(query):
+            yield f"* **Also limited by**: {', '.join(f'`{key}`' for key in limits(query))}"
+        yield ""
+
+
+def _envelopes() -> Iterator[str]:
+    yield "## Every reply"
+    yield ""
+    yield "An answer travels in one of these replies; nothing else leaves."
+    yield ""
+    yield "| reply | fields | says |"
+    yield "|---|---|---|"
+    for kind in get_args(Reply):
+        fields = ", ".join(f"`{name}`" for name in kind.__struct_fields__)
+        yield f"| `{kind.__name__}` | {fields} | {' '.join((inspect.getdoc(kind) or '').split())} |"
+    yield ""
+    yield "A refusal is one of these sentences and carries no number:"
+    yield ""
+    for reason in Reason:
+        yield f"* {reason.value}"
+    yield ""
+
+
+def _policy() -> Iterator[str]:
+    yield "## Your policy"
+    yield ""
+    yield (
+        "The section `[policy]` of your silo's file may be stricter than these limits in any key, and laxer "
+        "in none."
+    )
+    yield ""
+    yield "| key | the package's own limit | it | limits |"
+    yield "|---|---|---|---|"
+    for name, default, direction, says in Policy.keys():  # noqa: SIM118 - not those of a mapping
+        shown_default = str(default).lower() if isinstance(default, bool) else f"{default:,}"
+        yield f"| `{name}` | {shown_default} | {direction.value} | {says} |"
