@@ -22,8 +22,8 @@ from fedtmle.runtime.federation import InProcess
 from fedtmle.runtime.session import RoundReport, Session
 from fedtmle.runtime.silo import Silo
 from fedtmle.studies.file import read_study
+from fedtmle.studies.plan import study_plan
 from fedtmle.studies.progress import following
-from fedtmle.studies.run import study_plan
 from fedtmle.studies.schema import schema_of
 
 

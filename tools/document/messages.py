@@ -31,9 +31,18 @@ may tell is under "what it may tell"; what your policy can limit is under "limit
   column, a path or a row number ([the protocol on the wire](wire.md)).
 * Your silo answers only the plan you approved (its SHA-256 is compared), in order, once: repeating a
   request returns the recorded bytes.
+* Before you approve, rehearse the study on your own records; then say yes or no. Nothing leaves:
+
+```sh
+.venv/bin/fedtmle init example
+.venv/bin/fedtmle silo preview example/study.toml --silo example/north.toml
+.venv/bin/fedtmle silo approve example/study.toml --silo example/north.toml --yes
+.venv/bin/fedtmle silo decisions --silo example/north.toml
+```
+
 * Every request, decision, reply and running total goes to your own ledger, a file in which each line
-  carries the hash of the one before. `fedtmle watch ledger.jsonl --ledger` shows it as a page: what have
-  I sent so far?
+  carries the hash of the one before. `fedtmle ledger verify` checks it, `fedtmle ledger show` prints it,
+  and `fedtmle watch ledger.jsonl --ledger` shows it as a page: what have I sent so far?
 
 """
 
@@ -112,7 +121,7 @@ def _answers() -> Iterator[str]:
         query, answer = found[kind.__name__]
         yield f"### `{kind.__name__}` ({query.phase.value if query.phase != 'nuisance' else 'models'})"
         yield ""
-        yield " ".join((inspect.getdoc(kind) or "").split())
+        yield f"Tells {query.tells}."
         yield ""
         yield f"* **Example**, from silo {SILO} (60 records), {size(query, answer):,} bits: {shown(answer)}"
         yield f"* **What it may tell**: {RISKS[kind.__name__]}"

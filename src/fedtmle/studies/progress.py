@@ -11,7 +11,10 @@ from fedtmle.protocol.plan import roster
 from fedtmle.runtime.events import EventLog, logging_to
 from fedtmle.runtime.session import Progress, RoundReport
 from fedtmle.studies.describe import describe, in_words
-from fedtmle.studies.run import study_plan
+from fedtmle.studies.plan import study_plan
+from fedtmle.studies.text import shortened
+
+TITLE = 14  # characters of a title that leave a line of 80 room for the rest
 
 
 @contextmanager
@@ -27,13 +30,16 @@ def live_progress(what: str, *, quiet: bool) -> Iterator[Progress | None]:
         return
     columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
     with Bar(*columns, console=console, transient=True) as bar:
-        task = bar.add_task(f"{what}: reading the silos")
+        short = shortened(what, TITLE)
+        task = bar.add_task(f"{short}: reading the silos")
 
         def report(round_: RoundReport) -> None:
+            known = round_.gradient_norm
+            last = "so far" if known is None else f"so far, {known:.1e}"  # the residual on its way down
             bar.update(
                 task,
-                description=f"{what}: round {round_.round}, {round_.phase}, {round_.silos} silos, "
-                f"{round_.bits / 1000:.1f} kbit so far",
+                description=f"{short}: round {round_.round}, {round_.phase}, {round_.silos} silos, "
+                f"{round_.bits / 1000:.1f} kbit {last}",
             )
 
         yield report
