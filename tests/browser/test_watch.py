@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.browser.conftest import Page
+from tests.watch.sessions import run_with_ledger
 
 GATED = Path(__file__).with_name("gated_run.py")
 PATIENCE = 60.0  # seconds; only a broken view needs them
@@ -120,3 +121,19 @@ def test_the_page_outlives_its_server(page: Page, tmp_path: Path) -> None:
         assert eventually(lambda: "no run has started" in page.text("#status"))
     assert eventually(lambda: "does not answer" in page.text("#status"))
     page.complaints()  # a refused connection is logged by the browser itself
+
+
+def test_a_silos_owner_sees_what_was_sent(page: Page, tmp_path: Path) -> None:
+    book = tmp_path / "ledger.jsonl"
+    finished = run_with_ledger(book)
+    with watching(book, "--ledger") as url:
+        page.open(url, width=360)
+        assert eventually(lambda: page.text("#status").startswith("finished"))
+        assert page.text("#question") == "What has this silo sent so far?"
+        sent = sum(bits for (_, silo), bits in finished.account.bits_up.items() if silo == "a")
+        cells = page.ask("return [...document.querySelectorAll('#sent td:last-child')].map(c => c.innerText)")
+        assert isinstance(cells, list)
+        assert sum(int(cell.replace(",", "")) for cell in cells) == sent
+        assert "RoundedGradientQuery" in page.text("#sent")
+        assert not page.overflows()
+        assert page.complaints() == []

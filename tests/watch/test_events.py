@@ -11,20 +11,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import fedtmle as ft
 from fedtmle.errors import DataError, RefusedError
 from fedtmle.protocol.query import Phase
 from fedtmle.runtime.events import EventLog, logging_to
-from fedtmle.runtime.ledger import Ledger
 from fedtmle.runtime.session import RoundReport
 from fedtmle.watch.follow import Follower
 from fedtmle.watch.ledger import LedgerFollower
 from fedtmle.watch.server import WatchServer
 from fedtmle.watch.state import MOST_POINTS, View
 from tests.report.studies import ALGORITHMS, TARGETS, silos
+from tests.watch.sessions import run_with_ledger
 
 START = {"title": "t", "question": "q?", "algorithm": "Coded", "plan": "ab", "silos": ["a", "b"]}
 
@@ -211,26 +210,10 @@ def test_a_taken_port_is_a_clear_error(server: WatchServer, path: Path) -> None:
 
 def test_the_owner_sees_what_the_silo_sent(tmp_path: Path) -> None:
     """A real session with a ledger: the view's totals are those of the account."""
-    from fedtmle.protocol.plan import Plan, roster
-    from fedtmle.runtime.federation import InProcess
-    from fedtmle.runtime.keeper import Keeper
-    from fedtmle.runtime.session import Session
-    from fedtmle.runtime.silo import Silo
-
-    rng = np.random.default_rng(1)
-    problem = ft.Mean(bounds=(0.0, 10.0))
-    rows = {name: problem.read(rng.uniform(2, 8, size=50)) for name in ("a", "b")}
-    plan = Plan(subject=problem, law=problem.start(5.0), algorithm=ft.Coded(), roster=roster(list(rows)))
     book = tmp_path / "ledger.jsonl"
     follower = LedgerFollower(book)
     assert follower.look()["status"] == "waiting"
-    ledger = Ledger(book, sync=False)
-    parties = [
-        Silo("a", plan, rows["a"], keeper=Keeper(ledger=ledger)),
-        Silo("b", plan, rows["b"]),
-    ]
-    finished = Session(plan, InProcess(parties)).run()
-    ledger.close()
+    finished = run_with_ledger(book)
     state = follower.look()
     sent = sum(bits for (_, silo), bits in finished.account.bits_up.items() if silo == "a")
     assert state["bits"]["up"] == sent == sum(kind["bits"] for kind in state["sent"])
