@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -32,9 +33,21 @@ def classes(base: type[Any] = AbstractQuery) -> list[type[Any]]:
     return sorted(found, key=lambda kind: (kind.__module__, kind.__name__))
 
 
-def examples() -> dict[str, tuple[Query, Any]]:
-    """By the query's name: a query, and what silo north answered."""
-    found: dict[str, tuple[Query, Any]] = {}
+@dataclass(frozen=True)
+class Example:
+    """Every query of one kind that was asked; what silo north answered to the first that it answered."""
+
+    queries: list[Query]
+    answer: Any
+
+    @property
+    def query(self) -> Query:
+        return self.queries[0]
+
+
+def examples() -> dict[str, Example]:
+    """By the query's name."""
+    found: dict[str, Example] = {}
     glm = ft.GLM("C(a) + x + C(clinic)")
     learned = ft.SuperLearner((ft.GLM("x"), ft.GLM("C(clinic)")), folds=2)
     for treatment, algorithm in (
@@ -53,7 +66,8 @@ def examples() -> dict[str, tuple[Query, Any]]:
             raise AssertionError("a fresh result has its run")
         for query, answers, _ in heard(study, None, StudyFlow(), result.run.transcript, result.run.sizes):  # type: ignore[arg-type]  # a study flows like a problem
             if answers[SILO] is not None:
-                found.setdefault(type(query).__name__, (query, answers[SILO]))
+                kind = found.setdefault(type(query).__name__, Example([], answers[SILO]))
+                kind.queries.append(query)
     return found
 
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import get_args
 
 from fedtmle.algorithms.outcome import Query
 from fedtmle.protocol.messages import Reason, Reply
 from fedtmle.protocol.policy import Policy
-from fedtmle.protocol.query import Phase
+from fedtmle.protocol.query import AbstractQuery, Phase
 from tools.document.examples import SILO, classes, examples, shown, size
 
 HEAD = """\
@@ -22,7 +21,8 @@ missing from it. The examples are real answers of invented records.
 
 **Keeping records local is not in itself a privacy guarantee.** Every answer is a function of your
 records, and the server sees your silo's answers by themselves, not only their sum over silos. What each
-may tell is under "what it may tell"; what your policy can limit is under "limited by".
+may tell is under "what it may tell"; what your policy can limit is under "limited by". Attacks that were
+tried, what stops each, and what nothing stops are on [their own page](threats.md).
 
 ## How a silo is asked
 
@@ -87,22 +87,26 @@ RISKS = {
     ),
     "JointQuery": ("Several of the others in one message; it tells what they tell."),
 }
-EVERY = ("min_rows", "min_silos", "max_queries", "max_functionals", "lifetime_days")
-GRADIENTS = ("min_effective", "max_share")
-COUNTS = ("min_arm_rows", "min_missing", "allow_one_arm")
+EVERY = ("min_rows", "min_silos", "min_fold", "max_queries", "max_functionals", "lifetime_days")
+GRADIENTS = {"min_support", "min_effective", "max_share"}
 
 
-def limits(query: Query) -> tuple[str, ...]:
-    """The keys of the policy that the guard holds this query against, beyond those for every query."""
-    keys: tuple[str, ...] = ()
-    fields = {field.name for field in dataclasses.fields(query)}  # type: ignore[arg-type]  # queries are
-    if list(query.points()):
-        any_phase = "phase" in fields  # sums are asked in model fitting and in targeting
-        keys += GRADIENTS
-        keys += ("max_coefficient",) if any_phase or query.phase is Phase.NUISANCE else ()
-        keys += ("max_eps", "max_path") if any_phase or query.phase is not Phase.NUISANCE else ()
-    keys += ("min_batch",) if "batch" in fields else ()
-    return keys + (COUNTS if list(query.cells()) else ())
+def limits(queries: Iterable[Query]) -> list[str]:
+    """The keys of the policy that the guard holds such queries against, beyond those for every query."""
+    keys: set[str] = set()
+    for query in queries:
+        for point in query.points():
+            keys |= GRADIENTS
+            keys |= {"max_coefficient"} if query.phase is Phase.NUISANCE else {"max_eps", "max_path"}
+            keys |= {"min_joint"} if point.curvature else set()
+        for cell in query.cells():
+            keys |= {cell.least, cell.rest} | ({"allow_one_arm"} if cell.arm else set())
+        keys |= {"min_effective"} if list(query.spreads()) else set()
+        keys |= {"allow_models"} if query.ships(SILO) else set()
+        keys |= {"min_level_rows"} if type(query).holders is not AbstractQuery.holders else set()
+        # An example draws no batches; a query that can, is held against their floor.
+        keys |= {"min_batch"} if "batch" in vars(query) else set()
+    return [name for name, *_ in Policy.keys() if name in keys]  # noqa: SIM118 - not those of a mapping
 
 
 def page() -> str:
@@ -118,15 +122,17 @@ def _answers() -> Iterator[str]:
     yield f"All of them are limited by {every} of [your policy](#your-policy)."
     yield ""
     for kind in classes():
-        query, answer = found[kind.__name__]
+        example = found[kind.__name__]
+        query, answer = example.query, example.answer
         yield f"### `{kind.__name__}` ({query.phase.value if query.phase != 'nuisance' else 'models'})"
         yield ""
         yield f"Tells {query.tells}."
         yield ""
         yield f"* **Example**, from silo {SILO} (60 records), {size(query, answer):,} bits: {shown(answer)}"
         yield f"* **What it may tell**: {RISKS[kind.__name__]}"
-        if limits(query):
-            yield f"* **Also limited by**: {', '.join(f'`{key}`' for key in limits(query))}"
+        keys = limits(example.queries)
+        if keys:
+            yield f"* **Also limited by**: {', '.join(f'`{key}`' for key in keys)}"
         yield ""
 
 
