@@ -53,7 +53,7 @@ def forest(data: Forest, digits: int) -> Draw:
     def draw(width: float) -> Canvas:
         wide = _is_wide(width)
         kinds = [kind for kind in GROUPS if any(row.kind == kind for row in data.rows)]
-        top, left = 8.0, 170.0 if wide else 112.0
+        top, left = 8.0, 170.0 if wide else 132.0
         right = width - (200.0 if wide else 10.0)
         bottom = top + ROW * (len(data.rows) + len(kinds))
         canvas = Canvas(width, bottom + 42)

@@ -50,8 +50,8 @@ def proved(document: Document) -> Iterator[str]:
         if not document["converged"]:
             yield f"The run stopped early: {document['status_text']}."
     yield (
-        "Every bit in the account was counted as it was sent, and all silos confirmed that they heard the "
-        "same broadcasts."
+        "Every bit in the account was counted as it was sent, and the silos that were there at the end "
+        "confirmed that they all heard the same broadcasts."
     )
 
 
