@@ -15,7 +15,7 @@ from fedtmle.studies.run import run
 from tests.browser.conftest import Page
 
 WIDTHS = (360, 768, 1440)
-FIGURES = ("forest-0", "spread-0", "overlap", "trajectory", "bits")
+FIGURES = ("forest-0", "spread-0", "overlap", "probability-0", "trajectory", "bits")
 SEEN = """
 const box = e => e.getBoundingClientRect();
 return [...document.querySelectorAll('figure svg')].filter(s => box(s).width > 0).map(s => {

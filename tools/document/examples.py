@@ -13,6 +13,7 @@ from fedtmle.algorithms.study_flow import StudyFlow
 from fedtmle.initial.glm import FittedGLM
 from fedtmle.model.exact import Sums
 from fedtmle.protocol.bits import BitWriter
+from fedtmle.protocol.clusters import Clusters
 from fedtmle.protocol.coded import SiloCurvature
 from fedtmle.protocol.fits import FitAnswer
 from fedtmle.protocol.query import AbstractQuery, Link
@@ -50,24 +51,31 @@ def examples() -> dict[str, Example]:
     found: dict[str, Example] = {}
     glm = ft.GLM("C(a) + x + C(clinic)")
     learned = ft.SuperLearner((ft.GLM("x"), ft.GLM("C(clinic)")), folds=2)
-    for treatment, algorithm in (
-        (ft.GLM("x"), ft.Coded()),
-        (learned, ft.Gradient(optimizer=ft.Newton())),
-        (ft.Pilot(ft.GLM("x"), at=SILO), ft.LocalAverage(max_updates=2)),
+    for treatment, algorithm, cluster in (
+        (ft.GLM("x"), ft.Coded(), None),
+        (learned, ft.Gradient(optimizer=ft.Newton()), None),
+        (ft.Pilot(ft.GLM("x"), at=SILO), ft.LocalAverage(max_updates=2), None),
+        (ft.GLM("x"), ft.Coded(), "family"),
     ):
         study = ft.Study(
             target=ft.ATE(outcome="y", treatment="a", outcome_bounds=(0.0, 1.0)),
             outcome_model=glm,
             treatment_model=treatment,
             algorithm=algorithm,
+            cluster=cluster,
+            cluster_scope="spanning",
         )
         result = ft.run(study, _silos())
         if result.run is None:
             raise AssertionError("a fresh result has its run")
         for query, answers, _ in heard(study, None, StudyFlow(), result.run.transcript, result.run.sizes):  # type: ignore[arg-type]  # a study flows like a problem
-            if answers[SILO] is not None:
-                kind = found.setdefault(type(query).__name__, Example([], answers[SILO]))
-                kind.queries.append(query)
+            for part, answer in [(query, answers[SILO]), *query.members(answers[SILO])]:
+                name = type(part).__name__
+                before = found.get(name, Example([], None))
+                if before.answer is None:  # an answer that says something is the better example
+                    found[name] = Example([part, *before.queries], answer)
+                else:
+                    before.queries.append(part)
     return found
 
 
@@ -78,7 +86,9 @@ def _silos() -> dict[str, dict[str, Any]]:
         x = rng.normal(size=60).round(2)
         a = rng.binomial(1, 0.5, size=60)
         y = rng.binomial(1, 1 / (1 + np.exp(-(x + a - 0.5)))).astype(float)
-        found[name] = {"x": x, "a": a, "y": y, "clinic": np.array(clinics)[rng.binomial(1, 0.5, size=60)]}
+        clinic = np.array(clinics)[rng.binomial(1, 0.5, size=60)]
+        family = np.repeat(["shared", *(f"{name} {k}" for k in range(5))], 10)
+        found[name] = {"x": x, "a": a, "y": y, "clinic": clinic, "family": family}
     return found
 
 
@@ -105,6 +115,13 @@ def shown(answer: Any) -> str:  # noqa: PLR0911 - one return per kind of answer
             return f"{len(answer)} model(s); the first: coefficients {_numbers(answer[0].coefficients)}"
         case ((str(), *_), *_):
             return "labels " + "; ".join(", ".join(levels) for levels in answer)
+        case Clusters():
+            return f"{len(answer.digests)} digests; the first: {answer.digests[0].hex()}"
+        case None:
+            return "nothing; to answer at all is consent"
+        case ((None | (int(), *_), *_), *_):
+            told = ["hidden" if cell is None else str(cell[0]) for cell in answer[0]]
+            return f"counts by bin of the first group: {', '.join(told)}"
         case tuple():
             return "; then ".join(shown(part) for part in answer[:2] if part is not None)
     raise AssertionError(f"an example of a {type(answer).__name__} has no text")

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Iterator
 from typing import get_args
 
 from fedtmle.algorithms.outcome import Query
+from fedtmle.protocol.bins import BinsQuery
+from fedtmle.protocol.clusters import SpanningQuery
 from fedtmle.protocol.messages import Reason, Reply
 from fedtmle.protocol.policy import Policy
 from fedtmle.protocol.query import AbstractQuery, Phase
@@ -48,6 +50,18 @@ tried, what stops each, and what nothing stops are on [their own page](threats.m
 
 # What an answer may tell about records, beyond its purpose.
 RISKS = {
+    "BinsQuery": (
+        "Counts and means by bin of probabilities and predictions. Bins of fewer people than your floor are "
+        "hidden, and so is enough else that they cannot be had by subtraction; what is told is exact."
+    ),
+    "ClustersQuery": (
+        "How many clusters you have, and which of them other silos have too. Whoever has a digest can test a "
+        "guess at the identifier behind it, unless the hospitals share a secret that keys the digests."
+    ),
+    "SpanningQuery": (
+        "That your part of every cluster shared with other silos is as large as your smallest cell; the "
+        "closing message then holds sums over each such part."
+    ),
     "SumsQuery": (
         "Sums over few records are close to the records. In model fitting, sums of curvature are "
         "weighted products of covariates, from which their means and covariances follow. Many "
@@ -104,6 +118,8 @@ def limits(queries: Iterable[Query]) -> list[str]:
         keys |= {"min_effective"} if list(query.spreads()) else set()
         keys |= {"allow_models"} if query.ships(SILO) else set()
         keys |= {"min_level_rows"} if type(query).holders is not AbstractQuery.holders else set()
+        keys |= set(query.floors) if isinstance(query, BinsQuery) else set()
+        keys |= {"min_cell"} if isinstance(query, SpanningQuery) else set()
         # An example draws no batches; a query that can, is held against their floor.
         keys |= {"min_batch"} if "batch" in vars(query) else set()
     return [name for name, *_ in Policy.keys() if name in keys]  # noqa: SIM118 - not those of a mapping

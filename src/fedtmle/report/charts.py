@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
-from fedtmle.report.series import Bits, Forest, Interval, Overlap, Path, Spread
+from fedtmle.report.series import Bits, Forest, Interval, Path
 from fedtmle.report.svg import (
     CHARACTER,
     Canvas,
@@ -36,11 +36,11 @@ def figure(draw: Draw, *, title: str, said: str, key: str) -> str:
     return element("figure", drawings + text("figcaption", title), id=key)
 
 
-def _is_wide(width: float) -> bool:
+def is_wide(width: float) -> bool:
     return width > 500
 
 
-def _x_axis(canvas: Canvas, scale: Scale, values: Sequence[float], top: float, bottom: float) -> None:
+def x_axis(canvas: Canvas, scale: Scale, values: Sequence[float], top: float, bottom: float) -> None:
     for value in values:
         x = scale(value)
         canvas.line(x, top, x, bottom, "grid")
@@ -51,7 +51,7 @@ def forest(data: Forest, digits: int) -> Draw:
     """Estimates with their intervals, one row each."""
 
     def draw(width: float) -> Canvas:
-        wide = _is_wide(width)
+        wide = is_wide(width)
         kinds = [kind for kind in GROUPS if any(row.kind == kind for row in data.rows)]
         top, left = 8.0, 170.0 if wide else 132.0
         right = width - (200.0 if wide else 10.0)
@@ -64,7 +64,7 @@ def forest(data: Forest, digits: int) -> Draw:
             scale, marks = logarithmic(low, high, left, right), log_ticks(low, high, 5 if wide else 3)
         else:
             scale, marks = linear(low, high, left, right), ticks(low, high, 6 if wide else 4)
-        _x_axis(canvas, scale, marks, top, bottom)
+        x_axis(canvas, scale, marks, top, bottom)
         if data.null is not None:
             canvas.line(scale(data.null), top, scale(data.null), bottom, "null")
         y = top
@@ -106,7 +106,7 @@ def trajectory(data: Path) -> Draw:
         low, high = min(values) / 1.5, max(values) * 1.5
         y = logarithmic(low, high, middle, top)
         marks = [mark for mark in ticks(min(data.rounds), max(data.rounds), 6) if mark == int(mark)]
-        _x_axis(canvas, x, marks, top, bottom)
+        x_axis(canvas, x, marks, top, bottom)
         for value in log_ticks(low, high):
             canvas.line(left, y(value), right, y(value), "grid")
             canvas.text(left - 6, y(value) + 4, label(value), "tick", "end")
@@ -151,7 +151,7 @@ def bits(data: Bits) -> Draw:
     """Silos by rounds, a darker cell for more bits; long runs are averaged into columns."""
 
     def draw(width: float) -> Canvas:
-        left, right, top = (150.0 if _is_wide(width) else 96.0), width - 4, 40.0
+        left, right, top = (150.0 if is_wide(width) else 96.0), width - 4, 40.0
         rounds = len(data.phases)
         columns = min(rounds, int((right - left) / 4))
         rows = [*data.up.items(), ("broadcast", data.down)]
@@ -176,7 +176,7 @@ def bits(data: Bits) -> Draw:
         for shade, paths in sorted(cells.items()):
             canvas.path("".join(paths), f"shade{shade}")
         _phases(canvas, data.phases, x, top, bottom)
-        for mark in ticks(1, rounds, 6 if _is_wide(width) else 3):
+        for mark in ticks(1, rounds, 6 if is_wide(width) else 3):
             if mark == int(mark):
                 canvas.text(x(mark - 0.5), bottom + 16, label(mark), "tick", "middle")
         canvas.text((left + right) / 2, bottom + 34, "round", "axis", "middle")
@@ -217,65 +217,3 @@ def _legend(canvas: Canvas, low: float, high: float, left: float, y: float) -> N
     for shade in range(SHADES):
         canvas.rect(left + 22 * shade, y, 21, 13, f"shade{shade}")
     canvas.text(left + 22 * SHADES + 6, y + 11, f"{low:,.0f} to {high:,.0f}", "tick")
-
-
-def overlap(data: Overlap) -> Draw:
-    """Records by arm (with outcome, without, below the bound on g) and effective sizes."""
-
-    def draw(width: float) -> Canvas:
-        wide = _is_wide(width)
-        left, right, top = (170.0 if wide else 104.0), width - 70, 8.0
-        bars = len(data.arms) + len(data.effective)
-        bottom = top + ROW * (bars + 2)
-        canvas = Canvas(width, bottom + 42)
-        most = max([*(arm.records for arm in data.arms), *data.effective.values(), 1])
-        x = linear(0, most, left, right)
-        _x_axis(canvas, x, ticks(0, most, 5 if wide else 3), top, bottom)
-        y = top
-        canvas.text(0, y + 14, "Records by arm", "group")
-        for arm in data.arms:
-            y += ROW
-            canvas.text(10, y + 14, shortened(arm.name, left - 18), "name")
-            said = f"{arm.name}: {arm.records:,} records, {arm.observed:,} with an outcome"
-            canvas.rect(left, y + 4, x(arm.records) - left, 12, "bar all", said)
-            canvas.rect(left, y + 4, x(arm.observed) - left, 12, "bar seen", said)
-            below = f"{arm.truncated:,} of {arm.records:,} records of {arm.name} below the bound on g"
-            canvas.rect(left, y + 13, x(arm.truncated) - left, 3, "bar truncated", below)
-            canvas.text(x(arm.records) + 5, y + 14, f"{arm.truncated:,} cut", "tick")
-        y += ROW
-        canvas.text(0, y + 14, "Effective number of records", "group")
-        for name, size in data.effective.items():
-            y += ROW
-            canvas.text(10, y + 14, shortened(name, left - 18), "name")
-            canvas.rect(left, y + 4, x(size) - left, 12, "bar effective", f"{name}: {size:,.1f}")
-            canvas.text(x(size) + 5, y + 14, f"{size:,.0f}", "tick")
-        canvas.text((left + right) / 2, bottom + 36, "records", "axis", "middle")
-        return canvas
-
-    return draw
-
-
-def heterogeneity(data: Spread) -> Draw:
-    """Each silo's distance from the weighted mean in its own standard errors."""
-
-    def draw(width: float) -> Canvas:
-        left, right, top = (170.0 if _is_wide(width) else 104.0), width - 14, 8.0
-        bottom = top + ROW * len(data.distance)
-        canvas = Canvas(width, bottom + 42)
-        most = max([2.2, *(abs(value) * 1.05 for value in data.distance.values())])
-        x = linear(-most, most, left, right)
-        canvas.rect(x(-1.96), top, x(1.96) - x(-1.96), bottom - top, "usual", "within 1.96 standard errors")
-        _x_axis(canvas, x, ticks(-most, most, 6 if _is_wide(width) else 4), top, bottom)
-        canvas.line(x(0), top, x(0), bottom, "null")
-        for i, (silo, value) in enumerate(data.distance.items()):
-            y = top + ROW * (i + 0.5)
-            canvas.text(10, y + 4, shortened(silo, left - 18), "name")
-            canvas.line(x(0), y, x(value), y, "whisker silo")
-            canvas.circle(x(value), y, 4.0, "dot silo", f"{silo}: {value:+.2f} standard errors")
-        said = "distance from the weighted mean, in standard errors"
-        canvas.text(
-            (left + right) / 2, bottom + 36, said if _is_wide(width) else "standard errors", "axis", "middle"
-        )
-        return canvas
-
-    return draw

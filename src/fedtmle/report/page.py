@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from importlib.resources import files
 from typing import Any
 
-from fedtmle.report import charts, series, words
+from fedtmle.report import charts, cohort_charts, series, words
 from fedtmle.report.series import Document
 from fedtmle.runtime.markup import element, table, text
 from fedtmle.studies.show import PHASES, cells, interval_title
@@ -154,7 +154,9 @@ def _heterogeneity(document: Document) -> str:
             f"{silo} {value:+.1f}" for silo, value in data.distance.items()
         )
         title = f"{data.estimand}: distance of each silo from their weighted mean"
-        found.append(charts.figure(charts.heterogeneity(data), title=title, said=said, key=f"spread-{k}"))
+        found.append(
+            charts.figure(cohort_charts.heterogeneity(data), title=title, said=said, key=f"spread-{k}")
+        )
     if not found:
         return ""
     rows = [[s.estimand, f"{s.Q:.2f}", str(s.df), probability(s.p), f"{s.I2:.0%}"] for s in spreads]
@@ -175,7 +177,8 @@ def _cohort(document: Document) -> str:
             arm.name,
             f"{arm.records:,}",
             f"{arm.observed:,} ({share(arm.observed, arm.records)})",
-            f"{arm.truncated:,} ({share(arm.truncated, arm.records)})",
+            f"{arm.truncated:,} ({share(arm.truncated, arm.records)})"
+            + (f"; hidden in {arm.hidden_in}" if arm.hidden_in else ""),
         ]
         for arm in data.arms
     ]
@@ -193,7 +196,19 @@ def _cohort(document: Document) -> str:
         "Overlap: records by arm (dark: with an outcome; red: probability of the arm taken and observed "
         "below the bound), and how many records the inverse probabilities leave in effect"
     )
-    return found + charts.figure(charts.overlap(data), title=title, said=said, key="overlap")
+    found += charts.figure(cohort_charts.overlap(data), title=title, said=said, key="overlap")
+    for k, spread in enumerate(series.probabilities(document)):
+        title = f"Modelled probability of arm {spread.of} by the arm taken (?: every silo hides its few)"
+        counts = "; ".join(
+            f"{arm}: {', '.join('hidden' if c is None else str(c) for c in own)}"
+            for arm, own in spread.counts.items()
+        )
+        said = (
+            f"Counts in bins that begin at {', '.join(f'{edge:g}' for edge in spread.edges[:-1])}. {counts}."
+        )
+        drawn = cohort_charts.probabilities(spread)
+        found += charts.figure(drawn, title=title, said=said, key=f"probability-{k}")
+    return found
 
 
 def _exactness(document: Document) -> str:

@@ -156,7 +156,8 @@ class Arm:
     name: str
     records: int
     observed: int
-    truncated: int
+    truncated: int  # in the silos that tell
+    hidden_in: int  # silos that have a few, and do not
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,15 +173,37 @@ def overlap(document: Document) -> Overlap | None:
     """None for a result that is not of a study."""
     if "arms" not in document:
         return None
-    keys = ("arms", "arm_counts", "observed_counts", "truncated")
+    keys = ("arms", "arm_counts", "observed_counts", "truncated", "truncated_hidden")
     return Overlap(
         arms=tuple(
-            Arm(name=name, records=records, observed=observed, truncated=truncated)
-            for name, records, observed, truncated in zip(*(document[key] for key in keys), strict=True)
+            Arm(name=name, records=records, observed=observed, truncated=truncated, hidden_in=hidden)
+            for name, records, observed, truncated, hidden in zip(
+                *(document[key] for key in keys), strict=True
+            )
         ),
         effective=document["effective_sizes"],
         floor=document["g_floor"] or None,
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Probabilities:
+    """How the modelled probability of one arm is spread among those in each arm; None is hidden."""
+
+    of: str
+    edges: tuple[float, ...]
+    counts: Mapping[str, tuple[int | None, ...]]  # by the arm that was taken
+
+
+def probabilities(document: Document) -> list[Probabilities]:
+    """One for each arm whose probability the silos told of, in bins of enough people."""
+    found: dict[str, Probabilities] = {}
+    for histogram in (document.get("diagnostics") or {}).get("overlap", []):
+        of = histogram["probability_of"]
+        before = found[of].counts if of in found else {}
+        counts = {**before, histogram["arm"]: tuple(histogram["counts"])}
+        found[of] = Probabilities(of=of, edges=tuple(histogram["edges"]), counts=counts)
+    return list(found.values())
 
 
 @dataclass(frozen=True, kw_only=True)

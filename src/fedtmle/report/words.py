@@ -26,6 +26,10 @@ PHASES = {
         "sums for a first look at standard errors; the curvature for the grid",
     ),
     "closing": ("closing", "sums for the estimate and its covariance, at the final fit"),
+    "diagnostics": (
+        "diagnostics",
+        "counts and means by bin, without bins of a few people; sums of fit",
+    ),
 }
 
 
