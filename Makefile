@@ -1,10 +1,12 @@
 # `make demo` and `make test` set up all they need in .venv; nothing else has to be installed.
+# Tests of pages need a browser too: `make browser` installs it, and without it they are skipped.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+ROOT := $(if $(filter 0,$(shell id -u)),,sudo -n)
 
-.PHONY: demo test test-slow faults fuzz lint format types rings check clean
+.PHONY: demo test test-slow browser docs faults fuzz lint format types rings check clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -12,8 +14,8 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable . --group dev
 	touch $(READY)
 
-demo: $(READY)  ## the flagship study on this machine
-	$(BIN)/fedtmle demo
+demo: $(READY)  ## the flagship study on this machine, and its report
+	$(BIN)/fedtmle demo --report report.html
 
 test: $(READY)  ## all but the long tests
 	$(BIN)/pytest
@@ -30,6 +32,20 @@ SECONDS ?= 60
 fuzz: $(READY)  ## every decoder, guided by coverage; needs a Python that atheris has wheels for
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --group fuzz
 	$(BIN)/python -m fuzz.decoders .fuzz/corpus $(SECONDS)
+
+browser:  ## the browser that the tests of pages use, where it may be installed
+	@command -v chromium >/dev/null && command -v chromedriver >/dev/null || \
+	  { command -v apt-get >/dev/null && $(ROOT) apt-get update -q && \
+	    $(ROOT) apt-get install -q -y --no-install-recommends chromium chromium-driver; } || \
+	  { echo "chromium and chromedriver could not be installed; tests of pages are skipped without them" >&2; exit 1; }
+
+$(VENV)/.docs: $(READY)
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --group docs
+	touch $@
+
+docs: $(VENV)/.docs  ## the documentation, in build/site; a dead link fails
+	$(BIN)/python -m tools.document
+	$(BIN)/mkdocs build --strict --quiet
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -16,8 +16,10 @@ def test_import_loads_no_heavy_library() -> None:
 
 
 def test_every_public_name_can_be_had() -> None:
-    for name in fedtmle.__all__:
+    names = [name for name in fedtmle.__all__ if name != "plots"]
+    for name in names:
         assert callable(getattr(fedtmle, name))
-    for name in fedtmle.__all__:  # and no submodule of the same name has taken its place since
+    for name in names:  # and no submodule of the same name has taken its place since
         assert callable(getattr(fedtmle, name))
+    assert callable(fedtmle.plots.forest)  # this one is a submodule
     assert set(fedtmle.__all__) <= set(dir(fedtmle))

@@ -62,10 +62,12 @@ _HOME = {
     "Study": "fedtmle.algorithms.study",
     "StudyResult": "fedtmle.studies.result",
     "run": "fedtmle.studies.run",
+    "plots": "fedtmle.plots",
     "load": "fedtmle.studies.result",
 }
 
 if TYPE_CHECKING:  # what type checkers and editors see; at run time, __getattr__ below
+    from fedtmle import plots
     from fedtmle.algorithms.coded import Certified, Coded, Estimated
     from fedtmle.algorithms.gradient import Central, Exact, Gradient
     from fedtmle.algorithms.local import LocalAverage
@@ -133,6 +135,7 @@ __all__ = [
     "TwoArm",
     "check_problem",
     "load",
+    "plots",
     "run",
     "solve",
 ]
@@ -141,7 +144,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'fedtmle' has no attribute '{name}'")
-    value = getattr(importlib.import_module(_HOME[name]), name)
+    home = importlib.import_module(_HOME[name])
+    value = home if home.__name__ == f"fedtmle.{name}" else getattr(home, name)
     globals()[name] = value
     return value
 

@@ -19,16 +19,19 @@ from fedtmle.datasets import ihdp as ihdp_columns
 from fedtmle.initial.glm import GLM
 from fedtmle.model.types import Array
 from fedtmle.protocol.query import Phase, Problem
+from fedtmle.report.series import document_of
 from fedtmle.runtime.result import Result
 from fedtmle.solver import solve
 from fedtmle.studies.progress import live_progress
 from fedtmle.studies.run import run
 from fedtmle.studies.show import cells, certificate, cost
 from fedtmle.studies.text import aligned, number, probability, wrapped
+from fedtmle.studies.versions import versions
 from fedtmle.targets.benchmark import client_sizes, gaussian_mixture, random_partition
 from fedtmle.targets.effects.estimands import ATE
 from fedtmle.targets.optimal_transport import OptimalTransport
 
+TRANSPORT = "Which offsets make entropic optimal transport reach its targets (the paper's DGP 1)?"
 BABY = "bw + nnhealth + sex + mlt_birt"  # birth weight, neonatal health, sex, twin or more
 MOTHER = "momage + b_marr + mom_lths + mom_hs + mom_scoll + momblack + momhisp + cigs"
 IHDP = Study(
@@ -39,18 +42,19 @@ IHDP = Study(
 )
 
 
-def ihdp(*, as_json: bool, quiet: bool) -> None:
+def ihdp(*, as_json: bool, quiet: bool, observe: bool = False) -> Mapping[str, Any]:
     """Early intervention and IQ at 36 months; who has no IQ score is modelled, not left out."""
     silos, complete = ihdp_silos(), ihdp_silos(complete=True)
     quiet = quiet or as_json
-    kept = _study("all infants", IHDP, silos, quiet=quiet, release=tuple(silos))
+    kept = _study("all infants", IHDP, silos, quiet=quiet, release=tuple(silos), observe=observe)
     pooled = _study("pooled", replace(IHDP, algorithm=Central(tolerance=1e-10)), silos, quiet=quiet)
     scored = _study("complete cases", replace(IHDP, missingness_model=None), complete, quiet=quiet)
     if as_json:
         beside = {"pooled": pooled["estimates"], "complete_cases": scored["estimates"]}
         print(json.dumps({**kept, "beside": beside}))  # noqa: T201 - the command's output
-        return
-    print("\n".join(_ihdp_lines(kept, pooled, scored)))  # noqa: T201 - the command's output
+    else:
+        print("\n".join(_ihdp_lines(kept, pooled, scored)))  # noqa: T201 - the command's output
+    return kept
 
 
 def _study(
@@ -60,9 +64,10 @@ def _study(
     *,
     quiet: bool,
     release: tuple[str, ...] = (),
+    observe: bool = False,
 ) -> dict[str, Any]:
     with live_progress(what, quiet=quiet) as progress:
-        return run(study, silos, progress=progress, release=release).document
+        return run(study, silos, progress=progress, release=release, observe=observe).document
 
 
 def _ihdp_lines(kept: dict[str, Any], pooled: dict[str, Any], scored: dict[str, Any]) -> Iterator[str]:
@@ -103,7 +108,7 @@ def _ihdp_lines(kept: dict[str, Any], pooled: dict[str, Any], scored: dict[str, 
     yield "Keeping data local is not in itself a privacy guarantee."
 
 
-def transport(*, as_json: bool, quiet: bool) -> None:
+def transport(*, as_json: bool, quiet: bool, observe: bool = False) -> Mapping[str, Any]:
     """The paper's benchmark: an entropic optimal-transport target, DGP 1, random partition."""
     rng = np.random.default_rng(1)
     problem = OptimalTransport()
@@ -111,10 +116,11 @@ def transport(*, as_json: bool, quiet: bool) -> None:
     rows = gaussian_mixture(10_000, rng)
     parts = random_partition(client_sizes(10_000, 10), rng)
     silos = {f"silo {m + 1}": rows[part] for m, part in enumerate(parts)}
-    federated = _run(problem, law, silos, Coded(tolerance=1e-3), quiet=quiet or as_json)
+    federated = _run(problem, law, silos, Coded(tolerance=1e-3), quiet=quiet or as_json, observe=observe)
+    document = {"question": TRANSPORT, **document_of(federated), "versions": versions()}
     if as_json:
         print(json.dumps(federated.to_dict()))  # noqa: T201 - the command's output
-        return
+        return document
     direct = problem.direct(rows)
     console = Console(width=min(80, Console().width))
     console.print(
@@ -126,6 +132,7 @@ def transport(*, as_json: bool, quiet: bool) -> None:
         table.add_row(name, f"{_psi(federated)[j]:.6f}", f"{_errors(federated)[j]:.6f}", f"{direct[j]:.6f}")
     console.print(table)
     _cost(console, federated)
+    return document
 
 
 def ihdp_silos(*, complete: bool = False) -> dict[str, dict[str, Array]]:
@@ -141,10 +148,16 @@ def ihdp_silos(*, complete: bool = False) -> dict[str, dict[str, Array]]:
 
 
 def _run(
-    problem: Problem, law: Any, silos: Mapping[str, object], algorithm: AbstractAlgorithm, *, quiet: bool
+    problem: Problem,
+    law: Any,
+    silos: Mapping[str, object],
+    algorithm: AbstractAlgorithm,
+    *,
+    quiet: bool,
+    observe: bool,
 ) -> Result:
     with live_progress("benchmark", quiet=quiet) as progress:
-        return solve(problem, law, silos, algorithm, progress=progress)
+        return solve(problem, law, silos, algorithm, progress=progress, observe=observe)
 
 
 def _cost(console: Console, result: Result) -> None:

@@ -96,7 +96,6 @@ ALGORITHM: dict[str, Any] = {
     "coordinates": "raw",
     "inner": "adaptive",
     "smoothness": "certified",
-    "inner": "adaptive",
     "max_rounds": 7,
     "fixed_width": 9,
     "optimizer": "newton",

@@ -11,10 +11,12 @@ from fedtmle.cli.demo import demo
 from fedtmle.cli.exits import CODES
 from fedtmle.cli.init import init
 from fedtmle.cli.preflight import preflight
+from fedtmle.cli.report import report
 from fedtmle.cli.reproduce import reproduce
 from fedtmle.cli.risk import risk
 from fedtmle.cli.run import run, show
 from fedtmle.cli.validate import validate
+from fedtmle.cli.watch import watch
 
 app = typer.Typer(
     add_completion=False,
@@ -42,8 +44,9 @@ def common(
 
 
 app.command()(demo)
-for command in (init, validate, preflight, risk, run, show):
+for command in (init, validate, preflight, risk, run, show, report):
     app.command(epilog=CODES)(command)
+app.command()(watch)
 app.add_typer(silo.app, name="silo")
 app.add_typer(ledger.app, name="ledger")
 app.command()(bounds)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from pathlib import Path
 
 import typer
+
+from fedtmle.cli.report import require_folder, write_page
 
 
 class Study(StrEnum):
@@ -21,10 +24,16 @@ def demo(
         "transport: the paper's benchmark, 10 silos, 10,000 records.",
     ),
     as_json: bool = typer.Option(False, "--json", help="Print the federated result as JSON."),
+    report: Path | None = typer.Option(None, "--report", help="Write the result here as an HTML page."),
     quiet: bool = typer.Option(False, "--quiet", help="No progress display."),
 ) -> None:
     """Run a whole federated study on this machine, beside the same study pooled."""
     from fedtmle import demo as demonstrations
 
+    require_folder(report, "--report")
     run = demonstrations.ihdp if study is Study.IHDP else demonstrations.transport
-    run(as_json=as_json, quiet=quiet)
+    document = run(as_json=as_json, quiet=quiet, observe=report is not None)
+    if report is not None:
+        write_page(document, report)
+        if not as_json:
+            typer.echo(f"\nThe report: {report.absolute().as_uri()}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 from enum import StrEnum
 from pathlib import Path
@@ -34,6 +35,7 @@ def reproduce(
     latency: float = typer.Option(5.0, min=0.0, help="Milliseconds per round on the link."),
     workers: int | None = typer.Option(None, min=1, help="Worker processes; as a rule 2, for --quick 1."),
     out: Path = typer.Option(Path("reproduce"), help="The folder for figures, tables and RESULTS.md."),
+    as_json: bool = typer.Option(False, "--json", help="Print the names of the written files as JSON."),
     quiet: bool = typer.Option(False, "--quiet", help="No progress display."),
 ) -> None:
     """Run the paper's experiments: PNG, SVG and CSV of each figure, and RESULTS.md."""
@@ -61,4 +63,9 @@ def reproduce(
         workers=workers or (1 if quick else min(2, os.cpu_count() or 1)),
         out=out,
     )
-    typer.echo(carry_out(order, quiet=quiet))
+    results = carry_out(order, quiet=quiet or as_json)
+    if as_json:
+        written = sorted(str(path) for path in results.parent.iterdir() if path.is_file())
+        typer.echo(json.dumps({"results": str(results), "written": written}))
+    else:
+        typer.echo(results)

@@ -7,6 +7,7 @@ from pathlib import Path
 import typer
 
 from fedtmle.cli.exits import Exit, fail, reporting
+from fedtmle.cli.report import require_folder, write_page
 
 
 def run(
@@ -16,32 +17,54 @@ def run(
         None, "--transcript", help="Save every message here, for `fedtmle risk --transcript`."
     ),
     as_json: bool = typer.Option(False, "--json", help="Print the result as JSON."),
+    report: Path | None = typer.Option(None, "--report", help="Write the result here as an HTML page."),
+    events: Path | None = typer.Option(
+        None, "--events", help="Append what happens here, line by line, for `fedtmle watch`."
+    ),
+    observe: bool = typer.Option(
+        False, "--observe", help="Read the records outside the protocol too, for the loss by round."
+    ),
     quiet: bool = typer.Option(False, "--quiet", help="No progress display."),
     threads: int = typer.Option(1, min=1, help="Silos that answer side by side."),
 ) -> None:
     """Run a study over the silos it lists, all on this machine."""
     from fedtmle.studies.file import StudyFileErrors, read_study
-    from fedtmle.studies.progress import live_progress
+    from fedtmle.studies.progress import each, following, live_progress
     from fedtmle.studies.run import run as run_study
     from fedtmle.studies.validate import validate
 
-    for option, path in (("--out", out), ("--transcript", transcript)):
-        if path is not None and not path.absolute().parent.is_dir():
-            raise typer.BadParameter(f"there is no folder {path.absolute().parent}", param_hint=option)
+    written = {"--out": out, "--transcript": transcript, "--report": report, "--events": events}
+    for option, path in written.items():
+        require_folder(path, option)
     with reporting(as_json=as_json):
         try:
             file = read_study(study)
         except StudyFileErrors:  # then with whatever is wrong with the silos' files and data
             fail(validate(study).complaints, Exit.MISTAKES, as_json=as_json)
-        with live_progress(study.stem, quiet=quiet or as_json) as progress:
-            result = run_study(file.study, file.silos, threads=threads, progress=progress)
+        with (
+            live_progress(study.stem, quiet=quiet or as_json) as shown,
+            following(events, study.stem, file.study, list(file.silos)) as log,
+        ):
+            result = run_study(
+                file.study,
+                file.silos,
+                threads=threads,
+                progress=each(shown, None if log is None else log.round),
+                observe=observe,
+            )
+            if log is not None:
+                log.finished(text=result.document["status_text"], converged=result.document["converged"])
         if out is not None:
             result.save(out)
         if transcript is not None and result.run is not None:
             result.run.transcript.save(transcript)
+        if report is not None:
+            write_page(result.document, report)
         _print(result.document, result.to_json() if as_json else None)
-        if out is not None and not as_json and not quiet:
-            typer.echo(f"Saved to {out}.", err=True)
+        if not as_json and not quiet:
+            for path in (out, transcript, report):
+                if path is not None:
+                    typer.echo(f"Saved to {path}.", err=True)
         if not result.document["converged"]:
             raise typer.Exit(int(Exit.NOT_CONVERGED))
 

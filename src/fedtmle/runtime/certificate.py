@@ -22,6 +22,7 @@ from fedtmle.protocol.fits import FitQuery, Weighting
 from fedtmle.protocol.lattice import Lattice
 from fedtmle.protocol.messages import Answered
 from fedtmle.protocol.query import Link, Phase, Problem
+from fedtmle.runtime.markup import element, table, text
 from fedtmle.runtime.session import Finished
 from fedtmle.runtime.transcript import Transcript
 from fedtmle.theory.averaging import Averaging, averaging_rounds, personal_checks, personal_constants
@@ -79,6 +80,31 @@ class RunCertificate:
         lines += [f"{c.name} = {c.value:.4g} ({c.basis})" for c in self.constants]
         lines += self.assumptions
         return "\n".join(line if len(line) <= WIDTH else f"{line[: WIDTH - 3]}..." for line in lines)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: what is proved, what it rests on, and what stays open."""
+        parts = []
+        if self.residual_bound is not None and self.tolerance is not None:
+            said = f"Residual at most {self.residual_bound:.2g} (asked: {self.tolerance:.2g})."
+            parts.append(text("p", said))
+        if self.smoothness is not None:
+            parts.append(text("p", f"Smoothness {self.smoothness.value:.4g} ({self.smoothness.basis})."))
+        if self.checks:
+            rows = [
+                [
+                    line.name,
+                    f"{line.realised:.5g}",
+                    "open" if line.bound is None else f"{line.bound:.4g}",
+                    line.basis or "",
+                    line.statement,
+                ]
+                for line in self.checks
+            ]
+            parts.append(table(["", "realised", "bound", "rests on", "statement"], rows))
+        parts += [text("p", f"{c.name} = {c.value:.4g} ({c.basis})") for c in self.constants]
+        if self.assumptions:
+            parts.append(element("ul", "".join(text("li", line) for line in self.assumptions)))
+        return element("div", "".join(parts))
 
 
 def certify(

@@ -15,6 +15,7 @@ from fedtmle.model.types import Array
 from fedtmle.protocol.query import Phase
 from fedtmle.runtime.account import Account
 from fedtmle.runtime.certificate import RunCertificate
+from fedtmle.runtime.markup import element, table, text
 from fedtmle.runtime.observe import Observation
 from fedtmle.runtime.silo import LocalOutcome
 from fedtmle.runtime.transcript import Transcript
@@ -110,6 +111,26 @@ class Result:
             lines += ["", str(self.certificate)]
         return "\n".join(lines)
 
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the estimates, the ending, the cost and the certificate."""
+        parts = []
+        if self.psi is not None and self.std_error is not None:
+            numbers = zip(self.names, self.psi, self.std_error, strict=True)
+            rows = [[name, f"{value:.6g}", f"{error:.3g}"] for name, value, error in numbers]
+            parts.append(table(["", "estimate", "std. error"], rows))
+        if self.silos:
+            rows = [
+                [name, "-" if own.retired_at is None else str(own.retired_at)]
+                for name, own in self.silos.items()
+            ]
+            parts.append(table(["silo", "retired at update"], rows))
+        parts.append(text("p", self.status.value))
+        cost = f"n = {self.n:,}, {len(self.sizes)} silo(s), {self.rounds} rounds, {self.bits:,} bits"
+        parts.append(text("p", cost))
+        if self.certificate is not None:
+            parts.append(self.certificate._repr_html_())
+        return element("div", "".join(parts))
+
     def contrast(self, weights: Sequence[float]) -> tuple[float, float]:
         """The estimate and standard error of a linear combination of psi's coordinates."""
         if self.psi is None or self.covariance is None:
@@ -138,6 +159,7 @@ class Result:
             "steps": self.steps,
             "updates": self.updates,
             "account": self.account.to_dict(),
+            "transcript": self.transcript.digest(),
             "certificate": None if self.certificate is None else _plain(asdict(self.certificate)),
             "trajectory": _plain(asdict(self.trajectory)),
             "retired_at": dict(self.retired_at),

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from fedtmle.algorithms.outcome import Outcome, Query
@@ -27,19 +27,25 @@ from fedtmle.protocol.messages import (
 )
 from fedtmle.protocol.plan import Plan
 from fedtmle.protocol.query import Link, Phase
-from fedtmle.runtime.account import Account
+from fedtmle.runtime.account import Account, RoundBits
 from fedtmle.runtime.federation import Federation
+from fedtmle.runtime.learned import Learned
 from fedtmle.runtime.transcript import Exchange, Transcript
 
 
 @dataclass(frozen=True, kw_only=True)
 class RoundReport:
-    """What the progress callback hears after each round."""
+    """What the progress callback hears after each round; all of it is public."""
 
     round: int
     phase: Phase
     silos: int
     bits: int  # payload bits so far, all links
+    up: Mapping[str, int] = field(default_factory=dict)  # payload bits of this round, by silo
+    down: Mapping[str, int] = field(default_factory=dict)
+    retired: tuple[str, ...] = ()  # the silos that left in this round
+    gradient_norm: float | None = None  # of the pooled loss where the round asked, if it tells
+    tolerance: float | None = None  # once it is settled
 
 
 Progress = Callable[[RoundReport], None]
@@ -68,12 +74,14 @@ class Session:
         self._plan = plan
         self._federation = federation
         self._progress = progress
+        self._learned = Learned(plan.subject, plan.algorithm) if progress is not None else None
         self._account = Account()
         self._session = session or plan.digest[:16]
         self._transcript = Transcript(self._session)
         self._active = list(plan.silos)
         self._links = {silo: Link() for silo in self._active}
         self._retired: dict[str, int] = {}
+        self._sent: dict[str, int] = {}  # payload bits of this round's answers
         self._closing: dict[str, Any] = {}
         self._round = 0
 
@@ -91,7 +99,7 @@ class Session:
             pooled = query.pool(answers, {silo: sizes[silo] for silo in silos})
             broadcast = self._broadcast(query, pooled)
             self._retire(query, answers)
-            self._book(query.phase, broadcast)
+            self._book(query, pooled, broadcast, silos)
             if query.phase is Phase.CLOSING:
                 self._closing = answers
             try:
@@ -129,13 +137,14 @@ class Session:
 
     def _collect(self, query: Query, requests: Mapping[str, bytes]) -> dict[str, Any]:
         answers = {}
+        self._sent = {}
         for silo, reply in self._exchange(requests).items():
             if not isinstance(reply, Answered) or reply.round != self._round:
                 raise ProtocolError(f"silo '{silo}' did not answer round {self._round}")
             reader = BitReader(reply.payload.bits())
             answers[silo] = query.read_answer(reader, self._links[silo])
             reader.finish()
-            self._account.bits_up[query.phase, silo] += reply.payload.length
+            self._sent[silo] = reply.payload.length
         return answers
 
     def _broadcast(self, query: Query, pooled: Any) -> Bits:
@@ -153,17 +162,22 @@ class Session:
         """tau_m of each silo, as each knows its own; only a personalised run ends without an estimate."""
         return {} if outcome.estimate is not None else {silo: self._retired.get(silo) for silo in self._links}
 
-    def _book(self, phase: Phase, broadcast: Bits) -> None:
-        self._account.rounds[phase] += 1
-        for silo in self._active:
-            self._account.bits_down[phase, silo] += broadcast.length
-        if self._progress is not None:
+    def _book(self, query: Query, pooled: Any, broadcast: Bits, asked: Sequence[str]) -> None:
+        down = dict.fromkeys(self._active, broadcast.length)
+        self._account.book(RoundBits(phase=query.phase, up=self._sent, down=down))
+        if self._progress is not None and self._learned is not None:
+            norm = self._learned.hear(query, pooled)
             self._progress(
                 RoundReport(
                     round=self._round,
-                    phase=phase,
+                    phase=query.phase,
                     silos=len(self._active),
                     bits=self._account.bits(*Phase),
+                    up=self._sent,
+                    down=down,
+                    retired=tuple(silo for silo in asked if silo not in down),
+                    gradient_norm=norm,
+                    tolerance=self._learned.tolerance,
                 )
             )
 

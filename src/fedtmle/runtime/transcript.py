@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -46,6 +47,10 @@ class Transcript:
     def save(self, path: str | Path) -> None:
         """One self-contained msgpack file."""
         Path(path).write_bytes(self.encode())
+
+    def digest(self) -> str:
+        """SHA-256 of the saved file, in hexadecimal."""
+        return hashlib.sha256(self.encode()).hexdigest()
 
     @classmethod
     def load(cls, path: str | Path) -> Transcript:

@@ -17,6 +17,7 @@ from fedtmle.studies.diagnosed import diagnostics_document
 from fedtmle.studies.inference import Row, table_rows
 from fedtmle.studies.result import FORMAT
 from fedtmle.studies.silos import Closing, heterogeneity
+from fedtmle.studies.versions import versions
 from fedtmle.version import __version__
 
 
@@ -42,6 +43,7 @@ def document(plan: Plan, finished: Finished, result: Result, release: Sequence[s
     return {
         "format": FORMAT,
         "version": __version__,
+        "versions": versions(),
         "plan": plan.digest.hex(),
         "question": in_words(described["target"]),
         "study": described,

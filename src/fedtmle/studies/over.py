@@ -8,6 +8,7 @@ from fedtmle.errors import InputError
 from fedtmle.protocol.plan import Plan
 from fedtmle.runtime.certificate import certify
 from fedtmle.runtime.federation import Federation
+from fedtmle.runtime.observe import Observation
 from fedtmle.runtime.session import Finished, Progress, Session
 from fedtmle.runtime.silo import LocalOutcome
 from fedtmle.solver import assemble
@@ -39,11 +40,12 @@ def conclude(
     *,
     release: Sequence[str] = (),
     own: Mapping[str, LocalOutcome] | None = None,
+    observed: Observation | None = None,
 ) -> StudyResult:
     """The result of a finished session; ``own`` is what silos in this process kept for themselves."""
     problem = finished.outcome.problem
     certificate = certify(problem, problem.start(), plan.subject.algorithm, finished)
-    result = assemble(problem, finished, None, certificate, own or {})
+    result = assemble(problem, finished, observed, certificate, own or {})
     return StudyResult(document=document(plan, finished, result, release), run=result)
 
 

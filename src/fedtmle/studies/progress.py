@@ -1,11 +1,20 @@
-"""The live display of a run: on standard error, and only where that is a terminal."""
+"""Following a run: a live display where standard error is a terminal, and a file of events."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
+from fedtmle.algorithms.study import Study
+from fedtmle.protocol.plan import roster
+from fedtmle.runtime.events import EventLog, logging_to
 from fedtmle.runtime.session import Progress, RoundReport
+from fedtmle.studies.describe import describe, in_words
+from fedtmle.studies.plan import study_plan
+from fedtmle.studies.text import shortened
+
+TITLE = 14  # characters of a title that leave a line of 80 room for the rest
 
 
 @contextmanager
@@ -21,13 +30,44 @@ def live_progress(what: str, *, quiet: bool) -> Iterator[Progress | None]:
         return
     columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
     with Bar(*columns, console=console, transient=True) as bar:
-        task = bar.add_task(f"{what}: reading the silos")
+        short = shortened(what, TITLE)
+        task = bar.add_task(f"{short}: reading the silos")
 
         def report(round_: RoundReport) -> None:
+            known = round_.gradient_norm
+            last = "so far" if known is None else f"so far, {known:.1e}"  # the residual on its way down
             bar.update(
                 task,
-                description=f"{what}: round {round_.round}, {round_.phase}, {round_.silos} silos, "
-                f"{round_.bits / 1000:.1f} kbit so far",
+                description=f"{short}: round {round_.round}, {round_.phase}, {round_.silos} silos, "
+                f"{round_.bits / 1000:.1f} kbit {last}",
             )
 
         yield report
+
+
+@contextmanager
+def following(path: Path | None, title: str, study: Study, silos: Sequence[str]) -> Iterator[EventLog | None]:
+    """A log of events that has said what starts; None without a path."""
+    with logging_to(path) as log:
+        if log is not None:
+            described = describe(study)
+            names = ["pooled"] if study.algorithm.pools_rows else list(silos)
+            log.start(
+                title=title,
+                question=in_words(described["target"]),
+                algorithm=described["algorithm"]["kind"],
+                plan=study_plan(study, roster(names)).digest.hex(),
+                silos=names,
+            )
+        yield log
+
+
+def each(*callbacks: Progress | None) -> Progress | None:
+    """One callback for all that are there."""
+    there = [callback for callback in callbacks if callback is not None]
+
+    def report(round_: RoundReport) -> None:
+        for callback in there:
+            callback(round_)
+
+    return report if there else None

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedtmle.errors import InputError
+from fedtmle.runtime.markup import element, table, text
 from fedtmle.runtime.result import Result
 
 if TYPE_CHECKING:
     import pandas as pd
 
+NUMBERS = re.compile(r"\[\n[-+.eE\d,\s]*\]")
 FORMAT = "fedtmle study result 1"
 
 
@@ -33,7 +36,10 @@ class StudyResult:
         return self.document
 
     def to_json(self) -> str:
-        return json.dumps(self.document, allow_nan=False, indent=1)
+        """Indented, but for lists of numbers: a long run has many."""
+        text = json.dumps(self.document, allow_nan=False, indent=1)
+        # A JSON string holds no line break, so that only lists can match.
+        return NUMBERS.sub(lambda found: " ".join(found[0].split()), text)
 
     def save(self, path: str | Path) -> None:
         """Writes the document as JSON."""
@@ -52,6 +58,23 @@ class StudyResult:
                 + ("" if row["p_value"] is None else f", p = {row['p_value']:.3g}")
             )
         return "\n".join([*lines, *(f"  warning: {warning}" for warning in self.warnings)])
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the question, the table, the ending and the warnings."""
+        confidence = 100 * self.document["study"]["options"]["confidence"]
+        rows = [
+            [
+                row["estimand"],
+                *(f"{row[key]:.6g}" for key in ("estimate", "std_error", "conf_low", "conf_high")),
+                "" if row["p_value"] is None else f"{row['p_value']:.3g}",
+            ]
+            for row in self.document["estimates"]
+        ]
+        head = ["estimand", "estimate", "std. error", f"{confidence:.4g}% from", "to", "p"]
+        parts = [text("p", self.document["question"]), table(head, rows) if rows else ""]
+        parts.append(text("p", self.document["status_text"]))
+        parts += [text("p", f"Warning: {warning}") for warning in self.warnings]
+        return element("div", "".join(parts))
 
 
 def load(path: str | Path) -> StudyResult:

@@ -11,6 +11,7 @@ from fedtmle.errors import InputError
 from fedtmle.protocol.plan import roster
 from fedtmle.runtime.embedded import run_embedded
 from fedtmle.runtime.keeper import Keeper
+from fedtmle.runtime.observe import observe as observe_run
 from fedtmle.runtime.session import Progress
 from fedtmle.runtime.silo import Silo
 from fedtmle.studies.over import check_release, conclude
@@ -28,11 +29,13 @@ def run(
     threads: int = 1,
     progress: Progress | None = None,
     release: Sequence[str] = (),
+    observe: bool = False,
 ) -> StudyResult:
     """Runs ``study`` over ``silos``: name -> data frame, mapping of columns, or path.
 
     ``release`` names silos that consent to having their own estimate shown; one that has a silo file
-    consents there, and is guarded by the policy that it states.
+    consents there, and is guarded by the policy that it states. ``observe`` adds the pooled loss to the
+    trajectory, by reading the rows outside the protocol.
     """
     if not silos:
         raise InputError("silos: expected a mapping of at least one name to data")
@@ -50,7 +53,12 @@ def run(
     ]
     finished = run_embedded(plan, parties, threads=threads, progress=progress)
     own = {silo.name: silo.local for silo in parties if silo.local is not None}
-    return conclude(plan, finished, release=release, own=own)
+    observed = None
+    if observe:
+        together = tables["pooled"] if study.algorithm.pools_rows else pooled_rows(study, tables)
+        problem = finished.outcome.problem
+        observed = observe_run(problem, problem.start(), together, finished.outcome)
+    return conclude(plan, finished, release=release, own=own, observed=observed)
 
 
 def _check_weights(study: Study, silos: Mapping[str, object]) -> None:

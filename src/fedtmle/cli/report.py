@@ -1,0 +1,46 @@
+"""``fedtmle report``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from fedtmle.cli.exits import reporting
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+def report(
+    result: Path = typer.Argument(..., help="A result saved by run --out."),
+    out: Path = typer.Option(Path("report.html"), "--out", help="Where to write the page."),
+    quiet: bool = typer.Option(False, "--quiet", help="Print nothing."),
+    as_json: bool = typer.Option(False, "--json", help="Print the file's name and size as JSON."),
+) -> None:
+    """Write a saved result as one HTML page that opens from disk, prints, and loads nothing."""
+    import json
+
+    from fedtmle.studies.result import load
+
+    require_folder(out, "--out")
+    with reporting(as_json=as_json):
+        size = write_page(load(result).document, out)
+        if as_json:
+            typer.echo(json.dumps({"written": str(out), "bytes": size}))
+        elif not quiet:
+            typer.echo(f"Written: {out} ({size / 1000:,.0f} kB). Open it in any browser.")
+
+
+def require_folder(path: Path | None, option: str) -> None:
+    """A file can be written only where there is a folder: said before a run, not after it."""
+    if path is not None and not path.absolute().parent.is_dir():
+        raise typer.BadParameter(f"there is no folder {path.absolute().parent}", param_hint=option)
+
+
+def write_page(document: Mapping[str, Any], path: Path) -> int:
+    """Writes the page and returns its size in bytes."""
+    from fedtmle.report.page import render
+
+    return path.write_bytes(render(document).encode())

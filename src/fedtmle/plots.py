@@ -1,0 +1,151 @@
+"""Figures of a result as matplotlib axes: ``ft.plots.forest(result)`` and its siblings.
+
+Each takes a study's result, a core result or a saved document, draws on ``ax`` or on new axes, and
+returns them. matplotlib (the extra ``figures``) is loaded when the first figure is drawn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from fedtmle.errors import InputError
+from fedtmle.report import series
+from fedtmle.report.series import Document, document_of
+from fedtmle.runtime.result import Result
+from fedtmle.studies.result import StudyResult
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+AnyResult = StudyResult | Result | Document
+COLOURS = {"silo": "#0b5cad", "without": "#9a4a00", "pooled": "#1b1f24"}
+WARN = "#b3261e"
+
+
+def forest(result: AnyResult, *, estimand: str | None = None, ax: Axes | None = None) -> Axes:
+    """Consenting silos, leave-one-out, and the pooled estimate with its interval; one estimand."""
+    data = _chosen(series.forests(document_of(result)), estimand)
+    ax = ax or _axes(height=1.2 + 0.28 * len(data.rows))
+    for y, row in enumerate(reversed(data.rows)):
+        colour = COLOURS[row.kind]
+        ax.plot([row.low, row.high], [y, y], color=colour, linewidth=2.5 if row.kind == "pooled" else 1.5)
+        ax.plot(row.estimate, y, "o", color=colour, markersize=7 if row.kind == "pooled" else 5)
+    ax.set_yticks(range(len(data.rows)), [row.name for row in reversed(data.rows)])
+    if data.null is not None:
+        ax.axvline(data.null, color="0.5", linewidth=1)
+    if data.ratio:
+        ax.set_xscale("log")
+    ax.set_xlabel(data.estimand)
+    return ax
+
+
+def trajectory(result: AnyResult, *, what: str = "residual", ax: Axes | None = None) -> Axes:
+    """The norm of the pooled gradient by round with the tolerance; or ``what="loss"``, where it is known."""
+    if what not in ("residual", "loss"):
+        raise InputError(f"what: expected 'residual' or 'loss', not {what!r}")
+    data = series.path(document_of(result))
+    values = data.norm if what == "residual" else data.loss
+    known = [(r, v) for r, v in zip(data.rounds, values or (), strict=False) if v is not None]
+    if not known:
+        raise InputError(
+            f"trajectory: this run does not know its {what}; for the loss, run with observe=True"
+        )
+    ax = ax or _axes()
+    ax.plot(
+        *zip(*known, strict=True),
+        marker="o" if len(known) <= 200 else "",
+        markersize=4,
+        color=COLOURS["silo"],
+    )
+    if what == "residual":
+        ax.set_yscale("log")
+        if data.tolerance is not None:
+            ax.axhline(data.tolerance, color=WARN, linestyle="--", label=f"tolerance {data.tolerance:.2g}")
+            ax.legend(frameon=False)
+    ax.set_xlabel("round of targeting")
+    ax.set_ylabel(
+        "norm of the pooled gradient" if what == "residual" else "pooled loss, less its first value"
+    )
+    return ax
+
+
+def bits(result: AnyResult, *, ax: Axes | None = None) -> Axes:
+    """Payload bits of each silo's answers by round, on a log colour scale; white after a silo left."""
+    import numpy as np
+    from matplotlib.colors import LogNorm
+
+    data = series.bits(document_of(result))
+    ax = ax or _axes(height=1.6 + 0.22 * len(data.up))
+    table = np.full((len(data.up), len(data.phases)), np.nan)
+    for row, sent in zip(table, data.up.values(), strict=True):
+        row[: len(sent)] = sent
+    shown = np.ma.masked_invalid(table)
+    extent = (0.5, len(data.phases) + 0.5, len(data.up) - 0.5, -0.5)
+    drawn = ax.imshow(
+        shown, norm=LogNorm(max(shown.min(), 1), shown.max()), cmap="Blues", aspect="auto", extent=extent
+    )
+    ax.figure.colorbar(drawn, ax=ax, label="bits")
+    ax.set_yticks(range(len(data.up)), list(data.up))
+    ax.set_xlabel("round")
+    return ax
+
+
+def overlap(result: AnyResult, *, ax: Axes | None = None) -> Axes:
+    """By arm: records, those with an outcome, and those whose probability was below the bound on g."""
+    data = series.overlap(document_of(result))
+    if data is None:
+        raise InputError("overlap: this result is not of a study, and has no arms")
+    ax = ax or _axes(height=1.6 + 0.5 * len(data.arms))
+    names = [arm.name for arm in data.arms]
+    parts: Mapping[str, tuple[list[int], str, float]] = {
+        "records": ([arm.records for arm in data.arms], "#9db8d4", 0.7),
+        "with outcome": ([arm.observed for arm in data.arms], COLOURS["silo"], 0.45),
+        "below the bound on g": ([arm.truncated for arm in data.arms], WARN, 0.2),
+    }
+    for label, (counts, colour, height) in parts.items():
+        ax.barh(names, counts, height=height, color=colour, label=label)
+    ax.invert_yaxis()
+    ax.set_xlabel("records")
+    ax.legend(frameon=False)
+    return ax
+
+
+def heterogeneity(result: AnyResult, *, estimand: str | None = None, ax: Axes | None = None) -> Axes:
+    """Each releasing silo's distance from their weighted mean, in its own standard errors."""
+    data = _chosen(series.heterogeneity(document_of(result)), estimand)
+    ax = ax or _axes(height=1.2 + 0.28 * len(data.distance))
+    ax.axvspan(-1.96, 1.96, color="0.94")
+    ax.axvline(0, color="0.5", linewidth=1)
+    names, values = list(data.distance), list(data.distance.values())
+    ax.hlines(range(len(names)), 0, values, color=COLOURS["silo"])
+    ax.plot(values, range(len(names)), "o", color=COLOURS["silo"])
+    ax.set_yticks(range(len(names)), names)
+    ax.invert_yaxis()
+    ax.set_xlabel("distance from the weighted mean, in standard errors")
+    ax.set_title(f"{data.estimand}: Q = {data.Q:.2f} on {data.df} df, I2 = {data.I2:.0%}")
+    return ax
+
+
+def _axes(height: float = 3.2) -> Axes:
+    import importlib.util
+
+    if importlib.util.find_spec("matplotlib") is None:
+        raise InputError("figures need matplotlib: pip install 'fedtmle[figures]'")
+    import matplotlib.pyplot as plt
+
+    return plt.subplots(figsize=(7.0, height), layout="constrained")[1]
+
+
+def _chosen(found: list[Any], estimand: str | None) -> Any:
+    """One estimand's data: the named one, or the first."""
+    if not found:
+        raise InputError(
+            "this result has nothing to draw here: no estimate, or no two silos that released theirs"
+        )
+    if estimand is None:
+        return found[0]
+    for data in found:
+        if data.estimand == estimand:
+            return data
+    raise InputError(f"estimand: expected one of {', '.join(d.estimand for d in found)}, not {estimand!r}")

@@ -1,0 +1,219 @@
+"""The page's figures, each drawn for a wide and for a narrow screen."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+from fedtmle.report.series import Bits, Forest, Interval, Path
+from fedtmle.report.svg import (
+    CHARACTER,
+    Canvas,
+    Scale,
+    label,
+    linear,
+    log_ticks,
+    logarithmic,
+    shortened,
+    ticks,
+)
+from fedtmle.runtime.markup import element, text
+
+WIDE, NARROW = 720.0, 340.0
+ROW = 20.0
+SHADES = 6
+GROUPS = {"silo": "Silos that consented", "without": "Leaving one silo out", "pooled": "All silos"}
+Draw = Callable[[float], Canvas]
+
+
+def figure(draw: Draw, *, title: str, said: str, key: str) -> str:
+    """Both drawings, of which the style shows one, and a caption."""
+    drawings = "".join(
+        draw(width).render(title, said, style, f"{key}-{style}")
+        for width, style in ((WIDE, "wide"), (NARROW, "narrow"))
+    )
+    return element("figure", drawings + text("figcaption", title), id=key)
+
+
+def is_wide(width: float) -> bool:
+    return width > 500
+
+
+def x_axis(canvas: Canvas, scale: Scale, values: Sequence[float], top: float, bottom: float) -> None:
+    for value in values:
+        x = scale(value)
+        canvas.line(x, top, x, bottom, "grid")
+        canvas.text(x, bottom + 16, label(value), "tick", "middle")
+
+
+def forest(data: Forest, digits: int) -> Draw:
+    """Estimates with their intervals, one row each."""
+
+    def draw(width: float) -> Canvas:
+        wide = is_wide(width)
+        kinds = [kind for kind in GROUPS if any(row.kind == kind for row in data.rows)]
+        top, left = 8.0, 170.0 if wide else 132.0
+        right = width - (200.0 if wide else 10.0)
+        bottom = top + ROW * (len(data.rows) + len(kinds))
+        canvas = Canvas(width, bottom + 42)
+        ends = [end for row in data.rows for end in (row.low, row.high)]
+        ends += [] if data.null is None else [data.null]
+        low, high = min(ends), max(ends)
+        if data.ratio and low > 0:
+            scale, marks = logarithmic(low, high, left, right), log_ticks(low, high, 5 if wide else 3)
+        else:
+            scale, marks = linear(low, high, left, right), ticks(low, high, 6 if wide else 4)
+        x_axis(canvas, scale, marks, top, bottom)
+        if data.null is not None:
+            canvas.line(scale(data.null), top, scale(data.null), bottom, "null")
+        y = top
+        for kind in kinds:
+            canvas.text(0, y + 14, GROUPS[kind], "group")
+            y += ROW
+            for row in (row for row in data.rows if row.kind == kind):
+                _interval(canvas, row, scale, y + ROW / 2, left, digits)
+                if wide:
+                    numbers = f"{row.estimate:.{digits}f} ({row.low:.{digits}f} to {row.high:.{digits}f})"
+                    shown = numbers.replace("-", "\N{MINUS SIGN}")
+                    canvas.text(width, y + 14, shown, "tick", "end")
+                y += ROW
+        canvas.text((left + right) / 2, bottom + 36, data.estimand, "axis", "middle")
+        return canvas
+
+    return draw
+
+
+def _interval(canvas: Canvas, row: Interval, scale: Scale, y: float, left: float, digits: int) -> None:
+    canvas.text(10, y + 4, shortened(row.label, left - 18), "name")
+    canvas.line(scale(row.low), y, scale(row.high), y, f"whisker {row.kind}")
+    value, low, high = (f"{number:.{digits}f}" for number in (row.estimate, row.low, row.high))
+    said = f"{row.name}: {value} ({low} to {high}), n = {row.n:,}"
+    canvas.circle(scale(row.estimate), y, 5.5 if row.kind == "pooled" else 4.0, f"dot {row.kind}", said)
+
+
+def trajectory(data: Path) -> Draw:
+    """The norm of the pooled gradient by round on a log axis with the tolerance; the loss below."""
+
+    def draw(width: float) -> Canvas:
+        left, right, top, middle = 52.0, width - 10, 24.0, 210.0
+        loss = [(r, v) for r, v in zip(data.rounds, data.loss or (), strict=False) if v is not None]
+        bottom = middle + (150.0 if loss else 0.0)
+        canvas = Canvas(width, bottom + 42)
+        x = linear(min(data.rounds), max(data.rounds), left, right)
+        shown = [(r, v) for r, v in zip(data.rounds, data.norm, strict=True) if v]
+        values = [v for _, v in shown] + ([data.tolerance] if data.tolerance else [])
+        low, high = min(values) / 1.5, max(values) * 1.5
+        y = logarithmic(low, high, middle, top)
+        marks = [mark for mark in ticks(min(data.rounds), max(data.rounds), 6) if mark == int(mark)]
+        x_axis(canvas, x, marks, top, bottom)
+        for value in log_ticks(low, high):
+            canvas.line(left, y(value), right, y(value), "grid")
+            canvas.text(left - 6, y(value) + 4, label(value), "tick", "end")
+        canvas.text(0, 14, "norm of the pooled gradient", "axis")
+        if data.tolerance:
+            canvas.line(left, y(data.tolerance), right, y(data.tolerance), "tolerance")
+            canvas.text(left + 4, y(data.tolerance) - 5, f"tolerance {data.tolerance:.2g}", "warn")
+        canvas.curve([(x(r), y(v)) for r, v in shown], "curve residual")
+        origins = {r for r, at in zip(data.rounds, data.at_origin, strict=True) if at}
+        if len(shown) <= 200:
+            for r, v in shown:
+                style = "dot residual" if r in origins else "dot step"
+                canvas.circle(x(r), y(v), 3.0, style, f"round {r}: {v:.3g}")
+        if loss:
+            _loss(canvas, loss, x, left, right, middle, bottom)
+        canvas.text((left + right) / 2, bottom + 36, "round of targeting", "axis", "middle")
+        return canvas
+
+    return draw
+
+
+def _loss(
+    canvas: Canvas,
+    loss: Sequence[tuple[int, float]],
+    x: Scale,
+    left: float,
+    right: float,
+    middle: float,
+    bottom: float,
+) -> None:
+    values = [value for _, value in loss]
+    low, high = min(values), max(values)
+    y = linear(low, high, bottom - 8, middle + 44)
+    for value in ticks(low, high, 3):
+        canvas.line(left, y(value), right, y(value), "grid")
+        canvas.text(left - 6, y(value) + 4, label(value), "tick", "end")
+    canvas.text(0, middle + 32, "pooled loss, less its first value", "axis")
+    canvas.curve([(x(r), y(v)) for r, v in loss], "curve loss")
+
+
+def bits(data: Bits) -> Draw:
+    """Silos by rounds, a darker cell for more bits; long runs are averaged into columns."""
+
+    def draw(width: float) -> Canvas:
+        left, right, top = (150.0 if is_wide(width) else 96.0), width - 4, 40.0
+        rounds = len(data.phases)
+        columns = min(rounds, int((right - left) / 4))
+        rows = [*data.up.items(), ("broadcast", data.down)]
+        height = 18.0 if len(rows) <= 24 else 15.0
+        bottom = top + height * len(rows)
+        canvas = Canvas(width, bottom + 66)
+        edges = [round(k * rounds / columns) for k in range(columns + 1)]
+        x = linear(0, rounds, left, right)
+        means = [[_mean(sent[a:b]) for a, b in pairwise(edges)] for _, sent in rows]
+        known = [value for row in means for value in row if value]
+        low, high = (min(known), max(known)) if known else (1.0, 1.0)
+        cells: dict[int, list[str]] = {}
+        for i, row in enumerate(means):
+            canvas.text(0, top + height * (i + 0.5) + 4, shortened(rows[i][0], left - 6), "name")
+            for k, value in enumerate(row):
+                if value:
+                    x0, y0 = x(edges[k]), top + height * i
+                    wide = max(x(edges[k + 1]) - x0 - 0.4, 0.6)
+                    cells.setdefault(_shade(value, low, high), []).append(
+                        f"M{x0:.1f} {y0:.1f}h{wide:.1f}v{height - 1:.0f}H{x0:.1f}z"
+                    )
+        for shade, paths in sorted(cells.items()):
+            canvas.path("".join(paths), f"shade{shade}")
+        _phases(canvas, data.phases, x, top, bottom)
+        for mark in ticks(1, rounds, 6 if is_wide(width) else 3):
+            if mark == int(mark):
+                canvas.text(x(mark - 0.5), bottom + 16, label(mark), "tick", "middle")
+        canvas.text((left + right) / 2, bottom + 34, "round", "axis", "middle")
+        _legend(canvas, low, high, left, bottom + 46)
+        return canvas
+
+    return draw
+
+
+def _mean(values: Sequence[int]) -> float:
+    return sum(values) / len(values) if values else 0.0
+
+
+def _shade(value: float, low: float, high: float) -> int:
+    """0 to SHADES - 1 on a log scale."""
+    if not high > low:
+        return SHADES - 1
+    return min(SHADES - 1, int(SHADES * math.log(value / low) / math.log(high / low)))
+
+
+def _phases(canvas: Canvas, phases: Sequence[str], x: Scale, top: float, bottom: float) -> None:
+    """A line where a phase begins, with its name; the names take turns on two lines, for want of room."""
+    runs = [(k, phase) for k, phase in enumerate(phases) if k == 0 or phases[k - 1] != phase]
+    free = [0.0, 0.0]  # where each line of names has room again
+    for place, (start, phase) in enumerate(runs):
+        name = "models" if phase == "nuisance" else phase
+        above = top - (10 if place % 2 == 0 else 24)
+        canvas.line(x(start), above + 3, x(start), bottom, "phase")
+        size = CHARACTER * len(name)
+        begin = min(x(start) + 2, canvas.width - size)
+        if begin >= free[place % 2]:
+            canvas.text(begin, above, name, "tick")
+            free[place % 2] = begin + size
+
+
+def _legend(canvas: Canvas, low: float, high: float, left: float, y: float) -> None:
+    canvas.text(0, y + 11, "bits a round", "axis")
+    for shade in range(SHADES):
+        canvas.rect(left + 22 * shade, y, 21, 13, f"shade{shade}")
+    canvas.text(left + 22 * SHADES + 6, y + 11, f"{low:,.0f} to {high:,.0f}", "tick")

@@ -1,0 +1,293 @@
+"""The page: sections in the order a reader asks, each made from the document alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.resources import files
+from typing import Any
+
+from fedtmle.report import charts, cohort_charts, series, words
+from fedtmle.report.series import Document
+from fedtmle.runtime.markup import element, table, text
+from fedtmle.studies.show import PHASES, cells, interval_title
+from fedtmle.studies.text import bits, decimals, probability, share
+
+POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+
+
+def render(document: Document) -> str:
+    """One HTML file that needs nothing else."""
+    sections = {
+        title: body
+        for title, body in (
+            ("Estimates", _estimates(document)),
+            ("Silo by silo", _forest(document)),
+            ("Heterogeneity", _heterogeneity(document)),
+            ("Who was studied, and how", _cohort(document)),
+            ("How exactly", _exactness(document)),
+            ("What left the silos", _sent(document)),
+            ("To reproduce this", _reproduce(document)),
+        )
+        if body
+    }
+    keys = {title: title.lower().replace(" ", "-").replace(",", "") for title in sections}
+    links = "".join(element("li", text("a", title, href=f"#{keys[title]}")) for title in sections)
+    body = "".join(
+        element("section", text("h2", title) + html, id=keys[title]) for title, html in sections.items()
+    )
+    nav = element("nav", element("ul", links), aria_label="Sections")
+    style = files("fedtmle.report").joinpath("style.css").read_text(encoding="utf-8")
+    question = str(document["question"])
+    head = (
+        '<meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1">'
+        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
+        f"{text('title', question)}<style>{style}</style>"
+    )
+    return (
+        f'<!DOCTYPE html>\n<html lang="en"><head>{head}</head><body>'
+        f'<a class="skip" href="#main">Skip to the results</a>'
+        f"{element('header', _header(document) + nav)}"
+        f"{element('main', body, id='main')}"
+        f"{element('footer', _footer(document))}</body></html>\n"
+    )
+
+
+def _header(document: Document) -> str:
+    parts = [text("h1", str(document["question"]))]
+    sizes = document["sizes"]
+    silos = "1 silo" if len(sizes) == 1 else f"{len(sizes)} silos"
+    parts.append(text("p", f"{document['n']:,} records in {silos}", class_="soft"))
+    if len(document["estimates"]) == 1:
+        (row,) = document["estimates"]
+        value, _, interval = cells(row)
+        aside = text("small", f"{_interval_title(document)}: {interval}")
+        answer = text("span", f"{row['estimand']}: {value}")
+        parts.append(element("p", f"{answer} {aside}", class_="answer"))
+    ended = "status" if document["converged"] else "status bad"
+    status = str(document["status_text"])
+    parts.append(element("p", text("span", status[:1].upper() + status[1:], class_=ended)))
+    parts += [text("p", f"Warning: {warning}", class_="warning") for warning in document.get("warnings", [])]
+    return "".join(parts)
+
+
+def _interval_title(document: Document) -> str:
+    return interval_title(document) if "study" in document else "95% interval"
+
+
+def scrolling(content: str, name: str, style: str = "") -> str:
+    """A wide table in a region of its own, which the keyboard reaches."""
+    named = f"scroll {style}".strip()
+    return element("div", content, class_=named, role="region", aria_label=name, tabindex="0")
+
+
+def _estimates(document: Document) -> str:
+    estimates = document["estimates"]
+    if not estimates:
+        return _personalized(document)
+    digits = _digits(document)
+    title = _interval_title(document)
+    head = ["estimand", "estimate", "std. error", title, "p"]
+    rows = [[row["estimand"], *cells(row, digits), probability(row["p_value"])] for row in estimates]
+    found = scrolling(table(head, rows), "Estimates")
+    if len(estimates) > 1 and document.get("simultaneous"):
+        rows = [[row["estimand"], cells(row, digits)[2]] for row in document["simultaneous"]]
+        found += text("p", "All intervals at once: together they hold with the same confidence.")
+        found += scrolling(table(["estimand", f"simultaneous {title}"], rows), "Simultaneous intervals")
+    return found
+
+
+def _personalized(document: Document) -> str:
+    kept: Mapping[str, Any] = document.get("personalized", {})
+    rows = [
+        [silo, f"{own['n_rows']:,}", "-" if own["retired_at"] is None else str(own["retired_at"])]
+        for silo, own in kept.items()
+    ]
+    found = text("p", "Each silo keeps its own estimate; there is no pooled one.")
+    if rows:
+        found += scrolling(table(["silo", "records", "left at update"], rows), "Silos")
+    released = [(silo, row) for silo, own in kept.items() for row in own["estimates"]]
+    if released:
+        head = ["released by silos", "estimand", "estimate", "std. error", _interval_title(document)]
+        rows = [[silo, row["estimand"], *cells(row)] for silo, row in released]
+        found += scrolling(table(head, rows), "Released estimates")
+    return found
+
+
+def _digits(document: Document) -> int:
+    return max((decimals(row["std_error"]) for row in document["estimates"]), default=4)
+
+
+def _forest(document: Document) -> str:
+    found = []
+    digits = _digits(document)
+    for k, data in enumerate(series.forests(document)):
+        pooled = data.rows[-1]
+        said = (
+            f"Forest plot of {data.estimand}: pooled {pooled.estimate:.{digits}f}, "
+            f"interval {pooled.low:.{digits}f} to {pooled.high:.{digits}f}; "
+            f"{sum(row.kind == 'silo' for row in data.rows)} silos show their own."
+        )
+        title = f"{data.estimand} with its {_interval_title(document)}"
+        found.append(charts.figure(charts.forest(data, digits), title=title, said=said, key=f"forest-{k}"))
+    if not found:
+        return ""
+    note = (
+        "Only silos that consented are shown by themselves; what is left without one of them tells that "
+        "one's estimate too. A silo's own estimate is one step from the pooled fit on its records alone."
+        if document.get("silos")
+        else "No silo consented to showing an estimate of its own, so only the pooled one is drawn."
+    )
+    rows = [
+        [row.name, f"{row.n:,}", *(f"{v:.{digits}f}" for v in (row.estimate, row.low, row.high))]
+        for data in series.forests(document)
+        for row in data.rows
+    ]
+    numbers = scrolling(table(["", "records", "estimate", "from", "to"], rows), "Numbers of the forest plot")
+    return text("p", note) + "".join(found) + element("details", text("summary", "The numbers") + numbers)
+
+
+def _heterogeneity(document: Document) -> str:
+    found = []
+    spreads = series.heterogeneity(document)
+    for k, data in enumerate(spreads):
+        said = f"Each silo's {data.estimand} against their weighted mean, in standard errors: " + ", ".join(
+            f"{silo} {value:+.1f}" for silo, value in data.distance.items()
+        )
+        title = f"{data.estimand}: distance of each silo from their weighted mean"
+        found.append(
+            charts.figure(cohort_charts.heterogeneity(data), title=title, said=said, key=f"spread-{k}")
+        )
+    if not found:
+        return ""
+    rows = [[s.estimand, f"{s.Q:.2f}", str(s.df), probability(s.p), f"{s.I2:.0%}"] for s in spreads]
+    head = ["estimand", "Cochran's Q", "df", "p", "I\N{SUPERSCRIPT TWO}"]
+    note = (
+        "If all silos had the same effect, Q would be near its degrees of freedom. "
+        "I\N{SUPERSCRIPT TWO} is the share of the spread beyond chance. With few silos both are rough."
+    )
+    return scrolling(table(head, rows), "Heterogeneity") + text("p", note) + "".join(found)
+
+
+def _cohort(document: Document) -> str:
+    data = series.overlap(document)
+    if data is None:
+        return ""
+    rows = [
+        [
+            arm.name,
+            f"{arm.records:,}",
+            f"{arm.observed:,} ({share(arm.observed, arm.records)})",
+            f"{arm.truncated:,} ({share(arm.truncated, arm.records)})"
+            + (f"; hidden in {arm.hidden_in}" if arm.hidden_in else ""),
+        ]
+        for arm in data.arms
+    ]
+    found = scrolling(table(["arm", "records", "with outcome", "below the bound on g"], rows), "Arms")
+    study = document["study"]
+    models = [[f"{role} model", formula] for role, formula in study["models"].items()]
+    floor = "none" if data.floor is None else f"{data.floor:.4g}"
+    rule = " (auto)" if study["options"]["g_bounds"] == "auto" else ""
+    models += [["algorithm", study["algorithm"]["kind"]], ["bound on g", floor + rule]]
+    found += scrolling(table(["", ""], models), "Models", "prose")
+    cut = "; ".join(f"{arm.name} {arm.truncated:,}" for arm in data.arms)
+    sizes = "; ".join(f"{name} {size:,.0f}" for name, size in data.effective.items())
+    said = f"Records below the bound on g: {cut}. Effective number of records: {sizes}."
+    title = (
+        "Overlap: records by arm (dark: with an outcome; red: probability of the arm taken and observed "
+        "below the bound), and how many records the inverse probabilities leave in effect"
+    )
+    found += charts.figure(cohort_charts.overlap(data), title=title, said=said, key="overlap")
+    for k, spread in enumerate(series.probabilities(document)):
+        title = f"Modelled probability of arm {spread.of} by the arm taken (?: every silo hides its few)"
+        counts = "; ".join(
+            f"{arm}: {', '.join('hidden' if c is None else str(c) for c in own)}"
+            for arm, own in spread.counts.items()
+        )
+        said = (
+            f"Counts in bins that begin at {', '.join(f'{edge:g}' for edge in spread.edges[:-1])}. {counts}."
+        )
+        drawn = cohort_charts.probabilities(spread)
+        found += charts.figure(drawn, title=title, said=said, key=f"probability-{k}")
+    return found
+
+
+def _exactness(document: Document) -> str:
+    data = series.path(document)
+    found = []
+    known = [norm for norm in data.norm if norm]
+    if known:
+        asked = "" if data.tolerance is None else f"; the tolerance is {data.tolerance:.2g}"
+        ends = f"from {known[0]:.2g} to {known[-1]:.2g}"
+        said = f"Norm of the pooled gradient in {len(known)} rounds: {ends}{asked}."
+        title = (
+            "Residual by round, with the tolerance (filled: at the current fit; open: on the way to the next)"
+        )
+        found.append(charts.figure(charts.trajectory(data), title=title, said=said, key="trajectory"))
+        if data.loss is None:
+            note = (
+                "The pooled loss is not drawn: this run did not ask for it, and asking discloses a sum more."
+            )
+            found.append(text("p", note, class_="soft"))
+    for title, lines in (("What is proved", words.proved), ("What is assumed", words.assumed)):
+        items = "".join(text("li", line) for line in lines(document))
+        found.append(text("h3", title) + element("ul", items))
+    checks = (document["certificate"] or {}).get("checks", [])
+    if checks:
+        rows = [
+            [
+                line["name"],
+                f"{line['realised']:.5g}",
+                "open" if line["bound"] is None else f"{line['bound']:.4g}",
+                line["basis"] or "",
+                line["statement"],
+            ]
+            for line in checks
+        ]
+        caption = "What the run took, beside what the paper's theorems allow"
+        head = ["", "realised", "bound", "rests on", "statement"]
+        found.append(scrolling(table(head, rows, caption=caption), "Bounds"))
+    return "".join(found)
+
+
+def _sent(document: Document) -> str:
+    account = document["account"]
+    data = series.bits(document)
+    phases = [phase for phase in PHASES if account["rounds"].get(phase)]
+    found = "".join(text("p", line) for line in words.disclosed(document))
+    found += scrolling(table(["phase", "a message holds"], words.messages(document)), "Messages", "prose")
+    up, down = account["bits_up"], account["bits_down"]
+    rows = [
+        [silo, *(bits(up[silo].get(phase, 0)) for phase in phases), bits(sum(up[silo].values())),
+         bits(sum(down.get(silo, {}).values()))]
+        for silo in up
+    ]  # fmt: skip
+    heads = [f"{PHASES[phase]} ({account['rounds'][phase]})" for phase in phases]
+    caption = "Bits that each silo sent, by phase (with the number of rounds), and received"
+    found += scrolling(table(["silo", *heads, "sent", "received"], rows, caption=caption), "Bits by silo")
+    total = sum(sum(sent) for sent in data.up.values())
+    said = f"{len(data.phases)} rounds, {len(data.up)} silos, {total:,} bits from silos in all."
+    title = "Bits of each silo's answers, and of the broadcast to each, by round"
+    return found + charts.figure(charts.bits(data), title=title, said=said, key="bits")
+
+
+def _reproduce(document: Document) -> str:
+    study = document.get("study", {})
+    rows = [
+        ["plan (SHA-256)", str(document.get("plan", "-"))],
+        ["transcript (SHA-256)", str(document["transcript"])],
+        ["seed", str(study.get("options", {}).get("seed", "-"))],
+        *([name, str(value)] for name, value in document.get("versions", {}).items()),
+    ]
+    for name, value in study.get("algorithm", {}).items():
+        rows.append([f"algorithm: {name}", str(value)])
+    for name, value in study.get("options", {}).items():
+        rows.append([f"option: {name}", str(value)])
+    note = (
+        "The same plan on the same records gives the same transcript with these versions on such a machine."
+    )
+    return text("p", note) + scrolling(table(["", ""], rows), "Reproducibility", "prose mono")
+
+
+def _footer(document: Document) -> str:
+    version = str(document.get("version", ""))
+    return text("p", f"Made by fedtmle {version} from a saved result. The page loads nothing from a network.")

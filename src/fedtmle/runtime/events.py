@@ -1,0 +1,110 @@
+"""Events of a run as lines of JSON, appended to a file that anyone may follow while it grows.
+
+    start     title, question, algorithm, plan, silos, role
+    round     round, phase, up and down (bits by silo), retired, norm, tolerance
+    silo      silo, status, reason: something happened to one silo (lost, back, refused, ...)
+    finished  text, converged
+    failed    text: the run ended without a result
+
+Every event has `time`, seconds since 1970. All of it is public to the parties of the run; no line
+holds a record's value. `EventLog.round` is a session's progress callback, so that an embedded and a
+deployed run write the same file.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+from fedtmle.errors import DataError, FedTMLEError, RefusedError
+from fedtmle.runtime.session import RoundReport
+
+Clock = Callable[[], float]
+Event = dict[str, Any]
+
+
+class EventLog:
+    """Appends one line per event, whole, and at once."""
+
+    def __init__(self, path: str | Path, *, clock: Clock = time.time) -> None:
+        self._file: IO[bytes] = Path(path).open("ab", buffering=0)  # noqa: SIM115 - closed by `close`
+        self._clock = clock
+
+    def start(
+        self,
+        *,
+        title: str,
+        question: str,
+        algorithm: str,
+        plan: str,
+        silos: Sequence[str],
+        role: str = "server",
+    ) -> None:
+        """A run begins; whoever follows the file forgets the run before."""
+        self.write(
+            "start",
+            title=title,
+            question=question,
+            algorithm=algorithm,
+            plan=plan,
+            silos=list(silos),
+            role=role,
+        )
+
+    def round(self, report: RoundReport) -> None:
+        """One round is over."""
+        self.write(
+            "round",
+            round=report.round,
+            phase=report.phase.value,
+            up=dict(report.up),
+            down=dict(report.down),
+            retired=list(report.retired),
+            norm=report.gradient_norm,
+            tolerance=report.tolerance,
+        )
+
+    def silo(self, silo: str, status: str, reason: str = "") -> None:
+        """What happened to one silo: "lost", "back", "refused" or "failed"."""
+        self.write("silo", silo=silo, status=status, reason=reason)
+
+    def failed(self, error: BaseException) -> None:
+        """The run ended without a result; an error that names a silo is said of that silo as well."""
+        if isinstance(error, RefusedError):
+            self.silo(error.silo, "refused", error.code)
+        elif isinstance(error, DataError) and error.silo is not None:
+            self.silo(error.silo, "failed", error.message)
+        # Only errors raised on purpose are sure to quote no record.
+        text = str(error) if isinstance(error, FedTMLEError) else f"stopped by {type(error).__name__}"
+        self.write("failed", text=text)
+
+    def finished(self, *, text: str, converged: bool) -> None:
+        """The run has a result."""
+        self.write("finished", text=text, converged=converged)
+
+    def write(self, event: str, **fields: Any) -> None:
+        line = {"event": event, "time": round(self._clock(), 3), **fields}
+        self._file.write(json.dumps(line, allow_nan=False, separators=(",", ":")).encode() + b"\n")
+
+    def close(self) -> None:
+        self._file.close()
+
+
+@contextmanager
+def logging_to(path: str | Path | None) -> Iterator[EventLog | None]:
+    """An open log that says so if the run fails; None, and nothing written, without a path."""
+    if path is None:
+        yield None
+        return
+    log = EventLog(path)
+    try:
+        yield log
+    except BaseException as error:
+        log.failed(error)
+        raise
+    finally:
+        log.close()

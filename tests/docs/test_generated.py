@@ -1,0 +1,82 @@
+"""The pages that the code writes are current and complete; names in the glossary exist."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+from tools.document import api, wire
+from tools.document.__main__ import DOCS, PAGES
+from tools.document.examples import classes
+from tools.document.messages import RISKS
+
+from fedtmle.protocol.policy import Policy
+from fedtmle.protocol.state import TABLE, State
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_generated_pages_are_current(name: str) -> None:
+    kept = (DOCS / name).read_text(encoding="utf-8")
+    assert kept == PAGES[name](), "run `make docs`"
+
+
+def test_every_kind_of_answer_is_on_the_page_with_its_risk() -> None:
+    kinds = {kind.__name__ for kind in classes()}
+    assert kinds == set(RISKS)
+    page = (DOCS / "messages.md").read_text(encoding="utf-8")
+    assert page.count("**Example**") == page.count("**What it may tell**") == len(kinds)
+    for key, *_ in Policy.keys():  # noqa: SIM118 - not those of a mapping
+        assert f"| `{key}` |" in page
+
+
+def test_the_diagram_is_the_table() -> None:
+    drawn = wire.drawing()
+    for state in State:
+        assert f">{state.value}</text>" in drawn
+    for line in TABLE:
+        assert f">{line.request.__name__.lower()}</text>" in drawn
+    arrows = len({(line.state, to) for line in TABLE for to in line.leads_to})
+    assert drawn.count("marker-end") == arrows
+
+
+def test_the_reference_names_everything() -> None:
+    import fedtmle as ft
+
+    page = api.page()
+    for name in ft.__all__:
+        assert f"### `ft.{name}`" in page
+    assert "## More" not in page  # every name has its group
+
+
+def test_names_in_the_glossary_exist() -> None:
+    text = (DOCS / "glossary.md").read_text(encoding="utf-8")
+    names = re.findall(r"`(fedtmle\.[\w.]+)`", text)
+    assert len(names) > 30
+    for name in names:
+        assert resolves(name), name
+
+
+def resolves(name: str) -> bool:
+    parts = name.split(".")
+    for cut in range(len(parts), 0, -1):
+        try:
+            found = importlib.import_module(".".join(parts[:cut]))
+        except ModuleNotFoundError:
+            continue
+        for part in parts[cut:]:
+            if not hasattr(found, part):
+                return False
+            found = getattr(found, part)
+        return True
+    return False
+
+
+def test_the_navigation_has_every_page() -> None:
+    listed = re.findall(
+        r": (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), flags=re.MULTILINE
+    )
+    assert sorted(listed) == sorted(path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md"))

@@ -1,0 +1,52 @@
+"""Results of every kind, small and real, for the tests of what shows them."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+
+import fedtmle as ft
+from fedtmle.studies.result import StudyResult
+
+ALGORITHMS = {
+    "coded": ft.Coded(),
+    "gradient": ft.Gradient(optimizer=ft.Newton()),
+    "descent": ft.Gradient(optimizer=ft.GradientDescent(step=ft.Backtracking()), tolerance="negligible"),
+    "local": ft.LocalAverage(max_updates=3),
+    "personal": ft.Personalized(lattice=1e-4, max_updates=5),
+    "central": ft.Central(tolerance=1e-8),
+    "unfinished": ft.Coded(max_rounds=2),
+}
+TARGETS = {
+    "ATE": ft.ATE(outcome="y", treatment="a", outcome_bounds=(0.0, 1.0)),
+    "RR": ft.RR(outcome="y", treatment="a", outcome_bounds=(0.0, 1.0)),
+    "TSM": ft.TSM(outcome="y", treatment="a", outcome_bounds=(0.0, 1.0)),
+    "strata": ft.ATE(outcome="y", treatment="a", outcome_bounds=(0.0, 1.0), strata="s"),
+}
+
+
+def silos(count: int = 3, rows: int = 120) -> dict[str, dict[str, np.ndarray]]:
+    """A binary outcome with one confounder."""
+    rng = np.random.default_rng(count)
+    found = {}
+    for m in range(count):
+        x = rng.normal(size=rows)
+        a = rng.binomial(1, 1 / (1 + np.exp(-0.5 * x)))
+        y = rng.binomial(1, 1 / (1 + np.exp(-(0.3 * x + 0.6 * a - 0.2))))
+        found[f"silo {m}"] = {"x": x, "a": a, "y": y.astype(float), "s": np.where(x > 0, "high", "low")}
+    return found
+
+
+@cache
+def result(
+    algorithm: str = "coded", target: str = "ATE", *, release: int = 2, observe: bool = False
+) -> StudyResult:
+    data = silos()
+    study = ft.Study(
+        target=TARGETS[target],
+        outcome_model=ft.GLM("C(a) + x"),
+        treatment_model=ft.GLM("x"),
+        algorithm=ALGORITHMS[algorithm],
+    )
+    return ft.run(study, data, release=tuple(data)[:release], observe=observe)

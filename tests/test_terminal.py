@@ -1,0 +1,90 @@
+"""What every command does at a terminal of 80 columns, and where there is none."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+from typer.testing import CliRunner
+
+from fedtmle.cli import app
+from fedtmle.studies.template import write_template
+
+ESCAPE = "\x1b"
+
+
+def leaves(group: Any, *before: str) -> Iterator[tuple[tuple[str, ...], Any]]:
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from leaves(command, *before, name)
+        else:
+            yield (*before, name), command
+
+
+COMMANDS = dict(leaves(typer.main.get_command(app)))
+ON_STUDIES = [name for name in COMMANDS if len(name) == 1]
+SHOWS_PROGRESS = [("run",), ("demo",), ("reproduce",)]
+
+
+@pytest.mark.parametrize("name", COMMANDS, ids=" ".join)
+def test_help_fits_and_has_no_colour(name: tuple[str, ...]) -> None:
+    shown = CliRunner(env={"COLUMNS": "80"}).invoke(app, [*name, "--help"])
+    assert shown.exit_code == 0
+    assert max(map(len, shown.output.splitlines())) <= 80
+    assert ESCAPE not in shown.output
+
+
+def test_the_options_for_scripts_are_there() -> None:
+    options = {name: {o for p in command.params for o in p.opts} for name, command in COMMANDS.items()}
+    assert [name for name in ON_STUDIES if "--json" not in options[name]] == []
+    assert [name for name in SHOWS_PROGRESS if "--quiet" not in options[name]] == []
+
+
+def at_a_terminal(*arguments: str, folder: Path) -> str:
+    """All that a command writes to a terminal of 80 columns."""
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "fedtmle", *arguments]
+    environment = {key: value for key, value in os.environ.items() if key not in ("NO_COLOR", "FORCE_COLOR")}
+    environment |= {"COLUMNS": "80", "TERM": "xterm-256color"}
+    with subprocess.Popen(  # noqa: S603 - our own
+        command, cwd=folder, env=environment, stdin=theirs, stdout=theirs, stderr=theirs
+    ) as run:
+        os.close(theirs)
+        said = b""
+        try:
+            while piece := os.read(ours, 65536):
+                said += piece
+        except OSError:  # how a terminal says that nobody writes to it any more
+            pass
+        finally:
+            os.close(ours)
+        assert run.wait(300) == 0, said
+    return said.decode()
+
+
+def test_a_run_shows_its_progress_at_a_terminal_only(tmp_path: Path) -> None:
+    write_template(tmp_path, force=False)
+    said = at_a_terminal("run", "study.toml", folder=tmp_path)
+    assert "round 2" in said
+    assert "kbit so far" in said
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", said).replace("\r", "\n")
+    assert max(map(len, plain.splitlines())) <= 80
+    assert ESCAPE in said
+    assert "round 2" not in at_a_terminal("run", "study.toml", "--quiet", folder=tmp_path)
+    piped = subprocess.run(
+        [sys.executable, "-m", "fedtmle", "run", "study.toml"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert ESCAPE not in piped.stdout + piped.stderr
+    assert "round 2" not in piped.stderr

@@ -1,0 +1,1 @@
+"""For developers; not part of the package."""

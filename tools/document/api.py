@@ -1,0 +1,121 @@
+"""`docs/api.md`: everything that `import fedtmle as ft` offers, from its docstrings."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import inspect
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import fedtmle as ft
+
+GROUPS = {
+    "Run": ("run", "solve", "load", "check_problem", "plots"),
+    "A study": ("Study", "ATE", "ATT", "ATC", "RR", "OR", "TSM", "OutcomeMean", "PolicyMeans"),
+    "Rules": ("Static", "Threshold", "Stochastic"),
+    "Models": ("GLM", "Supplied", "Pilot", "PerSilo", "GradientBoostedTrees", "SuperLearner"),
+    "Algorithms": ("Central", "Gradient", "LocalAverage", "Coded", "Personalized"),
+    "Settings of algorithms": (
+        "Exact",
+        "GradientDescent",
+        "Backtracking",
+        "Newton",
+        "StochasticGradientDescent",
+        "Certified",
+        "Estimated",
+    ),
+    "Targets": ("Mean", "TwoArm", "OptimalTransport", "LogisticFluctuation", "ExponentialTilt"),
+    "Results": ("StudyResult", "Result", "Status", "Transcript"),
+}
+
+
+def page() -> str:
+    """The whole page."""
+    grouped = {name for names in GROUPS.values() for name in names}
+    rest = tuple(name for name in ft.__all__ if name not in grouped)
+    groups = {**GROUPS, **({"More": rest} if rest else {})}
+    head = [
+        "# API reference",
+        "",
+        "`import fedtmle as ft`. Written from the docstrings by `python -m tools.document`.",
+        "",
+    ]
+    body = [line for title, names in groups.items() for line in (f"## {title}", "", *_group(names))]
+    return "\n".join([*head, *body]).rstrip() + "\n"
+
+
+def _group(names: tuple[str, ...]) -> Iterator[str]:
+    for name in names:
+        thing = getattr(ft, name)
+        yield f"### `ft.{name}`"
+        yield ""
+        if isinstance(thing, ModuleType):
+            yield from _doc(thing)
+            for member, function in inspect.getmembers(thing, inspect.isfunction):
+                if function.__module__ == thing.__name__ and not member.startswith("_"):
+                    yield from _code(f"ft.{name}.{member}", function)
+                    yield from _doc(function)
+        else:
+            yield from _one(name, thing)
+
+
+def _one(name: str, thing: Any) -> Iterator[str]:
+    if isinstance(thing, type) and issubclass(thing, enum.Enum):
+        yield from _doc(thing)
+        yield from (f"* `{member.name}`: {member.value}" for member in thing)
+        yield ""
+        return
+    yield from _code(f"ft.{name}", thing)
+    yield from _doc(thing)
+    if isinstance(thing, type):
+        yield from _members(thing)
+
+
+def _code(name: str, thing: Any) -> Iterator[str]:
+    """The signature, one argument a line where it is long; annotations as they are written."""
+    try:
+        signature = inspect.signature(thing)
+    except (TypeError, ValueError):
+        return
+    parameters = [_parameter(parameter) for parameter in signature.parameters.values()]
+    kinds = [parameter.kind for parameter in signature.parameters.values()]
+    if inspect.Parameter.KEYWORD_ONLY in kinds:
+        parameters.insert(kinds.index(inspect.Parameter.KEYWORD_ONLY), "*")
+    line = f"{name}({', '.join(parameters)})"
+    yield "```text"
+    if len(line) <= 90:
+        yield line
+    else:
+        yield f"{name}("
+        yield from (f"    {parameter}," for parameter in parameters)
+        yield ")"
+    yield "```"
+    yield ""
+
+
+def _parameter(parameter: inspect.Parameter) -> str:
+    empty = inspect.Parameter.empty
+    kind = "" if parameter.annotation is empty else f": {parameter.annotation}"
+    default = "" if parameter.default is empty else f" = {parameter.default!r}"
+    return f"{parameter.name}{kind}{default}"
+
+
+def _doc(thing: Any) -> Iterator[str]:
+    yield from (inspect.getdoc(thing) or "").splitlines()
+    yield ""
+
+
+def _members(thing: type) -> Iterator[str]:
+    """Public methods and properties that the class itself defines, by the first line of their text."""
+    fields = {field.name for field in dataclasses.fields(thing)} if dataclasses.is_dataclass(thing) else set()
+    for name, member in vars(thing).items():
+        if name.startswith("_") or name in fields:
+            continue
+        function = member.fget if isinstance(member, property) else getattr(member, "__func__", member)
+        text = inspect.getdoc(function) if inspect.isfunction(function) else None
+        if text:
+            call = "" if isinstance(member, property) else "()"
+            yield f"* `{name}{call}`: {' '.join(text.split())}"
+    yield ""

@@ -1,0 +1,133 @@
+"""One real answer of every kind of query, from small studies on invented records."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+import fedtmle as ft
+from fedtmle.algorithms.outcome import Query
+from fedtmle.algorithms.study_flow import StudyFlow
+from fedtmle.initial.glm import FittedGLM
+from fedtmle.model.exact import Sums
+from fedtmle.protocol.bits import BitWriter
+from fedtmle.protocol.clusters import Clusters
+from fedtmle.protocol.coded import SiloCurvature
+from fedtmle.protocol.fits import FitAnswer
+from fedtmle.protocol.query import AbstractQuery, Link
+from fedtmle.runtime.certificate import heard
+
+SILO = "north"
+MOST = 6  # numbers that an example shows
+
+
+def classes(base: type[Any] = AbstractQuery) -> list[type[Any]]:
+    """Every concrete kind of query, in the order of their modules."""
+    found: list[type[Any]] = []
+    kind: type[Any]
+    for kind in base.__subclasses__():
+        found += classes(kind)
+        if not getattr(kind, "__abstractmethods__", None):
+            found.append(kind)
+    return sorted(found, key=lambda kind: (kind.__module__, kind.__name__))
+
+
+@dataclass(frozen=True)
+class Example:
+    """Every query of one kind that was asked; what silo north answered to the first that it answered."""
+
+    queries: list[Query]
+    answer: Any
+
+    @property
+    def query(self) -> Query:
+        return self.queries[0]
+
+
+def examples() -> dict[str, Example]:
+    """By the query's name."""
+    found: dict[str, Example] = {}
+    glm = ft.GLM("C(a) + x + C(clinic)")
+    learned = ft.SuperLearner((ft.GLM("x"), ft.GLM("C(clinic)")), folds=2)
+    for treatment, algorithm, cluster in (
+        (ft.GLM("x"), ft.Coded(), None),
+        (learned, ft.Gradient(optimizer=ft.Newton()), None),
+        (ft.Pilot(ft.GLM("x"), at=SILO), ft.LocalAverage(max_updates=2), None),
+        (ft.GLM("x"), ft.Coded(), "family"),
+    ):
+        study = ft.Study(
+            target=ft.ATE(outcome="y", treatment="a", outcome_bounds=(0.0, 1.0)),
+            outcome_model=glm,
+            treatment_model=treatment,
+            algorithm=algorithm,
+            cluster=cluster,
+            cluster_scope="spanning",
+        )
+        result = ft.run(study, _silos())
+        if result.run is None:
+            raise AssertionError("a fresh result has its run")
+        for query, answers, _ in heard(study, None, StudyFlow(), result.run.transcript, result.run.sizes):  # type: ignore[arg-type]  # a study flows like a problem
+            for part, answer in [(query, answers[SILO]), *query.members(answers[SILO])]:
+                name = type(part).__name__
+                before = found.get(name, Example([], None))
+                if before.answer is None:  # an answer that says something is the better example
+                    found[name] = Example([part, *before.queries], answer)
+                else:
+                    before.queries.append(part)
+    return found
+
+
+def _silos() -> dict[str, dict[str, Any]]:
+    rng = np.random.default_rng(7)
+    found = {}
+    for name, clinics in (("north", ["A", "B"]), ("south", ["B", "C"])):
+        x = rng.normal(size=60).round(2)
+        a = rng.binomial(1, 0.5, size=60)
+        y = rng.binomial(1, 1 / (1 + np.exp(-(x + a - 0.5)))).astype(float)
+        clinic = np.array(clinics)[rng.binomial(1, 0.5, size=60)]
+        family = np.repeat(["shared", *(f"{name} {k}" for k in range(5))], 10)
+        found[name] = {"x": x, "a": a, "y": y, "clinic": clinic, "family": family}
+    return found
+
+
+def size(query: Query, answer: Any) -> int:
+    """Bits of an answer, as a first message on its link."""
+    out = BitWriter()
+    query.write_answer(answer, out, Link())
+    return out.finish().length
+
+
+def shown(answer: Any) -> str:  # noqa: PLR0911 - one return per kind of answer
+    """An answer as a person reads it, shortened."""
+    match answer:
+        case Sums():
+            return f"sums {_numbers(answer.values())}"
+        case SiloCurvature():
+            return f"entries {_numbers(answer.entries)} in units of 2^{answer.exponent}"
+        case FitAnswer():
+            origin = _numbers(answer.origin.values())
+            return f"{answer.outcome.name.lower()}, fit {_numbers(answer.eps)}, sums {origin}"
+        case tuple() if answer and all(isinstance(part, int) for part in answer):
+            return f"integers {_numbers(answer)}"
+        case (FittedGLM(), *_):
+            return f"{len(answer)} model(s); the first: coefficients {_numbers(answer[0].coefficients)}"
+        case ((str(), *_), *_):
+            return "labels " + "; ".join(", ".join(levels) for levels in answer)
+        case Clusters():
+            return f"{len(answer.digests)} digests; the first: {answer.digests[0].hex()}"
+        case None:
+            return "nothing; to answer at all is consent"
+        case ((None | (int(), *_), *_), *_):
+            told = ["hidden" if cell is None else str(cell[0]) for cell in answer[0]]
+            return f"counts by bin of the first group: {', '.join(told)}"
+        case tuple():
+            return "; then ".join(shown(part) for part in answer[:2] if part is not None)
+    raise AssertionError(f"an example of a {type(answer).__name__} has no text")
+
+
+def _numbers(values: Any) -> str:
+    every = [f"{float(value):.3g}" for value in np.asarray(values, dtype=float).ravel()]
+    rest = f", ... ({len(every)} in all)" if len(every) > MOST else ""
+    return ", ".join(every[:MOST]) + rest

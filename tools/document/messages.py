@@ -1,0 +1,185 @@
+"""`docs/messages.md`: every message that can leave a silo, with an example and its residual risk."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Iterator
+from typing import get_args
+
+from fedtmle.algorithms.outcome import Query
+from fedtmle.protocol.bins import BinsQuery
+from fedtmle.protocol.clusters import SpanningQuery
+from fedtmle.protocol.messages import Reason, Reply
+from fedtmle.protocol.policy import Policy
+from fedtmle.protocol.query import AbstractQuery, Phase
+from tools.document.examples import SILO, classes, examples, shown, size
+
+HEAD = """\
+# For the site admin and the data-protection officer
+
+Your records stay on your machine. What leaves it is answers, and this page lists every kind there is.
+It is written from the code by `python -m tools.document`, and a test fails when a kind of answer is
+missing from it. The examples are real answers of invented records.
+
+**Keeping records local is not in itself a privacy guarantee.** Every answer is a function of your
+records, and the server sees your silo's answers by themselves, not only their sum over silos. What each
+may tell is under "what it may tell"; what your policy can limit is under "limited by". Attacks that were
+tried, what stops each, and what nothing stops are on [their own page](threats.md).
+
+## How a silo is asked
+
+* The server never says *what* to compute. It broadcasts what was pooled in the round before; your silo
+  runs the same public program and derives the question itself. A request has no room for a query, a
+  column, a path or a row number ([the protocol on the wire](wire.md)).
+* Your silo answers only the plan you approved (its SHA-256 is compared), in order, once: repeating a
+  request returns the recorded bytes.
+* Before you approve, rehearse the study on your own records; then say yes or no. Nothing leaves:
+
+```sh
+.venv/bin/fedtmle init example
+.venv/bin/fedtmle silo preview example/study.toml --silo example/north.toml
+.venv/bin/fedtmle silo approve example/study.toml --silo example/north.toml --yes
+.venv/bin/fedtmle silo decisions --silo example/north.toml
+```
+
+* Every request, decision, reply and running total goes to your own ledger, a file in which each line
+  carries the hash of the one before. `fedtmle ledger verify` checks it, `fedtmle ledger show` prints it,
+  and `fedtmle watch ledger.jsonl --ledger` shows it as a page: what have I sent so far?
+
+"""
+
+# What an answer may tell about records, beyond its purpose.
+RISKS = {
+    "BinsQuery": (
+        "Counts and means by bin of probabilities and predictions. Bins of fewer people than your floor are "
+        "hidden, and so is enough else that they cannot be had by subtraction; what is told is exact."
+    ),
+    "ClustersQuery": (
+        "How many clusters you have, and which of them other silos have too. Whoever has a digest can test a "
+        "guess at the identifier behind it, unless the hospitals share a secret that keys the digests."
+    ),
+    "SpanningQuery": (
+        "That your part of every cluster shared with other silos is as large as your smallest cell; the "
+        "closing message then holds sums over each such part."
+    ),
+    "SumsQuery": (
+        "Sums over few records are close to the records. In model fitting, sums of curvature are "
+        "weighted products of covariates, from which their means and covariances follow. Many "
+        "sums at different points are many equations about the same records; with more equations "
+        "than unknowns, single values can be solved for."
+    ),
+    "MomentsQuery": (
+        "Your silo's own estimate and standard error follow from it, whether or not you consent "
+        "to showing them: consent governs the report, not what the server can compute."
+    ),
+    "TallyQuery": (
+        "Exact counts of your silo by arm and of observed outcomes; with weights or strata, their sums."
+    ),
+    "LevelsQuery": (
+        "Which labels occur at your silo. A label that only one person has tells that this person "
+        "is here; a study that declares its levels asks nothing."
+    ),
+    "ScalesQuery": (
+        "The largest magnitude in each column within a factor of two: a bound on one record's value."
+    ),
+    "CalibrationQuery": (
+        "The curvature of your silo's records at the start, rounded to ten bits: the spread of "
+        "the clever covariates, or one norm of it."
+    ),
+    "RoundedGradientQuery": (
+        "Your silo's mean gradient on a public grid, at every point of the path. Differences from "
+        "the last message are sent, so the length of a message tells how large the change was."
+    ),
+    "FitQuery": (
+        "Your silo's own fit, to full precision, at each update: it tells how your silo differs "
+        "from the others. A two-bit outcome tells whether a fit was found."
+    ),
+    "ModelsQuery": (
+        "A whole model fitted on your records alone and broadcast to all silos; split points of "
+        "trees lie between values of records. The most telling answer of all: agree to it "
+        "expressly."
+    ),
+    "JointQuery": ("Several of the others in one message; it tells what they tell."),
+}
+EVERY = ("min_rows", "min_silos", "min_fold", "max_queries", "max_functionals", "lifetime_days")
+GRADIENTS = {"min_support", "min_effective", "max_share"}
+
+
+def limits(queries: Iterable[Query]) -> list[str]:
+    """The keys of the policy that the guard holds such queries against, beyond those for every query."""
+    keys: set[str] = set()
+    for query in queries:
+        for point in query.points():
+            keys |= GRADIENTS
+            keys |= {"max_coefficient"} if query.phase is Phase.NUISANCE else {"max_eps", "max_path"}
+            keys |= {"min_joint"} if point.curvature else set()
+        for cell in query.cells():
+            keys |= {cell.least, cell.rest} | ({"allow_one_arm"} if cell.arm else set())
+        keys |= {"min_effective"} if list(query.spreads()) else set()
+        keys |= {"allow_models"} if query.ships(SILO) else set()
+        keys |= {"min_level_rows"} if type(query).holders is not AbstractQuery.holders else set()
+        keys |= set(query.floors) if isinstance(query, BinsQuery) else set()
+        keys |= {"min_cell"} if isinstance(query, SpanningQuery) else set()
+        # An example draws no batches; a query that can, is held against their floor.
+        keys |= {"min_batch"} if "batch" in vars(query) else set()
+    return [name for name, *_ in Policy.keys() if name in keys]  # noqa: SIM118 - not those of a mapping
+
+
+def page() -> str:
+    """The whole page."""
+    return HEAD + "\n".join([*_answers(), *_envelopes(), *_policy()]) + "\n"
+
+
+def _answers() -> Iterator[str]:
+    found = examples()
+    yield "## Every answer"
+    yield ""
+    every = ", ".join(f"`{key}`" for key in EVERY)
+    yield f"All of them are limited by {every} of [your policy](#your-policy)."
+    yield ""
+    for kind in classes():
+        example = found[kind.__name__]
+        query, answer = example.query, example.answer
+        yield f"### `{kind.__name__}` ({query.phase.value if query.phase != 'nuisance' else 'models'})"
+        yield ""
+        yield f"Tells {query.tells}."
+        yield ""
+        yield f"* **Example**, from silo {SILO} (60 records), {size(query, answer):,} bits: {shown(answer)}"
+        yield f"* **What it may tell**: {RISKS[kind.__name__]}"
+        keys = limits(example.queries)
+        if keys:
+            yield f"* **Also limited by**: {', '.join(f'`{key}`' for key in keys)}"
+        yield ""
+
+
+def _envelopes() -> Iterator[str]:
+    yield "## Every reply"
+    yield ""
+    yield "An answer travels in one of these replies; nothing else leaves."
+    yield ""
+    yield "| reply | fields | says |"
+    yield "|---|---|---|"
+    for kind in get_args(Reply):
+        fields = ", ".join(f"`{name}`" for name in kind.__struct_fields__)
+        yield f"| `{kind.__name__}` | {fields} | {' '.join((inspect.getdoc(kind) or '').split())} |"
+    yield ""
+    yield "A refusal is one of these sentences and carries no number:"
+    yield ""
+    for reason in Reason:
+        yield f"* {reason.value}"
+    yield ""
+
+
+def _policy() -> Iterator[str]:
+    yield "## Your policy"
+    yield ""
+    yield (
+        "The section `[policy]` of your silo's file may be stricter than these limits in any key, and laxer "
+        "in none."
+    )
+    yield ""
+    yield "| key | the package's own limit | it | limits |"
+    yield "|---|---|---|---|"
+    for name, default, direction, says in Policy.keys():  # noqa: SIM118 - not those of a mapping
+        shown_default = str(default).lower() if isinstance(default, bool) else f"{default:,}"
+        yield f"| `{name}` | {shown_default} | {direction.value} | {says} |"
