@@ -61,6 +61,14 @@ class AbstractModel(ABC, Generic[Law, Rows]):
     def admits(self, law: Law, eps: Array) -> bool:
         """Whether eps is in E^k."""
 
+    def displacement(self, law: Law) -> Array | None:  # noqa: ARG002 - most laws know none
+        """Where the law's origin lies in one common submodel, shape (d,), or None if there is none.
+
+        In a regression's fluctuation only offsets move: eps at one law is the point eps plus the
+        difference of the displacements at another.
+        """
+        return None
+
     @abstractmethod
     def curvature(self, law: Law) -> Array | None:
         """The Hessian of the population loss at eps = 0 if the law knows it, else None; (d, d)."""

@@ -136,13 +136,11 @@ class Guard:
         needed = 2.0 ** point.model.row_bound(point.law).gradient / enough
         if rows is None and self._examined is not None:
             seen, found = self._examined
-            if _same_law(point, seen):
-                if (
-                    found.support >= self.policy.min_support
-                    and (found.total_within(point.eps) >= needed).all()
-                ):
+            eps = _seen_from(point, seen)
+            if eps is not None:
+                if found.support >= self.policy.min_support and (found.total_within(eps) >= needed).all():
                     return
-                if found.is_whole and found.share_within(point.eps) <= enough:
+                if found.is_whole and found.share_within(eps) <= enough:
                     return
         # Twice as much, so that it lasts for other eps of the same law.
         submodel = local.submodel(point.model, point.law)
@@ -190,6 +188,16 @@ class Guard:
                 raise RefusalError(Reason.BATCHES, "min_batch")
         elif self._batch_sizes[first] != len(rows):
             raise RefusalError(Reason.BATCHES, "min_batch")
+
+
+def _seen_from(point: Point, seen: Point) -> Array | None:
+    """The point in the coordinates of a law that was looked at before, where both share a submodel."""
+    if seen.model is not point.model:
+        return None
+    if seen.law is point.law:
+        return point.eps
+    here, there = point.model.displacement(point.law), point.model.displacement(seen.law)
+    return None if here is None or there is None else point.eps + (here - there)
 
 
 def _same_law(point: Point, seen: Point | None) -> bool:

@@ -105,6 +105,9 @@ class Mean(AbstractProblem[MeanLaw, Array]):
         slack = 0.5 * (high - low)
         return bool(low - slack <= law.mu - float(eps[0]) <= high + slack)
 
+    def displacement(self, law: MeanLaw) -> Array:
+        return np.array([-law.mu])
+
     def normaliser(self, law: MeanLaw) -> NoNormaliser:  # noqa: ARG002 - zero at every law
         return NoNormaliser(1)
 

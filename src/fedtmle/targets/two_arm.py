@@ -162,6 +162,9 @@ class TwoArm(AbstractProblem[TwoArmLaw, TwoArmRows]):
         # |eps . X_a| <= LOGIT_REACH for the smallest weight that any row can have, 1/g = 1.
         return bool(np.isfinite(eps).all() and (np.abs(eps) * self.width <= LOGIT_REACH).all())
 
+    def displacement(self, law: TwoArmLaw) -> Array:
+        return law.total()
+
     def normaliser(self, law: TwoArmLaw) -> NoNormaliser:  # noqa: ARG002 - a regression loss
         return NoNormaliser(2)
 

@@ -6,6 +6,7 @@ import importlib.util
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Protocol, cast
 
 from fedtmle.errors import InputError
@@ -37,8 +38,14 @@ def backend() -> str:
         return _chosen
     given = os.environ.get("FEDTMLE_BACKEND")
     if given is None:
-        return "numba" if not _numba_fails and importlib.util.find_spec("numba") else "numpy"
+        return "numba" if not _numba_fails and _numba_is_there() else "numpy"
     return _checked(given)
+
+
+@cache
+def _numba_is_there() -> bool:
+    """Whether numba is installed: a look at the disk, which every kernel call would repeat."""
+    return importlib.util.find_spec("numba") is not None
 
 
 @contextmanager

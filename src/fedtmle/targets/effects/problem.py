@@ -170,6 +170,9 @@ class EffectProblem(AbstractProblem[EffectLaw, Table]):
     def admits(self, law: EffectLaw, eps: Array) -> bool:  # noqa: ARG002 - the same set at every law
         return bool((np.abs(eps) * self.width <= LINK_REACH).all())
 
+    def displacement(self, law: EffectLaw) -> Array:
+        return np.array([math.fsum(step) for step in zip(*law.history, strict=True)] or [0.0] * self.dim)
+
     def normaliser(self, law: EffectLaw) -> NoNormaliser:  # noqa: ARG002 - a regression loss
         return NoNormaliser(self.dim)
 
@@ -202,7 +205,7 @@ class EffectProblem(AbstractProblem[EffectLaw, Table]):
 
     def _shifts(self, law: EffectLaw) -> list[float]:
         """What each component's H is multiplied by on the link scale, of all that was accepted."""
-        total = [math.fsum(step) for step in zip(*law.history, strict=True)] or [0.0] * self.dim
+        total = self.displacement(law).tolist()
         return [
             -self.width * math.fsum(self.combination[k][r] * total[k] for k in range(self.dim))
             for r in range(len(self.combination[0]))
