@@ -8,7 +8,7 @@ from the mean itself. Answers that are no such means (levels, exponents, whole m
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, final
 
 import numpy as np
@@ -24,6 +24,7 @@ from fedtmle.protocol.lattice import floating
 from fedtmle.protocol.query import AbstractQuery, Local
 from fedtmle.protocol.sums import AbstractSums, MomentsQuery, SumsQuery
 from fedtmle.protocol.tables import TallyQuery
+from fedtmle.targets.effects.problem import EffectProblem
 
 STEP = 1e-4  # of a column's spread, for the few sums whose columns are known by their values alone
 
@@ -55,17 +56,28 @@ class Submodels:
 
     def __init__(self) -> None:
         self._law: tuple[Any, Any] | None = None
-        self._kept: dict[tuple[int, str], tuple[Any, GeneralisedLinear, Tangent | None]] = {}
+        self._kept: dict[int, tuple[Any, GeneralisedLinear]] = {}
+        self._tangents: dict[tuple[int, str], Tangent] = {}
+        self._prepared: dict[int, tuple[Any, Any, EffectProblem]] = {}
 
     def at(self, model: Any, law: Any, rows: Any, name: str = "") -> tuple[GeneralisedLinear, Tangent | None]:
         if self._law is None or self._law[0] is not model or self._law[1] is not law:
-            self._law, self._kept = (model, law), {}
-        key = (id(rows), name)
+            self._law, self._kept, self._tangents = (model, law), {}, {}
+        own, key = self._own(model, rows), id(rows)
         if key not in self._kept:
-            submodel = model.submodel(law, rows)
-            tangent = submodel_tangent(model, law, rows, name) if name else None
-            self._kept[key] = (rows, submodel, tangent)  # the rows too, so that their id stays theirs
-        return self._kept[key][1:]
+            self._kept[key] = (rows, own.submodel(law, rows))  # the rows too, so that their id stays theirs
+        if name and (key, name) not in self._tangents:
+            self._tangents[key, name] = submodel_tangent(own, law, rows, name)
+        return self._kept[key][1], self._tangents.get((key, name))
+
+    def _own(self, model: Any, rows: Any) -> Any:
+        """An effect problem keeps the nuisances of one table; here each table has a copy of its own."""
+        if not isinstance(model, EffectProblem):
+            return model
+        kept = self._prepared.get(id(rows))
+        if kept is None or kept[1] is not model:
+            kept = self._prepared[id(rows)] = (rows, model, replace(model, _prepared=[]))
+        return kept[2]
 
 
 def single(answered: Sequence[Answered]) -> list[Answered]:
@@ -84,7 +96,7 @@ def explain(asked: Answered, local: Local, rows: Any, submodels: Submodels) -> E
     if isinstance(query, SumsQuery):
         found = _sums(query, local, submodels)
     elif isinstance(query, RoundedGradientQuery):
-        found = _rounded(query, asked.answer, local, rows, submodels)
+        found = _rounded(query, asked.answer, rows, submodels)
     elif isinstance(query, FitQuery):
         found = _fit(query, asked.answer, local, submodels)
     elif isinstance(query, CalibrationQuery):
@@ -118,7 +130,7 @@ def _sums(query: SumsQuery, local: Local, submodels: Submodels) -> Explained:
 
 
 def _rounded(
-    query: RoundedGradientQuery, answer: tuple[int, ...], local: Local, rows: Any, submodels: Submodels
+    query: RoundedGradientQuery, answer: tuple[int, ...], rows: Any, submodels: Submodels
 ) -> Explained:
     C, h = floating(query.lattice.C), float(query.lattice.h)
 
@@ -130,7 +142,7 @@ def _rounded(
         moved = _tangents(submodels, query.problem, query.law, rows, name, query.eps, Part.GRADIENT)
         return np.asarray(C @ moved)
 
-    mean = terms(rows).mean(axis=1) + C @ local.normaliser(query.problem, query.law).gradient(query.eps)
+    mean = terms(rows).mean(axis=1) + C @ query.problem.normaliser(query.law).gradient(query.eps)
     residual = np.clip(mean - h * np.array(answer, dtype=np.float64), -h / 2, h / 2)
     return Explained(
         label="rounded gradient",

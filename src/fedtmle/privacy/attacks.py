@@ -31,7 +31,7 @@ def sent(asked: Answered, local: Local) -> Array:
     if isinstance(query, SumsQuery | MomentsQuery):
         return np.asarray(answer.values(local.n_rows))
     if isinstance(query, RoundedGradientQuery):
-        public = local.normaliser(query.problem, query.law).gradient(query.eps)
+        public = query.problem.normaliser(query.law).gradient(query.eps)
         lattice = query.lattice
         return np.asarray(
             float(lattice.h) * np.array(answer, dtype=np.float64) - floating(lattice.C) @ public
