@@ -73,18 +73,13 @@ def at_a_terminal(*arguments: str, folder: Path) -> str:
 def test_a_run_shows_its_progress_at_a_terminal_only(tmp_path: Path) -> None:
     write_template(tmp_path, force=False)
     said = at_a_terminal("run", "study.toml", folder=tmp_path)
-    assert "round 2" in said
-    assert "kbit so far" in said
+    progress = "study: reading the silos"  # its first line; how many rounds are seen is a matter of speed
+    assert progress in said
+    assert ESCAPE in said
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", said).replace("\r", "\n")
     assert max(map(len, plain.splitlines())) <= 80
-    assert ESCAPE in said
-    assert "round 2" not in at_a_terminal("run", "study.toml", "--quiet", folder=tmp_path)
-    piped = subprocess.run(
-        [sys.executable, "-m", "fedtmle", "run", "study.toml"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    assert progress not in at_a_terminal("run", "study.toml", "--quiet", folder=tmp_path)
+    command = [sys.executable, "-m", "fedtmle", "run", "study.toml"]
+    piped = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)  # noqa: S603 - our own
     assert ESCAPE not in piped.stdout + piped.stderr
-    assert "round 2" not in piped.stderr
+    assert progress not in piped.stderr
