@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 ROOT := $(if $(filter 0,$(shell id -u)),,sudo -n)
 
-.PHONY: demo test test-slow browser docs faults fuzz lint format types rings check clean
+.PHONY: demo test test-slow bench browser docs faults fuzz lint format types rings check clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -47,6 +47,17 @@ docs: $(VENV)/.docs  ## the documentation, in build/site; a dead link fails
 	$(BIN)/python -m tools.document
 	$(BIN)/mkdocs build --strict --quiet
 
+BENCH_VENV := benchmarks/.venv
+BENCH ?=
+
+$(BENCH_VENV)/.ready: pyproject.toml benchmarks/requirements.txt
+	$(PYTHON) -m venv $(BENCH_VENV)
+	$(BENCH_VENV)/bin/pip install --quiet --disable-pip-version-check --requirement benchmarks/requirements.txt --editable .
+	touch $(BENCH_VENV)/.ready
+
+bench: $(BENCH_VENV)/.ready  ## ratios beside memory, C and the peers, into docs/benchmarks.md; BENCH=--quick
+	$(BENCH_VENV)/bin/python -m benchmarks.bench $(BENCH)
+
 lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -64,4 +75,4 @@ rings: $(READY)  ## imports point inward
 check: lint types rings
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .fuzz
+	rm -rf $(VENV) $(BENCH_VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .fuzz

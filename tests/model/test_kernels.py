@@ -264,6 +264,8 @@ def test_arguments_that_do_not_fit_are_refused() -> None:
     for name, wrong in {"eps": np.zeros(3), "y": np.zeros(4), "w": np.zeros((5, 1)), "shifts": (40,)}.items():
         with pytest.raises(InputError, match=name):
             sums(**{name: wrong})
+    with pytest.raises(InputError, match="one grid"):
+        sums(shifts=(40, 41))
     with pytest.raises(InputError, match="logits"):
         kernels.softmax(np.zeros(3))
     with pytest.raises(InputError, match="centres"):

@@ -130,7 +130,7 @@ def diagnose(
     sums, overlapping, (bins,) = yield JointQuery(
         (
             TallyQuery(
-                columns=lambda table: map(fitted, effect.rows(table).blocks()),
+                columns=lambda table: map(fitted, effect.blocks(table)),
                 exponents=(exponent(weight),) * 3 + (exponent(LARGEST_LOSS * weight),) * (per_row - 3),
                 n=n,
                 what="error of a prediction",

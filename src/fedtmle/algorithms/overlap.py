@@ -52,7 +52,7 @@ def find_overlap(effect: EffectProblem, preparation: Preparation, n: int) -> Gen
     pooled, bins = yield JointQuery(
         (
             TallyQuery(
-                columns=lambda table: map(diagnosed, effect.rows(table).blocks()),
+                columns=lambda table: map(diagnosed, effect.blocks(table)),
                 exponents=exponents,
                 n=n,
                 what="inverse probability",

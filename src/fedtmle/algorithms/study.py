@@ -15,7 +15,7 @@ from fedtmle.initial.crossfit import Folds
 from fedtmle.initial.glm import GLM, Supplied
 from fedtmle.initial.pilot import Pilot
 from fedtmle.initial.superlearner import SuperLearner, formulas, pilots
-from fedtmle.model.table import Table
+from fedtmle.model.table import AnyTable, StreamedTable
 from fedtmle.model.types import IntArray
 from fedtmle.targets.effects.components import Static
 from fedtmle.targets.effects.estimands import AbstractEffect
@@ -118,12 +118,14 @@ class Study:
         spanning = self.cluster_scope == "spanning"
         return Folds(count=self.folds, seed=self.seed, cluster=self.cluster, spanning=spanning)
 
-    def count(self, rows: Table) -> int:
+    def count(self, rows: AnyTable) -> int:
         return rows.n_rows
 
-    def smallest_part(self, rows: Table) -> int:
+    def smallest_part(self, rows: AnyTable) -> int:
         """The fewest rows of a fold: each is told by sums over all rows but it (`SuperLearner` included)."""
         smallest = rows.n_rows
+        if isinstance(rows, StreamedTable):  # it is in no study with folds
+            return smallest
         outer = self.outer_folds
         spanning = self.cluster_scope == "spanning"
         left_out = [None] if outer is None else list(range(outer.count))

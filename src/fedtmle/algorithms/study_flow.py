@@ -24,7 +24,7 @@ from fedtmle.algorithms.study import Study
 from fedtmle.algorithms.superlearner import fit_nuisance
 from fedtmle.errors import InputError
 from fedtmle.initial.crossfit import Column, Probability
-from fedtmle.initial.glm import Supplied, blocks
+from fedtmle.initial.glm import Supplied
 from fedtmle.model.table import Table
 from fedtmle.model.types import Array
 from fedtmle.protocol.clusters import ClustersQuery, SpanningQuery
@@ -169,7 +169,7 @@ def _tally(study: Study, columns: EffectColumns, n: int) -> Generator[Query, Any
     exponents = (1,) * (2 * arms) + (heavy,) * (1 + arms + strata) + (1,) * counted_strata
     first = 1 + 3 * arms + counted_strata
     pooled = yield TallyQuery(
-        columns=lambda table: (counted(block) for _, block in blocks(table)),
+        columns=lambda table: map(counted, table.blocks()),
         exponents=exponents,
         n=n,
         counts=(

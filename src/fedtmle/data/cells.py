@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -51,6 +51,28 @@ class AbstractReader(ABC):
         """The number of rows, and the cells of the named columns in the same row order."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """How named columns are read batch by batch: settled once, from the whole columns."""
+
+    numbers: Mapping[str, str]  # the SQL expression of each
+    texts: Mapping[str, str]
+    labels: Mapping[str, tuple[str, ...]]  # all the labels of each text
+    others: Mapping[str, Unusable]
+
+
+class AbstractStreamReader(AbstractReader):
+    """A source that can also be read batch by batch, again and again."""
+
+    @abstractmethod
+    def settle(self, names: Sequence[str]) -> Reading:
+        """How to read the named columns."""
+
+    @abstractmethod
+    def batches(self, reading: Reading) -> Iterator[tuple[int, Mapping[str, Cells]]]:
+        """One pass in the order of the rows: the number of rows and the cells of each batch."""
+
+
 class UnreadableError(Exception):
     """A source cannot be read: what is wrong and what to do, free of values.
 
@@ -87,12 +109,16 @@ def relabel(codes: IntArray, labels: Sequence[str | None]) -> Factor:
     Levels are in numeric order when all are numbers, else in text order.
     """
     used = np.bincount(codes[codes >= 0], minlength=len(labels)) > 0
-    present = {label for label, seen in zip(labels, used, strict=True) if seen and label is not None}
-    if all(NUMERAL.fullmatch(label) for label in present):
-        levels = tuple(sorted(present, key=lambda label: (float(label), label)))
-    else:
-        levels = tuple(sorted(present))
+    levels = in_order(label for label, seen in zip(labels, used, strict=True) if seen and label is not None)
     return Factor(recode(codes, labels, levels), levels)
+
+
+def in_order(labels: Iterable[str]) -> tuple[str, ...]:
+    """Labels as levels, each once."""
+    present = set(labels)
+    if all(NUMERAL.fullmatch(label) for label in present):
+        return tuple(sorted(present, key=lambda label: (float(label), label)))
+    return tuple(sorted(present))
 
 
 def recode(codes: IntArray, labels: Sequence[str | None], levels: tuple[str, ...]) -> IntArray:

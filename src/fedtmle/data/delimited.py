@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedtmle.data.cells import AbstractReader, Cells, UnreadableError
-from fedtmle.data.duck import attempt, fetch
+from fedtmle.data.cells import AbstractStreamReader, Cells, Reading, UnreadableError
+from fedtmle.data.duck import attempt, fetch, labels, stream
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection, DuckDBPyRelation
@@ -21,7 +21,7 @@ _DELIMITERS = ",;\t|"
 _MISSING = ["", "NA"]
 
 
-def csv_reader(connection: DuckDBPyConnection, path: Path, pattern: str) -> AbstractReader:
+def csv_reader(connection: DuckDBPyConnection, path: Path, pattern: str) -> AbstractStreamReader:
     """A reader of the CSV file at ``path``, which DuckDB knows as ``pattern``."""
     delimiter, names = _header(path)
     relation, line = attempt(
@@ -38,13 +38,16 @@ def csv_reader(connection: DuckDBPyConnection, path: Path, pattern: str) -> Abst
     )
     if relation is None:
         raise _malformed(line)
-    return _CSVReader(relation, names)
+    return _CSVReader(connection, relation, names)
 
 
-class _CSVReader(AbstractReader):
+class _CSVReader(AbstractStreamReader):
     """A CSV file with a header; an empty cell and NA are missing, true and false are 1 and 0."""
 
-    def __init__(self, relation: DuckDBPyRelation, names: tuple[str, ...]) -> None:
+    def __init__(
+        self, connection: DuckDBPyConnection, relation: DuckDBPyRelation, names: tuple[str, ...]
+    ) -> None:
+        self._connection = connection
         self._relation = relation
         self._names = names
 
@@ -59,19 +62,30 @@ class _CSVReader(AbstractReader):
         return self._names if plausible else ()
 
     def read(self, names: Sequence[str]) -> tuple[int, Mapping[str, Cells]]:
-        cells = {name: f"c{self._names.index(name)}" for name in names}
-        fetched, line = attempt(lambda: self._fetch(cells))
+        fetched, line = attempt(lambda: fetch(self._relation, *self._kinds(names)))
         if fetched is None:
             raise _malformed(line)
         return fetched
 
-    def _fetch(self, cells: Mapping[str, str]) -> tuple[int, dict[str, Cells]]:
+    def settle(self, names: Sequence[str]) -> Reading:
+        kinds, line = attempt(lambda: self._kinds(names))
+        if kinds is None:
+            raise _malformed(line)
+        numbers, texts = kinds
+        found = {name: labels(self._relation, cell) for name, cell in texts.items()}
+        return Reading(numbers=numbers, texts=texts, labels=found, others={})
+
+    def batches(self, reading: Reading) -> Iterator[tuple[int, Mapping[str, Cells]]]:
+        return stream(self._connection, self._relation, reading, _malformed(None))
+
+    def _kinds(self, names: Sequence[str]) -> tuple[dict[str, str], dict[str, str]]:
+        """The SQL of the columns that are numbers, and of the others."""
+        cells = {name: f"c{self._names.index(name)}" for name in names}
         # A column is numbers if all its cells are: a sample would be wrong about the rest.
         tests = ", ".join(f"count({cell}) = count({_number(cell)})" for cell in cells.values())
         (numeric,) = self._relation.project(tests).fetchall()
         numbers = {name: _number(cells[name]) for name, yes in zip(cells, numeric, strict=True) if yes}
-        texts = {name: cell for name, cell in cells.items() if name not in numbers}
-        return fetch(self._relation, numbers, texts)
+        return numbers, {name: cell for name, cell in cells.items() if name not in numbers}
 
 
 def _number(cell: str) -> str:

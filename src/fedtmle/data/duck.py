@@ -9,8 +9,18 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from fedtmle.data.cells import DATES, OTHER, AbstractReader, Cells, Numbers, UnreadableError
+from fedtmle.data.cells import (
+    DATES,
+    OTHER,
+    AbstractStreamReader,
+    Cells,
+    Numbers,
+    Reading,
+    UnreadableError,
+    Unusable,
+)
 from fedtmle.data.frames import text
+from fedtmle.model.table import Factor
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection, DuckDBPyRelation
@@ -25,6 +35,8 @@ _SETTINGS: dict[str, str | bool | int | float | list[str]] = {
 _INTEGERS = ("tinyint", "smallint", "integer", "bigint", "hugeint")
 _NUMBERS = {*_INTEGERS, *(f"u{name}" for name in _INTEGERS), "float", "double", "decimal", "boolean", "null"}
 _TEXT = {"varchar", "enum", "uuid"}
+_VECTORS = 32  # of 2,048 rows each, in a batch
+_MOST_LABELS = 1 << 16  # of a streamed text column
 
 
 @contextmanager
@@ -39,6 +51,8 @@ def connect(path: str, *, read_only: bool) -> Iterator[DuckDBPyConnection]:
             "check that it is one and that no program holds it open for writing",
         )
     with connection:
+        connection.execute("SET enable_progress_bar = false")  # the terminal is not DuckDB's
+        connection.execute("SET enable_external_file_cache = false")  # a streamed file may exceed memory
         yield connection
 
 
@@ -77,10 +91,67 @@ def fetch(
     return n_rows, cells
 
 
-class RelationReader(AbstractReader):
+def labels(relation: DuckDBPyRelation, expression: str) -> tuple[str, ...]:
+    """All labels of a text expression, or an error where they are too many to be levels."""
+    found = relation.project(f"{expression} AS c").filter("c IS NOT NULL").distinct()
+    rows = found.order("c").limit(_MOST_LABELS + 1).fetchall()
+    if len(rows) > _MOST_LABELS:
+        raise UnreadableError(
+            f"a text column has more than {_MOST_LABELS} different labels",
+            "such a table cannot be streamed; leave out stream in the silo file",
+        )
+    return tuple(label for (label,) in rows)
+
+
+def stream(
+    connection: DuckDBPyConnection, relation: DuckDBPyRelation, reading: Reading, failure: UnreadableError
+) -> Iterator[tuple[int, dict[str, Cells]]]:
+    """One pass over the relation in batches; text comes as codes into its labels."""
+    coded = {
+        name: f"CAST({expression} AS ENUM ({', '.join(map(_literal, reading.labels[name]))}))"
+        for name, expression in reading.texts.items()
+        if reading.labels[name]
+    }
+    expressions = {**reading.numbers, **coded}
+    chosen = relation.project(
+        ", ".join(f"{expression} AS c{i}" for i, expression in enumerate(expressions.values())) or "1 AS c0"
+    )
+    opened, line = attempt(lambda: connection.execute(chosen.sql_query()))
+    if opened is None:
+        raise _at(failure, line)
+    while True:
+        frame, line = attempt(lambda: opened.fetch_df_chunk(_VECTORS))
+        if frame is None:
+            raise _at(failure, line)
+        if not len(frame):
+            return
+        cells: dict[str, Cells] = {}
+        for i, name in enumerate(expressions):
+            column = frame[f"c{i}"]
+            if name in reading.numbers:
+                cells[name] = Numbers(np.ascontiguousarray(column.to_numpy(), dtype=np.float64))
+            else:
+                cells[name] = Factor(column.cat.codes.to_numpy().astype(np.int64), reading.labels[name])
+        for name in reading.texts.keys() - coded.keys():
+            cells[name] = Factor(np.full(len(frame), -1), ())
+        yield len(frame), {**cells, **reading.others}
+
+
+def _at(failure: UnreadableError, line: int | None) -> UnreadableError:
+    return UnreadableError(failure.what, failure.fix, line=line or failure.line)
+
+
+def _literal(label: str) -> str:
+    return "'" + label.replace("'", "''") + "'"
+
+
+class RelationReader(AbstractStreamReader):
     """A typed table: Parquet, a table of a database, or a query's result."""
 
-    def __init__(self, relation: DuckDBPyRelation, failure: UnreadableError) -> None:
+    def __init__(
+        self, connection: DuckDBPyConnection, relation: DuckDBPyRelation, failure: UnreadableError
+    ) -> None:
+        self._connection = connection
         self._relation = relation
         self._failure = failure  # what to say when DuckDB fails while it reads
 
@@ -89,15 +160,28 @@ class RelationReader(AbstractReader):
         return tuple(self._relation.columns)
 
     def read(self, names: Sequence[str]) -> tuple[int, Mapping[str, Cells]]:
-        types = {name: kind.id for name, kind in zip(self.names, self._relation.types, strict=True)}
-        numbers = {name: f"CAST({quoted(name)} AS DOUBLE)" for name in names if types[name] in _NUMBERS}
-        texts = {name: f"CAST({quoted(name)} AS VARCHAR)" for name in names if types[name] in _TEXT}
+        numbers, texts, others = self._kinds(names)
         fetched, _ = attempt(lambda: fetch(self._relation, numbers, texts))
         if fetched is None:
             raise self._failure
         n_rows, cells = fetched
-        others = {name: _other(types[name]) for name in names if name not in cells}
         return n_rows, {**cells, **others}
+
+    def settle(self, names: Sequence[str]) -> Reading:
+        numbers, texts, others = self._kinds(names)
+        found = {name: labels(self._relation, expression) for name, expression in texts.items()}
+        return Reading(numbers=numbers, texts=texts, labels=found, others=others)
+
+    def batches(self, reading: Reading) -> Iterator[tuple[int, Mapping[str, Cells]]]:
+        return stream(self._connection, self._relation, reading, self._failure)
+
+    def _kinds(self, names: Sequence[str]) -> tuple[dict[str, str], dict[str, str], dict[str, Unusable]]:
+        """SQL of the numbers, SQL of the texts, and the rest."""
+        types = {name: kind.id for name, kind in zip(self.names, self._relation.types, strict=True)}
+        numbers = {name: f"CAST({quoted(name)} AS DOUBLE)" for name in names if types[name] in _NUMBERS}
+        texts = {name: f"CAST({quoted(name)} AS VARCHAR)" for name in names if types[name] in _TEXT}
+        known = {**numbers, **texts}
+        return numbers, texts, {name: _other(types[name]) for name in names if name not in known}
 
 
 def quoted(name: str) -> str:
@@ -105,5 +189,5 @@ def quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
-def _other(kind: str) -> Cells:
+def _other(kind: str) -> Unusable:
     return DATES if kind.startswith(("date", "time", "interval")) else OTHER

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedtmle.data.cells import AbstractReader, UnreadableError
+from fedtmle.data.cells import AbstractStreamReader, UnreadableError
 from fedtmle.data.delimited import csv_reader
 from fedtmle.data.duck import RelationReader, attempt, connect
 from fedtmle.data.mapping import Database
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def open_file(path: Path) -> Iterator[AbstractReader]:
+def open_file(path: Path) -> Iterator[AbstractStreamReader]:
     """A reader of a .csv or .parquet file."""
     kind = path.suffix.lower()
     if kind in (".duckdb", ".db"):
@@ -40,17 +40,17 @@ def open_file(path: Path) -> Iterator[AbstractReader]:
             relation, _ = attempt(lambda: connection.read_parquet(pattern))
             if relation is None:
                 raise failure
-            yield RelationReader(relation, failure)
+            yield RelationReader(connection, relation, failure)
 
 
 @contextmanager
-def open_database(database: Database) -> Iterator[AbstractReader]:
+def open_database(database: Database) -> Iterator[AbstractStreamReader]:
     """A reader of a table or a query of a DuckDB file."""
     _must_exist(database.path)
     with connect(str(database.path), read_only=True) as connection:
         if database.query is not None:
             failure = UnreadableError("the silo's query failed", "run it in DuckDB at the silo to see why")
-            yield RelationReader(_select(connection, database.query, failure), failure)
+            yield RelationReader(connection, _select(connection, database.query, failure), failure)
         else:
             table = str(database.table)
             relation, _ = attempt(lambda: connection.table(table))
@@ -59,7 +59,7 @@ def open_database(database: Database) -> Iterator[AbstractReader]:
             failure = UnreadableError(
                 "the table cannot be read", "check the database with DuckDB at the silo"
             )
-            yield RelationReader(relation, failure)
+            yield RelationReader(connection, relation, failure)
 
 
 def _select(connection: DuckDBPyConnection, query: str, failure: UnreadableError) -> DuckDBPyRelation:

@@ -69,6 +69,17 @@ class Findings:
         """Note a problem."""
         self.problems.append(replace(self._place, what=what, fix=fix, column=column, rows=rows, line=line))
 
+    def merge(self, other: Findings) -> None:
+        """Take over what another part of the same table has wrong, adding up rows."""
+        for problem in other.problems:
+            for at, known in enumerate(self.problems):
+                if replace(known, rows=None) == replace(problem, rows=None):
+                    if known.rows is not None and problem.rows is not None:
+                        self.problems[at] = replace(known, rows=known.rows + problem.rows)
+                    break
+            else:
+                self.problems.append(problem)
+
     def settle(self) -> None:
         """Raise `DataErrors` if anything was found."""
         if self.problems:

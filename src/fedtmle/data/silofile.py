@@ -5,6 +5,7 @@ name = "north"
 
 [data]                       # relative to this file's folder
 path = "infants.parquet"     # .csv or .parquet; or `database = "..."` with `table` or `query`
+stream = true                # read it in batches at every pass: for a table larger than memory
 
 [columns]                    # study's name = hospital's; columns not mentioned keep their name
 age = "AGE_YEARS"
@@ -42,6 +43,7 @@ class SiloFile:
     data: Path | Database
     columns: Mapping[str, ColumnMap]
     policy: Policy
+    stream: bool = False  # read in batches at every pass, never held in memory
 
 
 _SECTIONS = ("silo", "data", "columns", "policy")
@@ -56,14 +58,15 @@ def read_silo_file(path: str | Path) -> SiloFile:
     document = _document(text, findings)
     findings.settle()
     reader = _Reader(text, document, findings)
-    name, data, columns, policy = (
+    name, data, stream, columns, policy = (
         reader.name(),
         reader.data(path.parent),
+        reader.stream(),
         reader.columns(),
         reader.policy(),
     )
     findings.settle()
-    return SiloFile(path=path, name=name, data=data, columns=columns, policy=policy)
+    return SiloFile(path=path, name=name, data=data, columns=columns, policy=policy, stream=stream)
 
 
 def _text(path: Path, findings: Findings) -> str:
@@ -103,7 +106,7 @@ class _Reader:
         return name
 
     def data(self, folder: Path) -> Path | Database:
-        given = self._texts("data", ("path", "database", "table", "query"))
+        given = self._texts("data", ("path", "database", "table", "query"), apart=("stream",))
         if given.keys() == {"path"}:
             return folder / given["path"]
         if given.keys() in ({"database", "table"}, {"database", "query"}):
@@ -112,6 +115,12 @@ class _Reader:
         fix = "give path, or database and table, or database and query"
         self._mistake("data", None, "this does not say what to read", fix)
         return folder
+
+    def stream(self) -> bool:
+        given = self._section("data").get("stream", False)
+        if not isinstance(given, bool):
+            self._mistake("data", "stream", "this is neither true nor false", "write it without quotes")
+        return given is True
 
     def columns(self) -> dict[str, ColumnMap]:
         maps = {name: self._column(name, entry) for name, entry in self._section("columns").items()}
@@ -130,12 +139,13 @@ class _Reader:
         self._mistake(name, None, "this is not a section", f"write [{name}] and its keys below it")
         return {}
 
-    def _texts(self, name: str, allowed: tuple[str, ...]) -> dict[str, str]:
-        """A section of texts with known keys."""
-        section = self._section(name)
+    def _texts(self, name: str, allowed: tuple[str, ...], apart: tuple[str, ...] = ()) -> dict[str, str]:
+        """A section of texts with known keys; those ``apart`` are no texts, and read elsewhere."""
+        section = {key: value for key, value in self._section(name).items() if key not in apart}
         for key, value in section.items():
             if key not in allowed:
-                self._mistake(name, key, "unknown key", f"the keys of [{name}] are {', '.join(allowed)}")
+                known = ", ".join((*allowed, *apart))
+                self._mistake(name, key, "unknown key", f"the keys of [{name}] are {known}")
             elif not isinstance(value, str):
                 self._mistake(name, key, "this is not text", "write it in quotes")
         return {key: value for key, value in section.items() if key in allowed and isinstance(value, str)}

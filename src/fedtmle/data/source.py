@@ -5,11 +5,11 @@ from __future__ import annotations
 import difflib
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from fedtmle.data.cells import AbstractReader, UnreadableError
+from fedtmle.data.cells import AbstractReader, AbstractStreamReader, Cells, UnreadableError
 from fedtmle.data.convert import Converter
 from fedtmle.data.files import open_database, open_file
 from fedtmle.data.frames import frame_reader
@@ -17,20 +17,22 @@ from fedtmle.data.mapping import ColumnMap, Database
 from fedtmle.data.problems import DataErrors, Findings, Problem
 from fedtmle.data.schema import Kind, Schema
 from fedtmle.data.silofile import SiloFile, read_silo_file
-from fedtmle.errors import InputError
-from fedtmle.model.table import Factor, Table
+from fedtmle.data.stream import streamed
+from fedtmle.errors import DataError, InputError
+from fedtmle.model.table import AnyTable, Factor, StreamedTable, Table
 from fedtmle.model.types import Array
 
 
 def load(
     source: object, schema: Schema, *, silo: str, mapping: Mapping[str, ColumnMap | str] | None = None
-) -> Table:
+) -> AnyTable:
     """The columns of ``schema`` from a silo's own source, or `DataErrors` with all that is wrong.
 
     A source is a pandas or polars frame, a mapping of arrays, the path of a .csv, .parquet or silo
     file (.toml), a `Database` or a `SiloFile`. ``mapping`` gives the hospital's columns by the
-    study's names; a silo file brings its own.
+    study's names; a silo file brings its own, and says whether the table is streamed.
     """
+    stream = False
     if isinstance(source, str | os.PathLike):
         source = Path(source)
     if isinstance(source, Path) and source.suffix.lower() == ".toml":
@@ -38,13 +40,16 @@ def load(
     if isinstance(source, SiloFile):
         if mapping is not None:
             raise InputError(f"silo '{silo}': a silo file brings its own mapping; give no other")
-        mapping, source = source.columns, source.data
+        mapping, stream, source = source.columns, source.stream, source.data
     findings = Findings(silo=silo, file=_file(source))
     maps = _maps(schema, mapping or {}, findings)
-    table = None
+    table: AnyTable | None = None
     try:
-        with _open(source, silo) as reader:
-            table = _read(reader, schema, maps, findings)
+        if stream:
+            table = _stream(source, schema, silo, maps, findings)
+        else:
+            with _open(source, silo) as reader:
+                table = _read(reader, schema, maps, findings)
     except UnreadableError as error:
         findings.add(error.what, error.fix, line=error.line)
     if table is None or findings.problems:
@@ -52,9 +57,9 @@ def load(
     return table
 
 
-def load_all(sources: Mapping[str, object], schema: Schema) -> dict[str, Table]:
+def load_all(sources: Mapping[str, object], schema: Schema) -> dict[str, AnyTable]:
     """The tables of all silos by name, or one `DataErrors` with the problems of all."""
-    tables: dict[str, Table] = {}
+    tables: dict[str, AnyTable] = {}
     problems: list[Problem] = []
     for silo, source in sources.items():
         try:
@@ -116,13 +121,72 @@ def _read(
     reader: AbstractReader, schema: Schema, maps: Mapping[str, ColumnMap], findings: Findings
 ) -> Table | None:
     """The table as far as it can be read; what is wrong with it goes to ``findings``."""
-    known = [name for name in schema.names if _is_there(reader, name, maps[name].column, findings)]
+    known = _known(reader, schema, maps, findings)
     if not known:
         return None
-    n_rows, cells = reader.read(list(dict.fromkeys(maps[name].column for name in known)))
+    n_rows, cells = reader.read(_theirs(known, maps))
     if n_rows == 0:
         findings.add("the table has no rows", "give at least one row, or leave the silo out of the study")
         return None
+    return _converted(n_rows, cells, known, schema, maps, findings)
+
+
+def _stream(
+    source: object, schema: Schema, silo: str, maps: Mapping[str, ColumnMap], findings: Findings
+) -> StreamedTable | None:
+    """The same, for a table that is read again at every pass."""
+    file = Path(_file(source) or "")
+    with _open(source, silo) as reader:
+        known = _known(reader, schema, maps, findings)
+        if not known or not isinstance(reader, AbstractStreamReader):
+            return None
+        reading = reader.settle(_theirs(known, maps))
+    written = _stamp(file)
+
+    def batches() -> Iterator[tuple[Table, Findings]]:
+        """One pass, each batch beside what is wrong with it."""
+        if _stamp(file) != written:
+            raise DataError(f"silo '{silo}', file '{file}': it changed while the study ran; start again")
+        try:
+            with _open(source, silo) as reader:
+                if isinstance(reader, AbstractStreamReader):
+                    for n_rows, cells in reader.batches(reading):
+                        found = Findings(silo=silo, file=str(file))
+                        yield _converted(n_rows, cells, known, schema, maps, found), found
+        except UnreadableError as error:
+            problem = Problem(what=error.what, fix=error.fix, line=error.line, silo=silo, file=str(file))
+            raise DataErrors([problem]) from None
+
+    table = streamed(batches, findings)
+    if table.n_rows == 0:
+        findings.add("the table has no rows", "give at least one row, or leave the silo out of the study")
+    return table
+
+
+def _stamp(file: Path) -> tuple[int, int]:
+    found = file.stat()
+    return found.st_size, found.st_mtime_ns
+
+
+def _known(
+    reader: AbstractReader, schema: Schema, maps: Mapping[str, ColumnMap], findings: Findings
+) -> list[str]:
+    return [name for name in schema.names if _is_there(reader, name, maps[name].column, findings)]
+
+
+def _theirs(known: Sequence[str], maps: Mapping[str, ColumnMap]) -> list[str]:
+    return list(dict.fromkeys(maps[name].column for name in known))
+
+
+def _converted(
+    n_rows: int,
+    cells: Mapping[str, Cells],
+    known: Sequence[str],
+    schema: Schema,
+    maps: Mapping[str, ColumnMap],
+    findings: Findings,
+) -> Table:
+    """The hospital's cells as the study's columns."""
     numeric: dict[str, Array] = {}
     factors: dict[str, Factor] = {}
     for name in known:

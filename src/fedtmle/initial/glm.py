@@ -7,7 +7,7 @@ pooled fit. Columns are scaled by public powers of two so that |x| <= 1 bounds a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal, final
@@ -21,28 +21,13 @@ from fedtmle.initial.syntax import Formula
 from fedtmle.model import kernels
 from fedtmle.model.families import Family
 from fedtmle.model.problem import AbstractModel
-from fedtmle.model.submodel import AbstractNormaliser, GeneralisedLinear
-from fedtmle.model.table import Factor, Table
+from fedtmle.model.submodel import AbstractNormaliser, AbstractSubmodel, GeneralisedLinear, StreamedLinear
+from fedtmle.model.table import AnyTable, StreamedTable, Table
 from fedtmle.model.types import Array, RowBound, exponent
 
 Levels = Mapping[str, tuple[str, ...]]
 FAMILIES = {"binomial": Family.LOGISTIC, "gaussian": Family.GAUSSIAN, "poisson": Family.POISSON}
 LARGEST_COEFFICIENT = 2.0**14  # on scaled columns
-BLOCK = 16_384  # rows whose design stays in the cache
-
-
-def blocks(table: Table) -> Iterator[tuple[slice, Table]]:
-    """The table in consecutive pieces, without copying: a design of all rows is as large as the data."""
-    for start in range(0, table.n_rows, BLOCK):
-        rows = slice(start, min(start + BLOCK, table.n_rows))
-        yield (
-            rows,
-            Table(
-                n_rows=rows.stop - start,
-                numeric={name: column[rows] for name, column in table.numeric.items()},
-                factors={name: Factor(f.codes[rows], f.levels) for name, f in table.factors.items()},
-            ),
-        )
 
 
 @final
@@ -95,7 +80,7 @@ class Ridge(AbstractNormaliser):
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class GLMModel(AbstractModel[None, Table]):
+class GLMModel(AbstractModel[None, AnyTable]):
     """The loss whose minimiser is the fit; ``response`` gives y and weights, shape (N,), of a table."""
 
     formula: Formula
@@ -114,7 +99,18 @@ class GLMModel(AbstractModel[None, Table]):
     def columns(self) -> tuple[str, ...]:
         return column_names(self.formula, self.levels)
 
-    def submodel(self, law: None, rows: Table) -> GeneralisedLinear:
+    def submodel(self, law: None, rows: AnyTable) -> AbstractSubmodel:
+        if isinstance(rows, StreamedTable):
+            return StreamedLinear(
+                table=rows,
+                family=self.family,
+                dim=self.dim,
+                bound=self.row_bound(law),
+                design=self._design,
+            )
+        return self._design(rows)
+
+    def _design(self, rows: Table) -> GeneralisedLinear:
         y, w = self.response(rows)
         X = design(self.formula, rows, self.levels)
         X *= np.exp2(-np.array(self.scales, dtype=np.float64))[:, None]
@@ -123,7 +119,7 @@ class GLMModel(AbstractModel[None, Table]):
             X=X,
             y=y,
             w=None if (w == 1.0).all() else w,
-            bound=self.row_bound(law),
+            bound=self.row_bound(None),
         )
 
     def normaliser(self, law: None) -> Ridge:  # noqa: ARG002 - there is no law
@@ -166,8 +162,10 @@ class FittedGLM:
     def linear(self, table: Table) -> Array:
         """x . beta row by row, columns added in order: the same bits in any partition."""
         eta = np.zeros(table.n_rows)
-        for rows, block in blocks(table):
-            part = eta[rows]
+        start = 0
+        for block in table.blocks():
+            part = eta[start : start + block.n_rows]
+            start += block.n_rows
             for beta, column in zip(self.coefficients, design(self.formula, block, self.levels), strict=True):
                 part += beta * column
         return eta

@@ -42,6 +42,21 @@ class Concentration:
         """The fewest rows that enter a coordinate at all; infinite where none enters any."""
         return min((int(count) for count in self.rows if count), default=math.inf)
 
+    def join(self, other: Concentration) -> Concentration:
+        """Of the rows of both, at the same eps."""
+        return Concentration(
+            eps=self.eps,
+            total=self.total + other.total,
+            squares=self.squares + other.squares,
+            largest=np.maximum(self.largest, other.largest),
+            reach_total=self.reach_total + other.reach_total,
+            reach_largest=np.maximum(self.reach_largest, other.reach_largest),
+            columns=np.maximum(self.columns, other.columns),
+            lipschitz=self.lipschitz,
+            rows=self.rows + other.rows,
+            is_whole=self.is_whole and other.is_whole,
+        )
+
     @property
     def share(self) -> float:
         """The largest share of one row in one coordinate; 0 where nothing is summed."""

@@ -12,7 +12,10 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import reduce
+from operator import add
 from typing import final
 
 import numpy as np
@@ -21,9 +24,10 @@ from numpy.typing import NDArray
 from fedtmle.errors import InputError
 from fedtmle.model import kernels
 from fedtmle.model.concentration import Concentration
-from fedtmle.model.exact import Sums, query_shifts
+from fedtmle.model.exact import Sums, query_shifts, zero_sums
 from fedtmle.model.families import Family
-from fedtmle.model.types import Array, IntArray, Part, RowBound
+from fedtmle.model.table import StreamedTable, Table
+from fedtmle.model.types import Array, IntArray, Part, RowBound, unpack
 
 
 class AbstractSubmodel(ABC):
@@ -105,9 +109,12 @@ class GeneralisedLinear(AbstractSubmodel):
         )
 
     def fewest_joint(self, rows: IntArray | None = None) -> float:
-        inside = (self if rows is None else self._batch(rows))._inside().astype(np.float64)
-        together = inside @ inside.T  # counts below 2^53 are exact
-        return float(together[together > 0].min(initial=math.inf))
+        return _fewest((self if rows is None else self._batch(rows)).joint())
+
+    def joint(self) -> Array:
+        """In how many rows two coordinates both have a covariate, shape (d, d); below 2^53 exact."""
+        inside = self._inside().astype(np.float64)
+        return np.asarray(inside @ inside.T)
 
     def _inside(self, first: int | None = None) -> NDArray[np.bool_]:
         """Which of the first rows, or of all, have a w X other than zero; shape (d, rows)."""
@@ -115,14 +122,15 @@ class GeneralisedLinear(AbstractSubmodel):
         return np.asarray(inside if self.w is None else inside & (self.w[:first] != 0))
 
     def curvature_ceiling(self) -> Array:
-        ceiling = self.family.curvature_ceiling
-        if ceiling is None:
-            raise InputError(
-                "smoothness: this loss has no curvature bound on the whole line; "
-                "give a number, or use smoothness=Estimated()"
-            )
-        weight = np.ones(self.n_rows) if self.w is None else self.w
-        return ceiling * np.asarray((self.X * weight) @ self.X.T) / self.n_rows
+        return _largest_mean_hessian(self.family, self.gram, self.n_rows, len(self.X))
+
+    def gram(self) -> Sums:
+        """Exact sums of w X_j X_k: the squared loss has them for its Hessian, at every eps."""
+        # |rho'' w X_j X_k| <= 2^curvature, so that without rho'' the bound is 1/ceiling times that.
+        slack = math.frexp(1.0 / (self.family.curvature_ceiling or 1.0))[1] - 1
+        bound = RowBound(gradient=self.bound.gradient, curvature=self.bound.curvature + slack)
+        squared = GeneralisedLinear(family=Family.GAUSSIAN, X=self.X, w=self.w, bound=bound)
+        return squared.sums(np.zeros(len(self.X)), Part.HESSIAN)
 
     def _batch(self, rows: IntArray) -> GeneralisedLinear:
         def take(column: Array | None) -> Array | None:
@@ -136,6 +144,67 @@ class GeneralisedLinear(AbstractSubmodel):
             y=take(self.y),
             w=take(self.w),
         )
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class StreamedLinear(AbstractSubmodel):
+    """The same submodel over a table that is read at every query: ``design`` makes a batch's part of it."""
+
+    table: StreamedTable
+    family: Family
+    dim: int
+    bound: RowBound
+    design: Callable[[Table], GeneralisedLinear]
+
+    @property
+    def n_rows(self) -> int:
+        return self.table.n_rows
+
+    def sums(self, eps: Array, parts: Part, rows: IntArray | None = None) -> Sums:
+        _refuse_batch(rows)
+        zero = zero_sums(query_shifts(self.bound, eps, parts))
+        return reduce(add, self.table.map(lambda batch: self.design(batch).sums(eps, parts)), zero)
+
+    def concentration(
+        self,
+        eps: Array,
+        rows: IntArray | None = None,
+        *,
+        until: float = math.inf,  # noqa: ARG002 - one pass is one pass
+    ) -> Concentration:
+        _refuse_batch(rows)
+        return reduce(Concentration.join, self.table.map(lambda batch: self.design(batch).concentration(eps)))
+
+    def fewest_joint(self, rows: IntArray | None = None) -> float:
+        _refuse_batch(rows)
+        return _fewest(reduce(add, self.table.map(lambda batch: self.design(batch).joint())))
+
+    def curvature_ceiling(self) -> Array:
+        return _largest_mean_hessian(self.family, self.gram, self.n_rows, self.dim)
+
+    def gram(self) -> Sums:
+        """See `GeneralisedLinear.gram`."""
+        return reduce(add, self.table.map(lambda batch: self.design(batch).gram()))
+
+
+def _fewest(joint: Array) -> float:
+    return float(joint[joint > 0].min(initial=math.inf))
+
+
+def _largest_mean_hessian(family: Family, gram: Callable[[], Sums], n_rows: int, dim: int) -> Array:
+    ceiling = family.curvature_ceiling
+    if ceiling is None:
+        raise InputError(
+            "smoothness: this loss has no curvature bound on the whole line; "
+            "give a number, or use smoothness=Estimated()"
+        )
+    return ceiling * unpack(gram().values(n_rows), dim) if ceiling else np.zeros((dim, dim))
+
+
+def _refuse_batch(rows: IntArray | None) -> None:
+    if rows is not None:
+        raise InputError("optimizer: a streamed table is read from end to end; choose one that draws no rows")
 
 
 class AbstractNormaliser(ABC):

@@ -1,13 +1,19 @@
-"""A silo's table: typed columns, read once; what formulas and effect targets see."""
+"""A silo's table: typed columns, in memory or streamed; what formulas and effect targets see."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TypeVar, final
 
 import numpy as np
 
+from fedtmle.model.kernels import mapped
 from fedtmle.model.types import Array, IntArray
+
+BLOCK = 16_384  # rows whose design stays in the cache
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -43,6 +49,20 @@ class Table:
         """The same table with one factor replaced."""
         return replace(self, factors={**self.factors, name: factor})
 
+    def levels(self, name: str) -> tuple[str, ...]:
+        """The levels of a factor in these rows."""
+        return self.factors[name].levels
+
+    def blocks(self) -> Iterator[Table]:
+        """Consecutive rows without copying: a design of all rows is as large as the data."""
+        for start in range(0, self.n_rows, BLOCK):
+            rows = slice(start, min(start + BLOCK, self.n_rows))
+            yield Table(
+                n_rows=rows.stop - start,
+                numeric={name: column[rows] for name, column in self.numeric.items()},
+                factors={name: Factor(f.codes[rows], f.levels) for name, f in self.factors.items()},
+            )
+
     def take(self, rows: IntArray) -> Table:
         """The given rows, in the given order."""
         return Table(
@@ -50,3 +70,32 @@ class Table:
             numeric={name: column[rows] for name, column in self.numeric.items()},
             factors={name: Factor(f.codes[rows], f.levels) for name, f in self.factors.items()},
         )
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class StreamedTable:
+    """A table that is read again, batch by batch, at every pass: it may be larger than memory.
+
+    Sums over rows are exact, so that batches cannot change a bit of what is made of them.
+    """
+
+    n_rows: int
+    factor_levels: Mapping[str, tuple[str, ...]]  # over all rows
+    digest: bytes  # of the content
+    read: Callable[[], Iterator[Table]] = field(compare=False, repr=False)  # one pass
+
+    def levels(self, name: str) -> tuple[str, ...]:
+        """The levels of a factor over all rows."""
+        return self.factor_levels[name]
+
+    def blocks(self) -> Iterator[Table]:
+        """One pass over the rows, in their order."""
+        return (block for batch in self.read() for block in batch.blocks())
+
+    def map(self, work: Callable[[Table], Result]) -> Iterator[Result]:
+        """``work`` of every batch, in order; batches are worked on side by side."""
+        return mapped(work, self.read())
+
+
+AnyTable = Table | StreamedTable

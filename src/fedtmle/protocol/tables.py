@@ -12,9 +12,8 @@ from typing import Any, final
 import numpy as np
 
 from fedtmle.errors import DataError, DecodeError
-from fedtmle.initial.glm import blocks
 from fedtmle.model.exact import FINE_BITS, GRID_BITS, Sums, column_shifts, column_sums, zero_sums
-from fedtmle.model.table import Table
+from fedtmle.model.table import AnyTable
 from fedtmle.model.types import Array
 from fedtmle.protocol.bits import BitReader, BitWriter
 from fedtmle.protocol.query import AbstractQuery, Cell, Link, Local, Phase, Spread
@@ -52,14 +51,18 @@ class LevelsQuery(AbstractQuery[Levels, Levels]):
         return 0  # as many labels as the silo has
 
     def holders(self, local: Local) -> Iterable[int]:
-        def counts(table: Table) -> list[int]:
-            factors = (table.factors[name] for name in self.factors)
-            return [int(c) for f in factors for c in np.bincount(f.codes[f.codes >= 0])]
+        def counts(table: AnyTable) -> list[int]:
+            found = [np.zeros(len(table.levels(name)), dtype=np.int64) for name in self.factors]
+            for block in table.blocks():
+                for k, name in enumerate(self.factors):
+                    codes = block.factors[name].codes
+                    found[k] += np.bincount(codes[codes >= 0], minlength=len(found[k]))
+            return [int(count) for own in found for count in own]
 
         return tuple(local.evaluate(counts))
 
     def answer(self, local: Local) -> Levels:
-        levels = tuple(local.evaluate(lambda table: [table.factors[name].levels for name in self.factors]))
+        levels = tuple(local.evaluate(lambda table: [table.levels(name) for name in self.factors]))
         for name, own in zip(self.factors, levels, strict=True):
             if len(own) > LARGEST_COUNT:
                 raise DataError(
@@ -133,10 +136,10 @@ class ScalesQuery(AbstractQuery[tuple[int, ...], tuple[int, ...]]):
         exponents = np.where(largest > 0, np.frexp(largest)[1], -LARGEST_EXPONENT)
         return tuple(int(e) for e in np.clip(exponents, -LARGEST_EXPONENT, LARGEST_EXPONENT))
 
-    def _largest(self, table: Table) -> Array:
+    def _largest(self, table: AnyTable) -> Array:
         """The largest magnitude in each column, shape (p,)."""
         largest = np.zeros(self.count)
-        for _, block in blocks(table):
+        for block in table.blocks():
             columns = self.columns(block)
             np.maximum(largest, columns.max(axis=1), out=largest)
             np.maximum(largest, -columns.min(axis=1), out=largest)

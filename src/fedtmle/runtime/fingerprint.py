@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from fedtmle.model.table import StreamedTable
+
 
 def fingerprint(plan: bytes, name: str, rows: Any) -> bytes:
     """A digest that stays at the silo: after a restart, the same plan and the same rows, or none.
@@ -25,6 +27,8 @@ def _feed(found: Any, value: Any) -> None:
     if isinstance(value, np.ndarray):
         found.update(f"{value.dtype.str}{value.shape}".encode())
         found.update(np.ascontiguousarray(value).data)
+    elif isinstance(value, StreamedTable):
+        found.update(value.digest)
     elif dataclasses.is_dataclass(value):
         for field in dataclasses.fields(value):
             _feed(found, getattr(value, field.name))

@@ -17,6 +17,7 @@ from fedtmle.studies.file import StudyFile
 from fedtmle.studies.fitted_overlap import FittedOverlap, fitted_overlap
 from fedtmle.studies.policies import policy_of, session_policy
 from fedtmle.studies.schema import schema_of
+from fedtmle.studies.streams import in_memory
 from fedtmle.studies.table1 import (
     STEPS,
     Characteristics,
@@ -76,7 +77,7 @@ class Preflight:
 def preflight(file: StudyFile, *, silo: str | None = None) -> Preflight:
     """All silos from tables thresholded by the strictest of their floors; or one ``silo`` in full."""
     sources = file.silos if silo is None else {silo: file.silos[silo]}
-    tables = load_all(sources, _lenient(schema_of(file.study)))
+    tables = in_memory(load_all(sources, _lenient(schema_of(file.study))), "preflight")
     what = characteristics(file.study, list(tables.values()))
     full = {name: describe_silo(what, table) for name, table in tables.items()}
     if silo is not None:

@@ -25,6 +25,7 @@ from fedtmle.studies.file import StudyFile
 from fedtmle.studies.plan import file_plan
 from fedtmle.studies.policies import policy_of, session_policy
 from fedtmle.studies.schema import schema_of
+from fedtmle.studies.streams import in_memory
 from fedtmle.targets.effects.problem import LINK_REACH, EffectProblem
 
 EDGES = (0.0, 1e-6, 1e-3, 0.01, 0.1, 0.5, 0.99, 1.0)  # shares of the prior uncertainty that are left
@@ -133,7 +134,7 @@ def risk(
     name, source = find_silo(file, silo)
     if study.algorithm.pools_rows:
         raise InputError("algorithm: 'Central' pools the rows themselves: there is nothing left to audit")
-    table = load(source, schema_of(study), silo=name)
+    table = in_memory({name: load(source, schema_of(study), silo=name)}, "the audit")[name]
     columns = [attacked(study, table, column, radius) for column in attributes or _default(study)]
     replayed = _answered(file, source, table, name, transcript)
     extra = probes(replayed) if transcript is None else ()

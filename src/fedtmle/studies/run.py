@@ -20,6 +20,7 @@ from fedtmle.studies.policies import policy_of, released, session_policy
 from fedtmle.studies.pooled import pooled_rows
 from fedtmle.studies.result import StudyResult
 from fedtmle.studies.schema import schema_of
+from fedtmle.studies.streams import check_streams, in_memory
 
 
 def run(
@@ -42,10 +43,11 @@ def run(
     check_release(release, silos)
     _check_weights(study, silos)
     tables = load_all(silos, schema_of(study))
+    check_streams(study, tables)
     policies = {name: policy_of(source) for name, source in silos.items()}
     release = released(policies, release)
     if study.algorithm.pools_rows:
-        tables = {"pooled": pooled_rows(study, tables)}
+        tables = {"pooled": pooled_rows(study, in_memory(tables, "algorithm Central"))}
     plan = study_plan(study, roster(list(tables)))
     parties = [
         Silo(name, plan, table, keeper=Keeper(policy=policies.get(name) or session_policy()))
@@ -55,7 +57,11 @@ def run(
     own = {silo.name: silo.local for silo in parties if silo.local is not None}
     observed = None
     if observe:
-        together = tables["pooled"] if study.algorithm.pools_rows else pooled_rows(study, tables)
+        together = (
+            tables["pooled"]
+            if study.algorithm.pools_rows
+            else pooled_rows(study, in_memory(tables, "observe"))
+        )
         problem = finished.outcome.problem
         observed = observe_run(problem, problem.start(), together, finished.outcome)
     return conclude(plan, finished, release=release, own=own, observed=observed)

@@ -16,6 +16,7 @@ from fedtmle.initial.superlearner import formulas
 from fedtmle.initial.trees import GradientBoostedTrees
 from fedtmle.runtime.rows import LocalRows
 from fedtmle.studies.schema import schema_of
+from fedtmle.studies.streams import in_memory
 from fedtmle.targets.effects.estimands import AbstractEffect
 
 SAMPLE = "public sample"
@@ -36,7 +37,7 @@ def fit_on_sample(
     needed.add(str(target.treatment) if role == "treatment" else target.outcome)
     schema = Schema(tuple(column for column in schema_of(study).columns if column.name in needed))
     try:
-        table = load(sample, schema, silo=SAMPLE)
+        table = in_memory({SAMPLE: load(sample, schema, silo=SAMPLE)}, "a public model")[SAMPLE]
     except DataErrors as errors:
         mistakes = "; ".join(str(problem) for problem in errors.problems)
         raise InputError(f"sample: {mistakes}") from None

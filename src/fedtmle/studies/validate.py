@@ -10,11 +10,12 @@ from pathlib import Path
 import numpy as np
 
 from fedtmle.data import DataErrors, Schema, load, read_silo_file
-from fedtmle.errors import FedTMLEError
-from fedtmle.model.table import Table
+from fedtmle.errors import FedTMLEError, InputError
+from fedtmle.model.table import AnyTable
 from fedtmle.studies.file import StudyFile, StudyFileErrors, read_study
 from fedtmle.studies.schema import schema_of
 from fedtmle.studies.sections import near
+from fedtmle.studies.streams import check_streams
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +38,7 @@ class Validation:
 
     file: StudyFile | None
     schema: Schema | None
-    tables: Mapping[str, Table]
+    tables: Mapping[str, AnyTable]
     complaints: tuple[Complaint, ...]
 
 
@@ -56,7 +57,7 @@ def validate(path: str | Path) -> Validation:
         schema = None if errors.study is None else schema_of(errors.study)
     except FedTMLEError as error:
         found += complaints(error)
-    tables: dict[str, Table] = {}
+    tables: dict[str, AnyTable] = {}
     absent: list[set[str]] = []
     for name, source in silos.items():
         try:
@@ -71,6 +72,10 @@ def validate(path: str | Path) -> Validation:
         found += _nobodys(set.intersection(*absent), Path(path), silos, schema)
     if file is not None and len(tables) == len(silos):
         found += _empty_arms(file, tables)
+        try:
+            check_streams(file.study, tables)
+        except InputError as error:
+            found += complaints(error)
     return Validation(file=file, schema=schema, tables=tables, complaints=tuple(found))
 
 
@@ -107,16 +112,16 @@ def complaints(error: FedTMLEError) -> list[Complaint]:
     return [Complaint(message=str(error))]
 
 
-def _empty_arms(file: StudyFile, tables: Mapping[str, Table]) -> list[Complaint]:
+def _empty_arms(file: StudyFile, tables: Mapping[str, AnyTable]) -> list[Complaint]:
     """Arms in which no silo has an observed outcome."""
     target = file.study.target
     seen = [0] * len(target.arms)
-    for table in tables.values():
-        observed = ~np.isnan(table.numeric[target.outcome])
+    for block in (block for table in tables.values() for block in table.blocks()):
+        observed = ~np.isnan(block.numeric[target.outcome])
         arm = (
-            table.factors[target.treatment].recode(target.arms)
+            block.factors[target.treatment].recode(target.arms)
             if target.treatment
-            else np.zeros(table.n_rows)
+            else np.zeros(block.n_rows)
         )
         for code in range(len(seen)):
             seen[code] += int((observed & (arm == code)).sum())

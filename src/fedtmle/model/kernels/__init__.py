@@ -15,7 +15,7 @@ from fedtmle.model.exact import total
 from fedtmle.model.families import Family
 from fedtmle.model.kernels._backend import backend, module, using_backend
 from fedtmle.model.kernels._query import query
-from fedtmle.model.kernels._threads import set_threads, threads
+from fedtmle.model.kernels._threads import mapped, set_threads, threads
 from fedtmle.model.types import Array, Part
 
 __all__ = [
@@ -27,6 +27,7 @@ __all__ = [
     "log",
     "log_mean_kernel",
     "logit",
+    "mapped",
     "set_threads",
     "softmax",
     "softplus",
@@ -48,7 +49,7 @@ def log(x: Real) -> Real:
 
 
 def expit(x: Real) -> Real:
-    """1/(1 + e^-x), to relative accuracy at both ends; 0 below -709.78."""
+    """1/(1 + e^-x), within 2.6 ulp at both ends; 0 below -709.43."""
     return _elementwise("expit", x)
 
 

@@ -34,15 +34,20 @@ GAUSSIAN, LOGISTIC, POISSON = int(Family.GAUSSIAN), int(Family.LOGISTIC), int(Fa
 
 @jit
 def _predict(base: Array, eps: Array, X: Array, begin: int, eta: Array) -> None:
-    """eta = base + eps . X, added from left to right."""
-    size = len(eta)
-    coefficient, column = eps[0], X[0, begin : begin + size]
-    for i in range(size):
-        eta[i] = base[i] + coefficient * column[i]
-    for j in range(1, len(eps)):
-        coefficient, column = eps[j], X[j, begin : begin + size]
+    """eta = base + eps . X, added from left to right, three columns at a time."""
+    dim, size = len(eps), len(eta)
+    end, start = begin + size, base
+    for j in range(0, dim - 2, 3):
+        e, f, g = eps[j], eps[j + 1], eps[j + 2]
+        x, y, z = X[j, begin:end], X[j + 1, begin:end], X[j + 2, begin:end]
         for i in range(size):
-            eta[i] = eta[i] + coefficient * column[i]
+            eta[i] = start[i] + e * x[i] + f * y[i] + g * z[i]
+        start = eta
+    for j in range(dim - dim % 3, dim):
+        e, x = eps[j], X[j, begin:end]
+        for i in range(size):
+            eta[i] = start[i] + e * x[i]
+        start = eta
 
 
 @jit
@@ -72,35 +77,35 @@ def _change(family: int, base: Array, y: Array, eta: Array, delta: Array, change
 
 
 @jit
-def _slope(family: int, y: Array, eta: Array, slope: Array) -> None:
-    """rho'(eta)."""
+def _slope(family: int, y: Array, eta: Array, scale: float, slope: Array) -> None:
+    """rho'(eta), times the scale."""
     size = len(slope)
     if family == LOGISTIC:
         for i in range(size):
-            slope[i] = expit(eta[i]) - y[i]
+            slope[i] = (expit(eta[i]) - y[i]) * scale
     elif family == POISSON:
         for i in range(size):
-            slope[i] = exp(eta[i]) - y[i]
+            slope[i] = (exp(eta[i]) - y[i]) * scale
     elif family == GAUSSIAN:
         for i in range(size):
-            slope[i] = eta[i] - y[i]
+            slope[i] = (eta[i] - y[i]) * scale
     else:
         for i in range(size):
-            slope[i] = 1.0
+            slope[i] = scale
 
 
 @jit
-def _curvature(family: int, eta: Array, curvature: Array) -> None:
-    """rho''(eta)."""
+def _curvature(family: int, eta: Array, scale: float, curvature: Array) -> None:
+    """rho''(eta), times the scale."""
     size = len(curvature)
     if family == LOGISTIC:
         for i in range(size):
-            curvature[i] = logistic_variance(eta[i])
+            curvature[i] = logistic_variance(eta[i]) * scale
     elif family == POISSON:
         for i in range(size):
-            curvature[i] = exp(eta[i])
+            curvature[i] = exp(eta[i]) * scale
     else:
-        constant = 1.0 if family == GAUSSIAN else 0.0
+        constant = scale if family == GAUSSIAN else 0.0
         for i in range(size):
             curvature[i] = constant
 
@@ -112,14 +117,59 @@ def _multiply(values: Array, factor: Array, product: Array) -> None:
 
 
 @jit
-def _round_and_sum(values: Array, factor: Array, first: float, second: float) -> tuple[int, bool]:
-    """The sum of values * factor * 2^shift, each rounded half to even; whether all are within 2^50."""
+def _scale(values: Array, factor: float, product: Array) -> None:
+    for i in range(len(product)):
+        product[i] = values[i] * factor
+
+
+@jit
+def _round_and_sum(values: Array, factor: Array, second: float) -> tuple[int, bool]:
+    """The sum of values * factor * second, each rounded half to even; whether all are within 2^50."""
     units, within = 0, True
     for i in range(len(values)):
-        scaled = values[i] * factor[i] * first * second
+        scaled = values[i] * factor[i] * second
         within &= abs(scaled) <= LIMIT  # False for NaN
         units += bits(scaled + MAGIC)  # type: ignore[assignment]  # a scalar when compiled
     return units - len(values) * MAGIC_BITS, within  # modulo 2^64, in which the sum itself fits
+
+
+@jit
+def _round_and_sum_three(values: Array, x: Array, y: Array, z: Array) -> tuple[int, int, int, bool]:
+    """The same for three factors, whose scale is all in the values: one pass instead of three."""
+    u, v, w, within = 0, 0, 0, True
+    for i in range(len(values)):
+        a, b, c = values[i] * x[i], values[i] * y[i], values[i] * z[i]
+        within &= abs(a) <= LIMIT
+        within &= abs(b) <= LIMIT
+        within &= abs(c) <= LIMIT
+        u += bits(a + MAGIC)  # type: ignore[assignment]
+        v += bits(b + MAGIC)  # type: ignore[assignment]
+        w += bits(c + MAGIC)  # type: ignore[assignment]
+    shift = len(values) * MAGIC_BITS
+    return u - shift, v - shift, w - shift, within
+
+
+@jit
+def _add_products(
+    values: Array, X: Array, j: int, begin: int, end: int, second: float, sums: IntArray
+) -> bool:
+    """Add to sums[0], sums[1], ... the products of the scaled values with columns j, j + 1, ... of X."""
+    dim, s, everywhere = len(X), 0, True
+    while second == 1.0 and j + 3 <= dim:
+        u, v, w, within = _round_and_sum_three(
+            values, X[j, begin:end], X[j + 1, begin:end], X[j + 2, begin:end]
+        )
+        sums[s] += u
+        sums[s + 1] += v
+        sums[s + 2] += w
+        everywhere &= within
+        j, s = j + 3, s + 3
+    while j < dim:
+        u, within = _round_and_sum(values, X[j, begin:end], second)
+        sums[s] += u
+        everywhere &= within
+        j, s = j + 1, s + 1
+    return everywhere
 
 
 @jit
@@ -141,7 +191,8 @@ def chunks(
 ) -> bool:
     """Fill rows first_chunk to last_chunk of ``sums``; False if a contribution is beyond the bound.
 
-    Sum s is scaled by first[s] * second[s] = 2^shifts[s]; an empty column stands for None.
+    Sum s is scaled by first[s] * second[s] = 2^shifts[s], the same for all sums of a part: by the first
+    before the values meet a column, by the second, nearly always 1, after. An empty column stands for None.
     """
     dim, n_rows = X.shape
     zeros, ones = np.zeros(BLOCK), np.ones(BLOCK)
@@ -162,30 +213,25 @@ def chunks(
                 delta = deltas[:size]
                 _predict(zeros, eps, X, begin, delta)
                 _change(family, base, outcome, eta, delta, values)
-                units, within = _round_and_sum(values, weight, first[s], second[s])
+                _scale(values, first[s], values)
+                units, within = _round_and_sum(values, weight, second[s])
                 sums[chunk, s] += units
                 everywhere &= within
                 s += 1
             if gradient:
-                _slope(family, outcome, eta, values)
+                _slope(family, outcome, eta, first[s], values)
                 if len(w):
                     _multiply(values, weight, values)
-                for j in range(dim):
-                    units, within = _round_and_sum(values, X[j, begin:end], first[s], second[s])
-                    sums[chunk, s] += units
-                    everywhere &= within
-                    s += 1
+                everywhere &= _add_products(values, X, 0, begin, end, second[s], sums[chunk, s:])
+                s += dim
             if hessian:
-                _curvature(family, eta, values)
+                _curvature(family, eta, first[s], values)
                 if len(w):
                     _multiply(values, weight, values)
                 for j in range(dim):
                     _multiply(values, X[j, begin:end], product)
-                    for k in range(j, dim):
-                        units, within = _round_and_sum(product, X[k, begin:end], first[s], second[s])
-                        sums[chunk, s] += units
-                        everywhere &= within
-                        s += 1
+                    everywhere &= _add_products(product, X, j, begin, end, second[s], sums[chunk, s:])
+                    s += dim - j
     return everywhere
 
 
@@ -217,7 +263,7 @@ def spread(
         weight = w[begin:end] if len(w) else ones[:size]
         eta, values = etas[:size], buffer[:size]
         _predict(base, eps, X, begin, eta)
-        _slope(family, outcome, eta, values)
+        _slope(family, outcome, eta, 1.0, values)
         _multiply(values, weight, values)
         for j in range(dim):
             column = X[j, begin:end]

@@ -32,6 +32,11 @@ E8, E9 = 2.7623951577121797e-07, 2.5009030826825466e-08
 A0, A1, A2, A3 = 2 / 3, 0.39999999999781655, 0.2857142867204234, 0.222222050055975
 A4, A5, A6 = 0.18183260032284498, 0.15321242086904058, 0.1472876216528188
 
+# e^r = (Q + r P)/(Q - r P) in z = r^2, |r| <= ln(2)/2; the coefficients of Cephes' exp, error below 2^-57.
+P0, P1, P2 = 1.26177193074810590878e-4, 3.02994407707441961300e-2, 9.99999999999999999910e-1
+Q0, Q1, Q2, Q3 = 3.00198505138664455042e-6, 2.52448340349684104192e-3, 2.27265548208155028766e-1, 2.0
+EXPIT_LOWEST = -709.5  # there 2^k is infinite already, and so 1/(1 + e^-x) is 0
+
 SMALLEST_NORMAL = 2.0**-1022
 SQRT_HALF_BITS = 0x3FE6A09E667F3BCD
 MANTISSA_MASK = 0xFFFFFFFFFFFFF
@@ -123,8 +128,14 @@ def log1p(u: Array) -> Array:
 
 
 def expit(x: Array) -> Array:
-    """1/(1 + e^-x)."""
-    return 1.0 / (1.0 + exp(-x))
+    """1/(1 + e^-x) = (Q - r P)/((Q - r P) + 2^k (Q + r P)), -x = k ln 2 + r: one division for both."""
+    t = -select(x < EXPIT_LOWEST, EXPIT_LOWEST, select(x > -EXP_LOWEST, -EXP_LOWEST, x))
+    shifted, r, _ = _reduced(t)  # the correction is below half a unit of r, and of r P
+    z = r * r
+    odd = r * ((P0 * z + P1) * z + P2)
+    even = ((Q0 * z + Q1) * z + Q2) * z + Q3
+    below = even - odd
+    return below / (below + (even + odd) * from_bits((bits(shifted) + 1023) << 52))
 
 
 def softplus(x: Array) -> Array:

@@ -49,8 +49,7 @@ def glm_chunks(query: Query) -> IntArray:
             column = 0
             for part, contributions in _contributions(query, slice(chunk * CHUNK, (chunk + 1) * CHUNK)):
                 stop = column + len(contributions)
-                first, second = query.first[column:stop, None], query.second[column:stop, None]
-                scaled = contributions * first * second
+                scaled = contributions * query.second[column:stop, None]
                 outside = ~(np.abs(scaled) <= 2.0**GRID_BITS)  # written so that NaN is outside
                 beyond[part] += int(outside.any(axis=0).sum())
                 sums[chunk, column:stop] = np.rint(scaled).astype(np.int64).sum(axis=1)
@@ -82,7 +81,7 @@ def spread(query: Query, until: float) -> tuple[Array, int]:
 
 
 def _contributions(query: Query, rows: slice) -> list[tuple[Part, Array]]:
-    """Each asked part's contributions of some rows, shape (sums of the part, rows)."""
+    """Each asked part's contributions of some rows, shape (sums of the part, rows), times ``first``."""
     X = query.X[:, rows]
     zeros = np.zeros(X.shape[1])
     offset = zeros if query.offset is None else query.offset[rows]
@@ -92,12 +91,15 @@ def _contributions(query: Query, rows: slice) -> list[tuple[Part, Array]]:
     answer: list[tuple[Part, Array]] = []
     if Part.LOSS in query.parts:
         delta = _predictor(zeros, query.eps, X)
-        answer.append((Part.LOSS, (w * _change(query.family, offset, y, eta, delta))[None]))
+        change = _change(query.family, offset, y, eta, delta) * query.first[0]
+        answer.append((Part.LOSS, (change * w)[None]))
     if Part.GRADIENT in query.parts:
-        answer.append((Part.GRADIENT, w * _slope(query.family, eta, y) * X))
+        slope = _slope(query.family, eta, y) * query.first[query.gradient_at] * w
+        answer.append((Part.GRADIENT, slope * X))
     if Part.HESSIAN in query.parts:
         j, k = np.triu_indices(len(X))
-        answer.append((Part.HESSIAN, w * VARIANCE[query.family](eta) * X[j] * X[k]))
+        variance = VARIANCE[query.family](eta) * query.first[query.hessian_at] * w
+        answer.append((Part.HESSIAN, variance * X[j] * X[k]))
     return answer
 
 

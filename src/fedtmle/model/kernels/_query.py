@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import final
 
 import numpy as np
@@ -90,6 +91,9 @@ def query(
     )
     if checked.width != len(shifts):
         raise InputError(f"shifts: expected {checked.width} for the asked parts, not {len(shifts)}")
+    edges = (0, checked.gradient_at, checked.hessian_at, len(shifts))
+    if len(set(shifts)) > 1 and any(len(set(shifts[begin:end])) > 1 for begin, end in pairwise(edges)):
+        raise InputError("shifts: the sums of one part share one grid")
     return checked
 
 

@@ -7,11 +7,16 @@ cannot change a result.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import pairwise
+from typing import TypeVar
 
 from fedtmle.errors import InputError
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 _chosen: int | None = None
 
@@ -50,3 +55,19 @@ def shared(work: Callable[[int, int], bool], length: int, *, serially: bool) -> 
         others = [pool.submit(work, *share) for share in pairwise(edges[1:])]
         own = work(edges[0], edges[1])
         return all([own, *(other.result() for other in others)])
+
+
+def mapped(work: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
+    """work(item) of each, in order, side by side; few items are held at a time."""
+    workers = threads()
+    if workers == 1:
+        yield from map(work, items)
+        return
+    with ThreadPoolExecutor(workers) as pool:
+        waiting: deque[Future[Result]] = deque()
+        for item in items:
+            waiting.append(pool.submit(work, item))
+            if len(waiting) > workers:
+                yield waiting.popleft().result()
+        for future in waiting:
+            yield future.result()

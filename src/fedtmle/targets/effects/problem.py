@@ -12,9 +12,10 @@ pooled mean of m_r. X does not depend on Q, so the law is the sum of what was ac
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, reduce
+from operator import add
 from typing import final
 
 import numpy as np
@@ -24,8 +25,8 @@ from fedtmle.model import kernels
 from fedtmle.model.exact import Sums, column_shifts, column_sums, zero_sums
 from fedtmle.model.families import Family
 from fedtmle.model.problem import AbstractProblem, Estimate
-from fedtmle.model.submodel import GeneralisedLinear, NoNormaliser
-from fedtmle.model.table import Table
+from fedtmle.model.submodel import AbstractSubmodel, GeneralisedLinear, NoNormaliser, StreamedLinear
+from fedtmle.model.table import AnyTable, StreamedTable, Table
 from fedtmle.model.types import Array, RowBound, exponent
 from fedtmle.targets.effects.moments import (
     cluster_sums,
@@ -48,7 +49,7 @@ class EffectLaw:
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class EffectProblem(AbstractProblem[EffectLaw, Table]):
+class EffectProblem(AbstractProblem[EffectLaw, AnyTable]):
     """Means of the outcome per component; the rows of ``reported`` (R) combine them into psi.
 
     The rows of ``combination`` (L) are fluctuated. They are those of R, less any whose covariate the
@@ -89,25 +90,47 @@ class EffectProblem(AbstractProblem[EffectLaw, Table]):
     def start(self) -> EffectLaw:
         return EffectLaw()
 
-    def read(self, rows: object) -> Table:
-        if not isinstance(rows, Table):
+    def read(self, rows: object) -> AnyTable:
+        if not isinstance(rows, Table | StreamedTable):
             raise TypeError("an effect problem reads tables that the data layer made")
         return rows
 
-    def rows(self, table: Table) -> EffectRows:
-        """Nuisances are evaluated once per table: a party has one."""
+    def rows(self, table: AnyTable) -> EffectRows:
+        """Nuisances are evaluated once per table in memory: a party has one."""
+        if isinstance(table, StreamedTable):
+            raise TypeError("the rows of a streamed table are never there all at once")
         if not self._prepared or self._prepared[0][0] is not table:
             self._prepared[:] = [(table, self.prepare(table))]
         return self._prepared[0][1]
 
-    def concatenate(self, parts: Sequence[Table]) -> Table:  # noqa: ARG002 - see the message
+    def blocks(self, table: AnyTable) -> Iterator[EffectRows]:
+        """The rows in consecutive pieces."""
+        if isinstance(table, Table):
+            return self.rows(table).blocks()
+        return (self.prepare(block) for block in table.blocks())
+
+    def concatenate(self, parts: Sequence[AnyTable]) -> AnyTable:  # noqa: ARG002 - see the message
         raise TypeError("tables are pooled by the data layer, before nuisances are fitted")
 
-    def count(self, rows: Table) -> int:
+    def count(self, rows: AnyTable) -> int:
         return rows.n_rows
 
-    def submodel(self, law: EffectLaw, rows: Table) -> GeneralisedLinear:
-        own = self.rows(rows)
+    def submodel(self, law: EffectLaw, rows: AnyTable) -> AbstractSubmodel:
+        if isinstance(rows, Table):
+            return self._design(law, self.rows(rows))
+        return StreamedLinear(
+            table=rows,
+            family=self._family,
+            dim=self.dim,
+            bound=self.row_bound(law),
+            design=lambda batch: self._design(law, self.prepare(batch)),
+        )
+
+    @property
+    def _family(self) -> Family:
+        return Family.GAUSSIAN if self.linear else Family.LOGISTIC
+
+    def _design(self, law: EffectLaw, own: EffectRows) -> GeneralisedLinear:
         taken = np.stack([own.taken(r) for r in range(len(own.terms))])
         covariate = np.sign(taken) if self.as_weight else taken
         weight = own.weight * taken.sum(axis=0) if self.as_weight else own.weight
@@ -117,7 +140,7 @@ class EffectProblem(AbstractProblem[EffectLaw, Table]):
                 if share:
                     X[k] += (-self.width * share) * covariate[r]
         return GeneralisedLinear(
-            family=Family.GAUSSIAN if self.linear else Family.LOGISTIC,
+            family=self._family,
             X=X,
             offset=self._factual(own, self._linked(law, own)),
             y=own.y,
@@ -125,7 +148,7 @@ class EffectProblem(AbstractProblem[EffectLaw, Table]):
             bound=self.row_bound(law),
         )
 
-    def losses(self, law: EffectLaw, rows: Table) -> Array:
+    def losses(self, law: EffectLaw, rows: AnyTable) -> Array:
         own = self.rows(rows)
         eta = self._factual(own, self._linked(law, own))
         loss = 0.5 * (eta - own.y) ** 2 if self.linear else kernels.softplus(eta) - own.y * eta
@@ -134,17 +157,23 @@ class EffectProblem(AbstractProblem[EffectLaw, Table]):
         )
         return np.asarray(own.weight * own.observed * weight * loss)
 
-    def eif(self, law: EffectLaw, rows: Table, psi: Array) -> Array:  # noqa: ARG002 - see below
+    def eif(self, law: EffectLaw, rows: AnyTable, psi: Array) -> Array:  # noqa: ARG002 - see below
         """D_k = sum_r R_kr (u_r - t_r psi_r), psi_r the components' plug-ins on these rows."""
         own = self.rows(rows)
         u, t, m = moment_columns(own, self._regression(law, own), self.width)
         components = m.sum(axis=1) / t.sum(axis=1)
         return np.asarray((self.R @ (u - t * components[:, None])).T)
 
-    def moments(self, law: EffectLaw, rows: Table) -> Sums:
+    def moments(self, law: EffectLaw, rows: AnyTable) -> Sums:
+        if isinstance(rows, Table):
+            return self._moments(law, self.rows(rows))
+        parts = rows.map(lambda batch: self._moments(law, self.prepare(batch)))
+        return reduce(add, parts, zero_sums(self.moment_shifts(law)))
+
+    def _moments(self, law: EffectLaw, rows: EffectRows) -> Sums:
         exponents, parts = self._moment_exponents(), self._spanning_exponents()
         total, spanning = zero_sums(column_shifts(exponents)), zero_sums(column_shifts(parts))
-        for own in self.rows(rows).blocks():
+        for own in rows.blocks():
             u, t, m = moment_columns(own, self._regression(law, own), self.width)
             total += column_sums(cluster_sums(own, u, t, m), exponents, what="EIF term")
             if self.spanning:  # then there is one block
