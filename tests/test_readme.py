@@ -24,6 +24,7 @@ FILES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").r
 PAGES = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in FILES}
 README = PAGES["README.md"]
 FEDTMLE = ".venv/bin/fedtmle "
+ELSEWHERE = ("docs/deploy.md",)  # with real processes, in tests/deploy/test_docs.py
 RUNNING_TESTS = ("make test", "make test-slow", "make check", "make browser", "make docs")
 
 
@@ -85,7 +86,7 @@ def watch(arguments: list[str], folder: Path) -> str:
     return line
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if commands(page)])
+@pytest.mark.parametrize("page", [page for page in PAGES if commands(page) and page not in ELSEWHERE])
 def test_every_command_runs_in_its_order(page: str) -> None:
     """Those that themselves run tests are checked to exist; the others run, studies in a folder apart."""
     for command in commands(page):

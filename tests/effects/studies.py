@@ -14,7 +14,7 @@ from fedtmle.protocol.plan import roster
 from fedtmle.runtime.embedded import run_embedded
 from fedtmle.runtime.session import Finished
 from fedtmle.runtime.silo import Silo
-from fedtmle.studies.run import study_plan
+from fedtmle.studies.plan import study_plan
 from fedtmle.studies.schema import schema_of
 
 Columns = dict[str, np.ndarray]

@@ -16,7 +16,7 @@ from fedtmle.protocol.plan import roster
 from fedtmle.runtime.federation import InProcess
 from fedtmle.runtime.session import Finished, Session
 from fedtmle.runtime.silo import Silo
-from fedtmle.studies.run import study_plan
+from fedtmle.studies.plan import study_plan
 from fedtmle.targets.effects.estimands import ATE
 
 LEVELS = {"site": ("a", "b", "c")}

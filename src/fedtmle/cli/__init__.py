@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from fedtmle import __version__
-from fedtmle.cli import ledger, silo
+from fedtmle.cli import deploy, ledger, parties, silo
 from fedtmle.cli.bounds import bounds
 from fedtmle.cli.demo import demo
 from fedtmle.cli.exits import CODES
@@ -14,7 +14,7 @@ from fedtmle.cli.preflight import preflight
 from fedtmle.cli.report import report
 from fedtmle.cli.reproduce import reproduce
 from fedtmle.cli.risk import risk
-from fedtmle.cli.run import run, show
+from fedtmle.cli.run import resume, run, show
 from fedtmle.cli.validate import validate
 from fedtmle.cli.watch import watch
 
@@ -44,11 +44,16 @@ def common(
 
 
 app.command()(demo)
-for command in (init, validate, preflight, risk, run, show, report):
+for command in (init, validate, preflight, risk, run, resume, show, report):
     app.command(epilog=CODES)(command)
 app.command()(watch)
+silo.app.command("start", epilog=CODES)(parties.start_silo)
+silo.app.command("stop", epilog=CODES)(parties.stop_silo)
+silo.app.command("status", epilog=CODES)(parties.silo_status)
 app.add_typer(silo.app, name="silo")
 app.add_typer(ledger.app, name="ledger")
+app.add_typer(deploy.app, name="deploy")
+app.add_typer(parties.server, name="server")
 app.command()(bounds)
 app.command()(reproduce)
 

@@ -28,6 +28,15 @@ class Exit(IntEnum):
     REFUSED = 4
 
 
+def require_flare() -> None:
+    """Leaves with a sentence where the engine is not installed."""
+    import importlib.util
+
+    if importlib.util.find_spec("nvflare") is None:
+        typer.echo("Deployment needs NVIDIA FLARE: pip install 'fedtmle[flare]'", err=True)
+        raise typer.Exit(int(Exit.MISTAKES))
+
+
 @contextmanager
 def reporting(*, as_json: bool) -> Iterator[None]:
     """Turns an error raised on purpose into its lines and its exit code, without a traceback."""

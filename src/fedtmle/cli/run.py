@@ -1,17 +1,26 @@
-"""``fedtmle run`` and ``fedtmle show``."""
+"""``fedtmle run``, ``fedtmle resume`` and ``fedtmle show``."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
-from fedtmle.cli.exits import Exit, fail, reporting
+from fedtmle.cli.exits import Exit, fail, reporting, require_flare
 from fedtmle.cli.report import require_folder, write_page
+
+if TYPE_CHECKING:
+    from fedtmle.deploy.kits import Deployment
+    from fedtmle.federations.runs import RunFolder
+    from fedtmle.studies.result import StudyResult
 
 
 def run(
     study: Path = typer.Argument(..., help="The study file, study.toml."),
+    on: Path | None = typer.Option(
+        None, "--on", help="A deployment's folder, as `deploy init` made it: run across its silos."
+    ),
     out: Path | None = typer.Option(None, "--out", help="Save the result here, as JSON."),
     transcript: Path | None = typer.Option(
         None, "--transcript", help="Save every message here, for `fedtmle risk --transcript`."
@@ -25,9 +34,11 @@ def run(
         False, "--observe", help="Read the records outside the protocol too, for the loss by round."
     ),
     quiet: bool = typer.Option(False, "--quiet", help="No progress display."),
-    threads: int = typer.Option(1, min=1, help="Silos that answer side by side."),
+    threads: int = typer.Option(1, min=1, help="Silos that answer side by side, on this machine."),
+    deadline: float = typer.Option(300.0, min=1.0, help="With --on: seconds a silo may take for one answer."),
+    patience: float = typer.Option(7 * 86400.0, min=1.0, help="With --on: seconds to wait for approvals."),
 ) -> None:
-    """Run a study over the silos it lists, all on this machine."""
+    """Run a study over the silos it lists: all on this machine, or with --on where they are."""
     from fedtmle.studies.file import StudyFileErrors, read_study
     from fedtmle.studies.progress import each, following, live_progress
     from fedtmle.studies.run import run as run_study
@@ -41,6 +52,20 @@ def run(
             file = read_study(study)
         except StudyFileErrors:  # then with whatever is wrong with the silos' files and data
             fail(validate(study).complaints, Exit.MISTAKES, as_json=as_json)
+        if on is not None:
+            if observe or events is not None:
+                raise typer.BadParameter("--observe and --events are for runs on this machine")
+            require_flare()
+            from fedtmle.deploy.kits import read_deployment
+            from fedtmle.deploy.launch import new_run
+
+            deployment = read_deployment(on)
+            folder = new_run(deployment, file, deadline=deadline, patience=patience)
+            last = _deployed(deployment, folder, as_json=as_json, quiet=quiet)
+            if transcript is not None:
+                transcript.write_bytes(folder.transcript.read_bytes())
+            _conclude(last, out=out, transcript=transcript, report=report, as_json=as_json, quiet=quiet)
+            return
         with (
             live_progress(study.stem, quiet=quiet or as_json) as shown,
             following(events, study.stem, file.study, list(file.silos)) as log,
@@ -54,19 +79,74 @@ def run(
             )
             if log is not None:
                 log.finished(text=result.document["status_text"], converged=result.document["converged"])
-        if out is not None:
-            result.save(out)
         if transcript is not None and result.run is not None:
             result.run.transcript.save(transcript)
-        if report is not None:
-            write_page(result.document, report)
-        _print(result.document, result.to_json() if as_json else None)
-        if not as_json and not quiet:
-            for path in (out, transcript, report):
-                if path is not None:
-                    typer.echo(f"Saved to {path}.", err=True)
-        if not result.document["converged"]:
-            raise typer.Exit(int(Exit.NOT_CONVERGED))
+        _conclude(result, out=out, transcript=transcript, report=report, as_json=as_json, quiet=quiet)
+
+
+def resume(
+    run: Path = typer.Argument(..., help="The run's folder, as `run --on` and `server status` name it."),
+    out: Path | None = typer.Option(None, "--out", help="Save the result here, as JSON."),
+    as_json: bool = typer.Option(False, "--json", help="Print the result as JSON."),
+    quiet: bool = typer.Option(False, "--quiet", help="No progress display."),
+) -> None:
+    """Take up a deployed run where it stopped, or follow one that goes on.
+
+    No silo answers anything a second time.
+    """
+    require_flare()
+    from fedtmle.deploy.launch import find_run
+
+    with reporting(as_json=as_json):
+        deployment, folder = find_run(run)
+        _conclude(
+            _deployed(deployment, folder, as_json=as_json, quiet=quiet), out=out, as_json=as_json, quiet=quiet
+        )
+
+
+def _deployed(deployment: Deployment, folder: RunFolder, *, as_json: bool, quiet: bool) -> StudyResult:
+    """Starts or resumes a run on a deployment and waits for its end."""
+    from fedtmle.deploy.launch import follow, launch
+    from fedtmle.deploy.watch import show as show_progress
+    from fedtmle.federations.runs import State
+    from fedtmle.studies.result import load
+    from fedtmle.studies.validate import Complaint
+
+    if not quiet:
+        typer.echo(f"run {folder.path}", err=True)
+    launch(deployment, folder)
+    try:
+        last = show_progress(follow(deployment, folder), quiet=quiet)
+    except KeyboardInterrupt:
+        typer.echo(f"The run goes on; follow it with: fedtmle resume {folder.path}", err=True)
+        raise
+    if last.state is not State.DONE:
+        told = Complaint(message=f"{last.why}; resume with: fedtmle resume {folder.path}")
+        fail([told], Exit.REFUSED if last.refused else Exit.NOT_CONVERGED, as_json=as_json)
+    return load(folder.result)
+
+
+def _conclude(
+    result: StudyResult,
+    *,
+    out: Path | None,
+    as_json: bool,
+    quiet: bool,
+    transcript: Path | None = None,
+    report: Path | None = None,
+) -> None:
+    """Prints a result, keeps it if asked, and leaves with its code."""
+    if out is not None:
+        result.save(out)
+    if report is not None:
+        write_page(result.document, report)
+    _print(result.document, result.to_json() if as_json else None)
+    if not as_json and not quiet:
+        for path in (out, transcript, report):
+            if path is not None:
+                typer.echo(f"Saved to {path}.", err=True)
+    if not result.document["converged"]:
+        raise typer.Exit(int(Exit.NOT_CONVERGED))
 
 
 def show(

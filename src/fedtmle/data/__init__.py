@@ -10,7 +10,7 @@ from fedtmle.data.mapping import ColumnMap, Database
 from fedtmle.data.problems import DataErrors, Problem
 from fedtmle.data.schema import Column, Kind, Schema
 from fedtmle.data.silofile import SiloFile, read_silo_file
-from fedtmle.data.source import load, load_all
+from fedtmle.data.source import check_readable, load, load_all
 
 __all__ = [
     "Column",
@@ -21,6 +21,7 @@ __all__ = [
     "Problem",
     "Schema",
     "SiloFile",
+    "check_readable",
     "load",
     "load_all",
     "read_silo_file",

@@ -19,11 +19,11 @@ _DATES = {"datetime64", "datetime", "date", "timedelta64", "timedelta", "time", 
 
 def frame_reader(source: object) -> AbstractReader | None:
     """A reader of an in-memory table, or None if ``source`` is none."""
-    # A frame can only be given by someone who has imported its library.
+    # A frame can only be given by someone who has imported its library; another thread may be at it.
     pandas, polars = sys.modules.get("pandas"), sys.modules.get("polars")
-    if pandas is not None and isinstance(source, pandas.DataFrame):
+    if isinstance(source, getattr(pandas, "DataFrame", ())):
         return _PandasReader(source)
-    if polars is not None and isinstance(source, polars.DataFrame):
+    if polars is not None and isinstance(source, getattr(polars, "DataFrame", ())):
         return _PolarsReader(source, polars)
     if isinstance(source, Mapping):
         return _ArraysReader(source)

@@ -57,6 +57,18 @@ def load(
     return table
 
 
+def check_readable(silo: SiloFile) -> None:
+    """Opens a silo's own source and reads no record; `DataErrors` says why it cannot be opened."""
+    findings = Findings(silo=silo.name, file=_file(silo.data))
+    try:
+        with _open(silo.data, silo.name) as reader:
+            if not reader.names:
+                findings.add("the table has no columns", "check that this is the right table")
+    except UnreadableError as error:
+        findings.add(error.what, error.fix, line=error.line)
+    findings.settle()
+
+
 def load_all(sources: Mapping[str, object], schema: Schema) -> dict[str, AnyTable]:
     """The tables of all silos by name, or one `DataErrors` with the problems of all."""
     tables: dict[str, AnyTable] = {}

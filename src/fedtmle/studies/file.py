@@ -55,13 +55,17 @@ class StudyFileErrors(InputError):  # noqa: N818 (several errors in one)
         return (StudyFileErrors, (self.mistakes, self.silos, self.study))
 
 
-def read_study(path: str | Path) -> StudyFile:
-    """The study file at ``path``; raises `StudyFileErrors` with all its mistakes."""
+def read_study(path: str | Path, *, samples: bool = True) -> StudyFile:
+    """The study file at ``path``; raises `StudyFileErrors` with all its mistakes.
+
+    Without ``samples``, a study that names a file to fit a pilot on is refused: one that came from
+    elsewhere must not say what is read here.
+    """
     path = Path(path)
     line, text = None, ""
     try:
         text = path.read_text(encoding="utf-8")
-        return _Reader(path, text, tomllib.loads(text)).file()
+        return _Reader(path, text, tomllib.loads(text), samples=samples).file()
     except tomllib.TOMLDecodeError as error:
         at = re.search(r" \(at line (\d+), column \d+\)", str(error))
         line = int(at[1]) if at else len(text.splitlines())
@@ -76,7 +80,8 @@ def read_study(path: str | Path) -> StudyFile:
 class _Reader:
     """Turns a document into a study."""
 
-    def __init__(self, path: Path, text: str, document: dict[str, Any]) -> None:
+    def __init__(self, path: Path, text: str, document: dict[str, Any], *, samples: bool) -> None:
+        self._samples = samples
         self._path, self._document = path, document
         self._reads_clearly = False  # whether target and models are what was written
         self._sections = Sections(str(path), Lines(text), document, keys.HOMES)
@@ -165,6 +170,8 @@ class _Reader:
         section = ("models", role)
 
         def on_sample(model: GLM | GradientBoostedTrees, sample: str) -> Pilot:
+            if not self._samples:
+                raise InputError("sample: a study that is run across machines cannot name a file")
             if target is None:  # which is a mistake already
                 return Pilot.from_coefficients("1", {}, "gaussian", (0.0,))
             return fit_on_sample(target, role, model, self._path.parent / sample)

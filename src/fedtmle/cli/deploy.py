@@ -1,0 +1,85 @@
+"""``fedtmle deploy``: kits for a consortium, a doctor for each party, a demonstration."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+
+from fedtmle.cli.exits import CODES, Exit, reporting, require_flare
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Run studies across machines, on NVIDIA FLARE: needs pip install 'fedtmle[flare]'.",
+)
+
+
+@app.command(epilog=CODES)
+def init(
+    folder: Path = typer.Argument(..., help="Where to write; made if it is not there."),
+    silo: list[str] = typer.Option(..., "--silo", help="A silo's name in studies; once for each."),
+    host: str = typer.Option(..., help="The server's host name, as silos reach it."),
+    port: int = typer.Option(8002, min=1, max=65535, help="The server's only port."),
+    days: int = typer.Option(360, min=1, help="How long the certificates are valid."),
+    as_json: bool = typer.Option(False, "--json", help="Print the kits as JSON."),
+) -> None:
+    """Make certificates and a start-up kit for the server and each silo."""
+    import json
+
+    require_flare()
+    from fedtmle.deploy.provision import provision
+
+    with reporting(as_json=as_json):
+        made = provision(folder, silos=silo, host=host, port=port, days=days)
+        kits = {name: str(made.kit(name)) for name in made.sites}
+        if as_json:
+            typer.echo(json.dumps({"server": str(made.server), "silos": kits}))
+            return
+        typer.echo(f"The server's kit: {made.server}")
+        typer.echo("Kits to hand out, each with a private key; by a safe way, to its silo alone:")
+        typer.echo("\n".join(f"  {name}: {path}" for name, path in kits.items()))
+        typer.echo(
+            f"Keep {made.path / 'authority'} to yourself: it can make new certificates.\n"
+            f"Next:\n  fedtmle server start {made.server}\n"
+            "and at each silo:\n  fedtmle silo start <its kit> --silo-file silo.toml"
+        )
+
+
+@app.command(epilog=CODES)
+def doctor(
+    kit: Path = typer.Argument(..., help="A party's start-up kit, on the party's machine."),
+    as_json: bool = typer.Option(False, "--json", help="Print the findings as JSON."),
+) -> None:
+    """Look at everything a party needs, and say what is wrong and how to mend it."""
+    import json
+    from dataclasses import asdict
+
+    require_flare()
+    from fedtmle.deploy.doctor import examine
+    from fedtmle.deploy.kits import read_kit
+
+    with reporting(as_json=as_json):
+        findings = examine(read_kit(kit))
+        if as_json:
+            typer.echo(json.dumps({"findings": [asdict(finding) for finding in findings]}))
+        else:
+            typer.echo("\n".join(str(finding) for finding in findings))
+        if not all(finding.fine for finding in findings):
+            raise typer.Exit(int(Exit.MISTAKES))
+
+
+@app.command(epilog=CODES)
+def demo(
+    silos: int = typer.Option(8, min=2, max=8, help="How many of the 8 IHDP hospitals."),
+    port: int | None = typer.Option(None, help="The server's port on this machine; a free one as a rule."),
+    as_json: bool = typer.Option(False, "--json", help="Print the comparison as JSON."),
+    quiet: bool = typer.Option(False, "--quiet", help="No progress display."),
+) -> None:
+    """Run a study over a real server and real silos, all on this machine, and compare."""
+    require_flare()
+    from fedtmle.deploy.demo import run_demo
+
+    with reporting(as_json=as_json):
+        same = run_demo(silos, port=port, as_json=as_json, quiet=quiet)
+        if not same:
+            raise typer.Exit(int(Exit.NOT_CONVERGED))

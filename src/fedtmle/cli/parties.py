@@ -1,0 +1,90 @@
+"""``fedtmle server`` and ``fedtmle silo``: start, stop and look at a party on its own machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+
+from fedtmle.cli.exits import CODES, Exit, reporting, require_flare
+
+KIT = typer.Argument(..., help="The party's start-up kit.")
+
+server = typer.Typer(no_args_is_help=True, help="The coordinator's server.")
+
+
+@server.command("start", epilog=CODES)
+def start_server(kit: Path = KIT) -> None:
+    """Start the server in the background; it is started again if it dies."""
+    require_flare()
+    from fedtmle.deploy.kits import Role, read_kit
+    from fedtmle.deploy.parties import start_server as begin
+
+    with reporting(as_json=False):
+        begin(read_kit(kit, Role.SERVER))
+        typer.echo("Started; `fedtmle server status` tells when it listens.")
+
+
+@server.command("stop", epilog=CODES)
+def stop_server(kit: Path = KIT) -> None:
+    """Stop the server; a run that is going on can be resumed."""
+    _stop(kit, "server")
+
+
+@server.command("status", epilog=CODES)
+def server_status(
+    kit: Path = KIT, as_json: bool = typer.Option(False, "--json", help="Print it as JSON.")
+) -> None:
+    """Is it running, does it listen, which runs are there?"""
+    _status(kit, "server", as_json=as_json)
+
+
+def start_silo(
+    kit: Path = KIT,
+    silo_file: Path | None = typer.Option(
+        None, "--silo-file", help="This silo's silo.toml; needed the first time. Its path stays here."
+    ),
+) -> None:
+    """Start this silo in the background: it connects to the server, and answers what you approved."""
+    require_flare()
+    from fedtmle.deploy.kits import Role, read_kit
+    from fedtmle.deploy.parties import start_silo as begin
+
+    with reporting(as_json=False):
+        begin(read_kit(kit, Role.SILO), silo_file)
+        typer.echo("Started; `fedtmle silo status` tells what it is asked.")
+
+
+def stop_silo(kit: Path = KIT) -> None:
+    """Stop this silo; nothing of it stays running."""
+    _stop(kit, "silo")
+
+
+def silo_status(
+    kit: Path = KIT, as_json: bool = typer.Option(False, "--json", help="Print it as JSON.")
+) -> None:
+    """Is it running, and which studies came?"""
+    _status(kit, "silo", as_json=as_json)
+
+
+def _stop(path: Path, role: str) -> None:
+    require_flare()
+    from fedtmle.deploy.kits import Role, read_kit
+    from fedtmle.deploy.processes import stop
+
+    with reporting(as_json=False):
+        typer.echo("Stopped." if stop(read_kit(path, Role(role))) else "It was not running.")
+
+
+def _status(path: Path, role: str, *, as_json: bool) -> None:
+    import json
+
+    require_flare()
+    from fedtmle.deploy.kits import Role, read_kit
+    from fedtmle.deploy.parties import status_of
+
+    with reporting(as_json=as_json):
+        status = status_of(read_kit(path, Role(role)))
+        typer.echo(json.dumps(status.to_dict()) if as_json else str(status))
+        if not status.running:
+            raise typer.Exit(int(Exit.NOT_CONVERGED))

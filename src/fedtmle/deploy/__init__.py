@@ -1,0 +1,1 @@
+"""Deployment on NVIDIA FLARE: start-up kits, processes, runs, and a doctor for each party."""

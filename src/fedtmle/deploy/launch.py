@@ -1,0 +1,145 @@
+"""Starting, following and resuming a run on a deployment."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from fedtmle.deploy.jobs import engine_session, submit
+from fedtmle.deploy.kits import Deployment, Role, read_deployment, read_kit
+from fedtmle.deploy.processes import alive, running
+from fedtmle.errors import InputError, ProtocolError
+from fedtmle.federations.runs import RunFolder, State, Status, Terms
+from fedtmle.studies.file import StudyFile, read_study
+from fedtmle.studies.plan import file_plan
+
+LOOK = 0.2  # seconds between two looks at a run's status
+ASK = 2.0  # seconds between two questions to the engine
+OVER = (State.DONE, State.STOPPED)
+
+
+def new_run(deployment: Deployment, study: StudyFile, *, deadline: float, patience: float) -> RunFolder:
+    """A run's folder, not yet handed to the engine."""
+    study = read_study(study.path, samples=False)
+    if study.study.algorithm.pools_rows:
+        raise InputError("algorithm: 'Central' pools the rows; it cannot run on a deployment")
+    unknown = [silo for silo in study.silos if silo not in deployment.sites]
+    if unknown:
+        raise InputError(
+            f"{study.path}: the deployment has no silo {' or '.join(map(repr, unknown))}; "
+            f"it has {', '.join(map(repr, deployment.sites))}"
+        )
+    terms = Terms(
+        plan=file_plan(study).digest.hex(),
+        sites={silo: deployment.sites[silo] for silo in study.silos},
+        deadline=deadline,
+        patience=patience,
+    )
+    _once(deployment, terms.plan)
+    folder = RunFolder.new(deployment.runs, study, terms)
+    folder.report(Status(state=State.SUBMITTED))
+    return folder
+
+
+def _once(deployment: Deployment, plan: str) -> None:
+    """A silo answers a plan once: what was asked before is resumed, or is there already."""
+    for path in sorted(deployment.runs.glob("*/terms.json")):
+        run = RunFolder(path.parent)
+        if run.terms().plan != plan:
+            continue
+        if run.status().state is State.DONE:
+            raise InputError(
+                f"this plan was run already: `fedtmle show {run.result}`; "
+                "a study that should run anew is another plan: change its seed, and have it approved"
+            )
+        raise InputError(f"this plan was started already: `fedtmle resume {run.path}`")
+
+
+def launch(deployment: Deployment, run: RunFolder) -> None:
+    """Hands a run to the engine: a new one, or one that stopped; that goes on where its journal ends.
+
+    One that is going on is left alone, to be followed.
+    """
+    status = run.status()
+    if status.state is State.DONE:
+        raise InputError(f"{run.path}: this run is done; its result is {run.result}")
+    if status.state is not State.STOPPED and status.pid and alive(status.pid):
+        return
+    if running(read_kit(deployment.server, Role.SERVER)) is None:
+        raise ProtocolError(f"the server is not running: `fedtmle server start {deployment.server}`")
+    with engine_session(deployment) as session:
+        if run.job.is_file():
+            _forget(session, run.job.read_text(encoding="utf-8"))
+        # The status first: the engine's process may speak before `submit` returns.
+        run.report(Status(state=State.SUBMITTED, attempt=status.attempt + 1))
+        run.job.write_text(submit(session, run), encoding="utf-8")
+
+
+def follow(deployment: Deployment, run: RunFolder) -> Iterator[Status]:
+    """Each new status until the run is over; a run whose process vanished is stopped, with a reason."""
+    asked, last, missing_since = 0.0, None, 0.0
+    while True:
+        status = run.status()
+        if not status.pid and status.state is State.SUBMITTED and time.monotonic() - asked > ASK:
+            asked = time.monotonic()
+            status = _ask_engine(deployment, run, status)
+        elif not status.pid and last is not None and last.state is State.SUBMITTED:
+            status = last  # the engine is not asked each time
+        if status != last:
+            last = status
+            yield status
+        if status.state in OVER:
+            return
+        if not status.pid or alive(status.pid):
+            missing_since = 0.0
+        elif not missing_since:
+            missing_since = time.monotonic()
+        elif time.monotonic() - missing_since > 1.0 and run.status() == status:
+            run.report(replace(status, state=State.STOPPED, why="the server's process for this run ended"))
+        time.sleep(LOOK)
+
+
+def find_run(path: Path) -> tuple[Deployment, RunFolder]:
+    """A run by its folder, and the deployment that it belongs to."""
+    path = path.absolute()
+    deployment = read_deployment(path.parent.parent.parent)
+    return deployment, RunFolder.named(deployment.runs, path.name)
+
+
+def _ask_engine(deployment: Deployment, run: RunFolder, status: Status) -> Status:
+    """Before the engine has started the run: who is connected, and whether it gave up."""
+    if running(read_kit(deployment.server, Role.SERVER)) is None:
+        return _stopped(run, replace(status, why="the server is not running; `fedtmle server start`"))
+    try:
+        with engine_session(deployment) as session:
+            connected = {client.name for client in session.get_connected_client_list()}
+            job = run.job.read_text(encoding="utf-8")
+            ended = str(session.get_job_meta(job).get("status", ""))
+    except (ProtocolError, OSError):
+        return status  # the supervisor starts the server again; the next look tells
+    sites = run.terms().sites
+    said = {silo: "connected" if site in connected else "not connected" for silo, site in sites.items()}
+    if ended.startswith("FINISHED"):
+        why = f"the engine did not start the run ({ended.removeprefix('FINISHED:').lower()})"
+        return _stopped(run, replace(status, why=why, silos=said))
+    return replace(status, silos=said)
+
+
+def _stopped(run: RunFolder, status: Status) -> Status:
+    """Writes down that the engine gave up, unless the run has spoken meanwhile."""
+    now = run.status()
+    if now.pid:
+        return now
+    stopped = replace(status, state=State.STOPPED)
+    run.report(stopped)
+    return stopped
+
+
+def _forget(session: Any, job: str) -> None:
+    """Ends what is left of an earlier attempt; after a crash the engine still calls it running."""
+    with suppress(Exception):  # it may be over already, or the engine may have forgotten it
+        session.abort_job(job)

@@ -1,0 +1,89 @@
+"""A whole deployment on one machine, on loopback: for the demonstration, tests and benchmarks."""
+
+from __future__ import annotations
+
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import FrameType
+
+from fedtmle.deploy.jobs import engine_session
+from fedtmle.deploy.kits import Deployment, Kit, Role, read_kit
+from fedtmle.deploy.parties import start_server, start_silo
+from fedtmle.deploy.processes import stop, wait_until
+from fedtmle.deploy.provision import provision
+from fedtmle.errors import ProtocolError
+from fedtmle.studies.file import StudyFile
+from fedtmle.studies.home import Home
+from fedtmle.studies.plan import file_plan
+
+START_UP = 60.0  # seconds until the server and every silo are connected
+
+
+@contextmanager
+def local_deployment(
+    folder: Path, study: StudyFile, *, port: int | None = None, spare: tuple[str, ...] = ()
+) -> Iterator[Deployment]:
+    """Provisions and starts a server and the study's silos; stops all of it at the end, however it ends.
+
+    ``spare`` names silos that get a kit and are not started.
+    """
+    made = provision(folder, silos=[*study.silos, *spare], host="localhost", port=port or free_port())
+    try:
+        with _leaving_on_terminate():
+            start_server(read_kit(made.server, Role.SERVER))
+            for silo, path in study.silos.items():
+                start_silo(silo_kit(made, silo), path)
+            await_silos(made, list(study.silos))
+            yield made
+    finally:
+        for silo in study.silos:
+            stop(silo_kit(made, silo))
+        stop(read_kit(made.server, Role.SERVER))
+
+
+def await_silos(made: Deployment, silos: list[str], *, seconds: float = START_UP) -> None:
+    """Returns when the server runs and these silos are connected to it."""
+    expected = {made.sites[silo] for silo in silos}
+
+    def connected() -> bool:
+        with suppress(ProtocolError), engine_session(made, timeout=5.0) as session:
+            return expected <= {client.name for client in session.get_connected_client_list()}
+        return False
+
+    if not wait_until(connected, seconds):
+        raise ProtocolError(f"the server and its silos were not connected within {seconds:g} s")
+
+
+def approve_everywhere(study: StudyFile) -> None:
+    """What each silo's owner would do on the silo's own machine."""
+    for path in study.silos.values():
+        Home.of(path).approvals.decide(file_plan(study).digest, approved=True)
+
+
+def silo_kit(made: Deployment, silo: str) -> Kit:
+    return read_kit(made.kit(silo), Role.SILO)
+
+
+def free_port() -> int:
+    """A port that nobody uses now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port
+
+
+@contextmanager
+def _leaving_on_terminate() -> Iterator[None]:
+    """A request to end this process is taken as Ctrl-C, so that what was started is stopped."""
+
+    def interrupt(_signal: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,1 @@
+"""Federations that carry our bytes between machines; `flare` is NVIDIA FLARE."""

@@ -1,0 +1,103 @@
+"""Frames: what our bytes wear on an engine that only carries byte strings.
+
+Down: ``?`` and the server's time ask whether the silo is ready, ``>`` carries a request. Up: ``<``
+carries a reply, ``.`` says ready, ``~`` not yet, ``!`` no. The run's transcript holds what is inside the
+frames and knows nothing of them.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from fedtmle.errors import DecodeError
+
+
+@dataclass(frozen=True)
+class Hello:
+    """Are you ready? ``time`` is the server's clock, in seconds: nothing is decided by it."""
+
+    time: float
+
+
+class Waiting(enum.StrEnum):
+    """Why a silo is not ready yet."""
+
+    APPROVAL = "waiting for its owner's approval"
+    DATA = "reading its data"
+
+
+class Declined(enum.StrEnum):
+    """Why a silo will not take part; no reason carries a value of its data."""
+
+    REJECTED = "its owner rejected the plan"
+    ROSTER = "it is not in the plan's roster under this name"
+    PLAN = "the study that came is not the plan that was announced"
+    STUDY = "the study that came cannot be read by this silo's version"
+    CONFIGURATION = "its silo file is missing or wrong; its own log says what"
+    DATA = "its data cannot be used for this study; its own log says why"
+    JOURNAL = "its journal cannot be written or is not this run's; its own log says why"
+    FAULT = "it met an unexpected fault; its own log has the details"
+
+
+@dataclass(frozen=True)
+class Ready:
+    """The silo has read its data and may be asked; ``release``: its own estimate may be shown."""
+
+    release: bool = False
+
+
+@dataclass(frozen=True)
+class Reply:
+    """The protocol's own bytes."""
+
+    data: bytes
+
+
+Answer: TypeAlias = Reply | Ready | Waiting | Declined
+
+
+def request(data: bytes) -> bytes:
+    """The frame of a request."""
+    return b">" + data
+
+
+def hello(now: float) -> bytes:
+    """The frame of a hello."""
+    return b"?%d" % round(now)
+
+
+def read_request(frame: object) -> bytes | Hello:
+    """What a frame asks, or `DecodeError`."""
+    if isinstance(frame, bytes) and frame[:1] == b">":
+        return frame[1:]
+    if isinstance(frame, bytes) and re.fullmatch(rb"\?[0-9]{1,15}", frame):
+        return Hello(float(frame[1:]))
+    raise DecodeError("not a frame of this protocol")
+
+
+def answer(value: Answer) -> bytes:
+    """The frame of an answer."""
+    if isinstance(value, Reply):
+        return b"<" + value.data
+    if isinstance(value, Ready):
+        return b".+" if value.release else b"."
+    return (b"~" if isinstance(value, Waiting) else b"!") + value.name.encode()
+
+
+def read_answer(frame: object) -> Answer:
+    """The answer in a frame, or `DecodeError`."""
+    if isinstance(frame, bytes):
+        kind, rest = frame[:1], frame[1:]
+        if kind == b"<":
+            return Reply(rest)
+        if frame in (b".", b".+"):
+            return Ready(release=frame == b".+")
+        code = rest.decode("ascii", "replace")
+        if kind == b"~" and code in Waiting.__members__:
+            return Waiting[code]
+        if kind == b"!" and code in Declined.__members__:
+            return Declined[code]
+    raise DecodeError("not a frame of this protocol")

@@ -1,0 +1,306 @@
+"""Kits, the engine's policy in them, the doctor and the commands: without starting an engine."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from fedtmle.cli import app
+from fedtmle.cli.exits import Exit
+from fedtmle.deploy.doctor import examine
+from fedtmle.deploy.example import write_example
+from fedtmle.deploy.kits import Deployment, Kit, Role, read_deployment, read_kit
+from fedtmle.deploy.launch import new_run
+from fedtmle.deploy.policy import place_storage
+from fedtmle.deploy.provision import provision
+from fedtmle.errors import InputError
+from fedtmle.federations.runs import RunFolder, State, Status
+from fedtmle.studies.file import read_study
+
+runner = CliRunner(env={"COLUMNS": "80", "NO_COLOR": "1"})
+
+
+def call(*words: object) -> Result:
+    return runner.invoke(app, [str(word) for word in words])
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Deployment:
+    folder = tmp_path_factory.mktemp("kits") / "consortium"
+    return provision(folder, silos=["hospital 1", "hospital 2"], host="localhost", port=1)
+
+
+@pytest.fixture
+def made(original: Deployment, tmp_path: Path) -> Deployment:
+    shutil.copytree(original.path, tmp_path / "consortium")
+    return read_deployment(tmp_path / "consortium")
+
+
+@pytest.fixture
+def kit(made: Deployment, tmp_path: Path) -> Kit:
+    """Hospital 1's kit, told of its silo file."""
+    study = read_study(write_example(tmp_path / "hospitals", 2))
+    found = read_kit(made.kit("hospital 1"), Role.SILO)
+    (found.home / "silo.json").write_text(json.dumps({"silo_file": str(study.silos["hospital 1"])}))
+    return found
+
+
+def test_the_command_makes_kits_and_says_what_comes_next(tmp_path: Path) -> None:
+    folder = tmp_path / "c"
+    done = call("deploy", "init", folder, "--silo", "North", "--silo", "South Bay", "--host", "h.example.org")
+    assert done.exit_code == Exit.FINE, done.output
+    assert "fedtmle server start" in done.output
+    made = read_deployment(folder)
+    assert made.sites == {"North": "north", "South Bay": "south-bay"}
+    assert (made.kit("South Bay") / "startup" / "client.key").is_file()
+    again = call("deploy", "init", folder, "--silo", "North", "--host", "h.example.org", "--json")
+    assert again.exit_code == Exit.MISTAKES
+    assert "not empty" in json.loads(again.stdout)["problems"][0]["message"]
+
+
+@pytest.mark.parametrize(
+    ("silos", "host", "port", "match"),
+    [
+        ([], "h", 1, "at least one"),
+        (["a", "a"], "h", 1, "a name of its own"),
+        (["a b", "a-b"], "h", 1, "is taken"),
+        (["a"], "no host", 1, "not a host name"),
+        (["a"], "h", 70000, "1 to 65535"),
+    ],
+)
+def test_what_cannot_be_deployed(tmp_path: Path, silos: list[str], host: str, port: int, match: str) -> None:
+    with pytest.raises(InputError, match=match):
+        provision(tmp_path / "c", silos=silos, host=host, port=port)
+
+
+def test_a_silos_kit_forbids_code_logs_and_shells(made: Deployment) -> None:
+    local = made.kit("hospital 1") / "local"
+    resources = json.loads((local / "resources.json").read_text())
+    assert resources["class_allow_list"] == [
+        "nvflare.collab.runtime.executor.CollabExecutor",
+        "fedtmle.federations.flare_silo.SiloEnd",
+    ]
+    assert resources["class_list_enforcement_mode"] == "enforce"
+    assert resources["allow_log_streaming"] is False
+    default = json.loads((local / "resources.json.default").read_text())
+    assert any(part["id"] == "site_log_streamer" for part in default["components"])  # it is FLARE's habit
+    assert all(part["id"] != "site_log_streamer" for part in resources["components"])
+    rights = json.loads((local / "authorization.json").read_text())["permissions"]
+    assert list(rights) == ["lead"]  # no other role may do anything
+    assert {rights["lead"][right] for right in ("byoc", "shell_commands", "operate", "download_job")} == {
+        "none"
+    }
+
+
+def test_a_kit_is_private_and_tells_no_path(made: Deployment, kit: Kit) -> None:
+    assert made.server.stat().st_mode & 0o077 == 0
+    assert kit.path.stat().st_mode & 0o077 == 0
+    # FLARE tells the server every other top-level key of a silo's resources.
+    resources = json.loads((kit.path / "local" / "resources.json").read_text())
+    told = {"format_version", "class_list_enforcement_mode", "class_allow_list", "allow_log_streaming"}
+    assert set(resources) == {*told, "client", "components"}
+
+
+def test_the_server_keeps_its_storage_to_itself(made: Deployment) -> None:
+    place_storage(read_kit(made.server, Role.SERVER))
+    text = (made.server / "local" / "resources.json").read_text()
+    assert "/tmp/nvflare" not in text  # noqa: S108 - FLARE's default
+    assert text.count(str(made.server / "storage")) == 2
+
+
+def test_the_server_listens_on_loopback_alone_where_it_is_asked_to(made: Deployment) -> None:
+    (server,) = json.loads((made.server / "startup" / "fed_server.json").read_text())["servers"]
+    assert server["service"]["target"] == "localhost:1"
+
+
+def test_a_folder_that_is_no_kit(tmp_path: Path, made: Deployment) -> None:
+    with pytest.raises(InputError, match="not a start-up kit"):
+        read_kit(tmp_path)
+    with pytest.raises(InputError, match="not a deployment"):
+        read_deployment(tmp_path)
+    with pytest.raises(InputError, match="kit of a server, not of a silo"):
+        read_kit(made.server, Role.SILO)
+
+
+# The doctor.
+
+
+def found(kit: Kit, what: str) -> tuple[bool, str]:
+    (finding,) = [finding for finding in examine(kit) if finding.what == what]
+    return finding.fine, f"{finding.found} {finding.mend}"
+
+
+def test_the_doctor_finds_a_healthy_kit_whose_server_is_down(kit: Kit) -> None:
+    wrong = [finding.what for finding in examine(kit) if not finding.fine]
+    assert wrong == ["server"]
+    assert "TCP port 1" in found(kit, "server")[1]
+    done = call("deploy", "doctor", kit.path)
+    assert done.exit_code == Exit.MISTAKES
+    assert "NO  server" in done.output
+
+
+def _expire(kit: Kit, days: int) -> None:
+    """The same certificate, signed again by a new authority, with other dates."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    now = datetime.now(UTC)
+    for path in (kit.authority, kit.certificate):
+        old = x509.load_pem_x509_certificate(path.read_bytes())
+        builder = x509.CertificateBuilder(
+            issuer_name=old.issuer,
+            subject_name=old.subject,
+            public_key=key.public_key() if path == kit.authority else old.public_key(),
+            serial_number=old.serial_number,
+            not_valid_before=now + timedelta(days=min(days - 400, 0) if days < 400 else 1),
+            not_valid_after=now + timedelta(days=days),
+        )
+        signed = builder.sign(key, hashes.SHA256())
+        path.write_bytes(signed.public_bytes(serialization.Encoding.PEM))
+
+
+def _remove(name: str) -> Callable[[Kit], None]:
+    return lambda kit: (kit.path / name).unlink()
+
+
+def _change(name: str, old: str, new: str) -> Callable[[Kit], None]:
+    def change(kit: Kit) -> None:
+        path = kit.path / name
+        assert old in path.read_text()
+        path.write_text(path.read_text().replace(old, new))
+
+    return change
+
+
+def _silo_file(kit: Kit) -> Path:
+    return Path(json.loads((kit.home / "silo.json").read_text())["silo_file"])
+
+
+def _rename(kit: Kit) -> None:
+    path = _silo_file(kit)
+    path.write_text(path.read_text().replace("hospital 1", "hospital 7"))
+
+
+def _lose_data(kit: Kit) -> None:
+    (_silo_file(kit).parent / "infants.csv").unlink()
+
+
+def _mix(kit: Kit) -> None:
+    shutil.copy(kit.path.parent / "hospital-2" / "startup" / "client.crt", kit.authority)
+
+
+@pytest.mark.parametrize(
+    ("harm", "what", "says"),
+    [
+        (_remove("startup/client.key"), "private key", "ask the coordinator"),
+        (_remove("startup/client.crt"), "certificate", "ask the coordinator"),
+        (_mix, "certificate", "not signed by the kit's authority"),
+        (lambda kit: _expire(kit, -1), "certificate", "expired"),
+        (lambda kit: _expire(kit, 500), "certificate", "set this machine's clock"),
+        (_remove("local/resources.json"), "engine's policy", "other classes"),
+        (_change("local/resources.json", '"enforce"', '"warn"'), "engine's policy", "not enforced"),
+        (
+            _change("local/resources.json", '"allow_log_streaming": false', '"allow_log_streaming": true'),
+            "engine's policy",
+            "logs may be streamed",
+        ),
+        (_change("local/authorization.json", '"byoc": "none"', '"byoc": "any"'), "engine's policy", "rights"),
+        (_remove("fedtmle/silo.json"), "silo file", "--silo-file"),
+        (_rename, "silo file", "hospital 7"),
+        (_lose_data, "data source", "infants.csv"),
+        (
+            lambda kit: (kit.home / "clock.json").write_text('{"ahead": -90}'),
+            "clock",
+            "90 s behind the server's",
+        ),
+    ],
+)
+def test_the_doctor_says_what_is_wrong(kit: Kit, harm: Callable[[Kit], None], what: str, says: str) -> None:
+    harm(kit)
+    fine, told = found(kit, what)
+    assert not fine
+    assert says in told
+
+
+def test_the_doctor_warns_before_a_certificate_ends(kit: Kit) -> None:
+    _expire(kit, 10)
+    fine, told = found(kit, "certificate")
+    assert fine
+    assert "days left" in told
+
+
+def test_the_doctor_notices_an_open_kit(kit: Kit) -> None:
+    kit.path.chmod(0o755)
+    kit.key.chmod(0o644)
+    assert not found(kit, "private key")[0]
+
+
+# Parties and runs that cannot start.
+
+
+def test_a_silo_starts_only_with_its_own_file(made: Deployment, kit: Kit) -> None:
+    other = made.kit("hospital 2")
+    first = call("silo", "start", other)
+    assert first.exit_code == Exit.MISTAKES
+    assert "--silo-file" in first.stderr
+    wrong = call("silo", "start", other, "--silo-file", _silo_file(kit))
+    assert wrong.exit_code == Exit.MISTAKES
+    assert "kit is that of 'hospital 2'" in wrong.stderr
+
+
+def test_what_is_not_running_can_be_stopped_and_looked_at(made: Deployment, kit: Kit) -> None:
+    assert call("silo", "stop", kit.path).output == "It was not running.\n"
+    status = call("silo", "status", kit.path)
+    assert status.output == "silo 'hospital 1': not running\n"
+    assert status.exit_code == Exit.NOT_CONVERGED
+    assert not json.loads(call("server", "status", made.server, "--json").output)["running"]
+
+
+def test_a_run_without_a_server_says_so(made: Deployment, kit: Kit) -> None:
+    study = _silo_file(kit).parent.parent / "study.toml"
+    done = call("run", study, "--on", made.path, "--quiet")
+    assert done.exit_code == Exit.NOT_CONVERGED
+    assert "fedtmle server start" in done.stderr
+
+
+def test_a_study_with_a_silo_that_has_no_kit(made: Deployment, tmp_path: Path) -> None:
+    study = read_study(write_example(tmp_path / "three", 3))
+    with pytest.raises(InputError, match="has no silo 'hospital 3'"):
+        new_run(made, study, deadline=1.0, patience=1.0)
+
+
+def test_a_plan_is_run_once(made: Deployment, tmp_path: Path) -> None:
+    study = read_study(write_example(tmp_path / "two", 2))
+    run = new_run(made, study, deadline=1.0, patience=1.0)
+    with pytest.raises(InputError, match="fedtmle resume"):
+        new_run(made, study, deadline=1.0, patience=1.0)
+    run.report(Status(state=State.DONE))
+    with pytest.raises(InputError, match="run already"):
+        new_run(made, study, deadline=1.0, patience=1.0)
+    assert "this run is done" in call("resume", run.path).stderr
+
+
+def test_a_study_that_pools_rows_cannot_be_deployed(made: Deployment, tmp_path: Path) -> None:
+    study = read_study(write_example(tmp_path / "two", 2, algorithm='kind = "Central"'))
+    with pytest.raises(InputError, match="pools the rows"):
+        new_run(made, study, deadline=1.0, patience=1.0)
+
+
+def test_a_status_is_read_whole_or_not_at_all(made: Deployment, tmp_path: Path) -> None:
+    study = read_study(write_example(tmp_path / "two", 2))
+    run = new_run(made, study, deadline=1.0, patience=1.0)
+    status = Status(state=State.STOPPED, why="x", silos={"hospital 1": "ready"}, round=3, seconds=(0.5,))
+    run.report(status)
+    assert RunFolder(run.path).status() == status
+    assert [path.name for path in run.path.glob("*.new")] == []
+    assert os.path.basename(run.path).startswith("study-")

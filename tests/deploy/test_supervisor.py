@@ -1,0 +1,69 @@
+"""The supervisor starts its engine again, ends everything below it, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import psutil
+
+from fedtmle.deploy import processes
+from fedtmle.deploy.processes import Process, wait_until
+
+# An engine that starts a job in a session of its own, as FLARE does, and waits.
+ENGINE = (
+    "import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', {job!r}], start_new_session=True)"
+)
+JOB = "import time; time.sleep(300)"
+SUPERVISOR = """
+import sys
+from pathlib import Path
+from fedtmle.deploy import supervisor
+supervisor.PAUSE = 0.1
+supervisor.engine_command = lambda kit: [sys.executable, "-c", {engine!r}]
+supervisor.engine_environment = lambda: None
+class Kit: path = Path({folder!r})
+sys.exit(supervisor.supervise(Kit()))
+"""
+
+
+def _start(folder: Path, engine: str) -> psutil.Process:
+    text = SUPERVISOR.format(engine=engine, folder=str(folder))
+    return psutil.Process(os.posix_spawn(sys.executable, [sys.executable, "-c", text], os.environ))
+
+
+def test_it_restarts_a_killed_engine_without_its_orphans_and_ends_all(tmp_path: Path) -> None:
+    supervisor = _start(tmp_path, ENGINE.format(job=JOB) + "; time.sleep(300)")
+    below = processes.descendants
+    try:
+        assert wait_until(lambda: len(below(supervisor)) == 2, 20)
+        first = {process.pid: process for process in below(supervisor)}
+        (engine,) = supervisor.children()
+        os.kill(engine.pid, signal.SIGKILL)
+        assert wait_until(
+            lambda: len(below(supervisor)) == 2 and engine.pid not in map(_pid, below(supervisor)), 20
+        )
+        assert not set(first) & set(map(_pid, below(supervisor)))  # the old job is gone, too
+        second = below(supervisor)
+    finally:
+        processes.end([supervisor])
+    assert not supervisor.is_running()
+    assert all(not process.is_running() for process in [*first.values(), *second])
+
+
+def test_it_leaves_an_engine_alone_that_keeps_dying(tmp_path: Path) -> None:
+    supervisor = _start(tmp_path, "raise SystemExit(3)")
+    assert supervisor.wait(timeout=30) == 1
+
+
+def test_a_pid_that_was_used_again_is_not_ours() -> None:
+    own = Process.of(os.getpid())
+    assert own.find() is not None
+    assert Process(own.pid, own.started - 100).find() is None
+    assert Process(2**22 + 1, 0.0).find() is None
+
+
+def _pid(process: psutil.Process) -> int:
+    return int(process.pid)
