@@ -122,7 +122,7 @@ def test_threads_change_no_bit(tmp_path: Path) -> None:
     for threads in (1, 2, 3):
         set_threads(threads)
         try:
-            results.append(ft.run(study, {"s": source}).run.transcript.exchanges)
+            results.append(ft.run(study, {"s": source, "t": held(tmp_path)}).run.transcript.exchanges)
         finally:
             set_threads(None)
     assert results[0] == results[1] == results[2]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import NormalDist
 from typing import Any
 
@@ -17,7 +17,6 @@ import numpy as np
 from fedtmle.algorithms.outcome import Query
 from fedtmle.algorithms.overlap import Overlap
 from fedtmle.algorithms.study import Study
-from fedtmle.model.table import Table
 from fedtmle.model.types import Array, IntArray, exponent
 from fedtmle.protocol.bins import BinsQuery, Group, PooledBin
 from fedtmle.protocol.learners import JointQuery
@@ -62,19 +61,19 @@ class Diagnostics:
     fit: Fit
 
 
-Binned = Callable[[Table], tuple[Bytes, IntArray]]
+Binned = Callable[[Any], tuple[Bytes, IntArray]]
 
 
 def histograms(binned: Binned, arms: int, n: int) -> tuple[BinsQuery, list[tuple[int, int]]]:
     """The query, and of which arm's probability in which arm each of its groups is.
 
-    ``binned`` gives the bin of each shown arm's probability and the arm taken, of a table's rows.
+    ``binned`` gives the bin of each shown arm's probability and the arm taken, of a piece of the rows.
     """
     of = shown_arms(arms)
     pairs = [(a, b) for a in of for b in range(arms)]
 
-    def groups(table: Table) -> list[Group]:
-        bins, arm = binned(table)
+    def groups(piece: Any) -> list[Group]:
+        bins, arm = binned(piece)
         rows = [arm == b for b in range(arms)]
         return [Group(bins=bins[of.index(a)][rows[b]]) for a, b in pairs]
 
@@ -108,8 +107,7 @@ def diagnose(
         losses = [_log_loss(y, q) for q in (before, after)] if study.target.is_binary else []
         return np.stack([np.ones_like(y), y, y * y, *errors, *losses]) * w
 
-    def calibrated(table: Table) -> list[Group]:
-        rows = effect.rows(table)
+    def calibrated(rows: EffectRows) -> list[Group]:
         seen = slice(None) if rows.observed.all() else rows.observed > 0
         before, after = (q[seen] for q in predicted(rows))
         values = np.stack([np.ones_like(before), rows.y[seen], before, np.clip(after, -1.0, 2.0)])
@@ -120,13 +118,13 @@ def diagnose(
     def predicted(rows: EffectRows) -> tuple[Array, Array]:
         return effect.factual(effect.start(), rows), effect.factual(law, rows)
 
-    def binned(table: Table) -> tuple[Bytes, IntArray]:
-        rows = effect.rows(table)
+    def binned(rows: EffectRows) -> tuple[Bytes, IntArray]:
         return rows.g_bins, rows.arm
 
     weight = effect.population_ceiling
     per_row = 7 if study.target.is_binary else 5
     propensity, pairs = histograms(binned, len(study.target.arms), n)
+    propensity = replace(propensity, pieces=effect.blocks)
     sums, overlapping, (bins,) = yield JointQuery(
         (
             TallyQuery(
@@ -139,6 +137,7 @@ def diagnose(
             propensity,
             BinsQuery(
                 groups=calibrated,
+                pieces=effect.blocks,
                 sizes=(len(edges) + 1,),
                 exponents=(exponent(2.0 * weight),) * 4,
                 n=n,

@@ -43,8 +43,8 @@ def find_overlap(effect: EffectProblem, preparation: Preparation, n: int) -> Gen
         predicted = np.stack([np.ones_like(q), q, q * q]) * (rows.weight * rows.observed)
         return np.concatenate([h, h[upper] * h[lower], predicted])
 
-    def bounded(table: Any) -> list[Group]:
-        return [Group(bins=below) for below in effect.rows(table).truncated.view(np.uint8)]
+    def bounded(rows: EffectRows) -> list[Group]:
+        return [Group(bins=below) for below in rows.truncated.view(np.uint8)]
 
     upper, lower = np.triu_indices(count)
     h, weight = effect.ceiling, effect.population_ceiling
@@ -69,6 +69,7 @@ def find_overlap(effect: EffectProblem, preparation: Preparation, n: int) -> Gen
                 what="probabilities below their bound",
                 phase=Phase.NUISANCE,
                 floors=("min_cell", "min_truncated"),
+                pieces=effect.blocks,
             ),
         )
     )

@@ -7,7 +7,7 @@ what is summed is held by fewer: of a binary outcome it is the count of those wh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedtmle.errors import DecodeError
-from fedtmle.model.exact import FINE_BITS, GRID_BITS, Sums, column_shifts, column_sums
+from fedtmle.model.exact import FINE_BITS, GRID_BITS, Sums, column_shifts, column_sums, zero_sums
 from fedtmle.model.types import Array
 from fedtmle.protocol.bits import BitReader, BitWriter
 from fedtmle.protocol.floors import visible
@@ -57,13 +57,14 @@ class PooledBin:
 class BinsQuery(AbstractQuery[Answer, tuple[tuple[PooledBin, ...], ...]]):
     """Pooled bins of some groups of rows, made of what each silo tells."""
 
-    groups: Callable[[Any], Sequence[Group]]  # of a table
+    groups: Callable[[Any], Sequence[Group]]  # of a piece of the table
     sizes: tuple[int, ...]  # how many bins each group has
     exponents: tuple[int, ...]  # powers of two that bound what is summed
     n: int
     what: str
     phase: Phase = Phase.DIAGNOSTICS
     floors: tuple[str, ...] = ("min_cell",)  # keys of the policy; the strictest holds
+    pieces: Callable[[Any], Iterable[Any]] = lambda table: (table,)  # consecutive rows of a table
 
     @property
     def tells(self) -> str:
@@ -75,23 +76,31 @@ class BinsQuery(AbstractQuery[Answer, tuple[tuple[PooledBin, ...], ...]]):
 
     def answer(self, local: Local) -> Answer:
         floor = max(getattr(local.policy, key) for key in self.floors)
-        groups = local.evaluate(self.groups)
-        return tuple(self._told(group, size, floor) for group, size in zip(groups, self.sizes, strict=True))
+        found = [[_Bin(zero_sums(column_shifts(self.exponents))) for _ in range(size)] for size in self.sizes]
 
-    def _told(self, group: Group, size: int, floor: int) -> tuple[Cell | None, ...]:
-        counts = np.bincount(group.bins, minlength=size).tolist()
+        def look(table: Any) -> None:
+            for piece in self.pieces(table):
+                for group, bins in zip(self.groups(piece), found, strict=True):
+                    self._add(group, bins)
+
+        local.evaluate(look)
+        return tuple(_told(bins, floor) for bins in found)
+
+    def _add(self, group: Group, bins: Sequence[_Bin]) -> None:
+        counts = np.bincount(group.bins, minlength=len(bins)).tolist()
+        for own, count in zip(bins, counts, strict=True):
+            own.count += count
         if group.values is None:
-            return tuple(None if c is None else (c,) for c in shown(counts, [True] * size, floor))
+            return
         order = np.argsort(group.bins, kind="stable")
         values = np.split(group.values[:, order], np.cumsum(counts)[:-1], axis=1)
-        tellable = [True] * size
+        for own, part in zip(bins, values, strict=True):
+            own.total += column_sums(part, self.exponents, what=self.what)
         if group.sensitive is not None:
             held = np.split(group.sensitive[order], np.cumsum(counts)[:-1])
-            tellable = [smallest_cell(own) >= floor for own in held]
-        return tuple(
-            None if count is None else (count, *column_sums(own, self.exponents, what=self.what).units)
-            for count, own in zip(shown(counts, tellable, floor), values, strict=True)
-        )
+            for own, part in zip(bins, held, strict=True):
+                own.holders = own.holders or _Holders()
+                own.holders.add(part)
 
     def pool(self, answers: Mapping[str, Answer], sizes: Mapping[str, int]) -> Any:  # noqa: ARG002
         zero = (0,) * (2 + len(self.exponents))
@@ -152,9 +161,44 @@ def shown(counts: Sequence[int], tellable: Sequence[bool], floor: int) -> tuple[
 
 def smallest_cell(values: Array) -> int:
     """How many hold the rarest value where there are few; none if all hold the same."""
-    if len(np.unique(values[:MANY])) > FEW:
-        return len(values)
-    distinct, counts = np.unique(values, return_counts=True)
-    if len(distinct) > FEW:
-        return len(values)
-    return int(counts.min()) if len(distinct) > 1 else 0
+    holders = _Holders()
+    holders.add(values)
+    return holders.rarest(len(values))
+
+
+class _Holders:
+    """How many hold each value, as long as there are few values."""
+
+    def __init__(self) -> None:
+        self._counts: dict[float, int] | None = {}
+
+    def add(self, values: Array) -> None:
+        for part in (values[:MANY], values[MANY:]):
+            if self._counts is None:
+                return
+            for value, count in zip(*np.unique(part, return_counts=True), strict=True):
+                self._counts[float(value)] = self._counts.get(float(value), 0) + int(count)
+            if len(self._counts) > FEW:
+                self._counts = None
+
+    def rarest(self, everyone: int) -> int:
+        if self._counts is None:
+            return everyone
+        return min(self._counts.values()) if len(self._counts) > 1 else 0
+
+
+@dataclass
+class _Bin:
+    """What one bin holds so far."""
+
+    total: Sums
+    count: int = 0
+    holders: _Holders | None = None
+
+
+def _told(bins: Sequence[_Bin], floor: int) -> tuple[Cell | None, ...]:
+    tellable = [own.holders is None or own.holders.rarest(own.count) >= floor for own in bins]
+    cells = shown([own.count for own in bins], tellable, floor)
+    return tuple(
+        None if count is None else (count, *own.total.units) for count, own in zip(cells, bins, strict=True)
+    )
