@@ -17,8 +17,8 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY)  ## the flagship study on this machine, and its report
 	$(BIN)/fedtmle demo --report report.html
 
-test: $(READY)  ## all but the long tests
-	$(BIN)/pytest
+test: $(READY)  ## all but the long tests, on two cores
+	$(BIN)/pytest --numprocesses 2 --dist loadfile
 
 test-slow: $(READY)  ## the long and statistical tests
 	$(BIN)/pytest -m slow
