@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 import fedtmle as ft
 from fedtmle.cli import app
 from fedtmle.errors import JournalError, RefusedError
+from fedtmle.protocol import messages
 from fedtmle.runtime.federation import InProcess
 from fedtmle.runtime.keeper import Keeper
 from fedtmle.runtime.session import Session
@@ -134,3 +135,58 @@ def test_the_preview_says_which_limit_would_refuse(folder: Path) -> None:
     assert found.exit_code == 4
     assert "min_rows" in found.output
     assert "NOT MET" in found.output
+
+
+def keyed(folder: Path, extra: str = "") -> Path:
+    """The example with a [plan]: both silos sign."""
+    study = folder / "study.toml"
+    keys = {name: Home.of(folder / f"{name}.toml").key.public.hex() for name in ("north", "south")}
+    written = ", ".join(f'{name} = "{key}"' for name, key in keys.items())
+    plan = f"\n[plan]\n{extra}keys = {{{written}}}\n\n[silos]"
+    study.write_text(study.read_text().replace("\n[silos]", plan, 1))
+    return study
+
+
+def test_silos_whose_keys_are_in_the_plan_sign_what_they_heard(folder: Path) -> None:
+    unsigned = file_plan(read_study(folder / "study.toml"))
+    file = read_study(keyed(folder))
+    plan = file_plan(file)
+    assert plan.digest != unsigned.digest
+    homes = {name: Home.of(path) for name, path in file.silos.items()}
+    with ExitStack() as stack:
+        parties = []
+        for name, home in homes.items():
+            home.approvals.decide(plan.digest, approved=True)
+            keeper = stack.enter_context(closing(home.keeper(plan)))
+            parties.append(open_party(plan, name, home.file, keeper=keeper))
+        finished = Session(plan, InProcess(parties)).run()
+    replies = [messages.decode_reply(data) for data in finished.transcript.exchanges[-2].replies.values()]
+    assert all(isinstance(reply, messages.Closed) and len(reply.signature) == 64 for reply in replies)
+    assert not any(silo.disagreement for silo in parties)
+
+
+def test_a_plan_that_has_expired_is_refused(folder: Path) -> None:
+    file = read_study(keyed(folder, "expires = 2020-01-01\n"))
+    plan, home = file_plan(file), Home.of(folder / "north.toml")
+    home.approvals.decide(plan.digest, approved=True)
+    with closing(home.keeper(plan)) as keeper:
+        silo = open_party(plan, "north", home.file, keeper=keeper)
+        opening = messages.encode(messages.Open(messages.WIRE_FORMAT, b"s", plan.digest))
+        assert messages.decode_reply(silo.step(opening)) == messages.Refused(messages.Reason.EXPIRED)
+
+
+@pytest.mark.parametrize(
+    ("written", "what"),
+    [
+        ('keys = {nroth = "' + "00" * 32 + '"}', "no silo is called 'nroth'; did you mean 'north'?"),
+        ('keys = {north = "00"}', "64 hexadecimal digits"),
+        ('expires = "tomorrow"', "expected a date"),
+        ("expires = 2027-01-01T10:00:00", "expected a date"),
+    ],
+)
+def test_mistakes_in_a_plan_are_named(folder: Path, written: str, what: str) -> None:
+    study = folder / "study.toml"
+    study.write_text(study.read_text().replace("\n[silos]", f"\n[plan]\n{written}\n\n[silos]", 1))
+    found = runner.invoke(app, ["validate", str(study)])
+    assert found.exit_code == 1
+    assert what in found.output

@@ -5,10 +5,11 @@ Every mistake is reported at once, with the line it stands on; `keys` has the fo
 
 from __future__ import annotations
 
+import datetime
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +29,13 @@ from fedtmle.targets.effects.estimands import ATE, AbstractEffect, OutcomeMean
 
 @dataclass(frozen=True, kw_only=True)
 class StudyFile:
-    """A study, and each silo's file by its name."""
+    """A study, each silo's file by its name, and what the plan of a deployed run says beside these."""
 
     path: Path
     study: Study
     silos: Mapping[str, Path]
+    keys: Mapping[str, bytes] = field(default_factory=dict)  # with which silos sign what they heard
+    expires: datetime.date | None = None
 
 
 class StudyFileErrors(InputError):  # noqa: N818 (several errors in one)
@@ -102,9 +105,12 @@ class _Reader:
         )
         silos = self._silos()
         self._check_names(silos)
+        plan = sections.values(("plan",), keys.PLAN)
+        for name in (name for name in plan.get("keys", {}) if name not in silos):
+            sections.add(("plan",), "keys", f"no silo is called '{name}'{near(name, silos)}")
         if sections.mistakes or study is None:
             raise StudyFileErrors(sections.mistakes, silos, study if self._reads_clearly else None)
-        return StudyFile(path=self._path, study=study, silos=silos)
+        return StudyFile(path=self._path, study=study, silos=silos, **plan)
 
     def _study(self, arguments: dict[str, Any]) -> Study | None:
         """The study; an argument that it refuses is noted and left out, so that the next can be tried."""

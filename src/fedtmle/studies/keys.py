@@ -24,10 +24,12 @@ from fedtmle.studies.readers import (
     Key,
     Kind,
     choice,
+    date,
     either,
     named,
     number,
     one_of,
+    public_key,
     required,
     table_of,
     tables,
@@ -171,11 +173,22 @@ OPTIONS = {
     "confidence": NUMBER,
 }
 
-SECTIONS = ("target", "models", "algorithm", "options", "silos")
+
+# What a deployed run's plan holds beside the study and the roster's names.
+PLAN = {
+    "expires": Key(read=date, expected="a date, such as 2027-06-30"),
+    "keys": Key(
+        read=table_of(public_key),
+        expected='{silo = "64 hexadecimal digits"}, as `fedtmle silo decisions` prints',
+    ),
+}
+
+SECTIONS = ("target", "models", "algorithm", "options", "plan", "silos")
 
 # Where a key belongs, to tell someone who wrote it elsewhere.
 HOMES = {
     "target": {name for kind in TARGETS.values() for name in kind.keys},
     "algorithm": {name for kind in ALGORITHMS.values() for name in kind.keys},
     "options": set(OPTIONS),
+    "plan": set(PLAN),
 }

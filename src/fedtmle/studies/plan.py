@@ -9,7 +9,7 @@ from fedtmle.algorithms.study_flow import StudyFlow
 from fedtmle.errors import InputError
 from fedtmle.initial.superlearner import pilots
 from fedtmle.protocol.learners import absent_pilot
-from fedtmle.protocol.plan import Member, Plan, roster
+from fedtmle.protocol.plan import Member, Plan
 from fedtmle.studies.file import StudyFile
 
 
@@ -24,4 +24,5 @@ def study_plan(study: Study, silos: tuple[Member, ...], expires: datetime.date |
 
 def file_plan(file: StudyFile) -> Plan:
     """The plan of a study file: its roster is the silos that the file lists, in its order."""
-    return study_plan(file.study, roster(list(file.silos)))
+    members = tuple(Member(name=name, key=file.keys.get(name, b"")) for name in file.silos)
+    return study_plan(file.study, members, file.expires)

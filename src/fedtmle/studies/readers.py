@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -65,6 +66,19 @@ def truth(value: Any) -> bool:
 def level(value: Any) -> str:
     """A level is text at every silo; a study may write the level 1 as a number."""
     return text(value) if isinstance(value, str) else str(integer(value))
+
+
+def date(value: Any) -> datetime.date:
+    """A day, without a time."""
+    if isinstance(value, datetime.date) and not isinstance(value, datetime.datetime):
+        return value
+    raise ValueError(value)
+
+
+def public_key(value: Any) -> bytes:
+    """An Ed25519 public key: 64 hexadecimal digits."""
+    key = bytes.fromhex(text(value))
+    return key if len(key) == 32 else refuse(value)
 
 
 def several(read: Callable[[Any], Any]) -> Callable[[Any], tuple[Any, ...]]:

@@ -151,6 +151,12 @@ confidence = 0.95
 # folds = 10                    # cross-fit the models
 # seed = 0
 
+# Of a deployed run: the last day on which silos answer, and the keys with which they sign what they heard,
+# so that a server cannot tell them different things. `fedtmle silo decisions` prints a silo's key.
+# [plan]
+# expires = 2027-06-30
+# keys = {north = "00..", south = "00.."}
+
 [silos]                         # name = its silo file (.toml), or a .csv or .parquet with the study's names
 north = "north.toml"
 south = "south.toml"
