@@ -48,12 +48,12 @@ class LocalRows:
         self.policy = policy or Policy.unguarded()
         self._rows = rows
         self._index = index
+        self._first_row: int | None = None
         self._cached: _PerLaw | None = None
 
     def place(self, first_row: int) -> None:
         """Where the rows stand in the pooled order, unless their owner numbered them."""
-        if self._index is None:
-            self._index = np.arange(first_row, first_row + self.n_rows)
+        self._first_row = first_row
 
     def submodel(self, model: Model, law: Any) -> AbstractSubmodel:
         return self._at(model, law).submodel
@@ -81,8 +81,11 @@ class LocalRows:
         return LocalRows(silo, own, own.n_rows, None, self.policy)
 
     def batch(self, pooled: IntArray) -> IntArray:
-        if self._index is None:
-            raise AssertionError("rows are placed before the first query")
+        if self._index is None:  # consecutive: no list of their numbers, which may exceed memory
+            if self._first_row is None:
+                raise AssertionError("rows are placed before the first query")
+            own = pooled - self._first_row
+            return np.asarray(own[(own >= 0) & (own < self.n_rows)], dtype=np.int64)
         order = np.argsort(self._index, kind="stable")
         mine = self._index[order]
         at = np.searchsorted(mine, pooled)
