@@ -93,19 +93,23 @@ def _write(rows: Sequence[Row], outputs: dict[str, str], options: argparse.Names
         writer = csv.writer(file)
         writer.writerow(names)
         writer.writerows([getattr(row, name) for name in names] for row in rows)
-    (options.out / "benchmarks.md").write_text(_page(rows, outputs, quick=options.quick), encoding="utf-8")
+    (options.out / "benchmarks.md").write_text(
+        _page(rows, outputs, quick=options.quick, only=options.only), encoding="utf-8"
+    )
 
 
-def _page(rows: Sequence[Row], outputs: dict[str, str], *, quick: bool) -> str:
-    how = "`make bench BENCH=--quick`" if quick else "`make bench`"
+def _page(rows: Sequence[Row], outputs: dict[str, str], *, quick: bool, only: Sequence[str]) -> str:
+    given = " ".join([*(["--quick"] if quick else []), *(f"--only {name}" for name in only)])
+    how = f"`make bench BENCH='{given}'`" if given else "`make bench`"
     lines = [
         "# Benchmarks",
         "",
         f"Made by {how} on {datetime.date.today():%d %B %Y}. {_machine()}",
         "",
-        "Compared things take turns in one run, and the least time of each counts, so that a busy machine",
-        "disturbs both alike; where a row says CPU, time is that of the processor. A ratio is ours over",
-        'theirs, or with "faster" theirs over ours.',
+        "Compared things take turns in one run, so that a busy machine disturbs both alike. Of kernels, start-up",
+        "and a silo's round the least of several times counts; a whole TMLE of ours is the mean of a run before",
+        "and one after the peer's single run. Time is by the clock, or where a row says CPU the processor's. A",
+        'ratio is ours over theirs, or with "faster" theirs over ours (of bits: fewer).',
     ]
     for group in dict.fromkeys(row.group for row in rows):
         lines += ["", f"## {group[:1].upper()}{group[1:]}", ""]

@@ -1,4 +1,4 @@
-"""Start-up: CPU time of importing the package and of the command line's help, each in a fresh process."""
+"""Start-up: time of importing the package and of the command line's help, each in a fresh process."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def rows(quick: bool) -> Iterator[Row]:
             group="start-up",
             what=what,
             against="the limit" if limit else "",
-            unit="s (CPU)",
-            ours=cpu,
+            unit="s",
+            ours=wall,
             theirs=limit,
             most=1.0 if limit else None,
-            note=f"{wall:.2f} s by the clock at least",
+            note=f"{cpu:.2f} s of CPU",
         )
 
 
