@@ -10,6 +10,7 @@ import base64
 import csv
 import json
 import os
+import re
 import socket
 import ssl
 import threading
@@ -176,9 +177,11 @@ def test_data_that_do_not_fit_are_told_at_home_alone(rig: Rig) -> None:
     last = finish(rig, new_run(rig.made, study, deadline=60.0, patience=60.0))
     assert last.state is State.STOPPED
     assert "its data cannot be used for this study; its own log says why" in last.why
-    kit = silo_kit(rig.made, "hospital 1")
-    assert WORD in (kit.home / "silo.log").read_text()
-    assert any(WORD in log.read_text() for log in kit.path.glob("*/error_log.txt"))
+    first = re.search(r"silo '(.+?)'", last.why)  # the run ends with the first that says so
+    assert first
+    kit = silo_kit(rig.made, first[1])
+    assert "infants.csv" in (kit.home / "silo.log").read_text()
+    assert any("infants.csv" in log.read_text() for log in kit.path.glob("*/error_log.txt"))
 
 
 def test_no_record_path_or_log_leaves_a_silo(rig: Rig) -> None:
