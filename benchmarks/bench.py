@@ -106,10 +106,10 @@ def _page(rows: Sequence[Row], outputs: dict[str, str], *, quick: bool, only: Se
         "",
         f"Made by {how} on {datetime.date.today():%d %B %Y}. {_machine()}",
         "",
-        "Compared things take turns in one run, so that a busy machine disturbs both alike. Of kernels, start-up",
-        "and a silo's round the least of several times counts; a whole TMLE of ours is the mean of a run before",
-        "and one after the peer's single run. Time is by the clock, or where a row says CPU the processor's. A",
-        'ratio is ours over theirs, or with "faster" theirs over ours (of bits: fewer).',
+        "Compared things take turns in one run, so that a busy machine disturbs both alike. Of kernels,",
+        "start-up and a silo's round the least of several times counts; a whole TMLE of ours is the mean of",
+        "a run before and one after the peer's single run. Time is by the clock, or where a row says CPU the",
+        'processor\'s. A ratio is ours over theirs, or with "faster" theirs over ours (of bits: fewer).',
     ]
     for group in dict.fromkeys(row.group for row in rows):
         lines += ["", f"## {group[:1].upper()}{group[1:]}", ""]
