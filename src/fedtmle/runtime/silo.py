@@ -80,6 +80,7 @@ class Silo:
             raise InputError(f"index: silo '{name}' needs one pooled row number per row")
         self._rows = LocalRows(name, rows, count, index, self._keeper.policy)
         self._guard = Guard(self._keeper.policy)
+        self._meter = None if self._keeper.floor is None else self._keeper.floor.meter()
         self._key = self._signing_key()
         self._position = Position()
         self._records = Records(self.name, self._keeper, self._position, self._guard)
@@ -237,6 +238,7 @@ class Silo:
         position = self._position
         position.query = query
         self._guard.admit(query)
+        self._admit_disclosure(query)
         self._guard.follow(query, self._rows)
         if recorded is None:
             self._guard.examine(query, self._rows)
@@ -259,6 +261,12 @@ class Silo:
             self._keep(query.problem, query.law, query.update, query.gap_bound(self._rows))
             position.state = State.RETIRED
         return reply
+
+    def _admit_disclosure(self, query: Query) -> None:
+        """Judged at a public centre, so that a refusal tells nothing of the rows; after a restart again."""
+        crossed = None if self._meter is None else self._meter.admit(query)
+        if crossed is not None:
+            raise RefusalError(Reason.DISCLOSURE, f"disclosure: {crossed}")
 
     def _close(self, message: Ask | Close, outcome: Outcome) -> Closed:
         position = self._position
