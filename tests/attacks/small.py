@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import fedtmle as ft
 from fedtmle.model.exact import Sums
+from fedtmle.privacy.floor import FloorAttribute, OmegaFloor, at_centre
 from fedtmle.protocol.messages import Reason
 from fedtmle.protocol.plan import Plan, roster
+from fedtmle.protocol.policy import Policy
+from fedtmle.runtime.keeper import Keeper
+from fedtmle.runtime.rows import LocalRows
 from fedtmle.studies.plan import study_plan
 from tests.attacks.base import AbstractAttack, Server, Victim
 from tests.attacks.tables import table_of
@@ -322,6 +328,28 @@ class ShippedModel(AbstractStudyAttack):
         return np.allclose(learned, (means[0], means[1] - means[0]), atol=1e-9)
 
 
+class ExactMean(TinySilo):
+    """Asks one gradient, which tells the mean of a column that the owner wants kept unknown within 1."""
+
+    yields = "the silo's own mean, exactly"
+    reason = Reason.DISCLOSURE
+    keys = ()
+    check = "`[disclosure]` in the silo's file: a floor on omega, at a public centre"
+    y = np.linspace(2.0, 18.0, 40)
+
+    def keeper(self, policy: Policy, ledger: Path | None = None) -> Keeper:
+        problem = ft.Mean(bounds=(0.0, 20.0))
+        public = problem.read(np.linspace(0.0, 20.0, 25))
+        centre = LocalRows("a", public, len(public), None)
+        mean = FloorAttribute(name="mean", gradient=np.full(25, 1 / 25), radius=10.0 * 25**0.5)
+        jacobian = at_centre(centre, public, "outcome")
+        floor = OmegaFloor(attributes=(mean,), floor=1.0, noise=0.0, records=25, jacobian=jacobian)
+        return replace(super().keeper(policy, ledger), floor=floor)
+
+    def disarmed_keeper(self) -> Keeper:
+        return replace(self.keeper(self.guarded()), floor=None)
+
+
 ATTACKS: tuple[AbstractAttack, ...] = (
     TinySilo(),
     FewSilos(),
@@ -337,4 +365,5 @@ ATTACKS: tuple[AbstractAttack, ...] = (
     HeavyRow(),
     ManyFolds(),
     ShippedModel(),
+    ExactMean(),
 )

@@ -95,16 +95,14 @@ def test_the_query_that_would_cross_the_floor_is_named() -> None:
 
     def floor(*attributes: FloorAttribute, noise: float, at: float = 0.1) -> OmegaFloor:
         jacobian = at_centre(local, rows, "outcome")
-        return OmegaFloor(attributes=attributes, floor=at, noise=noise, jacobian=jacobian)
+        return OmegaFloor(attributes=attributes, floor=at, noise=noise, records=5, jacobian=jacobian)
 
-    assert floor(mean, noise=0.0).omega([])["mean"] == pytest.approx(0.5)
-    assert floor(mean, noise=0.0).crossed([], query) == "mean"
-    assert floor(one, noise=0.0).crossed([], query) is None
+    assert floor(mean, noise=0.0).meter().omega()["mean"] == pytest.approx(0.5)
+    assert floor(mean, noise=0.0).meter().admit(query) == "mean"
+    assert floor(one, noise=0.0).meter().admit(query) is None
     # omega = eta after one answer, eta/sqrt(k) after k repeats: the floor stops the repeats.
-    guard = floor(one, mean, noise=0.15)
-    assert guard.crossed([], query) is None
-    assert guard.crossed([query], query) is None
-    assert guard.crossed([query] * 2, query) == "mean"
+    meter = floor(one, mean, noise=0.15).meter()
+    assert [meter.admit(query) for _ in range(3)] == [None, None, "mean"]
     with pytest.raises(InputError, match="attributes"):
         floor(noise=0.1)
 

@@ -37,9 +37,10 @@ from fedtmle.runtime.faults import Fate, Faults, Kind, SimulatedJournal, Simulat
 from fedtmle.runtime.journal import Journal
 from fedtmle.runtime.keeper import Keeper
 from fedtmle.runtime.ledger import Ledger, read, text
+from fedtmle.runtime.records import Record
 from fedtmle.runtime.rows import read_rows
 from fedtmle.runtime.session import Finished
-from fedtmle.runtime.silo import Record, Silo
+from fedtmle.runtime.silo import Silo
 from fedtmle.runtime.simulated import SimulatedRun, run_until_done
 from fedtmle.studies.run import study_plan
 from tests.cases import targets

@@ -13,6 +13,7 @@ from fedtmle.protocol.query import Link
 from fedtmle.runtime.faults import Faults, Kind, SimulatedJournal
 from fedtmle.runtime.federation import Journalled
 from fedtmle.runtime.journal import Journal
+from fedtmle.runtime.records import Records
 from fedtmle.runtime.silo import Silo
 from fedtmle.runtime.simulated import run_until_done
 from tests.runtime.faults import NAMES, TURNS, differences, encoded, keeper_without_ledger, reference
@@ -108,27 +109,27 @@ def server_writes_late(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def forgets_the_code_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = Silo._resume
+    plain = Records.resume
 
-    def resume(self: Silo, identity: bytes) -> None:
-        plain(self, identity)
-        self._progress.link = Link()
+    def resume(self: Records, *given: Any) -> None:
+        plain(self, *given)
+        self._position.link = Link()
 
-    monkeypatch.setattr(Silo, "_resume", resume)
+    monkeypatch.setattr(Records, "resume", resume)
 
 
 def forgets_the_last_reply(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = Silo._resume
+    plain = Records.resume
 
-    def resume(self: Silo, identity: bytes) -> None:
-        plain(self, identity)
-        self._last = None
+    def resume(self: Records, *given: Any) -> None:
+        plain(self, *given)
+        self.last = None
 
-    monkeypatch.setattr(Silo, "_resume", resume)
+    monkeypatch.setattr(Records, "resume", resume)
 
 
 def leaves_the_ledger_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Silo, "_reconcile", lambda *_: None)
+    monkeypatch.setattr(Records, "_reconcile", lambda *_: None)
 
 
 def keeps_a_torn_tail(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ where it is kept; `source` has `load`, which returns a `Table` or raises every p
 
 from __future__ import annotations
 
+from fedtmle.data.disclosure import Disclosure
 from fedtmle.data.mapping import ColumnMap, Database
 from fedtmle.data.problems import DataErrors, Problem
 from fedtmle.data.schema import Column, Kind, Schema
@@ -17,6 +18,7 @@ __all__ = [
     "ColumnMap",
     "DataErrors",
     "Database",
+    "Disclosure",
     "Kind",
     "Problem",
     "Schema",

@@ -16,6 +16,8 @@ family = {column = "FAM_NO", secret = "words that the hospitals alone share"}   
 [policy]                     # may be stricter than the package's own limits, never laxer
 min_rows = 50                # the keys are those of `protocol.policy.Policy`
 release = true               # this silo's own estimate may be shown
+
+[disclosure]                 # what no study may tell of a column: see `data.disclosure`
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedtmle.data.disclosure import Disclosure
 from fedtmle.data.mapping import ColumnMap, Database
 from fedtmle.data.problems import Findings
 from fedtmle.errors import InputError
@@ -43,10 +46,11 @@ class SiloFile:
     data: Path | Database
     columns: Mapping[str, ColumnMap]
     policy: Policy
+    disclosure: Disclosure | None = None
     stream: bool = False  # read in batches at every pass, never held in memory
 
 
-_SECTIONS = ("silo", "data", "columns", "policy")
+_SECTIONS = ("silo", "data", "columns", "policy", "disclosure")
 _COLUMN_KEYS = ("column", "scale", "shift", "levels", "missing", "secret")
 
 
@@ -58,15 +62,24 @@ def read_silo_file(path: str | Path) -> SiloFile:
     document = _document(text, findings)
     findings.settle()
     reader = _Reader(text, document, findings)
-    name, data, stream, columns, policy = (
+    name, data, stream, columns, policy, disclosure = (
         reader.name(),
         reader.data(path.parent),
         reader.stream(),
         reader.columns(),
         reader.policy(),
+        reader.disclosure(path.parent),
     )
     findings.settle()
-    return SiloFile(path=path, name=name, data=data, columns=columns, policy=policy, stream=stream)
+    return SiloFile(
+        path=path,
+        name=name,
+        data=data,
+        columns=columns,
+        policy=policy,
+        disclosure=disclosure,
+        stream=stream,
+    )
 
 
 def _text(path: Path, findings: Findings) -> str:
@@ -132,6 +145,14 @@ class _Reader:
             self._mistake("policy", key, what, "correct it, or leave it out for the package's own limit")
         return policy
 
+    def disclosure(self, folder: Path) -> Disclosure | None:
+        if "disclosure" not in self._document:
+            return None
+        disclosure, mistakes = Disclosure.parse(self._section("disclosure"), folder)
+        for key, (what, fix) in mistakes.items():
+            self._mistake("disclosure", key, what, fix)
+        return disclosure
+
     def _section(self, name: str) -> dict[str, Any]:
         section = self._document.get(name, {})
         if isinstance(section, dict):
@@ -172,7 +193,8 @@ class _Reader:
 
     def _mistake(self, section: str, key: str | None, what: str, fix: str) -> None:
         place = f"[{section}]" if key is None else f"[{section}] {key}"
-        self._findings.add(f"{place}: {what}", fix, line=self._line(section, key))
+        line = self._line(section, key) or self._line(section, None)  # a key that is not there: its section
+        self._findings.add(f"{place}: {what}", fix, line=line)
 
     def _line(self, section: str, key: str | None) -> int | None:
         """Where a section or a key of it stands, if it is written plainly on a line of its own."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -10,8 +10,9 @@ import numpy as np
 
 from fedtmle.errors import InputError
 from fedtmle.model.types import Array
-from fedtmle.privacy.answers import Answered, Submodels, explain
-from fedtmle.privacy.modulus import design_modulus, require_at_least_zero
+from fedtmle.privacy.answers import Answered, Submodels, explain, single
+from fedtmle.privacy.compress import Compressed, coordinate_moduli, direction_modulus
+from fedtmle.privacy.modulus import require_at_least_zero
 from fedtmle.protocol.query import AbstractQuery, Local
 
 Query = AbstractQuery[Any, Any]
@@ -20,33 +21,37 @@ Query = AbstractQuery[Any, Any]
 @final
 @dataclass(frozen=True, kw_only=True)
 class FloorAttribute:
-    """A named attribute by its gradient at a public centre, and how well an attacker knows the data: rho."""
+    """A named attribute by its gradient at a public centre, and how well an attacker knows the data: rho.
+
+    Without a gradient it is the value of each record, of which the one known best counts.
+    """
 
     name: str
-    gradient: Array  # c, (q,)
+    gradient: Array | None  # c, (q,)
     radius: float
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class OmegaFloor:
-    """Refuses the query that would bring omega of an attribute below ``floor``.
-
-    For a silo's policy, before it answers:
+    """What a silo's policy says: no answer may bring omega of an attribute below ``floor``.
 
         jacobian = at_centre(centre, rows, "outcome")
-        floor = OmegaFloor(attributes=(...), floor=0.5, noise=0.01, jacobian=jacobian)
-        name = floor.crossed(answered, query)     # the queries answered so far, and the next one
-        if name is not None: refuse               # a refusal ends the run and is charged
+        floor = OmegaFloor(attributes=(...), floor=0.5, noise=0.01, records=len(rows), jacobian=jacobian)
+        meter = floor.meter()               # of one session
+        name = meter.admit(query)           # before each answer
+        if name is not None: refuse         # a refusal ends the run and is charged
 
-    ``jacobian`` gives the response Jacobian of a query, (m, q), at a *public* centre, or None where the
-    audit does not cover the answer: what is refused must not depend on the records. ``noise`` is the
-    declared norm of all errors together; at 0 an attribute that any answer sees exactly has omega 0.
+    ``jacobian`` gives the response Jacobian of a query, (m, q), at a *public* centre of q ``records``, or
+    None where the audit does not cover the answer: what is refused must not depend on the silo's own.
+    ``noise`` is the declared norm of all errors together; at 0 an attribute that any answer sees exactly
+    has omega 0.
     """
 
     attributes: tuple[FloorAttribute, ...]
     floor: float
     noise: float
+    records: int
     jacobian: Callable[[Query], Array | None]
 
     def __post_init__(self) -> None:
@@ -54,24 +59,36 @@ class OmegaFloor:
         if not self.attributes:
             raise InputError("attributes: expected at least one")
 
-    def omega(self, queries: Sequence[Query]) -> dict[str, float]:
-        """omega_A(eta) of every attribute after these queries."""
-        blocks = [block for query in queries if (block := self.jacobian(query)) is not None]
-        found = {}
-        for attribute in self.attributes:
-            q = len(attribute.gradient)
-            A = np.concatenate(blocks) if blocks else np.zeros((1, q))
-            found[attribute.name] = design_modulus(
-                A, attribute.gradient, radius=attribute.radius, noise=self.noise
-            )
-        return found
+    def meter(self) -> OmegaMeter:
+        """A session's own, of which nothing has been asked yet."""
+        return OmegaMeter(self)
 
-    def crossed(self, answered: Sequence[Query], query: Query) -> str | None:
-        """The first attribute that answering ``query`` as well would bring below the floor, or None."""
-        for name, omega in self.omega([*answered, query]).items():
-            if omega < self.floor:
-                return name
-        return None
+
+@final
+class OmegaMeter:
+    """What one session's answers tell together: the Jacobians of all admitted queries, each made once."""
+
+    def __init__(self, floor: OmegaFloor) -> None:
+        self._floor = floor
+        self._block = Compressed(floor.records)
+
+    def admit(self, query: Query) -> str | None:
+        """Counts ``query`` in; the first attribute that its answer brings below the floor, or None."""
+        jacobian = self._floor.jacobian(query)
+        if jacobian is None:
+            return None
+        self._block.add(jacobian)
+        return next((name for name, omega in self.omega().items() if omega < self._floor.floor), None)
+
+    def omega(self) -> dict[str, float]:
+        """omega_A(eta) of every attribute after the queries admitted so far."""
+        return {attribute.name: self._omega(attribute) for attribute in self._floor.attributes}
+
+    def _omega(self, attribute: FloorAttribute) -> float:
+        c, rho, eta = attribute.gradient, attribute.radius, self._floor.noise
+        if c is None:
+            return float(coordinate_moduli(self._block, radius=rho, noise=eta).min())
+        return direction_modulus(self._block, c, radius=rho, noise=eta)
 
 
 def at_centre(centre: Local, rows: Any, name: str) -> Callable[[Query], Array | None]:
@@ -79,7 +96,9 @@ def at_centre(centre: Local, rows: Any, name: str) -> Callable[[Query], Array | 
     submodels = Submodels()
 
     def jacobian(query: Query) -> Array | None:
-        explained = explain(Answered(query=query, answer=query.answer(centre)), centre, rows, submodels)
-        return None if explained is None else explained.tangents(rows, name) / centre.n_rows
+        asked = single([Answered(query=query, answer=query.answer(centre))])
+        explained = [explain(one, centre, rows, submodels) for one in asked]
+        found = [one.tangents(rows, name) / centre.n_rows for one in explained if one is not None]
+        return np.concatenate(found) if found else None
 
     return jacobian

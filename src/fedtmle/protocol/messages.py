@@ -117,6 +117,7 @@ class Reason(enum.StrEnum):
     TOO_MANY_FUNCTIONALS = "the silo's policy allows no more numbers to be told"
     TOO_FAR = "the broadcast leads further than the silo's policy allows"
     BATCHES = "the batches are not a fixed partition into parts as large as the silo's policy asks for"
+    DISCLOSURE = "the answer would tell more of an attribute than the silo's policy allows"
     POLICY = "the silo's policy does not allow this answer"  # depends on data: one coarse code for all
     CANNOT_ANSWER = "the silo could not compute its answer; its own log says why"
     CANNOT_RECORD = "the silo could not record its answer, and so gave none"

@@ -1,4 +1,4 @@
-"""What stands behind a silo: its owner's policy, approval, key, journal and ledger."""
+"""What stands behind a silo: its owner's policy, floor, approval, key, journal and ledger."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from fedtmle.algorithms.outcome import Query
+from fedtmle.privacy.floor import OmegaFloor
 from fedtmle.protocol.messages import Answered
 from fedtmle.protocol.policy import Policy
 from fedtmle.runtime.journal import Journal
@@ -19,10 +20,12 @@ class Keeper:
     """Everything optional: without any of it, rows are as unguarded as arrays in one's own session.
 
     ``approves`` says whether the owner has approved the plan of this digest, and still does;
+    ``floor`` is what must stay unknown of named attributes;
     ``witness`` sees every query beside the answer that leaves.
     """
 
     policy: Policy = field(default_factory=Policy.unguarded)
+    floor: OmegaFloor | None = None
     approves: Callable[[bytes], bool] | None = None
     key: SigningKey | None = None
     journal: Journal | None = None

@@ -13,6 +13,7 @@ from fedtmle.runtime.journal import FileJournal
 from fedtmle.runtime.keeper import Keeper
 from fedtmle.runtime.ledger import Ledger
 from fedtmle.runtime.signing import SigningKey
+from fedtmle.studies.floors import floor_of
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,7 @@ class Home:
         """What guards this silo in a deployed run of ``plan``."""
         return Keeper(
             policy=self.file.policy,
+            floor=floor_of(plan.subject, self.file),
             approves=self.approvals.approves,
             key=self.key,
             journal=FileJournal(self.journal_path(plan)),

@@ -14,9 +14,15 @@ from fedtmle.protocol.policy import Policy
 
 def policy_of(source: object) -> Policy | None:
     """What the silo file that ``source`` is, or names, states; None where there is no silo file."""
+    file = silo_file(source)
+    return None if file is None else file.policy
+
+
+def silo_file(source: object) -> SiloFile | None:
+    """The silo file that ``source`` is, or names; None where it is no such file."""
     if isinstance(source, str | os.PathLike) and Path(source).suffix.lower() == ".toml":
         source = read_silo_file(Path(source))
-    return source.policy if isinstance(source, SiloFile) else None
+    return source if isinstance(source, SiloFile) else None
 
 
 def session_policy() -> Policy:

@@ -20,6 +20,7 @@ from fedtmle.runtime.federation import InProcess
 from fedtmle.runtime.keeper import Keeper
 from fedtmle.runtime.session import Session
 from fedtmle.runtime.silo import Silo
+from fedtmle.studies.floors import floor_of
 from fedtmle.studies.party import open_party
 from fedtmle.studies.text import aligned, bits, wrapped
 
@@ -71,7 +72,8 @@ def preview(plan: Plan, file: SiloFile) -> Preview:
     alone = replace(plan, roster=(Member(name=file.name),))
     # The roster's size is judged below, from the plan as it is; the rest of the policy as it stands.
     policy = replace(file.policy, min_silos=0)
-    silo = open_party(alone, file.name, file, keeper=Keeper(policy=policy, witness=witness))
+    keeper = Keeper(policy=policy, floor=floor_of(alone.subject, file), witness=witness)
+    silo = open_party(alone, file.name, file, keeper=keeper)
     refused_by = stopped = ""
     try:
         Session(alone, InProcess([silo])).run()

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from fedtmle.algorithms.local import LocalAverage
 from fedtmle.algorithms.study import Study
-from fedtmle.data import load_all
+from fedtmle.data import SiloFile, load_all
 from fedtmle.errors import InputError
 from fedtmle.protocol.plan import roster
 from fedtmle.runtime.embedded import run_embedded
@@ -14,9 +14,10 @@ from fedtmle.runtime.keeper import Keeper
 from fedtmle.runtime.observe import observe as observe_run
 from fedtmle.runtime.session import Progress
 from fedtmle.runtime.silo import Silo
+from fedtmle.studies.floors import floor_of
 from fedtmle.studies.over import check_release, conclude
 from fedtmle.studies.plan import study_plan
-from fedtmle.studies.policies import policy_of, released, session_policy
+from fedtmle.studies.policies import released, session_policy, silo_file
 from fedtmle.studies.pooled import pooled_rows
 from fedtmle.studies.result import StudyResult
 from fedtmle.studies.schema import schema_of
@@ -44,14 +45,14 @@ def run(
     _check_weights(study, silos)
     tables = load_all(silos, schema_of(study))
     check_streams(study, tables)
-    policies = {name: policy_of(source) for name, source in silos.items()}
+    files = {name: silo_file(source) for name, source in silos.items()}
+    policies = {name: None if file is None else file.policy for name, file in files.items()}
     release = released(policies, release)
     if study.algorithm.pools_rows:
         tables = {"pooled": pooled_rows(study, in_memory(tables, "algorithm Central"))}
     plan = study_plan(study, roster(list(tables)))
     parties = [
-        Silo(name, plan, table, keeper=Keeper(policy=policies.get(name) or session_policy()))
-        for name, table in tables.items()
+        Silo(name, plan, table, keeper=_keeper(study, files.get(name))) for name, table in tables.items()
     ]
     finished = run_embedded(plan, parties, threads=threads, progress=progress)
     own = {silo.name: silo.local for silo in parties if silo.local is not None}
@@ -65,6 +66,12 @@ def run(
         problem = finished.outcome.problem
         observed = observe_run(problem, problem.start(), together, finished.outcome)
     return conclude(plan, finished, release=release, own=own, observed=observed)
+
+
+def _keeper(study: Study, file: SiloFile | None) -> Keeper:
+    """What a silo file states guards its rows in one's own session too."""
+    policy = session_policy() if file is None else file.policy
+    return Keeper(policy=policy, floor=floor_of(study, file))
 
 
 def _check_weights(study: Study, silos: Mapping[str, object]) -> None:

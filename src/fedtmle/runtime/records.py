@@ -1,0 +1,143 @@
+"""A silo's records: the journal, for going on after a crash, and the ledger, for its owner."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable
+
+import msgspec
+
+from fedtmle.errors import FedTMLEError, JournalError
+from fedtmle.protocol import messages
+from fedtmle.protocol.guard import Guard, RefusalError
+from fedtmle.protocol.messages import Ask, Begin, Reason, Refused
+from fedtmle.runtime.keeper import Keeper
+from fedtmle.runtime.ledger import Entry, text
+from fedtmle.runtime.position import Position
+
+
+class Record(msgspec.Struct, frozen=True, array_like=True):
+    """One admitted request and its reply, as the journal holds them."""
+
+    time: str
+    request: bytes
+    reply: bytes
+
+
+class Records:
+    """Writes what a silo admits into both, and holds the one against the other at a restart.
+
+    ``position`` and ``guard`` are the silo's own: a line of the ledger tells where it stands and what it
+    has told so far.
+    """
+
+    def __init__(self, name: str, keeper: Keeper, position: Position, guard: Guard) -> None:
+        self.last: tuple[bytes, bytes] | None = None  # the last admitted request and its reply
+        self.broken = False  # the state ran ahead of the journal: only a restart mends that
+        self._name = name
+        self._keeper = keeper
+        self._position = position
+        self._guard = guard
+
+    def keep(
+        self,
+        time: datetime.datetime,
+        request: bytes,
+        reply: bytes,
+        message: messages.Request,
+        reason: Reason | None,
+        key: str,
+    ) -> None:
+        """An admitted request: journalled, then noted; only then may the reply be told."""
+        self.broken = True  # until both records are written
+        if self._keeper.journal is not None:
+            self._keeper.journal.append(msgspec.msgpack.encode(Record(time.isoformat(), request, reply)))
+        decision = "answered" if reason is None else "refused"
+        self.note(request, reply, message=message, decision=decision, reason=reason, key=key)
+        self.broken = False
+        self.last = (request, reply)
+
+    def note(
+        self,
+        request: bytes,
+        reply: bytes,
+        *,
+        message: messages.Request | None = None,
+        decision: str,
+        reason: Reason | None = None,
+        key: str = "",
+        recovered: str = "",
+    ) -> None:
+        """A line of the ledger; ``recovered`` is when it happened, if that was before a crash."""
+        ledger, position, query = self._keeper.ledger, self._position, self._position.query
+        if ledger is None:
+            return
+        asks = decision == "answered" and isinstance(message, Begin | Ask)
+        ledger.add(
+            Entry(
+                time=recovered or self._keeper.clock().isoformat(),
+                session=position.session.hex(),
+                request=type(message).__name__.lower() if message is not None else decision,
+                round=position.round,
+                query=type(query).__name__ if asks else "",
+                phase=query.phase.value if asks and query is not None else "",
+                decision=decision,
+                reason="" if reason is None else reason.name.lower(),
+                key=key,
+                asked=text(request if decision == "answered" else request[: messages.LARGEST_NOTED]),
+                replied=text(reply),
+                queries=self._guard.queries,
+                functionals=self._guard.functionals,
+                bits=position.bits,
+                recovered=bool(recovered),
+            )
+        )
+
+    def resume(
+        self, identity: bytes, follow: Callable[[messages.Request, messages.Reply, str], None]
+    ) -> None:
+        """Go on from the journal: ``follow`` takes the silo through each request, its reply and its time."""
+        journal, ledger = self._keeper.journal, self._keeper.ledger
+        if journal is None:
+            return
+        if not journal.records:
+            journal.append(identity)
+            return
+        if journal.records[0] != identity:
+            raise JournalError(f"silo '{self._name}': the journal is of another plan or of other data")
+        told: dict[tuple[str, str], str] | None = None
+        for data in journal.records[1:]:
+            try:
+                record = msgspec.msgpack.decode(data, type=Record)
+                message = messages.decode_request(record.request)
+                reply = messages.decode_reply(record.reply)
+                follow(message, reply, record.time)
+            except (msgspec.MsgspecError, ValueError, FedTMLEError, RefusalError):
+                raise JournalError(f"silo '{self._name}': the journal does not follow the plan") from None
+            self.last = (record.request, record.reply)
+            if ledger is not None:
+                if told is None:
+                    told = ledger.told(self._position.session.hex())
+                self._reconcile(told, record, message, reply)
+        if "answered" in (told or {}).values():
+            raise JournalError(f"silo '{self._name}': the ledger knows of answers that the journal has lost")
+
+    def _reconcile(
+        self,
+        told: dict[tuple[str, str], str],
+        record: Record,
+        message: messages.Request,
+        reply: messages.Reply,
+    ) -> None:
+        """The journal is written first, so a crash may have kept its last record from the ledger."""
+        noted = text(record.request[: messages.LARGEST_NOTED]), text(record.reply)
+        if told.pop(noted, None) is None:
+            refusal = reply.reason if isinstance(reply, Refused) else None
+            self.note(
+                record.request,
+                record.reply,
+                message=message,
+                decision="answered" if refusal is None else "refused",
+                reason=refusal,
+                recovered=record.time,
+            )
