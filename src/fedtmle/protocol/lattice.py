@@ -3,7 +3,7 @@
 The protocol runs, verbatim, for the target C Psi with C public, invertible and fixed for the
 run; C = I is the paper's own. With B = C^-1 and b >= ||B||_op, all in exact arithmetic:
 
-    delta/(8 sqrt(d) b) < h <= delta/(4 sqrt(d) b), h a power of two      eq. (lattice-spacing)
+    delta/(8 sqrt(d) b) < h <= delta/(4 sqrt(d) b), h dyadic              eq. (lattice-spacing)
     z = round(C g_m / h),   q = round(sum_m N_m z_m / n)                  half to even
     u = -(h/beta) sum of q over the steps,   eps = C^T u
     ||C^-1 h q|| + h sqrt(d) b  bounds the raw residual.
@@ -126,52 +126,44 @@ class Lattice:
         rounding = self.h**2 * self.dim * self.b_squared
         return math.nextafter(root_up(self.raw_norm_squared(q)) + root_up(rounding), math.inf)
 
-    def check(self) -> None:
-        """eq. (lattice-spacing) in exact arithmetic; a silo checks it before its first answer."""
-        scaled = 16 * self.dim * self.b_squared * self.h**2
-        if not (scaled <= self.delta**2 < 4 * scaled):
-            raise DecodeError("the spacing h is not the power of two that the tolerance prescribes")
-
     def write(self, out: BitWriter, *, public_C: bool) -> None:
-        """beta, h and either C's lower triangle or, where all know C, a check of it; delta is in the plan."""
+        """beta, C's lower triangle unless all know C, and a check; h follows from C and the plan's delta."""
         _write_significant(self.beta, out)
-        out.gamma((exponent_of(self.h),))
-        if public_C:
-            out.uint(self.check_of_C(), CHECK_BITS)
-        else:
+        if not public_C:
             for i, row in enumerate(self.C):
                 for entry in row[: i + 1]:
                     _write_significant(entry, out)
+        out.uint(self.digest(), CHECK_BITS)
 
     @classmethod
     def read(cls, bits: BitReader, *, dim: int, delta: Fraction, C: Matrix | None) -> Lattice:
         """The inverse of `write`; ``C`` is the public one, if there is one."""
         beta = _read_significant(bits)
-        h = _power_of_two(bits)
         if C is None:
             lower = [[_read_significant(bits) for _ in range(i + 1)] for i in range(dim)]
-            matrix = tuple((*row, *(Fraction(0),) * (dim - len(row))) for row in lower)
-        else:
-            matrix = C
-        if beta <= 0 or any(matrix[i][i] <= 0 for i in range(dim)):
+            C = tuple((*row, *(Fraction(0),) * (dim - len(row))) for row in lower)
+        if beta <= 0 or any(C[i][i] <= 0 for i in range(dim)):
             raise DecodeError("a lattice's beta and C's diagonal must be positive")
-        lattice = cls(delta=delta, h=h, beta=beta, C=matrix)
-        if C is not None and bits.uint(CHECK_BITS) != lattice.check_of_C():
-            raise DecodeError("the parties do not hold the same coordinates C")
         try:
-            lattice.check()
+            lattice = build_lattice(delta=delta, beta=beta, C=C)
         except NumericalError as error:
             raise DecodeError(str(error)) from None
+        if bits.uint(CHECK_BITS) != lattice.digest():
+            raise DecodeError("the parties do not hold the same coordinates C and spacing h")
         return lattice
 
-    def check_of_C(self) -> int:
-        """16 bits of SHA-256 over C: parties that round C differently must not go on."""
-        text = ";".join(str(entry) for row in self.C for entry in row)
+    def digest(self) -> int:
+        """16 bits of SHA-256 over C and h: parties that round them differently must not go on."""
+        text = ";".join(str(entry) for row in (*self.C, (self.h,)) for entry in row)
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[: CHECK_BITS // 8], "big")
 
 
 def build_lattice(*, delta: Fraction, beta: Fraction, C: Matrix) -> Lattice:
-    """The lattice whose h is the largest power of two that eq. (lattice-spacing) allows."""
+    """The lattice whose h is the largest that eq. (lattice-spacing) allows.
+
+    Raw coordinates have the paper's power of two. In others b leaves up to half of the interval
+    unused by a power of two: there h keeps 8 significant bits, and integers are up to a bit shorter.
+    """
     lattice = Lattice(delta=delta, h=Fraction(1), beta=beta, C=C)
     widest = delta**2 / (16 * lattice.dim * lattice.b_squared)
     power = math.floor((math.log2(widest.numerator) - math.log2(widest.denominator)) / 2)
@@ -179,7 +171,12 @@ def build_lattice(*, delta: Fraction, beta: Fraction, C: Matrix) -> Lattice:
         power += 1
     while Fraction(4) ** power > widest:
         power -= 1
-    return Lattice(delta=delta, h=Fraction(2) ** power, beta=beta, C=C)
+    h = Fraction(2) ** power
+    is_raw = identity(lattice.dim) == C
+    if not is_raw:
+        unit = h / 2 ** (SIGNIFICANT_BITS - 1)
+        h = math.isqrt(math.floor(widest / unit**2)) * unit
+    return Lattice(delta=delta, h=h, beta=beta, C=C)
 
 
 def identity(dim: int) -> Matrix:
@@ -278,15 +275,10 @@ def _write_significant(value: Fraction, out: BitWriter) -> None:
 
 
 def _read_significant(bits: BitReader) -> Fraction:
-    power = _power_of_two(bits)
-    (mantissa,) = bits.fixed((LARGEST_MANTISSA,))
-    if mantissa % 2 == 0 and not (mantissa == 0 and power == 1):
-        raise DecodeError("a number is not in its shortest form")
-    return mantissa * power
-
-
-def _power_of_two(bits: BitReader) -> Fraction:
     (exponent,) = bits.gamma(1)
     if abs(exponent) > LARGEST_EXPONENT:
         raise DecodeError("an exponent is beyond the range of a double")
-    return Fraction(2) ** exponent
+    (mantissa,) = bits.fixed((LARGEST_MANTISSA,))
+    if mantissa % 2 == 0 and not (mantissa == 0 and exponent == 0):
+        raise DecodeError("a number is not in its shortest form")
+    return mantissa * Fraction(2) ** exponent

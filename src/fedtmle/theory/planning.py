@@ -40,7 +40,7 @@ BENCHMARK = Pilot(
     std_error=0.109,
     n=10_000,
     rounds=9,
-    bits=8_606,
+    bits=7_916,
 )
 
 
