@@ -16,6 +16,7 @@ from fedtmle.errors import FedTMLEError, InputError, JournalError
 from fedtmle.federations.endpoint import Endpoint
 from fedtmle.federations.frames import Declined, Hello, Waiting
 from fedtmle.federations.roster import sites
+from fedtmle.model import kernels
 from fedtmle.protocol.plan import Plan
 from fedtmle.runtime.silo import LocalOutcome, Silo
 from fedtmle.studies.file import StudyFile, read_study
@@ -54,6 +55,7 @@ def _open(kit: Path, site: str, text: bytes, announced: bytes) -> Endpoint:
     held = ExitStack()
 
     def open_silo() -> Silo:
+        kernels.exp(0.0)  # loads what is compiled, while no round waits for it
         held.callback(os.close, _lock(home.journal_path(plan).with_suffix(".lock")))
         keeper = home.keeper(plan)
         held.callback(keeper.close)

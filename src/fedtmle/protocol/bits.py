@@ -118,10 +118,13 @@ class BitReader:
 
     def fixed(self, largest: Sequence[int]) -> tuple[int, ...]:
         """One offset-binary integer per bound."""
-        values = tuple(self.uint(fixed_width(reach)) - reach for reach in largest)
-        if any(abs(value) > reach for value, reach in zip(values, largest, strict=True)):
-            raise DecodeError("a fixed-width integer is out of its range")
-        return values
+        values = []
+        for reach in largest:
+            value = self.uint(fixed_width(reach)) - reach
+            if value > reach:
+                raise DecodeError("a fixed-width integer is out of its range")
+            values.append(value)
+        return tuple(values)
 
     def finish(self) -> None:
         """All bits must have been read: a longer message is not canonical."""

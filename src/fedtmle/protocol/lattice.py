@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -26,6 +27,7 @@ from fedtmle.model.types import Array
 from fedtmle.protocol.bits import BitReader, BitWriter
 
 Matrix = tuple[tuple[Fraction, ...], ...]
+IntMatrix = tuple[tuple[int, ...], ...]
 
 SIGNIFICANT_BITS = 8  # of each entry of C and of beta: what is sent is what is used
 LARGEST_MANTISSA = 1 << SIGNIFICANT_BITS
@@ -83,39 +85,37 @@ class Lattice:
         return norm_squared_bound(self.B)
 
     @cached_property
-    def _integer_C(self) -> tuple[tuple[tuple[int, ...], ...], int]:
-        """C times the least power of two that makes its entries integers."""
-        power = max(entry.denominator.bit_length() - 1 for row in self.C for entry in row)
-        return tuple(tuple(int(entry * 2**power) for entry in row) for row in self.C), power
+    def _integer_C(self) -> tuple[IntMatrix, int]:
+        return _integers(self.C)
+
+    @cached_property
+    def _integer_B(self) -> tuple[IntMatrix, int]:
+        return _integers(self.B)
 
     def quantise(self, sums: Sums, public: Array, n_rows: int) -> tuple[int, ...]:
         """z = round(C g / h) with g = sums/n_rows + public."""
-        entries, power = self._integer_C
+        entries, denominator = self._integer_C
         grid = max(*sums.shifts, PUBLIC_BITS)
         g = [
             (unit << (grid - shift)) + n_rows * round(Fraction(float(a)) * 2**grid)
             for unit, shift, a in zip(sums.units, sums.shifts, public, strict=True)
         ]
-        scale = self.h * n_rows * 2 ** (grid + power)
-        return tuple(
-            divide(sum(c * v for c, v in zip(row, g, strict=True)) * scale.denominator, scale.numerator)
-            for row in entries
-        )
+        scale = self.h * n_rows * 2**grid * denominator
+        return tuple(divide(image * scale.denominator, scale.numerator) for image in _images(entries, g))
 
     def eps(self, steps: Sequence[int]) -> Array:
         """C^T u for u = (h/beta) times integers, each coordinate correctly rounded."""
-        unit = self.h / self.beta
-        return np.array(
-            [
-                float(unit * sum((self.C[i][j] * steps[i] for i in range(self.dim)), Fraction(0)))
-                for j in range(self.dim)
-            ]
+        entries, denominator = self._integer_C
+        unit = self.h / (self.beta * denominator)
+        columns = tuple(zip(*entries, strict=True))
+        return np.array(  # a quotient of integers is correctly rounded
+            [unit.numerator * image / unit.denominator for image in _images(columns, steps)]
         )
 
     def raw_norm_squared(self, q: Sequence[int]) -> Fraction:
         """||h B q||^2, exactly."""
-        images = (sum((entry * a for entry, a in zip(row, q, strict=True)), Fraction(0)) for row in self.B)
-        return self.h**2 * sum((image**2 for image in images), Fraction(0))
+        entries, denominator = self._integer_B
+        return (self.h / denominator) ** 2 * sum(image**2 for image in _images(entries, q))
 
     def is_small(self, q: Sequence[int]) -> bool:
         """||h B q|| <= 3 delta/4: eq. (protocol-action)."""
@@ -177,6 +177,16 @@ def build_lattice(*, delta: Fraction, beta: Fraction, C: Matrix) -> Lattice:
         unit = h / 2 ** (SIGNIFICANT_BITS - 1)
         h = math.isqrt(math.floor(widest / unit**2)) * unit
     return Lattice(delta=delta, h=h, beta=beta, C=C)
+
+
+def _integers(matrix: Matrix) -> tuple[IntMatrix, int]:
+    """The matrix times the least integer that makes its entries integers, and that integer."""
+    denominator = math.lcm(*(entry.denominator for row in matrix for entry in row))
+    return tuple(tuple(int(entry * denominator) for entry in row) for row in matrix), denominator
+
+
+def _images(matrix: IntMatrix, vector: Sequence[int]) -> list[int]:
+    return [sum(map(operator.mul, row, vector)) for row in matrix]
 
 
 def identity(dim: int) -> Matrix:
