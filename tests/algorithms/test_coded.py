@@ -259,3 +259,22 @@ def test_pooled_smoothness_needs_fewer_rounds(generate: object) -> None:
         assert result.certificate.residual_bound <= 1e-3
         cost[over] = rounds_and_bits(result)
     assert cost["pooled"][0] < cost["silos"][0]
+
+
+def test_the_practical_rule_asks_for_no_more_than_can_be_certified() -> None:
+    rng = np.random.default_rng(4)
+    y = rng.normal(10.0, 1.0, size=400)
+    asked = {}
+    for reach in (1e2, 1e8, 1e13):  # declared bounds, ever wider beside a standard error of 0.05
+        problem = ft.Mean(bounds=(0.0, reach))
+        if reach < 1e13:
+            result = ft.solve(problem, problem.start(9.0), {"a": y[:200], "b": y[200:]}, ft.Coded())
+            assert result.status is ft.Status.CONVERGED
+            asked[reach] = result.certificate.tolerance
+            assert result.residual <= asked[reach]
+        else:
+            with pytest.raises(PrecisionError, match="tolerance"):
+                ft.solve(problem, problem.start(9.0), {"a": y[:200], "b": y[200:]}, ft.Coded())
+    error = np.std(y - y.mean() + 1.0) / 20
+    assert 0.4e-6 * error < asked[1e2] <= 1e-6 * error
+    assert 1e-6 * error < asked[1e8] < 1e-3 * error

@@ -15,6 +15,7 @@ from fedtmle.errors import InputError, NumericalError
 from fedtmle.model.exact import GRID_BITS, Sums
 from fedtmle.model.problem import AbstractModel, Estimate
 from fedtmle.model.types import Array, Part
+from fedtmle.protocol.lattice import finest_tolerance
 from fedtmle.protocol.query import Phase, Problem
 from fedtmle.protocol.sums import MomentsQuery, SumsQuery
 
@@ -128,7 +129,8 @@ def settle_tolerance(run: Run[Problem], law: Any, tolerance: Tolerance) -> Gener
     """delta as a number; a rule is settled by one counted look at the standard errors at p^0.
 
     "practical": 1e-6 of the smallest, rounded down to a power of two, so that the estimate equals
-    the pooled one for every practical purpose; "negligible": 0.1 of the smallest over log n.
+    the pooled one for every practical purpose; where declared bounds are so wide that this cannot be
+    certified, the finest that can, up to 1e-3. "negligible": 0.1 of the smallest over log n.
     """
     if isinstance(tolerance, int | float):
         return float(tolerance)
@@ -142,7 +144,11 @@ def settle_tolerance(run: Run[Problem], law: Any, tolerance: Tolerance) -> Gener
         )
     if tolerance == "negligible":
         return 0.1 * smallest / math.log(max(run.n, 3))
-    return 2.0 ** math.floor(math.log2(1e-6 * smallest))
+    wanted = 2.0 ** math.floor(math.log2(1e-6 * smallest))
+    finest = finest_tolerance(arithmetic_error(run.problem, law))
+    if wanted < finest <= 1e-3 * smallest:
+        return 2.0 ** math.ceil(math.log2(finest))
+    return wanted
 
 
 def require_tolerance(tolerance: Tolerance) -> None:

@@ -215,16 +215,21 @@ def whitener(curvature: Array) -> Matrix:
     )
 
 
+def finest_tolerance(error: float) -> float:
+    """The least that is certified where exact sums and quadrature may err by ``error``."""
+    return 64 * error
+
+
 def working_tolerance(tolerance: float, error: float) -> Fraction:
-    """delta less what exact sums and quadrature may err; a tolerance below 64 times that is refused.
+    """delta less what exact sums and quadrature may err; one that is too fine for that is refused.
 
     ``error`` is known at the first law; later laws may have rows bounded less tightly, so four
     times it is set aside.
     """
-    if not tolerance >= 64 * error:
+    if not tolerance >= finest_tolerance(error):
         raise PrecisionError(
             f"tolerance: {tolerance:g} is too fine; exact sums and quadrature certify no less than "
-            f"{64 * error:.2g} here. Ask for more, or declare tighter bounds"
+            f"{finest_tolerance(error):.2g} here. Ask for more, or declare tighter bounds"
         )
     return Fraction(tolerance) - 4 * Fraction(error)
 
