@@ -13,7 +13,6 @@ import datetime
 import hashlib
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +24,7 @@ from fedtmle.runtime.lock import held
 START = "0" * 64
 
 
-@dataclass(frozen=True, kw_only=True)
-class Entry:
+class Entry(msgspec.Struct, frozen=True, kw_only=True):
     """One event, before it is chained."""
 
     time: str
@@ -67,11 +65,11 @@ class Ledger:
         try:
             with held(self._file):
                 self._catch_up()  # another study of this silo may have added lines
-                line = _chained(vars(entry), self.count + 1, self._head)
-                self._write(msgspec.json.encode(line) + b"\n")
+                data, head = _chained(msgspec.structs.asdict(entry), self.count + 1, self._head)
+                self._write(data + b"\n")
         except OSError:
             raise JournalError(f"{self.path}: the line could not be written; is the disk full?") from None
-        self.count, self._head = line["line"], line["hash"]
+        self.count, self._head = self.count + 1, head
 
     def _catch_up(self) -> None:
         """Reads on from where this object stands, and cuts off what a crash or a full disk tore."""
@@ -144,8 +142,7 @@ def _line(data: bytes, number: int, head: str) -> dict[str, Any] | None:
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
         return None
     bare = {key: value for key, value in line.items() if key not in ("line", "previous", "hash")}
-    whole = _chained(bare, number, head)
-    return line if line == whole and msgspec.json.encode(whole) == data else None
+    return line if _chained(bare, number, head)[0] == data else None
 
 
 def now() -> datetime.datetime:
@@ -157,6 +154,8 @@ def text(data: bytes) -> str:
     return base64.b64encode(data).decode("ascii")
 
 
-def _chained(bare: dict[str, Any], number: int, previous: str) -> dict[str, Any]:
-    line = {"line": number, **bare, "previous": previous}
-    return {**line, "hash": hashlib.sha256(msgspec.json.encode(line)).hexdigest()}
+def _chained(bare: dict[str, Any], number: int, previous: str) -> tuple[bytes, str]:
+    """A line of the file, and its hash: of the line without it, which stands at the end."""
+    body = msgspec.json.encode({"line": number, **bare, "previous": previous})
+    digest = hashlib.sha256(body).hexdigest()
+    return body[:-1] + b',"hash":"' + digest.encode() + b'"}', digest

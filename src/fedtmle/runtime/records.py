@@ -50,10 +50,11 @@ class Records:
     ) -> None:
         """An admitted request: journalled, then noted; only then may the reply be told."""
         self.broken = True  # until both records are written
+        when = time.isoformat()
         if self._keeper.journal is not None:
-            self._keeper.journal.append(msgspec.msgpack.encode(Record(time.isoformat(), request, reply)))
+            self._keeper.journal.append(msgspec.msgpack.encode(Record(when, request, reply)))
         decision = "answered" if reason is None else "refused"
-        self.note(request, reply, message=message, decision=decision, reason=reason, key=key)
+        self.note(request, reply, message=message, decision=decision, reason=reason, key=key, time=when)
         self.broken = False
         self.last = (request, reply)
 
@@ -66,16 +67,17 @@ class Records:
         decision: str,
         reason: Reason | None = None,
         key: str = "",
-        recovered: str = "",
+        time: str = "",
+        recovered: bool = False,
     ) -> None:
-        """A line of the ledger; ``recovered`` is when it happened, if that was before a crash."""
+        """A line of the ledger; ``time`` is when it happened, if not now."""
         ledger, position, query = self._keeper.ledger, self._position, self._position.query
         if ledger is None:
             return
         asks = decision == "answered" and isinstance(message, Begin | Ask)
         ledger.add(
             Entry(
-                time=recovered or self._keeper.clock().isoformat(),
+                time=time or self._keeper.clock().isoformat(),
                 session=position.session.hex(),
                 request=type(message).__name__.lower() if message is not None else decision,
                 round=position.round,
@@ -89,7 +91,7 @@ class Records:
                 queries=self._guard.queries,
                 functionals=self._guard.functionals,
                 bits=position.bits,
-                recovered=bool(recovered),
+                recovered=recovered,
             )
         )
 
@@ -139,5 +141,6 @@ class Records:
                 message=message,
                 decision="answered" if refusal is None else "refused",
                 reason=refusal,
-                recovered=record.time,
+                time=record.time,
+                recovered=True,
             )
