@@ -14,7 +14,7 @@ from fedtmle.algorithms.outcome import Query
 from fedtmle.data.silofile import SiloFile
 from fedtmle.errors import FedTMLEError, InputError, RefusedError
 from fedtmle.protocol.guard import told
-from fedtmle.protocol.messages import Answered
+from fedtmle.protocol.messages import Answered, Reason
 from fedtmle.protocol.plan import Member, Plan
 from fedtmle.runtime.federation import InProcess
 from fedtmle.runtime.keeper import Keeper
@@ -41,7 +41,11 @@ class Kind:
 
 @dataclass(frozen=True, kw_only=True)
 class Preview:
-    """What the owner sees. ``refused_by`` is the key of the policy that would stop the study here."""
+    """What the owner sees.
+
+    ``refused_by`` is the key of the policy that would stop the study here, ``told`` the reason that the
+    server would be given; ``stopped`` is what else ended the rehearsal.
+    """
 
     silo: str
     plan: str
@@ -50,6 +54,7 @@ class Preview:
     kinds: tuple[Kind, ...]
     floors: tuple[tuple[str, str, bool], ...]
     refused_by: str
+    told: str
     stopped: str
 
     def to_dict(self) -> dict[str, Any]:
@@ -74,15 +79,19 @@ def preview(plan: Plan, file: SiloFile) -> Preview:
     policy = replace(file.policy, min_silos=0)
     keeper = Keeper(policy=policy, floor=floor_of(alone.subject, file), witness=witness)
     silo = open_party(alone, file.name, file, keeper=keeper)
-    refused_by = stopped = ""
+    refused_by = reason = stopped = ""
     try:
         Session(alone, InProcess([silo])).run()
     except RefusedError as refused:
         refused_by = silo.refused_by
-        stopped = "" if refused_by else str(silo.error or refused)
+        if refused_by:
+            reason = refused.code
+        else:
+            stopped = str(silo.error or refused)
     except FedTMLEError as error:
         stopped = str(error)
-    enough = len(plan.roster) >= file.policy.min_silos
+    if len(plan.roster) < file.policy.min_silos:  # judged before the first question
+        refused_by, reason = "min_silos", Reason.TOO_FEW_SILOS.value
     return Preview(
         silo=file.name,
         plan=plan.digest.hex(),
@@ -90,7 +99,8 @@ def preview(plan: Plan, file: SiloFile) -> Preview:
         n_rows=silo.n_rows,
         kinds=tuple(kinds.values()),
         floors=_floors(plan, file, silo, kinds),
-        refused_by=refused_by or ("" if enough else "min_silos"),
+        refused_by=refused_by,
+        told=reason,
         stopped=stopped,
     )
 
@@ -138,7 +148,7 @@ def _verdict(view: Preview) -> list[str]:
     if view.refused_by:
         return wrapped(
             f"Your policy would refuse this study here, by its key {view.refused_by}. The server would only "
-            "be told that the policy does not allow it."
+            f"be told: {view.told}."
         )
     if view.stopped:
         return wrapped(f"The rehearsal on your rows alone stopped: {view.stopped}. With others it may go on.")
