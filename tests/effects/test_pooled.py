@@ -230,5 +230,4 @@ def test_the_size_of_blocks_changes_no_bit(option: str, monkeypatch: pytest.Monk
     data = people(study, 160, seed=11)
     whole = ft.run(study, {"s": data})
     monkeypatch.setattr("fedtmle.model.table.BLOCK", 13)
-    monkeypatch.setattr("fedtmle.targets.effects.rows.BLOCK", 17)
     assert numbers(ft.run(study, {"s": data})).tobytes() == numbers(whole).tobytes()

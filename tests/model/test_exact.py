@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedtmle.errors import ContributionError
+from fedtmle.model.columns import column_sums
 from fedtmle.model.exact import (
     CHUNK,
     GRID_BITS,
     Sums,
     beyond_bound,
     column_shifts,
-    column_sums,
     query_shifts,
     total,
     zero_sums,

@@ -124,11 +124,12 @@ def diagnose(
     weight = effect.population_ceiling
     per_row = 7 if study.target.is_binary else 5
     propensity, pairs = histograms(binned, len(study.target.arms), n)
-    propensity = replace(propensity, pieces=effect.blocks)
+    propensity = replace(propensity, over=effect.over)
     sums, overlapping, (bins,) = yield JointQuery(
         (
             TallyQuery(
-                columns=lambda table: map(fitted, effect.blocks(table)),
+                columns=fitted,
+                over=effect.over,
                 exponents=(exponent(weight),) * 3 + (exponent(LARGEST_LOSS * weight),) * (per_row - 3),
                 n=n,
                 what="error of a prediction",
@@ -137,7 +138,7 @@ def diagnose(
             propensity,
             BinsQuery(
                 groups=calibrated,
-                pieces=effect.blocks,
+                over=effect.over,
                 sizes=(len(edges) + 1,),
                 exponents=(exponent(2.0 * weight),) * 4,
                 n=n,

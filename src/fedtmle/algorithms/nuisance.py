@@ -13,7 +13,7 @@ from fedtmle.algorithms.optimizers import Newton, Origin
 from fedtmle.algorithms.outcome import Query
 from fedtmle.errors import InputError
 from fedtmle.initial.crossfit import Folds
-from fedtmle.initial.design import column_names, design
+from fedtmle.initial.design import column_names, extremes_of
 from fedtmle.initial.glm import GLM, FittedGLM, GLMModel, Levels
 from fedtmle.initial.pilot import Pilot
 from fedtmle.initial.superlearner import SuperLearner
@@ -65,7 +65,7 @@ def fit_glm(regression: Regression, glm: GLM, levels: Levels, n: int) -> Fit:
     formula, family = glm.parsed, regression.family_of(glm)
     names = column_names(formula, levels)
     scales: tuple[int, ...] = yield ScalesQuery(
-        columns=lambda table: design(formula, table, levels), count=len(names)
+        columns=lambda block: extremes_of(formula, block, levels), count=len(names)
     )
     model = GLMModel(
         formula=formula,

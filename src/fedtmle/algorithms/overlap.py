@@ -38,8 +38,8 @@ def find_overlap(effect: EffectProblem, preparation: Preparation, n: int) -> Gen
     arms, count = len(preparation.columns.arms), len(preparation.components)
 
     def diagnosed(rows: EffectRows) -> Array:
-        h = np.stack([rows.taken(r) for r in range(count)]) * rows.weight
-        q = np.take_along_axis(rows.q, rows.arm[None, :], axis=0)[0]
+        h = rows.covariates * rows.weight
+        q = rows.factual(rows.q)
         predicted = np.stack([np.ones_like(q), q, q * q]) * (rows.weight * rows.observed)
         return np.concatenate([h, h[upper] * h[lower], predicted])
 
@@ -52,7 +52,8 @@ def find_overlap(effect: EffectProblem, preparation: Preparation, n: int) -> Gen
     pooled, bins = yield JointQuery(
         (
             TallyQuery(
-                columns=lambda table: map(diagnosed, effect.blocks(table)),
+                columns=diagnosed,
+                over=effect.over,
                 exponents=exponents,
                 n=n,
                 what="inverse probability",
@@ -69,7 +70,7 @@ def find_overlap(effect: EffectProblem, preparation: Preparation, n: int) -> Gen
                 what="probabilities below their bound",
                 phase=Phase.NUISANCE,
                 floors=("min_cell", "min_truncated"),
-                pieces=effect.blocks,
+                over=effect.over,
             ),
         )
     )

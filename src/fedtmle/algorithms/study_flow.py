@@ -25,7 +25,7 @@ from fedtmle.algorithms.superlearner import fit_nuisance
 from fedtmle.errors import InputError
 from fedtmle.initial.crossfit import Column, Probability
 from fedtmle.initial.glm import Supplied
-from fedtmle.model.table import Table
+from fedtmle.model.table import Table, over_blocks
 from fedtmle.model.types import Array
 from fedtmle.protocol.clusters import ClustersQuery, SpanningQuery
 from fedtmle.protocol.query import Cell
@@ -169,7 +169,8 @@ def _tally(study: Study, columns: EffectColumns, n: int) -> Generator[Query, Any
     exponents = (1,) * (2 * arms) + (heavy,) * (1 + arms + strata) + (1,) * counted_strata
     first = 1 + 3 * arms + counted_strata
     pooled = yield TallyQuery(
-        columns=lambda table: map(counted, table.blocks()),
+        columns=counted,
+        over=over_blocks,
         exponents=exponents,
         n=n,
         counts=(

@@ -12,9 +12,10 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +39,7 @@ from fedtmle.initial.syntax import (
     Variable,
     quoted_level,
 )
+from fedtmle.model import kernels
 from fedtmle.model.table import Table
 from fedtmle.model.types import Array, IntArray
 
@@ -52,25 +54,63 @@ def column_names(formula: Formula, levels: Levels) -> tuple[str, ...]:
     return tuple(_joined(column) for column in _columns(formula, levels))
 
 
-def design(formula: Formula, table: Table, levels: Levels) -> Array:
-    """The design of the table's rows, one row for each column of the formula; shape (p, N)."""
+def design(formula: Formula, table: Table, levels: Levels, scales: Sequence[int] | None = None) -> Array:
+    """The design of the table's rows, one row for each column of the formula; shape (p, N).
+
+    With ``scales``, column j is divided by 2^scales[j].
+    """
+    count = len(_columns(formula, levels))
+    factors = np.exp2(-np.array([0] * count if scales is None else scales, dtype=np.float64))
+    result = np.empty((count, table.n_rows))
+
+    def fill(place: tuple[slice, Table]) -> None:
+        rows, block = place
+        for row, column, factor in zip(result, columns_of(formula, block, levels), factors, strict=True):
+            np.multiply(column, factor, out=row[rows])
+
+    try:
+        kernels.done(fill, table.placed_blocks())
+    except DataError:
+        columns_of(formula, table, levels)  # refused for the same reason, with a count over all rows
+        raise
+    return result
+
+
+def columns_of(formula: Formula, table: Table, levels: Levels) -> list[Array]:
+    """The same columns, each of shape (N,): the table's own where the formula names one, not to be written."""
+    return [values for values, _ in _found(formula, table, levels)]
+
+
+def extremes_of(formula: Formula, table: Table, levels: Levels) -> list[Array]:
+    """The same columns, but of the table's own the largest magnitude alone, in all of its rows."""
+    found = _found(formula, table, levels)
+    return [values if name is None else np.array([table.reach[name]]) for values, name in found]
+
+
+def _found(formula: Formula, table: Table, levels: Levels) -> Iterator[tuple[Array, str | None]]:
+    """Each column, and its name where it is the table's own."""
     columns = _columns(formula, levels)
     _require_columns(formula, table)
     codes = {name: _study_codes(name, table, levels[name]) for name in formula.factor_names}
     _require_complete(formula, table, codes)
-    result = np.empty((len(columns), table.n_rows))
+    ones = np.broadcast_to(np.float64(1.0), (table.n_rows,))
     parts: dict[str, Array] = {}
-    with np.errstate(all="ignore"):  # whatever is not finite is counted and refused
-        for column, row in zip(columns, result, strict=True):
-            row.fill(1.0)
+    for column in columns:
+        if len(column) == 1 and isinstance(column[0].variable, Name):
+            name = column[0].variable.name
+            values = table.numeric[name]
+            _require_finite(values, table.reach[name], column)
+            yield values, name
+            continue
+        values = ones
+        with np.errstate(all="ignore"):  # whatever is not finite is counted and refused
             for part in column:
                 if part.label not in parts:
                     parts[part.label] = _values(part, table, codes)
-                np.multiply(row, parts[part.label], out=row)
-            if len(column) == 1:
-                parts[column[0].label] = row  # the result holds it, no need for a second copy
-            _require(np.isfinite(row), f"{_joined(column)} is not finite")
-    return result
+                values = values * parts[part.label]
+        if column:
+            _require_finite(values, kernels.largest(values), column)
+        yield values, None
 
 
 @dataclass(frozen=True)
@@ -86,7 +126,15 @@ def _joined(column: tuple[_Part, ...]) -> str:
     return ":".join(part.label for part in column) or "1"
 
 
-def _columns(formula: Formula, levels: Levels) -> list[tuple[_Part, ...]]:
+def _columns(formula: Formula, levels: Levels) -> tuple[tuple[_Part, ...], ...]:
+    return _expanded(formula, tuple(levels.items()))
+
+
+@lru_cache(maxsize=64)  # asked again for every block of rows
+def _expanded(
+    formula: Formula, declared: tuple[tuple[str, tuple[str, ...]], ...]
+) -> tuple[tuple[_Part, ...], ...]:
+    levels = dict(declared)
     columns: dict[tuple[str, ...], tuple[_Part, ...]] = {(): ()} if formula.intercept else {}
     expanded = 0
     for term, pieces in zip(formula.terms, codings(formula), strict=True):
@@ -99,7 +147,7 @@ def _columns(formula: Formula, levels: Levels) -> list[tuple[_Part, ...]]:
                 raise InputError(f"the formula has more than {MAX_COLUMNS} columns")
             for column in itertools.product(*parts):
                 columns.setdefault(tuple(sorted(part.label for part in column)), column)
-    return list(columns.values())
+    return tuple(columns.values())
 
 
 def _level_label(level: str) -> str:
@@ -167,8 +215,8 @@ def _study_codes(name: str, table: Table, levels: tuple[str, ...]) -> IntArray:
 
 
 def _require_complete(formula: Formula, table: Table, codes: Mapping[str, IntArray]) -> None:
-    missing = {name: np.isnan(table.numeric[name]) for name in formula.numeric_names}
-    checks = [("has missing values in", name, rows) for name, rows in missing.items()]
+    names = [name for name in formula.numeric_names if math.isnan(table.reach[name])]
+    checks = [("has missing values in", name, np.isnan(table.numeric[name])) for name in names]
     for name, code in codes.items():
         checks.append(("has missing values in", name, code == _MISSING))
         # The level itself stays unsaid: it may be what a record holds.
@@ -186,6 +234,11 @@ def _rows(bad: Mask) -> str:
 def _require(good: Mask, message: str) -> None:
     if not good.all():
         raise DataError(f"{message} in {_rows(~good)}")
+
+
+def _require_finite(values: Array, reach: float, column: tuple[_Part, ...]) -> None:
+    if not math.isfinite(reach):
+        _require(np.isfinite(values), f"{_joined(column)} is not finite")
 
 
 def _values(part: _Part, table: Table, codes: Mapping[str, IntArray]) -> Array:

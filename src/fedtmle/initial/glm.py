@@ -15,7 +15,7 @@ from typing import Literal, final
 import numpy as np
 
 from fedtmle.errors import InputError
-from fedtmle.initial.design import column_names, design
+from fedtmle.initial.design import column_names, columns_of, design
 from fedtmle.initial.formula import parse_formula
 from fedtmle.initial.syntax import Formula
 from fedtmle.model import kernels
@@ -112,11 +112,9 @@ class GLMModel(AbstractModel[None, AnyTable]):
 
     def _design(self, rows: Table) -> GeneralisedLinear:
         y, w = self.response(rows)
-        X = design(self.formula, rows, self.levels)
-        X *= np.exp2(-np.array(self.scales, dtype=np.float64))[:, None]
         return GeneralisedLinear(
             family=self.family,
-            X=X,
+            X=design(self.formula, rows, self.levels, self.scales),
             y=y,
             w=None if (w == 1.0).all() else w,
             bound=self.row_bound(None),
@@ -159,20 +157,27 @@ class FittedGLM:
     family: Family
     coefficients: tuple[float, ...]
 
-    def linear(self, table: Table) -> Array:
-        """x . beta row by row, columns added in order: the same bits in any partition."""
-        eta = np.zeros(table.n_rows)
-        start = 0
-        for block in table.blocks():
-            part = eta[start : start + block.n_rows]
-            start += block.n_rows
-            for beta, column in zip(self.coefficients, design(self.formula, block, self.levels), strict=True):
-                part += beta * column
-        return eta
-
     def predict(self, table: Table) -> Array:
         """The mean of the response, shape (N,)."""
-        eta = self.linear(table)
+        mean = np.empty(table.n_rows)
+
+        def fill(place: tuple[slice, Table]) -> None:
+            rows, block = place
+            mean[rows] = self._mean(self._linear(block))
+
+        kernels.done(fill, table.placed_blocks())
+        return mean
+
+    def _linear(self, block: Table) -> Array:
+        """x . beta row by row, columns added in order: the same bits in any partition."""
+        eta, product = np.zeros(block.n_rows), np.empty(block.n_rows)
+        for beta, column in zip(
+            self.coefficients, columns_of(self.formula, block, self.levels), strict=True
+        ):
+            eta += np.multiply(column, beta, out=product)
+        return eta
+
+    def _mean(self, eta: Array) -> Array:
         if self.family is Family.LOGISTIC:
             return kernels.expit(eta)
         return kernels.exp(eta) if self.family is Family.POISSON else eta

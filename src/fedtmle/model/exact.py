@@ -16,13 +16,11 @@ from fractions import Fraction
 
 import numpy as np
 
-from fedtmle.errors import ContributionError
 from fedtmle.model.types import Array, IntArray, Part, RowBound, packed_size
 
 GRID_BITS = 50
 CHUNK = 4096
 FINE_BITS = 40
-BLOCK = 4 * CHUNK
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +34,10 @@ class Sums:
         if self.shifts != other.shifts:
             raise ValueError("sums on different grids cannot be added")
         return Sums(tuple(a + b for a, b in zip(self.units, other.units, strict=True)), self.shifts)
+
+    def joined(self, other: Sums) -> Sums:
+        """Both, one after the other."""
+        return Sums(self.units + other.units, self.shifts + other.shifts)
 
     def __getitem__(self, part: slice) -> Sums:
         return Sums(self.units[part], self.shifts[part])
@@ -84,30 +86,8 @@ def total(chunks: IntArray) -> tuple[int, ...]:
     return tuple((int(h) << 32) + int(v) for h, v in zip(high, low, strict=True))
 
 
-def column_sums(columns: Array, exponents: Sequence[int], *, what: str) -> Sums:
-    """Exact sums of given columns, shape (p, N), column j bounded by 2^exponents[j].
-
-    For the few closing sums: what the 50-bit grid leaves of each row is summed too, on a grid
-    2^-40 finer, so that a generous bound costs no digits of a double.
-    """
-    scale = np.exp2(GRID_BITS - np.array(exponents, dtype=np.float64))[:, None]
-    units = [0] * len(exponents)
-    beyond = 0
-    for start in range(0, columns.shape[1], BLOCK):  # temporaries stay in the cache
-        scaled = columns[:, start : start + BLOCK] * scale
-        within = np.abs(scaled) <= 2.0**GRID_BITS  # False for NaN
-        beyond += int((~within).any(axis=0).sum())
-        coarse = np.rint(np.where(within, scaled, 0.0))
-        fine = np.rint((scaled - coarse) * 2.0**FINE_BITS) if beyond == 0 else coarse
-        for j, (c, f) in enumerate(zip(_chunked_total(coarse), _chunked_total(fine), strict=True)):
-            units[j] += (c << FINE_BITS) + f
-    if beyond:
-        raise ContributionError(beyond_bound(beyond, what))
-    return Sums(tuple(units), column_shifts(exponents))
-
-
 def column_shifts(exponents: Sequence[int]) -> tuple[int, ...]:
-    """The grid of `column_sums`."""
+    """The grid of `columns.column_sums`."""
     return tuple(GRID_BITS + FINE_BITS - c for c in exponents)
 
 
@@ -117,10 +97,3 @@ def beyond_bound(rows: int, what: str) -> str:
         f"{rows} row(s) exceed the declared bound on one row's {what}; "
         "check the data against the study's declared ranges, or declare wider ones"
     )
-
-
-def _chunked_total(columns: Array) -> tuple[int, ...]:
-    starts = np.arange(0, columns.shape[1], CHUNK)
-    if not len(starts):
-        return (0,) * len(columns)
-    return total(np.add.reduceat(columns.astype(np.int64), starts, axis=1).T)

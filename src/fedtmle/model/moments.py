@@ -8,8 +8,9 @@ from fractions import Fraction
 
 import numpy as np
 
-from fedtmle.model.exact import Sums, column_shifts, column_sums
-from fedtmle.model.types import Array, unpack
+from fedtmle.model.columns import column_sums
+from fedtmle.model.exact import Sums, column_shifts
+from fedtmle.model.types import Array, unpack, upper_pairs
 
 
 def second_moment_shifts(exponents: Sequence[int]) -> tuple[int, ...]:
@@ -23,14 +24,13 @@ def second_moments(columns: Array, exponents: Sequence[int]) -> Sums:
     The products are rounded to floats, so a caller whose m lies far from zero subtracts a public
     centre first: the covariance is the same and keeps its digits.
     """
-    upper, lower = np.triu_indices(len(columns))
-    stacked = np.concatenate([columns, columns[upper] * columns[lower]])
-    return column_sums(stacked, _with_products(exponents), what="EIF term")
+    d = len(columns)
+    terms = [*((j,) for j in range(d)), *upper_pairs(d)]
+    return column_sums(columns, _with_products(exponents), what="EIF term", terms=terms)
 
 
 def _with_products(exponents: Sequence[int]) -> list[int]:
-    d = len(exponents)
-    return [*exponents, *(exponents[j] + exponents[k] for j in range(d) for k in range(j, d))]
+    return [*exponents, *(exponents[j] + exponents[k] for j, k in upper_pairs(len(exponents)))]
 
 
 def mean_and_covariance(sums: Sums, dim: int, n: int) -> tuple[Array, Array]:

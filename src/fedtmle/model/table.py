@@ -4,16 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TypeVar, final
 
 import numpy as np
 
-from fedtmle.model.kernels import mapped
+from fedtmle.model import kernels
 from fedtmle.model.types import Array, IntArray
 
 BLOCK = 16_384  # rows whose design stays in the cache
 
 Result = TypeVar("Result")
+
+
+def pieces(n_rows: int) -> Iterator[slice]:
+    """Consecutive rows, as many as stay in the cache."""
+    return (slice(start, min(start + BLOCK, n_rows)) for start in range(0, n_rows, BLOCK))
 
 
 @dataclass(frozen=True)
@@ -41,13 +47,25 @@ class Table:
     numeric: Mapping[str, Array]
     factors: Mapping[str, Factor]
 
+    @cached_property
+    def reach(self) -> Mapping[str, float]:
+        """The largest magnitude in each numeric column; where a value is missing or infinite, so is this.
+
+        It is found once: a block has its table's.
+        """
+        return dict(zip(self.numeric, kernels.mapped(kernels.largest, self.numeric.values()), strict=True))
+
     def with_numeric(self, name: str, column: Array) -> Table:
         """The same table with one numeric column replaced, as for a counterfactual."""
-        return replace(self, numeric={**self.numeric, name: column})
+        moved = replace(self, numeric={**self.numeric, name: column})
+        moved.__dict__["reach"] = {**self.reach, name: kernels.largest(column)}
+        return moved
 
     def with_factor(self, name: str, factor: Factor) -> Table:
         """The same table with one factor replaced."""
-        return replace(self, factors={**self.factors, name: factor})
+        moved = replace(self, factors={**self.factors, name: factor})
+        moved.__dict__["reach"] = self.reach
+        return moved
 
     def levels(self, name: str) -> tuple[str, ...]:
         """The levels of a factor in these rows."""
@@ -55,13 +73,18 @@ class Table:
 
     def blocks(self) -> Iterator[Table]:
         """Consecutive rows without copying: a design of all rows is as large as the data."""
-        for start in range(0, self.n_rows, BLOCK):
-            rows = slice(start, min(start + BLOCK, self.n_rows))
-            yield Table(
-                n_rows=rows.stop - start,
+        for rows in pieces(self.n_rows):
+            block = Table(
+                n_rows=rows.stop - rows.start,
                 numeric={name: column[rows] for name, column in self.numeric.items()},
                 factors={name: Factor(f.codes[rows], f.levels) for name, f in self.factors.items()},
             )
+            block.__dict__["reach"] = self.reach
+            yield block
+
+    def placed_blocks(self) -> Iterator[tuple[slice, Table]]:
+        """The same, each with its place."""
+        return zip(pieces(self.n_rows), self.blocks(), strict=True)
 
     def take(self, rows: IntArray) -> Table:
         """The given rows, in the given order."""
@@ -95,7 +118,12 @@ class StreamedTable:
 
     def map(self, work: Callable[[Table], Result]) -> Iterator[Result]:
         """``work`` of every batch, in order; batches are worked on side by side."""
-        return mapped(work, self.read())
+        return kernels.mapped(work, self.read())
 
 
 AnyTable = Table | StreamedTable
+
+
+def over_blocks(table: AnyTable, work: Callable[[Table], Result]) -> Iterator[Result]:
+    """``work`` of consecutive rows, in order, side by side."""
+    return kernels.mapped(work, table.blocks())

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 IntArray = NDArray[np.int64]
+Bytes = NDArray[np.uint8]
 
 
 class Part(enum.Flag):
@@ -35,6 +36,11 @@ class RowBound:
 def packed_size(dim: int) -> int:
     """Entries of the upper triangle of a symmetric d x d matrix."""
     return dim * (dim + 1) // 2
+
+
+def upper_pairs(dim: int) -> list[tuple[int, int]]:
+    """The places of those entries, row by row."""
+    return [(j, k) for j in range(dim) for k in range(j, dim)]
 
 
 def unpack(entries: Array, dim: int) -> Array:

@@ -244,9 +244,7 @@ def _moments(query: MomentsQuery, base: Any) -> Explained:
 
 def _tally(query: TallyQuery) -> Explained:
     def terms(rows: Any) -> Array:
-        columns = query.columns(rows)
-        pieces: Sequence[Array] = [columns] if isinstance(columns, np.ndarray) else list(columns)
-        return np.concatenate(pieces, axis=1)
+        return np.concatenate(list(query.over(rows, query.columns)), axis=1)
 
     return Explained(
         label="tally",

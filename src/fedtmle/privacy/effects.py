@@ -15,7 +15,8 @@ from fedtmle.model.types import Array, IntArray
 from fedtmle.privacy.charts import closing_terms, closing_terms_tangent, submodel_tangent
 from fedtmle.privacy.rowwise import Tangent
 from fedtmle.targets.effects.components import InArm
-from fedtmle.targets.effects.moments import cluster_sums, moment_columns
+from fedtmle.targets.effects.moments import closing_terms as summed_terms
+from fedtmle.targets.effects.moments import moment_columns
 from fedtmle.targets.effects.prepare import Q_MARGIN, Preparation
 from fedtmle.targets.effects.problem import EffectLaw, EffectProblem
 from fedtmle.targets.effects.rows import EffectRows
@@ -164,7 +165,11 @@ def _(problem: EffectProblem, law: EffectLaw, rows: Table, base: Table) -> Array
         u, t, m = (
             new - before + _gathered(cluster, before) for new, before in zip((u, t, m), old, strict=True)
         )
-    return _closed(problem, own, cluster_sums(replace(own, cluster=None, spanned=None), u, t, m), u, t)
+    flat = np.concatenate([u, t, m])
+    columns = np.stack(
+        [*(np.prod(flat[list(term)], axis=0) for term in summed_terms(len(u))), np.ones(own.n_rows)]
+    )
+    return _closed(problem, own, columns, u, t)
 
 
 @closing_terms_tangent.register
@@ -215,7 +220,8 @@ def _closed(problem: EffectProblem, own: EffectRows, columns: Array, u: Array, t
     return np.concatenate([columns, parts.reshape(problem.spanning * width, own.n_rows)])
 
 
-def _closing(problem: EffectProblem, law: EffectLaw, table: Table) -> tuple[Array, Array, Array]:
+def _closing(problem: EffectProblem, law: EffectLaw, table: Table) -> Array:
+    """u, t and m, shape (3, components, N)."""
     own = problem.rows(table)
     return moment_columns(own, _regression(problem, law, own), problem.width)
 

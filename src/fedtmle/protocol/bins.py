@@ -7,19 +7,19 @@ what is summed is held by fewer: of a binary outcome it is the count of those wh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedtmle.errors import DecodeError
-from fedtmle.model.exact import FINE_BITS, GRID_BITS, Sums, column_shifts, column_sums, zero_sums
-from fedtmle.model.types import Array
+from fedtmle.model.columns import binned_sums
+from fedtmle.model.exact import FINE_BITS, GRID_BITS, Sums, column_shifts, zero_sums
+from fedtmle.model.types import Array, Bytes
 from fedtmle.protocol.bits import BitReader, BitWriter
 from fedtmle.protocol.floors import visible
-from fedtmle.protocol.query import AbstractQuery, Link, Local, Phase
+from fedtmle.protocol.query import AbstractQuery, Link, Local, Over, Phase, whole
 
 MOST_SILOS = 4096
 MANY = 1000  # rows that as a rule show that there are more values than few
@@ -30,7 +30,7 @@ FEW = 10  # so many different values are told apart by a few sums, or nearly
 class Group:
     """Rows in bins: the bin of each, what to sum, shape (k, N), and what a sum must not tell of a few."""
 
-    bins: NDArray[np.uint8]
+    bins: Bytes
     values: Array | None = None
     sensitive: Array | None = None
 
@@ -64,7 +64,7 @@ class BinsQuery(AbstractQuery[Answer, tuple[tuple[PooledBin, ...], ...]]):
     what: str
     phase: Phase = Phase.DIAGNOSTICS
     floors: tuple[str, ...] = ("min_cell",)  # keys of the policy; the strictest holds
-    pieces: Callable[[Any], Iterable[Any]] = lambda table: (table,)  # consecutive rows of a table
+    over: Over = whole
 
     @property
     def tells(self) -> str:
@@ -77,30 +77,26 @@ class BinsQuery(AbstractQuery[Answer, tuple[tuple[PooledBin, ...], ...]]):
     def answer(self, local: Local) -> Answer:
         floor = max(getattr(local.policy, key) for key in self.floors)
         found = [[_Bin(zero_sums(column_shifts(self.exponents))) for _ in range(size)] for size in self.sizes]
-
-        def look(table: Any) -> None:
-            for piece in self.pieces(table):
-                for group, bins in zip(self.groups(piece), found, strict=True):
-                    self._add(group, bins)
-
-        local.evaluate(look)
+        for piece in local.evaluate(lambda table: self.over(table, self._look)):
+            for bins, seen in zip(found, piece, strict=True):
+                for own, part in zip(bins, seen, strict=True):
+                    own.add(part)
         return tuple(_told(bins, floor) for bins in found)
 
-    def _add(self, group: Group, bins: Sequence[_Bin]) -> None:
-        counts = np.bincount(group.bins, minlength=len(bins)).tolist()
-        for own, count in zip(bins, counts, strict=True):
-            own.count += count
-        if group.values is None:
-            return
-        order = np.argsort(group.bins, kind="stable")
-        values = np.split(group.values[:, order], np.cumsum(counts)[:-1], axis=1)
-        for own, part in zip(bins, values, strict=True):
-            own.total += column_sums(part, self.exponents, what=self.what)
+    def _look(self, piece: Any) -> list[list[_Seen]]:
+        return [self._seen(group, size) for group, size in zip(self.groups(piece), self.sizes, strict=True)]
+
+    def _seen(self, group: Group, size: int) -> list[_Seen]:
+        """What a piece of the rows puts into each bin of a group."""
+        counts = np.bincount(group.bins, minlength=size).tolist()
+        totals: Sequence[Sums | None] = [None] * size
+        held: Sequence[Array | None] = [None] * size
+        if group.values is not None:
+            totals = binned_sums(group.values, group.bins, size, self.exponents, what=self.what)
         if group.sensitive is not None:
+            order = np.argsort(group.bins, kind="stable")
             held = np.split(group.sensitive[order], np.cumsum(counts)[:-1])
-            for own, part in zip(bins, held, strict=True):
-                own.holders = own.holders or _Holders()
-                own.holders.add(part)
+        return [_Seen(*parts) for parts in zip(counts, totals, held, strict=True)]
 
     def pool(self, answers: Mapping[str, Answer], sizes: Mapping[str, int]) -> Any:  # noqa: ARG002
         zero = (0,) * (2 + len(self.exponents))
@@ -176,15 +172,31 @@ class _Holders:
         for part in (values[:MANY], values[MANY:]):
             if self._counts is None:
                 return
-            for value, count in zip(*np.unique(part, return_counts=True), strict=True):
-                self._counts[float(value)] = self._counts.get(float(value), 0) + int(count)
+            self._add(self._counts, part)
             if len(self._counts) > FEW:
                 self._counts = None
+
+    def _add(self, counts: dict[float, int], part: Array) -> None:
+        known = {value: int(np.count_nonzero(part == value)) for value in counts}
+        if sum(known.values()) < len(part):  # some value is new: only then are they sorted
+            values, found = np.unique(part, return_counts=True)
+            known = dict(zip(values.tolist(), found.tolist(), strict=True))
+        for value, count in known.items():
+            counts[value] = counts.get(value, 0) + count
 
     def rarest(self, everyone: int) -> int:
         if self._counts is None:
             return everyone
         return min(self._counts.values()) if len(self._counts) > 1 else 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """One bin in one piece of the rows."""
+
+    count: int
+    total: Sums | None
+    held: Array | None  # what each row there holds
 
 
 @dataclass
@@ -194,6 +206,14 @@ class _Bin:
     total: Sums
     count: int = 0
     holders: _Holders | None = None
+
+    def add(self, seen: _Seen) -> None:
+        self.count += seen.count
+        if seen.total is not None:
+            self.total += seen.total
+        if seen.held is not None:
+            self.holders = self.holders or _Holders()
+            self.holders.add(seen.held)
 
 
 def _told(bins: Sequence[_Bin], floor: int) -> tuple[Cell | None, ...]:

@@ -36,6 +36,14 @@ class Phase(enum.StrEnum):
     DIAGNOSTICS = "diagnostics"
 
 
+Over = Callable[[Any, Callable[[Any], Any]], Iterable[Any]]  # what a function says of each piece of the rows
+
+
+def whole(table: Any, work: Callable[[Any], Any]) -> Iterable[Any]:
+    """All rows as one piece."""
+    return (work(table),)
+
+
 class Local(Protocol):
     """What a query may ask of one silo: functions of a problem and a law, never a row."""
 

@@ -12,11 +12,12 @@ from typing import Any, final
 import numpy as np
 
 from fedtmle.errors import DataError, DecodeError
-from fedtmle.model.exact import FINE_BITS, GRID_BITS, Sums, column_shifts, column_sums, zero_sums
-from fedtmle.model.table import AnyTable
+from fedtmle.model.columns import column_sums
+from fedtmle.model.exact import FINE_BITS, GRID_BITS, Sums, column_shifts, zero_sums
+from fedtmle.model.table import AnyTable, Table, over_blocks
 from fedtmle.model.types import Array
 from fedtmle.protocol.bits import BitReader, BitWriter
-from fedtmle.protocol.query import AbstractQuery, Cell, Link, Local, Phase, Spread
+from fedtmle.protocol.query import AbstractQuery, Cell, Link, Local, Over, Phase, Spread, whole
 from fedtmle.protocol.sums import AbstractSums
 
 LARGEST_EXPONENT = 1000
@@ -116,7 +117,7 @@ class ScalesQuery(AbstractQuery[tuple[int, ...], tuple[int, ...]]):
     a silo whose column is all zero has no say in it.
     """
 
-    columns: Callable[[Any], Array]  # of a table, shape (p, N)
+    columns: Callable[[Any], Iterable[Array]]  # of a block of the table, each of shape (N,)
     count: int
 
     @property
@@ -138,12 +139,11 @@ class ScalesQuery(AbstractQuery[tuple[int, ...], tuple[int, ...]]):
 
     def _largest(self, table: AnyTable) -> Array:
         """The largest magnitude in each column, shape (p,)."""
-        largest = np.zeros(self.count)
-        for block in table.blocks():
-            columns = self.columns(block)
-            np.maximum(largest, columns.max(axis=1), out=largest)
-            np.maximum(largest, -columns.min(axis=1), out=largest)
-        return largest
+
+        def reach(block: Table) -> Array:
+            return np.array([np.maximum(column.max(), -column.min()) for column in self.columns(block)])
+
+        return reduce(np.maximum, over_blocks(table, reach), np.zeros(self.count))
 
     def pool(self, answers: Mapping[str, tuple[int, ...]], sizes: Mapping[str, int]) -> tuple[int, ...]:  # noqa: ARG002
         return tuple(max(column) for column in zip(*answers.values(), strict=True))
@@ -169,13 +169,14 @@ class ScalesQuery(AbstractQuery[tuple[int, ...], tuple[int, ...]]):
 class TallyQuery(AbstractSums):
     """Pooled sums of columns of the table: counts per arm, of observed outcomes, of weights."""
 
-    columns: Callable[[Any], Array | Iterable[Array]]  # of a table, shape (p, N), or in blocks of rows
+    columns: Callable[[Any], Array]  # of a piece of the table, shape (p, N)
     exponents: tuple[int, ...]
     n: int
     what: str = "count"
     phase: Phase = Phase.NUISANCE
     counts: tuple[Cell, ...] = ()
     spread: tuple[Spread, ...] = ()
+    over: Over = whole
 
     @property
     def shifts(self) -> tuple[int, ...]:
@@ -196,9 +197,10 @@ class TallyQuery(AbstractSums):
         return self.spread
 
     def answer(self, local: Local) -> Sums:
-        columns = local.evaluate(self.columns)
-        pieces = [columns] if isinstance(columns, np.ndarray) else columns
-        sums = (column_sums(piece, self.exponents, what=self.what) for piece in pieces)
+        def summed(piece: Any) -> Sums:
+            return column_sums(self.columns(piece), self.exponents, what=self.what)
+
+        sums = local.evaluate(lambda table: self.over(table, summed))
         return reduce(add, sums, zero_sums(self.shifts))
 
 

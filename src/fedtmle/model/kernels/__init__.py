@@ -15,15 +15,19 @@ from fedtmle.model.exact import total
 from fedtmle.model.families import Family
 from fedtmle.model.kernels._backend import backend, module, using_backend
 from fedtmle.model.kernels._query import query
-from fedtmle.model.kernels._threads import mapped, set_threads, threads
-from fedtmle.model.types import Array, Part
+from fedtmle.model.kernels._threads import done, mapped, set_threads, threads
+from fedtmle.model.types import Array, Bytes, IntArray, Part
 
 __all__ = [
     "backend",
+    "binned_chunks",
+    "column_chunks",
+    "done",
     "exp",
     "expit",
     "glm_spread",
     "glm_sums",
+    "largest",
     "log",
     "log_mean_kernel",
     "logit",
@@ -104,6 +108,37 @@ def glm_spread(
     """
     shifts = (0,) * len(X)
     return module().spread(query(family, X, offset, y, w, eps, Part.GRADIENT, shifts), until)
+
+
+def largest(column: Array) -> float:
+    """The largest magnitude in a column, 0 if it has no rows, NaN if one is not a number."""
+    distinct = column[:1] if column.strides == (0,) else column  # a constant takes no memory, nor time
+    return module().largest(np.ascontiguousarray(distinct, dtype=np.float64))
+
+
+def column_chunks(columns: Array, terms: IntArray, scale: Array, what: str) -> IntArray:
+    """Per chunk of rows, exact sums of products of columns: rows of ``terms``, shape (k, 2), say of which two.
+
+    A -1 in the second place stands for no second one. Term s is scaled by scale[s], rounded, and summed as
+    two integers: units, then what they leave in units of 2^-40; shape (chunks, 2 k). A row beyond 2^50
+    units, or not a number, is a `ContributionError` that says ``what``.
+    """
+    columns = np.ascontiguousarray(columns, dtype=np.float64)
+    inside = terms.min(initial=0, axis=0) >= (0, -1)
+    if not (columns.ndim == 2 and inside.all() and terms.max(initial=-1) < len(columns)):
+        raise InputError("columns, terms: expected shape (p, N), and terms of columns that are there")
+    if terms.shape != (len(scale), 2):
+        raise InputError(f"terms: expected shape ({len(scale)}, 2), not {terms.shape}")
+    return module().column_chunks(columns, terms, scale, what)
+
+
+def binned_chunks(columns: Array, bins: Bytes, count: int, scale: Array, what: str) -> IntArray:
+    """`column_chunks` of every column by bin, shape (chunks, ``count``, 2 p); ``bins`` has each row's."""
+    columns, bins = np.ascontiguousarray(columns, dtype=np.float64), np.ascontiguousarray(bins, np.uint8)
+    inside = int(bins.max(initial=0)) < count
+    if columns.ndim != 2 or bins.shape != columns.shape[1:] or not inside or len(scale) != len(columns):
+        raise InputError("columns, bins: expected shapes (p, N) and (N,), bins below their count, p scales")
+    return module().binned_chunks(columns, bins, count, scale, what)
 
 
 def softmax(logits: Array) -> Array:

@@ -11,7 +11,7 @@ from typing import Protocol, cast
 
 from fedtmle.errors import InputError
 from fedtmle.model.kernels._query import Query
-from fedtmle.model.types import Array, IntArray
+from fedtmle.model.types import Array, Bytes, IntArray
 
 _MODULES = {"numba": "_numba", "numpy": "_numpy"}
 _chosen: str | None = None
@@ -26,6 +26,12 @@ class Backend(Protocol):
     def glm_chunks(self, query: Query) -> IntArray: ...
 
     def spread(self, query: Query, until: float) -> tuple[Array, int]: ...
+
+    def largest(self, column: Array) -> float: ...
+
+    def column_chunks(self, columns: Array, terms: IntArray, scale: Array, what: str) -> IntArray: ...
+
+    def binned_chunks(self, columns: Array, bins: Bytes, count: int, scale: Array, what: str) -> IntArray: ...
 
     def softmax(self, logits: Array) -> Array: ...
 

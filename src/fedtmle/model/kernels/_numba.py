@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from fedtmle.model.exact import CHUNK
-from fedtmle.model.kernels import _compiled, _compiled_glm, _numpy
+from fedtmle.model.kernels import _compiled, _compiled_columns, _compiled_glm, _numpy
 from fedtmle.model.kernels._query import Query
 from fedtmle.model.kernels._threads import shared
-from fedtmle.model.types import Array, IntArray, Part
+from fedtmle.model.types import Array, Bytes, IntArray, Part
 
 SERIAL_ROWS = 1 << 17  # below, starting threads costs about what they save
 SERIAL_PAIRS = 1 << 18
@@ -74,6 +74,32 @@ def spread(query: Query, until: float) -> tuple[Array, int]:
         if found[0].min(initial=np.inf) >= until:
             return found, min(begin + CHUNK, query.n_rows)
     return found, query.n_rows
+
+
+def largest(column: Array) -> float:
+    """The largest |x|, NaN if one is."""
+    return float(np.int64(_compiled_columns.largest(column)).view(np.float64))
+
+
+def column_chunks(columns: Array, terms: IntArray, scale: Array, what: str) -> IntArray:
+    """Coarse and fine sums per chunk, shape (chunks, 2 k)."""
+    n_rows = columns.shape[1]
+    sums = np.zeros((-(-n_rows // CHUNK), 2 * len(scale)), dtype=np.int64)
+
+    def work(first: int, last: int) -> bool:
+        return _compiled_columns.chunks(columns, terms, scale, first, last, sums)
+
+    if shared(work, len(sums), serially=n_rows < SERIAL_ROWS):
+        return sums
+    return _numpy.column_chunks(columns, terms, scale, what)  # it counts the rows beyond, and raises
+
+
+def binned_chunks(columns: Array, bins: Bytes, count: int, scale: Array, what: str) -> IntArray:
+    """The same of the rows of each bin, shape (chunks, bins, 2 p)."""
+    sums = np.zeros((-(-columns.shape[1] // CHUNK), count, 2 * len(scale)), dtype=np.int64)
+    if _compiled_columns.binned(columns, scale, bins, sums):
+        return sums
+    return _numpy.binned_chunks(columns, bins, count, scale, what)
 
 
 def softmax(logits: Array) -> Array:

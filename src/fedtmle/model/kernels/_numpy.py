@@ -11,11 +11,11 @@ from collections.abc import Callable
 import numpy as np
 
 from fedtmle.errors import ContributionError
-from fedtmle.model.exact import CHUNK, GRID_BITS, beyond_bound
+from fedtmle.model.exact import CHUNK, FINE_BITS, GRID_BITS, beyond_bound
 from fedtmle.model.families import Family
 from fedtmle.model.kernels import _elementary, _rows
 from fedtmle.model.kernels._query import Query
-from fedtmle.model.types import Array, IntArray, Part
+from fedtmle.model.types import Array, Bytes, IntArray, Part
 
 POINTS = 2048  # a block of points of `log_mean_kernel` that stays in the cache
 
@@ -78,6 +78,41 @@ def spread(query: Query, until: float) -> tuple[Array, int]:
             if found[0].min(initial=np.inf) >= until:
                 return found, min(begin + CHUNK, query.n_rows)
     return found, query.n_rows
+
+
+def largest(column: Array) -> float:
+    """The largest |x|, NaN if one is."""
+    return float(np.abs(column).max(initial=0.0))
+
+
+def column_chunks(columns: Array, terms: IntArray, scale: Array, what: str) -> IntArray:
+    """Coarse and fine sums per chunk, shape (chunks, 2 k)."""
+    sums = np.zeros((-(-columns.shape[1] // CHUNK), 2 * len(scale)), dtype=np.int64)
+    beyond = 0
+    with np.errstate(all="ignore"):
+        for chunk in range(len(sums)):
+            block = columns[:, chunk * CHUNK : (chunk + 1) * CHUNK]
+            products = np.stack([block[j] if k < 0 else block[j] * block[k] for j, k in terms])
+            scaled = products * scale[:, None]
+            within = np.abs(scaled) <= 2.0**GRID_BITS  # False for NaN
+            beyond += int((~within).any(axis=0).sum())
+            coarse = np.rint(np.where(within, scaled, 0.0))
+            sums[chunk, ::2] = coarse.astype(np.int64).sum(axis=1)
+            fine = np.rint((scaled - coarse) * 2.0**FINE_BITS)
+            sums[chunk, 1::2] = np.where(within, fine, 0.0).astype(np.int64).sum(axis=1)
+    if beyond:
+        raise ContributionError(beyond_bound(beyond, what))
+    return sums
+
+
+def binned_chunks(columns: Array, bins: Bytes, count: int, scale: Array, what: str) -> IntArray:
+    """The same of the rows of each bin, shape (chunks, bins, 2 p)."""
+    sums = np.zeros((-(-columns.shape[1] // CHUNK), count, 2 * len(scale)), dtype=np.int64)
+    each = np.array([(j, -1) for j in range(len(columns))])
+    for b in range(count):
+        own = column_chunks(columns[:, bins == b], each, scale, what)
+        sums[: len(own), b] = own
+    return sums
 
 
 def _contributions(query: Query, rows: slice) -> list[tuple[Part, Array]]:

@@ -7,6 +7,7 @@ cannot change a result.
 from __future__ import annotations
 
 import os
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -19,6 +20,7 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 _chosen: int | None = None
+_here = threading.local()  # whether this thread is one of those that `mapped` shares its work among
 
 
 def set_threads(n: int | None) -> None:
@@ -58,12 +60,15 @@ def shared(work: Callable[[int, int], bool], length: int, *, serially: bool) -> 
 
 
 def mapped(work: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
-    """work(item) of each, in order, side by side; few items are held at a time."""
+    """work(item) of each, in order, side by side; few items are held at a time.
+
+    What is mapped may itself map: it then does so in the thread that it has.
+    """
     workers = threads()
-    if workers == 1:
+    if workers == 1 or getattr(_here, "works", False):
         yield from map(work, items)
         return
-    with ThreadPoolExecutor(workers) as pool:
+    with ThreadPoolExecutor(workers, initializer=_mark) as pool:
         waiting: deque[Future[Result]] = deque()
         for item in items:
             waiting.append(pool.submit(work, item))
@@ -71,3 +76,13 @@ def mapped(work: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Re
                 yield waiting.popleft().result()
         for future in waiting:
             yield future.result()
+
+
+def done(work: Callable[[Item], None], items: Iterable[Item]) -> None:
+    """work(item) of each, side by side, for what it does."""
+    for _ in mapped(work, items):
+        pass
+
+
+def _mark() -> None:
+    _here.works = True

@@ -17,47 +17,65 @@ that spans silos stay out of the products and of the count; they are sent as sum
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
-from fedtmle.model.exact import Sums
-from fedtmle.model.types import Array, IntArray
+from fedtmle.model.columns import column_sums
+from fedtmle.model.exact import Sums, column_shifts
+from fedtmle.model.types import Array, IntArray, upper_pairs
 from fedtmle.targets.effects.rows import EffectRows
 
 
-def moment_columns(own: EffectRows, q: Array, width: float) -> tuple[Array, Array, Array]:
-    """u, t and the plug-in part of u, each of shape (components, N)."""
-    factual = np.take_along_axis(q, own.arm[None, :], axis=0)[0]
-    residual = width * (own.y - factual)
-    u, m = [], []
+def moment_columns(own: EffectRows, q: Array, width: float) -> Array:
+    """u, t and the plug-in part m of u, one after the other, each of shape (components, N)."""
+    residual = width * (own.y - own.factual(q))
+    columns = np.empty((3, len(own.terms), own.n_rows))
     for r, terms in enumerate(own.terms):
+        u, t, m = columns[:, r]
         mean = np.zeros(own.n_rows)
         for term in terms:
             mean += term.d * q[term.arm]
-        m.append(own.weight * own.v[r] * width * mean)
-        u.append(own.weight * own.taken(r) * residual + m[-1])
-    return np.stack(u), np.stack([own.weight * v for v in own.v]), np.stack(m)
+        np.multiply(own.weight, own.v[r], out=t)
+        np.multiply(t * width, mean, out=m)
+        np.multiply(own.weight * own.taken(r), residual, out=u)
+        u += m
+    return columns
 
 
-def cluster_sums(rows: EffectRows, u: Array, t: Array, m: Array) -> Array:
-    """The columns whose sums close a run, one entry per cluster."""
+def closing_terms(d: int) -> list[tuple[int, ...]]:
+    """Which of the columns u, t and m, one after the other, or products of two of them are summed."""
+    upper = upper_pairs(d)
+    cross = [(r, d + s) for r in range(d) for s in range(d)]
+    return [*((j,) for j in range(3 * d)), *upper, *cross, *((d + r, d + s) for r, s in upper)]
+
+
+def closing_sums(rows: EffectRows, columns: Array, exponents: Sequence[int]) -> Sums:
+    """The sums that close a run, over rows or, where there are clusters, over these; the last is their count."""
+    what, d = "EIF term", columns.shape[1]
+    flat, terms = columns.reshape(3 * d, -1), closing_terms(d)
     if rows.cluster is not None:
-        u, t, m = (_by_cluster(rows.cluster, columns) for columns in (u, t, m))
-    d = len(u)
-    upper, lower = np.triu_indices(d)
-    cross = (u[:, None] * t[None, :]).reshape(d * d, -1)
-    products = np.concatenate([u[upper] * u[lower], cross, t[upper] * t[lower], np.ones((1, u.shape[1]))])
-    if rows.spanned is not None:
-        products *= rows.spanned < 0
-    return np.concatenate([u, t, m, products])
+        flat = _by_cluster(rows.cluster, flat)
+    count = flat.shape[1]
+    if rows.spanned is None:
+        sums = column_sums(flat, exponents[:-1], what=what, terms=terms)
+    else:  # the products are of clusters that are here alone
+        here = rows.spanned < 0
+        count = int(np.count_nonzero(here))
+        sums = column_sums(flat, exponents[: 3 * d], what=what)
+        sums = sums.joined(column_sums(flat * here, exponents[3 * d : -1], what=what, terms=terms[3 * d :]))
+    (shift,) = column_shifts(exponents[-1:])
+    return sums.joined(Sums((count << shift,), (shift,)))
 
 
-def spanning_sums(rows: EffectRows, u: Array, t: Array, count: int) -> Array:
+def spanning_sums(rows: EffectRows, columns: Array, count: int) -> Array:
     """(u, t, 1) of the parts here of each of ``count`` clusters that span silos, as one column."""
+    d = columns.shape[1]
     if rows.cluster is None or rows.spanned is None:
-        return np.zeros((count * (2 * len(u) + 1), 1))
-    parts = np.zeros((count, 2 * len(u) + 1))
+        return np.zeros((count * (2 * d + 1), 1))
+    parts = np.zeros((count, 2 * d + 1))
     here = rows.spanned >= 0
-    sums = np.concatenate([_by_cluster(rows.cluster, columns) for columns in (u, t)])
+    sums = _by_cluster(rows.cluster, columns[:2].reshape(2 * d, -1))
     parts[rows.spanned[here], :-1] = sums[:, here].T
     parts[rows.spanned[here], -1] = 1.0
     return parts.reshape(-1, 1)

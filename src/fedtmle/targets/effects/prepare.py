@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
@@ -9,7 +10,8 @@ from typing import Protocol
 import numpy as np
 
 from fedtmle.errors import DataError
-from fedtmle.model.table import Factor, Table
+from fedtmle.model import kernels
+from fedtmle.model.table import Factor, Table, pieces
 from fedtmle.model.types import Array, IntArray
 from fedtmle.targets.effects.clusters import cluster_digest
 from fedtmle.targets.effects.components import Component
@@ -50,20 +52,25 @@ class EffectColumns:
         """The same people, all in one arm."""
         if self.treatment is None:
             return table
-        codes = np.full(table.n_rows, code, dtype=np.int64)
+        codes = np.broadcast_to(np.int64(code), (table.n_rows,))
         moved = table.with_factor(self.treatment, Factor(codes, self.arms))
         if self.treatment in table.numeric:
-            moved = moved.with_numeric(self.treatment, np.full(table.n_rows, _number(self.arms[code])))
+            number = np.broadcast_to(np.float64(_number(self.arms[code])), (table.n_rows,))
+            moved = moved.with_numeric(self.treatment, number)
         return moved
 
     def observed(self, table: Table) -> Array:
         """Delta."""
+        if not math.isnan(table.reach[self.outcome]):
+            return _ones(table.n_rows)
         return (~np.isnan(table.numeric[self.outcome])).astype(np.float64)
 
     def y(self, table: Table) -> Array:
         """The outcome on the unit scale, zero where missing."""
         low, high = self.outcome_bounds
-        return np.nan_to_num((table.numeric[self.outcome] - low) / (high - low), nan=0.0)
+        y = table.numeric[self.outcome] - low
+        y /= high - low
+        return y if math.isfinite(table.reach[self.outcome]) else np.nan_to_num(y, copy=False, nan=0.0)
 
     def weight(self, table: Table) -> Array:
         return _ones(table.n_rows) if self.weights is None else table.numeric[self.weights]
@@ -125,34 +132,44 @@ class Preparation:
     shares: Mapping[int, float]  # P(v) of each component's population
 
     def __call__(self, table: Table) -> EffectRows:
-        columns = self.columns
-        arm = columns.arm(table)
+        columns, n = self.columns, table.n_rows
+        arm, strata, observed = columns.arm(table), columns.stratum(table), columns.observed(table)
         g, pi = self.propensities(table)
-        strata = columns.stratum(table)
-        truncated = np.zeros(g.shape, dtype=bool)
-        v, terms = [], []
-        for r, component in enumerate(self.components):
-            indicator = component.population.indicator(table, arm, strata)
-            v.append(indicator if self.shares[r] == 1.0 else indicator / self.shares[r])
+        shown = list(shown_arms(len(g)))
+        indicators = [c.population.indicator(table, arm, strata) for c in self.components]
+        terms = []
+        for component in self.components:
             d = component.regime.probabilities(table, columns.arms)
-            own = []
-            for a in range(len(columns.arms)):
-                if d[a].any():
-                    expected, probability = component.population.ratio(indicator, a, g, pi)
-                    truncated[a] |= (probability < self.g_floor) & (d[a] > 0)
-                    own.append(Term(a, d[a], d[a] * expected / self.shares[r] / self.bounded(probability)))
-            terms.append(tuple(own))
+            terms.append(tuple(Term(a, d[a], np.empty(n)) for a in range(len(g)) if is_ever(d[a])))
+        truncated, covariates = np.zeros(g.shape, dtype=bool), np.zeros((len(terms), n))
+        g_bins = np.empty((len(shown), n), dtype=np.uint8)
+
+        def fill(rows: slice) -> None:
+            for r, component in enumerate(self.components):
+                for term in terms[r]:
+                    a, d, H = term.arm, term.d[rows], term.H[rows]
+                    expected, probability = component.population.ratio(
+                        indicators[r][rows], a, g[:, rows], pi[:, rows]
+                    )
+                    truncated[a, rows] |= (probability < self.g_floor) & (d > 0)
+                    np.divide(d * expected / self.shares[r], self.bounded(probability), out=H)
+                    covariates[r, rows] += np.where(arm[rows] == a, H, 0.0)
+                covariates[r, rows] *= observed[rows]
+            g_bins[:, rows] = probability_bins(g[shown, rows])
+
+        kernels.done(fill, pieces(n))
         return EffectRows(
             y=columns.y(table),
-            observed=columns.observed(table),
+            observed=observed,
             arm=arm,
             q=self.regression(table),
             weight=columns.relative_weight(table, self.weight_mean),
-            v=tuple(v),
+            v=tuple(v if self.shares[r] == 1.0 else v / self.shares[r] for r, v in enumerate(indicators)),
             terms=tuple(terms),
             truncated=truncated,
             cluster=columns.clusters(table),
-            g_bins=probability_bins(g[list(shown_arms(len(g)))]),
+            g_bins=g_bins,
+            covariates=covariates,
             spanned=columns.spanned(table),
         )
 
@@ -161,20 +178,22 @@ class Preparation:
         arms = range(len(self.columns.arms))
         models = self.outcome if len(self.outcome) > 1 else self.outcome * len(self.columns.arms)
         q = np.stack([models[a].predict(self.columns.in_arm(table, a)) for a in arms])
-        if not np.isfinite(q).all():
+        if not math.isfinite(kernels.largest(q.reshape(-1))):
             raise DataError("the outcome model's prediction is not finite in some rows")
-        return np.clip(q, Q_MARGIN, 1 - Q_MARGIN)
+        return np.clip(q, Q_MARGIN, 1 - Q_MARGIN, out=q)
 
     def propensities(self, table: Table) -> tuple[Array, Array]:
         """g_a and pi_a before bounding, each of shape (arms, N)."""
-        left = np.ones(table.n_rows)
+        shares = [model.predict(table) for model in self.treatment]
         g = np.ones((len(self.columns.arms), table.n_rows))
-        for a, model in enumerate(self.treatment, start=1):
-            share = model.predict(table)
-            g[a] = left * share
-            left = left * (1.0 - share)
-        if self.treatment:
-            g[0] = left
+
+        def fill(rows: slice) -> None:
+            left = g[0, rows]
+            for a, share in enumerate(shares, start=1):
+                np.multiply(left, share[rows], out=g[a, rows])
+                left *= 1.0 - share[rows]
+
+        kernels.done(fill, pieces(table.n_rows))
         if not self.missingness:
             return g, _ones(*g.shape)
         models = self.missingness * len(g) if len(self.missingness) == 1 else self.missingness
@@ -184,6 +203,11 @@ class Preparation:
     def bounded(self, probability: Array) -> Array:
         """g pi, no less than the floor."""
         return np.maximum(probability, self.g_floor)
+
+
+def is_ever(column: Array) -> bool:
+    """Whether a column is other than zero anywhere; of a constant one row is looked at."""
+    return bool((column[:1] if column.strides == (0,) else column).any())
 
 
 def _ones(*shape: int) -> Array:

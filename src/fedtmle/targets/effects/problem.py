@@ -16,25 +16,28 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, reduce
 from operator import add
-from typing import final
+from typing import TypeVar, final
 
 import numpy as np
 
 from fedtmle.errors import NumericalError
 from fedtmle.model import kernels
-from fedtmle.model.exact import Sums, column_shifts, column_sums, zero_sums
+from fedtmle.model.columns import column_sums
+from fedtmle.model.exact import Sums, column_shifts, zero_sums
 from fedtmle.model.families import Family
 from fedtmle.model.problem import AbstractProblem, Estimate
 from fedtmle.model.submodel import AbstractSubmodel, GeneralisedLinear, NoNormaliser, StreamedLinear
-from fedtmle.model.table import AnyTable, StreamedTable, Table
+from fedtmle.model.table import AnyTable, StreamedTable, Table, over_blocks
 from fedtmle.model.types import Array, RowBound, exponent
 from fedtmle.targets.effects.moments import (
-    cluster_sums,
+    closing_sums,
     estimate_components,
     moment_columns,
     spanning_sums,
 )
 from fedtmle.targets.effects.rows import EffectRows
+
+Result = TypeVar("Result")
 
 LINK_REACH = 64.0  # a predicted logit moved further than this is a runaway fluctuation, not a fit
 
@@ -103,11 +106,11 @@ class EffectProblem(AbstractProblem[EffectLaw, AnyTable]):
             self._prepared[:] = [(table, self.prepare(table))]
         return self._prepared[0][1]
 
-    def blocks(self, table: AnyTable) -> Iterator[EffectRows]:
-        """The rows in consecutive pieces."""
+    def over(self, table: AnyTable, work: Callable[[EffectRows], Result]) -> Iterator[Result]:
+        """``work`` of the rows in consecutive pieces, in order, side by side."""
         if isinstance(table, Table):
-            return self.rows(table).blocks()
-        return (self.prepare(block) for block in table.blocks())
+            return kernels.mapped(work, self.rows(table).blocks())
+        return over_blocks(table, lambda block: work(self.prepare(block)))
 
     def concatenate(self, parts: Sequence[AnyTable]) -> AnyTable:  # noqa: ARG002 - see the message
         raise TypeError("tables are pooled by the data layer, before nuisances are fitted")
@@ -172,13 +175,16 @@ class EffectProblem(AbstractProblem[EffectLaw, AnyTable]):
 
     def _moments(self, law: EffectLaw, rows: EffectRows) -> Sums:
         exponents, parts = self._moment_exponents(), self._spanning_exponents()
-        total, spanning = zero_sums(column_shifts(exponents)), zero_sums(column_shifts(parts))
-        for own in rows.blocks():
-            u, t, m = moment_columns(own, self._regression(law, own), self.width)
-            total += column_sums(cluster_sums(own, u, t, m), exponents, what="EIF term")
-            if self.spanning:  # then there is one block
-                spanning += column_sums(spanning_sums(own, u, t, self.spanning), parts, what="EIF term")
-        return Sums(total.units + spanning.units, total.shifts + spanning.shifts)
+
+        def closed(own: EffectRows) -> Sums:
+            columns = moment_columns(own, self._regression(law, own), self.width)
+            total = closing_sums(own, columns, exponents)
+            if not self.spanning:
+                return total
+            spanning = spanning_sums(own, columns, self.spanning)  # then all rows are one block
+            return total.joined(column_sums(spanning, parts, what="EIF term"))
+
+        return reduce(add, kernels.mapped(closed, rows.blocks()), zero_sums(self.moment_shifts(law)))
 
     def moment_shifts(self, law: EffectLaw) -> tuple[int, ...]:  # noqa: ARG002 - declared, for every law
         return column_shifts([*self._moment_exponents(), *self._spanning_exponents()])

@@ -8,11 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtmle.model.types import Array, IntArray
+from fedtmle.model.table import pieces
+from fedtmle.model.types import Array, Bytes, IntArray
 
 BoolArray = NDArray[np.bool_]
-Bytes = NDArray[np.uint8]
-BLOCK = 16_384  # rows whose moment columns stay in the cache
 # Where the histogram of a probability is cut; a row keeps only the number of its bin.
 PROBABILITY_EDGES = (0.0, 0.05, *(round(0.1 * k, 1) for k in range(1, 10)), 0.95, 1.0)
 
@@ -40,6 +39,7 @@ class EffectRows:
     truncated: BoolArray  # (arms, N), where some component's probability is at the bound
     cluster: IntArray | None  # codes 0..; None: every row is its own cluster
     g_bins: Bytes  # (shown arms, N): where each row's probability of an arm lies among the edges
+    covariates: Array  # (components, N): H_r(A, W) Delta, the clever covariates at the arm that was taken
     spanned: IntArray | None = None  # (clusters,): the place among those that span silos, or -1
 
     @property
@@ -48,9 +48,7 @@ class EffectRows:
 
     def blocks(self) -> Iterator[EffectRows]:
         """Consecutive rows without copying, for sums of many columns; clusters are not cut."""
-        step = BLOCK if self.cluster is None else self.n_rows
-        for start in range(0, self.n_rows, step):
-            rows = slice(start, start + step)
+        for rows in pieces(self.n_rows) if self.cluster is None else (slice(0, self.n_rows),):
             yield EffectRows(
                 y=self.y[rows],
                 observed=self.observed[rows],
@@ -62,15 +60,20 @@ class EffectRows:
                 truncated=self.truncated[:, rows],
                 cluster=self.cluster,
                 g_bins=self.g_bins[:, rows],
+                covariates=self.covariates[:, rows],
                 spanned=self.spanned,
             )
 
     def taken(self, component: int) -> Array:
-        """H_r(A_i, W_i) Delta_i: the clever covariate at the arm that was taken."""
-        h = np.zeros(self.n_rows)
-        for term in self.terms[component]:
-            h += np.where(self.arm == term.arm, term.H, 0.0)
-        return h * self.observed
+        """H_r(A_i, W_i) Delta_i."""
+        return self.covariates[component]
+
+    def factual(self, per_arm: Array) -> Array:
+        """Of a value for each arm, shape (arms, N), that of the arm that was taken."""
+        found = per_arm[0].copy()
+        for a in range(1, len(per_arm)):
+            np.copyto(found, per_arm[a], where=self.arm == a)
+        return found
 
 
 def shown_arms(arms: int) -> tuple[int, ...]:
