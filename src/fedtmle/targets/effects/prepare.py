@@ -15,7 +15,7 @@ from fedtmle.model.table import Factor, Table, pieces
 from fedtmle.model.types import Array, IntArray
 from fedtmle.targets.effects.clusters import cluster_digest
 from fedtmle.targets.effects.components import Component
-from fedtmle.targets.effects.rows import EffectRows, Term, probability_bins, shown_arms
+from fedtmle.targets.effects.rows import EffectRows, Term, is_ever, probability_bins, shown_arms
 
 Q_MARGIN = 1e-6  # predictions are kept this far inside the outcome's bounds, on the unit scale
 
@@ -203,11 +203,6 @@ class Preparation:
     def bounded(self, probability: Array) -> Array:
         """g pi, no less than the floor."""
         return np.maximum(probability, self.g_floor)
-
-
-def is_ever(column: Array) -> bool:
-    """Whether a column is other than zero anywhere; of a constant one row is looked at."""
-    return bool((column[:1] if column.strides == (0,) else column).any())
 
 
 def _ones(*shape: int) -> Array:

@@ -27,7 +27,7 @@ from fedtmle.model.exact import Sums, column_shifts, zero_sums
 from fedtmle.model.families import Family
 from fedtmle.model.problem import AbstractProblem, Estimate
 from fedtmle.model.submodel import AbstractSubmodel, GeneralisedLinear, NoNormaliser, StreamedLinear
-from fedtmle.model.table import AnyTable, StreamedTable, Table, over_blocks
+from fedtmle.model.table import AnyTable, StreamedTable, Table, over_blocks, pieces
 from fedtmle.model.types import Array, RowBound, exponent
 from fedtmle.targets.effects.moments import (
     closing_sums,
@@ -35,7 +35,7 @@ from fedtmle.targets.effects.moments import (
     moment_columns,
     spanning_sums,
 )
-from fedtmle.targets.effects.rows import EffectRows
+from fedtmle.targets.effects.rows import EffectRows, is_one
 
 Result = TypeVar("Result")
 
@@ -48,6 +48,25 @@ class EffectLaw:
     """The accepted fluctuations; the initial Q, g and pi are functions that each silo evaluates."""
 
     history: tuple[tuple[float, ...], ...] = ()
+
+
+@dataclass(frozen=True)
+class _Fluctuation:
+    """What of a submodel is the same at every law: covariates, weights (None: ones), link Q(A, W)."""
+
+    combination: tuple[tuple[float, ...], ...]
+    X: Array  # (d, N)
+    w: Array | None
+    linked: Array
+
+
+@dataclass
+class _Prepared:
+    """One table's rows, and its submodel, each made once."""
+
+    table: Table
+    rows: EffectRows
+    fluctuation: _Fluctuation | None = None
 
 
 @final
@@ -72,7 +91,7 @@ class EffectProblem(AbstractProblem[EffectLaw, AnyTable]):
     spanning: int = 0  # clusters that are in more than one silo
     linear: bool = False
     as_weight: bool = False
-    _prepared: list[tuple[Table, EffectRows]] = field(default_factory=list, compare=False, repr=False)
+    _prepared: list[_Prepared] = field(default_factory=list, compare=False, repr=False)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -102,9 +121,12 @@ class EffectProblem(AbstractProblem[EffectLaw, AnyTable]):
         """Nuisances are evaluated once per table in memory: a party has one."""
         if isinstance(table, StreamedTable):
             raise TypeError("the rows of a streamed table are never there all at once")
-        if not self._prepared or self._prepared[0][0] is not table:
-            self._prepared[:] = [(table, self.prepare(table))]
-        return self._prepared[0][1]
+        return self._of(table).rows
+
+    def _of(self, table: Table) -> _Prepared:
+        if not self._prepared or self._prepared[0].table is not table:
+            self._prepared[:] = [_Prepared(table, self.prepare(table))]
+        return self._prepared[0]
 
     def over(self, table: AnyTable, work: Callable[[EffectRows], Result]) -> Iterator[Result]:
         """``work`` of the rows in consecutive pieces, in order, side by side."""
@@ -120,44 +142,60 @@ class EffectProblem(AbstractProblem[EffectLaw, AnyTable]):
 
     def submodel(self, law: EffectLaw, rows: AnyTable) -> AbstractSubmodel:
         if isinstance(rows, Table):
-            return self._design(law, self.rows(rows))
+            own = self._of(rows)
+            if own.fluctuation is None or own.fluctuation.combination != self.combination:
+                own.fluctuation = None  # the old one goes before the new one is built
+                own.fluctuation = self._fluctuation(own.rows)
+            return self._design(law, own.rows, own.fluctuation)
         return StreamedLinear(
             table=rows,
             family=self._family,
             dim=self.dim,
             bound=self.row_bound(law),
-            design=lambda batch: self._design(law, self.prepare(batch)),
+            design=lambda batch: self._streamed(law, self.prepare(batch)),
         )
 
     @property
     def _family(self) -> Family:
         return Family.GAUSSIAN if self.linear else Family.LOGISTIC
 
-    def _design(self, law: EffectLaw, own: EffectRows) -> GeneralisedLinear:
-        taken = np.stack([own.taken(r) for r in range(len(own.terms))])
-        covariate = np.sign(taken) if self.as_weight else taken
-        weight = own.weight * taken.sum(axis=0) if self.as_weight else own.weight
-        X = np.zeros((self.dim, own.n_rows))
-        for k, row in enumerate(self.combination):
-            for r, share in enumerate(row):
-                if share:
-                    X[k] += (-self.width * share) * covariate[r]
+    def _streamed(self, law: EffectLaw, own: EffectRows) -> GeneralisedLinear:
+        return self._design(law, own, self._fluctuation(own))
+
+    def _fluctuation(self, own: EffectRows) -> _Fluctuation:
+        X, linked = np.zeros((self.dim, own.n_rows)), np.empty(own.n_rows)
+
+        def fill(rows: slice) -> None:
+            part = own.part(rows)
+            q = part.factual(part.q)
+            linked[rows] = q if self.linear else kernels.logit(q)
+            covariates = np.sign(part.covariates) if self.as_weight else part.covariates
+            for k, row in enumerate(self.combination):
+                for share, covariate in zip(row, covariates, strict=True):
+                    if share:
+                        X[k, rows] += (-self.width * share) * covariate
+
+        kernels.done(fill, pieces(own.n_rows))
+        weight = own.weight * own.covariates.sum(axis=0) if self.as_weight else own.weight
+        return _Fluctuation(self.combination, X, None if is_one(weight) else weight, linked)
+
+    def _design(self, law: EffectLaw, own: EffectRows, fixed: _Fluctuation) -> GeneralisedLinear:
+        offset, shifts = np.empty(own.n_rows), self._shifts(law)
+
+        def fill(rows: slice) -> None:
+            part = own.part(rows)
+            offset[rows] = self._moved(part, fixed.linked[rows], shifts)
+
+        kernels.done(fill, pieces(own.n_rows))
         return GeneralisedLinear(
-            family=self._family,
-            X=X,
-            offset=self._factual(own, self._linked(law, own)),
-            y=own.y,
-            w=None if (weight == 1.0).all() else weight,
-            bound=self.row_bound(law),
+            family=self._family, X=fixed.X, offset=offset, y=own.y, w=fixed.w, bound=self.row_bound(law)
         )
 
     def losses(self, law: EffectLaw, rows: AnyTable) -> Array:
         own = self.rows(rows)
-        eta = self._factual(own, self._linked(law, own))
+        eta = own.factual(self._linked(law, own))
         loss = 0.5 * (eta - own.y) ** 2 if self.linear else kernels.softplus(eta) - own.y * eta
-        weight = (
-            np.stack([own.taken(r) for r in range(len(own.terms))]).sum(axis=0) if self.as_weight else 1.0
-        )
+        weight = own.covariates.sum(axis=0) if self.as_weight else 1.0
         return np.asarray(own.weight * own.observed * weight * loss)
 
     def eif(self, law: EffectLaw, rows: AnyTable, psi: Array) -> Array:  # noqa: ARG002 - see below
@@ -229,7 +267,7 @@ class EffectProblem(AbstractProblem[EffectLaw, AnyTable]):
 
     def factual(self, law: EffectLaw, own: EffectRows) -> Array:
         """Q(A, W) at the law on the unit scale, shape (N,), of rows whose outcome was observed."""
-        q = self._factual(own, own.q)
+        q = own.factual(own.q)
         if not law.history:
             return q
         eta = q.copy() if self.linear else kernels.logit(q)
@@ -246,6 +284,15 @@ class EffectProblem(AbstractProblem[EffectLaw, AnyTable]):
             for r in range(len(self.combination[0]))
         ]
 
+    def _moved(self, own: EffectRows, linked: Array, shifts: Sequence[float]) -> Array:
+        """link Q(A, W) after it was shifted, shape (N,)."""
+        moved = linked.copy()
+        for shift, terms in zip(shifts, own.terms, strict=True):
+            for term in terms:
+                step = shift * (np.sign(term.H) if self.as_weight else term.H)
+                np.add(moved, step, out=moved, where=own.arm == term.arm)
+        return moved
+
     def _linked(self, law: EffectLaw, own: EffectRows) -> Array:
         """link Q_a at the law, shape (arms, N)."""
         linked = own.q.copy() if self.linear else kernels.logit(own.q)
@@ -258,9 +305,6 @@ class EffectProblem(AbstractProblem[EffectLaw, AnyTable]):
         """Q_a at the law on the unit scale, shape (arms, N)."""
         linked = self._linked(law, own)
         return linked if self.linear else kernels.expit(linked)
-
-    def _factual(self, own: EffectRows, per_arm: Array) -> Array:
-        return np.ascontiguousarray(np.take_along_axis(per_arm, own.arm[None, :], axis=0)[0])
 
     def _cluster_bounds(self) -> tuple[float, float]:
         """Of u and t summed over a cluster."""

@@ -48,21 +48,25 @@ class EffectRows:
 
     def blocks(self) -> Iterator[EffectRows]:
         """Consecutive rows without copying, for sums of many columns; clusters are not cut."""
-        for rows in pieces(self.n_rows) if self.cluster is None else (slice(0, self.n_rows),):
-            yield EffectRows(
-                y=self.y[rows],
-                observed=self.observed[rows],
-                arm=self.arm[rows],
-                q=self.q[:, rows],
-                weight=self.weight[rows],
-                v=tuple(v[rows] for v in self.v),
-                terms=tuple(tuple(Term(t.arm, t.d[rows], t.H[rows]) for t in own) for own in self.terms),
-                truncated=self.truncated[:, rows],
-                cluster=self.cluster,
-                g_bins=self.g_bins[:, rows],
-                covariates=self.covariates[:, rows],
-                spanned=self.spanned,
-            )
+        whole = (slice(0, self.n_rows),)
+        return map(self.part, pieces(self.n_rows) if self.cluster is None else whole)
+
+    def part(self, rows: slice) -> EffectRows:
+        """Some rows, without copying; clusters stay those of all."""
+        return EffectRows(
+            y=self.y[rows],
+            observed=self.observed[rows],
+            arm=self.arm[rows],
+            q=self.q[:, rows],
+            weight=self.weight[rows],
+            v=tuple(v[rows] for v in self.v),
+            terms=tuple(tuple(Term(t.arm, t.d[rows], t.H[rows]) for t in own) for own in self.terms),
+            truncated=self.truncated[:, rows],
+            cluster=self.cluster,
+            g_bins=self.g_bins[:, rows],
+            covariates=self.covariates[:, rows],
+            spanned=self.spanned,
+        )
 
     def taken(self, component: int) -> Array:
         """H_r(A_i, W_i) Delta_i."""
@@ -84,3 +88,18 @@ def shown_arms(arms: int) -> tuple[int, ...]:
 def probability_bins(g: Array) -> Bytes:
     """Where probabilities lie among the edges, the last bin closed; any shape."""
     return np.searchsorted(PROBABILITY_EDGES[1:-1], g, side="right").astype(np.uint8)
+
+
+def is_one(column: Array) -> bool:
+    """Whether a column is one everywhere; of a constant one row is looked at."""
+    return bool((first(column) == 1.0).all())
+
+
+def is_ever(column: Array) -> bool:
+    """Whether a column is other than zero anywhere."""
+    return bool(first(column).any())
+
+
+def first(column: Array) -> Array:
+    """A column, or of a constant that takes no memory its first row."""
+    return column[:1] if column.strides == (0,) else column
