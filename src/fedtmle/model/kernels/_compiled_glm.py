@@ -11,115 +11,21 @@ from __future__ import annotations
 import numpy as np
 
 from fedtmle.model.exact import CHUNK, GRID_BITS
-from fedtmle.model.families import Family
-from fedtmle.model.kernels import _scalar  # noqa: F401 - registers what follows with numba
-from fedtmle.model.kernels._elementary import exp, expit
-from fedtmle.model.kernels._jit import jit, jit_unordered
-from fedtmle.model.kernels._primitives import MAGIC, MAGIC_BITS, bits
-from fedtmle.model.kernels._rows import (
-    NEAR,
-    gaussian_change,
-    logistic_far,
-    logistic_near,
-    logistic_variance,
-    poisson_far,
-    poisson_near,
+from fedtmle.model.kernels._compiled_stages import (
+    multiply,
+    predict,
+    scale,
+    set_change,
+    set_curvature,
+    set_mean,
+    set_slope,
 )
+from fedtmle.model.kernels._jit import jit, jit_unordered
+from fedtmle.model.kernels._primitives import MAGIC, MAGIC_BITS, bits, from_bits
 from fedtmle.model.types import Array, IntArray
 
-BLOCK = 192
+BLOCK = 384
 LIMIT = 2.0**GRID_BITS
-GAUSSIAN, LOGISTIC, POISSON = int(Family.GAUSSIAN), int(Family.LOGISTIC), int(Family.POISSON)
-
-
-@jit
-def _predict(base: Array, eps: Array, X: Array, begin: int, eta: Array) -> None:
-    """eta = base + eps . X, added from left to right, three columns at a time."""
-    dim, size = len(eps), len(eta)
-    end, start = begin + size, base
-    for j in range(0, dim - 2, 3):
-        e, f, g = eps[j], eps[j + 1], eps[j + 2]
-        x, y, z = X[j, begin:end], X[j + 1, begin:end], X[j + 2, begin:end]
-        for i in range(size):
-            eta[i] = start[i] + e * x[i] + f * y[i] + g * z[i]
-        start = eta
-    for j in range(dim - dim % 3, dim):
-        e, x = eps[j], X[j, begin:end]
-        for i in range(size):
-            eta[i] = start[i] + e * x[i]
-        start = eta
-
-
-@jit
-def _change(family: int, base: Array, y: Array, eta: Array, delta: Array, change: Array) -> None:
-    """rho(eta) - rho(base), without cancellation."""
-    size = len(change)
-    near = True
-    if family == LOGISTIC:
-        for i in range(size):
-            near &= abs(delta[i]) <= NEAR
-            change[i] = logistic_near(base[i], eta[i], delta[i]) - y[i] * delta[i]
-    elif family == POISSON:
-        for i in range(size):
-            near &= abs(delta[i]) <= NEAR
-            change[i] = poisson_near(base[i], delta[i]) - y[i] * delta[i]
-    elif family == GAUSSIAN:
-        for i in range(size):
-            change[i] = gaussian_change(base[i], y[i], delta[i])
-    else:
-        for i in range(size):
-            change[i] = delta[i]
-    if not near:  # rare, and outside the loops above, or LLVM would compute both formulas everywhere
-        for i in range(size):
-            if abs(delta[i]) > NEAR:
-                far = logistic_far(base[i], eta[i]) if family == LOGISTIC else poisson_far(base[i], eta[i])
-                change[i] = far - y[i] * delta[i]
-
-
-@jit
-def _slope(family: int, y: Array, eta: Array, scale: float, slope: Array) -> None:
-    """rho'(eta), times the scale."""
-    size = len(slope)
-    if family == LOGISTIC:
-        for i in range(size):
-            slope[i] = (expit(eta[i]) - y[i]) * scale
-    elif family == POISSON:
-        for i in range(size):
-            slope[i] = (exp(eta[i]) - y[i]) * scale
-    elif family == GAUSSIAN:
-        for i in range(size):
-            slope[i] = (eta[i] - y[i]) * scale
-    else:
-        for i in range(size):
-            slope[i] = scale
-
-
-@jit
-def _curvature(family: int, eta: Array, scale: float, curvature: Array) -> None:
-    """rho''(eta), times the scale."""
-    size = len(curvature)
-    if family == LOGISTIC:
-        for i in range(size):
-            curvature[i] = logistic_variance(eta[i]) * scale
-    elif family == POISSON:
-        for i in range(size):
-            curvature[i] = exp(eta[i]) * scale
-    else:
-        constant = scale if family == GAUSSIAN else 0.0
-        for i in range(size):
-            curvature[i] = constant
-
-
-@jit
-def _multiply(values: Array, factor: Array, product: Array) -> None:
-    for i in range(len(product)):
-        product[i] = factor[i] * values[i]
-
-
-@jit
-def _scale(values: Array, factor: float, product: Array) -> None:
-    for i in range(len(product)):
-        product[i] = values[i] * factor
 
 
 @jit
@@ -150,11 +56,59 @@ def _round_and_sum_three(values: Array, x: Array, y: Array, z: Array) -> tuple[i
 
 
 @jit
+def _sum_three(values: Array, x: Array, y: Array, z: Array) -> tuple[int, int, int]:
+    """The same where it is known that all are within."""
+    u, v, w = 0, 0, 0
+    for i in range(len(values)):
+        u += bits(values[i] * x[i] + MAGIC)  # type: ignore[assignment]
+        v += bits(values[i] * y[i] + MAGIC)  # type: ignore[assignment]
+        w += bits(values[i] * z[i] + MAGIC)  # type: ignore[assignment]
+    shift = len(values) * MAGIC_BITS
+    return u - shift, v - shift, w - shift
+
+
+@jit
+def _sum_two(values: Array, x: Array, y: Array) -> tuple[int, int]:
+    u, v = 0, 0
+    for i in range(len(values)):
+        u += bits(values[i] * x[i] + MAGIC)  # type: ignore[assignment]
+        v += bits(values[i] * y[i] + MAGIC)  # type: ignore[assignment]
+    shift = len(values) * MAGIC_BITS
+    return u - shift, v - shift
+
+
+@jit
+def _top(values: Array) -> float:
+    """The largest |x|, NaN if one is: bit patterns are ordered as magnitudes are, with NaN above all."""
+    top = 0
+    for i in range(len(values)):
+        top = max(top, bits(abs(values[i])))  # type: ignore[call-overload]
+    return from_bits(top)  # type: ignore[arg-type, return-value]
+
+
+@jit
 def _add_products(
-    values: Array, X: Array, j: int, begin: int, end: int, second: float, sums: IntArray
+    values: Array, top: float, X: Array, j: int, begin: int, end: int, second: float, sums: IntArray
 ) -> bool:
-    """Add to sums[0], sums[1], ... the products of the scaled values with columns j, j + 1, ... of X."""
+    """Add to sums[0], sums[1], ... the products of the scaled values with columns j, j + 1, ... of X.
+
+    ``top`` is the largest |value| times the largest |x|: rounding keeps the order, so that where it is
+    within the limit all products are, and none is looked at.
+    """
     dim, s, everywhere = len(X), 0, True
+    while second == 1.0 and top <= LIMIT and j + 3 <= dim:
+        u, v, w = _sum_three(values, X[j, begin:end], X[j + 1, begin:end], X[j + 2, begin:end])
+        sums[s] += u
+        sums[s + 1] += v
+        sums[s + 2] += w
+        j, s = j + 3, s + 3
+    if second == 1.0 and top <= LIMIT and j < dim:
+        last = min(j + 1, dim - 1)
+        u, v = _sum_two(values, X[j, begin:end], X[last, begin:end])
+        sums[s] += u
+        if last > j:
+            sums[s + 1] += v
+        j = dim
     while second == 1.0 and j + 3 <= dim:
         u, v, w, within = _round_and_sum_three(
             values, X[j, begin:end], X[j + 1, begin:end], X[j + 2, begin:end]
@@ -196,8 +150,10 @@ def chunks(
     """
     dim, n_rows = X.shape
     zeros, ones = np.zeros(BLOCK), np.ones(BLOCK)
-    etas, deltas, buffer, products = np.empty(BLOCK), np.empty(BLOCK), np.empty(BLOCK), np.empty(BLOCK)
+    etas, means, deltas, starts = np.empty(BLOCK), np.empty(BLOCK), np.empty(BLOCK), np.empty(BLOCK)
+    buffer, products = np.empty(BLOCK), np.empty(BLOCK)
     everywhere = True
+    set_mean(family, zeros, starts)
     for chunk in range(first_chunk, last_chunk):
         stop = min((chunk + 1) * CHUNK, n_rows)
         for begin in range(chunk * CHUNK, stop, BLOCK):
@@ -206,31 +162,42 @@ def chunks(
             base = offset[begin:end] if len(offset) else zeros[:size]
             outcome = y[begin:end] if len(y) else zeros[:size]
             weight = w[begin:end] if len(w) else ones[:size]
-            eta, values, product = etas[:size], buffer[:size], products[:size]
-            _predict(base, eps, X, begin, eta)
-            s = 0
+            eta, mean, values, product = etas[:size], means[:size], buffer[:size], products[:size]
+            predict(base, eps, X, begin, eta)
+            set_mean(family, eta, mean)
+            s, top = 0, np.inf  # a gradient alone is summed before its largest term would be known
+            if hessian:
+                top = 0.0
+                for j in range(dim):
+                    own = _top(X[j, begin:end])
+                    top = own if own > top or own != own else top
             if loss:
-                delta = deltas[:size]
-                _predict(zeros, eps, X, begin, delta)
-                _change(family, base, outcome, eta, delta, values)
-                _scale(values, first[s], values)
+                delta, start = eta, starts[:size]
+                if len(offset):
+                    delta = deltas[:size]
+                    predict(zeros, eps, X, begin, delta)
+                    set_mean(family, base, start)
+                set_change(family, base, start, outcome, eta, mean, delta, values)
+                scale(values, first[s], values)
                 units, within = _round_and_sum(values, weight, second[s])
                 sums[chunk, s] += units
                 everywhere &= within
                 s += 1
             if gradient:
-                _slope(family, outcome, eta, first[s], values)
+                set_slope(family, outcome, eta, mean, first[s], values)
                 if len(w):
-                    _multiply(values, weight, values)
-                everywhere &= _add_products(values, X, 0, begin, end, second[s], sums[chunk, s:])
+                    multiply(values, weight, values)
+                largest = _top(values) * top if hessian else np.inf
+                everywhere &= _add_products(values, largest, X, 0, begin, end, second[s], sums[chunk, s:])
                 s += dim
             if hessian:
-                _curvature(family, eta, first[s], values)
+                set_curvature(family, mean, first[s], values)
                 if len(w):
-                    _multiply(values, weight, values)
+                    multiply(values, weight, values)
+                largest = _top(values) * top * top
                 for j in range(dim):
-                    _multiply(values, X[j, begin:end], product)
-                    everywhere &= _add_products(product, X, j, begin, end, second[s], sums[chunk, s:])
+                    multiply(values, X[j, begin:end], product)
+                    everywhere &= _add_products(product, largest, X, j, begin, end, second[s], sums[chunk, s:])
                     s += dim - j
     return everywhere
 
@@ -254,17 +221,18 @@ def spread(
     """Fill ``found``, shape (6, d), from some rows: see `concentration.Concentration`."""
     dim = len(eps)
     zeros, ones = np.zeros(BLOCK), np.ones(BLOCK)
-    etas, buffer = np.empty(BLOCK), np.empty(BLOCK)
+    etas, means, buffer = np.empty(BLOCK), np.empty(BLOCK), np.empty(BLOCK)
     for begin in range(first, last, BLOCK):
         end = min(begin + BLOCK, last)
         size = end - begin
         base = offset[begin:end] if len(offset) else zeros[:size]
         outcome = y[begin:end] if len(y) else zeros[:size]
         weight = w[begin:end] if len(w) else ones[:size]
-        eta, values = etas[:size], buffer[:size]
-        _predict(base, eps, X, begin, eta)
-        _slope(family, outcome, eta, 1.0, values)
-        _multiply(values, weight, values)
+        eta, mean, values = etas[:size], means[:size], buffer[:size]
+        predict(base, eps, X, begin, eta)
+        set_mean(family, eta, mean)
+        set_slope(family, outcome, eta, mean, 1.0, values)
+        multiply(values, weight, values)
         for j in range(dim):
             column = X[j, begin:end]
             total, squares, largest = _spread(values, column)

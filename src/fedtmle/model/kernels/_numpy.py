@@ -28,7 +28,7 @@ MEAN: dict[Family, Callable[[Array], Array]] = {
 VARIANCE: dict[Family, Callable[[Array], Array]] = {
     Family.LINEAR: np.zeros_like,
     Family.GAUSSIAN: np.ones_like,
-    Family.LOGISTIC: _rows.logistic_variance,
+    Family.LOGISTIC: lambda eta: _rows.logistic_variance(_elementary.expit(eta)),
     Family.POISSON: _elementary.exp,
 }
 
@@ -160,7 +160,8 @@ def _change(family: Family, offset: Array, y: Array, eta: Array, delta: Array) -
         return _rows.gaussian_change(offset, y, delta)
     far = np.abs(delta) > _rows.NEAR
     if family is Family.LOGISTIC:
-        change = _rows.logistic_near(offset, eta, delta)
+        lower = _elementary.expit(np.where(delta < 0.0, eta, offset))
+        change = _rows.logistic_near(lower, delta)
         change[far] = _rows.logistic_far(offset[far], eta[far])
     else:
         change = _rows.poisson_near(offset, delta)

@@ -7,21 +7,20 @@ they would overflow for a runaway delta, where the plain difference, FAR, loses 
 
 from __future__ import annotations
 
-from fedtmle.model.kernels._elementary import exp, expit, expm1_near, log1p, softplus
+from fedtmle.model.kernels._elementary import exp, expm1_near, log1p, softplus
 from fedtmle.model.kernels._primitives import select
 from fedtmle.model.types import Array
 
 NEAR = 64.0
 
 
-def logistic_near(offset: Array, eta: Array, delta: Array) -> Array:
-    """softplus(eta) - softplus(offset) = +-log(1 + expit(lower) (e^|delta| - 1)), lower = min(offset, eta).
+def logistic_near(lower: Array, delta: Array) -> Array:
+    """softplus(eta) - softplus(offset) = +-log(1 + lower (e^|delta| - 1)), lower = expit(min(offset, eta)).
 
     From the lower end every term is positive, so nothing cancels.
     """
-    falls = delta < 0.0
-    gain = log1p(expit(select(falls, eta, offset)) * expm1_near(abs(delta)))
-    return select(falls, -gain, gain)
+    gain = log1p(lower * expm1_near(abs(delta)))
+    return select(delta < 0.0, -gain, gain)
 
 
 def logistic_far(offset: Array, eta: Array) -> Array:
@@ -44,7 +43,6 @@ def gaussian_change(offset: Array, y: Array, delta: Array) -> Array:
     return delta * ((offset - y) + 0.5 * delta)
 
 
-def logistic_variance(eta: Array) -> Array:
+def logistic_variance(p: Array) -> Array:
     """rho'' = p (1 - p), p = expit(eta); its error is below 2^-53, of a ceiling of 1/4."""
-    p = expit(eta)
     return p * (1.0 - p)
