@@ -17,13 +17,13 @@ import numpy as np
 from fedtmle.algorithms.outcome import Query
 from fedtmle.algorithms.overlap import Overlap
 from fedtmle.algorithms.study import Study
-from fedtmle.model.types import Array, IntArray, exponent
+from fedtmle.model.types import Array, Bytes, Codes, exponent
 from fedtmle.protocol.bins import BinsQuery, Group, PooledBin
 from fedtmle.protocol.learners import JointQuery
 from fedtmle.protocol.query import Phase
 from fedtmle.protocol.tables import TallyQuery
 from fedtmle.targets.effects.problem import EffectLaw, EffectProblem
-from fedtmle.targets.effects.rows import PROBABILITY_EDGES, Bytes, EffectRows, shown_arms
+from fedtmle.targets.effects.rows import PROBABILITY_EDGES, EffectRows, bins_between, shown_arms
 
 DECILES = tuple(NormalDist().inv_cdf(k / 10) for k in range(1, 10))
 LARGEST_LOSS = 64.0  # of one row, where a prediction is all but certain and wrong
@@ -61,7 +61,7 @@ class Diagnostics:
     fit: Fit
 
 
-Binned = Callable[[Any], tuple[Bytes, IntArray]]
+Binned = Callable[[Any], tuple[Bytes, Codes]]
 
 
 def histograms(binned: Binned, arms: int, n: int) -> tuple[BinsQuery, list[tuple[int, int]]]:
@@ -112,13 +112,13 @@ def diagnose(
         before, after = (q[seen] for q in predicted(rows))
         values = np.stack([np.ones_like(before), rows.y[seen], before, np.clip(after, -1.0, 2.0)])
         values *= rows.weight[seen]
-        bins = np.searchsorted(edges, before, side="right").astype(np.uint8)
+        bins = bins_between(edges, before)
         return [Group(bins=bins, values=values, sensitive=rows.y[seen])]
 
     def predicted(rows: EffectRows) -> tuple[Array, Array]:
         return effect.factual(effect.start(), rows), effect.factual(law, rows)
 
-    def binned(rows: EffectRows) -> tuple[Bytes, IntArray]:
+    def binned(rows: EffectRows) -> tuple[Bytes, Codes]:
         return rows.g_bins, rows.arm
 
     weight = effect.population_ceiling

@@ -14,9 +14,9 @@ from fedtmle.algorithms.study import Study
 from fedtmle.algorithms.study_flow import fit_treatment
 from fedtmle.model.problem import Estimate
 from fedtmle.model.table import Table
-from fedtmle.model.types import IntArray
+from fedtmle.model.types import Bytes, Codes
 from fedtmle.targets.effects.prepare import Preparation
-from fedtmle.targets.effects.rows import Bytes, probability_bins, shown_arms
+from fedtmle.targets.effects.rows import probability_bins, shown_arms
 
 
 @final
@@ -38,7 +38,7 @@ class PreflightFlow(AbstractAlgorithm):
             shares={},
         )
 
-        def binned(table: Table) -> tuple[Bytes, IntArray]:
+        def binned(table: Table) -> tuple[Bytes, Codes]:
             g, _ = preparation.propensities(table)
             return probability_bins(g[list(shown_arms(len(g)))]), columns.arm(table)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 BARE_NAME = re.compile(r"[^\W\d][\w.]*")
 RESERVED = frozenset({"lambda"})  # `lambda: x` would otherwise read as an interaction
@@ -201,12 +202,12 @@ class Formula:
     intercept: bool
     terms: tuple[Term, ...]
 
-    @property
+    @cached_property
     def numeric_names(self) -> tuple[str, ...]:
         """Columns used as numbers, in order of first use."""
         return tuple(dict.fromkeys(name for variable in self._variables() for name in _numeric_in(variable)))
 
-    @property
+    @cached_property
     def factor_names(self) -> tuple[str, ...]:
         """Columns used inside C(), in order of first use."""
         return tuple(dict.fromkeys(v.name for v in self._variables() if isinstance(v, Categorical)))

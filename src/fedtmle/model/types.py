@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 Bytes = NDArray[np.uint8]
+Codes = NDArray[np.int16]  # of an arm, row by row
 
 
 class Part(enum.Flag):

@@ -11,7 +11,7 @@ from fedtmle.errors import InputError
 from fedtmle.initial.glm import GLMModel
 from fedtmle.initial.tangent import design_tangent, prediction_tangent
 from fedtmle.model.table import Table
-from fedtmle.model.types import Array, IntArray
+from fedtmle.model.types import Array, Codes, IntArray
 from fedtmle.privacy.charts import closing_terms, closing_terms_tangent, submodel_tangent
 from fedtmle.privacy.rowwise import Tangent
 from fedtmle.targets.effects.components import InArm
@@ -146,7 +146,7 @@ def _linked_tangent(problem: EffectProblem, law: EffectLaw, own: EffectRows, mov
     return linked
 
 
-def _factual(arm: IntArray, per_arm: Array) -> Array:
+def _factual(arm: Codes, per_arm: Array) -> Array:
     return np.asarray(np.take_along_axis(per_arm, arm[None, :], axis=0)[0])
 
 

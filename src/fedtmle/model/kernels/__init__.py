@@ -16,11 +16,12 @@ from fedtmle.model.families import Family
 from fedtmle.model.kernels._backend import backend, module, using_backend
 from fedtmle.model.kernels._query import query
 from fedtmle.model.kernels._threads import done, mapped, set_threads, threads
-from fedtmle.model.types import Array, Bytes, IntArray, Part
+from fedtmle.model.types import Array, Bytes, Codes, IntArray, Part
 
 __all__ = [
     "backend",
     "binned_chunks",
+    "chosen",
     "column_chunks",
     "done",
     "exp",
@@ -108,6 +109,14 @@ def glm_spread(
     """
     shifts = (0,) * len(X)
     return module().spread(query(family, X, offset, y, w, eps, Part.GRADIENT, shifts), until)
+
+
+def chosen(values: Array, codes: Codes) -> Array:
+    """values[codes[i], i] for each row i; shapes (J, N) and (N,), codes from 0 to J - 1."""
+    rows = [np.ascontiguousarray(own, dtype=np.float64) for own in values]
+    if any(own.shape != codes.shape for own in rows) or codes.ndim != 1 or not rows:
+        raise InputError(f"values, codes: expected shapes (J, N) and (N,), not {values.shape}, {codes.shape}")
+    return module().chosen(rows, np.ascontiguousarray(codes))
 
 
 def largest(column: Array) -> float:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import Protocol, cast
 
 from fedtmle.errors import InputError
 from fedtmle.model.kernels._query import Query
-from fedtmle.model.types import Array, Bytes, IntArray
+from fedtmle.model.types import Array, Bytes, Codes, IntArray
 
 _MODULES = {"numba": "_numba", "numpy": "_numpy"}
 _chosen: str | None = None
@@ -26,6 +26,8 @@ class Backend(Protocol):
     def glm_chunks(self, query: Query) -> IntArray: ...
 
     def spread(self, query: Query, until: float) -> tuple[Array, int]: ...
+
+    def chosen(self, values: Sequence[Array], codes: Codes) -> Array: ...
 
     def largest(self, column: Array) -> float: ...
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from fedtmle.model.exact import CHUNK, FINE_BITS, GRID_BITS
 from fedtmle.model.kernels import _scalar  # noqa: F401 - registers what follows with numba
 from fedtmle.model.kernels._jit import jit
-from fedtmle.model.kernels._primitives import MAGIC, MAGIC_BITS, bits
-from fedtmle.model.types import Array, Bytes, IntArray
+from fedtmle.model.kernels._primitives import MAGIC, MAGIC_BITS, bits, select
+from fedtmle.model.types import Array, Bytes, Codes, IntArray
 
 BLOCK = 512
 LIMIT = 2.0**GRID_BITS
@@ -94,3 +94,10 @@ def largest(values: Array) -> int:
     for i in range(len(values)):
         top = max(top, bits(abs(values[i])))  # type: ignore[assignment, call-overload]
     return top
+
+
+@jit
+def choose(values: Array, codes: Codes, code: int, result: Array) -> None:
+    """Put the values of the rows that have the code into the result."""
+    for i in range(len(result)):
+        result[i] = select(codes[i] == code, values[i], result[i])  # type: ignore[arg-type, call-overload]

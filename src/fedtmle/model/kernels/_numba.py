@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from fedtmle.model.exact import CHUNK
 from fedtmle.model.kernels import _compiled, _compiled_columns, _compiled_glm, _numpy
 from fedtmle.model.kernels._query import Query
 from fedtmle.model.kernels._threads import shared
-from fedtmle.model.types import Array, Bytes, IntArray, Part
+from fedtmle.model.types import Array, Bytes, Codes, IntArray, Part
 
 SERIAL_ROWS = 1 << 17  # below, starting threads costs about what they save
 SERIAL_PAIRS = 1 << 18
@@ -74,6 +76,14 @@ def spread(query: Query, until: float) -> tuple[Array, int]:
         if found[0].min(initial=np.inf) >= until:
             return found, min(begin + CHUNK, query.n_rows)
     return found, query.n_rows
+
+
+def chosen(values: Sequence[Array], codes: Codes) -> Array:
+    """Row by row the value that its code is the place of."""
+    result = values[0].copy()
+    for code, own in enumerate(values[1:], start=1):
+        _compiled_columns.choose(own, codes, code, result)
+    return result
 
 
 def largest(column: Array) -> float:

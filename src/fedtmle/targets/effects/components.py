@@ -21,7 +21,7 @@ import numpy as np
 
 from fedtmle.errors import DataError, InputError
 from fedtmle.model.table import Table
-from fedtmle.model.types import Array, IntArray
+from fedtmle.model.types import Array, Codes, IntArray
 
 
 class AbstractRegime(ABC):
@@ -132,7 +132,7 @@ class AbstractPopulation(ABC):
         """Empty for everyone."""
 
     @abstractmethod
-    def indicator(self, table: Table, arm: IntArray, strata: IntArray | None) -> Array:
+    def indicator(self, table: Table, arm: Codes, strata: IntArray | None) -> Array:
         """v, shape (N,)."""
 
     @abstractmethod
@@ -149,7 +149,7 @@ class Everyone(AbstractPopulation):
     def label(self) -> str:
         return ""
 
-    def indicator(self, table: Table, arm: IntArray, strata: IntArray | None) -> Array:  # noqa: ARG002
+    def indicator(self, table: Table, arm: Codes, strata: IntArray | None) -> Array:  # noqa: ARG002
         return np.broadcast_to(np.float64(1.0), (table.n_rows,))
 
     def ratio(self, v: Array, arm: int, g: Array, pi: Array) -> tuple[Array, Array]:
@@ -168,7 +168,7 @@ class InArm(AbstractPopulation):
     def label(self) -> str:
         return f"in arm {self.arm}"
 
-    def indicator(self, table: Table, arm: IntArray, strata: IntArray | None) -> Array:  # noqa: ARG002
+    def indicator(self, table: Table, arm: Codes, strata: IntArray | None) -> Array:  # noqa: ARG002
         return np.asarray(arm == self.code, dtype=np.float64)
 
     def ratio(self, v: Array, arm: int, g: Array, pi: Array) -> tuple[Array, Array]:
@@ -188,7 +188,7 @@ class InStratum(AbstractPopulation):
     def label(self) -> str:
         return f"in {self.level}"
 
-    def indicator(self, table: Table, arm: IntArray, strata: IntArray | None) -> Array:  # noqa: ARG002
+    def indicator(self, table: Table, arm: Codes, strata: IntArray | None) -> Array:  # noqa: ARG002
         if strata is None:
             raise DataError("the strata column was not read")
         return np.asarray(strata == self.code, dtype=np.float64)

@@ -12,7 +12,7 @@ import numpy as np
 from fedtmle.errors import DataError
 from fedtmle.model import kernels
 from fedtmle.model.table import Factor, Table, pieces
-from fedtmle.model.types import Array, IntArray
+from fedtmle.model.types import Array, Codes, IntArray
 from fedtmle.targets.effects.clusters import cluster_digest
 from fedtmle.targets.effects.components import Component
 from fedtmle.targets.effects.rows import EffectRows, Term, is_ever, probability_bins, shown_arms
@@ -42,11 +42,11 @@ class EffectColumns:
     largest_cluster: int
     spanning: tuple[bytes, ...] = ()  # digests of the clusters that are in more than one silo
 
-    def arm(self, table: Table) -> IntArray:
+    def arm(self, table: Table) -> Codes:
         """The arm taken, as a code into ``arms``."""
         if self.treatment is None:
-            return np.zeros(table.n_rows, dtype=np.int64)
-        return table.factors[self.treatment].recode(self.arms)
+            return np.zeros(table.n_rows, dtype=np.int16)
+        return table.factors[self.treatment].recode(self.arms).astype(np.int16)
 
     def in_arm(self, table: Table, code: int) -> Table:
         """The same people, all in one arm."""
@@ -158,11 +158,13 @@ class Preparation:
             g_bins[:, rows] = probability_bins(g[shown, rows])
 
         kernels.done(fill, pieces(n))
+        q = self.regression(table)
         return EffectRows(
             y=columns.y(table),
             observed=observed,
             arm=arm,
-            q=self.regression(table),
+            q=q,
+            logit_q=kernels.logit(q),
             weight=columns.relative_weight(table, self.weight_mean),
             v=tuple(v if self.shares[r] == 1.0 else v / self.shares[r] for r, v in enumerate(indicators)),
             terms=tuple(terms),

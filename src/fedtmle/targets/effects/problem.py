@@ -52,12 +52,11 @@ class EffectLaw:
 
 @dataclass(frozen=True)
 class _Fluctuation:
-    """What of a submodel is the same at every law: covariates, weights (None: ones), link Q(A, W)."""
+    """What of a submodel is the same at every law: covariates and weights (None: ones)."""
 
     combination: tuple[tuple[float, ...], ...]
     X: Array  # (d, N)
     w: Array | None
-    linked: Array
 
 
 @dataclass
@@ -163,13 +162,11 @@ class EffectProblem(AbstractProblem[EffectLaw, AnyTable]):
         return self._design(law, own, self._fluctuation(own))
 
     def _fluctuation(self, own: EffectRows) -> _Fluctuation:
-        X, linked = np.zeros((self.dim, own.n_rows)), np.empty(own.n_rows)
+        X = np.zeros((self.dim, own.n_rows))
 
         def fill(rows: slice) -> None:
-            part = own.part(rows)
-            q = part.factual(part.q)
-            linked[rows] = q if self.linear else kernels.logit(q)
-            covariates = np.sign(part.covariates) if self.as_weight else part.covariates
+            taken = own.covariates[:, rows]
+            covariates = np.sign(taken) if self.as_weight else taken
             for k, row in enumerate(self.combination):
                 for share, covariate in zip(row, covariates, strict=True):
                     if share:
@@ -177,14 +174,14 @@ class EffectProblem(AbstractProblem[EffectLaw, AnyTable]):
 
         kernels.done(fill, pieces(own.n_rows))
         weight = own.weight * own.covariates.sum(axis=0) if self.as_weight else own.weight
-        return _Fluctuation(self.combination, X, None if is_one(weight) else weight, linked)
+        return _Fluctuation(self.combination, X, None if is_one(weight) else weight)
 
     def _design(self, law: EffectLaw, own: EffectRows, fixed: _Fluctuation) -> GeneralisedLinear:
-        offset, shifts = np.empty(own.n_rows), self._shifts(law)
+        offset = np.empty(own.n_rows)
 
         def fill(rows: slice) -> None:
             part = own.part(rows)
-            offset[rows] = self._moved(part, fixed.linked[rows], shifts)
+            offset[rows] = part.factual(self._linked(law, part))
 
         kernels.done(fill, pieces(own.n_rows))
         return GeneralisedLinear(
@@ -267,10 +264,9 @@ class EffectProblem(AbstractProblem[EffectLaw, AnyTable]):
 
     def factual(self, law: EffectLaw, own: EffectRows) -> Array:
         """Q(A, W) at the law on the unit scale, shape (N,), of rows whose outcome was observed."""
-        q = own.factual(own.q)
         if not law.history:
-            return q
-        eta = q.copy() if self.linear else kernels.logit(q)
+            return own.factual(own.q)
+        eta = own.factual(own.q if self.linear else own.logit_q)
         for r, shift in enumerate(self._shifts(law)):
             h = own.taken(r)
             eta += shift * (np.sign(h) if self.as_weight else h)
@@ -284,18 +280,9 @@ class EffectProblem(AbstractProblem[EffectLaw, AnyTable]):
             for r in range(len(self.combination[0]))
         ]
 
-    def _moved(self, own: EffectRows, linked: Array, shifts: Sequence[float]) -> Array:
-        """link Q(A, W) after it was shifted, shape (N,)."""
-        moved = linked.copy()
-        for shift, terms in zip(shifts, own.terms, strict=True):
-            for term in terms:
-                step = shift * (np.sign(term.H) if self.as_weight else term.H)
-                np.add(moved, step, out=moved, where=own.arm == term.arm)
-        return moved
-
     def _linked(self, law: EffectLaw, own: EffectRows) -> Array:
         """link Q_a at the law, shape (arms, N)."""
-        linked = own.q.copy() if self.linear else kernels.logit(own.q)
+        linked = (own.q if self.linear else own.logit_q).copy()
         for shift, terms in zip(self._shifts(law), own.terms, strict=True):
             for term in terms:
                 linked[term.arm] += shift * (np.sign(term.H) if self.as_weight else term.H)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedtmle.model import kernels
 from fedtmle.model.table import pieces
-from fedtmle.model.types import Array, Bytes, IntArray
+from fedtmle.model.types import Array, Bytes, Codes, IntArray
 
 BoolArray = NDArray[np.bool_]
 # Where the histogram of a probability is cut; a row keeps only the number of its bin.
@@ -31,8 +32,9 @@ class EffectRows:
 
     y: Array  # zero where not observed
     observed: Array  # Delta, 0 or 1
-    arm: IntArray
+    arm: Codes
     q: Array  # (arms, N), strictly inside (0, 1)
+    logit_q: Array  # (arms, N)
     weight: Array  # observation weights over their pooled mean
     v: tuple[Array, ...]  # per component, the indicator over its pooled share
     terms: tuple[tuple[Term, ...], ...]  # per component
@@ -58,6 +60,7 @@ class EffectRows:
             observed=self.observed[rows],
             arm=self.arm[rows],
             q=self.q[:, rows],
+            logit_q=self.logit_q[:, rows],
             weight=self.weight[rows],
             v=tuple(v[rows] for v in self.v),
             terms=tuple(tuple(Term(t.arm, t.d[rows], t.H[rows]) for t in own) for own in self.terms),
@@ -74,10 +77,7 @@ class EffectRows:
 
     def factual(self, per_arm: Array) -> Array:
         """Of a value for each arm, shape (arms, N), that of the arm that was taken."""
-        found = per_arm[0].copy()
-        for a in range(1, len(per_arm)):
-            np.copyto(found, per_arm[a], where=self.arm == a)
-        return found
+        return kernels.chosen(per_arm, self.arm)
 
 
 def shown_arms(arms: int) -> tuple[int, ...]:
@@ -87,7 +87,15 @@ def shown_arms(arms: int) -> tuple[int, ...]:
 
 def probability_bins(g: Array) -> Bytes:
     """Where probabilities lie among the edges, the last bin closed; any shape."""
-    return np.searchsorted(PROBABILITY_EDGES[1:-1], g, side="right").astype(np.uint8)
+    return bins_between(PROBABILITY_EDGES[1:-1], g)
+
+
+def bins_between(edges: Sequence[float], values: Array) -> Bytes:
+    """How many of the few edges, in rising order, each value has reached; any shape."""
+    bins = np.zeros(values.shape, dtype=np.uint8)
+    for edge in edges:
+        bins += values >= edge
+    return bins
 
 
 def is_one(column: Array) -> bool:
