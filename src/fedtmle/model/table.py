@@ -12,7 +12,7 @@ import numpy as np
 from fedtmle.model import kernels
 from fedtmle.model.types import Array, IntArray
 
-BLOCK = 16_384  # rows whose design stays in the cache
+BLOCK = 65_536  # rows of a block: the interpreter's share is small, and temporaries stay in the cache
 
 Result = TypeVar("Result")
 
