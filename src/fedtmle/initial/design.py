@@ -77,7 +77,7 @@ def design(formula: Formula, table: Table, levels: Levels, scales: Sequence[int]
 
 
 def columns_of(formula: Formula, table: Table, levels: Levels) -> list[Array]:
-    """The same columns, each of shape (N,): the table's own where the formula names one, not to be written."""
+    """The same columns, each of shape (N,): the table's own where the formula names one, not to write to."""
     return [values for values, _ in _found(formula, table, levels)]
 
 

@@ -171,9 +171,7 @@ class FittedGLM:
     def _linear(self, block: Table) -> Array:
         """x . beta row by row, columns added in order: the same bits in any partition."""
         eta, product = np.zeros(block.n_rows), np.empty(block.n_rows)
-        for beta, column in zip(
-            self.coefficients, columns_of(self.formula, block, self.levels), strict=True
-        ):
+        for beta, column in zip(self.coefficients, columns_of(self.formula, block, self.levels), strict=True):
             eta += np.multiply(column, beta, out=product)
         return eta
 

@@ -126,7 +126,7 @@ def largest(column: Array) -> float:
 
 
 def column_chunks(columns: Array, terms: IntArray, scale: Array, what: str) -> IntArray:
-    """Per chunk of rows, exact sums of products of columns: rows of ``terms``, shape (k, 2), say of which two.
+    """Per chunk of rows, exact sums of products of columns: ``terms``, shape (k, 2), says of which two.
 
     A -1 in the second place stands for no second one. Term s is scaled by scale[s], rounded, and summed as
     two integers: units, then what they leave in units of 2^-40; shape (chunks, 2 k). A row beyond 2^50

@@ -88,16 +88,7 @@ def binned(columns: Array, scale: Array, bins: Bytes, sums: IntArray) -> bool:
 
 
 @jit
-def largest(values: Array) -> int:
-    """The largest bit pattern of |x|: they are ordered as the numbers are, with NaN above infinity."""
-    top = 0
-    for i in range(len(values)):
-        top = max(top, bits(abs(values[i])))  # type: ignore[assignment, call-overload]
-    return top
-
-
-@jit
 def choose(values: Array, codes: Codes, code: int, result: Array) -> None:
     """Put the values of the rows that have the code into the result."""
     for i in range(len(result)):
-        result[i] = select(codes[i] == code, values[i], result[i])  # type: ignore[arg-type, call-overload]
+        result[i] = select(codes[i] == code, values[i], result[i])

@@ -12,6 +12,7 @@ import numpy as np
 
 from fedtmle.model.exact import CHUNK, GRID_BITS
 from fedtmle.model.kernels._compiled_stages import (
+    largest,
     multiply,
     predict,
     scale,
@@ -21,7 +22,7 @@ from fedtmle.model.kernels._compiled_stages import (
     set_slope,
 )
 from fedtmle.model.kernels._jit import jit, jit_unordered
-from fedtmle.model.kernels._primitives import MAGIC, MAGIC_BITS, bits, from_bits
+from fedtmle.model.kernels._primitives import MAGIC, MAGIC_BITS, bits
 from fedtmle.model.types import Array, IntArray
 
 BLOCK = 384
@@ -75,15 +76,6 @@ def _sum_two(values: Array, x: Array, y: Array) -> tuple[int, int]:
         v += bits(values[i] * y[i] + MAGIC)  # type: ignore[assignment]
     shift = len(values) * MAGIC_BITS
     return u - shift, v - shift
-
-
-@jit
-def _top(values: Array) -> float:
-    """The largest |x|, NaN if one is: bit patterns are ordered as magnitudes are, with NaN above all."""
-    top = 0
-    for i in range(len(values)):
-        top = max(top, bits(abs(values[i])))  # type: ignore[call-overload]
-    return from_bits(top)  # type: ignore[arg-type, return-value]
 
 
 @jit
@@ -169,8 +161,8 @@ def chunks(
             if hessian:
                 top = 0.0
                 for j in range(dim):
-                    own = _top(X[j, begin:end])
-                    top = own if own > top or own != own else top
+                    own = largest(X[j, begin:end])
+                    top = own if own > top or np.isnan(own) else top
             if loss:
                 delta, start = eta, starts[:size]
                 if len(offset):
@@ -187,17 +179,17 @@ def chunks(
                 set_slope(family, outcome, eta, mean, first[s], values)
                 if len(w):
                     multiply(values, weight, values)
-                largest = _top(values) * top if hessian else np.inf
-                everywhere &= _add_products(values, largest, X, 0, begin, end, second[s], sums[chunk, s:])
+                most = largest(values) * top if hessian else np.inf
+                everywhere &= _add_products(values, most, X, 0, begin, end, second[s], sums[chunk, s:])
                 s += dim
             if hessian:
                 set_curvature(family, mean, first[s], values)
                 if len(w):
                     multiply(values, weight, values)
-                largest = _top(values) * top * top
+                most = largest(values) * top * top
                 for j in range(dim):
                     multiply(values, X[j, begin:end], product)
-                    everywhere &= _add_products(product, largest, X, j, begin, end, second[s], sums[chunk, s:])
+                    everywhere &= _add_products(product, most, X, j, begin, end, second[s], sums[chunk, s:])
                     s += dim - j
     return everywhere
 
@@ -205,13 +197,13 @@ def chunks(
 @jit_unordered
 def _spread(values: Array, column: Array) -> tuple[float, float, float]:
     """The sum, the sum of squares and the largest of |values * column|."""
-    total, squares, largest = 0.0, 0.0, 0.0
+    total, squares, top = 0.0, 0.0, 0.0
     for i in range(len(values)):
         size = abs(values[i] * column[i])
         total += size
         squares += size * size
-        largest = max(largest, size)
-    return total, squares, largest
+        top = max(top, size)
+    return total, squares, top
 
 
 @jit
@@ -235,14 +227,14 @@ def spread(
         multiply(values, weight, values)
         for j in range(dim):
             column = X[j, begin:end]
-            total, squares, largest = _spread(values, column)
+            total, squares, top = _spread(values, column)
             found[0, j] += total
             found[1, j] += squares
-            found[2, j] = max(found[2, j], largest)
-            total, squares, largest = _spread(ones[:size], column)
-            found[5, j] = max(found[5, j], largest)
+            found[2, j] = max(found[2, j], top)
+            total, squares, top = _spread(ones[:size], column)
+            found[5, j] = max(found[5, j], top)
             if len(w):
-                total, squares, largest = _spread(weight, column)
+                total, squares, top = _spread(weight, column)
             found[3, j] += total
-            found[4, j] = max(found[4, j], largest)
+            found[4, j] = max(found[4, j], top)
     return True

@@ -6,7 +6,7 @@ from fedtmle.model.families import Family
 from fedtmle.model.kernels import _scalar  # noqa: F401 - registers what follows with numba
 from fedtmle.model.kernels._elementary import exp, expit
 from fedtmle.model.kernels._jit import jit
-from fedtmle.model.kernels._primitives import select
+from fedtmle.model.kernels._primitives import bits, from_bits, select
 from fedtmle.model.kernels._rows import (
     NEAR,
     gaussian_change,
@@ -60,7 +60,7 @@ def set_change(
     if family == LOGISTIC:
         for i in range(size):
             near &= abs(delta[i]) <= NEAR
-            lower = select(delta[i] < 0.0, mean[i], start[i])  # type: ignore[arg-type]
+            lower = select(delta[i] < 0.0, mean[i], start[i])
             change[i] = logistic_near(lower, delta[i]) - y[i] * delta[i]
     elif family == POISSON:
         for i in range(size):
@@ -120,3 +120,12 @@ def multiply(values: Array, factor: Array, product: Array) -> None:
 def scale(values: Array, factor: float, product: Array) -> None:
     for i in range(len(product)):
         product[i] = values[i] * factor
+
+
+@jit
+def largest(values: Array) -> float:
+    """The largest |x|, NaN if one is: bit patterns are ordered as magnitudes are, with NaN above all."""
+    top = 0
+    for i in range(len(values)):
+        top = max(top, bits(abs(values[i])))  # type: ignore[assignment]  # scalars when compiled
+    return from_bits(top)  # type: ignore[arg-type, return-value]

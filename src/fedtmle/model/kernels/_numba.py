@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from fedtmle.model.exact import CHUNK
-from fedtmle.model.kernels import _compiled, _compiled_columns, _compiled_glm, _numpy
+from fedtmle.model.kernels import _compiled, _compiled_columns, _compiled_glm, _compiled_stages, _numpy
 from fedtmle.model.kernels._query import Query
 from fedtmle.model.kernels._threads import shared
 from fedtmle.model.types import Array, Bytes, Codes, IntArray, Part
@@ -88,7 +88,7 @@ def chosen(values: Sequence[Array], codes: Codes) -> Array:
 
 def largest(column: Array) -> float:
     """The largest |x|, NaN if one is."""
-    return float(np.int64(_compiled_columns.largest(column)).view(np.float64))
+    return _compiled_stages.largest(column)
 
 
 def column_chunks(columns: Array, terms: IntArray, scale: Array, what: str) -> IntArray:

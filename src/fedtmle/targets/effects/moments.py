@@ -51,7 +51,7 @@ def closing_terms(d: int) -> list[tuple[int, ...]]:
 
 
 def closing_sums(rows: EffectRows, columns: Array, exponents: Sequence[int]) -> Sums:
-    """The sums that close a run, over rows or, where there are clusters, over these; the last is their count."""
+    """The sums that close a run, over rows or, where there are any, clusters; the last is their count."""
     what, d = "EIF term", columns.shape[1]
     flat, terms = columns.reshape(3 * d, -1), closing_terms(d)
     if rows.cluster is not None:

@@ -73,7 +73,7 @@ class EffectRows:
 
     def taken(self, component: int) -> Array:
         """H_r(A_i, W_i) Delta_i."""
-        return self.covariates[component]
+        return np.asarray(self.covariates[component])
 
     def factual(self, per_arm: Array) -> Array:
         """Of a value for each arm, shape (arms, N), that of the arm that was taken."""
