@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedtmle.errors import DataError, InputError
-from fedtmle.initial.design import column_names, design
+from fedtmle.initial.design import column_names, design, extremes_of
 from fedtmle.initial.formula import parse_formula
 from fedtmle.initial.syntax import Formula, Name
 from fedtmle.model.table import Factor, Table
@@ -232,6 +232,36 @@ def test_rows_do_not_see_each_other() -> None:
     whole, rows = built(text), np.array([4, 0, 6])
     assert built(text, TABLE.take(rows)).tobytes() == np.ascontiguousarray(whole[:, rows]).tobytes()
     assert built(text, TABLE.take(np.array([], dtype=np.int64))).shape == (len(whole), 0)
+
+
+def test_scales_divide_by_powers_of_two() -> None:
+    formula = parse_formula("x + log(w)")
+    whole = design(formula, TABLE, {})
+    assert (design(formula, TABLE, {}, (0, 3, -2)) == whole / np.array([[1.0], [8.0], [0.25]])).all()
+
+
+def test_blocks_give_the_same_bytes_and_the_same_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "C(site)*x + log(w) + I(x**2)"
+    whole = built(text)
+    wrong = {
+        "missing": (np.nan, "has missing values in 3 rows"),
+        "negative": (-1.0, "not positive in 3 rows"),
+    }
+    monkeypatch.setattr("fedtmle.model.table.BLOCK", 2)
+    assert built(text).tobytes() == whole.tobytes()
+    for value, message in wrong.values():
+        with pytest.raises(DataError, match=message):
+            built(text, TABLE.with_numeric("w", np.where(np.arange(len(W)) % 2 == 1, value, W)))
+    with pytest.raises(DataError, match=r"I\(x\*\*2\) is not finite in 3 rows"):
+        built(text, TABLE.with_numeric("x", np.where(np.arange(len(X)) % 2 == 1, 1e200, X)))
+
+
+def test_extremes_are_those_of_the_columns() -> None:
+    formula = parse_formula("C(site)*x + log(w) + w")
+    found = extremes_of(formula, TABLE, LEVELS)
+    want = np.abs(design(formula, TABLE, LEVELS)).max(axis=1)
+    assert [float(np.abs(values).max()) for values in found] == want.tolist()
+    assert len(found[column_names(formula, LEVELS).index("w")]) == 1
 
 
 def test_the_table_is_left_alone() -> None:

@@ -60,6 +60,7 @@ def design(formula: Formula, table: Table, levels: Levels, scales: Sequence[int]
     With ``scales``, column j is divided by 2^scales[j].
     """
     count = len(_columns(formula, levels))
+    _require_columns(formula, table)  # also where there is no block to find it in
     factors = np.exp2(-np.array([0] * count if scales is None else scales, dtype=np.float64))
     result = np.empty((count, table.n_rows))
 

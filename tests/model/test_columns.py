@@ -1,0 +1,164 @@
+"""Exact sums of products of columns and by bin: against exact rationals, and the same however computed."""
+
+from collections.abc import Iterator
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from fedtmle.errors import ContributionError, InputError
+from fedtmle.model import kernels
+from fedtmle.model.columns import binned_sums, column_sums
+from fedtmle.model.exact import CHUNK, Sums, beyond_bound, query_shifts
+from fedtmle.model.families import Family
+from fedtmle.model.types import Array, Part, RowBound
+
+BACKENDS = ("numba", "numpy")
+TERMS = [(0,), (1, 1), (2,), (0, 2), (2, 1)]
+EXPONENTS = (3, 6, 3, 6, 6)
+
+
+@pytest.fixture(autouse=True)
+def _default_threads() -> Iterator[None]:
+    yield
+    kernels.set_threads(None)
+
+
+def columns(n: int) -> Array:
+    return np.random.default_rng(n).uniform(-7, 7, (3, n))
+
+
+def rational(own: Array, term: tuple[int, ...]) -> Fraction:
+    """The sum of a column, or of the rounded products of two."""
+    return sum(map(Fraction, np.prod(own[list(term)], axis=0).tolist()), Fraction(0))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("n", [0, 1, CHUNK + 3])
+def test_products_are_summed_to_the_last_digit(backend: str, n: int) -> None:
+    own = columns(n)
+    own[np.abs(own) < 2.0**-15] = 1.0  # the last bits of their products would lie below the fine grid
+    with kernels.using_backend(backend):
+        sums = column_sums(own, EXPONENTS, what="term", terms=TERMS)
+    assert sums.fractions() == [rational(own, term) for term in TERMS]
+
+
+def test_threads_partition_and_backend_change_nothing() -> None:
+    own = columns((1 << 17) + CHUNK + 77)
+
+    def summed(part: Array) -> Sums:
+        return column_sums(part, EXPONENTS, what="term", terms=TERMS)
+
+    kernels.set_threads(1)
+    want = summed(own)
+    for threads in (2, 3):
+        kernels.set_threads(threads)
+        assert summed(own) == want
+    one, other = np.split(own[:, np.random.default_rng(1).permutation(own.shape[1])], [4097], axis=1)
+    assert summed(one) + summed(other) == want
+    with kernels.using_backend("numpy"):
+        assert summed(own) == want
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_product_beyond_its_bound_is_counted(backend: str) -> None:
+    own = np.ones((2, 10))
+    own[:, 4] = own[:, 9] = 3.0
+    with kernels.using_backend(backend):
+        column_sums(own, (2, 4), what="term", terms=[(0,), (0, 1)])
+        with pytest.raises(ContributionError) as error:
+            column_sums(own, (2, 3), what="term", terms=[(0,), (0, 1)])
+    assert str(error.value) == beyond_bound(2, "term")
+
+
+@pytest.mark.parametrize("n", [0, 1, 2 * CHUNK + 5])
+def test_bins_are_the_sums_of_their_rows(n: int) -> None:
+    own, bins = columns(n), np.random.default_rng(0).choice([0, 1, 3], n).astype(np.uint8)
+    want = [column_sums(own[:, bins == b], (3, 4, 5), what="bin") for b in range(4)]
+    for backend in BACKENDS:
+        with kernels.using_backend(backend):
+            assert binned_sums(own, bins, 4, (3, 4, 5), what="bin") == want
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("bad", [np.nan, np.inf, 8.5])
+def test_a_row_beyond_the_bound_of_a_bin_is_counted(backend: str, bad: float) -> None:
+    own, bins = np.ones((2, 30)), np.repeat(np.array([1, 0, 2], dtype=np.uint8), 10)
+    own[1, [3, 25, 26]] = bad
+    with kernels.using_backend(backend), pytest.raises(ContributionError, match=r"^1 row.*one row's bin"):
+        binned_sums(own, bins, 3, (3, 3), what="bin")
+
+
+@pytest.mark.parametrize("dim", range(1, 9))
+def test_a_hessian_of_any_width(dim: int) -> None:
+    rng = np.random.default_rng(dim)
+    X, y, eps = rng.uniform(-1, 1, (dim, 1000)), rng.uniform(0, 1, 1000), rng.uniform(-1, 1, dim)
+    parts = Part.GRADIENT | Part.HESSIAN
+    shifts = query_shifts(RowBound(gradient=1, curvature=0), eps, parts)
+    found = []
+    for backend in BACKENDS:
+        with kernels.using_backend(backend):
+            found.append(kernels.glm_sums(Family.LOGISTIC, X, None, y, None, eps, parts, shifts))
+    assert found[0] == found[1]
+
+
+def test_no_row_is_beyond_the_bound_where_only_the_largest_of_two_rows_would_be() -> None:
+    w = np.array([1.0, 2.0**-40, 1.0])
+    X = np.array([[2.0**-10, 2.0**10, 1.0]] * 4)  # at most 1 in each row, 2^20 between two of them
+    shifts = query_shifts(RowBound(gradient=0, curvature=0), np.zeros(4), Part.HESSIAN)
+
+    def hessian(X: Array) -> tuple[int, ...]:
+        return kernels.glm_sums(Family.GAUSSIAN, X, None, None, w, np.zeros(4), Part.HESSIAN, shifts)
+
+    assert hessian(X) == (2**30 + 2**30 + 2**50,) * 10
+    X[2, 2] = np.nextafter(1.0, 2.0)
+    with pytest.raises(ContributionError, match="Hessian"):
+        hessian(X)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_largest_magnitude(backend: str) -> None:
+    with kernels.using_backend(backend):
+        assert kernels.largest(np.array([1.0, -3.0, 2.0])) == 3.0
+        assert kernels.largest(np.array([1.0, -np.inf])) == np.inf
+        for at in (0, 1, 2):
+            column = np.array([np.inf, -1.0, 5.0])
+            column[at] = np.nan
+            assert np.isnan(kernels.largest(column))
+        assert kernels.largest(np.zeros(0)) == 0.0
+        assert kernels.largest(np.broadcast_to(np.float64(-2.0), (5,))) == 2.0
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_value_is_chosen_for_each_row(backend: str) -> None:
+    values = np.random.default_rng(0).normal(size=(3, 100))
+    values[1, 3] = np.nan
+    codes = np.arange(100, dtype=np.int16) % 3
+    with kernels.using_backend(backend):
+        assert kernels.chosen(values, codes).tobytes() == values[codes, np.arange(100)].tobytes()
+        half = values[:, ::2]
+        assert kernels.chosen(half, codes[:50]).tobytes() == half[codes[:50], np.arange(50)].tobytes()
+        assert kernels.chosen(np.zeros((2, 0)), codes[:0]).shape == (0,)
+
+
+def test_arguments_that_do_not_fit_are_refused() -> None:
+    ones, bins = np.ones((2, 4)), np.array([0, 1, 2, 0], dtype=np.uint8)
+    for terms in ([(2,)], [(0, 5)], [(-1,)], [(0, -2)]):
+        with pytest.raises(InputError, match="terms"):
+            column_sums(ones, (1,), what="term", terms=terms)
+    with pytest.raises(InputError, match="terms"):
+        column_sums(ones, (1, 1, 1), what="term")
+    for wrong in ((ones, bins, 2), (ones[:, :3], bins, 3), (ones[:1], bins, 3)):
+        with pytest.raises(InputError, match="bins"):
+            binned_sums(*wrong, (1, 1), what="bin")
+    with pytest.raises(InputError, match="codes"):
+        kernels.chosen(ones, np.zeros(3, dtype=np.int16))
+
+
+def test_what_is_mapped_may_map() -> None:
+    kernels.set_threads(2)
+
+    def inner(k: int) -> list[int]:
+        return list(kernels.mapped(lambda j: 10 * k + j, range(5)))
+
+    assert list(kernels.mapped(inner, range(7))) == [[10 * k + j for j in range(5)] for k in range(7)]
