@@ -141,6 +141,20 @@ def test_a_value_is_chosen_for_each_row(backend: str) -> None:
         assert kernels.chosen(np.zeros((2, 0)), codes[:0]).shape == (0,)
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_multiple_is_added_as_numpy_adds_it(backend: str) -> None:
+    total, values = columns(100)[:2]
+    constant = np.broadcast_to(np.float64(0.3), (100,))
+    want = total + 0.7 * values + 0.1 * constant + 0.2 * columns(200)[0, ::2]
+    with kernels.using_backend(backend):
+        kernels.add_multiple(total, 0.7, values)
+        kernels.add_multiple(total, 0.1, constant)
+        kernels.add_multiple(total, 0.2, columns(200)[0, ::2])
+        with pytest.raises(InputError, match="values"):
+            kernels.add_multiple(total, 1.0, values[:50])
+    assert total.tobytes() == want.tobytes()
+
+
 def test_arguments_that_do_not_fit_are_refused() -> None:
     ones, bins = np.ones((2, 4)), np.array([0, 1, 2, 0], dtype=np.uint8)
     for terms in ([(2,)], [(0, 5)], [(-1,)], [(0, -2)]):

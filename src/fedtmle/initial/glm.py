@@ -170,9 +170,9 @@ class FittedGLM:
 
     def _linear(self, block: Table) -> Array:
         """x . beta row by row, columns added in order: the same bits in any partition."""
-        eta, product = np.zeros(block.n_rows), np.empty(block.n_rows)
+        eta = np.zeros(block.n_rows)
         for beta, column in zip(self.coefficients, columns_of(self.formula, block, self.levels), strict=True):
-            eta += np.multiply(column, beta, out=product)
+            kernels.add_multiple(eta, beta, column)
         return eta
 
     def _mean(self, eta: Array) -> Array:

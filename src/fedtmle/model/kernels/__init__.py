@@ -19,6 +19,7 @@ from fedtmle.model.kernels._threads import done, mapped, set_threads, threads
 from fedtmle.model.types import Array, Bytes, Codes, IntArray, Part
 
 __all__ = [
+    "add_multiple",
     "backend",
     "binned_chunks",
     "chosen",
@@ -109,6 +110,16 @@ def glm_spread(
     """
     shifts = (0,) * len(X)
     return module().spread(query(family, X, offset, y, w, eps, Part.GRADIENT, shifts), until)
+
+
+def add_multiple(total: Array, factor: float, values: Array) -> None:
+    """total += factor * values, each of shape (N,), without a copy between; ``total`` is contiguous."""
+    if total.shape != values.shape:
+        raise InputError(f"values: expected shape {total.shape}, not {values.shape}")
+    if values.strides == (0,):  # a constant
+        total += factor * values[:1]
+    else:
+        module().add_multiple(total, factor, np.ascontiguousarray(values, dtype=np.float64))
 
 
 def chosen(values: Array, codes: Codes) -> Array:

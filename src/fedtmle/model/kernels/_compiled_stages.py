@@ -117,6 +117,12 @@ def multiply(values: Array, factor: Array, product: Array) -> None:
 
 
 @jit
+def add_multiple(total: Array, factor: float, values: Array) -> None:
+    for i in range(len(total)):
+        total[i] = total[i] + factor * values[i]
+
+
+@jit
 def scale(values: Array, factor: float, product: Array) -> None:
     for i in range(len(product)):
         product[i] = values[i] * factor

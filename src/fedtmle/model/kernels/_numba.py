@@ -78,6 +78,11 @@ def spread(query: Query, until: float) -> tuple[Array, int]:
     return found, query.n_rows
 
 
+def add_multiple(total: Array, factor: float, values: Array) -> None:
+    """Add a multiple of a column to another."""
+    _compiled_stages.add_multiple(total, factor, values)
+
+
 def chosen(values: Sequence[Array], codes: Codes) -> Array:
     """Row by row the value that its code is the place of."""
     result = values[0].copy()

@@ -80,6 +80,11 @@ def spread(query: Query, until: float) -> tuple[Array, int]:
     return found, query.n_rows
 
 
+def add_multiple(total: Array, factor: float, values: Array) -> None:
+    """Add a multiple of a column to another."""
+    total += factor * values
+
+
 def chosen(values: Sequence[Array], codes: Codes) -> Array:
     """Row by row the value that its code is the place of."""
     return np.choose(codes, values)
