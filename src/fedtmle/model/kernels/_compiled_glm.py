@@ -80,27 +80,10 @@ def _sum_two(values: Array, x: Array, y: Array) -> tuple[int, int]:
 
 @jit
 def _add_products(
-    values: Array, top: float, X: Array, j: int, begin: int, end: int, second: float, sums: IntArray
+    values: Array, X: Array, j: int, begin: int, end: int, second: float, sums: IntArray
 ) -> bool:
-    """Add to sums[0], sums[1], ... the products of the scaled values with columns j, j + 1, ... of X.
-
-    ``top`` is the largest |value| times the largest |x|: rounding keeps the order, so that where it is
-    within the limit all products are, and none is looked at.
-    """
+    """Add to sums[0], sums[1], ... the products of the scaled values with columns j, j + 1, ... of X."""
     dim, s, everywhere = len(X), 0, True
-    while second == 1.0 and top <= LIMIT and j + 3 <= dim:
-        u, v, w = _sum_three(values, X[j, begin:end], X[j + 1, begin:end], X[j + 2, begin:end])
-        sums[s] += u
-        sums[s + 1] += v
-        sums[s + 2] += w
-        j, s = j + 3, s + 3
-    if second == 1.0 and top <= LIMIT and j < dim:
-        last = min(j + 1, dim - 1)
-        u, v = _sum_two(values, X[j, begin:end], X[last, begin:end])
-        sums[s] += u
-        if last > j:
-            sums[s + 1] += v
-        j = dim
     while second == 1.0 and j + 3 <= dim:
         u, v, w, within = _round_and_sum_three(
             values, X[j, begin:end], X[j + 1, begin:end], X[j + 2, begin:end]
@@ -116,6 +99,24 @@ def _add_products(
         everywhere &= within
         j, s = j + 1, s + 1
     return everywhere
+
+
+@jit
+def _add_bounded(values: Array, X: Array, j: int, begin: int, end: int, sums: IntArray) -> None:
+    """The same where it is known that all products are within, and nothing is left to scale."""
+    dim, s = len(X), 0
+    while j + 3 <= dim:
+        u, v, w = _sum_three(values, X[j, begin:end], X[j + 1, begin:end], X[j + 2, begin:end])
+        sums[s] += u
+        sums[s + 1] += v
+        sums[s + 2] += w
+        j, s = j + 3, s + 3
+    if j < dim:
+        last = min(j + 1, dim - 1)
+        u, v = _sum_two(values, X[j, begin:end], X[last, begin:end])
+        sums[s] += u
+        if last > j:
+            sums[s + 1] += v
 
 
 @jit
@@ -154,15 +155,11 @@ def chunks(
             base = offset[begin:end] if len(offset) else zeros[:size]
             outcome = y[begin:end] if len(y) else zeros[:size]
             weight = w[begin:end] if len(w) else ones[:size]
-            eta, mean, values, product = etas[:size], means[:size], buffer[:size], products[:size]
+            eta, values, product = etas[:size], buffer[:size], products[:size]
+            mean = means[:size] if loss or hessian else means[:0]
             predict(base, eps, X, begin, eta)
             set_mean(family, eta, mean)
-            s, top = 0, np.inf  # a gradient alone is summed before its largest term would be known
-            if hessian:
-                top = 0.0
-                for j in range(dim):
-                    own = largest(X[j, begin:end])
-                    top = own if own > top or np.isnan(own) else top
+            s = 0
             if loss:
                 delta, start = eta, starts[:size]
                 if len(offset):
@@ -179,17 +176,24 @@ def chunks(
                 set_slope(family, outcome, eta, mean, first[s], values)
                 if len(w):
                     multiply(values, weight, values)
-                most = largest(values) * top if hessian else np.inf
-                everywhere &= _add_products(values, most, X, 0, begin, end, second[s], sums[chunk, s:])
+                everywhere &= _add_products(values, X, 0, begin, end, second[s], sums[chunk, s:])
                 s += dim
             if hessian:
                 set_curvature(family, mean, first[s], values)
                 if len(w):
                     multiply(values, weight, values)
-                most = largest(values) * top * top
+                top = 0.0
+                for j in range(dim):
+                    own = largest(X[j, begin:end])
+                    top = own if own > top or np.isnan(own) else top
+                # Rounding keeps the order, so that this bounds every product of a value and two columns.
+                bounded = second[s] == 1.0 and largest(values) * top * top <= LIMIT
                 for j in range(dim):
                     multiply(values, X[j, begin:end], product)
-                    everywhere &= _add_products(product, most, X, j, begin, end, second[s], sums[chunk, s:])
+                    if bounded:
+                        _add_bounded(product, X, j, begin, end, sums[chunk, s:])
+                    else:
+                        everywhere &= _add_products(product, X, j, begin, end, second[s], sums[chunk, s:])
                     s += dim - j
     return everywhere
 
@@ -213,17 +217,16 @@ def spread(
     """Fill ``found``, shape (6, d), from some rows: see `concentration.Concentration`."""
     dim = len(eps)
     zeros, ones = np.zeros(BLOCK), np.ones(BLOCK)
-    etas, means, buffer = np.empty(BLOCK), np.empty(BLOCK), np.empty(BLOCK)
+    etas, buffer = np.empty(BLOCK), np.empty(BLOCK)
     for begin in range(first, last, BLOCK):
         end = min(begin + BLOCK, last)
         size = end - begin
         base = offset[begin:end] if len(offset) else zeros[:size]
         outcome = y[begin:end] if len(y) else zeros[:size]
         weight = w[begin:end] if len(w) else ones[:size]
-        eta, mean, values = etas[:size], means[:size], buffer[:size]
+        eta, values = etas[:size], buffer[:size]
         predict(base, eps, X, begin, eta)
-        set_mean(family, eta, mean)
-        set_slope(family, outcome, eta, mean, 1.0, values)
+        set_slope(family, outcome, eta, zeros[:0], 1.0, values)
         multiply(values, weight, values)
         for j in range(dim):
             column = X[j, begin:end]

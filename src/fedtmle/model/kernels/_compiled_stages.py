@@ -81,11 +81,17 @@ def set_change(
 
 @jit
 def set_slope(family: int, y: Array, eta: Array, mean: Array, scale: float, slope: Array) -> None:
-    """rho'(eta), times the scale."""
+    """rho'(eta), times the scale; a ``mean`` that no other part needs is empty, and made on the way."""
     size = len(slope)
-    if family in (LOGISTIC, POISSON):
+    if family in (LOGISTIC, POISSON) and len(mean):
         for i in range(size):
             slope[i] = (mean[i] - y[i]) * scale
+    elif family == LOGISTIC:
+        for i in range(size):
+            slope[i] = (expit(eta[i]) - y[i]) * scale
+    elif family == POISSON:
+        for i in range(size):
+            slope[i] = (exp(eta[i]) - y[i]) * scale
     elif family == GAUSSIAN:
         for i in range(size):
             slope[i] = (eta[i] - y[i]) * scale
