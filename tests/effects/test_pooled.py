@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
 import fedtmle as ft
 from tests.effects.longhand import Longhand, irls, least_squares, tmle
-from tests.effects.studies import CENTRAL, NEWTON, Columns, change, cut, expit, population
+from tests.effects.studies import CENTRAL, NEWTON, Columns, change, cut, expit, finish, population
 
 BOUNDS = (0.0, 10.0)
 Q_FORMULA, G_FORMULA, MISSING_FORMULA = "C(a) + w + z + C(site)", "w + C(site)", "C(a) + w"
@@ -231,3 +233,15 @@ def test_the_size_of_blocks_changes_no_bit(option: str, monkeypatch: pytest.Monk
     whole = ft.run(study, {"s": data})
     monkeypatch.setattr("fedtmle.model.table.BLOCK", 13)
     assert numbers(ft.run(study, {"s": data})).tobytes() == numbers(whole).tobytes()
+
+
+def test_a_submodel_keeps_its_covariates_from_law_to_law() -> None:
+    finished, tables = finish(study_of(TARGETS["ATE"]), cut(population(400, 3), [np.arange(400)]))
+    effect, law, (table,) = finished.outcome.problem, finished.outcome.law, tables.values()
+    start, end = effect.submodel(effect.start(), table), effect.submodel(law, table)
+    assert end.X is start.X
+    assert end.offset.tobytes() != start.offset.tobytes()
+    anew = dataclasses.replace(effect, _prepared=[]).submodel(law, table)
+    assert (anew.X.tobytes(), anew.offset.tobytes()) == (end.X.tobytes(), end.offset.tobytes())
+    one = dataclasses.replace(effect, combination=effect.combination[1:]).submodel(law, table)
+    assert one.X.tobytes() == end.X[1:].tobytes()
