@@ -53,7 +53,11 @@ class Table:
 
         It is found once: a block has its table's.
         """
-        return dict(zip(self.numeric, kernels.mapped(kernels.largest, self.numeric.values()), strict=True))
+        columns = self.numeric.values()
+        found = (
+            kernels.mapped(kernels.largest, columns) if self.n_rows > BLOCK else map(kernels.largest, columns)
+        )
+        return dict(zip(self.numeric, found, strict=True))
 
     def with_numeric(self, name: str, column: Array) -> Table:
         """The same table with one numeric column replaced, as for a counterfactual."""

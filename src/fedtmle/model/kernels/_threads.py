@@ -11,7 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import TypeVar
 
 from fedtmle.errors import InputError
@@ -68,9 +68,14 @@ def mapped(work: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Re
     if workers == 1 or getattr(_here, "works", False):
         yield from map(work, items)
         return
+    rest = iter(items)
+    ahead = deque(islice(rest, 2))
+    if len(ahead) < 2:  # a thread costs more than most single items
+        yield from map(work, ahead)
+        return
     with ThreadPoolExecutor(workers, initializer=_mark) as pool:
-        waiting: deque[Future[Result]] = deque()
-        for item in items:
+        waiting: deque[Future[Result]] = deque(pool.submit(work, ahead.popleft()) for _ in range(2))
+        for item in rest:
             waiting.append(pool.submit(work, item))
             if len(waiting) > workers:
                 yield waiting.popleft().result()
