@@ -48,7 +48,7 @@ class Policy:
     min_fold: int = _key(_FLOOR, 5, 0, "own rows in a fold of cross-fitting")
     min_support: int = _key(_FLOOR, 5, 0, "rows that enter each sum of a gradient")
     min_joint: int = _key(_FLOOR, 0, 0, "rows, if any, where two columns of a told Hessian are not zero")
-    min_effective: float = _key(_FLOOR, 2.5, 0.0, "effective number of rows behind each sum of a gradient")
+    min_effective: float = _key(_FLOOR, 2.0, 0.0, "effective number of rows behind each sum of a gradient")
     max_share: float = _key(_CAP, 0.65, 1.0, "largest share of one row in a sum of a gradient")
     max_queries: int = _key(_CAP, 5_000, math.inf, "queries answered in one study")
     max_functionals: int = _key(_CAP, 500_000, math.inf, "numbers told in one study")
