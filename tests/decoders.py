@@ -162,10 +162,12 @@ def _journal_example() -> bytes:
 
 def _ledger_example() -> bytes:
     opened = Entry(time="t", session="s", request="open", round=0)
-    line = ledger._chained(vars(opened), 1, ledger.START)
     entry = Entry(time="t", session="s", request="é\u001f", round=1, decision="refused", reason="policy")
-    other = ledger._chained(vars(entry), 2, line["hash"])
-    return msgspec.json.encode(line) + b"\n" + msgspec.json.encode(other) + b"\n"
+    out, head = b"", ledger.START
+    for number, event in enumerate((opened, entry), start=1):
+        line, head = ledger._chained(msgspec.structs.asdict(event), number, head)
+        out += line + b"\n"
+    return out
 
 
 def _ledger_again(data: bytes) -> bytes:
