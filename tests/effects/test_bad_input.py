@@ -303,3 +303,12 @@ def test_a_ratio_of_zero_is_refused() -> None:
 def test_a_cluster_larger_than_declared_is_refused() -> None:
     own = study(cluster="family", cluster_scope="silo", largest_cluster=4)
     refused(own, silos(family=np.zeros(120, dtype=int)), "cluster", "'family'", kind=DataError)
+
+
+def test_a_missingness_model_is_left_out_where_no_outcome_is_missing() -> None:
+    without = ft.run(study(), silos())
+    for model in (ft.GLM("w + z"), ft.SuperLearner((ft.GLM("w"), ft.GLM("1")), folds=2)):
+        result = ft.run(study(missingness_model=model), silos())
+        assert result.document["estimates"] == without.document["estimates"]
+        assert [w for w in result.warnings if "no outcome is missing" in w]
+    assert not without.warnings

@@ -219,6 +219,8 @@ def _nuisances(
         model = study.models.get(role)
         if isinstance(model, Supplied):
             fitted[role] = _supplied(model, role, study)
+        elif role == "missingness" and sum(tally.observed) == n:
+            continue  # nothing is missing: pi = 1, and there is nothing to fit
         elif model is not None:
             fits = []
             for regression in asked[role]:

@@ -70,9 +70,20 @@ def document(plan: Plan, finished: Finished, result: Result, release: Sequence[s
             zip([c.name for c in details.components], details.overlap.effective_sizes, strict=True)
         ),
         "diagnostics": diagnostics_document(study, finished),
-        "warnings": [*warnings(estimates, result), *undefined(own, release, finished.sizes)],
+        "warnings": [
+            *warnings(estimates, result),
+            *unneeded(study, details),
+            *undefined(own, release, finished.sizes),
+        ],
         **result.to_dict(),
     }
+
+
+def unneeded(study: Study, details: StudyDetails) -> list[str]:
+    """Models of the study that were not fitted, because nothing called for them."""
+    if "missingness" in study.models and "missingness" not in details.nuisances:
+        return ["no outcome is missing, so the missingness model was not needed and is left out"]
+    return []
 
 
 def undefined(
