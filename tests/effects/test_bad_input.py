@@ -312,3 +312,46 @@ def test_a_missingness_model_is_left_out_where_no_outcome_is_missing() -> None:
         assert result.document["estimates"] == without.document["estimates"]
         assert [w for w in result.warnings if "no outcome is missing" in w]
     assert not without.warnings
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0])
+@pytest.mark.parametrize("options", [{}, {"weights": "weight"}])
+def test_a_constant_outcome_is_called_so(value: float, options: dict[str, str]) -> None:
+    binary = ft.ATE(outcome="event", treatment="a", outcome_type="binary")
+    message = refused(study(binary, **options), silos(event=np.full(120, value)), "outcome model: every obs")
+    assert "is the same" in message
+    one_other = np.full(120, value)
+    one_other[7] = 1 - value
+    with pytest.raises(InputError, match="perfectly predicted"):
+        ft.run(study(binary, outcome_model=ft.GLM("a + w + z + C(old)"), **options), silos(event=one_other))
+
+
+def test_a_constant_treatment_or_missingness_is_called_so() -> None:
+    arm = np.zeros(120, dtype=int)
+    arm[4] = 1  # alone, so that the folds without it have one arm
+    refused(study(folds=2), silos(a=arm), "treatment model (fold ", "has the same treatment", "fewer folds")
+    y = population(120, seed=40)["y"]
+    y[4] = np.nan
+    own = study(missingness_model=ft.GLM("w"), folds=2)
+    refused(own, silos(y=y), "missingness model (fold ", "is observed, or every one", "fewer folds")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"treatment_model": ft.GLM("w + y")}, "treatment_model: it uses 'y', which is the study's outcome"),
+        ({"treatment_model": ft.GLM("w + C(y)")}, "treatment_model: it uses 'y'"),
+        ({"treatment_model": ft.GLM("w + C(a)")}, "treatment_model: it uses 'a', which is the study's treatm"),
+        ({"outcome_model": ft.GLM("a + w + I(y**2)")}, "outcome_model: it uses 'y'"),
+        ({"outcome_model": ft.Supplied("w", "y")}, "outcome_model: it uses 'y'"),
+        ({"missingness_model": ft.GLM("a + y")}, "missingness_model: it uses 'y'"),
+        (
+            {"treatment_model": ft.SuperLearner((ft.GLM("w"), ft.Pilot(ft.GLM("y"), at="n")))},
+            "treatment_model: it uses 'y'",
+        ),
+    ],
+)
+def test_no_model_uses_what_it_predicts_or_what_comes_later(options: dict[str, object], said: str) -> None:
+    with pytest.raises(InputError) as caught:
+        study(**options)
+    assert str(caught.value).startswith(said)

@@ -443,3 +443,26 @@ def test_the_commented_settings_of_the_template_are_valid(tmp_path: Path) -> Non
             read(tmp_path, "\n".join([*lines[:index], line[2:], *lines[index + 1 :]]))
             tried += 1
     assert tried >= 12
+
+
+@pytest.mark.parametrize(
+    ("role", "formula", "used"),
+    [("treatment", "x + y", "y"), ("treatment", "a", "a"), ("outcome", "a + y", "y"), ("missingness", "y", "y")],
+)
+def test_a_model_that_uses_its_response_is_a_mistake_of_its_line(
+    tmp_path: Path, role: str, formula: str, used: str
+) -> None:
+    document = base()
+    document[f"models.{role}"] = {"formula": formula}
+    written = write(tmp_path, document).read_text().splitlines()
+    line = written.index(f"[models.{role}]") + 2
+    (only,) = mistakes(tmp_path, document)
+    assert only.startswith(f"{line}: [models.{role}] formula: it uses '{used}', which is the study's")
+
+
+def test_a_broken_target_does_not_make_covariates_mistakes(tmp_path: Path) -> None:
+    document = base()
+    document["target"] = {"kind": "ATE", "outcome": "out", "treatment": "arm", "strata": 5}
+    document["models.treatment"] = {"formula": "y + a"}
+    (only,) = mistakes(tmp_path, document)
+    assert "strata" in only

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -26,6 +27,7 @@ from fedtmle.protocol.tables import ScalesQuery
 GOAL = 2.0**-42  # gradient norm on unit-scaled columns
 GIVE_UP = 1e-8  # a fit that stalls above this has not converged
 COLLINEAR = 1e-10  # a pivot of the scaled Hessian below this share of its diagonal
+SAME = 1e-12  # a share of the weight below this has another response
 SEPARATED = 1e-7  # of the curvature at zero, left at the fit
 
 Fit = Generator[Query, Any, FittedGLM]
@@ -46,6 +48,7 @@ class Regression:
     spanning: bool = False  # whether a cluster may be in several silos
     bounds: tuple[float, float] = (0.0, 1.0)  # the response's own scale, which public models predict on
     fold: int = 0  # counted from 1, of the study's folds that is left out; 0: none
+    constant: str = ""  # what to say where the response is the same in every row used
 
     def without(self, folds: Folds, fold: int) -> Regression:
         """The same regression on the other folds' rows."""
@@ -81,6 +84,8 @@ def fit_glm(regression: Regression, glm: GLM, levels: Levels, n: int) -> Fit:
     sums = yield from run.ask(None, zero, Part.GRADIENT | Part.HESSIAN)
     gradient = run.pooled_gradient(sums[: len(names)], None, zero)
     hessian = unpack(sums[len(names) :].values(n), len(names)) + model.normaliser(None).hessian(zero)
+    if family is Family.LOGISTIC:
+        _refuse_constant(gradient, hessian, names, scales, regression)
     _refuse_collinear(hessian, names, regression.what)
     origin = Origin(law=None, update=0, gradient=gradient, hessian=hessian, goal=GOAL)
     inner = yield from Newton(max_steps=100).minimise(run, origin)
@@ -98,6 +103,18 @@ def fit_glm(regression: Regression, glm: GLM, levels: Levels, n: int) -> Fit:
         family=family,
         coefficients=tuple(map(float, beta)),
     )
+
+
+def _refuse_constant(
+    gradient: Array, hessian: Array, names: tuple[str, ...], scales: tuple[int, ...], regression: Regression
+) -> None:
+    """At zero the intercept's gradient is sum w (1/2 - y) and its curvature sum w / 4, so that the one is
+    twice the other just where y is 0, or 1, in every row."""
+    if names[0] != "1":
+        return
+    slope, bend = math.ldexp(abs(gradient[0]), scales[0]), math.ldexp(hessian[0, 0], 2 * scales[0])
+    if slope >= 2.0 * bend * (1 - SAME) > 0:
+        raise InputError(f"{regression.what}: {regression.constant}")
 
 
 def _refuse_collinear(hessian: Array, names: tuple[str, ...], what: str) -> None:

@@ -67,6 +67,8 @@ def regressions(
                     family=Family.LOGISTIC,
                     cluster=study.cluster,
                     spanning=spanning,
+                    constant="everyone it is fitted on has the same treatment; check the treatment's column "
+                    "and arms, or use fewer folds",
                 )
             )
         found["treatment"] = tuple(models)
@@ -81,6 +83,8 @@ def regressions(
                 family=Family.LOGISTIC,
                 cluster=study.cluster,
                 spanning=spanning,
+                constant="every outcome of those it is fitted on is observed, or every one is missing; leave "
+                "the model out, or use fewer folds",
             ),
         )
     if not isinstance(outcome, Supplied):
@@ -94,6 +98,8 @@ def regressions(
                 cluster=study.cluster,
                 spanning=spanning,
                 bounds=study.target.outcome_bounds,
+                constant="every observed outcome is the same, so there is nothing to model; check the "
+                "outcome's column and how it is coded",
             ),
         )
     return found

@@ -14,7 +14,7 @@ from fedtmle.errors import InputError
 from fedtmle.initial.crossfit import Folds
 from fedtmle.initial.glm import GLM, Supplied
 from fedtmle.initial.pilot import Pilot
-from fedtmle.initial.superlearner import SuperLearner, formulas, pilots
+from fedtmle.initial.superlearner import SuperLearner, formulas, pilots, used_columns
 from fedtmle.model.table import AnyTable, StreamedTable
 from fedtmle.model.types import IntArray
 from fedtmle.targets.effects.components import Static
@@ -63,6 +63,7 @@ class Study:
                 "treatment_model: a public model gives one probability, so it is for two arms; name a silo "
                 "that fits a Pilot, or give a GLM"
             )
+        self._refuse_responses()
         if not (self.g_bounds in ("auto", None) or 0 < float(self.g_bounds or 0) < 0.5):
             raise InputError(
                 f"g_bounds: expected 'auto', None or a number in (0, 0.5), not {self.g_bounds!r}"
@@ -88,6 +89,19 @@ class Study:
             raise InputError("clever is 'covariate' or 'weight'; submodel is 'per arm' or 'contrast'")
         if self.link not in ("logistic", "linear"):
             raise InputError(f"link: expected 'logistic' or 'linear', not {self.link!r}")
+
+    def _refuse_responses(self) -> None:
+        """No model may use what it predicts, and only the outcome comes after the treatment: a model of
+        treatment or missingness that used the outcome would give a wrong estimate without a word."""
+        outcome, treatment = self.target.outcome, self.target.treatment
+        refused = {"outcome": (outcome,), "treatment": (outcome, treatment), "missingness": (outcome,)}
+        for role, model in self.models.items():
+            for column in used_columns(model):
+                if column in refused[role]:
+                    part = "outcome" if column == outcome else "treatment"
+                    raise InputError(
+                        f"{role}_model: it uses '{column}', which is the study's {part}; leave it out"
+                    )
 
     @property
     def models(self) -> dict[str, NuisanceModel]:

@@ -192,7 +192,10 @@ def _tally(study: Study, columns: EffectColumns, n: int) -> Generator[Query, Any
         raise InputError(f"weights: column '{study.weights}' is zero in every row")
     for arm, count in zip(columns.arms, tally.observed, strict=True):
         if not count:
-            raise InputError(f"treatment: no silo has an observed outcome in arm '{arm}'")
+            raise InputError(
+                f"treatment: no silo has an observed outcome in arm '{arm}'; check the treatment's column, "
+                "its arms and who has an outcome"
+            )
     return tally
 
 

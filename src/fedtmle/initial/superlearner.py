@@ -117,6 +117,14 @@ def formulas(model: object, *, public: bool = False) -> tuple[Formula, ...]:
             return ()
 
 
+def used_columns(model: object) -> tuple[str, ...]:
+    """The columns that a nuisance model reads to predict, each once."""
+    if isinstance(model, Supplied):
+        return model.columns
+    found = formulas(model, public=True)
+    return tuple(dict.fromkeys(name for f in found for name in (*f.numeric_names, *f.factor_names)))
+
+
 def pilots(model: object) -> tuple[Pilot, ...]:
     """The pilots that a nuisance model is, or has among its learners."""
     found = model.learners if isinstance(model, SuperLearner) else (model,)

@@ -121,17 +121,17 @@ class _Reader:
                 named, _, rest = str(error).partition(": ")
                 role = named.removesuffix("_model")
                 if role in FAMILIES:
-                    self._sections.add(("models", role), None, rest)
-                else:
-                    self._sections.add(("options",), named, rest)
-                if named in arguments:
-                    del arguments[named]
-                    self._reads_clearly &= role not in FAMILIES
-                elif role in FAMILIES:
-                    arguments[named] = _STAND_IN
+                    section = ("models", role)
+                    formula = "formula" in (self._sections.table(section) or {}) and named in arguments
+                    self._sections.add(section, "formula" if formula else None, rest)
+                    treated = arguments["target"].treatment is not None
+                    arguments[named] = _STAND_IN if treated or role != "treatment" else None
                     self._reads_clearly = False
-                else:
+                    continue
+                self._sections.add(("options",), named, rest)
+                if named not in arguments:
                     return None
+                del arguments[named]
 
     def _target(self) -> AbstractEffect | None:
         table = self._sections.table(("target",))
@@ -240,4 +240,5 @@ _STAND_IN = GLM("1")
 
 
 def _stand_in_target(treated: bool) -> AbstractEffect:
-    return ATE(outcome="y", treatment="a") if treated else OutcomeMean(outcome="y")
+    outcome, treatment = "\0outcome", "\0treatment"  # which no formula can name
+    return ATE(outcome=outcome, treatment=treatment) if treated else OutcomeMean(outcome=outcome)
