@@ -8,6 +8,7 @@ import pytest
 
 import fedtmle as ft
 from fedtmle.errors import DataError, FedTMLEError, InputError
+from fedtmle.studies.show import render
 from tests.effects.studies import NEWTON, Columns, change, cut, population
 
 SECRET = 7654.25  # a value that only a record holds
@@ -341,7 +342,10 @@ def test_a_constant_treatment_or_missingness_is_called_so() -> None:
     [
         ({"treatment_model": ft.GLM("w + y")}, "treatment_model: it uses 'y', which is the study's outcome"),
         ({"treatment_model": ft.GLM("w + C(y)")}, "treatment_model: it uses 'y'"),
-        ({"treatment_model": ft.GLM("w + C(a)")}, "treatment_model: it uses 'a', which is the study's treatm"),
+        (
+            {"treatment_model": ft.GLM("w + C(a)")},
+            "treatment_model: it uses 'a', which is the study's treatm",
+        ),
         ({"outcome_model": ft.GLM("a + w + I(y**2)")}, "outcome_model: it uses 'y'"),
         ({"outcome_model": ft.Supplied("w", "y")}, "outcome_model: it uses 'y'"),
         ({"missingness_model": ft.GLM("a + y")}, "missingness_model: it uses 'y'"),
@@ -355,3 +359,31 @@ def test_no_model_uses_what_it_predicts_or_what_comes_later(options: dict[str, o
     with pytest.raises(InputError) as caught:
         study(**options)
     assert str(caught.value).startswith(said)
+
+
+def test_a_count_is_a_whole_number_from_zero() -> None:
+    count = ft.ATE(outcome="y", treatment="a", outcome_bounds=(0, 10), outcome_type="count")
+    y = np.round(population(120, seed=40)["y"])
+    assert ft.run(study(count), silos(y=y)).run.status.is_converged
+    y[[3, 70]] = 1.25, -2.0
+    message = refused(study(count), silos(y=y), "silo 'silo 0'", "column 'y'", kind=DataError)
+    assert message.count("is no count (0, 1, 2, ...) in 1 row") == 2
+    assert "1.25" not in message
+    with pytest.raises(InputError, match="outcome_bounds: those of a count are 0 and"):
+        ft.ATE(outcome="y", treatment="a", outcome_bounds=(-1, 10), outcome_type="count")
+
+
+def test_a_result_says_what_the_outcome_was_taken_as() -> None:
+    told = {}
+    for kind in ("auto", "continuous", "count"):
+        target = ft.ATE(outcome="y", treatment="a", outcome_bounds=(0, 10), outcome_type=kind)
+        document = ft.run(study(target), silos(y=np.round(population(120, seed=40)["y"]))).document
+        told[kind] = [line for line in render(document).splitlines() if line.startswith("outcome  ")]
+        family = "poisson" if kind == "count" else "gaussian"
+        assert document["study"]["models"]["outcome"] == f"a + w + z ({family})"
+        assert document["study"]["target"]["response"] == ("continuous" if kind == "auto" else kind)
+    assert [line.split(maxsplit=1)[1] for lines in told.values() for line in lines] == [
+        "continuous, 0 to 10 (outcome_type auto)",
+        "continuous, 0 to 10",
+        "count, 0 to 10",
+    ]

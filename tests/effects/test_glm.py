@@ -68,6 +68,14 @@ def test_auto_is_binomial_for_a_binary_outcome_and_gaussian_else() -> None:
     np.testing.assert_allclose(linear[0], least_squares(design(data), data["y"] / 10, ones), atol=1e-10)
 
 
+def test_auto_is_poisson_for_a_count() -> None:
+    data = population(300, seed=9)
+    data["y"] = np.round(data["y"])
+    count = ft.ATE(outcome="y", treatment="a", outcome_bounds=(0.0, 10.0), outcome_type="count")
+    (fitted,) = coefficients(study(count), data, 2)
+    np.testing.assert_allclose(fitted, poisson(design(data), data["y"] / 10, np.ones(300)), atol=1e-10)
+
+
 def test_missing_outcomes_are_left_out_of_the_outcome_model_only() -> None:
     data = population(300, seed=10, missing=True)
     own = study(missingness_model=ft.GLM("a + w"))

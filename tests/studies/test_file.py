@@ -447,7 +447,12 @@ def test_the_commented_settings_of_the_template_are_valid(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(
     ("role", "formula", "used"),
-    [("treatment", "x + y", "y"), ("treatment", "a", "a"), ("outcome", "a + y", "y"), ("missingness", "y", "y")],
+    [
+        ("treatment", "x + y", "y"),
+        ("treatment", "a", "a"),
+        ("outcome", "a + y", "y"),
+        ("missingness", "y", "y"),
+    ],
 )
 def test_a_model_that_uses_its_response_is_a_mistake_of_its_line(
     tmp_path: Path, role: str, formula: str, used: str

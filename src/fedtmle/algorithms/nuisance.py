@@ -15,10 +15,10 @@ from fedtmle.algorithms.outcome import Query
 from fedtmle.errors import InputError
 from fedtmle.initial.crossfit import Folds
 from fedtmle.initial.design import column_names, extremes_of
-from fedtmle.initial.glm import GLM, FittedGLM, GLMModel, Levels
+from fedtmle.initial.glm import FAMILIES, GLM, FittedGLM, GLMModel, Levels
 from fedtmle.initial.pilot import Pilot
 from fedtmle.initial.superlearner import SuperLearner
-from fedtmle.model.families import Family
+from fedtmle.model.families import Family, Response
 from fedtmle.model.table import Table
 from fedtmle.model.types import Array, Part, unpack
 from fedtmle.protocol.query import Phase
@@ -40,7 +40,7 @@ class Regression:
 
     what: str  # e.g. "treatment model"
     model: ToFit
-    binary: bool  # whether the response is 0 or 1: what a GLM's family "auto" goes by
+    kind: Response  # what a GLM's family "auto" goes by
     response: Callable[[Table], tuple[Array, Array]]
     weight_ceiling: float
     family: Family | None = None  # of every GLM, whatever it says; None: its own
@@ -60,7 +60,7 @@ class Regression:
         return replace(self, what=f"{self.what} (fold {fold + 1})", response=response)
 
     def family_of(self, glm: GLM) -> Family:
-        return glm.resolve(binary=self.binary) if self.family is None else self.family
+        return FAMILIES[glm.family_for(self.kind)] if self.family is None else self.family
 
 
 def fit_glm(regression: Regression, glm: GLM, levels: Levels, n: int) -> Fit:

@@ -61,7 +61,7 @@ def regressions(
                 Regression(
                     what=f"treatment model{which}",
                     model=treatment,
-                    binary=True,
+                    kind="binary",
                     response=taken,
                     weight_ceiling=ceiling,
                     family=Family.LOGISTIC,
@@ -77,7 +77,7 @@ def regressions(
             Regression(
                 what="missingness model",
                 model=missingness,
-                binary=True,
+                kind="binary",
                 response=lambda table: (columns.observed(table), weight(table)),
                 weight_ceiling=ceiling,
                 family=Family.LOGISTIC,
@@ -92,7 +92,7 @@ def regressions(
             Regression(
                 what="outcome model",
                 model=outcome,
-                binary=study.target.is_binary,
+                kind=study.target.response,
                 response=lambda table: (columns.y(table), weight(table) * columns.observed(table)),
                 weight_ceiling=ceiling,
                 cluster=study.cluster,

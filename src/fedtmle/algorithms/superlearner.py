@@ -170,7 +170,7 @@ def fit_alone(
         return alone(fit_glm(part, model, levels, local.n_rows), local)
 
     def grow(table: Table) -> TreeEnsemble:
-        return model.fit(table, levels, *part.response(table), binary=part.binary)
+        return model.fit(table, levels, *part.response(table), binary=part.kind == "binary")
 
     fitted: TreeEnsemble = local.evaluate(grow)
     return fitted
@@ -179,5 +179,5 @@ def fit_alone(
 def _codec(model: GLM | GradientBoostedTrees, part: Regression, levels: Levels) -> Codec:
     if isinstance(model, GLM):
         return GLMCodec(formula=model.parsed, levels=levels, family=part.family_of(model))
-    family = Family.LOGISTIC if part.binary else Family.GAUSSIAN
+    family = Family.LOGISTIC if part.kind == "binary" else Family.GAUSSIAN
     return TreesCodec(trees=model, levels=levels, family=family)

@@ -47,7 +47,7 @@ class Converter:
         return cells
 
     def numeric(self, cells: Numbers | Factor, column: Column) -> Array | None:
-        """A numeric or binary column, NaN where missing; None if it cannot be read as one."""
+        """A column of numbers, counts or 0 and 1, NaN where missing; None if it cannot be read as one."""
         if isinstance(cells, Numbers):
             values: Array | None = cells.values
         elif column.kind is Kind.BINARY:
@@ -60,6 +60,9 @@ class Converter:
         if column.kind is Kind.BINARY:
             neither = ~np.isnan(values) & (values != 0.0) & (values != 1.0)
             self._count("is neither 0 nor 1", neither, "code it 0 and 1, or map it with levels")
+        if column.kind is Kind.COUNT:
+            broken = ~np.isnan(values) & ((values < 0.0) | (values != np.floor(values)))
+            self._count("is no count (0, 1, 2, ...)", broken, "correct it, or declare another outcome_type")
         if column.bounds is not None:
             low, high = column.bounds
             outside = (values < low) | (values > high)

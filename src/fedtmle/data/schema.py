@@ -13,13 +13,14 @@ class Kind(enum.Enum):
     """How the study reads a column."""
 
     NUMERIC = "numeric"
+    COUNT = "count"  # 0, 1, 2, ...; numeric in the table
     BINARY = "binary"  # 0 and 1; numeric in the table
     FACTOR = "factor"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Column:
-    """One column a study needs; bounds are for numeric ones, levels for factors and binary ones.
+    """One column a study needs; bounds are for numbers and counts, levels for factors and binary ones.
 
     The levels of a binary column are (the name of 0, the name of 1).
     """
@@ -32,13 +33,13 @@ class Column:
 
     def __post_init__(self) -> None:
         if self.bounds is not None:
-            if self.kind is not Kind.NUMERIC:
+            if self.kind not in (Kind.NUMERIC, Kind.COUNT):
                 raise InputError(f"column '{self.name}': bounds are for numeric columns")
             low, high = self.bounds
             if math.isnan(low) or math.isnan(high) or low >= high:
                 raise InputError(f"column '{self.name}': bounds are (low, high) with low < high")
         if self.levels is not None:
-            if self.kind is Kind.NUMERIC:
+            if self.kind in (Kind.NUMERIC, Kind.COUNT):
                 raise InputError(f"column '{self.name}': levels are for factors and binary columns")
             if not self.levels or len(set(self.levels)) != len(self.levels):
                 raise InputError(f"column '{self.name}': levels are distinct and at least one")

@@ -19,7 +19,7 @@ from fedtmle.initial.design import column_names, columns_of, design
 from fedtmle.initial.formula import parse_formula
 from fedtmle.initial.syntax import Formula
 from fedtmle.model import kernels
-from fedtmle.model.families import Family
+from fedtmle.model.families import Family, Response
 from fedtmle.model.problem import AbstractModel
 from fedtmle.model.submodel import AbstractNormaliser, AbstractSubmodel, GeneralisedLinear, StreamedLinear
 from fedtmle.model.table import AnyTable, StreamedTable, Table
@@ -27,13 +27,19 @@ from fedtmle.model.types import Array, RowBound, exponent
 
 Levels = Mapping[str, tuple[str, ...]]
 FAMILIES = {"binomial": Family.LOGISTIC, "gaussian": Family.GAUSSIAN, "poisson": Family.POISSON}
+BY_RESPONSE: Mapping[Response, Literal["binomial", "gaussian", "poisson"]] = {
+    "binary": "binomial",
+    "continuous": "gaussian",
+    "count": "poisson",
+}
 LARGEST_COEFFICIENT = 2.0**14  # on scaled columns
 
 
 @final
 @dataclass(frozen=True)
 class GLM:
-    """A regression on a formula; ``family`` "auto" is binomial for a binary response, else gaussian."""
+    """A regression on a formula; ``family`` "auto" is binomial for a binary response, poisson for a
+    count, else gaussian."""
 
     formula: str
     family: Literal["auto", "binomial", "gaussian", "poisson"] = "auto"
@@ -50,11 +56,9 @@ class GLM:
     def parsed(self) -> Formula:
         return parse_formula(self.formula)
 
-    def resolve(self, *, binary: bool) -> Family:
-        """The family for a response."""
-        return (
-            FAMILIES["binomial" if binary else "gaussian"] if self.family == "auto" else FAMILIES[self.family]
-        )
+    def family_for(self, response: Response) -> Literal["binomial", "gaussian", "poisson"]:
+        """The family's name for a response."""
+        return BY_RESPONSE[response] if self.family == "auto" else self.family
 
 
 @final

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import enum
+from typing import Literal
+
+Response = Literal["binary", "continuous", "count"]  # what the values of a response may be
 
 
 class Family(enum.IntEnum):

@@ -24,6 +24,7 @@ def describe(study: Study) -> dict[str, Any]:
             "outcome": target.outcome,
             "outcome_bounds": list(target.outcome_bounds),
             "outcome_type": target.outcome_type,
+            "response": target.response,
             "treatment": target.treatment,
             "arms": list(target.arms),
             "strata": target.strata,
@@ -39,8 +40,7 @@ def _model(role: str, model: object, study: Study) -> str:
     if isinstance(model, Supplied):
         return f"predictions supplied by the silos: {', '.join(model.columns)}"
     if isinstance(model, GLM):
-        binary = role != "outcome" or study.target.is_binary
-        family = ("binomial" if binary else "gaussian") if model.family == "auto" else model.family
+        family = model.family_for(study.target.response if role == "outcome" else "binary")
         ridge = f", ridge {model.ridge:g}" if model.ridge else ""
         return f"{model.formula} ({family}{ridge})"
     return repr(model)

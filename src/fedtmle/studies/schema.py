@@ -24,7 +24,7 @@ def _roles(study: Study) -> Iterator[Column]:
     target = study.target
     yield Column(
         name=target.outcome,
-        kind=Kind.BINARY if target.is_binary else Kind.NUMERIC,
+        kind={"binary": Kind.BINARY, "count": Kind.COUNT, "continuous": Kind.NUMERIC}[target.response],
         bounds=None if target.is_binary else target.outcome_bounds,
         may_be_missing=study.missingness_model is not None,
     )

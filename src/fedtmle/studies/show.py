@@ -70,7 +70,11 @@ def _cohort(document: Document) -> Iterator[str]:
 def _how(document: Document) -> Iterator[str]:
     """Models, the bound on g, and how many rows the inverse probabilities leave in effect."""
     study = document["study"]
-    lines = [(f"{role} model", text) for role, text in study["models"].items()]
+    target = study["target"]
+    low, high = target["outcome_bounds"]
+    auto = " (outcome_type auto)" if target["outcome_type"] == "auto" else ""
+    lines = [("outcome", f"{target.get('response', target['outcome_type'])}, {low:g} to {high:g}{auto}")]
+    lines += [(f"{role} model", text) for role, text in study["models"].items()]
     lines.append(("algorithm", study["algorithm"]["kind"]))
     rule = study["options"]["g_bounds"]
     floor = f"{document['g_floor']:.4g}" if document["g_floor"] else "none"

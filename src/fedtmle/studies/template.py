@@ -18,7 +18,7 @@ STUDY = """\
 kind = "ATE"                    # ATE, TSM (a mean per arm), RR, OR, ATT, ATC, OutcomeMean, PolicyMeans
 outcome = "sbp_12"              # systolic blood pressure after 12 months; missing for some
 outcome_bounds = [70, 260]      # declared, because a sample's minimum and maximum are two patients
-# outcome_type = "auto"         # binary, continuous, count
+# outcome_type = "auto"         # which is continuous; say so if it is binary (0 and 1) or a count
 treatment = "programme"
 arms = ["usual", "exercise"]    # the first is the reference
 # strata = "sex"                # effects by subgroup as well
@@ -39,7 +39,7 @@ arms = ["usual", "exercise"]    # the first is the reference
 
 [models.outcome]                # its formula may use the treatment
 formula = "C(programme) + sbp_0 + age + C(sex) + smoker"
-# family = "auto"               # gaussian, binomial, poisson
+# family = "auto"               # by outcome_type: gaussian (continuous), binomial (binary), poisson (count)
 # ridge = 0.0
 
 # Instead: predictions that each silo already has as columns, one per arm.

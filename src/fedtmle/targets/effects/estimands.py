@@ -11,6 +11,7 @@ from typing import Literal, final
 import numpy as np
 
 from fedtmle.errors import InputError, NumericalError
+from fedtmle.model.families import Response
 from fedtmle.model.types import Array
 from fedtmle.targets.effects.components import (
     AbstractPopulation,
@@ -38,7 +39,8 @@ class Summary:
 class AbstractEffect:
     """What every effect declares: the outcome and its bounds, the treatment, and strata if any.
 
-    Bounds are declared because a sample's minimum and maximum are two patients' values.
+    Bounds are declared because a sample's minimum and maximum are two patients' values. So is the type:
+    "auto" asks the silos nothing and takes the outcome as continuous within its bounds.
     """
 
     outcome: str
@@ -64,14 +66,21 @@ class AbstractEffect:
             raise InputError(f"outcome_type: not {self.outcome_type!r}")
         if self.outcome_type == "binary" and self.outcome_bounds != (0.0, 1.0):
             raise InputError("outcome_bounds: a binary outcome has the bounds (0, 1)")
+        if self.outcome_type == "count" and self.outcome_bounds[0] != 0.0:
+            raise InputError("outcome_bounds: those of a count are 0 and its largest possible value")
 
     @property
     def needs_treatment(self) -> bool:
         return True
 
     @property
+    def response(self) -> Response:
+        """What the outcome is taken as."""
+        return "continuous" if self.outcome_type == "auto" else self.outcome_type
+
+    @property
     def is_binary(self) -> bool:
-        return self.outcome_type == "binary"
+        return self.response == "binary"
 
     def components(self, strata: Sequence[str]) -> tuple[Component, ...]:
         """The means that the effect is made of, population by population."""
