@@ -216,9 +216,10 @@ def test_weights_that_are_too_unequal_or_all_zero_or_negative() -> None:
         own, silos(weight=weight), "silo 'silo 0'", "column 'weight'", "16 times", "2 row(s)", kind=DataError
     )
     refused(own, silos(weight=np.zeros(120)), "weights", "'weight'", "zero in every row")
-    refused(
-        own, silos(weight=-np.ones(120)), "column 'weight'", "outside the declared bounds", kind=DataError
+    message = refused(
+        own, silos(weight=-np.ones(120)), "column 'weight'", "must not be negative", kind=DataError
     )
+    assert "bounds" not in message
 
 
 def test_a_stratum_without_one_arm_is_named() -> None:
@@ -344,7 +345,7 @@ def test_a_constant_treatment_or_missingness_is_called_so() -> None:
         ({"treatment_model": ft.GLM("w + C(y)")}, "treatment_model: it uses 'y'"),
         (
             {"treatment_model": ft.GLM("w + C(a)")},
-            "treatment_model: it uses 'a', which is the study's treatm",
+            "treatment_model: it uses 'a', which is the study's t",
         ),
         ({"outcome_model": ft.GLM("a + w + I(y**2)")}, "outcome_model: it uses 'y'"),
         ({"outcome_model": ft.Supplied("w", "y")}, "outcome_model: it uses 'y'"),
@@ -387,3 +388,11 @@ def test_a_result_says_what_the_outcome_was_taken_as() -> None:
         "continuous, 0 to 10",
         "count, 0 to 10",
     ]
+
+
+def test_bounds_that_nobody_declared_are_asked_for() -> None:
+    message = refused(
+        study(ft.ATE(outcome="y", treatment="a")), silos(), "is outside 0 to 1 in", kind=DataError
+    )
+    assert "declare outcome_bounds" in message
+    assert "declared bounds" not in message

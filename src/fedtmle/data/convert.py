@@ -66,8 +66,8 @@ class Converter:
         if column.bounds is not None:
             low, high = column.bounds
             outside = (values < low) | (values > high)
-            fix = "check the unit (scale and shift in the silo file), the records or the study's bounds"
-            self._count("is outside the declared bounds", outside, fix)
+            what, fix = column.outside
+            self._count(what, outside, fix)
         return values
 
     def factor(self, cells: Numbers | Factor, column: Column) -> Factor | None:

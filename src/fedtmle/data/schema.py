@@ -30,6 +30,10 @@ class Column:
     may_be_missing: bool = False
     bounds: tuple[float, float] | None = None
     levels: tuple[str, ...] | None = None
+    outside: tuple[str, str] = (
+        "is outside the declared bounds",
+        "check the unit (scale and shift in the silo file), the records or the study's bounds",
+    )  # what to say of values beyond the bounds, and what to do
 
     def __post_init__(self) -> None:
         if self.bounds is not None:
