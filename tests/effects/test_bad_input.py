@@ -396,3 +396,48 @@ def test_bounds_that_nobody_declared_are_asked_for() -> None:
     )
     assert "declare outcome_bounds" in message
     assert "declared bounds" not in message
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: study(target="ATE"), "target: expected an effect"),
+        (lambda: study(target=ft.ATE), "target: expected an effect such as .*, not the class ATE: call it"),
+        (lambda: study(outcome_model="C(a) + w"), r"outcome_model: expected a model such as GLM\("),
+        (lambda: study(outcome_model=None), "outcome_model: expected a model"),
+        (lambda: study(treatment_model="w"), "treatment_model: expected a model"),
+        (lambda: study(missingness_model=ft.GLM), "missingness_model: expected .* the class GLM"),
+        (lambda: study(algorithm="Gradient"), "algorithm: expected an algorithm .* of type str"),
+        (lambda: study(algorithm=ft.Gradient), r"algorithm: .* class Gradient: call it, as in Gradient\(\)"),
+        (lambda: study(folds=2.5), "folds: expected an integer"),
+        (lambda: study(seed="1"), "seed: expected an integer"),
+        (lambda: study(largest_cluster=2.5), "largest_cluster: expected an integer"),
+        (lambda: study(weights=pd.Series([SECRET])), "weights: expected the name of a column"),
+        (lambda: study(cluster=5), "cluster: expected the name of a column"),
+        (lambda: study(confidence="0.95"), "confidence: expected a number"),
+        (lambda: study(g_bounds=[0.1]), "g_bounds: expected a number"),
+        (lambda: ft.GLM(5), "formula: expected text"),
+        (lambda: ft.GLM("w", ridge="0.1"), "ridge: expected a number"),
+        (lambda: ft.ATE(outcome="y", treatment="a", outcome_bounds=(1, 0, 3)), "outcome_bounds: .* not 3"),
+        (lambda: ft.ATE(outcome="y", treatment="a", outcome_bounds=5), "outcome_bounds: expected two"),
+        (lambda: ft.ATE(outcome="y", treatment="a", outcome_bounds=("0", 1)), "outcome_bounds: expected a n"),
+        (lambda: ft.ATE(outcome="y", treatment="a", arms="01"), "arms: expected the levels"),
+        (lambda: ft.ATE(outcome="y", treatment="a", arms=(0.5, 1)), "arms: expected an integer"),
+        (lambda: ft.ATE(outcome=5, treatment="a"), "outcome: expected the name"),
+        (lambda: ft.ATE(outcome="y", treatment=["a"]), "treatment: expected the name"),
+        (lambda: ft.ATE(outcome="y", treatment="y"), "treatment: 'y' is the outcome"),
+        (lambda: ft.run(study(), list(silos().values())), "silos: expected a mapping"),
+        (lambda: ft.run(study, silos()), "study: expected a Study"),
+        (lambda: ft.run(study(), silos(), release="silo 0"), r"release: expected .* \['silo 0'\]"),
+    ],
+)
+def test_arguments_of_another_type_are_named_at_once(make, said: str) -> None:
+    with pytest.raises(InputError, match=said) as caught:
+        make()
+    assert "7654" not in str(caught.value)
+
+
+def test_arms_may_be_written_as_numbers() -> None:
+    numbers = ft.ATE(outcome="y", treatment="a", outcome_bounds=(0, 10), arms=[0, np.int64(1)])
+    assert numbers == ATE
+    assert ft.run(study(numbers), silos()).document["estimates"]

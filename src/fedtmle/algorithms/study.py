@@ -15,6 +15,7 @@ from fedtmle.initial.crossfit import Folds
 from fedtmle.initial.glm import GLM, Supplied
 from fedtmle.initial.pilot import Pilot
 from fedtmle.initial.superlearner import SuperLearner, formulas, pilots, used_columns
+from fedtmle.model.arguments import expect, expect_column, expect_integer, expect_number
 from fedtmle.model.table import AnyTable, StreamedTable
 from fedtmle.model.types import IntArray
 from fedtmle.targets.effects.components import Static
@@ -56,6 +57,7 @@ class Study:
     confidence: float = 0.95
 
     def __post_init__(self) -> None:
+        self._refuse_types()
         if (self.treatment_model is None) != (self.target.treatment is None):
             raise InputError("treatment_model: give one if and only if the target names a treatment")
         if len(self.target.arms) > 2 and any(pilot.is_public for pilot in pilots(self.treatment_model)):
@@ -89,6 +91,20 @@ class Study:
             raise InputError("clever is 'covariate' or 'weight'; submodel is 'per arm' or 'contrast'")
         if self.link not in ("logistic", "linear"):
             raise InputError(f"link: expected 'logistic' or 'linear', not {self.link!r}")
+
+    def _refuse_types(self) -> None:
+        expect("target", self.target, AbstractEffect, 'an effect such as ATE(outcome="y", treatment="a")')
+        for role, model in {"outcome": self.outcome_model, **self.models}.items():
+            expect(f"{role}_model", model, NuisanceModel, 'a model such as GLM("age + C(sex)")')
+        expect("algorithm", self.algorithm, AbstractAlgorithm, "an algorithm such as Coded()")
+        for name in ("weights", "cluster"):
+            if getattr(self, name) is not None:
+                expect_column(name, getattr(self, name))
+        for name in ("largest_cluster", "seed", *(() if self.folds is None else ("folds",))):
+            expect_integer(name, getattr(self, name))
+        bounded = () if self.g_bounds is None or isinstance(self.g_bounds, str) else ("g_bounds",)
+        for name in ("weight_ceiling", "confidence", *bounded):
+            expect_number(name, getattr(self, name))
 
     def _refuse_responses(self) -> None:
         """No model may use what it predicts, and only the outcome comes after the treatment: a model of

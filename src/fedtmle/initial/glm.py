@@ -19,6 +19,7 @@ from fedtmle.initial.design import column_names, columns_of, design
 from fedtmle.initial.formula import parse_formula
 from fedtmle.initial.syntax import Formula
 from fedtmle.model import kernels
+from fedtmle.model.arguments import expect, expect_number
 from fedtmle.model.families import Family, Response
 from fedtmle.model.problem import AbstractModel
 from fedtmle.model.submodel import AbstractNormaliser, AbstractSubmodel, GeneralisedLinear, StreamedLinear
@@ -46,6 +47,8 @@ class GLM:
     ridge: float = 0.0
 
     def __post_init__(self) -> None:
+        expect("formula", self.formula, str, 'text such as "age + C(sex)"')
+        expect_number("ridge", self.ridge)
         self.parsed  # noqa: B018 - raises where the formula is outside the grammar
         if self.family not in ("auto", *FAMILIES):
             raise InputError(f"family: expected 'auto' or one of {tuple(FAMILIES)}, not {self.family!r}")

@@ -51,6 +51,8 @@ def conclude(
 
 def check_release(release: Sequence[str], silos: Collection[str]) -> None:
     """Raises where a releasing silo is none of the study's."""
+    if isinstance(release, str):
+        raise InputError(f"release: expected a list of silos, such as [{release!r}], not one text")
     unknown = sorted(set(release) - set(silos))
     if unknown:
         raise InputError(f"release: there is no silo {' or '.join(map(repr, unknown))}")

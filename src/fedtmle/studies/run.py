@@ -8,6 +8,7 @@ from fedtmle.algorithms.local import LocalAverage
 from fedtmle.algorithms.study import Study
 from fedtmle.data import SiloFile, load_all
 from fedtmle.errors import InputError
+from fedtmle.model.arguments import expect
 from fedtmle.protocol.plan import roster
 from fedtmle.runtime.embedded import run_embedded
 from fedtmle.runtime.keeper import Keeper
@@ -39,8 +40,9 @@ def run(
     consents there, and is guarded by the policy that it states. ``observe`` adds the pooled loss to the
     trajectory, by reading the rows outside the protocol.
     """
-    if not silos:
-        raise InputError("silos: expected a mapping of at least one name to data")
+    expect("study", study, Study, "a Study")
+    if not silos or not isinstance(silos, Mapping):
+        raise InputError("silos: expected a mapping of at least one name to data, such as {'north': frame}")
     check_release(release, silos)
     _check_weights(study, silos)
     tables = load_all(silos, schema_of(study))

@@ -11,6 +11,7 @@ from typing import Literal, final
 import numpy as np
 
 from fedtmle.errors import InputError, NumericalError
+from fedtmle.model.arguments import expect, expect_column, expect_number, label
 from fedtmle.model.families import Response
 from fedtmle.model.types import Array
 from fedtmle.targets.effects.components import (
@@ -51,6 +52,7 @@ class AbstractEffect:
     outcome_type: Literal["auto", "binary", "continuous", "count"] = "auto"
 
     def __post_init__(self) -> None:
+        self._read_arguments()
         low, high = self.outcome_bounds
         if not (math.isfinite(low) and math.isfinite(high) and low < high):
             raise InputError(
@@ -68,6 +70,23 @@ class AbstractEffect:
             raise InputError("outcome_bounds: a binary outcome has the bounds (0, 1)")
         if self.outcome_type == "count" and self.outcome_bounds[0] != 0.0:
             raise InputError("outcome_bounds: those of a count are 0 and its largest possible value")
+
+    def _read_arguments(self) -> None:
+        """Names are text, bounds are two numbers; arms become text, as they are at every silo."""
+        for name in ("outcome", "treatment", "strata"):
+            if name == "outcome" or getattr(self, name) is not None:
+                expect_column(name, getattr(self, name))
+        expect("outcome_bounds", self.outcome_bounds, tuple | list, "two numbers, (low, high)")
+        if len(self.outcome_bounds) != 2:
+            raise InputError(
+                f"outcome_bounds: expected two numbers, (low, high), not {len(self.outcome_bounds)}"
+            )
+        for bound in self.outcome_bounds:
+            expect_number("outcome_bounds", bound)
+        expect("arms", self.arms, tuple | list, 'the levels of the treatment, such as ("0", "1")')
+        object.__setattr__(self, "arms", tuple(label("arms", arm) for arm in self.arms))
+        if self.treatment == self.outcome:
+            raise InputError(f"treatment: '{self.outcome}' is the outcome; name another column")
 
     @property
     def needs_treatment(self) -> bool:
