@@ -24,7 +24,14 @@ from fedtmle.initial.superlearner import (
 )
 from fedtmle.initial.trees import GradientBoostedTrees, TreeEnsemble
 from fedtmle.model.table import Table
+from fedtmle.protocol.plan import roster
 from fedtmle.protocol.query import Phase
+from fedtmle.runtime.federation import InProcess
+from fedtmle.runtime.session import Session
+from fedtmle.runtime.silo import Silo
+from fedtmle.studies.over import conclude
+from fedtmle.studies.plan import study_plan
+from fedtmle.studies.show import render
 from tests.initial.silos import pooled_table, run, split, trial
 
 FORMULAS = {"a + x": ("a", "x"), "a + z": ("a", "z"), "x + z": ("x", "z")}
@@ -78,6 +85,35 @@ def test_weights_equal_the_pooled_computation(silos: int, binary: bool) -> None:
     np.testing.assert_allclose(result.weights, weights, rtol=0, atol=1e-8)
     np.testing.assert_allclose(result.risks, risks, rtol=1e-9)
     assert (weights > 0.01).sum() >= 2  # not a corner, where many mistakes would agree
+
+
+@pytest.mark.parametrize("folds", [None, 2])
+def test_the_result_has_every_learner_with_its_weight_and_risk(folds: int | None) -> None:
+    spec = SuperLearner((GLM("a + x"), Pilot(TREES, at="s1"), PerSilo(TREES)), folds=2)
+    plan = study_plan(trial(spec, folds=folds), roster(["s0", "s1"]))
+    tables = split(pooled_table(300, 4), 2)
+    silos = [Silo(name, plan, table) for name, table in tables.items()]
+    finished = Session(plan, InProcess(silos)).run()
+    document = conclude(plan, finished).document
+    fits = learned(finished)
+    expected = []
+    for fold, fit in enumerate(fits.models, start=1) if folds else [(None, fits)]:
+        for weight, risk in zip(fit.weights, fit.risks, strict=True):
+            expected.append((fold, weight, 16.0**2 * risk))
+    assert [(r["fold"], r["weight"], r["risk"]) for r in document["learners"]] == expected
+    lines = render(document).splitlines()
+    shown = {line.split("  ")[0]: line for line in lines if line[:3] in ("1. ", "2. ", "3. ")}
+    assert list(shown) == [
+        "1. a + x (gaussian)",
+        "2. a + x + z (6 trees of depth 3), fitted at s1",
+        "3. a + x + z (6 trees of depth 3), fitted at each silo, silo 1",
+        "3. a + x + z (6 trees of depth 3), fitted at each silo, silo 2",
+    ]
+    for k, line in enumerate(shown.values()):
+        mean = np.mean([row["weight"] for row in document["learners"][k :: len(shown)]])
+        assert line.split()[-2] == f"{mean:.3f}"
+    assert "SuperLearner(" not in str(document) + "".join(lines)
+    assert max(map(len, lines)) <= 80
 
 
 def test_the_partition_changes_nothing_if_the_folds_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

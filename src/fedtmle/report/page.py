@@ -10,7 +10,7 @@ from fedtmle.report import charts, cohort_charts, series, words
 from fedtmle.report.series import Document
 from fedtmle.runtime.markup import element, table, text
 from fedtmle.studies.show import PHASES, cells, interval_title
-from fedtmle.studies.text import bits, decimals, probability, share
+from fedtmle.studies.text import bits, decimals, learner_tables, probability, share
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
@@ -189,6 +189,8 @@ def _cohort(document: Document) -> str:
     rule = " (auto)" if study["options"]["g_bounds"] == "auto" else ""
     models += [["algorithm", study["algorithm"]["kind"]], ["bound on g", floor + rule]]
     found += scrolling(table(["", ""], models), "Models", "prose")
+    for head, *learners in learner_tables(document):
+        found += scrolling(table(head, learners), head[0].capitalize())
     cut = "; ".join(f"{arm.name} {arm.truncated:,}" for arm in data.arms)
     sizes = "; ".join(f"{name} {size:,.0f}" for name, size in data.effective.items())
     said = f"Records below the bound on g: {cut}. Effective number of records: {sizes}."

@@ -7,7 +7,11 @@ from dataclasses import fields, is_dataclass
 from typing import Any
 
 from fedtmle.algorithms.study import Study
-from fedtmle.initial.glm import GLM, Supplied
+from fedtmle.initial.glm import FAMILIES, GLM, FittedGLM, Supplied
+from fedtmle.initial.pilot import Pilot
+from fedtmle.initial.superlearner import PerSilo, SuperLearner
+from fedtmle.initial.trees import GradientBoostedTrees, TreeEnsemble
+from fedtmle.model.families import Response
 
 
 def describe(study: Study) -> dict[str, Any]:
@@ -30,20 +34,41 @@ def describe(study: Study) -> dict[str, Any]:
             "strata": target.strata,
             "regimes": [regime.label for regime in target.regimes()],
         },
-        "models": {role: _model(role, model, study) for role, model in study.models.items()},
+        "models": {
+            role: model_text(model, target.response if role == "outcome" else "binary")
+            for role, model in study.models.items()
+        },
         "algorithm": {"kind": type(study.algorithm).__name__, **_settings(study.algorithm)},
         "options": settings,
     }
 
 
-def _model(role: str, model: object, study: Study) -> str:
-    if isinstance(model, Supplied):
-        return f"predictions supplied by the silos: {', '.join(model.columns)}"
-    if isinstance(model, GLM):
-        family = model.family_for(study.target.response if role == "outcome" else "binary")
-        ridge = f", ridge {model.ridge:g}" if model.ridge else ""
-        return f"{model.formula} ({family}{ridge})"
-    return repr(model)
+def model_text(model: object, response: Response) -> str:
+    """A nuisance model in words."""
+    match model:
+        case Supplied():
+            text = f"predictions supplied by the silos: {', '.join(model.columns)}"
+        case GLM():
+            ridge = f", ridge {model.ridge:g}" if model.ridge else ""
+            text = f"{model.formula} ({model.family_for(response)}{ridge})"
+        case GradientBoostedTrees():
+            columns = model.formula if isinstance(model.formula, str) else " + ".join(model.formula)
+            text = f"{columns} ({model.rounds} trees of depth {model.depth})"
+        case FittedGLM():
+            family = next(name for name, own in FAMILIES.items() if own is model.family)
+            text = f"{model.formula} ({family})"
+        case TreeEnsemble():
+            text = f"{model.formula} ({len(model.sizes)} trees)"
+        case Pilot(inner, at):
+            text = f"{model_text(inner, response)}, {f'fitted at {at}' if at else 'public'}"
+        case PerSilo(inner):
+            text = f"{model_text(inner, response)}, fitted at each silo"
+        case SuperLearner(learners, folds):
+            each = "; ".join(f"{k}. {model_text(own, response)}" for k, own in enumerate(learners, start=1))
+            text = f"super learner over {folds} folds: {each}"
+        case _:
+            text = repr(model)
+    return text
 
 
 def _settings(algorithm: object) -> dict[str, Any]:

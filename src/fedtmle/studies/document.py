@@ -15,6 +15,7 @@ from fedtmle.runtime.silo import LocalOutcome
 from fedtmle.studies.describe import describe, in_words
 from fedtmle.studies.diagnosed import diagnostics_document
 from fedtmle.studies.inference import Row, table_rows
+from fedtmle.studies.learners import learners_document
 from fedtmle.studies.result import FORMAT
 from fedtmle.studies.silos import Closing, heterogeneity
 from fedtmle.studies.versions import versions
@@ -69,6 +70,7 @@ def document(plan: Plan, finished: Finished, result: Result, release: Sequence[s
         "effective_sizes": dict(
             zip([c.name for c in details.components], details.overlap.effective_sizes, strict=True)
         ),
+        "learners": learners_document(study, details),
         "diagnostics": diagnostics_document(study, finished),
         "warnings": [
             *warnings(estimates, result),

@@ -11,6 +11,7 @@ from fedtmle.studies.text import (
     bits,
     decimals,
     histogram_table,
+    learner_tables,
     number,
     partial,
     probability,
@@ -35,6 +36,7 @@ def render(document: Document) -> str:
         _question(document),
         _cohort(document),
         _how(document),
+        _learners(document),
         _estimates(document),
         _personalized(document),
         _silos(document),
@@ -74,7 +76,8 @@ def _how(document: Document) -> Iterator[str]:
     low, high = target["outcome_bounds"]
     auto = " (outcome_type auto)" if target["outcome_type"] == "auto" else ""
     lines = [("outcome", f"{target.get('response', target['outcome_type'])}, {low:g} to {high:g}{auto}")]
-    lines += [(f"{role} model", text) for role, text in study["models"].items()]
+    for role, text in study["models"].items():  # learners have a table of their own
+        lines.append((f"{role} model", text.partition(":")[0] if text.startswith("super learner") else text))
     lines.append(("algorithm", study["algorithm"]["kind"]))
     rule = study["options"]["g_bounds"]
     floor = f"{document['g_floor']:.4g}" if document["g_floor"] else "none"
@@ -84,6 +87,13 @@ def _how(document: Document) -> Iterator[str]:
     width = max(len(label) for label, _ in lines) + 2
     for label, text in lines:
         yield from wrapped(text, indent=" " * width, first=label.ljust(width))
+
+
+def _learners(document: Document) -> Iterator[str]:
+    """One line for each learner of a super learner."""
+    for index, rows in enumerate(learner_tables(document)):
+        yield from ([""] if index else [])
+        yield from aligned(rows)
 
 
 def interval_title(document: Document) -> str:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
+from statistics import fmean
 from typing import Any
 
 WIDTH = 80
@@ -85,6 +86,22 @@ def histogram_table(histograms: Sequence[Mapping[str, Any]]) -> list[str]:
                 rows.append([f"{low:.2f} to {high:.2f}", *cells])
         lines += ([""] if lines else []) + aligned(rows)
     return lines
+
+
+def learner_tables(document: Mapping[str, Any]) -> Iterator[list[list[str]]]:
+    """A table for each super learner, one row per learner; over the folds of the study, means."""
+    rows = document.get("learners", ())  # which older documents have not
+    for of in dict.fromkeys((row["model"], row["arm"]) for row in rows):
+        own = [row for row in rows if (row["model"], row["arm"]) == of]
+        folds = len({row["fold"] for row in own})
+        title = f"{of[0]} learners" + (f", arm {of[1]}" if of[1] is not None else "")
+        table = [[title + (f", means of {folds} folds" if folds > 1 else ""), "weight", "CV risk"]]
+        for learner in dict.fromkeys((row["learner"], row["text"]) for row in own):
+            same = [row for row in own if (row["learner"], row["text"]) == learner]
+            weight = sum(row["weight"] for row in same) / folds  # one that was not fitted weighs nothing
+            risk = fmean(row["risk"] for row in same)
+            table.append([f"{learner[0]}. {learner[1]}", f"{weight:.3f}", f"{risk:.4g}"])
+        yield table
 
 
 def bits(count: int) -> str:
