@@ -86,6 +86,20 @@ def test_csv_text_decides_nothing_by_a_sample(tmp_path: Path) -> None:
     assert load(path, schema(factor("x")), silo="n").factors["x"].levels == ("1", "high")
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_blanks_around_a_csv_cell_are_no_part_of_it(tmp_path: Path, stream: bool) -> None:
+    rows = ["x, z ,t", "1 , red ,a b", '2,"red ",  ', " 3,   red,\u00a0NA ", "  ,blue,a b "]
+    (tmp_path / "t.csv").write_text("\n".join(rows).replace(" z ", "z"), encoding="utf-8")
+    silo = tmp_path / "t.toml"
+    silo.write_text(f'[silo]\nname = "n"\n[data]\npath = "t.csv"\nstream = {str(stream).lower()}\n')
+    asked = schema(numeric("x", may_be_missing=True), factor("z"), factor("t", may_be_missing=True))
+    (table,) = load(silo, asked, silo="n").blocks()
+    np.testing.assert_array_equal(table.numeric["x"], [1, 2, 3, np.nan])
+    assert labels(table.factors["z"]) == ["red", "red", "red", "blue"]
+    assert table.factors["z"].levels == ("blue", "red")
+    assert labels(table.factors["t"]) == ["a b", None, None, "a b"]
+
+
 def test_csv_numbers_have_one_label_each(tmp_path: Path) -> None:
     path = csv(tmp_path, "x\n01\n1.0\n1e0\n-0.0\n0\n.5\n10\n9\n")
     column = load(path, schema(factor("x")), silo="n").factors["x"]

@@ -42,7 +42,8 @@ def csv_reader(connection: DuckDBPyConnection, path: Path, pattern: str) -> Abst
 
 
 class _CSVReader(AbstractStreamReader):
-    """A CSV file with a header; an empty cell and NA are missing, true and false are 1 and 0."""
+    """A CSV file with a header; an empty cell and NA are missing, true and false are 1 and 0, and blanks
+    around a cell are no part of it."""
 
     def __init__(
         self, connection: DuckDBPyConnection, relation: DuckDBPyRelation, names: tuple[str, ...]
@@ -81,11 +82,26 @@ class _CSVReader(AbstractStreamReader):
     def _kinds(self, names: Sequence[str]) -> tuple[dict[str, str], dict[str, str]]:
         """The SQL of the columns that are numbers, and of the others."""
         cells = {name: f"c{self._names.index(name)}" for name in names}
+        numbers = self._numbers(cells)
+        # Blanks around a number do no harm; elsewhere they are taken off, and may have hidden numbers.
+        others = {name: _stripped(cell) for name, cell in cells.items() if name not in numbers}
+        numbers |= self._numbers(others)
+        return numbers, {name: cell for name, cell in others.items() if name not in numbers}
+
+    def _numbers(self, cells: Mapping[str, str]) -> dict[str, str]:
+        """The SQL of those columns that are numbers."""
+        if not cells:
+            return {}
         # A column is numbers if all its cells are: a sample would be wrong about the rest.
         tests = ", ".join(f"count({cell}) = count({_number(cell)})" for cell in cells.values())
         (numeric,) = self._relation.project(tests).fetchall()
-        numbers = {name: _number(cells[name]) for name, yes in zip(cells, numeric, strict=True) if yes}
-        return numbers, {name: cell for name, cell in cells.items() if name not in numbers}
+        return {name: _number(cells[name]) for name, yes in zip(cells, numeric, strict=True) if yes}
+
+
+def _stripped(cell: str) -> str:
+    """Without the blanks and no-break spaces around it; missing if nothing else is there."""
+    bare, missing = f"trim({cell}, ' ' || chr(160))", ", ".join(map(repr, _MISSING))
+    return f"CASE WHEN {bare} IN ({missing}) THEN NULL ELSE {bare} END"
 
 
 def _number(cell: str) -> str:
