@@ -21,6 +21,7 @@ from fedtmle.model.types import IntArray
 from fedtmle.targets.effects.components import Static
 from fedtmle.targets.effects.estimands import AbstractEffect
 
+MOST_STRATA = 50  # every one has its own estimates: a column with more is a number, most likely
 NuisanceModel = GLM | Pilot | SuperLearner | Supplied
 
 

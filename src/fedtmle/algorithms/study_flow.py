@@ -20,7 +20,7 @@ from fedtmle.algorithms.diagnostics import Diagnostics, diagnose
 from fedtmle.algorithms.outcome import Flow, Outcome, Query
 from fedtmle.algorithms.overlap import Overlap, find_overlap
 from fedtmle.algorithms.regressions import effect_columns, regressions
-from fedtmle.algorithms.study import Study
+from fedtmle.algorithms.study import MOST_STRATA, Study
 from fedtmle.algorithms.superlearner import fit_nuisance
 from fedtmle.errors import InputError
 from fedtmle.initial.crossfit import Column, Probability
@@ -121,6 +121,12 @@ def _levels(study: Study) -> Generator[Query, Any, dict[str, tuple[str, ...]]]:
     if study.factors:
         pooled = yield LevelsQuery(factors=study.factors)
         levels = dict(zip(study.factors, pooled, strict=True))
+    strata = study.target.strata
+    if strata is not None and len(levels[strata]) > MOST_STRATA:
+        raise InputError(
+            f"strata: column '{strata}' has {len(levels[strata])} levels over all silos, more than "
+            f"{MOST_STRATA}; group its values into a few, or name another column"
+        )
     if study.target.treatment is not None:
         levels[study.target.treatment] = study.target.arms
     return levels

@@ -79,7 +79,11 @@ class Converter:
         if self.mapped.secret is not None:
             return self._keyed(labels, column, self.mapped.secret)
         if column.levels is None:
-            return relabel(labels.codes, labels.levels)
+            found = relabel(labels.codes, labels.levels)
+            if column.most is not None and len(found.levels) > column.most:
+                fix = "group its values into a few, or name another column"
+                self._add(f"has {len(found.levels)} levels, where strata may have {column.most}", fix)
+            return found
         undeclared = _rows_of(labels, [label not in column.levels for label in labels.levels])
         fix = "map it with levels in the silo file, or declare it in the study"
         self._count("has a level that the study does not declare", undeclared, fix)

@@ -30,6 +30,7 @@ class Column:
     may_be_missing: bool = False
     bounds: tuple[float, float] | None = None
     levels: tuple[str, ...] | None = None
+    most: int | None = None  # levels of a factor: refused beyond
     outside: tuple[str, str] = (
         "is outside the declared bounds",
         "check the unit (scale and shift in the silo file), the records or the study's bounds",

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
-from fedtmle.algorithms.study import Study
+from fedtmle.algorithms.study import MOST_STRATA, Study
 from fedtmle.data import Column, Kind, Schema
 from fedtmle.initial.glm import Supplied
 from fedtmle.initial.superlearner import formulas
@@ -40,7 +40,7 @@ def _roles(study: Study) -> Iterator[Column]:
     if target.treatment is not None:
         yield Column(name=target.treatment, kind=Kind.FACTOR, levels=target.arms)
     if target.strata is not None:
-        yield Column(name=target.strata, kind=Kind.FACTOR)
+        yield Column(name=target.strata, kind=Kind.FACTOR, most=MOST_STRATA)
     if study.weights is not None:
         yield Column(name=study.weights, kind=Kind.NUMERIC, bounds=(0.0, math.inf), outside=NEGATIVE)
     if study.cluster is not None:
