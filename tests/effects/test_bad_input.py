@@ -445,6 +445,8 @@ def test_arms_may_be_written_as_numbers() -> None:
 
 def test_strata_are_few() -> None:
     own = study(ft.ATE(outcome="y", treatment="a", outcome_bounds=(0, 10), strata="w"))
-    refused(own, silos(), "column 'w'", "60 levels, where strata may have 50", "group its values", kind=DataError)
+    refused(
+        own, silos(), "column 'w'", "60 levels, where strata may have 50", "group its values", kind=DataError
+    )
     code = np.arange(120) % 30 + 30 * (np.arange(120) >= 60)  # 30 in either silo
     refused(own, silos(w=code), "strata: column 'w' has 60 levels over all silos, more than 50; group")
