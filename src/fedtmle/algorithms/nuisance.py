@@ -27,7 +27,7 @@ from fedtmle.protocol.tables import ScalesQuery
 GOAL = 2.0**-42  # gradient norm on unit-scaled columns
 GIVE_UP = 1e-8  # a fit that stalls above this has not converged
 COLLINEAR = 1e-10  # a pivot of the scaled Hessian below this share of its diagonal
-SAME = 1e-12  # a share of the weight below this has another response
+SAME = 1e-9  # a share of the weight below this has another response
 SEPARATED = 1e-7  # of the curvature at zero, left at the fit
 
 Fit = Generator[Query, Any, FittedGLM]
@@ -113,7 +113,7 @@ def _refuse_constant(
     if names[0] != "1":
         return
     slope, bend = math.ldexp(abs(gradient[0]), scales[0]), math.ldexp(hessian[0, 0], 2 * scales[0])
-    if slope >= 2.0 * bend * (1 - SAME) > 0:
+    if bend > 0 and abs(slope - 2.0 * bend) <= 2.0 * bend * SAME:
         raise InputError(f"{regression.what}: {regression.constant}")
 
 
