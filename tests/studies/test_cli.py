@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from pathlib import Path
@@ -220,6 +221,35 @@ def test_personalised_runs_have_no_pooled_estimate(study: Path) -> None:
     assert "Each silo keeps its own estimate" in result.stdout
     assert "released by silos" not in result.stdout
     assert re.search(r"north +240", result.stdout)
+
+
+@pytest.mark.parametrize("rule", ["", "noise = 0.1"])
+def test_a_personalised_run_that_no_silo_leaves_says_which_key_to_set(study: Path, rule: str) -> None:
+    text = study.read_text(encoding="utf-8").replace(
+        'kind = "Coded"', 'kind = "Personalized"\nmax_updates = 5'
+    )
+    study.write_text(text.replace('tolerance = "practical"', rule), encoding="utf-8")
+    result = call("run", study)
+    assert result.exit_code == Exit.NOT_CONVERGED
+    said = " ".join(result.stdout.split())
+    assert "Warning: unfinished: north, south." in said
+    assert "Set noise, e.g. noise = 0.5" in said
+    assert "lattice" in said
+    assert (f"(now: {rule})" in said) == bool(rule)
+    assert re.search(r"^north +240 +unfinished$", result.stdout, flags=re.MULTILINE)
+    warnings = json.loads(call("run", study, "--json").stdout)["warnings"]
+    assert any("unfinished: north, south" in warning for warning in warnings)
+
+
+def test_a_personalised_silo_that_shows_its_estimate_is_not_said_to_have_none(study: Path) -> None:
+    file = read_study(study)
+    personal = dataclasses.replace(file.study, algorithm=ft.Personalized(noise=0.5))
+    edit(file.silos["north"], release="true")
+    with file.silos["south"].open("a", encoding="utf-8") as south:
+        south.write("[policy]\nrelease = true\n")
+    result = ft.run(personal, file.silos, release=("north", "south"))
+    assert result.document["personalized"]["north"]["estimates"]
+    assert result.warnings == ()
 
 
 @pytest.mark.parametrize(

@@ -99,7 +99,7 @@ def _estimates(document: Document) -> str:
 def _personalized(document: Document) -> str:
     kept: Mapping[str, Any] = document.get("personalized", {})
     rows = [
-        [silo, f"{own['n_rows']:,}", "-" if own["retired_at"] is None else str(own["retired_at"])]
+        [silo, f"{own['n_rows']:,}", "unfinished" if own["retired_at"] is None else str(own["retired_at"])]
         for silo, own in kept.items()
     ]
     found = text("p", "Each silo keeps its own estimate; there is no pooled one.")

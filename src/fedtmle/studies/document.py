@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fedtmle.algorithms.outcome import Status
+from fedtmle.algorithms.personalized import Personalized
 from fedtmle.algorithms.study import Study
 from fedtmle.algorithms.study_flow import StudyDetails
 from fedtmle.protocol.plan import Plan
@@ -70,7 +72,11 @@ def document(plan: Plan, finished: Finished, result: Result, release: Sequence[s
             zip([c.name for c in details.components], details.overlap.effective_sizes, strict=True)
         ),
         "diagnostics": diagnostics_document(study, finished),
-        "warnings": [*warnings(estimates, result), *undefined(own, release, finished.sizes)],
+        "warnings": [
+            *warnings(estimates, result),
+            *unfinished(study, result),
+            *([] if result.psi is None else undefined(own, release, finished.sizes)),
+        ],
         **result.to_dict(),
     }
 
@@ -78,11 +84,29 @@ def document(plan: Plan, finished: Finished, result: Result, release: Sequence[s
 def undefined(
     own: Mapping[str, Sequence[Row]], release: Sequence[str], sizes: Mapping[str, int]
 ) -> list[str]:
-    """Which releasing silos have no estimate of their own."""
+    """Which releasing silos have no estimate of their own beside the pooled one."""
     return [
         f"silo '{silo}' has no estimate of its own: an arm or a population is absent from it, or too small"
         for silo in sizes
         if silo in release and silo not in own
+    ]
+
+
+def unfinished(study: Study, result: Result) -> list[str]:
+    """Which silos of a personalised run did not leave, and what would let them."""
+    algorithm = study.algorithm
+    open_ended = result.status in (Status.UNFINISHED, Status.CANCELLATION)
+    if not (isinstance(algorithm, Personalized) and open_ended):
+        return []
+    still = ", ".join(name for name, update in result.retired_at.items() if update is None)
+    rules = {"noise": algorithm.noise, "lattice": algorithm.lattice}
+    now = ", ".join(f"{key} = {value:g}" for key, value in rules.items() if value is not None)
+    return [
+        f"unfinished: {still}. A silo leaves once its own fit is zero, to the last digit unless the "
+        f"algorithm says otherwise{f' (now: {now})' if now else ''}. Set noise, e.g. noise = 0.5: a silo "
+        "leaves once its EIF mean is within half of its own sampling error; or lattice, a spacing to which "
+        "fits are rounded, so that small ones are zero. A silo that disagrees with the others for good "
+        "never leaves; its estimate is flagged as unfinished."
     ]
 
 

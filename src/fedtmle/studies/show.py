@@ -119,7 +119,7 @@ def _personalized(document: Document) -> Iterator[str]:
         yield from wrapped("Each silo keeps its own estimate; there is no pooled one.")
         rows = [["silo", "records", "left at update"]]
         for name, silo in kept.items():
-            left = "-" if silo["retired_at"] is None else str(silo["retired_at"])
+            left = "unfinished" if silo["retired_at"] is None else str(silo["retired_at"])
             rows.append([name, f"{silo['n_rows']:,}", left])
         yield from aligned(rows)
         released = [(name, row) for name, silo in kept.items() for row in silo["estimates"]]
