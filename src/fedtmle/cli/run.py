@@ -31,7 +31,9 @@ def run(
         None, "--events", help="Append what happens here, line by line, for `fedtmle watch`."
     ),
     observe: bool = typer.Option(
-        False, "--observe", help="Read the records outside the protocol too, for the loss by round."
+        False,
+        "--observe",
+        help="Read the records outside the protocol too: the loss by round, constants for `bounds --pilot`.",
     ),
     quiet: bool = typer.Option(False, "--quiet", help="No progress display."),
     threads: int = typer.Option(1, min=1, help="Silos that answer side by side, on this machine."),
