@@ -179,8 +179,12 @@ def _coded(
     )
     if rows is None:
         return replace(_stated(own), checks=open_checks(cost), assumptions=(*own.assumptions, OPEN))
-    session = (problem, law, algorithm) if plan is None else (plan.subject, plan.law, plan.algorithm)
-    lattice = heard_lattice(*session, finished.transcript, finished.sizes)
+    transcript, sizes = finished.transcript, finished.sizes
+    lattice = (
+        heard_lattice(problem, law, algorithm, transcript, sizes)
+        if plan is None
+        else heard_lattice(plan.subject, plan.law, plan.algorithm, transcript, sizes)
+    )
     path = follow(problem, law, rows, outcome.trajectory, outcome.accepted, lattice)
     beta = Constant(name="beta", value=own.smoothness.value, basis=SMOOTHNESS_BASIS[own.smoothness.basis])
     known = run_constants(path, lattice, beta)
