@@ -307,3 +307,21 @@ def test_progress_is_shown_on_terminals_only(
     captured = capsys.readouterr()
     assert captured.out == ""
     assert "round 7, targeting, 3 silos, 12.3 kbit so far" in captured.err
+
+
+@pytest.mark.parametrize("kind", ["Gradient", "Central"])
+def test_a_certificate_above_the_tolerance_is_a_warning(study: Path, kind: str) -> None:
+    text = study.read_text(encoding="utf-8").replace('kind = "Coded"', f'kind = "{kind}"')
+    text = text.replace('tolerance = "practical"', "tolerance = 1e-6")
+    study.write_text(text, encoding="utf-8")
+    edit(study, outcome_bounds="[-1e8, 1e8]")
+    result = call("run", study, "--out", "r.json")
+    assert result.exit_code == Exit.FINE
+    document = json.loads(Path("r.json").read_text(encoding="utf-8"))
+    stated = document["certificate"]
+    assert stated["residual_bound"] > stated["tolerance"] >= document["residual"]
+    assert document["converged"]
+    (warning,) = document["warnings"]
+    assert f"certify {stated['residual_bound']:.2g} only" in warning
+    assert "outcome_bounds = [-1e+08, 1e+08]" in warning
+    assert "Warning: the equation holds to the tolerance" in result.stdout

@@ -75,6 +75,7 @@ def document(plan: Plan, finished: Finished, result: Result, release: Sequence[s
         "warnings": [
             *warnings(estimates, result),
             *unfinished(study, result),
+            *coarse(study, result),
             *([] if result.psi is None else undefined(own, release, finished.sizes)),
         ],
         **result.to_dict(),
@@ -89,6 +90,22 @@ def undefined(
         f"silo '{silo}' has no estimate of its own: an arm or a population is absent from it, or too small"
         for silo in sizes
         if silo in release and silo not in own
+    ]
+
+
+def coarse(study: Study, result: Result) -> list[str]:
+    """Where the residual is within the tolerance as computed, but exact sums prove less than that."""
+    stated = result.certificate
+    if not result.status.is_converged or stated is None:
+        return []
+    bound, asked, arithmetic = stated.residual_bound, stated.tolerance, stated.arithmetic
+    if bound is None or asked is None or arithmetic is None or bound <= asked:
+        return []
+    low, high = study.target.outcome_bounds
+    return [
+        f"the equation holds to the tolerance {asked:.2g} as computed, but exact sums certify {bound:.2g} "
+        "only: the rounding of a row is relative to the declared bounds, outcome_bounds = "
+        f"[{low:g}, {high:g}] and g_bounds. Declare tighter bounds, or a tolerance well above {arithmetic:.2g}"
     ]
 
 
