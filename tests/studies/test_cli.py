@@ -325,3 +325,16 @@ def test_a_certificate_above_the_tolerance_is_a_warning(study: Path, kind: str) 
     assert f"certify {stated['residual_bound']:.2g} only" in warning
     assert "outcome_bounds = [-1e+08, 1e+08]" in warning
     assert "Warning: the equation holds to the tolerance" in result.stdout
+
+
+def test_a_refusal_in_ones_own_session_says_where_to_learn_the_key(study: Path) -> None:
+    with (study.parent / "south.toml").open("a", encoding="utf-8") as south:
+        south.write("[policy]\nmin_rows = 5000\n")
+    result = call("run", study)
+    assert result.exit_code == Exit.REFUSED
+    hint = re.search(r"`fedtmle (.*)` tells its owner which key", result.stderr)
+    assert hint, result.stderr
+    assert "min_rows" in call(*hint[1].split()).stdout
+    (problem,) = json.loads(call("run", study, "--json").stdout)["problems"]
+    assert "fedtmle silo preview" in problem["message"]
+    assert problem["silo"] == "south"

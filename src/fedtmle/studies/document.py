@@ -105,7 +105,8 @@ def coarse(study: Study, result: Result) -> list[str]:
     return [
         f"the equation holds to the tolerance {asked:.2g} as computed, but exact sums certify {bound:.2g} "
         "only: the rounding of a row is relative to the declared bounds, outcome_bounds = "
-        f"[{low:g}, {high:g}] and g_bounds. Declare tighter bounds, or a tolerance well above {arithmetic:.2g}"
+        f"[{low:g}, {high:g}] and g_bounds. Declare tighter bounds, or a tolerance well above "
+        f"{arithmetic:.2g}"
     ]
 
 
