@@ -338,3 +338,28 @@ def test_a_refusal_in_ones_own_session_says_where_to_learn_the_key(study: Path) 
     (problem,) = json.loads(call("run", study, "--json").stdout)["problems"]
     assert "fedtmle silo preview" in problem["message"]
     assert problem["silo"] == "south"
+
+
+def test_validate_a_silo_file_of_another_name(study: Path) -> None:
+    north = study.parent / "north.toml"
+    edit(north, name='"other"')
+    result = call("validate", study)
+    assert result.exit_code == Exit.MISTAKES
+    lines = north.read_text(encoding="utf-8").splitlines()
+    line = next(k for k, text in enumerate(lines, start=1) if text.startswith("name"))
+    assert f"{north}:{line}: the silo is called 'other' here and 'north' in the study" in result.stderr
+
+
+def test_validate_warns_of_data_that_two_silos_list(study: Path) -> None:
+    assert call("validate", study).stderr == ""
+    other = study.parent / "other.toml"
+    text = (study.parent / "north.toml").read_text(encoding="utf-8")
+    other.write_text(text.replace('name = "north"', 'name = "other"'), encoding="utf-8")
+    with study.open("a", encoding="utf-8") as file:
+        file.write('\nother = "other.toml"\n')
+    result = call("validate", study)
+    assert result.exit_code == Exit.FINE
+    line = len(study.read_text(encoding="utf-8").splitlines())
+    assert f"Warning: {study}:{line}: silos 'north' and 'other' read the same data" in result.stderr
+    (warning,) = json.loads(call("validate", study, "--json").stdout)["warnings"]
+    assert warning["line"] == line
