@@ -304,3 +304,11 @@ def test_a_status_is_read_whole_or_not_at_all(made: Deployment, tmp_path: Path) 
     assert RunFolder(run.path).status() == status
     assert [path.name for path in run.path.glob("*.new")] == []
     assert os.path.basename(run.path).startswith("study-")
+
+
+def test_resume_of_what_is_no_run_names_what_was_given(original: Deployment) -> None:
+    found = call("resume", "nope")
+    assert found.exit_code == Exit.MISTAKES
+    assert found.output.startswith("nope: not a run's folder; a run is named by")
+    absent = call("resume", original.runs / "nope")
+    assert f"there is no run 'nope' in {original.runs}" in absent.output
