@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import tomllib
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -15,8 +16,10 @@ from typer.testing import CliRunner
 
 from fedtmle.cli import app
 from fedtmle.cli.exits import Exit
+from fedtmle.demo import IHDP
+from fedtmle.deploy.demo import _text
 from fedtmle.deploy.doctor import examine
-from fedtmle.deploy.example import write_example
+from fedtmle.deploy.example import LEFT_OUT, STUDY, write_example
 from fedtmle.deploy.kits import Deployment, Kit, Role, read_deployment, read_kit
 from fedtmle.deploy.launch import new_run
 from fedtmle.deploy.policy import place_storage
@@ -312,3 +315,19 @@ def test_resume_of_what_is_no_run_names_what_was_given(original: Deployment) -> 
     assert found.output.startswith("nope: not a run's folder; a run is named by")
     absent = call("resume", original.runs / "nope")
     assert f"there is no run 'nope' in {original.runs}" in absent.output
+
+
+def test_the_demonstration_says_what_its_study_leaves_out() -> None:
+    """Its effect is not that of `fedtmle demo`, whose models have a few covariates more."""
+    written = tomllib.loads(STUDY)["models"]
+    for role, model in (("outcome", IHDP.outcome_model), ("missingness", IHDP.missingness_model)):
+        more = set(model.formula.split(" + ")) - set(written[role]["formula"].split(" + "))
+        assert more == set(LEFT_OUT)
+    row = {"estimate": 9.7, "conf_low": 7.0, "conf_high": 12.0}
+    counts = dict.fromkeys(
+        ("n", "silos", "rounds", "study_seconds", "median_round_ms", "transcript_bytes"), 8
+    )
+    times = {"start_up_seconds": 1.0, "stop_seconds": 1.0}
+    said = _text({"estimates": [row], "same_result": True, "same_transcript": True, **counts, **times})
+    assert max(map(len, said.splitlines())) <= 80
+    assert f"the models leave out {', '.join(LEFT_OUT)}" in " ".join(said.split())
