@@ -125,6 +125,8 @@ def test_the_preview_shows_every_kind_of_message_that_leaves(folder: Path) -> No
     shown = command("silo", "preview", folder / "study.toml", "--silo", folder / "north.toml")
     assert max(map(len, shown.splitlines())) <= 80
     assert "would allow" in shown
+    assert "(models)" in shown
+    assert "(nuisance)" not in shown  # one word for it, as in `run`
     view = preview(plan, home.file)
     rehearsed = {kind.tells for kind in view.kinds}
     told: set[str] = set()

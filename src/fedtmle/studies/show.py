@@ -13,6 +13,7 @@ from fedtmle.studies.text import (
     histogram_table,
     number,
     partial,
+    phase_name,
     probability,
     share,
     wrapped,
@@ -20,13 +21,7 @@ from fedtmle.studies.text import (
 
 Document = Mapping[str, Any]
 WAYS = ("bits_up", "bits_down")
-PHASES = {
-    "nuisance": "models",
-    "calibration": "calibration",
-    "targeting": "targeting",
-    "closing": "closing",
-    "diagnostics": "diagnostics",
-}
+PHASES = ("nuisance", "calibration", "targeting", "closing", "diagnostics")
 
 
 def render(document: Document) -> str:
@@ -222,10 +217,10 @@ def cost(document: Document) -> Iterator[str]:
     """Rounds and bits by phase, over all links."""
     account = document["account"]
     rows = [["cost", "rounds", "from silos", "to silos"]]
-    for phase, label in PHASES.items():
+    for phase in PHASES:
         if account["rounds"].get(phase):
             sent = [bits(_sent(account, way, phase)) for way in WAYS]
-            rows.append([label, str(account["rounds"][phase]), *sent])
+            rows.append([phase_name(phase), str(account["rounds"][phase]), *sent])
     every = [bits(sum(_sent(account, way, phase) for phase in PHASES)) for way in WAYS]
     yield from aligned([*rows, ["in all", str(sum(account["rounds"].values())), *every]])
 
