@@ -331,3 +331,15 @@ def test_the_demonstration_says_what_its_study_leaves_out() -> None:
     said = _text({"estimates": [row], "same_result": True, "same_transcript": True, **counts, **times})
     assert max(map(len, said.splitlines())) <= 80
     assert f"the models leave out {', '.join(LEFT_OUT)}" in " ".join(said.split())
+
+
+def test_the_doctor_of_a_server_that_is_down_says_how_to_start_it(made: Deployment) -> None:
+    fine, says = found(read_kit(made.server), "server")
+    assert not fine
+    assert f"fedtmle server start {made.server}" in says
+
+
+def test_the_doctor_given_a_whole_deployment_says_which_folder_to_give(made: Deployment) -> None:
+    result = call("deploy", "doctor", made.path)
+    assert result.exit_code == Exit.MISTAKES
+    assert f"give one party's start-up kit in it, {made.server} or" in result.output

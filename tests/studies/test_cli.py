@@ -286,7 +286,17 @@ def test_usage(study: Path) -> None:
     assert call("run", study, "--threads", 0).exit_code == Exit.USAGE
 
 
-@pytest.mark.parametrize("command", ["init", "validate", "preflight", "run", "show"])
+@pytest.mark.parametrize("option", ["--out", "--report", "--transcript", "--events"])
+def test_a_folder_is_no_file_to_write_and_that_is_said_before_the_run(study: Path, option: str) -> None:
+    result = call("run", study, option, ".")
+    assert result.exit_code == Exit.USAGE
+    assert ". is a folder; name a file" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["init", "validate", "preflight", "run", "show", "demo", "watch", "bounds", "reproduce", "report"],
+)
 def test_help_documents_the_exit_codes(command: str) -> None:
     assert " ".join(CODES.split()) in " ".join(call(command, "--help").stdout.split())
 
