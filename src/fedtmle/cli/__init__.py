@@ -52,8 +52,8 @@ app.add_typer(silo.app, name="silo")
 app.add_typer(ledger.app, name="ledger")
 app.add_typer(deploy.app, name="deploy")
 app.add_typer(parties.server, name="server")
-for command in (bounds, reproduce):
-    app.command(epilog=CODES)(command)
+app.command(epilog=CODES)(bounds)
+app.command(epilog=CODES)(reproduce)
 
 
 def main() -> None:
