@@ -334,7 +334,7 @@ def test_a_level_that_too_few_people_of_every_silo_have_is_not_named(tmp_path: P
     assert RARE not in json.dumps(view.to_dict())
     assert RARE not in render(view)
     assert view.unnamed == ("f",)
-    assert "Levels that too few people of a silo have are not named: of f." in render(view)
+    assert "Not named: levels of f that too few people of each silo have." in render(view)
     assert {each.level for each in view.lines if each.name == "f"} == {"u", "v", "w"}
 
 
@@ -350,6 +350,17 @@ def test_a_silo_that_may_name_a_level_names_it_and_the_other_adds_nothing(tmp_pa
     view = preflight(labelled(tmp_path, {"one": 60, "two": 3}, files=True))
     assert line(view, "f", RARE).silos == 1
     assert RARE in render(preflight(labelled(tmp_path, {"one": 3, "two": 3}, files=True), silo="one"))
+
+
+def test_a_model_that_a_rare_level_stops_does_not_name_it(tmp_path: Path) -> None:
+    frames = {"one": frame(300, 1), "two": frame(200, 2)}
+    frames["one"].loc[:2, ["f", "a"]] = ["zoe smith", 1]
+    file = study_file(tmp_path, frames)
+    study = dataclasses.replace(file.study, treatment_model=ft.GLM("x + C(f)"))
+    view = preflight(dataclasses.replace(file, study=study))
+    assert view.overlap is not None
+    assert "perfectly predicted, mostly by C(f)[not named]" in str(view.overlap.problem)
+    assert "zoe" not in json.dumps(view.to_dict())
 
 
 def test_a_factor_of_names_alone_is_one_line(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from fedtmle.data import Schema, load_all
+from fedtmle.initial.syntax import quoted_level
 from fedtmle.protocol.policy import Policy
 from fedtmle.studies.file import StudyFile
 from fedtmle.studies.fitted_overlap import FittedOverlap, fitted_overlap
@@ -90,9 +91,20 @@ def preflight(file: StudyFile, *, silo: str | None = None) -> Preflight:
     strict = {name: replace(policy, min_cell=floor) for name, policy in policies.items()}
     least = [max(policies[name].min_level_rows, floor) for name in tables]
     what = characteristics(file.study, list(tables.values()), least)
-    overlap = fitted_overlap(file.study, what, tables, strict)
+    overlap = _without_names(fitted_overlap(file.study, what, tables, strict), what)
     hidden = {name: thresholded(describe_silo(what, table), floor) for name, table in tables.items()}
     return pool(what, hidden, floor=floor, overlap=overlap)
+
+
+def _without_names(overlap: FittedOverlap | None, what: Characteristics) -> FittedOverlap | None:
+    """Why a model could not be fitted, which may be by a column of a level that is not named."""
+    if overlap is None or overlap.problem is None:
+        return overlap
+    problem = overlap.problem
+    for level in (level for levels in what.unnamed.values() for level in levels):
+        for label in (level, quoted_level(level)):  # as columns of a design are called
+            problem = problem.replace(f"[{label}]", "[not named]")
+    return replace(overlap, problem=problem)
 
 
 def _lenient(schema: Schema) -> Schema:
@@ -132,7 +144,7 @@ def pool(
             ),
         ),
         floor=floor,
-        unnamed=what.unnamed,
+        unnamed=tuple(what.unnamed),
         overlap=overlap,
     )
 

@@ -137,4 +137,4 @@ def _note(view: Preflight) -> Iterator[str]:
             yield from wrapped("One value: everybody in an arm of a silo has the same; it is not told.")
         if view.unnamed:
             names = ", ".join(view.unnamed)
-            yield from wrapped(f"Levels that too few people of a silo have are not named: of {names}.")
+            yield from wrapped(f"Not named: levels of {names} that too few people of each silo have.")

@@ -8,7 +8,7 @@ is named if some silo may name it: if enough of that silo's people have it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,7 +34,7 @@ class Characteristics:
     outcome: str
     numeric: tuple[str, ...]
     factors: Mapping[str, tuple[str, ...]]  # with the levels that some silo may name
-    unnamed: tuple[str, ...] = ()  # the factors that have a level which no silo may name
+    unnamed: Mapping[str, frozenset[str]] = field(default_factory=dict)  # those that none may, if any
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def characteristics(
     names = [name for name in schema_of(study).names if name not in apart]
     least = [0] * len(tables) if least is None else least
     factors: dict[str, tuple[str, ...]] = {}
-    unnamed = []
+    unnamed: dict[str, frozenset[str]] = {}
     for name in names:
         held = [
             (table.factors[name], k) for table, k in zip(tables, least, strict=True) if name in table.factors
@@ -92,14 +92,15 @@ def characteristics(
         if found:
             named = {level for factor, k in held for level in _held_by(factor, k)}
             factors[name] = tuple(sorted(named))
-            unnamed += [name] if found > named else []
+            if found > named:
+                unnamed[name] = frozenset(found - named)
     return Characteristics(
         arms=target.arms,
         treatment=target.treatment,
         outcome=target.outcome,
         numeric=tuple(name for name in names if name not in factors),
         factors=factors,
-        unnamed=tuple(unnamed),
+        unnamed=unnamed,
     )
 
 
