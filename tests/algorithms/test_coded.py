@@ -10,6 +10,7 @@ import pytest
 import fedtmle as ft
 from fedtmle.errors import PrecisionError
 from fedtmle.model.types import Part
+from fedtmle.protocol.lattice import working_tolerance
 from fedtmle.protocol.query import Phase
 from fedtmle.targets import benchmark
 from tests.cases import TARGETS, targets
@@ -153,8 +154,20 @@ def test_round_budget_is_a_status_not_an_error(inner: str) -> None:
 
 def test_a_tolerance_finer_than_the_sums_is_refused() -> None:
     case = targets()["two arms"]
-    with pytest.raises(PrecisionError, match="tolerance"):
+    with pytest.raises(PrecisionError, match="tolerance: 1e-13 is too fine") as refused:
         ft.solve(case.problem, case.law, case.silos(case.split(3)), ft.Coded(tolerance=1e-13))
+    assert "'negligible'" not in str(refused.value)
+
+
+def test_a_rule_that_asks_for_too_much_is_named_with_what_to_set() -> None:
+    y, problem = np.random.default_rng(4).normal(10.0, 1.0, size=400), ft.Mean(bounds=(0.0, 1e13))
+    silos = {"a": y[:200], "b": y[200:]}
+    with pytest.raises(PrecisionError, match="tolerance: the rule 'practical' asks for") as refused:
+        ft.solve(problem, problem.start(9.0), silos, ft.Coded())
+    assert "Set tolerance to 'negligible', or to a number of at least" in str(refused.value)
+    with pytest.raises(PrecisionError, match="the rule 'negligible'") as refused:
+        working_tolerance(1e-9, 1e-9, "negligible")
+    assert "Set tolerance to a number of at least" in str(refused.value)
 
 
 def benchmark_silos(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import tomllib
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -15,8 +16,10 @@ from typer.testing import CliRunner
 
 from fedtmle.cli import app
 from fedtmle.cli.exits import Exit
+from fedtmle.demo import IHDP
+from fedtmle.deploy.demo import _text
 from fedtmle.deploy.doctor import examine
-from fedtmle.deploy.example import write_example
+from fedtmle.deploy.example import LEFT_OUT, STUDY, write_example
 from fedtmle.deploy.kits import Deployment, Kit, Role, read_deployment, read_kit
 from fedtmle.deploy.launch import new_run
 from fedtmle.deploy.policy import place_storage
@@ -304,3 +307,39 @@ def test_a_status_is_read_whole_or_not_at_all(made: Deployment, tmp_path: Path) 
     assert RunFolder(run.path).status() == status
     assert [path.name for path in run.path.glob("*.new")] == []
     assert os.path.basename(run.path).startswith("study-")
+
+
+def test_resume_of_what_is_no_run_names_what_was_given(original: Deployment) -> None:
+    found = call("resume", "nope")
+    assert found.exit_code == Exit.MISTAKES
+    assert found.output.startswith("nope: not a run's folder; a run is named by")
+    absent = call("resume", original.runs / "nope")
+    assert f"there is no run 'nope' in {original.runs}" in absent.output
+
+
+def test_the_demonstration_says_what_its_study_leaves_out() -> None:
+    """Its effect is not that of `fedtmle demo`, whose models have a few covariates more."""
+    written = tomllib.loads(STUDY)["models"]
+    for role, model in (("outcome", IHDP.outcome_model), ("missingness", IHDP.missingness_model)):
+        more = set(model.formula.split(" + ")) - set(written[role]["formula"].split(" + "))
+        assert more == set(LEFT_OUT)
+    row = {"estimate": 9.7, "conf_low": 7.0, "conf_high": 12.0}
+    counts = dict.fromkeys(
+        ("n", "silos", "rounds", "study_seconds", "median_round_ms", "transcript_bytes"), 8
+    )
+    times = {"start_up_seconds": 1.0, "stop_seconds": 1.0}
+    said = _text({"estimates": [row], "same_result": True, "same_transcript": True, **counts, **times})
+    assert max(map(len, said.splitlines())) <= 80
+    assert f"the models leave out {', '.join(LEFT_OUT)}" in " ".join(said.split())
+
+
+def test_the_doctor_of_a_server_that_is_down_says_how_to_start_it(made: Deployment) -> None:
+    fine, says = found(read_kit(made.server), "server")
+    assert not fine
+    assert f"fedtmle server start {made.server}" in says
+
+
+def test_the_doctor_given_a_whole_deployment_says_which_folder_to_give(made: Deployment) -> None:
+    result = call("deploy", "doctor", made.path)
+    assert result.exit_code == Exit.MISTAKES
+    assert f"give one party's start-up kit in it, {made.server} or" in result.output

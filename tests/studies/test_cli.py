@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from pathlib import Path
@@ -222,6 +223,35 @@ def test_personalised_runs_have_no_pooled_estimate(study: Path) -> None:
     assert re.search(r"north +240", result.stdout)
 
 
+@pytest.mark.parametrize("rule", ["", "noise = 0.1"])
+def test_a_personalised_run_that_no_silo_leaves_says_which_key_to_set(study: Path, rule: str) -> None:
+    text = study.read_text(encoding="utf-8").replace(
+        'kind = "Coded"', 'kind = "Personalized"\nmax_updates = 5'
+    )
+    study.write_text(text.replace('tolerance = "practical"', rule), encoding="utf-8")
+    result = call("run", study)
+    assert result.exit_code == Exit.NOT_CONVERGED
+    said = " ".join(result.stdout.split())
+    assert "Warning: unfinished: north, south." in said
+    assert "Set noise, e.g. noise = 0.5" in said
+    assert "lattice" in said
+    assert (f"(now: {rule})" in said) == bool(rule)
+    assert re.search(r"^north +240 +unfinished$", result.stdout, flags=re.MULTILINE)
+    warnings = json.loads(call("run", study, "--json").stdout)["warnings"]
+    assert any("unfinished: north, south" in warning for warning in warnings)
+
+
+def test_a_personalised_silo_that_shows_its_estimate_is_not_said_to_have_none(study: Path) -> None:
+    file = read_study(study)
+    personal = dataclasses.replace(file.study, algorithm=ft.Personalized(noise=0.5))
+    edit(file.silos["north"], release="true")
+    with file.silos["south"].open("a", encoding="utf-8") as south:
+        south.write("[policy]\nrelease = true\n")
+    result = ft.run(personal, file.silos, release=("north", "south"))
+    assert result.document["personalized"]["north"]["estimates"]
+    assert result.warnings == ()
+
+
 @pytest.mark.parametrize(
     ("error", "code"),
     [
@@ -256,7 +286,17 @@ def test_usage(study: Path) -> None:
     assert call("run", study, "--threads", 0).exit_code == Exit.USAGE
 
 
-@pytest.mark.parametrize("command", ["init", "validate", "preflight", "run", "show"])
+@pytest.mark.parametrize("option", ["--out", "--report", "--transcript", "--events"])
+def test_a_folder_is_no_file_to_write_and_that_is_said_before_the_run(study: Path, option: str) -> None:
+    result = call("run", study, option, ".")
+    assert result.exit_code == Exit.USAGE
+    assert ". is a folder; name a file" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["init", "validate", "preflight", "run", "show", "demo", "watch", "bounds", "reproduce", "report"],
+)
 def test_help_documents_the_exit_codes(command: str) -> None:
     assert " ".join(CODES.split()) in " ".join(call(command, "--help").stdout.split())
 
@@ -277,3 +317,59 @@ def test_progress_is_shown_on_terminals_only(
     captured = capsys.readouterr()
     assert captured.out == ""
     assert "round 7, targeting, 3 silos, 12.3 kbit so far" in captured.err
+
+
+@pytest.mark.parametrize("kind", ["Gradient", "Central"])
+def test_a_certificate_above_the_tolerance_is_a_warning(study: Path, kind: str) -> None:
+    text = study.read_text(encoding="utf-8").replace('kind = "Coded"', f'kind = "{kind}"')
+    text = text.replace('tolerance = "practical"', "tolerance = 1e-6")
+    study.write_text(text, encoding="utf-8")
+    edit(study, outcome_bounds="[-1e8, 1e8]")
+    result = call("run", study, "--out", "r.json")
+    assert result.exit_code == Exit.FINE
+    document = json.loads(Path("r.json").read_text(encoding="utf-8"))
+    stated = document["certificate"]
+    assert stated["residual_bound"] > stated["tolerance"] >= document["residual"]
+    assert document["converged"]
+    (warning,) = document["warnings"]
+    assert f"certify {stated['residual_bound']:.2g} only" in warning
+    assert "outcome_bounds = [-1e+08, 1e+08]" in warning
+    assert "Warning: the equation holds to the tolerance" in result.stdout
+
+
+def test_a_refusal_in_ones_own_session_says_where_to_learn_the_key(study: Path) -> None:
+    with (study.parent / "south.toml").open("a", encoding="utf-8") as south:
+        south.write("[policy]\nmin_rows = 5000\n")
+    result = call("run", study)
+    assert result.exit_code == Exit.REFUSED
+    hint = re.search(r"`fedtmle (.*)` tells its owner which key", result.stderr)
+    assert hint, result.stderr
+    assert "min_rows" in call(*hint[1].split()).stdout
+    (problem,) = json.loads(call("run", study, "--json").stdout)["problems"]
+    assert "fedtmle silo preview" in problem["message"]
+    assert problem["silo"] == "south"
+
+
+def test_validate_a_silo_file_of_another_name(study: Path) -> None:
+    north = study.parent / "north.toml"
+    edit(north, name='"other"')
+    result = call("validate", study)
+    assert result.exit_code == Exit.MISTAKES
+    lines = north.read_text(encoding="utf-8").splitlines()
+    line = next(k for k, text in enumerate(lines, start=1) if text.startswith("name"))
+    assert f"{north}:{line}: the silo is called 'other' here and 'north' in the study" in result.stderr
+
+
+def test_validate_warns_of_data_that_two_silos_list(study: Path) -> None:
+    assert call("validate", study).stderr == ""
+    other = study.parent / "other.toml"
+    text = (study.parent / "north.toml").read_text(encoding="utf-8")
+    other.write_text(text.replace('name = "north"', 'name = "other"'), encoding="utf-8")
+    with study.open("a", encoding="utf-8") as file:
+        file.write('\nother = "other.toml"\n')
+    result = call("validate", study)
+    assert result.exit_code == Exit.FINE
+    line = len(study.read_text(encoding="utf-8").splitlines())
+    assert f"Warning: {study}:{line}: silos 'north' and 'other' read the same data" in result.stderr
+    (warning,) = json.loads(call("validate", study, "--json").stdout)["warnings"]
+    assert warning["line"] == line

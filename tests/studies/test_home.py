@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 import fedtmle as ft
 from fedtmle.cli import app
+from fedtmle.cli.exits import Exit
 from fedtmle.errors import JournalError, RefusedError
 from fedtmle.protocol import messages
 from fedtmle.runtime.federation import InProcess
@@ -108,8 +109,13 @@ def test_a_changed_ledger_is_named_with_its_line(folder: Path) -> None:
     lines[4] = lines[4].replace('"round":', '"round": ', 1).replace('"bits":', '"bits":1', 1)
     ledger.write_text("".join(lines))
     found = runner.invoke(app, ["ledger", "verify", str(ledger)])
-    assert found.exit_code != 0
+    assert found.exit_code == Exit.MISTAKES
     assert "line 5" in found.output
+    ledger.write_text("".join(lines[:4]))  # cut short at a line's end: only the last hash tells
+    kept = command("ledger", "verify", ledger)
+    assert json.loads(lines[3])["hash"] in kept
+    assert "compare this hash" in kept
+    assert max(map(len, kept.splitlines()[1:])) <= 80
 
 
 def test_the_preview_shows_every_kind_of_message_that_leaves(folder: Path) -> None:
@@ -119,6 +125,8 @@ def test_the_preview_shows_every_kind_of_message_that_leaves(folder: Path) -> No
     shown = command("silo", "preview", folder / "study.toml", "--silo", folder / "north.toml")
     assert max(map(len, shown.splitlines())) <= 80
     assert "would allow" in shown
+    assert "(models)" in shown
+    assert "(nuisance)" not in shown  # one word for it, as in `run`
     view = preview(plan, home.file)
     rehearsed = {kind.tells for kind in view.kinds}
     told: set[str] = set()

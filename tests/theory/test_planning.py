@@ -97,3 +97,38 @@ def test_a_pilot_that_was_not_observed_is_refused() -> None:
     result = ft.solve(case.problem, case.law, case.silos(case.split(3)), ft.Coded(tolerance=1e-4))
     with pytest.raises(InputError, match="observe=True"):
         pilot_from_result(result.to_dict(), "run")
+
+
+@pytest.mark.parametrize("inner", ["step", "adaptive"])
+def test_what_run_observe_saves_is_a_pilot(tmp_path: Path, inner: str) -> None:
+    assert runner.invoke(app, ["init", str(tmp_path)]).exit_code == 0
+    study, saved = tmp_path / "study.toml", tmp_path / "pilot.json"
+    text = study.read_text(encoding="utf-8").replace('kind = "Coded"', f'kind = "Coded"\ninner = "{inner}"')
+    study.write_text(text, encoding="utf-8")
+    made = runner.invoke(app, ["run", str(study), "--observe", "--quiet", "--out", str(saved)])
+    assert made.exit_code == 0, made.output
+    output = runner.invoke(app, [*STUDY, "--pilot", str(saved), "--json"])
+    assert output.exit_code == 0, output.output
+    document = json.loads(saved.read_text(encoding="utf-8"))
+    constants = json.loads(output.stdout)["constants"]
+    losses = document["trajectory"]["loss"]
+    # Delta, beta and the silos' gradients are of the very run: it fell by no more than Delta.
+    assert constants["Delta"] >= losses[0] - min(losses) - 1e-12
+    assert constants["Delta"] == pytest.approx(losses[0] - min(losses), rel=1e-3)
+    assert constants["beta"] == document["certificate"]["smoothness"]["value"]
+    checks = {line["name"]: line for line in document["certificate"]["checks"]}
+    assert checks["rounds R"]["realised"] == document["rounds"] <= checks["rounds R"]["bound"]
+    assert checks["residual r^K"]["realised"] <= checks["residual r^K"]["bound"]
+    # Silo by silo as followed here, and over the pooled rows as observed there: the same residual.
+    assert checks["residual r^K"]["realised"] == pytest.approx(
+        document["trajectory"]["residual"][-1], rel=1e-6
+    )
+    assert document["certificate"]["descent"] == pytest.approx(np.diff(losses), abs=1e-9)
+
+
+def test_the_transport_demo_as_json_is_a_pilot(tmp_path: Path) -> None:
+    saved = tmp_path / "demo.json"
+    saved.write_text(runner.invoke(app, ["demo", "--study", "transport", "--json"]).stdout, encoding="utf-8")
+    output = runner.invoke(app, [*STUDY, "--pilot", str(saved), "--json"])
+    assert output.exit_code == 0, output.output
+    assert json.loads(output.stdout)["constants"]["beta"] == pytest.approx(BENCHMARK.beta, rel=0.01)

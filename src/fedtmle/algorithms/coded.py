@@ -109,7 +109,8 @@ class Coded(AbstractAlgorithm):
     def flow(self, problem: Problem, law: Any, n: int) -> Flow:
         run = Run(problem, n)
         tolerance = yield from settle_tolerance(run, law, self.tolerance)
-        delta = working_tolerance(tolerance, arithmetic_error(problem, law))
+        rule = self.tolerance if isinstance(self.tolerance, str) else None
+        delta = working_tolerance(tolerance, arithmetic_error(problem, law), rule)
         C = self._public_coordinates(problem, law)
         if C is not None and isinstance(self.smoothness, int | float):
             lattice = build_lattice(delta=delta, beta=significant(self.smoothness, up=True), C=C)

@@ -43,10 +43,8 @@ def common(
     """Options that every command shares; `version` is handled before any of them runs."""
 
 
-app.command()(demo)
-for command in (init, validate, preflight, risk, run, resume, show, report):
+for command in (demo, init, validate, preflight, risk, run, resume, show, report, watch):
     app.command(epilog=CODES)(command)
-app.command()(watch)
 silo.app.command("start", epilog=CODES)(parties.start_silo)
 silo.app.command("stop", epilog=CODES)(parties.stop_silo)
 silo.app.command("status", epilog=CODES)(parties.silo_status)
@@ -54,8 +52,8 @@ app.add_typer(silo.app, name="silo")
 app.add_typer(ledger.app, name="ledger")
 app.add_typer(deploy.app, name="deploy")
 app.add_typer(parties.server, name="server")
-app.command()(bounds)
-app.command()(reproduce)
+app.command(epilog=CODES)(bounds)
+app.command(epilog=CODES)(reproduce)
 
 
 def main() -> None:

@@ -24,7 +24,8 @@ def bounds(
     std_error: float | None = typer.Option(None, help="Expected standard error at this n."),
     pilot: Path | None = typer.Option(
         None,
-        help="JSON of an observed coded run; its constants are the defaults. Else the paper's benchmark.",
+        help="What `run --observe --out` saved of a coded run; its constants are the defaults. "
+        "Else the paper's benchmark.",
     ),
     latency: float = typer.Option(0.05, help="Seconds of one upload-broadcast round."),
     bandwidth: float = typer.Option(1e6, help="Bits per second of one silo's link."),

@@ -32,7 +32,8 @@ def demo(
 
     require_folder(report, "--report")
     run = demonstrations.ihdp if study is Study.IHDP else demonstrations.transport
-    document = run(as_json=as_json, quiet=quiet, observe=report is not None)
+    pilot = as_json and study is Study.TRANSPORT  # what `bounds --pilot` reads
+    document = run(as_json=as_json, quiet=quiet, observe=report is not None or pilot)
     if report is not None:
         write_page(document, report)
         if not as_json:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from fedtmle.studies.validate import Complaint
 
 CODES = (
-    "Exit codes: 0 fine; 1 the study or the data have mistakes; 2 the command was called wrongly; "
+    "Exit codes: 0 fine; 1 the study, the data or a ledger has mistakes; 2 the command was called wrongly; "
     "3 the run did not converge or is not supported; 4 a silo refused."
 )
 
@@ -40,7 +40,7 @@ def require_flare() -> None:
 @contextmanager
 def reporting(*, as_json: bool) -> Iterator[None]:
     """Turns an error raised on purpose into its lines and its exit code, without a traceback."""
-    from fedtmle.errors import FedTMLEError, InputError, RefusedError
+    from fedtmle.errors import FedTMLEError, InputError, JournalError, RefusedError
     from fedtmle.studies.validate import Complaint, complaints
 
     try:
@@ -48,7 +48,7 @@ def reporting(*, as_json: bool) -> Iterator[None]:
         return
     except FedTMLEError as error:
         found, code = complaints(error), Exit.NOT_CONVERGED
-        if isinstance(error, InputError):
+        if isinstance(error, InputError | JournalError):
             code = Exit.MISTAKES
         elif isinstance(error, RefusedError):
             code = Exit.REFUSED

@@ -28,6 +28,10 @@ def verify(ledger: Path = LEDGER) -> None:
         for line in read(ledger):
             count, head = line["line"], line["hash"]
         typer.echo(f"{count} line(s), unbroken; the last one's hash is {head}")
+        typer.echo(
+            "Lines cut off at the end leave no trace in the file: compare this hash with one\n"
+            "that was kept elsewhere."
+        )
 
 
 @app.command(epilog=CODES)

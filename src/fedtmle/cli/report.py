@@ -34,8 +34,12 @@ def report(
 
 
 def require_folder(path: Path | None, option: str) -> None:
-    """A file can be written only where there is a folder: said before a run, not after it."""
-    if path is not None and not path.absolute().parent.is_dir():
+    """A file can be written only where there is a folder, and not over one: said before a run, not after."""
+    if path is None:
+        return
+    if path.is_dir():
+        raise typer.BadParameter(f"{path} is a folder; name a file", param_hint=option)
+    if not path.absolute().parent.is_dir():
         raise typer.BadParameter(f"there is no folder {path.absolute().parent}", param_hint=option)
 
 

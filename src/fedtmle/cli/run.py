@@ -12,8 +12,11 @@ from fedtmle.cli.report import require_folder, write_page
 
 if TYPE_CHECKING:
     from fedtmle.deploy.kits import Deployment
+    from fedtmle.errors import RefusedError
     from fedtmle.federations.runs import RunFolder
+    from fedtmle.studies.file import StudyFile
     from fedtmle.studies.result import StudyResult
+    from fedtmle.studies.validate import Complaint
 
 
 def run(
@@ -31,7 +34,9 @@ def run(
         None, "--events", help="Append what happens here, line by line, for `fedtmle watch`."
     ),
     observe: bool = typer.Option(
-        False, "--observe", help="Read the records outside the protocol too, for the loss by round."
+        False,
+        "--observe",
+        help="Read the records outside the protocol too: the loss by round, constants for `bounds --pilot`.",
     ),
     quiet: bool = typer.Option(False, "--quiet", help="No progress display."),
     threads: int = typer.Option(1, min=1, help="Silos that answer side by side, on this machine."),
@@ -39,6 +44,7 @@ def run(
     patience: float = typer.Option(7 * 86400.0, min=1.0, help="With --on: seconds to wait for approvals."),
 ) -> None:
     """Run a study over the silos it lists: all on this machine, or with --on where they are."""
+    from fedtmle.errors import RefusedError
     from fedtmle.studies.file import StudyFileErrors, read_study
     from fedtmle.studies.progress import each, following, live_progress
     from fedtmle.studies.run import run as run_study
@@ -70,18 +76,31 @@ def run(
             live_progress(study.stem, quiet=quiet or as_json) as shown,
             following(events, study.stem, file.study, list(file.silos)) as log,
         ):
-            result = run_study(
-                file.study,
-                file.silos,
-                threads=threads,
-                progress=each(shown, None if log is None else log.round),
-                observe=observe,
-            )
+            try:
+                result = run_study(
+                    file.study,
+                    file.silos,
+                    threads=threads,
+                    progress=each(shown, None if log is None else log.round),
+                    observe=observe,
+                )
+            except RefusedError as refused:
+                fail([_refusal(refused, file)], Exit.REFUSED, as_json=as_json)
             if log is not None:
                 log.finished(text=result.document["status_text"], converged=result.document["converged"])
         if transcript is not None and result.run is not None:
             result.run.transcript.save(transcript)
         _conclude(result, out=out, transcript=transcript, report=report, as_json=as_json, quiet=quiet)
+
+
+def _refusal(refused: RefusedError, file: StudyFile) -> Complaint:
+    """In one's own session the owner is the reader: where to learn which key of the policy it was."""
+    from fedtmle.studies.validate import Complaint
+
+    source, message = file.silos.get(refused.silo), str(refused)
+    if source is not None and source.suffix.lower() == ".toml":
+        message += f"\n`fedtmle silo preview {file.path} --silo {source}` tells its owner which key"
+    return Complaint(message=message, silo=refused.silo)
 
 
 def resume(

@@ -30,15 +30,20 @@ def validate(
             typer.echo(json.dumps(_summary(checked)))
         else:
             typer.echo("\n".join(_lines(_summary(checked))))
+            for warning in checked.warnings:
+                typer.echo(f"Warning: {warning}", err=True)
 
 
 def _summary(checked: Validation) -> dict[str, object]:
+    from dataclasses import asdict
+
     from fedtmle.studies.describe import describe, in_words
 
     if checked.file is None or checked.schema is None:
         raise AssertionError("a validation without complaints has read the study")
     return {
         "problems": [],
+        "warnings": [asdict(warning) for warning in checked.warnings],
         "question": in_words(describe(checked.file.study)["target"]),
         "columns": {
             column.name: column.kind.value + (", may be missing" if column.may_be_missing else "")

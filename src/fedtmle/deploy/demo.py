@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from fedtmle.deploy.example import write_example
+from fedtmle.deploy.example import LEFT_OUT, write_example
 from fedtmle.deploy.launch import follow, launch, new_run
 from fedtmle.deploy.local import approve_everywhere, local_deployment
 from fedtmle.deploy.watch import show
@@ -19,7 +19,7 @@ from fedtmle.federations.runs import RunFolder, State, Status
 from fedtmle.studies.file import read_study
 from fedtmle.studies.result import StudyResult
 from fedtmle.studies.run import run
-from fedtmle.studies.text import number
+from fedtmle.studies.text import number, wrapped
 
 PATIENCE = 120.0
 
@@ -82,6 +82,10 @@ def _text(compared: dict[str, Any]) -> str:
             f"Early intervention and IQ, {compared['n']} infants at {compared['silos']} hospitals:",
             f"  effect {number(row['estimate'], 3)} ({number(row['conf_low'], 2)} to "
             f"{number(row['conf_high'], 2)})",
+            *wrapped(
+                f"Not the effect of `fedtmle demo`: the models leave out {', '.join(LEFT_OUT)}, which too "
+                "few people of some hospital have for its policy to answer."
+            ),
             f"Across processes, over mutual TLS: {compared['rounds']} rounds in "
             f"{compared['study_seconds']:.1f} s, {compared['median_round_ms']:.0f} ms in the median.",
             f"Beside the same study in one process: result {same};",

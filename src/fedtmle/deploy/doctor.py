@@ -207,6 +207,8 @@ def _server(kit: Kit) -> Iterator[Finding]:
         return
     if not listens(kit.host, kit.port):
         mend = f"the server may be down; or let this machine open connections to TCP port {kit.port} there"
+        if kit.role is Role.SERVER:
+            mend = f"fedtmle server start {kit.path}"
         yield Finding(what="server", fine=False, found=f"{where} does not answer", mend=mend)
         return
     try:

@@ -10,8 +10,9 @@ from pathlib import Path
 from fedtmle.datasets import ihdp
 from fedtmle.errors import InputError
 
-# As in `fedtmle demo`, without the three covariates that some hospital has only a few people with: a sum
-# over a few people is what a silo's policy refuses.
+# As in `fedtmle demo`, without what some hospital has only a few people with: a sum over a few people is
+# what a silo's policy refuses.
+LEFT_OUT = ("mlt_birt", "mom_scoll", "momhisp")
 BABY = "bw + nnhealth + sex"
 MOTHER = "momage + b_marr + mom_lths + mom_hs + momblack + cigs"
 STUDY = f"""\

@@ -58,6 +58,11 @@ def read_kit(path: Path, role: Role | None = None) -> Kit:
         document = json.loads((path / "fedtmle" / "kit.json").read_text(encoding="utf-8"))
         kit = Kit(path=path, **{**document, "role": Role(document["role"])})
     except (OSError, ValueError, KeyError, TypeError):
+        if (path / "deployment.json").is_file():
+            kits = (read_deployment(path).server, path / "silos" / "NAME")
+            raise InputError(
+                f"{path}: the whole deployment; give one party's start-up kit in it, {kits[0]} or {kits[1]}"
+            ) from None
         raise InputError(
             f"{path}: not a start-up kit; give a folder that `fedtmle deploy init` made"
         ) from None

@@ -105,9 +105,15 @@ def follow(deployment: Deployment, run: RunFolder) -> Iterator[Status]:
 
 def find_run(path: Path) -> tuple[Deployment, RunFolder]:
     """A run by its folder, and the deployment that it belongs to."""
-    path = path.absolute()
-    deployment = read_deployment(path.parent.parent.parent)
-    return deployment, RunFolder.named(deployment.runs, path.name)
+    whole = path.absolute()
+    try:
+        deployment = read_deployment(whole.parent.parent.parent)
+    except InputError:
+        raise InputError(
+            f"{path}: not a run's folder; a run is named by its folder in the deployment, "
+            "DEPLOYMENT/server/runs/NAME, as `fedtmle run --on` prints it when it starts"
+        ) from None
+    return deployment, RunFolder.named(deployment.runs, whole.name)
 
 
 def _ask_engine(deployment: Deployment, run: RunFolder, status: Status) -> Status:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import TextIO
 
 from fedtmle.federations.runs import State, Status
+from fedtmle.studies.text import phase_name
 
 
 def show(statuses: Iterable[Status], *, quiet: bool, to: TextIO | None = None) -> Status:
@@ -31,7 +32,8 @@ def _line(status: Status, *, live: bool) -> str:
     if status.state is State.RUNNING:
         if not status.round:
             return "all silos are ready; running"
-        return f"round {status.round}, {status.phase}, {status.bits / 1000:.1f} kbit so far" if live else ""
+        phase = phase_name(status.phase)
+        return f"round {status.round}, {phase}, {status.bits / 1000:.1f} kbit so far" if live else ""
     if status.state is State.STOPPED:
         return f"stopped after round {status.round}: {status.why}"
     return f"done in {status.round} rounds, {sum(status.seconds):.1f} s"

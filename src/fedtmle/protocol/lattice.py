@@ -220,16 +220,19 @@ def finest_tolerance(error: float) -> float:
     return 64 * error
 
 
-def working_tolerance(tolerance: float, error: float) -> Fraction:
+def working_tolerance(tolerance: float, error: float, rule: str | None = None) -> Fraction:
     """delta less what exact sums and quadrature may err; one that is too fine for that is refused.
 
     ``error`` is known at the first law; later laws may have rows bounded less tightly, so four
-    times it is set aside.
+    times it is set aside. ``rule`` is the one that set the tolerance, where nobody gave a number.
     """
-    if not tolerance >= finest_tolerance(error):
+    finest = finest_tolerance(error)
+    if not tolerance >= finest:
+        asked = f"{tolerance:g}" if rule is None else f"the rule '{rule}' asks for {tolerance:g} here, which"
+        coarser = "'negligible', or to " if rule == "practical" else ""
         raise PrecisionError(
-            f"tolerance: {tolerance:g} is too fine; exact sums and quadrature certify no less than "
-            f"{finest_tolerance(error):.2g} here. Ask for more, or declare tighter bounds"
+            f"tolerance: {asked} is too fine; exact sums and quadrature certify no less than {finest:.2g} "
+            f"here. Set tolerance to {coarser}a number of at least {finest:.2g}, or declare tighter bounds"
         )
     return Fraction(tolerance) - 4 * Fraction(error)
 

@@ -19,6 +19,7 @@ from fedtmle.report.svg import (
     ticks,
 )
 from fedtmle.runtime.markup import element, text
+from fedtmle.studies.text import phase_name
 
 WIDE, NARROW = 720.0, 340.0
 ROW = 20.0
@@ -202,7 +203,7 @@ def _phases(canvas: Canvas, phases: Sequence[str], x: Scale, top: float, bottom:
     runs = [(k, phase) for k, phase in enumerate(phases) if k == 0 or phases[k - 1] != phase]
     free = [0.0, 0.0]  # where each line of names has room again
     for place, (start, phase) in enumerate(runs):
-        name = "models" if phase == "nuisance" else phase
+        name = phase_name(phase)
         above = top - (10 if place % 2 == 0 else 24)
         canvas.line(x(start), above + 3, x(start), bottom, "phase")
         size = CHARACTER * len(name)

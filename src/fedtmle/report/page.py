@@ -10,7 +10,7 @@ from fedtmle.report import charts, cohort_charts, series, words
 from fedtmle.report.series import Document
 from fedtmle.runtime.markup import element, table, text
 from fedtmle.studies.show import PHASES, cells, interval_title
-from fedtmle.studies.text import bits, decimals, learner_tables, probability, share
+from fedtmle.studies.text import bits, decimals, learner_tables, phase_name, probability, share
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
@@ -99,7 +99,7 @@ def _estimates(document: Document) -> str:
 def _personalized(document: Document) -> str:
     kept: Mapping[str, Any] = document.get("personalized", {})
     rows = [
-        [silo, f"{own['n_rows']:,}", "-" if own["retired_at"] is None else str(own["retired_at"])]
+        [silo, f"{own['n_rows']:,}", "unfinished" if own["retired_at"] is None else str(own["retired_at"])]
         for silo, own in kept.items()
     ]
     found = text("p", "Each silo keeps its own estimate; there is no pooled one.")
@@ -263,7 +263,7 @@ def _sent(document: Document) -> str:
          bits(sum(down.get(silo, {}).values()))]
         for silo in up
     ]  # fmt: skip
-    heads = [f"{PHASES[phase]} ({account['rounds'][phase]})" for phase in phases]
+    heads = [f"{phase_name(phase)} ({account['rounds'][phase]})" for phase in phases]
     caption = "Bits that each silo sent, by phase (with the number of rounds), and received"
     found += scrolling(table(["silo", *heads, "sent", "received"], rows, caption=caption), "Bits by silo")
     total = sum(sum(sent) for sent in data.up.values())

@@ -1,7 +1,7 @@
 """The certificate of a run: what was realised, beside what the theorems allow.
 
 Without the rows the server knows R, B, S, K, H_K and the certified residual, but not Delta or kappa, so
-most bounds stay open. With the rows at hand (`solve(..., observe=True)`) all of them are evaluated.
+most bounds stay open. With the rows at hand (`solve` or `run` with ``observe=True``) all are evaluated.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from fedtmle.protocol.coded import RoundedGradientQuery
 from fedtmle.protocol.fits import FitQuery, Weighting
 from fedtmle.protocol.lattice import Lattice
 from fedtmle.protocol.messages import Answered
+from fedtmle.protocol.plan import Plan
 from fedtmle.protocol.query import Link, Phase, Problem
 from fedtmle.runtime.markup import element, table, text
 from fedtmle.runtime.session import Finished
@@ -115,11 +116,15 @@ def certify(
     *,
     rows: Mapping[str, Any] | None = None,
     loss: Sequence[float] | None = None,
+    plan: Plan | None = None,
 ) -> RunCertificate | None:
-    """The certificate of a session that began at ``law``; ``rows`` by silo and ``loss`` if observed."""
+    """The certificate of a session that began at ``law``; ``rows`` by silo and ``loss`` if observed.
+
+    ``plan`` is the session's where more than the algorithm was run in it: a whole study.
+    """
     own = finished.outcome.certificate
     if isinstance(algorithm, Coded) and own is not None:
-        return _coded(problem, law, algorithm, finished, own, rows)
+        return _coded(problem, law, algorithm, finished, own, rows, plan)
     if isinstance(algorithm, Personalized):
         return None if rows is None else _personalized(problem, law, algorithm, finished, rows)
     if own is None:
@@ -154,6 +159,7 @@ def _coded(
     finished: Finished,
     own: Certificate,
     rows: Mapping[str, Any] | None,
+    plan: Plan | None,
 ) -> RunCertificate:
     outcome = finished.outcome
     if own.smoothness is None or own.history_bits is None:
@@ -173,7 +179,12 @@ def _coded(
     )
     if rows is None:
         return replace(_stated(own), checks=open_checks(cost), assumptions=(*own.assumptions, OPEN))
-    lattice = heard_lattice(problem, law, algorithm, finished.transcript, finished.sizes)
+    transcript, sizes = finished.transcript, finished.sizes
+    lattice = (
+        heard_lattice(problem, law, algorithm, transcript, sizes)
+        if plan is None
+        else heard_lattice(plan.subject, plan.law, plan.algorithm, transcript, sizes)
+    )
     path = follow(problem, law, rows, outcome.trajectory, outcome.accepted, lattice)
     beta = Constant(name="beta", value=own.smoothness.value, basis=SMOOTHNESS_BASIS[own.smoothness.basis])
     known = run_constants(path, lattice, beta)
@@ -262,7 +273,7 @@ def heard(
 
 
 def heard_lattice(
-    problem: Problem, law: Any, algorithm: Coded, transcript: Transcript, sizes: Mapping[str, int]
+    problem: Problem, law: Any, algorithm: AbstractAlgorithm, transcript: Transcript, sizes: Mapping[str, int]
 ) -> Lattice:
     """The lattice (h, beta, C) that the parties settled on."""
     for query, _, _ in heard(problem, law, algorithm, transcript, sizes):

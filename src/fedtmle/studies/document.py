@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fedtmle.algorithms.outcome import Status
+from fedtmle.algorithms.personalized import Personalized
 from fedtmle.algorithms.study import Study
 from fedtmle.algorithms.study_flow import StudyDetails
 from fedtmle.protocol.plan import Plan
@@ -75,7 +77,9 @@ def document(plan: Plan, finished: Finished, result: Result, release: Sequence[s
         "warnings": [
             *warnings(estimates, result),
             *unneeded(study, details),
-            *undefined(own, release, finished.sizes),
+            *unfinished(study, result),
+            *coarse(study, result),
+            *([] if result.psi is None else undefined(own, release, finished.sizes)),
         ],
         **result.to_dict(),
     }
@@ -91,11 +95,46 @@ def unneeded(study: Study, details: StudyDetails) -> list[str]:
 def undefined(
     own: Mapping[str, Sequence[Row]], release: Sequence[str], sizes: Mapping[str, int]
 ) -> list[str]:
-    """Which releasing silos have no estimate of their own."""
+    """Which releasing silos have no estimate of their own beside the pooled one."""
     return [
         f"silo '{silo}' has no estimate of its own: an arm or a population is absent from it, or too small"
         for silo in sizes
         if silo in release and silo not in own
+    ]
+
+
+def coarse(study: Study, result: Result) -> list[str]:
+    """Where the residual is within the tolerance as computed, but exact sums prove less than that."""
+    stated = result.certificate
+    if not result.status.is_converged or stated is None:
+        return []
+    bound, asked, arithmetic = stated.residual_bound, stated.tolerance, stated.arithmetic
+    if bound is None or asked is None or arithmetic is None or bound <= asked:
+        return []
+    low, high = study.target.outcome_bounds
+    return [
+        f"the equation holds to the tolerance {asked:.2g} as computed, but exact sums certify {bound:.2g} "
+        "only: the rounding of a row is relative to the declared bounds, outcome_bounds = "
+        f"[{low:g}, {high:g}] and g_bounds. Declare tighter bounds, or a tolerance well above "
+        f"{arithmetic:.2g}"
+    ]
+
+
+def unfinished(study: Study, result: Result) -> list[str]:
+    """Which silos of a personalised run did not leave, and what would let them."""
+    algorithm = study.algorithm
+    open_ended = result.status in (Status.UNFINISHED, Status.CANCELLATION)
+    if not (isinstance(algorithm, Personalized) and open_ended):
+        return []
+    still = ", ".join(name for name, update in result.retired_at.items() if update is None)
+    rules = {"noise": algorithm.noise, "lattice": algorithm.lattice}
+    now = ", ".join(f"{key} = {value:g}" for key, value in rules.items() if value is not None)
+    return [
+        f"unfinished: {still}. A silo leaves once its own fit is zero, to the last digit unless the "
+        f"algorithm says otherwise{f' (now: {now})' if now else ''}. Set noise, e.g. noise = 0.5: a silo "
+        "leaves once its EIF mean is within half of its own sampling error; or lattice, a spacing to which "
+        "fits are rounded, so that small ones are zero. A silo that disagrees with the others for good "
+        "never leaves; its estimate is flagged as unfinished."
     ]
 
 

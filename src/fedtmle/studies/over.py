@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
+from fedtmle.algorithms.coded import Coded
 from fedtmle.errors import InputError
+from fedtmle.model.table import Table
 from fedtmle.protocol.plan import Plan
 from fedtmle.runtime.certificate import certify
 from fedtmle.runtime.federation import Federation
@@ -41,10 +43,22 @@ def conclude(
     release: Sequence[str] = (),
     own: Mapping[str, LocalOutcome] | None = None,
     observed: Observation | None = None,
+    rows: Mapping[str, Table] | None = None,
 ) -> StudyResult:
-    """The result of a finished session; ``own`` is what silos in this process kept for themselves."""
-    problem = finished.outcome.problem
-    certificate = certify(problem, problem.start(), plan.subject.algorithm, finished)
+    """The result of a finished session; ``own`` is what silos in this process kept for themselves.
+
+    A coded run that was observed is also followed on each silo's ``rows``, for its constants.
+    """
+    problem, algorithm = finished.outcome.problem, plan.subject.algorithm
+    certificate = certify(
+        problem,
+        problem.start(),
+        algorithm,
+        finished,
+        rows=rows if isinstance(algorithm, Coded) else None,
+        loss=observed.loss if observed else None,
+        plan=plan,
+    )
     result = assemble(problem, finished, observed, certificate, own or {})
     return StudyResult(document=document(plan, finished, result, release), run=result)
 

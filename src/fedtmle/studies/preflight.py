@@ -1,7 +1,8 @@
 """A look at the cohort before a study runs: Table 1 by arm, missing values, cohort flow, overlap.
 
 The server's view is made of thresholded tables only: every silo hides first whatever is below the
-strictest of the silos' floors, which their own files state.
+strictest of the silos' floors, which their own files state, and names no level of a factor that too
+few of its people have.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from fedtmle.data import Schema, load_all
+from fedtmle.initial.syntax import quoted_level
 from fedtmle.protocol.policy import Policy
 from fedtmle.studies.file import StudyFile
 from fedtmle.studies.fitted_overlap import FittedOverlap, fitted_overlap
@@ -22,7 +24,6 @@ from fedtmle.studies.table1 import (
     STEPS,
     Characteristics,
     Lost,
-    Moments,
     SiloTable,
     characteristics,
     describe_silo,
@@ -44,6 +45,7 @@ class Line:
     sd: tuple[float, ...] | None
     difference: float | None
     silos: int
+    constant: bool = False  # every silo has one value of it, which stays there: it is everyone's
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +70,7 @@ class Preflight:
     missing: tuple[Count, ...]
     lines: tuple[Line, ...]
     floor: int | None  # None where nothing is hidden
+    unnamed: tuple[str, ...] = ()  # factors with a level that no silo may name
     overlap: FittedOverlap | None = None  # None where there is one arm
 
     def to_dict(self) -> dict[str, Any]:
@@ -78,17 +81,30 @@ def preflight(file: StudyFile, *, silo: str | None = None) -> Preflight:
     """All silos from tables thresholded by the strictest of their floors; or one ``silo`` in full."""
     sources = file.silos if silo is None else {silo: file.silos[silo]}
     tables = in_memory(load_all(sources, _lenient(schema_of(file.study))), "preflight")
-    what = characteristics(file.study, list(tables.values()))
-    full = {name: describe_silo(what, table) for name, table in tables.items()}
     if silo is not None:
+        what = characteristics(file.study, list(tables.values()))
+        full = {name: describe_silo(what, table) for name, table in tables.items()}
         overlap = fitted_overlap(file.study, what, tables, dict.fromkeys(tables, Policy.unguarded()))
         return pool(what, full, floor=None, overlap=overlap)
     policies = {name: policy_of(source) or session_policy() for name, source in sources.items()}
     floor = max(policy.min_cell for policy in policies.values())
     strict = {name: replace(policy, min_cell=floor) for name, policy in policies.items()}
-    overlap = fitted_overlap(file.study, what, tables, strict)
-    hidden = {name: thresholded(table, floor) for name, table in full.items()}
+    least = [max(policies[name].min_level_rows, floor) for name in tables]
+    what = characteristics(file.study, list(tables.values()), least)
+    overlap = _without_names(fitted_overlap(file.study, what, tables, strict), what)
+    hidden = {name: thresholded(describe_silo(what, table), floor) for name, table in tables.items()}
     return pool(what, hidden, floor=floor, overlap=overlap)
+
+
+def _without_names(overlap: FittedOverlap | None, what: Characteristics) -> FittedOverlap | None:
+    """Why a model could not be fitted, which may be by a column of a level that is not named."""
+    if overlap is None or overlap.problem is None:
+        return overlap
+    problem = overlap.problem
+    for level in (level for levels in what.unnamed.values() for level in levels):
+        for label in (level, quoted_level(level)):  # as columns of a design are called
+            problem = problem.replace(f"[{label}]", "[not named]")
+    return replace(overlap, problem=problem)
 
 
 def _lenient(schema: Schema) -> Schema:
@@ -120,14 +136,15 @@ def pool(
             _count(name, [_told(table.missing[name]) for table in tables], tables) for name in names
         ),
         lines=(
-            *(_mean(name, [table.numeric[name] for table in tables]) for name in what.numeric),
+            *(_mean(name, tables) for name in what.numeric),
             *(
-                _share(name, level, [table.levels[name, level] for table in tables], tables)
+                _share(name, level, tables)
                 for name, levels in what.factors.items()
-                for level in levels
+                for level in levels or (None,)
             ),
         ),
         floor=floor,
+        unnamed=tuple(what.unnamed),
         overlap=overlap,
     )
 
@@ -146,7 +163,8 @@ def _told(lost: Lost | None) -> int | None:
     return None if lost is None else lost.count
 
 
-def _mean(name: str, silos: Sequence[tuple[Moments | None, ...]]) -> Line:
+def _mean(name: str, tables: Sequence[SiloTable]) -> Line:
+    silos = [table.numeric[name] for table in tables]
     shown = [[m for m in by_arm if m is not None] for by_arm in silos if None not in by_arm]
     means, deviations = [], []
     for arm in zip(*shown, strict=True):
@@ -164,15 +182,16 @@ def _mean(name: str, silos: Sequence[tuple[Moments | None, ...]]) -> Line:
         sd=None if zero_one else tuple(deviations),
         difference=_difference(means, variances),
         silos=len(shown),
+        constant=all(name in table.constant for table in tables),
     )
 
 
-def _share(
-    name: str, level: str, silos: Sequence[tuple[int | None, ...]], tables: Sequence[SiloTable]
-) -> Line:
-    shown = [(cells, t.arms) for cells, t in zip(silos, tables, strict=True) if None not in cells]
+def _share(name: str, level: str | None, tables: Sequence[SiloTable]) -> Line:
+    """A level's share of each arm; nothing is shown of a factor without a level that may be named."""
+    silos = [] if level is None else [(table.levels[name, level], table.arms) for table in tables]
+    shown = [(cells, arms) for cells, arms in silos if None not in cells]
     shares = []
-    for a in range(len(silos[0]) if shown else 0):
+    for a in range(len(tables[0].arms) if shown else 0):
         count, total = (sum(pair[k][a] or 0 for pair in shown) for k in (0, 1))
         shares.append(count / total if total else math.nan)
     return Line(

@@ -67,7 +67,7 @@ def _table(view: Preflight) -> Iterator[str]:
             row = [_label(line), *(_cell(view, line, a) for a in range(len(view.arms)))]
             if several:
                 row.append("-" if line.difference is None else f"{line.difference:+.2f}")
-            rows.append(_with_silos(view, row, line.silos))
+            rows.append(_with_silos(view, row, len(view.silos) if line.constant else line.silos))
     yield from aligned(rows)
 
 
@@ -76,6 +76,8 @@ def _label(line: Line) -> str:
 
 
 def _cell(view: Preflight, line: Line, arm: int) -> str:
+    if line.constant:
+        return "one value"
     if not line.silos:
         return f"<{view.floor}"
     if line.sd is None:
@@ -131,3 +133,8 @@ def _note(view: Preflight) -> Iterator[str]:
             "A count with + leaves out silos in which it is smaller. Outcomes by arm are not shown before "
             "the study runs."
         )
+        if any(line.constant for line in view.lines):
+            yield from wrapped("One value: everybody in an arm of a silo has the same; it is not told.")
+        if view.unnamed:
+            names = ", ".join(view.unnamed)
+            yield from wrapped(f"Not named: levels of {names} that too few people of each silo have.")

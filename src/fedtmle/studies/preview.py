@@ -22,7 +22,7 @@ from fedtmle.runtime.session import Session
 from fedtmle.runtime.silo import Silo
 from fedtmle.studies.floors import floor_of
 from fedtmle.studies.party import open_party
-from fedtmle.studies.text import aligned, bits, wrapped
+from fedtmle.studies.text import aligned, bits, phase_name, wrapped
 
 EXAMPLE = 12  # bytes shown of a message
 
@@ -132,7 +132,7 @@ def render(view: Preview) -> str:
         "",
     ]
     for kind in view.kinds:
-        lines += wrapped(f"{kind.tells} ({kind.phase})", first="* ", indent="  ")
+        lines += wrapped(f"{kind.tells} ({phase_name(kind.phase)})", first="* ", indent="  ")
         lines += [
             f"    {kind.times} time{'s'[: kind.times != 1]}, {kind.numbers:,} numbers, {bits(kind.bits)}; "
             "the first begins",

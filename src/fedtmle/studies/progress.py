@@ -12,7 +12,7 @@ from fedtmle.runtime.events import EventLog, logging_to
 from fedtmle.runtime.session import Progress, RoundReport
 from fedtmle.studies.describe import describe, in_words
 from fedtmle.studies.plan import study_plan
-from fedtmle.studies.text import shortened
+from fedtmle.studies.text import phase_name, shortened
 
 TITLE = 14  # characters of a title that leave a line of 80 room for the rest
 
@@ -38,8 +38,8 @@ def live_progress(what: str, *, quiet: bool) -> Iterator[Progress | None]:
             last = "so far" if known is None else f"so far, {known:.1e}"  # the residual on its way down
             bar.update(
                 task,
-                description=f"{short}: round {round_.round}, {round_.phase}, {round_.silos} silos, "
-                f"{round_.bits / 1000:.1f} kbit {last}",
+                description=f"{short}: round {round_.round}, {phase_name(round_.phase)}, "
+                f"{round_.silos} silos, {round_.bits / 1000:.1f} kbit {last}",
             )
 
         yield report

@@ -38,7 +38,7 @@ def run(
 
     ``release`` names silos that consent to having their own estimate shown; one that has a silo file
     consents there, and is guarded by the policy that it states. ``observe`` adds the pooled loss to the
-    trajectory, by reading the rows outside the protocol.
+    trajectory, and to a coded run's certificate its constants, by reading the rows outside the protocol.
     """
     expect("study", study, Study, "a Study")
     if not silos or not isinstance(silos, Mapping):
@@ -58,16 +58,13 @@ def run(
     ]
     finished = run_embedded(plan, parties, threads=threads, progress=progress)
     own = {silo.name: silo.local for silo in parties if silo.local is not None}
-    observed = None
+    observed, rows = None, None
     if observe:
-        together = (
-            tables["pooled"]
-            if study.algorithm.pools_rows
-            else pooled_rows(study, in_memory(tables, "observe"))
-        )
+        rows = in_memory(tables, "observe")
+        together = rows["pooled"] if study.algorithm.pools_rows else pooled_rows(study, rows)
         problem = finished.outcome.problem
         observed = observe_run(problem, problem.start(), together, finished.outcome)
-    return conclude(plan, finished, release=release, own=own, observed=observed)
+    return conclude(plan, finished, release=release, own=own, observed=observed, rows=rows)
 
 
 def _keeper(study: Study, file: SiloFile | None) -> Keeper:

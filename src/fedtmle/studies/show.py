@@ -14,6 +14,7 @@ from fedtmle.studies.text import (
     learner_tables,
     number,
     partial,
+    phase_name,
     probability,
     share,
     wrapped,
@@ -21,13 +22,7 @@ from fedtmle.studies.text import (
 
 Document = Mapping[str, Any]
 WAYS = ("bits_up", "bits_down")
-PHASES = {
-    "nuisance": "models",
-    "calibration": "calibration",
-    "targeting": "targeting",
-    "closing": "closing",
-    "diagnostics": "diagnostics",
-}
+PHASES = ("nuisance", "calibration", "targeting", "closing", "diagnostics")
 
 
 def render(document: Document) -> str:
@@ -133,7 +128,7 @@ def _personalized(document: Document) -> Iterator[str]:
         yield from wrapped("Each silo keeps its own estimate; there is no pooled one.")
         rows = [["silo", "records", "left at update"]]
         for name, silo in kept.items():
-            left = "-" if silo["retired_at"] is None else str(silo["retired_at"])
+            left = "unfinished" if silo["retired_at"] is None else str(silo["retired_at"])
             rows.append([name, f"{silo['n_rows']:,}", left])
         yield from aligned(rows)
         released = [(name, row) for name, silo in kept.items() for row in silo["estimates"]]
@@ -236,10 +231,10 @@ def cost(document: Document) -> Iterator[str]:
     """Rounds and bits by phase, over all links."""
     account = document["account"]
     rows = [["cost", "rounds", "from silos", "to silos"]]
-    for phase, label in PHASES.items():
+    for phase in PHASES:
         if account["rounds"].get(phase):
             sent = [bits(_sent(account, way, phase)) for way in WAYS]
-            rows.append([label, str(account["rounds"][phase]), *sent])
+            rows.append([phase_name(phase), str(account["rounds"][phase]), *sent])
     every = [bits(sum(_sent(account, way, phase) for phase in PHASES)) for way in WAYS]
     yield from aligned([*rows, ["in all", str(sum(account["rounds"].values())), *every]])
 

@@ -1,21 +1,22 @@
 """Table 1 of one silo by arm, in additive sums, and what of it may leave the silo.
 
 A count may leave if it and what is left of its total are at least the silo's floor; a sum may
-leave if the count behind it may, and if it does not tell a small count by itself.
+leave if the count behind it may, and if it does not tell a small count by itself. A factor's level
+is named if some silo may name it: if enough of that silo's people have it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedtmle.algorithms.study import Study
 from fedtmle.initial.glm import Supplied
-from fedtmle.model.table import Table
-from fedtmle.model.types import Array
+from fedtmle.model.table import Factor, Table
+from fedtmle.model.types import Array, IntArray
 from fedtmle.protocol.floors import visible
 from fedtmle.studies.schema import schema_of
 
@@ -32,7 +33,8 @@ class Characteristics:
     treatment: str | None
     outcome: str
     numeric: tuple[str, ...]
-    factors: Mapping[str, tuple[str, ...]]  # with their levels over all silos
+    factors: Mapping[str, tuple[str, ...]]  # with the levels that some silo may name
+    unnamed: Mapping[str, frozenset[str]] = field(default_factory=dict)  # those that none may, if any
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ class Moments:
     count: int
     total: float
     squares: float
-    smallest_cell: int | None = None  # of the rarest value, where there are few
+    smallest_cell: int | None = None  # of the rarest value, where there are few; 0 where there is one
     zero_one: bool = False  # all are 0 or 1, so that the mean is a share
 
 
@@ -65,26 +67,53 @@ class SiloTable:
     missing: Mapping[str, Lost | None]
     numeric: Mapping[str, tuple[Moments | None, ...]]
     levels: Mapping[tuple[str, str], tuple[int | None, ...]]
+    constant: frozenset[str] = frozenset()  # numeric columns with one value in each arm, which is not told
 
 
-def characteristics(study: Study, tables: Sequence[Table]) -> Characteristics:
-    """Covariates, strata and the columns that rules read; no predictions, weights or identifiers."""
+def characteristics(
+    study: Study, tables: Sequence[Table], least: Sequence[int] | None = None
+) -> Characteristics:
+    """Covariates, strata and the columns that rules read; no predictions, weights or identifiers.
+
+    ``least`` has the number of people of each silo that a level needs for the silo to name it.
+    """
     target = study.target
     predictions = {c for m in study.models.values() if isinstance(m, Supplied) for c in m.columns}
     apart = {target.outcome, target.treatment, study.weights, study.cluster, *predictions}
     names = [name for name in schema_of(study).names if name not in apart]
+    least = [0] * len(tables) if least is None else least
     factors: dict[str, tuple[str, ...]] = {}
+    unnamed: dict[str, frozenset[str]] = {}
     for name in names:
-        found = {level for table in tables if name in table.factors for level in table.factors[name].levels}
+        held = [
+            (table.factors[name], k) for table, k in zip(tables, least, strict=True) if name in table.factors
+        ]
+        found = {level for factor, _ in held for level in factor.levels}
         if found:
-            factors[name] = tuple(sorted(found))
+            named = {level for factor, k in held for level in _held_by(factor, k)}
+            factors[name] = tuple(sorted(named))
+            if found > named:
+                unnamed[name] = frozenset(found - named)
     return Characteristics(
         arms=target.arms,
         treatment=target.treatment,
         outcome=target.outcome,
         numeric=tuple(name for name in names if name not in factors),
         factors=factors,
+        unnamed=unnamed,
     )
+
+
+def _held_by(factor: Factor, least: int) -> list[str]:
+    counts = np.bincount(factor.codes[factor.codes >= 0], minlength=len(factor.levels))
+    return [level for level, count in zip(factor.levels, counts, strict=True) if count >= least]
+
+
+def _codes(factor: Factor, levels: tuple[str, ...]) -> IntArray:
+    """Codes into ``levels``; -1 for a value that is missing or not named."""
+    position = {level: code for code, level in enumerate(levels)}
+    lookup = np.array([position.get(level, -1) for level in factor.levels] + [-1], dtype=np.int64)
+    return np.asarray(lookup[factor.codes])
 
 
 def describe_silo(what: Characteristics, table: Table) -> SiloTable:
@@ -100,7 +129,7 @@ def describe_silo(what: Characteristics, table: Table) -> SiloTable:
     }
     known = complete(what, table)
     seen = ~np.isnan(table.numeric[what.outcome])
-    codes = {name: table.factors[name].recode(levels) for name, levels in what.factors.items()}
+    codes = {name: _codes(table.factors[name], levels) for name, levels in what.factors.items()}
     missing = {**unknown, **({what.treatment: arm < 0} if what.treatment else {}), what.outcome: ~seen}
 
     def lost(rows: Bools) -> Lost:
@@ -160,6 +189,11 @@ def thresholded(silo: SiloTable, floor: int) -> SiloTable:
             for name, by_arm in silo.numeric.items()
         },
         levels={cell: tuple(counts) for cell, counts in levels.items()},
+        constant=frozenset(
+            name
+            for name, by_arm in silo.numeric.items()
+            if all(_one_value(m, arm, floor) for m, arm in zip(by_arm, arms, strict=True))
+        ),
     )
 
 
@@ -186,9 +220,19 @@ def _flow(silo: SiloTable, floor: int) -> tuple[Lost | None, ...]:
 
 
 def _releasable(moments: Moments | None, arm: int | None, floor: int) -> Moments | None:
-    if moments is None or arm is None:
+    if moments is None or arm is None or _too_few(moments, arm, floor):
         return None
-    unknown = arm - moments.count
-    too_few = moments.count < floor or 0 < unknown < floor
     telling = moments.smallest_cell is not None and moments.smallest_cell < floor
-    return None if too_few or telling else moments
+    return None if telling else moments
+
+
+def _one_value(moments: Moments | None, arm: int | None, floor: int) -> bool:
+    """Whether everybody in an arm that may be seen has the same value, so that a sum would tell it."""
+    if moments is None or arm is None or _too_few(moments, arm, floor):
+        return False
+    return moments.smallest_cell == 0
+
+
+def _too_few(moments: Moments, arm: int, floor: int) -> bool:
+    unknown = arm - moments.count
+    return moments.count < floor or 0 < unknown < floor

@@ -132,8 +132,8 @@ tolerance = "practical"         # 1e-6 of a standard error; "negligible", or a n
 # [algorithm]
 # kind = "Personalized"
 # weights = "size"              # uniform
-# lattice = 1e-6
-# noise = 0.1
+# noise = 0.5                   # leave once the EIF mean is within half of the silo's own sampling error
+# lattice = 1e-3                # or: round fits to this spacing, so that small ones are zero
 
 [options]
 g_bounds = "auto"               # 5/(sqrt(n) log n); a number below 0.5, or "none"

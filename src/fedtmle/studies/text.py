@@ -104,6 +104,11 @@ def learner_tables(document: Mapping[str, Any]) -> Iterator[list[list[str]]]:
         yield table
 
 
+def phase_name(phase: str) -> str:
+    """A phase as people read it; files and messages call the fits of the models ``nuisance``."""
+    return "models" if phase == "nuisance" else phase
+
+
 def bits(count: int) -> str:
     """A number of bits in a unit that keeps it short."""
     for unit, size in (("Gbit", 10**9), ("Mbit", 10**6), ("kbit", 10**3)):

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
-from fedtmle.data import DataErrors, Schema, load, read_silo_file
+from fedtmle.data import DataErrors, Schema, SiloFile, load, read_silo_file
 from fedtmle.errors import FedTMLEError, InputError
 from fedtmle.model.table import AnyTable
 from fedtmle.studies.file import StudyFile, StudyFileErrors, read_study
+from fedtmle.studies.lines import Lines
 from fedtmle.studies.schema import schema_of
 from fedtmle.studies.sections import near
 from fedtmle.studies.streams import check_streams
@@ -34,12 +36,16 @@ class Complaint:
 
 @dataclass(frozen=True, kw_only=True)
 class Validation:
-    """What was checked: the study if it could be read, each readable silo's table, and the complaints."""
+    """What was checked: the study if it could be read, each readable silo's table, and the complaints.
+
+    ``warnings`` are about what may be meant as it is.
+    """
 
     file: StudyFile | None
     schema: Schema | None
     tables: Mapping[str, AnyTable]
     complaints: tuple[Complaint, ...]
+    warnings: tuple[Complaint, ...] = ()
 
 
 def validate(path: str | Path) -> Validation:
@@ -68,6 +74,8 @@ def validate(path: str | Path) -> Validation:
         except DataErrors as errors:
             found += complaints(errors.at(name))
             absent.append({p.column for p in errors.problems if p.column and "has no column" in p.what})
+    files = _silo_files(silos)
+    found += _misnamed(files)
     if schema is not None and len(absent) == len(silos) > 1:
         found += _nobodys(set.intersection(*absent), Path(path), silos, schema)
     if file is not None and len(tables) == len(silos):
@@ -76,7 +84,56 @@ def validate(path: str | Path) -> Validation:
             check_streams(file.study, tables)
         except InputError as error:
             found += complaints(error)
-    return Validation(file=file, schema=schema, tables=tables, complaints=tuple(found))
+    return Validation(
+        file=file,
+        schema=schema,
+        tables=tables,
+        complaints=tuple(found),
+        warnings=tuple(_read_twice(Path(path), silos, files)),
+    )
+
+
+def _silo_files(silos: Mapping[str, Path]) -> dict[str, SiloFile]:
+    """The silo files that can be read; whatever is wrong with the others is told where data are loaded."""
+    files = {}
+    for name, source in silos.items():
+        if source.suffix.lower() == ".toml":
+            with suppress(DataErrors):
+                files[name] = read_silo_file(source)
+    return files
+
+
+def _misnamed(files: Mapping[str, SiloFile]) -> list[Complaint]:
+    """Silo files that belong, by what they say, to another silo than the study lists them for."""
+    return [
+        Complaint(
+            message=f"the silo is called '{file.name}' here and '{name}' in the study; write the same name, "
+            "or list that silo's own file",
+            file=str(file.path),
+            line=Lines(file.path.read_text(encoding="utf-8")).of(("silo", "name")),
+            silo=name,
+        )
+        for name, file in files.items()
+        if file.name != name
+    ]
+
+
+def _read_twice(study: Path, silos: Mapping[str, Path], files: Mapping[str, SiloFile]) -> list[Complaint]:
+    """Data that two silos list: the records would count twice."""
+    first: dict[object, str] = {}
+    found = []
+    for name, source in silos.items():
+        data = files[name].data if name in files else source
+        key = data.resolve() if isinstance(data, Path) else replace(data, path=data.path.resolve())
+        if key in first:
+            where = data if isinstance(data, Path) else data.path
+            message = (
+                f"silos '{first[key]}' and '{name}' read the same data, {where}: each record counts twice"
+            )
+            line = Lines(study.read_text(encoding="utf-8")).of(("silos", name))
+            found.append(Complaint(message=message, file=str(study), line=line, silo=name))
+        first.setdefault(key, name)
+    return found
 
 
 def _nobodys(names: set[str], path: Path, silos: Mapping[str, Path], schema: Schema) -> list[Complaint]:

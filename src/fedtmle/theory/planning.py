@@ -120,8 +120,8 @@ def pilot_from_result(document: Mapping[str, Any], source: str) -> Pilot:
     missing = {"beta", "kappa", "Delta", "G", "delta/b"} - set(known)
     if missing:
         raise InputError(
-            f"pilot: {source} lacks {', '.join(sorted(missing))}; it must be the JSON of a coded run "
-            "with observe=True"
+            f"pilot: {source} lacks {', '.join(sorted(missing))}; it must be the JSON of a coded run that "
+            "was observed: `fedtmle run study.toml --observe --out FILE`, or observe=True in Python"
         )
     return Pilot(
         source=source,

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from fedtmle.studies.text import phase_name
+
 Event = Mapping[str, Any]
 MOST_POINTS = 600
 MOST_EVENTS = 200
@@ -72,8 +74,7 @@ class View:
     def _round(self, event: Event) -> None:
         self.round, phase = int(event["round"]), str(event["phase"])
         if phase != self.phase:
-            name = "models" if phase == "nuisance" else phase
-            self._say(event, f"round {self.round}: {name}", "phase")
+            self._say(event, f"round {self.round}: {phase_name(phase)}", "phase")
             self.phase = phase
         self.rounds[phase] = self.rounds.get(phase, 0) + 1
         for name, bits in event["up"].items():
