@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 import fedtmle as ft
+from fedtmle.report import page
+from fedtmle.studies import show
 from tests.effects.longhand import irls, least_squares
 from tests.effects.studies import NEWTON, Columns, change, cut, expit, logit, population
 from tests.effects.test_pooled import TARGETS, design, study_of
@@ -97,10 +99,17 @@ def test_a_mean_has_no_overlap_and_a_personalised_run_no_pooled_diagnostics() ->
     assert ft.run(own, parts(population(300, 3), 2)).document["diagnostics"] is None
 
 
-def test_diagnostics_change_no_estimate_and_take_one_round() -> None:
-    result = ft.run(study_of(TARGETS["ATE"]), parts(population(300, 3), 2))
-    assert result.run.account.rounds["diagnostics"] == 1
-    assert study_of(TARGETS["ATE"]).algorithm is NEWTON
+def test_diagnostics_change_no_estimate_take_one_round_and_may_be_left_out() -> None:
+    study, silos = study_of(TARGETS["ATE"]), parts(population(300, 3), 2)
+    assert study.algorithm is NEWTON
+    told, less = ft.run(study, silos), ft.run(change(study, diagnostics=False), silos)
+    assert told.run.account.rounds["diagnostics"] == 1
+    assert less.run.account.rounds["diagnostics"] == 0
+    assert less.document["diagnostics"] is None
+    assert less.document["estimates"] == told.document["estimates"]
+    assert "outcome by its prediction" in show.render(told.document)
+    assert "outcome by its prediction" not in show.render(less.document)
+    assert "E[Y(1)]" in page.render(less.document)
 
 
 def test_constant_predictions_have_one_bin() -> None:

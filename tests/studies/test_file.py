@@ -120,6 +120,7 @@ OPTIONS = {
     "folds": 4,
     "seed": 11,
     "confidence": 0.9,
+    "diagnostics": False,
 }
 RULES: dict[str, dict[str, Any]] = {
     "Static": {"arm": "0"},

@@ -306,6 +306,7 @@ CASES: dict[tuple[str, str], tuple[dict[str, Any], dict[str, Any]]] = {
             "confidence": 0.9,
         }.items()
     },
+    ("Study", "diagnostics"): (options("diagnostics = false"), {"diagnostics": False}),
     ("Study", "missingness_model"): (
         {"models.missingness": 'formula = "x"'},
         {"missingness_model": ft.GLM("x")},

@@ -37,6 +37,7 @@ class Study:
     ``cluster_scope`` says what a cluster's identifier means in another silo: "shared", the same
     cluster, and one that is in two silos stops the run; "spanning", the same, and it may be in several;
     "silo", nothing, each silo numbers its own (`protocol.clusters` has what each discloses).
+    ``diagnostics`` False leaves out the last round: tables of overlap and fit, which no estimate needs.
     """
 
     target: AbstractEffect
@@ -56,6 +57,7 @@ class Study:
     folds: int | None = None
     seed: int = 0
     confidence: float = 0.95
+    diagnostics: bool = True
 
     def __post_init__(self) -> None:
         self._refuse_types()
@@ -98,6 +100,7 @@ class Study:
         for role, model in {"outcome": self.outcome_model, **self.models}.items():
             expect(f"{role}_model", model, NuisanceModel, 'a model such as GLM("age + C(sex)")')
         expect("algorithm", self.algorithm, AbstractAlgorithm, "an algorithm such as Coded()")
+        expect("diagnostics", self.diagnostics, bool, "True or False")
         for name in ("weights", "cluster"):
             if getattr(self, name) is not None:
                 expect_column(name, getattr(self, name))

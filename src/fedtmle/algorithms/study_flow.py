@@ -49,7 +49,7 @@ class StudyDetails:
     observed_counts: tuple[int, ...]
     g_floor: float
     overlap: Overlap
-    diagnostics: Diagnostics | None  # None where each silo has its own law (Personalized)
+    diagnostics: Diagnostics | None  # None if not wanted, or where each silo has its own law (Personalized)
     nuisances: Mapping[str, Any]
 
 
@@ -76,7 +76,7 @@ class StudyFlow(AbstractAlgorithm):
             effect = replace(effect, combination=tuple(effect.combination[r] for r in overlap.spanning))
         outcome: Outcome = yield from study.algorithm.flow(effect, effect.start(), n)
         diagnostics = None
-        if outcome.estimate is not None:
+        if study.diagnostics and outcome.estimate is not None:
             diagnostics = yield from diagnose(study, effect, outcome.law, overlap, n)
         details = StudyDetails(
             components=preparation.components,

@@ -17,7 +17,7 @@ from fedtmle.targets.effects.rows import PROBABILITY_EDGES
 
 
 def diagnostics_document(study: Study, finished: Finished) -> dict[str, Any] | None:
-    """Overlap, outcome fit and EIF means; None for a personalised run."""
+    """Overlap, outcome fit and EIF means; None for a personalised run, or if they were not wanted."""
     details: StudyDetails = finished.outcome.details
     if details.diagnostics is None:
         return None

@@ -171,6 +171,7 @@ OPTIONS = {
     "folds": INTEGER,
     "seed": COUNT,
     "confidence": NUMBER,
+    "diagnostics": TRUTH,
 }
 
 

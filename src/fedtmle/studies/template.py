@@ -138,6 +138,7 @@ tolerance = "practical"         # 1e-6 of a standard error; "negligible", or a n
 [options]
 g_bounds = "auto"               # 5/(sqrt(n) log n); a number below 0.5, or "none"
 confidence = 0.95
+# diagnostics = true            # false: no last round of tables on overlap and fit; less leaves the silos
 # clever = "covariate"          # weight
 # submodel = "per arm"          # contrast
 # link = "logistic"             # linear
