@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -232,8 +233,9 @@ class AbstractWording(AbstractSteering):
         assert isinstance(reply, Answered)
         return float(server.query.read_answer(BitReader(reply.payload.bits()), server._link).values()[0])
 
+    @abstractmethod
     def worded(self, server: Server, payload: Payload) -> bytes:
-        raise NotImplementedError
+        """The ``Ask`` with this payload, as the attack words it."""
 
     def works(self, learned: float) -> bool:
         return abs(learned + 2.0 * (1 - self.columns()["outcome"][TREATED]).sum()) < 1e-9
