@@ -12,14 +12,15 @@ from hypothesis import strategies as st
 import fedtmle as ft
 from fedtmle.model.exact import Sums
 from fedtmle.model.families import Family
-from fedtmle.model.submodel import GeneralisedLinear
-from fedtmle.model.types import RowBound
+from fedtmle.model.submodel import AbstractSubmodel, GeneralisedLinear, NoNormaliser
+from fedtmle.model.types import Part, RowBound
 from fedtmle.protocol.bins import BinsQuery, Group
 from fedtmle.protocol.guard import Guard, RefusalError
 from fedtmle.protocol.learners import JointQuery
 from fedtmle.protocol.messages import Reason
 from fedtmle.protocol.policy import Policy
-from fedtmle.protocol.query import Cell, Spread
+from fedtmle.protocol.query import Cell, Model, Spread
+from fedtmle.protocol.sums import SumsQuery
 from fedtmle.protocol.tables import TallyQuery
 from fedtmle.runtime.rows import LocalRows
 from tests.attacks.small import AbstractStudyAttack, TinyArm
@@ -53,11 +54,12 @@ def test_the_bound_is_never_below_the_true_share(
     )
     here = rng.normal(size=d)
     there = here + reach * rng.normal(size=d) * 10.0 ** rng.uniform(-6, 0)
-    bound = model.concentration(here).share_within(there)
     true = model.concentration(there)
-    assert bound >= true.share * (1 - 1e-12)
-    if 0 < bound < 1:  # what the guard skips on the strength of the bound it would not have refused
-        assert true.effective >= (1 - 1e-12) / bound
+    for share in (0.1, 0.3, 0.5, 0.65):
+        seen = model.concentration(here, share=share)
+        if seen.distance(there) <= seen.radius(share):  # what the guard skips it would not have refused
+            assert true.share <= share * (1 + 1e-12)
+            assert true.effective >= (1 - 1e-12) / share
 
 
 def test_the_bound_can_be_too_small_if_it_forgets_how_far_eps_moved() -> None:
@@ -71,7 +73,79 @@ def test_the_bound_can_be_too_small_if_it_forgets_how_far_eps_moved() -> None:
     here, there = model.concentration(np.zeros(1)), model.concentration(np.array([8.0]))
     assert here.share == pytest.approx(1 / 3)
     assert there.share > 0.99
-    assert here.share_within(np.array([8.0])) == 1.0
+    assert 0 < here.radius(0.5) < here.distance(np.array([8.0]))
+
+
+class CountedRows(LocalRows):
+    """Rows that remember how often the guard looked at them."""
+
+    looks = 0
+
+    def submodel(self, model: Model, law: object) -> AbstractSubmodel:
+        self.looks += 1
+        return super().submodel(model, law)
+
+
+# At mu = 0 all rows weigh alike; at mu = 0.5 only the last one is left.
+ALIKE = np.array([0.5] * 60 + [0.9])
+MEAN = ft.Mean()
+FROM_ZERO = MEAN.start(0.0)
+
+
+def ask_mean(problem: ft.Mean, law: object, eps: float) -> SumsQuery:
+    return SumsQuery(problem=problem, law=law, eps=np.array([eps]), parts=Part.GRADIENT, n=61)
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        ask_mean(MEAN, FROM_ZERO, -0.5),
+        ask_mean(MEAN, MEAN.start(0.5), 0.0),  # another law: in its own coordinates eps did not move
+    ],
+    ids=["far along the path", "another law"],
+)
+def test_what_was_seen_at_one_point_does_not_answer_for_a_far_one(query: SumsQuery) -> None:
+    guard, rows = Guard(Policy()), LocalRows("a", ALIKE, 61, None)
+    guard.examine(ask_mean(MEAN, FROM_ZERO, 0.0), rows)
+    with pytest.raises(RefusalError, match="max_share"):
+        guard.examine(query, rows)
+
+
+@dataclasses.dataclass(frozen=True)
+class OneColumn:
+    """A model without a law, as a nuisance model is, of one of the rows' columns."""
+
+    which: int
+
+    def submodel(self, law: None, rows: np.ndarray) -> AbstractSubmodel:  # noqa: ARG002
+        return GeneralisedLinear(
+            family=Family.LINEAR, X=rows[[self.which]], bound=RowBound(gradient=0, curvature=0)
+        )
+
+    def normaliser(self, law: None) -> NoNormaliser:  # noqa: ARG002
+        return NoNormaliser(1)
+
+
+def test_what_was_seen_of_one_model_does_not_answer_for_another() -> None:
+    guard, rows = Guard(Policy()), LocalRows("a", np.array([[1.0] * 20, [1.0] + [0.01] * 19]), 20, None)
+    first, second = (
+        SumsQuery(problem=OneColumn(which), law=None, eps=np.zeros(1), parts=Part.GRADIENT, n=20)
+        for which in (0, 1)
+    )
+    guard.examine(first, rows)
+    with pytest.raises(RefusalError, match="max_share"):
+        guard.examine(second, rows)
+
+
+def test_what_was_seen_at_one_point_answers_for_near_ones() -> None:
+    guard, rows = Guard(Policy()), CountedRows("a", ALIKE, 61, None)
+    guard.examine(ask_mean(MEAN, FROM_ZERO, 0.0), rows)
+    assert rows.looks == 1
+    guard.examine(ask_mean(MEAN, FROM_ZERO, -0.1), rows)
+    guard.examine(ask_mean(MEAN, MEAN.start(0.1), 0.0), rows)
+    assert rows.looks == 1
+    guard.examine(ask_mean(MEAN, FROM_ZERO, -0.48), rows)
+    assert rows.looks == 2
 
 
 def sums(*values: int) -> Sums:

@@ -14,8 +14,9 @@ import fedtmle as ft
 from fedtmle.data import DataErrors, load
 from fedtmle.errors import DataError, InputError
 from fedtmle.model.kernels import set_threads
-from fedtmle.model.submodel import StreamedLinear
+from fedtmle.model.submodel import GeneralisedLinear, StreamedLinear
 from fedtmle.model.table import StreamedTable, Table
+from fedtmle.model.types import RowBound
 from fedtmle.protocol.query import Phase
 from fedtmle.studies.schema import schema_of
 from fedtmle.studies.validate import validate
@@ -143,6 +144,33 @@ def test_concentration_is_that_of_all_rows(tmp_path: Path) -> None:
         found.append(submodel.concentration(eps))
     for field in dataclasses.fields(found[0]):
         np.testing.assert_allclose(getattr(found[0], field.name), getattr(found[1], field.name), rtol=1e-12)
+
+
+def test_concentration_reads_no_further_than_it_must(tmp_path: Path) -> None:
+    study = study_of(TARGETS["ATE"])
+    where = parquet(rows(study, tmp_path), tmp_path)
+    problem = finish(study, {"s": silo_file(tmp_path, where, stream=False)})[0].outcome.problem
+    table = load(silo_file(tmp_path, where, stream=True), schema_of(study), silo="s")
+    submodel, looked_at = problem.submodel(problem.start(), table), []
+
+    def design(batch: Table) -> GeneralisedLinear:
+        looked_at.append(batch.n_rows)
+        return submodel.design(batch)
+
+    counted = dataclasses.replace(submodel, design=design)
+    whole = counted.concentration(np.zeros(2))
+    assert sum(looked_at) == ROWS
+    looked_at.clear()
+    near = dataclasses.replace(counted, bound=RowBound(gradient=4, curvature=4))
+    set_threads(1)  # more of them read ahead
+    try:
+        found = near.concentration(np.zeros(2), share=0.5, least=5)
+    finally:
+        set_threads(None)
+    assert sum(looked_at) < ROWS
+    assert not found.is_whole
+    assert found.radius(0.5) >= 0
+    assert (found.total < whole.total).all()
 
 
 def test_the_tables_are_the_same(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -210,9 +209,9 @@ class Doctored(AbstractSubmodel):
         return Sums(tuple(units), sums.shifts)
 
     def concentration(
-        self, eps: Array, rows: IntArray | None = None, *, until: float = math.inf
+        self, eps: Array, rows: IntArray | None = None, *, share: float = 0.0, least: int = 0
     ) -> Concentration:
-        return self.inner.concentration(eps, rows, until=until)
+        return self.inner.concentration(eps, rows, share=share, least=least)
 
     def fewest_joint(self, rows: IntArray | None = None) -> float:
         return self.inner.fewest_joint(rows)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import numpy as np
@@ -10,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedtmle.model import kernels
+from fedtmle.model.concentration import Concentration
 from fedtmle.model.families import Family
 from fedtmle.model.submodel import GeneralisedLinear
 from fedtmle.model.types import RowBound
@@ -55,34 +57,120 @@ def test_the_definition(backend: str, weighted: bool, n: int) -> None:
     assert found.is_whole
 
 
-@given(st.integers(0, 20), st.lists(st.floats(-2, 2), min_size=3, max_size=3))
-@settings(max_examples=40, deadline=None)
-def test_bounds_at_another_eps_hold(seed: int, eps: list[float]) -> None:
-    model, there = design(50, seed), np.array(eps)
-    here = model.concentration(np.zeros(3))
-    truth = model.concentration(there)
-    assert (here.total_within(there) <= truth.total + 1e-9).all()
-    assert here.share_within(there) >= truth.share - 1e-9
+@given(
+    st.integers(0, 20),
+    st.lists(st.floats(-2, 2), min_size=3, max_size=3),
+    st.floats(0.05, 0.9),
+    st.sampled_from([0.0, 0.5]),
+)
+@settings(max_examples=60, deadline=None)
+def test_within_the_radius_no_share_is_larger(
+    seed: int, direction: list[float], share: float, asked: float
+) -> None:
+    """Both for all rows and for the few that were enough, at the edge of the radius."""
+    model = design(5_000 if asked else 50, seed)
+    here = model.concentration(np.zeros(3), share=asked * share)
+    radius, there = here.radius(share), np.array(direction)
+    if radius < 0:
+        assert here.is_whole
+        assert here.share > share
+    elif 0 < (distance := here.distance(there)) < math.inf:
+        edge = there * min(1.0, radius / distance)
+        assert model.concentration(edge).share <= share + 1e-9
+
+
+def test_the_radius_is_as_large_as_the_bounds_allow() -> None:
+    """Longhand: one coordinate, total 10, largest 1, reach 20 and 2, at a share of a half and L = 1/4."""
+    one = np.ones(1)
+    found = Concentration(
+        eps=0 * one,
+        total=10 * one,
+        squares=10 * one,
+        largest=one,
+        reach_total=20 * one,
+        reach_largest=2 * one,
+        columns=3 * one,
+        lipschitz=0.25,
+        rows=np.array([10]),
+    )
+    s = (0.5 * 10 - 1) / (2 + 0.5 * 20)
+    assert found.radius(0.5) == pytest.approx(s / 0.25)
+    assert (1 + s * 2) / (10 - s * 20) == pytest.approx(0.5)
+    assert found.radius(0.1) == 0.0
+    assert found.radius(0.09) == -1.0
+    assert found.distance(np.array([-2.0])) == 6.0
+
+
+@pytest.mark.parametrize("lipschitz", [0.0, math.inf])
+def test_the_radius_of_a_slope_that_never_or_always_moves(lipschitz: float) -> None:
+    found = dataclasses.replace(design(50, 1).concentration(np.zeros(3)), lipschitz=lipschitz)
+    assert found.radius(0.9) == (math.inf if lipschitz == 0 else 0.0)
 
 
 @pytest.mark.parametrize("backend", ["numba", "numpy"])
-def test_it_stops_when_the_rows_seen_add_up_to_enough(backend: str) -> None:
-    model, eps = design(200_000, 2), np.zeros(3)
+@pytest.mark.parametrize(
+    ("gradient", "family"), [(5, Family.LOGISTIC), (30, Family.LOGISTIC), (30, Family.GAUSSIAN)]
+)
+def test_it_stops_when_the_rows_seen_are_enough(backend: str, gradient: int, family: Family) -> None:
+    """By the public bound where that is near, else by the largest values of the columns."""
+    bound = RowBound(gradient=gradient, curvature=8)
+    model = dataclasses.replace(design(200_000, 2), bound=bound, family=family)
+    eps = np.array([0.3, -0.2, 0.1])
     whole = model.concentration(eps)
     with kernels.using_backend(backend):
-        found = model.concentration(eps, until=1000.0)
-        never = model.concentration(eps, until=1e9)
+        found = model.concentration(eps, share=0.5, least=5)
     assert not found.is_whole
-    assert (found.total >= 1000.0).all()
-    assert (found.total < whole.total / 2).all()
-    assert never.is_whole
-    np.testing.assert_allclose(never.total, whole.total, rtol=1e-12)
+    assert found.radius(0.5) > 0
+    assert (found.rows >= 5).all()
+    assert (found.total <= whole.total / 2).all()
+    assert (found.largest >= whole.largest).all()
+    assert found.share >= whole.share
+    if gradient == 30:
+        eta = np.abs(model.offset).max() + np.abs(eps) @ found.columns
+        slope = family.slope_ceiling(eta, np.abs(model.y).max())
+        np.testing.assert_allclose(found.largest, slope * model.w.max() * found.columns)
+        assert (found.reach_largest >= whole.reach_largest).all()
+        np.testing.assert_array_equal(found.columns, np.abs(model.X).max(axis=1))
 
 
-def test_a_coordinate_to_which_no_row_contributes_does_not_stop_it_early() -> None:
+@pytest.mark.parametrize("backend", ["numba", "numpy"])
+def test_a_row_that_is_not_among_the_first_is_not_overlooked(backend: str) -> None:
+    model = design(100_000, 3)
+    model = dataclasses.replace(model, bound=RowBound(gradient=40, curvature=80))
+    model.X[1, -1] = 1e9
+    with kernels.using_backend(backend):
+        found = model.concentration(np.zeros(3), share=0.5)
+    assert found.is_whole
+    assert found.share > 0.99
+
+
+@pytest.mark.parametrize("backend", ["numba", "numpy"])
+def test_a_coordinate_with_too_few_rows_is_looked_at_to_the_end(backend: str) -> None:
+    model = design(50_000, 3)
+    model.X[1, 4:] = 0.0
+    with kernels.using_backend(backend):
+        found = model.concentration(np.zeros(3), share=0.5, least=5)
+    assert found.is_whole
+    assert found.support == 4
+
+
+def test_a_coordinate_to_which_no_row_contributes_has_no_share() -> None:
     model = design(100_000, 3)
     model.X[1] = 0.0
-    found = model.concentration(np.zeros(3), until=10.0)
-    assert found.is_whole
+    found = model.concentration(np.zeros(3), share=0.5, least=5)
     assert found.total[1] == 0.0
-    assert math.isfinite(found.share)
+    assert found.radius(0.5) > 0
+    assert found.support >= 5
+
+
+@pytest.mark.parametrize("family", list(Family))
+def test_the_ceiling_of_the_slope(family: Family) -> None:
+    rng = np.random.default_rng(5)
+    eta, y = rng.uniform(-3, 2, size=500), rng.uniform(-1.5, 1.0, size=500)
+    mean = {
+        Family.LINEAR: np.ones(500) + y,
+        Family.GAUSSIAN: eta,
+        Family.LOGISTIC: 1 / (1 + np.exp(-eta)),
+        Family.POISSON: np.exp(eta),
+    }[family]
+    assert np.abs(mean - y).max() <= family.slope_ceiling(np.abs(eta).max(), np.abs(y).max())

@@ -61,7 +61,7 @@ class Silent(AbstractSubmodel):
         return Sums((0,) * len(shifts), shifts)
 
     def concentration(
-        self, eps: Array, rows: IntArray | None = None, *, until: float = math.inf
+        self, eps: Array, rows: IntArray | None = None, *, share: float = 0.0, least: int = 0
     ) -> Concentration:
         raise NotImplementedError("rows that say nothing are not examined")
 

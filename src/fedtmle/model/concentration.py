@@ -8,7 +8,8 @@ coordinate, the largest share is max |c_i| / sum |c_i| and the effective number 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import final
 
 import numpy as np
@@ -23,7 +24,9 @@ class Concentration:
 
     ``reach_total`` and ``reach_largest`` are the same of w |X|: how fast |c| can change as the
     predictor moves, per unit of ``lipschitz`` (sup rho'', infinite where there is none);
-    ``columns`` is the largest |X|. ``is_whole`` says whether all rows were looked at.
+    ``columns`` is the largest |X|. Unless ``is_whole``, the sums are over some of the rows, which
+    the others can only add to, and what is largest is a bound for every row: `share` and `radius`
+    err on the safe side.
     """
 
     eps: Array
@@ -37,10 +40,10 @@ class Concentration:
     rows: IntArray  # how many have w X other than 0, by coordinate
     is_whole: bool = True
 
-    @property
+    @cached_property
     def support(self) -> float:
         """The fewest rows that enter a coordinate at all; infinite where none enters any."""
-        return min((int(count) for count in self.rows if count), default=math.inf)
+        return min((count for count in self.rows.tolist() if count), default=math.inf)
 
     def join(self, other: Concentration) -> Concentration:
         """Of the rows of both, at the same eps."""
@@ -57,6 +60,14 @@ class Concentration:
             is_whole=self.is_whole and other.is_whole,
         )
 
+    def of_all(self, largest: Array) -> Concentration:
+        """What these rows show of all rows, of which none has a larger |c| than this, at any eps."""
+        return replace(self, largest=largest, reach_largest=np.zeros_like(largest), is_whole=False)
+
+    def shows(self, share: float, least: int) -> bool:
+        """Whether no row has more than ``share`` of a coordinate, and each has at least ``least`` rows."""
+        return self.radius(share) >= 0 and self.support >= least
+
     @property
     def share(self) -> float:
         """The largest share of one row in one coordinate; 0 where nothing is summed."""
@@ -68,23 +79,26 @@ class Concentration:
         ratio = _largest_ratio(self.squares, self.total * self.total)
         return 1.0 / ratio if ratio else np.inf
 
-    def share_within(self, eps: Array) -> float:
-        """A bound of `share` at another eps, without reading a row."""
-        low, s = self.total_within(eps), self._change(eps)
-        if not np.isfinite(s) or (low[self.reach_total > 0] <= 0).any():
-            return 1.0
-        return _largest_ratio(self.largest + s * self.reach_largest, low)
+    def radius(self, share: float) -> float:
+        """How far eps may move, as `distance` measures it, before a row's share can come above ``share``.
 
-    def total_within(self, eps: Array) -> Array:
-        """A lower bound of `total` at another eps."""
-        s = self._change(eps)
-        return self.total - s * self.reach_total if np.isfinite(s) else np.zeros_like(self.total)
+        |rho'(eta) - rho'(eta')| <= L |eta - eta'| <= L distance =: s, so that |c| changes by at most
+        s w |X|: no row has more than largest + s reach_largest, all have at least total - s reach_total.
+        Negative where a row's share may be above it already.
+        """
+        s = math.inf
+        columns = (self.total, self.largest, self.reach_total, self.reach_largest)
+        for total, largest, reach_total, reach_largest in zip(*(c.tolist() for c in columns), strict=True):
+            slack, per_s = share * total - largest, reach_largest + share * reach_total
+            if not slack >= 0:  # nor where it is not a number
+                return -1.0
+            if per_s > 0:
+                s = min(s, slack / per_s)
+        return s / self.lipschitz if self.lipschitz and s < math.inf else math.inf
 
-    def _change(self, eps: Array) -> float:
-        """|rho'(eta) - rho'(eta')| <= L |eta - eta'| <= L sum_j |eps_j - eps'_j| max |X_j| =: s, so that
-        |c| changes by at most s w |X|."""
-        distance = float(np.abs(eps - self.eps) @ self.columns)
-        return self.lipschitz * distance if distance else 0.0
+    def distance(self, eps: Array) -> float:
+        """sum_j |eps_j - eps'_j| max |X_j|: no row's predictor moves further from where this was found."""
+        return float(np.abs(eps - self.eps) @ self.columns)
 
 
 def _largest_ratio(part: Array, whole: Array) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import math
 from typing import Literal
 
 Response = Literal["binary", "continuous", "count"]  # what the values of a response may be
@@ -20,3 +21,15 @@ class Family(enum.IntEnum):
     def curvature_ceiling(self) -> float | None:
         """sup of rho'', or None where there is none on the whole line."""
         return {Family.LINEAR: 0.0, Family.GAUSSIAN: 1.0, Family.LOGISTIC: 0.25, Family.POISSON: None}[self]
+
+    def slope_ceiling(self, eta: float, y: float) -> float:
+        """A bound of |rho'| where |eta| and |y| are at most these."""
+        match self:
+            case Family.LINEAR:
+                return 1.0
+            case Family.GAUSSIAN:
+                return eta + y
+            case Family.LOGISTIC:
+                return 1.0 + y
+            case Family.POISSON:
+                return (math.exp(eta) if eta < 709 else math.inf) + y

@@ -14,7 +14,8 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import reduce
+from functools import cached_property, reduce
+from itertools import accumulate
 from operator import add
 from typing import final
 
@@ -28,6 +29,9 @@ from fedtmle.model.exact import Sums, query_shifts, zero_sums
 from fedtmle.model.families import Family
 from fedtmle.model.table import StreamedTable, Table
 from fedtmle.model.types import Array, IntArray, Part, RowBound, unpack
+
+FEW_ROWS = 1536  # looked at before more is found out about the others
+LASTING = 2.0  # rows are looked at until they show this much more than asked, so that it lasts for other eps
 
 
 class AbstractSubmodel(ABC):
@@ -43,11 +47,12 @@ class AbstractSubmodel(ABC):
 
     @abstractmethod
     def concentration(
-        self, eps: Array, rows: IntArray | None = None, *, until: float = math.inf
+        self, eps: Array, rows: IntArray | None = None, *, share: float = 0.0, least: int = 0
     ) -> Concentration:
         """How far the gradient at eps rests on single rows; stays in the silo.
 
-        It stops looking at rows when every total has come to ``until``.
+        It may stop looking when those seen show that no row has more than ``share`` of a coordinate
+        and that at least ``least`` rows enter each.
         """
 
     @abstractmethod
@@ -88,25 +93,64 @@ class GeneralisedLinear(AbstractSubmodel):
         return Sums(units, shifts)
 
     def concentration(
-        self, eps: Array, rows: IntArray | None = None, *, until: float = math.inf
+        self, eps: Array, rows: IntArray | None = None, *, share: float = 0.0, least: int = 0
     ) -> Concentration:
         design = self if rows is None else self._batch(rows)
-        found, seen = kernels.glm_spread(
-            design.family, design.X, design.offset, design.y, design.w, eps, until
-        )
+        if not share > 0:
+            return design._concentration(eps, *design._spread(eps))
+        few = min(FEW_ROWS, design.n_rows)
+        # No row goes beyond its public bound (the exact sums see to that): mostly a few rows will do.
+        public = np.full(len(eps), 2.0**self.bound.gradient)
+        found, seen = design._spread(eps, LASTING * public / share, least, few)
+        if seen < few:
+            found[2], found[4] = public, 0.0
+        elif seen < design.n_rows:
+            largest, reach = design._ceilings(eps)
+            largest = np.minimum(largest, public)
+            found, seen = design._spread(eps, LASTING * largest / share, least)
+            if seen < design.n_rows:
+                found[2], found[4], found[5] = largest, reach, design._columns
+        return design._concentration(eps, found, seen)
+
+    def _spread(
+        self, eps: Array, until: Array | None = None, least: int = 0, limit: int | None = None
+    ) -> tuple[Array, int]:
+        return kernels.glm_spread(self.family, self.X, self.offset, self.y, self.w, eps, until, least, limit)
+
+    def _concentration(self, eps: Array, found: Array, seen: int) -> Concentration:
         ceiling = self.family.curvature_ceiling
+        total, squares, largest, reach_total, reach_largest, columns, rows = found
         return Concentration(
             eps=eps,
-            total=found[0],
-            squares=found[1],
-            largest=found[2],
-            reach_total=found[3],
-            reach_largest=found[4],
-            columns=found[5],
+            total=total,
+            squares=squares,
+            largest=largest,
+            reach_total=reach_total,
+            reach_largest=reach_largest,
+            columns=columns,
             lipschitz=math.inf if ceiling is None else ceiling,
-            rows=np.asarray(np.count_nonzero(design._inside(seen), axis=1)),
-            is_whole=seen == design.n_rows,
+            rows=rows.astype(np.int64),
+            is_whole=seen == self.n_rows,
         )
+
+    @cached_property
+    def _columns(self) -> Array:
+        return np.array([kernels.largest(column) for column in self.X])
+
+    @cached_property
+    def _extents(self) -> tuple[float, float, float]:
+        """The largest |offset|, |y| and |w|."""
+        offset, y, w = (
+            default if values is None else kernels.largest(values)
+            for values, default in ((self.offset, 0.0), (self.y, 0.0), (self.w, 1.0))
+        )
+        return offset, y, w
+
+    def _ceilings(self, eps: Array) -> tuple[Array, Array]:
+        """Bounds of |c| and of w |X| for every row, from the columns' largest values alone."""
+        offset, y, w = self._extents
+        reach = w * self._columns
+        return self.family.slope_ceiling(offset + float(np.abs(eps) @ self._columns), y) * reach, reach
 
     def fewest_joint(self, rows: IntArray | None = None) -> float:
         return _fewest((self if rows is None else self._batch(rows)).joint())
@@ -167,14 +211,15 @@ class StreamedLinear(AbstractSubmodel):
         return reduce(add, self.table.map(lambda batch: self.design(batch).sums(eps, parts)), zero)
 
     def concentration(
-        self,
-        eps: Array,
-        rows: IntArray | None = None,
-        *,
-        until: float = math.inf,  # noqa: ARG002 - one pass is one pass
+        self, eps: Array, rows: IntArray | None = None, *, share: float = 0.0, least: int = 0
     ) -> Concentration:
         _refuse_batch(rows)
-        return reduce(Concentration.join, self.table.map(lambda batch: self.design(batch).concentration(eps)))
+        public = np.full(self.dim, 2.0**self.bound.gradient)
+        batches = self.table.map(lambda batch: self.design(batch).concentration(eps))
+        for seen in accumulate(batches, Concentration.join):
+            if share > 0 and (of_all := seen.of_all(public)).shows(share, least):
+                return of_all
+        return seen
 
     def fewest_joint(self, rows: IntArray | None = None) -> float:
         _refuse_batch(rows)

@@ -7,6 +7,7 @@ one coarse code, so that a refusal tells as little as it can.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -28,6 +29,27 @@ class RefusalError(Exception):
         super().__init__(key)
 
 
+@dataclass(frozen=True)
+class _Examined:
+    """Where the rows were last looked at, what was found, and how far around that it is enough."""
+
+    point: Point
+    found: Concentration
+    radius: float
+
+    def covers(self, point: Point) -> bool:
+        seen = self.point
+        if seen.model is not point.model:
+            return False
+        eps = point.eps
+        if seen.law is not point.law:  # the point in the coordinates of the law that was looked at
+            here, there = point.model.displacement(point.law), point.model.displacement(seen.law)
+            if here is None or there is None:
+                return False
+            eps = eps + (here - there)
+        return self.found.distance(eps) <= self.radius
+
+
 class Guard:
     """One session's meter: what was asked so far, against the policy."""
 
@@ -36,7 +58,7 @@ class Guard:
         self.queries = 0
         self.functionals = 0
         self._travelled: tuple[object, float] = (None, 0.0)  # a law, and the length of its history
-        self._examined: tuple[Point, Concentration] | None = None
+        self._examined: _Examined | None = None
         self._joint: Point | None = None  # where two-way tables were last looked at
         self._batch_of: np.ndarray | None = None  # own row -> number of its batch, -1 if in none yet
         self._batch_sizes: list[int] = []
@@ -127,35 +149,26 @@ class Guard:
                 raise RefusalError(Reason.POLICY, key)
 
     def _examine_concentration(self, point: Point, local: Local, rows: np.ndarray | None) -> None:
-        """A row's share is small as soon as some rows add up to enough: what they make, others cannot
-        take away, and no row goes beyond its public bound (the exact sums see to that). Only where all
-        rows do not make so much are they compared with the largest of them."""
+        """The effective number of rows is at least one over the largest share, so that a small share is
+        all that mostly needs to be seen; what was seen lasts for other eps of the law."""
         if rows is not None and not len(rows):
             return
-        enough = min(self.policy.max_share, 1.0 / max(self.policy.min_effective, 1.0))
-        needed = 2.0 ** point.model.row_bound(point.law).gradient / enough
-        if rows is None and self._examined is not None:
-            seen, found = self._examined
-            eps = _seen_from(point, seen)
-            if eps is not None:
-                if found.support >= self.policy.min_support and (found.total_within(eps) >= needed).all():
-                    return
-                if found.is_whole and found.share_within(eps) <= enough:
-                    return
-        # Twice as much, so that it lasts for other eps of the same law.
-        submodel = local.submodel(point.model, point.law)
-        found = submodel.concentration(point.eps, rows, until=2 * needed)
-        if not found.is_whole and found.support < self.policy.min_support:
-            found = submodel.concentration(point.eps, rows)
-        if rows is None:
-            self._examined = (point, found)
-        if found.support < self.policy.min_support:
-            raise RefusalError(Reason.POLICY, "min_support")
-        if (found.total >= needed).all():
+        if rows is None and self._examined is not None and self._examined.covers(point):
             return
-        if found.share > self.policy.max_share:
+        policy = self.policy
+        enough = min(policy.max_share, 1.0 / max(policy.min_effective, 1.0))
+        submodel = local.submodel(point.model, point.law)
+        found = submodel.concentration(point.eps, rows, share=enough, least=policy.min_support)
+        if found.support < policy.min_support:
+            raise RefusalError(Reason.POLICY, "min_support")
+        radius = found.radius(enough)
+        if radius >= 0:
+            if rows is None:
+                self._examined = _Examined(point, found, radius)
+            return
+        if found.share > policy.max_share:
             raise RefusalError(Reason.POLICY, "max_share")
-        if found.effective < self.policy.min_effective:
+        if found.effective < policy.min_effective:
             raise RefusalError(Reason.POLICY, "min_effective")
 
     def _examine_joint(self, point: Point, local: Local) -> None:
@@ -188,16 +201,6 @@ class Guard:
                 raise RefusalError(Reason.BATCHES, "min_batch")
         elif self._batch_sizes[first] != len(rows):
             raise RefusalError(Reason.BATCHES, "min_batch")
-
-
-def _seen_from(point: Point, seen: Point) -> Array | None:
-    """The point in the coordinates of a law that was looked at before, where both share a submodel."""
-    if seen.model is not point.model:
-        return None
-    if seen.law is point.law:
-        return point.eps
-    here, there = point.model.displacement(point.law), point.model.displacement(seen.law)
-    return None if here is None or there is None else point.eps + (here - there)
 
 
 def _same_law(point: Point, seen: Point | None) -> bool:

@@ -101,15 +101,19 @@ def glm_spread(
     y: Array | None,
     w: Array | None,
     eps: Array,
-    until: float,
+    until: Array | None = None,
+    least: int = 0,
+    limit: int | None = None,
 ) -> tuple[Array, int]:
-    """How the rows' contributions to the gradient spread: the six rows of `Concentration`, shape (6, d).
+    """How the rows' contributions to the gradient spread: the seven rows of `Concentration`, shape (7, d).
 
     Plain floating-point sums: what a silo compares with its own thresholds, and sends to nobody. It
-    stops when every total has come to ``until``, and says how many rows it has seen.
+    stops some time after every total has come to ``until``, shape (d,), with at least ``least`` rows in
+    those that ask for anything, or after ``limit`` rows; and says how many rows it has seen.
     """
-    shifts = (0,) * len(X)
-    return module().spread(query(family, X, offset, y, w, eps, Part.GRADIENT, shifts), until)
+    asked = query(family, X, offset, y, w, eps, Part.GRADIENT, (0,) * len(X))
+    until = np.full(len(X), np.inf) if until is None else until
+    return module().spread(asked, until, least, asked.n_rows if limit is None else min(limit, asked.n_rows))
 
 
 def add_multiple(total: Array, factor: float, values: Array) -> None:

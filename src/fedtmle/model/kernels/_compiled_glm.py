@@ -21,7 +21,7 @@ from fedtmle.model.kernels._compiled_stages import (
     set_mean,
     set_slope,
 )
-from fedtmle.model.kernels._jit import jit, jit_unordered
+from fedtmle.model.kernels._jit import jit
 from fedtmle.model.kernels._primitives import MAGIC, MAGIC_BITS, bits
 from fedtmle.model.types import Array, IntArray
 
@@ -196,48 +196,3 @@ def chunks(
                         everywhere &= _add_products(product, X, j, begin, end, second[s], sums[chunk, s:])
                     s += dim - j
     return everywhere
-
-
-@jit_unordered
-def _spread(values: Array, column: Array) -> tuple[float, float, float]:
-    """The sum, the sum of squares and the largest of |values * column|."""
-    total, squares, top = 0.0, 0.0, 0.0
-    for i in range(len(values)):
-        size = abs(values[i] * column[i])
-        total += size
-        squares += size * size
-        top = max(top, size)
-    return total, squares, top
-
-
-@jit
-def spread(
-    family: int, X: Array, offset: Array, y: Array, w: Array, eps: Array, first: int, last: int, found: Array
-) -> bool:
-    """Fill ``found``, shape (6, d), from some rows: see `concentration.Concentration`."""
-    dim = len(eps)
-    zeros, ones = np.zeros(BLOCK), np.ones(BLOCK)
-    etas, buffer = np.empty(BLOCK), np.empty(BLOCK)
-    for begin in range(first, last, BLOCK):
-        end = min(begin + BLOCK, last)
-        size = end - begin
-        base = offset[begin:end] if len(offset) else zeros[:size]
-        outcome = y[begin:end] if len(y) else zeros[:size]
-        weight = w[begin:end] if len(w) else ones[:size]
-        eta, values = etas[:size], buffer[:size]
-        predict(base, eps, X, begin, eta)
-        set_slope(family, outcome, eta, zeros[:0], 1.0, values)
-        multiply(values, weight, values)
-        for j in range(dim):
-            column = X[j, begin:end]
-            total, squares, top = _spread(values, column)
-            found[0, j] += total
-            found[1, j] += squares
-            found[2, j] = max(found[2, j], top)
-            total, squares, top = _spread(ones[:size], column)
-            found[5, j] = max(found[5, j], top)
-            if len(w):
-                total, squares, top = _spread(weight, column)
-            found[3, j] += total
-            found[4, j] = max(found[4, j], top)
-    return True

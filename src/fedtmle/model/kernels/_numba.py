@@ -7,7 +7,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from fedtmle.model.exact import CHUNK
-from fedtmle.model.kernels import _compiled, _compiled_columns, _compiled_glm, _compiled_stages, _numpy
+from fedtmle.model.kernels import (
+    _compiled,
+    _compiled_columns,
+    _compiled_glm,
+    _compiled_spread,
+    _compiled_stages,
+    _numpy,
+)
 from fedtmle.model.kernels._query import Query
 from fedtmle.model.kernels._threads import shared
 from fedtmle.model.types import Array, Bytes, Codes, IntArray, Part
@@ -58,24 +65,22 @@ def glm_chunks(query: Query) -> IntArray:
     return _numpy.glm_chunks(query)  # some row is beyond its bound: the twin counts such rows and raises
 
 
-def spread(query: Query, until: float) -> tuple[Array, int]:
-    """The six rows of `concentration.Concentration`, shape (6, d), of as many rows as it takes."""
-    found = np.zeros((6, query.dim))
-    for begin in range(0, query.n_rows, CHUNK):
-        _compiled_glm.spread(
-            int(query.family),
-            query.X,
-            _ABSENT if query.offset is None else query.offset,
-            _ABSENT if query.y is None else query.y,
-            _ABSENT if query.w is None else query.w,
-            query.eps,
-            begin,
-            min(begin + CHUNK, query.n_rows),
-            found,
-        )
-        if found[0].min(initial=np.inf) >= until:
-            return found, min(begin + CHUNK, query.n_rows)
-    return found, query.n_rows
+def spread(query: Query, until: Array, least: int, limit: int) -> tuple[Array, int]:
+    """The seven rows of `concentration.Concentration`, shape (7, d), of as many rows as it takes."""
+    found = np.zeros((7, query.dim))
+    seen = _compiled_spread.spread(
+        int(query.family),
+        query.X,
+        _ABSENT if query.offset is None else query.offset,
+        _ABSENT if query.y is None else query.y,
+        _ABSENT if query.w is None else query.w,
+        query.eps,
+        until,
+        least,
+        limit,
+        found,
+    )
+    return found, seen
 
 
 def add_multiple(total: Array, factor: float, values: Array) -> None:

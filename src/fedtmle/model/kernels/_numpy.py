@@ -61,23 +61,26 @@ def glm_chunks(query: Query) -> IntArray:
     return sums
 
 
-def spread(query: Query, until: float) -> tuple[Array, int]:
-    """The six rows of `concentration.Concentration`, shape (6, d), of as many rows as it takes."""
-    found = np.zeros((6, query.dim))
+def spread(query: Query, until: Array, least: int, limit: int) -> tuple[Array, int]:
+    """The seven rows of `concentration.Concentration`, shape (7, d), of as many rows as it takes."""
+    found, seen = np.zeros((7, query.dim)), 0
     with np.errstate(all="ignore"):
-        for begin in range(0, query.n_rows, CHUNK):
-            rows = slice(begin, begin + CHUNK)
+        while seen < limit and not ((found[0] >= until) & ((found[6] >= least) | (until == 0))).all():
+            rows = slice(seen, min(seen + CHUNK, limit))
             ((_, contributions),) = _contributions(query, rows)
             columns = np.abs(query.X[:, rows])
-            size, reach = np.abs(contributions), columns if query.w is None else columns * query.w[rows]
+            size, reach = (
+                np.abs(contributions),
+                columns if query.w is None else columns * np.abs(query.w[rows]),
+            )
             found[0] += size.sum(axis=1)
             found[1] += (size * size).sum(axis=1)
             found[3] += reach.sum(axis=1)
+            found[6] += np.count_nonzero(reach, axis=1)
             for at, values in ((2, size), (4, reach), (5, columns)):
                 found[at] = np.maximum(found[at], values.max(axis=1))
-            if found[0].min(initial=np.inf) >= until:
-                return found, min(begin + CHUNK, query.n_rows)
-    return found, query.n_rows
+            seen = rows.stop
+    return found, seen
 
 
 def add_multiple(total: Array, factor: float, values: Array) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 from typing import final
 
@@ -47,17 +48,17 @@ class Query:
     @property
     def gradient_at(self) -> int:
         """The column of the first gradient sum."""
-        return 1 if Part.LOSS in self.parts else 0
+        return _edges(self.dim, self.parts)[1]
 
     @property
     def hessian_at(self) -> int:
         """The column of the first Hessian sum."""
-        return self.gradient_at + (self.dim if Part.GRADIENT in self.parts else 0)
+        return _edges(self.dim, self.parts)[2]
 
     @property
     def width(self) -> int:
         """The number of sums."""
-        return self.hessian_at + (packed_size(self.dim) if Part.HESSIAN in self.parts else 0)
+        return len(self.first)
 
 
 def query(
@@ -79,22 +80,37 @@ def query(
     for name, column in columns.items():
         if column is not None and np.shape(column) != X.shape[1:]:
             raise InputError(f"{name}: expected shape {X.shape[1:]}, not {np.shape(column)}")
-    low = [max(min(shift, LARGEST_POWER), -LARGEST_POWER) for shift in shifts]
-    checked = Query(
+    first, second = _factors(len(X), parts, shifts)
+    return Query(
         family=family,
         X=X,
         **{name: None if column is None else _contiguous(column) for name, column in columns.items()},
         eps=eps,
         parts=parts,
-        first=np.array([math.ldexp(1.0, power) for power in low]),
-        second=np.array([math.ldexp(1.0, s - power) for s, power in zip(shifts, low, strict=True)]),
+        first=first,
+        second=second,
     )
-    if checked.width != len(shifts):
-        raise InputError(f"shifts: expected {checked.width} for the asked parts, not {len(shifts)}")
-    edges = (0, checked.gradient_at, checked.hessian_at, len(shifts))
-    if len(set(shifts)) > 1 and any(len(set(shifts[begin:end])) > 1 for begin, end in pairwise(edges)):
+
+
+@lru_cache(maxsize=256)
+def _factors(dim: int, parts: Part, shifts: tuple[int, ...]) -> tuple[Array, Array]:
+    """2^shifts as two factors; not to write to, since the same grid is asked many times in a row."""
+    edges = _edges(dim, parts)
+    if edges[-1] != len(shifts):
+        raise InputError(f"shifts: expected {edges[-1]} for the asked parts, not {len(shifts)}")
+    if any(len(set(shifts[begin:end])) > 1 for begin, end in pairwise(edges)):
         raise InputError("shifts: the sums of one part share one grid")
-    return checked
+    low = [max(min(shift, LARGEST_POWER), -LARGEST_POWER) for shift in shifts]
+    first = np.array([math.ldexp(1.0, power) for power in low])
+    second = np.array([math.ldexp(1.0, s - power) for s, power in zip(shifts, low, strict=True)])
+    return first, second
+
+
+def _edges(dim: int, parts: Part) -> tuple[int, int, int, int]:
+    """Where the sums of the loss, the gradient and the Hessian begin, and where they end."""
+    gradient_at = 1 if Part.LOSS in parts else 0
+    hessian_at = gradient_at + (dim if Part.GRADIENT in parts else 0)
+    return 0, gradient_at, hessian_at, hessian_at + (packed_size(dim) if Part.HESSIAN in parts else 0)
 
 
 def _contiguous(values: Array) -> Array:

@@ -1,0 +1,74 @@
+"""How the rows' contributions to a gradient spread, block by block, until enough of them were looked at."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fedtmle.model.kernels._compiled_glm import BLOCK
+from fedtmle.model.kernels._compiled_stages import predict, set_slope
+from fedtmle.model.kernels._jit import jit, jit_unordered
+from fedtmle.model.types import Array
+
+
+@jit_unordered
+def _add(slope: Array, weight: Array, column: Array, found: Array) -> None:
+    """Add one column of a block to its seven numbers."""
+    total, squares, largest, reach_total, reach_largest, top, count = 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
+    for i in range(len(slope)):
+        x = abs(column[i])
+        reach = x * abs(weight[i])
+        size = reach * abs(slope[i])
+        total += size
+        squares += size * size
+        largest = max(largest, size)
+        reach_total += reach
+        reach_largest = max(reach_largest, reach)
+        top = max(top, x)
+        count += 1.0 if reach > 0.0 else 0.0
+    found[0] += total
+    found[1] += squares
+    found[2] = max(found[2], largest)
+    found[3] += reach_total
+    found[4] = max(found[4], reach_largest)
+    found[5] = max(found[5], top)
+    found[6] += count
+
+
+@jit
+def _is_enough(found: Array, until: Array, least: int) -> bool:
+    for j in range(len(until)):
+        if not found[0, j] >= until[j]:  # nor where either is not a number
+            return False
+        if until[j] > 0.0 and found[6, j] < least:
+            return False
+    return True
+
+
+@jit
+def spread(
+    family: int,
+    X: Array,
+    offset: Array,
+    y: Array,
+    w: Array,
+    eps: Array,
+    until: Array,
+    least: int,
+    limit: int,
+    found: Array,
+) -> int:
+    """Fill ``found``, shape (7, d), from the first rows: see `concentration.Concentration`; how many."""
+    zeros, ones = np.zeros(BLOCK), np.ones(BLOCK)
+    etas, slopes = np.empty(BLOCK), np.empty(BLOCK)
+    begin = 0
+    while begin < limit and not _is_enough(found, until, least):
+        end = min(begin + BLOCK, limit)
+        size = end - begin
+        eta, slope = etas[:size], slopes[:size]
+        predict(offset[begin:end] if len(offset) else zeros[:size], eps, X, begin, eta)
+        set_slope(family, y[begin:end] if len(y) else zeros[:size], eta, zeros[:0], 1.0, slope)
+        weight = w[begin:end] if len(w) else ones[:size]
+        for j in range(len(eps)):
+            _add(slope, weight, X[j, begin:end], found[:, j])
+        begin = end
+    return begin
