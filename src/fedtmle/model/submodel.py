@@ -20,7 +20,6 @@ from operator import add
 from typing import final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedtmle.errors import InputError
 from fedtmle.model import kernels
@@ -30,8 +29,9 @@ from fedtmle.model.families import Family
 from fedtmle.model.table import StreamedTable, Table
 from fedtmle.model.types import Array, IntArray, Part, RowBound, unpack
 
-FEW_ROWS = 1536  # looked at before more is found out about the others
-LASTING = 2.0  # rows are looked at until they show this much more than asked, so that it lasts for other eps
+FEW_ROWS = 1536  # looked at before it is decided how to go on
+MANY_ROWS = 1 / 8  # to look at these takes as long as to find the largest value of every column
+LASTING = 1.5  # rows are looked at until they show this much more than asked, so that it lasts for other eps
 
 
 class AbstractSubmodel(ABC):
@@ -98,18 +98,19 @@ class GeneralisedLinear(AbstractSubmodel):
         design = self if rows is None else self._batch(rows)
         if not share > 0:
             return design._concentration(eps, *design._spread(eps))
-        few = min(FEW_ROWS, design.n_rows)
+        n, few = design.n_rows, min(FEW_ROWS, design.n_rows)
         # No row goes beyond its public bound (the exact sums see to that): mostly a few rows will do.
-        public = np.full(len(eps), 2.0**self.bound.gradient)
-        found, seen = design._spread(eps, LASTING * public / share, least, few)
-        if seen < few:
-            found[2], found[4] = public, 0.0
-        elif seen < design.n_rows:
-            largest, reach = design._ceilings(eps)
-            largest = np.minimum(largest, public)
+        largest, reach, columns = np.full(len(eps), 2.0**self.bound.gradient), np.zeros(len(eps)), None
+        found, seen = design._spread(eps, LASTING * largest / share, least, few)
+        if few <= seen < n:
+            with np.errstate(divide="ignore"):
+                expected = seen * float((LASTING * largest / share / found[0]).max())
+            if not expected < MANY_ROWS * n:
+                ceilings, reach, columns = design._ceilings(eps)
+                largest = np.fmin(ceilings, largest)
             found, seen = design._spread(eps, LASTING * largest / share, least)
-            if seen < design.n_rows:
-                found[2], found[4], found[5] = largest, reach, design._columns
+        if seen < n:
+            found[2], found[4], found[5] = largest, reach, found[5] if columns is None else columns
         return design._concentration(eps, found, seen)
 
     def _spread(
@@ -146,24 +147,21 @@ class GeneralisedLinear(AbstractSubmodel):
         )
         return offset, y, w
 
-    def _ceilings(self, eps: Array) -> tuple[Array, Array]:
-        """Bounds of |c| and of w |X| for every row, from the columns' largest values alone."""
+    def _ceilings(self, eps: Array) -> tuple[Array, Array, Array]:
+        """Bounds of |c|, of w |X| and of |X| for every row, from the columns' largest values alone."""
         offset, y, w = self._extents
-        reach = w * self._columns
-        return self.family.slope_ceiling(offset + float(np.abs(eps) @ self._columns), y) * reach, reach
+        columns = self._columns
+        slope = self.family.slope_ceiling(offset + float(np.abs(eps) @ columns), y)
+        return slope * w * columns, w * columns, columns
 
     def fewest_joint(self, rows: IntArray | None = None) -> float:
         return _fewest((self if rows is None else self._batch(rows)).joint())
 
     def joint(self) -> Array:
         """In how many rows two coordinates both have a covariate, shape (d, d); below 2^53 exact."""
-        inside = self._inside().astype(np.float64)
+        enters = self.X != 0 if self.w is None else (self.X != 0) & (self.w != 0)
+        inside = enters.astype(np.float64)
         return np.asarray(inside @ inside.T)
-
-    def _inside(self, first: int | None = None) -> NDArray[np.bool_]:
-        """Which of the first rows, or of all, have a w X other than zero; shape (d, rows)."""
-        inside = self.X[:, :first] != 0
-        return np.asarray(inside if self.w is None else inside & (self.w[:first] != 0))
 
     def curvature_ceiling(self) -> Array:
         return _largest_mean_hessian(self.family, self.gram, self.n_rows, len(self.X))

@@ -130,11 +130,12 @@ class Guard:
     def examine_answer(self, query: AbstractQuery[object, object], answer: object, n_rows: int) -> None:
         """Limits on counts of people that an answer tells."""
         for member, part in query.members(answer):
-            if isinstance(part, Sums):
+            cells, spreads = tuple(member.cells()), tuple(member.spreads())
+            if isinstance(part, Sums) and (cells or spreads):
                 values = part.values()
-                for cell in member.cells():
+                for cell in cells:
                     self._examine_cell(cell, values, n_rows)
-                for spread in member.spreads():
+                for spread in spreads:
                     total, squares = values[spread.at], values[spread.squares]
                     if squares > 0 and total * total < self.policy.min_effective * squares:
                         raise RefusalError(Reason.POLICY, "min_effective")

@@ -7,31 +7,38 @@ import numpy as np
 from fedtmle.model.kernels._compiled_glm import BLOCK
 from fedtmle.model.kernels._compiled_stages import predict, set_slope
 from fedtmle.model.kernels._jit import jit, jit_unordered
+from fedtmle.model.kernels._primitives import bits, from_bits
 from fedtmle.model.types import Array
 
 
 @jit_unordered
-def _add(slope: Array, weight: Array, column: Array, found: Array) -> None:
-    """Add one column of a block to its seven numbers."""
-    total, squares, largest, reach_total, reach_largest, top, count = 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
+def _add_sums(slope: Array, weight: Array, column: Array, found: Array) -> None:
+    """Add one column of a block to its sums and to its count."""
+    total, squares, reach_total, count = 0.0, 0.0, 0.0, 0.0
     for i in range(len(slope)):
-        x = abs(column[i])
-        reach = x * abs(weight[i])
+        reach = abs(column[i]) * abs(weight[i])
         size = reach * abs(slope[i])
         total += size
         squares += size * size
-        largest = max(largest, size)
         reach_total += reach
-        reach_largest = max(reach_largest, reach)
-        top = max(top, x)
         count += 1.0 if reach > 0.0 else 0.0
     found[0] += total
     found[1] += squares
-    found[2] = max(found[2], largest)
     found[3] += reach_total
-    found[4] = max(found[4], reach_largest)
-    found[5] = max(found[5], top)
     found[6] += count
+
+
+@jit
+def _raise_largest(slope: Array, weight: Array, column: Array, found: Array) -> None:
+    """Hold one column of a block against what was largest: bit patterns are ordered as magnitudes are."""
+    largest, reach_largest, top = bits(found[2]), bits(found[4]), bits(found[5])
+    for i in range(len(slope)):
+        x = abs(column[i])
+        reach = x * abs(weight[i])
+        largest = max(largest, bits(reach * abs(slope[i])))
+        reach_largest = max(reach_largest, bits(reach))
+        top = max(top, bits(x))
+    found[2], found[4], found[5] = from_bits(largest), from_bits(reach_largest), from_bits(top)
 
 
 @jit
@@ -69,6 +76,7 @@ def spread(
         set_slope(family, y[begin:end] if len(y) else zeros[:size], eta, zeros[:0], 1.0, slope)
         weight = w[begin:end] if len(w) else ones[:size]
         for j in range(len(eps)):
-            _add(slope, weight, X[j, begin:end], found[:, j])
+            _add_sums(slope, weight, X[j, begin:end], found[:, j])
+            _raise_largest(slope, weight, X[j, begin:end], found[:, j])
         begin = end
     return begin
