@@ -24,7 +24,7 @@ def rows(quick: bool) -> Iterator[Row]:
 
 def _sums(X: np.ndarray, threads: int) -> tuple[int, ...]:
     kernels.set_threads(threads)
-    return kernels.glm_sums(Family.LOGISTIC, X, None, None, None, EPS, Part.GRADIENT, SHIFTS)
+    return kernels.glm_sums(kernels.glm_rows(Family.LOGISTIC, X), EPS, Part.GRADIENT, SHIFTS)
 
 
 def _gradient(n: int, repeats: int) -> Iterator[Row]:

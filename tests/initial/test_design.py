@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedtmle.errors import DataError, InputError
-from fedtmle.initial.design import column_names, design, extremes_of
+from fedtmle.initial.design import column_names, design, extremes_of, scaled_design
 from fedtmle.initial.formula import parse_formula
 from fedtmle.initial.syntax import Formula, Name
 from fedtmle.model.table import Factor, Table
@@ -237,7 +237,9 @@ def test_rows_do_not_see_each_other() -> None:
 def test_scales_divide_by_powers_of_two() -> None:
     formula = parse_formula("x + log(w)")
     whole = design(formula, TABLE, {})
-    assert (design(formula, TABLE, {}, (0, 3, -2)) == whole / np.array([[1.0], [8.0], [0.25]])).all()
+    divided = scaled_design(formula, TABLE, {}, (0, 3, -2))
+    assert (divided.part(slice(None)) == whole / np.array([[1.0], [8.0], [0.25]])).all()
+    assert divided.columns[1] is TABLE.numeric["x"]  # where it is, not copied
 
 
 def test_blocks_give_the_same_bytes_and_the_same_refusals(monkeypatch: pytest.MonkeyPatch) -> None:

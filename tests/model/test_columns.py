@@ -98,7 +98,7 @@ def test_a_hessian_of_any_width(dim: int) -> None:
     found = []
     for backend in BACKENDS:
         with kernels.using_backend(backend):
-            found.append(kernels.glm_sums(Family.LOGISTIC, X, None, y, None, eps, parts, shifts))
+            found.append(kernels.glm_sums(kernels.glm_rows(Family.LOGISTIC, X, y=y), eps, parts, shifts))
     assert found[0] == found[1]
 
 
@@ -108,7 +108,7 @@ def test_no_row_is_beyond_the_bound_where_only_the_largest_of_two_rows_would_be(
     shifts = query_shifts(RowBound(gradient=0, curvature=0), np.zeros(4), Part.HESSIAN)
 
     def hessian(X: Array) -> tuple[int, ...]:
-        return kernels.glm_sums(Family.GAUSSIAN, X, None, None, w, np.zeros(4), Part.HESSIAN, shifts)
+        return kernels.glm_sums(kernels.glm_rows(Family.GAUSSIAN, X, w=w), np.zeros(4), Part.HESSIAN, shifts)
 
     assert hessian(X) == (2**30 + 2**30 + 2**50,) * 10
     X[2, 2] = np.nextafter(1.0, 2.0)

@@ -47,7 +47,7 @@ class Rows:
         rows = slice(None) if rows is None else rows
         offset, y, w = (None if column is None else column[rows] for column in self.columns)
         shifts = query_shifts(BOUND, eps, parts)
-        return kernels.glm_sums(family, self.X[:, rows], offset, y, w, eps, parts, shifts)
+        return kernels.glm_sums(kernels.glm_rows(family, self.X[:, rows], offset, y, w), eps, parts, shifts)
 
 
 EPS = np.array([0.3, -0.7, 0.11])
@@ -114,7 +114,7 @@ def test_a_sum_is_the_sum_of_its_rounded_rows() -> None:
 def test_contributions_are_rounded_half_to_even() -> None:
     X = np.array([[0.5, 1.5, 2.5, -0.5, -1.5, 0.49999999999999994, 2.0**50, -(2.0**50)]])
     one = [
-        kernels.glm_sums(Family.LINEAR, X[:, [i]], None, None, None, np.zeros(1), Part.GRADIENT, (0,))[0]
+        kernels.glm_sums(kernels.glm_rows(Family.LINEAR, X[:, [i]]), np.zeros(1), Part.GRADIENT, (0,))[0]
         for i in range(8)
     ]
     assert one == [0, 2, 2, 0, -2, 0, 2**50, -(2**50)]
@@ -148,11 +148,7 @@ def test_a_small_step_has_an_accurate_loss(family: Family, size: float) -> None:
         step = sign * size
         shift = 40 - math.frexp(step)[1] - (90 if family is Family.POISSON and step > 1 else 0)
         (unit,) = kernels.glm_sums(
-            family,
-            np.ones((1, 1)),
-            np.array([offset]),
-            None,
-            None,
+            kernels.glm_rows(family, np.ones((1, 1)), np.array([offset])),
             np.array([step]),
             Part.LOSS,
             (shift,),
@@ -181,7 +177,7 @@ def test_a_runaway_step_has_a_loss_too(backend: str) -> None:
     with kernels.using_backend(backend):
         for i, value in enumerate(want):
             (unit,) = kernels.glm_sums(
-                Family.LOGISTIC, X[:, [i]], offset[[i]], None, None, np.array([800.0]), Part.LOSS, (30,)
+                kernels.glm_rows(Family.LOGISTIC, X[:, [i]], offset[[i]]), np.array([800.0]), Part.LOSS, (30,)
             )
             assert unit * 2.0**-30 == pytest.approx(value, rel=1e-9)
 
@@ -224,7 +220,7 @@ def test_nan_anywhere_is_caught(column: str) -> None:
 def test_the_bound_itself_is_allowed_and_no_more(backend: str) -> None:
     def gradient(x: float) -> tuple[int, ...]:
         return kernels.glm_sums(
-            Family.LINEAR, np.array([[x]]), None, None, None, np.zeros(1), Part.GRADIENT, (50,)
+            kernels.glm_rows(Family.LINEAR, np.array([[x]])), np.zeros(1), Part.GRADIENT, (50,)
         )
 
     with kernels.using_backend(backend):
@@ -239,7 +235,7 @@ def test_full_chunks_at_the_bound_do_not_overflow() -> None:
     X = np.full((1, 3 * CHUNK), -1.0)
     for backend in BACKENDS:
         with kernels.using_backend(backend):
-            units = kernels.glm_sums(Family.LINEAR, X, None, None, None, np.zeros(1), Part.GRADIENT, (50,))
+            units = kernels.glm_sums(kernels.glm_rows(Family.LINEAR, X), np.zeros(1), Part.GRADIENT, (50,))
         assert units == (-3 * CHUNK * 2**50,)
 
 
@@ -249,7 +245,7 @@ def test_a_tiny_eps_has_a_grid_finer_than_a_float_can_scale() -> None:
     assert shifts[0] > 1023
     for backend in BACKENDS:
         with kernels.using_backend(backend):
-            units = kernels.glm_sums(Family.LINEAR, np.ones((1, 1)), None, None, None, eps, Part.LOSS, shifts)
+            units = kernels.glm_sums(kernels.glm_rows(Family.LINEAR, np.ones((1, 1))), eps, Part.LOSS, shifts)
         assert units == (round(Fraction(1e-310) * 2 ** shifts[0]),)
 
 
@@ -258,7 +254,8 @@ def test_arguments_that_do_not_fit_are_refused() -> None:
 
     def sums(**changed: object) -> None:
         arguments = {"X": X, "offset": None, "y": None, "w": None, "eps": eps, "shifts": (40, 40)} | changed
-        kernels.glm_sums(family=Family.LINEAR, parts=Part.GRADIENT, **arguments)
+        of = {name: arguments.pop(name) for name in ("eps", "shifts")}
+        kernels.glm_sums(kernels.glm_rows(Family.LINEAR, **arguments), parts=Part.GRADIENT, **of)
 
     sums()
     for name, wrong in {"eps": np.zeros(3), "y": np.zeros(4), "w": np.zeros((5, 1)), "shifts": (40,)}.items():

@@ -40,6 +40,7 @@ from fedtmle.initial.syntax import (
     quoted_level,
 )
 from fedtmle.model import kernels
+from fedtmle.model.scaled import Scaled
 from fedtmle.model.table import Table
 from fedtmle.model.types import Array, IntArray
 
@@ -54,27 +55,38 @@ def column_names(formula: Formula, levels: Levels) -> tuple[str, ...]:
     return tuple(_joined(column) for column in _columns(formula, levels))
 
 
-def design(formula: Formula, table: Table, levels: Levels, scales: Sequence[int] | None = None) -> Array:
-    """The design of the table's rows, one row for each column of the formula; shape (p, N).
+def design(formula: Formula, table: Table, levels: Levels) -> Array:
+    """The design of the table's rows, one row for each column of the formula; shape (p, N)."""
+    return scaled_design(formula, table, levels, [0] * len(_columns(formula, levels))).part(slice(None))
 
-    With ``scales``, column j is divided by 2^scales[j].
-    """
-    count = len(_columns(formula, levels))
+
+def scaled_design(formula: Formula, table: Table, levels: Levels, scales: Sequence[int]) -> Scaled:
+    """The same, column j divided by 2^scales[j]: the table's own columns where they are, others made."""
+    columns = _columns(formula, levels)
     _require_columns(formula, table)  # also where there is no block to find it in
-    factors = np.exp2(-np.array([0] * count if scales is None else scales, dtype=np.float64))
-    result = np.empty((count, table.n_rows))
+    own = [_own(column) for column in columns]
+    made = [
+        None if name or not column else np.empty(table.n_rows)
+        for name, column in zip(own, columns, strict=True)
+    ]
 
     def fill(place: tuple[slice, Table]) -> None:
         rows, block = place
-        for row, column, factor in zip(result, columns_of(formula, block, levels), factors, strict=True):
-            np.multiply(column, factor, out=row[rows])
+        for result, values in zip(made, columns_of(formula, block, levels), strict=True):
+            if result is not None:
+                result[rows] = values
 
     try:
         kernels.done(fill, table.placed_blocks())
     except DataError:
         columns_of(formula, table, levels)  # refused for the same reason, with a count over all rows
         raise
-    return result
+    ones = np.broadcast_to(np.float64(1.0), (table.n_rows,))
+    found = [
+        values if values is not None else table.numeric[name] if name else ones
+        for name, values in zip(own, made, strict=True)
+    ]
+    return Scaled(tuple(found), np.exp2(-np.array(scales, dtype=np.float64)))
 
 
 def columns_of(formula: Formula, table: Table, levels: Levels) -> list[Array]:
@@ -97,8 +109,8 @@ def _found(formula: Formula, table: Table, levels: Levels) -> Iterator[tuple[Arr
     ones = np.broadcast_to(np.float64(1.0), (table.n_rows,))
     parts: dict[str, Array] = {}
     for column in columns:
-        if len(column) == 1 and isinstance(column[0].variable, Name):
-            name = column[0].variable.name
+        name = _own(column)
+        if name is not None:
             values = table.numeric[name]
             _require_finite(values, table.reach[name], column)
             yield values, name
@@ -121,6 +133,12 @@ class _Part:
     variable: Variable
     index: int
     label: str  # tells apart columns that differ, and only those
+
+
+def _own(column: tuple[_Part, ...]) -> str | None:
+    """The table's column that this one is, if it is one."""
+    variable = column[0].variable if len(column) == 1 else None
+    return variable.name if isinstance(variable, Name) else None
 
 
 def _joined(column: tuple[_Part, ...]) -> str:

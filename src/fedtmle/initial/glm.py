@@ -15,7 +15,7 @@ from typing import Literal, final
 import numpy as np
 
 from fedtmle.errors import InputError
-from fedtmle.initial.design import column_names, columns_of, design
+from fedtmle.initial.design import column_names, columns_of, scaled_design
 from fedtmle.initial.formula import parse_formula
 from fedtmle.initial.syntax import Formula
 from fedtmle.model import kernels
@@ -121,7 +121,7 @@ class GLMModel(AbstractModel[None, AnyTable]):
         y, w = self.response(rows)
         return GeneralisedLinear(
             family=self.family,
-            X=design(self.formula, rows, self.levels, self.scales),
+            X=scaled_design(self.formula, rows, self.levels, self.scales),
             y=y,
             w=None if (w == 1.0).all() else w,
             bound=self.row_bound(None),

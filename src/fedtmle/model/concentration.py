@@ -16,6 +16,8 @@ import numpy as np
 
 from fedtmle.model.types import Array, IntArray
 
+_LARGEST = (2, 4, 5)  # of the numbers found, those that are no sums
+
 
 @final
 @dataclass(frozen=True, kw_only=True)
@@ -24,45 +26,61 @@ class Concentration:
 
     ``reach_total`` and ``reach_largest`` are the same of w |X|: how fast |c| can change as the
     predictor moves, per unit of ``lipschitz`` (sup rho'', infinite where there is none);
-    ``columns`` is the largest |X|. Unless ``is_whole``, the sums are over some of the rows, which
-    the others can only add to, and what is largest is a bound for every row: `share` and `radius`
-    err on the safe side.
+    ``columns`` is the largest |X|, ``rows`` how many have a w X other than 0. Unless ``is_whole``, the
+    sums are over some of the rows, which the others can only add to, and what is largest is a bound for
+    every row: `share` and `radius` err on the safe side.
     """
 
     eps: Array
-    total: Array
-    squares: Array
-    largest: Array
-    reach_total: Array
-    reach_largest: Array
-    columns: Array
+    found: Array  # what is named below, shape (7, d), in this order
     lipschitz: float
-    rows: IntArray  # how many have w X other than 0, by coordinate
     is_whole: bool = True
+
+    @property
+    def total(self) -> Array:
+        return np.asarray(self.found[0])
+
+    @property
+    def squares(self) -> Array:
+        return np.asarray(self.found[1])
+
+    @property
+    def largest(self) -> Array:
+        return np.asarray(self.found[2])
+
+    @property
+    def reach_total(self) -> Array:
+        return np.asarray(self.found[3])
+
+    @property
+    def reach_largest(self) -> Array:
+        return np.asarray(self.found[4])
+
+    @property
+    def columns(self) -> Array:
+        return np.asarray(self.found[5])
+
+    @property
+    def rows(self) -> IntArray:
+        return np.asarray(self.found[6], dtype=np.int64)
 
     @cached_property
     def support(self) -> float:
         """The fewest rows that enter a coordinate at all; infinite where none enters any."""
-        return min((count for count in self.rows.tolist() if count), default=math.inf)
+        return min((count for count in self.found[6].tolist() if count), default=math.inf)
 
     def join(self, other: Concentration) -> Concentration:
         """Of the rows of both, at the same eps."""
-        return Concentration(
-            eps=self.eps,
-            total=self.total + other.total,
-            squares=self.squares + other.squares,
-            largest=np.maximum(self.largest, other.largest),
-            reach_total=self.reach_total + other.reach_total,
-            reach_largest=np.maximum(self.reach_largest, other.reach_largest),
-            columns=np.maximum(self.columns, other.columns),
-            lipschitz=self.lipschitz,
-            rows=self.rows + other.rows,
-            is_whole=self.is_whole and other.is_whole,
-        )
+        found = self.found + other.found
+        for at in _LARGEST:
+            found[at] = np.maximum(self.found[at], other.found[at])
+        return replace(self, found=found, is_whole=self.is_whole and other.is_whole)
 
-    def of_all(self, largest: Array) -> Concentration:
+    def of_all(self, largest: float) -> Concentration:
         """What these rows show of all rows, of which none has a larger |c| than this, at any eps."""
-        return replace(self, largest=largest, reach_largest=np.zeros_like(largest), is_whole=False)
+        found = self.found.copy()
+        found[2], found[4] = largest, 0.0
+        return replace(self, found=found, is_whole=False)
 
     def shows(self, share: float, least: int) -> bool:
         """Whether no row has more than ``share`` of a coordinate, and each has at least ``least`` rows."""
@@ -87,8 +105,7 @@ class Concentration:
         Negative where a row's share may be above it already.
         """
         s = math.inf
-        columns = (self.total, self.largest, self.reach_total, self.reach_largest)
-        for total, largest, reach_total, reach_largest in zip(*(c.tolist() for c in columns), strict=True):
+        for total, _, largest, reach_total, reach_largest, *_ in self.found.T.tolist():
             slack, per_s = share * total - largest, reach_largest + share * reach_total
             if not slack >= 0:  # nor where it is not a number
                 return -1.0

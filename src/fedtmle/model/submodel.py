@@ -26,6 +26,7 @@ from fedtmle.model import kernels
 from fedtmle.model.concentration import Concentration
 from fedtmle.model.exact import Sums, query_shifts, zero_sums
 from fedtmle.model.families import Family
+from fedtmle.model.scaled import Design, Scaled, scaled
 from fedtmle.model.table import StreamedTable, Table
 from fedtmle.model.types import Array, IntArray, Part, RowBound, unpack
 
@@ -67,14 +68,14 @@ class AbstractSubmodel(ABC):
 @final
 @dataclass(frozen=True, kw_only=True)
 class GeneralisedLinear(AbstractSubmodel):
-    """The submodel above; ``X`` has shape (d, N), a contiguous row per coordinate.
+    """The submodel above; ``X`` has shape (d, N): one array, or columns where they are.
 
     ``offset``, ``y`` and ``w`` have shape (N,); None stands for zeros, zeros and ones and is
     never read from memory.
     """
 
     family: Family
-    X: Array
+    X: Design
     bound: RowBound
     offset: Array | None = None
     y: Array | None = None
@@ -87,56 +88,46 @@ class GeneralisedLinear(AbstractSubmodel):
     def sums(self, eps: Array, parts: Part, rows: IntArray | None = None) -> Sums:
         design = self if rows is None else self._batch(rows)
         shifts = query_shifts(self.bound, eps, parts)
-        units = kernels.glm_sums(
-            design.family, design.X, design.offset, design.y, design.w, eps, parts, shifts
-        )
-        return Sums(units, shifts)
+        return Sums(kernels.glm_sums(design._rows, eps, parts, shifts), shifts)
+
+    @cached_property
+    def _rows(self) -> kernels.Rows:
+        return kernels.glm_rows(self.family, self.X, self.offset, self.y, self.w)
 
     def concentration(
         self, eps: Array, rows: IntArray | None = None, *, share: float = 0.0, least: int = 0
     ) -> Concentration:
         design = self if rows is None else self._batch(rows)
         if not share > 0:
-            return design._concentration(eps, *design._spread(eps))
-        n, few = design.n_rows, min(FEW_ROWS, design.n_rows)
+            found, _, _ = kernels.glm_spread(design._rows, eps)
+            return design._concentration(eps, found)
         # No row goes beyond its public bound (the exact sums see to that): mostly a few rows will do.
-        largest, reach, columns = np.full(len(eps), 2.0**self.bound.gradient), np.zeros(len(eps)), None
-        found, seen = design._spread(eps, LASTING * largest / share, least, few)
-        if few <= seen < n:
-            with np.errstate(divide="ignore"):
-                expected = seen * float((LASTING * largest / share / found[0]).max())
-            if not expected < MANY_ROWS * n:
-                ceilings, reach, columns = design._ceilings(eps)
-                largest = np.fmin(ceilings, largest)
-            found, seen = design._spread(eps, LASTING * largest / share, least)
-        if seen < n:
-            found[2], found[4], found[5] = largest, reach, found[5] if columns is None else columns
-        return design._concentration(eps, found, seen)
+        public, n = 2.0**self.bound.gradient, design.n_rows
+        until = np.full(len(eps), LASTING * public / share)
+        found, seen, enough = kernels.glm_spread(
+            design._rows, eps, until, least, few=FEW_ROWS, many=MANY_ROWS * n
+        )
+        if enough:
+            found[2], found[4] = public, 0.0
+        elif seen < n:
+            largest, reach, columns = design._ceilings(eps)
+            largest = np.fmin(largest, public)
+            found, _, enough = kernels.glm_spread(design._rows, eps, LASTING * largest / share, least)
+            if enough:
+                found[2], found[4], found[5] = largest, reach, columns
+        return design._concentration(eps, found, is_whole=not enough)
 
-    def _spread(
-        self, eps: Array, until: Array | None = None, least: int = 0, limit: int | None = None
-    ) -> tuple[Array, int]:
-        return kernels.glm_spread(self.family, self.X, self.offset, self.y, self.w, eps, until, least, limit)
-
-    def _concentration(self, eps: Array, found: Array, seen: int) -> Concentration:
+    def _concentration(self, eps: Array, found: Array, *, is_whole: bool = True) -> Concentration:
         ceiling = self.family.curvature_ceiling
-        total, squares, largest, reach_total, reach_largest, columns, rows = found
         return Concentration(
-            eps=eps,
-            total=total,
-            squares=squares,
-            largest=largest,
-            reach_total=reach_total,
-            reach_largest=reach_largest,
-            columns=columns,
-            lipschitz=math.inf if ceiling is None else ceiling,
-            rows=rows.astype(np.int64),
-            is_whole=seen == self.n_rows,
+            eps=eps, found=found, lipschitz=math.inf if ceiling is None else ceiling, is_whole=is_whole
         )
 
     @cached_property
     def _columns(self) -> Array:
-        return np.array([kernels.largest(column) for column in self.X])
+        """The largest |X| by coordinate."""
+        design = scaled(self.X)
+        return np.array([kernels.largest(column) for column in design.columns]) * np.abs(design.factors)
 
     @cached_property
     def _extents(self) -> tuple[float, float, float]:
@@ -159,8 +150,9 @@ class GeneralisedLinear(AbstractSubmodel):
 
     def joint(self) -> Array:
         """In how many rows two coordinates both have a covariate, shape (d, d); below 2^53 exact."""
-        enters = self.X != 0 if self.w is None else (self.X != 0) & (self.w != 0)
-        inside = enters.astype(np.float64)
+        inside = np.stack([(column != 0).astype(np.float64) for column in scaled(self.X).columns])
+        if self.w is not None:
+            inside *= self.w != 0
         return np.asarray(inside @ inside.T)
 
     def curvature_ceiling(self) -> Array:
@@ -180,7 +172,7 @@ class GeneralisedLinear(AbstractSubmodel):
 
         return GeneralisedLinear(
             family=self.family,
-            X=np.ascontiguousarray(self.X[:, rows]),
+            X=self.X.take(rows) if isinstance(self.X, Scaled) else np.ascontiguousarray(self.X[:, rows]),
             bound=self.bound,
             offset=take(self.offset),
             y=take(self.y),
@@ -212,7 +204,7 @@ class StreamedLinear(AbstractSubmodel):
         self, eps: Array, rows: IntArray | None = None, *, share: float = 0.0, least: int = 0
     ) -> Concentration:
         _refuse_batch(rows)
-        public = np.full(self.dim, 2.0**self.bound.gradient)
+        public = 2.0**self.bound.gradient
         batches = self.table.map(lambda batch: self.design(batch).concentration(eps))
         for seen in accumulate(batches, Concentration.join):
             if share > 0 and (of_all := seen.of_all(public)).shows(share, least):

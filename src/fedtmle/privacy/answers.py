@@ -13,6 +13,7 @@ from typing import Any, final
 
 import numpy as np
 
+from fedtmle.model.scaled import matrix
 from fedtmle.model.submodel import GeneralisedLinear
 from fedtmle.model.types import Array, Part, unpack
 from fedtmle.privacy import effects as _effects  # noqa: F401 - registers the charts of tables
@@ -193,7 +194,8 @@ def _calibration(
             return row_terms(submodel, np.zeros(dim), Part.HESSIAN)
         weight = np.ones(submodel.n_rows) if submodel.w is None else submodel.w
         bend = submodel.family.curvature_ceiling or 0.0
-        return np.asarray(bend * weight * submodel.X[upper] * submodel.X[lower])
+        X = matrix(submodel.X)
+        return np.asarray(bend * weight * X[upper] * X[lower])
 
     if size == dim:
         wide = [C.T @ _symmetric(index, dim) @ C for index in range(len(upper))]

@@ -14,6 +14,7 @@ import numpy as np
 
 from fedtmle.model import kernels
 from fedtmle.model.families import Family
+from fedtmle.model.scaled import matrix
 from fedtmle.model.submodel import GeneralisedLinear
 from fedtmle.model.types import Array, Part
 
@@ -32,22 +33,23 @@ class Tangent:
 def row_terms(submodel: GeneralisedLinear, eps: Array, parts: Part) -> Array:
     """Every row's share in the asked sums, shape (p, N), in the order of the wire."""
     offset, y, w = _columns(submodel)
-    eta = offset + eps @ submodel.X
+    X = matrix(submodel.X)
+    eta = offset + eps @ X
     found = []
     if Part.LOSS in parts:
         found.append((w * (_rho(submodel.family, eta, y) - _rho(submodel.family, offset, y)))[None, :])
     if Part.GRADIENT in parts:
-        found.append(w * _slope(submodel.family, eta, y) * submodel.X)
+        found.append(w * _slope(submodel.family, eta, y) * X)
     if Part.HESSIAN in parts:
-        upper, lower = np.triu_indices(len(submodel.X))
-        found.append(w * _bend(submodel.family, eta) * submodel.X[upper] * submodel.X[lower])
+        upper, lower = np.triu_indices(len(X))
+        found.append(w * _bend(submodel.family, eta) * X[upper] * X[lower])
     return np.concatenate(found)
 
 
 def row_tangents(submodel: GeneralisedLinear, eps: Array, parts: Part, tangent: Tangent) -> Array:
     """The derivative of `row_terms` in a coordinate of each row's own record, shape (p, N)."""
     offset, y, w = _columns(submodel)
-    family, X = submodel.family, submodel.X
+    family, X = submodel.family, matrix(submodel.X)
     zero = np.zeros(submodel.n_rows)
     dX = np.zeros_like(X) if tangent.X is None else tangent.X
     d_offset = zero if tangent.offset is None else tangent.offset

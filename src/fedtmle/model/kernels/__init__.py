@@ -14,11 +14,13 @@ from fedtmle.errors import InputError
 from fedtmle.model.exact import total
 from fedtmle.model.families import Family
 from fedtmle.model.kernels._backend import backend, module, using_backend
-from fedtmle.model.kernels._query import query
+from fedtmle.model.kernels._query import Rows, checked_eps, query, rows_of
 from fedtmle.model.kernels._threads import done, mapped, set_threads, threads
+from fedtmle.model.scaled import Design
 from fedtmle.model.types import Array, Bytes, Codes, IntArray, Part
 
 __all__ = [
+    "Rows",
     "add_multiple",
     "backend",
     "binned_chunks",
@@ -27,6 +29,7 @@ __all__ = [
     "done",
     "exp",
     "expit",
+    "glm_rows",
     "glm_spread",
     "glm_sums",
     "largest",
@@ -75,45 +78,46 @@ def _elementwise(name: str, x: Real) -> Real:
     return cast(Real, result.reshape(np.shape(x)) if np.ndim(x) else result.item())
 
 
-def glm_sums(
-    family: Family,
-    X: Array,
-    offset: Array | None,
-    y: Array | None,
-    w: Array | None,
-    eps: Array,
-    parts: Part,
-    shifts: tuple[int, ...],
-) -> tuple[int, ...]:
+def glm_rows(
+    family: Family, X: Design, offset: Array | None = None, y: Array | None = None, w: Array | None = None
+) -> Rows:
+    """Rows of a generalised linear loss, checked once for many passes; not to be written to meanwhile.
+
+    ``X`` has shape (d, N), as one array or as `Scaled` columns; ``offset``, ``y`` and ``w`` have shape
+    (N,), None standing for zeros, zeros and ones.
+    """
+    return rows_of(family, X, offset, y, w)
+
+
+def glm_sums(rows: Rows, eps: Array, parts: Part, shifts: tuple[int, ...]) -> tuple[int, ...]:
     """Exact sums over rows of w rho(offset + eps . X, y): its change from eps = 0, slope and curvature.
 
-    ``X`` has shape (d, N); ``offset``, ``y`` and ``w`` have shape (N,), None standing for zeros,
-    zeros and ones. Sum s is in units of 2^-shifts[s], in the order of `exact.query_shifts`. A row
-    beyond 2^(50-shifts[s]), or not a number, is a `ContributionError`.
+    Sum s is in units of 2^-shifts[s], in the order of `exact.query_shifts`. A row beyond 2^(50-shifts[s]),
+    or not a number, is a `ContributionError`.
     """
-    return total(module().glm_chunks(query(family, X, offset, y, w, eps, parts, shifts)))
+    return total(module().glm_chunks(query(rows, eps, parts, shifts)))
 
 
 def glm_spread(
-    family: Family,
-    X: Array,
-    offset: Array | None,
-    y: Array | None,
-    w: Array | None,
+    rows: Rows,
     eps: Array,
     until: Array | None = None,
     least: int = 0,
-    limit: int | None = None,
-) -> tuple[Array, int]:
+    *,
+    few: int | None = None,
+    many: float = np.inf,
+) -> tuple[Array, int, bool]:
     """How the rows' contributions to the gradient spread: the seven rows of `Concentration`, shape (7, d).
 
     Plain floating-point sums: what a silo compares with its own thresholds, and sends to nobody. It
     stops some time after every total has come to ``until``, shape (d,), with at least ``least`` rows in
-    those that ask for anything, or after ``limit`` rows; and says how many rows it has seen.
+    each that asks for anything; or after ``few`` rows, if by these it would take more than ``many``. It says
+    how many rows it has seen, and whether they were enough.
     """
-    asked = query(family, X, offset, y, w, eps, Part.GRADIENT, (0,) * len(X))
-    until = np.full(len(X), np.inf) if until is None else until
-    return module().spread(asked, until, least, asked.n_rows if limit is None else min(limit, asked.n_rows))
+    until = np.full(rows.dim, np.inf) if until is None else until
+    return module().spread(
+        rows, checked_eps(rows, eps), until, least, rows.n_rows if few is None else few, many
+    )
 
 
 def add_multiple(total: Array, factor: float, values: Array) -> None:

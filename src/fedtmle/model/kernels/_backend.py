@@ -10,7 +10,7 @@ from functools import cache
 from typing import Protocol, cast
 
 from fedtmle.errors import InputError
-from fedtmle.model.kernels._query import Query
+from fedtmle.model.kernels._query import Query, Rows
 from fedtmle.model.types import Array, Bytes, Codes, IntArray
 
 _MODULES = {"numba": "_numba", "numpy": "_numpy"}
@@ -25,7 +25,9 @@ class Backend(Protocol):
 
     def glm_chunks(self, query: Query) -> IntArray: ...
 
-    def spread(self, query: Query, until: Array, least: int, limit: int) -> tuple[Array, int]: ...
+    def spread(
+        self, rows: Rows, eps: Array, until: Array, least: int, few: int, many: float
+    ) -> tuple[Array, int, bool]: ...
 
     def add_multiple(self, total: Array, factor: float, values: Array) -> None: ...
 

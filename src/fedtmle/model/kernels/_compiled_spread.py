@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from fedtmle.model.kernels._compiled_gather import Bools, gather
 from fedtmle.model.kernels._compiled_glm import BLOCK
 from fedtmle.model.kernels._compiled_stages import predict, set_slope
 from fedtmle.model.kernels._jit import jit, jit_unordered
 from fedtmle.model.kernels._primitives import bits, from_bits
-from fedtmle.model.types import Array
+from fedtmle.model.types import Array, IntArray
 
 
 @jit_unordered
@@ -52,31 +53,53 @@ def _is_enough(found: Array, until: Array, least: int) -> bool:
 
 
 @jit
+def _is_far(found: Array, until: Array, seen: int, many: float) -> bool:
+    """Whether more than ``many`` rows would be needed, if the others are like those that were seen."""
+    far = False
+    for j in range(len(until)):
+        far |= not seen * until[j] <= many * found[0, j]
+    return far
+
+
+@jit
 def spread(
     family: int,
-    X: Array,
+    addresses: IntArray,
+    constant: Bools,
+    factors: Array,
+    n_rows: int,
     offset: Array,
     y: Array,
     w: Array,
     eps: Array,
     until: Array,
     least: int,
-    limit: int,
+    few: int,
+    many: float,
     found: Array,
-) -> int:
-    """Fill ``found``, shape (7, d), from the first rows: see `concentration.Concentration`; how many."""
+) -> tuple[int, bool]:
+    """Fill ``found``, shape (7, d), from the first rows: see `concentration.Concentration`.
+
+    How many, and whether they were enough.
+    """
+    X = np.empty((len(addresses), BLOCK))
     zeros, ones = np.zeros(BLOCK), np.ones(BLOCK)
     etas, slopes = np.empty(BLOCK), np.empty(BLOCK)
-    begin = 0
-    while begin < limit and not _is_enough(found, until, least):
-        end = min(begin + BLOCK, limit)
+    begin, enough, looked_ahead = 0, _is_enough(found, until, least), False
+    while begin < n_rows and not enough:
+        if begin >= few and not looked_ahead:
+            if _is_far(found, until, begin, many):
+                break
+            looked_ahead = True
+        end = min(begin + BLOCK, n_rows)
         size = end - begin
         eta, slope = etas[:size], slopes[:size]
-        predict(offset[begin:end] if len(offset) else zeros[:size], eps, X, begin, eta)
+        gather(addresses, constant, factors, begin, size, X)
+        predict(offset[begin:end] if len(offset) else zeros[:size], eps, X, 0, eta)
         set_slope(family, y[begin:end] if len(y) else zeros[:size], eta, zeros[:0], 1.0, slope)
         weight = w[begin:end] if len(w) else ones[:size]
         for j in range(len(eps)):
-            _add_sums(slope, weight, X[j, begin:end], found[:, j])
-            _raise_largest(slope, weight, X[j, begin:end], found[:, j])
-        begin = end
-    return begin
+            _add_sums(slope, weight, X[j, :size], found[:, j])
+            _raise_largest(slope, weight, X[j, :size], found[:, j])
+        begin, enough = end, _is_enough(found, until, least)
+    return begin, enough

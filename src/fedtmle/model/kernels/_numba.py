@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedtmle.model.exact import CHUNK
 from fedtmle.model.kernels import (
@@ -15,7 +16,7 @@ from fedtmle.model.kernels import (
     _compiled_stages,
     _numpy,
 )
-from fedtmle.model.kernels._query import Query
+from fedtmle.model.kernels._query import Query, Rows
 from fedtmle.model.kernels._threads import shared
 from fedtmle.model.types import Array, Bytes, Codes, IntArray, Part
 
@@ -40,15 +41,12 @@ def elementwise(name: str, x: Array) -> Array:
 
 def glm_chunks(query: Query) -> IntArray:
     """Sums of rounded contributions per chunk, shape (chunks, p)."""
+    rows = query.rows
     sums = np.zeros((query.n_chunks, query.width), dtype=np.int64)
 
     def work(first: int, last: int) -> bool:
         return _compiled_glm.chunks(
-            int(query.family),
-            query.X,
-            _ABSENT if query.offset is None else query.offset,
-            _ABSENT if query.y is None else query.y,
-            _ABSENT if query.w is None else query.w,
+            *_plain(rows),
             query.eps,
             Part.LOSS in query.parts,
             Part.GRADIENT in query.parts,
@@ -60,27 +58,24 @@ def glm_chunks(query: Query) -> IntArray:
             sums,
         )
 
-    if shared(work, query.n_chunks, serially=query.n_rows < SERIAL_ROWS):
+    if shared(work, query.n_chunks, serially=rows.n_rows < SERIAL_ROWS):
         return sums
     return _numpy.glm_chunks(query)  # some row is beyond its bound: the twin counts such rows and raises
 
 
-def spread(query: Query, until: Array, least: int, limit: int) -> tuple[Array, int]:
+def spread(
+    rows: Rows, eps: Array, until: Array, least: int, few: int, many: float
+) -> tuple[Array, int, bool]:
     """The seven rows of `concentration.Concentration`, shape (7, d), of as many rows as it takes."""
-    found = np.zeros((7, query.dim))
-    seen = _compiled_spread.spread(
-        int(query.family),
-        query.X,
-        _ABSENT if query.offset is None else query.offset,
-        _ABSENT if query.y is None else query.y,
-        _ABSENT if query.w is None else query.w,
-        query.eps,
-        until,
-        least,
-        limit,
-        found,
-    )
-    return found, seen
+    found = np.zeros((7, rows.dim))
+    seen, enough = _compiled_spread.spread(*_plain(rows), eps, until, least, few, many, found)
+    return found, seen, enough
+
+
+def _plain(rows: Rows) -> tuple[int, IntArray, NDArray[np.bool_], Array, int, Array, Array, Array]:
+    """Rows as the kernels take them."""
+    offset, y, w = (_ABSENT if column is None else column for column in (rows.offset, rows.y, rows.w))
+    return int(rows.family), rows.addresses, rows.constant, rows.X.factors, rows.n_rows, offset, y, w
 
 
 def add_multiple(total: Array, factor: float, values: Array) -> None:

@@ -14,7 +14,7 @@ from fedtmle.errors import ContributionError
 from fedtmle.model.exact import CHUNK, FINE_BITS, GRID_BITS, beyond_bound
 from fedtmle.model.families import Family
 from fedtmle.model.kernels import _elementary, _rows
-from fedtmle.model.kernels._query import Query
+from fedtmle.model.kernels._query import Query, Rows
 from fedtmle.model.types import Array, Bytes, Codes, IntArray, Part
 
 POINTS = 2048  # a block of points of `log_mean_kernel` that stays in the cache
@@ -61,26 +61,36 @@ def glm_chunks(query: Query) -> IntArray:
     return sums
 
 
-def spread(query: Query, until: Array, least: int, limit: int) -> tuple[Array, int]:
+def spread(
+    rows: Rows, eps: Array, until: Array, least: int, few: int, many: float
+) -> tuple[Array, int, bool]:
     """The seven rows of `concentration.Concentration`, shape (7, d), of as many rows as it takes."""
-    found, seen = np.zeros((7, query.dim)), 0
+
+    def is_enough() -> bool:
+        return bool(((found[0] >= until) & ((found[6] >= least) | (until == 0))).all())
+
+    found, seen, looked_ahead = np.zeros((7, rows.dim)), 0, False
     with np.errstate(all="ignore"):
-        while seen < limit and not ((found[0] >= until) & ((found[6] >= least) | (until == 0))).all():
-            rows = slice(seen, min(seen + CHUNK, limit))
-            ((_, contributions),) = _contributions(query, rows)
-            columns = np.abs(query.X[:, rows])
-            size, reach = (
-                np.abs(contributions),
-                columns if query.w is None else columns * np.abs(query.w[rows]),
-            )
+        while seen < rows.n_rows and not is_enough():
+            if seen >= few and not looked_ahead:
+                if not (seen * until <= many * found[0]).all():
+                    break
+                looked_ahead = True
+            own = slice(seen, min(seen + CHUNK, rows.n_rows))
+            X = rows.X.part(own)
+            eta = _predictor(np.zeros(X.shape[1]) if rows.offset is None else rows.offset[own], eps, X)
+            slope = _slope(rows.family, eta, np.zeros(1) if rows.y is None else rows.y[own])
+            columns = np.abs(X)
+            reach = columns if rows.w is None else columns * np.abs(rows.w[own])
+            size = reach * np.abs(slope)
             found[0] += size.sum(axis=1)
             found[1] += (size * size).sum(axis=1)
             found[3] += reach.sum(axis=1)
             found[6] += np.count_nonzero(reach, axis=1)
             for at, values in ((2, size), (4, reach), (5, columns)):
                 found[at] = np.maximum(found[at], values.max(axis=1))
-            seen = rows.stop
-    return found, seen
+            seen = own.stop
+        return found, seen, is_enough()
 
 
 def add_multiple(total: Array, factor: float, values: Array) -> None:
@@ -130,23 +140,24 @@ def binned_chunks(columns: Array, bins: Bytes, count: int, scale: Array, what: s
 
 def _contributions(query: Query, rows: slice) -> list[tuple[Part, Array]]:
     """Each asked part's contributions of some rows, shape (sums of the part, rows), times ``first``."""
-    X = query.X[:, rows]
+    own = query.rows
+    X = own.X.part(rows)
     zeros = np.zeros(X.shape[1])
-    offset = zeros if query.offset is None else query.offset[rows]
-    y = zeros if query.y is None else query.y[rows]
-    w = np.ones(X.shape[1]) if query.w is None else query.w[rows]
+    offset = zeros if own.offset is None else own.offset[rows]
+    y = zeros if own.y is None else own.y[rows]
+    w = np.ones(X.shape[1]) if own.w is None else own.w[rows]
     eta = _predictor(offset, query.eps, X)
     answer: list[tuple[Part, Array]] = []
     if Part.LOSS in query.parts:
         delta = _predictor(zeros, query.eps, X)
-        change = _change(query.family, offset, y, eta, delta) * query.first[0]
+        change = _change(own.family, offset, y, eta, delta) * query.first[0]
         answer.append((Part.LOSS, (change * w)[None]))
     if Part.GRADIENT in query.parts:
-        slope = _slope(query.family, eta, y) * query.first[query.gradient_at] * w
+        slope = _slope(own.family, eta, y) * query.first[query.gradient_at] * w
         answer.append((Part.GRADIENT, slope * X))
     if Part.HESSIAN in query.parts:
         j, k = np.triu_indices(len(X))
-        variance = VARIANCE[query.family](eta) * query.first[query.hessian_at] * w
+        variance = VARIANCE[own.family](eta) * query.first[query.hessian_at] * w
         answer.append((Part.HESSIAN, variance * X[j] * X[k]))
     return answer
 

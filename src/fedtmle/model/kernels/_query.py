@@ -3,57 +3,94 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import pairwise
 from typing import final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedtmle.errors import InputError
 from fedtmle.model.exact import CHUNK
 from fedtmle.model.families import Family
-from fedtmle.model.types import Array, Part, packed_size
+from fedtmle.model.scaled import Design, Scaled, scaled
+from fedtmle.model.types import Array, IntArray, Part, packed_size
 
 LARGEST_POWER = 1000  # a shift beyond it needs two factors: 2^shift itself would overflow
 
 
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Query:
-    """Arguments of `glm_sums`, checked; 2^shifts[s] = first[s] * second[s], both exact floats."""
+class Rows:
+    """The rows of a generalised linear loss, checked: the kernels index without checking.
+
+    ``addresses`` is where each column of the design is, ``constant`` whether it is one number.
+    """
 
     family: Family
-    X: Array
+    X: Scaled
     offset: Array | None
     y: Array | None
     w: Array | None
+    addresses: IntArray = field(init=False)
+    constant: NDArray[np.bool_] = field(init=False)
+
+    def __post_init__(self) -> None:
+        columns = self.X.columns
+        places = np.array([column.__array_interface__["data"][0] for column in columns], dtype=np.int64)
+        object.__setattr__(self, "addresses", places)
+        object.__setattr__(self, "constant", np.array([column.strides == (0,) for column in columns]))
+
+    @property
+    def dim(self) -> int:
+        return len(self.X)
+
+    @property
+    def n_rows(self) -> int:
+        return self.X.shape[1]
+
+
+def rows_of(family: Family, X: Design, offset: Array | None, y: Array | None, w: Array | None) -> Rows:
+    """`Rows` whose shapes fit."""
+    if len(X.shape) != 2 or not len(X):
+        raise InputError(f"X: expected shape (d, N), d >= 1, not {X.shape}")
+    design = scaled(X)
+    n_rows = (design.shape[1],)
+    if any(column.shape != n_rows for column in design.columns) or design.factors.shape != (len(X),):
+        raise InputError(f"X: expected {len(X)} columns of shape {n_rows}, and as many factors")
+    columns = {"offset": offset, "y": y, "w": w}
+    for name, column in columns.items():
+        if column is not None and np.shape(column) != n_rows:
+            raise InputError(f"{name}: expected shape {n_rows}, not {np.shape(column)}")
+    plain = {name: None if column is None else _contiguous(column) for name, column in columns.items()}
+    return Rows(family=family, X=design, **plain)
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Query:
+    """What is summed where, checked; 2^shifts[s] = first[s] * second[s], both exact floats."""
+
+    rows: Rows
     eps: Array
     parts: Part
     first: Array
     second: Array
 
     @property
-    def dim(self) -> int:
-        return int(self.X.shape[0])
-
-    @property
-    def n_rows(self) -> int:
-        return int(self.X.shape[1])
-
-    @property
     def n_chunks(self) -> int:
-        return -(-self.n_rows // CHUNK)
+        return -(-self.rows.n_rows // CHUNK)
 
     @property
     def gradient_at(self) -> int:
         """The column of the first gradient sum."""
-        return _edges(self.dim, self.parts)[1]
+        return _edges(self.rows.dim, self.parts)[1]
 
     @property
     def hessian_at(self) -> int:
         """The column of the first Hessian sum."""
-        return _edges(self.dim, self.parts)[2]
+        return _edges(self.rows.dim, self.parts)[2]
 
     @property
     def width(self) -> int:
@@ -61,35 +98,17 @@ class Query:
         return len(self.first)
 
 
-def query(
-    family: Family,
-    X: Array,
-    offset: Array | None,
-    y: Array | None,
-    w: Array | None,
-    eps: Array,
-    parts: Part,
-    shifts: tuple[int, ...],
-) -> Query:
-    """A `Query` whose shapes fit: the kernels index without checking."""
-    X = _contiguous(X)
+def query(rows: Rows, eps: Array, parts: Part, shifts: tuple[int, ...]) -> Query:
+    """A `Query` whose shapes fit."""
+    first, second = _factors(rows.dim, parts, shifts)
+    return Query(rows=rows, eps=checked_eps(rows, eps), parts=parts, first=first, second=second)
+
+
+def checked_eps(rows: Rows, eps: Array) -> Array:
     eps = _contiguous(eps)
-    if X.ndim != 2 or not len(X) or eps.shape != (len(X),):
-        raise InputError(f"X, eps: expected shapes (d, N) and (d,), d >= 1, not {X.shape} and {eps.shape}")
-    columns = {"offset": offset, "y": y, "w": w}
-    for name, column in columns.items():
-        if column is not None and np.shape(column) != X.shape[1:]:
-            raise InputError(f"{name}: expected shape {X.shape[1:]}, not {np.shape(column)}")
-    first, second = _factors(len(X), parts, shifts)
-    return Query(
-        family=family,
-        X=X,
-        **{name: None if column is None else _contiguous(column) for name, column in columns.items()},
-        eps=eps,
-        parts=parts,
-        first=first,
-        second=second,
-    )
+    if eps.shape != (rows.dim,):
+        raise InputError(f"eps: expected shape ({rows.dim},), not {eps.shape}")
+    return eps
 
 
 @lru_cache(maxsize=256)
