@@ -240,6 +240,7 @@ def test_scales_divide_by_powers_of_two() -> None:
     divided = scaled_design(formula, TABLE, {}, (0, 3, -2))
     assert (divided.part(slice(None)) == whole / np.array([[1.0], [8.0], [0.25]])).all()
     assert divided.columns[1] is TABLE.numeric["x"]  # where it is, not copied
+    np.testing.assert_array_equal(divided.largest, np.abs(whole).max(axis=1))
 
 
 def test_blocks_give_the_same_bytes_and_the_same_refusals(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -86,7 +86,11 @@ def scaled_design(formula: Formula, table: Table, levels: Levels, scales: Sequen
         values if values is not None else table.numeric[name] if name else ones
         for name, values in zip(own, made, strict=True)
     ]
-    return Scaled(tuple(found), np.exp2(-np.array(scales, dtype=np.float64)))
+    largest = [
+        table.reach[name] if name else kernels.largest(values)
+        for name, values in zip(own, found, strict=True)
+    ]
+    return Scaled(tuple(found), np.exp2(-np.array(scales, dtype=np.float64)), np.array(largest))
 
 
 def columns_of(formula: Formula, table: Table, levels: Levels) -> list[Array]:

@@ -17,10 +17,12 @@ class Scaled:
     """Column j of the design is ``columns[j] * factors[j]``, row by row; each column is of shape (N,).
 
     A column is contiguous, or a constant of stride 0 that takes no memory. Columns are not to be written to.
+    ``largest`` has the largest magnitude of each, where that is known.
     """
 
     columns: tuple[Array, ...]
     factors: Array
+    largest: Array | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -46,7 +48,8 @@ Design = Array | Scaled
 def scaled(design: Design) -> Scaled:
     """Any design as columns: float64, contiguous or constant."""
     if isinstance(design, Scaled):
-        return Scaled(_flat(design.columns), np.ascontiguousarray(design.factors, dtype=np.float64))
+        factors = np.ascontiguousarray(design.factors, dtype=np.float64)
+        return Scaled(_flat(design.columns), factors, design.largest)
     return Scaled(_flat(tuple(design)), np.ones(len(design)))
 
 

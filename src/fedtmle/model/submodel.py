@@ -126,15 +126,18 @@ class GeneralisedLinear(AbstractSubmodel):
     @cached_property
     def _columns(self) -> Array:
         """The largest |X| by coordinate."""
-        design = scaled(self.X)
+        design = self._rows.X
+        if design.largest is not None:
+            return design.largest * np.abs(design.factors)
         return np.array([kernels.largest(column) for column in design.columns]) * np.abs(design.factors)
 
     @cached_property
     def _extents(self) -> tuple[float, float, float]:
-        """The largest |offset|, |y| and |w|."""
+        """The largest |offset|, |y| and |w|; 0 for an offset on which no bound of rho' rests."""
+        resting = self.offset if self.family in (Family.GAUSSIAN, Family.POISSON) else None
         offset, y, w = (
             default if values is None else kernels.largest(values)
-            for values, default in ((self.offset, 0.0), (self.y, 0.0), (self.w, 1.0))
+            for values, default in ((resting, 0.0), (self.y, 0.0), (self.w, 1.0))
         )
         return offset, y, w
 
