@@ -26,7 +26,7 @@ from fedtmle.model.kernels._jit import jit
 from fedtmle.model.kernels._primitives import MAGIC, MAGIC_BITS, bits
 from fedtmle.model.types import Array, IntArray
 
-BLOCK = 256
+BLOCK = 384
 LIMIT = 2.0**GRID_BITS
 
 
@@ -80,18 +80,22 @@ def _sum_two(values: Array, x: Array, y: Array) -> tuple[int, int]:
 
 
 @jit
-def _add_products(values: Array, X: Array, j: int, size: int, second: float, sums: IntArray) -> bool:
+def _add_products(
+    values: Array, X: Array, j: int, begin: int, end: int, second: float, sums: IntArray
+) -> bool:
     """Add to sums[0], sums[1], ... the products of the scaled values with columns j, j + 1, ... of X."""
     dim, s, everywhere = len(X), 0, True
     while second == 1.0 and j + 3 <= dim:
-        u, v, w, within = _round_and_sum_three(values, X[j, :size], X[j + 1, :size], X[j + 2, :size])
+        u, v, w, within = _round_and_sum_three(
+            values, X[j, begin:end], X[j + 1, begin:end], X[j + 2, begin:end]
+        )
         sums[s] += u
         sums[s + 1] += v
         sums[s + 2] += w
         everywhere &= within
         j, s = j + 3, s + 3
     while j < dim:
-        u, within = _round_and_sum(values, X[j, :size], second)
+        u, within = _round_and_sum(values, X[j, begin:end], second)
         sums[s] += u
         everywhere &= within
         j, s = j + 1, s + 1
@@ -99,18 +103,18 @@ def _add_products(values: Array, X: Array, j: int, size: int, second: float, sum
 
 
 @jit
-def _add_bounded(values: Array, X: Array, j: int, size: int, sums: IntArray) -> None:
+def _add_bounded(values: Array, X: Array, j: int, begin: int, end: int, sums: IntArray) -> None:
     """The same where it is known that all products are within, and nothing is left to scale."""
     dim, s = len(X), 0
     while j + 3 <= dim:
-        u, v, w = _sum_three(values, X[j, :size], X[j + 1, :size], X[j + 2, :size])
+        u, v, w = _sum_three(values, X[j, begin:end], X[j + 1, begin:end], X[j + 2, begin:end])
         sums[s] += u
         sums[s + 1] += v
         sums[s + 2] += w
         j, s = j + 3, s + 3
     if j < dim:
         last = min(j + 1, dim - 1)
-        u, v = _sum_two(values, X[j, :size], X[last, :size])
+        u, v = _sum_two(values, X[j, begin:end], X[last, begin:end])
         sums[s] += u
         if last > j:
             sums[s + 1] += v
@@ -126,21 +130,23 @@ def _is_inside(column: Array) -> bool:
 
 
 @jit
-def _add_hessian(values: Array, X: Array, size: int, second: float, product: Array, sums: IntArray) -> bool:
+def _add_hessian(
+    values: Array, X: Array, begin: int, end: int, second: float, product: Array, sums: IntArray
+) -> bool:
     """Add the products of the scaled curvatures with two columns, upper triangle; whether all are within."""
     top, s, everywhere = 1.0, 0, True
     for j in range(len(X)):
-        if not _is_inside(X[j, :size]):
-            own = largest(X[j, :size])
+        if not _is_inside(X[j, begin:end]):
+            own = largest(X[j, begin:end])
             top = own if own > top or np.isnan(own) else top
     # Rounding keeps the order, so that this bounds every product of a value and two columns.
     bounded = second == 1.0 and largest(values) * top * top <= LIMIT
     for j in range(len(X)):
-        multiply(values, X[j, :size], product)
+        multiply(values, X[j, begin:end], product)
         if bounded:
-            _add_bounded(product, X, j, size, sums[s:])
+            _add_bounded(product, X, j, begin, end, sums[s:])
         else:
-            everywhere &= _add_products(product, X, j, size, second, sums[s:])
+            everywhere &= _add_products(product, X, j, begin, end, second, sums[s:])
         s += len(X) - j
     return everywhere
 
@@ -148,6 +154,7 @@ def _add_hessian(values: Array, X: Array, size: int, second: float, product: Arr
 @jit
 def chunks(
     family: int,
+    matrix: Array,
     addresses: IntArray,
     constant: Bools,
     factors: Array,
@@ -168,10 +175,11 @@ def chunks(
     """Fill rows first_chunk to last_chunk of ``sums``; False if a contribution is beyond the bound.
 
     Sum s is scaled by first[s] * second[s] = 2^shifts[s], the same for all sums of a part: by the first
-    before the values meet a column, by the second, nearly always 1, after. An empty column stands for None.
+    before the values meet a column, by the second, nearly always 1, after. An empty column stands for None,
+    an empty matrix for a design whose columns are gathered block by block.
     """
     dim = len(addresses)
-    X = np.empty((dim, BLOCK))
+    X = matrix if len(matrix) else np.empty((dim, BLOCK))
     zeros, ones = np.zeros(BLOCK), np.ones(BLOCK)
     etas, means, deltas, starts = np.empty(BLOCK), np.empty(BLOCK), np.empty(BLOCK), np.empty(BLOCK)
     buffer, products = np.empty(BLOCK), np.empty(BLOCK)
@@ -187,15 +195,19 @@ def chunks(
             weight = w[begin:end] if len(w) else ones[:size]
             eta, values, product = etas[:size], buffer[:size], products[:size]
             mean = means[:size] if loss or hessian else means[:0]
-            gather(addresses, constant, factors, begin, size, X)
-            predict(base, eps, X, 0, eta)
+            if len(matrix):
+                at = begin
+            else:
+                at = 0
+                gather(addresses, constant, factors, begin, size, X)
+            predict(base, eps, X, at, eta)
             set_mean(family, eta, mean)
             s = 0
             if loss:
                 delta, start = eta, starts[:size]
                 if len(offset):
                     delta = deltas[:size]
-                    predict(zeros, eps, X, 0, delta)
+                    predict(zeros, eps, X, at, delta)
                     set_mean(family, base, start)
                 set_change(family, base, start, outcome, eta, mean, delta, values)
                 scale(values, first[s], values)
@@ -207,11 +219,11 @@ def chunks(
                 set_slope(family, outcome, eta, mean, first[s], values)
                 if len(w):
                     multiply(values, weight, values)
-                everywhere &= _add_products(values, X, 0, size, second[s], sums[chunk, s:])
+                everywhere &= _add_products(values, X, 0, at, at + size, second[s], sums[chunk, s:])
                 s += dim
             if hessian:
                 set_curvature(family, mean, first[s], values)
                 if len(w):
                     multiply(values, weight, values)
-                everywhere &= _add_hessian(values, X, size, second[s], product, sums[chunk, s:])
+                everywhere &= _add_hessian(values, X, at, at + size, second[s], product, sums[chunk, s:])
     return everywhere

@@ -64,6 +64,7 @@ def _is_far(found: Array, until: Array, seen: int, many: float) -> bool:
 @jit
 def spread(
     family: int,
+    matrix: Array,
     addresses: IntArray,
     constant: Bools,
     factors: Array,
@@ -82,7 +83,7 @@ def spread(
 
     How many, and whether they were enough.
     """
-    X = np.empty((len(addresses), BLOCK))
+    X = matrix if len(matrix) else np.empty((len(addresses), BLOCK))
     zeros, ones = np.zeros(BLOCK), np.ones(BLOCK)
     etas, slopes = np.empty(BLOCK), np.empty(BLOCK)
     begin, enough, looked_ahead = 0, _is_enough(found, until, least), False
@@ -94,12 +95,16 @@ def spread(
         end = min(begin + BLOCK, n_rows)
         size = end - begin
         eta, slope = etas[:size], slopes[:size]
-        gather(addresses, constant, factors, begin, size, X)
-        predict(offset[begin:end] if len(offset) else zeros[:size], eps, X, 0, eta)
+        if len(matrix):
+            at = begin
+        else:
+            at = 0
+            gather(addresses, constant, factors, begin, size, X)
+        predict(offset[begin:end] if len(offset) else zeros[:size], eps, X, at, eta)
         set_slope(family, y[begin:end] if len(y) else zeros[:size], eta, zeros[:0], 1.0, slope)
         weight = w[begin:end] if len(w) else ones[:size]
         for j in range(len(eps)):
-            _add_sums(slope, weight, X[j, :size], found[:, j])
-            _raise_largest(slope, weight, X[j, :size], found[:, j])
+            _add_sums(slope, weight, X[j, at : at + size], found[:, j])
+            _raise_largest(slope, weight, X[j, at : at + size], found[:, j])
         begin, enough = end, _is_enough(found, until, least)
     return begin, enough

@@ -72,10 +72,11 @@ def spread(
     return found, seen, enough
 
 
-def _plain(rows: Rows) -> tuple[int, IntArray, NDArray[np.bool_], Array, int, Array, Array, Array]:
+def _plain(rows: Rows) -> tuple[int, Array, IntArray, NDArray[np.bool_], Array, int, Array, Array, Array]:
     """Rows as the kernels take them."""
+    design = (rows.matrix, rows.addresses, rows.constant, rows.X.factors, rows.n_rows)
     offset, y, w = (_ABSENT if column is None else column for column in (rows.offset, rows.y, rows.w))
-    return int(rows.family), rows.addresses, rows.constant, rows.X.factors, rows.n_rows, offset, y, w
+    return int(rows.family), *design, offset, y, w
 
 
 def add_multiple(total: Array, factor: float, values: Array) -> None:

@@ -25,11 +25,13 @@ LARGEST_POWER = 1000  # a shift beyond it needs two factors: 2^shift itself woul
 class Rows:
     """The rows of a generalised linear loss, checked: the kernels index without checking.
 
-    ``addresses`` is where each column of the design is, ``constant`` whether it is one number.
+    ``matrix`` is the design where it is one array, else empty; ``addresses`` is where each of its columns
+    is, ``constant`` whether it is one number.
     """
 
     family: Family
     X: Scaled
+    matrix: Array
     offset: Array | None
     y: Array | None
     w: Array | None
@@ -55,7 +57,8 @@ def rows_of(family: Family, X: Design, offset: Array | None, y: Array | None, w:
     """`Rows` whose shapes fit."""
     if len(X.shape) != 2 or not len(X):
         raise InputError(f"X: expected shape (d, N), d >= 1, not {X.shape}")
-    design = scaled(X)
+    matrix = np.empty((0, 0)) if isinstance(X, Scaled) else _contiguous(X)
+    design = scaled(X if isinstance(X, Scaled) else matrix)
     n_rows = (design.shape[1],)
     if any(column.shape != n_rows for column in design.columns) or design.factors.shape != (len(X),):
         raise InputError(f"X: expected {len(X)} columns of shape {n_rows}, and as many factors")
@@ -64,7 +67,7 @@ def rows_of(family: Family, X: Design, offset: Array | None, y: Array | None, w:
         if column is not None and np.shape(column) != n_rows:
             raise InputError(f"{name}: expected shape {n_rows}, not {np.shape(column)}")
     plain = {name: None if column is None else _contiguous(column) for name, column in columns.items()}
-    return Rows(family=family, X=design, **plain)
+    return Rows(family=family, X=design, matrix=matrix, **plain)
 
 
 @final
