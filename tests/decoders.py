@@ -165,7 +165,7 @@ def _ledger_example() -> bytes:
     entry = Entry(time="t", session="s", request="é\u001f", round=1, decision="refused", reason="policy")
     out, head = b"", ledger.START
     for number, event in enumerate((opened, entry), start=1):
-        line, head = ledger._chained(msgspec.structs.asdict(event), number, head)
+        line, head = ledger._chained(msgspec.json.encode(event), number, head)
         out += line + b"\n"
     return out
 

@@ -65,7 +65,7 @@ class Ledger:
         try:
             with held(self._file):
                 self._catch_up()  # another study of this silo may have added lines
-                data, head = _chained(msgspec.structs.asdict(entry), self.count + 1, self._head)
+                data, head = _chained(msgspec.json.encode(entry), self.count + 1, self._head)
                 self._write(data + b"\n")
         except OSError:
             raise JournalError(f"{self.path}: the line could not be written; is the disk full?") from None
@@ -142,7 +142,7 @@ def _line(data: bytes, number: int, head: str) -> dict[str, Any] | None:
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
         return None
     bare = {key: value for key, value in line.items() if key not in ("line", "previous", "hash")}
-    return line if _chained(bare, number, head)[0] == data else None
+    return line if _chained(msgspec.json.encode(bare), number, head)[0] == data else None
 
 
 def now() -> datetime.datetime:
@@ -154,8 +154,11 @@ def text(data: bytes) -> str:
     return base64.b64encode(data).decode("ascii")
 
 
-def _chained(bare: dict[str, Any], number: int, previous: str) -> tuple[bytes, str]:
-    """A line of the file, and its hash: of the line without it, which stands at the end."""
-    body = msgspec.json.encode({"line": number, **bare, "previous": previous})
+def _chained(bare: bytes, number: int, previous: str) -> tuple[bytes, str]:
+    """A line of the file, and its hash: of the line without it, which stands at the end.
+
+    ``bare`` is the entry's JSON; its number comes before it, the hash of the line before after it.
+    """
+    body = b'{"line":%d,%b,"previous":"%b"}' % (number, bare[1:-1], previous.encode())
     digest = hashlib.sha256(body).hexdigest()
-    return body[:-1] + b',"hash":"' + digest.encode() + b'"}', digest
+    return b'%b,"hash":"%b"}' % (body[:-1], digest.encode()), digest
