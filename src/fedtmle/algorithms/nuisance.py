@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from fedtmle.algorithms.base import Run
-from fedtmle.algorithms.optimizers import Newton, Origin
 from fedtmle.algorithms.outcome import Query
+from fedtmle.algorithms.regression_newton import minimise
 from fedtmle.errors import InputError
 from fedtmle.initial.crossfit import Folds
 from fedtmle.initial.design import column_names, extremes_of
@@ -87,16 +87,16 @@ def fit_glm(regression: Regression, glm: GLM, levels: Levels, n: int) -> Fit:
     if family is Family.LOGISTIC:
         _refuse_constant(gradient, hessian, names, scales, regression)
     _refuse_collinear(hessian, names, regression.what)
-    origin = Origin(law=None, update=0, gradient=gradient, hessian=hessian, goal=GOAL)
-    inner = yield from Newton(max_steps=100).minimise(run, origin)
-    last = next((p for p in reversed(run.points) if p.eps == tuple(map(float, inner.eps))), None)
-    if inner.eps.any() and (last is None or last.gradient_norm is None or last.gradient_norm > GIVE_UP):
+    fit = yield from minimise(
+        run, gradient, hessian, goal=GOAL, floor=GIVE_UP, is_quadratic=family is Family.GAUSSIAN
+    )
+    if fit.norm > GIVE_UP:
         raise InputError(
             f"{regression.what}: the fit did not converge; give it a small ridge, or fewer terms"
         )
-    if family is Family.LOGISTIC and inner.hessian is not None:
-        _refuse_separation(hessian, inner.hessian, names, regression.what)
-    beta = np.ldexp(inner.eps, -np.array(scales))
+    if family is Family.LOGISTIC:
+        _refuse_separation(hessian, fit.hessian, names, regression.what)
+    beta = np.ldexp(fit.eps, -np.array(scales))
     return FittedGLM(
         formula=formula,
         levels=levels,
