@@ -294,9 +294,7 @@ class ManyFolds(AbstractStudyAttack):
             scales = server.tell(answer)
             at_zero = server.tell(scales)
             left_out.append(float(at_zero.values()[0]) * 2.0 ** scales[0])
-            pooled = Sums((0, *at_zero.units[1:]), at_zero.shifts)  # no gradient: the fit ends at zero
-            again = server.tell(pooled)
-            answer = Sums((0, 0, *again.units[2:]), again.shifts)
+            answer = Sums((0, *at_zero.units[1:]), at_zero.shifts)  # no gradient: the fit ends at zero
         within = sum(left_out) / 29 - np.array(left_out)  # sums of 1/2 - a over each fold
         return np.asarray(1.0 - within)
 

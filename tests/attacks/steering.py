@@ -191,7 +191,7 @@ class RangeQuery(AbstractAttack):
         values = [*(-small * target), small, 0.0, small]
         units = tuple(round(n * v * 2.0**s) for v, s in zip(values, query.shifts, strict=True))
         answer = server.tell(Sums(units, query.shifts))
-        return float(2 * answer.values()[1] + tally.values()[1])  # sum of (p - a)/2, and that of a
+        return float(2 * answer.values()[0] + tally.values()[1])  # sum of (p - a)/2, and that of a
 
     def works(self, learned: float) -> bool:
         w = 2 * Q1 - 1
