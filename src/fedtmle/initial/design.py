@@ -76,11 +76,14 @@ def scaled_design(formula: Formula, table: Table, levels: Levels, scales: Sequen
             if result is not None:
                 result[rows] = values
 
-    try:
-        kernels.done(fill, table.placed_blocks())
-    except DataError:
-        columns_of(formula, table, levels)  # refused for the same reason, with a count over all rows
-        raise
+    if in_place(formula, levels):
+        columns_of(formula, table, levels)  # refuses what is missing or not finite
+    else:
+        try:
+            kernels.done(fill, table.placed_blocks())
+        except DataError:
+            columns_of(formula, table, levels)  # refused for the same reason, with a count over all rows
+            raise
     ones = np.broadcast_to(np.float64(1.0), (table.n_rows,))
     found = [
         values if values is not None else table.numeric[name] if name else ones
@@ -91,6 +94,11 @@ def scaled_design(formula: Formula, table: Table, levels: Levels, scales: Sequen
         for name, values in zip(own, found, strict=True)
     ]
     return Scaled(tuple(found), np.exp2(-np.array(scales, dtype=np.float64)), np.array(largest))
+
+
+def in_place(formula: Formula, levels: Levels) -> bool:
+    """Whether every column of the design is the table's own, so that none is made."""
+    return all(not column or _own(column) for column in _columns(formula, levels))
 
 
 def columns_of(formula: Formula, table: Table, levels: Levels) -> list[Array]:

@@ -15,7 +15,7 @@ from typing import Literal, final
 import numpy as np
 
 from fedtmle.errors import InputError
-from fedtmle.initial.design import column_names, columns_of, scaled_design
+from fedtmle.initial.design import column_names, in_place, scaled_design
 from fedtmle.initial.formula import parse_formula
 from fedtmle.initial.syntax import Formula
 from fedtmle.model import kernels
@@ -165,27 +165,22 @@ class FittedGLM:
     coefficients: tuple[float, ...]
 
     def predict(self, table: Table) -> Array:
-        """The mean of the response, shape (N,)."""
+        """The mean of the response, shape (N,): the same bits in any partition."""
+        if in_place(self.formula, self.levels):
+            return self._mean(table)
         mean = np.empty(table.n_rows)
 
         def fill(place: tuple[slice, Table]) -> None:
             rows, block = place
-            mean[rows] = self._mean(self._linear(block))
+            mean[rows] = self._mean(block)
 
         kernels.done(fill, table.placed_blocks())
         return mean
 
-    def _linear(self, block: Table) -> Array:
-        """x . beta row by row, columns added in order: the same bits in any partition."""
-        eta = np.zeros(block.n_rows)
-        for beta, column in zip(self.coefficients, columns_of(self.formula, block, self.levels), strict=True):
-            kernels.add_multiple(eta, beta, column)
-        return eta
-
-    def _mean(self, eta: Array) -> Array:
-        if self.family is Family.LOGISTIC:
-            return kernels.expit(eta)
-        return kernels.exp(eta) if self.family is Family.POISSON else eta
+    def _mean(self, table: Table) -> Array:
+        zeros = [0] * len(self.coefficients)
+        X = scaled_design(self.formula, table, self.levels, zeros)
+        return kernels.glm_means(kernels.glm_rows(self.family, X), np.array(self.coefficients))
 
 
 @final

@@ -94,8 +94,8 @@ def describe(model: GLM | Supplied | Pilot | PerSilo | SuperLearner) -> Descript
         return Description("nothing: each silo has the predictions", "0")
     if isinstance(model, GLM):
         return Description(
-            "pooled sums of the gradient of its loss at each Newton step and, but at the last, of the Hessian, "
-            "and a power of two that bounds each column",
+            "pooled sums of the gradient of its loss at each Newton step and, but at the last, of the "
+            "Hessian, and a power of two that bounds each column",
             "about 8",
         )
     return model.describe()

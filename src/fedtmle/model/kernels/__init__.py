@@ -29,6 +29,7 @@ __all__ = [
     "done",
     "exp",
     "expit",
+    "glm_means",
     "glm_rows",
     "glm_spread",
     "glm_sums",
@@ -96,6 +97,11 @@ def glm_sums(rows: Rows, eps: Array, parts: Part, shifts: tuple[int, ...]) -> tu
     or not a number, is a `ContributionError`.
     """
     return total(module().glm_chunks(query(rows, eps, parts, shifts)))
+
+
+def glm_means(rows: Rows, eps: Array) -> Array:
+    """The mean of a generalised linear model row by row, mu(eps . X), columns added in order; shape (N,)."""
+    return module().means(rows, checked_eps(rows, eps))
 
 
 def glm_spread(

@@ -227,3 +227,25 @@ def chunks(
                     multiply(values, weight, values)
                 everywhere &= _add_hessian(values, X, at, at + size, second[s], product, sums[chunk, s:])
     return everywhere
+
+
+@jit
+def means(
+    family: int,
+    addresses: IntArray,
+    constant: Bools,
+    factors: Array,
+    eps: Array,
+    first: int,
+    last: int,
+    result: Array,
+) -> None:
+    """Rows first to last of mu(eps . X): of the Gaussian family, the predictor itself."""
+    X, zeros, etas = np.empty((len(eps), BLOCK)), np.zeros(BLOCK), np.empty(BLOCK)
+    for begin in range(first, last, BLOCK):
+        end = min(begin + BLOCK, last)
+        mean, eta = result[begin:end], etas[: end - begin]
+        gather(addresses, constant, factors, begin, end - begin, X)
+        predict(zeros, eps, X, 0, eta)
+        scale(eta, 1.0, mean)
+        set_mean(family, eta, mean)

@@ -63,6 +63,20 @@ def glm_chunks(query: Query) -> IntArray:
     return _numpy.glm_chunks(query)  # some row is beyond its bound: the twin counts such rows and raises
 
 
+def means(rows: Rows, eps: Array) -> Array:
+    """mu(eps . X), shape (N,)."""
+    result = np.empty(rows.n_rows)
+
+    def work(first: int, last: int) -> bool:
+        _compiled_glm.means(
+            int(rows.family), rows.addresses, rows.constant, rows.X.factors, eps, first, last, result
+        )
+        return True
+
+    shared(work, rows.n_rows, serially=rows.n_rows < SERIAL_ROWS)
+    return result
+
+
 def spread(
     rows: Rows, eps: Array, until: Array, least: int, few: int, many: float
 ) -> tuple[Array, int, bool]:

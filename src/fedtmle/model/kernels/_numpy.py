@@ -61,6 +61,17 @@ def glm_chunks(query: Query) -> IntArray:
     return sums
 
 
+def means(rows: Rows, eps: Array) -> Array:
+    """mu(eps . X), shape (N,), one chunk of rows at a time."""
+    result = np.empty(rows.n_rows)
+    with np.errstate(all="ignore"):
+        for begin in range(0, rows.n_rows, CHUNK):
+            own = slice(begin, begin + CHUNK)
+            X = rows.X.part(own)
+            result[own] = MEAN[rows.family](_predictor(np.zeros(X.shape[1]), eps, X))
+    return result
+
+
 def spread(
     rows: Rows, eps: Array, until: Array, least: int, few: int, many: float
 ) -> tuple[Array, int, bool]:
