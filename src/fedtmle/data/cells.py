@@ -6,9 +6,11 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
+from fedtmle.model import kernels
 from fedtmle.model.table import Factor
 from fedtmle.model.types import Array, IntArray
 
@@ -18,6 +20,11 @@ class Numbers:
     """Numbers and booleans (0 and 1); NaN is missing."""
 
     values: Array
+
+    @cached_property
+    def reach(self) -> float:
+        """The largest magnitude; not finite where a value is missing or infinite."""
+        return kernels.largest(self.values)
 
 
 @dataclass(frozen=True)
@@ -108,7 +115,8 @@ def relabel(codes: IntArray, labels: Sequence[str | None]) -> Factor:
 
     Levels are in numeric order when all are numbers, else in text order.
     """
-    used = np.bincount(codes[codes >= 0], minlength=len(labels)) > 0
+    missing = len(codes) > 0 and codes.min() < 0
+    used = np.bincount(codes[codes >= 0] if missing else codes, minlength=len(labels)) > 0
     levels = in_order(label for label, seen in zip(labels, used, strict=True) if seen and label is not None)
     return Factor(recode(codes, labels, levels), levels)
 
@@ -123,6 +131,8 @@ def in_order(labels: Iterable[str]) -> tuple[str, ...]:
 
 def recode(codes: IntArray, labels: Sequence[str | None], levels: tuple[str, ...]) -> IntArray:
     """Codes into ``levels`` of the labels ``labels[codes]``; -1 for a label that is none of them."""
+    if tuple(labels) == levels:
+        return codes
     position: dict[str | None, int] = {level: code for code, level in enumerate(levels)}
     lookup = np.array([position.get(label, -1) for label in labels] + [-1], dtype=np.int64)
     return np.asarray(lookup[codes])

@@ -20,6 +20,7 @@ from fedtmle.protocol.clusters import keyed
 Bools = NDArray[np.bool_]
 
 _EXACT = 2.0**53  # from here on, different integers may be the same float64
+_FEW = 256.0  # counts below it are labelled without looking for what is different
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +41,7 @@ class Converter:
         if self.mapped.levels is not None:
             return self._recode(cells, self.mapped.levels)
         if isinstance(cells, Numbers):
-            return self._convert(cells.values)
+            return self._convert(cells)
         if self.mapped.converts:
             self._text_for_number(cells)
             return None
@@ -56,14 +57,17 @@ class Converter:
             values = self._numerals(cells)
         if values is None:
             return None
-        self._check_missing(np.isnan(values), column)
+        reach = cells.reach if isinstance(cells, Numbers) else math.nan
+        if not math.isfinite(reach):
+            self._check_missing(np.isnan(values), column)
         if column.kind is Kind.BINARY:
-            neither = ~np.isnan(values) & (values != 0.0) & (values != 1.0)
+            neither = (values != 0.0) & (values != 1.0)
+            neither &= True if math.isfinite(reach) else ~np.isnan(values)
             self._count("is neither 0 nor 1", neither, "code it 0 and 1, or map it with levels")
         if column.kind is Kind.COUNT:
             broken = ~np.isnan(values) & ((values < 0.0) | (values != np.floor(values)))
             self._count("is no count (0, 1, 2, ...)", broken, "correct it, or declare another outcome_type")
-        if column.bounds is not None:
+        if column.bounds is not None and not -column.bounds[0] >= reach <= column.bounds[1]:
             low, high = column.bounds
             outside = (values < low) | (values > high)
             what, fix = column.outside
@@ -75,7 +79,8 @@ class Converter:
         labels = self._labels(cells)
         if labels is None:
             return None
-        self._check_missing(labels.codes < 0, column)
+        if labels.codes.min(initial=0) < 0:
+            self._check_missing(labels.codes < 0, column)
         if self.mapped.secret is not None:
             return self._keyed(labels, column, self.mapped.secret)
         if column.levels is None:
@@ -102,12 +107,14 @@ class Converter:
             return Numbers(np.array([*values, np.nan], dtype=np.float64)[cells.codes])
         return relabel(cells.codes, kept)
 
-    def _convert(self, values: Array) -> Numbers | None:
+    def _convert(self, cells: Numbers) -> Numbers | None:
         """Numbers in the study's unit."""
         if self.mapped.converts:
             with np.errstate(over="ignore"):  # counted below
-                values = values * self.mapped.scale + self.mapped.shift
-        return None if self._count("is infinite", np.isinf(values), "correct it") else Numbers(values)
+                cells = Numbers(cells.values * self.mapped.scale + self.mapped.shift)
+        if math.isfinite(cells.reach):
+            return cells
+        return None if self._count("is infinite", np.isinf(cells.values), "correct it") else cells
 
     def _recode(self, cells: Numbers | Factor, codes: Mapping[str, str]) -> Factor | None:
         """The hospital's level codes replaced by the study's level names."""
@@ -142,9 +149,14 @@ class Converter:
         """Cells as labels, those of numbers canonical."""
         if isinstance(cells, Factor):
             return cells
-        huge = np.abs(cells.values) >= _EXACT
-        if self._count("is a number too large to label exactly", huge, "give the column as text"):
-            return None
+        if not cells.reach < _EXACT:
+            huge = np.abs(cells.values) >= _EXACT
+            if self._count("is a number too large to label exactly", huge, "give the column as text"):
+                return None
+        if cells.reach < _FEW:
+            codes = cells.values.astype(np.int64)
+            if codes.min(initial=0) >= 0 and (codes == cells.values).all():  # the numbers are codes already
+                return relabel(codes, [str(code) for code in range(int(codes.max(initial=0)) + 1)])
         import pandas
 
         codes, values = pandas.factorize(cells.values)
@@ -200,4 +212,6 @@ def _plain(label: str) -> str:
 
 def _rows_of(labels: Factor, chosen: list[bool]) -> Bools:
     """Which rows have one of the chosen levels."""
+    if not any(chosen):
+        return np.zeros(0, dtype=bool)
     return np.asarray(np.array([*chosen, False], dtype=bool)[labels.codes])

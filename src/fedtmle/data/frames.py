@@ -11,30 +11,36 @@ import numpy as np
 
 from fedtmle.data.cells import DATES, OTHER, AbstractReader, Cells, Numbers, UnreadableError, Unusable
 from fedtmle.model.table import Factor
+from fedtmle.model.types import Array
 
 # What pandas' `infer_dtype` may call a column.
 _NUMBERS = {"empty", "boolean", "integer", "floating", "mixed-integer-float", "decimal"}
 _DATES = {"datetime64", "datetime", "date", "timedelta64", "timedelta", "time", "period", "interval"}
 
 
-def frame_reader(source: object) -> AbstractReader | None:
-    """A reader of an in-memory table, or None if ``source`` is none."""
+def frame_reader(source: object, *, copy: bool) -> AbstractReader | None:
+    """A reader of an in-memory table, or None if ``source`` is none.
+
+    Without ``copy``, columns of a pandas frame or of arrays may be the owner's own: not to be written to,
+    and not to be kept when the call that they were given to is over.
+    """
     # A frame can only be given by someone who has imported its library; another thread may be at it.
     pandas, polars = sys.modules.get("pandas"), sys.modules.get("polars")
     if isinstance(source, getattr(pandas, "DataFrame", ())):
-        return _PandasReader(source)
+        return _PandasReader(source, copy)
     if polars is not None and isinstance(source, getattr(polars, "DataFrame", ())):
         return _PolarsReader(source, polars)
     if isinstance(source, Mapping):
-        return _ArraysReader(source)
+        return _ArraysReader(source, copy)
     return None
 
 
 class _PandasReader(AbstractReader):
     """A pandas frame; its index is ignored."""
 
-    def __init__(self, frame: Any) -> None:
+    def __init__(self, frame: Any, copy: bool) -> None:
         self._frame = frame
+        self._copy = copy
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -42,7 +48,8 @@ class _PandasReader(AbstractReader):
 
     def read(self, names: Sequence[str]) -> tuple[int, Mapping[str, Cells]]:
         position = {name: index for index, name in enumerate(self.names)}
-        return len(self._frame), {name: _cells(self._frame.iloc[:, position[name]]) for name in names}
+        columns = {name: self._frame.iloc[:, position[name]] for name in names}
+        return len(self._frame), {name: _cells(column, self._copy) for name, column in columns.items()}
 
 
 class _PolarsReader(AbstractReader):
@@ -71,7 +78,8 @@ class _PolarsReader(AbstractReader):
 class _ArraysReader(AbstractReader):
     """A mapping of column names to one-dimensional arrays or lists."""
 
-    def __init__(self, arrays: Mapping[Any, Any]) -> None:
+    def __init__(self, arrays: Mapping[Any, Any], copy: bool) -> None:
+        self._copy = copy
         self._arrays = {str(name): array for name, array in arrays.items()}
 
     @property
@@ -94,10 +102,11 @@ class _ArraysReader(AbstractReader):
         lengths = {len(column) for column in columns.values()}
         if len(lengths) > 1:
             raise UnreadableError("the columns have different lengths", "give arrays of one length")
-        return lengths.pop() if lengths else 0, {name: _cells(column) for name, column in columns.items()}
+        cells = {name: _cells(column, self._copy) for name, column in columns.items()}
+        return lengths.pop() if lengths else 0, cells
 
 
-def _cells(series: Any) -> Cells:
+def _cells(series: Any, copy: bool) -> Cells:
     """The cells of a pandas series, by its type rather than by trial."""
     import pandas
     from pandas.api import types
@@ -107,8 +116,7 @@ def _cells(series: Any) -> Cells:
     typed = types.is_numeric_dtype(series.dtype) and not types.is_complex_dtype(series.dtype)
     kind = "floating" if typed else types.infer_dtype(series, skipna=True)
     if kind in _NUMBERS:
-        # A copy: the study must not change when its owner later changes the frame.
-        return Numbers(np.array(series.to_numpy(dtype=np.float64, na_value=np.nan), order="C"))
+        return Numbers(_floats(series, copy))
     if kind == "string":
         return text(series.to_numpy(dtype=object))
     if kind.startswith("mixed"):
@@ -116,12 +124,27 @@ def _cells(series: Any) -> Cells:
     return DATES if kind in _DATES else OTHER
 
 
+def _floats(series: Any, copy: bool) -> Array:
+    """A series of numbers as a contiguous column, NaN where missing; the series' own memory if it may be."""
+    if not isinstance(series.dtype, np.dtype) or series.dtype.kind not in "biuf":
+        return np.array(series.to_numpy(dtype=np.float64, na_value=np.nan), order="C")
+    values: Array = series.to_numpy()
+    if copy or values.dtype != np.float64 or not values.flags.c_contiguous:
+        return np.array(values, dtype=np.float64, order="C")
+    own = values.view()
+    try:
+        own.flags.writeable = True  # pandas 3 says no; compiled loops are of writeable arrays, and write to none
+    except ValueError:
+        return values.copy()
+    return own
+
+
 def _categorical(series: Any) -> Cells:
     """A categorical series is whatever its categories are."""
     import pandas
 
     codes = series.cat.codes.to_numpy().astype(np.int64)
-    match _cells(pandas.Series(series.cat.categories)):
+    match _cells(pandas.Series(series.cat.categories), copy=True):
         case Numbers(values=values):
             return Numbers(np.append(values, np.nan)[codes])
         case Factor() as labels:

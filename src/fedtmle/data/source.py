@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from fedtmle.data.cells import AbstractReader, AbstractStreamReader, Cells, UnreadableError
+from fedtmle.data.cells import AbstractReader, AbstractStreamReader, Cells, Numbers, UnreadableError
 from fedtmle.data.convert import Converter
 from fedtmle.data.files import open_database, open_file
 from fedtmle.data.frames import frame_reader
@@ -24,13 +24,19 @@ from fedtmle.model.types import Array
 
 
 def load(
-    source: object, schema: Schema, *, silo: str, mapping: Mapping[str, ColumnMap | str] | None = None
+    source: object,
+    schema: Schema,
+    *,
+    silo: str,
+    mapping: Mapping[str, ColumnMap | str] | None = None,
+    copy: bool = True,
 ) -> AnyTable:
     """The columns of ``schema`` from a silo's own source, or `DataErrors` with all that is wrong.
 
     A source is a pandas or polars frame, a mapping of arrays, the path of a .csv, .parquet or silo
     file (.toml), a `Database` or a `SiloFile`. ``mapping`` gives the hospital's columns by the
-    study's names; a silo file brings its own, and says whether the table is streamed.
+    study's names; a silo file brings its own, and says whether the table is streamed. Without ``copy``
+    columns in memory may be the owner's own, for a caller that is done with them when it returns.
     """
     stream = False
     if isinstance(source, str | os.PathLike):
@@ -48,7 +54,7 @@ def load(
         if stream:
             table = _stream(source, schema, silo, maps, findings)
         else:
-            with _open(source, silo) as reader:
+            with _open(source, silo, copy) as reader:
                 table = _read(reader, schema, maps, findings)
     except UnreadableError as error:
         findings.add(error.what, error.fix, line=error.line)
@@ -70,12 +76,15 @@ def check_readable(silo: SiloFile) -> None:
 
 
 def load_all(sources: Mapping[str, object], schema: Schema) -> dict[str, AnyTable]:
-    """The tables of all silos by name, or one `DataErrors` with the problems of all."""
+    """The tables of all silos by name, or one `DataErrors` with the problems of all.
+
+    Columns of a frame may be its own: a study that is run here is over before its owner changes them.
+    """
     tables: dict[str, AnyTable] = {}
     problems: list[Problem] = []
     for silo, source in sources.items():
         try:
-            tables[silo] = load(source, schema, silo=silo)
+            tables[silo] = load(source, schema, silo=silo, copy=False)
         except DataErrors as errors:
             problems += errors.problems
     if problems:
@@ -111,9 +120,9 @@ def _maps(schema: Schema, mapping: Mapping[str, ColumnMap | str], findings: Find
 
 
 @contextmanager
-def _open(source: object, silo: str) -> Iterator[AbstractReader]:
+def _open(source: object, silo: str, copy: bool = True) -> Iterator[AbstractReader]:
     """A reader of any kind of source."""
-    frame = frame_reader(source)
+    frame = frame_reader(source, copy=copy)
     if frame is not None:
         yield frame
     elif isinstance(source, Path):
@@ -201,6 +210,7 @@ def _converted(
     """The hospital's cells as the study's columns."""
     numeric: dict[str, Array] = {}
     factors: dict[str, Factor] = {}
+    reach: dict[str, float] = {}
     for name in known:
         converter = Converter(name=name, mapped=maps[name], findings=findings)
         translated = converter.translate(cells[maps[name].column])
@@ -213,7 +223,9 @@ def _converted(
             else:
                 values = converter.numeric(translated, column)
                 numeric |= {} if values is None else {name: values}
-    return Table(n_rows=n_rows, numeric=numeric, factors=factors)
+                if isinstance(translated, Numbers):
+                    reach[name] = translated.reach
+    return Table(n_rows=n_rows, numeric=numeric, factors=factors).reaching(reach)
 
 
 def _is_there(reader: AbstractReader, name: str, theirs: str, findings: Findings) -> bool:

@@ -31,6 +31,8 @@ class Factor:
 
     def recode(self, levels: tuple[str, ...]) -> IntArray:
         """Codes into the study's levels, which must hold all of this silo's."""
+        if levels == self.levels:
+            return self.codes
         position = {level: code for code, level in enumerate(levels)}
         lookup = np.array([position[level] for level in self.levels] + [-1], dtype=np.int64)
         return np.asarray(lookup[self.codes])
@@ -53,11 +55,13 @@ class Table:
 
         It is found once: a block has its table's.
         """
-        columns = self.numeric.values()
-        found = (
-            kernels.mapped(kernels.largest, columns) if self.n_rows > BLOCK else map(kernels.largest, columns)
-        )
-        return dict(zip(self.numeric, found, strict=True))
+        return {name: kernels.largest(column) for name, column in self.numeric.items()}
+
+    def reaching(self, reach: Mapping[str, float]) -> Table:
+        """The same table, whose reach is known already, where it is that of every column."""
+        if reach.keys() == self.numeric.keys():
+            self.__dict__["reach"] = reach
+        return self
 
     def with_numeric(self, name: str, column: Array) -> Table:
         """The same table with one numeric column replaced, as for a counterfactual."""
