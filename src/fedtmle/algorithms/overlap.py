@@ -17,7 +17,7 @@ from fedtmle.protocol.query import Phase, Spread
 from fedtmle.protocol.tables import TallyQuery
 from fedtmle.targets.effects.prepare import Preparation
 from fedtmle.targets.effects.problem import EffectProblem
-from fedtmle.targets.effects.rows import EffectRows
+from fedtmle.targets.effects.rows import EffectRows, first
 
 DEPENDENT = 1e-9  # share of a clever covariate's square that others leave unexplained
 
@@ -38,10 +38,17 @@ def find_overlap(effect: EffectProblem, preparation: Preparation, n: int) -> Gen
     arms, count = len(preparation.columns.arms), len(preparation.components)
 
     def diagnosed(rows: EffectRows) -> Array:
-        h = rows.covariates * rows.weight
-        q = rows.factual(rows.q)
-        predicted = np.stack([np.ones_like(q), q, q * q]) * (rows.weight * rows.observed)
-        return np.concatenate([h, h[upper] * h[lower], predicted])
+        weight, q = first(rows.weight), rows.factual(rows.q)
+        found = np.empty((count + len(upper) + 3, rows.n_rows))
+        h, products, predicted = found[:count], found[count:-3], found[-3:]
+        np.multiply(rows.covariates, weight, out=h)
+        for product, r, s in zip(products, upper, lower, strict=True):
+            np.multiply(h[r], h[s], out=product)
+        predicted[0] = weight * first(rows.observed)
+        np.multiply(predicted[0], q, out=predicted[1])
+        np.multiply(q, q, out=predicted[2])
+        predicted[2] *= predicted[0]
+        return found
 
     def bounded(rows: EffectRows) -> list[Group]:
         return [Group(bins=below) for below in rows.truncated.view(np.uint8)]
@@ -75,13 +82,13 @@ def find_overlap(effect: EffectProblem, preparation: Preparation, n: int) -> Gen
         )
     )
     sums = pooled.values()
-    first, gram = sums[:count], unpack(sums[count:-3], count)
+    totals, gram = sums[:count], unpack(sums[count:-3], count)
     truncated = tuple(below.count for _, below in bins)
     _refuse_no_overlap(preparation, truncated, n)
     for component, mass in zip(preparation.components, np.diag(gram), strict=True):
         if not mass > 0:
             raise InputError(f"target: nobody with an observed outcome tells of {component.name}")
-    effective = tuple(float(a * a / b) for a, b in zip(first, np.diag(gram), strict=True))
+    effective = tuple(float(a * a / b) for a, b in zip(totals, np.diag(gram), strict=True))
     mass, total, squares = map(float, sums[-3:])
     mean = total / mass
     return Overlap(

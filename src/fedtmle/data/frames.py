@@ -133,7 +133,9 @@ def _floats(series: Any, copy: bool) -> Array:
         return np.array(values, dtype=np.float64, order="C")
     own = values.view()
     try:
-        own.flags.writeable = True  # pandas 3 says no; compiled loops are of writeable arrays, and write to none
+        own.flags.writeable = (
+            True  # pandas 3 says no; compiled loops are of writeable arrays, and write to none
+        )
     except ValueError:
         return values.copy()
     return own

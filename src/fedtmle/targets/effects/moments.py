@@ -24,21 +24,21 @@ import numpy as np
 from fedtmle.model.columns import column_sums
 from fedtmle.model.exact import Sums, column_shifts
 from fedtmle.model.types import Array, IntArray, upper_pairs
-from fedtmle.targets.effects.rows import EffectRows
+from fedtmle.targets.effects.rows import EffectRows, first
 
 
 def moment_columns(own: EffectRows, q: Array, width: float) -> Array:
     """u, t and the plug-in part m of u, one after the other, each of shape (components, N)."""
     residual = width * (own.y - own.factual(q))
-    columns = np.empty((3, len(own.terms), own.n_rows))
+    weight, columns = first(own.weight), np.empty((3, len(own.terms), own.n_rows))
     for r, terms in enumerate(own.terms):
         u, t, m = columns[:, r]
-        mean = np.zeros(own.n_rows)
+        t[:] = weight * first(own.v[r])
+        m[:] = 0.0
         for term in terms:
-            mean += term.d * q[term.arm]
-        np.multiply(own.weight, own.v[r], out=t)
-        np.multiply(t * width, mean, out=m)
-        np.multiply(own.weight * own.taken(r), residual, out=u)
+            m += first(term.d) * q[term.arm]
+        m *= weight * first(own.v[r]) * width
+        np.multiply(weight * own.taken(r), residual, out=u)
         u += m
     return columns
 

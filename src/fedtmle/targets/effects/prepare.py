@@ -12,10 +12,18 @@ import numpy as np
 from fedtmle.errors import DataError
 from fedtmle.model import kernels
 from fedtmle.model.table import Factor, Table, pieces
-from fedtmle.model.types import Array, Codes, IntArray
+from fedtmle.model.types import Array, Bytes, Codes, IntArray
 from fedtmle.targets.effects.clusters import cluster_digest
 from fedtmle.targets.effects.components import Component
-from fedtmle.targets.effects.rows import EffectRows, Term, is_ever, probability_bins, shown_arms
+from fedtmle.targets.effects.rows import (
+    BoolArray,
+    EffectRows,
+    Term,
+    is_ever,
+    part,
+    probability_bins,
+    shown_arms,
+)
 
 Q_MARGIN = 1e-6  # predictions are kept this far inside the outcome's bounds, on the unit scale
 
@@ -66,11 +74,21 @@ class EffectColumns:
         return (~np.isnan(table.numeric[self.outcome])).astype(np.float64)
 
     def y(self, table: Table) -> Array:
-        """The outcome on the unit scale, zero where missing."""
+        """The outcome on the unit scale, zero where missing; not to be written to."""
         low, high = self.outcome_bounds
-        y = table.numeric[self.outcome] - low
-        y /= high - low
-        return y if math.isfinite(table.reach[self.outcome]) else np.nan_to_num(y, copy=False, nan=0.0)
+        column, complete = table.numeric[self.outcome], math.isfinite(table.reach[self.outcome])
+        if complete and (low, high) == (0.0, 1.0):
+            return column
+        y = np.empty(table.n_rows)
+
+        def fill(rows: slice) -> None:
+            np.subtract(column[rows], low, out=y[rows])
+            y[rows] /= high - low
+            if not complete:
+                np.nan_to_num(y[rows], copy=False, nan=0.0)
+
+        kernels.done(fill, pieces(table.n_rows))
+        return y
 
     def weight(self, table: Table) -> Array:
         return _ones(table.n_rows) if self.weights is None else table.numeric[self.weights]
@@ -115,6 +133,16 @@ class EffectColumns:
 
 
 @dataclass(frozen=True, kw_only=True)
+class _Clever:
+    """What g and pi leave behind: see `EffectRows`."""
+
+    terms: tuple[tuple[Term, ...], ...]
+    truncated: BoolArray
+    covariates: Array
+    g_bins: Bytes
+
+
+@dataclass(frozen=True, kw_only=True)
 class Preparation:
     """Evaluates Q, g and pi on a table and builds the weights H of every component.
 
@@ -132,75 +160,98 @@ class Preparation:
     shares: Mapping[int, float]  # P(v) of each component's population
 
     def __call__(self, table: Table) -> EffectRows:
-        columns, n = self.columns, table.n_rows
+        columns = self.columns
         arm, strata, observed = columns.arm(table), columns.stratum(table), columns.observed(table)
-        g, pi = self.propensities(table)
-        shown = list(shown_arms(len(g)))
         indicators = [c.population.indicator(table, arm, strata) for c in self.components]
-        terms = []
-        for component in self.components:
-            d = component.regime.probabilities(table, columns.arms)
-            terms.append(tuple(Term(a, d[a], np.empty(n)) for a in range(len(g)) if is_ever(d[a])))
-        truncated, covariates = np.zeros(g.shape, dtype=bool), np.zeros((len(terms), n))
-        g_bins = np.empty((len(shown), n), dtype=np.uint8)
-
-        def fill(rows: slice) -> None:
-            for r, component in enumerate(self.components):
-                for term in terms[r]:
-                    a, d, H = term.arm, term.d[rows], term.H[rows]
-                    expected, probability = component.population.ratio(
-                        indicators[r][rows], a, g[:, rows], pi[:, rows]
-                    )
-                    truncated[a, rows] |= (probability < self.g_floor) & (d > 0)
-                    np.divide(d * expected / self.shares[r], self.bounded(probability), out=H)
-                    covariates[r, rows] += np.where(arm[rows] == a, H, 0.0)
-                covariates[r, rows] *= observed[rows]
-            g_bins[:, rows] = probability_bins(g[shown, rows])
-
-        kernels.done(fill, pieces(n))
-        q = self.regression(table)
+        clever = self._clever(table, arm, observed, indicators)
+        q, logit_q = self._regression(table)
         return EffectRows(
             y=columns.y(table),
             observed=observed,
             arm=arm,
             q=q,
-            logit_q=kernels.logit(q),
+            logit_q=logit_q,
             weight=columns.relative_weight(table, self.weight_mean),
             v=tuple(v if self.shares[r] == 1.0 else v / self.shares[r] for r, v in enumerate(indicators)),
-            terms=tuple(terms),
-            truncated=truncated,
+            terms=clever.terms,
+            truncated=clever.truncated,
             cluster=columns.clusters(table),
-            g_bins=g_bins,
-            covariates=covariates,
+            g_bins=clever.g_bins,
+            covariates=clever.covariates,
             spanned=columns.spanned(table),
         )
 
-    def regression(self, table: Table) -> Array:
-        """The initial Q per arm on the unit scale, kept inside the bounds; shape (arms, N)."""
-        arms = range(len(self.columns.arms))
-        models = self.outcome if len(self.outcome) > 1 else self.outcome * len(self.columns.arms)
-        q = np.stack([models[a].predict(self.columns.in_arm(table, a)) for a in arms])
-        if not math.isfinite(kernels.largest(q.reshape(-1))):
-            raise DataError("the outcome model's prediction is not finite in some rows")
-        return np.clip(q, Q_MARGIN, 1 - Q_MARGIN, out=q)
+    def _clever(self, table: Table, arm: Codes, observed: Array, indicators: list[Array]) -> _Clever:
+        """The weights H of every component from g and pi, of which rows keep no more than bins."""
+        n, (shares, pi) = table.n_rows, self._predicted(table)
+        shown = list(shown_arms(len(pi)))
+        terms = []
+        for component in self.components:
+            d = component.regime.probabilities(table, self.columns.arms)
+            terms.append(tuple(Term(a, d[a], np.empty(n)) for a in range(len(pi)) if is_ever(d[a])))
+        clever = _Clever(
+            terms=tuple(terms),
+            truncated=np.zeros(pi.shape, dtype=bool),
+            covariates=np.empty((len(terms), n)),
+            g_bins=np.empty((len(shown), n), dtype=np.uint8),
+        )
+
+        def fill(rows: slice) -> None:
+            g, own = self._arms(shares, rows), part(pi, rows)
+            for r, component in enumerate(self.components):
+                v, covariate = part(indicators[r], rows), clever.covariates[r, rows]
+                covariate[:] = 0.0
+                for term in terms[r]:
+                    a, d, H = term.arm, part(term.d, rows), term.H[rows]
+                    expected, probability = component.population.ratio(v, a, g, own)
+                    clever.truncated[a, rows] |= (probability < self.g_floor) & (d > 0)
+                    np.divide(d * expected / self.shares[r], self.bounded(probability), out=H)
+                    np.copyto(covariate, H, where=arm[rows] == a)
+                covariate *= part(observed, rows)
+            clever.g_bins[:, rows] = probability_bins(g[shown])
+
+        kernels.done(fill, pieces(n))
+        return clever
+
+    def _regression(self, table: Table) -> tuple[Array, Array]:
+        """The initial Q per arm on the unit scale, kept inside the bounds, and its logit; (arms, N) each."""
+        arms = len(self.columns.arms)
+        models = self.outcome if len(self.outcome) > 1 else self.outcome * arms
+        q, logit_q = np.empty((arms, table.n_rows)), np.empty((arms, table.n_rows))
+        for a, model in enumerate(models):
+            predicted = model.predict(self.columns.in_arm(table, a))
+
+            def fill(rows: slice, predicted: Array = predicted, a: int = a) -> None:
+                if not math.isfinite(kernels.largest(predicted[rows])):
+                    raise DataError("the outcome model's prediction is not finite in some rows")
+                np.clip(predicted[rows], Q_MARGIN, 1 - Q_MARGIN, out=q[a, rows])
+                logit_q[a, rows] = kernels.logit(q[a, rows])
+
+            kernels.done(fill, pieces(table.n_rows))
+        return q, logit_q
 
     def propensities(self, table: Table) -> tuple[Array, Array]:
         """g_a and pi_a before bounding, each of shape (arms, N)."""
+        shares, pi = self._predicted(table)
+        return self._arms(shares, slice(0, table.n_rows)), pi
+
+    def _predicted(self, table: Table) -> tuple[list[Array], Array]:
+        """For each arm but the first its probability among those in none before it, (N,); pi, (arms, N)."""
         shares = [model.predict(table) for model in self.treatment]
-        g = np.ones((len(self.columns.arms), table.n_rows))
-
-        def fill(rows: slice) -> None:
-            left = g[0, rows]
-            for a, share in enumerate(shares, start=1):
-                np.multiply(left, share[rows], out=g[a, rows])
-                left *= 1.0 - share[rows]
-
-        kernels.done(fill, pieces(table.n_rows))
         if not self.missingness:
-            return g, _ones(*g.shape)
-        models = self.missingness * len(g) if len(self.missingness) == 1 else self.missingness
+            return shares, _ones(len(self.columns.arms), table.n_rows)
+        arms = len(self.columns.arms)
+        models = self.missingness * arms if len(self.missingness) == 1 else self.missingness
         pi = [model.predict(self.columns.in_arm(table, a)) for a, model in enumerate(models)]
-        return g, np.stack(pi)
+        return shares, np.stack(pi)
+
+    def _arms(self, shares: list[Array], rows: slice) -> Array:
+        """g_a of some rows, shape (arms, rows)."""
+        g = np.ones((len(self.columns.arms), rows.stop - rows.start))
+        for a, share in enumerate(shares, start=1):
+            np.multiply(g[0], share[rows], out=g[a])
+            g[0] *= 1.0 - share[rows]
+        return g
 
     def bounded(self, probability: Array) -> Array:
         """g pi, no less than the floor."""

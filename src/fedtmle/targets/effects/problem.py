@@ -12,7 +12,7 @@ pooled mean of m_r. X does not depend on Q, so the law is the sum of what was ac
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, reduce
 from operator import add
@@ -26,6 +26,7 @@ from fedtmle.model.columns import column_sums
 from fedtmle.model.exact import Sums, column_shifts, zero_sums
 from fedtmle.model.families import Family
 from fedtmle.model.problem import AbstractProblem, Estimate
+from fedtmle.model.scaled import Scaled
 from fedtmle.model.submodel import AbstractSubmodel, GeneralisedLinear, NoNormaliser, StreamedLinear
 from fedtmle.model.table import AnyTable, StreamedTable, Table, over_blocks, pieces
 from fedtmle.model.types import Array, RowBound, exponent
@@ -55,7 +56,7 @@ class _Fluctuation:
     """What of a submodel is the same at every law: covariates and weights (None: ones)."""
 
     combination: tuple[tuple[float, ...], ...]
-    X: Array  # (d, N)
+    X: Scaled  # (d, N)
     w: Array | None
 
 
@@ -162,26 +163,36 @@ class EffectProblem(AbstractProblem[EffectLaw, AnyTable]):
         return self._design(law, own, self._fluctuation(own))
 
     def _fluctuation(self, own: EffectRows) -> _Fluctuation:
-        X = np.zeros((self.dim, own.n_rows))
+        columns, factors = [], np.ones(self.dim)
+        for k, row in enumerate(self.combination):
+            used = [r for r, share in enumerate(row) if share]
+            if len(used) == 1 and not self.as_weight:  # a multiple of one covariate stays where that is
+                columns.append(own.covariates[used[0]])
+                factors[k] = -self.width * row[used[0]]
+            else:
+                columns.append(self._combined(own, {r: row[r] for r in used}))
+        weight = own.weight * own.covariates.sum(axis=0) if self.as_weight else own.weight
+        return _Fluctuation(
+            self.combination, Scaled(tuple(columns), factors), None if is_one(weight) else weight
+        )
+
+    def _combined(self, own: EffectRows, shares: Mapping[int, float]) -> Array:
+        """-width sum_r L_r H_r of the arm that was taken, shape (N,)."""
+        combined = np.zeros(own.n_rows)
 
         def fill(rows: slice) -> None:
-            taken = own.covariates[:, rows]
-            covariates = np.sign(taken) if self.as_weight else taken
-            for k, row in enumerate(self.combination):
-                for share, covariate in zip(row, covariates, strict=True):
-                    if share:
-                        X[k, rows] += (-self.width * share) * covariate
+            for r, share in shares.items():
+                taken = own.covariates[r, rows]
+                combined[rows] += (-self.width * share) * (np.sign(taken) if self.as_weight else taken)
 
         kernels.done(fill, pieces(own.n_rows))
-        weight = own.weight * own.covariates.sum(axis=0) if self.as_weight else own.weight
-        return _Fluctuation(self.combination, X, None if is_one(weight) else weight)
+        return combined
 
     def _design(self, law: EffectLaw, own: EffectRows, fixed: _Fluctuation) -> GeneralisedLinear:
         offset = np.empty(own.n_rows)
 
         def fill(rows: slice) -> None:
-            part = own.part(rows)
-            offset[rows] = part.factual(self._linked(law, part))
+            offset[rows] = self._taken_link(law, own.part(rows))
 
         kernels.done(fill, pieces(own.n_rows))
         return GeneralisedLinear(
@@ -266,11 +277,17 @@ class EffectProblem(AbstractProblem[EffectLaw, AnyTable]):
         """Q(A, W) at the law on the unit scale, shape (N,), of rows whose outcome was observed."""
         if not law.history:
             return own.factual(own.q)
+        eta = self._taken_link(law, own)
+        return eta if self.linear else kernels.expit(eta)
+
+    def _taken_link(self, law: EffectLaw, own: EffectRows) -> Array:
+        """link Q(A, W) at the law, shape (N,); as it was at first where the outcome was not observed."""
         eta = own.factual(own.q if self.linear else own.logit_q)
         for r, shift in enumerate(self._shifts(law)):
-            h = own.taken(r)
-            eta += shift * (np.sign(h) if self.as_weight else h)
-        return eta if self.linear else kernels.expit(eta)
+            if shift:
+                h = own.taken(r)
+                kernels.add_multiple(eta, shift, np.sign(h) if self.as_weight else h)
+        return eta
 
     def _shifts(self, law: EffectLaw) -> list[float]:
         """What each component's H is multiplied by on the link scale, of all that was accepted."""
@@ -284,8 +301,8 @@ class EffectProblem(AbstractProblem[EffectLaw, AnyTable]):
         """link Q_a at the law, shape (arms, N)."""
         linked = (own.q if self.linear else own.logit_q).copy()
         for shift, terms in zip(self._shifts(law), own.terms, strict=True):
-            for term in terms:
-                linked[term.arm] += shift * (np.sign(term.H) if self.as_weight else term.H)
+            for term in terms if shift else ():
+                kernels.add_multiple(linked[term.arm], shift, np.sign(term.H) if self.as_weight else term.H)
         return linked
 
     def _regression(self, law: EffectLaw, own: EffectRows) -> Array:

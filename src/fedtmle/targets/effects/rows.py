@@ -108,6 +108,11 @@ def is_ever(column: Array) -> bool:
     return bool(first(column).any())
 
 
+def part(column: Array, rows: slice) -> Array:
+    """Some rows of a column, or of several, shape (..., N); of constants one row, which stands for all."""
+    return column[..., :1] if column.strides[-1] == 0 else column[..., rows]
+
+
 def first(column: Array) -> Array:
     """A column, or of a constant that takes no memory its first row."""
     return column[:1] if column.strides == (0,) else column
