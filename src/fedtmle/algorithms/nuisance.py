@@ -14,12 +14,12 @@ from fedtmle.algorithms.outcome import Query
 from fedtmle.algorithms.regression_newton import minimise
 from fedtmle.errors import InputError
 from fedtmle.initial.crossfit import Folds
-from fedtmle.initial.design import column_names, extremes_of
+from fedtmle.initial.design import column_names, extremes_of, in_place
 from fedtmle.initial.glm import FAMILIES, GLM, FittedGLM, GLMModel, Levels
 from fedtmle.initial.pilot import Pilot
 from fedtmle.initial.superlearner import SuperLearner
 from fedtmle.model.families import Family, Response
-from fedtmle.model.table import Table
+from fedtmle.model.table import Table, over_batches, over_blocks
 from fedtmle.model.types import Array, Part, unpack
 from fedtmle.protocol.query import Phase
 from fedtmle.protocol.tables import ScalesQuery
@@ -68,7 +68,9 @@ def fit_glm(regression: Regression, glm: GLM, levels: Levels, n: int) -> Fit:
     formula, family = glm.parsed, regression.family_of(glm)
     names = column_names(formula, levels)
     scales: tuple[int, ...] = yield ScalesQuery(
-        columns=lambda block: extremes_of(formula, block, levels), count=len(names)
+        columns=lambda piece: extremes_of(formula, piece, levels),
+        count=len(names),
+        over=over_batches if in_place(formula, levels) else over_blocks,
     )
     model = GLMModel(
         formula=formula,

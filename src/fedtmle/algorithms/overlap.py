@@ -10,14 +10,14 @@ import numpy as np
 
 from fedtmle.algorithms.outcome import Query
 from fedtmle.errors import InputError
-from fedtmle.model.types import Array, exponent, unpack
+from fedtmle.model.types import Array, exponent, first, unpack
 from fedtmle.protocol.bins import BinsQuery, Group
 from fedtmle.protocol.learners import JointQuery
 from fedtmle.protocol.query import Phase, Spread
 from fedtmle.protocol.tables import TallyQuery
 from fedtmle.targets.effects.prepare import Preparation
 from fedtmle.targets.effects.problem import EffectProblem
-from fedtmle.targets.effects.rows import EffectRows, first
+from fedtmle.targets.effects.rows import EffectRows
 
 DEPENDENT = 1e-9  # share of a clever covariate's square that others leave unexplained
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import numpy as np
-
 from fedtmle.algorithms.nuisance import Regression
 from fedtmle.algorithms.study import Study
 from fedtmle.initial.glm import Supplied
 from fedtmle.model.families import Family
 from fedtmle.model.table import Table
-from fedtmle.model.types import Array
+from fedtmle.model.types import Array, product
 from fedtmle.targets.effects.prepare import EffectColumns
 
 
@@ -52,9 +50,11 @@ def regressions(
         for code in range(1, len(columns.arms)):
 
             def taken(table: Table, code: int = code) -> tuple[Array, Array]:
+                taken, w = columns.taken(table, code), weight(table)
+                if code == 1:  # everyone is in arm 0, in arm 1 or in a later one
+                    return taken, w
                 arm = columns.arm(table)
-                at_risk = (arm == 0) | (arm >= code)
-                return (arm == code).astype(np.float64), weight(table) * at_risk
+                return taken, w * ((arm == 0) | (arm >= code))
 
             which = "" if len(columns.arms) == 2 else f", arm '{columns.arms[code]}'"
             models.append(
@@ -93,7 +93,7 @@ def regressions(
                 what="outcome model",
                 model=outcome,
                 kind=study.target.response,
-                response=lambda table: (columns.y(table), weight(table) * columns.observed(table)),
+                response=lambda table: (columns.y(table), product(weight(table), columns.observed(table))),
                 weight_ceiling=ceiling,
                 cluster=study.cluster,
                 spanning=spanning,

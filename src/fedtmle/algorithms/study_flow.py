@@ -26,7 +26,7 @@ from fedtmle.errors import InputError
 from fedtmle.initial.crossfit import Column, Probability
 from fedtmle.initial.glm import Supplied
 from fedtmle.model.table import Table, over_blocks
-from fedtmle.model.types import Array
+from fedtmle.model.types import Array, product
 from fedtmle.protocol.clusters import ClustersQuery, SpanningQuery
 from fedtmle.protocol.query import Cell
 from fedtmle.protocol.tables import LevelsQuery, ScalesQuery, TallyQuery
@@ -156,22 +156,28 @@ class Tally:
 
 def _tally(study: Study, columns: EffectColumns, n: int) -> Generator[Query, Any, Tally]:
     arms, strata = len(columns.arms), len(columns.strata_levels)
+    counted_strata = strata if study.weights else 0  # without weights, the sums of weights are counts
 
     def counted(table: Table) -> Array:
-        arm, w, seen = columns.arm(table), columns.weight(table), columns.observed(table)
-        taken = np.stack([(arm == a).astype(np.float64) for a in range(arms)])
-        stratum = columns.stratum(table)
-        rows = [taken, taken * seen, w[None, :], taken * w]
+        w, seen, stratum = columns.weight(table), columns.observed(table), columns.stratum(table)
+        found = np.empty((1 + 3 * arms + counted_strata + strata, table.n_rows))
+        found[2 * arms] = w
+        for a in range(arms):
+            taken = columns.taken(table, a)
+            found[a], found[arms + a], found[2 * arms + 1 + a] = (
+                taken,
+                product(taken, seen),
+                product(taken, w),
+            )
         if stratum is not None:
             inside = (stratum == np.arange(strata)[:, None]).astype(np.float64)
-            rows += [inside * w, inside] if study.weights else [inside]
-        return np.concatenate(rows)
+            found[1 + 3 * arms :] = np.concatenate([inside * w, inside]) if study.weights else inside
+        return found
 
     heavy = 1
     if study.weights:  # whatever their unit, the sums keep their digits
         (heavy,) = yield ScalesQuery(columns=lambda table: columns.weight(table)[None, :], count=1)
         heavy = max(heavy, SMALLEST_EXPONENT)
-    counted_strata = strata if study.weights else 0  # without weights, the sums of weights are counts
     exponents = (1,) * (2 * arms) + (heavy,) * (1 + arms + strata) + (1,) * counted_strata
     first = 1 + 3 * arms + counted_strata
     pooled = yield TallyQuery(
@@ -296,4 +302,5 @@ def _preparation(
         g_floor=min(floor, 0.5),
         weight_mean=tally.weight_mean,
         shares=shares,
+        shows_g=study.diagnostics,
     )

@@ -24,7 +24,7 @@ from fedtmle.model.families import Family, Response
 from fedtmle.model.problem import AbstractModel
 from fedtmle.model.submodel import AbstractNormaliser, AbstractSubmodel, GeneralisedLinear, StreamedLinear
 from fedtmle.model.table import AnyTable, StreamedTable, Table
-from fedtmle.model.types import Array, RowBound, exponent
+from fedtmle.model.types import Array, RowBound, exponent, is_one
 
 Levels = Mapping[str, tuple[str, ...]]
 FAMILIES = {"binomial": Family.LOGISTIC, "gaussian": Family.GAUSSIAN, "poisson": Family.POISSON}
@@ -123,7 +123,7 @@ class GLMModel(AbstractModel[None, AnyTable]):
             family=self.family,
             X=scaled_design(self.formula, rows, self.levels, self.scales),
             y=y,
-            w=None if (w == 1.0).all() else w,
+            w=None if is_one(w) else w,
             bound=self.row_bound(None),
         )
 

@@ -135,3 +135,8 @@ AnyTable = Table | StreamedTable
 def over_blocks(table: AnyTable, work: Callable[[Table], Result]) -> Iterator[Result]:
     """``work`` of consecutive rows, in order, side by side."""
     return kernels.mapped(work, table.blocks())
+
+
+def over_batches(table: AnyTable, work: Callable[[Table], Result]) -> Iterator[Result]:
+    """``work`` of a table in memory as it is, or of each batch of one that is streamed."""
+    return iter((work(table),)) if isinstance(table, Table) else table.map(work)

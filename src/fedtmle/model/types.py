@@ -13,6 +13,7 @@ Array = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 Bytes = NDArray[np.uint8]
 Codes = NDArray[np.int16]  # of an arm, row by row
+Bools = NDArray[np.bool_]
 
 
 class Part(enum.Flag):
@@ -54,3 +55,20 @@ def unpack(entries: Array, dim: int) -> Array:
 def exponent(bound: float) -> int:
     """The least c with |bound| < 2^c: a declared bound as a power of two."""
     return math.frexp(bound)[1]
+
+
+def first(column: Array) -> Array:
+    """A column, or of a constant that takes no memory its first row."""
+    return column[:1] if column.strides == (0,) else column
+
+
+def is_one(column: Array) -> bool:
+    """Whether a column is one everywhere; of a constant one row is looked at."""
+    return bool((first(column) == 1.0).all())
+
+
+def product(column: Array, factor: Array) -> Array:
+    """Row by row; where one of the two is one everywhere, the other itself, not to be written to."""
+    if column.strides == (0,) and is_one(column):
+        return factor
+    return column if factor.strides == (0,) and is_one(factor) else column * factor

@@ -117,8 +117,9 @@ class ScalesQuery(AbstractQuery[tuple[int, ...], tuple[int, ...]]):
     a silo whose column is all zero has no say in it.
     """
 
-    columns: Callable[[Any], Iterable[Array]]  # of a block of the table, each of shape (N,)
+    columns: Callable[[Any], Iterable[Array]]  # of a piece of the table, each of shape (N,)
     count: int
+    over: Over = over_blocks
 
     @property
     def phase(self) -> Phase:
@@ -140,10 +141,10 @@ class ScalesQuery(AbstractQuery[tuple[int, ...], tuple[int, ...]]):
     def _largest(self, table: AnyTable) -> Array:
         """The largest magnitude in each column, shape (p,)."""
 
-        def reach(block: Table) -> Array:
-            return np.array([np.maximum(column.max(), -column.min()) for column in self.columns(block)])
+        def reach(piece: Table) -> Array:
+            return np.array([np.maximum(column.max(), -column.min()) for column in self.columns(piece)])
 
-        return reduce(np.maximum, over_blocks(table, reach), np.zeros(self.count))
+        return reduce(np.maximum, self.over(table, reach), np.zeros(self.count))
 
     def pool(self, answers: Mapping[str, tuple[int, ...]], sizes: Mapping[str, int]) -> tuple[int, ...]:  # noqa: ARG002
         return tuple(max(column) for column in zip(*answers.values(), strict=True))

@@ -17,13 +17,14 @@ from fedtmle.model.kernels._backend import backend, module, using_backend
 from fedtmle.model.kernels._query import Rows, checked_eps, query, rows_of
 from fedtmle.model.kernels._threads import done, mapped, set_threads, threads
 from fedtmle.model.scaled import Design
-from fedtmle.model.types import Array, Bytes, Codes, IntArray, Part
+from fedtmle.model.types import Array, Bools, Bytes, Codes, IntArray, Part
 
 __all__ = [
     "Rows",
     "add_multiple",
     "backend",
     "binned_chunks",
+    "bound",
     "chosen",
     "column_chunks",
     "done",
@@ -43,6 +44,7 @@ __all__ = [
     "softplus",
     "threads",
     "using_backend",
+    "weigh",
 ]
 
 Real = TypeVar("Real", float, Array)
@@ -142,6 +144,35 @@ def chosen(values: Array, codes: Codes) -> Array:
     if any(own.shape != codes.shape for own in rows) or codes.ndim != 1 or not rows:
         raise InputError(f"values, codes: expected shapes (J, N) and (N,), not {values.shape}, {codes.shape}")
     return module().chosen(rows, np.ascontiguousarray(codes))
+
+
+def weigh(
+    numerator: Array,
+    probability: Array,
+    floor: float,
+    codes: Codes,
+    code: int,
+    H: Array,
+    taken: Array,
+    below: Bools,
+) -> None:
+    """Fill H = numerator / max(probability, floor), ``taken`` with H in the rows that have the code, and
+    ``below``, where the probability is less than the floor; shape (N,) each, or (1,) of a constant."""
+    own = np.ascontiguousarray(numerator, dtype=np.float64)
+    if len(own) not in (1, len(H)):
+        raise InputError(f"numerator: expected one value or {len(H)}, not {len(own)}")
+    each = np.ascontiguousarray(np.broadcast_to(probability, H.shape), dtype=np.float64)
+    if not codes.shape == taken.shape == below.shape == H.shape:
+        raise InputError("codes, taken, below: expected the shape of H")
+    module().weigh(own, each, floor, codes, code, H, taken, below)
+
+
+def bound(values: Array, low: float, high: float, bounded: Array, logits: Array) -> bool:
+    """Fill ``bounded`` with the values kept from low to high, 0 < 2^-60 <= low, high <= 1 - 2^-60, and
+    ``logits`` with their logits; whether all values are finite. Shape (N,) each."""
+    if not values.shape == bounded.shape == logits.shape or not 2.0**-60 <= low <= high <= 1 - 2.0**-60:
+        raise InputError("values, bounded, logits: expected one shape, and bounds inside (0, 1)")
+    return module().bound(np.ascontiguousarray(values, dtype=np.float64), low, high, bounded, logits)
 
 
 def largest(column: Array) -> float:

@@ -11,7 +11,7 @@ from typing import Protocol, cast
 
 from fedtmle.errors import InputError
 from fedtmle.model.kernels._query import Query, Rows
-from fedtmle.model.types import Array, Bytes, Codes, IntArray
+from fedtmle.model.types import Array, Bools, Bytes, Codes, IntArray
 
 _MODULES = {"numba": "_numba", "numpy": "_numpy"}
 _chosen: str | None = None
@@ -34,6 +34,20 @@ class Backend(Protocol):
     def add_multiple(self, total: Array, factor: float, values: Array) -> None: ...
 
     def chosen(self, values: Sequence[Array], codes: Codes) -> Array: ...
+
+    def weigh(
+        self,
+        numerator: Array,
+        probability: Array,
+        floor: float,
+        codes: Codes,
+        code: int,
+        H: Array,
+        taken: Array,
+        below: Bools,
+    ) -> None: ...
+
+    def bound(self, values: Array, low: float, high: float, bounded: Array, logits: Array) -> bool: ...
 
     def largest(self, column: Array) -> float: ...
 

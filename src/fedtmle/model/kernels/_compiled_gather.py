@@ -9,16 +9,12 @@ from __future__ import annotations
 from typing import Any
 
 import numba
-import numpy as np
 from numba import types
 from numba.extending import intrinsic
-from numpy.typing import NDArray
 
 from fedtmle.model.kernels._compiled_stages import scale
 from fedtmle.model.kernels._jit import jit
-from fedtmle.model.types import Array, IntArray
-
-Bools = NDArray[np.bool_]
+from fedtmle.model.types import Array, Bools, IntArray
 
 
 def _as_pointer(_: Any, address: Any) -> Any:

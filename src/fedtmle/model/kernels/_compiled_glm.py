@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from fedtmle.model.exact import CHUNK, GRID_BITS
-from fedtmle.model.kernels._compiled_gather import Bools, gather
+from fedtmle.model.kernels._compiled_gather import gather
 from fedtmle.model.kernels._compiled_stages import (
     largest,
     multiply,
@@ -24,7 +24,7 @@ from fedtmle.model.kernels._compiled_stages import (
 )
 from fedtmle.model.kernels._jit import jit
 from fedtmle.model.kernels._primitives import MAGIC, MAGIC_BITS, bits
-from fedtmle.model.types import Array, IntArray
+from fedtmle.model.types import Array, Bools, IntArray
 
 BLOCK = 384
 LIMIT = 2.0**GRID_BITS

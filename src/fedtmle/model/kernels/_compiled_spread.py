@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedtmle.model.kernels._compiled_gather import Bools, gather
+from fedtmle.model.kernels._compiled_gather import gather
 from fedtmle.model.kernels._compiled_glm import BLOCK
 from fedtmle.model.kernels._compiled_stages import predict, set_slope
 from fedtmle.model.kernels._jit import jit, jit_unordered
 from fedtmle.model.kernels._primitives import bits, from_bits
-from fedtmle.model.types import Array, IntArray
+from fedtmle.model.types import Array, Bools, IntArray
 
 
 @jit_unordered

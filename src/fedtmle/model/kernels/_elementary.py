@@ -143,20 +143,30 @@ def softplus(x: Array) -> Array:
     return select(x > 0.0, x, 0.0) + log1p(exp(-abs(x)))
 
 
-def logit(p: Array) -> Array:
-    """log(p/(1-p)), to relative accuracy near 0, 1/2 and 1; -+infinity at 0 and 1, NaN outside.
+def _folded(p: Array) -> tuple[Array, Array]:
+    """a = min(p, 1-p), and log(a/(1-a)).
 
-    With a = min(p, 1-p), b = 1 - a and 2^k near a/b: log(a/b) = k ln 2 + 2 atanh((a' - b)/(a' + b)),
-    a' = 2^-k a, where a' - b is exact.
+    With b = 1 - a and 2^k near a/b: log(a/b) = k ln 2 + 2 atanh((a' - b)/(a' + b)), a' = 2^-k a, where
+    a' - b is exact.
     """
-    upper = p > 0.5
-    a = select(upper, 1.0 - p, p)
+    a = select(p > 0.5, 1.0 - p, p)
     b = 1.0 - a
     lost = (1.0 - b) - a
     k, _ = _split(a / b)
     scaled = a * from_bits((1023 - k) << 52)
     s = ((scaled - b) - lost) / (scaled + b)
     exponent = _as_float(k)
-    near = exponent * LN2_HIGH + (2.0 * s + (s * _atanh_tail(s) + exponent * LN2_LOW))
-    value = select(a < 2.0**-60, log(a), near)  # there b = 1; log also knows 0, subnormal and outside
-    return select(upper, -value, value)
+    return a, exponent * LN2_HIGH + (2.0 * s + (s * _atanh_tail(s) + exponent * LN2_LOW))
+
+
+def logit_inside(p: Array) -> Array:
+    """log(p/(1-p)), for 2^-60 <= p <= 1 - 2^-60 only: the same as `logit`."""
+    _, value = _folded(p)
+    return select(p > 0.5, -value, value)
+
+
+def logit(p: Array) -> Array:
+    """log(p/(1-p)), to relative accuracy near 0, 1/2 and 1; -+infinity at 0 and 1, NaN outside."""
+    a, near = _folded(p)
+    value = select(a < 2.0**-60, log(a), near)  # there 1 - a = 1; log also knows 0, subnormal and outside
+    return select(p > 0.5, -value, value)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedtmle.model.exact import CHUNK
 from fedtmle.model.kernels import (
     _compiled,
     _compiled_columns,
+    _compiled_effects,
     _compiled_glm,
     _compiled_spread,
     _compiled_stages,
@@ -18,7 +18,7 @@ from fedtmle.model.kernels import (
 )
 from fedtmle.model.kernels._query import Query, Rows
 from fedtmle.model.kernels._threads import shared
-from fedtmle.model.types import Array, Bytes, Codes, IntArray, Part
+from fedtmle.model.types import Array, Bools, Bytes, Codes, IntArray, Part
 
 SERIAL_ROWS = 1 << 17  # below, starting threads costs about what they save
 SERIAL_PAIRS = 1 << 18
@@ -86,7 +86,7 @@ def spread(
     return found, seen, enough
 
 
-def _plain(rows: Rows) -> tuple[int, Array, IntArray, NDArray[np.bool_], Array, int, Array, Array, Array]:
+def _plain(rows: Rows) -> tuple[int, Array, IntArray, Bools, Array, int, Array, Array, Array]:
     """Rows as the kernels take them."""
     design = (rows.matrix, rows.addresses, rows.constant, rows.X.factors, rows.n_rows)
     offset, y, w = (_ABSENT if column is None else column for column in (rows.offset, rows.y, rows.w))
@@ -104,6 +104,25 @@ def chosen(values: Sequence[Array], codes: Codes) -> Array:
     for code, own in enumerate(values[1:], start=1):
         _compiled_columns.choose(own, codes, code, result)
     return result
+
+
+def weigh(
+    numerator: Array,
+    probability: Array,
+    floor: float,
+    codes: Codes,
+    code: int,
+    H: Array,
+    taken: Array,
+    below: Bools,
+) -> None:
+    """The weights of some rows in one arm."""
+    _compiled_effects.weigh(numerator, probability, floor, codes, code, H, taken, below)
+
+
+def bound(values: Array, low: float, high: float, bounded: Array, logits: Array) -> bool:
+    """Values inside their bounds, and their logits."""
+    return _compiled_effects.bound(values, low, high, bounded, logits)
 
 
 def largest(column: Array) -> float:

@@ -15,7 +15,7 @@ from fedtmle.model.exact import CHUNK, FINE_BITS, GRID_BITS, beyond_bound
 from fedtmle.model.families import Family
 from fedtmle.model.kernels import _elementary, _rows
 from fedtmle.model.kernels._query import Query, Rows
-from fedtmle.model.types import Array, Bytes, Codes, IntArray, Part
+from fedtmle.model.types import Array, Bools, Bytes, Codes, IntArray, Part
 
 POINTS = 2048  # a block of points of `log_mean_kernel` that stays in the cache
 
@@ -117,6 +117,31 @@ def chosen(values: Sequence[Array], codes: Codes) -> Array:
 def largest(column: Array) -> float:
     """The largest |x|, NaN if one is."""
     return float(np.abs(column).max(initial=0.0))
+
+
+def weigh(
+    numerator: Array,
+    probability: Array,
+    floor: float,
+    codes: Codes,
+    code: int,
+    H: Array,
+    taken: Array,
+    below: Bools,
+) -> None:
+    """The weights of some rows in one arm."""
+    with np.errstate(all="ignore"):
+        np.less(probability, floor, out=below)
+        np.divide(numerator, np.where(below, floor, probability), out=H)
+        np.copyto(taken, H, where=codes == code)
+
+
+def bound(values: Array, low: float, high: float, bounded: Array, logits: Array) -> bool:
+    """Values inside their bounds, and their logits."""
+    with np.errstate(all="ignore"):
+        bounded[:] = np.where(values < low, low, np.where(values > high, high, values))
+        logits[:] = _elementary.logit_inside(bounded)
+    return bool(np.isfinite(values).all())
 
 
 def column_chunks(columns: Array, terms: IntArray, scale: Array, what: str) -> IntArray:

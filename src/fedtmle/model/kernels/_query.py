@@ -9,13 +9,12 @@ from itertools import pairwise
 from typing import final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedtmle.errors import InputError
 from fedtmle.model.exact import CHUNK
 from fedtmle.model.families import Family
 from fedtmle.model.scaled import Design, Scaled, scaled
-from fedtmle.model.types import Array, IntArray, Part, packed_size
+from fedtmle.model.types import Array, Bools, IntArray, Part, packed_size
 
 LARGEST_POWER = 1000  # a shift beyond it needs two factors: 2^shift itself would overflow
 
@@ -36,7 +35,7 @@ class Rows:
     y: Array | None
     w: Array | None
     addresses: IntArray = field(init=False)
-    constant: NDArray[np.bool_] = field(init=False)
+    constant: Bools = field(init=False)
 
     def __post_init__(self) -> None:
         columns = self.X.columns

@@ -21,7 +21,7 @@ import numpy as np
 
 from fedtmle.errors import DataError, InputError
 from fedtmle.model.table import Table
-from fedtmle.model.types import Array, Codes, IntArray
+from fedtmle.model.types import Array, Codes, IntArray, product
 
 
 class AbstractRegime(ABC):
@@ -153,7 +153,7 @@ class Everyone(AbstractPopulation):
         return np.broadcast_to(np.float64(1.0), (table.n_rows,))
 
     def ratio(self, v: Array, arm: int, g: Array, pi: Array) -> tuple[Array, Array]:
-        return v, g[arm] * pi[arm]
+        return v, product(g[arm], pi[arm])
 
 
 @final
@@ -173,7 +173,7 @@ class InArm(AbstractPopulation):
 
     def ratio(self, v: Array, arm: int, g: Array, pi: Array) -> tuple[Array, Array]:
         # In its own arm g cancels: a rare arm has no positivity problem among its own.
-        return (np.ones_like(v), pi[arm]) if arm == self.code else (g[self.code], g[arm] * pi[arm])
+        return (np.ones_like(v), pi[arm]) if arm == self.code else (g[self.code], product(g[arm], pi[arm]))
 
 
 @final
@@ -194,7 +194,7 @@ class InStratum(AbstractPopulation):
         return np.asarray(strata == self.code, dtype=np.float64)
 
     def ratio(self, v: Array, arm: int, g: Array, pi: Array) -> tuple[Array, Array]:
-        return v, g[arm] * pi[arm]
+        return v, product(g[arm], pi[arm])
 
 
 @final

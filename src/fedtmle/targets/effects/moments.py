@@ -23,8 +23,8 @@ import numpy as np
 
 from fedtmle.model.columns import column_sums
 from fedtmle.model.exact import Sums, column_shifts
-from fedtmle.model.types import Array, IntArray, upper_pairs
-from fedtmle.targets.effects.rows import EffectRows, first
+from fedtmle.model.types import Array, IntArray, first, upper_pairs
+from fedtmle.targets.effects.rows import EffectRows
 
 
 def moment_columns(own: EffectRows, q: Array, width: float) -> Array:

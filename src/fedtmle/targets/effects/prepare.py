@@ -12,7 +12,7 @@ import numpy as np
 from fedtmle.errors import DataError
 from fedtmle.model import kernels
 from fedtmle.model.table import Factor, Table, pieces
-from fedtmle.model.types import Array, Bytes, Codes, IntArray
+from fedtmle.model.types import Array, Bytes, Codes, IntArray, is_one
 from fedtmle.targets.effects.clusters import cluster_digest
 from fedtmle.targets.effects.components import Component
 from fedtmle.targets.effects.rows import (
@@ -55,6 +55,18 @@ class EffectColumns:
         if self.treatment is None:
             return np.zeros(table.n_rows, dtype=np.int16)
         return table.factors[self.treatment].recode(self.arms).astype(np.int16)
+
+    def taken(self, table: Table, code: int) -> Array:
+        """Whether that arm was taken, 0 or 1."""
+        if self.treatment is None:
+            return np.full(table.n_rows, float(code == 0))
+        codes, taken = table.factors[self.treatment].recode(self.arms), np.empty(table.n_rows)
+
+        def fill(rows: slice) -> None:
+            np.equal(codes[rows], code, out=taken[rows])
+
+        kernels.done(fill, pieces(table.n_rows))
+        return taken
 
     def in_arm(self, table: Table, code: int) -> Table:
         """The same people, all in one arm."""
@@ -158,6 +170,7 @@ class Preparation:
     g_floor: float
     weight_mean: float
     shares: Mapping[int, float]  # P(v) of each component's population
+    shows_g: bool = True  # whether anyone will ask for histograms of g
 
     def __call__(self, table: Table) -> EffectRows:
         columns = self.columns
@@ -184,7 +197,7 @@ class Preparation:
     def _clever(self, table: Table, arm: Codes, observed: Array, indicators: list[Array]) -> _Clever:
         """The weights H of every component from g and pi, of which rows keep no more than bins."""
         n, (shares, pi) = table.n_rows, self._predicted(table)
-        shown = list(shown_arms(len(pi)))
+        shown = list(shown_arms(len(pi))) if self.shows_g else []
         terms = []
         for component in self.components:
             d = component.regime.probabilities(table, self.columns.arms)
@@ -198,16 +211,18 @@ class Preparation:
 
         def fill(rows: slice) -> None:
             g, own = self._arms(shares, rows), part(pi, rows)
+            below = np.empty(g.shape[1], dtype=bool)
             for r, component in enumerate(self.components):
                 v, covariate = part(indicators[r], rows), clever.covariates[r, rows]
                 covariate[:] = 0.0
                 for term in terms[r]:
                     a, d, H = term.arm, part(term.d, rows), term.H[rows]
                     expected, probability = component.population.ratio(v, a, g, own)
-                    clever.truncated[a, rows] |= (probability < self.g_floor) & (d > 0)
-                    np.divide(d * expected / self.shares[r], self.bounded(probability), out=H)
-                    np.copyto(covariate, H, where=arm[rows] == a)
-                covariate *= part(observed, rows)
+                    weight = d * expected / self.shares[r]
+                    kernels.weigh(weight, probability, self.g_floor, arm[rows], a, H, covariate, below)
+                    clever.truncated[a, rows] |= below & (d > 0)
+                if not is_one(observed):
+                    covariate *= observed[rows]
             clever.g_bins[:, rows] = probability_bins(g[shown])
 
         kernels.done(fill, pieces(n))
@@ -222,10 +237,8 @@ class Preparation:
             predicted = model.predict(self.columns.in_arm(table, a))
 
             def fill(rows: slice, predicted: Array = predicted, a: int = a) -> None:
-                if not math.isfinite(kernels.largest(predicted[rows])):
+                if not kernels.bound(predicted[rows], Q_MARGIN, 1 - Q_MARGIN, q[a, rows], logit_q[a, rows]):
                     raise DataError("the outcome model's prediction is not finite in some rows")
-                np.clip(predicted[rows], Q_MARGIN, 1 - Q_MARGIN, out=q[a, rows])
-                logit_q[a, rows] = kernels.logit(q[a, rows])
 
             kernels.done(fill, pieces(table.n_rows))
         return q, logit_q
@@ -247,7 +260,8 @@ class Preparation:
 
     def _arms(self, shares: list[Array], rows: slice) -> Array:
         """g_a of some rows, shape (arms, rows)."""
-        g = np.ones((len(self.columns.arms), rows.stop - rows.start))
+        g = np.empty((len(self.columns.arms), rows.stop - rows.start))
+        g[0] = 1.0
         for a, share in enumerate(shares, start=1):
             np.multiply(g[0], share[rows], out=g[a])
             g[0] *= 1.0 - share[rows]

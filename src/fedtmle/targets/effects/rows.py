@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from fedtmle.model import kernels
 from fedtmle.model.table import pieces
-from fedtmle.model.types import Array, Bytes, Codes, IntArray
+from fedtmle.model.types import Array, Bytes, Codes, IntArray, first
 
 BoolArray = NDArray[np.bool_]
 # Where the histogram of a probability is cut; a row keeps only the number of its bin.
@@ -98,11 +98,6 @@ def bins_between(edges: Sequence[float], values: Array) -> Bytes:
     return bins
 
 
-def is_one(column: Array) -> bool:
-    """Whether a column is one everywhere; of a constant one row is looked at."""
-    return bool((first(column) == 1.0).all())
-
-
 def is_ever(column: Array) -> bool:
     """Whether a column is other than zero anywhere."""
     return bool(first(column).any())
@@ -111,8 +106,3 @@ def is_ever(column: Array) -> bool:
 def part(column: Array, rows: slice) -> Array:
     """Some rows of a column, or of several, shape (..., N); of constants one row, which stands for all."""
     return column[..., :1] if column.strides[-1] == 0 else column[..., rows]
-
-
-def first(column: Array) -> Array:
-    """A column, or of a constant that takes no memory its first row."""
-    return column[:1] if column.strides == (0,) else column
