@@ -84,9 +84,28 @@ def mapped(work: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Re
 
 
 def done(work: Callable[[Item], None], items: Iterable[Item]) -> None:
-    """work(item) of each, side by side, for what it does."""
-    for _ in mapped(work, items):
-        pass
+    """work(item) of each, for what it does: each thread goes over consecutive items.
+
+    Two threads that take turns would touch the same page of fresh memory at the same time, and each would
+    have it cleared.
+    """
+    if threads() == 1 or getattr(_here, "works", False):
+        for item in items:
+            work(item)
+        return
+    listed = list(items)
+
+    def consecutive(first: int, last: int) -> bool:
+        before = getattr(_here, "works", False)
+        _here.works = True
+        try:
+            for item in listed[first:last]:
+                work(item)
+        finally:
+            _here.works = before
+        return True
+
+    shared(consecutive, len(listed), serially=len(listed) < 2)
 
 
 def _mark() -> None:
