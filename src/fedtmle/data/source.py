@@ -19,6 +19,7 @@ from fedtmle.data.schema import Kind, Schema
 from fedtmle.data.silofile import SiloFile, read_silo_file
 from fedtmle.data.stream import streamed
 from fedtmle.errors import DataError, InputError
+from fedtmle.model import kernels
 from fedtmle.model.table import AnyTable, Factor, StreamedTable, Table
 from fedtmle.model.types import Array
 
@@ -211,6 +212,7 @@ def _converted(
     numeric: dict[str, Array] = {}
     factors: dict[str, Factor] = {}
     reach: dict[str, float] = {}
+    kernels.done(_look, [own for own in cells.values() if isinstance(own, Numbers)])
     for name in known:
         converter = Converter(name=name, mapped=maps[name], findings=findings)
         translated = converter.translate(cells[maps[name].column])
@@ -226,6 +228,11 @@ def _converted(
                 if isinstance(translated, Numbers):
                     reach[name] = translated.reach
     return Table(n_rows=n_rows, numeric=numeric, factors=factors).reaching(reach)
+
+
+def _look(numbers: Numbers) -> None:
+    """Finds the largest of them, which it keeps: side by side is faster than one by one."""
+    numbers.reach  # noqa: B018
 
 
 def _is_there(reader: AbstractReader, name: str, theirs: str, findings: Findings) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
@@ -27,6 +28,13 @@ class Scaled:
     @property
     def shape(self) -> tuple[int, int]:
         return len(self.columns), len(self.columns[0]) if self.columns else 0
+
+    @property
+    def reach(self) -> float:
+        """A bound of every |x| of the design; infinite where none is known."""
+        if self.largest is None:
+            return math.inf
+        return float((self.largest * np.abs(self.factors)).max(initial=0.0))
 
     def __len__(self) -> int:
         return len(self.columns)

@@ -88,7 +88,7 @@ class BinsQuery(AbstractQuery[Answer, tuple[tuple[PooledBin, ...], ...]]):
 
     def _seen(self, group: Group, size: int) -> list[_Seen]:
         """What a piece of the rows puts into each bin of a group."""
-        counts = np.bincount(group.bins, minlength=size).tolist()
+        counts = [int(np.count_nonzero(group.bins == b)) for b in range(size)]
         totals: Sequence[Sums | None] = [None] * size
         held: Sequence[Array | None] = [None] * size
         if group.values is not None:

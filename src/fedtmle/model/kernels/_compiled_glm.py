@@ -121,22 +121,14 @@ def _add_bounded(values: Array, X: Array, j: int, begin: int, end: int, sums: In
 
 
 @jit
-def _is_inside(column: Array) -> bool:
-    """Whether all |x| <= 1, as in every design that was scaled to it."""
-    inside = True
-    for i in range(len(column)):
-        inside &= abs(column[i]) <= 1.0
-    return inside
-
-
-@jit
 def _add_hessian(
-    values: Array, X: Array, begin: int, end: int, second: float, product: Array, sums: IntArray
+    values: Array, X: Array, begin: int, end: int, reach: float, second: float, product: Array, sums: IntArray
 ) -> bool:
     """Add the products of the scaled curvatures with two columns, upper triangle; whether all are within."""
-    top, s, everywhere = 1.0, 0, True
-    for j in range(len(X)):
-        if not _is_inside(X[j, begin:end]):
+    top, s, everywhere = reach, 0, True
+    if reach == np.inf:  # it is not known
+        top = 0.0
+        for j in range(len(X)):
             own = largest(X[j, begin:end])
             top = own if own > top or np.isnan(own) else top
     # Rounding keeps the order, so that this bounds every product of a value and two columns.
@@ -163,6 +155,7 @@ def chunks(
     y: Array,
     w: Array,
     eps: Array,
+    reach: float,
     loss: bool,
     gradient: bool,
     hessian: bool,
@@ -176,7 +169,8 @@ def chunks(
 
     Sum s is scaled by first[s] * second[s] = 2^shifts[s], the same for all sums of a part: by the first
     before the values meet a column, by the second, nearly always 1, after. An empty column stands for None,
-    an empty matrix for a design whose columns are gathered block by block.
+    an empty matrix for a design whose columns are gathered block by block; ``reach`` bounds every |x| of the
+    design, or is infinite.
     """
     dim = len(addresses)
     X = matrix if len(matrix) else np.empty((dim, BLOCK))
@@ -225,7 +219,9 @@ def chunks(
                 set_curvature(family, mean, first[s], values)
                 if len(w):
                     multiply(values, weight, values)
-                everywhere &= _add_hessian(values, X, at, at + size, second[s], product, sums[chunk, s:])
+                everywhere &= _add_hessian(
+                    values, X, at, at + size, reach, second[s], product, sums[chunk, s:]
+                )
     return everywhere
 
 

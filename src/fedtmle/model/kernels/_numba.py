@@ -48,6 +48,7 @@ def glm_chunks(query: Query) -> IntArray:
         return _compiled_glm.chunks(
             *_plain(rows),
             query.eps,
+            rows.X.reach,
             Part.LOSS in query.parts,
             Part.GRADIENT in query.parts,
             Part.HESSIAN in query.parts,
