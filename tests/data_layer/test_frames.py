@@ -100,6 +100,37 @@ def test_the_table_is_a_copy() -> None:
     assert all(table.numeric["x"].tolist() == [1.0, 2.0] for table in tables)
 
 
+def test_without_a_copy_whole_columns_stay_where_they_are() -> None:
+    """Of a study that is over when the call returns; what is no contiguous float64 is copied all the same."""
+    frame, array = pd.DataFrame({"x": np.array([1.0, -3.0])}), np.array([1.0, -3.0])
+    strided, fixed = np.arange(4.0)[::2], np.array([1.0, 2.0])
+    fixed.flags.writeable = False
+    for source, own in ((frame, frame["x"].to_numpy()), ({"x": array}, array), ({"x": fixed}, fixed)):
+        table = load(source, schema(numeric("x")), silo="n", copy=False)
+        assert np.shares_memory(table.numeric["x"], own) or own is fixed
+        assert table.numeric["x"].tolist() == own.tolist()
+        assert table.reach == {"x": np.abs(own).max()}
+    for other in (strided, pd.Series([1, 2]), pd.Series([1.5, None], dtype="Float64")):
+        asked = schema(numeric("x", may_be_missing=True))
+        column = load({"x": other}, asked, silo="n", copy=False).numeric["x"]
+        assert column.dtype == np.float64
+        assert column.flags.c_contiguous
+        assert not np.shares_memory(column, np.asarray(other))
+
+
+@pytest.mark.parametrize(
+    "values",
+    [[0, 1, 1, 0], [5, 0, 2, 2], [255, 254, 0], [256, 3, 0], [-1, 0, 1], [0.5, 1, 2], [1, nan, 0], []],
+)
+def test_whole_numbers_are_labelled_like_any_others(values: list[float]) -> None:
+    column = one(pd.Series(values, dtype="float64")).factors["x"] if values else None
+    wanted = [None if np.isnan(v) else f"{v:g}" for v in values]
+    assert (labels(column) if column else []) == wanted
+    if column:
+        present = {label for label in wanted if label is not None}
+        assert column.levels == tuple(sorted(present, key=float))
+
+
 def test_masked_and_strided_arrays_and_lists() -> None:
     masked = np.ma.array([1.0, 2.0, 3.0], mask=[False, True, False])
     strided = np.arange(6.0)[::2]

@@ -92,7 +92,7 @@ class _ArraysReader(AbstractReader):
         columns = {}
         for name in names:
             try:
-                columns[name] = pandas.Series(self._arrays[name])
+                columns[name] = pandas.Series(self._arrays[name], copy=False)
             except Exception:  # a library's message may quote what it could not take
                 columns[name] = None
         if any(column is None for column in columns.values()):

@@ -36,6 +36,7 @@ def run(
 ) -> StudyResult:
     """Runs ``study`` over ``silos``: name -> data frame, mapping of columns, or path.
 
+    A frame's columns are read where they are, so that it must not be changed while the study runs.
     ``release`` names silos that consent to having their own estimate shown; one that has a silo file
     consents there, and is guarded by the policy that it states. ``observe`` adds the pooled loss to the
     trajectory, and to a coded run's certificate its constants, by reading the rows outside the protocol.
