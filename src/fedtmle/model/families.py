@@ -20,7 +20,7 @@ class Family(enum.IntEnum):
     @property
     def curvature_ceiling(self) -> float | None:
         """sup of rho'', or None where there is none on the whole line."""
-        return {Family.LINEAR: 0.0, Family.GAUSSIAN: 1.0, Family.LOGISTIC: 0.25, Family.POISSON: None}[self]
+        return _CURVATURE_CEILINGS[self]
 
     def slope_ceiling(self, eta: float, y: float) -> float:
         """A bound of |rho'| where |eta| and |y| are at most these."""
@@ -33,3 +33,11 @@ class Family(enum.IntEnum):
                 return 1.0 + y
             case Family.POISSON:
                 return (math.exp(eta) if eta < 709 else math.inf) + y
+
+
+_CURVATURE_CEILINGS = {
+    Family.LINEAR: 0.0,
+    Family.GAUSSIAN: 1.0,
+    Family.LOGISTIC: 0.25,
+    Family.POISSON: None,
+}

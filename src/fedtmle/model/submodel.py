@@ -30,8 +30,7 @@ from fedtmle.model.scaled import Design, Scaled, scaled
 from fedtmle.model.table import StreamedTable, Table
 from fedtmle.model.types import Array, IntArray, Part, RowBound, unpack
 
-FEW_ROWS = 1536  # looked at before it is decided how to go on
-MANY_ROWS = 1 / 8  # to look at these takes as long as to find the largest value of every column
+FEW_ROWS = 384  # looked at before it is decided how to go on
 LASTING = 1.5  # rows are looked at until they show this much more than asked, so that it lasts for other eps
 
 
@@ -101,15 +100,15 @@ class GeneralisedLinear(AbstractSubmodel):
         if not share > 0:
             found, _, _ = kernels.glm_spread(design._rows, eps)
             return design._concentration(eps, found)
-        # No row goes beyond its public bound (the exact sums see to that): mostly a few rows will do.
-        public, n = 2.0**self.bound.gradient, design.n_rows
-        until = np.full(len(eps), LASTING * public / share)
-        found, seen, enough = kernels.glm_spread(
-            design._rows, eps, until, least, few=FEW_ROWS, many=MANY_ROWS * n
-        )
-        if enough:
-            found[2], found[4] = public, 0.0
-        elif seen < n:
+        # No row goes beyond its public bound (the exact sums see to that): often a few rows will do.
+        public, seek = 2.0**self.bound.gradient, design._unsought()
+        if seek:
+            until = np.full(len(eps), LASTING * public / share)
+            many = design.n_rows * seek / (4 * (1 + len(eps)))  # beyond, to seek the largest takes less time
+            found, seen, enough = kernels.glm_spread(design._rows, eps, until, least, few=FEW_ROWS, many=many)
+            if enough:
+                found[2], found[4] = public, 0.0
+        if not (seek and (enough or seen == design.n_rows)):
             largest, reach, columns = design._ceilings(eps)
             largest = np.fmin(largest, public)
             found, _, enough = kernels.glm_spread(design._rows, eps, LASTING * largest / share, least)
@@ -127,19 +126,25 @@ class GeneralisedLinear(AbstractSubmodel):
     def _columns(self) -> Array:
         """The largest |X| by coordinate."""
         design = self._rows.X
-        if design.largest is not None:
-            return design.largest * np.abs(design.factors)
-        return np.array([kernels.largest(column) for column in design.columns]) * np.abs(design.factors)
+        largest = design.largest
+        if largest is None:
+            largest = np.array([kernels.largest(column) for column in design.columns])
+        return largest * np.abs(design.factors)
 
     @cached_property
     def _extents(self) -> tuple[float, float, float]:
         """The largest |offset|, |y| and |w|; 0 for an offset on which no bound of rho' rests."""
-        resting = self.offset if self.family in (Family.GAUSSIAN, Family.POISSON) else None
-        offset, y, w = (
-            default if values is None else kernels.largest(values)
-            for values, default in ((resting, 0.0), (self.y, 0.0), (self.w, 1.0))
-        )
-        return offset, y, w
+        offset, y, w = (None if values is None else kernels.largest(values) for values in self._others)
+        return offset or 0.0, y or 0.0, 1.0 if w is None else w
+
+    @property
+    def _others(self) -> tuple[Array | None, Array | None, Array | None]:
+        return self.offset if self.family in (Family.GAUSSIAN, Family.POISSON) else None, self.y, self.w
+
+    def _unsought(self) -> int:
+        """How many columns `_ceilings` would have to go through for their largest value."""
+        columns = 0 if self._rows.X.largest is not None or "_columns" in self.__dict__ else len(self.X)
+        return columns + (0 if "_extents" in self.__dict__ else sum(c is not None for c in self._others))
 
     def _ceilings(self, eps: Array) -> tuple[Array, Array, Array]:
         """Bounds of |c|, of w |X| and of |X| for every row, from the columns' largest values alone."""

@@ -172,9 +172,9 @@ class EffectProblem(AbstractProblem[EffectLaw, AnyTable]):
             else:
                 columns.append(self._combined(own, {r: row[r] for r in used}))
         weight = own.weight * own.covariates.sum(axis=0) if self.as_weight else own.weight
-        return _Fluctuation(
-            self.combination, Scaled(tuple(columns), factors), None if is_one(weight) else weight
-        )
+        largest = np.array([kernels.largest(column) for column in columns])
+        X = Scaled(tuple(columns), factors, largest)
+        return _Fluctuation(self.combination, X, None if is_one(weight) else weight)
 
     def _combined(self, own: EffectRows, shares: Mapping[int, float]) -> Array:
         """-width sum_r L_r H_r of the arm that was taken, shape (N,)."""
