@@ -16,6 +16,7 @@ from fedtmle.model.families import Family
 from fedtmle.model.scaled import Design, Scaled, scaled
 from fedtmle.model.types import Array, Bools, IntArray, Part, packed_size
 
+_NO_MATRIX = np.empty((0, 0))
 LARGEST_POWER = 1000  # a shift beyond it needs two factors: 2^shift itself would overflow
 
 
@@ -38,10 +39,12 @@ class Rows:
     constant: Bools = field(init=False)
 
     def __post_init__(self) -> None:
-        columns = self.X.columns
+        columns = (self.matrix,) if len(self.matrix) else self.X.columns
         places = np.array([column.__array_interface__["data"][0] for column in columns], dtype=np.int64)
+        if len(self.matrix):  # its rows stand one after the other
+            places = places + self.matrix.strides[0] * np.arange(len(self.matrix))
         object.__setattr__(self, "addresses", places)
-        object.__setattr__(self, "constant", np.array([column.strides == (0,) for column in columns]))
+        object.__setattr__(self, "constant", np.array([c.strides == (0,) for c in self.X.columns]))
 
     @property
     def dim(self) -> int:
@@ -56,8 +59,11 @@ def rows_of(family: Family, X: Design, offset: Array | None, y: Array | None, w:
     """`Rows` whose shapes fit."""
     if len(X.shape) != 2 or not len(X):
         raise InputError(f"X: expected shape (d, N), d >= 1, not {X.shape}")
-    matrix = np.empty((0, 0)) if isinstance(X, Scaled) else _contiguous(X)
-    design = scaled(X if isinstance(X, Scaled) else matrix)
+    if isinstance(X, Scaled):
+        matrix, design = _NO_MATRIX, scaled(X)
+    else:
+        matrix = _contiguous(X)
+        design = Scaled(tuple(matrix), np.ones(len(matrix)))
     n_rows = (design.shape[1],)
     if any(column.shape != n_rows for column in design.columns) or design.factors.shape != (len(X),):
         raise InputError(f"X: expected {len(X)} columns of shape {n_rows}, and as many factors")
