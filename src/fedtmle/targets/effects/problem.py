@@ -12,7 +12,7 @@ pooled mean of m_r. X does not depend on Q, so the law is the sum of what was ac
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, reduce
 from operator import add
@@ -26,10 +26,10 @@ from fedtmle.model.columns import column_sums
 from fedtmle.model.exact import Sums, column_shifts, zero_sums
 from fedtmle.model.families import Family
 from fedtmle.model.problem import AbstractProblem, Estimate
-from fedtmle.model.scaled import Scaled
 from fedtmle.model.submodel import AbstractSubmodel, GeneralisedLinear, NoNormaliser, StreamedLinear
 from fedtmle.model.table import AnyTable, StreamedTable, Table, over_blocks, pieces
-from fedtmle.model.types import Array, RowBound, exponent, is_one
+from fedtmle.model.types import Array, RowBound, exponent
+from fedtmle.targets.effects.fluctuation import Fluctuation
 from fedtmle.targets.effects.moments import (
     closing_sums,
     estimate_components,
@@ -51,22 +51,13 @@ class EffectLaw:
     history: tuple[tuple[float, ...], ...] = ()
 
 
-@dataclass(frozen=True)
-class _Fluctuation:
-    """What of a submodel is the same at every law: covariates and weights (None: ones)."""
-
-    combination: tuple[tuple[float, ...], ...]
-    X: Scaled  # (d, N)
-    w: Array | None
-
-
 @dataclass
 class _Prepared:
     """One table's rows, and its submodel, each made once."""
 
     table: Table
     rows: EffectRows
-    fluctuation: _Fluctuation | None = None
+    fluctuation: Fluctuation | None = None
 
 
 @final
@@ -162,33 +153,10 @@ class EffectProblem(AbstractProblem[EffectLaw, AnyTable]):
     def _streamed(self, law: EffectLaw, own: EffectRows) -> GeneralisedLinear:
         return self._design(law, own, self._fluctuation(own))
 
-    def _fluctuation(self, own: EffectRows) -> _Fluctuation:
-        columns, factors = [], np.ones(self.dim)
-        for k, row in enumerate(self.combination):
-            used = [r for r, share in enumerate(row) if share]
-            if len(used) == 1 and not self.as_weight:  # a multiple of one covariate stays where that is
-                columns.append(own.covariates[used[0]])
-                factors[k] = -self.width * row[used[0]]
-            else:
-                columns.append(self._combined(own, {r: row[r] for r in used}))
-        weight = own.weight * own.covariates.sum(axis=0) if self.as_weight else own.weight
-        largest = np.array([kernels.largest(column) for column in columns])
-        X = Scaled(tuple(columns), factors, largest)
-        return _Fluctuation(self.combination, X, None if is_one(weight) else weight)
+    def _fluctuation(self, own: EffectRows) -> Fluctuation:
+        return Fluctuation.of(own, self.combination, self.width, as_weight=self.as_weight)
 
-    def _combined(self, own: EffectRows, shares: Mapping[int, float]) -> Array:
-        """-width sum_r L_r H_r of the arm that was taken, shape (N,)."""
-        combined = np.zeros(own.n_rows)
-
-        def fill(rows: slice) -> None:
-            for r, share in shares.items():
-                taken = own.covariates[r, rows]
-                combined[rows] += (-self.width * share) * (np.sign(taken) if self.as_weight else taken)
-
-        kernels.done(fill, pieces(own.n_rows))
-        return combined
-
-    def _design(self, law: EffectLaw, own: EffectRows, fixed: _Fluctuation) -> GeneralisedLinear:
+    def _design(self, law: EffectLaw, own: EffectRows, fixed: Fluctuation) -> GeneralisedLinear:
         offset = np.empty(own.n_rows)
 
         def fill(rows: slice) -> None:
