@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import signal
 import subprocess
 import sys
 import tempfile
@@ -71,7 +70,7 @@ def run_here(command: str) -> str:
 
 
 def watch(arguments: list[str], folder: Path) -> str:
-    """`watch` goes on until it is interrupted; meanwhile its page is there."""
+    """`watch` goes on until it is stopped; meanwhile its page is there."""
     command = [sys.executable, "-m", "fedtmle", *arguments, "--port", "0"]
     with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, text=True) as server:  # noqa: S603
         try:
@@ -81,7 +80,7 @@ def watch(arguments: list[str], folder: Path) -> str:
             with urllib.request.urlopen(url, timeout=60) as reply:  # noqa: S310 - our own server
                 assert reply.status == 200
         finally:
-            server.send_signal(signal.SIGINT)
+            server.terminate()
         assert server.wait(60) == 0
     return line
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import subprocess
 import sys
 import time
@@ -40,7 +39,7 @@ def watching(events: Path, *options: str) -> Iterator[str]:
             line = server.stdout.readline()
             yield next(word for word in line.split() if word.startswith("http://127.0.0.1:"))
         finally:
-            server.send_signal(signal.SIGINT)
+            server.terminate()
         assert server.wait(PATIENCE) == 0
 
 

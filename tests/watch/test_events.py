@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import signal
 import subprocess
 import sys
 import threading
@@ -225,3 +226,23 @@ def test_the_owner_sees_what_the_silo_sent(tmp_path: Path) -> None:
     state = follower.look()
     assert state["status"] == "failed"
     assert "the ledger was changed" in state["text"]
+
+
+AS_IN_A_TERMINAL = (  # a job in the background is started with Ctrl-C ignored
+    "import runpy, signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    "runpy.run_module('fedtmle', run_name='__main__', alter_sys=True)"
+)
+
+
+@pytest.mark.parametrize("name", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.usefixtures("log")
+def test_a_signal_ends_the_view(path: Path, name: signal.Signals) -> None:
+    command = [sys.executable, "-c", AS_IN_A_TERMINAL, "watch", str(path), "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:  # noqa: S603 - our own
+        try:
+            assert server.stdout is not None
+            assert "http://127.0.0.1:" in server.stdout.readline()
+            server.send_signal(name)
+            assert server.wait(60) == 0
+        finally:
+            server.kill()

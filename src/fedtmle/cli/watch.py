@@ -19,6 +19,7 @@ def watch(
 ) -> None:
     """Follow a run on a page of this machine, while it goes on and after; Ctrl-C ends the view."""
     import json
+    import signal
 
     from fedtmle.watch.follow import Follower
     from fedtmle.watch.ledger import LedgerFollower
@@ -40,6 +41,7 @@ def watch(
         typer.echo(f"Following {events} on {server.url}  (Ctrl-C ends the view, not the run)")
     if open_page:
         typer.launch(server.url)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # whoever keeps services asks so
     try:
         server.serve_forever(poll_interval=0.2)
     except KeyboardInterrupt:
