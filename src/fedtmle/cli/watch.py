@@ -37,12 +37,12 @@ def watch(
         ) from None
     if host not in LOOPBACK:
         typer.echo(f"Anyone who reaches {host} can see this view; it asks for no password.", err=True)
-    if not quiet:
-        typer.echo(f"Following {events} on {server.url}  (Ctrl-C ends the view, not the run)")
-    if open_page:
-        typer.launch(server.url)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # whoever keeps services asks so
     try:
+        if not quiet:
+            typer.echo(f"Following {events} on {server.url}  (Ctrl-C ends the view, not the run)")
+        if open_page:
+            typer.launch(server.url)
         server.serve_forever(poll_interval=0.2)
     except KeyboardInterrupt:
         pass
