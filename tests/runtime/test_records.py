@@ -58,7 +58,7 @@ def entry(k: int, **changes: Any) -> Entry:
 def ledger_at(path: Path) -> bytes:
     with closing(Ledger(path, sync=False)) as ledger:
         for k in range(2):
-            ledger.add(entry(k, asked="é\u001f", replied="AA=="))
+            ledger.add(entry(k, key="é\u001f", asked=b"\x00\xff", replied=b"\x00"))
     return path.read_bytes()
 
 
@@ -300,6 +300,18 @@ def test_a_journal_that_lost_answers_which_the_ledger_has_is_refused(tmp_path: P
     journal_at(path, kept[:-2])
     with pytest.raises(JournalError, match="the journal has lost"), silos(tmp_path):
         pass
+
+
+def test_answered_requests_of_any_length_are_known_after_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(messages, "LARGEST_NOTED", 8)  # below any request: a wide study's are above 4 KiB
+    run_to_the_end(tmp_path)
+    name = reference(CASE).plan.silos[0]
+    whole = list(ledgers.read(tmp_path / f"{name}.ledger"))
+    with silos(tmp_path):
+        pass
+    assert list(ledgers.read(tmp_path / f"{name}.ledger")) == whole
 
 
 def test_the_partition_into_batches_is_known_after_a_restart(tmp_path: Path) -> None:

@@ -19,9 +19,10 @@ from typing import Any
 import msgspec
 
 from fedtmle.errors import JournalError
-from fedtmle.runtime.lock import held
+from fedtmle.runtime.lock import Held
 
 START = "0" * 64
+_SHA256 = hashlib.sha256()  # to copy takes less time than to begin
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,8 +37,8 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     decision: str = "answered"  # answered, repeated, refused
     reason: str = ""  # told to the server
     key: str = ""  # of the policy; not told
-    asked: str = ""  # the request, base64
-    replied: str = ""  # the reply, base64
+    asked: bytes = b""  # the request; in the file base64
+    replied: bytes = b""
     queries: int = 0  # running totals of the session
     functionals: int = 0
     bits: int = 0
@@ -55,7 +56,7 @@ class Ledger:
             try:
                 self._file = unless_ready.enter_context(open(self.path, "a+b", buffering=0))
                 os.chmod(self.path, 0o600)
-                with held(self._file):
+                with Held(self._file):
                     self._catch_up()
             except OSError:
                 raise JournalError(f"{self.path}: the ledger cannot be opened for writing") from None
@@ -63,7 +64,7 @@ class Ledger:
 
     def add(self, entry: Entry) -> None:
         try:
-            with held(self._file):
+            with Held(self._file):
                 self._catch_up()  # another study of this silo may have added lines
                 data, head = _chained(msgspec.json.encode(entry), self.count + 1, self._head)
                 self._write(data + b"\n")
@@ -73,7 +74,7 @@ class Ledger:
 
     def _catch_up(self) -> None:
         """Reads on from where this object stands, and cuts off what a crash or a full disk tore."""
-        size = os.fstat(self._file.fileno()).st_size
+        size = self._file.seek(0, os.SEEK_END)
         if size == self._end:
             return
         if size < self._end:
@@ -99,7 +100,7 @@ class Ledger:
 
     def told(self, session: str) -> dict[tuple[str, str], str]:
         """What was admitted in a session: (request, reply) -> the decision."""
-        with held(self._file):
+        with Held(self._file):
             return {
                 (line["asked"], line["replied"]): line["decision"]
                 for line in read(self.path)
@@ -160,5 +161,7 @@ def _chained(bare: bytes, number: int, previous: str) -> tuple[bytes, str]:
     ``bare`` is the entry's JSON; its number comes before it, the hash of the line before after it.
     """
     body = b'{"line":%d,%b,"previous":"%b"}' % (number, bare[1:-1], previous.encode())
-    digest = hashlib.sha256(body).hexdigest()
+    state = _SHA256.copy()
+    state.update(body)
+    digest = state.hexdigest()
     return b'%b,"hash":"%b"}' % (body[:-1], digest.encode()), digest

@@ -6,8 +6,6 @@ Windows has no such lock; there, one process per file is the owner's care.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import IO
 
 if sys.platform != "win32":
@@ -20,13 +18,18 @@ def hold(file: IO[bytes]) -> None:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
-@contextmanager
-def held(file: IO[bytes]) -> Iterator[None]:
-    """Waits for the file, and gives it back."""
-    if sys.platform != "win32":
-        fcntl.flock(file, fcntl.LOCK_EX)
-    try:
-        yield
-    finally:
+class Held:
+    """Waits for the file, and gives it back: ``with Held(file)``."""
+
+    __slots__ = ("_file",)
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+
+    def __enter__(self) -> None:
         if sys.platform != "win32":
-            fcntl.flock(file, fcntl.LOCK_UN)
+            fcntl.flock(self._file, fcntl.LOCK_EX)
+
+    def __exit__(self, *error: object) -> None:
+        if sys.platform != "win32":
+            fcntl.flock(self._file, fcntl.LOCK_UN)

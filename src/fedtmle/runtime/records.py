@@ -86,8 +86,8 @@ class Records:
                 decision=decision,
                 reason="" if reason is None else reason.name.lower(),
                 key=key,
-                asked=text(request if decision == "answered" else request[: messages.LARGEST_NOTED]),
-                replied=text(reply),
+                asked=_noted(request, decision),
+                replied=reply,
                 queries=self._guard.queries,
                 functionals=self._guard.functionals,
                 bits=position.bits,
@@ -132,15 +132,20 @@ class Records:
         reply: messages.Reply,
     ) -> None:
         """The journal is written first, so a crash may have kept its last record from the ledger."""
-        noted = text(record.request[: messages.LARGEST_NOTED]), text(record.reply)
-        if told.pop(noted, None) is None:
-            refusal = reply.reason if isinstance(reply, Refused) else None
+        refusal = reply.reason if isinstance(reply, Refused) else None
+        decision = "answered" if refusal is None else "refused"
+        if told.pop((text(_noted(record.request, decision)), text(record.reply)), None) is None:
             self.note(
                 record.request,
                 record.reply,
                 message=message,
-                decision="answered" if refusal is None else "refused",
+                decision=decision,
                 reason=refusal,
                 time=record.time,
                 recovered=True,
             )
+
+
+def _noted(request: bytes, decision: str) -> bytes:
+    """As much of a request as the ledger keeps: all that was answered; the others must not fill the disk."""
+    return request if decision == "answered" else request[: messages.LARGEST_NOTED]
