@@ -123,6 +123,7 @@ def test_an_unexpected_error_at_the_silo_tells_nothing(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.DEBUG)
+    caplog.set_level(logging.INFO, logger="numba")  # at DEBUG it tells how it compiles
     plan = study_plan(STUDY, roster(["a", "b"]))
     other = Silo("b", plan, table_of(STUDY, rows()))
     with closing(Keeper(policy=Policy(), ledger=Ledger(tmp_path / "ledger", sync=False))) as keeper:
@@ -147,6 +148,7 @@ def test_a_whole_study_writes_down_no_record(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
+    caplog.set_level(logging.INFO, logger="numba")  # at DEBUG it tells how it compiles
     plan = study_plan(STUDY, roster(["a", "b"]))
     with closing(Keeper(policy=Policy(), ledger=Ledger(tmp_path / "ledger", sync=False))) as keeper:
         silo = Silo("a", plan, table_of(STUDY, rows()), keeper=keeper)
@@ -167,6 +169,7 @@ def test_no_refusal_of_an_attack_tells_a_value(
 ) -> None:
     """A refusal is one of the few sentences of `Reason`, and the ledger's line names a key at most."""
     caplog.set_level(logging.DEBUG)
+    caplog.set_level(logging.INFO, logger="numba")  # at DEBUG it tells how it compiles
     attack = ATTACKS[name]
     replies: list[bytes] = []
     with closing(attack.keeper(attack.guarded(), tmp_path / "ledger")) as keeper:

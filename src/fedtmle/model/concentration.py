@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import final
 
 import numpy as np
@@ -64,10 +63,10 @@ class Concentration:
     def rows(self) -> IntArray:
         return np.asarray(self.found[6], dtype=np.int64)
 
-    @cached_property
+    @property
     def support(self) -> float:
         """The fewest rows that enter a coordinate at all; infinite where none enters any."""
-        return min((count for count in self.found[6].tolist() if count), default=math.inf)
+        return min(filter(None, self.found[6].tolist()), default=math.inf)
 
     def join(self, other: Concentration) -> Concentration:
         """Of the rows of both, at the same eps."""
@@ -115,7 +114,7 @@ class Concentration:
 
     def distance(self, eps: Array) -> float:
         """sum_j |eps_j - eps'_j| max |X_j|: no row's predictor moves further from where this was found."""
-        return float(np.abs(eps - self.eps) @ self.columns)
+        return float(np.abs(eps - self.eps).dot(self.found[5]))
 
 
 def _largest_ratio(part: Array, whole: Array) -> float:

@@ -35,9 +35,4 @@ class Family(enum.IntEnum):
                 return (math.exp(eta) if eta < 709 else math.inf) + y
 
 
-_CURVATURE_CEILINGS = {
-    Family.LINEAR: 0.0,
-    Family.GAUSSIAN: 1.0,
-    Family.LOGISTIC: 0.25,
-    Family.POISSON: None,
-}
+_CURVATURE_CEILINGS = (0.0, 1.0, 0.25, None)  # in the order of the codes

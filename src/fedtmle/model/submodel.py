@@ -30,8 +30,10 @@ from fedtmle.model.scaled import Design, Scaled, scaled
 from fedtmle.model.table import StreamedTable, Table
 from fedtmle.model.types import Array, IntArray, Part, RowBound, unpack
 
-FEW_ROWS = 384  # looked at before it is decided how to go on
-LASTING = 1.5  # rows are looked at until they show this much more than asked, so that it lasts for other eps
+# What is seen of the rows must last for other eps: at least so many of their numbers are looked at, and until
+# they show this much more than is asked.
+LOOKED_AT = 4096
+LASTING = 1.5
 
 
 class AbstractSubmodel(ABC):
@@ -100,21 +102,35 @@ class GeneralisedLinear(AbstractSubmodel):
         if not share > 0:
             found, _, _ = kernels.glm_spread(design._rows, eps)
             return design._concentration(eps, found)
-        # No row goes beyond its public bound (the exact sums see to that): often a few rows will do.
-        public, seek = 2.0**self.bound.gradient, design._unsought()
-        if seek:
-            until = np.full(len(eps), LASTING * public / share)
-            many = design.n_rows * seek / (4 * (1 + len(eps)))  # beyond, to seek the largest takes less time
-            found, seen, enough = kernels.glm_spread(design._rows, eps, until, least, few=FEW_ROWS, many=many)
-            if enough:
-                found[2], found[4] = public, 0.0
-        if not (seek and (enough or seen == design.n_rows)):
-            largest, reach, columns = design._ceilings(eps)
-            largest = np.fmin(largest, public)
-            found, _, enough = kernels.glm_spread(design._rows, eps, LASTING * largest / share, least)
-            if enough:
-                found[2], found[4], found[5] = largest, reach, columns
-        return design._concentration(eps, found, is_whole=not enough)
+        return design._by_public_bound(eps, share, least) or design._by_columns(eps, share, least)
+
+    def _by_public_bound(self, eps: Array, share: float, least: int) -> Concentration | None:
+        """From the first rows: no row goes beyond its public bound, the exact sums see to that.
+
+        None where the largest values of the columns will do with less time, though they must be sought.
+        """
+        if "_extents" in self.__dict__:  # they are known
+            return None
+        rows, public = self._rows, 2.0**self.bound.gradient
+        until, few = np.array([LASTING * public / share] * rows.dim), LOOKED_AT // (1 + rows.dim)
+        unsought = 1 if rows.X.largest is None else 2 / (1 + rows.dim)  # the part of all numbers, about
+        many = unsought * rows.n_rows / 4  # to hold one against the largest takes a quarter of the time
+        found, seen, enough = kernels.glm_spread(rows, eps, until, least, few=few, many=many)
+        if enough:
+            found[2], found[4] = public, 0.0  # at any eps
+        elif seen < rows.n_rows:
+            return None
+        return self._concentration(eps, found, is_whole=not enough)
+
+    def _by_columns(self, eps: Array, share: float, least: int) -> Concentration:
+        """From the first rows and the largest values of the columns, else from all rows."""
+        largest, reach, columns = self._ceilings(eps)
+        largest = np.fmin(largest, 2.0**self.bound.gradient)
+        until, few = LASTING * largest / share, LOOKED_AT // (1 + len(eps))
+        found, _, enough = kernels.glm_spread(self._rows, eps, until, least, few=few)
+        if enough:
+            found[2], found[4], found[5] = largest, reach, columns
+        return self._concentration(eps, found, is_whole=not enough)
 
     def _concentration(self, eps: Array, found: Array, *, is_whole: bool = True) -> Concentration:
         ceiling = self.family.curvature_ceiling
@@ -134,17 +150,9 @@ class GeneralisedLinear(AbstractSubmodel):
     @cached_property
     def _extents(self) -> tuple[float, float, float]:
         """The largest |offset|, |y| and |w|; 0 for an offset on which no bound of rho' rests."""
-        offset, y, w = (None if values is None else kernels.largest(values) for values in self._others)
+        shifted = self.offset if self.family in (Family.GAUSSIAN, Family.POISSON) else None
+        offset, y, w = (None if c is None else kernels.largest(c) for c in (shifted, self.y, self.w))
         return offset or 0.0, y or 0.0, 1.0 if w is None else w
-
-    @property
-    def _others(self) -> tuple[Array | None, Array | None, Array | None]:
-        return self.offset if self.family in (Family.GAUSSIAN, Family.POISSON) else None, self.y, self.w
-
-    def _unsought(self) -> int:
-        """How many columns `_ceilings` would have to go through for their largest value."""
-        columns = 0 if self._rows.X.largest is not None or "_columns" in self.__dict__ else len(self.X)
-        return columns + (0 if "_extents" in self.__dict__ else sum(c is not None for c in self._others))
 
     def _ceilings(self, eps: Array) -> tuple[Array, Array, Array]:
         """Bounds of |c|, of w |X| and of |X| for every row, from the columns' largest values alone."""

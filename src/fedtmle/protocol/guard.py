@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -37,13 +38,16 @@ class _Examined:
     found: Concentration
     radius: float
 
+    @cached_property
+    def displacement(self) -> Array | None:
+        return self.point.model.displacement(self.point.law)
+
     def covers(self, point: Point) -> bool:
-        seen = self.point
-        if seen.model is not point.model:
+        if self.point.model is not point.model:
             return False
         eps = point.eps
-        if seen.law is not point.law:  # the point in the coordinates of the law that was looked at
-            here, there = point.model.displacement(point.law), point.model.displacement(seen.law)
+        if self.point.law is not point.law:  # the point in the coordinates of the law that was looked at
+            here, there = point.model.displacement(point.law), self.displacement
             if here is None or there is None:
                 return False
             eps = eps + (here - there)
@@ -113,14 +117,15 @@ class Guard:
         policy = self.policy
         if not policy.allow_models and query.ships(local.name):
             raise RefusalError(Reason.POLICY, "allow_models")
-        if policy.min_level_rows > 0 and any(0 < c < policy.min_level_rows for c in query.holders(local)):
-            raise RefusalError(Reason.POLICY, "min_level_rows")
-        if policy.min_joint > 0:
-            for point in query.points():
-                self._examine_joint(point, local)
-        if policy.min_support > 0 or policy.min_effective > 0 or policy.max_share < 1:
-            for point in query.points():
-                rows = None if point.batch is None else local.batch(point.batch)
+        if policy.min_level_rows > 0:
+            for count in query.holders(local):
+                if 0 < count < policy.min_level_rows:
+                    raise RefusalError(Reason.POLICY, "min_level_rows")
+        for point in query.points():
+            rows = None if point.batch is None else local.batch(point.batch)
+            if policy.min_joint > 0 and point.curvature:
+                self._examine_joint(point, local, rows)
+            if policy.min_support > 0 or policy.min_effective > 0 or policy.max_share < 1:
                 self._examine_concentration(point, local, rows)
 
     def charge(self, query: AbstractQuery[object, object], bits: int) -> None:
@@ -172,11 +177,10 @@ class Guard:
         if found.effective < policy.min_effective:
             raise RefusalError(Reason.POLICY, "min_effective")
 
-    def _examine_joint(self, point: Point, local: Local) -> None:
+    def _examine_joint(self, point: Point, local: Local, rows: np.ndarray | None) -> None:
         """A Hessian of two factors' columns is their two-way table; at every eps of a law the same one."""
-        if not point.curvature or (point.batch is None and _same_law(point, self._joint)):
+        if rows is None and _same_law(point, self._joint):
             return
-        rows = None if point.batch is None else local.batch(point.batch)
         if local.submodel(point.model, point.law).fewest_joint(rows) < self.policy.min_joint:
             raise RefusalError(Reason.POLICY, "min_joint")
         if rows is None:

@@ -11,7 +11,7 @@ import enum
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from fedtmle.model.exact import Sums
 from fedtmle.model.problem import AbstractModel, AbstractProblem, Estimate
@@ -89,8 +89,7 @@ class Link:
     previous: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Point:
+class Point(NamedTuple):
     """Where a query evaluates the rows' gradient: a state that the silo derived itself."""
 
     model: Model

@@ -112,20 +112,18 @@ def glm_spread(
     until: Array | None = None,
     least: int = 0,
     *,
-    few: int | None = None,
+    few: int = 1,
     many: float = np.inf,
 ) -> tuple[Array, int, bool]:
     """How the rows' contributions to the gradient spread: the seven rows of `Concentration`, shape (7, d).
 
     Plain floating-point sums: what a silo compares with its own thresholds, and sends to nobody. It
-    stops some time after every total has come to ``until``, shape (d,), with at least ``least`` rows in
-    each that asks for anything; or after ``few`` rows, if by these it would take more than ``many``. It says
-    how many rows it has seen, and whether they were enough.
+    looks at ``few`` rows, and stops if by these it would take more than ``many``; else some time after every
+    total has come to ``until``, shape (d,), with at least ``least`` rows in each that asks for anything. It
+    says how many rows it has seen, and whether they were enough.
     """
     until = np.full(rows.dim, np.inf) if until is None else until
-    return module().spread(
-        rows, checked_eps(rows, eps), until, least, rows.n_rows if few is None else few, many
-    )
+    return module().spread(rows, checked_eps(rows, eps), until, least, few, many)
 
 
 def add_multiple(total: Array, factor: float, values: Array) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,8 +14,7 @@ from fedtmle.model.kernels._query import Query, Rows
 from fedtmle.model.types import Array, Bools, Bytes, Codes, IntArray
 
 _MODULES = {"numba": "_numba", "numpy": "_numpy"}
-_chosen: str | None = None
-_numba_fails = False  # installed, but it refuses to be imported: often a numpy too new for it
+_chosen: str | None = None  # by `using_backend`
 
 
 class Backend(Protocol):
@@ -62,18 +61,20 @@ class Backend(Protocol):
 
 def backend() -> str:
     """The name of the backend in force: 'numba' or 'numpy'."""
-    if _chosen is not None:
-        return _chosen
-    given = os.environ.get("FEDTMLE_BACKEND")
-    if given is None:
-        return "numba" if not _numba_fails and _numba_is_there() else "numpy"
-    return _checked(given)
+    return _chosen or _default()
 
 
 @cache
-def _numba_is_there() -> bool:
-    """Whether numba is installed: a look at the disk, which every kernel call would repeat."""
-    return importlib.util.find_spec("numba") is not None
+def _default() -> str:
+    """Found out once: every kernel call asks."""
+    given = os.environ.get("FEDTMLE_BACKEND")
+    if given is not None:
+        return _checked(given)
+    try:
+        _imported("numba")
+    except ImportError:  # not there, or it refuses to be imported: often a numpy too new for it
+        return "numpy"
+    return "numba"
 
 
 @contextmanager
@@ -89,16 +90,10 @@ def using_backend(name: str) -> Iterator[None]:
 
 def module() -> Backend:
     """The backend in force, imported when it is first needed."""
-    global _numba_fails  # noqa: PLW0603 - found out once per process
-    try:
-        return _imported(backend())
-    except ImportError:
-        if _chosen is not None or "FEDTMLE_BACKEND" in os.environ:
-            raise
-        _numba_fails = True
-        return _imported("numpy")
+    return _imported(backend())
 
 
+@cache
 def _imported(name: str) -> Backend:
     return cast(Backend, importlib.import_module(f"fedtmle.model.kernels.{_MODULES[name]}"))
 

@@ -58,7 +58,7 @@ def _is_far(found: Array, until: Array, seen: int, many: float) -> bool:
     far = False
     for j in range(len(until)):
         far |= not seen * until[j] <= many * found[0, j]
-    return far
+    return far and many < np.inf
 
 
 @jit
@@ -86,8 +86,8 @@ def spread(
     X = matrix if len(matrix) else np.empty((len(addresses), BLOCK))
     zeros, ones = np.zeros(BLOCK), np.ones(BLOCK)
     etas, slopes = np.empty(BLOCK), np.empty(BLOCK)
-    begin, enough, looked_ahead = 0, _is_enough(found, until, least), False
-    while begin < n_rows and not enough:
+    begin, enough, looked_ahead = 0, False, False
+    while begin < n_rows and not (enough and begin >= few):
         if begin >= few and not looked_ahead:
             if _is_far(found, until, begin, many):
                 break

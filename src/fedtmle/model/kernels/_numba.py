@@ -23,8 +23,6 @@ from fedtmle.model.types import Array, Bools, Bytes, Codes, IntArray, Part
 SERIAL_ROWS = 1 << 17  # below, starting threads costs about what they save
 SERIAL_PAIRS = 1 << 18
 
-_ABSENT = np.empty(0)  # a column that is None; the kernels test its length and never read it
-
 
 def elementwise(name: str, x: Array) -> Array:
     """The elementary function of that name, of a flat array."""
@@ -46,7 +44,7 @@ def glm_chunks(query: Query) -> IntArray:
 
     def work(first: int, last: int) -> bool:
         return _compiled_glm.chunks(
-            *_plain(rows),
+            *rows.plain,
             query.eps,
             rows.X.reach,
             Part.LOSS in query.parts,
@@ -83,15 +81,8 @@ def spread(
 ) -> tuple[Array, int, bool]:
     """The seven rows of `concentration.Concentration`, shape (7, d), of as many rows as it takes."""
     found = np.zeros((7, rows.dim))
-    seen, enough = _compiled_spread.spread(*_plain(rows), eps, until, least, few, many, found)
+    seen, enough = _compiled_spread.spread(*rows.plain, eps, until, least, few, many, found)
     return found, seen, enough
-
-
-def _plain(rows: Rows) -> tuple[int, Array, IntArray, Bools, Array, int, Array, Array, Array]:
-    """Rows as the kernels take them."""
-    design = (rows.matrix, rows.addresses, rows.constant, rows.X.factors, rows.n_rows)
-    offset, y, w = (_ABSENT if column is None else column for column in (rows.offset, rows.y, rows.w))
-    return int(rows.family), *design, offset, y, w
 
 
 def add_multiple(total: Array, factor: float, values: Array) -> None:

@@ -82,9 +82,9 @@ def spread(
 
     found, seen, looked_ahead = np.zeros((7, rows.dim)), 0, False
     with np.errstate(all="ignore"):
-        while seen < rows.n_rows and not is_enough():
+        while seen < rows.n_rows and not (seen >= few and is_enough()):
             if seen >= few and not looked_ahead:
-                if not (seen * until <= many * found[0]).all():
+                if many < np.inf and not (seen * until <= many * found[0]).all():
                     break
                 looked_ahead = True
             own = slice(seen, min(seen + CHUNK, rows.n_rows))

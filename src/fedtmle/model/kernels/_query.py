@@ -17,6 +17,7 @@ from fedtmle.model.scaled import Design, Scaled, scaled
 from fedtmle.model.types import Array, Bools, IntArray, Part, packed_size
 
 _NO_MATRIX = np.empty((0, 0))
+_ABSENT = np.empty(0)  # a column that is None; the kernels test its length and never read it
 LARGEST_POWER = 1000  # a shift beyond it needs two factors: 2^shift itself would overflow
 
 
@@ -26,7 +27,7 @@ class Rows:
     """The rows of a generalised linear loss, checked: the kernels index without checking.
 
     ``matrix`` is the design where it is one array, else empty; ``addresses`` is where each of its columns
-    is, ``constant`` whether it is one number.
+    is, ``constant`` whether it is one number. ``plain`` is all of it as compiled loops take it.
     """
 
     family: Family
@@ -35,24 +36,29 @@ class Rows:
     offset: Array | None
     y: Array | None
     w: Array | None
+    dim: int = field(init=False)
+    n_rows: int = field(init=False)
     addresses: IntArray = field(init=False)
     constant: Bools = field(init=False)
+    plain: tuple[int, Array, IntArray, Bools, Array, int, Array, Array, Array] = field(init=False)
 
     def __post_init__(self) -> None:
         columns = (self.matrix,) if len(self.matrix) else self.X.columns
         places = np.array([column.__array_interface__["data"][0] for column in columns], dtype=np.int64)
         if len(self.matrix):  # its rows stand one after the other
             places = places + self.matrix.strides[0] * np.arange(len(self.matrix))
-        object.__setattr__(self, "addresses", places)
-        object.__setattr__(self, "constant", np.array([c.strides == (0,) for c in self.X.columns]))
-
-    @property
-    def dim(self) -> int:
-        return len(self.X)
-
-    @property
-    def n_rows(self) -> int:
-        return self.X.shape[1]
+        constant = np.array([c.strides == (0,) for c in self.X.columns])
+        dim, n_rows = self.X.shape
+        others = (_ABSENT if column is None else column for column in (self.offset, self.y, self.w))
+        found = {
+            "dim": dim,
+            "n_rows": n_rows,
+            "addresses": places,
+            "constant": constant,
+            "plain": (int(self.family), self.matrix, places, constant, self.X.factors, n_rows, *others),
+        }
+        for name, value in found.items():
+            object.__setattr__(self, name, value)
 
 
 def rows_of(family: Family, X: Design, offset: Array | None, y: Array | None, w: Array | None) -> Rows:
