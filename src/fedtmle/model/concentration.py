@@ -8,7 +8,9 @@ coordinate, the largest share is max |c_i| / sum |c_i| and the effective number 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from operator import mul
 from typing import final
 
 import numpy as np
@@ -30,7 +32,6 @@ class Concentration:
     every row: `share` and `radius` err on the safe side.
     """
 
-    eps: Array
     found: Array  # what is named below, shape (7, d), in this order
     lipschitz: float
     is_whole: bool = True
@@ -112,9 +113,9 @@ class Concentration:
                 s = min(s, slack / per_s)
         return s / self.lipschitz if self.lipschitz and s < math.inf else math.inf
 
-    def distance(self, eps: Array) -> float:
-        """sum_j |eps_j - eps'_j| max |X_j|: no row's predictor moves further from where this was found."""
-        return float(np.abs(eps - self.eps).dot(self.found[5]))
+    def distance(self, move: Iterable[float]) -> float:
+        """sum_j |move_j| max |X_j|: no row's predictor moves further when eps moves by this."""
+        return float(sum(map(mul, map(abs, move), self.found[5].tolist())))
 
 
 def _largest_ratio(part: Array, whole: Array) -> float:

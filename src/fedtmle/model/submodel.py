@@ -101,7 +101,7 @@ class GeneralisedLinear(AbstractSubmodel):
         design = self if rows is None else self._batch(rows)
         if not share > 0:
             found, _, _ = kernels.glm_spread(design._rows, eps)
-            return design._concentration(eps, found)
+            return design._concentration(found)
         return design._by_public_bound(eps, share, least) or design._by_columns(eps, share, least)
 
     def _by_public_bound(self, eps: Array, share: float, least: int) -> Concentration | None:
@@ -120,7 +120,7 @@ class GeneralisedLinear(AbstractSubmodel):
             found[2], found[4] = public, 0.0  # at any eps
         elif seen < rows.n_rows:
             return None
-        return self._concentration(eps, found, is_whole=not enough)
+        return self._concentration(found, is_whole=not enough)
 
     def _by_columns(self, eps: Array, share: float, least: int) -> Concentration:
         """From the first rows and the largest values of the columns, else from all rows."""
@@ -130,12 +130,12 @@ class GeneralisedLinear(AbstractSubmodel):
         found, _, enough = kernels.glm_spread(self._rows, eps, until, least, few=few)
         if enough:
             found[2], found[4], found[5] = largest, reach, columns
-        return self._concentration(eps, found, is_whole=not enough)
+        return self._concentration(found, is_whole=not enough)
 
-    def _concentration(self, eps: Array, found: Array, *, is_whole: bool = True) -> Concentration:
+    def _concentration(self, found: Array, *, is_whole: bool = True) -> Concentration:
         ceiling = self.family.curvature_ceiling
         return Concentration(
-            eps=eps, found=found, lipschitz=math.inf if ceiling is None else ceiling, is_whole=is_whole
+            found=found, lipschitz=math.inf if ceiling is None else ceiling, is_whole=is_whole
         )
 
     @cached_property

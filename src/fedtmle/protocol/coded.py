@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, final
@@ -79,7 +79,7 @@ class CalibrationQuery(AbstractQuery[SiloCurvature, Lattice]):
     def functionals(self) -> int:
         return packed_size(self.sent_dim)
 
-    def points(self) -> Iterable[Point]:
+    def points(self) -> tuple[Point, ...]:
         return (Point(self.problem, self.law, np.zeros(self.dim), curvature=self.sent_dim > 1),)
 
     @property
@@ -177,7 +177,7 @@ class RoundedGradientQuery(AbstractQuery[tuple[int, ...], Rounded]):
     def functionals(self) -> int:
         return self.lattice.dim
 
-    def points(self) -> Iterable[Point]:
+    def points(self) -> tuple[Point, ...]:
         return (Point(self.problem, self.law, self.eps),)
 
     def answer(self, local: Local) -> tuple[int, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import math
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from operator import add
@@ -108,7 +108,7 @@ class FitQuery(AbstractQuery[FitAnswer, FitAverage]):
     def functionals(self) -> int:
         return 2 * self.dim
 
-    def points(self) -> Iterable[Point]:
+    def points(self) -> tuple[Point, ...]:
         return (Point(self.problem, self.law, np.zeros(self.dim)),)
 
     @property

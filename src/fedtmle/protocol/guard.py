@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cached_property
+from operator import add, sub
 
 import numpy as np
 
@@ -38,20 +38,17 @@ class _Examined:
     found: Concentration
     radius: float
 
-    @cached_property
-    def displacement(self) -> Array | None:
-        return self.point.model.displacement(self.point.law)
-
     def covers(self, point: Point) -> bool:
-        if self.point.model is not point.model:
+        seen = self.point
+        if seen.model is not point.model:
             return False
-        eps = point.eps
-        if self.point.law is not point.law:  # the point in the coordinates of the law that was looked at
-            here, there = point.model.displacement(point.law), self.displacement
-            if here is None or there is None:
+        here, there = point.eps.tolist(), seen.eps.tolist()
+        if seen.law is not point.law:  # both in the coordinates of the submodel that the laws share, if any
+            origins = point.model.displacement(point.law), point.model.displacement(seen.law)
+            if origins[0] is None or origins[1] is None:
                 return False
-            eps = eps + (here - there)
-        return self.found.distance(eps) <= self.radius
+            here, there = map(add, here, origins[0].tolist()), map(add, there, origins[1].tolist())
+        return self.found.distance(map(sub, here, there)) <= self.radius
 
 
 class Guard:
@@ -130,13 +127,16 @@ class Guard:
 
     def charge(self, query: AbstractQuery[object, object], bits: int) -> None:
         """What an answer told beyond what its query could declare."""
-        self.functionals += told(query, bits) - query.functionals
+        if not query.functionals:
+            self.functionals += told(query, bits)
 
     def examine_answer(self, query: AbstractQuery[object, object], answer: object, n_rows: int) -> None:
         """Limits on counts of people that an answer tells."""
         for member, part in query.members(answer):
+            if not isinstance(part, Sums):
+                continue
             cells, spreads = tuple(member.cells()), tuple(member.spreads())
-            if isinstance(part, Sums) and (cells or spreads):
+            if cells or spreads:
                 values = part.values()
                 for cell in cells:
                     self._examine_cell(cell, values, n_rows)

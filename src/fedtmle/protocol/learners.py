@@ -200,8 +200,8 @@ class JointQuery(AbstractQuery[tuple[Any, ...], tuple[Any, ...]]):
     def functionals(self) -> int:
         return sum(query.functionals for query in self.queries)
 
-    def points(self) -> Iterable[Point]:
-        return (point for query in self.queries for point in query.points())
+    def points(self) -> tuple[Point, ...]:
+        return tuple(point for query in self.queries for point in query.points())
 
     def holders(self, local: Local) -> Iterable[int]:
         return (count for query in self.queries for count in query.holders(local))

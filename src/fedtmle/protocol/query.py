@@ -138,7 +138,7 @@ class AbstractQuery(ABC, Generic[Answer, Pooled]):
     def functionals(self) -> int:
         """How many numbers the answer tells; 0 where that is known only when it is there."""
 
-    def points(self) -> Iterable[Point]:
+    def points(self) -> tuple[Point, ...]:
         """The gradients behind the answer, for the silo's guard."""
         return ()
 

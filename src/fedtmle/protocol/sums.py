@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from operator import add
@@ -90,7 +90,7 @@ class SumsQuery(AbstractSums):
         rows = "the rows" if self.batch is None else "a batch of the rows"
         return f"exact sums over {rows}: {', '.join(parts)} of {of}"
 
-    def points(self) -> Iterable[Point]:
+    def points(self) -> tuple[Point, ...]:
         curvature = Part.HESSIAN in self.parts
         return (Point(self.problem, self.law, self.eps, self.batch, curvature),)
 

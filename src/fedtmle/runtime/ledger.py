@@ -56,7 +56,8 @@ class Ledger:
             try:
                 self._file = unless_ready.enter_context(open(self.path, "a+b", buffering=0))
                 os.chmod(self.path, 0o600)
-                with Held(self._file):
+                self._alone = Held(self._file)
+                with self._alone:
                     self._catch_up()
             except OSError:
                 raise JournalError(f"{self.path}: the ledger cannot be opened for writing") from None
@@ -64,7 +65,7 @@ class Ledger:
 
     def add(self, entry: Entry) -> None:
         try:
-            with Held(self._file):
+            with self._alone:
                 self._catch_up()  # another study of this silo may have added lines
                 data, head = _chained(msgspec.json.encode(entry), self.count + 1, self._head)
                 self._write(data + b"\n")
@@ -100,7 +101,7 @@ class Ledger:
 
     def told(self, session: str) -> dict[tuple[str, str], str]:
         """What was admitted in a session: (request, reply) -> the decision."""
-        with Held(self._file):
+        with self._alone:
             return {
                 (line["asked"], line["replied"]): line["decision"]
                 for line in read(self.path)

@@ -19,7 +19,7 @@ def hold(file: IO[bytes]) -> None:
 
 
 class Held:
-    """Waits for the file, and gives it back: ``with Held(file)``."""
+    """As a context, waits for the file and gives it back."""
 
     __slots__ = ("_file",)
 
