@@ -125,7 +125,7 @@ class Timed(Silo):
 
     def _admit_disclosure(self, query: Any) -> None:
         for point in query.points():  # what the answer needs too is not the guard's
-            submodel = self._rows.submodel(point.model, point.law)
+            submodel = self._rows.submodel(point.model, point.law, point.batch)
             if isinstance(submodel, GeneralisedLinear):
                 submodel._rows  # noqa: B018 - checked once for both
         super()._admit_disclosure(query)

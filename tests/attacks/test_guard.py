@@ -13,7 +13,7 @@ import fedtmle as ft
 from fedtmle.model.exact import Sums
 from fedtmle.model.families import Family
 from fedtmle.model.submodel import AbstractSubmodel, GeneralisedLinear, NoNormaliser
-from fedtmle.model.types import Part, RowBound
+from fedtmle.model.types import IntArray, Part, RowBound
 from fedtmle.protocol.bins import BinsQuery, Group
 from fedtmle.protocol.guard import Guard, RefusalError
 from fedtmle.protocol.learners import JointQuery
@@ -81,9 +81,9 @@ class CountedRows(LocalRows):
 
     looks = 0
 
-    def submodel(self, model: Model, law: object) -> AbstractSubmodel:
+    def submodel(self, model: Model, law: object, batch: IntArray | None = None) -> AbstractSubmodel:
         self.looks += 1
-        return super().submodel(model, law)
+        return super().submodel(model, law, batch)
 
 
 # At mu = 0 all rows weigh alike; at mu = 0.5 only the last one is left.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -195,26 +195,28 @@ class Doctored(AbstractSubmodel):
     inner: AbstractSubmodel
     change: Callable[[np.ndarray, Part, bool], np.ndarray]
     dim: int
+    is_whole: bool = True
 
     @property
     def n_rows(self) -> int:
         return self.inner.n_rows
 
-    def sums(self, eps: Array, parts: Part, rows: IntArray | None = None) -> Sums:
-        sums = self.inner.sums(eps, parts, rows)
+    def take(self, rows: IntArray) -> Doctored:
+        return replace(self, inner=self.inner.take(rows), is_whole=False)
+
+    def sums(self, eps: Array, parts: Part) -> Sums:
+        sums = self.inner.sums(eps, parts)
         labels = [Part.LOSS] * (Part.LOSS in parts)
         labels += [Part.GRADIENT] * self.dim * (Part.GRADIENT in parts)
         labels += [Part.HESSIAN] * packed_size(self.dim) * (Part.HESSIAN in parts)
-        units = [self.change(u, label, rows is None) for u, label in zip(sums.units, labels, strict=True)]
+        units = [self.change(u, label, self.is_whole) for u, label in zip(sums.units, labels, strict=True)]
         return Sums(tuple(units), sums.shifts)
 
-    def concentration(
-        self, eps: Array, rows: IntArray | None = None, *, share: float = 0.0, least: int = 0
-    ) -> Concentration:
-        return self.inner.concentration(eps, rows, share=share, least=least)
+    def concentration(self, eps: Array, *, share: float = 0.0, least: int = 0) -> Concentration:
+        return self.inner.concentration(eps, share=share, least=least)
 
-    def fewest_joint(self, rows: IntArray | None = None) -> float:
-        return self.inner.fewest_joint(rows)
+    def fewest_joint(self) -> float:
+        return self.inner.fewest_joint()
 
     def curvature_ceiling(self) -> Array:
         return self.inner.curvature_ceiling()

@@ -56,16 +56,17 @@ class Silent(AbstractSubmodel):
     def n_rows(self) -> int:
         return 3
 
-    def sums(self, eps: Array, parts: Part, rows: IntArray | None = None) -> Sums:  # noqa: ARG002
+    def take(self, rows: IntArray) -> Silent:
+        raise NotImplementedError("rows that say nothing are not drawn")
+
+    def sums(self, eps: Array, parts: Part) -> Sums:
         shifts = query_shifts(BOUND, eps, parts)
         return Sums((0,) * len(shifts), shifts)
 
-    def concentration(
-        self, eps: Array, rows: IntArray | None = None, *, share: float = 0.0, least: int = 0
-    ) -> Concentration:
+    def concentration(self, eps: Array, *, share: float = 0.0, least: int = 0) -> Concentration:
         raise NotImplementedError("rows that say nothing are not examined")
 
-    def fewest_joint(self, rows: IntArray | None = None) -> float:
+    def fewest_joint(self) -> float:
         raise NotImplementedError("rows that say nothing are not examined")
 
     def curvature_ceiling(self) -> Array:

@@ -142,7 +142,7 @@ def test_score_is_the_outcome_part_of_the_eif_row_by_row(law):
     outcome_part = np.stack([a / g * (y - q1), (1 - a) / (1 - g) * (y - q0)], axis=1)
     submodel = problem.submodel(law, rows)
     for row in range(0, len(g), 7):
-        score = submodel.sums(ORIGIN, Part.GRADIENT, np.array([row])).values()
+        score = submodel.take(np.array([row])).sums(ORIGIN, Part.GRADIENT).values()
         np.testing.assert_allclose(score, outcome_part[row], atol=1e-12)
     pooled = submodel.sums(ORIGIN, Part.GRADIENT).values(len(g))
     # Pooled, r = ||P_n D_Y|| = ||P_n D||: the rest of D has mean zero.

@@ -183,13 +183,10 @@ class _Case(Generic[Law, Rows]):
             yield _Case(self.problem, self.problem.move(self.law, eps), self.rows, self.seed)
 
 
-def _mean(
-    submodel: AbstractSubmodel, eps: Array, parts: Part, rows: IntArray | None = None
-) -> tuple[Array, float]:
+def _mean(submodel: AbstractSubmodel, eps: Array, parts: Part) -> tuple[Array, float]:
     """Means of the asked parts, and the largest error that the grid allows in one."""
-    sums = submodel.sums(eps, parts, rows)
-    count = submodel.n_rows if rows is None else len(rows)
-    return sums.values(count), max(2.0 ** -(shift + 1) for shift in sums.shifts)
+    sums = submodel.sums(eps, parts)
+    return sums.values(submodel.n_rows), max(2.0 ** -(shift + 1) for shift in sums.shifts)
 
 
 def _base_point(case: _Case[Law, Rows]) -> Iterator[_Gap]:
@@ -214,7 +211,7 @@ def _row_score(case: _Case[Law, Rows]) -> Iterator[_Gap]:
     public = case.normaliser.gradient(case.zero)
     figure = tolerance = 0.0
     for row in case.sample:
-        score, resolution = _mean(case.submodel, case.zero, Part.GRADIENT, row)
+        score, resolution = _mean(case.submodel.take(row), case.zero, Part.GRADIENT)
         figure = max(figure, float(np.abs(score + public - case.eif[row[0]]).max()))
         tolerance = resolution + ROUNDING * float(np.abs(case.eif).max()) + case.eta
     if figure <= tolerance:
@@ -286,7 +283,7 @@ def _row_bound(case: _Case[Law, Rows]) -> Iterator[_Gap]:
         pooled = case.submodel.sums(eps, ALL)  # an error if a row is beyond
         yield _Gap(float(pooled.shifts != shifts), 0.0, what="the sums are not on the grid of row_bound")
         for row in case.sample:
-            sums = case.submodel.sums(eps, ALL, row)
+            sums = case.submodel.take(row).sums(eps, ALL)
             yield _Gap(max(map(abs, sums.units)) / 2.0**GRID_BITS, 1.0, what="one row, relative to its bound")
 
 
@@ -317,10 +314,10 @@ def _split_sums(case: _Case[Law, Rows]) -> Iterator[_Gap]:
     order = np.random.default_rng(case.seed).permutation(case.n)
     for eps in case.points:
         whole = case.submodel.sums(eps, ALL)
-        halves = [case.submodel.sums(eps, ALL, part) for part in np.array_split(order, 2)]
+        halves = [case.submodel.take(part).sums(eps, ALL) for part in np.array_split(order, 2)]
         yield _Gap(_units_apart(whole, halves[0] + halves[1]), 0.0, what="units, over a split of the rows")
-        one = case.submodel.sums(eps, ALL, order[:1])
-        twice = case.submodel.sums(eps, ALL, np.repeat(order[:1], 2))
+        one = case.submodel.take(order[:1]).sums(eps, ALL)
+        twice = case.submodel.take(np.repeat(order[:1], 2)).sums(eps, ALL)
         yield _Gap(_units_apart(twice, one + one), 0.0, what="units, a row drawn twice")
 
 

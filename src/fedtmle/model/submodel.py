@@ -44,13 +44,15 @@ class AbstractSubmodel(ABC):
     def n_rows(self) -> int: ...
 
     @abstractmethod
-    def sums(self, eps: Array, parts: Part, rows: IntArray | None = None) -> Sums:
-        """Sums of the asked parts at eps, over all rows or over a batch (a multiset) of them."""
+    def take(self, rows: IntArray) -> AbstractSubmodel:
+        """The submodel of a batch, a multiset of the rows."""
 
     @abstractmethod
-    def concentration(
-        self, eps: Array, rows: IntArray | None = None, *, share: float = 0.0, least: int = 0
-    ) -> Concentration:
+    def sums(self, eps: Array, parts: Part) -> Sums:
+        """Sums of the asked parts at eps."""
+
+    @abstractmethod
+    def concentration(self, eps: Array, *, share: float = 0.0, least: int = 0) -> Concentration:
         """How far the gradient at eps rests on single rows; stays in the silo.
 
         It may stop looking when those seen show that no row has more than ``share`` of a coordinate
@@ -58,7 +60,7 @@ class AbstractSubmodel(ABC):
         """
 
     @abstractmethod
-    def fewest_joint(self, rows: IntArray | None = None) -> float:
+    def fewest_joint(self) -> float:
         """The fewest rows, if any, in which two coordinates both have a covariate; stays in the silo."""
 
     @abstractmethod
@@ -86,23 +88,32 @@ class GeneralisedLinear(AbstractSubmodel):
     def n_rows(self) -> int:
         return int(self.X.shape[1])
 
-    def sums(self, eps: Array, parts: Part, rows: IntArray | None = None) -> Sums:
-        design = self if rows is None else self._batch(rows)
+    def take(self, rows: IntArray) -> GeneralisedLinear:
+        def take(column: Array | None) -> Array | None:
+            return None if column is None else np.ascontiguousarray(column[rows])
+
+        return GeneralisedLinear(
+            family=self.family,
+            X=self.X.take(rows) if isinstance(self.X, Scaled) else np.ascontiguousarray(self.X[:, rows]),
+            bound=self.bound,
+            offset=take(self.offset),
+            y=take(self.y),
+            w=take(self.w),
+        )
+
+    def sums(self, eps: Array, parts: Part) -> Sums:
         shifts = query_shifts(self.bound, eps, parts)
-        return Sums(kernels.glm_sums(design._rows, eps, parts, shifts), shifts)
+        return Sums(kernels.glm_sums(self._rows, eps, parts, shifts), shifts)
 
     @cached_property
     def _rows(self) -> kernels.Rows:
         return kernels.glm_rows(self.family, self.X, self.offset, self.y, self.w)
 
-    def concentration(
-        self, eps: Array, rows: IntArray | None = None, *, share: float = 0.0, least: int = 0
-    ) -> Concentration:
-        design = self if rows is None else self._batch(rows)
+    def concentration(self, eps: Array, *, share: float = 0.0, least: int = 0) -> Concentration:
         if not share > 0:
-            found, _, _ = kernels.glm_spread(design._rows, eps)
-            return design._concentration(found)
-        return design._by_public_bound(eps, share, least) or design._by_columns(eps, share, least)
+            found, _, _ = kernels.glm_spread(self._rows, eps)
+            return self._concentration(found)
+        return self._by_public_bound(eps, share, least) or self._by_columns(eps, share, least)
 
     def _by_public_bound(self, eps: Array, share: float, least: int) -> Concentration | None:
         """From the first rows: no row goes beyond its public bound, the exact sums see to that.
@@ -161,8 +172,8 @@ class GeneralisedLinear(AbstractSubmodel):
         slope = self.family.slope_ceiling(offset + float(np.abs(eps) @ columns), y)
         return slope * w * columns, w * columns, columns
 
-    def fewest_joint(self, rows: IntArray | None = None) -> float:
-        return _fewest((self if rows is None else self._batch(rows)).joint())
+    def fewest_joint(self) -> float:
+        return _fewest(self.joint())
 
     def joint(self) -> Array:
         """In how many rows two coordinates both have a covariate, shape (d, d); below 2^53 exact."""
@@ -182,19 +193,6 @@ class GeneralisedLinear(AbstractSubmodel):
         squared = GeneralisedLinear(family=Family.GAUSSIAN, X=self.X, w=self.w, bound=bound)
         return squared.sums(np.zeros(len(self.X)), Part.HESSIAN)
 
-    def _batch(self, rows: IntArray) -> GeneralisedLinear:
-        def take(column: Array | None) -> Array | None:
-            return None if column is None else np.ascontiguousarray(column[rows])
-
-        return GeneralisedLinear(
-            family=self.family,
-            X=self.X.take(rows) if isinstance(self.X, Scaled) else np.ascontiguousarray(self.X[:, rows]),
-            bound=self.bound,
-            offset=take(self.offset),
-            y=take(self.y),
-            w=take(self.w),
-        )
-
 
 @final
 @dataclass(frozen=True, kw_only=True)
@@ -211,15 +209,14 @@ class StreamedLinear(AbstractSubmodel):
     def n_rows(self) -> int:
         return self.table.n_rows
 
-    def sums(self, eps: Array, parts: Part, rows: IntArray | None = None) -> Sums:
-        _refuse_batch(rows)
+    def take(self, rows: IntArray) -> StreamedLinear:  # noqa: ARG002 - no batch of them
+        raise InputError("optimizer: a streamed table is read from end to end; choose one that draws no rows")
+
+    def sums(self, eps: Array, parts: Part) -> Sums:
         zero = zero_sums(query_shifts(self.bound, eps, parts))
         return reduce(add, self.table.map(lambda batch: self.design(batch).sums(eps, parts)), zero)
 
-    def concentration(
-        self, eps: Array, rows: IntArray | None = None, *, share: float = 0.0, least: int = 0
-    ) -> Concentration:
-        _refuse_batch(rows)
+    def concentration(self, eps: Array, *, share: float = 0.0, least: int = 0) -> Concentration:
         public = 2.0**self.bound.gradient
         batches = self.table.map(lambda batch: self.design(batch).concentration(eps))
         for seen in accumulate(batches, Concentration.join):
@@ -227,8 +224,7 @@ class StreamedLinear(AbstractSubmodel):
                 return of_all
         return seen
 
-    def fewest_joint(self, rows: IntArray | None = None) -> float:
-        _refuse_batch(rows)
+    def fewest_joint(self) -> float:
         return _fewest(reduce(add, self.table.map(lambda batch: self.design(batch).joint())))
 
     def curvature_ceiling(self) -> Array:
@@ -251,11 +247,6 @@ def _largest_mean_hessian(family: Family, gram: Callable[[], Sums], n_rows: int,
             "give a number, or use smoothness=Estimated()"
         )
     return ceiling * unpack(gram().values(n_rows), dim) if ceiling else np.zeros((dim, dim))
-
-
-def _refuse_batch(rows: IntArray | None) -> None:
-    if rows is not None:
-        raise InputError("optimizer: a streamed table is read from end to end; choose one that draws no rows")
 
 
 class AbstractNormaliser(ABC):

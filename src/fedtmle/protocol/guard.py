@@ -119,11 +119,10 @@ class Guard:
                 if 0 < count < policy.min_level_rows:
                     raise RefusalError(Reason.POLICY, "min_level_rows")
         for point in query.points():
-            rows = None if point.batch is None else local.batch(point.batch)
             if policy.min_joint > 0 and point.curvature:
-                self._examine_joint(point, local, rows)
+                self._examine_joint(point, local)
             if policy.min_support > 0 or policy.min_effective > 0 or policy.max_share < 1:
-                self._examine_concentration(point, local, rows)
+                self._examine_concentration(point, local)
 
     def charge(self, query: AbstractQuery[object, object], bits: int) -> None:
         """What an answer told beyond what its query could declare."""
@@ -154,22 +153,23 @@ class Guard:
             if 0 < people < getattr(self.policy, key):
                 raise RefusalError(Reason.POLICY, key)
 
-    def _examine_concentration(self, point: Point, local: Local, rows: np.ndarray | None) -> None:
+    def _examine_concentration(self, point: Point, local: Local) -> None:
         """The effective number of rows is at least one over the largest share, so that a small share is
         all that mostly needs to be seen; what was seen lasts for other eps of the law."""
-        if rows is not None and not len(rows):
-            return
-        if rows is None and self._examined is not None and self._examined.covers(point):
+        is_batch = point.batch is not None
+        if not is_batch and self._examined is not None and self._examined.covers(point):
             return
         policy = self.policy
         enough = min(policy.max_share, 1.0 / max(policy.min_effective, 1.0))
-        submodel = local.submodel(point.model, point.law)
-        found = submodel.concentration(point.eps, rows, share=enough, least=policy.min_support)
+        submodel = local.submodel(point.model, point.law, point.batch)
+        if is_batch and not submodel.n_rows:  # none of the silo's rows is in it
+            return
+        found = submodel.concentration(point.eps, share=enough, least=policy.min_support)
         if found.support < policy.min_support:
             raise RefusalError(Reason.POLICY, "min_support")
         radius = found.radius(enough)
         if radius >= 0:
-            if rows is None:
+            if not is_batch:
                 self._examined = _Examined(point, found, radius)
             return
         if found.share > policy.max_share:
@@ -177,13 +177,13 @@ class Guard:
         if found.effective < policy.min_effective:
             raise RefusalError(Reason.POLICY, "min_effective")
 
-    def _examine_joint(self, point: Point, local: Local, rows: np.ndarray | None) -> None:
+    def _examine_joint(self, point: Point, local: Local) -> None:
         """A Hessian of two factors' columns is their two-way table; at every eps of a law the same one."""
-        if rows is None and _same_law(point, self._joint):
+        if point.batch is None and _same_law(point, self._joint):
             return
-        if local.submodel(point.model, point.law).fewest_joint(rows) < self.policy.min_joint:
+        if local.submodel(point.model, point.law, point.batch).fewest_joint() < self.policy.min_joint:
             raise RefusalError(Reason.POLICY, "min_joint")
-        if rows is None:
+        if point.batch is None:
             self._joint = point
 
     def _examine_batch(self, rows: np.ndarray, n_rows: int) -> None:
@@ -196,12 +196,13 @@ class Guard:
             self._batch_of = np.full(n_rows, -1)
         owners = self._batch_of[rows]
         first = int(owners[0])
-        if len(np.unique(rows)) < len(rows) or (owners != first).any():
+        in_order = (rows[1:] > rows[:-1]).all()  # as a rule: to sort them is left for the exception
+        if (owners != first).any() or not (in_order or len(np.unique(rows)) == len(rows)):
             raise RefusalError(Reason.BATCHES, "min_batch")
         if first < 0:
             self._batch_of[rows] = len(self._batch_sizes)
             self._batch_sizes.append(len(rows))
-            rest = int(np.count_nonzero(self._batch_of < 0))  # told by all rows less every batch
+            rest = n_rows - sum(self._batch_sizes)  # told by all rows less every batch
             if 0 < rest < self.policy.min_batch:
                 raise RefusalError(Reason.BATCHES, "min_batch")
         elif self._batch_sizes[first] != len(rows):

@@ -95,8 +95,7 @@ class SumsQuery(AbstractSums):
         return (Point(self.problem, self.law, self.eps, self.batch, curvature),)
 
     def answer(self, local: Local) -> Sums:
-        rows = None if self.batch is None else local.batch(self.batch)
-        return local.submodel(self.problem, self.law).sums(self.eps, self.parts, rows)
+        return local.submodel(self.problem, self.law, self.batch).sums(self.eps, self.parts)
 
 
 @final

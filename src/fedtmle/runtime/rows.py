@@ -27,14 +27,15 @@ def read_rows(problem: Problem, name: str, rows: object) -> Any:
         raise error.at(name) from None
 
 
-@dataclass(frozen=True)
+@dataclass
 class _PerLaw:
-    """What a silo computes once per model and law."""
+    """What a silo computes once per model and law, and once per batch, which is asked and examined."""
 
     model: Model
     law: Any
     submodel: AbstractSubmodel
     normaliser: AbstractNormaliser
+    of_batch: tuple[IntArray, AbstractSubmodel] | None = None
 
 
 class LocalRows:
@@ -50,13 +51,20 @@ class LocalRows:
         self._index = index
         self._first_row: int | None = None
         self._cached: _PerLaw | None = None
+        self._batch: tuple[IntArray, IntArray] | None = None  # the last one, pooled and own rows
 
     def place(self, first_row: int) -> None:
         """Where the rows stand in the pooled order, unless their owner numbered them."""
         self._first_row = first_row
 
-    def submodel(self, model: Model, law: Any) -> AbstractSubmodel:
-        return self._at(model, law).submodel
+    def submodel(self, model: Model, law: Any, batch: IntArray | None = None) -> AbstractSubmodel:
+        at = self._at(model, law)
+        if batch is None:
+            return at.submodel
+        rows = self.batch(batch)
+        if at.of_batch is None or at.of_batch[0] is not rows:
+            at.of_batch = rows, at.submodel.take(rows)
+        return at.of_batch[1]
 
     def normaliser(self, model: Model, law: Any) -> AbstractNormaliser:
         return self._at(model, law).normaliser
@@ -81,6 +89,11 @@ class LocalRows:
         return LocalRows(silo, own, own.n_rows, None, self.policy)
 
     def batch(self, pooled: IntArray) -> IntArray:
+        if self._batch is None or self._batch[0] is not pooled:
+            self._batch = pooled, self._own(pooled)
+        return self._batch[1]
+
+    def _own(self, pooled: IntArray) -> IntArray:
         if self._index is None:  # consecutive: no list of their numbers, which may exceed memory
             if self._first_row is None:
                 raise AssertionError("rows are placed before the first query")
