@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 
 from fedtmle.data import load
+from fedtmle.data.cells import relabel
 from fedtmle.data.frames import text
 from fedtmle.model.table import Table
 
@@ -58,7 +59,14 @@ def test_all_pandas_texts_become_factors_of_the_levels_present(kind: str) -> Non
     column = load(TEXTS[kind].to_frame("x"), asked, silo="north").factors["x"]
     assert labels(column) == ["b", None, "a"]
     assert column.levels == ("a", "b")
+    assert column.counts == (1, 1)
     assert column.codes.dtype == np.int64
+
+
+def test_labels_that_are_one_level_are_counted_together() -> None:
+    column = relabel(np.array([0, 1, 2, -1, 2, 3]), ["x", "y", "x", None, "never"])
+    assert labels(column) == ["x", "y", "x", None, "x", None]
+    assert (column.levels, column.counts) == (("x", "y"), (3, 1))
 
 
 @pytest.mark.parametrize(

@@ -188,6 +188,7 @@ def test_the_tables_are_the_same(tmp_path: Path) -> None:
         np.testing.assert_array_equal(np.concatenate([b.numeric[name] for b in batches]), column)
     for name, factor in whole.factors.items():
         assert parts.levels(name) == factor.levels
+        assert parts.counts(name) == factor.counts == tuple(np.bincount(factor.codes).tolist())
         np.testing.assert_array_equal(np.concatenate([b.factors[name].codes for b in batches]), factor.codes)
 
 

@@ -124,6 +124,28 @@ def test_it_stops_when_the_rows_seen_are_enough(backend: str, gradient: int, fam
 
 
 @pytest.mark.parametrize("backend", ["numba", "numpy"])
+def test_how_many_rows_are_looked_at(backend: str) -> None:
+    """At least ``few``; no more where ``many`` would not do; else as many as it takes."""
+    model, eps = design(200_000, 4), np.zeros(3)
+    whole = model.concentration(eps)
+    with kernels.using_backend(backend):
+        _, seen, enough = kernels.glm_spread(model._rows, eps, np.ones(3), few=30_000)
+        assert enough
+        assert 30_000 <= seen < 60_000
+        half = 0.5 * whole.total
+        _, seen, enough = kernels.glm_spread(model._rows, eps, half, few=1_000, many=50_000)
+        assert not enough
+        assert 1_000 <= seen < 50_000
+        found, seen, enough = kernels.glm_spread(model._rows, eps, half, few=1_000, many=150_000)
+        assert enough
+        assert (found[0] >= half).all()
+        assert 90_000 < seen < 130_000
+        found, seen, enough = kernels.glm_spread(model._rows, eps)
+        assert (seen, enough) == (200_000, False)
+        np.testing.assert_allclose(found, whole.found, rtol=1e-12)
+
+
+@pytest.mark.parametrize("backend", ["numba", "numpy"])
 def test_a_row_that_is_not_among_the_first_is_not_overlooked(backend: str) -> None:
     model = design(100_000, 3)
     model = dataclasses.replace(model, bound=RowBound(gradient=40, curvature=80))

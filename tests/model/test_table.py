@@ -48,3 +48,11 @@ def test_it_is_no_part_of_what_a_table_is() -> None:
     one, other = table(), table()
     assert one.reach == pytest.approx(other.reach, nan_ok=True)
     assert "reach" not in repr(one)
+
+
+def test_a_factor_counts_the_rows_of_each_level() -> None:
+    factor = Factor(np.array([2, -1, 0, 2, 2]), ("a", "b", "c"))
+    assert factor.counts == (1, 0, 3)
+    own = Table(n_rows=5, numeric={}, factors={"f": factor})
+    assert own.counts("f") == (1, 0, 3)
+    assert own.take(np.array([0, 0, 1])).counts("f") == (0, 0, 2)

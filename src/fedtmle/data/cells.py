@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -116,9 +117,13 @@ def relabel(codes: IntArray, labels: Sequence[str | None]) -> Factor:
     Levels are in numeric order when all are numbers, else in text order.
     """
     missing = len(codes) > 0 and codes.min() < 0
-    used = np.bincount(codes[codes >= 0] if missing else codes, minlength=len(labels)) > 0
-    levels = in_order(label for label, seen in zip(labels, used, strict=True) if seen and label is not None)
-    return Factor(recode(codes, labels, levels), levels)
+    counts = np.bincount(codes[codes >= 0] if missing else codes, minlength=len(labels)).tolist()
+    rows = Counter[str]()
+    for label, count in zip(labels, counts, strict=True):
+        if count and label is not None:
+            rows[label] += count
+    levels = in_order(rows)
+    return Factor(recode(codes, labels, levels), levels).counted([rows[level] for level in levels])
 
 
 def in_order(labels: Iterable[str]) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -18,7 +19,7 @@ Batches = Callable[[], Iterator[tuple[Table, Findings]]]  # one pass, each batch
 def streamed(batches: Batches, findings: Findings) -> StreamedTable:
     """The table behind ``batches``; what is wrong with it goes to ``findings``."""
     n_rows = 0
-    labels: dict[str, set[str]] = {}
+    counts: dict[str, Counter[str]] = {}  # of each factor's labels
     digests: dict[str, Any] = {}  # by column, so that batches leave no trace in them
     for batch, found in batches():
         findings.merge(found)
@@ -26,11 +27,10 @@ def streamed(batches: Batches, findings: Findings) -> StreamedTable:
         for name, column in batch.numeric.items():
             digests.setdefault(f"numeric {name}", hashlib.blake2b()).update(column.data)
         for name, factor in batch.factors.items():
-            own = labels.setdefault(name, set())
-            own.update(factor.levels)
+            counts.setdefault(name, Counter()).update(dict(zip(factor.levels, factor.counts, strict=True)))
             hashed = np.array([_hash(level) for level in factor.levels] + [0], dtype=np.uint64)
             digests.setdefault(f"factor {name}", hashlib.blake2b()).update(hashed[factor.codes].data)
-    levels = {name: in_order(own) for name, own in labels.items()}
+    levels = {name: in_order(rows) for name, rows in counts.items()}
 
     def read() -> Iterator[Table]:
         for batch, found in batches():
@@ -43,7 +43,8 @@ def streamed(batches: Batches, findings: Findings) -> StreamedTable:
     whole = hashlib.blake2b(digest_size=32)
     for name in sorted(digests):
         whole.update(name.encode() + digests[name].digest())
-    return StreamedTable(n_rows=n_rows, factor_levels=levels, digest=whole.digest(), read=read)
+    in_levels = {name: {level: counts[name][level] for level in own} for name, own in levels.items()}
+    return StreamedTable(n_rows=n_rows, factor_counts=in_levels, digest=whole.digest(), read=read)
 
 
 def _hash(label: str) -> int:

@@ -34,6 +34,9 @@ from fedtmle.model.types import Array, IntArray, Part, RowBound, unpack
 # they show this much more than is asked.
 LOOKED_AT = 4096
 LASTING = 1.5
+# What it takes to seek a column's largest value, as numbers that could be looked at instead.
+SOUGHT = 0.4  # for each of its numbers
+BEGUN = 40_000  # to begin
 
 
 class AbstractSubmodel(ABC):
@@ -124,8 +127,8 @@ class GeneralisedLinear(AbstractSubmodel):
             return None
         rows, public = self._rows, 2.0**self.bound.gradient
         until, few = np.array([LASTING * public / share] * rows.dim), LOOKED_AT // (1 + rows.dim)
-        unsought = 1 if rows.X.largest is None else 2 / (1 + rows.dim)  # the part of all numbers, about
-        many = unsought * rows.n_rows / 4  # to hold one against the largest takes a quarter of the time
+        sought = 1 + rows.dim if rows.X.largest is None else 2  # columns, about
+        many = (SOUGHT * sought * rows.n_rows + BEGUN) / (1 + rows.dim)
         found, seen, enough = kernels.glm_spread(rows, eps, until, least, few=few, many=many)
         if enough:
             found[2], found[4] = public, 0.0  # at any eps

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TypeVar, final
@@ -28,6 +28,16 @@ class Factor:
 
     codes: IntArray
     levels: tuple[str, ...]
+
+    @cached_property
+    def counts(self) -> tuple[int, ...]:
+        """How many rows have each level."""
+        return tuple(np.bincount(self.codes[self.codes >= 0], minlength=len(self.levels)).tolist())
+
+    def counted(self, counts: Sequence[int]) -> Factor:
+        """The same factor, whose counts are known already."""
+        self.__dict__["counts"] = tuple(counts)
+        return self
 
     def recode(self, levels: tuple[str, ...]) -> IntArray:
         """Codes into the study's levels, which must hold all of this silo's."""
@@ -79,6 +89,10 @@ class Table:
         """The levels of a factor in these rows."""
         return self.factors[name].levels
 
+    def counts(self, name: str) -> tuple[int, ...]:
+        """How many of these rows have each level."""
+        return self.factors[name].counts
+
     def blocks(self) -> Iterator[Table]:
         """Consecutive rows without copying: a design of all rows is as large as the data."""
         for rows in pieces(self.n_rows):
@@ -112,13 +126,17 @@ class StreamedTable:
     """
 
     n_rows: int
-    factor_levels: Mapping[str, tuple[str, ...]]  # over all rows
+    factor_counts: Mapping[str, Mapping[str, int]]  # level -> rows, over all rows
     digest: bytes  # of the content
     read: Callable[[], Iterator[Table]] = field(compare=False, repr=False)  # one pass
 
     def levels(self, name: str) -> tuple[str, ...]:
         """The levels of a factor over all rows."""
-        return self.factor_levels[name]
+        return tuple(self.factor_counts[name])
+
+    def counts(self, name: str) -> tuple[int, ...]:
+        """How many of all rows have each level."""
+        return tuple(self.factor_counts[name].values())
 
     def blocks(self) -> Iterator[Table]:
         """One pass over the rows, in their order."""

@@ -52,15 +52,10 @@ class LevelsQuery(AbstractQuery[Levels, Levels]):
         return 0  # as many labels as the silo has
 
     def holders(self, local: Local) -> Iterable[int]:
-        def counts(table: AnyTable) -> list[int]:
-            found = [np.zeros(len(table.levels(name)), dtype=np.int64) for name in self.factors]
-            for block in table.blocks():
-                for k, name in enumerate(self.factors):
-                    codes = block.factors[name].codes
-                    found[k] += np.bincount(codes[codes >= 0], minlength=len(found[k]))
-            return [int(count) for own in found for count in own]
+        return tuple(local.evaluate(self._counts))
 
-        return tuple(local.evaluate(counts))
+    def _counts(self, table: AnyTable) -> list[int]:
+        return [count for name in self.factors for count in table.counts(name)]
 
     def answer(self, local: Local) -> Levels:
         levels = tuple(local.evaluate(lambda table: [table.levels(name) for name in self.factors]))
