@@ -111,7 +111,7 @@ class Timed(Silo):
         super().__init__(*args, **options)
         self.steps: list[Step] = []
         self._own = {"checks": 0.0, "ledger": 0.0}
-        for name in ("admit", "follow", "examine", "examine_answer", "charge"):
+        for name in ("admit", "examine", "examine_answer", "charge"):
             setattr(self._guard, name, self._timed(getattr(self._guard, name), "checks"))
         self._records.note = self._timed(self._records.note, "ledger")
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import fedtmle as ft
+from fedtmle.algorithms.outcome import Query
 from fedtmle.errors import ProtocolError
 from fedtmle.model.exact import Sums
 from fedtmle.protocol import messages
@@ -30,6 +31,7 @@ from fedtmle.protocol.messages import (
     Refused,
 )
 from fedtmle.protocol.plan import Member, Plan
+from fedtmle.protocol.query import Local
 from fedtmle.runtime.federation import InProcess
 from fedtmle.runtime.journal import MemoryJournal
 from fedtmle.runtime.keeper import Keeper
@@ -310,8 +312,14 @@ def test_a_guard_that_forgets_its_batches_in_a_crash_would_let_them_be_differenc
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     attack = BatchesAcrossACrash()
-    monkeypatch.setattr(Guard, "examine", Guard.follow)  # only where an answer is computed
-    monkeypatch.setattr(Guard, "follow", lambda *_: None)
+    follow = Guard._follow
+
+    def examine(guard: Guard, query: Query, local: Local) -> None:  # only where an answer is computed
+        for batch in (point.batch for point in query.points() if point.batch is not None):
+            follow(guard, local.batch(batch), local.n_rows)
+
+    monkeypatch.setattr(Guard, "examine", examine)
+    monkeypatch.setattr(Guard, "_follow", lambda *_: None)
     assert attack.works(attack.run(attack.victim(attack.keeper(attack.guarded()))))
 
 

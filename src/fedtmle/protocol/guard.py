@@ -77,8 +77,8 @@ class Guard:
         if smallest_part < min(self.policy.min_fold, n_rows):
             raise RefusalError(Reason.POLICY, "min_fold")
 
-    def admit(self, query: AbstractQuery[object, object]) -> None:
-        """Public limits; charges the query."""
+    def admit(self, query: AbstractQuery[object, object], local: Local) -> None:
+        """Limits whatever the rows hold; charges the query. A restarted silo goes over them again."""
         policy = self.policy
         self.queries += 1
         self.functionals += query.functionals
@@ -95,6 +95,8 @@ class Guard:
                 raise RefusalError(Reason.TOO_FAR, "max_eps")
             elif not self._length(point.law) + size <= policy.max_path:
                 raise RefusalError(Reason.TOO_FAR, "max_path")
+            if point.batch is not None:
+                self._follow(local.batch(point.batch), local.n_rows)
 
     def _length(self, law: object) -> float:
         """The length of the path that led to a law: the sum of the accepted |eps^k|."""
@@ -102,12 +104,6 @@ class Guard:
             steps = getattr(law, "history", ())  # a law that keeps none is bounded by its declared range
             self._travelled = (law, sum(math.hypot(*eps) for eps in steps))
         return self._travelled[1]
-
-    def follow(self, query: AbstractQuery[object, object], local: Local) -> None:
-        """Limits on which rows are asked, whatever they hold; a restarted silo goes over them again."""
-        for point in query.points():
-            if point.batch is not None:
-                self._examine_batch(local.batch(point.batch), local.n_rows)
 
     def examine(self, query: AbstractQuery[object, object], local: Local) -> None:
         """Limits that depend on rows, before the answer is computed."""
@@ -186,7 +182,7 @@ class Guard:
         if point.batch is None:
             self._joint = point
 
-    def _examine_batch(self, rows: np.ndarray, n_rows: int) -> None:
+    def _follow(self, rows: np.ndarray, n_rows: int) -> None:
         """Batches must be parts of one partition: two that differ in a few rows tell those rows."""
         if self.policy.min_batch == 0 or not len(rows):
             return

@@ -56,8 +56,7 @@ class Ledger:
             try:
                 self._file = unless_ready.enter_context(open(self.path, "a+b", buffering=0))
                 os.chmod(self.path, 0o600)
-                self._alone = Held(self._file)
-                with self._alone:
+                with Held(self._file):
                     self._catch_up()
             except OSError:
                 raise JournalError(f"{self.path}: the ledger cannot be opened for writing") from None
@@ -65,7 +64,7 @@ class Ledger:
 
     def add(self, entry: Entry) -> None:
         try:
-            with self._alone:
+            with Held(self._file):
                 self._catch_up()  # another study of this silo may have added lines
                 data, head = _chained(msgspec.json.encode(entry), self.count + 1, self._head)
                 self._write(data + b"\n")
@@ -101,7 +100,7 @@ class Ledger:
 
     def told(self, session: str) -> dict[tuple[str, str], str]:
         """What was admitted in a session: (request, reply) -> the decision."""
-        with self._alone:
+        with Held(self._file):
             return {
                 (line["asked"], line["replied"]): line["decision"]
                 for line in read(self.path)

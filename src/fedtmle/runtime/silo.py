@@ -237,9 +237,8 @@ class Silo:
     def _answer(self, query: Query, recorded: messages.Reply | None) -> Answered:
         position = self._position
         position.query = query
-        self._guard.admit(query)
+        self._guard.admit(query, self._rows)
         self._admit_disclosure(query)
-        self._guard.follow(query, self._rows)
         if recorded is None:
             self._guard.examine(query, self._rows)
             answer = query.answer(self._rows)
