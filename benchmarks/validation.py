@@ -81,6 +81,12 @@ def of_study(n: int) -> tuple[Plan, Rows]:
     )
 
 
+def batches(n: int) -> ft.Gradient:
+    """Twenty batches of a tenth of the pooled rows."""
+    sgd = ft.StochasticGradientDescent(batch=len(SILOS) * n // 10, step=0.1, steps=20)
+    return ft.Gradient(tolerance=1e-8, optimizer=sgd, max_updates=1)
+
+
 def of_problem(problem: Any, law: Any, algorithm: Any, make: Callable[..., Any], n: int) -> tuple[Plan, Rows]:
     rng = np.random.default_rng(1)
     plan = Plan(subject=problem, law=law, algorithm=algorithm, roster=roster(SILOS))
@@ -89,7 +95,7 @@ def of_problem(problem: Any, law: Any, algorithm: Any, make: Callable[..., Any],
 
 def runs(n: int) -> Iterator[tuple[str, Plan, Rows]]:
     yield "study: ATE, GLMs, Coded", *of_study(n)
-    for name, algorithm in {"Coded": ft.Coded(tolerance=1e-5), "Newton": NEWTON}.items():
+    for name, algorithm in {"Coded": ft.Coded(tolerance=1e-5), "Newton": NEWTON, "SGD": batches(n)}.items():
         yield f"TwoArm, {name}", *of_problem(TWO_ARM, TWO_ARM.start(), algorithm, arms, n)
     yield "Mean, Coded", *of_problem(MEAN, MEAN.start(3.0), ft.Coded(tolerance=1e-5), numbers, n)
 

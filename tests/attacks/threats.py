@@ -19,7 +19,7 @@ def table() -> str:
     for name, attack in ATTACKS.items():
         does = (type(attack).__doc__ or "").strip().splitlines()[0].removesuffix(".")
         stops = ", ".join(f"`{key}`" for key in attack.keys) or attack.check
-        words = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).lower()
+        words = re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", " ", name).lower()
         lines.append(f"| {words} | {does} | {attack.yields} | {stops} | `{attack.reason.name}` |")
     return "\n".join(lines) + "\n"
 

@@ -121,6 +121,9 @@ def test_it_stops_when_the_rows_seen_are_enough(backend: str, gradient: int, fam
         np.testing.assert_allclose(found.largest, slope * model.w.max() * found.columns)
         assert (found.reach_largest >= whole.reach_largest).all()
         np.testing.assert_array_equal(found.columns, np.abs(model.X).max(axis=1))
+    else:  # the public bound holds at every eps
+        assert (found.largest == 2.0**gradient).all()
+        assert (found.reach_largest == 0).all()
 
 
 @pytest.mark.parametrize("backend", ["numba", "numpy"])

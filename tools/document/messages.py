@@ -45,6 +45,8 @@ tried, what stops each, and what nothing stops are on [their own page](threats.m
 * Every request, decision, reply and running total goes to your own ledger, a file in which each line
   carries the hash of the one before. `fedtmle ledger verify` checks it, `fedtmle ledger show` prints it,
   and `fedtmle watch ledger.jsonl --ledger` shows it as a page: what have I sent so far?
+* Your policy guards what your silo file describes. A table that a study lists without one
+  (`north = "north.csv"` under `[silos]`) has no policy: whoever runs that study holds the records already.
 
 """
 
