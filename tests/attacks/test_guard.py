@@ -111,6 +111,27 @@ def test_what_was_seen_at_one_point_does_not_answer_for_a_far_one(query: SumsQue
         guard.examine(query, rows)
 
 
+def test_a_look_from_a_law_along_the_path_is_measured_from_there() -> None:
+    guard, rows = Guard(Policy()), CountedRows("a", ALIKE, 61, None)
+    guard.examine(ask_mean(MEAN, MEAN.start(0.2), 0.0), rows)
+    guard.examine(ask_mean(MEAN, MEAN.start(0.3), 0.1), rows)  # mu = 0.2 again
+    assert rows.looks == 1
+    with pytest.raises(RefusalError, match="max_share"):
+        guard.examine(ask_mean(MEAN, MEAN.start(0.3), -0.2), rows)
+
+
+def test_a_batch_is_looked_at_though_all_rows_were() -> None:
+    policy = dataclasses.replace(Policy(), min_batch=0)
+    guard, rows = Guard(policy), LocalRows("a", np.append(np.full(50, 0.5), 0.9), 51, None)
+    rows.place(0)
+    guard.examine(ask_mean(MEAN, FROM_ZERO, 0.0), rows)
+    batch = dataclasses.replace(ask_mean(MEAN, FROM_ZERO, 0.0), batch=np.array([49, 50]))
+    with pytest.raises(RefusalError, match="min_support"):
+        guard.examine(batch, rows)
+    nobody_here = dataclasses.replace(batch, batch=np.array([51, 52]))
+    guard.examine(nobody_here, rows)
+
+
 @dataclasses.dataclass(frozen=True)
 class OneColumn:
     """A model without a law, as a nuisance model is, of one of the rows' columns."""

@@ -312,14 +312,14 @@ def test_a_guard_that_forgets_its_batches_in_a_crash_would_let_them_be_differenc
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     attack = BatchesAcrossACrash()
-    follow = Guard._follow
+    follow = Guard._follow_batch
 
     def examine(guard: Guard, query: Query, local: Local) -> None:  # only where an answer is computed
         for batch in (point.batch for point in query.points() if point.batch is not None):
             follow(guard, local.batch(batch), local.n_rows)
 
     monkeypatch.setattr(Guard, "examine", examine)
-    monkeypatch.setattr(Guard, "_follow", lambda *_: None)
+    monkeypatch.setattr(Guard, "_follow_batch", lambda *_: None)
     assert attack.works(attack.run(attack.victim(attack.keeper(attack.guarded()))))
 
 

@@ -178,6 +178,21 @@ def test_a_coordinate_to_which_no_row_contributes_has_no_share() -> None:
     assert found.support >= 5
 
 
+@pytest.mark.parametrize("backend", ["numba", "numpy"])
+def test_rows_without_a_slope_are_counted_to_the_last(backend: str) -> None:
+    """Outcomes all 0 at the start: nothing is told, and a column rare among the first rows is not refused."""
+    X = np.ones((3, 20_000))
+    X[1, 3:10_000], X[2] = 0.0, 0.0
+    model = GeneralisedLinear(
+        family=Family.GAUSSIAN, X=X, y=np.zeros(20_000), bound=RowBound(gradient=4, curvature=4)
+    )
+    with kernels.using_backend(backend):
+        found = model.concentration(np.zeros(3), share=0.5, least=5)
+    assert found.support == 10_003
+    assert found.share == 0.0
+    assert found.radius(0.5) == 0.0
+
+
 @pytest.mark.parametrize("family", list(Family))
 def test_the_ceiling_of_the_slope(family: Family) -> None:
     rng = np.random.default_rng(5)

@@ -325,7 +325,7 @@ def test_the_partition_into_batches_is_known_after_a_restart(tmp_path: Path) -> 
             np.testing.assert_array_equal(silo._guard._batch_of, before)
             assert (before >= 0).any()
             with pytest.raises(RefusalError):  # all rows but one, after all rows
-                silo._guard._follow(np.arange(silo.n_rows - 1), silo.n_rows)
+                silo._guard._follow_batch(np.arange(silo.n_rows - 1), silo.n_rows)
 
 
 def test_the_servers_journal_is_of_one_plan_and_session(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -117,13 +116,15 @@ def relabel(codes: IntArray, labels: Sequence[str | None]) -> Factor:
     Levels are in numeric order when all are numbers, else in text order.
     """
     missing = len(codes) > 0 and codes.min() < 0
-    counts = np.bincount(codes[codes >= 0] if missing else codes, minlength=len(labels)).tolist()
-    rows = Counter[str]()
-    for label, count in zip(labels, counts, strict=True):
-        if count and label is not None:
-            rows[label] += count
-    levels = in_order(rows)
-    return Factor(recode(codes, labels, levels), levels).counted([rows[level] for level in levels])
+    counts = np.bincount(codes[codes >= 0] if missing else codes, minlength=len(labels))
+    used = counts > 0
+    levels = in_order(label for label, seen in zip(labels, used, strict=True) if seen and label is not None)
+    if tuple(labels) == levels:
+        return Factor(codes, levels).counted(counts.tolist())
+    lookup = _lookup(labels, levels)
+    merged = np.zeros(len(levels) + 1, dtype=np.int64)
+    np.add.at(merged, lookup[:-1], counts)  # what is no level goes to the last
+    return Factor(np.asarray(lookup[codes]), levels).counted(merged[:-1].tolist())
 
 
 def in_order(labels: Iterable[str]) -> tuple[str, ...]:
@@ -136,8 +137,10 @@ def in_order(labels: Iterable[str]) -> tuple[str, ...]:
 
 def recode(codes: IntArray, labels: Sequence[str | None], levels: tuple[str, ...]) -> IntArray:
     """Codes into ``levels`` of the labels ``labels[codes]``; -1 for a label that is none of them."""
-    if tuple(labels) == levels:
-        return codes
+    return codes if tuple(labels) == levels else np.asarray(_lookup(labels, levels)[codes])
+
+
+def _lookup(labels: Sequence[str | None], levels: tuple[str, ...]) -> IntArray:
+    """The place of each label among the levels, -1 if it is none of them; a last -1 is for code -1."""
     position: dict[str | None, int] = {level: code for code, level in enumerate(levels)}
-    lookup = np.array([position.get(label, -1) for label in labels] + [-1], dtype=np.int64)
-    return np.asarray(lookup[codes])
+    return np.array([position.get(label, -1) for label in labels] + [-1], dtype=np.int64)

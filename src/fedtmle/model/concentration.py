@@ -115,7 +115,7 @@ class Concentration:
 
     def distance(self, move: Iterable[float]) -> float:
         """sum_j |move_j| max |X_j|: no row's predictor moves further when eps moves by this."""
-        return float(sum(map(mul, map(abs, move), self.found[5].tolist())))
+        return float(sum(map(mul, map(abs, move), self.columns.tolist())))
 
 
 def _largest_ratio(part: Array, whole: Array) -> float:

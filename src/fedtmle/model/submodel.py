@@ -34,9 +34,10 @@ from fedtmle.model.types import Array, IntArray, Part, RowBound, unpack
 # they show this much more than is asked.
 LOOKED_AT = 4096
 LASTING = 1.5
-# What it takes to seek a column's largest value, as numbers that could be looked at instead.
-SOUGHT = 0.4  # for each of its numbers
-BEGUN = 40_000  # to begin
+# The cost of seeking a column's largest value, in numbers that could be looked at instead: of each of its
+# numbers, and to begin.
+SOUGHT = 0.4
+BEGUN = 40_000
 
 
 class AbstractSubmodel(ABC):
@@ -121,12 +122,13 @@ class GeneralisedLinear(AbstractSubmodel):
     def _by_public_bound(self, eps: Array, share: float, least: int) -> Concentration | None:
         """From the first rows: no row goes beyond its public bound, the exact sums see to that.
 
-        None where the largest values of the columns will do with less time, though they must be sought.
+        None where the largest values of the columns are known, or will do with less time though they must
+        be sought.
         """
-        if "_extents" in self.__dict__:  # they are known
+        if "_extents" in self.__dict__:
             return None
         rows, public = self._rows, 2.0**self.bound.gradient
-        until, few = np.array([LASTING * public / share] * rows.dim), LOOKED_AT // (1 + rows.dim)
+        until, few = np.array([LASTING * public / share] * rows.dim), _few(rows.dim)
         sought = 1 + rows.dim if rows.X.largest is None else 2  # columns, about
         many = (SOUGHT * sought * rows.n_rows + BEGUN) / (1 + rows.dim)
         found, seen, enough = kernels.glm_spread(rows, eps, until, least, few=few, many=many)
@@ -140,8 +142,9 @@ class GeneralisedLinear(AbstractSubmodel):
         """From the first rows and the largest values of the columns, else from all rows."""
         largest, reach, columns = self._ceilings(eps)
         largest = np.fmin(largest, 2.0**self.bound.gradient)
-        until, few = LASTING * largest / share, LOOKED_AT // (1 + len(eps))
-        found, _, enough = kernels.glm_spread(self._rows, eps, until, least, few=few)
+        # Where rows enter but none has a slope, all are counted: to the least of numbers they do not come.
+        until = np.where(reach == 0, 0.0, np.fmax(LASTING * largest / share, np.finfo(np.float64).tiny))
+        found, _, enough = kernels.glm_spread(self._rows, eps, until, least, few=_few(len(eps)))
         if enough:
             found[2], found[4], found[5] = largest, reach, columns
         return self._concentration(found, is_whole=not enough)
@@ -236,6 +239,11 @@ class StreamedLinear(AbstractSubmodel):
     def gram(self) -> Sums:
         """See `GeneralisedLinear.gram`."""
         return reduce(add, self.table.map(lambda batch: self.design(batch).gram()))
+
+
+def _few(dim: int) -> int:
+    """How many rows are looked at in any case."""
+    return max(1, LOOKED_AT // (1 + dim))
 
 
 def _fewest(joint: Array) -> float:

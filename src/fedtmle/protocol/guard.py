@@ -78,7 +78,7 @@ class Guard:
             raise RefusalError(Reason.POLICY, "min_fold")
 
     def admit(self, query: AbstractQuery[object, object], local: Local) -> None:
-        """Limits whatever the rows hold; charges the query. A restarted silo goes over them again."""
+        """Limits that do not depend on what the rows hold; charges the query. After a restart again."""
         policy = self.policy
         self.queries += 1
         self.functionals += query.functionals
@@ -96,7 +96,7 @@ class Guard:
             elif not self._length(point.law) + size <= policy.max_path:
                 raise RefusalError(Reason.TOO_FAR, "max_path")
             if point.batch is not None:
-                self._follow(local.batch(point.batch), local.n_rows)
+                self._follow_batch(local.batch(point.batch), local.n_rows)
 
     def _length(self, law: object) -> float:
         """The length of the path that led to a law: the sum of the accepted |eps^k|."""
@@ -182,7 +182,7 @@ class Guard:
         if point.batch is None:
             self._joint = point
 
-    def _follow(self, rows: np.ndarray, n_rows: int) -> None:
+    def _follow_batch(self, rows: np.ndarray, n_rows: int) -> None:
         """Batches must be parts of one partition: two that differ in a few rows tell those rows."""
         if self.policy.min_batch == 0 or not len(rows):
             return

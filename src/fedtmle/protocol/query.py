@@ -92,7 +92,10 @@ class Link:
 
 
 class Point(NamedTuple):
-    """Where a query evaluates the rows' gradient: a state that the silo derived itself."""
+    """Where a query evaluates the rows' gradient: a state that the silo derived itself.
+
+    The arrays are not to be written to: what was seen of them is remembered.
+    """
 
     model: Model
     law: Any

@@ -37,7 +37,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     decision: str = "answered"  # answered, repeated, refused
     reason: str = ""  # told to the server
     key: str = ""  # of the policy; not told
-    asked: bytes = b""  # the request; in the file base64
+    asked: bytes = b""  # the request, or its beginning if it was not answered; in the file base64
     replied: bytes = b""
     queries: int = 0  # running totals of the session
     functionals: int = 0

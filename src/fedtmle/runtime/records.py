@@ -74,7 +74,7 @@ class Records:
         ledger, position, query = self._keeper.ledger, self._position, self._position.query
         if ledger is None:
             return
-        asks = decision == "answered" and isinstance(message, (Begin, Ask))
+        asks = decision == "answered" and isinstance(message, Begin | Ask)
         ledger.add(
             Entry(
                 time=time or self._keeper.clock().isoformat(),

@@ -1,4 +1,4 @@
-"""Which backend runs: FEDTMLE_BACKEND, else numba where it can be imported, else numpy."""
+"""Which backend runs: FEDTMLE_BACKEND, read once, else numba where it can be imported, else numpy."""
 
 from __future__ import annotations
 

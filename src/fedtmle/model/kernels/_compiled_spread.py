@@ -86,7 +86,7 @@ def spread(
     X = matrix if len(matrix) else np.empty((len(addresses), BLOCK))
     zeros, ones = np.zeros(BLOCK), np.ones(BLOCK)
     etas, slopes = np.empty(BLOCK), np.empty(BLOCK)
-    begin, enough, looked_ahead = 0, False, False
+    begin, enough, looked_ahead = 0, _is_enough(found, until, least), False
     while begin < n_rows and not (enough and begin >= few):
         if begin >= few and not looked_ahead:
             if _is_far(found, until, begin, many):
