@@ -120,6 +120,21 @@ def test_a_look_from_a_law_along_the_path_is_measured_from_there() -> None:
         guard.examine(ask_mean(MEAN, MEAN.start(0.3), -0.2), rows)
 
 
+def test_a_look_from_a_law_near_the_end_does_not_answer_for_the_start() -> None:
+    guard, rows = Guard(Policy()), CountedRows("a", ALIKE, 61, None)
+    guard.examine(ask_mean(MEAN, MEAN.start(0.45), 0.0), rows)
+    guard.examine(ask_mean(MEAN, FROM_ZERO, 0.0), rows)
+    assert rows.looks == 2
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_batch_is_a_set_of_rows(order: int) -> None:
+    rows = np.arange(30)[::order]
+    Guard(Policy())._follow_batch(rows, 100)
+    with pytest.raises(RefusalError, match="min_batch"):
+        Guard(Policy())._follow_batch(np.append(rows, rows[-1]), 100)
+
+
 def test_a_batch_is_looked_at_though_all_rows_were() -> None:
     policy = dataclasses.replace(Policy(), min_batch=0)
     guard, rows = Guard(policy), LocalRows("a", np.append(np.full(50, 0.5), 0.9), 51, None)

@@ -169,10 +169,12 @@ def test_a_coordinate_with_too_few_rows_is_looked_at_to_the_end(backend: str) ->
     assert found.support == 4
 
 
-def test_a_coordinate_to_which_no_row_contributes_has_no_share() -> None:
-    model = design(100_000, 3)
+@pytest.mark.parametrize("gradient", [5, 30])
+def test_a_coordinate_to_which_no_row_contributes_has_no_share(gradient: int) -> None:
+    model = dataclasses.replace(design(100_000, 3), bound=RowBound(gradient=gradient, curvature=8))
     model.X[1] = 0.0
     found = model.concentration(np.zeros(3), share=0.5, least=5)
+    assert not found.is_whole  # nor are all rows looked at for it
     assert found.total[1] == 0.0
     assert found.radius(0.5) > 0
     assert found.support >= 5

@@ -309,6 +309,8 @@ def test_answered_requests_of_any_length_are_known_after_a_restart(
     run_to_the_end(tmp_path)
     name = reference(CASE).plan.silos[0]
     whole = list(ledgers.read(tmp_path / f"{name}.ledger"))
+    asked = [bytes_of(line["asked"]) for line in whole if line["decision"] == "answered"]
+    assert asked == [request for request, _ in reference(CASE).records[name]]
     with silos(tmp_path):
         pass
     assert list(ledgers.read(tmp_path / f"{name}.ledger")) == whole
