@@ -11,6 +11,7 @@ rows; A is a function of the law alone and is added by whoever needs the whole o
 from __future__ import annotations
 
 import math
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -34,10 +35,7 @@ from fedtmle.model.types import Array, IntArray, Part, RowBound, unpack
 # they show this much more than is asked.
 LOOKED_AT = 4096
 LASTING = 1.5
-# The cost of seeking a column's largest value, in numbers that could be looked at instead: of each of its
-# numbers, and to begin.
-SOUGHT = 0.4
-BEGUN = 40_000
+LEAST = sys.float_info.min  # above 0
 
 
 class AbstractSubmodel(ABC):
@@ -117,36 +115,31 @@ class GeneralisedLinear(AbstractSubmodel):
         if not share > 0:
             found, _, _ = kernels.glm_spread(self._rows, eps)
             return self._concentration(found)
-        return self._by_public_bound(eps, share, least) or self._by_columns(eps, share, least)
-
-    def _by_public_bound(self, eps: Array, share: float, least: int) -> Concentration | None:
-        """From the first rows: no row goes beyond its public bound, the exact sums see to that.
-
-        None where the largest values of the columns are known, or will do with less time though they must
-        be sought.
-        """
         if "_extents" in self.__dict__:
-            return None
+            return self._by_columns(eps, share, least, None)
         rows, public = self._rows, 2.0**self.bound.gradient
-        until, few = np.array([LASTING * public / share] * rows.dim), _few(rows.dim)
+        until = np.array([LASTING * public / share] * rows.dim)
         sought = 1 + rows.dim if rows.X.largest is None else 2  # columns, about
-        many = (SOUGHT * sought * rows.n_rows + BEGUN) / (1 + rows.dim)
-        found, seen, enough = kernels.glm_spread(rows, eps, until, least, few=few, many=many)
-        if enough:
-            found[2], found[4] = public, 0.0  # at any eps
+        many = sought * rows.n_rows / (4 * (1 + rows.dim))  # then to seek them takes less time
+        found, seen, enough = kernels.glm_spread(rows, eps, until, least, few=_few(rows.dim), many=many)
+        if enough:  # no row goes beyond its public bound, at any eps: the exact sums see to that
+            found[2], found[4] = public, 0.0
         elif seen < rows.n_rows:
-            return None
+            return self._by_columns(eps, share, least, found)
         return self._concentration(found, is_whole=not enough)
 
-    def _by_columns(self, eps: Array, share: float, least: int) -> Concentration:
-        """From the first rows and the largest values of the columns, else from all rows."""
-        largest, reach, columns = self._ceilings(eps)
-        largest = np.fmin(largest, 2.0**self.bound.gradient)
-        # Where rows enter but none has a slope, all are counted: to the least of numbers they do not come.
-        until = np.where(reach == 0, 0.0, np.fmax(LASTING * largest / share, np.finfo(np.float64).tiny))
-        found, _, enough = kernels.glm_spread(self._rows, eps, until, least, few=_few(len(eps)))
+    def _by_columns(self, eps: Array, share: float, least: int, found: Array | None) -> Concentration:
+        """From the first rows, of which some may be found already, and the largest values of the columns."""
+        ceilings = self._ceilings(eps)
+        if found is not None:
+            found[[2, 4, 5]] = ceilings
+            first = self._concentration(found, is_whole=False)
+            if first.shows(share / LASTING, least):
+                return first
+        until = np.array([LASTING * largest / share for largest in ceilings[0]])
+        found, _, enough = kernels.glm_spread(self._rows, eps, until, least, few=_few(len(until)))
         if enough:
-            found[2], found[4], found[5] = largest, reach, columns
+            found[[2, 4, 5]] = ceilings
         return self._concentration(found, is_whole=not enough)
 
     def _concentration(self, found: Array, *, is_whole: bool = True) -> Concentration:
@@ -156,13 +149,14 @@ class GeneralisedLinear(AbstractSubmodel):
         )
 
     @cached_property
-    def _columns(self) -> Array:
+    def _columns(self) -> list[float]:
         """The largest |X| by coordinate."""
         design = self._rows.X
         largest = design.largest
         if largest is None:
             largest = np.array([kernels.largest(column) for column in design.columns])
-        return largest * np.abs(design.factors)
+        columns: list[float] = (largest * np.abs(design.factors)).tolist()
+        return columns
 
     @cached_property
     def _extents(self) -> tuple[float, float, float]:
@@ -171,12 +165,16 @@ class GeneralisedLinear(AbstractSubmodel):
         offset, y, w = (None if c is None else kernels.largest(c) for c in (shifted, self.y, self.w))
         return offset or 0.0, y or 0.0, 1.0 if w is None else w
 
-    def _ceilings(self, eps: Array) -> tuple[Array, Array, Array]:
-        """Bounds of |c|, of w |X| and of |X| for every row, from the columns' largest values alone."""
-        offset, y, w = self._extents
-        columns = self._columns
-        slope = self.family.slope_ceiling(offset + float(np.abs(eps) @ columns), y)
-        return slope * w * columns, w * columns, columns
+    def _ceilings(self, eps: Array) -> tuple[list[float], list[float], list[float]]:
+        """Bounds of |c|, of w |X| and of |X| for every row, from the columns' largest values alone.
+
+        That of |c| is above 0 where a row enters at all, so that no few rows without a slope show anything.
+        """
+        (offset, y, w), columns, public = self._extents, self._columns, 2.0**self.bound.gradient
+        eta = offset + sum(abs(e) * column for e, column in zip(eps.tolist(), columns, strict=True))
+        slope, reach = self.family.slope_ceiling(eta, y), [w * column for column in columns]
+        # min and max take their first argument where the other is not a number
+        return [r and max(LEAST, min(public, slope * r)) for r in reach], reach, columns
 
     def fewest_joint(self) -> float:
         return _fewest(self.joint())

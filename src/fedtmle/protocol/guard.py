@@ -161,7 +161,7 @@ class Guard:
         if is_batch and not submodel.n_rows:  # none of the silo's rows is in it
             return
         found = submodel.concentration(point.eps, share=enough, least=policy.min_support)
-        if found.support < policy.min_support:
+        if found.is_whole and found.support < policy.min_support:  # else it has shown that already
             raise RefusalError(Reason.POLICY, "min_support")
         radius = found.radius(enough)
         if radius >= 0:

@@ -90,7 +90,7 @@ def using_backend(name: str) -> Iterator[None]:
 
 def module() -> Backend:
     """The backend in force, imported when it is first needed."""
-    return _imported(backend())
+    return _imported(_chosen or _default())
 
 
 @cache
