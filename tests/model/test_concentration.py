@@ -121,6 +121,8 @@ def test_it_stops_when_the_rows_seen_are_enough(backend: str, gradient: int, fam
         np.testing.assert_allclose(found.largest, slope * model.w.max() * found.columns)
         assert (found.reach_largest >= whole.reach_largest).all()
         np.testing.assert_array_equal(found.columns, np.abs(model.X).max(axis=1))
+        with kernels.using_backend(backend):  # once the largest values are known
+            np.testing.assert_array_equal(model.concentration(eps, share=0.5, least=5).found, found.found)
     else:  # the public bound holds at every eps
         assert (found.largest == 2.0**gradient).all()
         assert (found.reach_largest == 0).all()
@@ -167,6 +169,27 @@ def test_a_coordinate_with_too_few_rows_is_looked_at_to_the_end(backend: str) ->
         found = model.concentration(np.zeros(3), share=0.5, least=5)
     assert found.is_whole
     assert found.support == 4
+
+
+@pytest.mark.parametrize("backend", ["numba", "numpy"])
+def test_a_few_heavy_rows_are_not_enough_rows(backend: str) -> None:
+    X = np.ones((2, 20_000))
+    X[1, 3:10_000] = 0.0
+    model = GeneralisedLinear(family=Family.LINEAR, X=X, bound=RowBound(gradient=30, curvature=8))
+    with kernels.using_backend(backend):
+        assert model.concentration(np.zeros(2), share=0.9, least=5).support >= 5
+        assert model.concentration(np.zeros(2), share=0.9, least=3).support == 3
+
+
+def test_the_public_bound_is_used_where_it_is_the_lower_one() -> None:
+    """Offsets and outcomes are large, what is left of them is not."""
+    model = design(100_000, 6)
+    y = 1_000.0 + model.y
+    far = dataclasses.replace(model, family=Family.GAUSSIAN, offset=np.full(100_000, 1_000.0), y=y)
+    far._extents  # noqa: B018 - they are known
+    found = far.concentration(np.zeros(3), share=0.5, least=5)
+    assert not found.is_whole
+    assert (found.largest == 2.0**5).all()
 
 
 @pytest.mark.parametrize("gradient", [5, 30])
