@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from fedtmle.model import kernels
 from fedtmle.model.concentration import Concentration
 from fedtmle.model.families import Family
+from fedtmle.model.scaled import Scaled
 from fedtmle.model.submodel import GeneralisedLinear
 from fedtmle.model.types import RowBound
 
@@ -190,6 +191,23 @@ def test_the_public_bound_is_used_where_it_is_the_lower_one() -> None:
     found = far.concentration(np.zeros(3), share=0.5, least=5)
     assert not found.is_whole
     assert (found.largest == 2.0**5).all()
+
+
+def test_nothing_is_sought_that_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, largest = design(50_000, 7, weighted=False), kernels.largest
+    columns = tuple(model.X)
+    known = dataclasses.replace(
+        model,
+        X=Scaled(columns, np.ones(3), np.array([largest(column) for column in columns])),
+        bound=RowBound(gradient=30, curvature=8),
+        y_largest=1.0,
+    )
+    sought = dataclasses.replace(known, y_largest=None).concentration(np.zeros(3), share=0.5, least=5)
+    monkeypatch.setattr(kernels, "largest", lambda _: pytest.fail("sought"))
+    found = known.concentration(np.zeros(3), share=0.5, least=5)
+    np.testing.assert_allclose(found.largest, 2.0 * found.columns)  # |expit - y| <= 1 + |y|
+    np.testing.assert_allclose(sought.largest, (1.0 + model.y.max()) * found.columns)
+    assert known.take(np.arange(9)).y_largest == 1.0
 
 
 @pytest.mark.parametrize("gradient", [5, 30])

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from itertools import accumulate
-from operator import add
+from operator import add, mul
 from typing import final
 
 import numpy as np
@@ -33,7 +33,7 @@ from fedtmle.model.types import Array, IntArray, Part, RowBound, unpack
 
 # What is seen of the rows must last for other eps: at least so many of their numbers are looked at, and until
 # they show this much more than is asked.
-LOOKED_AT = 4096
+LOOKED_AT = 3072
 LASTING = 1.5
 LEAST = sys.float_info.min  # above 0
 
@@ -76,7 +76,7 @@ class GeneralisedLinear(AbstractSubmodel):
     """The submodel above; ``X`` has shape (d, N): one array, or columns where they are.
 
     ``offset``, ``y`` and ``w`` have shape (N,); None stands for zeros, zeros and ones and is
-    never read from memory.
+    never read from memory. ``y_largest`` bounds every |y|, where that is known.
     """
 
     family: Family
@@ -85,6 +85,7 @@ class GeneralisedLinear(AbstractSubmodel):
     offset: Array | None = None
     y: Array | None = None
     w: Array | None = None
+    y_largest: float | None = None
 
     @property
     def n_rows(self) -> int:
@@ -101,6 +102,7 @@ class GeneralisedLinear(AbstractSubmodel):
             offset=take(self.offset),
             y=take(self.y),
             w=take(self.w),
+            y_largest=self.y_largest,
         )
 
     def sums(self, eps: Array, parts: Part) -> Sums:
@@ -115,11 +117,11 @@ class GeneralisedLinear(AbstractSubmodel):
         if not share > 0:
             found, _, _ = kernels.glm_spread(self._rows, eps)
             return self._concentration(found)
-        if "_extents" in self.__dict__:
+        sought = 0 if "_extents" in self.__dict__ else self._unsought
+        if not sought:
             return self._by_columns(eps, share, least, None)
         rows, public = self._rows, 2.0**self.bound.gradient
         until = np.array([LASTING * public / share] * rows.dim)
-        sought = 1 + rows.dim if rows.X.largest is None else 2  # columns, about
         many = sought * rows.n_rows / (4 * (1 + rows.dim))  # then to seek them takes less time
         found, seen, enough = kernels.glm_spread(rows, eps, until, least, few=_few(rows.dim), many=many)
         if enough:  # no row goes beyond its public bound, at any eps: the exact sums see to that
@@ -132,14 +134,14 @@ class GeneralisedLinear(AbstractSubmodel):
         """From the first rows, of which some may be found already, and the largest values of the columns."""
         ceilings = self._ceilings(eps)
         if found is not None:
-            found[[2, 4, 5]] = ceilings
+            found[2], found[4], found[5] = ceilings
             first = self._concentration(found, is_whole=False)
             if first.shows(share / LASTING, least):
                 return first
         until = np.array([LASTING * largest / share for largest in ceilings[0]])
         found, _, enough = kernels.glm_spread(self._rows, eps, until, least, few=_few(len(until)))
         if enough:
-            found[[2, 4, 5]] = ceilings
+            found[2], found[4], found[5] = ceilings
         return self._concentration(found, is_whole=not enough)
 
     def _concentration(self, found: Array, *, is_whole: bool = True) -> Concentration:
@@ -158,12 +160,25 @@ class GeneralisedLinear(AbstractSubmodel):
         columns: list[float] = (largest * np.abs(design.factors)).tolist()
         return columns
 
+    @property
+    def _unsought(self) -> int:
+        """How many columns have a largest value that is not known."""
+        others = self._shift, self.y if self.y_largest is None else None, self.w
+        return (self._rows.dim if self._rows.X.largest is None else 0) + sum(c is not None for c in others)
+
+    @property
+    def _shift(self) -> Array | None:
+        """An offset on which a bound of rho' rests."""
+        return self.offset if self.family in (Family.GAUSSIAN, Family.POISSON) else None
+
     @cached_property
     def _extents(self) -> tuple[float, float, float]:
         """The largest |offset|, |y| and |w|; 0 for an offset on which no bound of rho' rests."""
-        shifted = self.offset if self.family in (Family.GAUSSIAN, Family.POISSON) else None
-        offset, y, w = (None if c is None else kernels.largest(c) for c in (shifted, self.y, self.w))
-        return offset or 0.0, y or 0.0, 1.0 if w is None else w
+        offset, w = (None if c is None else kernels.largest(c) for c in (self._shift, self.w))
+        y = self.y_largest
+        if y is None:
+            y = 0.0 if self.y is None else kernels.largest(self.y)
+        return offset or 0.0, y, 1.0 if w is None else w
 
     def _ceilings(self, eps: Array) -> tuple[list[float], list[float], list[float]]:
         """Bounds of |c|, of w |X| and of |X| for every row, from the columns' largest values alone.
@@ -171,7 +186,7 @@ class GeneralisedLinear(AbstractSubmodel):
         That of |c| is above 0 where a row enters at all, so that no few rows without a slope show anything.
         """
         (offset, y, w), columns, public = self._extents, self._columns, 2.0**self.bound.gradient
-        eta = offset + sum(abs(e) * column for e, column in zip(eps.tolist(), columns, strict=True))
+        eta = offset + sum(map(mul, map(abs, eps.tolist()), columns))
         slope, reach = self.family.slope_ceiling(eta, y), [w * column for column in columns]
         # min and max take their first argument where the other is not a number
         return [r and max(LEAST, min(public, slope * r)) for r in reach], reach, columns

@@ -164,7 +164,13 @@ class EffectProblem(AbstractProblem[EffectLaw, AnyTable]):
 
         kernels.done(fill, pieces(own.n_rows))
         return GeneralisedLinear(
-            family=self._family, X=fixed.X, offset=offset, y=own.y, w=fixed.w, bound=self.row_bound(law)
+            family=self._family,
+            X=fixed.X,
+            offset=offset,
+            y=own.y,
+            w=fixed.w,
+            bound=self.row_bound(law),
+            y_largest=1.0,
         )
 
     def losses(self, law: EffectLaw, rows: AnyTable) -> Array:
