@@ -15,7 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,7 @@ STUDY = ft.Study(
     treatment_model=ft.GLM(" + ".join(COVARIATES)),
     algorithm=ft.Coded(),
 )
+SMALL = replace(STUDY, outcome_model=ft.GLM("treatment"), treatment_model=ft.GLM("x0"))
 TWO_ARM = ft.TwoArm(outcome_bounds=(-10.0, 10.0), weight_ceiling=64.0)
 MEAN = ft.Mean(bounds=(0.0, 20.0))
 NEWTON = ft.Gradient(tolerance=1e-8, optimizer=ft.Newton())
@@ -74,11 +75,10 @@ def numbers(n: int, rng: np.random.Generator) -> np.ndarray:
     return rng.gamma(2.0, 1.0, size=n).clip(0, 20)
 
 
-def of_study(n: int) -> tuple[Plan, Rows]:
+def of_study(study: ft.Study, n: int) -> tuple[Plan, Rows]:
     rng = np.random.default_rng(1)
-    return study_plan(STUDY, roster(SILOS)), load_all(
-        {silo: cohort(n, rng) for silo in SILOS}, schema_of(STUDY)
-    )
+    cohorts = {silo: cohort(n, rng) for silo in SILOS}
+    return study_plan(study, roster(SILOS)), load_all(cohorts, schema_of(study))
 
 
 def batches(n: int) -> ft.Gradient:
@@ -94,7 +94,8 @@ def of_problem(problem: Any, law: Any, algorithm: Any, make: Callable[..., Any],
 
 
 def runs(n: int) -> Iterator[tuple[str, Plan, Rows]]:
-    yield "study: ATE, GLMs, Coded", *of_study(n)
+    yield "study: ATE, GLMs of 10 columns, Coded", *of_study(STUDY, n)
+    yield "study: ATE, GLMs of one column, Coded", *of_study(SMALL, n)
     for name, algorithm in {"Coded": ft.Coded(tolerance=1e-5), "Newton": NEWTON, "SGD": batches(n)}.items():
         yield f"TwoArm, {name}", *of_problem(TWO_ARM, TWO_ARM.start(), algorithm, arms, n)
     yield "Mean, Coded", *of_problem(MEAN, MEAN.start(3.0), ft.Coded(tolerance=1e-5), numbers, n)

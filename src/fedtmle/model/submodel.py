@@ -122,7 +122,7 @@ class GeneralisedLinear(AbstractSubmodel):
             return self._by_columns(eps, share, least, None)
         rows, public = self._rows, 2.0**self.bound.gradient
         until = np.array([LASTING * public / share] * rows.dim)
-        many = sought * rows.n_rows / (4 * (1 + rows.dim))  # then to seek them takes less time
+        many = sought * rows.n_rows / (4 * (1 + rows.dim))  # beyond, to seek largest values takes less time
         found, seen, enough = kernels.glm_spread(rows, eps, until, least, few=_few(rows.dim), many=many)
         if enough:  # no row goes beyond its public bound, at any eps: the exact sums see to that
             found[2], found[4] = public, 0.0
