@@ -142,8 +142,8 @@ def test_concentration_is_that_of_all_rows(tmp_path: Path) -> None:
         assert isinstance(submodel, StreamedLinear) is stream
         assert submodel.n_rows == ROWS
         found.append(submodel.concentration(eps))
-    for field in dataclasses.fields(found[0]):
-        np.testing.assert_allclose(getattr(found[0], field.name), getattr(found[1], field.name), rtol=1e-12)
+    for here, there in zip(*found, strict=True):
+        np.testing.assert_allclose(here, there, rtol=1e-12)
 
 
 def test_concentration_reads_no_further_than_it_must(tmp_path: Path) -> None:

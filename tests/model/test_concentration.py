@@ -94,7 +94,7 @@ def test_the_radius_is_as_large_as_the_bounds_allow() -> None:
 
 @pytest.mark.parametrize("lipschitz", [0.0, math.inf])
 def test_the_radius_of_a_slope_that_never_or_always_moves(lipschitz: float) -> None:
-    found = dataclasses.replace(design(50, 1).concentration(np.zeros(3)), lipschitz=lipschitz)
+    found = design(50, 1).concentration(np.zeros(3))._replace(lipschitz=lipschitz)
     assert found.radius(0.9) == (math.inf if lipschitz == 0 else 0.0)
 
 

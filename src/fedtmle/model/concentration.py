@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
 from operator import mul
-from typing import final
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,9 +19,7 @@ from fedtmle.model.types import Array, IntArray
 _LARGEST = (2, 4, 5)  # of the numbers found, those that are no sums
 
 
-@final
-@dataclass(frozen=True, kw_only=True)
-class Concentration:
+class Concentration(NamedTuple):
     """Sums of |c|, of c^2 and the largest |c| by coordinate, shape (d,), at one eps.
 
     ``reach_total`` and ``reach_largest`` are the same of w |X|: how fast |c| can change as the
@@ -74,13 +71,13 @@ class Concentration:
         found = self.found + other.found
         for at in _LARGEST:
             found[at] = np.maximum(self.found[at], other.found[at])
-        return replace(self, found=found, is_whole=self.is_whole and other.is_whole)
+        return self._replace(found=found, is_whole=self.is_whole and other.is_whole)
 
     def of_all(self, largest: float) -> Concentration:
         """What these rows show of all rows, of which none has a larger |c| than this, at any eps."""
         found = self.found.copy()
         found[2], found[4] = largest, 0.0
-        return replace(self, found=found, is_whole=False)
+        return self._replace(found=found, is_whole=False)
 
     def shows(self, share: float, least: int) -> bool:
         """Whether no row has more than ``share`` of a coordinate, and each has at least ``least`` rows."""

@@ -7,8 +7,8 @@ one coarse code, so that a refusal tells as little as it can.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from operator import add, sub
+from typing import NamedTuple
 
 import numpy as np
 
@@ -30,8 +30,7 @@ class RefusalError(Exception):
         super().__init__(key)
 
 
-@dataclass(frozen=True)
-class _Examined:
+class _Examined(NamedTuple):
     """Where the rows were last looked at, what was found, and how far around that it is enough."""
 
     point: Point
