@@ -30,7 +30,8 @@ def streamed(batches: Batches, findings: Findings) -> StreamedTable:
             counts.setdefault(name, Counter()).update(dict(zip(factor.levels, factor.counts, strict=True)))
             hashed = np.array([_hash(level) for level in factor.levels] + [0], dtype=np.uint64)
             digests.setdefault(f"factor {name}", hashlib.blake2b()).update(hashed[factor.codes].data)
-    levels = {name: in_order(rows) for name, rows in counts.items()}
+    in_levels = {name: {level: rows[level] for level in in_order(rows)} for name, rows in counts.items()}
+    levels = {name: tuple(rows) for name, rows in in_levels.items()}
 
     def read() -> Iterator[Table]:
         for batch, found in batches():
@@ -43,7 +44,6 @@ def streamed(batches: Batches, findings: Findings) -> StreamedTable:
     whole = hashlib.blake2b(digest_size=32)
     for name in sorted(digests):
         whole.update(name.encode() + digests[name].digest())
-    in_levels = {name: {level: counts[name][level] for level in own} for name, own in levels.items()}
     return StreamedTable(n_rows=n_rows, factor_counts=in_levels, digest=whole.digest(), read=read)
 
 

@@ -125,7 +125,7 @@ class GLMModel(AbstractModel[None, AnyTable]):
             y=y,
             w=None if is_one(w) else w,
             bound=self.row_bound(None),
-            y_largest=1.0,  # see there
+            y_largest=1.0,  # responses are on the unit scale
         )
 
     def normaliser(self, law: None) -> Ridge:  # noqa: ARG002 - there is no law

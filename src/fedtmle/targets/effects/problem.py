@@ -170,7 +170,7 @@ class EffectProblem(AbstractProblem[EffectLaw, AnyTable]):
             y=own.y,
             w=fixed.w,
             bound=self.row_bound(law),
-            y_largest=1.0,
+            y_largest=1.0,  # on the unit scale
         )
 
     def losses(self, law: EffectLaw, rows: AnyTable) -> Array:
