@@ -8,10 +8,10 @@ ROOT := $(if $(filter 0,$(shell id -u)),,sudo -n)
 
 .PHONY: demo test test-slow bench browser docs faults fuzz lint format types rings check clean
 
-$(READY): pyproject.toml constraints.txt
+$(READY): pyproject.toml paper/pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt "pip>=25.1"
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable . --group dev
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable . --editable ./paper --group dev
 	touch $(READY)
 
 demo: $(READY)  ## the flagship study on this machine, and its report
@@ -50,9 +50,9 @@ docs: $(VENV)/.docs  ## the documentation, in build/site; a dead link fails
 BENCH_VENV := benchmarks/.venv
 BENCH ?=
 
-$(BENCH_VENV)/.ready: pyproject.toml benchmarks/requirements.txt
+$(BENCH_VENV)/.ready: pyproject.toml paper/pyproject.toml benchmarks/requirements.txt
 	$(PYTHON) -m venv $(BENCH_VENV)
-	$(BENCH_VENV)/bin/pip install --quiet --disable-pip-version-check --requirement benchmarks/requirements.txt --editable .
+	$(BENCH_VENV)/bin/pip install --quiet --disable-pip-version-check --requirement benchmarks/requirements.txt --editable . --editable ./paper
 	touch $(BENCH_VENV)/.ready
 
 bench: $(BENCH_VENV)/.ready  ## ratios beside memory, C and the peers, into docs/benchmarks.md; BENCH=--quick

@@ -21,7 +21,7 @@ import numpy as np
 
 import fedtmle as ft
 from fedtmle.protocol.query import Phase
-from fedtmle.targets import benchmark
+from fedtmle_paper import benchmark
 
 N, PILOT, CLIENTS, TOLERANCE = 10_000, 2_000, 10, 1e-3
 GENERATE = {"gaussian": benchmark.gaussian_mixture, "curved": benchmark.curved_mixture}

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 import fedtmle as ft
+from fedtmle.algorithms.base import TargetingProgram
 from fedtmle.data import load_all
 from fedtmle.model.submodel import GeneralisedLinear
 from fedtmle.protocol.plan import Plan, roster
@@ -90,7 +91,7 @@ def batches(n: int) -> ft.Gradient:
 
 def of_problem(problem: Any, law: Any, algorithm: Any, make: Callable[..., Any], n: int) -> tuple[Plan, Rows]:
     rng = np.random.default_rng(1)
-    plan = Plan(subject=problem, law=law, algorithm=algorithm, roster=roster(SILOS))
+    plan = Plan(program=TargetingProgram(problem=problem, law=law, algorithm=algorithm), roster=roster(SILOS))
     return plan, {silo: read_rows(problem, silo, make(n, rng)) for silo in SILOS}
 
 
@@ -119,22 +120,23 @@ class Timed(Silo):
         super().__init__(*args, **options)
         self.steps: list[Step] = []
         self._own = {"checks": 0.0, "ledger": 0.0}
-        for name in ("admit", "examine", "examine_answer", "charge"):
+        for name in ("admit", "examine", "release", "charge"):
             setattr(self._guard, name, self._timed(getattr(self._guard, name), "checks"))
         self._records.note = self._timed(self._records.note, "ledger")
 
-    def _timed(self, work: Callable[..., None], what: str) -> Callable[..., None]:
-        def timed(*args: Any, **options: Any) -> None:
+    def _timed(self, work: Callable[..., Any], what: str) -> Callable[..., Any]:
+        def timed(*args: Any, **options: Any) -> Any:
             begin = time.perf_counter()  # to read CPU time would take as long as most of this work
-            work(*args, **options)
+            result = work(*args, **options)
             self._own[what] += time.perf_counter() - begin
+            return result
 
         return timed
 
     def _answer(self, query: Any, recorded: Any) -> Any:
         """What is found once, and the answer needs too, is not the guard's."""
         query.functionals  # noqa: B018 - by the grid of its sums
-        for point in query.points():
+        for point in (point for member in query.members for point in member.evaluations()):
             submodel = self._rows.submodel(point.model, point.law, point.batch)
             if isinstance(submodel, GeneralisedLinear):
                 submodel._rows  # noqa: B018
@@ -145,7 +147,7 @@ class Timed(Silo):
         begin = time.perf_counter()
         reply = super().step(request)
         spent = time.perf_counter() - begin
-        query = self._position.query
+        query = self._progress.query
         if query is not None and self.state.name == "ANSWERING":
             self.steps.append(Step(query.phase.value, spent, **self._own))
         return reply

@@ -12,7 +12,7 @@ import numpy as np
 import fedtmle as ft
 from fedtmle.algorithms.base import AbstractAlgorithm
 from fedtmle.model.types import IntArray
-from fedtmle.targets.benchmark import gaussian_mixture
+from fedtmle_paper.benchmark import gaussian_mixture
 
 
 @dataclass(frozen=True)

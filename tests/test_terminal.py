@@ -15,7 +15,7 @@ import pytest
 import typer.main
 from typer.testing import CliRunner
 
-from fedtmle.cli import app
+from fedtmle.cli import app, extensions
 from fedtmle.studies.template import write_template
 
 ESCAPE = "\x1b"
@@ -29,7 +29,7 @@ def leaves(group: Any, *before: str) -> Iterator[tuple[tuple[str, ...], Any]]:
             yield (*before, name), command
 
 
-COMMANDS = dict(leaves(typer.main.get_command(app)))
+COMMANDS = {**dict(leaves(typer.main.get_command(app))), ("reproduce",): extensions.command("reproduce")}
 ON_STUDIES = [name for name in COMMANDS if len(name) == 1]
 SHOWS_PROGRESS = [("run",), ("demo",), ("reproduce",)]
 

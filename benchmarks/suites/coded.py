@@ -9,7 +9,7 @@ import numpy as np
 import fedtmle as ft
 from benchmarks.table import Row
 from fedtmle.protocol.query import Phase
-from fedtmle.targets import benchmark
+from fedtmle_paper import benchmark
 
 PHASES = (Phase.CALIBRATION, Phase.TARGETING)
 GENERATE = {"DGP 1": benchmark.gaussian_mixture, "DGP 2": benchmark.curved_mixture}

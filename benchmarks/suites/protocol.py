@@ -12,6 +12,7 @@ import numpy as np
 
 import fedtmle as ft
 from benchmarks.table import Row
+from fedtmle.algorithms.base import TargetingProgram
 from fedtmle.protocol import messages
 from fedtmle.protocol.plan import Plan, roster
 from fedtmle.protocol.policy import Policy
@@ -53,7 +54,7 @@ def _run(silos: int, *, guarded: bool = False, noted: bool = False) -> tuple[flo
     descent = ft.GradientDescent(step=0.01, max_steps=ROUNDS - 2, stop=1e-9)
     algorithm = ft.Gradient(tolerance=1e-12, optimizer=descent, max_updates=1)
     names = [f"silo {m}" for m in range(silos)]
-    plan = Plan(subject=problem, law=law, algorithm=algorithm, roster=roster(names))
+    plan = Plan(program=TargetingProgram(problem=problem, law=law, algorithm=algorithm), roster=roster(names))
     with tempfile.TemporaryDirectory() as folder:
         parties = []
         for name in names:

@@ -34,22 +34,19 @@ _HOME = {
     "StochasticGradientDescent": "fedtmle.algorithms.stochastic",
     "LocalAverage": "fedtmle.algorithms.local",
     "Coded": "fedtmle.algorithms.coded",
-    "Certified": "fedtmle.algorithms.coded",
-    "Estimated": "fedtmle.algorithms.coded",
+    "Certified": "fedtmle.protocol.coded",
+    "Estimated": "fedtmle.protocol.coded",
     "Personalized": "fedtmle.algorithms.personalized",
-    "Status": "fedtmle.algorithms.outcome",
+    "Status": "fedtmle.protocol.outcome",
     "Result": "fedtmle.runtime.result",
     "Transcript": "fedtmle.runtime.transcript",
     "check_problem": "fedtmle.model.check",
     "solve": "fedtmle.solver",
-    "ATE": "fedtmle.targets.effects.estimands",
-    "ATT": "fedtmle.targets.effects.estimands",
-    "ATC": "fedtmle.targets.effects.estimands",
-    "RR": "fedtmle.targets.effects.estimands",
-    "OR": "fedtmle.targets.effects.estimands",
-    "TSM": "fedtmle.targets.effects.estimands",
-    "OutcomeMean": "fedtmle.targets.effects.estimands",
-    "PolicyMeans": "fedtmle.targets.effects.estimands",
+    "ESTIMANDS": "fedtmle.targets.effects.estimands",
+    "AbstractEffect": "fedtmle.targets.effects.estimands",
+    "AbstractArmEffect": "fedtmle.targets.effects.estimands",
+    "Scale": "fedtmle.targets.effects.estimands",
+    "Summary": "fedtmle.targets.effects.estimands",
     "Static": "fedtmle.targets.effects.components",
     "Threshold": "fedtmle.targets.effects.components",
     "Stochastic": "fedtmle.targets.effects.components",
@@ -66,89 +63,65 @@ _HOME = {
     "load": "fedtmle.studies.result",
 }
 
-if TYPE_CHECKING:  # what type checkers and editors see; at run time, __getattr__ below
-    from fedtmle import plots
-    from fedtmle.algorithms.coded import Certified, Coded, Estimated
-    from fedtmle.algorithms.gradient import Central, Exact, Gradient
-    from fedtmle.algorithms.local import LocalAverage
-    from fedtmle.algorithms.optimizers import Backtracking, GradientDescent, Newton
-    from fedtmle.algorithms.outcome import Status
-    from fedtmle.algorithms.personalized import Personalized
-    from fedtmle.algorithms.stochastic import StochasticGradientDescent
-    from fedtmle.algorithms.study import Study
-    from fedtmle.initial.glm import GLM, Supplied
-    from fedtmle.initial.pilot import Pilot
-    from fedtmle.initial.superlearner import PerSilo, SuperLearner
-    from fedtmle.initial.trees import GradientBoostedTrees
-    from fedtmle.model.check import check_problem
-    from fedtmle.model.density.fluctuation import ExponentialTilt, LogisticFluctuation
-    from fedtmle.runtime.result import Result
-    from fedtmle.runtime.transcript import Transcript
-    from fedtmle.solver import solve
-    from fedtmle.studies.result import StudyResult, load
-    from fedtmle.studies.run import run
-    from fedtmle.targets.effects.components import Static, Stochastic, Threshold
-    from fedtmle.targets.effects.estimands import ATC, ATE, ATT, OR, RR, TSM, OutcomeMean, PolicyMeans
-    from fedtmle.targets.mean import Mean
-    from fedtmle.targets.optimal_transport import OptimalTransport
-    from fedtmle.targets.two_arm import TwoArm
-
-__all__ = [
-    "ATC",
-    "ATE",
-    "ATT",
-    "GLM",
-    "OR",
-    "RR",
-    "TSM",
-    "Backtracking",
-    "Central",
-    "Certified",
-    "Coded",
-    "Estimated",
-    "Exact",
-    "ExponentialTilt",
-    "Gradient",
-    "GradientBoostedTrees",
-    "GradientDescent",
-    "LocalAverage",
-    "LogisticFluctuation",
-    "Mean",
-    "Newton",
-    "OptimalTransport",
-    "OutcomeMean",
-    "PerSilo",
-    "Personalized",
-    "Pilot",
-    "PolicyMeans",
-    "Result",
-    "Static",
-    "Status",
-    "Stochastic",
-    "StochasticGradientDescent",
-    "Study",
-    "StudyResult",
-    "SuperLearner",
-    "Supplied",
-    "Threshold",
-    "Transcript",
-    "TwoArm",
-    "check_problem",
-    "load",
-    "plots",
-    "run",
-    "solve",
-]
+if TYPE_CHECKING:  # for type checkers and editors; at run time, __getattr__ below
+    from fedtmle import plots as plots
+    from fedtmle.algorithms.coded import Coded as Coded
+    from fedtmle.algorithms.gradient import Central as Central
+    from fedtmle.algorithms.gradient import Exact as Exact
+    from fedtmle.algorithms.gradient import Gradient as Gradient
+    from fedtmle.algorithms.local import LocalAverage as LocalAverage
+    from fedtmle.algorithms.optimizers import Backtracking as Backtracking
+    from fedtmle.algorithms.optimizers import GradientDescent as GradientDescent
+    from fedtmle.algorithms.optimizers import Newton as Newton
+    from fedtmle.algorithms.personalized import Personalized as Personalized
+    from fedtmle.algorithms.stochastic import StochasticGradientDescent as StochasticGradientDescent
+    from fedtmle.algorithms.study import Study as Study
+    from fedtmle.initial.glm import GLM as GLM
+    from fedtmle.initial.glm import Supplied as Supplied
+    from fedtmle.initial.pilot import Pilot as Pilot
+    from fedtmle.initial.superlearner import PerSilo as PerSilo
+    from fedtmle.initial.superlearner import SuperLearner as SuperLearner
+    from fedtmle.initial.trees import GradientBoostedTrees as GradientBoostedTrees
+    from fedtmle.model.check import check_problem as check_problem
+    from fedtmle.model.density.fluctuation import ExponentialTilt as ExponentialTilt
+    from fedtmle.model.density.fluctuation import LogisticFluctuation as LogisticFluctuation
+    from fedtmle.protocol.coded import Certified as Certified
+    from fedtmle.protocol.coded import Estimated as Estimated
+    from fedtmle.protocol.outcome import Status as Status
+    from fedtmle.runtime.result import Result as Result
+    from fedtmle.runtime.transcript import Transcript as Transcript
+    from fedtmle.solver import solve as solve
+    from fedtmle.studies.result import StudyResult as StudyResult
+    from fedtmle.studies.result import load as load
+    from fedtmle.studies.run import run as run
+    from fedtmle.targets.effects.components import Static as Static
+    from fedtmle.targets.effects.components import Stochastic as Stochastic
+    from fedtmle.targets.effects.components import Threshold as Threshold
+    from fedtmle.targets.effects.estimands import *  # noqa: F403 - all that is public there is public here
+    from fedtmle.targets.mean import Mean as Mean
+    from fedtmle.targets.optimal_transport import OptimalTransport as OptimalTransport
+    from fedtmle.targets.two_arm import TwoArm as TwoArm
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module 'fedtmle' has no attribute '{name}'")
-    home = importlib.import_module(_HOME[name])
-    value = home if home.__name__ == f"fedtmle.{name}" else getattr(home, name)
-    globals()[name] = value
-    return value
+    if name == "__all__":  # with the estimands, whose module is not loaded before someone asks
+        return sorted([*_HOME, *_estimands()])
+    if name in _HOME:
+        home = importlib.import_module(_HOME[name])
+        value = home if home.__name__ == f"fedtmle.{name}" else getattr(home, name)
+        globals()[name] = value
+        return value
+    if not name.startswith("_") and name in _estimands():
+        return _estimands()[name]
+    raise AttributeError(f"module 'fedtmle' has no attribute '{name}'")
+
+
+def _estimands() -> dict[str, type]:
+    """Return the registered estimands by name."""
+    from fedtmle.targets.effects import estimands
+
+    return {estimand.__name__: estimand for estimand in estimands.ESTIMANDS}
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+    return sorted({*globals(), *__getattr__("__all__")})

@@ -1,4 +1,4 @@
-"""The demonstrations: a real trial at eight hospitals, and the paper's benchmark."""
+"""The demonstration: a real trial at eight hospitals."""
 
 from __future__ import annotations
 
@@ -8,30 +8,18 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 
-from fedtmle.algorithms.base import AbstractAlgorithm
-from fedtmle.algorithms.coded import Coded
 from fedtmle.algorithms.gradient import Central
 from fedtmle.algorithms.study import Study
 from fedtmle.datasets import ihdp as ihdp_columns
 from fedtmle.initial.glm import GLM
 from fedtmle.model.types import Array
-from fedtmle.protocol.query import Phase, Problem
-from fedtmle.report.series import document_of
-from fedtmle.runtime.result import Result
-from fedtmle.solver import solve
 from fedtmle.studies.progress import live_progress
 from fedtmle.studies.run import run
 from fedtmle.studies.show import cells, certificate, cost
 from fedtmle.studies.text import aligned, number, probability, wrapped
-from fedtmle.studies.versions import versions
-from fedtmle.targets.benchmark import client_sizes, gaussian_mixture, random_partition
 from fedtmle.targets.effects.estimands import ATE
-from fedtmle.targets.optimal_transport import OptimalTransport
 
-TRANSPORT = "Which offsets make entropic optimal transport reach its targets (the paper's DGP 1)?"
 BABY = "bw + nnhealth + sex + mlt_birt"  # birth weight, neonatal health, sex, twin or more
 MOTHER = "momage + b_marr + mom_lths + mom_hs + mom_scoll + momblack + momhisp + cigs"
 IHDP = Study(
@@ -108,33 +96,6 @@ def _ihdp_lines(kept: dict[str, Any], pooled: dict[str, Any], scored: dict[str, 
     yield "Keeping data local is not in itself a privacy guarantee."
 
 
-def transport(*, as_json: bool, quiet: bool, observe: bool = False) -> Mapping[str, Any]:
-    """The paper's benchmark: an entropic optimal-transport target, DGP 1, random partition."""
-    rng = np.random.default_rng(1)
-    problem = OptimalTransport()
-    law = problem.start(gaussian_mixture(2_000, rng))
-    rows = gaussian_mixture(10_000, rng)
-    parts = random_partition(client_sizes(10_000, 10), rng)
-    silos = {f"silo {m + 1}": rows[part] for m, part in enumerate(parts)}
-    federated = _run(problem, law, silos, Coded(tolerance=1e-3), quiet=quiet or as_json, observe=observe)
-    document = {"question": TRANSPORT, **document_of(federated), "versions": versions()}
-    if as_json:
-        print(json.dumps(federated.to_dict()))  # noqa: T201 - the command's output
-        return document
-    direct = problem.direct(rows)
-    console = Console(width=min(80, Console().width))
-    console.print(
-        f"\n[bold]Optimal-transport offsets[/bold] (the paper's DGP 1, {len(silos)} silos, "
-        f"{federated.n} records)\n"
-    )
-    table = Table("", "federated", "std. error", "direct pooled solution", box=None)
-    for j, name in enumerate(federated.names):
-        table.add_row(name, f"{_psi(federated)[j]:.6f}", f"{_errors(federated)[j]:.6f}", f"{direct[j]:.6f}")
-    console.print(table)
-    _cost(console, federated)
-    return document
-
-
 def ihdp_silos(*, complete: bool = False) -> dict[str, dict[str, Array]]:
     """The eight hospitals' infants, by column; ``complete`` leaves out those without an IQ score."""
     columns = ihdp_columns()
@@ -145,44 +106,3 @@ def ihdp_silos(*, complete: bool = False) -> dict[str, dict[str, Array]]:
         }
         for site in np.unique(columns["site"])
     }
-
-
-def _run(
-    problem: Problem,
-    law: Any,
-    silos: Mapping[str, object],
-    algorithm: AbstractAlgorithm,
-    *,
-    quiet: bool,
-    observe: bool,
-) -> Result:
-    with live_progress("benchmark", quiet=quiet) as progress:
-        return solve(problem, law, silos, algorithm, progress=progress, observe=observe)
-
-
-def _cost(console: Console, result: Result) -> None:
-    certificate = result.certificate
-    if certificate is None or certificate.smoothness is None:
-        raise AssertionError("a coded run has a certificate and a smoothness")
-    sent = sum(result.account.bits_up.values()) / len(result.sizes)
-    console.print(
-        f"\n{result.status.value.capitalize()}: the pooled EIF mean is at most "
-        f"{certificate.residual_bound:.2g} (asked: {certificate.tolerance:g}).\n"
-        f"{result.rounds} targeting rounds and {result.account.rounds[Phase.CALIBRATION]} of calibration; "
-        f"{result.bits:,} targeting bits over all links; each silo sent {sent:,.0f} bits in all.\n"
-        f"Smoothness {certificate.smoothness.value:.4g} ({certificate.smoothness.basis}). "
-        "Keeping data local is not in itself a privacy guarantee.",
-        highlight=False,
-    )
-
-
-def _psi(result: Result) -> Array:
-    if result.psi is None:
-        raise AssertionError("a coded run has a pooled estimate")
-    return result.psi
-
-
-def _errors(result: Result) -> Array:
-    if result.std_error is None:
-        raise AssertionError("a coded run has standard errors")
-    return result.std_error

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from fedtmle.algorithms.base import AbstractAlgorithm
-from fedtmle.algorithms.local import LocalAverage
+from fedtmle.algorithms.base import AbstractAlgorithm, TargetingProgram
 from fedtmle.errors import InputError
 from fedtmle.model.types import IntArray
+from fedtmle.protocol.outcome import Described, Targeted
 from fedtmle.protocol.plan import Plan, roster
 from fedtmle.protocol.query import Problem
-from fedtmle.runtime.certificate import RunCertificate, certify
-from fedtmle.runtime.embedded import run_embedded
-from fedtmle.runtime.observe import Observation
+from fedtmle.runtime.certificate import certify
 from fedtmle.runtime.observe import observe as observe_run
 from fedtmle.runtime.result import Result, trajectory
 from fedtmle.runtime.rows import read_rows
-from fedtmle.runtime.session import Finished, Progress
+from fedtmle.runtime.session import Finished, Progress, run_embedded
 from fedtmle.runtime.silo import LocalOutcome, Silo
 
 
@@ -44,37 +42,60 @@ def solve(
     rows = _read(problem, silos, algorithm, index)
     if algorithm.pools_rows:
         rows = {"pooled": _pool(problem, rows)}
-    plan = Plan(subject=problem, law=law, algorithm=algorithm, roster=roster(list(rows)))
-    parties = [Silo(name, plan, own, index=at) for name, (own, at) in rows.items()]
+    program = TargetingProgram(problem=problem, law=law, algorithm=algorithm)
+    plan = Plan(program=program, roster=roster(list(rows)))
+    parties = [Silo(name, plan, table, index=at) for name, (table, at) in rows.items()]
     finished = run_embedded(plan, parties, threads=threads, progress=progress)
-    observed = observe_run(problem, law, _pool(problem, rows)[0], finished.outcome) if observe else None
-    certificate = certify(
-        problem,
-        law,
-        algorithm,
+    return complete(
+        plan,
         finished,
-        rows={name: own for name, (own, _) in rows.items()} if observe else None,
-        loss=observed.loss if observed else None,
+        law=law,
+        algorithm=algorithm,
+        local=local_outcomes(parties),
+        rows={name: table for name, (table, _) in rows.items()} if observe else None,
+        pooled=_pool(problem, rows)[0] if observe else None,
     )
-    kept = {silo.name: silo.local for silo in parties if silo.local is not None}
-    return assemble(problem, finished, observed, certificate, kept)
 
 
-def assemble(
-    problem: Problem,
+def local_outcomes(silos: Sequence[Silo]) -> dict[str, LocalOutcome]:
+    """Return what silos in this process kept for themselves, in a personalised run."""
+    return {silo.name: silo.local for silo in silos if silo.local is not None}
+
+
+def check_silo_weights(algorithm: AbstractAlgorithm, silos: Collection[str]) -> None:
+    """Refuse weights that the user gave for other silos than those of the run."""
+    weights = algorithm.silo_weights
+    if weights is not None and set(weights) != set(silos):
+        raise InputError("weights: expected one weight for each silo, by its name")
+
+
+def complete(
+    plan: Plan,
     finished: Finished,
-    observed: Observation | None,
-    certificate: RunCertificate | None,
+    *,
+    law: Any,
+    algorithm: AbstractAlgorithm,
     local: Mapping[str, LocalOutcome],
+    rows: Mapping[str, Any] | None = None,
+    pooled: Any = None,
 ) -> Result:
-    """The result of a finished session."""
+    """Return the result of a finished session whose targeting by ``algorithm`` began at ``law``.
+
+    ``pooled`` are all rows and ``rows`` those of each silo, if the run is to be observed; the certificate
+    of a run then has the bounds that need them.
+    """
     outcome = finished.outcome
+    if isinstance(outcome, Described):
+        raise TypeError("a run that only describes has no result")
+    observed = None if pooled is None else observe_run(law, pooled, outcome)
+    loss = None if observed is None else observed.loss
+    targeted = outcome if isinstance(outcome, Targeted) else None
     return Result(
-        names=problem.names,
-        psi=None if outcome.estimate is None else outcome.estimate.psi,
-        covariance=None if outcome.estimate is None else outcome.estimate.covariance,
-        residual=outcome.residual,
-        residual_kind=outcome.residual_kind,
+        names=outcome.problem.names,
+        psi=None if targeted is None else targeted.estimate.psi,
+        covariance=None if targeted is None else targeted.estimate.covariance,
+        residual=None if targeted is None else targeted.residual,
+        residual_kind="each silo's own" if targeted is None else targeted.residual_kind,
         status=outcome.status,
         law=outcome.law,
         n=sum(finished.sizes.values()),
@@ -82,7 +103,7 @@ def assemble(
         steps=outcome.steps,
         updates=outcome.updates,
         trajectory=trajectory(outcome, observed),
-        certificate=certificate,
+        certificate=certify(plan, law, algorithm, finished, rows=rows, loss=loss),
         account=finished.account,
         transcript=finished.transcript,
         retired_at=finished.retired_at,
@@ -104,9 +125,7 @@ def _read(
         raise InputError("silos: expected a mapping of at least one name to rows")
     if index is not None and set(index) != set(silos):
         raise InputError("index: expected the same names as silos")
-    weights = algorithm.weights if isinstance(algorithm, LocalAverage) else None
-    if isinstance(weights, Mapping) and set(weights) != set(silos):
-        raise InputError("weights: expected one weight for each silo, by its name")
+    check_silo_weights(algorithm, silos)
     return {
         name: (read_rows(problem, name, rows), None if index is None else np.asarray(index[name]))
         for name, rows in silos.items()

@@ -12,7 +12,7 @@ from fedtmle.errors import PrecisionError
 from fedtmle.model.types import Part
 from fedtmle.protocol.lattice import working_tolerance
 from fedtmle.protocol.query import Phase
-from fedtmle.targets import benchmark
+from fedtmle_paper import benchmark
 from tests.cases import TARGETS, targets
 
 

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from fractions import Fraction
 
 import numpy as np
 import pytest
 from scipy import optimize
 
 import fedtmle as ft
+from fedtmle.errors import DecodeError
+from fedtmle.model.exact import GRID_BITS, Sums
 from fedtmle.protocol import messages
+from fedtmle.protocol.bits import fixed_width
+from fedtmle.protocol.codes import decode, encode
+from fedtmle.protocol.fits import FitAnswer, FitOutcome, FitQuery, RetirementRule, Weighting
 from fedtmle.protocol.messages import Answered
 from tests.cases import targets
 
@@ -197,6 +203,120 @@ def test_exact_cancellation_is_stagnation_not_convergence() -> None:
     assert result.updates == 0
     assert result.law == problem.start(5.0)
     assert result.residual == pytest.approx(0.5)  # |P_n(y - 5)| is left
+
+
+@pytest.mark.parametrize("weights", ["size", "uniform"])
+def test_cancellation_on_the_lattice_is_exact(weights: str) -> None:
+    """3 * 7 = 7 * 3 lattice steps: as floats the average is 3.5e-19 and the run goes on to its cap."""
+    steps = {"a": (3, 7), "b": (7, -3)} if weights == "size" else {"a": (2, 3), "b": (5, -1), "c": (9, -2)}
+    problem = ft.Mean(bounds=(0.0, 10.0))
+    silos = {name: np.full(rows, 5.0 + 0.01 * z) for name, (rows, z) in steps.items()}
+    algorithm = ft.Personalized(weights=weights, lattice=0.01, max_updates=5)
+    result = ft.solve(problem, problem.start(5.0), silos, algorithm)
+    assert result.status is ft.Status.CANCELLATION
+    assert result.updates == 0
+    assert result.law == problem.start(5.0)
+
+
+@pytest.mark.parametrize("weights", ["size", "uniform", "given"])
+def test_the_lattice_average_is_the_exact_one_rounded_once(weights: str) -> None:
+    """Zero if and only if the rational average is zero, and the same in every order of the silos."""
+    rng = np.random.default_rng(6)
+    problem = ft.Mean(bounds=(0.0, 10.0))
+    zeros, draws = 0, 400
+    for _ in range(draws):
+        rows = rng.integers(1, 50, size=rng.integers(1, 5)).tolist()
+        told = rng.integers(-40, 41, size=len(rows)).tolist()
+        if rng.random() < 0.5:  # a second half that cancels the first
+            rows, told = rows * 2, told + [-z for z in told]
+        sizes = {f"silo {j}": count for j, count in enumerate(rows)}
+        steps = dict(zip(sizes, told, strict=True))
+        given = {name: (count + 0.5) / 7 for name, count in sizes.items()}
+        spacing = float(rng.choice([0.01, 0.1, 0.3, 1e-7, 0.25, 1 / 3]))
+        query = FitQuery(
+            problem=problem,
+            law=problem.start(5.0),
+            n=sum(rows),
+            update=0,
+            radius=64.0,
+            exhaustive=False,
+            weights=given if weights == "given" else Weighting(weights),
+            rule=RetirementRule(lattice=spacing),
+            retiring=True,
+        )
+        answers = {name: fit_answer(query, z) for name, z in steps.items()}
+        alpha = {"size": sizes, "uniform": dict.fromkeys(sizes, 1), "given": given}[weights]
+        active = [name for name, z in steps.items() if z]
+        total = sum((Fraction(alpha[name]) * steps[name] for name in active), Fraction(0))
+        mass = sum((Fraction(alpha[name]) for name in active), Fraction(0)) or Fraction(1)
+        eps = query.pool(answers, sizes).eps
+        assert (eps[0] == 0.0) == (total == 0)
+        assert eps[0] == float(Fraction(spacing) * total / mass)
+        order = rng.permutation(list(sizes)).tolist()
+        assert query.pool({name: answers[name] for name in order}, sizes).eps.tobytes() == eps.tobytes()
+        zeros += total == 0
+    assert 0.3 * draws < zeros < 0.7 * draws
+
+
+def fit_answer(query: FitQuery, steps: int) -> FitAnswer:
+    assert query.lattice is not None
+    return FitAnswer(
+        outcome=FitOutcome.FITTED if steps else FitOutcome.ZERO,
+        eps=query.lattice.eps((steps,)),
+        origin=Sums((0,), query.shifts),
+        steps=(steps,),
+    )
+
+
+def test_a_lattice_fit_is_sent_as_integers_within_the_ball() -> None:
+    """Fixed-width integers up to radius/lambda, not 64-bit floats; the width tells nothing of the fit."""
+    problem = ft.Mean(bounds=(0.0, 10.0))
+    query = FitQuery(
+        problem=problem,
+        law=problem.start(5.0),
+        n=10,
+        update=0,
+        radius=64.0,
+        exhaustive=False,
+        weights=Weighting.SIZE,
+        rule=RetirementRule(lattice=0.01),
+        retiring=True,
+    )
+    lengths = set()
+    for steps in (-6400, -1, 0, 3, 6400):
+        answer = fit_answer(query, steps)
+        bits = encode(query.answer_code, answer)
+        lengths.add(bits.length)
+        again = decode(query.answer_code, bits)
+        assert (again.outcome, again.steps, again.eps.tolist()) == (
+            answer.outcome,
+            (steps,),
+            answer.eps.tolist(),
+        )
+    origin = fixed_width(10 << GRID_BITS)
+    assert lengths == {2 + fixed_width(6400) + origin}
+    assert query.lattice is not None
+    assert query.lattice.steps(np.array([64.0])) == (6400,)
+    assert query.lattice.steps(np.array([64.01])) == (6400,)  # never beyond the ball
+
+
+def test_a_lattice_fit_whose_outcome_does_not_agree_is_refused() -> None:
+    problem, silos = opposed_silos()
+    query = FitQuery(
+        problem=problem,
+        law=problem.start(5.0),
+        n=sum(map(len, silos.values())),
+        update=0,
+        radius=64.0,
+        exhaustive=False,
+        weights=Weighting.SIZE,
+        rule=RetirementRule(lattice=0.01),
+        retiring=True,
+    )
+    for outcome, steps in ((FitOutcome.ZERO, 3), (FitOutcome.FITTED, 0)):
+        bits = encode(query.answer_code, replace(fit_answer(query, steps), outcome=outcome))
+        with pytest.raises(DecodeError, match="does not agree"):
+            decode(query.answer_code, bits)
 
 
 def test_no_progress_is_named_apart() -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import fedtmle as ft
+from fedtmle.algorithms.base import TargetingProgram
 from fedtmle.protocol import messages
 from fedtmle.protocol.messages import Answered, Ask, Begin, Close, Compare, Open
 from fedtmle.protocol.plan import Plan, roster
@@ -86,7 +87,10 @@ def test_bits_counted_are_bits_sent(run: tuple[Case, ft.Result, object]) -> None
 def test_replay_of_the_transcript_gives_the_same_outcome(run: tuple[Case, ft.Result, object]) -> None:
     case, result, algorithm = run
     replay = Replay(result.transcript)
-    plan = Plan(subject=case.problem, law=case.law, algorithm=algorithm, roster=roster(replay.silos))
+    plan = Plan(
+        program=TargetingProgram(problem=case.problem, law=case.law, algorithm=algorithm),
+        roster=roster(replay.silos),
+    )
     again = Session(plan, replay).run()
     assert again.outcome.accepted == result.trajectory.accepted
     assert again.outcome.status is result.status

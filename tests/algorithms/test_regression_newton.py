@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from fedtmle.algorithms.base import Run
-from fedtmle.algorithms.nuisance import GIVE_UP, GOAL
+from fedtmle.algorithms.nuisance import GRADIENT_GOAL as GOAL
+from fedtmle.algorithms.nuisance import LARGEST_GRADIENT
 from fedtmle.algorithms.optimizers import Newton, Origin
-from fedtmle.algorithms.regression_newton import Fit, minimise
+from fedtmle.algorithms.regression_newton import NewtonPoint, minimise
 from fedtmle.initial.formula import parse_formula
-from fedtmle.initial.glm import GLMModel
+from fedtmle.initial.glm import AbstractResponse, GLMModel
 from fedtmle.model.families import Family
 from fedtmle.model.table import Table
 from fedtmle.model.types import Part, unpack
@@ -33,13 +34,20 @@ def people(family: Family, slope: float = 1.0) -> Table:
     return Table(n_rows=N, numeric={**numeric, "y": y.astype(float)}, factors={})
 
 
+class Y(AbstractResponse):
+    """The column y, every row with weight one."""
+
+    def of(self, table: Table) -> tuple[np.ndarray, np.ndarray]:
+        return table.numeric["y"], np.ones(table.n_rows)
+
+
 def model_of(family: Family) -> GLMModel:
     return GLMModel(
         formula=parse_formula(" + ".join(NAMES)),
         levels={},
         scales=(0,) * 4,
         family=family,
-        response=lambda table: (table.numeric["y"], np.ones(table.n_rows)),
+        response=Y(),
     )
 
 
@@ -60,10 +68,12 @@ def start(model: GLMModel, table: Table) -> tuple[Run[GLMModel], Any, Any]:
     return Run(model, N, Phase.NUISANCE), sums[:4], unpack(sums[4:], 4)
 
 
-def fitted(family: Family, table: Table, goal: float = GOAL) -> tuple[Fit, list[SumsQuery]]:
+def fitted(family: Family, table: Table, goal: float = GOAL) -> tuple[NewtonPoint, list[SumsQuery]]:
     model = model_of(family)
     run, gradient, hessian = start(model, table)
-    flow = minimise(run, gradient, hessian, goal=goal, floor=GIVE_UP, is_quadratic=family is Family.GAUSSIAN)
+    flow = minimise(
+        run, gradient, hessian, goal=goal, acceptable=LARGEST_GRADIENT, is_quadratic=family is Family.GAUSSIAN
+    )
     return answered(flow, model, table)
 
 

@@ -9,7 +9,7 @@ import pytest
 from scipy import special
 
 import fedtmle as ft
-from fedtmle.targets import benchmark
+from fedtmle_paper import benchmark
 
 DGPS = [benchmark.gaussian_mixture, benchmark.curved_mixture]
 Z = np.array([(-2, -2), (2, -2), (-2, 2), (2, 2)], dtype=float)

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from fedtmle.protocol import messages
-from fedtmle.protocol.bits import BitReader, BitWriter
+from fedtmle.protocol.codes import Uplink, encode
+from fedtmle.protocol.follower import Follower
 from fedtmle.protocol.messages import Answered, Ask, Begin, Open, Opened, Payload, Reason, Refused
 from fedtmle.protocol.plan import Plan
 from fedtmle.protocol.policy import Policy
-from fedtmle.protocol.query import Link
 from fedtmle.runtime.journal import MemoryJournal
 from fedtmle.runtime.keeper import Keeper
 from fedtmle.runtime.ledger import Ledger
@@ -56,8 +56,15 @@ class Server:
         self.plan = plan
         self.session = session
         self._step = step
-        self._link = Link()
+        self._uplink = Uplink()
+        self._follower: Follower | None = None
         self.round = 0
+
+    @property
+    def query(self) -> Any:
+        """What the silo is asked now."""
+        assert self._follower is not None
+        return self._follower.query
 
     def send(self, message: messages.Request) -> messages.Reply:
         reply = messages.decode_reply(self._step(messages.encode(message)))
@@ -73,28 +80,31 @@ class Server:
 
     def begin(self, n: int, first_row: int = 0) -> Any:
         """The answer of round 1, for a pooled n of the server's choice."""
-        self.flow = self.plan.algorithm.flow(self.plan.subject, self.plan.law, n)
-        self.query = next(self.flow)
+        self._follower = Follower(self.plan, n)
         self.round = 1
-        return self._answer(self.send(Begin(self.session, n, first_row)))
+        return self.read(self.send(Begin(self.session, n, first_row)))
 
     def broadcast(self, pooled: Any) -> Payload:
         """What the server says was pooled in this round, as bits."""
-        out = BitWriter()
-        self.query.write_pooled(pooled, out)
-        bits = out.finish()
+        bits = encode(self.query.pooled_code, pooled)
         return Payload(bits.length, bits.data)
 
     def tell(self, pooled: Any) -> Any:
         """Broadcasts ``pooled``, true or not; the answer to the query that follows from it."""
-        reply = self.send(Ask(self.session, self.round + 1, self.broadcast(pooled)))
-        self.round += 1
-        self.query = self.flow.send(pooled)
-        return self._answer(reply)
+        return self.tell_bits(self.broadcast(pooled))
 
-    def _answer(self, reply: messages.Reply) -> Any:
+    def tell_bits(self, payload: Payload) -> Any:
+        """The same, with a payload of the server's own making."""
+        assert self._follower is not None
+        reply = self.send(Ask(self.session, self.round + 1, payload))
+        self.round += 1
+        self._follower.hear(payload.bits())
+        return self.read(reply)
+
+    def read(self, reply: messages.Reply) -> Any:
+        """The answer in a reply to the query of this round."""
         assert isinstance(reply, Answered)
-        return self.query.read_answer(BitReader(reply.payload.bits()), self._link)
+        return self._uplink.decode(self.query.answer_code, reply.payload.bits())
 
 
 class AbstractAttack(ABC):

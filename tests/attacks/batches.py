@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 import fedtmle as ft
+from fedtmle.algorithms.base import TargetingProgram
 from fedtmle.model.exact import Sums
 from fedtmle.protocol.messages import Reason
 from fedtmle.protocol.plan import Plan, roster
@@ -25,7 +26,10 @@ class AbstractBatchAttack(AbstractAttack):
 
     def plan(self) -> Plan:
         algorithm = ft.Gradient(tolerance=1e-9, optimizer=self.sgd)
-        return Plan(subject=PROBLEM, law=PROBLEM.start(START), algorithm=algorithm, roster=roster(["a", "b"]))
+        return Plan(
+            program=TargetingProgram(problem=PROBLEM, law=PROBLEM.start(START), algorithm=algorithm),
+            roster=roster(["a", "b"]),
+        )
 
     def rows(self) -> np.ndarray:
         return Y

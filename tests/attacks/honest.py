@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 import fedtmle as ft
-from fedtmle.algorithms.base import AbstractAlgorithm
+from fedtmle.algorithms.base import AbstractAlgorithm, TargetingProgram
 from fedtmle.data import load_all
 from fedtmle.errors import FedTMLEError, RefusedError
 from fedtmle.protocol.plan import Plan, roster
@@ -20,7 +20,7 @@ from fedtmle.runtime.session import Session
 from fedtmle.runtime.silo import Silo
 from fedtmle.studies.plan import study_plan
 from fedtmle.studies.schema import schema_of
-from fedtmle.targets.benchmark import gaussian_mixture
+from fedtmle_paper.benchmark import gaussian_mixture
 from tests.effects.studies import cut, population
 
 FLOORS = Policy()
@@ -86,7 +86,9 @@ def _plan(
     problem: Any, law: Any, how: AbstractAlgorithm, silos: Mapping[str, object]
 ) -> tuple[Plan, dict[str, Any]]:
     rows = {name: read_rows(problem, name, own) for name, own in silos.items()}
-    return Plan(subject=problem, law=law, algorithm=how, roster=roster(list(rows))), rows
+    return Plan(
+        program=TargetingProgram(problem=problem, law=law, algorithm=how), roster=roster(list(rows))
+    ), rows
 
 
 def mean(rng: Rng) -> tuple[Plan, dict[str, Any]]:

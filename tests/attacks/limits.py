@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 import fedtmle as ft
+from fedtmle.algorithms.base import TargetingProgram
 from fedtmle.protocol import messages
 from fedtmle.protocol.coded import Action, Rounded
 from fedtmle.protocol.messages import Ask, Close, Compare
@@ -33,9 +34,7 @@ def all_others_known() -> float:
     attack = ForgedAction()
     problem, rows = PROBLEM, attack.rows()
     plan = Plan(
-        subject=problem,
-        law=problem.start(START),
-        algorithm=ft.Gradient(),
+        program=TargetingProgram(problem=problem, law=problem.start(START), algorithm=ft.Gradient()),
         roster=(Member(name="a"), Member(name="b")),
     )
     server = Server(plan, Silo("a", plan, rows, keeper=Keeper(policy=Policy())).step)
@@ -89,9 +88,9 @@ def omitted_as_retired() -> list[bool]:
     keys = {name: SigningKey(name.encode() * 32) for name in names}
     rng = np.random.default_rng(2)
     plan = Plan(
-        subject=PROBLEM,
-        law=PROBLEM.start(START),
-        algorithm=ft.Personalized(max_updates=3),
+        program=TargetingProgram(
+            problem=PROBLEM, law=PROBLEM.start(START), algorithm=ft.Personalized(max_updates=3)
+        ),
         roster=tuple(Member(name=name, key=keys[name].public) for name in names),
     )
     parties = [

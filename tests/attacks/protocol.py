@@ -14,10 +14,11 @@ import numpy as np
 import pytest
 
 import fedtmle as ft
+from fedtmle.algorithms.base import TargetingProgram
 from fedtmle.model.exact import Sums
 from fedtmle.protocol import messages
 from fedtmle.protocol.bits import BitReader, BitWriter, fixed_width
-from fedtmle.protocol.coded import Action, Rounded, RoundedGradientQuery
+from fedtmle.protocol.coded import Action, Rounded, RoundedCode
 from fedtmle.protocol.messages import Answered, Ask, Payload, Reason
 from fedtmle.protocol.plan import Plan, roster
 from fedtmle.protocol.policy import Policy
@@ -64,7 +65,7 @@ class RepeatedRound(AbstractSteering):
             units = (round(-eps / self.step * N * 2 ** shifts[0]), 0)
             reply = server.send(Ask(server.session, 2, server.broadcast(Sums(units, shifts))))
             assert isinstance(reply, Answered)
-            sums.append(server.query.read_answer(BitReader(reply.payload.bits()), server._link).values()[0])
+            sums.append(server.read(reply).values()[0])
         return self.count_treated(*sums)
 
     def works(self, learned: float) -> bool:
@@ -129,8 +130,7 @@ class OldSession(AbstractSteering):
         server.begin(server.open())
         reply = server.send(messages.decode_request(recorded[-1]))
         assert isinstance(reply, Answered)
-        answer = server.query.read_answer(BitReader(reply.payload.bits()), server._link)
-        return float(answer.values()[0])
+        return float(server.read(reply).values()[0])
 
     def works(self, learned: float) -> bool:
         return abs(learned + 2.0 * (1 - self.columns()["outcome"][TREATED]).sum()) < 1e-9
@@ -149,7 +149,10 @@ class ForgedAction(AbstractAttack):
 
     def plan(self) -> Plan:
         algorithm = ft.Coded(tolerance=1.0, coordinates="raw", smoothness=self.beta)
-        return Plan(subject=PROBLEM, law=PROBLEM.start(10.0), algorithm=algorithm, roster=roster(["a", "b"]))
+        return Plan(
+            program=TargetingProgram(problem=PROBLEM, law=PROBLEM.start(10.0), algorithm=algorithm),
+            roster=roster(["a", "b"]),
+        )
 
     def rows(self) -> np.ndarray:
         return Y
@@ -171,10 +174,10 @@ class ForgedAction(AbstractAttack):
         return abs(mean - Y.mean()) < 0.25 / 16 and resolution < 1 / 16
 
     def disarm(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        def trusting(query: RoundedGradientQuery, bits: BitReader) -> Rounded:
-            return Rounded(q=query._read(bits, query.previous_q), action=Action(bits.uint(2)))
+        def trusting(code: RoundedCode, bits: BitReader) -> Rounded:
+            return Rounded(q=code._q.read(bits), action=Action(bits.uint(2)))
 
-        monkeypatch.setattr(RoundedGradientQuery, "read_pooled", trusting)
+        monkeypatch.setattr(RoundedCode, "read", trusting)
 
 
 class OversizedCodeword(AbstractSteering):
@@ -191,20 +194,17 @@ class OversizedCodeword(AbstractSteering):
         server = Server(self.plan(), victim.step)
         server.open()
         server.begin(self.n)
-        largest = server.query._largest[0]
+        largest = server.query.largest[0]
         room = (1 << fixed_width(largest)) - 1 - largest
         return self.step_by(server, room if self.oversized else largest) / -2.0
 
     def step_by(self, server: Server, units: int) -> float:
-        width = fixed_width(server.query._largest[0])
+        largest = server.query.largest[0]
         out = BitWriter()
         for value in (units, 0):
-            out.uint(value + server.query._largest[0], width)
+            out.uint(value + largest, fixed_width(largest))
         bits = out.finish()
-        reply = server.send(Ask(server.session, server.round + 1, Payload(bits.length, bits.data)))
-        server.round += 1
-        server.query = server.flow.send(Sums((units, 0), server.query.shifts))
-        return float(server._answer(reply).values()[0])
+        return float(server.tell_bits(Payload(bits.length, bits.data)).values()[0])
 
     def works(self, learned: float) -> bool:
         return abs(learned - (1 - self.columns()["outcome"][TREATED]).sum()) < 1e-8
@@ -231,7 +231,7 @@ class AbstractWording(AbstractSteering):
         if isinstance(reply, messages.Refused):
             raise RefusedBySiloError(reply.reason)
         assert isinstance(reply, Answered)
-        return float(server.query.read_answer(BitReader(reply.payload.bits()), server._link).values()[0])
+        return float(server.read(reply).values()[0])
 
     @abstractmethod
     def worded(self, server: Server, payload: Payload) -> bytes:

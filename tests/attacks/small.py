@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 import fedtmle as ft
+from fedtmle.algorithms.base import TargetingProgram
 from fedtmle.model.exact import Sums
 from fedtmle.privacy.floor import FloorAttribute, OmegaFloor, at_centre
 from fedtmle.protocol.messages import Reason
@@ -34,7 +35,8 @@ class TinySilo(AbstractAttack):
     def plan(self) -> Plan:
         problem = ft.Mean(bounds=(0.0, 20.0))
         return Plan(
-            subject=problem, law=problem.start(10.0), algorithm=ft.Gradient(), roster=roster(["a", "b"])
+            program=TargetingProgram(problem=problem, law=problem.start(10.0), algorithm=ft.Gradient()),
+            roster=roster(["a", "b"]),
         )
 
     def rows(self) -> np.ndarray:
@@ -60,7 +62,10 @@ class FewSilos(TinySilo):
 
     def plan(self) -> Plan:
         problem = ft.Mean(bounds=(0.0, 20.0))
-        return Plan(subject=problem, law=problem.start(10.0), algorithm=ft.Gradient(), roster=roster(["a"]))
+        return Plan(
+            program=TargetingProgram(problem=problem, law=problem.start(10.0), algorithm=ft.Gradient()),
+            roster=roster(["a"]),
+        )
 
 
 class AbstractStudyAttack(AbstractAttack):
@@ -273,7 +278,7 @@ class HeavyRow(AbstractStudyAttack):
     def run(self, victim: Victim) -> float:
         server, tally = self.server(victim)
         sums = server.tell(tally)[0].values()
-        arm = self.plan().subject.target.arms.index("1")
+        arm = self.plan().program.study.target.arms.index("1")
         return float(1.0 / (sums[arm] - 2.0 * 29))
 
     def works(self, learned: float) -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 import fedtmle as ft
+from fedtmle.algorithms.base import TargetingProgram
 from fedtmle.model.exact import Sums
 from fedtmle.protocol.messages import Reason
 from fedtmle.protocol.plan import Plan, roster
@@ -32,9 +33,11 @@ class AbstractSteering(AbstractAttack):
         optimizer = ft.GradientDescent(step=self.step, max_steps=self.max_steps)
         problem = self.problem()
         return Plan(
-            subject=problem,
-            law=problem.start(),
-            algorithm=ft.Gradient(tolerance=1e-12, optimizer=optimizer, max_updates=10_000),
+            program=TargetingProgram(
+                problem=problem,
+                law=problem.start(),
+                algorithm=ft.Gradient(tolerance=1e-12, optimizer=optimizer, max_updates=10_000),
+            ),
             roster=roster(["a", "b"]),
         )
 

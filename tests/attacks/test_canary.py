@@ -23,8 +23,8 @@ from fedtmle.protocol.learners import ModelsQuery
 from fedtmle.protocol.messages import Answered, Open, Reason, Refused
 from fedtmle.protocol.plan import roster
 from fedtmle.protocol.policy import Policy
-from fedtmle.protocol.sums import MomentsQuery, SumsQuery
-from fedtmle.protocol.tables import LevelsQuery, ScalesQuery, TallyQuery
+from fedtmle.protocol.sums import MomentsQuery, SumsQuery, TallyQuery
+from fedtmle.protocol.tables import LevelsQuery, ScalesQuery
 from fedtmle.runtime.federation import InProcess
 from fedtmle.runtime.journal import MemoryJournal
 from fedtmle.runtime.keeper import Keeper
@@ -99,7 +99,7 @@ def loud(*_: Any, **__: Any) -> None:
 
 PLACES: dict[str, tuple[type, str]] = {
     "levels": (LevelsQuery, "answer"),
-    "who holds a level": (LevelsQuery, "holders"),
+    "who holds a level": (LevelsQuery, "people"),
     "counts": (TallyQuery, "answer"),
     "scales": (ScalesQuery, "answer"),
     "model": (ModelsQuery, "answer"),
@@ -108,7 +108,7 @@ PLACES: dict[str, tuple[type, str]] = {
     "submodel": (LocalRows, "submodel"),
     "evaluation": (LocalRows, "evaluate"),
     "guard, before": (Guard, "examine"),
-    "guard, after": (Guard, "examine_answer"),
+    "guard, after": (Guard, "release"),
     "encoder": (BitWriter, "fixed"),
     "label encoder": (BitWriter, "gamma"),
 }

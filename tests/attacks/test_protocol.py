@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import fedtmle as ft
-from fedtmle.algorithms.outcome import Query
+from fedtmle.algorithms.base import TargetingProgram
 from fedtmle.errors import ProtocolError
 from fedtmle.model.exact import Sums
 from fedtmle.protocol import messages
@@ -31,7 +31,7 @@ from fedtmle.protocol.messages import (
     Refused,
 )
 from fedtmle.protocol.plan import Member, Plan
-from fedtmle.protocol.query import Local
+from fedtmle.protocol.query import Local, Query
 from fedtmle.runtime.federation import InProcess
 from fedtmle.runtime.journal import MemoryJournal
 from fedtmle.runtime.keeper import Keeper
@@ -48,11 +48,12 @@ KEYS = {name: SigningKey(name.encode() * 32) for name in NAMES}
 Y = {name: np.random.default_rng(m).uniform(0, 20, size=30 + m) for m, name in enumerate(NAMES)}
 
 
+PROGRAM = TargetingProgram(problem=PROBLEM, law=PROBLEM.start(10.0), algorithm=ft.Gradient(tolerance=1e-6))
+
+
 def signed_plan(**changes: Any) -> Plan:
     plan = Plan(
-        subject=PROBLEM,
-        law=PROBLEM.start(10.0),
-        algorithm=ft.Gradient(tolerance=1e-6),
+        program=PROGRAM,
         roster=tuple(Member(name=name, key=KEYS[name].public) for name in NAMES),
         expires=datetime.date(2030, 1, 1),
     )
@@ -231,12 +232,15 @@ def test_a_silo_that_was_left_out_is_missed_at_the_close() -> None:
 # Tampered plans.
 
 TAMPERED: dict[str, dict[str, Any]] = {
-    "subject": {"subject": ft.Mean(bounds=(0.0, 20.5))},
-    "law": {"law": PROBLEM.start(10.000001)},
-    "algorithm": {"algorithm": ft.Gradient(tolerance=1e-7)},
+    "problem": {"program": dataclasses.replace(PROGRAM, problem=ft.Mean(bounds=(0.0, 20.5)))},
+    "law": {"program": dataclasses.replace(PROGRAM, law=PROBLEM.start(10.000001))},
+    "algorithm": {"program": dataclasses.replace(PROGRAM, algorithm=ft.Gradient(tolerance=1e-7))},
     "seed": {
-        "algorithm": ft.Gradient(
-            tolerance=1e-6, optimizer=ft.StochasticGradientDescent(batch=30, step=0.1, seed=1)
+        "program": dataclasses.replace(
+            PROGRAM,
+            algorithm=ft.Gradient(
+                tolerance=1e-6, optimizer=ft.StochasticGradientDescent(batch=30, step=0.1, seed=1)
+            ),
         )
     },
     "roster": {"roster": signed_plan().roster[:2]},
@@ -315,7 +319,7 @@ def test_a_guard_that_forgets_its_batches_in_a_crash_would_let_them_be_differenc
     follow = Guard._follow_batch
 
     def examine(guard: Guard, query: Query, local: Local) -> None:  # only where an answer is computed
-        for batch in (point.batch for point in query.points() if point.batch is not None):
+        for batch in (point.batch for point in query.evaluations() if point.batch is not None):
             follow(guard, local.batch(batch), local.n_rows)
 
     monkeypatch.setattr(Guard, "examine", examine)

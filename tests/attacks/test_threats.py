@@ -57,12 +57,13 @@ def test_a_cell_of_one_is_told() -> None:
 
 
 def test_the_binade_of_the_largest_value_is_told() -> None:
+    from fedtmle.initial.glm import FormulaColumns
     from fedtmle.model.table import Table
     from fedtmle.protocol.tables import ScalesQuery
 
     income = np.linspace(1e4, 1.3e6, 60)
     table = Table(n_rows=60, numeric={"income": income}, factors={})
-    query = ScalesQuery(columns=lambda rows: rows.numeric["income"][None, :], count=1)
+    query = ScalesQuery(columns=FormulaColumns(ft.GLM("0 + income").parsed, {}))
     (exponent,) = query.answer(LocalRows("a", table, 60, None))
     assert f"between {2 ** (exponent - 1):,} and {2**exponent:,}" in TEXT
 

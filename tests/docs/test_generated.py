@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 from tools.document import api, wire
-from tools.document.__main__ import DOCS, PAGES
+from tools.document.__main__ import DOCS, PAGES, PARTS, with_part
 from tools.document.examples import classes
 from tools.document.messages import RISKS
 
 from fedtmle.protocol.policy import Policy
 from fedtmle.protocol.state import TABLE, State
+from fedtmle.targets.effects.estimands import ESTIMANDS
 
 ROOT = Path(__file__).parents[2]
 
@@ -22,6 +23,14 @@ ROOT = Path(__file__).parents[2]
 def test_generated_pages_are_current(name: str) -> None:
     kept = (DOCS / name).read_text(encoding="utf-8")
     assert kept == PAGES[name](), "run `make docs`"
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_generated_parts_of_pages_are_current(name: str) -> None:
+    kept = (ROOT / name).read_text(encoding="utf-8")
+    assert kept == with_part(name), "run `make docs`"
+    for estimand in ESTIMANDS:
+        assert f"`{estimand.__name__}`" in kept
 
 
 def test_every_kind_of_answer_is_on_the_page_with_its_risk() -> None:

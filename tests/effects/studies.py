@@ -11,8 +11,7 @@ import fedtmle as ft
 from fedtmle.data import load_all
 from fedtmle.model.table import Table
 from fedtmle.protocol.plan import roster
-from fedtmle.runtime.embedded import run_embedded
-from fedtmle.runtime.session import Finished
+from fedtmle.runtime.session import Finished, run_embedded
 from fedtmle.runtime.silo import Silo
 from fedtmle.studies.plan import study_plan
 from fedtmle.studies.schema import schema_of

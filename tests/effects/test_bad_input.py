@@ -226,7 +226,7 @@ def test_a_stratum_without_one_arm_is_named() -> None:
     data = population(120, seed=40)
     arm = np.where(data["old"] == 1, 1, data["a"])
     own = study(ft.ATE(outcome="y", treatment="a", outcome_bounds=(0, 10), strata="old"))
-    refused(own, silos(a=arm), "nobody with an observed outcome", "E[Y(0)] in 1")
+    refused(own, silos(a=arm), "no observed outcome contributes", "E[Y(0)] in 1")
 
 
 def test_a_rule_that_nobody_followed_is_named() -> None:
@@ -236,7 +236,7 @@ def test_a_rule_that_nobody_followed_is_named() -> None:
     target = ft.PolicyMeans(outcome="y", treatment="a", outcome_bounds=(0, 10), rules=(rule,))
     own = study(target, treatment_model=ft.Supplied("p"))
     half = np.full(120, 0.5)
-    refused(own, silos(a=contrary, p=half), "nobody with an observed outcome", "1 if w >= 0.1 else 0")
+    refused(own, silos(a=contrary, p=half), "no observed outcome contributes", "1 if w >= 0.1 else 0")
     assert ft.run(own, silos(p=half)).run.status.is_converged
 
 

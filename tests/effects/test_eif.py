@@ -132,6 +132,10 @@ CASES: dict[str, tuple[type, dict[str, object], int, Functional]] = {
 }
 
 
+def test_every_estimand_has_a_case() -> None:
+    assert {kind for kind, *_ in CASES.values()} == set(ft.ESTIMANDS)
+
+
 def atoms(p: Law, arms: int) -> Columns:
     """The atoms in use as rows, weighted by their masses, with the law's own Q, g and pi beside them."""
     used = p > 0

@@ -274,6 +274,7 @@ def test_a_saved_result_is_the_same(tmp_path) -> None:
         "conf_low",
         "conf_high",
         "p_value",
+        "scale",
     ]
 
 

@@ -35,6 +35,10 @@ OPTIONS: dict[str, dict[str, object]] = {
 }
 
 
+def test_every_estimand_is_a_target_here() -> None:
+    assert {type(target) for target in TARGETS.values()} == set(ft.ESTIMANDS)
+
+
 def study_of(target: object, **options: object) -> ft.Study:
     if target.treatment is None:
         options["missingness_model"] = ft.GLM("w")

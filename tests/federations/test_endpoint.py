@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
+import typing
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedtmle.errors import DecodeError, InputError
@@ -20,7 +22,9 @@ from fedtmle.protocol import messages
 from fedtmle.protocol.messages import Open, Opened
 from fedtmle.studies.file import StudyFile, read_study
 from fedtmle.studies.plan import file_plan
+from tests.damage import damaged
 from tests.federations.lines import approve, endpoint, kit_of, opened, study_of
+from tests.premise import Premise
 
 H1 = "hospital 1"
 
@@ -48,22 +52,33 @@ def opening(study: StudyFile) -> bytes:
     return messages.encode(Open(messages.WIRE_FORMAT, plan[:16], plan))
 
 
-@given(st.binary(max_size=40))
-def test_any_frame_is_read_or_refused(data: bytes) -> None:
-    for read in (frames.read_request, frames.read_answer):
-        try:
-            found = read(data)
-        except DecodeError:
-            continue
+ANSWERS: list[Answer] = [Reply(b""), Reply(b"x"), Ready(), Ready(release=True), *Waiting, *Declined]
+FRAMES = [frames.request(b""), frames.request(b"x"), frames.hello(1.5e9), *map(frames.answer, ANSWERS)]
+is_read = Premise("the bytes are a frame", at_least=0.05)
+
+
+@is_read
+@given(st.sampled_from(FRAMES), st.data())
+@settings(max_examples=300)
+def test_any_frame_is_read_or_refused(frame: bytes, data: st.DataObject) -> None:
+    bytes_ = data.draw(damaged(frame))
+    read = []
+    for decode in (frames.read_request, frames.read_answer):
+        with contextlib.suppress(DecodeError):
+            read.append(decode(bytes_))
+    if is_read.holds(read):
+        (found,) = read  # no frame is both a request and an answer
         if isinstance(found, bytes):
-            assert frames.request(found) == data
+            assert frames.request(found) == bytes_
         elif not isinstance(found, Hello):
-            assert frames.answer(found) == data
+            assert frames.answer(found) == bytes_
 
 
-@pytest.mark.parametrize(
-    "answer", [Reply(b""), Reply(b"x"), Ready(), Ready(release=True), *Waiting, *Declined]
-)
+def test_every_kind_of_answer_has_an_example() -> None:
+    assert {type(answer) for answer in ANSWERS} == set(typing.get_args(Answer))
+
+
+@pytest.mark.parametrize("answer", ANSWERS)
 def test_answers_come_back(answer: Answer) -> None:
     assert frames.read_answer(frames.answer(answer)) == answer
 

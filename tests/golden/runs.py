@@ -392,6 +392,10 @@ REFUSALS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 for _name, (_options, _policy) in REFUSALS.items():
     add(f"refusal/{_name}", partial(with_files, study_of(**_options), **_policy))
+add(
+    "refusal/logarithm of a negative number",
+    partial(studied, study_of(outcome_model=ft.GLM("C(arm) + log(w)"))),
+)
 add("refusal/clusters in two silos", partial(studied, study_of(cluster="clinic")))
 add(
     "refusal/no overlap",

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from fedtmle.protocol.messages import Reason
-from fedtmle.algorithms.outcome import Status
+from fedtmle.protocol.outcome import Status
 from fedtmle.protocol.policy import Policy
 from tests.golden import pinned
 from tests.golden.record import differences, load, perform

@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 
 import fedtmle as ft
+from fedtmle.algorithms.base import TargetingProgram
 from fedtmle.errors import JournalError
 from fedtmle.protocol.plan import Member, Plan
 from fedtmle.protocol.policy import Policy
@@ -34,7 +35,8 @@ CODED = ft.Coded(tolerance=1e-4)
 
 def plan_of(how: Any = CODED, *, start: float = 5.0, signed: bool = False, expires: Any = None) -> Plan:
     members = tuple(Member(name=name, key=_key(name).public if signed else b"") for name in NAMES)
-    return Plan(subject=PROBLEM, law=PROBLEM.start(start), algorithm=how, roster=members, expires=expires)
+    program = TargetingProgram(problem=PROBLEM, law=PROBLEM.start(start), algorithm=how)
+    return Plan(program=program, roster=members, expires=expires)
 
 
 def _key(name: str) -> SigningKey:

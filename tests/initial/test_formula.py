@@ -25,6 +25,7 @@ from fedtmle.initial.syntax import (
     Transformed,
     Variable,
 )
+from tests.premise import Premise
 
 A, B, D = Name("a"), Name("b"), Name("d")
 
@@ -292,23 +293,37 @@ FRAGMENTS = [
 ]
 
 
+PIECES = st.sampled_from(["a", "b", "1", "C(a)", "log(b)", "I(a + 1)", "poly(a, 2)", "-1", "(a + b)"])
+JOINED = st.lists(PIECES, min_size=1, max_size=5).flatmap(
+    lambda pieces: st.sampled_from([" + ", ":", "*", "", "-"]).map(lambda sign: sign.join(pieces))
+)
+parses = Premise("the text is a formula", at_least=0.1)
+
+
+@parses
 @settings(max_examples=300, deadline=2000)
-@given(st.text(max_size=60) | st.lists(st.sampled_from(FRAGMENTS), max_size=25).map("".join))
+@given(st.text(max_size=60) | st.lists(st.sampled_from(FRAGMENTS), max_size=25).map("".join) | JOINED)
 def test_any_text_parses_or_is_refused(text: str) -> None:
-    _parses_or_is_refused(text)
+    parses.holds(_parses_or_is_refused(text))
 
 
+still_parses = Premise("the damaged text is a formula", at_least=0.15)
+
+
+@still_parses
 @settings(max_examples=200, deadline=2000)
 @given(ANY_FORMULA.map(str), st.data())
 def test_a_damaged_formula_parses_or_is_refused(text: str, data: st.DataObject) -> None:
     start = data.draw(st.integers(0, len(text)))
     end = data.draw(st.integers(start, min(len(text), start + 3)))
-    _parses_or_is_refused(text[:start] + data.draw(st.sampled_from(["", *FRAGMENTS])) + text[end:])
+    damaged = text[:start] + data.draw(st.sampled_from(["", *FRAGMENTS])) + text[end:]
+    still_parses.holds(_parses_or_is_refused(damaged))
 
 
-def _parses_or_is_refused(text: str) -> None:
+def _parses_or_is_refused(text: str) -> bool:
     try:
         formula = parse_formula(text)
     except FormulaError:
-        return
+        return False
     assert parse_formula(str(formula)) == formula
+    return True

@@ -18,9 +18,10 @@ from fedtmle.initial.superlearner import SuperLearner
 from fedtmle.initial.trees import GradientBoostedTrees, TreeEnsemble
 from fedtmle.model.families import Family
 from fedtmle.model.table import Table
-from fedtmle.protocol.bits import BitReader, BitWriter
-from fedtmle.protocol.learners import GLMCodec, ModelsQuery
-from fedtmle.protocol.query import Link, Phase
+from fedtmle.protocol.bits import BitWriter
+from fedtmle.protocol.codes import decode, encode
+from fedtmle.protocol.learners import AbstractLocalFit, GLMFormat, ModelsQuery
+from fedtmle.protocol.query import Local, Phase
 from fedtmle.studies.pooled import pool_tables
 from tests.initial.silos import LEVELS, pooled_table, run, split, trial
 
@@ -131,27 +132,33 @@ def test_specifications_that_say_too_little_or_too_much() -> None:
             Pilot.from_coefficients(formula, {}, family, coefficients)
 
 
+FORMAT = GLMFormat(formula=GLM("x").parsed, levels={}, family=Family.GAUSSIAN)
+
+
+class NoFit(AbstractLocalFit):
+    """A silo that fits nothing."""
+
+    @property
+    def count(self) -> int:
+        return 1
+
+    def fit(self, _local: Local) -> None:
+        return None
+
+
 def query(at: str | None) -> ModelsQuery:
-    codec = GLMCodec(formula=GLM("x").parsed, levels={}, family=Family.GAUSSIAN)
-    return ModelsQuery(fit=lambda _: None, at=at, count=1, codec=codec)
+    return ModelsQuery(local_fit=NoFit(), at=at, model_format=FORMAT)
 
 
 def model(*coefficients: float) -> Any:
-    return (
-        GLMCodec(formula=GLM("x").parsed, levels={}, family=Family.GAUSSIAN).unpack(
-            np.array(coefficients).tobytes()
-        ),
-    )
+    return (FORMAT.unpack(np.array(coefficients).tobytes()),)
 
 
 @pytest.mark.parametrize("at", ["a", None])
 def test_what_was_pooled_comes_back(at: str | None) -> None:
     pooled = query(at).pool({"a": model(1.0, 2.0), "b": None}, {"a": 1, "b": 1})
-    out = BitWriter()
-    query(at).write_pooled(pooled, out)
-    reader = BitReader(out.finish())
-    assert query(at).read_pooled(reader) == pooled
-    reader.finish()
+    code = query(at).pooled_code
+    assert decode(code, encode(code, pooled)) == pooled
 
 
 @pytest.mark.parametrize("answers", [{"a": None, "b": None}, {"a": model(1.0, 2.0), "b": model(1.0, 2.0)}])
@@ -166,16 +173,16 @@ def test_a_broadcast_that_is_none_is_refused() -> None:
         out.gamma((silos,))
         out.uint(flag, max(silos, 1))
         with pytest.raises(DecodeError):
-            query("a").read_pooled(BitReader(out.finish()))
+            decode(query("a").pooled_code, out.finish())
     for data in (b"", bytes(8), bytes(24), np.array([np.nan, 0.0]).tobytes()):
         out = BitWriter()
         out.uint(1, 1)
         out.gamma((len(data),))
         out.uint(int.from_bytes(data, "big"), 8 * len(data))
         with pytest.raises(DecodeError):
-            query("a").read_answer(BitReader(out.finish()), Link())
+            decode(query("a").answer_code, out.finish())
     out = BitWriter()
     out.uint(1, 1)
     out.gamma((1 << 40,))
     with pytest.raises(DecodeError):
-        query("a").read_answer(BitReader(out.finish()), Link())
+        decode(query("a").answer_code, out.finish())

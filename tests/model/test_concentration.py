@@ -16,6 +16,7 @@ from fedtmle.model.families import Family
 from fedtmle.model.scaled import Scaled
 from fedtmle.model.submodel import GeneralisedLinear
 from fedtmle.model.types import RowBound
+from tests.premise import Premise
 
 
 def design(n: int, seed: int, *, weighted: bool = True) -> GeneralisedLinear:
@@ -58,6 +59,10 @@ def test_the_definition(backend: str, weighted: bool, n: int) -> None:
     assert found.is_whole
 
 
+at_edge = Premise("a move goes to the edge of the radius", at_least=0.25)
+
+
+@at_edge
 @given(
     st.integers(0, 20),
     st.lists(st.floats(-2, 2), min_size=3, max_size=3),
@@ -71,12 +76,12 @@ def test_within_the_radius_no_share_is_larger(
     """Both for all rows and for the few that were enough, at the edge of the radius."""
     model = design(5_000 if asked else 50, seed)
     here = model.concentration(np.zeros(3), share=asked * share)
-    radius, there = here.radius(share), np.array(direction)
+    radius, distance = here.radius(share), here.distance(direction)
     if radius < 0:
         assert here.is_whole
         assert here.share > share
-    elif 0 < (distance := here.distance(there)) < math.inf:
-        edge = there * min(1.0, radius / distance)
+    if at_edge.holds(radius >= 0 and distance > 0):
+        edge = np.array(direction) * (radius / distance)
         assert model.concentration(edge).share <= share + 1e-9
 
 

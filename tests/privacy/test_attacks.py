@@ -8,18 +8,19 @@ import numpy as np
 import pytest
 
 import fedtmle as ft
+from fedtmle.algorithms.base import TargetingProgram
 from fedtmle.errors import InputError
 from fedtmle.model.types import Array, Part
-from fedtmle.privacy import design_modulus
-from fedtmle.privacy.attacks import LinearAttack, linear_attack
-from fedtmle.privacy.attributes import ColumnMean, Coordinate, Linear, Smooth
 from fedtmle.privacy.compress import Compressed, coordinate_moduli, direction_modulus
 from fedtmle.privacy.discrete import enumeration_risk, separation
 from fedtmle.privacy.floor import FloorAttribute, OmegaFloor, at_centre
+from fedtmle.privacy.modulus import design_modulus
 from fedtmle.protocol.plan import Plan, roster
 from fedtmle.protocol.sums import SumsQuery
 from fedtmle.runtime.replay import overhear
 from fedtmle.runtime.rows import LocalRows
+from fedtmle_paper.privacy.attacks import LinearAttack, linear_attack
+from fedtmle_paper.privacy.disclosure import ColumnMean, Coordinate, Linear, Smooth
 
 N = 48
 
@@ -36,7 +37,10 @@ def two_arm_rows(seed: int, n: int = N) -> dict[str, Array]:
 
 
 def plan_of(problem: ft.TwoArm, algorithm: object, silos: dict[str, object]) -> Plan:
-    return Plan(subject=problem, law=problem.start(), algorithm=algorithm, roster=roster(list(silos)))
+    return Plan(
+        program=TargetingProgram(problem=problem, law=problem.start(), algorithm=algorithm),
+        roster=roster(list(silos)),
+    )
 
 
 def attack(optimizer: object) -> tuple[LinearAttack, Array]:

@@ -15,8 +15,8 @@ from fedtmle.cli import app
 from fedtmle.cli.exits import Exit
 from fedtmle.errors import InputError
 from fedtmle.model.types import Array, Part
-from fedtmle.privacy.answers import Answered
-from fedtmle.privacy.audit import Attacker, Audit, Continuous, Discrete, Finding, audit
+from fedtmle.privacy.answers import AnsweredQuery
+from fedtmle.privacy.audit import Attacker, Audit, ColumnRisk, Continuous, Discrete, audit
 from fedtmle.protocol.coded import RoundedGradientQuery
 from fedtmle.protocol.plan import roster
 from fedtmle.runtime.replay import Replayed, rehearse, replay
@@ -31,7 +31,7 @@ N = 30
 BOUNDS = (-10.0, 10.0)
 
 
-def rounded_run(tolerance: float) -> tuple[ft.TwoArm, dict[str, Array], list[Answered], LocalRows]:
+def rounded_run(tolerance: float) -> tuple[ft.TwoArm, dict[str, Array], list[AnsweredQuery], LocalRows]:
     """One silo's rounded gradients in a coarse run; closing sums are left out, since they are exact."""
     problem = ft.TwoArm(outcome_bounds=BOUNDS, weight_ceiling=16.0)
     raw, other = two_arm_rows(5, N), two_arm_rows(6, 50)
@@ -49,13 +49,13 @@ def outcome(problem: ft.TwoArm, raw: dict[str, Array]) -> Continuous:
     return Continuous(name="outcome", radius=10.0, values=raw["outcome"], move=move)
 
 
-def same_answers(problem: ft.TwoArm, raw: dict[str, Array], answered: list[Answered]) -> bool:
+def same_answers(problem: ft.TwoArm, raw: dict[str, Array], answered: list[AnsweredQuery]) -> bool:
     rows = problem.read(raw)
     local = LocalRows("a", rows, N, None)
     return all(asked.query.answer(local) == asked.answer for asked in answered)
 
 
-def finding(made: Audit, attacker: Attacker) -> Finding:
+def finding(made: Audit, attacker: Attacker) -> ColumnRisk:
     return next(f for f in made.findings if f.attacker is attacker)
 
 

@@ -11,14 +11,14 @@ import pytest
 import fedtmle as ft
 from fedtmle.errors import InputError
 from fedtmle.model.types import Array, Part
-from fedtmle.privacy.answers import Answered, Explained, Submodels, explain, single
+from fedtmle.privacy.answers import AnsweredQuery, Explained, Submodels, explain, single
 from fedtmle.privacy.charts import coordinates
 from fedtmle.protocol.plan import roster
 from fedtmle.protocol.sums import MomentsQuery, SumsQuery
 from fedtmle.runtime.replay import rehearse
 from fedtmle.runtime.rows import LocalRows
 from fedtmle.studies.plan import study_plan
-from fedtmle.targets.benchmark import gaussian_mixture
+from fedtmle_paper.benchmark import gaussian_mixture
 from tests.privacy.studies import study_with_everything, table_of
 
 ALL = Part.LOSS | Part.GRADIENT | Part.HESSIAN
@@ -85,7 +85,7 @@ def test_jacobians_of_every_target(case: str) -> None:
     ]
     for query in queries:
         answer = query.answer(local)
-        explained = explain(Answered(query=query, answer=answer), local, rows, Submodels())
+        explained = explain(AnsweredQuery(query=query, answer=answer), local, rows, Submodels())
         assert explained is not None
         # The terms are what the silo sums, and the box holds.
         assert np.abs(explained.terms(rows).sum(axis=1) - answer.values()).max() <= 1e-9
@@ -136,7 +136,7 @@ def test_unknown_records_are_named() -> None:
     rows = problem.read(raw)
     query = SumsQuery(problem=problem, law=law, eps=np.zeros(1), parts=Part.GRADIENT, n=12)
     local = LocalRows("s", rows, 12, None)
-    explained = explain(Answered(query=query, answer=None), local, rows, Submodels())
+    explained = explain(AnsweredQuery(query=query, answer=None), local, rows, Submodels())
     assert explained is not None
     with pytest.raises(InputError, match="no continuous 'age'"):
         explained.tangents(rows, "age")

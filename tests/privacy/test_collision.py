@@ -10,13 +10,14 @@ import pytest
 from numpy.polynomial import chebyshev
 
 from fedtmle.errors import InputError
-from fedtmle.privacy import collision_pair, reconstruction_risk
-from fedtmle.privacy.collision import (
+from fedtmle_paper.privacy.collision import (
     collision_distance,
+    collision_pair,
     conditioning_ceiling,
     distance_floor,
     level_points,
     matching_distance,
+    reconstruction_risk,
     response_ceiling,
     risk_radius,
     sharper_reconstruction_risk,

@@ -10,8 +10,10 @@ from scipy.optimize import minimize
 
 from fedtmle.errors import InputError
 from fedtmle.model.types import Array
-from fedtmle.privacy import affine_decoder, attribute_risk, design_modulus
-from fedtmle.privacy.disclosure import (
+from fedtmle.privacy.modulus import design_modulus
+from fedtmle_paper.privacy.disclosure import (
+    affine_decoder,
+    attribute_risk,
     curvature,
     decided,
     range_error,

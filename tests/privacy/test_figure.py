@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from fedtmle.privacy.smoothness import segment_smoothness
+from fedtmle_paper.privacy.collision import segment_smoothness
 
 
 @pytest.mark.parametrize("s", [1, 2, 3, 5])
@@ -24,7 +24,7 @@ def test_smoothness_of_a_known_function(s: int, radius: float) -> None:
 
 def test_records_stay_open_while_their_mean_is_known() -> None:
     pytest.importorskip("matplotlib")
-    from fedtmle.reproduce.disclosure import RADIUS, S, measure, scene
+    from fedtmle_paper.reproduce.disclosure import RADIUS, S, measure, scene
 
     view = scene()
     # The scene is what the transcript holds: the run's own positions explain its answers.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import tracemalloc
 from fractions import Fraction
 
@@ -10,14 +11,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedtmle.errors import DecodeError, JournalError
+from fedtmle.errors import DecodeError, JournalError, NumericalError
 from fedtmle.protocol import messages
 from fedtmle.protocol.bits import BitReader, Bits, BitWriter
-from fedtmle.protocol.lattice import LARGEST_EXPONENT, LARGEST_MANTISSA, Lattice
+from fedtmle.protocol.lattice import (
+    CHECK_BITS,
+    LARGEST_EXPONENT,
+    LARGEST_MANTISSA,
+    Lattice,
+    build_lattice,
+)
 from fedtmle.protocol.messages import Answered, Ask, Payload
 from fedtmle.protocol.tables import LevelsQuery
 from fedtmle.runtime.journal import MAGIC, scan
-from tests.decoders import Decoder, decoders, queries
+from tests.damage import damaged
+from tests.decoders import Decoder, decoders
+from tests.premise import Premise
+from tests.queries import examples, without_example
 
 NAMES = tuple(decoders())
 
@@ -33,95 +43,120 @@ def holds(decoder: Decoder, data: bytes) -> bool:
 
 
 def test_every_kind_of_query_and_every_file_is_fuzzed() -> None:
-    from fedtmle.protocol import coded, fits, learners, sums, tables
-    from fedtmle.protocol.query import AbstractQuery
-
-    kinds = {
-        name
-        for module in (coded, fits, learners, sums, tables)
-        for name, value in vars(module).items()
-        if isinstance(value, type) and issubclass(value, AbstractQuery) and not name.startswith("Abstract")
-    }
-    assert kinds == {name.split()[0] for name in queries()}
+    assert without_example() == set()
+    for example in examples():
+        assert {f"{example.name}: answer", f"{example.name}: pooled"} <= set(NAMES)
     assert {"request", "reply", "transcript", "journal", "ledger", "gamma", "trees", "GLM"} < set(NAMES)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_examples_are_read_as_they_were_written(name: str) -> None:
     decoder = decoders()[name]
-    read = [holds(decoder, example) for example in decoder.examples if example[1:]]
-    assert all(read)
-    assert read or "answer" in name
+    assert decoder.examples
+    assert all(holds(decoder, example) for example in decoder.examples)
 
 
-def mutated(example: bytes) -> st.SearchStrategy[bytes]:
-    """The example with some bytes changed, put in or left out."""
-    at = st.integers(0, len(example))
-    change = st.tuples(at, st.integers(0, 3), st.binary(max_size=3))
-
-    def apply(changes: list[tuple[int, int, bytes]]) -> bytes:
-        data = example
-        for start, removed, put in changes:
-            data = data[:start] + put + data[start + removed :]
-        return data
-
-    return st.lists(change, max_size=3).map(apply)
+decodes = Premise("the bytes are decoded", at_least=0.02)  # behind a digest few others are
 
 
+@decodes
 @pytest.mark.parametrize("name", NAMES)
 @given(data=st.data())
 @settings(max_examples=50, deadline=None)
 def test_any_bytes_decode_canonically_or_raise_the_one_error(name: str, data: st.DataObject) -> None:
     decoder = decoders()[name]
-    garbage = st.binary(max_size=120)
-    holds(decoder, data.draw(st.one_of(garbage, *map(mutated, decoder.examples))))
+    example = data.draw(st.sampled_from(decoder.examples))
+    decodes.holds(holds(decoder, data.draw(damaged(example, keep=1))))
 
 
-exponents = st.integers(-LARGEST_EXPONENT - 1, LARGEST_EXPONENT + 1)
-numbers = st.tuples(exponents, st.integers(-LARGEST_MANTISSA, LARGEST_MANTISSA))
+Number = tuple[int, int]  # an exponent and a mantissa
 
 
-@given(numbers, exponents, st.lists(numbers, min_size=6, max_size=6))
-@settings(max_examples=200, deadline=None)
-def test_a_lattice_at_the_ends_of_a_double_is_decoded_or_refused(
-    beta: tuple[int, int], h: int, lower: list[tuple[int, int]]
-) -> None:
-    """Its inverse may overflow or underflow; then it is refused, and the search for its norm ends."""
+def lattice_bits(beta: Number, lower: list[Number]) -> tuple[Bits, Lattice | None]:
+    """Return a lattice of three coordinates as bits, and the lattice, None if no party can build it."""
     out = BitWriter()
-    for k, (exponent, mantissa) in enumerate((beta, *lower)):
+    for exponent, mantissa in (beta, *lower):
         out.gamma((exponent,))
         out.fixed((mantissa,), (LARGEST_MANTISSA,))
-        if k == 0:
-            out.gamma((h,))
-    _lattice(out.finish())
+    values = iter([mantissa * Fraction(2) ** exponent for exponent, mantissa in lower])
+    C = tuple(tuple(next(values) if j <= i else Fraction(0) for j in range(3)) for i in range(3))
+    lattice = None
+    if beta[1] > 0 and all(C[i][i] > 0 for i in range(3)):
+        with contextlib.suppress(NumericalError):
+            lattice = build_lattice(delta=DELTA, beta=beta[1] * Fraction(2) ** beta[0], C=C)
+    out.uint(lattice.digest() if lattice else 0, CHECK_BITS)
+    return out.finish(), lattice
 
 
-extremes = st.tuples(st.sampled_from([-1000, -999, -500, 0, 500, 999, 1000]), st.sampled_from([1, 255]))
-
-
-@given(st.lists(extremes, min_size=6, max_size=6))
-@settings(max_examples=200, deadline=None)
-def test_extreme_but_canonical_lattices(entries: list[tuple[int, int]]) -> None:
-    out = BitWriter()
-    out.gamma((0,))
-    out.fixed((1,), (LARGEST_MANTISSA,))
-    out.gamma((-4,))
-    for exponent, mantissa in entries:
-        out.gamma((exponent,))
-        out.fixed((mantissa,), (LARGEST_MANTISSA,))
-    _lattice(out.finish())
-
-
-def _lattice(bits: Bits) -> None:
+def read_lattice(bits: Bits) -> Lattice | None:
     try:
         reader = BitReader(bits)
-        lattice = Lattice.read(reader, dim=3, delta=Fraction(1, 8), C=None)
+        lattice = Lattice.read(reader, dim=3, delta=DELTA, C=None)
         reader.finish()
     except DecodeError:
-        return
-    again = BitWriter()
-    lattice.write(again, public_C=False)
-    assert again.finish() == bits
+        return None
+    return lattice
+
+
+def is_canonical(number: Number) -> bool:
+    exponent, mantissa = number
+    return abs(exponent) <= LARGEST_EXPONENT and (mantissa % 2 == 1 or number == (0, 0))
+
+
+DELTA = Fraction(1, 8)
+POSITIVE = (0, 2, 5)  # C's diagonal in its lower triangle
+extremes = st.sampled_from([-1000, -999, -500, 0, 500, 999, 1000])
+odd = st.integers(0, LARGEST_MANTISSA // 2 - 1).map(lambda k: 2 * k + 1)
+
+
+@st.composite
+def canonical_lattices(draw: st.DrawFn) -> tuple[Number, list[Number]]:
+    """Numbers in their shortest form, their exponents together anywhere in the range of a double."""
+    near = st.integers(-30, 30)
+    middle = draw(extremes if draw(st.integers(0, 4)) == 0 else st.integers(-450, 450))
+    exponents = [max(-1000, min(1000, middle + draw(near))) for _ in range(6)]
+    signs = [1 if k in POSITIVE else draw(st.sampled_from([-1, 1])) for k in range(6)]
+    lower = [(e, sign * draw(odd)) for e, sign in zip(exponents, signs, strict=True)]
+    return (draw(extremes), draw(odd)), lower
+
+
+is_decoded = Premise("the lattice is decoded", at_least=0.4)
+
+
+@is_decoded
+@given(canonical_lattices())
+@settings(max_examples=300, deadline=None)
+def test_extreme_but_canonical_lattices(numbers: tuple[Number, list[Number]]) -> None:
+    """A lattice that a party can build is decoded, at the ends of a double too; any other is refused."""
+    bits, lattice = lattice_bits(*numbers)
+    assert read_lattice(bits) == lattice
+    if is_decoded.holds(lattice is not None):
+        assert lattice is not None
+        again = BitWriter()
+        lattice.write(again, public_C=False)
+        assert again.finish() == bits
+
+
+is_refused = Premise("a number is not in its canonical form", at_least=0.3)
+one_number = st.tuples(st.integers(-1001, 1001), st.integers(-LARGEST_MANTISSA, LARGEST_MANTISSA))
+
+
+@is_refused
+@given(canonical_lattices(), st.integers(0, 6), one_number)
+@settings(max_examples=200, deadline=None)
+def test_a_lattice_with_one_number_that_is_not_canonical_is_refused(
+    numbers: tuple[Number, list[Number]], at: int, other: Number
+) -> None:
+    """Its inverse may overflow or underflow; then it is refused, and the search for its norm ends."""
+    beta, lower = numbers
+    changed = [beta, *lower]
+    changed[at] = other
+    bits, lattice = lattice_bits(changed[0], changed[1:])
+    read = read_lattice(bits)
+    if is_refused.holds(not is_canonical(other)):
+        assert read is None
+    else:
+        assert read == lattice
 
 
 # Cost. What is declared costs nothing; what is sent is paid for once.
@@ -204,7 +239,7 @@ def test_many_levels_of_a_long_message_are_read_in_place() -> None:
     padded = Bits(8 * (len(short.data) + messages.MAX_BYTES), short.data + bytes(messages.MAX_BYTES))
     query = LevelsQuery(factors=("a",))
     tracemalloc.start()
-    query.read_pooled(BitReader(padded))
+    query.pooled_code.read(BitReader(padded))
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < CHEAP

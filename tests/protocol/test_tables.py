@@ -12,10 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedtmle.errors import ContributionError, DataError, DecodeError
+from fedtmle.model.statistics import AbstractBoundedColumns
 from fedtmle.model.table import Factor, Table
-from fedtmle.protocol.bits import BitReader, Bits, BitWriter
-from fedtmle.protocol.query import Link, Phase
-from fedtmle.protocol.tables import LevelsQuery, ScalesQuery, TallyQuery, sort_levels
+from fedtmle.protocol.codes import decode, encode
+from fedtmle.protocol.query import Phase
+from fedtmle.protocol.sums import TallyQuery
+from fedtmle.protocol.tables import LevelsQuery, ScalesQuery, sort_levels
+from tests.damage import damaged_bits
+from tests.premise import Premise
 
 
 class Rows:
@@ -41,12 +45,7 @@ def rows(numeric: dict[str, list[float]] | None = None, **factors: Factor) -> Ro
 
 
 def there_and_back(query: Any, answer: Any) -> Any:
-    out = BitWriter()
-    query.write_answer(answer, out, Link())
-    reader = BitReader(out.finish())
-    read = query.read_answer(reader, Link())
-    reader.finish()
-    return read
+    return decode(query.answer_code, encode(query.answer_code, answer))
 
 
 labels = (
@@ -76,7 +75,7 @@ def test_the_studys_levels_are_the_union() -> None:
     pooled = query.pool({"one": one, "two": two}, {"one": 2, "two": 2})
     assert pooled == (("a", "b", "c"), ("2", "9", "10"))
     assert query.phase is Phase.NUISANCE
-    assert not query.retires(one)
+    assert query.retirement(one) is None
 
 
 @given(st.lists(st.sets(labels, max_size=4), min_size=2, max_size=2))
@@ -94,30 +93,42 @@ def test_a_factor_with_too_many_or_too_long_levels_is_named_at_the_silo() -> Non
         query.answer(rows(site=factor("a", "b" * 300)))
 
 
-@given(st.binary(max_size=40), st.integers(0, 7))
-def test_levels_from_garbage_are_refused(data: bytes, short: int) -> None:
-    query = LevelsQuery(factors=("a", "b"))
+decodes = Premise("the bits are levels", at_least=0.08)
+
+
+@decodes
+@given(st.lists(st.sets(labels, max_size=4), min_size=2, max_size=2), st.data())
+def test_levels_from_garbage_are_refused(levels: list[set[str]], data: st.DataObject) -> None:
+    code = LevelsQuery(factors=("a", "b")).pooled_code
+    bits = data.draw(damaged_bits(encode(code, tuple(map(sort_levels, levels)))))
     try:
-        reader = BitReader(Bits(max(0, 8 * len(data) - short), data))
-        pooled = query.read_pooled(reader)
+        pooled = decode(code, bits)
     except DecodeError:
+        decodes.holds(False)
         return
-    assert there_and_back(query, pooled) == pooled  # what is read is canonical
+    decodes.holds(True)
+    assert encode(code, pooled) == bits
 
 
 @pytest.mark.parametrize("levels", [("b", "a"), ("a", "a"), ("10", "9")])
 def test_levels_out_of_order_are_refused(levels: tuple[str, ...]) -> None:
-    query, out = LevelsQuery(factors=("a",)), BitWriter()
-    query.write_pooled((levels,), out)
+    code = LevelsQuery(factors=("a",)).pooled_code
     with pytest.raises(DecodeError, match="sorted"):
-        query.read_pooled(BitReader(out.finish()))
+        decode(code, encode(code, (levels,)))
 
 
-def both(table: Table) -> np.ndarray:
-    return np.stack([table.numeric["x"], table.numeric["y"]])
+class Both(AbstractBoundedColumns[Table]):
+    """The columns x, below 2, and y, below 16."""
+
+    label = "weight"
+    names = ("x", "y")
+    exponents = (1, 4)
+
+    def evaluate(self, piece: Table) -> np.ndarray:
+        return np.stack([piece.numeric["x"], piece.numeric["y"]])
 
 
-SCALES = ScalesQuery(columns=both, count=2)
+SCALES = ScalesQuery(columns=Both())
 
 
 def test_scales_bound_each_column_by_the_least_power_of_two() -> None:
@@ -125,7 +136,7 @@ def test_scales_bound_each_column_by_the_least_power_of_two() -> None:
     assert answer == (3, 1)  # 5 < 8 and 1 < 2
     assert SCALES.answer(rows({"x": [0.01, 0.0], "y": [-0.25, 0.2]})) == (-6, -1)
     assert there_and_back(SCALES, answer) == answer
-    assert not SCALES.retires(answer)
+    assert SCALES.retirement(answer) is None
 
 
 @given(
@@ -143,7 +154,7 @@ def test_scales_do_not_depend_on_the_partition(values: list[tuple[float, float]]
 
 
 def test_a_tally_is_exact_and_refuses_what_is_beyond_its_bound() -> None:
-    query = TallyQuery(columns=both, exponents=(1, 4), n=3, what="weight")
+    query = TallyQuery(columns=Both(), n=3)
     first = query.answer(rows({"x": [1.0, 0.0], "y": [0.1, 9.5]}))
     second = query.answer(rows({"x": [1.0], "y": [-3.0]}))
     pooled = query.pool({"a": first, "b": second}, {"a": 2, "b": 1})

@@ -8,6 +8,7 @@ import numpy as np
 
 import fedtmle as ft
 from fedtmle.studies.result import StudyResult
+from tests.estimands import example
 
 ALGORITHMS = {
     "coded": ft.Coded(),
@@ -19,9 +20,7 @@ ALGORITHMS = {
     "unfinished": ft.Coded(max_rounds=2),
 }
 TARGETS = {
-    "ATE": ft.ATE(outcome="y", treatment="a", outcome_bounds=(0.0, 1.0)),
-    "RR": ft.RR(outcome="y", treatment="a", outcome_bounds=(0.0, 1.0)),
-    "TSM": ft.TSM(outcome="y", treatment="a", outcome_bounds=(0.0, 1.0)),
+    **{kind.__name__: example(kind, outcome_bounds=(0.0, 1.0)) for kind in ft.ESTIMANDS},
     "strata": ft.ATE(outcome="y", treatment="a", outcome_bounds=(0.0, 1.0), strata="s"),
 }
 
@@ -43,10 +42,11 @@ def result(
     algorithm: str = "coded", target: str = "ATE", *, release: int = 2, observe: bool = False
 ) -> StudyResult:
     data = silos()
+    treated = TARGETS[target].treatment is not None
     study = ft.Study(
         target=TARGETS[target],
-        outcome_model=ft.GLM("C(a) + x"),
-        treatment_model=ft.GLM("x"),
+        outcome_model=ft.GLM("C(a) + x" if treated else "x"),
+        treatment_model=ft.GLM("x") if treated else None,
         algorithm=ALGORITHMS[algorithm],
     )
     return ft.run(study, data, release=tuple(data)[:release], observe=observe)

@@ -12,7 +12,7 @@ from scipy import stats
 from fedtmle.report import series
 from fedtmle.report.svg import label, log_ticks, ticks
 from fedtmle.runtime.account import Account
-from tests.report.studies import ALGORITHMS, result
+from tests.report.studies import ALGORITHMS, TARGETS, result
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -60,10 +60,20 @@ def test_forest_rows_are_the_documents() -> None:
     ]
     assert data.rows[-1].estimate == document["estimates"][0]["estimate"]
     assert data.null == 0.0
-    (ratio,) = series.forests(result(target="RR").document)
-    assert ratio.ratio
-    assert ratio.null == 1.0
-    assert {f.null for f in series.forests(result(target="TSM").document)} == {None}
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_forests_have_the_scale_of_their_estimand(target: str) -> None:
+    document = result(target=target).document
+    drawn = series.forests(document)
+    assert [forest.estimand for forest in drawn] == [row["estimand"] for row in document["estimates"]]
+    for forest, row in zip(drawn, document["estimates"], strict=True):
+        assert (forest.null is None) == (row["p_value"] is None)
+        assert forest.ratio == (row["scale"] == "ratio")
+    expected = {"ATE": (0.0, False), "RR": (1.0, True), "OR": (1.0, True), "TSM": (None, False)}
+    assert {(forest.null, forest.ratio) for forest in drawn} == {
+        expected.get(target, (drawn[0].null, drawn[0].ratio))
+    }
 
 
 def test_distances_square_up_to_q() -> None:

@@ -8,22 +8,20 @@ import numpy as np
 import pytest
 
 import fedtmle as ft
-from fedtmle.reproduce.campaign import cells, shared
-from fedtmle.reproduce.clock import TimedFederation
-from fedtmle.reproduce.heterogeneity import dispersion
-from fedtmle.reproduce.measure import digest, measure, observed
-from fedtmle.reproduce.publicwork import Ledger, LedgerProblem
-from fedtmle.reproduce.scenario import Cell, Dgp, Method, Partition, Scale, build
-from fedtmle.reproduce.study import Study
 from fedtmle.solver import solve
+from fedtmle_paper.reproduce.campaign import Campaign
+from fedtmle_paper.reproduce.checks import dispersion
+from fedtmle_paper.reproduce.measure import digest, measure, observed, scenarios, shared
+from fedtmle_paper.reproduce.scenario import Dgp, Method, Partition, Scale, Scenario, build
+from fedtmle_paper.reproduce.timing import LedgerProblem, TimedFederation, WorkLedger
 
 from .conftest import TINY
 
-CELL = Cell(seed=4, dgp=Dgp.CURVED, partition=Partition.SPATIAL, clients=3, scale=TINY)
+CELL = Scenario(seed=4, dgp=Dgp.CURVED, partition=Partition.SPATIAL, clients=3, scale=TINY)
 
 
 def test_cells_of_a_seed_share_their_rows_and_start() -> None:
-    other = Cell(seed=4, dgp=Dgp.CURVED, partition=Partition.RANDOM, clients=2, scale=TINY)
+    other = Scenario(seed=4, dgp=Dgp.CURVED, partition=Partition.RANDOM, clients=2, scale=TINY)
     a, b = build(CELL), build(other)
     assert (a.rows == b.rows).all()
     assert a.law == b.law
@@ -56,7 +54,7 @@ def test_a_round_is_its_slowest_silo_and_the_server_after_it() -> None:
 
 def test_remembered_work_is_charged_to_whoever_asks() -> None:
     clock = [0.0]
-    ledger = Ledger(lambda: clock[0])
+    ledger = WorkLedger(lambda: clock[0])
 
     def work() -> str:
         clock[0] += 2.0
@@ -69,7 +67,7 @@ def test_remembered_work_is_charged_to_whoever_asks() -> None:
 
 def test_a_ledger_changes_no_bit_of_a_run() -> None:
     data = build(CELL)
-    problem = LedgerProblem(inner=data.problem, ledger=Ledger())
+    problem = LedgerProblem(inner=data.problem, ledger=WorkLedger())
     for algorithm in (ft.Gradient(tolerance=1e-3), ft.LocalAverage(max_updates=2)):
         with_ledger, plain = (solve(p, data.law, data.silos, algorithm) for p in (problem, data.problem))
         assert with_ledger.trajectory.accepted == plain.trajectory.accepted
@@ -84,7 +82,7 @@ def test_observed_losses_agree_with_the_runtimes_own() -> None:
     assert residual == pytest.approx(result.trajectory.residual, abs=1e-12)
 
 
-def test_checkpoints_count_every_query(tiny: Study) -> None:
+def test_checkpoints_count_every_query(tiny: Campaign) -> None:
     for run in tiny.runs:
         first, *later = run.checkpoints
         assert (first.update, first.rounds, first.compute) == (0, 0, 0.0)
@@ -97,7 +95,7 @@ def test_checkpoints_count_every_query(tiny: Study) -> None:
         assert run.at_time(1e9, 0.005) == run.checkpoints[-1]
 
 
-def test_converged_runs_end_at_the_direct_solution(tiny: Study) -> None:
+def test_converged_runs_end_at_the_direct_solution(tiny: Campaign) -> None:
     ended = [run for run in tiny.runs if run.converged]
     assert {run.method for run in ended} >= {Method.GRADIENT, Method.CODED_RAW, Method.CODED_WHITENED}
     for run in ended:
@@ -105,12 +103,12 @@ def test_converged_runs_end_at_the_direct_solution(tiny: Study) -> None:
         assert run.endpoint_error <= 2 * run.checkpoints[-1].residual + 1e-9
 
 
-def test_gradient_is_invariant_to_repartitioning_to_the_bit(tiny: Study) -> None:
+def test_gradient_is_invariant_to_repartitioning_to_the_bit(tiny: Campaign) -> None:
     for dgp in Dgp:
-        runs = [run for run in tiny.runs if run.cell.dgp is dgp and run.method is Method.GRADIENT]
+        runs = [run for run in tiny.runs if run.scenario.dgp is dgp and run.method is Method.GRADIENT]
         assert len(runs) == 4
         assert len({(run.digest, run.rounds) for run in runs}) == 1
-        local = [run for run in tiny.runs if run.cell.dgp is dgp and run.method is Method.LOCAL_SIZE]
+        local = [run for run in tiny.runs if run.scenario.dgp is dgp and run.method is Method.LOCAL_SIZE]
         assert len({run.digest for run in local}) == 4  # the name does tell trajectories apart
 
 
@@ -120,7 +118,7 @@ def test_a_digest_sees_the_last_bit() -> None:
     assert digest([(0.0,)]) != digest([(-0.0,)])
 
 
-def test_a_run_again_gives_the_same_numbers_but_for_time(tiny: Study) -> None:
+def test_a_run_again_gives_the_same_numbers_but_for_time(tiny: Campaign) -> None:
     again = measure(CELL, build(CELL), Method.LOCAL_UNIFORM)
     before = tiny.run(CELL, Method.LOCAL_UNIFORM)
     assert (again.digest, again.bits, again.endpoint_error) == (
@@ -133,18 +131,18 @@ def test_a_run_again_gives_the_same_numbers_but_for_time(tiny: Study) -> None:
     ]
 
 
-def test_the_plan_of_the_paper(tiny: Study) -> None:
+def test_the_plan_of_the_paper(tiny: Campaign) -> None:
     assert [run.method for run in tiny.runs[: len(Method)]] == list(Method)
-    plan = cells([1, 2], Scale().clients, Scale())
+    plan = scenarios([1, 2], Scale().clients, Scale())
     assert len(plan) == 2 * 4 * 2 * 2
-    assert {cell.scale.n for cell in plan} == {10_000}
+    assert {scenario.scale.n for scenario in plan} == {10_000}
     assert list(shared(abs, [-1, 2], 1)) == [1, 2]
 
 
 def test_spatial_silos_differ_more_than_random_ones() -> None:
     big = Scale(n=4_000, pilot=200, reference_clients=5)
     spatial, random = (
-        dispersion(Cell(seed=1, dgp=Dgp.GAUSSIAN, partition=partition, clients=5, scale=big))
+        dispersion(Scenario(seed=1, dgp=Dgp.GAUSSIAN, partition=partition, clients=5, scale=big))
         for partition in (Partition.SPATIAL, Partition.RANDOM)
     )
     assert spatial[0] > random[0]
@@ -152,7 +150,7 @@ def test_spatial_silos_differ_more_than_random_ones() -> None:
 
 
 @pytest.mark.slow
-def test_a_standstill_is_what_200_rounds_would_give(tiny: Study) -> None:
+def test_a_standstill_is_what_200_rounds_would_give(tiny: Campaign) -> None:
     data, stopped = build(CELL), tiny.run(CELL, Method.LOCAL_UNIFORM)
     whole = solve(
         data.problem,

@@ -11,15 +11,14 @@ from typer.testing import CliRunner
 
 from fedtmle.cli import app
 from fedtmle.errors import InputError
-from fedtmle.reproduce import extra, style
-from fedtmle.reproduce.bounds import costs
-from fedtmle.reproduce.coverage import truth
-from fedtmle.reproduce.extra_figures import wilson
-from fedtmle.reproduce.run import Order, carry_out, publish
-from fedtmle.reproduce.scenario import Cell, Dgp, Partition, Scale
-from fedtmle.reproduce.study import Study
-from fedtmle.targets.benchmark import curved_mixture, gaussian_mixture
 from fedtmle.targets.optimal_transport import OptimalTransport
+from fedtmle_paper.benchmark import curved_mixture, gaussian_mixture
+from fedtmle_paper.reproduce import run, style
+from fedtmle_paper.reproduce.campaign import Campaign
+from fedtmle_paper.reproduce.extra import costs, truth
+from fedtmle_paper.reproduce.figures import wilson
+from fedtmle_paper.reproduce.run import Order, carry_out, publish
+from fedtmle_paper.reproduce.scenario import Dgp, Partition, Scale, Scenario
 
 from .conftest import TINY
 
@@ -38,7 +37,7 @@ def read(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def test_four_figures_with_their_tables(tiny: Study, tmp_path: Path) -> None:
+def test_four_figures_with_their_tables(tiny: Campaign, tmp_path: Path) -> None:
     order = Order(extra=False, seeds=(4,), scale=TINY, out=tmp_path)
     results = publish(order, tiny, None, 1.0).read_text(encoding="utf-8")
     for number in range(1, 5):
@@ -71,9 +70,9 @@ def test_quick_run_of_one_figure(tmp_path: Path) -> None:
 
 
 def test_extra_experiments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(extra, "DATA_SETS", 2)
-    monkeypatch.setattr(extra, "REBOUNDS", 1)
-    monkeypatch.setattr(extra, "TOLERANCES", (1e-1,))
+    monkeypatch.setattr(run, "DATA_SETS", 2)
+    monkeypatch.setattr(run, "REBOUNDS", 1)
+    monkeypatch.setattr(run, "TOLERANCES", (1e-1,))
     order = Order(figures=(), seeds=(4,), scale=TINY, out=tmp_path)
     results = carry_out(order, quiet=True).read_text(encoding="utf-8")
     assert "Bounds broken: 0 of 8 runs" in results
@@ -89,8 +88,8 @@ def test_extra_experiments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_realised_costs_lie_below_their_bounds() -> None:
-    cell = Cell(seed=2, dgp=Dgp.GAUSSIAN, partition=Partition.SPATIAL, clients=3, scale=TINY)
-    for cost in costs(cell, (1e-1, 1e-2)):
+    scenario = Scenario(seed=2, dgp=Dgp.GAUSSIAN, partition=Partition.SPATIAL, clients=3, scale=TINY)
+    for cost in costs(scenario, (1e-1, 1e-2)):
         assert cost.residual_bound <= cost.tolerance
         assert cost.rounds <= cost.round_bound
         assert cost.bits <= cost.pathwise_bit_bound <= cost.universal_bit_bound

@@ -7,32 +7,32 @@ from collections.abc import Callable
 import pytest
 
 from fedtmle.errors import InputError
-from fedtmle.reproduce import checks
-from fedtmle.reproduce.clock import RoundTime
-from fedtmle.reproduce.measure import Checkpoint, Measured
-from fedtmle.reproduce.scenario import Cell, Dgp, Method, Partition, Scale
-from fedtmle.reproduce.sentences import SENTENCES, Evidence, Finding, Verdict, findings
-from fedtmle.reproduce.study import Study
+from fedtmle_paper.reproduce import checks
+from fedtmle_paper.reproduce.campaign import Campaign
+from fedtmle_paper.reproduce.measure import Checkpoint, Measured
+from fedtmle_paper.reproduce.scenario import Dgp, Method, Partition, Scale, Scenario
+from fedtmle_paper.reproduce.sentences import SENTENCES, Evidence, SentenceResult, Verdict, sentence_results
+from fedtmle_paper.reproduce.timing import RoundTime
 
 SCALE = Scale(n=100, pilot=50, clients=(2, 3), reference_clients=3)
 Path = list[tuple[float, float]]  # loss and residual at each update
 
 
-def invented(path: Callable[[Cell, Method], Path], seconds: Callable[[Method], float]) -> Study:
+def invented(path: Callable[[Scenario, Method], Path], seconds: Callable[[Method], float]) -> Campaign:
     """Runs of one seed with given losses and residuals, one round of so many seconds per update."""
     runs = []
     for dgp in Dgp:
         for partition in Partition:
             for M in SCALE.clients:
-                cell = Cell(seed=1, dgp=dgp, partition=partition, clients=M, scale=SCALE)
-                runs += [_run(cell, method, path(cell, method), seconds(method)) for method in Method]
-    return Study(runs, latency=0.0)
+                scenario = Scenario(seed=1, dgp=dgp, partition=partition, clients=M, scale=SCALE)
+                runs += [_run(scenario, method, path(scenario, method), seconds(method)) for method in Method]
+    return Campaign(runs, latency=0.0)
 
 
-def _run(cell: Cell, method: Method, path: Path, seconds: float) -> Measured:
+def _run(scenario: Scenario, method: Method, path: Path, seconds: float) -> Measured:
     rounds = 3 if method is Method.GRADIENT else 1  # per update
     return Measured(
-        cell=cell,
+        scenario=scenario,
         method=method,
         status="converged",
         converged=method is not Method.LOCAL_SIZE,
@@ -41,7 +41,7 @@ def _run(cell: Cell, method: Method, path: Path, seconds: float) -> Measured:
         bits=1,
         endpoint_error=0.0,
         std_error=1.0,
-        digest="same" if method is Method.GRADIENT else cell.name,
+        digest="same" if method is Method.GRADIENT else scenario.name,
         checkpoints=tuple(
             Checkpoint(update=k, rounds=rounds * k, compute=seconds * k, loss=loss, residual=residual)
             for k, (loss, residual) in enumerate(path)
@@ -50,78 +50,78 @@ def _run(cell: Cell, method: Method, path: Path, seconds: float) -> Measured:
     )
 
 
-def steady(cell: Cell, method: Method) -> Path:
+def steady(scenario: Scenario, method: Method) -> Path:
     """G falls to r = 0.005 in two updates; L goes lower in loss and stops at r = 0.1."""
     if method is Method.GRADIENT:
         return [(1.0, 1.0), (0.5, 0.1), (0.02, 0.005)]
-    rise = 0.3 if (method, cell.partition) == (Method.LOCAL_UNIFORM, Partition.SPATIAL) else 0.0
-    return [(1.0, 1.0), (0.0, 0.2), (rise, 0.2 if cell.partition is Partition.SPATIAL else 0.1)]
+    rise = 0.3 if (method, scenario.partition) == (Method.LOCAL_UNIFORM, Partition.SPATIAL) else 0.0
+    return [(1.0, 1.0), (0.0, 0.2), (rise, 0.2 if scenario.partition is Partition.SPATIAL else 0.1)]
 
 
 @pytest.fixture
-def study() -> Study:
+def campaign() -> Campaign:
     return invented(steady, lambda method: 1.0 if method is Method.GRADIENT else 0.3)
 
 
-def verdicts(study: Study, check: Callable[[Study, int], object]) -> dict[str, bool]:
-    return {item.where: item.holds for item in check(study, 1)}  # type: ignore[attr-defined]
+def verdicts(campaign: Campaign, check: Callable[[Campaign, int], object]) -> dict[str, bool]:
+    return {item.where: item.holds for item in check(campaign, 1)}  # type: ignore[attr-defined]
 
 
-def test_the_reference_unit_is_gradients_time_to_a_hundredth(study: Study) -> None:
-    assert study.unit(1) == 2.0
-    run = study.run(study.cell(1, Dgp.GAUSSIAN, Partition.RANDOM, 3), Method.GRADIENT)
-    assert study.loss(run, 0.49) == 1.0
-    assert study.loss(run, 0.5) == 0.5
-    assert study.mean_loss(run, 1.0) == pytest.approx(0.75)  # 1 for half the time, then 1/2
-    assert Study(study.runs, latency=1.0).unit(1) == 8.0  # two seconds and six rounds
+def test_the_reference_unit_is_gradients_time_to_a_hundredth(campaign: Campaign) -> None:
+    assert campaign.unit(1) == 2.0
+    run = campaign.run(campaign.scenario(1, Dgp.GAUSSIAN, Partition.RANDOM, 3), Method.GRADIENT)
+    assert campaign.loss(run, 0.49) == 1.0
+    assert campaign.loss(run, 0.5) == 0.5
+    assert campaign.mean_loss(run, 1.0) == pytest.approx(0.75)  # 1 for half the time, then 1/2
+    assert Campaign(campaign.runs, latency=1.0).unit(1) == 8.0  # two seconds and six rounds
 
 
-def test_rebound_and_its_size(study: Study) -> None:
-    cell = study.cell(1, Dgp.GAUSSIAN, Partition.SPATIAL, 3)
-    assert checks.rebound(study.run(cell, Method.LOCAL_UNIFORM)) == pytest.approx(0.3)
-    assert checks.rebound(study.run(cell, Method.GRADIENT)) < 0
-    assert set(verdicts(study, checks.uniform_rebound).values()) == {True}
-    assert set(verdicts(study, checks.small_rebound).values()) == {False}
-    assert set(verdicts(study, checks.uniform_excess).values()) == {True}
+def test_rebound_and_its_size(campaign: Campaign) -> None:
+    scenario = campaign.scenario(1, Dgp.GAUSSIAN, Partition.SPATIAL, 3)
+    assert checks.rebound(campaign.run(scenario, Method.LOCAL_UNIFORM)) == pytest.approx(0.3)
+    assert checks.rebound(campaign.run(scenario, Method.GRADIENT)) < 0
+    assert set(verdicts(campaign, checks.uniform_rebound).values()) == {True}
+    assert set(verdicts(campaign, checks.small_rebound).values()) == {False}
+    assert set(verdicts(campaign, checks.uniform_excess).values()) == {True}
 
 
-def test_losses_and_leads(study: Study) -> None:
-    comparable = verdicts(study, checks.comparable_final_losses)
+def test_losses_and_leads(campaign: Campaign) -> None:
+    comparable = verdicts(campaign, checks.comparable_final_losses)
     assert comparable == {
         "gaussian, random": True,
         "gaussian, spatial": False,
         "curved, random": True,
         "curved, spatial": False,
     }
-    assert set(verdicts(study, checks.local_leads_early).values()) == {True}
-    assert set(verdicts(study, checks.gradient_leads_early).values()) == {False}
-    assert set(verdicts(study, checks.different_transients).values()) == {True}
-    caught = verdicts(study, checks.local_catches_up)
+    assert set(verdicts(campaign, checks.local_leads_early).values()) == {True}
+    assert set(verdicts(campaign, checks.gradient_leads_early).values()) == {False}
+    assert set(verdicts(campaign, checks.different_transients).values()) == {True}
+    caught = verdicts(campaign, checks.local_catches_up)
     assert caught["curved, random, L size"]
     assert not caught["curved, spatial, L uniform"]
 
 
-def test_residuals_rounds_and_order(study: Study) -> None:
-    assert set(verdicts(study, checks.residuals_differ).values()) == {True}
-    assert set(verdicts(study, checks.spatial_slowdown).values()) == {True}
-    assert set(verdicts(study, checks.sizes_matter).values()) == {False}
-    assert set(verdicts(study, checks.size_weights_miss).values()) == {True}
-    assert set(verdicts(study, checks.queries_per_update).values()) == {True}
-    assert set(verdicts(study, checks.not_slower_in_time).values()) == {True}
-    assert set(verdicts(study, checks.dearer_local_rounds).values()) == {False}  # 0.3 s against 1 s
-    at_budget = verdicts(study, checks.gradient_higher_at_budget)
+def test_residuals_rounds_and_order(campaign: Campaign) -> None:
+    assert set(verdicts(campaign, checks.residuals_differ).values()) == {True}
+    assert set(verdicts(campaign, checks.spatial_slowdown).values()) == {True}
+    assert set(verdicts(campaign, checks.sizes_matter).values()) == {False}
+    assert set(verdicts(campaign, checks.size_weights_miss).values()) == {True}
+    assert set(verdicts(campaign, checks.queries_per_update).values()) == {True}
+    assert set(verdicts(campaign, checks.not_slower_in_time).values()) == {True}
+    assert set(verdicts(campaign, checks.dearer_local_rounds).values()) == {False}  # 0.3 s against 1 s
+    at_budget = verdicts(campaign, checks.gradient_higher_at_budget)
     assert at_budget["gaussian, random, L size"]
     assert not at_budget["gaussian, spatial, L uniform"]
 
 
-def test_clients_and_invariance(study: Study) -> None:
-    assert set(verdicts(study, checks.invariance).values()) == {True}
-    assert set(verdicts(study, checks.uniform_worsens).values()) == {False}  # nothing depends on M here
+def test_clients_and_invariance(campaign: Campaign) -> None:
+    assert set(verdicts(campaign, checks.invariance).values()) == {True}
+    assert set(verdicts(campaign, checks.uniform_worsens).values()) == {False}  # nothing depends on M here
 
-    def worse(cell: Cell, method: Method) -> Path:
-        slope = 0.1 if cell.partition is Partition.RANDOM else 0.05
-        extra = slope * cell.clients if method is Method.LOCAL_UNIFORM else 0.0
-        return [(loss + (k == 2) * extra, r) for k, (loss, r) in enumerate(steady(cell, method))]
+    def worse(scenario: Scenario, method: Method) -> Path:
+        slope = 0.1 if scenario.partition is Partition.RANDOM else 0.05
+        extra = slope * scenario.clients if method is Method.LOCAL_UNIFORM else 0.0
+        return [(loss + (k == 2) * extra, r) for k, (loss, r) in enumerate(steady(scenario, method))]
 
     other = invented(worse, lambda _: 1.0)
     assert set(verdicts(other, checks.uniform_worsens).values()) == {True}
@@ -135,13 +135,13 @@ def test_a_verdict_needs_every_panel() -> None:
         ((yes, no), Verdict.MIXED),
         ((no, no), Verdict.NOT_CONFIRMED),
     ):
-        finding = Finding(sentence=SENTENCES[0], evidence=evidence)
+        finding = SentenceResult(sentence=SENTENCES[0], evidence=evidence)
         assert finding.verdict is verdict
         assert finding.by_panel()["here"][1] == 2
 
 
-def test_every_sentence_has_evidence_on_measured_runs(tiny: Study) -> None:
-    found = findings(tiny)
+def test_every_sentence_has_evidence_on_measured_runs(tiny: Campaign) -> None:
+    found = sentence_results(tiny)
     assert [finding.sentence for finding in found] == list(SENTENCES)
     assert all(finding.evidence for finding in found)
     required = {finding.sentence.name: finding.verdict for finding in found if finding.sentence.required}
@@ -152,4 +152,4 @@ def test_every_sentence_has_evidence_on_measured_runs(tiny: Study) -> None:
 
 def test_an_empty_study_is_refused() -> None:
     with pytest.raises(InputError):
-        Study([])
+        Campaign([])

@@ -9,14 +9,13 @@ from typing import Any
 import pytest
 
 from fedtmle.errors import DeadlineError
-from fedtmle.protocol.query import Link
-from fedtmle.runtime.faults import Faults, Kind, SimulatedJournal
+from fedtmle.protocol.codes import Uplink
 from fedtmle.runtime.federation import Journalled
 from fedtmle.runtime.journal import Journal
 from fedtmle.runtime.records import Records
 from fedtmle.runtime.silo import Silo
-from fedtmle.runtime.simulated import run_until_done
 from tests.runtime.faults import NAMES, TURNS, differences, encoded, keeper_without_ledger, reference
+from tests.runtime.simulator import Faults, Kind, SimulatedJournal, run_until_done
 
 SCHEDULES = 2_000
 
@@ -109,13 +108,13 @@ def server_writes_late(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def forgets_the_code_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = Records.resume
+    plain = Silo.__init__
 
-    def resume(self: Records, *given: Any) -> None:
-        plain(self, *given)
-        self._position.link = Link()
+    def start(self: Silo, *given: Any, **options: Any) -> None:
+        plain(self, *given, **options)
+        self._position.uplink = Uplink()
 
-    monkeypatch.setattr(Records, "resume", resume)
+    monkeypatch.setattr(Silo, "__init__", start)
 
 
 def forgets_the_last_reply(monkeypatch: pytest.MonkeyPatch) -> None:

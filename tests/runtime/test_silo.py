@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedtmle as ft
+from fedtmle.algorithms.base import TargetingProgram
 from fedtmle.errors import ContributionError, ProtocolError, RefusedError
 from fedtmle.protocol import messages
 from fedtmle.protocol.messages import Answered, Ask, Begin, Close, Open, Opened, Payload, Reason, Refused
@@ -29,7 +30,10 @@ def new_silo() -> Silo:
 
 def the_plan() -> Plan:
     case = targets()["two arms"]
-    return Plan(subject=case.problem, law=case.law, algorithm=ALGORITHM, roster=roster(["a"]))
+    return Plan(
+        program=TargetingProgram(problem=case.problem, law=case.law, algorithm=ALGORITHM),
+        roster=roster(["a"]),
+    )
 
 
 def plan() -> bytes:
@@ -37,7 +41,9 @@ def plan() -> bytes:
 
 
 def plan_digest(problem: object, law: object, algorithm: object) -> bytes:
-    return Plan(subject=problem, law=law, algorithm=algorithm, roster=roster(["a"])).digest
+    return Plan(
+        program=TargetingProgram(problem=problem, law=law, algorithm=algorithm), roster=roster(["a"])
+    ).digest
 
 
 def ask(silo: Silo, request: messages.Request) -> messages.Reply:
@@ -138,7 +144,10 @@ def test_a_silo_that_cannot_answer_says_so_without_a_value_and_keeps_its_reason(
     rows = read_rows(problem, "a", honest)
     rows.inverse_g[0, 0] = 77.125  # a row beyond the declared bound, behind the validation's back
     algorithm = ft.Gradient()
-    plan = Plan(subject=problem, law=problem.start(), algorithm=algorithm, roster=roster(["a"]))
+    plan = Plan(
+        program=TargetingProgram(problem=problem, law=problem.start(), algorithm=algorithm),
+        roster=roster(["a"]),
+    )
     silo = Silo("a", plan, rows)
     with pytest.raises(RefusedError) as refused:
         Session(plan, InProcess([silo])).run()
@@ -155,9 +164,9 @@ def test_replay_refuses_another_plan() -> None:
     with pytest.raises(ProtocolError, match="transcript"):
         Session(
             Plan(
-                subject=case.problem,
-                law=case.law,
-                algorithm=ft.Gradient(tolerance=1e-7),
+                program=TargetingProgram(
+                    problem=case.problem, law=case.law, algorithm=ft.Gradient(tolerance=1e-7)
+                ),
                 roster=roster(list(silos)),
             ),
             Replay(result.transcript),
@@ -180,7 +189,10 @@ def test_different_broadcasts_are_noticed_at_the_close() -> None:
     case = targets()["mean"]
     algorithm = ft.Gradient(tolerance=1e-6)
     silos = case.silos(case.split(2))
-    plan = Plan(subject=case.problem, law=case.law, algorithm=algorithm, roster=roster(list(silos)))
+    plan = Plan(
+        program=TargetingProgram(problem=case.problem, law=case.law, algorithm=algorithm),
+        roster=roster(list(silos)),
+    )
     parties = [Silo(name, plan, read_rows(case.problem, name, rows)) for name, rows in silos.items()]
 
     class Lying(InProcess):

@@ -16,9 +16,10 @@ from fedtmle.studies.file import StudyFile, StudyFileErrors, read_study
 from fedtmle.studies.lines import Lines
 from fedtmle.studies.model_keys import model_kinds
 from fedtmle.studies.readers import Kind
-from fedtmle.studies.template import STUDY, write_template
+from fedtmle.studies.template import study_text, write_template
 
 Document = dict[str, dict[str, Any]]
+STUDY = study_text()
 
 
 def toml(value: object) -> str:
@@ -137,19 +138,20 @@ OTHER_RULES: dict[str, dict[str, Any]] = {
 def of_kind(kind: str) -> Document:
     document = base()
     document["target"] = {"kind": kind, "outcome": "y"}
-    if kind == "OutcomeMean":
+    known = keys.target_kinds()[kind].keys
+    if "treatment" in known:
+        document["target"]["treatment"] = "a"
+    else:
         del document["models.treatment"]
         document["models.outcome"]["formula"] = "x"
-    else:
-        document["target"]["treatment"] = "a"
-    if kind == "PolicyMeans":
+    if "rules" in known:
         document["target"]["rules"] = [{"kind": "Stochastic", "shares": [0.5, 0.5]}]
     return document
 
 
 @pytest.mark.parametrize(
     ("kind", "key"),
-    [(kind, key) for kind, made in keys.TARGETS.items() for key in made.keys if key != "rules"],
+    [(kind, key) for kind, made in keys.target_kinds().items() for key in made.keys if key != "rules"],
 )
 def test_every_key_of_a_target_is_read(tmp_path: Path, kind: str, key: str) -> None:
     document = of_kind(kind)
@@ -395,7 +397,7 @@ def every_key(kinds: Mapping[str, Kind]) -> Iterator[str]:
 def test_the_template_mentions_every_key() -> None:
     written = set(re.findall(r"(?:^#? ?|[{,] ?)(\w+) =", STUDY, flags=re.MULTILINE))
     documented = {
-        *every_key(keys.TARGETS),
+        *every_key(keys.target_kinds()),
         *every_key(keys.ALGORITHMS),
         *every_key(model_kinds("outcome", no_sample)),
         *keys.OPTIONS,

@@ -15,7 +15,6 @@ import pytest
 from typer.testing import CliRunner
 
 import fedtmle as ft
-from fedtmle.algorithms.outcome import Query
 from fedtmle.cli import app
 from fedtmle.data import DataErrors, load, read_silo_file
 from fedtmle.errors import InputError, RefusedError
@@ -23,6 +22,7 @@ from fedtmle.privacy.floor import OmegaFloor
 from fedtmle.privacy.modulus import design_modulus
 from fedtmle.protocol import messages
 from fedtmle.protocol.plan import Plan
+from fedtmle.protocol.query import Query
 from fedtmle.runtime.federation import InProcess
 from fedtmle.runtime.ledger import read
 from fedtmle.runtime.replay import rehearse
@@ -117,7 +117,7 @@ def first_telling(folder: Path) -> int:
     table = load(folder / "north.toml", schema_of(file.study), silo="north")
     replayed = rehearse(file_plan(file), table, "north")
     higher = table.with_numeric("sbp_12", table.numeric["sbp_12"] + 1.0)
-    other = LocalRows("north", higher, higher.n_rows, None, replayed.local.policy)
+    other = LocalRows("north", higher, higher.n_rows)
     for count, asked in enumerate(replayed.answered):
         if asked.query.answer(other) != asked.answer:
             return count

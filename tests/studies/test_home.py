@@ -128,9 +128,9 @@ def test_the_preview_shows_every_kind_of_message_that_leaves(folder: Path) -> No
     assert "(models)" in shown
     assert "(nuisance)" not in shown  # one word for it, as in `run`
     view = preview(plan, home.file)
-    rehearsed = {kind.tells for kind in view.kinds}
+    rehearsed = {kind.explanation for kind in view.kinds}
     told: set[str] = set()
-    keeper = Keeper(witness=lambda query, _: told.add(query.tells))
+    keeper = Keeper(witness=lambda query, _: told.add(query.explanation))
     parties = [open_party(plan, name, path, keeper=keeper) for name, path in file.silos.items()]
     Session(plan, InProcess(parties)).run()
     assert told == rehearsed

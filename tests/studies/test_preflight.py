@@ -18,13 +18,14 @@ from typer.testing import CliRunner
 import fedtmle as ft
 from fedtmle.cli import app
 from fedtmle.data import load
-from fedtmle.protocol.floors import visible
+from fedtmle.protocol.bins import visible
 from fedtmle.studies.file import StudyFile
 from fedtmle.studies.preflight import Line, Preflight, preflight
 from fedtmle.studies.preflight_text import render
 from fedtmle.studies.schema import schema_of
 from fedtmle.studies.table1 import SiloTable, characteristics, describe_silo, thresholded
 from tests.effects.longhand import irls
+from tests.premise import Premise
 
 STUDY = ft.Study(
     target=ft.ATE(outcome="y", treatment="a", outcome_bounds=(-10, 10)),
@@ -188,10 +189,14 @@ def sums(table: SiloTable) -> list[int]:
     return told
 
 
+is_shown = Premise("a count is shown", at_least=0.25)
+
+
+@is_shown
 @settings(max_examples=40, deadline=None)
 @given(
     seed=st.integers(0, 10_000),
-    n=st.integers(1, 120),
+    n=st.integers(20, 200),
     gaps=st.floats(0, 0.4),
     treated=st.floats(0.05, 0.95),
     floor=st.integers(2, 15),
@@ -207,9 +212,15 @@ def test_no_count_below_the_floor_leaves_a_silo(
     lenient = type(schema)(tuple(type(c)(**{**vars(c), "may_be_missing": True}) for c in schema.columns))
     table = load(data, lenient, silo="one")
     left = thresholded(describe_silo(characteristics(STUDY, [table]), table), floor)
-    assert all(count >= floor for count in sums(left))
+    shown = list(sums(left))
+    if is_shown.holds(shown):
+        assert min(shown) >= floor
 
 
+is_partly_hidden = Premise("some counts are shown and others are not", at_least=0.06)
+
+
+@is_partly_hidden
 @given(
     counts=st.lists(st.integers(0, 40), min_size=1, max_size=6),
     rest=st.integers(0, 30),
@@ -222,6 +233,7 @@ def test_what_is_hidden_of_a_total_is_nothing_or_at_least_the_floor(
     seen = [count for count in shown if count is not None]
     assert all(count >= floor for count in seen)
     hidden = sum(counts) + rest - sum(seen)
+    is_partly_hidden.holds(seen and None in shown)
     assert not seen or hidden >= floor or (hidden == 0 and None not in shown)
     assert all(a is None or a == b for a, b in zip(shown, counts, strict=True))
 

@@ -93,23 +93,25 @@ def public(formula: str, levels: dict[str, tuple[str, ...]], family: str, *beta:
 
 
 NO_ARM = {"models.treatment": None}
-STRATA = ("ATE", "TSM", "RR", "OR")
+
+# The estimands that need an outcome and a treatment, and nothing else.
+PLAIN = [kind for kind in ft.ESTIMANDS if kind.has_treatment and kind is not ft.PolicyMeans]
 
 # Class, field: what is written, and what the study then differs in.
 CASES: dict[tuple[str, str], tuple[dict[str, Any], dict[str, Any]]] = {
     **{
-        (kind, field): (
-            target(kind, text),
-            {"target": getattr(ft, kind)(outcome="y", treatment="a", **value)},
+        (kind.__name__, field): (
+            target(kind.__name__, text),
+            {"target": kind(outcome="y", treatment="a", **value)},
         )
-        for kind in ("ATE", "TSM", "RR", "OR", "ATT", "ATC")
+        for kind in PLAIN
         for field, (text, value) in {
             "outcome_bounds": ("outcome_bounds = [-1, 2]", {"outcome_bounds": (-1.0, 2.0)}),
             "outcome_type": ('outcome_type = "binary"', {"outcome_type": "binary"}),
             "arms": ('arms = ["u", 2]', {"arms": ("u", "2")}),
             "strata": ('strata = "s"', {"strata": "s"}),
         }.items()
-        if field != "strata" or kind in STRATA
+        if field != "strata" or kind.has_strata
     },
     ("ATE", "outcome"): (
         {"target": 'kind = "ATE"\noutcome = "z"\ntreatment = "a"'},
@@ -342,7 +344,7 @@ INHERITED = {"outcome", "treatment", "outcome_bounds", "outcome_type", "arms", "
 
 def test_every_field_of_every_class_has_a_case() -> None:
     classes = [
-        *(ft.ATE, ft.TSM, ft.RR, ft.OR, ft.ATT, ft.ATC, ft.OutcomeMean, ft.PolicyMeans),
+        *ft.ESTIMANDS,
         *(ft.Static, ft.Threshold, ft.Stochastic, ft.GLM, ft.Supplied, ft.Pilot, ft.PerSilo, ft.SuperLearner),
         *(ft.GradientBoostedTrees, ft.Coded, ft.Certified, ft.Estimated, ft.Gradient, ft.Newton),
         *(ft.GradientDescent, ft.Backtracking, ft.StochasticGradientDescent, ft.Central, ft.Exact),
@@ -351,7 +353,7 @@ def test_every_field_of_every_class_has_a_case() -> None:
     for made in classes:
         names = [field.name for field in dataclasses.fields(made)] or ["*"]
         for name in names:
-            shared = name in INHERITED and issubclass(made, ft.ATE.__mro__[1])
+            shared = name in INHERITED and issubclass(made, ft.AbstractEffect)
             covered = {(made.__name__, name), (made.__name__, "*")} & (CASES.keys() | ELSEWHERE.keys())
             assert covered or shared, f"{made.__name__}.{name}"
 

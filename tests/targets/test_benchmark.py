@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedtmle.errors import InputError
-from fedtmle.targets import benchmark
+from fedtmle_paper import benchmark
 
 
 def test_dgp_1_has_the_papers_moments():

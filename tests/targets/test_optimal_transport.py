@@ -12,8 +12,8 @@ from fedtmle.errors import DataError, InputError, NumericalError
 from fedtmle.model.density import start as start_module
 from fedtmle.model.density.fluctuation import ExponentialTilt, LogisticFluctuation
 from fedtmle.model.types import Part, unpack
-from fedtmle.targets import benchmark
 from fedtmle.targets.optimal_transport import OptimalTransport
+from fedtmle_paper import benchmark
 
 LOGISTIC, TILT = LogisticFluctuation(), ExponentialTilt()
 HISTORY = [(0.024, -0.02, -0.016), (-0.012, 0.008, 0.02)]

@@ -6,7 +6,7 @@ import numpy as np
 
 import fedtmle as ft
 from fedtmle.model.types import IntArray
-from fedtmle.targets.benchmark import curved_mixture, gaussian_mixture
+from fedtmle_paper.benchmark import curved_mixture, gaussian_mixture
 from tests.cases import Case
 
 KINDS = ("mean", "two arms", "transport, logistic", "transport, tilt")

@@ -6,12 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import fedtmle as ft
+from fedtmle.algorithms.base import AbstractAlgorithm, TargetingProgram
 from fedtmle.algorithms.coded import Coded
 from fedtmle.model.types import IntArray
 from fedtmle.protocol.lattice import Lattice
-from fedtmle.runtime.certificate import heard_lattice, personal_rounds
+from fedtmle.protocol.plan import Plan, roster
+from fedtmle.protocol.query import Phase
+from fedtmle.runtime.certificate import personal_rounds
+from fedtmle.runtime.replay import heard_rounds
 from fedtmle.theory.fits import FitRound
-from fedtmle.theory.path import Path, follow
+from fedtmle.theory.path import TargetingPath, follow
 from tests.cases import Case
 
 
@@ -20,7 +24,7 @@ class CodedRun:
     case: Case
     result: ft.Result
     lattice: Lattice
-    path: Path
+    path: TargetingPath
     one_step: bool
 
     @property
@@ -29,10 +33,17 @@ class CodedRun:
         return {constant.name: constant.value for constant in self.result.certificate.constants}
 
 
+def plan_of(case: Case, algorithm: AbstractAlgorithm, result: ft.Result) -> Plan:
+    """The plan that a result came from."""
+    program = TargetingProgram(problem=case.problem, law=case.law, algorithm=algorithm)
+    return Plan(program=program, roster=roster(list(result.sizes)))
+
+
 def coded_run(case: Case, parts: Sequence[IntArray], algorithm: Coded) -> CodedRun:
     silos = case.silos(parts)
     result = ft.solve(case.problem, case.law, silos, algorithm, observe=True)
-    lattice = heard_lattice(case.problem, case.law, algorithm, result.transcript, result.sizes)
+    heard = heard_rounds(plan_of(case, algorithm, result), result.transcript, result.sizes)
+    lattice = next(round_.query.lattice for round_ in heard if round_.query.phase is Phase.TARGETING)
     rows = {name: case.problem.read(own) for name, own in silos.items()}
     points, accepted = result.trajectory.points, result.trajectory.accepted
     path = follow(case.problem, case.law, rows, points, accepted, lattice)
@@ -45,4 +56,5 @@ def personal_run(
     silos = case.silos(parts)
     result = ft.solve(case.problem, case.law, silos, algorithm, observe=True)
     rows = {name: case.problem.read(own) for name, own in silos.items()}
-    return result, personal_rounds(case.problem, case.law, algorithm, result.transcript, rows, result.updates)
+    plan, transcript = plan_of(case, algorithm, result), result.transcript
+    return result, personal_rounds(plan, case.problem, case.law, algorithm, transcript, rows, result.updates)

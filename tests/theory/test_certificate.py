@@ -10,11 +10,11 @@ import pytest
 
 import fedtmle as ft
 from fedtmle.model.fit import fit_local
-from fedtmle.runtime.certificate import heard
+from fedtmle.runtime.replay import heard_rounds
 from fedtmle.theory.checks import Constants
 from fedtmle.theory.constants import Basis, Constant
 from tests.cases import ALGORITHMS, TARGETS, Case, targets
-from tests.theory.runs import personal_run
+from tests.theory.runs import personal_run, plan_of
 
 FIELDS = {
     "tolerance", "residual_bound", "arithmetic", "smoothness", "spacing", "coordinates", "history_bits"
@@ -165,6 +165,6 @@ def test_the_transcript_tells_what_the_server_heard(name: str, algorithm: str) -
     case = targets()[name]
     chosen = ALGORITHMS[algorithm](case.tolerance)
     result = solve(case, chosen, observe=False)
-    rounds = list(heard(case.problem, case.law, chosen, result.transcript, result.sizes))
+    rounds = list(heard_rounds(plan_of(case, chosen, result), result.transcript, result.sizes))
     assert len(rounds) == sum(result.account.rounds.values())
-    assert set(rounds[0][1]) == set(result.sizes)
+    assert set(rounds[0].answers) == set(result.sizes)

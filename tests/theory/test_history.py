@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 import fedtmle as ft
 from fedtmle.errors import DecodeError, NumericalError
-from fedtmle.protocol.bits import BitReader, Bits, gamma_length, zigzag
+from fedtmle.protocol.bits import BitReader, gamma_length, zigzag
 from fedtmle.protocol.lattice import Lattice, build_lattice, identity
 from fedtmle.theory import statistical as s
-from fedtmle.theory.history import (
+from fedtmle_paper.history import (
     InitialState,
     decode_history,
     decode_law,
@@ -24,6 +24,8 @@ from fedtmle.theory.history import (
     history_integers,
 )
 from tests.cases import TARGETS, targets
+from tests.damage import damaged_bits
+from tests.premise import Premise
 from tests.theory.runs import coded_run
 
 
@@ -56,14 +58,22 @@ def test_code_and_back(history: list[tuple[int, ...]]) -> None:
     assert decode_history(code, 3) == tuple(history)
 
 
-@given(st.binary(max_size=12), st.integers(0, 7))
-def test_garbage_is_a_decode_error_or_a_canonical_code(data: bytes, cut: int) -> None:
-    bits = Bits(max(0, 8 * len(data) - cut), data)
+decodes = Premise("the bits are a history", at_least=0.04)
+
+
+@decodes
+@given(st.lists(st.tuples(*[st.integers(-999, 999)] * 2), max_size=3), st.data())
+def test_garbage_is_a_decode_error_or_a_canonical_code(
+    history: list[tuple[int, ...]], data: st.DataObject
+) -> None:
+    bits = data.draw(damaged_bits(encode_history(history)))
     try:
-        history = decode_history(bits, 2)
+        found = decode_history(bits, 2)
     except DecodeError:
+        decodes.holds(False)
         return
-    assert encode_history(history) == bits
+    decodes.holds(True)
+    assert encode_history(found) == bits
 
 
 def test_kraft_sums_are_exact() -> None:

@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 import fedtmle as ft
 from fedtmle.cli import app
 from fedtmle.errors import InputError
-from fedtmle.targets.benchmark import client_sizes, gaussian_mixture, random_partition
 from fedtmle.theory.planning import BENCHMARK, pilot_from_result, plan
+from fedtmle_paper.benchmark import client_sizes, gaussian_mixture, random_partition
 from tests.cases import targets
 from tests.theory import transcription
 

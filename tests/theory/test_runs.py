@@ -13,7 +13,7 @@ from fedtmle.protocol.bits import gamma_length
 from fedtmle.protocol.lattice import divide
 from fedtmle.theory import communication as c
 from fedtmle.theory import statistical as s
-from fedtmle.theory.history import history_integers
+from fedtmle_paper.history import history_integers
 from tests.theory.problems import KINDS, random_case
 from tests.theory.runs import CodedRun, coded_run, personal_run
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 import fedtmle as ft
+from fedtmle.algorithms.base import TargetingProgram
 from fedtmle.protocol.plan import Plan, roster
 from fedtmle.runtime.federation import InProcess
 from fedtmle.runtime.keeper import Keeper
@@ -20,7 +21,10 @@ def run_with_ledger(path: Path) -> Finished:
     rng = np.random.default_rng(1)
     problem = ft.Mean(bounds=(0.0, 10.0))
     rows = {name: problem.read(rng.uniform(2, 8, size=50)) for name in ("a", "b")}
-    plan = Plan(subject=problem, law=problem.start(5.0), algorithm=ft.Coded(), roster=roster(list(rows)))
+    plan = Plan(
+        program=TargetingProgram(problem=problem, law=problem.start(5.0), algorithm=ft.Coded()),
+        roster=roster(list(rows)),
+    )
     ledger = Ledger(path, sync=False)
     try:
         keeping = Silo("a", plan, rows["a"], keeper=Keeper(ledger=ledger))

@@ -10,10 +10,13 @@ from types import ModuleType
 from typing import Any
 
 import fedtmle as ft
+from fedtmle.targets.effects import estimands
 
+ESTIMANDS_TITLE = "A study"  # the group that has the registered estimands as well
 GROUPS = {
     "Run": ("run", "solve", "load", "check_problem", "plots"),
-    "A study": ("Study", "ATE", "ATT", "ATC", "RR", "OR", "TSM", "OutcomeMean", "PolicyMeans"),
+    ESTIMANDS_TITLE: ("Study", "ESTIMANDS"),
+    "An estimand of your own": ("AbstractEffect", "AbstractArmEffect", "Summary", "Scale"),
     "Rules": ("Static", "Threshold", "Stochastic"),
     "Models": ("GLM", "Supplied", "Pilot", "PerSilo", "GradientBoostedTrees", "SuperLearner"),
     "Algorithms": ("Central", "Gradient", "LocalAverage", "Coded", "Personalized"),
@@ -33,9 +36,13 @@ GROUPS = {
 
 def page() -> str:
     """The whole page."""
-    grouped = {name for names in GROUPS.values() for name in names}
+    registered = tuple(estimand.__name__ for estimand in estimands.ESTIMANDS)
+    groups = {
+        title: (*names, *registered) if title == ESTIMANDS_TITLE else names for title, names in GROUPS.items()
+    }
+    grouped = {name for names in groups.values() for name in names}
     rest = tuple(name for name in ft.__all__ if name not in grouped)
-    groups = {**GROUPS, **({"More": rest} if rest else {})}
+    groups |= {"More": rest} if rest else {}
     head = [
         "# API reference",
         "",
@@ -51,7 +58,12 @@ def _group(names: tuple[str, ...]) -> Iterator[str]:
         thing = getattr(ft, name)
         yield f"### `ft.{name}`"
         yield ""
-        if isinstance(thing, ModuleType):
+        if isinstance(thing, tuple):
+            yield "The registered estimands: what a study file's `kind` and `import fedtmle` offer."
+            yield ""
+            yield from estimand_table()
+            yield ""
+        elif isinstance(thing, ModuleType):
             yield from _doc(thing)
             for member, function in inspect.getmembers(thing, inspect.isfunction):
                 if function.__module__ == thing.__name__ and not member.startswith("_"):
@@ -59,6 +71,13 @@ def _group(names: tuple[str, ...]) -> Iterator[str]:
                     yield from _doc(function)
         else:
             yield from _one(name, thing)
+
+
+def estimand_table() -> Iterator[str]:
+    """Yield the lines of a table of the registered estimands."""
+    yield "| you want | write |"
+    yield "|---|---|"
+    yield from (f"| {estimand.description} | `{estimand.__name__}` |" for estimand in estimands.ESTIMANDS)
 
 
 def _one(name: str, thing: Any) -> Iterator[str]:

@@ -8,16 +8,17 @@ from typing import Any
 import numpy as np
 
 import fedtmle as ft
-from fedtmle.algorithms.outcome import Query
-from fedtmle.algorithms.study_flow import StudyFlow
 from fedtmle.initial.glm import FittedGLM
 from fedtmle.model.exact import Sums
-from fedtmle.protocol.bits import BitWriter
+from fedtmle.protocol.bins import BinTotal
 from fedtmle.protocol.clusters import Clusters
 from fedtmle.protocol.coded import SiloCurvature
+from fedtmle.protocol.codes import encode
 from fedtmle.protocol.fits import FitAnswer
-from fedtmle.protocol.query import AbstractQuery, Link
-from fedtmle.runtime.certificate import heard
+from fedtmle.protocol.plan import roster
+from fedtmle.protocol.query import AbstractQuery, Query
+from fedtmle.runtime.replay import heard_rounds
+from fedtmle.studies.plan import study_plan
 
 SILO = "north"
 MOST = 6  # numbers that an example shows
@@ -68,8 +69,10 @@ def examples() -> dict[str, Example]:
         result = ft.run(study, _silos())
         if result.run is None:
             raise AssertionError("a fresh result has its run")
-        for query, answers, _ in heard(study, None, StudyFlow(), result.run.transcript, result.run.sizes):  # type: ignore[arg-type]  # a study flows like a problem
-            for part, answer in [(query, answers[SILO]), *query.members(answers[SILO])]:
+        plan = study_plan(study, roster(list(result.run.sizes)))
+        for heard in heard_rounds(plan, result.run.transcript, result.run.sizes):
+            query, whole = heard.query, heard.answers[SILO]
+            for part, answer in [(query, whole), *zip(query.members, query.split(whole), strict=True)]:
                 name = type(part).__name__
                 before = found.get(name, Example([], None))
                 if before.answer is None:  # an answer that says something is the better example
@@ -93,10 +96,8 @@ def _silos() -> dict[str, dict[str, Any]]:
 
 
 def size(query: Query, answer: Any) -> int:
-    """Bits of an answer, as a first message on its link."""
-    out = BitWriter()
-    query.write_answer(answer, out, Link())
-    return out.finish().length
+    """Return the bits of an answer, as a first message on its link."""
+    return encode(query.answer_code, answer).length
 
 
 def shown(answer: Any) -> str:  # noqa: PLR0911 - one return per kind of answer
@@ -119,9 +120,9 @@ def shown(answer: Any) -> str:  # noqa: PLR0911 - one return per kind of answer
             return f"{len(answer.digests)} digests; the first: {answer.digests[0].hex()}"
         case None:
             return "nothing; to answer at all is consent"
-        case ((None | (int(), *_), *_), *_):
-            told = ["hidden" if cell is None else str(cell[0]) for cell in answer[0]]
-            return f"counts by bin of the first group: {', '.join(told)}"
+        case ((None | BinTotal(), *_), *_):
+            counts = ["hidden" if cell is None else str(cell.count) for cell in answer[0]]
+            return f"counts by bin of the first group: {', '.join(counts)}"
         case tuple():
             return "; then ".join(shown(part) for part in answer[:2] if part is not None)
     raise AssertionError(f"an example of a {type(answer).__name__} has no text")

@@ -6,12 +6,9 @@ import inspect
 from collections.abc import Iterable, Iterator
 from typing import get_args
 
-from fedtmle.algorithms.outcome import Query
-from fedtmle.protocol.bins import BinsQuery
-from fedtmle.protocol.clusters import SpanningQuery
 from fedtmle.protocol.messages import Reason, Reply
 from fedtmle.protocol.policy import Policy
-from fedtmle.protocol.query import AbstractQuery, Phase
+from fedtmle.protocol.query import Phase, Query
 from tools.document.examples import SILO, classes, examples, shown, size
 
 HEAD = """\
@@ -110,18 +107,16 @@ GRADIENTS = {"min_support", "min_effective", "max_share"}
 def limits(queries: Iterable[Query]) -> list[str]:
     """The keys of the policy that the guard holds such queries against, beyond those for every query."""
     keys: set[str] = set()
-    for query in queries:
-        for point in query.points():
+    for query in (member for asked in queries for member in asked.members):
+        for point in query.evaluations():
             keys |= GRADIENTS
             keys |= {"max_coefficient"} if query.phase is Phase.NUISANCE else {"max_eps", "max_path"}
             keys |= {"min_joint"} if point.curvature else set()
         for cell in query.cells():
-            keys |= {cell.least, cell.rest} | ({"allow_one_arm"} if cell.arm else set())
-        keys |= {"min_effective"} if list(query.spreads()) else set()
-        keys |= {"allow_models"} if query.ships(SILO) else set()
-        keys |= {"min_level_rows"} if type(query).holders is not AbstractQuery.holders else set()
-        keys |= set(query.floors) if isinstance(query, BinsQuery) else set()
-        keys |= {"min_cell"} if isinstance(query, SpanningQuery) else set()
+            keys |= {cell.floor, cell.rest_floor} | ({"allow_one_arm"} if cell.is_arm else set())
+        keys |= {"min_effective"} if list(query.weight_sums()) else set()
+        keys |= {"allow_models"} if query.ships_model(SILO) else set()
+        keys |= set(query.floors)
         # An example draws no batches; a query that can, is held against their floor.
         keys |= {"min_batch"} if "batch" in vars(query) else set()
     return [name for name, *_ in Policy.keys() if name in keys]  # noqa: SIM118 - not those of a mapping
@@ -144,7 +139,7 @@ def _answers() -> Iterator[str]:
         query, answer = example.query, example.answer
         yield f"### `{kind.__name__}` ({query.phase.value if query.phase != 'nuisance' else 'models'})"
         yield ""
-        yield f"Tells {query.tells}."
+        yield f"Discloses {query.explanation}."
         yield ""
         yield f"* **Example**, from silo {SILO} (60 records), {size(query, answer):,} bits: {shown(answer)}"
         yield f"* **What it may tell**: {RISKS[kind.__name__]}"

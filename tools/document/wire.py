@@ -8,7 +8,7 @@ from typing import get_args
 
 from fedtmle.protocol import messages
 from fedtmle.protocol.messages import Open, Request
-from fedtmle.protocol.state import TABLE, State
+from fedtmle.protocol.state import TABLE, Event, State
 
 HEAD = """\
 # The protocol on the wire
@@ -44,10 +44,11 @@ def _diagram() -> Iterator[str]:
 
 
 def chain() -> list[State]:
-    """The way of a run that goes well: from each state the first of the others that a line leads to."""
+    """Return the states of a run that goes well: from each, the next one that a reply leads to."""
     way = [State.NEW]
     while True:
-        ahead = [to for t in TABLE if t.state is way[-1] for to in t.leads_to[:1] if to not in way]
+        replied = (t.leads_to[Event.REPLIED] for t in TABLE if t.state is way[-1])
+        ahead = [state for state in replied if state not in way]
         if not ahead:
             return way
         way.append(ahead[0])
@@ -62,17 +63,17 @@ def drawing() -> str:
         parts += _box(_left(k), FLAT, BOX, state.value)
     for t in TABLE:
         at, name = way.index(t.state), t.request.__name__.lower()
-        for to in t.leads_to:
-            if to is t.state:
+        for event, to in t.leads_to.items():
+            if to is t.state and event is Event.REPLIED:
                 parts += _loop(at, name)
-            elif to in way:
+            elif to in way and to is not t.state:
                 parts += _ahead(at, way.index(to), name)
     for number, side in enumerate(sides):
-        columns = sorted({way.index(t.state) for t in TABLE if side in t.leads_to})
+        columns = sorted({way.index(t.state) for t in TABLE if side in t.leads_to.values()})
         parts += _side(side, columns, above=number % 2 == 0)
     width, height = WIDTH * len(way) + 8, 2 * FLAT + TALL
     said = "; ".join(
-        f"{t.state.value}: {t.request.__name__.lower()} leads to {' or '.join(to.value for to in t.leads_to)}"
+        f"{t.state.value}: {t.request.__name__.lower()} leads to {' or '.join(t.leads_to.values())}"
         for t in TABLE
     )
     return (
@@ -127,11 +128,11 @@ def _side(state: State, columns: Sequence[int], *, above: bool) -> list[str]:
 
 
 def _table() -> Iterator[str]:
-    yield "| in state | request | the silo says | and is then |"
+    yield "| in state | request | the silo replies with | and is then |"
     yield "|---|---|---|---|"
     for t in TABLE:
-        then = ", ".join(to.value for to in t.leads_to)
-        yield f"| {t.state.value} | `{t.request.__name__.lower()}` | {t.says} | {then} |"
+        then = ", ".join(to.value for to in t.leads_to.values())
+        yield f"| {t.state.value} | `{t.request.__name__.lower()}` | {t.reply} | {then} |"
     yield ""
 
 

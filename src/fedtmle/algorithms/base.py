@@ -4,33 +4,58 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar, final
 
 import numpy as np
 
-from fedtmle.algorithms.outcome import Certificate, Flow, Outcome, Point, Query, Status
 from fedtmle.errors import InputError, NumericalError
 from fedtmle.model.exact import GRID_BITS, Sums
 from fedtmle.model.problem import AbstractModel, Estimate
-from fedtmle.model.types import Array, Part
+from fedtmle.model.types import Array, IntArray, Part
 from fedtmle.protocol.lattice import finest_tolerance
-from fedtmle.protocol.query import Phase, Problem
-from fedtmle.protocol.sums import MomentsQuery, SumsQuery
+from fedtmle.protocol.outcome import Certificate, Personalised, Status, Targeted, Visit
+from fedtmle.protocol.plan import AbstractProgram
+from fedtmle.protocol.query import Flow, Phase, Problem
+from fedtmle.protocol.sums import MomentsQuery, SumsQuery, mean_gradient, norm
 
 
 class AbstractAlgorithm(ABC):
     """Configuration only; ``flow`` is the public program that every party runs."""
 
     @abstractmethod
-    def flow(self, problem: Problem, law: Any, n: int) -> Flow:
-        """Yields queries, receives what was pooled, returns the outcome."""
+    def flow(self, problem: Problem, law: Any, n: int) -> Flow[Targeted | Personalised]:
+        """Yield queries, receive what was pooled, return the outcome."""
 
     @property
     def pools_rows(self) -> bool:
         """Whether the rows must be in one silo (the centralised comparator)."""
         return False
+
+    @property
+    def silo_weights(self) -> Mapping[str, float] | None:
+        """The weights by silo that the user gave, which must name every silo; None for the others."""
+        return None
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class TargetingProgram(AbstractProgram):
+    """One problem, targeted by one algorithm from an initial law."""
+
+    problem: Problem
+    law: Any
+    algorithm: AbstractAlgorithm
+
+    def count(self, rows: Any) -> int:
+        return self.problem.count(rows)
+
+    def smallest_part(self, rows: Any) -> int:
+        return self.problem.smallest_part(rows)
+
+    def flow(self, n: int) -> Flow[Targeted | Personalised]:
+        return self.algorithm.flow(self.problem, self.law, n)
 
 
 Tolerance = float | Literal["practical", "negligible"]
@@ -44,27 +69,32 @@ class Run(Generic[Model]):
     problem: Model
     n: int
     phase: Phase = Phase.TARGETING
-    points: list[Point] = field(default_factory=list)
+    tolerance: float | None = None  # once it is settled
+    visits: list[Visit] = field(default_factory=list)
 
     @property
     def rounds(self) -> int:
-        return len(self.points)
+        return len(self.visits)
 
     def norm(self, vector: Array) -> float:
-        """The Euclidean norm, by correctly rounded sums: the same at every party."""
-        return math.sqrt(math.fsum(float(v) * float(v) for v in vector))
+        """Return the Euclidean norm, the same at every party."""
+        return norm(vector)
 
     def pooled_gradient(self, sums: Sums, law: Any, eps: Array) -> Array:
-        """The pooled mean gradient at eps; the public part is added once."""
-        gradient = sums.values(self.n) + self.problem.normaliser(law).gradient(eps)
-        if not np.isfinite(gradient).all():
-            raise NumericalError("the pooled gradient is not finite; the law may have left the model")
-        return gradient
+        """Return the pooled mean gradient at eps; the public part is added once."""
+        return mean_gradient(self.problem, law, eps, sums, self.n)
 
-    def ask(self, law: Any, eps: Array, parts: Part, *, batch: Any = None) -> Generator[Query, Any, Sums]:
-        """One round of exact sums."""
+    def ask(self, law: Any, eps: Array, parts: Part, *, batch: IntArray | None = None) -> Flow[Sums]:
+        """Ask for one round of exact sums."""
         sums: Sums = yield SumsQuery(
-            problem=self.problem, law=law, eps=eps, parts=parts, n=self.n, batch=batch, phase=self.phase
+            problem=self.problem,
+            law=law,
+            eps=eps,
+            parts=parts,
+            n=self.n,
+            batch=batch,
+            phase=self.phase,
+            tolerance=self.tolerance,
         )
         return sums
 
@@ -77,9 +107,9 @@ class Run(Generic[Model]):
         gradient_norm: float | None,
         loss_change: float | None = None,
     ) -> None:
-        self.points.append(
-            Point(
-                round=len(self.points) + 1,
+        self.visits.append(
+            Visit(
+                round=len(self.visits) + 1,
                 update=update,
                 step=step,
                 eps=tuple(map(float, eps)),
@@ -90,8 +120,8 @@ class Run(Generic[Model]):
         )
 
 
-def close(run: Run[Problem], law: Any) -> Generator[Query, Any, Estimate]:
-    """The closing round: psi and its covariance."""
+def close(run: Run[Problem], law: Any) -> Flow[Estimate]:
+    """Ask for the closing round; return psi and its covariance."""
     pooled: Sums = yield MomentsQuery(problem=run.problem, law=law, n=run.n)
     return run.problem.finish(law, pooled, run.n)
 
@@ -105,18 +135,19 @@ def conclude(
     tolerance: float,
     accepted: Sequence[tuple[float, ...]],
     steps: int,
-) -> Flow:
-    """The closing round and the outcome of a run whose parties know the pooled residual itself."""
+) -> Flow[Targeted]:
+    """Close a run whose parties know the pooled residual itself; return its outcome."""
     arithmetic = arithmetic_error(run.problem, law)
     estimate = yield from close(run, law)
-    return Outcome(
+    return Targeted(
+        problem=run.problem,
         law=law,
         status=status,
         steps=steps,
         updates=len(accepted),
         residual=residual,
         residual_kind="computed",
-        trajectory=tuple(run.points),
+        trajectory=tuple(run.visits),
         accepted=tuple(accepted),
         certificate=Certificate(
             tolerance=tolerance, residual_bound=residual + arithmetic, arithmetic=arithmetic
@@ -125,13 +156,18 @@ def conclude(
     )
 
 
-def settle_tolerance(run: Run[Problem], law: Any, tolerance: Tolerance) -> Generator[Query, Any, float]:
-    """delta as a number; a rule is settled by one counted look at the standard errors at p^0.
+def settle_tolerance(run: Run[Problem], law: Any, tolerance: Tolerance) -> Flow[float]:
+    """Settle delta for the run and return it; a rule needs one counted look at the standard errors at p^0.
 
     "practical": 1e-6 of the smallest, rounded down to a power of two, so that the estimate equals
     the pooled one for every practical purpose; where declared bounds are so wide that this cannot be
     certified, the finest that can, up to 1e-3. "negligible": 0.1 of the smallest over log n.
     """
+    run.tolerance = yield from _settled(run, law, tolerance)
+    return run.tolerance
+
+
+def _settled(run: Run[Problem], law: Any, tolerance: Tolerance) -> Flow[float]:
     if isinstance(tolerance, int | float):
         return float(tolerance)
     pooled: Sums = yield MomentsQuery(problem=run.problem, law=law, n=run.n, phase=Phase.CALIBRATION)

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import Any, Literal, final
-
-import numpy as np
 
 from fedtmle.algorithms.base import (
     AbstractAlgorithm,
@@ -21,56 +16,29 @@ from fedtmle.algorithms.base import (
     require_tolerance,
     settle_tolerance,
 )
-from fedtmle.algorithms.outcome import Certificate, Flow, Outcome, Smoothness, Status
 from fedtmle.errors import InputError
-from fedtmle.model.types import Array
 from fedtmle.protocol.bits import gamma_length
 from fedtmle.protocol.coded import (
     Action,
     CalibrationQuery,
-    Curvature,
+    Certified,
+    Estimated,
     Rounded,
     RoundedGradientQuery,
-    SiloCurvature,
+    SmoothnessRule,
 )
 from fedtmle.protocol.lattice import (
     Lattice,
     Matrix,
     build_lattice,
-    floating,
     identity,
     root_up,
     significant,
     whitener,
     working_tolerance,
 )
-from fedtmle.protocol.query import Problem
-
-
-@final
-@dataclass(frozen=True, kw_only=True)
-class Certified:
-    """beta from a bound of every silo's Hessian: sum of sup rho'' w X X^T, plus the normaliser's."""
-
-
-@final
-@dataclass(frozen=True, kw_only=True)
-class Estimated:
-    """beta = ``factor`` times the curvature at the origin: an estimate, so rounds are capped.
-
-    ``over`` "silos" takes the largest of the silos' own, the paper's assumption; "pooled" takes the
-    pooled one: descent needs no more, and there are fewer rounds, but each silo sends a matrix and
-    the bit bounds, which rest on the silos' smoothness, do not apply.
-    """
-
-    factor: float = 1.05
-    over: Literal["silos", "pooled"] = "silos"
-
-    def __post_init__(self) -> None:
-        if not self.factor >= 1:
-            raise InputError(f"factor: expected at least 1, not {self.factor}")
-        if self.over not in ("silos", "pooled"):
-            raise InputError(f"over: expected 'silos' or 'pooled', not {self.over!r}")
+from fedtmle.protocol.outcome import Certificate, Smoothness, Status, Targeted
+from fedtmle.protocol.query import Flow, Problem
 
 
 @final
@@ -89,7 +57,7 @@ class Coded(AbstractAlgorithm):
 
     tolerance: Tolerance = "practical"
     coordinates: Literal["raw", "whitened"] = "whitened"
-    smoothness: float | Certified | Estimated = Estimated()
+    smoothness: SmoothnessRule = Estimated()
     inner: Literal["step", "adaptive"] = "step"
     max_rounds: int = 10_000
     fixed_width: int | None = None
@@ -106,7 +74,7 @@ class Coded(AbstractAlgorithm):
         if self.fixed_width is not None and self.fixed_width < 1:
             raise InputError(f"fixed_width: expected an integer of at least 1, not {self.fixed_width}")
 
-    def flow(self, problem: Problem, law: Any, n: int) -> Flow:
+    def flow(self, problem: Problem, law: Any, n: int) -> Flow[Targeted]:
         run = Run(problem, n)
         tolerance = yield from settle_tolerance(run, law, self.tolerance)
         rule = self.tolerance if isinstance(self.tolerance, str) else None
@@ -115,10 +83,12 @@ class Coded(AbstractAlgorithm):
         if C is not None and isinstance(self.smoothness, int | float):
             lattice = build_lattice(delta=delta, beta=significant(self.smoothness, up=True), C=C)
         else:
-            lattice = yield self._calibration(problem, law, delta, C)
+            lattice = yield CalibrationQuery(
+                problem=problem, law=law, delta=delta, C=C, smoothness=self.smoothness
+            )
         return (yield from self._descend(run, law, lattice, tolerance))
 
-    def _descend(self, run: Run[Problem], law: Any, lattice: Lattice, tolerance: float) -> Flow:
+    def _descend(self, run: Run[Problem], law: Any, lattice: Lattice, tolerance: float) -> Flow[Targeted]:
         zero = (0,) * lattice.dim
         history: list[tuple[tuple[int, ...], tuple[float, ...]]] = []
         q, steps, t, n_steps = zero, zero, 0, 0
@@ -133,6 +103,7 @@ class Coded(AbstractAlgorithm):
                 at_origin=t == 0,
                 n=run.n,
                 width=self.fixed_width,
+                tolerance=tolerance,
             )
             q = rounded.q
             run.record(
@@ -166,26 +137,27 @@ class Coded(AbstractAlgorithm):
         status: Status,
         history: list[tuple[tuple[int, ...], tuple[float, ...]]],
         n_steps: int,
-    ) -> Flow:
+    ) -> Flow[Targeted]:
         arithmetic = arithmetic_error(run.problem, law)
         # Away from an origin the last gradient says nothing of the EIF mean at the returned law.
         bound = lattice.certificate(q) + arithmetic if t == 0 else float("inf")
         estimate = yield from close(run, law)
-        return Outcome(
+        return Targeted(
+            problem=run.problem,
             law=law,
             status=status,
             steps=n_steps,
             updates=len(history),
             residual=bound,
             residual_kind="certified bound",
-            trajectory=tuple(run.points),
+            trajectory=tuple(run.visits),
             accepted=tuple(eps for _, eps in history),
             certificate=Certificate(
                 tolerance=tolerance,
                 residual_bound=bound,
                 arithmetic=arithmetic,
                 smoothness=Smoothness(value=float(lattice.beta), basis=self._basis(run.problem)),
-                spacing=float(lattice.h),
+                lattice=lattice,
                 coordinates=self.coordinates,
                 history_bits=_history_bits([steps for steps, _ in history]),
             ),
@@ -199,65 +171,12 @@ class Coded(AbstractAlgorithm):
         curvature = problem.curvature(law)
         return None if curvature is None else whitener(curvature)
 
-    def _calibration(self, problem: Problem, law: Any, delta: Fraction, C: Matrix | None) -> CalibrationQuery:
-        dim = problem.dim
-
-        def settle(answers: Mapping[str, SiloCurvature], sizes: Mapping[str, int]) -> Lattice:
-            if C is not None:  # the answers are in its coordinates already
-                return build_lattice(delta=delta, beta=self._beta(answers, sizes, None), C=C)
-            whitening = whitener(_pooled(answers, sizes, dim))
-            beta = self._beta(answers, sizes, floating(whitening))
-            return build_lattice(delta=delta, beta=beta, C=whitening)
-
-        kind = Curvature.CEILING if isinstance(self.smoothness, Certified) else Curvature.ORIGIN
-        return CalibrationQuery(
-            problem=problem,
-            law=law,
-            delta=delta,
-            C=C,
-            curvature=kind,
-            matrices=self._over_pooled,
-            settle=settle,
-        )
-
-    @property
-    def _over_pooled(self) -> bool:
-        return isinstance(self.smoothness, Estimated) and self.smoothness.over == "pooled"
-
-    def _beta(
-        self, answers: Mapping[str, SiloCurvature], sizes: Mapping[str, int], C: Array | None
-    ) -> Fraction:
-        """beta, 8 significant bits: as given, or the factor times a norm of C H C^T.
-
-        Over silos, the largest of theirs (assumption smooth); pooled, that of their mean, which is
-        all that descent needs.
-        """
-        if isinstance(self.smoothness, int | float):
-            return significant(self.smoothness, up=True)
-        size = round((math.isqrt(8 * len(next(iter(answers.values())).entries) + 1) - 1) / 2)
-        frame = np.eye(size) if C is None else C
-        spread = float(np.linalg.norm(frame, 2)) ** 2 * max(a.rounding(size) for a in answers.values())
-        matrices = (
-            [_pooled(answers, sizes, size)]
-            if self._over_pooled
-            else [a.matrix(size) for a in answers.values()]
-        )
-        norms = [float(np.abs(np.linalg.eigvalsh(frame @ matrix @ frame.T)).max()) for matrix in matrices]
-        factor = self.smoothness.factor if isinstance(self.smoothness, Estimated) else 1.0
-        return significant(factor * (max(norms) + spread), up=True)
-
     def _basis(self, problem: Problem) -> str:
         if isinstance(self.smoothness, Certified):
             return "certified" if problem.curvature_is_fixed else "certified at the start"
         if isinstance(self.smoothness, Estimated):
-            return "estimated, pooled" if self._over_pooled else "estimated"
+            return "estimated, pooled" if self.smoothness.over == "pooled" else "estimated"
         return "given"
-
-
-def _pooled(answers: Mapping[str, SiloCurvature], sizes: Mapping[str, int], dim: int) -> Array:
-    """The pooled curvature: the silos' weighted by N_m/n."""
-    n = sum(sizes.values())
-    return np.asarray(sum(sizes[silo] / n * answer.matrix(dim) for silo, answer in answers.items()))
 
 
 def _history_bits(history: list[tuple[int, ...]]) -> int:

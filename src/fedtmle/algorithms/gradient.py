@@ -18,9 +18,9 @@ from fedtmle.algorithms.base import (
 )
 from fedtmle.algorithms.local import LocalAverage
 from fedtmle.algorithms.optimizers import AbstractOptimizer, GradientDescent, Origin
-from fedtmle.algorithms.outcome import Flow, Status
 from fedtmle.model.types import Part, unpack
-from fedtmle.protocol.query import Problem
+from fedtmle.protocol.outcome import Status, Targeted
+from fedtmle.protocol.query import Flow, Problem
 
 
 @final
@@ -36,7 +36,7 @@ class Gradient(AbstractAlgorithm):
         require_tolerance(self.tolerance)
         require_budget(max_updates=self.max_updates)
 
-    def flow(self, problem: Problem, law: Any, n: int) -> Flow:
+    def flow(self, problem: Problem, law: Any, n: int) -> Flow[Targeted]:
         run = Run(problem, n)
         tolerance = yield from settle_tolerance(run, law, self.tolerance)
         origin_eps = np.zeros(problem.dim)
@@ -110,10 +110,10 @@ class Central(AbstractAlgorithm):
     def pools_rows(self) -> bool:
         return True
 
-    def flow(self, problem: Problem, law: Any, n: int) -> Flow:
+    def flow(self, problem: Problem, law: Any, n: int) -> Flow[Targeted]:
         return self._flow_of().flow(problem, law, n)
 
-    def _flow_of(self) -> AbstractAlgorithm:
+    def _flow_of(self) -> LocalAverage | Gradient:
         if isinstance(self.optimizer, Exact):  # one silo's average of fits is its fit
             return LocalAverage(
                 tolerance=self.tolerance,

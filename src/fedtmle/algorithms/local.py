@@ -19,11 +19,11 @@ from fedtmle.algorithms.base import (
     require_tolerance,
     settle_tolerance,
 )
-from fedtmle.algorithms.outcome import Flow, Status
 from fedtmle.errors import InputError
 from fedtmle.model.types import Part
 from fedtmle.protocol.fits import FitAverage, FitOutcome, FitQuery, RetirementRule, Weighting
-from fedtmle.protocol.query import Problem
+from fedtmle.protocol.outcome import Status, Targeted
+from fedtmle.protocol.query import Flow, Problem
 
 FAILED_FITS = {FitOutcome.BOUNDARY: Status.BOUNDARY_FIT, FitOutcome.STALLED: Status.STALLED_FIT}
 
@@ -52,7 +52,11 @@ class LocalAverage(AbstractAlgorithm):
         require_budget(max_updates=self.max_updates)
         check_weights(self.weights)
 
-    def flow(self, problem: Problem, law: Any, n: int) -> Flow:
+    @property
+    def silo_weights(self) -> Mapping[str, float] | None:
+        return None if isinstance(self.weights, str) else self.weights
+
+    def flow(self, problem: Problem, law: Any, n: int) -> Flow[Targeted]:
         run = Run(problem, n)
         tolerance = yield from settle_tolerance(run, law, self.tolerance)
         accepted: list[tuple[float, ...]] = []
@@ -70,6 +74,7 @@ class LocalAverage(AbstractAlgorithm):
                     weights=named_weights(self.weights),
                     rule=RetirementRule(),
                     retiring=False,
+                    tolerance=tolerance,
                 )
                 sums = average.origin
             else:  # at k = K only the EIF evaluation is needed

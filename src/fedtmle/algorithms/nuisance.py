@@ -3,75 +3,71 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
 from fedtmle.algorithms.base import Run
-from fedtmle.algorithms.outcome import Query
 from fedtmle.algorithms.regression_newton import minimise
 from fedtmle.errors import InputError
 from fedtmle.initial.crossfit import Folds
-from fedtmle.initial.design import column_names, extremes_of, in_place
-from fedtmle.initial.glm import FAMILIES, GLM, FittedGLM, GLMModel, Levels
+from fedtmle.initial.glm import (
+    FAMILIES,
+    GLM,
+    AbstractResponse,
+    FittedGLM,
+    FormulaColumns,
+    GLMModel,
+    Levels,
+)
 from fedtmle.initial.pilot import Pilot
 from fedtmle.initial.superlearner import SuperLearner
 from fedtmle.model.families import Family, Response
-from fedtmle.model.table import Table, over_batches, over_blocks
 from fedtmle.model.types import Array, Part, unpack
-from fedtmle.protocol.query import Phase
+from fedtmle.protocol.query import Flow, Phase
 from fedtmle.protocol.tables import ScalesQuery
+from fedtmle.targets.effects.responses import WithoutFold
 
-GOAL = 2.0**-42  # gradient norm on unit-scaled columns
-GIVE_UP = 1e-8  # a fit that stalls above this has not converged
-COLLINEAR = 1e-10  # a pivot of the scaled Hessian below this share of its diagonal
-SAME = 1e-9  # a share of the weight below this has another response
-SEPARATED = 1e-7  # of the curvature at zero, left at the fit
+GRADIENT_GOAL = 2.0**-42  # gradient norm on unit-scaled columns
+LARGEST_GRADIENT = 1e-8  # a fit that stalls above this has not converged
+COLLINEAR_PIVOT = 1e-10  # treat columns as collinear if a pivot of the scaled Hessian is below this
+MINORITY_WEIGHT = 1e-9  # treat the response as constant if the minority's share of the weight is below this
+SEPARATED_CURVATURE = 1e-7  # treat as separated if this share of the curvature at zero is left at the fit
 
-Fit = Generator[Query, Any, FittedGLM]
 ToFit = GLM | Pilot | SuperLearner
 
 
 @dataclass(frozen=True, kw_only=True)
 class Regression:
-    """A model to fit: what it regresses, on which rows, and what to call it in a message."""
+    """A model to fit: its response, on which rows, and its name in messages."""
 
-    what: str  # e.g. "treatment model"
+    label: str  # e.g. "treatment model"
     model: ToFit
-    kind: Response  # what a GLM's family "auto" goes by
-    response: Callable[[Table], tuple[Array, Array]]
+    kind: Response  # decides the family of a GLM whose family is "auto"
+    response: AbstractResponse
     weight_ceiling: float
-    family: Family | None = None  # of every GLM, whatever it says; None: its own
+    family: Family | None = None  # of every GLM; None: each GLM's own
     cluster: str | None = None
     spanning: bool = False  # whether a cluster may be in several silos
     bounds: tuple[float, float] = (0.0, 1.0)  # the response's own scale, which public models predict on
-    fold: int = 0  # counted from 1, of the study's folds that is left out; 0: none
-    constant: str = ""  # what to say where the response is the same in every row used
+    fold: int = 0  # the study's fold that is left out, counted from 1; 0: none
+    constant: str = ""  # the message if the response is the same in every row used
 
     def without(self, folds: Folds, fold: int) -> Regression:
-        """The same regression on the other folds' rows."""
-
-        def response(table: Table) -> tuple[Array, Array]:
-            y, w = self.response(table)
-            return y, w * (folds.of(table) != fold)
-
-        return replace(self, what=f"{self.what} (fold {fold + 1})", response=response)
+        """Return the same regression on the other folds' rows."""
+        response = WithoutFold(response=self.response, folds=folds, fold=fold)
+        return replace(self, label=f"{self.label} (fold {fold + 1})", response=response)
 
     def family_of(self, glm: GLM) -> Family:
         return FAMILIES[glm.family_for(self.kind)] if self.family is None else self.family
 
 
-def fit_glm(regression: Regression, glm: GLM, levels: Levels, n: int) -> Fit:
-    """One federated GLM by Newton's method: a round for column scales, then some six for the fit."""
+def fit_glm(regression: Regression, glm: GLM, levels: Levels, n: int) -> Flow[FittedGLM]:
+    """Fit one federated GLM by Newton's method: a round for column scales, then some six for the fit."""
     formula, family = glm.parsed, regression.family_of(glm)
-    names = column_names(formula, levels)
-    scales: tuple[int, ...] = yield ScalesQuery(
-        columns=lambda piece: extremes_of(formula, piece, levels),
-        count=len(names),
-        over=over_batches if in_place(formula, levels) else over_blocks,
-    )
+    columns = FormulaColumns(formula, levels)
+    names = columns.names
+    scales: tuple[int, ...] = yield ScalesQuery(columns=columns)
     model = GLMModel(
         formula=formula,
         levels=levels,
@@ -88,16 +84,21 @@ def fit_glm(regression: Regression, glm: GLM, levels: Levels, n: int) -> Fit:
     hessian = unpack(sums[len(names) :].values(n), len(names)) + model.normaliser(None).hessian(zero)
     if family is Family.LOGISTIC:
         _refuse_constant(gradient, hessian, names, scales, regression)
-    _refuse_collinear(hessian, names, regression.what)
+    _refuse_collinear(hessian, names, regression.label)
     fit = yield from minimise(
-        run, gradient, hessian, goal=GOAL, floor=GIVE_UP, is_quadratic=family is Family.GAUSSIAN
+        run,
+        gradient,
+        hessian,
+        goal=GRADIENT_GOAL,
+        acceptable=LARGEST_GRADIENT,
+        is_quadratic=family is Family.GAUSSIAN,
     )
-    if fit.norm > GIVE_UP:
+    if fit.norm > LARGEST_GRADIENT:
         raise InputError(
-            f"{regression.what}: the fit did not converge; give it a small ridge, or fewer terms"
+            f"{regression.label}: the fit did not converge; give it a small ridge, or fewer terms"
         )
     if family is Family.LOGISTIC:
-        _refuse_separation(hessian, fit.hessian, names, regression.what)
+        _refuse_separation(hessian, fit.hessian, names, regression.label)
     beta = np.ldexp(fit.eps, -np.array(scales))
     return FittedGLM(
         formula=formula,
@@ -115,45 +116,45 @@ def _refuse_constant(
     if names[0] != "1":
         return
     slope, bend = math.ldexp(abs(gradient[0]), scales[0]), math.ldexp(hessian[0, 0], 2 * scales[0])
-    if bend > 0 and abs(slope - 2.0 * bend) <= 2.0 * bend * SAME:
-        raise InputError(f"{regression.what}: {regression.constant}")
+    if bend > 0 and abs(slope - 2.0 * bend) <= 2.0 * bend * MINORITY_WEIGHT:
+        raise InputError(f"{regression.label}: {regression.constant}")
 
 
-def _refuse_collinear(hessian: Array, names: tuple[str, ...], what: str) -> None:
+def _refuse_collinear(hessian: Array, names: tuple[str, ...], label: str) -> None:
     """Names the columns that others determine: pivots of the correlation-scaled Hessian that vanish."""
     diagonal = np.sqrt(np.maximum(np.diag(hessian), 0.0))
     empty = [name for name, d in zip(names, diagonal, strict=True) if d == 0]
     if empty:
-        raise InputError(f"{what}: column(s) {', '.join(empty)} are zero in every row used; drop them")
+        raise InputError(f"{label}: column(s) {', '.join(empty)} are zero in every row used; drop them")
     rest = hessian / np.outer(diagonal, diagonal)
     redundant = []
     for j, name in enumerate(names):
         pivot = rest[j, j]
-        if pivot <= COLLINEAR:
+        if pivot <= COLLINEAR_PIVOT:
             redundant.append(name)
             continue
         column = rest[:, j].copy()
         rest = rest - np.outer(column, column) / pivot
     if redundant:
         raise InputError(
-            f"{what}: column(s) {', '.join(redundant)} are determined by the columns before them; "
+            f"{label}: column(s) {', '.join(redundant)} are determined by the columns before them; "
             "drop them, or give the model a small ridge"
         )
 
 
-def _refuse_separation(at_zero: Array, at_fit: Array, names: tuple[str, ...], what: str) -> None:
+def _refuse_separation(at_zero: Array, at_fit: Array, names: tuple[str, ...], label: str) -> None:
     """A logistic fit whose curvature has vanished in some direction has no finite coefficients.
 
     Named are the columns that move most along that direction, each in units of its standard deviation.
     """
     root = np.linalg.inv(np.linalg.cholesky(at_zero))
     values, vectors = np.linalg.eigh(root @ at_fit @ root.T)
-    if values[0] >= SEPARATED:
+    if values[0] >= SEPARATED_CURVATURE:
         return
     spread = np.diag(at_zero) - (at_zero[:, 0] ** 2 / at_zero[0, 0] if names[0] == "1" else 0.0)
     moved = np.abs(root.T @ vectors[:, 0]) * np.sqrt(np.maximum(spread, 0.0))
     most = [name for name, size in zip(names, moved, strict=True) if size > 0.3 * moved.max()]
     raise InputError(
-        f"{what}: its response is perfectly predicted, mostly by {', '.join(most)}, so the fit has no finite "
-        "coefficients; drop columns, or give the model a small ridge"
+        f"{label}: its response is perfectly predicted, mostly by {', '.join(most)}, so the fit has no "
+        "finite coefficients; drop columns, or give the model a small ridge"
     )

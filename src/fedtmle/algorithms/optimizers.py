@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any, final
 
 import numpy as np
 
 from fedtmle.algorithms.base import Run, require_budget, require_positive
-from fedtmle.algorithms.outcome import Query
 from fedtmle.algorithms.publiclinear import newton_direction
 from fedtmle.errors import InputError, NumericalError
 from fedtmle.model.exact import query_shifts
 from fedtmle.model.types import Array, Part, unpack
+from fedtmle.protocol.query import Flow
 
 PUBLIC_RESOLUTION = 2.0**-44  # of log Z by quadrature: a smaller decrease of the loss is not seen
 
@@ -45,9 +44,6 @@ class Inner:
     hessian: Array | None = None  # there, where the optimiser knows it
 
 
-SubFlow = Generator[Query, Any, Inner]
-
-
 class AbstractOptimizer(ABC):
     """An inner optimiser: what it needs at the origin, and its steps."""
 
@@ -61,11 +57,11 @@ class AbstractOptimizer(ABC):
         """Whether the origin check must bring the pooled Hessian as well."""
 
     @abstractmethod
-    def minimise(self, run: Run[Any], origin: Origin) -> SubFlow: ...
+    def minimise(self, run: Run[Any], origin: Origin) -> Flow[Inner]: ...
 
 
 @dataclass(frozen=True, kw_only=True)
-class _State:
+class _Iterate:
     """A point of a line search and what is known there."""
 
     eps: Array
@@ -117,12 +113,12 @@ class GradientDescent(AbstractOptimizer):
             and run.problem.curvature(law) is None
         )
 
-    def minimise(self, run: Run[Any], origin: Origin) -> SubFlow:
+    def minimise(self, run: Run[Any], origin: Origin) -> Flow[Inner]:
         if isinstance(self.step, Backtracking):
             return (yield from self._search(run, origin, self.step))
         return (yield from self._fixed(run, origin, self.step))
 
-    def _fixed(self, run: Run[Any], origin: Origin, step: float) -> SubFlow:
+    def _fixed(self, run: Run[Any], origin: Origin, step: float) -> Flow[Inner]:
         eps, gradient = np.zeros(run.problem.dim), origin.gradient
         for t in range(1, self.max_steps + 1):
             eps = eps - step * gradient
@@ -136,8 +132,8 @@ class GradientDescent(AbstractOptimizer):
                 return Inner(eps=eps, steps=t)
         return Inner(eps=eps, steps=0)
 
-    def _search(self, run: Run[Any], origin: Origin, rule: Backtracking) -> SubFlow:
-        state = _State(eps=np.zeros(run.problem.dim), loss=0.0, gradient=origin.gradient)
+    def _search(self, run: Run[Any], origin: Origin, rule: Backtracking) -> Flow[Inner]:
+        state = _Iterate(eps=np.zeros(run.problem.dim), loss=0.0, gradient=origin.gradient)
         length = rule.first or 1.0 / _largest_eigenvalue(run, origin)
         for t in range(1, self.max_steps + 1):
             trial = yield from _line_search(
@@ -167,10 +163,10 @@ class Newton(AbstractOptimizer):
     def needs_hessian(self, run: Run[Any], law: Any) -> bool:  # noqa: ARG002 - always
         return True
 
-    def minimise(self, run: Run[Any], origin: Origin) -> SubFlow:
+    def minimise(self, run: Run[Any], origin: Origin) -> Flow[Inner]:
         parts = Part.LOSS | Part.GRADIENT | Part.HESSIAN
         rule = Backtracking(first=1.0)
-        state = _State(
+        state = _Iterate(
             eps=np.zeros(run.problem.dim), loss=0.0, gradient=origin.gradient, hessian=origin.hessian
         )
         for t in range(1, self.max_steps + 1):
@@ -189,13 +185,13 @@ class Newton(AbstractOptimizer):
 def _line_search(
     run: Run[Any],
     origin: Origin,
-    state: _State,
+    state: _Iterate,
     direction: Array,
     length: float,
     rule: Backtracking,
     parts: Part,
     step: int,
-) -> Generator[Query, Any, _State | None]:
+) -> Flow[_Iterate | None]:
     """The first acceptable point along ``direction``, halving; None if there is none."""
     problem, law = run.problem, origin.law
     slope = math.fsum(float(g) * float(p) for g, p in zip(state.gradient, direction, strict=True))
@@ -217,7 +213,7 @@ def _line_search(
             if Part.HESSIAN in parts:
                 hessian = unpack(sums[1 + problem.dim :].values(run.n), problem.dim)
                 hessian = hessian + problem.normaliser(law).hessian(eps)
-            return _State(eps=eps, loss=loss, gradient=gradient, hessian=hessian)
+            return _Iterate(eps=eps, loss=loss, gradient=gradient, hessian=hessian)
         length *= 0.5
     return None
 
@@ -225,7 +221,7 @@ def _line_search(
 def _acceptable(
     run: Run[Any],
     law: Any,
-    state: _State,
+    state: _Iterate,
     gradient: Array,
     loss: float,
     direction: Array,

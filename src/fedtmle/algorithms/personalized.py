@@ -14,10 +14,10 @@ from fedtmle.algorithms.base import (
     require_positive,
 )
 from fedtmle.algorithms.local import FAILED_FITS, check_weights, stagnation
-from fedtmle.algorithms.outcome import Flow, Outcome, Status
 from fedtmle.errors import InputError
 from fedtmle.protocol.fits import FitAverage, FitQuery, RetirementRule, Weighting
-from fedtmle.protocol.query import Problem
+from fedtmle.protocol.outcome import Personalised, Status
+from fedtmle.protocol.query import Flow, Problem
 
 
 @final
@@ -45,7 +45,7 @@ class Personalized(AbstractAlgorithm):
         if not isinstance(self.weights, str):
             raise InputError("weights: expected 'size' or 'uniform', eq. (retirement-weights)")
 
-    def flow(self, problem: Problem, law: Any, n: int) -> Flow:
+    def flow(self, problem: Problem, law: Any, n: int) -> Flow[Personalised]:
         run = Run(problem, n)
         accepted: list[tuple[float, ...]] = []
         while True:
@@ -67,17 +67,14 @@ class Personalized(AbstractAlgorithm):
                 break
             law = problem.move(law, average.eps)
             accepted.append(tuple(map(float, average.eps)))
-        return Outcome(
+        return Personalised(
+            problem=problem,
             law=law,
             status=status,
             steps=0,
             updates=len(accepted),
-            residual=None,
-            residual_kind="each silo's own",
-            trajectory=tuple(run.points),
+            trajectory=tuple(run.visits),
             accepted=tuple(accepted),
-            certificate=None,
-            estimate=None,
         )
 
     def _status(self, run: Run[Problem], law: Any, average: FitAverage, updates: int) -> Status | None:

@@ -1,32 +1,37 @@
-"""The flow of a preflight: the treatment model alone, and the histograms of what it predicts."""
+"""The program of a preflight: the treatment model alone, and the histograms of what it predicts."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, final
+from typing import final
 
-import numpy as np
-
-from fedtmle.algorithms.base import AbstractAlgorithm
-from fedtmle.algorithms.diagnostics import histograms, named_histograms
-from fedtmle.algorithms.outcome import Flow, Outcome, Status
+from fedtmle.algorithms.diagnostics import Histogram, named_histograms
 from fedtmle.algorithms.study import Study
 from fedtmle.algorithms.study_flow import fit_treatment
-from fedtmle.model.problem import Estimate
-from fedtmle.model.table import Table
-from fedtmle.model.types import Bytes, Codes
+from fedtmle.model.table import AnyTable
+from fedtmle.protocol.bins import BinsQuery
+from fedtmle.protocol.outcome import Described, Outcome
+from fedtmle.protocol.plan import AbstractProgram
+from fedtmle.protocol.query import Flow
 from fedtmle.targets.effects.prepare import Preparation
-from fedtmle.targets.effects.rows import probability_bins, shown_arms
+from fedtmle.targets.effects.statistics import FittedPropensityBins
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class PreflightFlow(AbstractAlgorithm):
+class PreflightProgram(AbstractProgram):
     """Fits a study's treatment model across silos and estimates nothing; ``details`` has the histograms."""
 
-    def flow(self, problem: Any, law: Any, n: int) -> Flow:  # noqa: ARG002 - there is no law
-        study: Study = problem
-        columns, models, weight_mean = yield from fit_treatment(study, n)
+    study: Study
+
+    def count(self, rows: AnyTable) -> int:
+        return rows.n_rows
+
+    def smallest_part(self, rows: AnyTable) -> int:
+        return self.study.smallest_part(rows)
+
+    def flow(self, n: int) -> Flow[Described]:
+        columns, models, weight_mean = yield from fit_treatment(self.study, n)
         preparation = Preparation(
             columns=replace(columns, strata=None, strata_levels=()),
             components=(),
@@ -35,25 +40,14 @@ class PreflightFlow(AbstractAlgorithm):
             missingness=(),
             g_floor=0.0,
             weight_mean=weight_mean,
-            shares={},
+            shares=(),
         )
+        bins = yield BinsQuery(bins=FittedPropensityBins(preparation), n=n)
+        return Described(details=named_histograms(bins, self.study.target.arms))
 
-        def binned(table: Table) -> tuple[Bytes, Codes]:
-            g, _ = preparation.propensities(table)
-            return probability_bins(g[list(shown_arms(len(g)))]), columns.arm(table)
 
-        query, pairs = histograms(binned, len(study.target.arms), n)
-        bins = yield query
-        return Outcome(
-            law=None,
-            status=Status.CONVERGED,
-            steps=0,
-            updates=0,
-            residual=None,
-            residual_kind="nothing was estimated",
-            trajectory=(),
-            accepted=(),
-            certificate=None,
-            estimate=Estimate(psi=np.zeros(0), covariance=np.zeros((0, 0))),
-            details=named_histograms(pairs, bins, study.target.arms),
-        )
+def propensity_histograms(outcome: Outcome) -> tuple[Histogram, ...]:
+    """Return the histograms of a preflight's outcome."""
+    if not isinstance(outcome, Described) or not isinstance(outcome.details, tuple):
+        raise TypeError("this outcome is not a preflight's")
+    return outcome.details

@@ -12,24 +12,23 @@ a round asks for the gradient alone: d sums instead of d + d(d+1)/2.
 
 from __future__ import annotations
 
-from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from fedtmle.algorithms.base import Run
-from fedtmle.algorithms.outcome import Query
 from fedtmle.algorithms.publiclinear import newton_direction
 from fedtmle.model.types import Array, Part, unpack
+from fedtmle.protocol.query import Flow
 
 MAX_STEPS = 100
 MAX_HALVINGS = 50
-LEAST = 1e-4  # a step of length t lowers the norm by at least this share of t
+SMALLEST_DECREASE = 1e-4  # a step of length t lowers the norm by at least this share of t
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fit:
+class NewtonPoint:
     """A point of the fit and what is known there; ``is_fresh`` unless the Hessian is of a point before."""
 
     eps: Array
@@ -41,25 +40,27 @@ class Fit:
 
 
 def minimise(
-    run: Run[Any], gradient: Array, hessian: Array, *, goal: float, floor: float, is_quadratic: bool
-) -> Generator[Query, Any, Fit]:
-    """The fit from eps = 0, where the gradient and the Hessian are given.
+    run: Run[Any], gradient: Array, hessian: Array, *, goal: float, acceptable: float, is_quadratic: bool
+) -> Flow[NewtonPoint]:
+    """Return the fit from eps = 0, where the gradient and the Hessian are given.
 
-    It ends at a norm of ``goal``, or where exact sums allow no smaller one, if that is below ``floor``.
-    A quadratic loss has the same Hessian everywhere.
+    It ends at a norm of ``goal``, or where exact sums allow no smaller one if that is at most
+    ``acceptable``. A quadratic loss has the same Hessian everywhere.
     """
-    fit = Fit(eps=np.zeros(run.problem.dim), gradient=gradient, norm=run.norm(gradient), hessian=hessian)
+    fit = NewtonPoint(
+        eps=np.zeros(run.problem.dim), gradient=gradient, norm=run.norm(gradient), hessian=hessian
+    )
     for _ in range(MAX_STEPS):
         if fit.norm <= goal:
             break
-        found = yield from _step(run, fit, not is_quadratic and _needs_hessian(fit, goal), floor)
-        if found is None:
+        ahead = yield from _step(run, fit, not is_quadratic and _needs_hessian(fit, goal), acceptable)
+        if ahead is None:
             break
-        fit = found
+        fit = ahead
     return fit
 
 
-def _needs_hessian(fit: Fit, goal: float) -> bool:
+def _needs_hessian(fit: NewtonPoint, goal: float) -> bool:
     """Whether the next point needs its own: a step from there with the Hessian at hand would not do."""
     if fit.ratio is None:
         return True
@@ -67,7 +68,7 @@ def _needs_hessian(fit: Fit, goal: float) -> bool:
     return reached > goal
 
 
-def _step(run: Run[Any], fit: Fit, with_hessian: bool, floor: float) -> Generator[Query, Any, Fit | None]:
+def _step(run: Run[Any], fit: NewtonPoint, with_hessian: bool, acceptable: float) -> Flow[NewtonPoint | None]:
     """The first point along Newton's direction, halving, where the norm is smaller; None if there is none."""
     dim, direction, length = run.problem.dim, newton_direction(fit.hessian, fit.gradient), 1.0
     for _ in range(MAX_HALVINGS + 1):
@@ -77,13 +78,13 @@ def _step(run: Run[Any], fit: Fit, with_hessian: bool, floor: float) -> Generato
             sums = yield from run.ask(None, eps, parts)
             gradient = run.pooled_gradient(sums[:dim], None, eps)
             norm = run.norm(gradient)
-            if norm <= (1.0 - LEAST * length) * fit.norm:
+            if norm <= (1.0 - SMALLEST_DECREASE * length) * fit.norm:
                 hessian = fit.hessian
                 if with_hessian:
                     hessian = unpack(sums[dim:].values(run.n), dim) + run.problem.normaliser(None).hessian(
                         eps
                     )
-                return Fit(
+                return NewtonPoint(
                     eps=eps,
                     gradient=gradient,
                     norm=norm,
@@ -91,7 +92,7 @@ def _step(run: Run[Any], fit: Fit, with_hessian: bool, floor: float) -> Generato
                     is_fresh=with_hessian,
                     ratio=norm / fit.norm if length == 1.0 else None,
                 )
-            if fit.norm <= floor:
+            if fit.norm <= acceptable:
                 return None
         length *= 0.5
     return None

@@ -1,4 +1,4 @@
-"""What a study's nuisance models regress: the treatment, being observed, and the outcome."""
+"""A study's nuisance regressions: of the treatment, of being observed, and of the outcome."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ from fedtmle.algorithms.nuisance import Regression
 from fedtmle.algorithms.study import Study
 from fedtmle.initial.glm import Supplied
 from fedtmle.model.families import Family
-from fedtmle.model.table import Table
-from fedtmle.model.types import Array, product
 from fedtmle.targets.effects.prepare import EffectColumns
+from fedtmle.targets.effects.responses import ArmResponse, ObservedResponse, OutcomeResponse
 
 
 def effect_columns(
     study: Study, levels: Mapping[str, tuple[str, ...]], spanning: tuple[bytes, ...] = ()
 ) -> EffectColumns:
-    """Which columns of a table play which part in the study."""
+    """Return which columns of a table play which part in the study."""
     target = study.target
     return EffectColumns(
         outcome=target.outcome,
@@ -36,49 +35,35 @@ def effect_columns(
 def regressions(
     study: Study, columns: EffectColumns, weight_mean: float
 ) -> dict[str, tuple[Regression, ...]]:
-    """The regressions of each role whose model is to be fitted: one, or one per arm but the first."""
+    """Return the regressions of each role whose model is to be fitted: one, or one per arm but the first."""
     ceiling = study.weight_ceiling if study.weights else 1.0
     spanning = study.cluster_scope == "spanning"
-    found: dict[str, tuple[Regression, ...]] = {}
-
-    def weight(table: Table) -> Array:
-        return columns.relative_weight(table, weight_mean)
-
+    by_role: dict[str, tuple[Regression, ...]] = {}
     treatment, missingness, outcome = study.treatment_model, study.missingness_model, study.outcome_model
     if treatment is not None and not isinstance(treatment, Supplied):
-        models = []
-        for code in range(1, len(columns.arms)):
-
-            def taken(table: Table, code: int = code) -> tuple[Array, Array]:
-                taken, w = columns.taken(table, code), weight(table)
-                if code == 1:  # everyone is in arm 0, in arm 1 or in a later one
-                    return taken, w
-                arm = columns.arm(table)
-                return taken, w * ((arm == 0) | (arm >= code))
-
-            which = "" if len(columns.arms) == 2 else f", arm '{columns.arms[code]}'"
-            models.append(
-                Regression(
-                    what=f"treatment model{which}",
-                    model=treatment,
-                    kind="binary",
-                    response=taken,
-                    weight_ceiling=ceiling,
-                    family=Family.LOGISTIC,
-                    cluster=study.cluster,
-                    spanning=spanning,
-                    constant="everyone it is fitted on has the same treatment; check the treatment's column "
-                    "and arms, or use fewer folds",
-                )
-            )
-        found["treatment"] = tuple(models)
-    if missingness is not None and not isinstance(missingness, Supplied):
-        found["missingness"] = (
+        by_role["treatment"] = tuple(
             Regression(
-                what="missingness model",
+                label="treatment model" if len(columns.arms) == 2 else f"treatment model, arm '{arm}'",
+                model=treatment,
+                kind="binary",
+                response=ArmResponse(columns=columns, weight_mean=weight_mean, code=code),
+                weight_ceiling=ceiling,
+                family=Family.LOGISTIC,
+                cluster=study.cluster,
+                spanning=spanning,
+                constant="everyone it is fitted on has the same treatment; check the treatment's column "
+                "and arms, or use fewer folds",
+            )
+            for code, arm in enumerate(columns.arms)
+            if code > 0
+        )
+    if missingness is not None and not isinstance(missingness, Supplied):
+        by_role["missingness"] = (
+            Regression(
+                label="missingness model",
                 model=missingness,
                 kind="binary",
-                response=lambda table: (columns.observed(table), weight(table)),
+                response=ObservedResponse(columns=columns, weight_mean=weight_mean),
                 weight_ceiling=ceiling,
                 family=Family.LOGISTIC,
                 cluster=study.cluster,
@@ -88,12 +73,12 @@ def regressions(
             ),
         )
     if not isinstance(outcome, Supplied):
-        found["outcome"] = (
+        by_role["outcome"] = (
             Regression(
-                what="outcome model",
+                label="outcome model",
                 model=outcome,
                 kind=study.target.response,
-                response=lambda table: (columns.y(table), product(weight(table), columns.observed(table))),
+                response=OutcomeResponse(columns=columns, weight_mean=weight_mean),
                 weight_ceiling=ceiling,
                 cluster=study.cluster,
                 spanning=spanning,
@@ -102,4 +87,4 @@ def regressions(
                 "outcome's column and how it is coded",
             ),
         )
-    return found
+    return by_role

@@ -8,9 +8,10 @@ from typing import Any, Literal, final
 import numpy as np
 
 from fedtmle.algorithms.base import Run, require_budget, require_positive
-from fedtmle.algorithms.optimizers import AbstractOptimizer, Inner, Origin, SubFlow
+from fedtmle.algorithms.optimizers import AbstractOptimizer, Inner, Origin
 from fedtmle.errors import InputError
 from fedtmle.model.types import IntArray, Part
+from fedtmle.protocol.query import Flow
 
 PARTITION = 2**62  # the generator's stream that no step of a run has
 
@@ -60,7 +61,7 @@ class StochasticGradientDescent(AbstractOptimizer):
     def _generator(self, stream: int) -> np.random.Generator:
         return np.random.Generator(np.random.Philox(key=[self.seed, stream]))
 
-    def minimise(self, run: Run[Any], origin: Origin) -> SubFlow:
+    def minimise(self, run: Run[Any], origin: Origin) -> Flow[Inner]:
         eps = np.zeros(run.problem.dim)
         for t in range(self.steps):
             batch = self.draw(run.n, origin.update, t)

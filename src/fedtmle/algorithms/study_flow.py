@@ -1,4 +1,4 @@
-"""The flow of a study: every party runs it on the same broadcasts.
+"""The program of a study: every party follows it on the same broadcasts.
 
     factor levels -> clusters -> counts -> treatment, missingness and outcome models -> overlap
                   -> targeting -> diagnostics
@@ -9,15 +9,11 @@ Each arrow is a query or a sub-flow; nothing but pooled sums, levels and exponen
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, final
+from typing import final
 
-import numpy as np
-
-from fedtmle.algorithms.base import AbstractAlgorithm
 from fedtmle.algorithms.diagnostics import Diagnostics, diagnose
-from fedtmle.algorithms.outcome import Flow, Outcome, Query
 from fedtmle.algorithms.overlap import Overlap, find_overlap
 from fedtmle.algorithms.regressions import effect_columns, regressions
 from fedtmle.algorithms.study import MOST_STRATA, Study
@@ -25,14 +21,17 @@ from fedtmle.algorithms.superlearner import fit_nuisance
 from fedtmle.errors import InputError
 from fedtmle.initial.crossfit import Column, Probability
 from fedtmle.initial.glm import Supplied
-from fedtmle.model.table import Table, over_blocks
-from fedtmle.model.types import Array, product
+from fedtmle.model.table import AnyTable
 from fedtmle.protocol.clusters import ClustersQuery, SpanningQuery
-from fedtmle.protocol.query import Cell
-from fedtmle.protocol.tables import LevelsQuery, ScalesQuery, TallyQuery
-from fedtmle.targets.effects.components import Component
+from fedtmle.protocol.outcome import Outcome, Targeted
+from fedtmle.protocol.plan import AbstractProgram
+from fedtmle.protocol.query import CountCell, Flow
+from fedtmle.protocol.sums import TallyQuery
+from fedtmle.protocol.tables import LevelsQuery, ScalesQuery
+from fedtmle.targets.effects.components import Component, PooledWeights
 from fedtmle.targets.effects.prepare import EffectColumns, Predictor, Preparation
 from fedtmle.targets.effects.problem import EffectProblem
+from fedtmle.targets.effects.statistics import StudyCounts, WeightColumn
 
 SMALLEST_EXPONENT = -512  # of weights: below it, their grid would leave the range of a double
 UNBOUNDED_CEILING = 4096.0  # declared for 1/(g pi) where g is not bounded
@@ -40,8 +39,9 @@ UNBOUNDED_CEILING = 4096.0  # declared for 1/(g pi) where g is not bounded
 
 @dataclass(frozen=True, kw_only=True)
 class StudyDetails:
-    """What a study learned on the way, all of it pooled and public."""
+    """What a study learned besides its estimate; all of it is pooled and public."""
 
+    problem: EffectProblem  # what was targeted
     components: tuple[Component, ...]
     strata: tuple[str, ...]
     levels: Mapping[str, tuple[str, ...]]
@@ -50,20 +50,24 @@ class StudyDetails:
     g_floor: float
     overlap: Overlap
     diagnostics: Diagnostics | None  # None if not wanted, or where each silo has its own law (Personalized)
-    nuisances: Mapping[str, Any]
+    nuisances: Mapping[str, tuple[Predictor, ...]]
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class StudyFlow(AbstractAlgorithm):
-    """The whole study as a flow; its ``problem`` is the `Study`, its law is None."""
+class StudyProgram(AbstractProgram):
+    """The whole study as one flow."""
 
-    @property
-    def pools_rows(self) -> bool:
-        return False
+    study: Study
 
-    def flow(self, problem: Any, law: Any, n: int) -> Flow:  # noqa: ARG002 - a study starts without a law
-        study: Study = problem
+    def count(self, rows: AnyTable) -> int:
+        return rows.n_rows
+
+    def smallest_part(self, rows: AnyTable) -> int:
+        return self.study.smallest_part(rows)
+
+    def flow(self, n: int) -> Flow[Outcome]:
+        study = self.study
         levels = yield from _levels(study)
         columns = effect_columns(study, levels, (yield from _shared_clusters(study)))
         tally = yield from _tally(study, columns, n)
@@ -71,14 +75,15 @@ class StudyFlow(AbstractAlgorithm):
         fitted = yield from _nuisances(study, columns, levels, tally, n)
         preparation = _preparation(study, columns, fitted, tally, n)
         effect = effect_problem(study, preparation)
-        overlap: Overlap = yield from find_overlap(effect, preparation, n)
+        overlap = yield from find_overlap(effect, preparation, n)
         if study.submodel == "per arm":
             effect = replace(effect, combination=tuple(effect.combination[r] for r in overlap.spanning))
-        outcome: Outcome = yield from study.algorithm.flow(effect, effect.start(), n)
+        outcome = yield from study.algorithm.flow(effect, effect.start(), n)
         diagnostics = None
-        if study.diagnostics and outcome.estimate is not None:
+        if study.diagnostics and isinstance(outcome, Targeted):
             diagnostics = yield from diagnose(study, effect, outcome.law, overlap, n)
         details = StudyDetails(
+            problem=effect,
             components=preparation.components,
             strata=columns.strata_levels,
             levels=levels,
@@ -89,7 +94,14 @@ class StudyFlow(AbstractAlgorithm):
             diagnostics=diagnostics,
             nuisances=fitted,
         )
-        return replace(outcome, problem=effect, details=details)
+        return replace(outcome, details=details)
+
+
+def study_details(outcome: Outcome) -> StudyDetails:
+    """Return what a study learned, from its outcome."""
+    if not isinstance(outcome.details, StudyDetails):
+        raise TypeError("this outcome is not a study's")
+    return outcome.details
 
 
 def effect_problem(study: Study, preparation: Preparation) -> EffectProblem:
@@ -97,7 +109,7 @@ def effect_problem(study: Study, preparation: Preparation) -> EffectProblem:
     components = preparation.components
     contrast = study.target.contrast() if study.submodel == "contrast" else None
     identity = tuple(tuple(float(i == j) for j in range(len(components))) for i in range(len(components)))
-    smallest_share = min(preparation.shares.values())
+    smallest_share = min(preparation.shares)
     inverse = 1.0 / preparation.g_floor if preparation.g_floor else UNBOUNDED_CEILING
     weight = study.weight_ceiling if study.weights else 1.0
     rows = identity if contrast is None else (contrast,)
@@ -116,7 +128,7 @@ def effect_problem(study: Study, preparation: Preparation) -> EffectProblem:
     )
 
 
-def _levels(study: Study) -> Generator[Query, Any, dict[str, tuple[str, ...]]]:
+def _levels(study: Study) -> Flow[dict[str, tuple[str, ...]]]:
     levels: dict[str, tuple[str, ...]] = {}
     if study.factors:
         pooled = yield LevelsQuery(factors=study.factors)
@@ -132,73 +144,57 @@ def _levels(study: Study) -> Generator[Query, Any, dict[str, tuple[str, ...]]]:
     return levels
 
 
-def _shared_clusters(study: Study) -> Generator[Query, Any, tuple[bytes, ...]]:
-    """The clusters that are in more than one silo, where the study allows any."""
+def _shared_clusters(study: Study) -> Flow[tuple[bytes, ...]]:
+    """Return the clusters that are in more than one silo, where the study allows any."""
     if study.cluster is None or study.cluster_scope == "silo":
         return ()
     allowed = study.cluster_scope == "spanning"
-    found: tuple[bytes, ...] = yield ClustersQuery(column=study.cluster, spanning=allowed)
-    if found:
-        yield SpanningQuery(column=study.cluster, spanning=found)
-    return found
+    shared: tuple[bytes, ...] = yield ClustersQuery(column=study.cluster, spanning=allowed)
+    if shared:
+        yield SpanningQuery(column=study.cluster, spanning=shared)
+    return shared
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tally:
-    """Pooled counts: rows and observed outcomes per arm, the mean weight, weighted shares."""
+    """Pooled counts: rows and observed outcomes per arm, the mean weight, and the sums of weights."""
 
     arms: tuple[int, ...]
     observed: tuple[int, ...]
     weight_mean: float
-    arm_weights: tuple[float, ...]
-    stratum_weights: tuple[float, ...]
+    weights: PooledWeights
 
 
-def _tally(study: Study, columns: EffectColumns, n: int) -> Generator[Query, Any, Tally]:
-    arms, strata = len(columns.arms), len(columns.strata_levels)
-    counted_strata = strata if study.weights else 0  # without weights, the sums of weights are counts
-
-    def counted(table: Table) -> Array:
-        w, seen, stratum = columns.weight(table), columns.observed(table), columns.stratum(table)
-        found = np.empty((1 + 3 * arms + counted_strata + strata, table.n_rows))
-        found[2 * arms] = w
-        for a in range(arms):
-            taken = columns.taken(table, a)
-            found[a], found[arms + a], found[2 * arms + 1 + a] = (
-                taken,
-                product(taken, seen),
-                product(taken, w),
-            )
-        if stratum is not None:
-            inside = (stratum == np.arange(strata)[:, None]).astype(np.float64)
-            found[1 + 3 * arms :] = np.concatenate([inside * w, inside]) if study.weights else inside
-        return found
-
-    heavy = 1
+def _tally(study: Study, columns: EffectColumns, n: int) -> Flow[Tally]:
+    exponent = 1
     if study.weights:  # whatever their unit, the sums keep their digits
-        (heavy,) = yield ScalesQuery(columns=lambda table: columns.weight(table)[None, :], count=1)
-        heavy = max(heavy, SMALLEST_EXPONENT)
-    exponents = (1,) * (2 * arms) + (heavy,) * (1 + arms + strata) + (1,) * counted_strata
-    first = 1 + 3 * arms + counted_strata
+        (largest,) = yield ScalesQuery(columns=WeightColumn(columns))
+        exponent = max(largest, SMALLEST_EXPONENT)
+    counts = StudyCounts(columns=columns, weight_exponent=exponent)
+    at = {name: range(block.start, block.stop) for name, block in counts.blocks.items()}
     pooled = yield TallyQuery(
-        columns=counted,
-        over=over_blocks,
-        exponents=exponents,
+        columns=counts,
         n=n,
         counts=(
-            *(Cell(a, arm=True) for a in range(arms)),
-            *(Cell(arms + a, of=a, rest="min_missing", arm=True) for a in range(arms)),
-            *(Cell(first + s) for s in range(strata)),
+            *(CountCell(k, is_arm=True) for k in at["arm"]),
+            *(
+                CountCell(k, of=arm, rest_floor="min_missing", is_arm=True)
+                for k, arm in zip(at["observed"], at["arm"], strict=True)
+            ),
+            *(CountCell(k) for k in at["stratum"]),
         ),
     )
-    sums = pooled.values()
-    weights = sums[2 * arms :]
+    sums = {name: pooled[block].values().tolist() for name, block in counts.blocks.items()}
+    weight_mean = sums["weight"][0] / n
     tally = Tally(
-        arms=tuple(int(c) for c in sums[:arms]),
-        observed=tuple(int(c) for c in sums[arms : 2 * arms]),
-        weight_mean=float(weights[0]) / n,
-        arm_weights=tuple(map(float, weights[1 : 1 + arms])),
-        stratum_weights=tuple(map(float, weights[1 + arms : 1 + arms + strata])),
+        arms=tuple(map(int, sums["arm"])),
+        observed=tuple(map(int, sums["observed"])),
+        weight_mean=weight_mean,
+        weights=PooledWeights(
+            total=weight_mean * n,
+            by_arm=tuple(sums["arm weight"]),
+            by_stratum=tuple(sums["stratum weight"]),
+        ),
     )
     if not tally.weight_mean > 0:
         raise InputError(f"weights: column '{study.weights}' is zero in every row")
@@ -226,7 +222,7 @@ def _nuisances(
     tally: Tally,
     n: int,
     roles: Sequence[str] = ("treatment", "missingness", "outcome"),
-) -> Generator[Query, Any, dict[str, tuple[Predictor, ...]]]:
+) -> Flow[dict[str, tuple[Predictor, ...]]]:
     folds = study.outer_folds
     asked = regressions(study, columns, tally.weight_mean)
     fitted: dict[str, tuple[Predictor, ...]] = {}
@@ -247,8 +243,8 @@ def _nuisances(
 Treatment = tuple[EffectColumns, tuple[Predictor, ...], float]
 
 
-def fit_treatment(study: Study, n: int) -> Generator[Query, Any, Treatment]:
-    """The treatment model alone, with the mean weight that its fit is relative to."""
+def fit_treatment(study: Study, n: int) -> Flow[Treatment]:
+    """Fit the treatment model alone; return it with the mean weight that its fit is relative to."""
     levels = yield from _levels(study)
     columns = effect_columns(study, levels)
     tally = yield from _tally(study, columns, n)
@@ -279,18 +275,10 @@ def _preparation(
     n: int,
 ) -> Preparation:
     components = study.target.components(columns.strata_levels)
-    total = tally.weight_mean * n
-    shares = {}
-    for r, component in enumerate(components):
-        code = getattr(component.population, "code", None)
-        if code is None:
-            shares[r] = 1.0
-        elif component.population.label.startswith("in arm"):
-            shares[r] = tally.arm_weights[code] / total
-        else:
-            shares[r] = tally.stratum_weights[code] / total
-        if shares[r] <= 0:
-            raise InputError(f"strata: nobody is {component.population.label}")
+    shares = tuple(component.population.share(tally.weights) for component in components)
+    for component, share in zip(components, shares, strict=True):
+        if share <= 0:
+            raise InputError(f"strata: no record with a positive weight is {component.population.label}")
     auto = 5.0 / (math.sqrt(n) * math.log(max(n, 2)))
     floor = auto if study.g_bounds == "auto" else float(study.g_bounds or 0.0)
     return Preparation(

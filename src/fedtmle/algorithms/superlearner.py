@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
-from dataclasses import replace
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar, final
 
 import numpy as np
 
 from fedtmle.algorithms.nuisance import Regression, fit_glm
-from fedtmle.algorithms.outcome import Query
 from fedtmle.errors import InputError
 from fedtmle.initial.crossfit import CrossFitted, Fitted, Folds
 from fedtmle.initial.glm import GLM, FittedGLM, Levels
@@ -25,17 +24,25 @@ from fedtmle.initial.superlearner import (
 )
 from fedtmle.initial.trees import GradientBoostedTrees, TreeEnsemble
 from fedtmle.model.families import Family
+from fedtmle.model.statistics import AbstractBoundedColumns
 from fedtmle.model.table import Table
-from fedtmle.model.types import Array, exponent
-from fedtmle.protocol.learners import Codec, GLMCodec, JointQuery, Models, ModelsQuery, TreesCodec
-from fedtmle.protocol.query import Local
-from fedtmle.protocol.tables import TallyQuery
+from fedtmle.model.types import Array, exponent, upper_pairs
+from fedtmle.protocol.follower import follow_alone
+from fedtmle.protocol.learners import (
+    AbstractLocalFit,
+    GLMFormat,
+    ModelFormat,
+    Models,
+    ModelsQuery,
+    TreesFormat,
+)
+from fedtmle.protocol.query import Flow, JointQuery, Local, Query
+from fedtmle.protocol.sums import TallyQuery
 
 Result = TypeVar("Result")
-SubFlow = Generator[Query, Any, Result]
 
 
-def fit_nuisance(regression: Regression, levels: Levels, n: int, folds: Folds | None) -> SubFlow[Fitted]:
+def fit_nuisance(regression: Regression, levels: Levels, n: int, folds: Folds | None) -> Flow[Fitted]:
     """The fit, or one fit per fold left out."""
     if folds is None:
         return (yield from _fit_each([regression], levels, n))[0]
@@ -43,7 +50,7 @@ def fit_nuisance(regression: Regression, levels: Levels, n: int, folds: Folds | 
     return CrossFitted(models=tuple((yield from _fit_each(parts, levels, n))), folds=folds)
 
 
-def _fit_each(parts: Sequence[Regression], levels: Levels, n: int) -> SubFlow[Sequence[Fitted]]:
+def _fit_each(parts: Sequence[Regression], levels: Levels, n: int) -> Flow[Sequence[Fitted]]:
     """The same model on several sets of rows."""
     model = parts[0].model
     if isinstance(model, SuperLearner):
@@ -56,7 +63,7 @@ def _fit_each(parts: Sequence[Regression], levels: Levels, n: int) -> SubFlow[Se
     return fits
 
 
-def together(flows: Sequence[SubFlow[Result]]) -> SubFlow[list[Result]]:
+def together(flows: Sequence[Flow[Result]]) -> Flow[list[Result]]:
     """The flows side by side: each round carries one query of each that is still going."""
     results: dict[int, Result] = {}
     waiting: dict[int, Query] = {}
@@ -74,39 +81,53 @@ def together(flows: Sequence[SubFlow[Result]]) -> SubFlow[list[Result]]:
         waiting = {}
 
 
-def alone(flow: SubFlow[Result], local: Local) -> Result:
-    """What a flow gives where one silo is the whole federation."""
-    try:
-        query = next(flow)
-        while True:
-            answers = {local.name: query.answer(local)}
-            query = flow.send(query.pool(answers, {local.name: local.n_rows}))
-    except StopIteration as stop:
-        return stop.value  # type: ignore[no-any-return]  # mypy does not follow a generator's result here
+@final
+@dataclass(frozen=True, kw_only=True)
+class ResidualProducts(AbstractBoundedColumns[Table]):
+    """Products of the cross-fitted candidates' residuals, which the weights of a super learner minimise."""
+
+    regression: Regression
+    candidates: tuple[CrossFitted, ...]
+
+    @property
+    def label(self) -> str:
+        return "count"
+
+    @property
+    def pairs(self) -> list[tuple[int, int]]:
+        return upper_pairs(len(self.candidates))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return ("weight", *(f"residual {k} times residual {j}" for k, j in self.pairs))
+
+    @property
+    def exponents(self) -> tuple[int, ...]:
+        return (exponent(self.regression.weight_ceiling),) * (1 + len(self.pairs))
+
+    def evaluate(self, piece: Table) -> Array:
+        y, w = self.regression.response.of(piece)
+        residuals = [y - unit(model.predict(piece)) for model in self.candidates]
+        return np.stack([w, *(w * (residuals[k] * residuals[j]) for k, j in self.pairs)])
 
 
-def _fit_super(regression: Regression, spec: SuperLearner, levels: Levels, n: int) -> SubFlow[SuperLearned]:
+def _fit_super(regression: Regression, spec: SuperLearner, levels: Levels, n: int) -> Flow[SuperLearned]:
     left_out = regression.fold - 1 if regression.fold else None
     folds = spec.folds_within(left_out, regression.cluster, spanning=regression.spanning)
     parts = [*(regression.without(folds, v) for v in range(spec.folds)), regression]
     fitted = yield from together([_candidates(learner, parts, levels, n) for learner in spec.learners])
     labelled = {f"learner {k}{which}": m for k, each in enumerate(fitted, 1) for which, m in each.items()}
     if len(labelled) > MAX_CANDIDATES:
-        raise InputError(f"{regression.what}: more than {MAX_CANDIDATES} models to weight; use fewer PerSilo")
+        raise InputError(
+            f"{regression.label}: more than {MAX_CANDIDATES} models to weight; use fewer PerSilo"
+        )
     crossed = [CrossFitted(models=models[:-1], folds=folds) for models in labelled.values()]
-    pairs = [(k, j) for k in range(len(crossed)) for j in range(k, len(crossed))]
-
-    def products(table: Table) -> Array:
-        y, w = regression.response(table)
-        residuals = [y - unit(model.predict(table)) for model in crossed]
-        return np.stack([w, *(w * (residuals[k] * residuals[j]) for k, j in pairs)])
-
-    bound = exponent(regression.weight_ceiling)
-    pooled = yield TallyQuery(columns=products, exponents=(bound,) * (1 + len(pairs)), n=n)
+    products = ResidualProducts(regression=regression, candidates=tuple(crossed))
+    pooled = yield TallyQuery(columns=products, n=n)
     total, *units = pooled.units
     if total <= 0:
-        raise InputError(f"{regression.what}: no row has a positive weight")
-    gram = dict(zip(pairs, units, strict=True))
+        raise InputError(f"{regression.label}: no row has a positive weight")
+    gram = dict(zip(products.pairs, units, strict=True))
     size = range(len(crossed))
     return SuperLearned(
         labels=tuple(labelled),
@@ -118,7 +139,7 @@ def _fit_super(regression: Regression, spec: SuperLearner, levels: Levels, n: in
 
 def _candidates(
     learner: Learner, parts: Sequence[Regression], levels: Levels, n: int
-) -> SubFlow[dict[str, Models]]:
+) -> Flow[dict[str, Models]]:
     """Every model to weight, fitted on each part: one, or one for each silo that has its own."""
     if isinstance(learner, GLM):
         fits = yield from together([fit_glm(part, learner, levels, n) for part in parts])
@@ -126,13 +147,13 @@ def _candidates(
     if isinstance(learner, Pilot):
         return {"": (yield from _pilot(learner, parts, levels))}
     shipped = yield _ship(learner, learner.model, parts, levels)
-    own = {f", silo {m}": models for m, models in enumerate(shipped, start=1) if models is not None}
-    if not own:
-        raise InputError(f"{parts[0].what}: no silo has the rows to fit its own trees; lower min_leaf")
-    return own
+    by_silo = {f", silo {m}": models for m, models in enumerate(shipped, start=1) if models is not None}
+    if not by_silo:
+        raise InputError(f"{parts[0].label}: no silo has the rows to fit its own trees; lower min_leaf")
+    return by_silo
 
 
-def _pilot(pilot: Pilot, parts: Sequence[Regression], levels: Levels) -> SubFlow[Models]:
+def _pilot(pilot: Pilot, parts: Sequence[Regression], levels: Levels) -> Flow[Models]:
     model = pilot.model
     if isinstance(model, FittedGLM | TreeEnsemble):
         low, high = (0.0, 1.0) if pilot.unit_scale else parts[0].bounds
@@ -141,43 +162,63 @@ def _pilot(pilot: Pilot, parts: Sequence[Regression], levels: Levels) -> SubFlow
     return models  # type: ignore[no-any-return]  # what a round brings is Any
 
 
+@final
+@dataclass(frozen=True, kw_only=True)
+class LocalFit(AbstractLocalFit):
+    """The same model fitted to several sets of one silo's rows.
+
+    With ``may_abstain`` a silo whose rows cannot be split by a tree sends none.
+    """
+
+    model: GLM | GradientBoostedTrees
+    parts: tuple[Regression, ...]
+    levels: Levels
+    may_abstain: bool
+
+    @property
+    def count(self) -> int:
+        return len(self.parts)
+
+    def fit(self, local: Local) -> Models | None:
+        if self.may_abstain and not local.evaluate(self._can_split):
+            return None
+        return tuple(fit_alone(self.model, part, self.levels, local) for part in self.parts)
+
+    def _can_split(self, table: Table) -> bool:
+        model = self.model
+        return isinstance(model, GradientBoostedTrees) and all(
+            model.enough(part.response.of(table)[1]) for part in self.parts
+        )
+
+
 def _ship(
     learner: Pilot | PerSilo, model: GLM | GradientBoostedTrees, parts: Sequence[Regression], levels: Levels
 ) -> ModelsQuery:
-    def fit(local: Local) -> Models | None:
-        if isinstance(learner, PerSilo) and not local.evaluate(can_split):
-            return None
-        return tuple(fit_alone(model, part, levels, local) for part in parts)
-
-    def can_split(table: Table) -> bool:
-        return isinstance(model, GradientBoostedTrees) and all(
-            model.enough(part.response(table)[1]) for part in parts
-        )
-
+    local_fit = LocalFit(
+        model=model, parts=tuple(parts), levels=levels, may_abstain=isinstance(learner, PerSilo)
+    )
     return ModelsQuery(
-        fit=fit,
+        local_fit=local_fit,
         at=learner.at if isinstance(learner, Pilot) else None,
-        count=len(parts),
-        codec=_codec(model, parts[0], levels),
+        model_format=_format(model, parts[0], levels),
     )
 
 
 def fit_alone(
     model: GLM | GradientBoostedTrees, part: Regression, levels: Levels, local: Local
 ) -> FittedGLM | TreeEnsemble:
-    """The fit on one party's rows alone."""
+    """Return the fit on one party's rows alone."""
     if isinstance(model, GLM):
-        return alone(fit_glm(part, model, levels, local.n_rows), local)
+        return follow_alone(fit_glm(part, model, levels, local.n_rows), local)
 
     def grow(table: Table) -> TreeEnsemble:
-        return model.fit(table, levels, *part.response(table), binary=part.kind == "binary")
+        return model.fit(table, levels, *part.response.of(table), binary=part.kind == "binary")
 
-    fitted: TreeEnsemble = local.evaluate(grow)
-    return fitted
+    return local.evaluate(grow)
 
 
-def _codec(model: GLM | GradientBoostedTrees, part: Regression, levels: Levels) -> Codec:
+def _format(model: GLM | GradientBoostedTrees, part: Regression, levels: Levels) -> ModelFormat:
     if isinstance(model, GLM):
-        return GLMCodec(formula=model.parsed, levels=levels, family=part.family_of(model))
+        return GLMFormat(formula=model.parsed, levels=levels, family=part.family_of(model))
     family = Family.LOGISTIC if part.kind == "binary" else Family.GAUSSIAN
-    return TreesCodec(trees=model, levels=levels, family=family)
+    return TreesFormat(trees=model, levels=levels, family=family)

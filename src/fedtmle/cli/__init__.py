@@ -9,16 +9,17 @@ from fedtmle.cli import deploy, ledger, parties, silo
 from fedtmle.cli.bounds import bounds
 from fedtmle.cli.demo import demo
 from fedtmle.cli.exits import CODES
+from fedtmle.cli.extensions import ExtensibleGroup, reproduce
 from fedtmle.cli.init import init
 from fedtmle.cli.preflight import preflight
 from fedtmle.cli.report import report
-from fedtmle.cli.reproduce import reproduce
 from fedtmle.cli.risk import risk
 from fedtmle.cli.run import resume, run, show
 from fedtmle.cli.validate import validate
 from fedtmle.cli.watch import watch
 
 app = typer.Typer(
+    cls=ExtensibleGroup,
     add_completion=False,
     no_args_is_help=True,
     rich_markup_mode=None,
@@ -53,7 +54,11 @@ app.add_typer(ledger.app, name="ledger")
 app.add_typer(deploy.app, name="deploy")
 app.add_typer(parties.server, name="server")
 app.command(epilog=CODES)(bounds)
-app.command(epilog=CODES)(reproduce)
+# A placeholder for the help; the group replaces it by the command of fedtmle-paper.
+app.command(
+    epilog=CODES,
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
+)(reproduce)
 
 
 def main() -> None:

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import typer
 
+from fedtmle.cli.extensions import DEMOS, fail_without_paper, load
 from fedtmle.cli.report import require_folder, write_page
 
 
-class Study(StrEnum):
+class DemoStudy(StrEnum):
     """The studies that `demo` can run."""
 
     IHDP = "ihdp"
@@ -18,21 +19,22 @@ class Study(StrEnum):
 
 
 def demo(
-    study: Study = typer.Option(
-        Study.IHDP,
+    study: DemoStudy = typer.Option(
+        DemoStudy.IHDP,
         help="ihdp: the effect of early intervention on IQ, 8 real hospitals. "
-        "transport: the paper's benchmark, 10 silos, 10,000 records.",
+        "transport: the paper's benchmark, 10 silos, 10,000 records (package fedtmle-paper).",
     ),
     as_json: bool = typer.Option(False, "--json", help="Print the federated result as JSON."),
     report: Path | None = typer.Option(None, "--report", help="Write the result here as an HTML page."),
     quiet: bool = typer.Option(False, "--quiet", help="No progress display."),
 ) -> None:
     """Run a whole federated study on this machine, beside the same study pooled."""
-    from fedtmle import demo as demonstrations
-
     require_folder(report, "--report")
-    run = demonstrations.ihdp if study is Study.IHDP else demonstrations.transport
-    pilot = as_json and study is Study.TRANSPORT  # what `bounds --pilot` reads
+    if study is DemoStudy.IHDP:
+        from fedtmle.demo import ihdp as run
+    else:
+        run = load(DEMOS, study.value) or fail_without_paper(f"fedtmle demo --study {study.value}")
+    pilot = as_json and study is DemoStudy.TRANSPORT  # what `bounds --pilot` reads
     document = run(as_json=as_json, quiet=quiet, observe=report is not None or pilot)
     if report is not None:
         write_page(document, report)

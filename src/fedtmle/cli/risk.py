@@ -66,7 +66,7 @@ def risk(
         )
         document = found.to_dict()
         if figure is not None:
-            from fedtmle.reproduce.risk_figure import draw_risk
+            from fedtmle.report.audit_figure import draw_risk
 
             draw_risk(found.audit, figure)
         if as_json:

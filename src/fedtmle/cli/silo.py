@@ -50,12 +50,12 @@ def approve(
     yes: bool = typer.Option(False, "--yes", help="Do not ask again."),
 ) -> None:
     """Approve one plan, signed with the silo's key. Any change to the study voids it."""
-    from fedtmle.studies.describe import describe, in_words
     from fedtmle.studies.home import Home
+    from fedtmle.studies.plan import study_of
 
     with reporting(as_json=False):
         plan, home = _plan(study), Home.of(silo)
-        typer.echo(in_words(describe(plan.subject)["target"]))
+        typer.echo(study_of(plan).target.question)
         typer.echo(f"Plan {plan.digest.hex()}")
         typer.echo(f"Silos: {', '.join(plan.silos)}")
         if not yes:

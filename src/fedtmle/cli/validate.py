@@ -37,14 +37,12 @@ def validate(
 def _summary(checked: Validation) -> dict[str, object]:
     from dataclasses import asdict
 
-    from fedtmle.studies.describe import describe, in_words
-
     if checked.file is None or checked.schema is None:
         raise AssertionError("a validation without complaints has read the study")
     return {
         "problems": [],
         "warnings": [asdict(warning) for warning in checked.warnings],
-        "question": in_words(describe(checked.file.study)["target"]),
+        "question": checked.file.study.target.question,
         "columns": {
             column.name: column.kind.value + (", may be missing" if column.may_be_missing else "")
             for column in checked.schema.columns

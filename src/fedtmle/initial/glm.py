@@ -7,25 +7,28 @@ pooled fit. Columns are scaled by public powers of two so that |x| <= 1 bounds a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, final
+from typing import Literal, TypeVar, final
 
 import numpy as np
 
 from fedtmle.errors import InputError
-from fedtmle.initial.design import column_names, in_place, scaled_design
+from fedtmle.initial.design import column_names, extremes_of, in_place, scaled_design
 from fedtmle.initial.formula import parse_formula
 from fedtmle.initial.syntax import Formula
 from fedtmle.model import kernels
 from fedtmle.model.arguments import expect, expect_number
 from fedtmle.model.families import Family, Response
 from fedtmle.model.problem import AbstractModel
+from fedtmle.model.statistics import AbstractColumns
 from fedtmle.model.submodel import AbstractNormaliser, AbstractSubmodel, GeneralisedLinear, StreamedLinear
-from fedtmle.model.table import AnyTable, StreamedTable, Table
+from fedtmle.model.table import AnyTable, StreamedTable, Table, over_batches, over_blocks
 from fedtmle.model.types import Array, RowBound, exponent, is_one
 
+Result = TypeVar("Result")
 Levels = Mapping[str, tuple[str, ...]]
 FAMILIES = {"binomial": Family.LOGISTIC, "gaussian": Family.GAUSSIAN, "poisson": Family.POISSON}
 BY_RESPONSE: Mapping[Response, Literal["binomial", "gaussian", "poisson"]] = {
@@ -64,6 +67,38 @@ class GLM:
         return BY_RESPONSE[response] if self.family == "auto" else self.family
 
 
+class AbstractResponse(ABC):
+    """What a regression predicts, as a value."""
+
+    @abstractmethod
+    def of(self, table: Table) -> tuple[Array, Array]:
+        """Return y on the unit scale and the weights, shape (N,) each."""
+
+
+@final
+@dataclass(frozen=True)
+class FormulaColumns(AbstractColumns[Table]):
+    """The columns of a formula's design, each by values that have its largest magnitude."""
+
+    formula: Formula
+    levels: Levels
+
+    @property
+    def label(self) -> str:
+        return "columns of a model"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return column_names(self.formula, self.levels)
+
+    def over(self, rows: AnyTable, work: Callable[[Table], Result]) -> Iterable[Result]:
+        pieces = over_batches if in_place(self.formula, self.levels) else over_blocks
+        return pieces(rows, work)
+
+    def evaluate(self, piece: Table) -> list[Array]:
+        return extremes_of(self.formula, piece, self.levels)
+
+
 @final
 @dataclass(frozen=True)
 class Ridge(AbstractNormaliser):
@@ -88,13 +123,13 @@ class Ridge(AbstractNormaliser):
 @final
 @dataclass(frozen=True, kw_only=True)
 class GLMModel(AbstractModel[None, AnyTable]):
-    """The loss whose minimiser is the fit; ``response`` gives y and weights, shape (N,), of a table."""
+    """The loss whose minimiser is the fit of ``response`` on the columns of ``formula``."""
 
     formula: Formula
     levels: Levels
     scales: tuple[int, ...]  # column j is divided by 2^scales[j]
     family: Family
-    response: Callable[[Table], tuple[Array, Array]] = field(compare=False)
+    response: AbstractResponse
     weight_ceiling: float = 1.0
     ridge: float = 0.0
 
@@ -118,7 +153,7 @@ class GLMModel(AbstractModel[None, AnyTable]):
         return self._design(rows)
 
     def _design(self, rows: Table) -> GeneralisedLinear:
-        y, w = self.response(rows)
+        y, w = self.response.of(rows)
         return GeneralisedLinear(
             family=self.family,
             X=scaled_design(self.formula, rows, self.levels, self.scales),
@@ -196,4 +231,6 @@ class Supplied:
     def __init__(self, *columns: str) -> None:
         if not columns:
             raise InputError("Supplied: name at least one column of predictions")
+        for column in columns:
+            expect("Supplied", column, str, 'names of columns, as in Supplied("p", "q")')
         object.__setattr__(self, "columns", columns)

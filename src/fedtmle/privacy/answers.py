@@ -1,8 +1,7 @@
-"""What a query's answer is made of, row by row: the link from a transcript to section 4.3.
+"""A query's answer row by row: the link from a transcript to section 4.3.
 
-Every answer here is, up to public terms and rounding, a mean over the silo's rows of a function of one
-row. `explain` says which function, how rounding boxes it, and by how much the number that was sent differs
-from the mean itself. Answers that are no such means (levels, exponents, whole models) give None.
+Queries state their answers as means over the silo's rows (`protocol.rowmeans`). `explain` evaluates the
+terms of each row and their derivatives in a coordinate of the records.
 """
 
 from __future__ import annotations
@@ -15,28 +14,15 @@ import numpy as np
 
 from fedtmle.model.scaled import matrix
 from fedtmle.model.submodel import GeneralisedLinear
-from fedtmle.model.types import Array, Part, unpack
+from fedtmle.model.types import Array
 from fedtmle.privacy import effects as _effects  # noqa: F401 - registers the charts of tables
 from fedtmle.privacy.charts import closing_terms, closing_terms_tangent, submodel_tangent
 from fedtmle.privacy.rowwise import Tangent, row_tangents, row_terms
-from fedtmle.protocol.coded import CalibrationQuery, Curvature, RoundedGradientQuery, SiloCurvature
-from fedtmle.protocol.fits import FitAnswer, FitQuery
-from fedtmle.protocol.lattice import floating
-from fedtmle.protocol.query import AbstractQuery, Local
-from fedtmle.protocol.sums import AbstractSums, MomentsQuery, SumsQuery
-from fedtmle.protocol.tables import TallyQuery
+from fedtmle.protocol.query import AnsweredQuery, Local
+from fedtmle.protocol.rowmeans import ClosingTerms, ColumnTerms, CurvatureBound, Derivatives, RowTerms
 from fedtmle.targets.effects.problem import EffectProblem
 
 STEP = 1e-4  # of a column's spread, for the few sums whose columns are known by their values alone
-
-
-@final
-@dataclass(frozen=True, kw_only=True)
-class Answered:
-    """A query and what this silo answered, in order."""
-
-    query: AbstractQuery[Any, Any]
-    answer: Any
 
 
 @final
@@ -81,199 +67,102 @@ class Submodels:
         return kept[2]
 
 
-def single(answered: Sequence[Answered]) -> list[Answered]:
-    """The same answers, rounds that held several queries taken apart."""
+def single(answered: Sequence[AnsweredQuery]) -> list[AnsweredQuery]:
+    """Return the same answers, with rounds that held several queries taken apart."""
     return [
-        Answered(query=query, answer=answer)
+        AnsweredQuery(query=query, answer=answer)
         for asked in answered
-        for query, answer in asked.query.members(asked.answer)
+        for query, answer in zip(asked.query.members, asked.query.split(asked.answer), strict=True)
     ]
 
 
-def explain(asked: Answered, local: Local, rows: Any, submodels: Submodels) -> Explained | None:
-    """The answer as a mean over rows; None where it is none."""
-    query = asked.query
-    found: Explained | None = None
-    if isinstance(query, SumsQuery):
-        found = _sums(query, local, submodels)
-    elif isinstance(query, RoundedGradientQuery):
-        found = _rounded(query, asked.answer, rows, submodels)
-    elif isinstance(query, FitQuery):
-        found = _fit(query, asked.answer, local, submodels)
-    elif isinstance(query, CalibrationQuery):
-        found = _calibration(query, asked.answer, rows, submodels)
-    elif isinstance(query, MomentsQuery):
-        found = _moments(query, rows)
-    elif isinstance(query, TallyQuery):
-        found = _tally(query)
-    return found
+def explain(asked: AnsweredQuery, local: Local, rows: Any, submodels: Submodels) -> Explained | None:
+    """Return the answer as a mean over rows, or None if it is none."""
+    means = asked.query.row_means(asked.answer, local)
+    if means is None:
+        return None
+    parts = [_part(term, local, rows, submodels) for term in means.terms]
 
+    def mixed(values: list[Array]) -> Array:
+        together = np.concatenate(values)
+        return together if means.mix is None else np.asarray(means.mix @ together)
 
-def _sums(query: SumsQuery, local: Local, submodels: Submodels) -> Explained:
-    counts: Array | None = None
-    if query.batch is not None:  # rows outside the batch have no share in it
-        counts = np.bincount(local.batch(query.batch), minlength=local.n_rows).astype(np.float64)
+    def terms(moved: Any) -> Array:
+        return mixed([part.terms(moved) for part in parts])
 
-    def chosen(terms: Array) -> Array:
-        return terms if counts is None else terms * counts
-
-    def terms(rows: Any) -> Array:
-        submodel, _ = submodels.at(query.problem, query.law, rows)
-        return chosen(row_terms(submodel, query.eps, query.parts))
-
-    def tangents(rows: Any, name: str) -> Array:
-        return chosen(_tangents(submodels, query.problem, query.law, rows, name, query.eps, query.parts))
-
-    label = "+".join(part.name.lower() for part in query.parts if part.name) + (
-        " of a batch" if counts is not None else ""
-    )
-    return Explained(label=label, terms=terms, tangents=tangents, **_exact(query))
-
-
-def _rounded(
-    query: RoundedGradientQuery, answer: tuple[int, ...], rows: Any, submodels: Submodels
-) -> Explained:
-    C, h = floating(query.lattice.C), float(query.lattice.h)
-
-    def terms(rows: Any) -> Array:
-        submodel, _ = submodels.at(query.problem, query.law, rows)
-        return np.asarray(C @ row_terms(submodel, query.eps, Part.GRADIENT))
-
-    def tangents(rows: Any, name: str) -> Array:
-        moved = _tangents(submodels, query.problem, query.law, rows, name, query.eps, Part.GRADIENT)
-        return np.asarray(C @ moved)
-
-    mean = terms(rows).mean(axis=1) + C @ query.problem.normaliser(query.law).gradient(query.eps)
-    residual = np.clip(mean - h * np.array(answer, dtype=np.float64), -h / 2, h / 2)
+    residual = np.zeros(len(means.box))
+    if means.is_rounded and means.sent is not None:
+        residual = np.clip(terms(rows).mean(axis=1) - means.sent, -means.box, means.box)
     return Explained(
-        label="rounded gradient",
+        label=means.label,
         terms=terms,
-        tangents=tangents,
-        box=np.full(len(C), h / 2),
+        tangents=lambda moved, name: mixed([part.tangents(moved, name) for part in parts]),
+        box=means.box,
         residual=residual,
     )
 
 
-def _fit(query: FitQuery, answer: FitAnswer, local: Local, submodels: Submodels) -> Explained:
-    """A minimiser says that the gradient there is zero, which is as much as a gradient query there."""
-    points = [answer.eps, np.zeros(query.dim)] if answer.eps.any() else [np.zeros(query.dim)]
+@dataclass(frozen=True, kw_only=True)
+class _Part:
+    """Terms of a row and their derivatives, before they are mixed."""
+
+    terms: Callable[[Any], Array]
+    tangents: Callable[[Any, str], Array]
+
+
+def _part(term: RowTerms, local: Local, base: Any, submodels: Submodels) -> _Part:
+    match term:
+        case Derivatives():
+            return _derivatives(term, local, submodels)
+        case CurvatureBound():
+            return _numeric(lambda rows: _curvature_bound(term, rows, submodels))
+        case ClosingTerms():
+            return _Part(
+                terms=lambda rows: closing_terms(term.problem, term.law, rows, base),
+                tangents=lambda rows, name: closing_terms_tangent(term.problem, term.law, rows, name),
+            )
+        case ColumnTerms():
+            columns = term.columns
+            return _numeric(lambda rows: np.concatenate(list(columns.over(rows, columns.evaluate)), axis=1))
+
+
+def _derivatives(term: Derivatives, local: Local, submodels: Submodels) -> _Part:
+    counts: Array | None = None
+    if term.batch is not None:  # rows outside the batch have no share in it
+        counts = np.bincount(local.batch(term.batch), minlength=local.n_rows).astype(np.float64)
+
+    def chosen(values: Array) -> Array:
+        return values if counts is None else values * counts
 
     def terms(rows: Any) -> Array:
-        submodel, _ = submodels.at(query.problem, query.law, rows)
-        return np.concatenate([row_terms(submodel, eps, Part.GRADIENT) for eps in points])
+        submodel, _ = submodels.at(term.model, term.law, rows)
+        return chosen(row_terms(submodel, term.eps, term.parts))
 
     def tangents(rows: Any, name: str) -> Array:
-        moved = [
-            _tangents(submodels, query.problem, query.law, rows, name, eps, Part.GRADIENT) for eps in points
-        ]
-        return np.concatenate(moved)
+        submodel, tangent = submodels.at(term.model, term.law, rows, name)
+        if tangent is None:
+            raise AssertionError("a coordinate was named")
+        return chosen(row_tangents(submodel, term.eps, term.parts, tangent))
 
-    fine = 2.0 ** -np.array(query.shifts, dtype=np.float64)
-    coarse = np.zeros(query.dim)
-    if (
-        query.rule.lattice is not None
-    ):  # the fit was rounded: its gradient is zero within beta lambda sqrt(d)/2
-        beta = float(np.linalg.norm(local.submodel(query.problem, query.law).curvature_ceiling(), 2))
-        coarse += beta * query.rule.lattice * np.sqrt(query.dim) / 2
-    box = np.concatenate([fine + coarse, fine]) if len(points) == 2 else fine
-    return Explained(label="local fit", terms=terms, tangents=tangents, box=box, residual=np.zeros(len(box)))
+    return _Part(terms=terms, tangents=tangents)
 
 
-def _calibration(
-    query: CalibrationQuery, answer: SiloCurvature, rows: Any, submodels: Submodels
-) -> Explained:
-    """A curvature, rounded; of a norm, the part along its eigenvector: how it moves to first order."""
-    dim, size = query.dim, query.sent_dim
-    upper, lower = np.triu_indices(dim)
-    C = np.eye(dim) if query.C is None else floating(query.C)
-    ceiling = query.curvature is Curvature.CEILING
+def _curvature_bound(term: CurvatureBound, rows: Any, submodels: Submodels) -> Array:
+    submodel, _ = submodels.at(term.model, term.law, rows)
+    weight = np.ones(submodel.n_rows) if submodel.w is None else submodel.w
+    bend = submodel.family.curvature_ceiling or 0.0
+    X = matrix(submodel.X)
+    upper, lower = np.triu_indices(len(X))
+    return np.asarray(bend * weight * X[upper] * X[lower])
 
-    def packed(rows: Any) -> Array:
-        submodel, _ = submodels.at(query.problem, query.law, rows)
-        if not ceiling:
-            return row_terms(submodel, np.zeros(dim), Part.HESSIAN)
-        weight = np.ones(submodel.n_rows) if submodel.w is None else submodel.w
-        bend = submodel.family.curvature_ceiling or 0.0
-        X = matrix(submodel.X)
-        return np.asarray(bend * weight * X[upper] * X[lower])
 
-    if size == dim:
-        wide = [C.T @ _symmetric(index, dim) @ C for index in range(len(upper))]
-    else:
-        vectors = np.linalg.eigh(C @ unpack(packed(rows).mean(axis=1), dim) @ C.T)[1]
-        along = C.T @ vectors[:, -1]
-        wide = [np.outer(along, along)]
-    # An entry of C H C^T is a combination of H's upper triangle; off the diagonal both halves count.
-    mix = np.array(
-        [[m[j, k] * (1.0 if j == k else 2.0) for j, k in zip(upper, lower, strict=True)] for m in wide]
-    )
+def _numeric(terms: Callable[[Any], Array]) -> _Part:
+    """Return terms that are known by their values alone, with central differences as derivatives."""
 
     def tangents(rows: Any, name: str) -> Array:
-        if ceiling:
-            return mix @ _differences(packed, rows, name)
-        zero = np.zeros(dim)
-        return np.asarray(
-            mix @ _tangents(submodels, query.problem, query.law, rows, name, zero, Part.HESSIAN)
-        )
+        column = rows.numeric[name]
+        step = STEP * max(float(np.nanstd(column)), 1e-8)
+        ahead = terms(rows.with_numeric(name, column + step))
+        return np.asarray((ahead - terms(rows.with_numeric(name, column - step))) / (2 * step))
 
-    box = np.full(len(mix), 2.0 ** (answer.exponent - 1))
-    return Explained(
-        label="curvature" if size == dim else "curvature's norm",
-        terms=lambda rows: mix @ packed(rows),
-        tangents=tangents,
-        box=box,
-        residual=np.zeros(len(mix)),
-    )
-
-
-def _symmetric(index: int, dim: int) -> Array:
-    """The matrix whose inner product with H is entry ``index`` of its upper triangle."""
-    found = np.zeros((dim, dim))
-    j, k = (int(side[index]) for side in np.triu_indices(dim))
-    found[j, k] += 0.5
-    found[k, j] += 0.5
-    return found
-
-
-def _moments(query: MomentsQuery, base: Any) -> Explained:
-    return Explained(
-        label="closing sums",
-        terms=lambda rows: closing_terms(query.problem, query.law, rows, base),
-        tangents=lambda rows, name: closing_terms_tangent(query.problem, query.law, rows, name),
-        **_exact(query),
-    )
-
-
-def _tally(query: TallyQuery) -> Explained:
-    def terms(rows: Any) -> Array:
-        return np.concatenate(list(query.over(rows, query.columns)), axis=1)
-
-    return Explained(
-        label="tally",
-        terms=terms,
-        tangents=lambda rows, name: _differences(terms, rows, name),
-        **_exact(query),
-    )
-
-
-def _exact(query: AbstractSums) -> dict[str, Array]:
-    """Exact sums: each row is rounded to a public grid, so a mean is known within half a unit of it."""
-    box = 2.0 ** -np.array(query.shifts, dtype=np.float64)
-    return {"box": box, "residual": np.zeros(len(box))}
-
-
-def _tangents(
-    submodels: Submodels, model: Any, law: Any, rows: Any, name: str, eps: Array, parts: Part
-) -> Array:
-    submodel, tangent = submodels.at(model, law, rows, name)
-    if tangent is None:
-        raise AssertionError("a coordinate was named")
-    return row_tangents(submodel, eps, parts, tangent)
-
-
-def _differences(terms: Callable[[Any], Array], rows: Any, name: str) -> Array:
-    """Central differences, for sums whose columns are a function known by its values alone."""
-    column = rows.numeric[name]
-    step = STEP * max(float(np.nanstd(column)), 1e-8)
-    ahead = terms(rows.with_numeric(name, column + step))
-    return np.asarray((ahead - terms(rows.with_numeric(name, column - step))) / (2 * step))
+    return _Part(terms=terms, tangents=tangents)

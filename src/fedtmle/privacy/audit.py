@@ -23,11 +23,11 @@ import numpy as np
 
 from fedtmle.errors import InputError
 from fedtmle.model.types import Array, IntArray
-from fedtmle.privacy.answers import Answered, Explained, Submodels, explain, single
+from fedtmle.privacy.answers import Explained, Submodels, explain, single
 from fedtmle.privacy.compress import Compressed, coordinate_moduli, direction_modulus
 from fedtmle.privacy.discrete import MOST
 from fedtmle.privacy.modulus import require_at_least_zero
-from fedtmle.protocol.query import Local
+from fedtmle.protocol.query import AnsweredQuery, Local
 
 ROUNDING = 2.0**-50  # of the largest term: what doubles leave open where the grid is finer than they are
 LINEAR = 1e-9  # remainder over slope times rho below which an answer is linear in the column
@@ -69,7 +69,7 @@ AttackedColumn = Continuous | Discrete
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Finding:
+class ColumnRisk:
     """One column against one attacker. Arrays hold one entry per attacked record.
 
     ``prior`` and ``after`` are half-widths of the interval that is left (standard deviations for a sampling
@@ -99,7 +99,7 @@ class Audit:
     labels: dict[str, int]  # queries by kind
     uncovered: dict[str, int]  # queries that are no sums over rows, by kind
     noise: float
-    findings: tuple[Finding, ...]
+    findings: tuple[ColumnRisk, ...]
 
 
 @dataclass
@@ -117,7 +117,7 @@ class _Tally:
 
 
 def audit(
-    answered: Sequence[Answered],
+    answered: Sequence[AnsweredQuery],
     local: Local,
     rows: Any,
     columns: Sequence[AttackedColumn],
@@ -256,7 +256,7 @@ def _finding(
     sampled: IntArray,
     N: int,
     noise: float,
-) -> Finding | None:
+) -> ColumnRisk | None:
     if attacker is Attacker.NOTHING:
         return _sampling(column, spanned, sampled, N)
     if attacker is Attacker.DESIGN:
@@ -264,7 +264,7 @@ def _finding(
     return _others(column, tally, noise)
 
 
-def _others(column: AttackedColumn, tally: _Tally, noise: float) -> Finding:
+def _others(column: AttackedColumn, tally: _Tally, noise: float) -> ColumnRisk:
     if isinstance(column, Continuous):
         there = ~np.isnan(column.values)
         after = 0.5 * np.maximum(0.0, tally.high - tally.low)[there]
@@ -283,7 +283,7 @@ def _others(column: AttackedColumn, tally: _Tally, noise: float) -> Finding:
                 np.minimum(column.radius, np.where(a + b > 0, widest, math.inf)),
                 np.minimum(column.radius, np.minimum(decoded, straight)),
             )
-        return Finding(
+        return ColumnRisk(
             column=column.name,
             attacker=Attacker.OTHERS,
             discrete=False,
@@ -304,7 +304,7 @@ def _others(column: AttackedColumn, tally: _Tally, noise: float) -> Finding:
                 hidden = np.sqrt(tally.apart[other, k][there]) <= 2 * noise
                 risk = np.maximum(risk, np.where(hidden, abs(levels[k] - levels[other]) / 2, 0.0))
         noisy = (risk, risk)
-    return Finding(
+    return ColumnRisk(
         column=column.name,
         attacker=Attacker.OTHERS,
         discrete=True,
@@ -314,7 +314,7 @@ def _others(column: AttackedColumn, tally: _Tally, noise: float) -> Finding:
     )
 
 
-def _design(column: AttackedColumn, tally: _Tally, noise: float) -> Finding | None:
+def _design(column: AttackedColumn, tally: _Tally, noise: float) -> ColumnRisk | None:
     """A ball of joint radius rho sqrt(N_m); two values are the ends of such a range."""
     if isinstance(column, Continuous):
         radius, scale, there = column.radius, 1.0, ~np.isnan(column.values)
@@ -337,7 +337,7 @@ def _design(column: AttackedColumn, tally: _Tally, noise: float) -> Finding | No
     if noise > 0:
         at = left(noise)
         noisy = (at, at)
-    return Finding(
+    return ColumnRisk(
         column=column.name,
         attacker=Attacker.DESIGN,
         discrete=isinstance(column, Discrete),
@@ -352,7 +352,7 @@ def _design(column: AttackedColumn, tally: _Tally, noise: float) -> Finding | No
     )
 
 
-def _sampling(column: AttackedColumn, spanned: Compressed, sampled: IntArray, N: int) -> Finding:
+def _sampling(column: AttackedColumn, spanned: Compressed, sampled: IntArray, N: int) -> ColumnRisk:
     """Best linear prediction: of the column's mean R^2 is known, of one record R^2/N_m."""
     if isinstance(column, Continuous):
         phi = column.values[sampled]
@@ -367,7 +367,7 @@ def _sampling(column: AttackedColumn, spanned: Compressed, sampled: IntArray, N:
     if explained > 1 - 1e-9:  # a column that the answers sum: its mean is what they say
         explained = 1.0
     sd = math.sqrt(total / len(phi))
-    return Finding(
+    return ColumnRisk(
         column=column.name,
         attacker=Attacker.NOTHING,
         discrete=isinstance(column, Discrete),

@@ -27,9 +27,9 @@ LARGEST = 50_000_000  # numbers held at once for clusters that span silos
 @submodel_tangent.register
 def _(problem: GLMModel, law: None, rows: Table, name: str) -> Tangent:  # noqa: ARG001 - there is no law
     # Response and weight are affine in every column, so a difference is the derivative.
-    y, w = problem.response(rows)
+    y, w = problem.response.of(rows)
     moved = rows.with_numeric(name, rows.numeric[name] + 1.0)
-    y_moved, w_moved = problem.response(moved)
+    y_moved, w_moved = problem.response.of(moved)
     X = None
     if name in problem.formula.numeric_names:
         X = design_tangent(problem.formula, rows, problem.levels, name)

@@ -10,12 +10,10 @@ import numpy as np
 
 from fedtmle.errors import InputError
 from fedtmle.model.types import Array
-from fedtmle.privacy.answers import Answered, Submodels, explain, single
+from fedtmle.privacy.answers import Submodels, explain, single
 from fedtmle.privacy.compress import Compressed, coordinate_moduli, direction_modulus
 from fedtmle.privacy.modulus import require_at_least_zero
-from fedtmle.protocol.query import AbstractQuery, Local
-
-Query = AbstractQuery[Any, Any]
+from fedtmle.protocol.query import AnsweredQuery, Local, Query
 
 
 @final
@@ -96,7 +94,7 @@ def at_centre(centre: Local, rows: Any, name: str) -> Callable[[Query], Array | 
     submodels = Submodels()
 
     def jacobian(query: Query) -> Array | None:
-        asked = single([Answered(query=query, answer=query.answer(centre))])
+        asked = single([AnsweredQuery(query=query, answer=query.answer(centre))])
         explained = [explain(one, centre, rows, submodels) for one in asked]
         found = [one.tangents(rows, name) / centre.n_rows for one in explained if one is not None]
         return np.concatenate(found) if found else None

@@ -1,14 +1,15 @@
-"""Counts and sums by bin, of which a silo tells only those that its policy allows.
+"""Counts and sums by bin, of which a silo discloses only those that its policy allows.
 
-A bin is told if nobody is in it or at least the silo's smallest cell, and if what stays hidden of its
-group adds up to that as well: the group's total is known. A sum over a bin is told if no single value of
-what is summed is held by fewer: of a binary outcome it is the count of those who have it.
+A bin is disclosed if nobody is in it or at least as many people as the silo's smallest cell, and if the
+hidden bins of its group add up to that as well: the group's total is known. A sum over a bin is disclosed
+if no single value of what is summed is held by fewer: for a binary outcome the sum is the count of those
+who have it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, final
 
 import numpy as np
@@ -16,32 +17,34 @@ import numpy as np
 from fedtmle.errors import DecodeError
 from fedtmle.model.columns import binned_sums
 from fedtmle.model.exact import FINE_BITS, GRID_BITS, Sums, column_shifts, zero_sums
-from fedtmle.model.types import Array, Bytes
+from fedtmle.model.statistics import AbstractBins, Group
+from fedtmle.model.types import Array
 from fedtmle.protocol.bits import BitReader, BitWriter
-from fedtmle.protocol.floors import visible
-from fedtmle.protocol.query import AbstractQuery, Link, Local, Over, Phase, whole
+from fedtmle.protocol.codes import MOST_SILOS, AbstractCode
+from fedtmle.protocol.query import AbstractQuery, Local, Phase
 
-MOST_SILOS = 4096
-MANY = 1000  # rows that as a rule show that there are more values than few
-FEW = 10  # so many different values are told apart by a few sums, or nearly
-
-
-@dataclass(frozen=True, kw_only=True)
-class Group:
-    """Rows in bins: the bin of each, what to sum, shape (k, N), and what a sum must not tell of a few."""
-
-    bins: Bytes
-    values: Array | None = None
-    sensitive: Array | None = None
+SAMPLED_ROWS = 1000  # rows that usually show whether there are more values than `MOST_VALUES`
+MOST_VALUES = 10  # up to so many different values, a few sums nearly determine how many hold each
 
 
-Cell = tuple[int, ...]  # the count, then k sums in grid units
-Answer = tuple[tuple[Cell | None, ...], ...]  # per group, per bin; None is hidden
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BinTotal:
+    """One bin at one silo: how many people are in it, and the sums over them in grid units.
+
+    ``rarest`` is how many of them hold the rarest sensitive value; it stays in the silo.
+    """
+
+    count: int
+    units: tuple[int, ...]
+    rarest: int | None = None
+
+
+Bins = tuple[tuple[BinTotal | None, ...], ...]  # per group, per bin; None is suppressed
 
 
 @dataclass(frozen=True, kw_only=True)
 class PooledBin:
-    """One bin over the silos that tell it."""
+    """One bin over the silos that disclose it."""
 
     silos: int
     count: int
@@ -52,111 +55,179 @@ class PooledBin:
         return tuple(map(float, self.total.values()))
 
 
+PooledBins = tuple[tuple[PooledBin, ...], ...]
+
+
 @final
 @dataclass(frozen=True, kw_only=True)
-class BinsQuery(AbstractQuery[Answer, tuple[tuple[PooledBin, ...], ...]]):
-    """Pooled bins of some groups of rows, made of what each silo tells."""
+class BinsCode(AbstractCode[Bins]):
+    """One bit per bin says whether it is disclosed; its count and sums follow."""
 
-    groups: Callable[[Any], Sequence[Group]]  # of a piece of the table
-    sizes: tuple[int, ...]  # how many bins each group has
-    exponents: tuple[int, ...]  # powers of two that bound what is summed
+    sizes: tuple[int, ...]
+    largest: tuple[int, ...]  # of a bin's count and sums
+
+    @property
+    def numbers(self) -> int:
+        return sum(self.sizes) * len(self.largest)
+
+    def write(self, value: Bins, out: BitWriter) -> None:
+        for cell in (cell for group in value for cell in group):
+            out.uint(int(cell is not None), 1)
+            if cell is not None:
+                out.fixed((cell.count, *cell.units), self.largest)
+
+    def read(self, bits: BitReader) -> Bins:
+        return tuple(
+            tuple(self._bin(bits) if bits.uint(1) else None for _ in range(size)) for size in self.sizes
+        )
+
+    def _bin(self, bits: BitReader) -> BinTotal:
+        count, *units = bits.fixed(self.largest)
+        return BinTotal(count=_natural(count), units=tuple(units))
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class PooledBinsCode(AbstractCode[PooledBins]):
+    """Per bin the number of silos that disclose it, the count and the sums."""
+
+    sizes: tuple[int, ...]
+    largest: tuple[int, ...]
+    shifts: tuple[int, ...]
+
+    @property
+    def numbers(self) -> int:
+        return sum(self.sizes) * (1 + len(self.largest))
+
+    def write(self, value: PooledBins, out: BitWriter) -> None:
+        for cell in (cell for group in value for cell in group):
+            out.fixed((cell.silos, cell.count, *cell.total.units), (MOST_SILOS, *self.largest))
+
+    def read(self, bits: BitReader) -> PooledBins:
+        return tuple(tuple(self._bin(bits) for _ in range(size)) for size in self.sizes)
+
+    def _bin(self, bits: BitReader) -> PooledBin:
+        silos, count, *units = bits.fixed((MOST_SILOS, *self.largest))
+        return PooledBin(silos=_natural(silos), count=_natural(count), total=Sums(tuple(units), self.shifts))
+
+
+def _natural(count: int) -> int:
+    if count < 0:
+        raise DecodeError("a count is below zero")
+    return count
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class BinsQuery(AbstractQuery[Bins, PooledBins]):
+    """Pooled bins of groups of rows, over the silos that disclose each bin."""
+
+    bins: AbstractBins[Any]
     n: int
-    what: str
     phase: Phase = Phase.DIAGNOSTICS
     floors: tuple[str, ...] = ("min_cell",)  # keys of the policy; the strictest holds
-    over: Over = whole
 
     @property
-    def tells(self) -> str:
-        return f"{self.what} by bin, without the bins of a few people"
+    def explanation(self) -> str:
+        return f"{self.bins.label} by bin, without the bins of a few people"
 
     @property
-    def functionals(self) -> int:
-        return sum(self.sizes) * (1 + len(self.exponents))
+    def answer_code(self) -> BinsCode:
+        return BinsCode(sizes=self.bins.sizes, largest=self._largest)
 
-    def answer(self, local: Local) -> Answer:
-        floor = max(getattr(local.policy, key) for key in self.floors)
-        found = [[_Bin(zero_sums(column_shifts(self.exponents))) for _ in range(size)] for size in self.sizes]
-        for piece in local.evaluate(lambda table: self.over(table, self._look)):
-            for bins, seen in zip(found, piece, strict=True):
-                for own, part in zip(bins, seen, strict=True):
-                    own.add(part)
-        return tuple(_told(bins, floor) for bins in found)
+    @property
+    def pooled_code(self) -> PooledBinsCode:
+        return PooledBinsCode(sizes=self.bins.sizes, largest=self._largest, shifts=self._shifts)
 
-    def _look(self, piece: Any) -> list[list[_Seen]]:
-        return [self._seen(group, size) for group, size in zip(self.groups(piece), self.sizes, strict=True)]
+    @property
+    def _shifts(self) -> tuple[int, ...]:
+        return column_shifts(self.bins.exponents)
 
-    def _seen(self, group: Group, size: int) -> list[_Seen]:
-        """What a piece of the rows puts into each bin of a group."""
+    @property
+    def _largest(self) -> tuple[int, ...]:
+        return (self.n, *(self.n << (GRID_BITS + FINE_BITS) for _ in self.bins.exponents))
+
+    def answer(self, local: Local) -> Bins:
+        totals = [[_Bin(zero_sums(self._shifts)) for _ in range(size)] for size in self.bins.sizes]
+        for piece in local.evaluate(lambda rows: self.bins.over(rows, self._count)):
+            for bins, counted in zip(totals, piece, strict=True):
+                for bin_, part in zip(bins, counted, strict=True):
+                    bin_.add(part)
+        return tuple(tuple(bin_.total_of() for bin_ in bins) for bins in totals)
+
+    def suppress(self, answer: Bins, floor: int) -> Bins:
+        return tuple(_suppressed(group, floor) for group in answer)
+
+    def _count(self, piece: Any) -> list[list[_Counted]]:
+        groups = zip(self.bins.groups(piece), self.bins.sizes, strict=True)
+        return [self._counted(group, size) for group, size in groups]
+
+    def _counted(self, group: Group, size: int) -> list[_Counted]:
+        """Return what a piece of the rows adds to each bin of a group."""
         counts = [int(np.count_nonzero(group.bins == b)) for b in range(size)]
         totals: Sequence[Sums | None] = [None] * size
         held: Sequence[Array | None] = [None] * size
         if group.values is not None:
-            totals = binned_sums(group.values, group.bins, size, self.exponents, what=self.what)
+            totals = binned_sums(group.values, group.bins, size, self.bins.exponents, what=self.bins.label)
         if group.sensitive is not None:
             order = np.argsort(group.bins, kind="stable")
             held = np.split(group.sensitive[order], np.cumsum(counts)[:-1])
-        return [_Seen(*parts) for parts in zip(counts, totals, held, strict=True)]
+        return [_Counted(*parts) for parts in zip(counts, totals, held, strict=True)]
 
-    def pool(self, answers: Mapping[str, Answer], sizes: Mapping[str, int]) -> Any:  # noqa: ARG002
-        zero = (0,) * (2 + len(self.exponents))
-        pooled = [[zero] * size for size in self.sizes]
+    def pool(self, answers: Mapping[str, Bins], sizes: Mapping[str, int]) -> PooledBins:  # noqa: ARG002
+        empty = PooledBin(silos=0, count=0, total=zero_sums(self._shifts))
+        pooled = [[empty] * size for size in self.bins.sizes]
         for answer in answers.values():
-            for g, group in enumerate(answer):
+            for total, group in zip(pooled, answer, strict=True):
                 for b, cell in enumerate(group):
                     if cell is not None:
-                        pooled[g][b] = tuple(x + y for x, y in zip(pooled[g][b], (1, *cell), strict=True))
-        return tuple(tuple(self._bin(cell) for cell in group) for group in pooled)
+                        total[b] = self._added(total[b], cell)
+        return tuple(tuple(group) for group in pooled)
 
-    def _bin(self, cell: Cell) -> PooledBin:
-        return PooledBin(silos=cell[0], count=cell[1], total=Sums(cell[2:], column_shifts(self.exponents)))
-
-    def write_answer(self, answer: Answer, out: BitWriter, link: Link) -> None:  # noqa: ARG002
-        for cell in (cell for group in answer for cell in group):
-            out.uint(int(cell is not None), 1)
-            if cell is not None:
-                out.fixed(cell, self._largest)
-
-    def read_answer(self, bits: BitReader, link: Link) -> Answer:  # noqa: ARG002
-        return tuple(
-            tuple(self._counted(bits.fixed(self._largest)) if bits.uint(1) else None for _ in range(size))
-            for size in self.sizes
+    def _added(self, total: PooledBin, cell: BinTotal) -> PooledBin:
+        return PooledBin(
+            silos=total.silos + 1,
+            count=total.count + cell.count,
+            total=total.total + Sums(cell.units, self._shifts),
         )
 
-    def write_pooled(self, pooled: tuple[tuple[PooledBin, ...], ...], out: BitWriter) -> None:
-        for cell in (cell for group in pooled for cell in group):
-            out.fixed((cell.silos, cell.count, *cell.total.units), (MOST_SILOS, *self._largest))
 
-    def read_pooled(self, bits: BitReader) -> tuple[tuple[PooledBin, ...], ...]:
-        return tuple(
-            tuple(self._bin(self._counted(bits.fixed((MOST_SILOS, *self._largest)))) for _ in range(size))
-            for size in self.sizes
-        )
+def visible(counts: Sequence[int], total: int, floor: int) -> tuple[int | None, ...]:
+    """Return the cells of one total that may be shown, None for the others.
 
-    def _counted(self, cell: Cell) -> Cell:
-        if cell[0] < 0:
-            raise DecodeError("a count is below zero")
-        return cell
-
-    def retires(self, answer: Answer) -> bool:  # noqa: ARG002
-        return False
-
-    @property
-    def _largest(self) -> tuple[int, ...]:
-        return (self.n, *(self.n << (GRID_BITS + FINE_BITS) for _ in self.exponents))
+    The hidden cells add up to at least the floor: a single hidden cell would be the total less the rest.
+    """
+    shown: list[int | None] = [count if count >= floor else None for count in counts]
+    while True:
+        seen = [count for count in shown if count is not None]
+        hidden = total - sum(seen)
+        if not seen or hidden >= floor or (hidden == 0 and None not in shown):
+            return tuple(shown)
+        shown[shown.index(min(seen))] = None
 
 
-def shown(counts: Sequence[int], tellable: Sequence[bool], floor: int) -> tuple[int | None, ...]:
-    """The counts that may be told; bins in which nobody is are, and hide nobody."""
+def shown(counts: Sequence[int], may_be_shown: Sequence[bool], floor: int) -> tuple[int | None, ...]:
+    """Return the counts that may be disclosed; an empty bin always may, and hides nobody."""
     taken = [b for b, count in enumerate(counts) if count]
-    # A bin that may not be told, however many are in it, counts as one of too few.
-    cells = visible([counts[b] if tellable[b] else 0 for b in taken], sum(counts), floor)
+    # A bin that may not be disclosed, however many are in it, counts as one of too few.
+    cells = visible([counts[b] if may_be_shown[b] else 0 for b in taken], sum(counts), floor)
     by_bin = dict(zip(taken, cells, strict=True))
     return tuple(by_bin.get(b, 0) for b in range(len(counts)))
 
 
+def _suppressed(group: Sequence[BinTotal | None], floor: int) -> tuple[BinTotal | None, ...]:
+    bins = [bin_ for bin_ in group if bin_ is not None]
+    if len(bins) < len(group):
+        raise AssertionError("bins are suppressed once")
+    may_be_shown = [bin_.rarest is None or bin_.rarest >= floor for bin_ in bins]
+    cells = shown([bin_.count for bin_ in bins], may_be_shown, floor)
+    return tuple(
+        None if count is None else replace(bin_, rarest=None) for count, bin_ in zip(cells, bins, strict=True)
+    )
+
+
 def smallest_cell(values: Array) -> int:
-    """How many hold the rarest value where there are few; none if all hold the same."""
+    """Return how many hold the rarest value where there are few values; 0 if all hold the same."""
     holders = _Holders()
     holders.add(values)
     return holders.rarest(len(values))
@@ -169,18 +240,18 @@ class _Holders:
         self._counts: dict[float, int] | None = {}
 
     def add(self, values: Array) -> None:
-        for part in (values[:MANY], values[MANY:]):
+        for part in (values[:SAMPLED_ROWS], values[SAMPLED_ROWS:]):
             if self._counts is None:
                 return
             self._add(self._counts, part)
-            if len(self._counts) > FEW:
+            if len(self._counts) > MOST_VALUES:
                 self._counts = None
 
     def _add(self, counts: dict[float, int], part: Array) -> None:
         known = {value: int(np.count_nonzero(part == value)) for value in counts}
         if sum(known.values()) < len(part):  # some value is new: only then are they sorted
-            values, found = np.unique(part, return_counts=True)
-            known = dict(zip(values.tolist(), found.tolist(), strict=True))
+            values, times = np.unique(part, return_counts=True)
+            known = dict(zip(values.tolist(), times.tolist(), strict=True))
         for value, count in known.items():
             counts[value] = counts.get(value, 0) + count
 
@@ -191,34 +262,30 @@ class _Holders:
 
 
 @dataclass(frozen=True, slots=True)
-class _Seen:
+class _Counted:
     """One bin in one piece of the rows."""
 
     count: int
     total: Sums | None
-    held: Array | None  # what each row there holds
+    held: Array | None  # the sensitive value of each row there
 
 
 @dataclass
 class _Bin:
-    """What one bin holds so far."""
+    """One bin over the pieces so far."""
 
     total: Sums
     count: int = 0
     holders: _Holders | None = None
 
-    def add(self, seen: _Seen) -> None:
-        self.count += seen.count
-        if seen.total is not None:
-            self.total += seen.total
-        if seen.held is not None:
+    def add(self, counted: _Counted) -> None:
+        self.count += counted.count
+        if counted.total is not None:
+            self.total += counted.total
+        if counted.held is not None:
             self.holders = self.holders or _Holders()
-            self.holders.add(seen.held)
+            self.holders.add(counted.held)
 
-
-def _told(bins: Sequence[_Bin], floor: int) -> tuple[Cell | None, ...]:
-    tellable = [own.holders is None or own.holders.rarest(own.count) >= floor for own in bins]
-    cells = shown([own.count for own in bins], tellable, floor)
-    return tuple(
-        None if count is None else (count, *own.total.units) for count, own in zip(cells, bins, strict=True)
-    )
+    def total_of(self) -> BinTotal:
+        rarest = None if self.holders is None else self.holders.rarest(self.count)
+        return BinTotal(count=self.count, units=self.total.units, rarest=rarest)

@@ -9,8 +9,8 @@ What a study declares with ``cluster_scope``:
 * "shared": the same identifier is the same cluster. Each silo sends the digests of its identifiers, once;
   the server tells every silo how many are in more than one, and any at all stops the run.
 * "spanning": the same, but such clusters are allowed. Their digests are broadcast, and the closing message
-  carries each one's sums, added over silos (`targets.effects.moments`). A silo refuses if its part of such
-  a cluster is smaller than its smallest cell: the sum over one row is that row's.
+  carries each one's sums, added over silos (`targets.effects.moments`). A silo's guard refuses if its part
+  of such a cluster is smaller than the silo's smallest cell: the sum over one row is that row's.
 
 What is disclosed by "shared" and "spanning": to the server, how many clusters each silo has and, of any two
 silos, how many they share; to the silos, how many clusters are shared ("spanning": which of their own).
@@ -25,17 +25,16 @@ from __future__ import annotations
 
 import hmac
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import combinations
 from typing import final
 
-import numpy as np
-
 from fedtmle.errors import DataError, DecodeError, InputError
 from fedtmle.model.table import Table
 from fedtmle.protocol.bits import BitReader, BitWriter
-from fedtmle.protocol.query import AbstractQuery, Link, Local, Phase
+from fedtmle.protocol.codes import AbstractCode, Nothing, read_count
+from fedtmle.protocol.query import AbstractQuery, Local
 from fedtmle.targets.effects.clusters import DIGEST, cluster_digest
 
 FINGERPRINT = 4  # bytes that tell one secret from another
@@ -47,7 +46,7 @@ Digests = tuple[bytes, ...]
 
 
 def keyed(label: str, secret: str) -> str:
-    """An identifier as a keyed digest, behind a fingerprint of the secret."""
+    """Return an identifier as a keyed digest, behind a fingerprint of the secret."""
     key = secret.encode()
     mark = hmac.digest(key, b"fedtmle fingerprint", "sha256")[:FINGERPRINT].hex()
     return f"{_KEYED}{mark}:{hmac.digest(key, b'id:' + label.encode(), 'sha256')[:DIGEST].hex()}"
@@ -62,6 +61,51 @@ class Clusters:
 
 
 @final
+@dataclass(frozen=True)
+class DigestsCode(AbstractCode[Digests]):
+    """A count of at most ``most`` and so many digests, sorted."""
+
+    most: int
+
+    @property
+    def numbers(self) -> int:
+        return 0  # as many digests as the silo has clusters
+
+    def write(self, value: Digests, out: BitWriter) -> None:
+        out.gamma((len(value),))
+        # One number for all: appending one by one would copy all before it each time.
+        out.uint(int.from_bytes(b"".join(value), "big"), 8 * DIGEST * len(value))
+
+    def read(self, bits: BitReader) -> Digests:
+        count = read_count(bits, self.most)
+        data = bits.uint(8 * DIGEST * count).to_bytes(DIGEST * count, "big")
+        digests = tuple(data[k : k + DIGEST] for k in range(0, len(data), DIGEST))
+        if list(digests) != sorted(set(digests)):
+            raise DecodeError("clusters are not sorted, or repeat")
+        return digests
+
+
+@final
+@dataclass(frozen=True)
+class ClustersCode(AbstractCode[Clusters]):
+    """The fingerprint of the secret, then the digests."""
+
+    digests: DigestsCode = DigestsCode(MOST_CLUSTERS)
+
+    @property
+    def numbers(self) -> int:
+        return 0
+
+    def write(self, value: Clusters, out: BitWriter) -> None:
+        out.uint(int.from_bytes(value.fingerprint, "big"), 8 * FINGERPRINT)
+        self.digests.write(value.digests, out)
+
+    def read(self, bits: BitReader) -> Clusters:
+        mark = bits.uint(8 * FINGERPRINT).to_bytes(FINGERPRINT, "big")
+        return Clusters(fingerprint=mark, digests=self.digests.read(bits))
+
+
+@final
 @dataclass(frozen=True, kw_only=True)
 class ClustersQuery(AbstractQuery[Clusters, Digests]):
     """The digests of all clusters go up; those in more than one silo come down, or stop the run."""
@@ -70,22 +114,22 @@ class ClustersQuery(AbstractQuery[Clusters, Digests]):
     spanning: bool  # whether they are allowed
 
     @property
-    def phase(self) -> Phase:
-        return Phase.NUISANCE
-
-    @property
-    def tells(self) -> str:
+    def explanation(self) -> str:
         return f"a digest of each identifier in {self.column}, to see which clusters other silos have too"
 
     @property
-    def functionals(self) -> int:
-        return 0  # as many digests as the silo has clusters
+    def answer_code(self) -> ClustersCode:
+        return ClustersCode()
+
+    @property
+    def pooled_code(self) -> DigestsCode:
+        return DigestsCode(MOST_SPANNING if self.spanning else 0)
 
     def answer(self, local: Local) -> Clusters:
-        return local.evaluate(self.of)  # type: ignore[no-any-return]  # evaluate gives Any
+        return local.evaluate(self.of)
 
     def of(self, table: Table) -> Clusters:
-        """What one table says."""
+        """Return the clusters of one table."""
         labels = table.factors[self.column].levels
         if len(labels) > MOST_CLUSTERS:
             raise DataError(f"column '{self.column}' has more than {MOST_CLUSTERS} clusters")
@@ -97,8 +141,8 @@ class ClustersQuery(AbstractQuery[Clusters, Digests]):
 
     def pool(self, answers: Mapping[str, Clusters], sizes: Mapping[str, int]) -> Digests:  # noqa: ARG002
         self._check(answers)
-        silos = Counter(d for own in answers.values() for d in own.digests)
-        shared = tuple(sorted(d for d, count in silos.items() if count > 1))
+        silos = Counter(digest for clusters in answers.values() for digest in clusters.digests)
+        shared = tuple(sorted(digest for digest, count in silos.items() if count > 1))
         if shared and not self.spanning:
             raise InputError(self._refusal(answers, len(shared)))
         if len(shared) > MOST_SPANNING:
@@ -109,10 +153,10 @@ class ClustersQuery(AbstractQuery[Clusters, Digests]):
         return shared
 
     def _check(self, answers: Mapping[str, Clusters]) -> None:
-        """Refuses identifiers that are keyed with different secrets."""
+        """Refuse identifiers that are keyed with different secrets."""
         by_mark: dict[bytes, str] = {}
-        for silo, own in answers.items():
-            by_mark.setdefault(own.fingerprint, silo)
+        for silo, clusters in answers.items():
+            by_mark.setdefault(clusters.fingerprint, silo)
         if len(by_mark) > 1:
             one, other = list(by_mark.values())[:2]
             raise InputError(
@@ -130,94 +174,49 @@ class ClustersQuery(AbstractQuery[Clusters, Digests]):
             'they are the same clusters, bring the rows of each to one silo, or declare "spanning"'
         )
 
-    def write_answer(self, answer: Clusters, out: BitWriter, link: Link) -> None:  # noqa: ARG002
-        out.uint(int.from_bytes(answer.fingerprint, "big"), 8 * FINGERPRINT)
-        self.write_pooled(answer.digests, out)
-
-    def read_answer(self, bits: BitReader, link: Link) -> Clusters:  # noqa: ARG002
-        mark = bits.uint(8 * FINGERPRINT).to_bytes(FINGERPRINT, "big")
-        return Clusters(fingerprint=mark, digests=self._read(bits, MOST_CLUSTERS))
-
-    def write_pooled(self, pooled: Digests, out: BitWriter) -> None:
-        out.gamma((len(pooled),))
-        # One number for all: appending one by one would copy all before it each time.
-        out.uint(int.from_bytes(b"".join(pooled), "big"), 8 * DIGEST * len(pooled))
-
-    def read_pooled(self, bits: BitReader) -> Digests:
-        return self._read(bits, MOST_SPANNING if self.spanning else 0)
-
-    def _read(self, bits: BitReader, most: int) -> Digests:
-        (count,) = bits.gamma(1)
-        if not 0 <= count <= most:
-            raise DecodeError("a count of clusters is out of range")
-        data = bits.uint(8 * DIGEST * count).to_bytes(DIGEST * count, "big")
-        digests = tuple(data[k : k + DIGEST] for k in range(0, len(data), DIGEST))
-        if list(digests) != sorted(set(digests)):
-            raise DecodeError("clusters are not sorted, or repeat")
-        return digests
-
-    def retires(self, answer: Clusters) -> bool:  # noqa: ARG002
-        return False
-
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class SpanningQuery(AbstractQuery[None, None]):
     """Whether each silo will add its parts of the clusters that span silos; one that will not, refuses.
 
-    No bit is sent: an answer is consent. The sum over a part of a few rows would tell of each of them.
+    No bit is sent: an answer is consent. The sum over a part of a few rows would disclose each of them.
     """
 
     column: str
     spanning: Digests
 
     @property
-    def phase(self) -> Phase:
-        return Phase.NUISANCE
-
-    @property
-    def tells(self) -> str:
+    def explanation(self) -> str:
         return f"that the silo's part of each cluster of {self.column} that others have too is large enough"
 
     @property
-    def functionals(self) -> int:
-        return 1
+    def answer_code(self) -> Nothing:
+        return Nothing(numbers=1)  # that the silo's parts are large enough
 
-    def answer(self, local: Local) -> None:
-        smallest: int | None = local.evaluate(self._smallest_part)
-        floor = local.policy.min_cell
-        if smallest is not None and smallest < floor:
-            raise DataError(
-                f"column '{self.column}': a cluster that spans silos has fewer than {floor} rows here, and "
-                "their sums would leave the silo; bring the rows of each cluster to one silo, or leave "
-                "these out"
-            )
+    @property
+    def pooled_code(self) -> Nothing:
+        return Nothing()
 
-    def _smallest_part(self, table: Table) -> int | None:
+    @property
+    def floors(self) -> tuple[str, ...]:
+        return ("min_cell",)
+
+    def people(self, local: Local) -> Iterable[int]:
+        return local.evaluate(self._parts)
+
+    def _parts(self, table: Table) -> list[int]:
+        """Return how many rows the silo has in each of the clusters that span silos."""
         factor = table.factors[self.column]
-        rows = np.bincount(factor.codes, minlength=len(factor.levels))
         shared = set(self.spanning)
-        parts = [
-            int(count)
-            for count, label in zip(rows, factor.levels, strict=True)
+        return [
+            count
+            for count, label in zip(factor.counts, factor.levels, strict=True)
             if cluster_digest(label) in shared
         ]
-        return min(parts, default=None)
+
+    def answer(self, local: Local) -> None:
+        pass
 
     def pool(self, answers: Mapping[str, None], sizes: Mapping[str, int]) -> None:
         pass
-
-    def write_answer(self, answer: None, out: BitWriter, link: Link) -> None:
-        pass
-
-    def read_answer(self, bits: BitReader, link: Link) -> None:
-        pass
-
-    def write_pooled(self, pooled: None, out: BitWriter) -> None:
-        pass
-
-    def read_pooled(self, bits: BitReader) -> None:
-        pass
-
-    def retires(self, answer: None) -> bool:  # noqa: ARG002
-        return False

@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, final
+from typing import Any, Literal, final
 
 import numpy as np
 
-from fedtmle.errors import DecodeError
-from fedtmle.model.types import Array, Part, packed_size, unpack
+from fedtmle.errors import DecodeError, InputError
+from fedtmle.model.types import Array, Part, packed_size, unpack, upper_pairs
 from fedtmle.protocol.bits import BitReader, BitWriter
-from fedtmle.protocol.lattice import LARGEST_EXPONENT, Lattice, Matrix, divide, floating
-from fedtmle.protocol.query import AbstractQuery, Link, Local, Phase, Point, Problem
+from fedtmle.protocol.codes import AbstractCode, Differences
+from fedtmle.protocol.lattice import (
+    LARGEST_EXPONENT,
+    Lattice,
+    Matrix,
+    build_lattice,
+    divide,
+    floating,
+    root_up,
+    significant,
+    whitener,
+)
+from fedtmle.protocol.query import AbstractQuery, Evaluation, Local, Phase, Problem
+from fedtmle.protocol.rowmeans import CurvatureBound, Derivatives, RowMeans
 
 CURVATURE_BITS = 10  # of the largest entry of a silo's curvature: calibration needs no more
 
@@ -34,6 +46,35 @@ class Curvature(enum.StrEnum):
     CEILING = "ceiling"  # a bound of its rows' Hessian at every eps: certified
 
 
+@final
+@dataclass(frozen=True, kw_only=True)
+class Certified:
+    """beta from a bound of every silo's Hessian: sum of sup rho'' w X X^T, plus the normaliser's."""
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Estimated:
+    """beta = ``factor`` times the curvature at the origin: an estimate, so rounds are capped.
+
+    ``over`` "silos" takes the largest of the silos' own, the paper's assumption; "pooled" takes the
+    pooled one: descent needs no more, and there are fewer rounds, but each silo sends a matrix and
+    the bit bounds, which rest on the silos' smoothness, do not apply.
+    """
+
+    factor: float = 1.05
+    over: Literal["silos", "pooled"] = "silos"
+
+    def __post_init__(self) -> None:
+        if not self.factor >= 1:
+            raise InputError(f"factor: expected at least 1, not {self.factor}")
+        if self.over not in ("silos", "pooled"):
+            raise InputError(f"over: expected 'silos' or 'pooled', not {self.over!r}")
+
+
+SmoothnessRule = float | Certified | Estimated
+
+
 @dataclass(frozen=True, kw_only=True)
 class SiloCurvature:
     """A symmetric matrix, rounded: ``entries[j] * 2^exponent``, upper triangle row by row."""
@@ -50,46 +91,104 @@ class SiloCurvature:
 
 
 @final
+@dataclass(frozen=True)
+class CurvatureCode(AbstractCode[SiloCurvature]):
+    """The exponent as a gamma codeword, then the entries at fixed width."""
+
+    dim: int
+
+    @property
+    def numbers(self) -> int:
+        return packed_size(self.dim)
+
+    def write(self, value: SiloCurvature, out: BitWriter) -> None:
+        out.gamma((value.exponent,))
+        out.fixed(value.entries, self._largest)
+
+    def read(self, bits: BitReader) -> SiloCurvature:
+        (exponent,) = bits.gamma(1)
+        if abs(exponent) > LARGEST_EXPONENT:
+            raise DecodeError("a curvature is out of the range of a double")
+        return SiloCurvature(exponent=exponent, entries=bits.fixed(self._largest))
+
+    @property
+    def _largest(self) -> tuple[int, ...]:
+        return (1 << CURVATURE_BITS,) * packed_size(self.dim)
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class LatticeCode(AbstractCode[Lattice]):
+    """beta, and C's lower triangle unless all know C (`Lattice.write`)."""
+
+    dim: int
+    delta: Fraction
+    C: Matrix | None
+
+    @property
+    def numbers(self) -> int:
+        return 1 if self.C is not None else 1 + packed_size(self.dim)
+
+    def write(self, value: Lattice, out: BitWriter) -> None:
+        value.write(out, public_C=self.C is not None)
+
+    def read(self, bits: BitReader) -> Lattice:
+        return Lattice.read(bits, dim=self.dim, delta=self.delta, C=self.C)
+
+
+@final
 @dataclass(frozen=True, kw_only=True)
 class CalibrationQuery(AbstractQuery[SiloCurvature, Lattice]):
     """One counted round that fixes beta, h and, where the law does not know it, C.
 
-    Where C is public (raw coordinates, or a law that knows its curvature) a silo discloses one
-    number, the norm of C H_m C^T, or that matrix if ``matrices``; else its curvature H_m.
+    Where C is public (raw coordinates, or a law that knows its curvature) a silo discloses one number, the
+    norm of C H_m C^T, or that matrix if beta is that of the pooled curvature; else its curvature H_m.
     """
 
     problem: Problem
     law: Any
     delta: Fraction
     C: Matrix | None
-    curvature: Curvature
-    matrices: bool
-    settle: Callable[[Mapping[str, SiloCurvature], Mapping[str, int]], Lattice]
+    smoothness: SmoothnessRule
 
     @property
     def phase(self) -> Phase:
         return Phase.CALIBRATION
 
     @property
-    def tells(self) -> str:
-        what = "the largest curvature" if self.sent_dim == 1 else "the curvature matrix"
-        return f"{what} of the loss over the rows, rounded"
+    def explanation(self) -> str:
+        size = "the largest curvature" if self.sent_dim == 1 else "the curvature matrix"
+        return f"{size} of the loss over the rows, rounded"
 
     @property
-    def functionals(self) -> int:
-        return packed_size(self.sent_dim)
+    def answer_code(self) -> CurvatureCode:
+        return CurvatureCode(self.sent_dim)
 
-    def points(self) -> tuple[Point, ...]:
-        return (Point(self.problem, self.law, np.zeros(self.dim), curvature=self.sent_dim > 1),)
+    @property
+    def pooled_code(self) -> LatticeCode:
+        return LatticeCode(dim=self.dim, delta=self.delta, C=self.C)
+
+    def evaluations(self) -> tuple[Evaluation, ...]:
+        return (Evaluation(self.problem, self.law, np.zeros(self.dim), curvature=self.sent_dim > 1),)
 
     @property
     def dim(self) -> int:
         return self.problem.dim
 
     @property
+    def curvature(self) -> Curvature:
+        """Which matrix a silo reports."""
+        return Curvature.CEILING if isinstance(self.smoothness, Certified) else Curvature.ORIGIN
+
+    @property
+    def is_pooled(self) -> bool:
+        """Whether beta is that of the pooled curvature."""
+        return isinstance(self.smoothness, Estimated) and self.smoothness.over == "pooled"
+
+    @property
     def sent_dim(self) -> int:
         """The size of the matrix a silo sends: a norm is a matrix of size one."""
-        return self.dim if self.matrices or self.C is None else 1
+        return self.dim if self.is_pooled or self.C is None else 1
 
     def answer(self, local: Local) -> SiloCurvature:
         matrix = self._curvature(local, np.eye(self.dim) if self.C is None else floating(self.C))
@@ -100,7 +199,7 @@ class CalibrationQuery(AbstractQuery[SiloCurvature, Lattice]):
         return SiloCurvature(exponent=exponent, entries=tuple(int(entry) for entry in entries))
 
     def _curvature(self, local: Local, C: Array) -> Array:
-        """C H_m C^T, or a bound of it at every eps."""
+        """Return C H_m C^T, or a bound of it at every eps."""
         submodel, normaliser = (
             local.submodel(self.problem, self.law),
             local.normaliser(self.problem, self.law),
@@ -112,31 +211,71 @@ class CalibrationQuery(AbstractQuery[SiloCurvature, Lattice]):
         sums = submodel.sums(origin, Part.HESSIAN).values(local.n_rows)
         return np.asarray(C @ (unpack(sums, self.dim) + normaliser.hessian(origin)) @ C.T)
 
-    def write_answer(self, answer: SiloCurvature, out: BitWriter, link: Link) -> None:  # noqa: ARG002
-        out.gamma((answer.exponent,))
-        out.fixed(answer.entries, self._largest)
-
-    def read_answer(self, bits: BitReader, link: Link) -> SiloCurvature:  # noqa: ARG002
-        (exponent,) = bits.gamma(1)
-        if abs(exponent) > LARGEST_EXPONENT:
-            raise DecodeError("a curvature is out of the range of a double")
-        return SiloCurvature(exponent=exponent, entries=bits.fixed(self._largest))
+    def row_means(self, answer: SiloCurvature, local: Local) -> RowMeans:
+        """A curvature, rounded; of a norm, the part along its eigenvector: how it moves to first order."""
+        dim, upper = self.dim, upper_pairs(self.dim)
+        C = np.eye(dim) if self.C is None else floating(self.C)
+        zero, submodel = np.zeros(dim), local.submodel(self.problem, self.law)
+        if self.sent_dim == dim:
+            wide = [C.T @ _symmetric(j, k, dim) @ C for j, k in upper]
+        else:
+            rows = (
+                submodel.curvature_ceiling()
+                if self.curvature is Curvature.CEILING
+                else unpack(submodel.sums(zero, Part.HESSIAN).values(local.n_rows), dim)
+            )
+            along = C.T @ np.linalg.eigh(C @ rows @ C.T)[1][:, -1]
+            wide = [np.outer(along, along)]
+        # An entry of C H C^T is a combination of H's upper triangle; off the diagonal both halves count.
+        mix = np.array([[m[j, k] * (1.0 if j == k else 2.0) for j, k in upper] for m in wide])
+        return RowMeans(
+            label="curvature" if self.sent_dim == dim else "curvature's norm",
+            terms=(
+                CurvatureBound(self.problem, self.law)
+                if self.curvature is Curvature.CEILING
+                else Derivatives(self.problem, self.law, zero, Part.HESSIAN),
+            ),
+            mix=mix,
+            box=np.full(len(mix), 2.0 ** (answer.exponent - 1)),
+        )
 
     def pool(self, answers: Mapping[str, SiloCurvature], sizes: Mapping[str, int]) -> Lattice:
-        return self.settle(answers, sizes)
+        if self.C is not None:  # the answers are in its coordinates already
+            beta = self._beta(answers, sizes, np.eye(self.sent_dim))
+            return build_lattice(delta=self.delta, beta=beta, C=self.C)
+        C = whitener(_pooled(answers, sizes, self.dim))
+        return build_lattice(delta=self.delta, beta=self._beta(answers, sizes, floating(C)), C=C)
 
-    def write_pooled(self, pooled: Lattice, out: BitWriter) -> None:
-        pooled.write(out, public_C=self.C is not None)
+    def _beta(self, answers: Mapping[str, SiloCurvature], sizes: Mapping[str, int], C: Array) -> Fraction:
+        """Return beta, 8 significant bits: as given, or the factor times a norm of C H C^T.
 
-    def read_pooled(self, bits: BitReader) -> Lattice:
-        return Lattice.read(bits, dim=self.dim, delta=self.delta, C=self.C)
+        Over silos, the largest of theirs (assumption smooth); pooled, that of their mean, which is
+        all that descent needs.
+        """
+        if isinstance(self.smoothness, int | float):
+            return significant(self.smoothness, up=True)
+        size = self.sent_dim
+        spread = float(np.linalg.norm(C, 2)) ** 2 * max(a.rounding(size) for a in answers.values())
+        matrices = (
+            [_pooled(answers, sizes, size)] if self.is_pooled else [a.matrix(size) for a in answers.values()]
+        )
+        norms = [float(np.abs(np.linalg.eigvalsh(C @ matrix @ C.T)).max()) for matrix in matrices]
+        factor = self.smoothness.factor if isinstance(self.smoothness, Estimated) else 1.0
+        return significant(factor * (max(norms) + spread), up=True)
 
-    def retires(self, answer: SiloCurvature) -> bool:  # noqa: ARG002
-        return False
 
-    @property
-    def _largest(self) -> tuple[int, ...]:
-        return (1 << CURVATURE_BITS,) * packed_size(self.sent_dim)
+def _symmetric(j: int, k: int, dim: int) -> Array:
+    """Return the matrix whose inner product with H is H_jk."""
+    matrix = np.zeros((dim, dim))
+    matrix[j, k] += 0.5
+    matrix[k, j] += 0.5
+    return matrix
+
+
+def _pooled(answers: Mapping[str, SiloCurvature], sizes: Mapping[str, int], dim: int) -> Array:
+    """Return the pooled curvature: the silos' weighted by N_m/n."""
+    n = sum(sizes.values())
+    return np.asarray(sum(sizes[silo] / n * answer.matrix(dim) for silo, answer in answers.items()))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,6 +284,33 @@ class Rounded:
 
     q: tuple[int, ...]
     action: Action
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class RoundedCode(AbstractCode[Rounded]):
+    """q as differences from the last one, then the two-bit action, which must follow from q."""
+
+    query: RoundedGradientQuery
+
+    @property
+    def numbers(self) -> int:
+        return self._q.numbers
+
+    @property
+    def _q(self) -> Differences:
+        return self.query.answer_code.after(self.query.previous_q)
+
+    def write(self, value: Rounded, out: BitWriter) -> None:
+        self._q.write(value.q, out)
+        out.uint(value.action, 2)
+
+    def read(self, bits: BitReader) -> Rounded:
+        q = self._q.read(bits)
+        action = bits.uint(2)
+        if action != self.query.action(q):
+            raise DecodeError("the broadcast action does not follow from the broadcast gradient")
+        return Rounded(q=q, action=Action(action))
 
 
 @final
@@ -164,21 +330,26 @@ class RoundedGradientQuery(AbstractQuery[tuple[int, ...], Rounded]):
     at_origin: bool
     n: int
     width: int | None
+    tolerance: float | None = None
 
     @property
     def phase(self) -> Phase:
         return Phase.TARGETING
 
     @property
-    def tells(self) -> str:
+    def explanation(self) -> str:
         return "the mean gradient over the rows, rounded to the public grid"
 
     @property
-    def functionals(self) -> int:
-        return self.lattice.dim
+    def answer_code(self) -> Differences:
+        return Differences(dim=self.lattice.dim, width=self.width)
 
-    def points(self) -> tuple[Point, ...]:
-        return (Point(self.problem, self.law, self.eps),)
+    @property
+    def pooled_code(self) -> RoundedCode:
+        return RoundedCode(query=self)
+
+    def evaluations(self) -> tuple[Evaluation, ...]:
+        return (Evaluation(self.problem, self.law, self.eps),)
 
     def answer(self, local: Local) -> tuple[int, ...]:
         sums = local.submodel(self.problem, self.law).sums(self.eps, Part.GRADIENT)
@@ -193,46 +364,22 @@ class RoundedGradientQuery(AbstractQuery[tuple[int, ...], Rounded]):
         return Rounded(q=q, action=self.action(q))
 
     def action(self, q: tuple[int, ...]) -> Action:
-        """eq. (protocol-action), in exact arithmetic."""
+        """Return the action of eq. (protocol-action), in exact arithmetic."""
         if not self.lattice.is_small(q):
             return Action.STEP
         return Action.FINISH if self.at_origin else Action.ACCEPT
 
-    def write_answer(self, answer: tuple[int, ...], out: BitWriter, link: Link) -> None:
-        self._write(answer, link.previous.get("z"), out)
-        link.previous["z"] = answer
+    def row_means(self, answer: tuple[int, ...], local: Local) -> RowMeans:  # noqa: ARG002 - of the lattice
+        C, h = floating(self.lattice.C), float(self.lattice.h)
+        public = C @ self.problem.normaliser(self.law).gradient(self.eps)
+        return RowMeans(
+            label="rounded gradient",
+            terms=(Derivatives(self.problem, self.law, self.eps, Part.GRADIENT),),
+            mix=C,
+            box=np.full(len(C), h / 2),
+            sent=h * np.array(answer, dtype=np.float64) - public,
+            is_rounded=True,
+        )
 
-    def read_answer(self, bits: BitReader, link: Link) -> tuple[int, ...]:
-        z = self._read(bits, link.previous.get("z"))
-        link.previous["z"] = z
-        return z
-
-    def write_pooled(self, pooled: Rounded, out: BitWriter) -> None:
-        self._write(pooled.q, self.previous_q, out)
-        out.uint(pooled.action, 2)
-
-    def read_pooled(self, bits: BitReader) -> Rounded:
-        q = self._read(bits, self.previous_q)
-        action = bits.uint(2)
-        if action != self.action(q):
-            raise DecodeError("the broadcast action does not follow from the broadcast gradient")
-        return Rounded(q=q, action=Action(action))
-
-    def retires(self, answer: tuple[int, ...]) -> bool:  # noqa: ARG002
-        return False
-
-    def _write(self, values: tuple[int, ...], previous: tuple[int, ...] | None, out: BitWriter) -> None:
-        if self.width is not None:
-            if any(abs(value) > self.width for value in values):
-                raise OverflowError("fixed_width: a rounded gradient exceeds the declared range")
-            out.fixed(values, (self.width,) * len(values))
-        else:
-            memory = previous or (0,) * len(values)
-            out.gamma(value - before for value, before in zip(values, memory, strict=True))
-
-    def _read(self, bits: BitReader, previous: tuple[int, ...] | None) -> tuple[int, ...]:
-        dim = self.lattice.dim
-        if self.width is not None:
-            return bits.fixed((self.width,) * dim)
-        memory = previous or (0,) * dim
-        return tuple(before + step for before, step in zip(memory, bits.gamma(dim), strict=True))
+    def residual(self, pooled: Rounded) -> float:
+        return root_up(self.lattice.raw_norm_squared(pooled.q))

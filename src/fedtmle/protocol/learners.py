@@ -1,8 +1,9 @@
-"""Queries of learners: models shipped whole by who fitted them, and several queries in one round."""
+"""Queries of learners: models that are sent whole by the silo that fitted them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, final
 
@@ -16,15 +17,15 @@ from fedtmle.initial.syntax import Formula
 from fedtmle.initial.trees import NODE, GradientBoostedTrees, TreeEnsemble
 from fedtmle.model.families import Family
 from fedtmle.protocol.bits import BitReader, BitWriter
-from fedtmle.protocol.query import AbstractQuery, Link, Local, Phase, Point
+from fedtmle.protocol.codes import MOST_SILOS, AbstractCode, read_bytes, read_count, write_bytes
+from fedtmle.protocol.query import AbstractQuery, Local
 
 LARGEST_MODEL = 1 << 21  # bytes: more than the most and deepest trees
-MOST_SILOS = 4096
 
 Models = tuple[Fitted, ...]
 
 
-class Codec(Protocol):
+class ModelFormat(Protocol):
     """One kind of model as bytes; ``unpack`` raises `DecodeError` on anything but what ``pack`` gives."""
 
     def pack(self, model: Any) -> bytes: ...
@@ -34,7 +35,7 @@ class Codec(Protocol):
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class GLMCodec:
+class GLMFormat:
     """Coefficients as float64, in the order of the formula's columns."""
 
     formula: Formula
@@ -60,7 +61,7 @@ class GLMCodec:
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class TreesCodec:
+class TreesFormat:
     """The start (8 bytes), the number of trees (2), their numbers of nodes (2 each), the nodes (22 each)."""
 
     trees: GradientBoostedTrees
@@ -92,37 +93,96 @@ class TreesCodec:
         return model
 
 
+class AbstractLocalFit(ABC):
+    """How a silo fits ``count`` models to its own rows alone."""
+
+    @property
+    @abstractmethod
+    def count(self) -> int: ...
+
+    @abstractmethod
+    def fit(self, local: Local) -> Models | None:
+        """Return the models, or None where the silo has too few rows."""
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class ModelsCode(AbstractCode[Models | None]):
+    """One bit says whether there are models; each follows as a length and bytes."""
+
+    count: int
+    model_format: ModelFormat
+
+    @property
+    def numbers(self) -> int:
+        return 0  # a model has as many as its fit gives it
+
+    def write(self, value: Models | None, out: BitWriter) -> None:
+        out.uint(int(value is not None), 1)
+        for model in value or ():
+            write_bytes(self.model_format.pack(model), out)
+
+    def read(self, bits: BitReader) -> Models | None:
+        if not bits.uint(1):
+            return None
+        return tuple(self.model_format.unpack(read_bytes(bits, LARGEST_MODEL)) for _ in range(self.count))
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class ShippedCode(AbstractCode[tuple[Models | None, ...]]):
+    """The models of ``most`` silos at the most; of a pilot, just one silo's."""
+
+    models: ModelsCode
+    is_pilot: bool
+
+    @property
+    def numbers(self) -> int:
+        return 0
+
+    def write(self, value: tuple[Models | None, ...], out: BitWriter) -> None:
+        out.gamma((len(value),))
+        for models in value:
+            self.models.write(models, out)
+
+    def read(self, bits: BitReader) -> tuple[Models | None, ...]:
+        silos = read_count(bits, 1 if self.is_pilot else MOST_SILOS, least=1)
+        shipped = tuple(self.models.read(bits) for _ in range(silos))
+        if self.is_pilot and shipped == (None,):
+            raise DecodeError("the pilot's model is missing")
+        return shipped
+
+
 @final
 @dataclass(frozen=True, kw_only=True)
 class ModelsQuery(AbstractQuery[Models | None, tuple[Models | None, ...]]):
-    """``count`` models from silo ``at``, or from every silo that can fit them, broadcast as they are.
+    """Models from silo ``at``, or from every silo that can fit them, broadcast as they are.
 
-    A silo that fits none says so in one bit.
+    A silo that fits none answers with one bit.
     """
 
-    fit: Callable[[Local], Models | None]
+    local_fit: AbstractLocalFit
     at: str | None
-    count: int
-    codec: Codec
+    model_format: ModelFormat
 
     @property
-    def phase(self) -> Phase:
-        return Phase.NUISANCE
-
-    @property
-    def tells(self) -> str:
+    def explanation(self) -> str:
         return "a model fitted to the silo's own rows"
 
     @property
-    def functionals(self) -> int:
-        return 0  # a model has as many as its fit gives it
+    def answer_code(self) -> ModelsCode:
+        return ModelsCode(count=self.local_fit.count, model_format=self.model_format)
 
-    def ships(self, silo: str) -> bool:
+    @property
+    def pooled_code(self) -> ShippedCode:
+        return ShippedCode(models=self.answer_code, is_pilot=self.at is not None)
+
+    def ships_model(self, silo: str) -> bool:
         return self.at in (None, silo)
 
     def answer(self, local: Local) -> Models | None:
         holder = local if self.at is None else local.part(self.at)
-        return None if holder is None else self.fit(holder)
+        return None if holder is None else self.local_fit.fit(holder)
 
     def pool(
         self,
@@ -138,104 +198,10 @@ class ModelsQuery(AbstractQuery[Models | None, tuple[Models | None, ...]]):
             raise ProtocolError(f"silo '{self.at}' alone is to send a model")
         return (answers[senders[0]],)
 
-    def write_answer(self, answer: Models | None, out: BitWriter, link: Link) -> None:  # noqa: ARG002
-        out.uint(int(answer is not None), 1)
-        for model in answer or ():
-            data = self.codec.pack(model)
-            out.gamma((len(data),))
-            # One number for the whole model: appending field by field would copy all before it each time.
-            out.uint(int.from_bytes(data, "big"), 8 * len(data))
-
-    def read_answer(self, bits: BitReader, link: Link) -> Models | None:  # noqa: ARG002
-        return tuple(self._model(bits) for _ in range(self.count)) if bits.uint(1) else None
-
-    def write_pooled(self, pooled: tuple[Models | None, ...], out: BitWriter) -> None:
-        out.gamma((len(pooled),))
-        for models in pooled:
-            self.write_answer(models, out, Link())
-
-    def read_pooled(self, bits: BitReader) -> tuple[Models | None, ...]:
-        (silos,) = bits.gamma(1)
-        if not 1 <= silos <= (1 if self.at else MOST_SILOS):
-            raise DecodeError("a count of silos is out of range")
-        pooled = tuple(self.read_answer(bits, Link()) for _ in range(silos))
-        if self.at and pooled == (None,):
-            raise DecodeError("the pilot's model is missing")
-        return pooled
-
-    def retires(self, answer: Models | None) -> bool:  # noqa: ARG002
-        return False
-
-    def _model(self, bits: BitReader) -> Fitted:
-        (length,) = bits.gamma(1)
-        if not 0 <= length <= LARGEST_MODEL:
-            raise DecodeError("a model's length is out of range")
-        return self.codec.unpack(bits.uint(8 * length).to_bytes(length, "big"))
-
 
 def absent_pilot(silo: str) -> str:
-    """What to say where the silo that is to fit a model does not take part."""
+    """Return the message for a study whose pilot's silo does not take part."""
     return (
         f"Pilot: silo '{silo}', which is to fit a model, is not in this run; name another in at, or give "
         "a model that is already fitted"
     )
-
-
-@final
-@dataclass(frozen=True)
-class JointQuery(AbstractQuery[tuple[Any, ...], tuple[Any, ...]]):
-    """Several queries of one phase in one round; none may keep a memory on the link or retire a silo."""
-
-    queries: tuple[AbstractQuery[Any, Any], ...]
-
-    @property
-    def phase(self) -> Phase:
-        return self.queries[0].phase
-
-    @property
-    def tells(self) -> str:
-        return "; ".join(dict.fromkeys(query.tells for query in self.queries))
-
-    @property
-    def functionals(self) -> int:
-        return sum(query.functionals for query in self.queries)
-
-    def points(self) -> tuple[Point, ...]:
-        return tuple(point for query in self.queries for point in query.points())
-
-    def holders(self, local: Local) -> Iterable[int]:
-        return (count for query in self.queries for count in query.holders(local))
-
-    def ships(self, silo: str) -> bool:
-        return any(query.ships(silo) for query in self.queries)
-
-    def members(self, answer: tuple[Any, ...]) -> Iterable[tuple[AbstractQuery[Any, Any], Any]]:
-        return (
-            member for query, part in zip(self.queries, answer, strict=True) for member in query.members(part)
-        )
-
-    def answer(self, local: Local) -> tuple[Any, ...]:
-        return tuple(query.answer(local) for query in self.queries)
-
-    def pool(self, answers: Mapping[str, tuple[Any, ...]], sizes: Mapping[str, int]) -> tuple[Any, ...]:
-        return tuple(
-            query.pool({silo: answer[k] for silo, answer in answers.items()}, sizes)
-            for k, query in enumerate(self.queries)
-        )
-
-    def write_answer(self, answer: tuple[Any, ...], out: BitWriter, link: Link) -> None:
-        for query, part in zip(self.queries, answer, strict=True):
-            query.write_answer(part, out, link)
-
-    def read_answer(self, bits: BitReader, link: Link) -> tuple[Any, ...]:
-        return tuple(query.read_answer(bits, link) for query in self.queries)
-
-    def write_pooled(self, pooled: tuple[Any, ...], out: BitWriter) -> None:
-        for query, part in zip(self.queries, pooled, strict=True):
-            query.write_pooled(part, out)
-
-    def read_pooled(self, bits: BitReader) -> tuple[Any, ...]:
-        return tuple(query.read_pooled(bits) for query in self.queries)
-
-    def retires(self, answer: tuple[Any, ...]) -> bool:  # noqa: ARG002
-        return False

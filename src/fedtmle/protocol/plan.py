@@ -6,6 +6,7 @@ import dataclasses
 import datetime
 import enum
 import hashlib
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,6 +17,9 @@ import numpy as np
 
 from fedtmle.errors import InputError
 from fedtmle.protocol.messages import WIRE_FORMAT
+from fedtmle.protocol.outcome import Outcome
+from fedtmle.protocol.provenance import provenance
+from fedtmle.protocol.query import Flow
 from fedtmle.version import __version__
 
 
@@ -27,18 +31,32 @@ class Member:
     key: bytes = b""
 
 
+class AbstractProgram(ABC):
+    """What every party runs: a frozen dataclass, since all of its fields are part of the plan."""
+
+    @abstractmethod
+    def flow(self, n: int) -> Flow[Outcome]:
+        """Return the generator of queries over n pooled rows."""
+
+    @abstractmethod
+    def count(self, rows: Any) -> int:
+        """Return N_m."""
+
+    @abstractmethod
+    def smallest_part(self, rows: Any) -> int:
+        """Return the fewest rows that the program sets apart from the others, as in a fold."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Plan:
     """What is run, on which silos, until when.
 
-    ``subject`` is what the algorithm's flow is about: a problem with its initial ``law``, or a whole
-    study. Caps, bounds, seeds and the rules by which calibration sets grid, smoothness and tolerance
-    are fields of the subject and of the algorithm. ``expires`` is the last day on which it may run.
+    ``program`` holds everything that decides what is asked: the problem or study, the algorithm, caps,
+    bounds, seeds and the rules by which calibration sets grid, smoothness and tolerance. ``expires`` is
+    the last day on which it may run.
     """
 
-    subject: Any
-    law: Any
-    algorithm: Any
+    program: AbstractProgram
     roster: tuple[Member, ...]
     expires: datetime.date | None = None
 
@@ -64,9 +82,7 @@ class Plan:
         content = {
             "format": WIRE_FORMAT,
             "version": __version__,
-            "subject": canonical(self.subject),
-            "law": canonical(self.law),
-            "algorithm": canonical(self.algorithm),
+            "program": canonical(self.program),
             "roster": canonical(self.roster),
             "expires": None if self.expires is None else self.expires.isoformat(),
         }
@@ -79,7 +95,13 @@ def roster(names: Sequence[str]) -> tuple[Member, ...]:
 
 
 def canonical(value: Any) -> Any:
-    """``value`` as plain data: dataclasses by name and compared fields, arrays by type, shape and bytes."""
+    """Return ``value`` as plain data.
+
+    A dataclass is the provenance of its class (`fedtmle.protocol.provenance`) and its compared
+    fields; an array is its type, shape and bytes; a sequence other than a list or a tuple is the
+    provenance of its class and its items.
+    """
+    cls: type = type(value)
     if isinstance(value, enum.Enum):
         return value.value
     if isinstance(value, np.generic):  # before float: a numpy float is one
@@ -90,9 +112,10 @@ def canonical(value: Any) -> Any:
         return [value.dtype.str, list(value.shape), np.ascontiguousarray(value).tobytes()]
     if dataclasses.is_dataclass(value):
         fields = {f.name: canonical(getattr(value, f.name)) for f in dataclasses.fields(value) if f.compare}
-        return [type(value).__name__, fields]
+        return [provenance(cls), fields]
     if isinstance(value, Mapping):
         return {str(key): canonical(item) for key, item in value.items()}
     if isinstance(value, Sequence):
-        return [canonical(item) for item in value]
-    raise TypeError(f"a {type(value).__name__} cannot be part of a plan")
+        items = [canonical(item) for item in value]
+        return items if cls in (list, tuple) else [provenance(cls), items]
+    raise TypeError(f"a {cls.__name__} cannot be part of a plan")

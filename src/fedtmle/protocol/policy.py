@@ -77,6 +77,10 @@ class Policy:
         """No limit at all: rows that nobody guards, such as arrays in one's own session."""
         return cls(**{key.name: key.metadata["off"] for key in fields(cls)})
 
+    def floor(self, *keys: str) -> int:
+        """Return the strictest of some floors, by their keys; 0 without any."""
+        return max((getattr(self, key) for key in keys), default=0)
+
     @classmethod
     def parse(cls, table: Mapping[str, object]) -> tuple[Policy, dict[str, str]]:
         """The policy that ``table`` states, and what is wrong with each key that cannot be taken."""

@@ -1,29 +1,38 @@
-"""What a query is: one question that every party derives for itself, and its two payloads.
+"""What a query is: one question that every party derives for itself.
 
-An algorithm is a generator that yields queries and receives what was pooled. The server and
-every silo run the same generator on the same broadcasts, so a query never crosses the wire:
+An algorithm is a generator that yields queries and receives what was pooled. The server and every silo
+run the same generator on the same broadcasts (`protocol.follower`), so a query never crosses the wire:
 only answers go up, and only what was pooled comes down.
+
+A query is a value: problems, laws, named columns, statistics and public bounds. Most queries ask for
+integer sums (`IntegerSums`); the others are exceptions that define their own pooling and codes.
 """
 
 from __future__ import annotations
 
 import enum
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from collections.abc import Callable, Generator, Iterable, Mapping
+from dataclasses import dataclass
+from functools import reduce
+from itertools import islice
+from operator import add
+from typing import Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar, final
+
+import numpy as np
 
 from fedtmle.model.exact import Sums
 from fedtmle.model.problem import AbstractModel, AbstractProblem, Estimate
 from fedtmle.model.submodel import AbstractNormaliser, AbstractSubmodel
 from fedtmle.model.types import Array, IntArray
-from fedtmle.protocol.bits import BitReader, BitWriter
-from fedtmle.protocol.policy import Policy
+from fedtmle.protocol.codes import AbstractCode, FixedSums, Joined
+from fedtmle.protocol.rowmeans import RowMeans
 
-Problem = AbstractProblem[Any, Any]
-Model = AbstractModel[Any, Any]
+Problem: TypeAlias = AbstractProblem[Any, Any]
+Model: TypeAlias = AbstractModel[Any, Any]
 Answer = TypeVar("Answer")
 Pooled = TypeVar("Pooled")
+Result = TypeVar("Result")
 
 
 class Phase(enum.StrEnum):
@@ -36,16 +45,8 @@ class Phase(enum.StrEnum):
     DIAGNOSTICS = "diagnostics"
 
 
-Over = Callable[[Any, Callable[[Any], Any]], Iterable[Any]]  # what a function says of each piece of the rows
-
-
-def whole(table: Any, work: Callable[[Any], Any]) -> Iterable[Any]:
-    """All rows as one piece."""
-    return (work(table),)
-
-
 class Local(Protocol):
-    """What a query may ask of one silo: functions of a problem and a law, never a row."""
+    """One silo's rows as a query sees them: through functions of a problem and a law, never as rows."""
 
     @property
     def name(self) -> str: ...
@@ -53,13 +54,8 @@ class Local(Protocol):
     @property
     def n_rows(self) -> int: ...
 
-    @property
-    def policy(self) -> Policy:
-        """What the silo's owner allows: the floors below which nothing is told."""
-        ...
-
     def submodel(self, model: Model, law: Any, batch: IntArray | None = None) -> AbstractSubmodel:
-        """Of all rows, or of those in a pooled batch."""
+        """Return the submodel of all rows, or of those in a pooled batch."""
         ...
 
     def normaliser(self, model: Model, law: Any) -> AbstractNormaliser: ...
@@ -67,126 +63,269 @@ class Local(Protocol):
     def moments(self, problem: Problem, law: Any) -> Sums: ...
 
     def estimate(self, problem: Problem, law: Any) -> Estimate:
-        """Psi and its covariance as this silo's own rows alone give them; stays in the silo."""
+        """Return Psi and its covariance from this silo's rows alone; they stay in the silo."""
         ...
 
-    def evaluate(self, function: Callable[[Any], Any]) -> Any:
-        """What a public function of the installed package says of the rows; stays in the silo
-        but for what the query makes of it."""
+    def evaluate(self, rule: Callable[[Any], Result]) -> Result:
+        """Return what a public rule of the installed package computes from the rows."""
         ...
 
     def part(self, silo: str) -> Local | None:
-        """The rows of ``silo``: all of them there, its own among pooled ones, None anywhere else."""
+        """Return the rows of ``silo``: all at that silo, its share of pooled rows, None anywhere else."""
         ...
 
     def batch(self, pooled: IntArray) -> IntArray:
-        """Own row numbers of a pooled batch, every occurrence kept."""
+        """Return this silo's row numbers of a pooled batch, with every repetition."""
         ...
 
 
-@dataclass
-class Link:
-    """The code memory of one silo's uplink, kept at both of its ends across re-centring."""
-
-    previous: dict[str, tuple[int, ...]] = field(default_factory=dict)
-
-
-class Point(NamedTuple):
+class Evaluation(NamedTuple):
     """Where a query evaluates the rows' gradient: a state that the silo derived itself.
 
-    The arrays are not to be written to: what was seen of them is remembered.
+    The arrays must not be written to: the guard remembers what it saw of them.
     """
 
     model: Model
     law: Any
     eps: Array
     batch: IntArray | None = None
-    curvature: bool = False  # whether the Hessian is told too: sums of products of two columns
+    curvature: bool = False  # whether the Hessian is disclosed too: sums of products of two columns
 
 
 @dataclass(frozen=True)
-class Cell:
-    """A sum that counts people: its place in the answer and that of its whole (None: all rows).
+class CountCell:
+    """A sum that counts people: its place in the answer and that of its total (None: all rows).
 
-    ``least`` and ``rest`` name the policy's floors of the count and of its complement.
+    ``floor`` and ``rest_floor`` name the policy's floors of the count and of its complement.
     """
 
     at: int
     of: int | None = None
-    least: str = "min_arm_rows"
-    rest: str = "min_arm_rows"
-    arm: bool = False  # whether an empty cell is an arm that is absent here
+    floor: str = "min_arm_rows"
+    rest_floor: str = "min_arm_rows"
+    is_arm: bool = False  # whether an empty cell means that an arm is absent at the silo
 
 
 @dataclass(frozen=True)
-class Spread:
-    """A sum of nonnegative terms and that of their squares: their places in the answer."""
+class WeightSum:
+    """A sum of nonnegative weights and that of their squares: their places in the answer."""
 
     at: int
     squares: int
 
 
+class Retirement(Protocol):
+    """How a silo leaves a personalised run: at which update, with which law."""
+
+    @property
+    def update(self) -> int: ...
+
+    @property
+    def problem(self) -> Problem: ...
+
+    @property
+    def law(self) -> Any: ...
+
+    def gap_bound(self, local: Local) -> float | None:
+        """Return a bound of the local targeting gap that is left, or None if there is none to state."""
+        ...
+
+
 class AbstractQuery(ABC, Generic[Answer, Pooled]):
-    """One question: how a silo answers it, how answers are pooled, and both payloads as bits."""
+    """One question: how a silo answers it, how answers are pooled, and how both are coded."""
+
+    @property
+    def phase(self) -> Phase:
+        return Phase.NUISANCE
 
     @property
     @abstractmethod
-    def phase(self) -> Phase: ...
-
-    @property
-    @abstractmethod
-    def tells(self) -> str:
-        """What the answer tells, in words that a silo's owner reads."""
-
-    @property
-    @abstractmethod
-    def functionals(self) -> int:
-        """How many numbers the answer tells; 0 where that is known only when it is there."""
-
-    def points(self) -> tuple[Point, ...]:
-        """The gradients behind the answer, for the silo's guard."""
-        return ()
-
-    def cells(self) -> Iterable[Cell]:
-        """The counts of people in the answer, for the silo's guard."""
-        return ()
-
-    def spreads(self) -> Iterable[Spread]:
-        """Sums in the answer of which one person might make up most, for the silo's guard."""
-        return ()
-
-    def holders(self, local: Local) -> Iterable[int]:  # noqa: ARG002 - for those that name labels
-        """How many rows stand behind each label that the answer names, for the silo's guard."""
-        return ()
-
-    def ships(self, silo: str) -> bool:  # noqa: ARG002 - for those that do
-        """Whether this silo's answer is a model of its own rows, which everyone gets to see."""
-        return False
-
-    def members(self, answer: Any) -> Iterable[tuple[AbstractQuery[Any, Any], Any]]:
-        """The queries that this one is made of, each with its part of the answer."""
-        return ((self, answer),)
+    def explanation(self) -> str:
+        """What the answer discloses, in words that a silo's owner reads."""
 
     @abstractmethod
     def answer(self, local: Local) -> Answer:
-        """What this silo's rows say."""
-
-    @abstractmethod
-    def write_answer(self, answer: Answer, out: BitWriter, link: Link) -> None: ...
-
-    @abstractmethod
-    def read_answer(self, bits: BitReader, link: Link) -> Answer: ...
+        """Return this silo's answer, before its guard has examined it."""
 
     @abstractmethod
     def pool(self, answers: Mapping[str, Answer], sizes: Mapping[str, int]) -> Pooled:
-        """What is broadcast, from the answers and N_m of the silos still in the run."""
+        """Return what is broadcast, from the answers and N_m of the silos still in the run."""
 
+    @property
     @abstractmethod
-    def write_pooled(self, pooled: Pooled, out: BitWriter) -> None: ...
+    def answer_code(self) -> AbstractCode[Answer]: ...
 
+    @property
     @abstractmethod
-    def read_pooled(self, bits: BitReader) -> Pooled: ...
+    def pooled_code(self) -> AbstractCode[Pooled]: ...
 
+    @property
+    def functionals(self) -> int:
+        """How many numbers the answer discloses; 0 if unknown until the answer exists."""
+        return self.answer_code.numbers
+
+    # For the silo's guard.
+
+    def evaluations(self) -> tuple[Evaluation, ...]:
+        """Return the gradients behind the answer."""
+        return ()
+
+    def cells(self) -> Iterable[CountCell]:
+        """Return the sums in the answer that count people."""
+        return ()
+
+    def weight_sums(self) -> Iterable[WeightSum]:
+        """Return the sums in the answer of which one person might make up most."""
+        return ()
+
+    @property
+    def floors(self) -> tuple[str, ...]:
+        """Keys of the policy for the people behind a label, a cluster or a bin; the strictest holds."""
+        return ()
+
+    def people(self, local: Local) -> Iterable[int]:  # noqa: ARG002 - for those that name any
+        """Return how many people stand behind each label or cluster that the answer is about."""
+        return ()
+
+    def ships_model(self, silo: str) -> bool:  # noqa: ARG002 - for those that do
+        """Return whether this silo's answer is a model of its own rows, which every party sees."""
+        return False
+
+    def suppress(self, answer: Answer, floor: int) -> Answer:  # noqa: ARG002 - for bins
+        """Return the answer without the parts that stand for fewer than ``floor`` people."""
+        return answer
+
+    @property
+    def members(self) -> tuple[Query, ...]:
+        """The queries that this one is made of."""
+        return (self,)
+
+    def split(self, payload: Answer | Pooled) -> tuple[Any, ...]:
+        """Return each member's part of an answer, or of what was pooled."""
+        return (payload,)
+
+    def join(self, answers: tuple[Any, ...]) -> Answer:
+        """Return the answer that has these parts, one for each member."""
+        answer: Answer = answers[0]
+        return answer
+
+    def row_means(self, answer: Answer, local: Local) -> RowMeans | None:  # noqa: ARG002 - not for labels
+        """Return the answer as means over the rows of ``local``, or None if it is no such means."""
+        return None
+
+    # For those who follow a run.
+
+    def residual(self, pooled: Pooled) -> float | None:  # noqa: ARG002 - most rounds disclose none
+        """Return the norm of the pooled gradient that the round disclosed, in raw coordinates, or None."""
+        return None
+
+    @property
+    def tolerance(self) -> float | None:
+        """The residual at which the run ends, once it is settled."""
+        return None
+
+    def retirement(self, answer: Answer) -> Retirement | None:  # noqa: ARG002 - in one algorithm only
+        """Return how a silo that gave this answer leaves the run, or None if it stays."""
+        return None
+
+
+Query: TypeAlias = AbstractQuery[Any, Any]
+Flow: TypeAlias = Generator[Query, Any, Result]  # yields queries, receives what was pooled
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class AnsweredQuery:
+    """A query and one silo's answer to it."""
+
+    query: Query
+    answer: Any
+
+
+class IntegerSums(AbstractQuery[Sums, Sums]):
+    """The base case: a vector of integers with public bounds, pooled by addition.
+
+    Answers and what is pooled travel in the same code, at the fixed widths that the bounds allow.
+    """
+
+    n: int
+
+    @property
     @abstractmethod
-    def retires(self, answer: Answer) -> bool:
-        """Whether a silo that gave this answer leaves the run."""
+    def shifts(self) -> tuple[int, ...]:
+        """The public grid: entry j counts multiples of 2^-shifts[j]."""
+
+    @property
+    @abstractmethod
+    def row_units(self) -> int:
+        """The most grid units that one row can contribute to one sum."""
+
+    @property
+    def largest(self) -> tuple[int, ...]:
+        """The public bound of each sum over all n rows, in grid units."""
+        return (self.n * self.row_units,) * len(self.shifts)
+
+    @property
+    def answer_code(self) -> FixedSums:
+        return FixedSums(self.shifts, self.largest)
+
+    @property
+    def pooled_code(self) -> FixedSums:
+        return self.answer_code
+
+    @property
+    def functionals(self) -> int:
+        return len(self.shifts)
+
+    def pool(self, answers: Mapping[str, Sums], sizes: Mapping[str, int]) -> Sums:  # noqa: ARG002
+        return reduce(add, answers.values())
+
+    @property
+    def grid_box(self) -> Array:
+        """The most by which a sum's mean differs from what was sent: each row is rounded to the grid."""
+        return 2.0 ** -np.array(self.shifts, dtype=np.float64)
+
+
+@final
+@dataclass(frozen=True)
+class JointQuery(AbstractQuery[tuple[Any, ...], tuple[Any, ...]]):
+    """Several queries of one phase in one round; none may keep a memory on the link or retire a silo."""
+
+    queries: tuple[Query, ...]
+
+    @property
+    def phase(self) -> Phase:
+        return self.queries[0].phase
+
+    @property
+    def explanation(self) -> str:
+        return "; ".join(dict.fromkeys(query.explanation for query in self.queries))
+
+    @property
+    def answer_code(self) -> Joined:
+        return Joined(tuple(query.answer_code for query in self.queries))
+
+    @property
+    def pooled_code(self) -> Joined:
+        return Joined(tuple(query.pooled_code for query in self.queries))
+
+    @property
+    def members(self) -> tuple[Query, ...]:
+        return tuple(member for query in self.queries for member in query.members)
+
+    def split(self, payload: tuple[Any, ...]) -> tuple[Any, ...]:
+        pairs = zip(self.queries, payload, strict=True)
+        return tuple(part for query, own in pairs for part in query.split(own))
+
+    def join(self, answers: tuple[Any, ...]) -> tuple[Any, ...]:
+        parts = iter(answers)
+        return tuple(query.join(tuple(islice(parts, len(query.members)))) for query in self.queries)
+
+    def answer(self, local: Local) -> tuple[Any, ...]:
+        return tuple(query.answer(local) for query in self.queries)
+
+    def pool(self, answers: Mapping[str, tuple[Any, ...]], sizes: Mapping[str, int]) -> tuple[Any, ...]:
+        return tuple(
+            query.pool({silo: answer[k] for silo, answer in answers.items()}, sizes)
+            for k, query in enumerate(self.queries)
+        )

@@ -1,70 +1,52 @@
-"""Queries for exact sums over rows: loss, gradient and Hessian at (law, eps), and closing moments."""
+"""Queries for integer sums over the rows: derivatives of the loss, closing moments, and column totals."""
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from operator import add
 from typing import Any, final
 
-from fedtmle.model.exact import FINE_BITS, GRID_BITS, Sums, query_shifts
+import numpy as np
+
+from fedtmle.errors import NumericalError
+from fedtmle.model.columns import column_sums
+from fedtmle.model.exact import FINE_BITS, GRID_BITS, Sums, column_shifts, query_shifts, zero_sums
+from fedtmle.model.statistics import AbstractBoundedColumns
 from fedtmle.model.types import Array, IntArray, Part
-from fedtmle.protocol.bits import BitReader, BitWriter
-from fedtmle.protocol.query import AbstractQuery, Link, Local, Model, Phase, Point, Problem
+from fedtmle.protocol.query import (
+    CountCell,
+    Evaluation,
+    IntegerSums,
+    Local,
+    Model,
+    Phase,
+    Problem,
+    WeightSum,
+)
+from fedtmle.protocol.rowmeans import ClosingTerms, ColumnTerms, Derivatives, RowMeans
 
 _PARTS = {Part.LOSS: "loss", Part.GRADIENT: "gradient", Part.HESSIAN: "curvature"}
 
 
-class AbstractSums(AbstractQuery[Sums, Sums]):
-    """Sums add up; each travels in the fixed width that its public bound allows.
+def norm(vector: Array) -> float:
+    """Return the Euclidean norm by correctly rounded sums: the same at every party."""
+    return math.sqrt(math.fsum(float(v) * float(v) for v in vector))
 
-    A width that depends on the value would tell the value's size to whoever counts bytes.
-    """
 
-    n: int
-
-    @property
-    @abstractmethod
-    def shifts(self) -> tuple[int, ...]:
-        """The public grid."""
-
-    @property
-    @abstractmethod
-    def row_units(self) -> int:
-        """The most grid units that one row can contribute to one sum."""
-
-    @property
-    def functionals(self) -> int:
-        return len(self.shifts)
-
-    def pool(self, answers: Mapping[str, Sums], sizes: Mapping[str, int]) -> Sums:  # noqa: ARG002
-        return reduce(add, answers.values())
-
-    def write_answer(self, answer: Sums, out: BitWriter, link: Link) -> None:  # noqa: ARG002
-        self.write_pooled(answer, out)
-
-    def read_answer(self, bits: BitReader, link: Link) -> Sums:  # noqa: ARG002
-        return self.read_pooled(bits)
-
-    def write_pooled(self, pooled: Sums, out: BitWriter) -> None:
-        out.fixed(pooled.units, self._largest)
-
-    def read_pooled(self, bits: BitReader) -> Sums:
-        return Sums(bits.fixed(self._largest), self.shifts)
-
-    def retires(self, answer: Sums) -> bool:  # noqa: ARG002
-        return False
-
-    @property
-    def _largest(self) -> tuple[int, ...]:
-        return (self.n * self.row_units,) * len(self.shifts)
+def mean_gradient(model: Model, law: Any, eps: Array, sums: Sums, n: int) -> Array:
+    """Return the pooled mean gradient at eps, shape (d,); the public part is added once."""
+    gradient = sums.values(n) + model.normaliser(law).gradient(eps)
+    if not np.isfinite(gradient).all():
+        raise NumericalError("the pooled gradient is not finite; the law may have left the model")
+    return gradient
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class SumsQuery(AbstractSums):
+class SumsQuery(IntegerSums):
     """Sums of the asked parts of the row loss at (law, eps), over all rows or a pooled batch."""
 
     problem: Model
@@ -74,6 +56,7 @@ class SumsQuery(AbstractSums):
     n: int
     batch: IntArray | None = None
     phase: Phase = Phase.TARGETING
+    tolerance: float | None = None
 
     @cached_property
     def shifts(self) -> tuple[int, ...]:
@@ -84,23 +67,39 @@ class SumsQuery(AbstractSums):
         return 1 << GRID_BITS
 
     @property
-    def tells(self) -> str:
+    def explanation(self) -> str:
         parts = [name for part, name in _PARTS.items() if part in self.parts]
-        of = "a nuisance model" if self.phase is Phase.NUISANCE else "the targeting step"
+        step = "a nuisance model" if self.phase is Phase.NUISANCE else "the targeting step"
         rows = "the rows" if self.batch is None else "a batch of the rows"
-        return f"exact sums over {rows}: {', '.join(parts)} of {of}"
+        return f"exact sums over {rows}: {', '.join(parts)} of {step}"
 
-    def points(self) -> tuple[Point, ...]:
+    def evaluations(self) -> tuple[Evaluation, ...]:
         curvature = Part.HESSIAN in self.parts
-        return (Point(self.problem, self.law, self.eps, self.batch, curvature),)
+        return (Evaluation(self.problem, self.law, self.eps, self.batch, curvature),)
 
     def answer(self, local: Local) -> Sums:
         return local.submodel(self.problem, self.law, self.batch).sums(self.eps, self.parts)
 
+    def row_means(self, answer: Sums | None, local: Local) -> RowMeans:
+        names = "+".join(part.name.lower() for part in self.parts if part.name)
+        return RowMeans(
+            label=names if self.batch is None else f"{names} of a batch",
+            terms=(Derivatives(self.problem, self.law, self.eps, self.parts, self.batch),),
+            box=self.grid_box,
+            sent=None if answer is None else answer.values(local.n_rows),
+        )
+
+    def residual(self, pooled: Sums) -> float | None:
+        if self.phase is not Phase.TARGETING or Part.GRADIENT not in self.parts or self.batch is not None:
+            return None
+        first = 1 if Part.LOSS in self.parts else 0
+        sums = pooled[first : first + self.problem.dim]
+        return norm(mean_gradient(self.problem, self.law, self.eps, sums, self.n))
+
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class MomentsQuery(AbstractSums):
+class MomentsQuery(IntegerSums):
     """Additive sums for psi and the EIF covariance: the closing message, or a first look at the SE."""
 
     problem: Problem
@@ -117,8 +116,63 @@ class MomentsQuery(AbstractSums):
         return 1 << (GRID_BITS + FINE_BITS)
 
     @property
-    def tells(self) -> str:
+    def explanation(self) -> str:
         return "exact sums over the rows for the estimate and its standard error"
 
     def answer(self, local: Local) -> Sums:
         return local.moments(self.problem, self.law)
+
+    def row_means(self, answer: Sums, local: Local) -> RowMeans:
+        return RowMeans(
+            label="closing sums",
+            terms=(ClosingTerms(self.problem, self.law),),
+            box=self.grid_box,
+            sent=answer.values(local.n_rows),
+        )
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class TallyQuery(IntegerSums):
+    """Sums of named columns: counts per arm, of observed outcomes, of weights."""
+
+    columns: AbstractBoundedColumns[Any]
+    n: int
+    phase: Phase = Phase.NUISANCE
+    counts: tuple[CountCell, ...] = ()
+    weights: tuple[WeightSum, ...] = ()
+
+    @property
+    def shifts(self) -> tuple[int, ...]:
+        return column_shifts(self.columns.exponents)
+
+    @property
+    def row_units(self) -> int:
+        return 1 << (GRID_BITS + FINE_BITS)
+
+    @property
+    def explanation(self) -> str:
+        return f"exact sums over the rows: {self.columns.label}"
+
+    def cells(self) -> Iterable[CountCell]:
+        return self.counts
+
+    def weight_sums(self) -> Iterable[WeightSum]:
+        return self.weights
+
+    def answer(self, local: Local) -> Sums:
+        columns = self.columns
+
+        def summed(piece: Any) -> Sums:
+            return column_sums(columns.evaluate(piece), columns.exponents, what=columns.label)
+
+        sums = local.evaluate(lambda rows: columns.over(rows, summed))
+        return reduce(add, sums, zero_sums(self.shifts))
+
+    def row_means(self, answer: Sums, local: Local) -> RowMeans:
+        return RowMeans(
+            label="tally",
+            terms=(ColumnTerms(self.columns),),
+            box=self.grid_box,
+            sent=answer.values(local.n_rows),
+        )

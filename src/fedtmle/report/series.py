@@ -10,10 +10,9 @@ from typing import Any
 
 from fedtmle.runtime.result import Result
 from fedtmle.studies.result import StudyResult
+from fedtmle.targets.effects.estimands import Scale
 
 Document = Mapping[str, Any]
-RATIOS = ("RR", "OR")
-DIFFERENCES = ("ATE", "ATT", "ATC")
 
 
 def document_of(result: StudyResult | Result | Document) -> Document:
@@ -33,6 +32,7 @@ def document_of(result: StudyResult | Result | Document) -> Document:
             "conf_low": None if error is None else value - z * error,
             "conf_high": None if error is None else value + z * error,
             "p_value": None,
+            "scale": Scale.VALUE.value,
         }
         for name, value, error in zip(result.names, plain["psi"] or [], errors, strict=False)
     ]
@@ -66,24 +66,26 @@ class Forest:
 
 
 def forests(document: Document) -> list[Forest]:
-    """One for each estimand; of single silos only those whose numbers the document holds."""
-    kind = document["study"]["target"]["kind"] if "study" in document else ""
-    null = 1.0 if kind in RATIOS else 0.0 if kind in DIFFERENCES else None
+    """Return one forest per estimand, with the silos whose own numbers the document holds."""
     sizes, n = document["sizes"], document["n"]
-    found = []
+    drawn = []
     for index, pooled in enumerate(document["estimates"]):
         rows = [
-            *(_interval(silo, "silo", own[index], sizes[silo]) for silo, own in _per_silo(document, "silos")),
             *(
-                _interval(silo, "without", own[index], n - sizes[silo])
-                for silo, own in _per_silo(document, "without")
+                _interval(silo, "silo", estimates[index], sizes[silo])
+                for silo, estimates in _per_silo(document, "silos")
+            ),
+            *(
+                _interval(silo, "without", estimates[index], n - sizes[silo])
+                for silo, estimates in _per_silo(document, "without")
             ),
             _interval("pooled", "pooled", pooled, n),
         ]
         shown = tuple(row for row in rows if row is not None)
         if shown:
-            found.append(Forest(estimand=pooled["estimand"], rows=shown, null=null, ratio=kind in RATIOS))
-    return found
+            scale = Scale(pooled["scale"])
+            drawn.append(Forest(estimand=pooled["estimand"], rows=shown, null=scale.null, ratio=scale.is_log))
+    return drawn
 
 
 def _per_silo(document: Document, key: str) -> list[tuple[str, Any]]:

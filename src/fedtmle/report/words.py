@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from fedtmle.report.series import Document
 from fedtmle.runtime.certificate import OPEN
 
-CAUSAL = ("ATE", "ATT", "ATC", "RR", "OR", "TSM", "PolicyMeans")
 TARGETING = {
     "Coded": "the silo's mean gradient, rounded to a public grid, sent as a difference from its last message",
     "Gradient": "exact sums over the silo's records of the gradient; for Newton steps, of the curvature too",
@@ -63,12 +62,7 @@ def assumed(document: Document) -> Iterator[str]:
     """What no computation on these records can show."""
     study = document.get("study")
     if study:
-        if study["target"]["kind"] in CAUSAL:
-            yield (
-                "Within levels of the covariates of the models, treatment is as good as random (no "
-                "unmeasured confounding), each arm could have been taken by everyone, and nobody's "
-                "treatment changes another's outcome."
-            )
+        yield from study["target"]["assumptions"]
         if "missingness" in study["models"]:
             yield "Whether an outcome is missing depends only on what the missingness model uses."
         yield (

@@ -7,29 +7,25 @@ most bounds stay open. With the rows at hand (`solve` or `run` with ``observe=Tr
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from fedtmle.algorithms.base import AbstractAlgorithm
 from fedtmle.algorithms.coded import Coded
-from fedtmle.algorithms.outcome import Certificate, Query, Smoothness
 from fedtmle.algorithms.personalized import Personalized
-from fedtmle.protocol import messages
-from fedtmle.protocol.bits import BitReader, BitWriter
-from fedtmle.protocol.coded import RoundedGradientQuery
-from fedtmle.protocol.fits import FitQuery, Weighting
-from fedtmle.protocol.lattice import Lattice
-from fedtmle.protocol.messages import Answered
+from fedtmle.protocol.fits import Weighting
+from fedtmle.protocol.outcome import Certificate, Described, Personalised, Smoothness, Targeted
 from fedtmle.protocol.plan import Plan
-from fedtmle.protocol.query import Link, Phase, Problem
+from fedtmle.protocol.query import Phase, Problem
 from fedtmle.runtime.markup import element, table, text
+from fedtmle.runtime.replay import heard_rounds
 from fedtmle.runtime.session import Finished
 from fedtmle.runtime.transcript import Transcript
 from fedtmle.theory.averaging import Averaging, averaging_rounds, personal_checks, personal_constants
 from fedtmle.theory.checks import (
     LOSS_ROUNDING,
-    Check,
+    BoundCheck,
     Cost,
     check,
     coded_checks,
@@ -62,7 +58,7 @@ class RunCertificate:
     coordinates: str = "raw"
     history_bits: int | None = None
     assumptions: tuple[str, ...] = ()
-    checks: tuple[Check, ...] = ()
+    checks: tuple[BoundCheck, ...] = ()
     constants: tuple[Constant, ...] = ()
     descent: tuple[float, ...] | None = None
     averaging: tuple[Averaging, ...] | None = None
@@ -109,61 +105,57 @@ class RunCertificate:
 
 
 def certify(
-    problem: Problem,
+    plan: Plan,
     law: Any,
     algorithm: AbstractAlgorithm,
     finished: Finished,
     *,
     rows: Mapping[str, Any] | None = None,
     loss: Sequence[float] | None = None,
-    plan: Plan | None = None,
 ) -> RunCertificate | None:
-    """The certificate of a session that began at ``law``; ``rows`` by silo and ``loss`` if observed.
+    """Return the certificate of a session whose targeting by ``algorithm`` began at ``law``.
 
-    ``plan`` is the session's where more than the algorithm was run in it: a whole study.
+    ``rows`` by silo and ``loss`` are there if the run was observed.
     """
-    own = finished.outcome.certificate
-    if isinstance(algorithm, Coded) and own is not None:
-        return _coded(problem, law, algorithm, finished, own, rows, plan)
-    if isinstance(algorithm, Personalized):
-        return None if rows is None else _personalized(problem, law, algorithm, finished, rows)
-    if own is None:
-        return None
     outcome = finished.outcome
-    asked = own.tolerance if outcome.status.is_converged else None  # no theorem says that it is reached
+    if isinstance(outcome, Described):
+        return None
+    if isinstance(outcome, Personalised):
+        if rows is None or not isinstance(algorithm, Personalized):
+            return None
+        return _personalized(plan, outcome, law, algorithm, finished, rows)
+    if isinstance(algorithm, Coded):
+        return _coded(outcome, law, algorithm, finished, rows)
+    stated = outcome.certificate
+    asked = stated.tolerance if outcome.status.is_converged else None  # no theorem says that it is reached
     return replace(
-        _stated(own),
+        _stated(stated),
         checks=tuple(check("residual r^K", outcome.residual, asked, "eq:eif-equation", Basis.BOUND)),
         descent=None if loss is None else tuple(b - a for a, b in itertools.pairwise(loss)),
     )
 
 
-def _stated(own: Certificate) -> RunCertificate:
-    """The algorithm's own statement, with nothing beside it yet."""
+def _stated(stated: Certificate) -> RunCertificate:
+    """Return the algorithm's own statement, without any bound of a theorem."""
     return RunCertificate(
-        tolerance=own.tolerance,
-        residual_bound=own.residual_bound,
-        arithmetic=own.arithmetic,
-        smoothness=own.smoothness,
-        spacing=own.spacing,
-        coordinates=own.coordinates,
-        history_bits=own.history_bits,
-        assumptions=own.assumptions,
+        tolerance=stated.tolerance,
+        residual_bound=stated.residual_bound,
+        arithmetic=stated.arithmetic,
+        smoothness=stated.smoothness,
+        spacing=None if stated.lattice is None else float(stated.lattice.h),
+        coordinates=stated.coordinates,
+        history_bits=stated.history_bits,
+        assumptions=stated.assumptions,
     )
 
 
 def _coded(
-    problem: Problem,
-    law: Any,
-    algorithm: Coded,
-    finished: Finished,
-    own: Certificate,
-    rows: Mapping[str, Any] | None,
-    plan: Plan | None,
+    outcome: Targeted, law: Any, algorithm: Coded, finished: Finished, rows: Mapping[str, Any] | None
 ) -> RunCertificate:
-    outcome = finished.outcome
-    if own.smoothness is None or own.history_bits is None:
-        raise AssertionError("a coded run states its smoothness and history")
+    problem, stated = outcome.problem, outcome.certificate
+    lattice = stated.lattice
+    if stated.smoothness is None or stated.history_bits is None or lattice is None:
+        raise AssertionError("a coded run states its smoothness, lattice and history")
     cost = Cost(
         M=len(finished.sizes),
         d=problem.dim,
@@ -171,27 +163,21 @@ def _coded(
         bits=finished.account.bits(Phase.TARGETING),
         S=outcome.steps,
         K=outcome.updates,
-        history_bits=own.history_bits,
-        tolerance=own.tolerance,
-        residual_bound=own.residual_bound,
+        history_bits=stated.history_bits,
+        tolerance=stated.tolerance,
+        residual_bound=stated.residual_bound,
         fixed_width=algorithm.fixed_width,
         one_step=algorithm.inner == "step",
     )
     if rows is None:
-        return replace(_stated(own), checks=open_checks(cost), assumptions=(*own.assumptions, OPEN))
-    transcript, sizes = finished.transcript, finished.sizes
-    lattice = (
-        heard_lattice(problem, law, algorithm, transcript, sizes)
-        if plan is None
-        else heard_lattice(plan.subject, plan.law, plan.algorithm, transcript, sizes)
-    )
+        return replace(_stated(stated), checks=open_checks(cost), assumptions=(*stated.assumptions, OPEN))
     path = follow(problem, law, rows, outcome.trajectory, outcome.accepted, lattice)
-    beta = Constant(name="beta", value=own.smoothness.value, basis=SMOOTHNESS_BASIS[own.smoothness.basis])
-    known = run_constants(path, lattice, beta)
+    basis = SMOOTHNESS_BASIS[stated.smoothness.basis]
+    known = run_constants(path, lattice, Constant(name="beta", value=stated.smoothness.value, basis=basis))
     fits = zip(path.origins(), path.endpoints(), strict=False)
     return replace(
-        _stated(own),
-        assumptions=own.assumptions if known.descends else (*own.assumptions, DISPROVED),
+        _stated(stated),
+        assumptions=stated.assumptions if known.descends else (*stated.assumptions, DISPROVED),
         checks=coded_checks(path, lattice, cost, known),
         constants=tuple(known),
         descent=tuple(float(path.loss[end] - path.loss[origin]) for origin, end in fits),
@@ -199,10 +185,16 @@ def _coded(
 
 
 def _personalized(
-    problem: Problem, law: Any, algorithm: Personalized, finished: Finished, rows: Mapping[str, Any]
+    plan: Plan,
+    outcome: Personalised,
+    law: Any,
+    algorithm: Personalized,
+    finished: Finished,
+    rows: Mapping[str, Any],
 ) -> RunCertificate:
-    updates = finished.outcome.updates
-    followed = personal_rounds(problem, law, algorithm, finished.transcript, rows, updates)
+    followed = personal_rounds(
+        plan, outcome.problem, law, algorithm, finished.transcript, rows, outcome.updates
+    )
     exact = algorithm.lattice is None and algorithm.noise is None
     rounds = averaging_rounds(followed, lattice=algorithm.lattice, exact=exact)
     return RunCertificate(
@@ -214,6 +206,7 @@ def _personalized(
 
 
 def personal_rounds(
+    plan: Plan,
     problem: Problem,
     law: Any,
     algorithm: Personalized,
@@ -221,12 +214,12 @@ def personal_rounds(
     rows: Mapping[str, Any],
     updates: int,
 ) -> tuple[FitRound, ...]:
-    """Every round that made an update, followed on the rows."""
-    sizes = {silo: problem.count(own) for silo, own in rows.items()}
+    """Return every round that made an update, followed on the rows."""
+    sizes = {silo: problem.count(table) for silo, table in rows.items()}
     uploads = [
-        Uploaded(fits={silo: answer.eps for silo, answer in answers.items()}, update=pooled.eps)
-        for query, answers, pooled in heard(problem, law, algorithm, transcript, sizes)
-        if isinstance(query, FitQuery)
+        Uploaded(fits={silo: answer.eps for silo, answer in heard.answers.items()}, update=heard.pooled.eps)
+        for heard in heard_rounds(plan, transcript, sizes)
+        if heard.query.phase is Phase.TARGETING
     ]
     n, M = sum(sizes.values()), len(sizes)
     by_size = algorithm.weights == Weighting.SIZE
@@ -240,43 +233,3 @@ def personal_rounds(
         radius=algorithm.radius,
         exhaustive=algorithm.exhaustive,
     )
-
-
-def heard(
-    problem: Problem,
-    law: Any,
-    algorithm: AbstractAlgorithm,
-    transcript: Transcript,
-    sizes: Mapping[str, int],
-) -> Iterator[tuple[Query, dict[str, Any], Any]]:
-    """The run again as the server heard it: each query, the decoded answers, and what was pooled."""
-    links = {silo: Link() for silo in sizes}
-    flow = algorithm.flow(problem, law, sum(sizes.values()))
-    query = next(flow)
-    for exchange in transcript.exchanges:
-        replies = {silo: messages.decode_reply(reply) for silo, reply in exchange.replies.items()}
-        answers = {
-            silo: query.read_answer(BitReader(reply.payload.bits()), links[silo])
-            for silo, reply in replies.items()
-            if isinstance(reply, Answered)
-        }
-        if not answers:  # the greeting, or the close
-            continue
-        out = BitWriter()
-        query.write_pooled(query.pool(answers, {silo: sizes[silo] for silo in answers}), out)
-        pooled = query.read_pooled(BitReader(out.finish()))
-        yield query, answers, pooled
-        try:
-            query = flow.send(pooled)
-        except StopIteration:
-            return
-
-
-def heard_lattice(
-    problem: Problem, law: Any, algorithm: AbstractAlgorithm, transcript: Transcript, sizes: Mapping[str, int]
-) -> Lattice:
-    """The lattice (h, beta, C) that the parties settled on."""
-    for query, _, _ in heard(problem, law, algorithm, transcript, sizes):
-        if isinstance(query, RoundedGradientQuery):
-            return query.lattice
-    raise AssertionError("a coded run has at least one rounded gradient")

@@ -6,10 +6,10 @@ import datetime
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from fedtmle.algorithms.outcome import Query
 from fedtmle.privacy.floor import OmegaFloor
 from fedtmle.protocol.messages import Answered
 from fedtmle.protocol.policy import Policy
+from fedtmle.protocol.query import Query
 from fedtmle.runtime.journal import Journal
 from fedtmle.runtime.ledger import Ledger, now
 from fedtmle.runtime.signing import SigningKey

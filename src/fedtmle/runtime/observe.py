@@ -12,9 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from fedtmle.algorithms.outcome import Outcome
 from fedtmle.model.types import Part
-from fedtmle.protocol.query import Problem
+from fedtmle.protocol.outcome import Personalised, Targeted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,8 +25,9 @@ class Observation:
     loss_by_round: tuple[float, ...]
 
 
-def observe(problem: Problem, law: Any, rows: Any, outcome: Outcome) -> Observation:
-    """Follows a finished run from its initial law on the pooled rows."""
+def observe(law: Any, rows: Any, outcome: Targeted | Personalised) -> Observation:
+    """Follow a finished run from its initial law on the pooled rows."""
+    problem = outcome.problem
     n = problem.count(rows)
     origin = np.zeros(problem.dim)
     loss: list[float] = []

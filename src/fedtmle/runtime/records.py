@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import msgspec
 
@@ -11,9 +12,9 @@ from fedtmle.errors import FedTMLEError, JournalError
 from fedtmle.protocol import messages
 from fedtmle.protocol.guard import Guard, RefusalError
 from fedtmle.protocol.messages import Ask, Begin, Reason, Refused
+from fedtmle.protocol.query import Query
 from fedtmle.runtime.keeper import Keeper
 from fedtmle.runtime.ledger import Entry, text
-from fedtmle.runtime.position import Position
 
 
 class Record(msgspec.Struct, frozen=True, array_like=True):
@@ -24,19 +25,28 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
     reply: bytes
 
 
+@dataclass
+class Progress:
+    """How far a silo's session has come, for the lines of its ledger."""
+
+    session: bytes = b""
+    round: int = 0
+    query: Query | None = None  # the last one answered
+    bits: int = 0  # of all answers
+
+
 class Records:
     """Writes what a silo admits into both, and holds the one against the other at a restart.
 
-    ``position`` and ``guard`` are the silo's own: a line of the ledger tells where it stands and what it
-    has told so far.
+    ``progress`` and ``guard`` are the silo's own: each line of the ledger has the totals so far.
     """
 
-    def __init__(self, name: str, keeper: Keeper, position: Position, guard: Guard) -> None:
+    def __init__(self, name: str, keeper: Keeper, progress: Progress, guard: Guard) -> None:
         self.last: tuple[bytes, bytes] | None = None  # the last admitted request and its reply
         self.broken = False  # the state ran ahead of the journal: only a restart mends that
         self._name = name
         self._keeper = keeper
-        self._position = position
+        self._progress = progress
         self._guard = guard
 
     def keep(
@@ -71,16 +81,16 @@ class Records:
         recovered: bool = False,
     ) -> None:
         """A line of the ledger; ``time`` is when it happened, if not now."""
-        ledger, position, query = self._keeper.ledger, self._position, self._position.query
+        ledger, progress, query = self._keeper.ledger, self._progress, self._progress.query
         if ledger is None:
             return
         asks = decision == "answered" and isinstance(message, Begin | Ask)
         ledger.add(
             Entry(
                 time=time or self._keeper.clock().isoformat(),
-                session=position.session.hex(),
+                session=progress.session.hex(),
                 request=type(message).__name__.lower() if message is not None else decision,
-                round=position.round,
+                round=progress.round,
                 query=type(query).__name__ if asks else "",
                 phase=query.phase.value if asks and query is not None else "",
                 decision=decision,
@@ -90,7 +100,7 @@ class Records:
                 replied=reply,
                 queries=self._guard.queries,
                 functionals=self._guard.functionals,
-                bits=position.bits,
+                bits=progress.bits,
                 recovered=recovered,
             )
         )
@@ -119,7 +129,7 @@ class Records:
             self.last = (record.request, record.reply)
             if ledger is not None:
                 if told is None:
-                    told = ledger.told(self._position.session.hex())
+                    told = ledger.told(self._progress.session.hex())
                 self._reconcile(told, record, message, reply)
         if "answered" in (told or {}).values():
             raise JournalError(f"silo '{self._name}': the ledger knows of answers that the journal has lost")

@@ -1,27 +1,50 @@
-"""A silo's own part of a transcript, replayed at the silo: which queries it answered, and what it said."""
+"""A recorded run, followed again: what the server heard, and what one silo was asked and answered."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
-from fedtmle.algorithms.outcome import Flow, Query
 from fedtmle.errors import DecodeError, InputError, ProtocolError
 from fedtmle.model.types import IntArray
-from fedtmle.privacy.answers import Answered as AnsweredQuery
 from fedtmle.protocol import messages
-from fedtmle.protocol.bits import BitReader, BitWriter
+from fedtmle.protocol.codes import Uplink
+from fedtmle.protocol.follower import Follower
+from fedtmle.protocol.guard import suppressed
 from fedtmle.protocol.messages import Answered, Ask, Begin, Close
 from fedtmle.protocol.plan import Plan, roster
 from fedtmle.protocol.policy import Policy
-from fedtmle.protocol.query import Link
-from fedtmle.runtime.embedded import run_embedded
+from fedtmle.protocol.query import AnsweredQuery, Query
 from fedtmle.runtime.keeper import Keeper
 from fedtmle.runtime.rows import LocalRows
+from fedtmle.runtime.session import run_embedded
 from fedtmle.runtime.silo import Silo
-from fedtmle.runtime.transcript import Transcript
+from fedtmle.runtime.transcript import SELF, Transcript
 
-OWN = "self"  # the silo's name in a transcript that `transcript.of_ledger` made
+
+@dataclass(frozen=True, kw_only=True)
+class HeardRound:
+    """One round as the server heard it: the query, the decoded answers, and what was pooled."""
+
+    query: Query
+    answers: Mapping[str, Any]
+    pooled: Any
+
+
+def heard_rounds(plan: Plan, transcript: Transcript, sizes: Mapping[str, int]) -> Iterator[HeardRound]:
+    """Follow a finished run again from its transcript, as the server did."""
+    uplinks = {silo: Uplink() for silo in sizes}
+    follower = Follower(plan, sum(sizes.values()))
+    for exchange in transcript.exchanges:
+        replies = {silo: messages.decode_reply(reply) for silo, reply in exchange.replies.items()}
+        payloads = {s: reply.payload.bits() for s, reply in replies.items() if isinstance(reply, Answered)}
+        if not payloads:  # the greeting, or the close
+            continue
+        query = follower.query
+        answers = {silo: uplinks[silo].decode(query.answer_code, bits) for silo, bits in payloads.items()}
+        pooled = follower.hear(follower.pool(answers, {silo: sizes[silo] for silo in answers}))
+        yield HeardRound(query=query, answers=answers, pooled=pooled)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,16 +56,6 @@ class Replayed:
     n: int  # rows over all silos
 
 
-@dataclass
-class _State:
-    flow: Flow | None = None
-    query: Query | None = None
-    n: int = 0
-    link: Link = field(default_factory=Link)
-    own_link: Link = field(default_factory=Link)
-    found: list[AnsweredQuery] = field(default_factory=list)
-
-
 def replay(
     plan: Plan,
     rows: Any,
@@ -52,83 +65,70 @@ def replay(
     index: IntArray | None = None,
     policy: Policy | None = None,
 ) -> Replayed:
-    """Derives each query from the recorded broadcasts, as the silo did, and computes its answer again.
+    """Derive each query from the recorded broadcasts, as the silo did, and compute its answer again.
 
-    Refuses rows, or a study, that do not give the recorded answers. The plan's digest is not compared: keys
-    and dates in it change no answer.
+    Rows, or a study, that do not give the recorded answers are refused. The plan's digest is not compared:
+    keys and dates in it change no answer.
     """
-    local = LocalRows(silo, rows, plan.subject.count(rows), index, policy)
+    local = LocalRows(silo, rows, plan.program.count(rows), index)
     try:
-        state = _follow(plan, transcript, silo, local)
+        answered, n = _follow(plan, transcript, silo, local, policy or Policy.unguarded())
     except ProtocolError:
         raise InputError("transcript: it does not follow from this study as it stands") from None
-    return Replayed(answered=tuple(state.found), local=local, n=state.n)
+    return Replayed(answered=answered, local=local, n=n)
 
 
 def overhear(plan: Plan, transcript: Transcript, silo: str) -> tuple[AnsweredQuery, ...]:
-    """What the server has of one silo: the queries and its answers, from the transcript alone."""
-    return tuple(_follow(plan, transcript, silo, None).found)
+    """Return the queries and one silo's answers from the transcript alone: what the server has of it."""
+    return _follow(plan, transcript, silo, None, Policy.unguarded())[0]
 
 
 def rehearse(plan: Plan, rows: Any, silo: str, *, policy: Policy | None = None) -> Replayed:
-    """The queries that the plan would ask if this silo were the only one: its own run, nothing sent."""
+    """Return the queries that the plan would ask if this silo were the only one; nothing is sent."""
     alone = replace(plan, roster=roster([silo]))
     keeper = Keeper() if policy is None else Keeper(policy=policy)
-    finished = run_embedded(alone, [Silo(silo, alone, rows, keeper=keeper)], threads=1, progress=None)
+    finished = run_embedded(alone, [Silo(silo, alone, rows, keeper=keeper)])
     return replay(alone, rows, finished.transcript, silo, policy=policy)
 
 
-def _follow(plan: Plan, transcript: Transcript, silo: str, local: LocalRows | None) -> _State:
-    state = _State()
-    # A transcript made of a silo's own ledger has no name for it but "self".
-    named = any(silo in exchange.requests for exchange in transcript.exchanges)
-    key = silo if named else OWN
+def _follow(
+    plan: Plan, transcript: Transcript, silo: str, local: LocalRows | None, policy: Policy
+) -> tuple[tuple[AnsweredQuery, ...], int]:
+    """Return what one silo answered, and n; with ``local`` rows the answers must be theirs."""
+    follower: Follower | None = None
+    uplink, n, answered = Uplink(), 0, []
+    for request, reply in _exchanges(transcript, silo):
+        if isinstance(request, Begin):
+            if local is not None:
+                local.place(request.first_row)
+            n, follower = request.n, Follower(plan, request.n)
+        elif isinstance(request, Ask | Close):
+            if follower is None:
+                raise DecodeError("transcript: a round comes before the first")
+            follower.hear(request.pooled.bits())
+            if follower.outcome is not None:
+                break
+        if isinstance(reply, Answered):
+            if follower is None:
+                raise DecodeError("transcript: an answer comes before its question")
+            query, bits, before = follower.query, reply.payload.bits(), replace(uplink)
+            answer = uplink.decode(query.answer_code, bits)  # first: of another study it cannot be read
+            if local is not None:
+                parts = zip(query.members, query.split(query.answer(local)), strict=True)
+                again = query.join(suppressed(parts, policy))
+                if before.encode(query.answer_code, again) != bits:
+                    raise InputError(
+                        f"silo '{local.name}': its rows are not those that gave the recorded answers"
+                    )
+            answered.append(AnsweredQuery(query=query, answer=answer))
+    return tuple(answered), n
+
+
+def _exchanges(transcript: Transcript, silo: str) -> Iterator[tuple[messages.Request, messages.Reply]]:
+    # A transcript made from a silo's own ledger has no name for it.
+    key = silo if any(silo in exchange.requests for exchange in transcript.exchanges) else SELF
     seen = [exchange for exchange in transcript.exchanges if key in exchange.requests]
     if not seen:
         raise InputError(f"transcript: it holds no message to silo '{silo}'")
     for exchange in seen:
-        request = messages.decode_request(exchange.requests[key])
-        reply = messages.decode_reply(exchange.replies[key])
-        if isinstance(request, Begin):
-            if local is not None:
-                local.place(request.first_row)
-            state.n = request.n
-            state.flow = plan.algorithm.flow(plan.subject, plan.law, request.n)
-            state.query = next(state.flow)
-        elif isinstance(request, Ask | Close):
-            if not _advance(state, request):
-                break
-        else:
-            continue
-        if isinstance(reply, Answered):
-            _check(state, reply, local)
-    return state
-
-
-def _advance(state: _State, request: Ask | Close) -> bool:
-    """The next query; False where the flow has ended."""
-    if state.flow is None or state.query is None:
-        raise DecodeError("transcript: a round comes before the first")
-    reader = BitReader(request.pooled.bits())
-    pooled = state.query.read_pooled(reader)
-    reader.finish()
-    try:
-        state.query = state.flow.send(pooled)
-    except StopIteration:
-        return False
-    return True
-
-
-def _check(state: _State, reply: Answered, local: LocalRows | None) -> None:
-    query = state.query
-    if query is None:
-        raise DecodeError("transcript: an answer comes before its question")
-    reader = BitReader(reply.payload.bits())
-    answer = query.read_answer(reader, state.link)
-    reader.finish()
-    if local is not None:
-        out = BitWriter()
-        query.write_answer(query.answer(local), out, state.own_link)
-        if out.finish() != reply.payload.bits():
-            raise InputError(f"silo '{local.name}': its rows are not those that gave the recorded answers")
-    state.found.append(AnsweredQuery(query=query, answer=answer))
+        yield messages.decode_request(exchange.requests[key]), messages.decode_reply(exchange.replies[key])

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from fedtmle.algorithms.outcome import Outcome, Point, Status
 from fedtmle.errors import InputError
 from fedtmle.model.types import Array
+from fedtmle.protocol.outcome import Personalised, Status, Targeted, Visit
 from fedtmle.protocol.query import Phase
 from fedtmle.runtime.account import Account
 from fedtmle.runtime.certificate import RunCertificate
@@ -31,14 +31,14 @@ class Trajectory:
     quarter of the tolerance), the exact one if the run was observed, None where neither.
     """
 
-    points: tuple[Point, ...]
+    points: tuple[Visit, ...]
     accepted: tuple[tuple[float, ...], ...]
     residual: tuple[float | None, ...]
     loss: tuple[float, ...] | None = None
     loss_by_round: tuple[float, ...] | None = None
 
 
-def trajectory(outcome: Outcome, observed: Observation | None) -> Trajectory:
+def trajectory(outcome: Targeted | Personalised, observed: Observation | None) -> Trajectory:
     """A run's trajectory; residuals are those the parties learned, unless it was observed."""
     learned = {point.update: point.gradient_norm for point in outcome.trajectory if point.at_origin}
     return Trajectory(

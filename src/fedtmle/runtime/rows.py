@@ -1,10 +1,12 @@
-"""A silo's rows, behind the questions that a query may ask of them."""
+"""A silo's rows as queries see them, and a digest that identifies them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+import hashlib
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -13,14 +15,15 @@ from fedtmle.initial.crossfit import POOLED_SILO
 from fedtmle.model.exact import Sums
 from fedtmle.model.problem import Estimate
 from fedtmle.model.submodel import AbstractNormaliser, AbstractSubmodel
-from fedtmle.model.table import Table
+from fedtmle.model.table import StreamedTable, Table
 from fedtmle.model.types import IntArray
-from fedtmle.protocol.policy import Policy
 from fedtmle.protocol.query import Model, Problem
+
+Result = TypeVar("Result")
 
 
 def read_rows(problem: Problem, name: str, rows: object) -> Any:
-    """Validated rows; an error names the silo."""
+    """Return validated rows; an error names the silo."""
     try:
         return problem.read(rows)
     except DataError as error:
@@ -29,7 +32,7 @@ def read_rows(problem: Problem, name: str, rows: object) -> Any:
 
 @dataclass
 class _PerLaw:
-    """What a silo computes once per model and law, and once per batch, which is asked and examined."""
+    """What a silo computes once per model and law, and once per batch: the guard and the answer share it."""
 
     model: Model
     law: Any
@@ -39,22 +42,19 @@ class _PerLaw:
 
 
 class LocalRows:
-    """What queries see: `protocol.query.Local`."""
+    """One silo's rows behind the interface `protocol.query.Local`."""
 
-    def __init__(
-        self, name: str, rows: Any, n_rows: int, index: IntArray | None, policy: Policy | None = None
-    ) -> None:
+    def __init__(self, name: str, rows: Any, n_rows: int, index: IntArray | None = None) -> None:
         self.name = name
         self.n_rows = n_rows
-        self.policy = policy or Policy.unguarded()
         self._rows = rows
         self._index = index
         self._first_row: int | None = None
         self._cached: _PerLaw | None = None
-        self._batch: tuple[IntArray, IntArray] | None = None  # the last one, pooled and own rows
+        self._batch: tuple[IntArray, IntArray] | None = None  # the last one, as pooled and as local rows
 
     def place(self, first_row: int) -> None:
-        """Where the rows stand in the pooled order, unless their owner numbered them."""
+        """Set where the rows start in the pooled order; it is ignored if their owner numbered them."""
         self._first_row = first_row
 
     def submodel(self, model: Model, law: Any, batch: IntArray | None = None) -> AbstractSubmodel:
@@ -75,9 +75,9 @@ class LocalRows:
     def estimate(self, problem: Problem, law: Any) -> Estimate:
         return problem.finish(law, self.moments(problem, law), self.n_rows)
 
-    def evaluate(self, function: Callable[[Any], Any]) -> Any:
-        self._cached = None  # what the last model needed is not needed now
-        return function(self._rows)
+    def evaluate(self, rule: Callable[[Any], Result]) -> Result:
+        self._cached = None  # the last model's arrays are not needed any more
+        return rule(self._rows)
 
     def part(self, silo: str) -> LocalRows | None:
         if silo == self.name:
@@ -85,31 +85,62 @@ class LocalRows:
         factor = self._rows.factors.get(POOLED_SILO) if isinstance(self._rows, Table) else None
         if factor is None or silo not in factor.levels:
             return None
-        own = self._rows.take(np.flatnonzero(factor.codes == factor.levels.index(silo)))
-        return LocalRows(silo, own, own.n_rows, None, self.policy)
+        rows = self._rows.take(np.flatnonzero(factor.codes == factor.levels.index(silo)))
+        return LocalRows(silo, rows, rows.n_rows)
 
     def batch(self, pooled: IntArray) -> IntArray:
         if self._batch is None or self._batch[0] is not pooled:
-            self._batch = pooled, self._own(pooled)
+            self._batch = pooled, self._numbers(pooled)
         return self._batch[1]
 
-    def _own(self, pooled: IntArray) -> IntArray:
+    def _numbers(self, pooled: IntArray) -> IntArray:
         if self._index is None:  # consecutive: no list of their numbers, which may exceed memory
             if self._first_row is None:
                 raise AssertionError("rows are placed before the first query")
-            own = pooled - self._first_row
-            return np.asarray(own[(own >= 0) & (own < self.n_rows)], dtype=np.int64)
+            numbers = pooled - self._first_row
+            return np.asarray(numbers[(numbers >= 0) & (numbers < self.n_rows)], dtype=np.int64)
         order = np.argsort(self._index, kind="stable")
-        mine = self._index[order]
-        at = np.searchsorted(mine, pooled)
-        found = mine[np.minimum(at, len(mine) - 1)] == pooled
-        return np.asarray(order[at[found]], dtype=np.int64)
+        index = self._index[order]
+        at = np.searchsorted(index, pooled)
+        is_here = index[np.minimum(at, len(index) - 1)] == pooled
+        return np.asarray(order[at[is_here]], dtype=np.int64)
 
     def _at(self, model: Model, law: Any) -> _PerLaw:
-        """Per-law work is done once: the same law object is asked many times in a row."""
+        """Return the work for a law, done once: the same law object is asked many times in a row."""
         cached = self._cached
         if cached is None or cached.law is not law or cached.model is not model:
             self._cached = cached = None  # the old one goes before the new one is built
             cached = _PerLaw(model, law, model.submodel(law, self._rows), model.normaliser(law))
             self._cached = cached
         return cached
+
+
+def fingerprint(plan: bytes, name: str, rows: Any) -> bytes:
+    """Return a digest of plan, name and rows; it stays at the silo.
+
+    A table that changed between a crash and the resumption would give answers that do not belong
+    together: after a restart the fingerprint must be the same.
+    """
+    digest = hashlib.blake2b(plan + name.encode(), digest_size=32)
+    _feed(digest, rows)
+    return digest.digest()
+
+
+def _feed(digest: hashlib.blake2b, value: object) -> None:
+    if isinstance(value, np.ndarray):
+        digest.update(f"{value.dtype.str}{value.shape}".encode())
+        digest.update(np.ascontiguousarray(value).data)
+    elif isinstance(value, StreamedTable):
+        digest.update(value.digest)
+    elif dataclasses.is_dataclass(value):
+        for field in dataclasses.fields(value):
+            _feed(digest, getattr(value, field.name))
+    elif isinstance(value, Mapping):
+        for key in sorted(value):
+            _feed(digest, str(key))
+            _feed(digest, value[key])
+    elif isinstance(value, list | tuple):
+        for item in value:
+            _feed(digest, item)
+    else:
+        digest.update(repr(value).encode())

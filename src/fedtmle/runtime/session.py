@@ -1,4 +1,4 @@
-"""A session: the server's side of one run. Flow <-> bytes; it sees no row and no clock."""
+"""A session: the server's side of one run. It exchanges bytes with the silos and sees no row and no clock."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedtmle.algorithms.outcome import Outcome, Query
 from fedtmle.errors import InputError, ProtocolError, RefusedError
 from fedtmle.protocol import messages
-from fedtmle.protocol.bits import BitReader, Bits, BitWriter
-from fedtmle.protocol.fits import FitQuery
+from fedtmle.protocol.bits import Bits
+from fedtmle.protocol.codes import Uplink
+from fedtmle.protocol.follower import Follower
 from fedtmle.protocol.messages import (
     Answered,
     Ask,
@@ -25,17 +25,18 @@ from fedtmle.protocol.messages import (
     Payload,
     Refused,
 )
+from fedtmle.protocol.outcome import Outcome, Personalised
 from fedtmle.protocol.plan import Plan
-from fedtmle.protocol.query import Link, Phase
+from fedtmle.protocol.query import Phase, Query
 from fedtmle.runtime.account import Account, RoundBits
-from fedtmle.runtime.federation import Federation
-from fedtmle.runtime.learned import Learned
+from fedtmle.runtime.federation import Federation, InProcess
+from fedtmle.runtime.silo import Silo
 from fedtmle.runtime.transcript import Exchange, Transcript
 
 
 @dataclass(frozen=True, kw_only=True)
 class RoundReport:
-    """What the progress callback hears after each round; all of it is public."""
+    """What the progress callback receives after each round; all of it is public."""
 
     round: int
     phase: Phase
@@ -44,7 +45,7 @@ class RoundReport:
     up: Mapping[str, int] = field(default_factory=dict)  # payload bits of this round, by silo
     down: Mapping[str, int] = field(default_factory=dict)
     retired: tuple[str, ...] = ()  # the silos that left in this round
-    gradient_norm: float | None = None  # of the pooled loss where the round asked, if it tells
+    gradient_norm: float | None = None  # of the pooled loss where the round asked, if it was disclosed
     tolerance: float | None = None  # once it is settled
 
 
@@ -64,7 +65,7 @@ class Finished:
 
 
 class Session:
-    """Runs one algorithm over one federation."""
+    """Runs one plan over one federation."""
 
     def __init__(
         self, plan: Plan, federation: Federation, *, session: bytes = b"", progress: Progress | None = None
@@ -74,48 +75,42 @@ class Session:
         self._plan = plan
         self._federation = federation
         self._progress = progress
-        self._learned = Learned(plan.subject, plan.algorithm) if progress is not None else None
         self._account = Account()
         self._session = session or plan.digest[:16]
         self._transcript = Transcript(self._session)
         self._active = list(plan.silos)
-        self._links = {silo: Link() for silo in self._active}
+        self._uplinks = {silo: Uplink() for silo in self._active}
         self._retired: dict[str, int] = {}
         self._sent: dict[str, int] = {}  # payload bits of this round's answers
-        self._closing: dict[str, Any] = {}
-        self._round = 0
+        self._tolerance: float | None = None  # once it is settled
 
     def run(self) -> Finished:
-        """The whole run, from the first greeting to the last broadcast."""
+        """Run from the first greeting to the last broadcast."""
         sizes = self._open()
         n = sum(sizes.values())
-        flow = self._plan.algorithm.flow(self._plan.subject, self._plan.law, n)
-        query = next(flow)
+        follower = Follower(self._plan, n)
         requests = self._begin(sizes, n)
+        closing: dict[str, Any] = {}
         while True:
-            self._round += 1
-            answers = self._collect(query, requests)
-            silos = list(answers)
-            pooled = query.pool(answers, {silo: sizes[silo] for silo in silos})
-            broadcast = self._broadcast(query, pooled)
+            query, number = follower.query, follower.round
+            answers = self._collect(query, number, requests)
+            broadcast = follower.pool(answers, {silo: sizes[silo] for silo in answers})
             self._retire(query, answers)
-            self._book(query, pooled, broadcast, silos)
             if query.phase is Phase.CLOSING:
-                self._closing = answers
-            try:
-                # The server goes on from what it sent, decoded as the silos decode it.
-                query = flow.send(query.read_pooled(BitReader(broadcast)))
-            except StopIteration as stop:
-                self._close(broadcast)
+                closing = answers
+            pooled = follower.hear(broadcast)
+            self._book(query, number, pooled, broadcast, list(answers))
+            if follower.outcome is not None:
+                self._close(number + 1, broadcast)
                 return Finished(
-                    outcome=stop.value,
+                    outcome=follower.outcome,
                     account=self._account,
                     transcript=self._transcript,
                     sizes=sizes,
-                    retired_at=self._left(stop.value),
-                    closing=self._closing,
+                    retired_at=self._retirements(follower.outcome),
+                    closing=closing,
                 )
-            ask = messages.encode(Ask(self._session, self._round + 1, _payload(broadcast)))
+            ask = messages.encode(Ask(self._session, number + 1, _payload(broadcast)))
             requests = dict.fromkeys(self._active, ask)
 
     def _open(self) -> dict[str, int]:
@@ -135,54 +130,50 @@ class Session:
             first += size
         return requests
 
-    def _collect(self, query: Query, requests: Mapping[str, bytes]) -> dict[str, Any]:
+    def _collect(self, query: Query, number: int, requests: Mapping[str, bytes]) -> dict[str, Any]:
         answers = {}
         self._sent = {}
         for silo, reply in self._exchange(requests).items():
-            if not isinstance(reply, Answered) or reply.round != self._round:
-                raise ProtocolError(f"silo '{silo}' did not answer round {self._round}")
-            reader = BitReader(reply.payload.bits())
-            answers[silo] = query.read_answer(reader, self._links[silo])
-            reader.finish()
+            if not isinstance(reply, Answered) or reply.round != number:
+                raise ProtocolError(f"silo '{silo}' did not answer round {number}")
+            answers[silo] = self._uplinks[silo].decode(query.answer_code, reply.payload.bits())
             self._sent[silo] = reply.payload.length
         return answers
 
-    def _broadcast(self, query: Query, pooled: Any) -> Bits:
-        out = BitWriter()
-        query.write_pooled(pooled, out)
-        return out.finish()
-
     def _retire(self, query: Query, answers: Mapping[str, Any]) -> None:
         for silo, answer in answers.items():
-            if query.retires(answer) and isinstance(query, FitQuery):
-                self._retired[silo] = query.update
+            retirement = query.retirement(answer)
+            if retirement is not None:
+                self._retired[silo] = retirement.update
                 self._active.remove(silo)
 
-    def _left(self, outcome: Outcome) -> dict[str, int | None]:
-        """tau_m of each silo, as each knows its own; only a personalised run ends without an estimate."""
-        return {} if outcome.estimate is not None else {silo: self._retired.get(silo) for silo in self._links}
+    def _retirements(self, outcome: Outcome) -> dict[str, int | None]:
+        """Return tau_m of each silo of a personalised run, as each knows its own."""
+        if not isinstance(outcome, Personalised):
+            return {}
+        return {silo: self._retired.get(silo) for silo in self._uplinks}
 
-    def _book(self, query: Query, pooled: Any, broadcast: Bits, asked: Sequence[str]) -> None:
+    def _book(self, query: Query, number: int, pooled: Any, broadcast: Bits, asked: Sequence[str]) -> None:
         down = dict.fromkeys(self._active, broadcast.length)
         self._account.book(RoundBits(phase=query.phase, up=self._sent, down=down))
-        if self._progress is not None and self._learned is not None:
-            norm = self._learned.hear(query, pooled)
+        self._tolerance = self._tolerance if query.tolerance is None else query.tolerance
+        if self._progress is not None:
             self._progress(
                 RoundReport(
-                    round=self._round,
+                    round=number,
                     phase=query.phase,
                     silos=len(self._active),
                     bits=self._account.bits(*Phase),
                     up=self._sent,
                     down=down,
                     retired=tuple(silo for silo in asked if silo not in down),
-                    gradient_norm=norm,
-                    tolerance=self._learned.tolerance,
+                    gradient_norm=query.residual(pooled),
+                    tolerance=self._tolerance,
                 )
             )
 
-    def _close(self, broadcast: Bits) -> None:
-        closing = messages.encode(Close(self._session, self._round + 1, _payload(broadcast)))
+    def _close(self, number: int, broadcast: Bits) -> None:
+        closing = messages.encode(Close(self._session, number, _payload(broadcast)))
         replies = self._exchange(dict.fromkeys(self._active, closing))
         closings = tuple(
             Closing(silo, reply.digest, reply.signature)
@@ -211,6 +202,19 @@ class Session:
                 raise RefusedError(silo, reply.reason.value)
             replies[silo] = reply
         return replies
+
+
+def run_embedded(
+    plan: Plan, silos: Sequence[Silo], *, threads: int = 1, progress: Progress | None = None
+) -> Finished:
+    """Run a plan over silos in this process; a silo that cannot answer raises its own typed error."""
+    try:
+        return Session(plan, InProcess(silos, threads=threads), progress=progress).run()
+    except RefusedError as refused:
+        for silo in silos:
+            if silo.name == refused.silo and silo.error is not None:
+                raise silo.error from None
+        raise
 
 
 def _payload(bits: Bits) -> Payload:

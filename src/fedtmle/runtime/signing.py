@@ -1,11 +1,15 @@
-"""A silo's key: Ed25519, made once and kept at the silo."""
+"""A silo's key (Ed25519, made once and kept at the silo), and what it signs at the close."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
+import msgspec
+
 from fedtmle.errors import InputError
+from fedtmle.protocol.messages import Compare
+from fedtmle.protocol.plan import Plan
 
 
 class SigningKey:
@@ -51,4 +55,32 @@ def is_signed(data: bytes, signature: bytes, public: bytes) -> bool:
         Ed25519PublicKey.from_public_bytes(public).verify(signature, data)
     except (InvalidSignature, ValueError):
         return False
+    return True
+
+
+def closing_statement(plan: Plan, session: bytes, silo: str, digest: bytes) -> bytes:
+    """Return what a silo signs at the close: that it heard this digest, in this session of this plan."""
+    return msgspec.msgpack.encode(("fedtmle close", plan.digest, session, silo, digest))
+
+
+def all_heard_the_same(
+    plan: Plan, silo: str, message: Compare, session: bytes, heard: bytes, *, complete: bool
+) -> bool:
+    """Return whether the roster's silos signed the digest ``heard`` of ``silo``.
+
+    ``complete`` means that every silo of the roster is in the run to its end.
+    """
+    closings = {closing.silo: closing for closing in message.closings}
+    expected = set(plan.silos) if complete else set(plan.silos) & set(closings)
+    if set(closings) != expected or len(closings) != len(message.closings) or silo not in closings:
+        return False
+    for member in plan.roster:
+        closing = closings.get(member.name)
+        if closing is None:
+            continue
+        statement = closing_statement(plan, session, member.name, heard)
+        if closing.digest != heard or (
+            member.key and not is_signed(statement, closing.signature, member.key)
+        ):
+            return False
     return True

@@ -1,24 +1,24 @@
 """A silo: bytes in, bytes out. It admits first and computes second.
 
-It runs the same flow as the server on the broadcasts it receives, so it evaluates only states
-that it derived itself. Repeating the last admitted request returns the recorded bytes; anything
-else out of order is refused and changes nothing (`protocol.state`). A refusal by policy, or an
-answer that could not be computed, ends the silo's part.
+It follows the same flow as the server on the broadcasts it receives, so it evaluates only states that it
+derived itself. Repeating the last admitted request returns the recorded bytes; anything else out of order
+is refused and changes nothing (`protocol.state`). A refusal by policy, or an answer that could not be
+computed, ends the silo's part.
 """
 
 from __future__ import annotations
 
 import datetime
-from dataclasses import dataclass
+import hashlib
+from dataclasses import dataclass, field
 from typing import Any
 
-from fedtmle.algorithms.outcome import Outcome, Query
 from fedtmle.errors import DataError, DecodeError, InputError, JournalError
 from fedtmle.model.problem import Estimate
 from fedtmle.model.types import IntArray
 from fedtmle.protocol import messages
-from fedtmle.protocol.bits import BitReader, BitWriter
-from fedtmle.protocol.fits import FitQuery
+from fedtmle.protocol.codes import Uplink
+from fedtmle.protocol.follower import Follower
 from fedtmle.protocol.guard import Guard, RefusalError
 from fedtmle.protocol.messages import (
     Answered,
@@ -34,16 +34,14 @@ from fedtmle.protocol.messages import (
     Reason,
     Refused,
 )
+from fedtmle.protocol.outcome import Personalised
 from fedtmle.protocol.plan import Plan
-from fedtmle.protocol.query import Problem
-from fedtmle.protocol.state import State, transition
-from fedtmle.runtime.closing import all_heard_the_same, closing_statement
-from fedtmle.runtime.fingerprint import fingerprint
+from fedtmle.protocol.query import Problem, Query
+from fedtmle.protocol.state import EXHAUSTED, Event, State, transition
 from fedtmle.runtime.keeper import Keeper
-from fedtmle.runtime.position import Position
-from fedtmle.runtime.records import Records
-from fedtmle.runtime.rows import LocalRows
-from fedtmle.runtime.signing import SigningKey
+from fedtmle.runtime.records import Progress, Records
+from fedtmle.runtime.rows import LocalRows, fingerprint
+from fedtmle.runtime.signing import SigningKey, all_heard_the_same, closing_statement
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +58,20 @@ class LocalOutcome:
     gap_bound: float | None
 
 
+@dataclass
+class _Position:
+    """Where the silo stands in its session."""
+
+    state: State = State.NEW
+    session: bytes = b""
+    since: datetime.datetime | None = None  # when the session was opened
+    follower: Follower | None = None
+    uplink: Uplink = field(default_factory=Uplink)
+    heard: Any = field(default_factory=hashlib.sha256)  # of all broadcasts
+    all_close: bool = True  # whether every silo of the roster is in the run to its end
+    refusals: int = 0  # of requests out of order
+
+
 class Silo:
     """One silo in one study: one plan, one session. ``rows`` are as `read_rows` gives."""
 
@@ -70,25 +82,26 @@ class Silo:
             raise InputError(f"silo '{name}' is not in the plan's roster")
         self.name = str(name)  # a numpy string has no canonical form
         self.error: Exception | None = None  # why the last answer failed; stays at the silo
-        self.refused_by = ""  # the key of the policy that said no; stays at the silo
+        self.refused_by = ""  # the key of the policy that refused; stays at the silo
         self.local: LocalOutcome | None = None
-        self.disagreement = False  # whether silos were told different things
+        self.disagreement = False  # whether silos received different broadcasts
         self._plan = plan
         self._keeper = keeper or Keeper()
-        count = plan.subject.count(rows)
+        count = plan.program.count(rows)
         if index is not None and len(index) != count:
             raise InputError(f"index: silo '{name}' needs one pooled row number per row")
-        self._rows = LocalRows(name, rows, count, index, self._keeper.policy)
-        self._guard = Guard(self._keeper.policy)
-        self._meter = None if self._keeper.floor is None else self._keeper.floor.meter()
+        self._rows = LocalRows(name, rows, count, index)
+        floor = self._keeper.floor
+        self._guard = Guard(self._keeper.policy, None if floor is None else floor.meter())
         self._key = self._signing_key()
-        self._position = Position()
-        self._records = Records(self.name, self._keeper, self._position, self._guard)
+        self._position = _Position()
+        self._progress = Progress()
+        self._records = Records(self.name, self._keeper, self._progress, self._guard)
         if self._keeper.journal is not None:
-            self._records.resume(fingerprint(plan.digest, name, rows), self._follow)
+            self._records.resume(fingerprint(plan.digest, name, rows), self._restore)
 
     def _signing_key(self) -> SigningKey | None:
-        """The key that the roster expects this silo to sign with, if it expects one."""
+        """Return the key that the roster expects this silo to sign with, if it expects one."""
         (expected,) = (member.key for member in self._plan.roster if member.name == self.name)
         key = self._keeper.key
         if expected and (key is None or key.public != expected):
@@ -104,7 +117,7 @@ class Silo:
         return self._position.state
 
     def step(self, request: bytes) -> bytes:
-        """The reply to one request; the same request again gives the same bytes."""
+        """Return the reply to one request; the same request again gets the same bytes."""
         try:
             return self._step(request)
         except JournalError as error:
@@ -141,49 +154,61 @@ class Silo:
         if isinstance(message, Begin):
             fits = fits and message.first_row >= 0 and message.first_row + self.n_rows <= message.n
         elif isinstance(message, Ask | Close):
-            fits = fits and message.round == position.round + 1
+            fits = fits and message.round == self._follower.round + 1
         return None if fits else Reason.OUT_OF_ORDER
 
     def _stray(
         self, request: bytes, message: messages.Request | None, reason: Reason, key: str = ""
     ) -> bytes:
-        self._position.strays += 1
-        beyond = self._position.strays - self._keeper.policy.max_refusals
+        self._position.refusals += 1
+        beyond = self._position.refusals - self._keeper.policy.max_refusals
         if beyond > 0:
-            self._position.state = State.REFUSED
+            self._position.state = EXHAUSTED
             reason, key = Reason.OUT_OF_ORDER, "max_refusals"
         reply = messages.encode(Refused(reason))
         if beyond <= 1:  # a flood must not fill the disk
             self._records.note(request, reply, message=message, decision="refused", reason=reason, key=key)
         return reply
 
-    # Admitted: computed, journalled, then told.
+    # Admitted: computed, recorded, then sent.
 
     def _admitted(self, request: bytes, message: messages.Request) -> bytes:
-        key, reason = "", None
         time = self._keeper.clock()
-        try:
-            self._standing(message, time)
-            reply = self._reply(message)
-        except RefusalError as refusal:
-            reason, key = refusal.reason, refusal.key
-            self.refused_by = key
-        except DecodeError:
-            reason = Reason.NOT_DERIVABLE
-        except Exception as error:
-            self.error = error.at(self.name) if isinstance(error, DataError) else error
-            reason = Reason.CANNOT_ANSWER
-        if reason is not None:
-            if self._position.state is State.NEW:  # nothing was said yet: the owner may still approve
-                return self._stray(request, message, reason, key)
-            reply = Refused(reason)
-            self._position.state = State.REFUSED
+        reply, event, key = self._attempt(message, time)
+        reason = reply.reason if isinstance(reply, Refused) else None
+        before = self._position.state
+        self._move(message, event)
+        if reason is not None and self._position.state is before:
+            return self._stray(request, message, reason, key)
         data = messages.encode(reply)
         self._records.keep(time, request, data, message, reason, key)
         return data
 
-    def _standing(self, message: messages.Request, time: datetime.datetime) -> None:
-        """Whether the owner still allows this study at all."""
+    def _move(self, message: messages.Request, event: Event) -> None:
+        """Go to the state that the table gives."""
+        line = transition(self._position.state, message)
+        if line is None:
+            raise DecodeError("a request is out of order")
+        self._position.state = line.leads_to[event]
+
+    def _attempt(
+        self, message: messages.Request, time: datetime.datetime
+    ) -> tuple[messages.Reply, Event, str]:
+        """Return the reply, or the refusal and the key of the policy that refused."""
+        try:
+            self._check_standing(message, time)
+            return (*self._reply(message), "")
+        except RefusalError as refusal:
+            self.refused_by = refusal.key
+            return Refused(refusal.reason), Event.REFUSED, refusal.key
+        except DecodeError:
+            return Refused(Reason.NOT_DERIVABLE), Event.REFUSED, ""
+        except Exception as error:
+            self.error = error.at(self.name) if isinstance(error, DataError) else error
+            return Refused(Reason.CANNOT_ANSWER), Event.REFUSED, ""
+
+    def _check_standing(self, message: messages.Request, time: datetime.datetime) -> None:
+        """Check that the owner still allows this study at all."""
         if isinstance(message, Close | Compare):
             return  # these ask nothing
         keeper, plan = self._keeper, self._plan
@@ -194,87 +219,72 @@ class Silo:
         if expired or age.total_seconds() > keeper.policy.lifetime_days * 86_400:
             raise RefusalError(Reason.EXPIRED, "expires" if expired else "lifetime_days")
         if isinstance(message, Open):
-            self._guard.open(plan, self.n_rows, self._rows.evaluate(plan.subject.smallest_part))
+            self._guard.open(plan, self.n_rows, self._rows.evaluate(plan.program.smallest_part))
             self._position.since = time
 
-    def _reply(self, message: messages.Request, recorded: messages.Reply | None = None) -> messages.Reply:
-        """The reply to an admitted request; ``recorded`` is what was said before a restart."""
+    def _reply(
+        self, message: messages.Request, recorded: messages.Reply | None = None
+    ) -> tuple[messages.Reply, Event]:
+        """Return the reply to an admitted request; ``recorded`` is the one sent before a restart."""
         position = self._position
         if isinstance(message, Open):
-            position.session = message.session
-            position.state = State.OPENED
-            return Opened(self.n_rows)
+            position.session = self._progress.session = message.session
+            return Opened(self.n_rows), Event.REPLIED
         if isinstance(message, Compare):
-            position.state = State.COMPARED
-            self.disagreement = not all_heard_the_same(self._plan, self.name, position, message)
-            return Compared(not self.disagreement)
+            heard = position.heard.digest()
+            self.disagreement = not all_heard_the_same(
+                self._plan, self.name, message, position.session, heard, complete=position.all_close
+            )
+            return Compared(not self.disagreement), Event.REPLIED
         if isinstance(message, Begin):
             self._rows.place(message.first_row)
-            position.flow = self._plan.algorithm.flow(self._plan.subject, self._plan.law, message.n)
-            position.round = 1
-            position.state = State.ANSWERING
-            return self._answer(next(position.flow), recorded)
-        return self._advance(message, recorded)
-
-    def _advance(self, message: Ask | Close, recorded: messages.Reply | None) -> messages.Reply:
-        """The next query follows from the broadcast: it is derived here, never received."""
-        position = self._position
-        if position.flow is None or position.query is None:
-            raise AssertionError("a silo that is answering has a flow and a query")
-        position.heard.update(messages.encode(message))
-        reader = BitReader(message.pooled.bits())
-        pooled = position.query.read_pooled(reader)
-        reader.finish()
-        position.round = message.round
-        try:
-            query = position.flow.send(pooled)
-        except StopIteration as stop:
-            return self._close(message, stop.value)
+            position.follower = Follower(self._plan, message.n)
+        else:
+            position.heard.update(messages.encode(message))
+            self._follower.hear(message.pooled.bits())
+        self._progress.round = self._follower.round
         if isinstance(message, Close):
-            raise DecodeError("the run was closed before its flow ended")
-        return self._answer(query, recorded)
+            return self._close(), Event.REPLIED
+        return self._answer(self._follower.query, recorded)
 
-    def _answer(self, query: Query, recorded: messages.Reply | None) -> Answered:
-        position = self._position
-        position.query = query
+    @property
+    def _follower(self) -> Follower:
+        if self._position.follower is None:
+            raise AssertionError("a silo follows the flow from `Begin` on")
+        return self._position.follower
+
+    def _answer(self, query: Query, recorded: messages.Reply | None) -> tuple[Answered, Event]:
+        """Admit, compute, record: the same totals and code memory after a restart, without the rows."""
+        uplink = self._position.uplink
+        self._progress.query = query
         self._guard.admit(query, self._rows)
-        self._admit_disclosure(query)
         if recorded is None:
-            self._guard.examine(query, self._rows)
-            answer = query.answer(self._rows)
-            self._guard.examine_answer(query, answer, self.n_rows)
-            out = BitWriter()
-            query.write_answer(answer, out, position.link)
-            bits = out.finish()
-            reply = Answered(position.round, Payload(bits.length, bits.data))
-        elif isinstance(recorded, Answered):  # the code memory goes on from what was said
+            answer = answer_query(self._guard, query, self._rows)
+            bits = uplink.encode(query.answer_code, answer)
+            reply = Answered(self._follower.round, Payload(bits.length, bits.data))
+        elif isinstance(recorded, Answered):
             reply = recorded
-            answer = query.read_answer(BitReader(recorded.payload.bits()), position.link)
+            answer = uplink.decode(query.answer_code, recorded.payload.bits())
         else:
             raise DecodeError("another kind of reply is recorded")
-        position.bits += reply.payload.length
+        self._progress.bits += reply.payload.length
         self._guard.charge(query, reply.payload.length)
         if self._keeper.witness is not None:
             self._keeper.witness(query, reply)
-        if query.retires(answer) and isinstance(query, FitQuery):
-            self._keep(query.problem, query.law, query.update, query.gap_bound(self._rows))
-            position.state = State.RETIRED
-        return reply
+        retirement = query.retirement(answer)
+        if retirement is None:
+            return reply, Event.REPLIED
+        gap_bound = retirement.gap_bound(self._rows)
+        self._keep(retirement.problem, retirement.law, retirement.update, gap_bound)
+        return reply, Event.RETIRED
 
-    def _admit_disclosure(self, query: Query) -> None:
-        """Judged at a public centre, so that a refusal tells nothing of the rows; after a restart again."""
-        crossed = None if self._meter is None else self._meter.admit(query)
-        if crossed is not None:
-            raise RefusalError(Reason.DISCLOSURE, f"disclosure: {crossed}")
-
-    def _close(self, message: Ask | Close, outcome: Outcome) -> Closed:
-        position = self._position
-        if isinstance(message, Ask):
-            raise DecodeError("the flow ended, yet an answer was asked")
-        if outcome.estimate is None:  # Personalized: unfinished, so it keeps the shared law
-            self._keep(outcome.problem or self._plan.subject, outcome.law, None, None)
+    def _close(self) -> Closed:
+        position, outcome = self._position, self._follower.outcome
+        if outcome is None:
+            raise DecodeError("the run was closed before its flow ended")
+        if isinstance(outcome, Personalised):  # unfinished here, so the silo keeps the shared law
+            self._keep(outcome.problem, outcome.law, None, None)
             position.all_close = False
-        position.state = State.CLOSED
         digest = position.heard.digest()
         signed = closing_statement(self._plan, position.session, self.name, digest)
         return Closed(digest, b"" if self._key is None else self._key.sign(signed))
@@ -288,11 +298,17 @@ class Silo:
             gap_bound=gap_bound,
         )
 
-    def _follow(self, message: messages.Request, reply: messages.Reply, time: str) -> None:
-        """A recorded request, after a restart: the flow is run again on what was heard, no row is read."""
+    def _restore(self, message: messages.Request, reply: messages.Reply, time: str) -> None:
+        """Take up a recorded request after a restart: the flow is followed again, no row is read."""
         if isinstance(reply, Refused):
-            self._position.state = State.REFUSED
+            self._move(message, Event.REFUSED)
             return
         if isinstance(message, Open):
             self._position.since = datetime.datetime.fromisoformat(time)
-        self._reply(message, reply)
+        self._move(message, self._reply(message, reply)[1])
+
+
+def answer_query(guard: Guard, query: Query, rows: LocalRows) -> Any:
+    """Return the answer as it may leave the silo: examine the rows, compute, release."""
+    guard.examine(query, rows)
+    return guard.release(query, query.answer(rows), rows.n_rows)

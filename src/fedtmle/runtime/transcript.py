@@ -13,6 +13,8 @@ import msgspec
 
 from fedtmle.errors import DecodeError, InputError
 
+SELF = "self"  # the silo's name in a transcript that `of_ledger` made
+
 
 class Exchange(msgspec.Struct, frozen=True):
     """One round: what each silo was sent and what it replied."""
@@ -68,7 +70,7 @@ def of_ledger(lines: Sequence[Mapping[str, Any]], session: str = "") -> Transcri
     if not own:
         raise InputError("session: the ledger has no answer in it")
     exchanges = [
-        Exchange({"self": base64.b64decode(line["asked"])}, {"self": base64.b64decode(line["replied"])})
+        Exchange({SELF: base64.b64decode(line["asked"])}, {SELF: base64.b64decode(line["replied"])})
         for line in own
     ]
     return Transcript(bytes.fromhex(wanted), exchanges)

@@ -1,4 +1,4 @@
-"""A study in plain data and in words, so that a saved result says what was asked."""
+"""A study as plain data, so that a saved result holds the question and the method."""
 
 from __future__ import annotations
 
@@ -12,11 +12,15 @@ from fedtmle.initial.pilot import Pilot
 from fedtmle.initial.superlearner import PerSilo, SuperLearner
 from fedtmle.initial.trees import GradientBoostedTrees, TreeEnsemble
 from fedtmle.model.families import Response
+from fedtmle.targets.effects.estimands import AbstractEffect
+
+_EVERY_EFFECT = {field.name for field in fields(AbstractEffect)}
 
 
 def describe(study: Study) -> dict[str, Any]:
-    """What the study asks and how, as plain data."""
+    """Return the study as plain data: target, models, algorithm and options."""
     target = study.target
+    further = [field.name for field in fields(target) if field.name not in _EVERY_EFFECT]
     settings = {
         field.name: getattr(study, field.name)
         for field in fields(study)
@@ -32,7 +36,9 @@ def describe(study: Study) -> dict[str, Any]:
             "treatment": target.treatment,
             "arms": list(target.arms),
             "strata": target.strata,
+            **{name: _plain(getattr(target, name)) for name in further},
             "regimes": [regime.label for regime in target.regimes()],
+            "assumptions": list(target.assumptions()),
         },
         "models": {
             role: model_text(model, target.response if role == "outcome" else "binary")
@@ -44,7 +50,7 @@ def describe(study: Study) -> dict[str, Any]:
 
 
 def model_text(model: object, response: Response) -> str:
-    """A nuisance model in words."""
+    """Return a nuisance model in words; ``response`` decides a GLM's family where it is "auto"."""
     match model:
         case Supplied():
             text = f"predictions supplied by the silos: {', '.join(model.columns)}"
@@ -55,7 +61,7 @@ def model_text(model: object, response: Response) -> str:
             columns = model.formula if isinstance(model.formula, str) else " + ".join(model.formula)
             text = f"{columns} ({model.rounds} trees of depth {model.depth})"
         case FittedGLM():
-            family = next(name for name, own in FAMILIES.items() if own is model.family)
+            family = next(name for name, known in FAMILIES.items() if known is model.family)
             text = f"{model.formula} ({family})"
         case TreeEnsemble():
             text = f"{model.formula} ({len(model.sizes)} trees)"
@@ -64,49 +70,27 @@ def model_text(model: object, response: Response) -> str:
         case PerSilo(inner):
             text = f"{model_text(inner, response)}, fitted at each silo"
         case SuperLearner(learners, folds):
-            each = "; ".join(f"{k}. {model_text(own, response)}" for k, own in enumerate(learners, start=1))
-            text = f"super learner over {folds} folds: {each}"
+            texts = [f"{k}. {model_text(each, response)}" for k, each in enumerate(learners, start=1)]
+            text = f"super learner over {folds} folds: {'; '.join(texts)}"
         case _:
             text = repr(model)
     return text
 
 
-def _settings(algorithm: object) -> dict[str, Any]:
-    """The algorithm's own settings; one that is itself an object by its text."""
-    if not is_dataclass(algorithm):
+def _settings(value: object) -> dict[str, Any]:
+    """Return the fields of a dataclass as plain data, an empty dict for anything else."""
+    if not is_dataclass(value):
         return {}
-    values = {field.name: getattr(algorithm, field.name) for field in fields(algorithm)}
-    plain = (str, int, float, bool, type(None))
-    return {
-        name: dict(value)
-        if isinstance(value, Mapping)
-        else value
-        if isinstance(value, plain)
-        else _named(value)
-        for name, value in values.items()
-    }
+    return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
 
 
-def _named(value: object) -> str:
-    """`Estimated(factor=1.05)` as the class and what differs from nothing: enough to read."""
-    inner = _settings(value)
-    return f"{type(value).__name__}({', '.join(f'{name}={item!r}' for name, item in inner.items())})"
-
-
-def in_words(target: Mapping[str, Any]) -> str:
-    """The question that a described target asks."""
-    outcome, treatment, arms = target["outcome"], target["treatment"], target["arms"]
-    against = f"{treatment} ({' or '.join(arms[1:])} against {arms[0]})"
-    among = f"among those in arm {arms[-1]}" if target["kind"] == "ATT" else f"among those in arm {arms[0]}"
-    asked = {
-        "ATE": f"How much does {against} change the mean of {outcome}",
-        "RR": f"By what factor does {against} change the mean of {outcome}",
-        "OR": f"By what factor does {against} change the odds of {outcome}",
-        "ATT": f"How much does {against} change the mean of {outcome} {among}",
-        "ATC": f"How much does {against} change the mean of {outcome} {among}",
-        "TSM": f"What would the mean of {outcome} be in each arm of {treatment} ({', '.join(arms)})",
-        "PolicyMeans": f"What would the mean of {outcome} be under each rule for {treatment}",
-        "OutcomeMean": f"What is the mean of {outcome}, its missing values accounted for",
-    }
-    strata = f", overall and by {target['strata']}" if target["strata"] else ""
-    return f"{asked[target['kind']]}{strata}?"
+def _plain(value: object) -> Any:
+    """Return a setting as plain data; an object becomes the text that makes it."""
+    if value is None or isinstance(value, str | int | float | bool):
+        return value
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, tuple | list):
+        return [_plain(item) for item in value]
+    arguments = ", ".join(f"{name}={item!r}" for name, item in _settings(value).items())
+    return f"{type(value).__name__}({arguments})"

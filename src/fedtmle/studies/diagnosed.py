@@ -8,9 +8,9 @@ from functools import reduce
 from operator import add
 from typing import Any
 
-from fedtmle.algorithms.diagnostics import Fit, Histogram
+from fedtmle.algorithms.diagnostics import Histogram, OutcomeFit
 from fedtmle.algorithms.study import Study
-from fedtmle.algorithms.study_flow import StudyDetails
+from fedtmle.algorithms.study_flow import study_details
 from fedtmle.protocol.bins import PooledBin
 from fedtmle.runtime.session import Finished
 from fedtmle.targets.effects.rows import PROBABILITY_EDGES
@@ -18,7 +18,7 @@ from fedtmle.targets.effects.rows import PROBABILITY_EDGES
 
 def diagnostics_document(study: Study, finished: Finished) -> dict[str, Any] | None:
     """Overlap, outcome fit and EIF means; None for a personalised run, or if they were not wanted."""
-    details: StudyDetails = finished.outcome.details
+    details = study_details(finished.outcome)
     if details.diagnostics is None:
         return None
     silos = len(finished.sizes)
@@ -44,7 +44,7 @@ def _counts(bins: Sequence[PooledBin]) -> list[int | None]:
     return [cell.count if cell.silos else None for cell in bins]
 
 
-def _fit(fit: Fit, study: Study, silos: int) -> dict[str, Any]:
+def _fit(fit: OutcomeFit, study: Study, silos: int) -> dict[str, Any]:
     low, high = study.target.outcome_bounds
 
     def own(share: float) -> float:
@@ -74,7 +74,7 @@ def _before_after(pair: tuple[float, float]) -> dict[str, float | None]:
 
 def eif_means(finished: Finished) -> dict[str, float]:
     """P_n D of each component: (sum u - sum m)/n, whose plug-in part cancels (`targets.effects.moments`)."""
-    details: StudyDetails = finished.outcome.details
+    details = study_details(finished.outcome)
     pooled, d = reduce(add, finished.closing.values()).fractions(), len(details.components)
     n = sum(finished.sizes.values())
     return {

@@ -6,18 +6,19 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedtmle.algorithms.outcome import Status
 from fedtmle.algorithms.personalized import Personalized
 from fedtmle.algorithms.study import Study
-from fedtmle.algorithms.study_flow import StudyDetails
+from fedtmle.algorithms.study_flow import StudyDetails, study_details
+from fedtmle.protocol.outcome import Status
 from fedtmle.protocol.plan import Plan
 from fedtmle.runtime.result import Result
 from fedtmle.runtime.session import Finished
 from fedtmle.runtime.silo import LocalOutcome
-from fedtmle.studies.describe import describe, in_words
+from fedtmle.studies.describe import describe
 from fedtmle.studies.diagnosed import diagnostics_document
 from fedtmle.studies.inference import Row, table_rows
 from fedtmle.studies.learners import learners_document
+from fedtmle.studies.plan import study_of
 from fedtmle.studies.result import FORMAT
 from fedtmle.studies.silos import Closing, heterogeneity
 from fedtmle.studies.versions import versions
@@ -26,9 +27,8 @@ from fedtmle.version import __version__
 
 def document(plan: Plan, finished: Finished, result: Result, release: Sequence[str]) -> dict[str, Any]:
     """The whole result as plain data."""
-    study: Study = plan.subject
-    details: StudyDetails = finished.outcome.details
-    described = describe(study)
+    study = study_of(plan)
+    details = study_details(finished.outcome)
     estimates: list[Row] = []
     simultaneous: list[Row] = []
     own: dict[str, list[Row]] = {}
@@ -37,7 +37,7 @@ def document(plan: Plan, finished: Finished, result: Result, release: Sequence[s
         estimates, simultaneous = table_rows(study, details.components, result.psi, result.covariance)
         closing = Closing(
             study=study,
-            problem=finished.outcome.problem,
+            problem=details.problem,
             components=details.components,
             answers=finished.closing,
             release=release,
@@ -48,8 +48,8 @@ def document(plan: Plan, finished: Finished, result: Result, release: Sequence[s
         "version": __version__,
         "versions": versions(),
         "plan": plan.digest.hex(),
-        "question": in_words(described["target"]),
-        "study": described,
+        "question": study.target.question,
+        "study": describe(study),
         "estimates": [row.to_dict() for row in estimates],
         "simultaneous": [row.to_dict() for row in simultaneous],
         "silos": {name: [row.to_dict() for row in rows] for name, rows in own.items()},
@@ -68,7 +68,7 @@ def document(plan: Plan, finished: Finished, result: Result, release: Sequence[s
         "observed_counts": list(details.observed_counts),
         "g_floor": details.g_floor,
         "truncated": list(details.overlap.truncated),
-        "truncated_hidden": [len(finished.sizes) - told for told in details.overlap.told],
+        "truncated_hidden": [len(finished.sizes) - count for count in details.overlap.disclosing],
         "effective_sizes": dict(
             zip([c.name for c in details.components], details.overlap.effective_sizes, strict=True)
         ),

@@ -87,7 +87,7 @@ class _Reader:
         self._samples = samples
         self._path, self._document = path, document
         self._reads_clearly = False  # whether target and models are what was written
-        self._sections = Sections(str(path), Lines(text), document, keys.HOMES)
+        self._sections = Sections(str(path), Lines(text), document, keys.homes())
 
     def file(self) -> StudyFile:
         sections = self._sections
@@ -138,20 +138,25 @@ class _Reader:
         if table is None:
             self._sections.add(("target",), None, "the section is missing: what should be estimated?")
             return None
-        if table.get("kind") == "PolicyMeans" and not self._rules_fit(table):
-            self._sections.values(("target",), keys.TARGETS["PolicyMeans"].keys, kind="PolicyMeans")
-            return None
-        made: AbstractEffect | None = self._sections.make(("target",), keys.TARGETS)
+        kinds, kind = keys.target_kinds(), table.get("kind")
+        if isinstance(kind, str) and kind in kinds:
+            known = kinds[kind].keys
+            rules = [name for name, key in known.items() if key.kinds is keys.RULES]
+            fits = [self._rules_fit(table, name) for name in rules]  # every one, to note all mistakes
+            if not all(fits):
+                self._sections.values(("target",), known, kind=kind)
+                return None
+        made: AbstractEffect | None = self._sections.make(("target",), kinds)
         return made
 
-    def _rules_fit(self, target: Mapping[str, Any]) -> bool:
-        """Whether each rule of `PolicyMeans` is about the arms, to be told at the rule's own line."""
-        arms, written = target.get("arms", ["0", "1"]), target.get("rules")
+    def _rules_fit(self, target: Mapping[str, Any], name: str) -> bool:
+        """Return whether the rules at a key are about the arms; note each that is not at its own line."""
+        arms, written = target.get("arms", ["0", "1"]), target.get(name)
         if not (isinstance(written, list) and isinstance(arms, list)):
             return True
         arms, before = [str(arm) for arm in arms], len(self._sections.mistakes)
         for index, rule in enumerate(written):
-            section = ("target", "rules", index)
+            section = ("target", name, index)
             for key in ("arm", "otherwise") if isinstance(rule, dict) else ():
                 arm = rule.get(key)
                 if isinstance(arm, str | int) and str(arm) not in arms:

@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from fedtmle.algorithms.preflight_flow import PreflightFlow
+from fedtmle.algorithms.preflight_flow import PreflightProgram, propensity_histograms
 from fedtmle.algorithms.study import Study
 from fedtmle.errors import FedTMLEError
 from fedtmle.model.table import Table
 from fedtmle.protocol.plan import Plan, roster
 from fedtmle.protocol.policy import Policy
-from fedtmle.runtime.embedded import run_embedded
 from fedtmle.runtime.keeper import Keeper
+from fedtmle.runtime.session import run_embedded
 from fedtmle.runtime.silo import Silo
 from fedtmle.studies.diagnosed import histogram_document
 from fedtmle.studies.table1 import Characteristics, complete
@@ -43,13 +43,15 @@ def fitted_overlap(
             kept[name] = table if len(rows) == table.n_rows else table.take(rows)
     if not kept:
         return FittedOverlap(problem="no record has both its treatment and its covariates")
-    plan = Plan(subject=study, law=None, algorithm=PreflightFlow(), roster=roster(list(kept)))
+    plan = Plan(program=PreflightProgram(study=study), roster=roster(list(kept)))
     silos = [Silo(name, plan, table, keeper=Keeper(policy=policies[name])) for name, table in kept.items()]
     try:
-        finished = run_embedded(plan, silos, threads=1, progress=None)
+        finished = run_embedded(plan, silos)
     except FedTMLEError as error:
         return FittedOverlap(problem=str(error))
     return FittedOverlap(
-        histograms=tuple(histogram_document(each, len(kept)) for each in finished.outcome.details),
+        histograms=tuple(
+            histogram_document(each, len(kept)) for each in propensity_histograms(finished.outcome)
+        ),
         n_rows=sum(finished.sizes.values()),
     )

@@ -14,6 +14,7 @@ from fedtmle.runtime.keeper import Keeper
 from fedtmle.runtime.ledger import Ledger
 from fedtmle.runtime.signing import SigningKey
 from fedtmle.studies.floors import floor_of
+from fedtmle.studies.plan import study_of
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class Home:
         """What guards this silo in a deployed run of ``plan``."""
         return Keeper(
             policy=self.file.policy,
-            floor=floor_of(plan.subject, self.file),
+            floor=floor_of(study_of(plan), self.file),
             approves=self.approvals.approves,
             key=self.key,
             journal=FileJournal(self.journal_path(plan)),

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from statistics import NormalDist
-from typing import Any
 
 import numpy as np
 
 from fedtmle.algorithms.study import Study
 from fedtmle.model.types import Array
 from fedtmle.targets.effects.components import Component
-from fedtmle.targets.effects.estimands import Summary
+from fedtmle.targets.effects.estimands import Scale, Summary
 
 DRAWS = 200_000
 
@@ -28,45 +27,38 @@ class Row:
     conf_low: float
     conf_high: float
     p_value: float | None  # None for a mean: no value of it is "no effect"
+    scale: Scale
 
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+    def to_dict(self) -> dict[str, str | float | None]:
+        return {**asdict(self), "scale": self.scale.value}
 
 
 def summaries(study: Study, components: Sequence[Component], psi: Array) -> list[Summary]:
-    """The study's estimands with gradients in all components."""
+    """Return the numbers that the study reports, with gradients in all components."""
     if study.submodel == "contrast":  # the contrast was targeted by itself
         (only,) = study.target.summarise(np.array([0.0, 1.0]), "")
-        return [Summary(name=only.name, value=float(psi[0]), gradient=np.ones(1))]
+        return [replace(only, value=float(psi[0]), gradient=np.ones(1))]
     per_population = len(study.target.regimes())
-    found = []
+    reported = []
     for start in range(0, len(components), per_population):
         part = slice(start, start + per_population)
         for summary in study.target.summarise(psi[part], components[start].population.label):
             gradient = np.zeros(len(psi))
             gradient[part] = summary.gradient
-            found.append(
-                Summary(
-                    name=summary.name,
-                    value=summary.value,
-                    gradient=gradient,
-                    log_scale=summary.log_scale,
-                    null=summary.null,
-                )
-            )
-    return found
+            reported.append(replace(summary, gradient=gradient))
+    return reported
 
 
 def table_rows(
     study: Study, components: Sequence[Component], psi: Array, covariance: Array
 ) -> tuple[list[Row], list[Row]]:
-    """The rows with pointwise intervals, and the same with simultaneous ones."""
-    found = summaries(study, components, psi)
-    gradients = np.stack([summary.gradient for summary in found])
+    """Return the rows with pointwise intervals, and the same rows with simultaneous ones."""
+    reported = summaries(study, components, psi)
+    gradients = np.stack([summary.gradient for summary in reported])
     joint = gradients @ covariance @ gradients.T
     pointwise = NormalDist().inv_cdf(0.5 + study.confidence / 2)
     quantiles = (pointwise, simultaneous_quantile(joint, study.confidence, study.seed))
-    rows = [[_row(s, math.sqrt(joint[i, i]), z) for i, s in enumerate(found)] for z in quantiles]
+    rows = [[_row(s, math.sqrt(joint[i, i]), z) for i, s in enumerate(reported)] for z in quantiles]
     return rows[0], rows[1]
 
 
@@ -86,16 +78,16 @@ def _score(distance: float, error: float) -> float:
 
 
 def _row(summary: Summary, error: float, z: float) -> Row:
-    score: float | None = None
-    if summary.log_scale:
+    score, null = None, summary.scale.null
+    if summary.scale.is_log:
         center, spread = math.log(summary.value), error / summary.value
         low, high = math.exp(center - z * spread), math.exp(center + z * spread)
-        if summary.null is not None:
-            score = _score(center - math.log(summary.null), spread)
+        if null is not None:
+            score = _score(center - math.log(null), spread)
     else:
         low, high = summary.value - z * error, summary.value + z * error
-        if summary.null is not None:
-            score = _score(summary.value - summary.null, error)
+        if null is not None:
+            score = _score(summary.value - null, error)
     return Row(
         estimand=summary.name,
         estimate=summary.value,
@@ -103,4 +95,5 @@ def _row(summary: Summary, error: float, z: float) -> Row:
         conf_low=low,
         conf_high=high,
         p_value=None if score is None else math.erfc(abs(score) / math.sqrt(2)),
+        scale=summary.scale,
     )

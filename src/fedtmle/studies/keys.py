@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import MISSING, fields, replace
+from types import NoneType, UnionType
+from typing import Literal, Union, get_args, get_origin, get_type_hints
 
-from fedtmle.algorithms.coded import Certified, Coded, Estimated
+from fedtmle.algorithms.coded import Coded
 from fedtmle.algorithms.gradient import Central, Exact, Gradient
 from fedtmle.algorithms.local import LocalAverage
 from fedtmle.algorithms.optimizers import Backtracking, GradientDescent, Newton
 from fedtmle.algorithms.personalized import Personalized
 from fedtmle.algorithms.stochastic import StochasticGradientDescent
+from fedtmle.protocol.coded import Certified, Estimated
 from fedtmle.studies.readers import (
     BOUNDS,
     COUNT,
@@ -34,8 +38,9 @@ from fedtmle.studies.readers import (
     table_of,
     tables,
 )
-from fedtmle.targets.effects.components import Static, Stochastic, Threshold
-from fedtmle.targets.effects.estimands import ATC, ATE, ATT, OR, RR, TSM, OutcomeMean, PolicyMeans
+from fedtmle.targets.effects import estimands
+from fedtmle.targets.effects.components import AbstractRegime, Static, Stochastic, Threshold
+from fedtmle.targets.effects.estimands import AbstractEffect
 
 RULES = {
     "Static": Kind(make=Static, keys={"arm": required(LEVEL)}),
@@ -51,23 +56,54 @@ RULES = {
     "Stochastic": Kind(make=Stochastic, keys={"shares": required(NUMBERS)}),
 }
 
-_OUTCOME = {
-    "outcome": required(TEXT),
-    "outcome_bounds": BOUNDS,
-    "outcome_type": choice("auto", "binary", "continuous", "count"),
+# How an argument of an estimand is read, by its type.
+_BY_TYPE: dict[object, Key] = {
+    str: TEXT,
+    bool: TRUTH,
+    int: INTEGER,
+    float: NUMBER,
+    tuple[float, float]: BOUNDS,
+    tuple[float, ...]: NUMBERS,
+    tuple[str, ...]: LEVELS,
 }
-_TREATMENT = {"treatment": required(TEXT), "arms": LEVELS}
-_STRATA = {"strata": TEXT}
-_EFFECT = {**_OUTCOME, **_TREATMENT, **_STRATA}
 
-TARGETS = {
-    **{effect.__name__: Kind(make=effect, keys=_EFFECT) for effect in (ATE, TSM, RR, OR)},
-    **{effect.__name__: Kind(make=effect, keys={**_OUTCOME, **_TREATMENT}) for effect in (ATT, ATC)},
-    "OutcomeMean": Kind(make=OutcomeMean, keys={**_OUTCOME, **_STRATA}),
-    "PolicyMeans": Kind(
-        make=PolicyMeans, keys={**_EFFECT, "rules": tables(RULES, expected="[[target.rules]] tables")}
-    ),
-}
+
+def target_kinds() -> dict[str, Kind]:
+    """Return the kinds of [target], one for each registered estimand."""
+    return {
+        estimand.__name__: Kind(make=estimand, keys=_target_keys(estimand))
+        for estimand in estimands.ESTIMANDS
+    }
+
+
+def _target_keys(estimand: type[AbstractEffect]) -> dict[str, Key]:
+    """Return the keys of an estimand: its arguments, without treatment or strata where it has none."""
+    unused = {
+        *(() if estimand.has_treatment else ("treatment", "arms")),
+        *(() if estimand.has_strata else ("strata",)),
+    }
+    types = get_type_hints(estimand)
+    keys = {}
+    for field in fields(estimand):
+        if field.name not in unused:
+            needed = field.default is MISSING and field.default_factory is MISSING
+            key = _argument_key(estimand, field.name, types[field.name])
+            keys[field.name] = replace(key, required=needed or field.name == "treatment")
+    return keys
+
+
+def _argument_key(estimand: type[AbstractEffect], name: str, kind: object) -> Key:
+    """Return the key that reads an argument of this type; None is written by leaving the key out."""
+    if get_origin(kind) in (Union, UnionType):
+        (kind,) = (part for part in get_args(kind) if part is not NoneType)
+    if get_origin(kind) is Literal:
+        return choice(*get_args(kind))
+    if kind == tuple[AbstractRegime, ...]:
+        return tables(RULES, expected=f"[[target.{name}]] tables")
+    if kind not in _BY_TYPE:
+        raise TypeError(f"{estimand.__name__}.{name}: a study file cannot hold values of type {kind}")
+    return _BY_TYPE[kind]
+
 
 BACKTRACKING = {
     "Backtracking": Kind(
@@ -186,10 +222,12 @@ PLAN = {
 
 SECTIONS = ("target", "models", "algorithm", "options", "plan", "silos")
 
-# Where a key belongs, to tell someone who wrote it elsewhere.
-HOMES = {
-    "target": {name for kind in TARGETS.values() for name in kind.keys},
-    "algorithm": {name for kind in ALGORITHMS.values() for name in kind.keys},
-    "options": set(OPTIONS),
-    "plan": set(PLAN),
-}
+
+def homes() -> Mapping[str, set[str]]:
+    """Return the keys of each section, to tell where a key that was written elsewhere belongs."""
+    return {
+        "target": {name for kind in target_kinds().values() for name in kind.keys},
+        "algorithm": {name for kind in ALGORITHMS.values() for name in kind.keys},
+        "options": set(OPTIONS),
+        "plan": set(PLAN),
+    }

@@ -8,14 +8,14 @@ from fedtmle.algorithms.coded import Coded
 from fedtmle.errors import InputError
 from fedtmle.model.table import Table
 from fedtmle.protocol.plan import Plan
-from fedtmle.runtime.certificate import certify
 from fedtmle.runtime.federation import Federation
-from fedtmle.runtime.observe import Observation
 from fedtmle.runtime.session import Finished, Progress, Session
 from fedtmle.runtime.silo import LocalOutcome
-from fedtmle.solver import assemble
+from fedtmle.solver import complete
 from fedtmle.studies.document import document
+from fedtmle.studies.plan import study_of
 from fedtmle.studies.result import StudyResult
+from fedtmle.targets.effects.problem import EffectLaw
 
 
 def run_over(
@@ -29,7 +29,7 @@ def run_over(
 
     In a personalised run a silo's own estimate stays with the silo: ``release`` cannot show it here.
     """
-    if plan.subject.algorithm.pools_rows:
+    if study_of(plan).algorithm.pools_rows:
         raise InputError("algorithm: 'Central' pools the rows; it cannot run over a federation")
     check_release(release, federation.silos)
     finished = Session(plan, federation, progress=progress).run()
@@ -41,25 +41,25 @@ def conclude(
     finished: Finished,
     *,
     release: Sequence[str] = (),
-    own: Mapping[str, LocalOutcome] | None = None,
-    observed: Observation | None = None,
+    local: Mapping[str, LocalOutcome] | None = None,
     rows: Mapping[str, Table] | None = None,
+    pooled: Table | None = None,
 ) -> StudyResult:
-    """The result of a finished session; ``own`` is what silos in this process kept for themselves.
+    """Return the result of a finished session; ``local`` is what silos in this process kept.
 
-    A coded run that was observed is also followed on each silo's ``rows``, for its constants.
+    An observed run has the ``pooled`` rows; a coded one is also followed on each silo's ``rows``, for its
+    constants.
     """
-    problem, algorithm = finished.outcome.problem, plan.subject.algorithm
-    certificate = certify(
-        problem,
-        problem.start(),
-        algorithm,
+    algorithm = study_of(plan).algorithm
+    result = complete(
+        plan,
         finished,
+        law=EffectLaw(),
+        algorithm=algorithm,
+        local=local or {},
         rows=rows if isinstance(algorithm, Coded) else None,
-        loss=observed.loss if observed else None,
-        plan=plan,
+        pooled=pooled,
     )
-    result = assemble(problem, finished, observed, certificate, own or {})
     return StudyResult(document=document(plan, finished, result, release), run=result)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 
 from fedtmle.algorithms.study import Study
-from fedtmle.algorithms.study_flow import StudyFlow
+from fedtmle.algorithms.study_flow import StudyProgram
 from fedtmle.errors import InputError
 from fedtmle.initial.superlearner import pilots
 from fedtmle.protocol.learners import absent_pilot
@@ -19,7 +19,14 @@ def study_plan(study: Study, silos: tuple[Member, ...], expires: datetime.date |
     for pilot in (pilot for model in study.models.values() for pilot in pilots(model)):
         if pilot.at is not None and pilot.at not in names and not study.algorithm.pools_rows:
             raise InputError(absent_pilot(pilot.at))
-    return Plan(subject=study, law=None, algorithm=StudyFlow(), roster=silos, expires=expires)
+    return Plan(program=StudyProgram(study=study), roster=silos, expires=expires)
+
+
+def study_of(plan: Plan) -> Study:
+    """Return the study that a plan is about."""
+    if not isinstance(plan.program, StudyProgram):
+        raise TypeError("this plan is not a study's")
+    return plan.program.study
 
 
 def file_plan(file: StudyFile) -> Plan:

@@ -10,28 +10,29 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from fedtmle.algorithms.outcome import Query
 from fedtmle.data.silofile import SiloFile
 from fedtmle.errors import FedTMLEError, InputError, RefusedError
-from fedtmle.protocol.guard import told
+from fedtmle.protocol.guard import disclosed_numbers
 from fedtmle.protocol.messages import Answered, Reason
 from fedtmle.protocol.plan import Member, Plan
+from fedtmle.protocol.query import Query
 from fedtmle.runtime.federation import InProcess
 from fedtmle.runtime.keeper import Keeper
 from fedtmle.runtime.session import Session
 from fedtmle.runtime.silo import Silo
 from fedtmle.studies.floors import floor_of
 from fedtmle.studies.party import open_party
+from fedtmle.studies.plan import study_of
 from fedtmle.studies.text import aligned, bits, phase_name, wrapped
 
 EXAMPLE = 12  # bytes shown of a message
 
 
 @dataclass
-class Kind:
-    """One kind of message: what it tells, how often it would be sent, and the first one's bytes."""
+class MessageKind:
+    """One kind of message: its explanation, how often it would be sent, and the first one's bytes."""
 
-    tells: str
+    explanation: str
     phase: str
     times: int = 0
     numbers: int = 0
@@ -51,7 +52,7 @@ class Preview:
     plan: str
     silos: int
     n_rows: int
-    kinds: tuple[Kind, ...]
+    kinds: tuple[MessageKind, ...]
     floors: tuple[tuple[str, str, bool], ...]
     refused_by: str
     told: str
@@ -65,19 +66,20 @@ def preview(plan: Plan, file: SiloFile) -> Preview:
     """Rehearse ``plan`` on the rows of one silo."""
     if file.name not in plan.silos:
         raise InputError(f"silo '{file.name}': the study's silos are {', '.join(plan.silos)}")
-    kinds: dict[tuple[str, str], Kind] = {}
+    kinds: dict[tuple[str, str], MessageKind] = {}
 
     def witness(query: Query, reply: Answered) -> None:
-        kind = kinds.setdefault((query.tells, query.phase.value), Kind(query.tells, query.phase.value))
+        phase = query.phase.value
+        kind = kinds.setdefault((query.explanation, phase), MessageKind(query.explanation, phase))
         kind.times += 1
-        kind.numbers += told(query, reply.payload.length)
+        kind.numbers += disclosed_numbers(query, reply.payload.length)
         kind.bits += reply.payload.length
         kind.example = kind.example or reply.payload.data[:EXAMPLE].hex(" ")
 
     alone = replace(plan, roster=(Member(name=file.name),))
     # The roster's size is judged below, from the plan as it is; the rest of the policy as it stands.
     policy = replace(file.policy, min_silos=0)
-    keeper = Keeper(policy=policy, floor=floor_of(alone.subject, file), witness=witness)
+    keeper = Keeper(policy=policy, floor=floor_of(study_of(alone), file), witness=witness)
     silo = open_party(alone, file.name, file, keeper=keeper)
     refused_by = reason = stopped = ""
     try:
@@ -106,7 +108,7 @@ def preview(plan: Plan, file: SiloFile) -> Preview:
 
 
 def _floors(
-    plan: Plan, file: SiloFile, silo: Silo, kinds: dict[tuple[str, str], Kind]
+    plan: Plan, file: SiloFile, silo: Silo, kinds: dict[tuple[str, str], MessageKind]
 ) -> tuple[tuple[str, str, bool], ...]:
     """What can be counted before the study, against the policy."""
     policy = file.policy
@@ -132,7 +134,7 @@ def render(view: Preview) -> str:
         "",
     ]
     for kind in view.kinds:
-        lines += wrapped(f"{kind.tells} ({phase_name(kind.phase)})", first="* ", indent="  ")
+        lines += wrapped(f"{kind.explanation} ({phase_name(kind.phase)})", first="* ", indent="  ")
         lines += [
             f"    {kind.times} time{'s'[: kind.times != 1]}, {kind.numbers:,} numbers, {bits(kind.bits)}; "
             "the first begins",

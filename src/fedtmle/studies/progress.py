@@ -10,7 +10,6 @@ from fedtmle.algorithms.study import Study
 from fedtmle.protocol.plan import roster
 from fedtmle.runtime.events import EventLog, logging_to
 from fedtmle.runtime.session import Progress, RoundReport
-from fedtmle.studies.describe import describe, in_words
 from fedtmle.studies.plan import study_plan
 from fedtmle.studies.text import phase_name, shortened
 
@@ -50,12 +49,11 @@ def following(path: Path | None, title: str, study: Study, silos: Sequence[str])
     """A log of events that has said what starts; None without a path."""
     with logging_to(path) as log:
         if log is not None:
-            described = describe(study)
             names = ["pooled"] if study.algorithm.pools_rows else list(silos)
             log.start(
                 title=title,
-                question=in_words(described["target"]),
-                algorithm=described["algorithm"]["kind"],
+                question=study.target.question,
+                algorithm=type(study.algorithm).__name__,
                 plan=study_plan(study, roster(names)).digest.hex(),
                 silos=names,
             )

@@ -15,10 +15,11 @@ from fedtmle.data.silofile import read_silo_file
 from fedtmle.errors import DecodeError, InputError, NumericalError, RefusedError
 from fedtmle.model.table import Factor, Table
 from fedtmle.model.types import Array, Part
-from fedtmle.privacy.answers import Answered
-from fedtmle.privacy.audit import AttackedColumn, Attacker, Audit, Continuous, Discrete, Finding, audit
+from fedtmle.privacy.audit import AttackedColumn, Attacker, Audit, ColumnRisk, Continuous, Discrete, audit
 from fedtmle.protocol.policy import Policy
-from fedtmle.protocol.sums import MomentsQuery, SumsQuery
+from fedtmle.protocol.query import AnsweredQuery, Phase
+from fedtmle.protocol.rowmeans import ClosingTerms
+from fedtmle.protocol.sums import SumsQuery
 from fedtmle.runtime.replay import Replayed, rehearse, replay
 from fedtmle.runtime.transcript import Transcript
 from fedtmle.studies.file import StudyFile
@@ -62,7 +63,7 @@ class Risk:
         }
 
 
-def summary(finding: Finding) -> dict[str, Any]:
+def summary(finding: ColumnRisk) -> dict[str, Any]:
     """Worst and median record, how many are as good as known, and a histogram of what is left."""
     left = finding.after / finding.prior if finding.prior > 0 else np.zeros_like(finding.after)
     counts = histogram(left)
@@ -128,8 +129,6 @@ def risk(
     radius: float | None = None,
 ) -> Risk:
     """The audit of one silo, on its own machine; its table is read, and nothing is sent."""
-    from fedtmle.studies.describe import describe, in_words
-
     study = file.study
     name, source = find_silo(file, silo)
     if study.algorithm.pools_rows:
@@ -148,7 +147,7 @@ def risk(
     )
     return Risk(
         silo=name,
-        question=in_words(describe(study)["target"]),
+        question=study.target.question,
         planned=transcript is None,
         probes=len(extra),
         audit=found,
@@ -177,12 +176,14 @@ def _answered(
         ) from None
 
 
-def probes(replayed: Replayed) -> tuple[Answered, ...]:
+def probes(replayed: Replayed) -> tuple[AnsweredQuery, ...]:
     """Gradients at the edge of the accepted region: a lying server may steer eps there."""
-    closing = [a.query for a in replayed.answered if isinstance(a.query, MomentsQuery)]
-    if not closing or not isinstance(closing[-1].problem, EffectProblem):
+    closing = [asked for asked in replayed.answered if asked.query.phase is Phase.CLOSING]
+    means = closing[-1].query.row_means(closing[-1].answer, replayed.local) if closing else None
+    terms = () if means is None else means.terms
+    if not terms or not isinstance(terms[0], ClosingTerms) or not isinstance(terms[0].problem, EffectProblem):
         return ()
-    problem, law = closing[-1].problem, closing[-1].law
+    problem, law = terms[0].problem, terms[0].law
     found = []
     for reach in (1.0, LINK_REACH):
         for sign in (1.0, -1.0):
@@ -190,7 +191,7 @@ def probes(replayed: Replayed) -> tuple[Answered, ...]:
                 eps = np.zeros(problem.dim)
                 eps[k] = sign * reach / problem.width
                 query = SumsQuery(problem=problem, law=law, eps=eps, parts=Part.GRADIENT, n=replayed.n)
-                found.append(Answered(query=query, answer=None))
+                found.append(AnsweredQuery(query=query, answer=None))
     return tuple(found)
 
 

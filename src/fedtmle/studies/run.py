@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from fedtmle.algorithms.local import LocalAverage
 from fedtmle.algorithms.study import Study
 from fedtmle.data import SiloFile, load_all
 from fedtmle.errors import InputError
 from fedtmle.model.arguments import expect
 from fedtmle.protocol.plan import roster
-from fedtmle.runtime.embedded import run_embedded
 from fedtmle.runtime.keeper import Keeper
-from fedtmle.runtime.observe import observe as observe_run
-from fedtmle.runtime.session import Progress
+from fedtmle.runtime.session import Progress, run_embedded
 from fedtmle.runtime.silo import Silo
+from fedtmle.solver import check_silo_weights, local_outcomes
 from fedtmle.studies.floors import floor_of
 from fedtmle.studies.over import check_release, conclude
 from fedtmle.studies.plan import study_plan
@@ -45,7 +43,7 @@ def run(
     if not silos or not isinstance(silos, Mapping):
         raise InputError("silos: expected a mapping of at least one name to data, such as {'north': frame}")
     check_release(release, silos)
-    _check_weights(study, silos)
+    check_silo_weights(study.algorithm, silos)
     tables = load_all(silos, schema_of(study))
     check_streams(study, tables)
     files = {name: silo_file(source) for name, source in silos.items()}
@@ -58,23 +56,14 @@ def run(
         Silo(name, plan, table, keeper=_keeper(study, files.get(name))) for name, table in tables.items()
     ]
     finished = run_embedded(plan, parties, threads=threads, progress=progress)
-    own = {silo.name: silo.local for silo in parties if silo.local is not None}
-    observed, rows = None, None
-    if observe:
-        rows = in_memory(tables, "observe")
-        together = rows["pooled"] if study.algorithm.pools_rows else pooled_rows(study, rows)
-        problem = finished.outcome.problem
-        observed = observe_run(problem, problem.start(), together, finished.outcome)
-    return conclude(plan, finished, release=release, own=own, observed=observed, rows=rows)
+    rows = in_memory(tables, "observe") if observe else None
+    pooled = None
+    if rows is not None:
+        pooled = rows["pooled"] if study.algorithm.pools_rows else pooled_rows(study, rows)
+    return conclude(plan, finished, release=release, local=local_outcomes(parties), rows=rows, pooled=pooled)
 
 
 def _keeper(study: Study, file: SiloFile | None) -> Keeper:
     """What a silo file states guards its rows in one's own session too."""
     policy = session_policy() if file is None else file.policy
     return Keeper(policy=policy, floor=floor_of(study, file))
-
-
-def _check_weights(study: Study, silos: Mapping[str, object]) -> None:
-    weights = study.algorithm.weights if isinstance(study.algorithm, LocalAverage) else None
-    if isinstance(weights, Mapping) and set(weights) != set(silos):
-        raise InputError("weights: expected one weight for each silo, by its name")

@@ -17,7 +17,7 @@ from fedtmle.algorithms.study import Study
 from fedtmle.initial.glm import Supplied
 from fedtmle.model.table import Factor, Table
 from fedtmle.model.types import Array, IntArray
-from fedtmle.protocol.floors import visible
+from fedtmle.protocol.bins import visible
 from fedtmle.studies.schema import schema_of
 
 Bools = NDArray[np.bool_]

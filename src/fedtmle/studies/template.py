@@ -1,4 +1,4 @@
-"""What `fedtmle init` writes: a commented study, two hospitals with their own habits, and toy records."""
+"""The example that `fedtmle init` writes: a commented study, two hospitals' silo files, and toy records."""
 
 from __future__ import annotations
 
@@ -8,14 +8,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fedtmle.errors import InputError
+from fedtmle.targets.effects import estimands
 
-STUDY = """\
+_QUESTION = """\
 # A study: what is asked, how, and of whom. Check it with `fedtmle validate study.toml`, look at
 # the cohort with `fedtmle preflight study.toml`, run it with `fedtmle run study.toml`.
 # Lines that start with '#' are comments; commented settings show the default or an alternative.
 
 [target]
-kind = "ATE"                    # ATE, TSM (a mean per arm), RR, OR, ATT, ATC, OutcomeMean, PolicyMeans
+kind = "ATE"                    # or another of these:
+"""
+
+_REST = """\
 outcome = "sbp_12"              # systolic blood pressure after 12 months; missing for some
 outcome_bounds = [70, 260]      # declared, because a sample's minimum and maximum are two patients
 # outcome_type = "auto"         # which is continuous; say so if it is binary (0 and 1) or a count
@@ -207,10 +211,18 @@ smoker = {column = "smokes", levels = {yes = 1, no = 0}}
 Patient = dict[str, float]
 
 
+def study_text() -> str:
+    """Return the commented study file, with a line for each registered estimand."""
+    kinds = estimands.ESTIMANDS
+    width = max(len(kind.__name__) for kind in kinds) + 2
+    lines = [f"{' ' * 32}#   {kind.__name__.ljust(width)}{kind.description}\n" for kind in kinds]
+    return "".join([_QUESTION, *lines, _REST])
+
+
 def write_template(folder: Path, *, force: bool) -> list[Path]:
-    """Writes the example into ``folder``; without ``force`` nothing is overwritten."""
+    """Write the example into ``folder`` and return its files; without ``force`` nothing is overwritten."""
     files = {
-        "study.toml": STUDY,
+        "study.toml": study_text(),
         "north.toml": NORTH,
         "south.toml": SOUTH,
         "north.csv": "\n".join(_north()) + "\n",

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from fedtmle.theory import personalized
-from fedtmle.theory.checks import Check, check
+from fedtmle.theory.checks import BoundCheck, check
 from fedtmle.theory.constants import Basis, Constant
 from fedtmle.theory.fits import FitRound
 
@@ -73,7 +73,7 @@ def personal_constants(followed: Sequence[FitRound]) -> tuple[Constant, ...]:
 
 def personal_checks(
     followed: Sequence[FitRound], rounds: Sequence[Averaging], *, lattice: float | None, covered: bool
-) -> tuple[Check, ...]:
+) -> tuple[BoundCheck, ...]:
     """The round nearest to its quadratic bound, and eq:personalized-convergence-bound over all rounds.
 
     ``covered`` is False where silos retired by a rule that the theorem does not cover.

@@ -19,13 +19,13 @@ from fedtmle.theory.constants import (
     step_decreases_hold,
     weakest,
 )
-from fedtmle.theory.path import Path
+from fedtmle.theory.path import TargetingPath
 
 LOSS_ROUNDING = 1e-13  # of a pooled loss difference, for comparisons that hold in exact arithmetic
 
 
 @dataclass(frozen=True, kw_only=True)
-class Check:
+class BoundCheck:
     """One realised quantity beside its bound; ``slack`` is bound over realised, None where either is open."""
 
     name: str
@@ -38,11 +38,11 @@ class Check:
 
 def check(
     name: str, realised: float | None, bound: float | None, statement: str, basis: Basis
-) -> Iterator[Check]:
+) -> Iterator[BoundCheck]:
     """One check, or none where nothing was realised."""
     if realised is None or not np.isfinite(realised):
         return
-    yield Check(
+    yield BoundCheck(
         name=name,
         realised=float(realised),
         bound=bound,
@@ -69,7 +69,7 @@ class Cost:
     one_step: bool  # whether every step was an update at once
 
 
-def open_checks(cost: Cost) -> tuple[Check, ...]:
+def open_checks(cost: Cost) -> tuple[BoundCheck, ...]:
     """Without the rows: Delta and kappa are unknown, so most bounds stay open."""
     return (
         *check("residual bound", cost.residual_bound, cost.tolerance, "thm:communication", Basis.BOUND),
@@ -110,7 +110,7 @@ class Constants:
         yield from (self.beta, self.realised, self.kappa, self.Delta, self.G, scaled)
 
 
-def run_constants(path: Path, lattice: Lattice, beta: Constant) -> Constants:
+def run_constants(path: TargetingPath, lattice: Lattice, beta: Constant) -> Constants:
     """All of them from a followed run; a beta that a step disproves is only assumed."""
     descends = step_decreases_hold(path, beta.value, LOSS_ROUNDING)
     return Constants(
@@ -124,7 +124,9 @@ def run_constants(path: Path, lattice: Lattice, beta: Constant) -> Constants:
     )
 
 
-def coded_checks(path: Path, lattice: Lattice, cost: Cost, known: Constants) -> tuple[Check, ...]:
+def coded_checks(
+    path: TargetingPath, lattice: Lattice, cost: Cost, known: Constants
+) -> tuple[BoundCheck, ...]:
     """thm:communication and the code length of thm:statistical on a followed run."""
     beta, kappa, Delta, delta = known.beta.value, known.effective_kappa, known.Delta.value, known.delta
     basis, with_kappa = weakest(known.beta, known.Delta), weakest(known.beta, known.Delta, known.kappa)
@@ -150,7 +152,7 @@ def coded_checks(path: Path, lattice: Lattice, cost: Cost, known: Constants) -> 
     )
 
 
-def _bit_checks(cost: Cost, known: Constants, basis: Basis) -> Iterator[Check]:
+def _bit_checks(cost: Cost, known: Constants, basis: Basis) -> Iterator[BoundCheck]:
     M, d, R = cost.M, cost.d, cost.R
     if cost.fixed_width is not None:
         width = communication.fixed_width_bits(cost.fixed_width, 1.0)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedtmle.theory.path import Path
+from fedtmle.theory.path import TargetingPath
 
 
 class Basis(enum.StrEnum):
@@ -19,7 +19,7 @@ class Basis(enum.StrEnum):
     ASSUMED = "assumed"
 
 
-# How a run's own statement about its smoothness reads here (`algorithms.outcome.Smoothness`).
+# How a run's own statement about its smoothness reads here (`protocol.outcome.Smoothness`).
 SMOOTHNESS_BASIS = {
     "certified": Basis.BOUND,
     "certified at the start": Basis.PATH,
@@ -45,7 +45,7 @@ def weakest(*constants: Constant) -> Basis:
     return max((constant.basis for constant in constants), key=order.index, default=Basis.BOUND)
 
 
-def realised_smoothness(path: Path) -> Constant:
+def realised_smoothness(path: TargetingPath) -> Constant:
     """max ||g_m(u) - g_m(v)||/||u - v|| over consecutive queries and over (origin, accepted): ass:smooth."""
     pairs = [(r, r + 1) for r, is_step in path.transitions() if is_step]
     pairs += list(zip(path.origins(), path.endpoints(), strict=False))
@@ -59,7 +59,7 @@ def realised_smoothness(path: Path) -> Constant:
     )
 
 
-def recentering(path: Path) -> Constant:
+def recentering(path: TargetingPath) -> Constant:
     """max ||D-bar_m(p^{k+1}) - D-bar_m(p^k)||/||eps^k|| over silos and updates: ass:recentering.
 
     The proof uses no other pairs, so this value, though an estimate of kappa, is enough for this run.
@@ -72,7 +72,7 @@ def recentering(path: Path) -> Constant:
     return Constant(name="kappa", value=max(slopes, default=0.0), basis=Basis.PATH)
 
 
-def loss_budget(path: Path) -> Constant:
+def loss_budget(path: TargetingPath) -> Constant:
     """Delta = l_0(0) - min of the loss over the laws traversed: eq:loss-budget, its traversed version."""
     return Constant(
         name="Delta",
@@ -82,19 +82,19 @@ def loss_budget(path: Path) -> Constant:
     )
 
 
-def first_gradient(path: Path) -> Constant:
+def first_gradient(path: TargetingPath) -> Constant:
     """G = max_m ||grad l_{m,0}(0)||_inf, as it was: ass:recentering."""
     return Constant(name="G", value=float(np.abs(path.gradient[0]).max()), basis=Basis.BOUND)
 
 
-def step_decreases_hold(path: Path, beta: float, slack: float) -> bool:
+def step_decreases_hold(path: TargetingPath, beta: float, slack: float) -> bool:
     """Whether every step decreased the loss by ||g~||^2/(6 beta), as it must if beta is valid there."""
     steps = [r for r, is_step in path.transitions() if is_step]
     decreases = np.array([path.loss[r] - path.loss[r + 1] for r in steps])
     return bool((decreases >= path.rounded_norms(beta) ** 2 / (6 * beta) - slack).all())
 
 
-def _slope(path: Path, a: int, b: int, distance: float) -> float:
+def _slope(path: TargetingPath, a: int, b: int, distance: float) -> float:
     if distance == 0:
         return math.inf
     return float(np.linalg.norm(path.gradient[b] - path.gradient[a], axis=1).max()) / distance

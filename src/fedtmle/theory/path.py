@@ -12,14 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from fedtmle.algorithms.outcome import Point
 from fedtmle.model.types import Array, Part
 from fedtmle.protocol.lattice import Lattice, floating
+from fedtmle.protocol.outcome import Visit
 from fedtmle.protocol.query import Problem
 
 
 @dataclass(frozen=True, kw_only=True)
-class Path:
+class TargetingPath:
     """The S + K + 1 states of K + 1 submodels over M silos.
 
     Each is a query, but for the ends of updates by one step: there p^{k+1} is the state that is asked.
@@ -63,31 +63,31 @@ class Path:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _State:
+class _PathState:
     update: int
     step: int
     eps: tuple[float, ...]
     queried: bool
 
 
-def _states(points: Sequence[Point], accepted: Sequence[Sequence[float]]) -> Iterator[_State]:
+def _states(points: Sequence[Visit], accepted: Sequence[Sequence[float]]) -> Iterator[_PathState]:
     """The queries, and the accepted eps that were not asked about, in their order."""
     for point, after in zip_longest(points, points[1:]):
-        yield _State(update=point.update, step=point.step, eps=point.eps, queried=True)
+        yield _PathState(update=point.update, step=point.step, eps=point.eps, queried=True)
         ends = after is not None and after.update > point.update
         if ends and tuple(accepted[point.update]) != point.eps:
             end = tuple(accepted[point.update])
-            yield _State(update=point.update, step=point.step + 1, eps=end, queried=False)
+            yield _PathState(update=point.update, step=point.step + 1, eps=end, queried=False)
 
 
 def follow(
     problem: Problem,
     law: Any,
     rows: Mapping[str, Any],
-    points: Sequence[Point],
+    points: Sequence[Visit],
     accepted: Sequence[Sequence[float]],
     lattice: Lattice,
-) -> Path:
+) -> TargetingPath:
     """The path of a run from its initial law, on the silos' validated rows."""
     states = list(_states(points, accepted))
     sizes = [problem.count(own) for own in rows.values()]
@@ -110,7 +110,7 @@ def follow(
         if k < len(accepted):
             reached = losses[-1]  # l_{k+1}(0) = l_k(eps^k)
             law = problem.move(law, np.array(accepted[k]))
-    return Path(
+    return TargetingPath(
         update=tuple(state.update for state in states),
         step=tuple(state.step for state in states),
         queried=tuple(state.queried for state in states),

@@ -14,7 +14,7 @@ from fedtmle.theory.statistical import history_bits_ceiling
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pilot:
+class PilotConstants:
     """The constants of an observed run, in its coordinates; b = ||C^-1|| takes a tolerance to them."""
 
     source: str
@@ -30,7 +30,7 @@ class Pilot:
 
 
 # `fedtmle demo --study transport`, observed, to three digits; `test_planning` measures it again.
-BENCHMARK = Pilot(
+BENCHMARK = PilotConstants(
     source="the paper's benchmark, DGP 1 (n = 10,000, 10 silos, tolerance 1e-3)",
     beta=1.20,
     kappa=1.04,
@@ -45,7 +45,7 @@ BENCHMARK = Pilot(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class CostPlan:
     """Worst-case cost of a coded run, and tolerances that make its numerical error negligible."""
 
     rounds: float
@@ -68,11 +68,11 @@ def plan(
     M: int,
     d: int,
     tolerance: float,
-    pilot: Pilot,
+    pilot: PilotConstants,
     latency: float,
     bandwidth: float,
     share: float,
-) -> Plan:
+) -> CostPlan:
     """thm:communication at the pilot's constants.
 
     ``latency`` is the seconds of one upload-broadcast round, ``bandwidth`` one silo's bits per second,
@@ -97,7 +97,7 @@ def plan(
     constants = (pilot.beta, pilot.kappa, pilot.Delta, pilot.G, delta)
     bits = planned_bit_bound(M, d, *constants)
     std_error = pilot.std_error * math.sqrt(pilot.n / n)
-    return Plan(
+    return CostPlan(
         rounds=rounds,
         steps=step_bound(pilot.beta, pilot.Delta, delta),
         bits=bits,
@@ -113,7 +113,7 @@ def plan(
     )
 
 
-def pilot_from_result(document: Mapping[str, Any], source: str) -> Pilot:
+def pilot_from_result(document: Mapping[str, Any], source: str) -> PilotConstants:
     """The constants in a result's JSON (`Result.to_dict`), of a coded run that was observed."""
     certificate = document.get("certificate") or {}
     known = {line["name"]: line["value"] for line in certificate.get("constants", ())}
@@ -123,7 +123,7 @@ def pilot_from_result(document: Mapping[str, Any], source: str) -> Pilot:
             f"pilot: {source} lacks {', '.join(sorted(missing))}; it must be the JSON of a coded run that "
             "was observed: `fedtmle run study.toml --observe --out FILE`, or observe=True in Python"
         )
-    return Pilot(
+    return PilotConstants(
         source=source,
         beta=known["beta"],
         kappa=known["kappa"],

@@ -1,4 +1,4 @@
-"""What an effect target is made of: means of the outcome under a regime in a population.
+"""The components of an effect: means of the outcome under a regime in a population.
 
 Every effect here is a function of components psi_r = E[Y(regime_r) | population_r], and every
 component has the same EIF,
@@ -42,7 +42,7 @@ class AbstractRegime(ABC):
 
     @abstractmethod
     def check(self, arms: tuple[str, ...]) -> None:
-        """Raises `InputError` unless the regime is about these arms."""
+        """Raise `InputError` unless the regime assigns these arms only."""
 
 
 @final
@@ -123,8 +123,21 @@ class Stochastic(AbstractRegime):
         return np.broadcast_to(np.array(self.shares)[:, None], (len(arms), table.n_rows))
 
 
+@final
+@dataclass(frozen=True, kw_only=True)
+class PooledWeights:
+    """Sums of the observation weights over all silos: in all, per arm and per stratum.
+
+    Without weights every record counts 1. ``by_arm`` and ``by_stratum`` follow the codes of arms and strata.
+    """
+
+    total: float
+    by_arm: tuple[float, ...]
+    by_stratum: tuple[float, ...]
+
+
 class AbstractPopulation(ABC):
-    """v: who the mean is over, and E[v | W] / g_a given g."""
+    """The population of a mean: its indicator v, its share P(v), and E[v | W] / g_a given g."""
 
     @property
     @abstractmethod
@@ -134,6 +147,10 @@ class AbstractPopulation(ABC):
     @abstractmethod
     def indicator(self, table: Table, arm: Codes, strata: IntArray | None) -> Array:
         """v, shape (N,)."""
+
+    @abstractmethod
+    def share(self, weights: PooledWeights) -> float:
+        """P(v): the population's part of the pooled weight."""
 
     @abstractmethod
     def ratio(self, v: Array, arm: int, g: Array, pi: Array) -> tuple[Array, Array]:
@@ -151,6 +168,9 @@ class Everyone(AbstractPopulation):
 
     def indicator(self, table: Table, arm: Codes, strata: IntArray | None) -> Array:  # noqa: ARG002
         return np.broadcast_to(np.float64(1.0), (table.n_rows,))
+
+    def share(self, weights: PooledWeights) -> float:  # noqa: ARG002 - everyone, whatever the weights
+        return 1.0
 
     def ratio(self, v: Array, arm: int, g: Array, pi: Array) -> tuple[Array, Array]:
         return v, product(g[arm], pi[arm])
@@ -171,8 +191,11 @@ class InArm(AbstractPopulation):
     def indicator(self, table: Table, arm: Codes, strata: IntArray | None) -> Array:  # noqa: ARG002
         return np.asarray(arm == self.code, dtype=np.float64)
 
+    def share(self, weights: PooledWeights) -> float:
+        return weights.by_arm[self.code] / weights.total
+
     def ratio(self, v: Array, arm: int, g: Array, pi: Array) -> tuple[Array, Array]:
-        # In its own arm g cancels: a rare arm has no positivity problem among its own.
+        # In the population's own arm g cancels: a rare arm has no positivity problem there.
         return (np.ones_like(v), pi[arm]) if arm == self.code else (g[self.code], product(g[arm], pi[arm]))
 
 
@@ -193,6 +216,9 @@ class InStratum(AbstractPopulation):
             raise DataError("the strata column was not read")
         return np.asarray(strata == self.code, dtype=np.float64)
 
+    def share(self, weights: PooledWeights) -> float:
+        return weights.by_stratum[self.code] / weights.total
+
     def ratio(self, v: Array, arm: int, g: Array, pi: Array) -> tuple[Array, Array]:
         return v, product(g[arm], pi[arm])
 
@@ -207,8 +233,8 @@ class Component:
 
     @property
     def name(self) -> str:
-        who = f" {self.population.label}" if self.population.label else ""
-        return f"E[Y({self.regime.label})]{who}"
+        population = f" {self.population.label}" if self.population.label else ""
+        return f"E[Y({self.regime.label})]{population}"
 
 
 def _require_arms(arms: tuple[str, ...], *named: str) -> None:

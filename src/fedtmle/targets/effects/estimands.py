@@ -1,12 +1,19 @@
-"""What a study asks for: effects as values, and the delta method from components to estimands."""
+"""Estimands: what a study can ask for.
+
+An estimand is a class that holds everything the package needs to know about it: the means it is made of, the
+delta method from these means to its values, their scale, its arguments and its words. The study file, the
+template, the report, the generated pages and ``import fedtmle`` read them from the classes in `ESTIMANDS`.
+To add one, write the class and add it to that tuple.
+"""
 
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, final
+from enum import Enum
+from typing import ClassVar, Literal, final
 
 import numpy as np
 
@@ -24,25 +31,57 @@ from fedtmle.targets.effects.components import (
     Static,
 )
 
+_NO_CONFOUNDING = (
+    "Within levels of the covariates of the models, treatment is as good as random (no unmeasured "
+    "confounding), each arm could have been taken by everyone, and nobody's treatment changes another's "
+    "outcome."
+)
 
+
+@final
+class Scale(Enum):
+    """How a value is compared: which value means "no effect", and where its interval is symmetric."""
+
+    VALUE = "value"  # a mean by itself, of which no value means "no effect"
+    DIFFERENCE = "difference"  # 0 means "no effect"
+    RATIO = "ratio"  # 1 means "no effect"; the interval is symmetric on the log scale
+
+    @property
+    def null(self) -> float | None:
+        """The value that means "no effect", None if there is none."""
+        return {Scale.VALUE: None, Scale.DIFFERENCE: 0.0, Scale.RATIO: 1.0}[self]
+
+    @property
+    def is_log(self) -> bool:
+        """Whether intervals are computed for the logarithm."""
+        return self is Scale.RATIO
+
+
+@final
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """One estimand: its value, its gradient in the components, and the scale of its interval."""
+    """One number that is reported: its value, its gradient in the components, and its scale."""
 
     name: str
     value: float
     gradient: Array
-    log_scale: bool = False
-    null: float | None = 0.0  # on the reported scale; None where no value is "no effect"
+    scale: Scale = Scale.DIFFERENCE
 
 
 @dataclass(frozen=True, kw_only=True)
-class AbstractEffect:
-    """What every effect declares: the outcome and its bounds, the treatment, and strata if any.
+class AbstractEffect(ABC):
+    """An estimand: the outcome and its bounds, the treatment, and strata if any.
+
+    A subclass gives its question (`question_stem`) and its values (`summarise`). It may change the regimes
+    and populations of its components, and what `assumptions` lists.
 
     Bounds are declared because a sample's minimum and maximum are two patients' values. So is the type:
     "auto" asks the silos nothing and takes the outcome as continuous within its bounds.
     """
+
+    description: ClassVar[str] = ""  # a noun phrase for lists of estimands
+    has_treatment: ClassVar[bool] = True  # whether a study must name a treatment; else it must name none
+    has_strata: ClassVar[bool] = True  # whether a study may name strata
 
     outcome: str
     outcome_bounds: tuple[float, float] = (0.0, 1.0)
@@ -58,21 +97,20 @@ class AbstractEffect:
             raise InputError(
                 f"outcome_bounds: expected finite (low, high) with low < high, not {self.outcome_bounds}"
             )
-        if self.treatment is None:
-            if self.needs_treatment:
-                raise InputError(f"treatment: {type(self).__name__} needs the name of a column")
-            object.__setattr__(self, "arms", ("all",))
-        elif len(set(self.arms)) != len(self.arms) or len(self.arms) < 2:
-            raise InputError("arms: expected at least two different levels, the reference first")
+        self._check_treatment()
+        if self.strata is not None and not self.has_strata:
+            raise InputError(f"strata: {type(self).__name__} has no estimates by stratum; leave strata out")
         if self.outcome_type not in ("auto", "binary", "continuous", "count"):
-            raise InputError(f"outcome_type: not {self.outcome_type!r}")
+            raise InputError(
+                f"outcome_type: expected 'auto', 'binary', 'continuous' or 'count', not {self.outcome_type!r}"
+            )
         if self.outcome_type == "binary" and self.outcome_bounds != (0.0, 1.0):
             raise InputError("outcome_bounds: a binary outcome has the bounds (0, 1)")
         if self.outcome_type == "count" and self.outcome_bounds[0] != 0.0:
             raise InputError("outcome_bounds: those of a count are 0 and its largest possible value")
 
     def _read_arguments(self) -> None:
-        """Names are text, bounds are two numbers; arms become text, as they are at every silo."""
+        """Check that names are text and bounds two numbers; make arms text, as they are at every silo."""
         for name in ("outcome", "treatment", "strata"):
             if name == "outcome" or getattr(self, name) is not None:
                 expect_column(name, getattr(self, name))
@@ -88,13 +126,39 @@ class AbstractEffect:
         if self.treatment == self.outcome:
             raise InputError(f"treatment: '{self.outcome}' is the outcome; name another column")
 
+    def _check_treatment(self) -> None:
+        name = type(self).__name__
+        if self.treatment is None:
+            if self.has_treatment:
+                raise InputError(f"treatment: {name} needs the name of a column")
+            object.__setattr__(self, "arms", ("all",))
+        elif not self.has_treatment:
+            raise InputError(f"treatment: {name} has no arms; leave it out, or use TSM for a mean per arm")
+        elif len(set(self.arms)) != len(self.arms) or len(self.arms) < 2:
+            raise InputError("arms: expected at least two different levels, the reference first")
+
+    @abstractmethod
+    def question_stem(self) -> str:
+        """Return the question without strata and question mark: "How much does a change the mean of y"."""
+
     @property
-    def needs_treatment(self) -> bool:
-        return True
+    def question(self) -> str:
+        """The whole question, as results, reports and approvals show it."""
+        strata = f", overall and by {self.strata}" if self.strata else ""
+        return f"{self.question_stem()}{strata}?"
+
+    @property
+    def comparison(self) -> str:
+        """The treatment with its arms in words: "a (1 against 0)"."""
+        return f"{self.treatment} ({' or '.join(self.arms[1:])} against {self.arms[0]})"
+
+    def assumptions(self) -> tuple[str, ...]:
+        """Return what no computation on the records can show, beside the models, as whole sentences."""
+        return (_NO_CONFOUNDING,) if self.has_treatment else ()
 
     @property
     def response(self) -> Response:
-        """What the outcome is taken as."""
+        """How the outcome is modelled."""
         return "continuous" if self.outcome_type == "auto" else self.outcome_type
 
     @property
@@ -102,7 +166,7 @@ class AbstractEffect:
         return self.response == "binary"
 
     def components(self, strata: Sequence[str]) -> tuple[Component, ...]:
-        """The means that the effect is made of, population by population."""
+        """Return the means that the effect is made of, population by population."""
         return tuple(
             Component(regime, population)
             for population in self.populations(strata)
@@ -110,24 +174,37 @@ class AbstractEffect:
         )
 
     def populations(self, strata: Sequence[str]) -> tuple[AbstractPopulation, ...]:
-        """Everyone and each stratum, unless the effect is about one arm."""
+        """Return everyone and each stratum; a subclass may name others."""
         groups = (InStratum(code, level) for code, level in enumerate(strata))
         return (Everyone(), *groups)
 
     def regimes(self) -> tuple[AbstractRegime, ...]:
+        """Return what everyone is given in each of the means; a subclass may name others."""
         return tuple(Static(arm) for arm in self.arms)
 
     @abstractmethod
     def summarise(self, psi: Array, label: str) -> list[Summary]:
-        """Estimands of one population from its components' values, gradients in those."""
+        """Return the numbers to report for one population.
+
+        ``psi`` are its means, one per regime, in which gradients are taken; ``label`` names it ("in army"),
+        empty for everyone.
+        """
 
     def contrast(self) -> tuple[float, ...] | None:
-        """The one combination to target where the contrast alone is wanted, else None."""
+        """Return the one combination of means that can be targeted by itself, None if there is none.
+
+        An effect with a contrast has one summary, on the scale of a difference.
+        """
         return None
 
+    def name_of(self, arm: str, label: str) -> str:
+        """Return the name of a comparison of ``arm`` with the reference in one population."""
+        kind = type(self).__name__
+        return _joined(kind if len(self.arms) == 2 else f"{kind} {arm} vs {self.arms[0]}", label)
 
-def _name(kind: str, label: str) -> str:
-    return f"{kind} {label}".strip()
+
+def _joined(name: str, label: str) -> str:
+    return f"{name} {label}".strip()
 
 
 def _unit(index: int, size: int) -> Array:
@@ -136,74 +213,18 @@ def _unit(index: int, size: int) -> Array:
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class TSM(AbstractEffect):
-    """Counterfactual means, one per arm."""
-
-    def summarise(self, psi: Array, label: str) -> list[Summary]:
-        return [
-            Summary(
-                name=_name(f"E[Y({arm})]", label), value=float(psi[j]), gradient=_unit(j, len(psi)), null=None
-            )
-            for j, arm in enumerate(self.arms)
-        ]
-
-
-@final
-@dataclass(frozen=True, kw_only=True)
-class PolicyMeans(AbstractEffect):
-    """Means under known rules: `Static`, `Threshold` or `Stochastic` regimes."""
-
-    rules: tuple[AbstractRegime, ...]
-
-    def __post_init__(self) -> None:
-        AbstractEffect.__post_init__(self)
-        if not self.rules:
-            raise InputError("rules: expected at least one")
-        for rule in self.rules:
-            rule.check(self.arms)
-
-    def regimes(self) -> tuple[AbstractRegime, ...]:
-        return self.rules
-
-    def summarise(self, psi: Array, label: str) -> list[Summary]:
-        return [
-            Summary(
-                name=_name(f"E[Y({rule.label})]", label),
-                value=float(psi[j]),
-                gradient=_unit(j, len(psi)),
-                null=None,
-            )
-            for j, rule in enumerate(self.rules)
-        ]
-
-
-@final
-@dataclass(frozen=True, kw_only=True)
-class OutcomeMean(AbstractEffect):
-    """The mean of an outcome that is missing for some."""
-
-    def __post_init__(self) -> None:
-        AbstractEffect.__post_init__(self)
-        if self.treatment is not None:
-            raise InputError("treatment: an outcome's mean has none; for means under each arm use TSM")
-
-    @property
-    def needs_treatment(self) -> bool:
-        return False
-
-    def summarise(self, psi: Array, label: str) -> list[Summary]:
-        return [Summary(name=_name("E[Y]", label), value=float(psi[0]), gradient=np.ones(1), null=None)]
-
-
-@final
-@dataclass(frozen=True, kw_only=True)
 class ATE(AbstractEffect):
     """E[Y(arm)] - E[Y(reference)] for each arm but the reference."""
 
+    description = "a difference of means"
+
+    def question_stem(self) -> str:
+        return f"How much does {self.comparison} change the mean of {self.outcome}"
+
     def summarise(self, psi: Array, label: str) -> list[Summary]:
         return [
             Summary(
-                name=_name("ATE" if len(self.arms) == 2 else f"ATE {arm} vs {self.arms[0]}", label),
+                name=self.name_of(arm, label),
                 value=float(psi[j] - psi[0]),
                 gradient=_unit(j, len(psi)) - _unit(0, len(psi)),
             )
@@ -217,18 +238,45 @@ class ATE(AbstractEffect):
 
 @final
 @dataclass(frozen=True, kw_only=True)
+class TSM(AbstractEffect):
+    """Counterfactual means, one per arm."""
+
+    description = "a mean per arm"
+
+    def question_stem(self) -> str:
+        arms = ", ".join(self.arms)
+        return f"What would the mean of {self.outcome} be in each arm of {self.treatment} ({arms})"
+
+    def summarise(self, psi: Array, label: str) -> list[Summary]:
+        return [
+            Summary(
+                name=_joined(f"E[Y({arm})]", label),
+                value=float(psi[j]),
+                gradient=_unit(j, len(psi)),
+                scale=Scale.VALUE,
+            )
+            for j, arm in enumerate(self.arms)
+        ]
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
 class RR(AbstractEffect):
     """E[Y(arm)] / E[Y(reference)]; its interval is on the log scale."""
+
+    description = "a ratio of means"
+
+    def question_stem(self) -> str:
+        return f"By what factor does {self.comparison} change the mean of {self.outcome}"
 
     def summarise(self, psi: Array, label: str) -> list[Summary]:
         _require(bool((psi > 0).all()), "RR: a mean is not above zero")
         return [
             Summary(
-                name=_name("RR" if len(self.arms) == 2 else f"RR {arm} vs {self.arms[0]}", label),
+                name=self.name_of(arm, label),
                 value=float(psi[j] / psi[0]),
                 gradient=_unit(j, len(psi)) / psi[0] - _unit(0, len(psi)) * psi[j] / psi[0] ** 2,
-                log_scale=True,
-                null=1.0,
+                scale=Scale.RATIO,
             )
             for j, arm in enumerate(self.arms)
             if j
@@ -240,17 +288,21 @@ class RR(AbstractEffect):
 class OR(AbstractEffect):
     """The ratio of the arms' odds; its interval is on the log scale."""
 
+    description = "a ratio of odds"
+
+    def question_stem(self) -> str:
+        return f"By what factor does {self.comparison} change the odds of {self.outcome}"
+
     def summarise(self, psi: Array, label: str) -> list[Summary]:
         _require(bool(((psi > 0) & (psi < 1)).all()), "OR: a mean is not strictly between 0 and 1")
         odds, slope = psi / (1 - psi), 1 / (1 - psi) ** 2
         return [
             Summary(
-                name=_name("OR" if len(self.arms) == 2 else f"OR {arm} vs {self.arms[0]}", label),
+                name=self.name_of(arm, label),
                 value=float(odds[j] / odds[0]),
                 gradient=_unit(j, len(psi)) * slope[j] / odds[0]
                 - _unit(0, len(psi)) * odds[j] * slope[0] / odds[0] ** 2,
-                log_scale=True,
-                null=1.0,
+                scale=Scale.RATIO,
             )
             for j, arm in enumerate(self.arms)
             if j
@@ -261,12 +313,24 @@ class OR(AbstractEffect):
 class AbstractArmEffect(AbstractEffect):
     """E[Y(1) - Y(0) | A = a]: empirical (A, W), only Q is fluctuated (the Q-only convention)."""
 
+    has_strata = False
+
     def __post_init__(self) -> None:
         AbstractEffect.__post_init__(self)
-        if len(self.arms) != 2 or self.treatment is None:
-            raise InputError("arms: an effect among the treated or untreated needs exactly two arms")
-        if self.strata is not None:
-            raise InputError("strata: not available for an effect among the treated or untreated")
+        if len(self.arms) != 2:
+            raise InputError(f"arms: {type(self).__name__} compares exactly two arms, not {len(self.arms)}")
+
+    @property
+    @abstractmethod
+    def arm_code(self) -> int:
+        """The code of the arm whose records are the population."""
+
+    def question_stem(self) -> str:
+        among = f"among those in arm {self.arms[self.arm_code]}"
+        return f"How much does {self.comparison} change the mean of {self.outcome} {among}"
+
+    def populations(self, strata: Sequence[str]) -> tuple[AbstractPopulation, ...]:  # noqa: ARG002
+        return (InArm(self.arm_code, self.arms[self.arm_code]),)
 
     def summarise(self, psi: Array, label: str) -> list[Summary]:  # noqa: ARG002 - one population
         return [
@@ -282,8 +346,11 @@ class AbstractArmEffect(AbstractEffect):
 class ATT(AbstractArmEffect):
     """The effect among those in the second arm."""
 
-    def populations(self, strata: Sequence[str]) -> tuple[AbstractPopulation, ...]:  # noqa: ARG002
-        return (InArm(1, self.arms[1]),)
+    description = "the effect among the treated"
+
+    @property
+    def arm_code(self) -> int:
+        return 1
 
 
 @final
@@ -291,10 +358,67 @@ class ATT(AbstractArmEffect):
 class ATC(AbstractArmEffect):
     """The effect among those in the reference arm."""
 
-    def populations(self, strata: Sequence[str]) -> tuple[AbstractPopulation, ...]:  # noqa: ARG002
-        return (InArm(0, self.arms[0]),)
+    description = "the effect among the untreated"
+
+    @property
+    def arm_code(self) -> int:
+        return 0
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class OutcomeMean(AbstractEffect):
+    """The mean of an outcome that is missing for some."""
+
+    description = "a mean with missing outcomes, no treatment"
+    has_treatment = False
+
+    def question_stem(self) -> str:
+        return f"What is the mean of {self.outcome}, its missing values accounted for"
+
+    def summarise(self, psi: Array, label: str) -> list[Summary]:
+        name = _joined("E[Y]", label)
+        return [Summary(name=name, value=float(psi[0]), gradient=np.ones(1), scale=Scale.VALUE)]
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class PolicyMeans(AbstractEffect):
+    """Means under known rules: `Static`, `Threshold` or `Stochastic` regimes."""
+
+    description = "means under known rules"
+
+    rules: tuple[AbstractRegime, ...]
+
+    def __post_init__(self) -> None:
+        AbstractEffect.__post_init__(self)
+        if not self.rules:
+            raise InputError("rules: expected at least one")
+        for rule in self.rules:
+            rule.check(self.arms)
+
+    def question_stem(self) -> str:
+        return f"What would the mean of {self.outcome} be under each rule for {self.treatment}"
+
+    def regimes(self) -> tuple[AbstractRegime, ...]:
+        return self.rules
+
+    def summarise(self, psi: Array, label: str) -> list[Summary]:
+        return [
+            Summary(
+                name=_joined(f"E[Y({rule.label})]", label),
+                value=float(psi[j]),
+                gradient=_unit(j, len(psi)),
+                scale=Scale.VALUE,
+            )
+            for j, rule in enumerate(self.rules)
+        ]
 
 
 def _require(condition: bool, message: str) -> None:
     if not condition:
         raise NumericalError(message)
+
+
+# The estimands that study files, templates, pages and `import fedtmle` offer, in the order of their lists.
+ESTIMANDS: tuple[type[AbstractEffect], ...] = (ATE, TSM, RR, OR, ATT, ATC, OutcomeMean, PolicyMeans)

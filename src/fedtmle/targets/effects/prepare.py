@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -169,7 +168,7 @@ class Preparation:
     missingness: tuple[Predictor, ...]  # none, one, or one per arm where probabilities are supplied
     g_floor: float
     weight_mean: float
-    shares: Mapping[int, float]  # P(v) of each component's population
+    shares: tuple[float, ...]  # P(v) of each component's population
     shows_g: bool = True  # whether anyone will ask for histograms of g
 
     def __call__(self, table: Table) -> EffectRows:

@@ -1,0 +1,193 @@
+"""``fedtmle reproduce``: measure, draw, write."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from fedtmle.errors import InputError
+from fedtmle.report.audit_figure import journal_style
+from fedtmle_paper.reproduce.campaign import (
+    LATENCY,
+    Campaign,
+    Row,
+    at_round_budget,
+    at_time_budget,
+    reference,
+    rounds,
+    runs,
+    trajectories,
+    write,
+)
+from fedtmle_paper.reproduce.extra import (
+    TOLERANCES,
+    Extra,
+    Table,
+    costs,
+    rebounds,
+    replicate,
+    retirements,
+)
+from fedtmle_paper.reproduce.figures import cost_figure, coverage_figure, draw, retirement_figure
+from fedtmle_paper.reproduce.measure import Measured, run_scenario, scenarios, shared
+from fedtmle_paper.reproduce.report import Effort, report
+from fedtmle_paper.reproduce.scenario import QUICK, Dgp, Partition, Scale, Scenario
+from fedtmle_paper.reproduce.style import save
+
+DATA_SETS = 200  # of each distribution, for coverage
+REBOUNDS = 50  # of each distribution
+QUICK_DATA_SETS = 10
+QUICK_REBOUNDS = 4
+QUICK_TOLERANCES = (1e-1, 1e-2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """What is wanted: which figures, of which seeds, at what size, where to."""
+
+    figures: Sequence[int] = (1, 2, 3, 4)
+    extra: bool = True
+    seeds: Sequence[int] = (1,)
+    scale: Scale = Scale()
+    latency: float = LATENCY
+    workers: int = 1
+    out: Path = Path("reproduce")
+
+    def __post_init__(self) -> None:
+        if not self.seeds:
+            raise InputError("replicates: expected at least 1")
+        if not self.latency >= 0:
+            raise InputError(f"latency: expected a time of at least 0, not {self.latency}")
+        if self.workers < 1:
+            raise InputError(f"workers: expected at least 1, not {self.workers}")
+
+    @property
+    def clients(self) -> Sequence[int]:
+        """Figures 1 and 2 need the reference number of clients alone."""
+        return self.scale.clients if {3, 4} & set(self.figures) else (self.scale.reference_clients,)
+
+
+def carry_out(order: Order, *, quiet: bool = False) -> Path:
+    """Everything that was ordered; returns the path of RESULTS.md."""
+    order.out.mkdir(parents=True, exist_ok=True)
+    began = time.perf_counter()
+    chosen = scenarios(order.seeds, order.clients, order.scale) if order.figures else []
+    pieces = experiments(order.seeds, order.scale) if order.extra else []
+    measured: list[Measured] = []
+    found = Extra() if order.extra else None
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), disable=quiet, transient=True) as bar:
+        if chosen:
+            task = bar.add_task("scenarios of the figures", total=len(chosen))
+            for done in shared(run_scenario, chosen, order.workers):
+                measured += done
+                bar.advance(task)
+        if found is not None:
+            task = bar.add_task("extra experiments", total=len(pieces))
+            for table in shared(perform, pieces, order.workers):
+                found.add(table)
+                bar.advance(task)
+    campaign = Campaign(measured, order.latency) if measured else None
+    wall = time.perf_counter() - began
+    return publish(order, campaign, found, wall)
+
+
+def publish(order: Order, campaign: Campaign | None, found: Extra | None, wall: float) -> Path:
+    """Figures, tables and RESULTS.md of what was measured."""
+    compute = 0.0
+    if campaign is not None:
+        draw(campaign, order.figures, order.out)
+        for number in order.figures:
+            write(order.out / f"figure{number}.csv", _TABLES[number](campaign))
+        for name, table in (
+            ("runs", runs),
+            ("rounds", rounds),
+            ("reference", reference),
+        ):
+            write(order.out / f"{name}.csv", table(campaign))
+        compute = sum(t.silos + t.server for run in campaign.runs for t in run.times)
+    if found is not None:
+        _publish_extra(found, order.out)
+    path = order.out / "RESULTS.md"
+    text = report(campaign, found, Effort(wall=wall, compute=compute, workers=order.workers))
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+_TABLES: dict[int, Callable[[Campaign], list[Row]]] = {
+    1: trajectories,
+    2: trajectories,
+    3: at_time_budget,
+    4: at_round_budget,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """One independent piece of work."""
+
+    run: Callable[..., Table]
+    arguments: tuple[object, ...]
+
+
+def experiments(seeds: Sequence[int], scale: Scale) -> list[Experiment]:
+    """Return the extra experiments: costs, rebounds, retirement and coverage.
+
+    Costs use the first seed alone, retirement uses all of them; the others draw seeds of their own.
+    """
+    quick = scale == QUICK
+    M = scale.reference_clients
+
+    def scenario(seed: int, dgp: Dgp, partition: Partition) -> Scenario:
+        return Scenario(seed=seed, dgp=dgp, partition=partition, clients=M, scale=scale)
+
+    tolerances = QUICK_TOLERANCES if quick else TOLERANCES
+    data_sets = QUICK_DATA_SETS if quick else DATA_SETS
+    samples = QUICK_REBOUNDS if quick else REBOUNDS
+    return [
+        *(
+            Experiment(run=costs, arguments=(scenario(seeds[0], dgp, Partition.RANDOM), tolerances))
+            for dgp in Dgp
+        ),
+        *(
+            Experiment(run=rebounds, arguments=(number, dgp, scale))
+            for number in range(samples)
+            for dgp in Dgp
+        ),
+        *(
+            Experiment(run=retirements, arguments=(scenario(seed, dgp, partition),))
+            for seed in seeds
+            for dgp in Dgp
+            for partition in Partition
+        ),
+        *(
+            Experiment(run=replicate, arguments=((number, dgp, scale),))
+            for number in range(data_sets)
+            for dgp in Dgp
+        ),
+    ]
+
+
+def perform(experiment: Experiment) -> Table:
+    """Return the table of one experiment, in whichever process runs it."""
+    return experiment.run(*experiment.arguments)
+
+
+def _publish_extra(extra: Extra, out: Path) -> None:
+    """CSV, PNG and SVG of each experiment."""
+    write(out / "extra-cost.csv", map(asdict, extra.costs))
+    write(out / "extra-rebound.csv", map(asdict, extra.rebounds))
+    write(out / "extra-retirement.csv", map(asdict, extra.retirements))
+    write(
+        out / "extra-coverage.csv",
+        ({**asdict(c), "covers": c.covers, "law_covers": c.law_covers} for c in extra.coverage),
+    )
+    with journal_style():
+        save(cost_figure(extra.costs), out, "extra-cost")
+        save(retirement_figure(extra.retirements), out, "extra-retirement")
+        save(coverage_figure(extra.coverage), out, "extra-coverage")

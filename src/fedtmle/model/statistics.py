@@ -1,0 +1,85 @@
+"""Statistics of a silo's rows as values: named columns to sum, and bins to count.
+
+A query carries one of these instead of a function, so that everyone who reads the query (the silo's
+guard, the audit, the preview, the documents) sees the same names and public bounds.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from fedtmle.model.types import Array, Bytes
+
+Piece = TypeVar("Piece")  # consecutive rows, as `over` gives them
+Result = TypeVar("Result")
+
+
+class AbstractStatistic(ABC, Generic[Piece]):
+    """A public rule of the installed package that reads a silo's rows, piece by piece."""
+
+    @property
+    @abstractmethod
+    def label(self) -> str:
+        """What is computed, in words that a silo's owner reads."""
+
+    def over(self, rows: Any, work: Callable[[Piece], Result]) -> Iterable[Result]:
+        """Return ``work`` of consecutive pieces of the rows; by default of all rows as one piece."""
+        return (work(rows),)
+
+
+class AbstractColumns(AbstractStatistic[Piece]):
+    """Columns by name."""
+
+    @property
+    @abstractmethod
+    def names(self) -> tuple[str, ...]: ...
+
+    @abstractmethod
+    def evaluate(self, piece: Piece) -> Iterable[Array]:
+        """Return each column, shape (N,), in the order of the names."""
+
+
+class AbstractBoundedColumns(AbstractColumns[Piece]):
+    """Columns to be summed exactly: column j is below 2^exponents[j] in magnitude, by declaration."""
+
+    @property
+    @abstractmethod
+    def exponents(self) -> tuple[int, ...]: ...
+
+    @abstractmethod
+    def evaluate(self, piece: Piece) -> Array:
+        """Return the columns, shape (p, N), in the order of the names."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """Rows in bins.
+
+    ``bins`` is each row's bin, shape (N,); ``values`` are summed per bin, shape (k, N); no sum may single
+    out a few rows by their value of ``sensitive``, shape (N,).
+    """
+
+    bins: Bytes
+    values: Array | None = None
+    sensitive: Array | None = None
+
+
+class AbstractBins(AbstractStatistic[Piece]):
+    """Groups of rows in bins, with exact sums of some values per bin."""
+
+    @property
+    @abstractmethod
+    def sizes(self) -> tuple[int, ...]:
+        """How many bins each group has."""
+
+    @property
+    def exponents(self) -> tuple[int, ...]:
+        """Powers of two that bound the summed values; none where only rows are counted."""
+        return ()
+
+    @abstractmethod
+    def groups(self, piece: Piece) -> Sequence[Group]:
+        """Return the groups, in the order of ``sizes``."""

@@ -1,0 +1,116 @@
+"""How a run ended, where it went, and what was proved about it."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from fedtmle.model.problem import Estimate
+from fedtmle.protocol.lattice import Lattice
+from fedtmle.protocol.query import Problem
+
+
+class Status(enum.Enum):
+    """How a run ended; the value is the sentence shown to the user."""
+
+    CONVERGED = "the pooled EIF equation holds to the tolerance"
+    UPDATE_BUDGET = "the budget of updates was used up before the tolerance was reached"
+    ROUND_BUDGET = "the budget of rounds was used up before the tolerance was reached"
+    NO_DESCENT = "no step decreased the loss any further; the tolerance was not reached"
+    CANCELLATION = "stagnation: the local fits cancel in the average, the equation is not solved"
+    INFEASIBLE = "stagnation: the average of the local fits is not an admissible fluctuation"
+    NO_PROGRESS = "stagnation: updates fell below the progress tolerance, the equation is not solved"
+    BOUNDARY_FIT = "a silo's local fit has no minimum within the public radius"
+    STALLED_FIT = "a silo's local solver could not reach its accuracy"
+    ALL_RETIRED = "every silo completed its own targeting and retired"
+    UNFINISHED = "the budget was used up while some silos had not completed their own targeting"
+
+    @property
+    def is_converged(self) -> bool:
+        return self in (Status.CONVERGED, Status.ALL_RETIRED)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Visit:
+    """One query on the trajectory: where it was, and what the parties learned there."""
+
+    round: int
+    update: int
+    step: int
+    eps: tuple[float, ...]
+    gradient_norm: float | None  # of the pooled loss at eps, raw coordinates; at step 0, the residual
+    at_origin: bool
+    loss_change: float | None = None  # pooled loss at eps less at eps = 0, where it was asked
+
+
+@dataclass(frozen=True, kw_only=True)
+class Smoothness:
+    """beta, and on what it rests."""
+
+    value: float
+    basis: str  # "certified", "certified at the start", "estimated" or "given"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Certificate:
+    """What was proved about the returned law, and what was only assumed.
+
+    ``residual_bound`` bounds the raw norm of the pooled EIF mean; ``arithmetic`` is the part of
+    it due to exact sums and quadrature.
+    """
+
+    tolerance: float
+    residual_bound: float
+    arithmetic: float
+    smoothness: Smoothness | None = None
+    lattice: Lattice | None = None  # of a coded run
+    coordinates: str = "raw"
+    history_bits: int | None = None  # H_K less H_init: the exact code of the accepted history
+    assumptions: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Targeted:
+    """A pooled law, its estimate, and how exactly the EIF equation holds there.
+
+    ``details`` is what the flow learned beside it: a study's nuisances and diagnostics.
+    """
+
+    problem: Problem
+    law: Any
+    status: Status
+    steps: int
+    updates: int
+    trajectory: tuple[Visit, ...]
+    accepted: tuple[tuple[float, ...], ...]
+    residual: float
+    residual_kind: str  # "computed" or "certified bound"
+    certificate: Certificate
+    estimate: Estimate
+    details: object = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Personalised:
+    """Each silo has its own law and estimate, which no other party knows; ``law`` is that of the silos
+    that did not retire."""
+
+    problem: Problem
+    law: Any
+    status: Status
+    steps: int
+    updates: int
+    trajectory: tuple[Visit, ...]
+    accepted: tuple[tuple[float, ...], ...]
+    details: object = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Described:
+    """Nothing was targeted: pooled descriptions alone, as before a study."""
+
+    details: object
+
+
+Outcome: TypeAlias = Targeted | Personalised | Described

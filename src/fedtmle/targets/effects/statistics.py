@@ -1,0 +1,343 @@
+"""The statistics that a study asks of its silos, as values: counts, overlap, and the outcome model's fit."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeVar, final
+
+import numpy as np
+
+from fedtmle.model.statistics import AbstractBins, AbstractBoundedColumns, AbstractColumns, Group
+from fedtmle.model.table import AnyTable, Table, over_blocks
+from fedtmle.model.types import Array, Bytes, Codes, exponent, first, product, upper_pairs
+from fedtmle.targets.effects.prepare import EffectColumns, Preparation
+from fedtmle.targets.effects.problem import EffectLaw, EffectProblem
+from fedtmle.targets.effects.rows import (
+    PROBABILITY_EDGES,
+    EffectRows,
+    bins_between,
+    probability_bins,
+    shown_arms,
+)
+
+Result = TypeVar("Result")
+
+LARGEST_LOSS = 64.0  # of one row, where a prediction is all but certain and wrong
+SMALLEST_CHANCE = math.exp(-LARGEST_LOSS)
+
+
+@final
+@dataclass(frozen=True)
+class WeightColumn(AbstractColumns[Table]):
+    """The observation weights, whose scale a study does not declare."""
+
+    columns: EffectColumns
+
+    @property
+    def label(self) -> str:
+        return "weights"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return ("weight",)
+
+    def over(self, rows: AnyTable, work: Callable[[Table], Result]) -> Iterable[Result]:
+        return over_blocks(rows, work)
+
+    def evaluate(self, piece: Table) -> list[Array]:
+        return [self.columns.weight(piece)]
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class StudyCounts(AbstractBoundedColumns[Table]):
+    """Who is in each arm, observed in each arm, and in each stratum, and their weights.
+
+    ``weight_exponent`` bounds a weight. Without weights, the sums of weights by stratum are the counts.
+    """
+
+    columns: EffectColumns
+    weight_exponent: int
+
+    @property
+    def label(self) -> str:
+        return "count"
+
+    @cached_property
+    def blocks(self) -> dict[str, slice]:
+        """The place of each block of columns, in the order in which they are sent."""
+        arms, strata = len(self.columns.arms), len(self.columns.strata_levels)
+        sizes = {
+            "arm": arms,
+            "observed": arms,
+            "weight": 1,
+            "arm weight": arms,
+            "stratum weight": strata,
+            "stratum": strata if self.columns.weights else 0,
+        }
+        starts = np.cumsum([0, *sizes.values()]).tolist()
+        blocks = {name: slice(starts[k], starts[k + 1]) for k, name in enumerate(sizes)}
+        if not self.columns.weights:
+            blocks["stratum"] = blocks["stratum weight"]
+        return blocks
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        columns = self.columns
+        weighted = [f"weight in stratum {level}" for level in columns.strata_levels]
+        counted = [f"in stratum {level}" for level in columns.strata_levels]
+        return (
+            *(f"in arm {arm}" for arm in columns.arms),
+            *(f"observed in arm {arm}" for arm in columns.arms),
+            "weight",
+            *(f"weight in arm {arm}" for arm in columns.arms),
+            *([*weighted, *counted] if columns.weights else counted),
+        )
+
+    @property
+    def exponents(self) -> tuple[int, ...]:
+        arms, strata = len(self.columns.arms), len(self.columns.strata_levels)
+        weights = (self.weight_exponent,) * (1 + arms + strata)
+        return (1,) * (2 * arms) + weights + (1,) * (strata if self.columns.weights else 0)
+
+    def over(self, rows: AnyTable, work: Callable[[Table], Result]) -> Iterable[Result]:
+        return over_blocks(rows, work)
+
+    def evaluate(self, piece: Table) -> Array:
+        columns = self.columns
+        weight, observed, stratum = columns.weight(piece), columns.observed(piece), columns.stratum(piece)
+        values = np.empty((len(self.exponents), piece.n_rows))
+        block = {name: values[place] for name, place in self.blocks.items()}
+        block["weight"][:] = weight
+        for code in range(len(columns.arms)):
+            taken = columns.taken(piece, code)
+            block["arm"][code] = taken
+            block["observed"][code] = product(taken, observed)
+            block["arm weight"][code] = product(taken, weight)
+        if stratum is not None:
+            inside = (stratum == np.arange(len(columns.strata_levels))[:, None]).astype(np.float64)
+            if columns.weights:
+                block["stratum weight"][:] = inside * weight
+            block["stratum"][:] = inside
+        return values
+
+
+class _OverEffectRows:
+    """Reads the rows of an effect problem, nuisances evaluated, in consecutive pieces."""
+
+    effect: EffectProblem
+
+    def over(self, rows: AnyTable, work: Callable[[EffectRows], Result]) -> Iterable[Result]:
+        return self.effect.over(rows, work)
+
+
+@final
+@dataclass(frozen=True)
+class OverlapColumns(_OverEffectRows, AbstractBoundedColumns[EffectRows]):
+    """The clever covariates H_r, their products, and the predicted outcomes with their squares."""
+
+    effect: EffectProblem
+
+    @property
+    def label(self) -> str:
+        return "inverse probability"
+
+    @property
+    def count(self) -> int:
+        """How many components there are."""
+        return len(self.effect.combination[0])
+
+    @cached_property
+    def pairs(self) -> list[tuple[int, int]]:
+        return upper_pairs(self.count)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (
+            *(f"H_{r}" for r in range(self.count)),
+            *(f"H_{r} H_{s}" for r, s in self.pairs),
+            "weight of the observed",
+            "predicted outcome",
+            "predicted outcome, squared",
+        )
+
+    @property
+    def exponents(self) -> tuple[int, ...]:
+        h, weight = self.effect.ceiling, self.effect.population_ceiling
+        return (exponent(h),) * self.count + (exponent(h * h),) * len(self.pairs) + (exponent(weight),) * 3
+
+    def evaluate(self, piece: EffectRows) -> Array:
+        weight, q = first(piece.weight), piece.factual(piece.q)
+        values = np.empty((len(self.names), piece.n_rows))
+        h, products, predicted = values[: self.count], values[self.count : -3], values[-3:]
+        np.multiply(piece.covariates, weight, out=h)
+        for column, (r, s) in zip(products, self.pairs, strict=True):
+            np.multiply(h[r], h[s], out=column)
+        predicted[0] = weight * first(piece.observed)
+        np.multiply(predicted[0], q, out=predicted[1])
+        np.multiply(q, q, out=predicted[2])
+        predicted[2] *= predicted[0]
+        return values
+
+
+@final
+@dataclass(frozen=True)
+class TruncationBins(_OverEffectRows, AbstractBins[EffectRows]):
+    """Per arm, how many records have a probability below its bound (bin 1)."""
+
+    effect: EffectProblem
+    arms: int
+
+    @property
+    def label(self) -> str:
+        return "probabilities below their bound"
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return (2,) * self.arms
+
+    def groups(self, piece: EffectRows) -> list[Group]:
+        return [Group(bins=below) for below in piece.truncated.view(np.uint8)]
+
+
+def histogram_pairs(arms: int) -> list[tuple[int, int]]:
+    """Return one (arm of the probability, observed arm) pair per histogram of propensity scores."""
+    return [(a, b) for a in shown_arms(arms) for b in range(arms)]
+
+
+def _histogram_groups(bins: Bytes, arm: Codes, arms: int) -> list[Group]:
+    of, rows = shown_arms(arms), [arm == b for b in range(arms)]
+    return [Group(bins=bins[of.index(a)][rows[b]]) for a, b in histogram_pairs(arms)]
+
+
+def _histogram_sizes(arms: int) -> tuple[int, ...]:
+    return (len(PROBABILITY_EDGES) - 1,) * len(histogram_pairs(arms))
+
+
+@final
+@dataclass(frozen=True)
+class PropensityBins(_OverEffectRows, AbstractBins[EffectRows]):
+    """Histograms of the propensity scores of a study's rows, by observed arm."""
+
+    effect: EffectProblem
+    arms: int
+
+    @property
+    def label(self) -> str:
+        return "probabilities of treatment"
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return _histogram_sizes(self.arms)
+
+    def groups(self, piece: EffectRows) -> list[Group]:
+        return _histogram_groups(piece.g_bins, piece.arm, self.arms)
+
+
+@final
+@dataclass(frozen=True)
+class FittedPropensityBins(AbstractBins[Table]):
+    """The same before the study has an outcome model: from the fitted treatment model alone."""
+
+    preparation: Preparation
+
+    @property
+    def label(self) -> str:
+        return "probabilities of treatment"
+
+    @property
+    def arms(self) -> int:
+        return len(self.preparation.columns.arms)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return _histogram_sizes(self.arms)
+
+    def groups(self, piece: Table) -> list[Group]:
+        g, _ = self.preparation.propensities(piece)
+        bins = probability_bins(g[list(shown_arms(len(g)))])
+        return _histogram_groups(bins, self.preparation.columns.arm(piece), self.arms)
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class PredictionErrors(_OverEffectRows, AbstractBoundedColumns[EffectRows]):
+    """Squared errors, and of a binary outcome log losses, of Q(A, W) before and after targeting."""
+
+    effect: EffectProblem
+    law: EffectLaw
+    is_binary: bool
+
+    @property
+    def label(self) -> str:
+        return "error of a prediction"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        losses = ("log loss before", "log loss after") if self.is_binary else ()
+        return (
+            "weight",
+            "outcome",
+            "outcome, squared",
+            "squared error before",
+            "squared error after",
+            *losses,
+        )
+
+    @property
+    def exponents(self) -> tuple[int, ...]:
+        weight = self.effect.population_ceiling
+        return (exponent(weight),) * 3 + (exponent(LARGEST_LOSS * weight),) * (len(self.names) - 3)
+
+    def evaluate(self, piece: EffectRows) -> Array:
+        weight, y = piece.weight * piece.observed, piece.y
+        predictions = _predictions(self.effect, self.law, piece)
+        errors = [np.minimum((y - q) ** 2, LARGEST_LOSS) for q in predictions]
+        losses = [_log_loss(y, q) for q in predictions] if self.is_binary else []
+        return np.stack([np.ones_like(y), y, y * y, *errors, *losses]) * weight
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class CalibrationBins(_OverEffectRows, AbstractBins[EffectRows]):
+    """Observed and predicted outcomes, by bins of the prediction before targeting.
+
+    Both predictions are compared in the same bins: bins of each would differ in a few rows, and so
+    disclose them. The sums are those of w, w y, w Q before and w Q after.
+    """
+
+    effect: EffectProblem
+    law: EffectLaw
+    edges: tuple[float, ...]  # of the initial prediction, the inner ones
+
+    @property
+    def label(self) -> str:
+        return "outcomes and predictions"
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return (len(self.edges) + 1,)
+
+    @property
+    def exponents(self) -> tuple[int, ...]:
+        return (exponent(2.0 * self.effect.population_ceiling),) * 4
+
+    def groups(self, piece: EffectRows) -> Sequence[Group]:
+        seen = slice(None) if piece.observed.all() else piece.observed > 0
+        before, after = (q[seen] for q in _predictions(self.effect, self.law, piece))
+        values = np.stack([np.ones_like(before), piece.y[seen], before, np.clip(after, -1.0, 2.0)])
+        values *= piece.weight[seen]
+        bins = bins_between(self.edges, before)
+        return [Group(bins=bins, values=values, sensitive=piece.y[seen])]
+
+
+def _predictions(effect: EffectProblem, law: EffectLaw, rows: EffectRows) -> tuple[Array, Array]:
+    """Return Q(A, W) before and after targeting, shape (N,) each."""
+    return effect.factual(effect.start(), rows), effect.factual(law, rows)
+
+
+def _log_loss(y: Array, q: Array) -> Array:
+    return np.asarray(-np.log(np.clip(np.where(y > 0, q, 1.0 - q), SMALLEST_CHANCE, 1.0)))

@@ -1,0 +1,124 @@
+"""Examples of every kind of query: one registry that the tests and the fuzzers read.
+
+Each example was asked and answered in a real run, so no test constructs a query by hand. A new kind of query
+needs a run in `RUNS` that asks it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+import fedtmle as ft
+from fedtmle.initial.glm import GLM
+from fedtmle.initial.trees import GradientBoostedTrees
+from fedtmle.model.table import Factor, Table
+from fedtmle.protocol.codes import AbstractCode, Memory
+from fedtmle.protocol.plan import Plan, roster
+from fedtmle.protocol.query import AbstractQuery, Query
+from fedtmle.runtime.replay import heard_rounds
+from fedtmle.runtime.session import run_embedded
+from fedtmle.runtime.silo import Silo
+from fedtmle.studies.plan import study_plan
+from tests.initial.silos import pooled_table, split, trial
+from tests.kinds import concrete
+from tests.runtime.faults import CASES
+
+Run = tuple[Plan, Mapping[str, Any]]
+
+MOST = 3  # examples of one kind: the widths of their payloads differ
+TREES = GradientBoostedTrees("x", rounds=2, depth=1, min_leaf=10)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Example:
+    """A query, the silos' answers, and the pooled value. ``memory`` is the uplink's before the answers."""
+
+    name: str
+    query: Query
+    answers: tuple[Any, ...]
+    pooled: Any
+    memory: Memory | None
+
+    @property
+    def kind(self) -> type[Query]:
+        return type(self.query)
+
+    @property
+    def answer_code(self) -> AbstractCode[Any]:
+        return self.query.answer_code.after(self.memory)
+
+    @property
+    def pooled_code(self) -> AbstractCode[Any]:
+        return self.query.pooled_code
+
+
+def _study(outcome_model: Any, **options: Any) -> Run:
+    study = trial(outcome_model, algorithm=ft.Coded(tolerance=0.1), **options)
+    tables = split(pooled_table(240, 4), 2)
+    return study_plan(study, roster(list(tables))), tables
+
+
+def _clusters() -> Run:
+    """Twelve clusters of twenty rows, most of which have rows in both silos."""
+    study = trial(GLM("a + x"), algorithm=ft.Coded(tolerance=0.1), cluster="family", cluster_scope="spanning")
+    table = pooled_table(240, 4)
+    family = Factor(np.arange(240) % 12, tuple(f"family {k}" for k in range(12)))
+    whole = Table(n_rows=240, numeric=table.numeric, factors={**table.factors, "family": family})
+    tables = split(whole, 2)
+    return study_plan(study, roster(list(tables))), tables
+
+
+LEARNERS = (GLM("a + x + C(site)"), ft.Pilot(TREES, at="s1"), ft.PerSilo(TREES))
+RUNS: dict[str, Callable[[], Run]] = {
+    **CASES,
+    "learners": lambda: _study(ft.SuperLearner(LEARNERS, folds=2)),
+    "pilot's trees": lambda: _study(ft.Pilot(TREES, at="s1")),
+    "pilot's coefficients": lambda: _study(ft.Pilot(GLM("a + x + C(site)"), at="s1")),
+    "clusters": _clusters,
+}
+
+
+def _recorded(name: str, plan: Plan, rows: Mapping[str, Any]) -> Iterator[Example]:
+    """Run a plan and follow it again: each query with its answers and the pooled value."""
+    finished = run_embedded(plan, [Silo(silo, plan, table) for silo, table in rows.items()])
+    memory: Memory | None = None  # of the first silo's uplink; alike in shape on every one
+    number = 0
+    for heard in heard_rounds(plan, finished.transcript, finished.sizes):
+        answers = tuple(heard.answers.values())
+        for query, *parts, whole in _parts(heard.query, *answers, heard.pooled):
+            number += 1
+            yield Example(
+                name=f"{type(query).__name__} {number} of '{name}'",
+                query=query,
+                answers=tuple(parts),
+                pooled=whole,
+                memory=memory,
+            )
+        memory = heard.query.answer_code.memory(answers[0]) or memory
+
+
+def _parts(query: Query, *values: Any) -> Iterator[tuple[Any, ...]]:
+    """The query with its answers and its pooled value, then the queries that it is made of with theirs."""
+    yield query, *values
+    if query.members != (query,):
+        yield from zip(query.members, *(query.split(value) for value in values), strict=True)
+
+
+@cache
+def examples() -> tuple[Example, ...]:
+    """At most `MOST` examples of each kind of query, from the first runs that ask it."""
+    found: dict[type[Query], list[Example]] = {}
+    for name, run in RUNS.items():
+        for example in _recorded(name, *run()):
+            found.setdefault(example.kind, []).append(example)
+    return tuple(example for known in found.values() for example in known[:MOST])
+
+
+def without_example() -> set[str]:
+    """Return the names of the concrete kinds of query that no run asks."""
+    return {kind.__name__ for kind in concrete(AbstractQuery) - {example.kind for example in examples()}}  # type: ignore[type-abstract]

@@ -1,0 +1,99 @@
+"""The wheel that a hospital installs: no experiment of the paper is in it, and it works without them."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import sysconfig
+import venv
+import zipfile
+from pathlib import Path, PurePosixPath
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+# The rooms that left the package; a module of one of these names would be an experiment or a test helper.
+ELSEWHERE = {
+    "fedtmle/reproduce",
+    "fedtmle/cli/reproduce.py",
+    "fedtmle/privacy/attacks.py",
+    "fedtmle/privacy/collision.py",
+    "fedtmle/privacy/disclosure.py",
+    "fedtmle/privacy/family.py",
+    "fedtmle/runtime/faults.py",
+    "fedtmle/runtime/simulated.py",
+    "fedtmle/targets/benchmark.py",
+    "fedtmle/theory/history.py",
+    "fedtmle/theory/registry.py",
+}
+PAPER = {path.stem for path in (ROOT / "paper/src/fedtmle_paper").glob("*.py") if path.stem != "__init__"}
+
+
+def build(project: Path, out: Path) -> zipfile.ZipFile:
+    command = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(out)]
+    done = subprocess.run(command, cwd=project, capture_output=True, text=True, timeout=120, check=False)  # noqa: S603
+    assert done.returncode == 0, done.stdout + done.stderr
+    (wheel,) = out.glob("*.whl")
+    return zipfile.ZipFile(wheel)
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
+    return build(ROOT, tmp_path_factory.mktemp("wheel"))
+
+
+def test_it_has_the_whole_package_and_nothing_of_the_paper(wheel: zipfile.ZipFile) -> None:
+    names = {name for name in wheel.namelist() if ".dist-info/" not in name}
+    shipped = {
+        path.relative_to(ROOT / "src").as_posix()
+        for path in (ROOT / "src/fedtmle").rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    assert names == shipped
+    for name in names:
+        path = PurePosixPath(name)
+        assert path.parts[0] == "fedtmle"
+        assert not {str(path), *map(str, path.parents)} & ELSEWHERE
+        assert b"fedtmle_paper" not in wheel.read(name), name
+
+
+def test_it_declares_no_command_of_the_paper(wheel: zipfile.ZipFile) -> None:
+    (points,) = (name for name in wheel.namelist() if name.endswith("entry_points.txt"))
+    assert wheel.read(points).decode().split() == ["[console_scripts]", "fedtmle", "=", "fedtmle.cli:main"]
+
+
+def test_the_wheel_of_the_paper_has_the_paper_alone(tmp_path: Path) -> None:
+    names = {name for name in build(ROOT / "paper", tmp_path).namelist() if ".dist-info/" not in name}
+    assert {name.split("/")[0] for name in names} == {"fedtmle_paper"}
+    assert {f"fedtmle_paper/{name}.py" for name in PAPER} <= names
+
+
+def test_it_works_alone(wheel: zipfile.ZipFile, tmp_path: Path) -> None:
+    """In an environment with the dependencies; editable installs are not seen through a path file."""
+    venv.create(tmp_path, with_pip=False)
+    python = tmp_path / "bin/python"
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    site = tmp_path / "lib" / version / "site-packages"
+    wheel.extractall(site)
+    # Path files of the other folders are not followed, so what is installed as editable stays out.
+    folders = [path for path in sys.path if path.endswith("site-packages")]
+    assert sysconfig.get_paths()["purelib"] in folders
+    (site / "dependencies.pth").write_text("\n".join(folders), encoding="utf-8")
+
+    def run(*arguments: str) -> str:
+        done = subprocess.run(  # noqa: S603 - the environment made above
+            [str(python), "-I", *arguments],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    assert run("-c", "import fedtmle; print(fedtmle.__file__)").strip().startswith(str(site))
+    assert run("-c", "from importlib.util import find_spec; print(find_spec('fedtmle_paper'))") == "None\n"
+    assert "reproduce" in run("-m", "fedtmle", "--help")
+    assert re.search(r"federated +985 .* 7\.20 to 11\.48", run("-m", "fedtmle", "demo", "--quiet"))
