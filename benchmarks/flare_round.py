@@ -22,13 +22,13 @@ from unittest import mock
 sys.path.insert(0, str(Path(__file__).parent))
 
 from fedtmle.deploy import jobs, policy, provision
-from fedtmle.deploy.example import write_example
+from fedtmle.deploy.demo import write_example
 from fedtmle.deploy.kits import Deployment, Kit
 from fedtmle.deploy.launch import follow, launch, new_run
 from fedtmle.deploy.local import approve_everywhere, local_deployment
-from fedtmle.federations.runs import State
-from fedtmle.studies.file import StudyFile, read_study
+from fedtmle.engine.runs import State
 from fedtmle.studies.run import run
+from fedtmle.studyfile.file import StudyFile, read_study
 
 LIMIT = 1.5
 WARM_UP = 5  # rounds in which a silo still imports and compiles

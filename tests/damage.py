@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from fedtmle.protocol.bits import Bits
+from fedtmle.protocol.codes import Bits
 
 
 def flipped(example: bytes, *, keep: int = 0) -> st.SearchStrategy[bytes]:

@@ -17,8 +17,7 @@ from fedtmle.errors import DecodeError, FedTMLEError, JournalError
 from fedtmle.initial.glm import GLM
 from fedtmle.model.families import Family
 from fedtmle.protocol import messages
-from fedtmle.protocol.bits import Bits
-from fedtmle.protocol.codes import AbstractCode, Differences, decode, encode
+from fedtmle.protocol.codes import AbstractCode, Bits, Differences, decode, encode
 from fedtmle.protocol.learners import GLMFormat, TreesFormat
 from fedtmle.runtime import ledger
 from fedtmle.runtime.journal import MAGIC, START, frame, scan

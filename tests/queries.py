@@ -23,7 +23,7 @@ from fedtmle.protocol.query import AbstractQuery, Query
 from fedtmle.runtime.replay import heard_rounds
 from fedtmle.runtime.session import run_embedded
 from fedtmle.runtime.silo import Silo
-from fedtmle.studies.plan import study_plan
+from fedtmle.studyfile.file import study_plan
 from tests.initial.silos import pooled_table, split, trial
 from tests.kinds import concrete
 from tests.runtime.faults import CASES

@@ -16,7 +16,7 @@ import typer.main
 from typer.testing import CliRunner
 
 from fedtmle.cli import app, extensions
-from fedtmle.studies.template import write_template
+from fedtmle.studyfile.template import write_template
 
 ESCAPE = "\x1b"
 

@@ -31,12 +31,12 @@ _HOME = {
     "GradientDescent": "fedtmle.algorithms.optimizers",
     "Backtracking": "fedtmle.algorithms.optimizers",
     "Newton": "fedtmle.algorithms.optimizers",
-    "StochasticGradientDescent": "fedtmle.algorithms.stochastic",
+    "StochasticGradientDescent": "fedtmle.algorithms.optimizers",
     "LocalAverage": "fedtmle.algorithms.local",
     "Coded": "fedtmle.algorithms.coded",
     "Certified": "fedtmle.protocol.coded",
     "Estimated": "fedtmle.protocol.coded",
-    "Personalized": "fedtmle.algorithms.personalized",
+    "Personalized": "fedtmle.algorithms.local",
     "Status": "fedtmle.protocol.outcome",
     "Result": "fedtmle.runtime.result",
     "Transcript": "fedtmle.runtime.transcript",
@@ -56,11 +56,11 @@ _HOME = {
     "GradientBoostedTrees": "fedtmle.initial.trees",
     "PerSilo": "fedtmle.initial.superlearner",
     "SuperLearner": "fedtmle.initial.superlearner",
-    "Study": "fedtmle.algorithms.study",
-    "StudyResult": "fedtmle.studies.result",
+    "Study": "fedtmle.programs.study",
+    "StudyResult": "fedtmle.results.result",
     "run": "fedtmle.studies.run",
     "plots": "fedtmle.plots",
-    "load": "fedtmle.studies.result",
+    "load": "fedtmle.results.result",
 }
 
 if TYPE_CHECKING:  # for type checkers and editors; at run time, __getattr__ below
@@ -70,12 +70,11 @@ if TYPE_CHECKING:  # for type checkers and editors; at run time, __getattr__ bel
     from fedtmle.algorithms.gradient import Exact as Exact
     from fedtmle.algorithms.gradient import Gradient as Gradient
     from fedtmle.algorithms.local import LocalAverage as LocalAverage
+    from fedtmle.algorithms.local import Personalized as Personalized
     from fedtmle.algorithms.optimizers import Backtracking as Backtracking
     from fedtmle.algorithms.optimizers import GradientDescent as GradientDescent
     from fedtmle.algorithms.optimizers import Newton as Newton
-    from fedtmle.algorithms.personalized import Personalized as Personalized
-    from fedtmle.algorithms.stochastic import StochasticGradientDescent as StochasticGradientDescent
-    from fedtmle.algorithms.study import Study as Study
+    from fedtmle.algorithms.optimizers import StochasticGradientDescent as StochasticGradientDescent
     from fedtmle.initial.glm import GLM as GLM
     from fedtmle.initial.glm import Supplied as Supplied
     from fedtmle.initial.pilot import Pilot as Pilot
@@ -85,14 +84,15 @@ if TYPE_CHECKING:  # for type checkers and editors; at run time, __getattr__ bel
     from fedtmle.model.check import check_problem as check_problem
     from fedtmle.model.density.fluctuation import ExponentialTilt as ExponentialTilt
     from fedtmle.model.density.fluctuation import LogisticFluctuation as LogisticFluctuation
+    from fedtmle.programs.study import Study as Study
     from fedtmle.protocol.coded import Certified as Certified
     from fedtmle.protocol.coded import Estimated as Estimated
     from fedtmle.protocol.outcome import Status as Status
+    from fedtmle.results.result import StudyResult as StudyResult
+    from fedtmle.results.result import load as load
     from fedtmle.runtime.result import Result as Result
     from fedtmle.runtime.transcript import Transcript as Transcript
     from fedtmle.solver import solve as solve
-    from fedtmle.studies.result import StudyResult as StudyResult
-    from fedtmle.studies.result import load as load
     from fedtmle.studies.run import run as run
     from fedtmle.targets.effects.components import Static as Static
     from fedtmle.targets.effects.components import Stochastic as Stochastic

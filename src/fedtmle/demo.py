@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 
 from fedtmle.algorithms.gradient import Central
-from fedtmle.algorithms.study import Study
 from fedtmle.datasets import ihdp as ihdp_columns
 from fedtmle.initial.glm import GLM
+from fedtmle.layout import aligned, number, probability, wrapped
 from fedtmle.model.types import Array
-from fedtmle.studies.progress import live_progress
+from fedtmle.programs.study import Study
 from fedtmle.studies.run import run
-from fedtmle.studies.show import cells, certificate, cost
-from fedtmle.studies.text import aligned, number, probability, wrapped
 from fedtmle.targets.effects.estimands import ATE
+from fedtmle.text.progress import live_progress
+from fedtmle.text.result import cells, certificate, cost
 
 BABY = "bw + nnhealth + sex + mlt_birt"  # birth weight, neonatal health, sex, twin or more
 MOTHER = "momage + b_marr + mom_lths + mom_hs + mom_scoll + momblack + momhisp + cigs"

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from fedtmle.errors import InputError
 from fedtmle.report import series
 from fedtmle.report.series import Document, document_of
+from fedtmle.results.result import StudyResult
 from fedtmle.runtime.result import Result
-from fedtmle.studies.result import StudyResult
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

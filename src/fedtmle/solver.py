@@ -14,8 +14,8 @@ from fedtmle.protocol.outcome import Described, Targeted
 from fedtmle.protocol.plan import Plan, roster
 from fedtmle.protocol.query import Problem
 from fedtmle.runtime.certificate import certify
-from fedtmle.runtime.observe import observe as observe_run
 from fedtmle.runtime.result import Result, trajectory
+from fedtmle.runtime.result import observe as observe_run
 from fedtmle.runtime.rows import read_rows
 from fedtmle.runtime.session import Finished, Progress, run_embedded
 from fedtmle.runtime.silo import LocalOutcome, Silo

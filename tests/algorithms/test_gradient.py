@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import fedtmle as ft
-from fedtmle.algorithms.publiclinear import newton_direction
 from fedtmle.model import kernels
+from fedtmle.model.linear import newton_direction
 from tests.cases import TARGETS, targets
 
 OPTIMIZERS = {

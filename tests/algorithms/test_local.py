@@ -13,8 +13,7 @@ import fedtmle as ft
 from fedtmle.errors import DecodeError
 from fedtmle.model.exact import GRID_BITS, Sums
 from fedtmle.protocol import messages
-from fedtmle.protocol.bits import fixed_width
-from fedtmle.protocol.codes import decode, encode
+from fedtmle.protocol.codes import decode, encode, fixed_width
 from fedtmle.protocol.fits import FitAnswer, FitOutcome, FitQuery, RetirementRule, Weighting
 from fedtmle.protocol.messages import Answered
 from tests.cases import targets

@@ -8,15 +8,14 @@ import numpy as np
 import pytest
 
 from fedtmle.algorithms.base import Run
-from fedtmle.algorithms.nuisance import GRADIENT_GOAL as GOAL
-from fedtmle.algorithms.nuisance import LARGEST_GRADIENT
 from fedtmle.algorithms.optimizers import Newton, Origin
-from fedtmle.algorithms.regression_newton import NewtonPoint, minimise
 from fedtmle.initial.formula import parse_formula
 from fedtmle.initial.glm import AbstractResponse, GLMModel
 from fedtmle.model.families import Family
 from fedtmle.model.table import Table
 from fedtmle.model.types import Part, unpack
+from fedtmle.programs.nuisance import GRADIENT_GOAL as GOAL
+from fedtmle.programs.nuisance import LARGEST_GRADIENT, NewtonPoint, minimise
 from fedtmle.protocol.query import Phase
 from fedtmle.protocol.sums import SumsQuery
 from tests.effects.longhand import irls

@@ -18,8 +18,8 @@ from fedtmle.runtime.keeper import Keeper
 from fedtmle.runtime.rows import read_rows
 from fedtmle.runtime.session import Session
 from fedtmle.runtime.silo import Silo
-from fedtmle.studies.plan import study_plan
-from fedtmle.studies.schema import schema_of
+from fedtmle.studyfile.file import study_plan
+from fedtmle.studyfile.schema import schema_of
 from fedtmle_paper.benchmark import gaussian_mixture
 from tests.effects.studies import cut, population
 

@@ -17,8 +17,8 @@ import fedtmle as ft
 from fedtmle.algorithms.base import TargetingProgram
 from fedtmle.model.exact import Sums
 from fedtmle.protocol import messages
-from fedtmle.protocol.bits import BitReader, BitWriter, fixed_width
 from fedtmle.protocol.coded import Action, Rounded, RoundedCode
+from fedtmle.protocol.codes import BitReader, BitWriter, fixed_width
 from fedtmle.protocol.messages import Answered, Ask, Payload, Reason
 from fedtmle.protocol.plan import Plan, roster
 from fedtmle.protocol.policy import Policy

@@ -17,7 +17,7 @@ from fedtmle.protocol.plan import Plan, roster
 from fedtmle.protocol.policy import Policy
 from fedtmle.runtime.keeper import Keeper
 from fedtmle.runtime.rows import LocalRows
-from fedtmle.studies.plan import study_plan
+from fedtmle.studyfile.file import study_plan
 from tests.attacks.base import AbstractAttack, Server, Victim
 from tests.attacks.tables import table_of
 

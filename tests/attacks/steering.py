@@ -11,7 +11,7 @@ from fedtmle.algorithms.base import TargetingProgram
 from fedtmle.model.exact import Sums
 from fedtmle.protocol.messages import Reason
 from fedtmle.protocol.plan import Plan, roster
-from fedtmle.studies.plan import study_plan
+from fedtmle.studyfile.file import study_plan
 from tests.attacks.base import AbstractAttack, Server, Victim
 from tests.attacks.tables import table_of
 

@@ -7,7 +7,7 @@ import numpy as np
 import fedtmle as ft
 from fedtmle.data import load_all
 from fedtmle.model.table import Table
-from fedtmle.studies.schema import schema_of
+from fedtmle.studyfile.schema import schema_of
 
 
 def table_of(study: ft.Study, columns: dict[str, np.ndarray]) -> Table:

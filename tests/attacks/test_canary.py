@@ -17,7 +17,7 @@ import pytest
 import fedtmle as ft
 from fedtmle.errors import RefusedError
 from fedtmle.protocol import messages
-from fedtmle.protocol.bits import BitWriter
+from fedtmle.protocol.codes import BitWriter
 from fedtmle.protocol.guard import Guard
 from fedtmle.protocol.learners import ModelsQuery
 from fedtmle.protocol.messages import Answered, Open, Reason, Refused
@@ -32,7 +32,7 @@ from fedtmle.runtime.ledger import Ledger, read
 from fedtmle.runtime.rows import LocalRows
 from fedtmle.runtime.session import Session
 from fedtmle.runtime.silo import Silo
-from fedtmle.studies.plan import study_plan
+from fedtmle.studyfile.file import study_plan
 from tests.attacks.base import RefusedBySiloError
 from tests.attacks.tables import table_of
 from tests.attacks.test_attacks import ATTACKS

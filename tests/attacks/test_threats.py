@@ -13,8 +13,8 @@ from fedtmle.model.concentration import Concentration
 from fedtmle.protocol.plan import roster
 from fedtmle.protocol.policy import Policy
 from fedtmle.runtime.rows import LocalRows
-from fedtmle.studies.plan import study_plan
-from fedtmle.studies.schema import schema_of
+from fedtmle.studyfile.file import study_plan
+from fedtmle.studyfile.schema import schema_of
 from tests.attacks import limits
 from tests.attacks.honest import run_honest
 from tests.attacks.threats import PAGE, rewritten

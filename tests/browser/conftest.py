@@ -79,7 +79,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
 @pytest.fixture(scope="session")
 def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The example study of `fedtmle init`."""
-    from fedtmle.studies.template import write_template
+    from fedtmle.studyfile.template import write_template
 
     folder = tmp_path_factory.mktemp("toy")
     write_template(folder, force=False)

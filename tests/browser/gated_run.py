@@ -21,10 +21,9 @@ from fedtmle.protocol.plan import roster
 from fedtmle.runtime.federation import InProcess
 from fedtmle.runtime.session import RoundReport, Session
 from fedtmle.runtime.silo import Silo
-from fedtmle.studies.file import read_study
-from fedtmle.studies.plan import study_plan
-from fedtmle.studies.progress import following
-from fedtmle.studies.schema import schema_of
+from fedtmle.studyfile.file import read_study, study_plan
+from fedtmle.studyfile.schema import schema_of
+from fedtmle.text.progress import following
 
 
 class Mortal:

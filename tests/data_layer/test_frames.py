@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from fedtmle.data import load
-from fedtmle.data.cells import relabel
+from fedtmle.data.convert import relabel
 from fedtmle.data.frames import text
 from fedtmle.model.table import Table
 

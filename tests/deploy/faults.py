@@ -21,8 +21,8 @@ HOOK = '''\
 import importlib.abc, importlib.machinery, json, os, resource, signal, sys, time
 
 TARGETS = {
-    "fedtmle.federations.flare": ("FlareFederation", "exchange"),
-    "fedtmle.federations.endpoint": ("Endpoint", "step"),
+    "fedtmle.engine.flare": ("FlareFederation", "exchange"),
+    "fedtmle.engine.endpoint": ("Endpoint", "step"),
 }
 
 

@@ -19,21 +19,21 @@ import pytest
 
 import fedtmle as ft
 from fedtmle.deploy import processes
+from fedtmle.deploy.demo import write_example
 from fedtmle.deploy.doctor import examine
-from fedtmle.deploy.example import write_example
 from fedtmle.deploy.kits import Deployment, Role, read_kit
 from fedtmle.deploy.launch import follow, launch, new_run
 from fedtmle.deploy.local import approve_everywhere, await_silos, local_deployment, silo_kit
 from fedtmle.deploy.parties import start_silo
 from fedtmle.deploy.provision import provision
+from fedtmle.engine.runs import RunFolder, State, Status
 from fedtmle.errors import ProtocolError
-from fedtmle.federations.runs import RunFolder, State, Status
 from fedtmle.runtime import ledger
-from fedtmle.studies.file import StudyFile, read_study
 from fedtmle.studies.home import Home
+from fedtmle.studyfile.file import StudyFile, read_study
 from tests.deploy import faults
 from tests.deploy.proxy import Proxy
-from tests.federations.lines import ALGORITHMS
+from tests.engine.lines import ALGORITHMS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 DEADLINE = 20.0

@@ -25,18 +25,18 @@ import pytest
 
 import fedtmle as ft
 from fedtmle.deploy import jobs, policy
+from fedtmle.deploy.demo import write_example
 from fedtmle.deploy.doctor import examine
-from fedtmle.deploy.example import write_example
 from fedtmle.deploy.kits import Deployment, Kit, read_kit
 from fedtmle.deploy.launch import follow, launch, new_run
 from fedtmle.deploy.local import local_deployment, silo_kit
 from fedtmle.deploy.provision import provision
-from fedtmle.federations.runs import RunFolder, State, Status
+from fedtmle.engine.runs import RunFolder, State, Status
 from fedtmle.runtime import ledger
-from fedtmle.studies.file import StudyFile, read_study
 from fedtmle.studies.home import Home
+from fedtmle.studyfile.file import StudyFile, read_study
 from tests.deploy.tap import forms, sent, write_hook
-from tests.federations.lines import approve
+from tests.engine.lines import approve
 
 CANARY = 27.319757  # an age at hospital 1, and nobody else's
 WORD = "Qzx7Canary"  # a path at hospital 1
@@ -202,7 +202,7 @@ def test_code_that_a_job_brings_is_refused_by_the_silos(rig: Rig, tmp_path: Path
     (job / "silo" / "custom").mkdir()
     (job / "silo" / "custom" / "evil.py").write_text(f"open({str(mark)!r}, 'w').close()\nclass Silo: pass\n")
     config = job / "silo" / "config" / "config_fed_client.json"
-    config.write_text(config.read_text().replace("fedtmle.federations.flare_silo.SiloEnd", "evil.Silo"))
+    config.write_text(config.read_text().replace("fedtmle.engine.flare_silo.SiloEnd", "evil.Silo"))
     told = submitted(rig, job)
     refusals = [detail for detail in told["job_deploy_detail"] if "BYOC not permitted" in detail]
     assert len(refusals) == 3, told  # by each silo; the rogue server let it pass

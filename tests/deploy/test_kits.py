@@ -17,16 +17,15 @@ from typer.testing import CliRunner
 from fedtmle.cli import app
 from fedtmle.cli.exits import Exit
 from fedtmle.demo import IHDP
-from fedtmle.deploy.demo import _text
+from fedtmle.deploy.demo import LEFT_OUT, STUDY, _text, write_example
 from fedtmle.deploy.doctor import examine
-from fedtmle.deploy.example import LEFT_OUT, STUDY, write_example
 from fedtmle.deploy.kits import Deployment, Kit, Role, read_deployment, read_kit
 from fedtmle.deploy.launch import new_run
 from fedtmle.deploy.policy import place_storage
 from fedtmle.deploy.provision import provision
+from fedtmle.engine.runs import RunFolder, State, Status
 from fedtmle.errors import InputError
-from fedtmle.federations.runs import RunFolder, State, Status
-from fedtmle.studies.file import read_study
+from fedtmle.studyfile.file import read_study
 
 runner = CliRunner(env={"COLUMNS": "80", "NO_COLOR": "1"})
 
@@ -89,7 +88,7 @@ def test_a_silos_kit_forbids_code_logs_and_shells(made: Deployment) -> None:
     resources = json.loads((local / "resources.json").read_text())
     assert resources["class_allow_list"] == [
         "nvflare.collab.runtime.executor.CollabExecutor",
-        "fedtmle.federations.flare_silo.SiloEnd",
+        "fedtmle.engine.flare_silo.SiloEnd",
     ]
     assert resources["class_list_enforcement_mode"] == "enforce"
     assert resources["allow_log_streaming"] is False

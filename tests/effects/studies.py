@@ -13,8 +13,8 @@ from fedtmle.model.table import Table
 from fedtmle.protocol.plan import roster
 from fedtmle.runtime.session import Finished, run_embedded
 from fedtmle.runtime.silo import Silo
-from fedtmle.studies.plan import study_plan
-from fedtmle.studies.schema import schema_of
+from fedtmle.studyfile.file import study_plan
+from fedtmle.studyfile.schema import schema_of
 
 Columns = dict[str, np.ndarray]
 

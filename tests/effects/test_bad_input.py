@@ -8,7 +8,7 @@ import pytest
 
 import fedtmle as ft
 from fedtmle.errors import DataError, FedTMLEError, InputError
-from fedtmle.studies.show import render
+from fedtmle.text.result import render
 from tests.effects.studies import NEWTON, Columns, change, cut, population
 
 SECRET = 7654.25  # a value that only a record holds

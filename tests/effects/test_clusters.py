@@ -15,8 +15,8 @@ from fedtmle.model.table import Factor, Table
 from fedtmle.protocol.clusters import Clusters, ClustersQuery, keyed
 from fedtmle.protocol.codes import decode, encode
 from fedtmle.protocol.query import Phase
-from fedtmle.studies.schema import schema_of
-from fedtmle.targets.effects.clusters import cluster_digest
+from fedtmle.studyfile.schema import schema_of
+from fedtmle.targets.effects.moments import cluster_digest
 from tests.effects.studies import CENTRAL, Columns, change, cut, population
 from tests.effects.test_pooled import TARGETS, oracle, study_of
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import fedtmle as ft
-from fedtmle.studies.inference import table_rows
+from fedtmle.results.inference import table_rows
 from tests.effects.studies import NEWTON, Columns, change, expit
 
 REPLICATIONS = 2_000

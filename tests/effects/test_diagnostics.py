@@ -7,7 +7,7 @@ import pytest
 
 import fedtmle as ft
 from fedtmle.report import page
-from fedtmle.studies import show
+from fedtmle.text import result as show
 from tests.effects.longhand import irls, least_squares
 from tests.effects.studies import NEWTON, Columns, change, cut, expit, logit, population
 from tests.effects.test_pooled import TARGETS, design, study_of

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import fedtmle as ft
-from fedtmle.studies.inference import summaries
+from fedtmle.results.inference import summaries
 from tests.effects.studies import NEWTON, Columns, change, finish
 
 # A finite law over (W, A, Delta, Y): four covariate values, three arms, three outcomes or none.

@@ -20,12 +20,12 @@ from fedtmle.cli import app
 from fedtmle.errors import InputError
 from fedtmle.report import series
 from fedtmle.report.page import render as page
-from fedtmle.studies.file import StudyFileErrors, read_study
-from fedtmle.studies.keys import target_kinds
-from fedtmle.studies.show import render
-from fedtmle.studies.template import study_text, write_template
+from fedtmle.studyfile.file import StudyFileErrors, read_study
+from fedtmle.studyfile.keys import target_kinds
+from fedtmle.studyfile.template import study_text, write_template
 from fedtmle.targets.effects import estimands
 from fedtmle.targets.effects.components import AbstractPopulation, InArm
+from fedtmle.text.result import render
 from tests.effects.studies import NEWTON, Columns, cut, population
 from tests.estimands import example, names
 

@@ -11,8 +11,7 @@ import pandas as pd
 import pytest
 
 import fedtmle as ft
-from fedtmle.studies.inference import simultaneous_quantile, table_rows
-from fedtmle.studies.silos import heterogeneity
+from fedtmle.results.inference import heterogeneity, simultaneous_quantile, table_rows
 from tests.effects.studies import NEWTON, Columns, change, cut, finish, population
 
 Z = NormalDist().inv_cdf(0.975)

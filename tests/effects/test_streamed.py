@@ -18,8 +18,8 @@ from fedtmle.model.submodel import GeneralisedLinear, StreamedLinear
 from fedtmle.model.table import StreamedTable, Table
 from fedtmle.model.types import RowBound
 from fedtmle.protocol.query import Phase
-from fedtmle.studies.schema import schema_of
 from fedtmle.studies.validate import validate
+from fedtmle.studyfile.schema import schema_of
 from tests.data_layer.asking import as_csv, as_parquet, make_database
 from tests.effects.studies import change, finish, population
 from tests.effects.test_pooled import TARGETS, numbers, study_of

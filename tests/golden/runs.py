@@ -18,9 +18,9 @@ import pandas as pd
 
 import fedtmle as ft
 from fedtmle.algorithms.base import AbstractAlgorithm
-from fedtmle.studies.file import read_study
 from fedtmle.studies.preflight import preflight
-from fedtmle.studies.template import write_template
+from fedtmle.studyfile.file import read_study
+from fedtmle.studyfile.template import write_template
 from tests.golden import wire
 from tests.golden.data import SIZES, Columns, cohort, mixture, people, silo_file
 

@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 
 import fedtmle as ft
-from fedtmle.algorithms.study import Study
 from fedtmle.errors import RefusedError
 from fedtmle.initial.glm import GLM
 from fedtmle.model.table import Factor, Table
+from fedtmle.programs.study import Study
 from fedtmle.protocol.plan import roster
 from fedtmle.runtime.federation import InProcess
 from fedtmle.runtime.session import Finished, Session
 from fedtmle.runtime.silo import Silo
-from fedtmle.studies.plan import study_plan
+from fedtmle.studyfile.file import study_plan
 from fedtmle.targets.effects.estimands import ATE
 
 LEVELS = {"site": ("a", "b", "c")}

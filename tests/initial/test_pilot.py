@@ -18,11 +18,10 @@ from fedtmle.initial.superlearner import SuperLearner
 from fedtmle.initial.trees import GradientBoostedTrees, TreeEnsemble
 from fedtmle.model.families import Family
 from fedtmle.model.table import Table
-from fedtmle.protocol.bits import BitWriter
-from fedtmle.protocol.codes import decode, encode
+from fedtmle.protocol.codes import BitWriter, decode, encode
 from fedtmle.protocol.learners import AbstractLocalFit, GLMFormat, ModelsQuery
 from fedtmle.protocol.query import Local, Phase
-from fedtmle.studies.pooled import pool_tables
+from fedtmle.studies.run import pool_tables
 from tests.initial.silos import LEVELS, pooled_table, run, split, trial
 
 SILOS = split(pooled_table(360, 2), 3)

@@ -30,8 +30,8 @@ from fedtmle.runtime.federation import InProcess
 from fedtmle.runtime.session import Session
 from fedtmle.runtime.silo import Silo
 from fedtmle.studies.over import conclude
-from fedtmle.studies.plan import study_plan
-from fedtmle.studies.show import render
+from fedtmle.studyfile.file import study_plan
+from fedtmle.text.result import render
 from tests.initial.silos import pooled_table, run, split, trial
 
 FORMULAS = {"a + x": ("a", "x"), "a + z": ("a", "z"), "x + z": ("x", "z")}

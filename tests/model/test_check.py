@@ -16,8 +16,13 @@ from fedtmle.model.check_report import CheckReport, Outcome
 from fedtmle.model.concentration import Concentration
 from fedtmle.model.exact import Sums
 from fedtmle.model.families import Family
-from fedtmle.model.moments import mean_and_covariance, second_moment_shifts, second_moments
-from fedtmle.model.problem import AbstractProblem, Estimate
+from fedtmle.model.problem import (
+    AbstractProblem,
+    Estimate,
+    mean_and_covariance,
+    second_moment_shifts,
+    second_moments,
+)
 from fedtmle.model.submodel import AbstractNormaliser, AbstractSubmodel, GeneralisedLinear, NoNormaliser
 from fedtmle.model.types import Array, IntArray, Part, RowBound, packed_size
 from fedtmle.targets.two_arm import TwoArm, TwoArmLaw

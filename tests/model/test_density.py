@@ -9,10 +9,9 @@ import pytest
 from scipy.stats import gaussian_kde
 
 from fedtmle.errors import InputError, NumericalError
-from fedtmle.model.density import sums
+from fedtmle.model.density import quadrature as sums
 from fedtmle.model.density.fluctuation import ExponentialTilt, LogisticFluctuation, diameter
-from fedtmle.model.density.memo import Memo
-from fedtmle.model.density.normaliser import DensityNormaliser
+from fedtmle.model.density.quadrature import DensityNormaliser, Memo
 from fedtmle.model.density.start import KernelDensity
 
 FLUCTUATIONS = [LogisticFluctuation(), ExponentialTilt()]

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 
 import fedtmle as ft
-from fedtmle.algorithms.study import Study
 from fedtmle.data import load_all
 from fedtmle.model.table import Table
-from fedtmle.studies.schema import schema_of
+from fedtmle.programs.study import Study
+from fedtmle.studyfile.schema import schema_of
 
 
 def study_with_everything(kind: str) -> Study:

@@ -11,10 +11,9 @@ import fedtmle as ft
 from fedtmle.algorithms.base import TargetingProgram
 from fedtmle.errors import InputError
 from fedtmle.model.types import Array, Part
-from fedtmle.privacy.compress import Compressed, coordinate_moduli, direction_modulus
 from fedtmle.privacy.discrete import enumeration_risk, separation
 from fedtmle.privacy.floor import FloorAttribute, OmegaFloor, at_centre
-from fedtmle.privacy.modulus import design_modulus
+from fedtmle.privacy.modulus import Compressed, coordinate_moduli, design_modulus, direction_modulus
 from fedtmle.protocol.plan import Plan, roster
 from fedtmle.protocol.sums import SumsQuery
 from fedtmle.runtime.replay import overhear

@@ -22,7 +22,7 @@ from fedtmle.protocol.plan import roster
 from fedtmle.runtime.replay import Replayed, rehearse, replay
 from fedtmle.runtime.rows import LocalRows
 from fedtmle.runtime.transcript import Exchange, Transcript
-from fedtmle.studies.plan import study_plan
+from fedtmle.studyfile.file import study_plan
 from fedtmle.targets.two_arm import TwoArmRows
 from tests.privacy.studies import study_with_everything, table_of
 from tests.privacy.test_attacks import plan_of, two_arm_rows

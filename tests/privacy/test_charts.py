@@ -17,7 +17,7 @@ from fedtmle.protocol.plan import roster
 from fedtmle.protocol.sums import MomentsQuery, SumsQuery
 from fedtmle.runtime.replay import rehearse
 from fedtmle.runtime.rows import LocalRows
-from fedtmle.studies.plan import study_plan
+from fedtmle.studyfile.file import study_plan
 from fedtmle_paper.benchmark import gaussian_mixture
 from tests.privacy.studies import study_with_everything, table_of
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedtmle.errors import DecodeError
-from fedtmle.protocol.bits import BitReader, Bits, BitWriter, fixed_width, gamma_length, unzigzag, zigzag
+from fedtmle.protocol.codes import BitReader, Bits, BitWriter, fixed_width, gamma_length, unzigzag, zigzag
 from tests.damage import damaged_bits
 from tests.premise import Premise
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from fedtmle.errors import DecodeError, JournalError, NumericalError
 from fedtmle.protocol import messages
-from fedtmle.protocol.bits import BitReader, Bits, BitWriter
+from fedtmle.protocol.codes import BitReader, Bits, BitWriter
 from fedtmle.protocol.lattice import (
     CHECK_BITS,
     LARGEST_EXPONENT,

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from fedtmle.errors import DecodeError, InputError, PrecisionError
 from fedtmle.model.exact import Sums
-from fedtmle.protocol.bits import BitReader, BitWriter
+from fedtmle.protocol.codes import BitReader, BitWriter
 from fedtmle.protocol.lattice import (
     Lattice,
     build_lattice,

@@ -18,9 +18,8 @@ import pytest
 
 import fedtmle as ft
 from fedtmle.algorithms.base import TargetingProgram
-from fedtmle.protocol import provenance as module
-from fedtmle.protocol.plan import Plan, canonical, roster
-from fedtmle.protocol.provenance import provenance
+from fedtmle.protocol import plan as module
+from fedtmle.protocol.plan import Plan, canonical, provenance, roster
 
 SOURCE = """
 from dataclasses import dataclass

@@ -7,7 +7,7 @@ from functools import cache
 import numpy as np
 
 import fedtmle as ft
-from fedtmle.studies.result import StudyResult
+from fedtmle.results.result import StudyResult
 from tests.estimands import example
 
 ALGORITHMS = {

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 import fedtmle as ft
+from fedtmle.layout import decimals
 from fedtmle.report.page import render
 from fedtmle.report.series import document_of
-from fedtmle.studies.result import load
-from fedtmle.studies.text import decimals
+from fedtmle.results.result import load
 from tests.report.studies import ALGORITHMS, TARGETS, result, silos
 
 LIMIT = 3_000_000  # bytes of a report of 1,000 rounds and 40 silos

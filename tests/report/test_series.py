@@ -11,7 +11,7 @@ from scipy import stats
 
 from fedtmle.report import series
 from fedtmle.report.svg import label, log_ticks, ticks
-from fedtmle.runtime.account import Account
+from fedtmle.runtime.session import Account
 from tests.report.studies import ALGORITHMS, TARGETS, result
 
 

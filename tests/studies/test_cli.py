@@ -19,8 +19,8 @@ from fedtmle.cli.exits import CODES, Exit
 from fedtmle.errors import InputError, NumericalError, RefusedError
 from fedtmle.protocol.query import Phase
 from fedtmle.runtime.session import RoundReport
-from fedtmle.studies.file import read_study
-from fedtmle.studies.progress import live_progress
+from fedtmle.studyfile.file import read_study
+from fedtmle.text.progress import live_progress
 
 runner = CliRunner(env={"COLUMNS": "80", "NO_COLOR": "1"})
 

@@ -11,12 +11,11 @@ from typing import Any
 import pytest
 
 import fedtmle as ft
-from fedtmle.studies import keys
-from fedtmle.studies.file import StudyFile, StudyFileErrors, read_study
-from fedtmle.studies.lines import Lines
-from fedtmle.studies.model_keys import model_kinds
-from fedtmle.studies.readers import Kind
-from fedtmle.studies.template import study_text, write_template
+from fedtmle.studyfile import keys
+from fedtmle.studyfile.file import StudyFile, StudyFileErrors, read_study
+from fedtmle.studyfile.template import study_text, write_template
+from fedtmle.studyfile.toml import Lines
+from fedtmle.studyfile.values import Kind, model_kinds
 
 Document = dict[str, dict[str, Any]]
 STUDY = study_text()

@@ -28,13 +28,10 @@ from fedtmle.runtime.ledger import read
 from fedtmle.runtime.replay import rehearse
 from fedtmle.runtime.rows import LocalRows
 from fedtmle.runtime.session import Session
-from fedtmle.studies.file import read_study
-from fedtmle.studies.floors import floor_of
-from fedtmle.studies.home import Home
-from fedtmle.studies.party import open_party
-from fedtmle.studies.plan import file_plan
+from fedtmle.studies.home import Home, floor_of, open_party
 from fedtmle.studies.preview import preview
-from fedtmle.studies.schema import schema_of
+from fedtmle.studyfile.file import file_plan, read_study
+from fedtmle.studyfile.schema import schema_of
 
 runner = CliRunner()
 STATED = {

@@ -17,11 +17,9 @@ from fedtmle.protocol import messages
 from fedtmle.runtime.federation import InProcess
 from fedtmle.runtime.keeper import Keeper
 from fedtmle.runtime.session import Session
-from fedtmle.studies.file import read_study
-from fedtmle.studies.home import Home
-from fedtmle.studies.party import open_party
-from fedtmle.studies.plan import file_plan
+from fedtmle.studies.home import Home, open_party
 from fedtmle.studies.preview import preview
+from fedtmle.studyfile.file import file_plan, read_study
 
 runner = CliRunner()
 

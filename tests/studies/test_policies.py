@@ -8,8 +8,8 @@ import pytest
 
 import fedtmle as ft
 from fedtmle.errors import InputError, RefusedError
-from fedtmle.studies.file import StudyFileErrors, read_study
-from fedtmle.studies.template import write_template
+from fedtmle.studyfile.file import StudyFileErrors, read_study
+from fedtmle.studyfile.template import write_template
 
 
 @pytest.fixture

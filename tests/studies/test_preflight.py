@@ -19,11 +19,11 @@ import fedtmle as ft
 from fedtmle.cli import app
 from fedtmle.data import load
 from fedtmle.protocol.bins import visible
-from fedtmle.studies.file import StudyFile
 from fedtmle.studies.preflight import Line, Preflight, preflight
-from fedtmle.studies.preflight_text import render
-from fedtmle.studies.schema import schema_of
 from fedtmle.studies.table1 import SiloTable, characteristics, describe_silo, thresholded
+from fedtmle.studyfile.file import StudyFile
+from fedtmle.studyfile.schema import schema_of
+from fedtmle.text.preflight import render
 from tests.effects.longhand import irls
 from tests.premise import Premise
 

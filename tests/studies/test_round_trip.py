@@ -13,8 +13,8 @@ import pytest
 import fedtmle as ft
 from fedtmle.errors import InputError
 from fedtmle.protocol.plan import canonical
-from fedtmle.studies.file import StudyFileErrors, read_study
-from fedtmle.studies.sample import fit_on_sample
+from fedtmle.studyfile.file import StudyFileErrors, read_study
+from fedtmle.studyfile.sample import fit_on_sample
 
 BASE = {
     "target": """kind = "ATE"\noutcome = "y"\ntreatment = "a\"""",

@@ -8,7 +8,7 @@ from functools import cache
 
 import numpy as np
 
-from fedtmle.theory import communication, inference, personalized, statistical
+from fedtmle.theory import communication, personalized, statistical
 
 # Computed from data or trivial: tested against independent sources elsewhere.
 NOT_TRANSCRIBED = {
@@ -20,12 +20,12 @@ NOT_TRANSCRIBED = {
     "inference_conditions",  # test_statistical
     "averaging_bound",  # a minimum
 }
-MODULES = (communication, statistical, inference, personalized)
+MODULES = (communication, statistical, personalized)
 
 
 @cache
 def bounds() -> dict[str, types.FunctionType]:
-    """Every public function of the four modules of formulas."""
+    """Every public function of the three modules of formulas."""
     return {
         name: function
         for module in MODULES

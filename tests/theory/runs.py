@@ -14,7 +14,7 @@ from fedtmle.protocol.plan import Plan, roster
 from fedtmle.protocol.query import Phase
 from fedtmle.runtime.certificate import personal_rounds
 from fedtmle.runtime.replay import heard_rounds
-from fedtmle.theory.fits import FitRound
+from fedtmle.theory.averaging import FitRound
 from fedtmle.theory.path import TargetingPath, follow
 from tests.cases import Case
 

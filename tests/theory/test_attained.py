@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from fedtmle.protocol.bits import gamma_length
+from fedtmle.protocol.codes import gamma_length
 from fedtmle.protocol.lattice import divide
 from fedtmle.theory import communication as c
 from fedtmle.theory import personalized as p

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import fedtmle as ft
 from fedtmle.errors import DecodeError, NumericalError
-from fedtmle.protocol.bits import BitReader, gamma_length, zigzag
+from fedtmle.protocol.codes import BitReader, gamma_length, zigzag
 from fedtmle.protocol.lattice import Lattice, build_lattice, identity
 from fedtmle.theory import statistical as s
 from fedtmle_paper.history import (

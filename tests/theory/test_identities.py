@@ -11,8 +11,7 @@ import pytest
 
 import fedtmle as ft
 from fedtmle.theory import personalized as p
-from fedtmle.theory.averaging import loss_budget
-from fedtmle.theory.fits import FitRound
+from fedtmle.theory.averaging import FitRound, loss_budget
 from tests.cases import TARGETS, targets
 from tests.theory.runs import coded_run, personal_run
 

@@ -9,7 +9,7 @@ import pytest
 
 import fedtmle as ft
 from fedtmle.algorithms.coded import Coded
-from fedtmle.protocol.bits import gamma_length
+from fedtmle.protocol.codes import gamma_length
 from fedtmle.protocol.lattice import divide
 from fedtmle.theory import communication as c
 from fedtmle.theory import statistical as s

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import fedtmle as ft
-from fedtmle.theory import inference, statistical
+from fedtmle.theory import statistical
 
 ATOMS = np.array([0.0, 1.0, 2.0, 7.0])
 MASSES = np.array([0.4, 0.3, 0.2, 0.1])
@@ -34,21 +34,21 @@ def test_remainder_bound_covers_the_error_of_coded_runs() -> None:
 
 
 def test_conditions_are_open_where_data_cannot_tell() -> None:
-    open_ = inference.inference_conditions(n=400, d=3, H=50.0, G=2.0)
+    open_ = statistical.inference_conditions(n=400, d=3, H=50.0, G=2.0)
     assert (open_.remainder, open_.process) == (None, None)
     assert open_.envelope == pytest.approx(2 * math.sqrt(3) * (50 + math.log(400)) / 20)
-    known = inference.inference_conditions(n=400, d=3, H=50.0, G=2.0, R_2=0.01, eif_distance=0.1)
+    known = statistical.inference_conditions(n=400, d=3, H=50.0, G=2.0, R_2=0.01, eif_distance=0.1)
     assert known.remainder == pytest.approx(0.2)
     assert known.process == pytest.approx(math.sqrt(50 + math.log(400)) * 0.1)
 
 
 def test_schedule_and_orders() -> None:
     """delta_n sqrt(n) -> 0 at the rate 1/a_n, and log2(2 + A u) <= constant times log2(2 + u)."""
-    assert inference.tolerance_schedule(10_000, 4.0) * 100 == pytest.approx(1 / 4)
-    assert inference.negligible_tolerance(0.2, 0.01) == 0.002
+    assert statistical.tolerance_schedule(10_000, 4.0) * 100 == pytest.approx(1 / 4)
+    assert statistical.negligible_tolerance(0.2, 0.01) == 0.002
     for A in (0.1, 1.0, 30.0):
         for u in (0.0, 0.5, 10.0, 1e6):
-            assert math.log2(2 + A * u) <= inference.history_order_constant(A) * math.log2(2 + u) + 1e-12
+            assert math.log2(2 + A * u) <= statistical.history_order_constant(A) * math.log2(2 + u) + 1e-12
     # With K bounded and a_n subpolynomial, H_K is of order log n.
-    ratios = [inference.history_order(2, 3, n, math.log(n)) / math.log(n) for n in (10**4, 10**8, 10**16)]
+    ratios = [statistical.history_order(2, 3, n, math.log(n)) / math.log(n) for n in (10**4, 10**8, 10**16)]
     assert max(ratios) / min(ratios) < 1.5

@@ -19,8 +19,7 @@ from fedtmle.errors import DataError, RefusedError
 from fedtmle.protocol.query import Phase
 from fedtmle.runtime.events import EventLog, logging_to
 from fedtmle.runtime.session import RoundReport
-from fedtmle.watch.follow import Follower
-from fedtmle.watch.ledger import LedgerFollower
+from fedtmle.watch.follow import Follower, LedgerFollower
 from fedtmle.watch.server import WatchServer
 from fedtmle.watch.state import MOST_POINTS, View
 from tests.report.studies import ALGORITHMS, TARGETS, silos

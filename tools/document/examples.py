@@ -18,7 +18,7 @@ from fedtmle.protocol.fits import FitAnswer
 from fedtmle.protocol.plan import roster
 from fedtmle.protocol.query import AbstractQuery, Query
 from fedtmle.runtime.replay import heard_rounds
-from fedtmle.studies.plan import study_plan
+from fedtmle.studyfile.file import study_plan
 
 SILO = "north"
 MOST = 6  # numbers that an example shows

@@ -7,8 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import get_args
 
 from fedtmle.protocol import messages
-from fedtmle.protocol.messages import Open, Request
-from fedtmle.protocol.state import TABLE, Event, State
+from fedtmle.protocol.messages import TABLE, Event, Open, Request, State
 
 HEAD = """\
 # The protocol on the wire

@@ -15,11 +15,11 @@ from fedtmle.algorithms.coded import Coded
 from fedtmle.model.types import Array
 from fedtmle.protocol.query import Phase, Problem
 from fedtmle.report.series import document_of
+from fedtmle.results.result import versions
 from fedtmle.runtime.result import Result
 from fedtmle.solver import solve
-from fedtmle.studies.progress import live_progress
-from fedtmle.studies.versions import versions
 from fedtmle.targets.optimal_transport import OptimalTransport
+from fedtmle.text.progress import live_progress
 from fedtmle_paper.benchmark import client_sizes, gaussian_mixture, random_partition
 
 QUESTION = "Which offsets make entropic optimal transport reach its targets (the paper's DGP 1)?"

@@ -19,7 +19,7 @@ from fractions import Fraction
 from typing import Any
 
 from fedtmle.errors import NumericalError
-from fedtmle.protocol.bits import BitReader, Bits, BitWriter
+from fedtmle.protocol.codes import BitReader, Bits, BitWriter
 from fedtmle.protocol.lattice import Lattice
 from fedtmle.protocol.query import Problem
 

@@ -85,9 +85,9 @@ STATEMENTS: tuple[Statement, ...] = (
     _not("eq:local-average", "algorithms.local.LocalAverage"),
     _not("alg:local-averaging", "algorithms.local.LocalAverage"),
     # Section 4.1.
-    _computed("ass:smooth", "constants.realised_smoothness", _RUNS),
-    _computed("eq:loss-budget", "constants.loss_budget", _RUNS),
-    _computed("ass:recentering", "constants.recentering constants.first_gradient", _RUNS),
+    _computed("ass:smooth", "path.realised_smoothness", _RUNS),
+    _computed("eq:loss-budget", "path.loss_budget", _RUNS),
+    _computed("ass:recentering", "path.recentering path.first_gradient", _RUNS),
     _computed(
         "ass:statistical-code",
         "history.encode_initial",
@@ -226,22 +226,22 @@ STATEMENTS: tuple[Statement, ...] = (
     # cor:inference and S.2.3.
     _computed(
         "cor:inference",
-        "inference.tolerance_schedule inference.negligible_tolerance",
+        "statistical.tolerance_schedule statistical.negligible_tolerance",
         "theory/test_statistical.py::test_schedule_and_orders",
     ),
-    _computed("eq:inference-cost", "inference.cost_order", _TRANSCRIPTION),
+    _computed("eq:inference-cost", "statistical.cost_order", _TRANSCRIPTION),
     _computed(
         "eq:inference-conditions",
-        "inference.inference_conditions",
+        "statistical.inference_conditions",
         "theory/test_statistical.py::test_conditions_are_open_where_data_cannot_tell",
     ),
     _not("eq:canonical-limit", "a limit in distribution: nothing to evaluate on one run"),
     _computed(
         "eq:history-asymptotic",
-        "inference.history_order inference.history_order_constant",
+        "statistical.history_order statistical.history_order_constant",
         "theory/test_statistical.py::test_schedule_and_orders",
     ),
-    _computed("eq:proof-root-n-bound", "inference.root_n_bound", _TRANSCRIPTION),
+    _computed("eq:proof-root-n-bound", "statistical.root_n_bound", _TRANSCRIPTION),
     # Section 4.3, S.2.4 and S.2.5.
     _disclosed(
         "eq:robust-channel", "audit.audit", "privacy/test_audit.py::test_what_is_left_is_what_answers_allow"
@@ -343,8 +343,8 @@ STATEMENTS: tuple[Statement, ...] = (
     ),
     # Section 4.4, S.2.6 to S.2.8.
     _not("eq:retirement-weights", "protocol.fits.Weighting"),
-    _not("alg:local-retirement", "algorithms.personalized.Personalized"),
-    _computed("def:local-stability", "fits.follow_fits", _GAPS),
+    _not("alg:local-retirement", "algorithms.local.Personalized"),
+    _computed("def:local-stability", "averaging.follow_fits", _GAPS),
     _computed(
         "lem:local-derivatives",
         "personalized.zeta personalized.derivative_bound personalized.mean_difference_tail",
@@ -398,7 +398,7 @@ STATEMENTS: tuple[Statement, ...] = (
         _QUADRATICS,
         "theory/test_identities.py::test_each_gap_is_at_least_its_squared_eif_norm_over_two_beta",
     ),
-    _computed("eq:proof-retire-loss-identity", "fits.follow_fits averaging.loss_budget", _GAPS),
+    _computed("eq:proof-retire-loss-identity", "averaging.follow_fits averaging.loss_budget", _GAPS),
     _computed(
         "eq:retirement-imbalance",
         "personalized.imbalance",

@@ -17,7 +17,6 @@ from fedtmle.algorithms.base import (
     settle_tolerance,
 )
 from fedtmle.errors import InputError
-from fedtmle.protocol.bits import gamma_length
 from fedtmle.protocol.coded import (
     Action,
     CalibrationQuery,
@@ -27,6 +26,7 @@ from fedtmle.protocol.coded import (
     RoundedGradientQuery,
     SmoothnessRule,
 )
+from fedtmle.protocol.codes import gamma_length
 from fedtmle.protocol.lattice import (
     Lattice,
     Matrix,

@@ -17,7 +17,7 @@ def init(
     """Write a commented study with two example silos and toy records, ready to run."""
     import json
 
-    from fedtmle.studies.template import write_template
+    from fedtmle.studyfile.template import write_template
 
     with reporting(as_json=as_json):
         written = [str(path) for path in write_template(folder, force=force)]

@@ -37,8 +37,8 @@ def verify(ledger: Path = LEDGER) -> None:
 @app.command(epilog=CODES)
 def show(ledger: Path = LEDGER) -> None:
     """Print the ledger, one line per event."""
+    from fedtmle.layout import aligned
     from fedtmle.runtime.ledger import read
-    from fedtmle.studies.text import aligned
 
     with reporting(as_json=False):
         for day, lines in groupby(read(ledger), key=lambda line: (line["time"][:10], line["session"][:16])):

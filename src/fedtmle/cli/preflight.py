@@ -19,9 +19,9 @@ def preflight(
     """Look at the cohort first: Table 1 by arm, missing values, overlap; small cells are hidden."""
     import json
 
-    from fedtmle.studies.file import read_study
     from fedtmle.studies.preflight import preflight as look
-    from fedtmle.studies.preflight_text import render
+    from fedtmle.studyfile.file import read_study
+    from fedtmle.text.preflight import render
 
     with reporting(as_json=as_json):
         file = read_study(study)

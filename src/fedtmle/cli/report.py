@@ -22,7 +22,7 @@ def report(
     """Write a saved result as one HTML page that opens from disk, prints, and loads nothing."""
     import json
 
-    from fedtmle.studies.result import load
+    from fedtmle.results.result import load
 
     require_folder(out, "--out")
     with reporting(as_json=as_json):

@@ -41,9 +41,9 @@ def risk(
     import json
 
     from fedtmle.privacy.audit import Attacker
-    from fedtmle.studies.file import read_study
     from fedtmle.studies.risk import risk as audit
-    from fedtmle.studies.risk_text import render
+    from fedtmle.studyfile.file import read_study
+    from fedtmle.text.risk import render
 
     unknown = [name for name in attacker if name not in {known.value for known in Attacker}]
     if unknown:

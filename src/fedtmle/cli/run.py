@@ -12,11 +12,11 @@ from fedtmle.cli.report import require_folder, write_page
 
 if TYPE_CHECKING:
     from fedtmle.deploy.kits import Deployment
+    from fedtmle.engine.runs import RunFolder
     from fedtmle.errors import RefusedError
-    from fedtmle.federations.runs import RunFolder
-    from fedtmle.studies.file import StudyFile
-    from fedtmle.studies.result import StudyResult
+    from fedtmle.results.result import StudyResult
     from fedtmle.studies.validate import Complaint
+    from fedtmle.studyfile.file import StudyFile
 
 
 def run(
@@ -45,10 +45,10 @@ def run(
 ) -> None:
     """Run a study over the silos it lists: all on this machine, or with --on where they are."""
     from fedtmle.errors import RefusedError
-    from fedtmle.studies.file import StudyFileErrors, read_study
-    from fedtmle.studies.progress import each, following, live_progress
     from fedtmle.studies.run import run as run_study
     from fedtmle.studies.validate import validate
+    from fedtmle.studyfile.file import StudyFileErrors, read_study
+    from fedtmle.text.progress import each, following, live_progress
 
     written = {"--out": out, "--transcript": transcript, "--report": report, "--events": events}
     for option, path in written.items():
@@ -126,9 +126,9 @@ def resume(
 def _deployed(deployment: Deployment, folder: RunFolder, *, as_json: bool, quiet: bool) -> StudyResult:
     """Starts or resumes a run on a deployment and waits for its end."""
     from fedtmle.deploy.launch import follow, launch
-    from fedtmle.deploy.watch import show as show_progress
-    from fedtmle.federations.runs import State
-    from fedtmle.studies.result import load
+    from fedtmle.deploy.launch import show as show_progress
+    from fedtmle.engine.runs import State
+    from fedtmle.results.result import load
     from fedtmle.studies.validate import Complaint
 
     if not quiet:
@@ -173,7 +173,7 @@ def show(
     as_json: bool = typer.Option(False, "--json", help="Print the result as JSON."),
 ) -> None:
     """Print a saved result."""
-    from fedtmle.studies.result import load
+    from fedtmle.results.result import load
 
     with reporting(as_json=as_json):
         saved = load(result)
@@ -181,7 +181,7 @@ def show(
 
 
 def _print(document: dict[str, object], json: str | None) -> None:
-    from fedtmle.studies.show import render
+    from fedtmle.text.result import render
 
     if json is not None:
         typer.echo(json)

@@ -51,7 +51,7 @@ def approve(
 ) -> None:
     """Approve one plan, signed with the silo's key. Any change to the study voids it."""
     from fedtmle.studies.home import Home
-    from fedtmle.studies.plan import study_of
+    from fedtmle.studyfile.file import study_of
 
     with reporting(as_json=False):
         plan, home = _plan(study), Home.of(silo)
@@ -106,7 +106,6 @@ def decisions(
 
 
 def _plan(study: Path) -> Plan:
-    from fedtmle.studies.file import read_study
-    from fedtmle.studies.plan import file_plan
+    from fedtmle.studyfile.file import file_plan, read_study
 
     return file_plan(read_study(study))

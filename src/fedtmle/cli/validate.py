@@ -52,7 +52,7 @@ def _summary(checked: Validation) -> dict[str, object]:
 
 
 def _lines(summary: dict[str, object]) -> list[str]:
-    from fedtmle.studies.text import aligned, wrapped
+    from fedtmle.layout import aligned, wrapped
 
     columns, silos = summary["columns"], summary["silos"]
     if not (isinstance(columns, dict) and isinstance(silos, dict)):

@@ -21,8 +21,7 @@ def watch(
     import json
     import signal
 
-    from fedtmle.watch.follow import Follower
-    from fedtmle.watch.ledger import LedgerFollower
+    from fedtmle.watch.follow import Follower, LedgerFollower
     from fedtmle.watch.server import LOOPBACK, WatchServer
 
     look = (LedgerFollower(events) if ledger else Follower(events)).look

@@ -6,11 +6,8 @@ where it is kept; `source` has `load`, which returns a `Table` or raises every p
 
 from __future__ import annotations
 
-from fedtmle.data.disclosure import Disclosure
-from fedtmle.data.mapping import ColumnMap, Database
-from fedtmle.data.problems import DataErrors, Problem
-from fedtmle.data.schema import Column, Kind, Schema
-from fedtmle.data.silofile import SiloFile, read_silo_file
+from fedtmle.data.schema import Column, DataErrors, Kind, Problem, Schema
+from fedtmle.data.silofile import ColumnMap, Database, Disclosure, SiloFile, read_silo_file
 from fedtmle.data.source import check_readable, load, load_all
 
 __all__ = [

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from fedtmle.data.cells import (
+from fedtmle.data.convert import (
     DATES,
     OTHER,
     AbstractStreamReader,

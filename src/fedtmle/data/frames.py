@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fedtmle.data.cells import DATES, OTHER, AbstractReader, Cells, Numbers, UnreadableError, Unusable
+from fedtmle.data.convert import DATES, OTHER, AbstractReader, Cells, Numbers, UnreadableError, Unusable
 from fedtmle.model.table import Factor
 from fedtmle.model.types import Array
 

@@ -1,40 +1,155 @@
-"""`silo.toml`: where a hospital keeps its table, and its own names, units and level codes.
-
-[silo]
-name = "north"
-
-[data]                       # relative to this file's folder
-path = "infants.parquet"     # .csv or .parquet; or `database = "..."` with `table` or `query`
-stream = true                # read it in batches at every pass: for a table larger than memory
-
-[columns]                    # study's name = hospital's; columns not mentioned keep their name
-age = "AGE_YEARS"
-weight = {column = "WT_LB", scale = 0.4536}              # value * scale + shift
-sex = {column = "SEX", levels = {M = "male", F = "female"}, missing = ["U", 9]}   # codes of no value
-family = {column = "FAM_NO", secret = "words that the hospitals alone share"}      # cluster identifiers
-
-[policy]                     # may be stricter than the package's own limits, never laxer
-min_rows = 50                # the keys are those of `protocol.policy.Policy`
-release = true               # this silo's own estimate may be shown
-
-[disclosure]                 # what no study may tell of a column: see `data.disclosure`
-"""
+"""A hospital's side of the study: its columns behind the study's names, and its database."""
 
 from __future__ import annotations
 
 import difflib
+import math
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedtmle.data.disclosure import Disclosure
-from fedtmle.data.mapping import ColumnMap, Database
-from fedtmle.data.problems import Findings
+from fedtmle.data.schema import Findings
 from fedtmle.errors import InputError
 from fedtmle.protocol.policy import Policy
+
+SHORTEST_SECRET = 16  # a shorter one is soon guessed
+
+
+@dataclass(frozen=True, kw_only=True)
+class ColumnMap:
+    """The hospital's column behind a study's: unit conversion value * scale + shift, or level codes.
+
+    ``missing`` are codes that stand for no value, such as 999 or "unknown", in the hospital's own units;
+    they are taken out first. ``secret`` replaces identifiers of clusters by keyed digests, the same in
+    every silo that was given the same secret.
+    """
+
+    column: str
+    scale: float = 1.0
+    shift: float = 0.0
+    levels: Mapping[str, str] | None = None  # the hospital's code -> the study's level
+    missing: tuple[str, ...] = ()
+    secret: str | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.scale) and math.isfinite(self.shift)) or self.scale == 0.0:
+            raise InputError("scale and shift are finite numbers, scale not zero")
+        if self.levels is not None and self.converts:
+            raise InputError("a column has scale and shift or has levels, not both")
+        if self.levels is not None and set(self.missing) & set(self.levels):
+            raise InputError("a code is both a level and missing")
+        if self.secret is not None and len(self.secret) < SHORTEST_SECRET:
+            raise InputError(f"a secret has at least {SHORTEST_SECRET} characters")
+
+    @property
+    def converts(self) -> bool:
+        """Whether the hospital's unit is another than the study's."""
+        return (self.scale, self.shift) != (1.0, 0.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Database:
+    """A DuckDB file, opened read-only, and what to read in it: a table or a query."""
+
+    path: Path
+    table: str | None = None
+    query: str | None = None
+
+    def __post_init__(self) -> None:
+        if (self.table is None) == (self.query is None):
+            raise InputError("a database needs a table or a query, and not both")
+
+
+# The section `[disclosure]` of a silo file: of which attributes no study may tell too much.
+#
+# [disclosure]
+# centre = "public.csv"        # a public table with the study's names; no silo's records
+# column = "sbp_12"            # the study's name of a numeric column
+# attributes = ["mean", "record"]
+# floor = 0.5                  # what must stay unknown of each, in the column's units
+# radius = 95                  # how closely an attacker is assumed to know each value beforehand
+# noise = 0.0                  # declared norm of all errors of the answers together
+
+
+ATTRIBUTES = ("mean", "record")
+_KEYS = ("centre", "column", "attributes", "floor", "radius", "noise")
+_WHERE = {"centre": "the path of a public table", "column": "the study's name of a numeric column"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Disclosure:
+    """A floor on omega of a column's attributes, as a hospital states it."""
+
+    centre: Path
+    column: str
+    attributes: tuple[str, ...]
+    floor: float
+    radius: float
+    noise: float = 0.0
+
+    @classmethod
+    def parse(
+        cls, section: Mapping[str, Any], folder: Path
+    ) -> tuple[Disclosure | None, dict[str, tuple[str, str]]]:
+        """What the section says, or by key what is wrong with it and what to do."""
+        mistakes = {
+            key: ("unknown key", f"the keys of [disclosure] are {', '.join(_KEYS)}")
+            for key in section
+            if key not in _KEYS
+        }
+        for key, what in _WHERE.items():
+            if not isinstance(section.get(key), str) or not section[key]:
+                mistakes[key] = ("this is missing, or not text", f"give {what}, in quotes")
+        named = section.get("attributes")
+        if not (isinstance(named, list) and named and all(name in ATTRIBUTES for name in named)):
+            mistakes["attributes"] = ("this is no list of attributes", f"name some of {list(ATTRIBUTES)}")
+        for key in ("floor", "radius"):
+            if not (_is_number(section.get(key)) and section[key] > 0):
+                mistakes[key] = ("this is missing, or no number above 0", "give it in the column's units")
+        if not (_is_number(section.get("noise", 0.0)) and section.get("noise", 0.0) >= 0):
+            mistakes["noise"] = ("this is no number of at least 0", "correct it, or leave it out for 0")
+        if not {"floor", "radius"} & mistakes.keys() and section["floor"] > section["radius"]:
+            what = "more must stay unknown than is unknown beforehand: every study would be refused"
+            mistakes["floor"] = (what, "give a floor below the radius")
+        if mistakes:
+            return None, mistakes
+        return cls(
+            centre=folder / section["centre"],
+            column=section["column"],
+            attributes=tuple(dict.fromkeys(section["attributes"])),
+            floor=float(section["floor"]),
+            radius=float(section["radius"]),
+            noise=float(section.get("noise", 0.0)),
+        ), {}
+
+
+def _is_number(given: object) -> bool:
+    return isinstance(given, int | float) and not isinstance(given, bool) and math.isfinite(given)
+
+
+# `silo.toml`: where a hospital keeps its table, and its own names, units and level codes.
+#
+# [silo]
+# name = "north"
+#
+# [data]                       # relative to this file's folder
+# path = "infants.parquet"     # .csv or .parquet; or `database = "..."` with `table` or `query`
+# stream = true                # read it in batches at every pass: for a table larger than memory
+#
+# [columns]                    # study's name = hospital's; columns not mentioned keep their name
+# age = "AGE_YEARS"
+# weight = {column = "WT_LB", scale = 0.4536}              # value * scale + shift
+# sex = {column = "SEX", levels = {M = "male", F = "female"}, missing = ["U", 9]}   # codes of no value
+# family = {column = "FAM_NO", secret = "words that the hospitals alone share"}      # cluster identifiers
+#
+# [policy]                     # may be stricter than the package's own limits, never laxer
+# min_rows = 50                # the keys are those of `protocol.policy.Policy`
+# release = true               # this silo's own estimate may be shown
+#
+# [disclosure]                 # what no study may tell of a column: see `data.silofile`
 
 
 @dataclass(frozen=True, kw_only=True)

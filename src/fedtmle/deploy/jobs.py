@@ -14,8 +14,8 @@ from typing import Any
 
 from fedtmle.deploy.kits import Deployment
 from fedtmle.deploy.provision import ADMIN
+from fedtmle.engine.runs import RunFolder, Terms
 from fedtmle.errors import ProtocolError
-from fedtmle.federations.runs import RunFolder, Terms
 
 LOGIN = 15.0  # seconds to reach the server
 SET_UP = 120  # seconds for every silo to start its part of a job
@@ -61,9 +61,7 @@ def server_config(run: str) -> dict[str, Any]:
                 "args": arguments,
             }
         ],
-        "components": [
-            {"id": "_server", "path": "fedtmle.federations.flare.Coordinator", "args": {"run": run}}
-        ],
+        "components": [{"id": "_server", "path": "fedtmle.engine.flare.Coordinator", "args": {"run": run}}],
     }
 
 
@@ -79,9 +77,7 @@ def silo_config(arguments: dict[str, str]) -> dict[str, Any]:
     return {
         "format_version": 2,
         "executors": [{"tasks": ["*"], "executor": executor}],
-        "components": [
-            {"id": "_client", "path": "fedtmle.federations.flare_silo.SiloEnd", "args": arguments}
-        ],
+        "components": [{"id": "_client", "path": "fedtmle.engine.flare_silo.SiloEnd", "args": arguments}],
     }
 
 

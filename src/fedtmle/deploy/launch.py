@@ -1,21 +1,62 @@
-"""Starting, following and resuming a run on a deployment."""
+"""A run as people follow it: one line per change, on standard error."""
 
 from __future__ import annotations
 
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from fedtmle.deploy.jobs import engine_session, submit
 from fedtmle.deploy.kits import Deployment, Role, read_deployment, read_kit
 from fedtmle.deploy.processes import alive, running
+from fedtmle.engine.runs import RunFolder, State, Status, Terms
 from fedtmle.errors import InputError, ProtocolError
-from fedtmle.federations.runs import RunFolder, State, Status, Terms
-from fedtmle.studies.file import StudyFile, read_study
-from fedtmle.studies.plan import file_plan
+from fedtmle.layout import phase_name
+from fedtmle.studyfile.file import StudyFile, file_plan, read_study
+
+
+def show(statuses: Iterable[Status], *, quiet: bool, to: TextIO | None = None) -> Status:
+    """Prints who is connected, who has approved and how far the run is; returns the last status."""
+    out = sys.stderr if to is None else to
+    said, last = "", None
+    for last in statuses:
+        line = _line(last, live=out.isatty())
+        if not quiet and line and line != said:
+            print(line, file=out, flush=True)
+            said = line
+    if last is None:
+        raise AssertionError("a run has a status")
+    return last
+
+
+def _line(status: Status, *, live: bool) -> str:
+    if status.state is State.SUBMITTED:
+        return f"submitted; {_silos(status)}" if status.silos else "submitted"
+    if status.state is State.WAITING:
+        return f"waiting; {_silos(status)}" if status.silos else ""
+    if status.state is State.RUNNING:
+        if not status.round:
+            return "all silos are ready; running"
+        phase = phase_name(status.phase)
+        return f"round {status.round}, {phase}, {status.bits / 1000:.1f} kbit so far" if live else ""
+    if status.state is State.STOPPED:
+        return f"stopped after round {status.round}: {status.why}"
+    return f"done in {status.round} rounds, {sum(status.seconds):.1f} s"
+
+
+def _silos(status: Status) -> str:
+    by_words: dict[str, list[str]] = {}
+    for silo, words in status.silos.items():
+        by_words.setdefault(words, []).append(silo)
+    return "; ".join(f"{words}: {', '.join(silos)}" for words, silos in by_words.items())
+
+
+# Starting, following and resuming a run on a deployment.
+
 
 LOOK = 0.2  # seconds between two looks at a run's status
 ASK = 2.0  # seconds between two questions to the engine

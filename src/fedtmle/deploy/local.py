@@ -15,9 +15,8 @@ from fedtmle.deploy.parties import start_server, start_silo
 from fedtmle.deploy.processes import stop, wait_until
 from fedtmle.deploy.provision import provision
 from fedtmle.errors import ProtocolError
-from fedtmle.studies.file import StudyFile
 from fedtmle.studies.home import Home
-from fedtmle.studies.plan import file_plan
+from fedtmle.studyfile.file import StudyFile, file_plan
 
 START_UP = 60.0  # seconds until the server and every silo are connected
 

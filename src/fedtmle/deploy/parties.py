@@ -12,12 +12,11 @@ from fedtmle.data import read_silo_file
 from fedtmle.deploy.kits import Kit, Role
 from fedtmle.deploy.policy import place_storage
 from fedtmle.deploy.processes import running, start
+from fedtmle.engine.runs import RunFolder
+from fedtmle.engine.site import studies_folder
 from fedtmle.errors import InputError
-from fedtmle.federations.runs import RunFolder
-from fedtmle.federations.site import studies_folder
-from fedtmle.studies.file import read_study
 from fedtmle.studies.home import Home
-from fedtmle.studies.plan import file_plan
+from fedtmle.studyfile.file import file_plan, read_study
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,11 +16,11 @@ ADMIN_ROLE = "lead"
 CLASSES = {
     Role.SILO: [
         "nvflare.collab.runtime.executor.CollabExecutor",
-        "fedtmle.federations.flare_silo.SiloEnd",
+        "fedtmle.engine.flare_silo.SiloEnd",
     ],
     Role.SERVER: [
         "nvflare.collab.runtime.controller.CollabController",
-        "fedtmle.federations.flare.Coordinator",
+        "fedtmle.engine.flare.Coordinator",
     ],
 }
 UNWANTED = ("site_log_streamer", "log_receiver")

@@ -11,8 +11,8 @@ from typing import Any
 
 from fedtmle.deploy.kits import Deployment, Kit, Role
 from fedtmle.deploy.policy import ADMIN_ROLE, write_policy
+from fedtmle.engine.runs import sites
 from fedtmle.errors import InputError
-from fedtmle.federations.roster import sites
 
 ADMIN = "admin@fedtmle.org"  # FLARE wants the form of an address; it is nobody's
 

@@ -1,6 +1,6 @@
 """A query's answer row by row: the link from a transcript to section 4.3.
 
-Queries state their answers as means over the silo's rows (`protocol.rowmeans`). `explain` evaluates the
+Queries state their answers as means over the silo's rows (`protocol.query`). `explain` evaluates the
 terms of each row and their derivatives in a coordinate of the records.
 """
 
@@ -16,10 +16,23 @@ from fedtmle.model.scaled import matrix
 from fedtmle.model.submodel import GeneralisedLinear
 from fedtmle.model.types import Array
 from fedtmle.privacy import effects as _effects  # noqa: F401 - registers the charts of tables
-from fedtmle.privacy.charts import closing_terms, closing_terms_tangent, submodel_tangent
-from fedtmle.privacy.rowwise import Tangent, row_tangents, row_terms
-from fedtmle.protocol.query import AnsweredQuery, Local
-from fedtmle.protocol.rowmeans import ClosingTerms, ColumnTerms, CurvatureBound, Derivatives, RowTerms
+from fedtmle.privacy.charts import (
+    Tangent,
+    closing_terms,
+    closing_terms_tangent,
+    row_tangents,
+    row_terms,
+    submodel_tangent,
+)
+from fedtmle.protocol.query import (
+    AnsweredQuery,
+    ClosingTerms,
+    ColumnTerms,
+    CurvatureBound,
+    Derivatives,
+    Local,
+    RowTerms,
+)
 from fedtmle.targets.effects.problem import EffectProblem
 
 STEP = 1e-4  # of a column's spread, for the few sums whose columns are known by their values alone

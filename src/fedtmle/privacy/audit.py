@@ -24,9 +24,8 @@ import numpy as np
 from fedtmle.errors import InputError
 from fedtmle.model.types import Array, IntArray
 from fedtmle.privacy.answers import Explained, Submodels, explain, single
-from fedtmle.privacy.compress import Compressed, coordinate_moduli, direction_modulus
 from fedtmle.privacy.discrete import MOST
-from fedtmle.privacy.modulus import require_at_least_zero
+from fedtmle.privacy.modulus import Compressed, coordinate_moduli, direction_modulus, require_at_least_zero
 from fedtmle.protocol.query import AnsweredQuery, Local
 
 ROUNDING = 2.0**-50  # of the largest term: what doubles leave open where the grid is finer than they are

@@ -12,8 +12,7 @@ from fedtmle.initial.glm import GLMModel
 from fedtmle.initial.tangent import design_tangent, prediction_tangent
 from fedtmle.model.table import Table
 from fedtmle.model.types import Array, Codes, IntArray
-from fedtmle.privacy.charts import closing_terms, closing_terms_tangent, submodel_tangent
-from fedtmle.privacy.rowwise import Tangent
+from fedtmle.privacy.charts import Tangent, closing_terms, closing_terms_tangent, submodel_tangent
 from fedtmle.targets.effects.components import InArm
 from fedtmle.targets.effects.moments import closing_terms as summed_terms
 from fedtmle.targets.effects.moments import moment_columns

@@ -11,8 +11,7 @@ import numpy as np
 from fedtmle.errors import InputError
 from fedtmle.model.types import Array
 from fedtmle.privacy.answers import Submodels, explain, single
-from fedtmle.privacy.compress import Compressed, coordinate_moduli, direction_modulus
-from fedtmle.privacy.modulus import require_at_least_zero
+from fedtmle.privacy.modulus import Compressed, coordinate_moduli, direction_modulus, require_at_least_zero
 from fedtmle.protocol.query import AnsweredQuery, Local, Query
 
 

@@ -19,8 +19,7 @@ from fedtmle.model.columns import binned_sums
 from fedtmle.model.exact import FINE_BITS, GRID_BITS, Sums, column_shifts, zero_sums
 from fedtmle.model.statistics import AbstractBins, Group
 from fedtmle.model.types import Array
-from fedtmle.protocol.bits import BitReader, BitWriter
-from fedtmle.protocol.codes import MOST_SILOS, AbstractCode
+from fedtmle.protocol.codes import MOST_SILOS, AbstractCode, BitReader, BitWriter
 from fedtmle.protocol.query import AbstractQuery, Local, Phase
 
 SAMPLED_ROWS = 1000  # rows that usually show whether there are more values than `MOST_VALUES`

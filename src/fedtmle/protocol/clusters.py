@@ -32,10 +32,9 @@ from typing import final
 
 from fedtmle.errors import DataError, DecodeError, InputError
 from fedtmle.model.table import Table
-from fedtmle.protocol.bits import BitReader, BitWriter
-from fedtmle.protocol.codes import AbstractCode, Nothing, read_count
+from fedtmle.protocol.codes import AbstractCode, BitReader, BitWriter, Nothing, read_count
 from fedtmle.protocol.query import AbstractQuery, Local
-from fedtmle.targets.effects.clusters import DIGEST, cluster_digest
+from fedtmle.targets.effects.moments import DIGEST, cluster_digest
 
 FINGERPRINT = 4  # bytes that tell one secret from another
 MOST_CLUSTERS = 1 << 24

@@ -12,8 +12,7 @@ import numpy as np
 
 from fedtmle.errors import DecodeError, InputError
 from fedtmle.model.types import Array, Part, packed_size, unpack, upper_pairs
-from fedtmle.protocol.bits import BitReader, BitWriter
-from fedtmle.protocol.codes import AbstractCode, Differences
+from fedtmle.protocol.codes import AbstractCode, BitReader, BitWriter, Differences
 from fedtmle.protocol.lattice import (
     LARGEST_EXPONENT,
     Lattice,
@@ -25,8 +24,16 @@ from fedtmle.protocol.lattice import (
     significant,
     whitener,
 )
-from fedtmle.protocol.query import AbstractQuery, Evaluation, Local, Phase, Problem
-from fedtmle.protocol.rowmeans import CurvatureBound, Derivatives, RowMeans
+from fedtmle.protocol.query import (
+    AbstractQuery,
+    CurvatureBound,
+    Derivatives,
+    Evaluation,
+    Local,
+    Phase,
+    Problem,
+    RowMeans,
+)
 
 CURVATURE_BITS = 10  # of the largest entry of a silo's curvature: calibration needs no more
 

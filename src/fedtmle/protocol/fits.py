@@ -17,10 +17,16 @@ from fedtmle.errors import DecodeError
 from fedtmle.model.exact import GRID_BITS, Sums, query_shifts
 from fedtmle.model.fit import FitStatus, fit_local
 from fedtmle.model.types import Array, Part
-from fedtmle.protocol.bits import BitReader, BitWriter
-from fedtmle.protocol.codes import MOST_SILOS, AbstractCode, read_count, read_floats, write_floats
-from fedtmle.protocol.query import AbstractQuery, Evaluation, Local, Phase, Problem
-from fedtmle.protocol.rowmeans import Derivatives, RowMeans
+from fedtmle.protocol.codes import (
+    MOST_SILOS,
+    AbstractCode,
+    BitReader,
+    BitWriter,
+    read_count,
+    read_floats,
+    write_floats,
+)
+from fedtmle.protocol.query import AbstractQuery, Derivatives, Evaluation, Local, Phase, Problem, RowMeans
 from fedtmle.protocol.sums import mean_gradient, norm
 
 

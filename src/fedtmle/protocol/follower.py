@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from fedtmle.errors import DecodeError
-from fedtmle.protocol.bits import Bits
-from fedtmle.protocol.codes import decode, encode
+from fedtmle.protocol.codes import Bits, decode, encode
 from fedtmle.protocol.outcome import Outcome
 from fedtmle.protocol.plan import Plan
 from fedtmle.protocol.query import Flow, Local, Query

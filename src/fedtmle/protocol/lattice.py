@@ -24,7 +24,7 @@ import numpy as np
 from fedtmle.errors import DecodeError, InputError, NumericalError, PrecisionError
 from fedtmle.model.exact import Sums
 from fedtmle.model.types import Array
-from fedtmle.protocol.bits import BitReader, BitWriter
+from fedtmle.protocol.codes import BitReader, BitWriter
 
 Matrix = tuple[tuple[Fraction, ...], ...]
 IntMatrix = tuple[tuple[int, ...], ...]

@@ -16,8 +16,15 @@ from fedtmle.initial.glm import FittedGLM, Levels
 from fedtmle.initial.syntax import Formula
 from fedtmle.initial.trees import NODE, GradientBoostedTrees, TreeEnsemble
 from fedtmle.model.families import Family
-from fedtmle.protocol.bits import BitReader, BitWriter
-from fedtmle.protocol.codes import MOST_SILOS, AbstractCode, read_bytes, read_count, write_bytes
+from fedtmle.protocol.codes import (
+    MOST_SILOS,
+    AbstractCode,
+    BitReader,
+    BitWriter,
+    read_bytes,
+    read_count,
+    write_bytes,
+)
 from fedtmle.protocol.query import AbstractQuery, Local
 
 LARGEST_MODEL = 1 << 21  # bytes: more than the most and deepest trees

@@ -1,4 +1,8 @@
-"""The plan: all that a silo approves, as one canonical document with a digest."""
+"""Where the code of a class comes from: a plan names each of its classes by this, not by a bare name.
+
+The look-up reads what is installed, as an import does, and nothing else: no data, no clock. It
+stands in this ring because the digest that a silo approves depends on it.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +10,18 @@ import dataclasses
 import datetime
 import enum
 import hashlib
+import inspect
+import linecache
+import sys
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
+from importlib import metadata
+from pathlib import Path
+from types import FunctionType
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 import msgspec
 import numpy as np
@@ -18,9 +29,107 @@ import numpy as np
 from fedtmle.errors import InputError
 from fedtmle.protocol.messages import WIRE_FORMAT
 from fedtmle.protocol.outcome import Outcome
-from fedtmle.protocol.provenance import provenance
 from fedtmle.protocol.query import Flow
 from fedtmle.version import __version__
+
+PACKAGE = "fedtmle"
+
+
+@cache
+def provenance(cls: type) -> tuple[str | None, ...]:
+    """Return module, qualified name, distribution, version and source digest of ``cls``.
+
+    For a class of this package, distribution and version identify the code and the digest is None.
+    For every other class the digest is the SHA-256 of the text of the file that defines it,
+    followed by those of its base classes outside this package and the standard library: an
+    installation in development mode changes its code without changing its version. In a notebook
+    the file is the cell. Two parties therefore agree only if they hold the same text under the
+    same module name. A silo cannot import a class of ``__main__``, so move such a class to a
+    module before a run over several machines; in one process ``__main__`` works as it is.
+
+    Distribution and version are None for a class that was not installed (``__main__``, a module
+    beside the study file). The digest is None if no text can be read (a class typed at the
+    interactive prompt): then only the names distinguish two classes. The digest does not cover
+    other modules that the class imports.
+    """
+    if _top_level(cls) == PACKAGE:
+        return cls.__module__, cls.__qualname__, PACKAGE, __version__, None
+    return cls.__module__, cls.__qualname__, *_distribution(cls.__module__), _source_digest(cls)
+
+
+def _top_level(cls: type) -> str:
+    return cls.__module__.partition(".")[0]
+
+
+def _source_digest(cls: type) -> str | None:
+    known = {PACKAGE, *sys.stdlib_module_names}
+    texts = [_text(base) for base in cls.__mro__ if _top_level(base) not in known]
+    if not texts or not texts[0]:
+        return None
+    total = hashlib.sha256()
+    for text in texts:
+        total.update(hashlib.sha256(text.encode()).digest())
+    return total.hexdigest()
+
+
+def _text(cls: type) -> str:
+    """Return the text of the file or notebook cell that defines ``cls``, empty if there is none.
+
+    The code of its functions names the file, also for a notebook and for a module that was loaded
+    again since. A class without functions has the file of its module.
+    """
+    files = {function.__code__.co_filename for function in _functions(cls)}
+    text = "".join(line for file in sorted(files) for line in linecache.getlines(file))
+    file = getattr(sys.modules.get(cls.__module__), "__file__", None)
+    return text or "".join(linecache.getlines(file) if file else ())
+
+
+def _functions(cls: type) -> Iterator[FunctionType]:
+    """The functions in the body of ``cls``, those of properties and class methods included."""
+    for member in vars(cls).values():
+        function = member
+        for name in ("__func__", "fget", "func"):
+            function = getattr(function, name, function)
+        if isinstance(function, FunctionType) and function.__module__ == cls.__module__:
+            yield inspect.unwrap(function)
+
+
+@cache
+def _distribution(module_name: str) -> tuple[str | None, str | None]:
+    """Return name and version of the distribution that installed a module, (None, None) if none did.
+
+    A distribution installed a file that its RECORD lists. One in development mode lists none: it
+    is recognised if it has the name of the top-level package and its directory contains the file.
+    `importlib.metadata.packages_distributions` would parse the list of every distribution.
+    """
+    file = getattr(sys.modules.get(module_name), "__file__", None)
+    if module_name == "__main__" or file is None:
+        return None, None
+    path = Path(file)
+    for candidate in metadata.distributions(name=module_name.partition(".")[0]):
+        if _lists(candidate, path) or _is_developed_at(candidate, path):
+            return candidate.name, candidate.version
+    for candidate in metadata.distributions():
+        if _lists(candidate, path):
+            return candidate.name, candidate.version
+    return None, None
+
+
+def _lists(distribution: metadata.Distribution, path: Path) -> bool:
+    root = Path(str(distribution.locate_file("")))
+    if not path.is_relative_to(root):
+        return False
+    return f"\n{path.relative_to(root).as_posix()}," in "\n" + (distribution.read_text("RECORD") or "")
+
+
+def _is_developed_at(distribution: metadata.Distribution, path: Path) -> bool:
+    origin: dict[str, Any] = msgspec.json.decode(distribution.read_text("direct_url.json") or "{}")
+    if not origin.get("dir_info", {}).get("editable"):
+        return False
+    return path.is_relative_to(unquote(urlsplit(origin["url"]).path))
+
+
+# The plan: all that a silo approves, as one canonical document with a digest.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +206,7 @@ def roster(names: Sequence[str]) -> tuple[Member, ...]:
 def canonical(value: Any) -> Any:
     """Return ``value`` as plain data.
 
-    A dataclass is the provenance of its class (`fedtmle.protocol.provenance`) and its compared
+    A dataclass is the provenance of its class (`fedtmle.protocol.plan`) and its compared
     fields; an array is its type, shape and bytes; a sequence other than a list or a tuple is the
     provenance of its class and its items.
     """

@@ -13,20 +13,30 @@ import numpy as np
 
 from fedtmle.errors import NumericalError
 from fedtmle.model.columns import column_sums
-from fedtmle.model.exact import FINE_BITS, GRID_BITS, Sums, column_shifts, query_shifts, zero_sums
+from fedtmle.model.exact import (
+    FINE_BITS,
+    GRID_BITS,
+    Sums,
+    column_shifts,
+    query_shifts,
+    zero_sums,
+)
 from fedtmle.model.statistics import AbstractBoundedColumns
 from fedtmle.model.types import Array, IntArray, Part
 from fedtmle.protocol.query import (
+    ClosingTerms,
+    ColumnTerms,
     CountCell,
+    Derivatives,
     Evaluation,
     IntegerSums,
     Local,
     Model,
     Phase,
     Problem,
+    RowMeans,
     WeightSum,
 )
-from fedtmle.protocol.rowmeans import ClosingTerms, ColumnTerms, Derivatives, RowMeans
 
 _PARTS = {Part.LOSS: "loss", Part.GRADIENT: "gradient", Part.HESSIAN: "curvature"}
 

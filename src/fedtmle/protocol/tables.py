@@ -14,8 +14,15 @@ from fedtmle.errors import DataError, DecodeError
 from fedtmle.model.statistics import AbstractColumns
 from fedtmle.model.table import AnyTable
 from fedtmle.model.types import Array
-from fedtmle.protocol.bits import BitReader, BitWriter
-from fedtmle.protocol.codes import AbstractCode, FixedIntegers, read_bytes, read_count, write_bytes
+from fedtmle.protocol.codes import (
+    AbstractCode,
+    BitReader,
+    BitWriter,
+    FixedIntegers,
+    read_bytes,
+    read_count,
+    write_bytes,
+)
 from fedtmle.protocol.query import AbstractQuery, Local
 
 LARGEST_EXPONENT = 1000

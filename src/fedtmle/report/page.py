@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from importlib.resources import files
 from typing import Any
 
-from fedtmle.report import charts, cohort_charts, series, words
+from fedtmle.layout import bits, decimals, learner_tables, phase_name, probability, share
+from fedtmle.report import charts, series, words
 from fedtmle.report.series import Document
 from fedtmle.runtime.markup import element, table, text
-from fedtmle.studies.show import PHASES, cells, interval_title
-from fedtmle.studies.text import bits, decimals, learner_tables, phase_name, probability, share
+from fedtmle.text.result import PHASES, cells, interval_title
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
@@ -154,9 +154,7 @@ def _heterogeneity(document: Document) -> str:
             f"{silo} {value:+.1f}" for silo, value in data.distance.items()
         )
         title = f"{data.estimand}: distance of each silo from their weighted mean"
-        found.append(
-            charts.figure(cohort_charts.heterogeneity(data), title=title, said=said, key=f"spread-{k}")
-        )
+        found.append(charts.figure(charts.heterogeneity(data), title=title, said=said, key=f"spread-{k}"))
     if not found:
         return ""
     rows = [[s.estimand, f"{s.Q:.2f}", str(s.df), probability(s.p), f"{s.I2:.0%}"] for s in spreads]
@@ -198,7 +196,7 @@ def _cohort(document: Document) -> str:
         "Overlap: records by arm (dark: with an outcome; red: probability of the arm taken and observed "
         "below the bound), and how many records the inverse probabilities leave in effect"
     )
-    found += charts.figure(cohort_charts.overlap(data), title=title, said=said, key="overlap")
+    found += charts.figure(charts.overlap(data), title=title, said=said, key="overlap")
     for k, spread in enumerate(series.probabilities(document)):
         title = f"Modelled probability of arm {spread.of} by the arm taken (?: every silo hides its few)"
         counts = "; ".join(
@@ -208,7 +206,7 @@ def _cohort(document: Document) -> str:
         said = (
             f"Counts in bins that begin at {', '.join(f'{edge:g}' for edge in spread.edges[:-1])}. {counts}."
         )
-        drawn = cohort_charts.probabilities(spread)
+        drawn = charts.probabilities(spread)
         found += charts.figure(drawn, title=title, said=said, key=f"probability-{k}")
     return found
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any
 
+from fedtmle.results.result import StudyResult
 from fedtmle.runtime.result import Result
-from fedtmle.studies.result import StudyResult
 from fedtmle.targets.effects.estimands import Scale
 
 Document = Mapping[str, Any]

@@ -13,7 +13,7 @@ from typing import Any
 
 from fedtmle.algorithms.base import AbstractAlgorithm
 from fedtmle.algorithms.coded import Coded
-from fedtmle.algorithms.personalized import Personalized
+from fedtmle.algorithms.local import Personalized
 from fedtmle.protocol.fits import Weighting
 from fedtmle.protocol.outcome import Certificate, Described, Personalised, Smoothness, Targeted
 from fedtmle.protocol.plan import Plan
@@ -22,7 +22,15 @@ from fedtmle.runtime.markup import element, table, text
 from fedtmle.runtime.replay import heard_rounds
 from fedtmle.runtime.session import Finished
 from fedtmle.runtime.transcript import Transcript
-from fedtmle.theory.averaging import Averaging, averaging_rounds, personal_checks, personal_constants
+from fedtmle.theory.averaging import (
+    Averaging,
+    FitRound,
+    Uploaded,
+    averaging_rounds,
+    follow_fits,
+    personal_checks,
+    personal_constants,
+)
 from fedtmle.theory.checks import (
     LOSS_ROUNDING,
     BoundCheck,
@@ -32,9 +40,7 @@ from fedtmle.theory.checks import (
     open_checks,
     run_constants,
 )
-from fedtmle.theory.constants import SMOOTHNESS_BASIS, Basis, Constant
-from fedtmle.theory.fits import FitRound, Uploaded, follow_fits
-from fedtmle.theory.path import follow
+from fedtmle.theory.path import SMOOTHNESS_BASIS, Basis, Constant, follow
 
 WIDTH = 80
 OPEN = "Delta and kappa are open: observe the run, or count two loss messages"

@@ -1,11 +1,6 @@
-"""The journal: what a party writes before it goes on, so that a crash loses and repeats nothing.
+"""Locks on open files, so that two processes never write one journal or ledger at once.
 
-A file of records, each
-
-    length (4 bytes) | CRC-32 of the length and of the chain so far (4) | payload | chain (32)
-
-with chain = SHA-256(chain before, payload). A tail that ends inside a record was torn by a crash and
-is cut off; a record that is whole but does not fit its chain was changed, and the journal is refused.
+Windows has no such lock; there, one process per file is the owner's care.
 """
 
 from __future__ import annotations
@@ -14,13 +9,50 @@ import contextlib
 import hashlib
 import os
 import struct
+import sys
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Protocol
 
 from fedtmle.errors import JournalError
-from fedtmle.runtime.lock import hold
+
+if sys.platform != "win32":
+    import fcntl
+
+
+def hold(file: IO[bytes]) -> None:
+    """Keeps the file as long as it is open, however the process ends; `OSError` if another has it."""
+    if sys.platform != "win32":
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+class Held:
+    """As a context, waits for the file and gives it back."""
+
+    __slots__ = ("_file",)
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+
+    def __enter__(self) -> None:
+        if sys.platform != "win32":
+            fcntl.flock(self._file, fcntl.LOCK_EX)
+
+    def __exit__(self, *error: object) -> None:
+        if sys.platform != "win32":
+            fcntl.flock(self._file, fcntl.LOCK_UN)
+
+
+# The journal: what a party writes before it goes on, so that a crash loses and repeats nothing.
+#
+# A file of records, each
+#
+# length (4 bytes) | CRC-32 of the length and of the chain so far (4) | payload | chain (32)
+#
+# with chain = SHA-256(chain before, payload). A tail that ends inside a record was torn by a crash and
+# is cut off; a record that is whole but does not fit its chain was changed, and the journal is refused.
+
 
 MAGIC = b"fedtmle journal 1\n"
 START = hashlib.sha256(MAGIC).digest()

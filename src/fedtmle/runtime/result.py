@@ -1,4 +1,8 @@
-"""A result: complete, immutable, and plain data on request."""
+"""Watching a run in one process: pooled losses along its trajectory, outside the protocol.
+
+For study of the algorithms, where the rows are at hand anyway. A deployed run cannot do this,
+and nothing here is counted.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +14,48 @@ from typing import Any
 import numpy as np
 
 from fedtmle.errors import InputError
-from fedtmle.model.types import Array
+from fedtmle.model.types import Array, Part
 from fedtmle.protocol.outcome import Personalised, Status, Targeted, Visit
 from fedtmle.protocol.query import Phase
-from fedtmle.runtime.account import Account
 from fedtmle.runtime.certificate import RunCertificate
 from fedtmle.runtime.markup import element, table, text
-from fedtmle.runtime.observe import Observation
+from fedtmle.runtime.session import Account
 from fedtmle.runtime.silo import LocalOutcome
 from fedtmle.runtime.transcript import Transcript
+
+
+@dataclass(frozen=True, kw_only=True)
+class Observation:
+    """Pooled loss and residual at each update k = 0..K, and pooled loss at each round."""
+
+    loss: tuple[float, ...]
+    residual: tuple[float, ...]
+    loss_by_round: tuple[float, ...]
+
+
+def observe(law: Any, rows: Any, outcome: Targeted | Personalised) -> Observation:
+    """Follow a finished run from its initial law on the pooled rows."""
+    problem = outcome.problem
+    n = problem.count(rows)
+    origin = np.zeros(problem.dim)
+    loss: list[float] = []
+    residual: list[float] = []
+    by_round: list[float] = []
+    for k in range(outcome.updates + 1):
+        submodel, normaliser = problem.submodel(law, rows), problem.normaliser(law)
+        loss.append(float(np.mean(problem.losses(law, rows))))
+        score = submodel.sums(origin, Part.GRADIENT).values(n) + normaliser.gradient(origin)
+        residual.append(math.sqrt(math.fsum(score * score)))
+        for point in (point for point in outcome.trajectory if point.update == k):
+            eps = np.array(point.eps)
+            change = float(submodel.sums(eps, Part.LOSS).values(n)[0])
+            by_round.append(loss[k] + change + normaliser.value(eps))
+        if k < outcome.updates:
+            law = problem.move(law, np.array(outcome.accepted[k]))
+    return Observation(loss=tuple(loss), residual=tuple(residual), loss_by_round=tuple(by_round))
+
+
+# A result: complete, immutable, and plain data on request.
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 It follows the same flow as the server on the broadcasts it receives, so it evaluates only states that it
 derived itself. Repeating the last admitted request returns the recorded bytes; anything else out of order
-is refused and changes nothing (`protocol.state`). A refusal by policy, or an answer that could not be
+is refused and changes nothing (`protocol.messages`). A refusal by policy, or an answer that could not be
 computed, ends the silo's part.
 """
 
@@ -21,6 +21,7 @@ from fedtmle.protocol.codes import Uplink
 from fedtmle.protocol.follower import Follower
 from fedtmle.protocol.guard import Guard, RefusalError
 from fedtmle.protocol.messages import (
+    EXHAUSTED,
     Answered,
     Ask,
     Begin,
@@ -28,18 +29,20 @@ from fedtmle.protocol.messages import (
     Closed,
     Compare,
     Compared,
+    Event,
     Open,
     Opened,
     Payload,
     Reason,
     Refused,
+    State,
+    transition,
 )
 from fedtmle.protocol.outcome import Personalised
 from fedtmle.protocol.plan import Plan
 from fedtmle.protocol.query import Problem, Query
-from fedtmle.protocol.state import EXHAUSTED, Event, State, transition
 from fedtmle.runtime.keeper import Keeper
-from fedtmle.runtime.records import Progress, Records
+from fedtmle.runtime.ledger import Progress, Records
 from fedtmle.runtime.rows import LocalRows, fingerprint
 from fedtmle.runtime.signing import SigningKey, all_heard_the_same, closing_statement
 
@@ -91,12 +94,19 @@ class Silo:
         if index is not None and len(index) != count:
             raise InputError(f"index: silo '{name}' needs one pooled row number per row")
         self._rows = LocalRows(name, rows, count, index)
-        floor = self._keeper.floor
-        self._guard = Guard(self._keeper.policy, None if floor is None else floor.meter())
+        policy, floor = self._keeper.policy, self._keeper.floor
+        self._guard = Guard(policy, None if floor is None else floor.meter())
         self._key = self._signing_key()
         self._position = _Position()
         self._progress = Progress()
-        self._records = Records(self.name, self._keeper, self._progress, self._guard)
+        self._records = Records(
+            self.name,
+            self._progress,
+            self._guard,
+            journal=self._keeper.journal,
+            ledger=self._keeper.ledger,
+            clock=self._keeper.clock,
+        )
         if self._keeper.journal is not None:
             self._records.resume(fingerprint(plan.digest, name, rows), self._restore)
 

@@ -1,1 +1,1 @@
-"""Studies as people meet them: running one, its table, its file."""
+"""Running studies: in one process, over a federation, and what an owner looks at before."""

@@ -8,13 +8,13 @@ from fedtmle.algorithms.coded import Coded
 from fedtmle.errors import InputError
 from fedtmle.model.table import Table
 from fedtmle.protocol.plan import Plan
+from fedtmle.results.document import document
+from fedtmle.results.result import StudyResult
 from fedtmle.runtime.federation import Federation
 from fedtmle.runtime.session import Finished, Progress, Session
 from fedtmle.runtime.silo import LocalOutcome
 from fedtmle.solver import complete
-from fedtmle.studies.document import document
-from fedtmle.studies.plan import study_of
-from fedtmle.studies.result import StudyResult
+from fedtmle.studyfile.file import study_of
 from fedtmle.targets.effects.problem import EffectLaw
 
 

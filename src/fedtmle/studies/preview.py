@@ -12,6 +12,7 @@ from typing import Any
 
 from fedtmle.data.silofile import SiloFile
 from fedtmle.errors import FedTMLEError, InputError, RefusedError
+from fedtmle.layout import aligned, bits, phase_name, wrapped
 from fedtmle.protocol.guard import disclosed_numbers
 from fedtmle.protocol.messages import Answered, Reason
 from fedtmle.protocol.plan import Member, Plan
@@ -20,10 +21,8 @@ from fedtmle.runtime.federation import InProcess
 from fedtmle.runtime.keeper import Keeper
 from fedtmle.runtime.session import Session
 from fedtmle.runtime.silo import Silo
-from fedtmle.studies.floors import floor_of
-from fedtmle.studies.party import open_party
-from fedtmle.studies.plan import study_of
-from fedtmle.studies.text import aligned, bits, phase_name, wrapped
+from fedtmle.studies.home import floor_of, open_party
+from fedtmle.studyfile.file import study_of
 
 EXAMPLE = 12  # bytes shown of a message
 

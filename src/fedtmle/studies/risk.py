@@ -9,24 +9,21 @@ from typing import Any
 
 import numpy as np
 
-from fedtmle.algorithms.study import Study
 from fedtmle.data import load
 from fedtmle.data.silofile import read_silo_file
 from fedtmle.errors import DecodeError, InputError, NumericalError, RefusedError
 from fedtmle.model.table import Factor, Table
 from fedtmle.model.types import Array, Part
 from fedtmle.privacy.audit import AttackedColumn, Attacker, Audit, ColumnRisk, Continuous, Discrete, audit
+from fedtmle.programs.study import Study
 from fedtmle.protocol.policy import Policy
-from fedtmle.protocol.query import AnsweredQuery, Phase
-from fedtmle.protocol.rowmeans import ClosingTerms
+from fedtmle.protocol.query import AnsweredQuery, ClosingTerms, Phase
 from fedtmle.protocol.sums import SumsQuery
 from fedtmle.runtime.replay import Replayed, rehearse, replay
 from fedtmle.runtime.transcript import Transcript
-from fedtmle.studies.file import StudyFile
-from fedtmle.studies.plan import file_plan
-from fedtmle.studies.policies import policy_of, session_policy
-from fedtmle.studies.schema import schema_of
-from fedtmle.studies.streams import in_memory
+from fedtmle.studies.home import policy_of, session_policy
+from fedtmle.studyfile.file import StudyFile, file_plan
+from fedtmle.studyfile.schema import in_memory, schema_of
 from fedtmle.targets.effects.problem import LINK_REACH, EffectProblem
 
 EDGES = (0.0, 1e-6, 1e-3, 0.01, 0.1, 0.5, 0.99, 1.0)  # shares of the prior uncertainty that are left

@@ -4,23 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from fedtmle.algorithms.study import Study
+import numpy as np
+
 from fedtmle.data import SiloFile, load_all
 from fedtmle.errors import InputError
+from fedtmle.initial.crossfit import POOLED_SILO
 from fedtmle.model.arguments import expect
+from fedtmle.model.table import Factor, Table
+from fedtmle.programs.study import Study
+from fedtmle.protocol.clusters import ClustersQuery
 from fedtmle.protocol.plan import roster
+from fedtmle.protocol.tables import sort_levels
+from fedtmle.results.result import StudyResult
 from fedtmle.runtime.keeper import Keeper
 from fedtmle.runtime.session import Progress, run_embedded
 from fedtmle.runtime.silo import Silo
 from fedtmle.solver import check_silo_weights, local_outcomes
-from fedtmle.studies.floors import floor_of
+from fedtmle.studies.home import floor_of, released, session_policy, silo_file
 from fedtmle.studies.over import check_release, conclude
-from fedtmle.studies.plan import study_plan
-from fedtmle.studies.policies import released, session_policy, silo_file
-from fedtmle.studies.pooled import pooled_rows
-from fedtmle.studies.result import StudyResult
-from fedtmle.studies.schema import schema_of
-from fedtmle.studies.streams import check_streams, in_memory
+from fedtmle.studyfile.file import study_plan
+from fedtmle.studyfile.schema import check_streams, in_memory, schema_of
 
 
 def run(
@@ -67,3 +70,40 @@ def _keeper(study: Study, file: SiloFile | None) -> Keeper:
     """What a silo file states guards its rows in one's own session too."""
     policy = session_policy() if file is None else file.policy
     return Keeper(policy=policy, floor=floor_of(study, file))
+
+
+# All silos' rows in one table, for the centralised comparator.
+
+
+def pooled_rows(study: Study, tables: Mapping[str, Table]) -> Table:
+    """All rows in one table; clusters are within silos, or the same in all, as the study declares."""
+    own = study.cluster if study.cluster_scope == "silo" else None
+    if study.cluster is not None and study.cluster_scope == "shared":
+        query = ClustersQuery(column=study.cluster, spanning=False)
+        query.pool({name: query.of(table) for name, table in tables.items()}, {})
+    return pool_tables(tables, own)
+
+
+def pool_tables(silos: Mapping[str, Table], cluster: str | None = None) -> Table:
+    """All rows in one table, for the centralised comparator; factors by the union of their levels.
+
+    Folds stay within silos, as they are when the rows do, and so does a ``cluster`` of the silos' own.
+    """
+    tables = list(silos.values())
+    silo = np.repeat(np.arange(len(tables)), [table.n_rows for table in tables])
+    factors = {POOLED_SILO: Factor(silo, tuple(silos))}
+    for name in tables[0].factors:
+        own = [table.factors[name] for table in tables]
+        if name == cluster:
+            levels = tuple(f"{m}:{level}" for m, factor in enumerate(own) for level in factor.levels)
+            first = np.cumsum([0, *(len(factor.levels) for factor in own)])
+            codes = [factor.codes + start for factor, start in zip(own, first, strict=False)]
+        else:
+            levels = sort_levels({level for factor in own for level in factor.levels})
+            codes = [factor.recode(levels) for factor in own]
+        factors[name] = Factor(np.concatenate(codes), levels)
+    return Table(
+        n_rows=sum(table.n_rows for table in tables),
+        numeric={name: np.concatenate([t.numeric[name] for t in tables]) for name in tables[0].numeric},
+        factors=factors,
+    )

@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtmle.algorithms.study import Study
 from fedtmle.initial.glm import Supplied
 from fedtmle.model.table import Factor, Table
 from fedtmle.model.types import Array, IntArray
+from fedtmle.programs.study import Study
 from fedtmle.protocol.bins import visible
-from fedtmle.studies.schema import schema_of
+from fedtmle.studyfile.schema import schema_of
 
 Bools = NDArray[np.bool_]
 FEW = 10  # so many different values are told apart by a sum and a sum of squares, or nearly

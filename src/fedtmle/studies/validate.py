@@ -13,11 +13,9 @@ import numpy as np
 from fedtmle.data import DataErrors, Schema, SiloFile, load, read_silo_file
 from fedtmle.errors import FedTMLEError, InputError
 from fedtmle.model.table import AnyTable
-from fedtmle.studies.file import StudyFile, StudyFileErrors, read_study
-from fedtmle.studies.lines import Lines
-from fedtmle.studies.schema import schema_of
-from fedtmle.studies.sections import near
-from fedtmle.studies.streams import check_streams
+from fedtmle.studyfile.file import StudyFile, StudyFileErrors, read_study
+from fedtmle.studyfile.schema import check_streams, schema_of
+from fedtmle.studyfile.toml import Lines, near
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,8 +18,13 @@ import numpy as np
 from fedtmle.errors import DataError, InputError, NumericalError
 from fedtmle.model.exact import Sums
 from fedtmle.model.families import Family
-from fedtmle.model.moments import mean_and_covariance, second_moment_shifts, second_moments
-from fedtmle.model.problem import AbstractProblem, Estimate
+from fedtmle.model.problem import (
+    AbstractProblem,
+    Estimate,
+    mean_and_covariance,
+    second_moment_shifts,
+    second_moments,
+)
 from fedtmle.model.submodel import GeneralisedLinear, NoNormaliser
 from fedtmle.model.types import Array, RowBound, exponent
 

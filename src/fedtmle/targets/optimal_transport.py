@@ -25,7 +25,7 @@ from fedtmle.model import kernels
 from fedtmle.model.density.fluctuation import AbstractFluctuation, LogisticFluctuation
 from fedtmle.model.density.law import AbstractFunctional
 from fedtmle.model.density.problem import AbstractDensityProblem
-from fedtmle.model.density.sums import combine, combined, expectation, second_moment
+from fedtmle.model.density.quadrature import combine, combined, expectation, second_moment
 from fedtmle.model.types import Array
 
 SQUARE = ((-2.0, -2.0), (2.0, -2.0), (-2.0, 2.0), (2.0, 2.0))  # S.3

@@ -9,9 +9,10 @@ import numpy as np
 
 from fedtmle.protocol.lattice import Lattice, floating
 from fedtmle.theory import communication, statistical
-from fedtmle.theory.constants import (
+from fedtmle.theory.path import (
     Basis,
     Constant,
+    TargetingPath,
     first_gradient,
     loss_budget,
     realised_smoothness,
@@ -19,7 +20,6 @@ from fedtmle.theory.constants import (
     step_decreases_hold,
     weakest,
 )
-from fedtmle.theory.path import TargetingPath
 
 LOSS_ROUNDING = 1e-13  # of a pooled loss difference, for comparisons that hold in exact arithmetic
 

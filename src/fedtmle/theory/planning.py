@@ -9,8 +9,7 @@ from typing import Any
 
 from fedtmle.errors import InputError
 from fedtmle.theory.communication import planned_bit_bound, round_bound, step_bound, universal_bit_bound
-from fedtmle.theory.inference import negligible_tolerance, tolerance_schedule
-from fedtmle.theory.statistical import history_bits_ceiling
+from fedtmle.theory.statistical import history_bits_ceiling, negligible_tolerance, tolerance_schedule
 
 
 @dataclass(frozen=True, kw_only=True)

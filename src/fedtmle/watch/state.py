@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedtmle.studies.text import phase_name
+from fedtmle.layout import phase_name
 
 Event = Mapping[str, Any]
 MOST_POINTS = 600

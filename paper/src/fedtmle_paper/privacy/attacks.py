@@ -15,8 +15,7 @@ import numpy as np
 from fedtmle.errors import InputError
 from fedtmle.model.types import Array
 from fedtmle.privacy.answers import Submodels, explain
-from fedtmle.protocol.query import AnsweredQuery, Local
-from fedtmle.protocol.rowmeans import ClosingTerms
+from fedtmle.protocol.query import AnsweredQuery, ClosingTerms, Local
 from fedtmle_paper.privacy.disclosure import AffineDecoder, affine_decoder
 
 DAMPING = 1e-3

@@ -20,8 +20,8 @@ import numpy as np
 from fedtmle.algorithms.base import arithmetic_error
 from fedtmle.algorithms.coded import Coded
 from fedtmle.algorithms.gradient import Gradient
+from fedtmle.algorithms.local import Personalized
 from fedtmle.algorithms.optimizers import Newton
-from fedtmle.algorithms.personalized import Personalized
 from fedtmle.model.types import Array
 from fedtmle.protocol.fits import Weighting
 from fedtmle.protocol.lattice import Lattice, build_lattice, identity, whitener, working_tolerance
@@ -29,8 +29,7 @@ from fedtmle.runtime.result import Result
 from fedtmle.solver import solve
 from fedtmle.targets.optimal_transport import OptimalTransport
 from fedtmle.theory import communication
-from fedtmle.theory.constants import first_gradient, loss_budget, recentering
-from fedtmle.theory.path import follow
+from fedtmle.theory.path import first_gradient, follow, loss_budget, recentering
 from fedtmle.theory.personalized import chi_total_size, chi_total_uniform
 from fedtmle_paper.benchmark import COVARIANCES, MEANS, PROBABILITIES
 from fedtmle_paper.reproduce.measure import observed

@@ -17,7 +17,7 @@ import numpy as np
 from fedtmle.algorithms.base import TargetingProgram
 from fedtmle.model import kernels
 from fedtmle.model.density.law import KEPT_LAWS
-from fedtmle.model.density.memo import Memo
+from fedtmle.model.density.quadrature import Memo
 from fedtmle.model.types import Part
 from fedtmle.protocol.outcome import Targeted
 from fedtmle.protocol.plan import Plan, roster
@@ -110,7 +110,7 @@ def measure(scenario: Scenario, data: Data, method: Method) -> Measured:
 def observed(
     data: Data, law: Any, accepted: Sequence[Sequence[float]]
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """P_n L(p^k) and r^k for k = 0..K on the pooled rows: `runtime.observe` without its K kernel densities.
+    """P_n L(p^k) and r^k for k = 0..K on the pooled rows: `runtime.result` without its K kernel densities.
 
     l_{k+1}(0) = l_k(eps^k), so the loss is followed by its exact changes.
     """

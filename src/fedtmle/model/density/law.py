@@ -11,9 +11,8 @@ import numpy as np
 
 from fedtmle.model import kernels
 from fedtmle.model.density.fluctuation import AbstractFluctuation
-from fedtmle.model.density.memo import Memo
+from fedtmle.model.density.quadrature import Memo, combined, expectation, reweight, second_moment
 from fedtmle.model.density.start import KernelDensity, Rule
-from fedtmle.model.density.sums import combined, expectation, reweight, second_moment
 from fedtmle.model.types import Array, exponent
 
 KEPT_LAWS = 16

@@ -16,12 +16,16 @@ import numpy as np
 from fedtmle.errors import DataError, InputError, NumericalError
 from fedtmle.model.density.fluctuation import AbstractFluctuation
 from fedtmle.model.density.law import AbstractFunctional, DensityLaw, Step
-from fedtmle.model.density.normaliser import DensityNormaliser
+from fedtmle.model.density.quadrature import DensityNormaliser, combined, reweight, second_moment
 from fedtmle.model.density.start import KernelDensity
-from fedtmle.model.density.sums import combined, reweight, second_moment
 from fedtmle.model.exact import Sums
-from fedtmle.model.moments import mean_and_covariance, second_moment_shifts, second_moments
-from fedtmle.model.problem import AbstractProblem, Estimate
+from fedtmle.model.problem import (
+    AbstractProblem,
+    Estimate,
+    mean_and_covariance,
+    second_moment_shifts,
+    second_moments,
+)
 from fedtmle.model.submodel import GeneralisedLinear
 from fedtmle.model.types import Array, RowBound, exponent
 

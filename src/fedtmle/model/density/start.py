@@ -18,8 +18,7 @@ import numpy as np
 
 from fedtmle.errors import InputError
 from fedtmle.model import kernels
-from fedtmle.model.density.memo import Memo
-from fedtmle.model.density.sums import reweight
+from fedtmle.model.density.quadrature import Memo, reweight
 from fedtmle.model.types import Array, IntArray
 
 REACH = 9.0  # kernel SDs around the pilot sample; outside lies less than 2 q 1.2e-19 of the mass

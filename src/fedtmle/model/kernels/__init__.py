@@ -13,9 +13,8 @@ import numpy as np
 from fedtmle.errors import InputError
 from fedtmle.model.exact import total
 from fedtmle.model.families import Family
-from fedtmle.model.kernels._backend import backend, module, using_backend
+from fedtmle.model.kernels._backend import backend, done, mapped, module, set_threads, threads, using_backend
 from fedtmle.model.kernels._query import Rows, checked_eps, query, rows_of
-from fedtmle.model.kernels._threads import done, mapped, set_threads, threads
 from fedtmle.model.scaled import Design
 from fedtmle.model.types import Array, Bools, Bytes, Codes, IntArray, Part
 

@@ -10,11 +10,13 @@ from collections.abc import Callable
 
 import numpy as np
 
-from fedtmle.model.kernels import _scalar  # noqa: F401 - registers what follows with numba
-from fedtmle.model.kernels._elementary import exp, expit, log, logit, softplus
-from fedtmle.model.kernels._jit import jit
-from fedtmle.model.kernels._primitives import select
-from fedtmle.model.types import Array
+from fedtmle.model.exact import CHUNK, FINE_BITS, GRID_BITS
+from fedtmle.model.kernels._compiled_glm import BLOCK as GLM_BLOCK
+from fedtmle.model.kernels._compiled_glm import gather, predict, set_slope
+from fedtmle.model.kernels._elementary import exp, expit, log, logit, logit_inside, softplus
+from fedtmle.model.kernels._jit import jit, jit_unordered
+from fedtmle.model.kernels._primitives import MAGIC, MAGIC_BITS, bits, from_bits, select
+from fedtmle.model.types import Array, Bools, Bytes, Codes, IntArray
 
 BLOCK = 512
 
@@ -129,3 +131,236 @@ def log_mean_kernel(points: Array, centres: Array, first: int, last: int, result
                 total[i] = total[i] + exp(0.5 * (nearest[i] - distance[i]))
         for i in range(size):
             result[begin + i] = log(total[i] / n_centres) - 0.5 * nearest[i]
+
+
+# Compiled loops over the rows of an effect: weights, and predictions kept inside their bounds.
+
+
+FINITE = 1.7976931348623157e308
+
+
+@jit
+def weigh(
+    numerator: Array,
+    probability: Array,
+    floor: float,
+    codes: Codes,
+    code: int,
+    H: Array,
+    taken: Array,
+    below: Bools,
+) -> None:
+    """See `kernels.weigh`; a numerator of length 1 is that of every row."""
+    size = len(H)
+    if len(numerator) == 1:
+        constant = numerator[0]
+        for i in range(size):
+            H[i] = constant / select(probability[i] < floor, floor, probability[i])
+    else:
+        for i in range(size):
+            H[i] = numerator[i] / select(probability[i] < floor, floor, probability[i])
+    for i in range(size):
+        below[i] = probability[i] < floor
+    for i in range(size):
+        taken[i] = select(codes[i] == code, H[i], taken[i])
+
+
+@jit
+def bound(values: Array, low: float, high: float, bounded: Array, logits: Array) -> bool:
+    """See `kernels.bound`."""
+    finite = True
+    for i in range(len(values)):
+        value = values[i]
+        finite &= abs(value) <= FINITE  # False for NaN
+        value = select(value < low, low, select(value > high, high, value))
+        bounded[i] = value
+        logits[i] = logit_inside(value)
+    return finite
+
+
+# Compiled exact sums of columns, of their products, and of columns by bin.
+#
+# What the 50-bit grid leaves of a row is rounded to a grid 2^-40 finer and added up too. Products are made
+# in registers, and never leave them.
+
+
+LIMIT = 2.0**GRID_BITS
+FINE = 2.0**FINE_BITS
+
+
+@jit
+def _one(values: Array, scale: float) -> tuple[int, int, bool]:
+    """The sum of values * scale in units, of what they leave in units of 2^-40, and whether all fit."""
+    coarse, fine, within = 0, 0, True
+    for i in range(len(values)):
+        scaled = values[i] * scale
+        within &= abs(scaled) <= LIMIT  # False for NaN
+        rounded = scaled + MAGIC
+        coarse += bits(rounded)  # type: ignore[assignment]  # a scalar when compiled
+        fine += bits((scaled - (rounded - MAGIC)) * FINE + MAGIC)  # type: ignore[assignment]
+    shift = len(values) * MAGIC_BITS
+    return coarse - shift, fine - shift, within  # modulo 2^64, in which the sums themselves fit
+
+
+@jit
+def _two(values: Array, factor: Array, scale: float) -> tuple[int, int, bool]:
+    """The same of values * factor."""
+    coarse, fine, within = 0, 0, True
+    for i in range(len(values)):
+        scaled = values[i] * factor[i] * scale
+        within &= abs(scaled) <= LIMIT
+        rounded = scaled + MAGIC
+        coarse += bits(rounded)  # type: ignore[assignment]
+        fine += bits((scaled - (rounded - MAGIC)) * FINE + MAGIC)  # type: ignore[assignment]
+    shift = len(values) * MAGIC_BITS
+    return coarse - shift, fine - shift, within
+
+
+@jit
+def chunks(
+    columns: Array, terms: IntArray, scale: Array, first_chunk: int, last_chunk: int, sums: IntArray
+) -> bool:
+    """Fill rows first_chunk to last_chunk of ``sums``; False if a contribution is beyond the bound.
+
+    Sum s, of which there are two, is of the product of columns ``terms[s]``, or of one of them before a -1.
+    """
+    n_rows = columns.shape[1]
+    everywhere = True
+    for chunk in range(first_chunk, last_chunk):
+        stop = min((chunk + 1) * CHUNK, n_rows)
+        for begin in range(chunk * CHUNK, stop, BLOCK):
+            end = min(begin + BLOCK, stop)
+            for s in range(len(scale)):
+                values, other = columns[terms[s, 0], begin:end], terms[s, 1]
+                if other < 0:
+                    coarse, fine, within = _one(values, scale[s])
+                else:
+                    coarse, fine, within = _two(values, columns[other, begin:end], scale[s])
+                sums[chunk, 2 * s] += coarse
+                sums[chunk, 2 * s + 1] += fine
+                everywhere &= within
+    return everywhere
+
+
+@jit
+def binned(columns: Array, scale: Array, bins: Bytes, sums: IntArray) -> bool:
+    """Add to ``sums``, shape (chunks, bins, 2 p), the rows of each bin; False if one is beyond the bound."""
+    everywhere = True
+    for j in range(len(columns)):
+        values = columns[j]
+        for i in range(len(values)):
+            scaled = values[i] * scale[j]
+            everywhere &= abs(scaled) <= LIMIT
+            rounded = scaled + MAGIC
+            chunk, b = i // CHUNK, bins[i]
+            sums[chunk, b, 2 * j] += bits(rounded) - MAGIC_BITS
+            sums[chunk, b, 2 * j + 1] += bits((scaled - (rounded - MAGIC)) * FINE + MAGIC) - MAGIC_BITS
+    return everywhere
+
+
+@jit
+def choose(values: Array, codes: Codes, code: int, result: Array) -> None:
+    """Put the values of the rows that have the code into the result."""
+    for i in range(len(result)):
+        result[i] = select(codes[i] == code, values[i], result[i])
+
+
+# How the rows' contributions to a gradient spread, block by block, until enough of them were looked at.
+
+
+@jit_unordered
+def _add_sums(slope: Array, weight: Array, column: Array, found: Array) -> None:
+    """Add one column of a block to its sums and to its count."""
+    total, squares, reach_total, count = 0.0, 0.0, 0.0, 0.0
+    for i in range(len(slope)):
+        reach = abs(column[i]) * abs(weight[i])
+        size = reach * abs(slope[i])
+        total += size
+        squares += size * size
+        reach_total += reach
+        count += 1.0 if reach > 0.0 else 0.0
+    found[0] += total
+    found[1] += squares
+    found[3] += reach_total
+    found[6] += count
+
+
+@jit
+def _raise_largest(slope: Array, weight: Array, column: Array, found: Array) -> None:
+    """Hold one column of a block against what was largest: bit patterns are ordered as magnitudes are."""
+    largest, reach_largest, top = bits(found[2]), bits(found[4]), bits(found[5])
+    for i in range(len(slope)):
+        x = abs(column[i])
+        reach = x * abs(weight[i])
+        largest = max(largest, bits(reach * abs(slope[i])))
+        reach_largest = max(reach_largest, bits(reach))
+        top = max(top, bits(x))
+    found[2], found[4], found[5] = from_bits(largest), from_bits(reach_largest), from_bits(top)
+
+
+@jit
+def _is_enough(found: Array, until: Array, least: int) -> bool:
+    for j in range(len(until)):
+        if not found[0, j] >= until[j]:  # nor where either is not a number
+            return False
+        if until[j] > 0.0 and found[6, j] < least:
+            return False
+    return True
+
+
+@jit
+def _is_far(found: Array, until: Array, seen: int, many: float) -> bool:
+    """Whether more than ``many`` rows would be needed, if the others are like those that were seen."""
+    far = False
+    for j in range(len(until)):
+        far |= not seen * until[j] <= many * found[0, j]
+    return far and many < np.inf
+
+
+@jit
+def spread(
+    family: int,
+    matrix: Array,
+    addresses: IntArray,
+    constant: Bools,
+    factors: Array,
+    n_rows: int,
+    offset: Array,
+    y: Array,
+    w: Array,
+    eps: Array,
+    until: Array,
+    least: int,
+    few: int,
+    many: float,
+    found: Array,
+) -> tuple[int, bool]:
+    """Fill ``found``, shape (7, d), from the first rows: see `concentration.Concentration`.
+
+    How many, and whether they were enough.
+    """
+    X = matrix if len(matrix) else np.empty((len(addresses), GLM_BLOCK))
+    zeros, ones = np.zeros(GLM_BLOCK), np.ones(GLM_BLOCK)
+    etas, slopes = np.empty(GLM_BLOCK), np.empty(GLM_BLOCK)
+    begin, enough, looked_ahead = 0, _is_enough(found, until, least), False
+    while begin < n_rows and not (enough and begin >= few):
+        if begin >= few and not looked_ahead:
+            if _is_far(found, until, begin, many):
+                break
+            looked_ahead = True
+        end = min(begin + GLM_BLOCK, n_rows)
+        size = end - begin
+        eta, slope = etas[:size], slopes[:size]
+        if len(matrix):
+            at = begin
+        else:
+            at = 0
+            gather(addresses, constant, factors, begin, size, X)
+        predict(offset[begin:end] if len(offset) else zeros[:size], eps, X, at, eta)
+        set_slope(family, y[begin:end] if len(y) else zeros[:size], eta, zeros[:0], 1.0, slope)
+        weight = w[begin:end] if len(w) else ones[:size]
+        for j in range(len(eps)):
+            _add_sums(slope, weight, X[j, at : at + size], found[:, j])
+            _raise_largest(slope, weight, X[j, at : at + size], found[:, j])
+        begin, enough = end, _is_enough(found, until, least)
+    return begin, enough

@@ -1,13 +1,21 @@
-"""`numba.njit` as this package uses it: typed, cached on disk, without the lock, strict IEEE."""
+"""`numba.njit` as this package uses it: typed, cached on disk, without the lock, strict IEEE.
+
+Importing this module registers the sources that both backends share.
+"""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
 from pathlib import Path
+from types import FunctionType
 from typing import Any, TypeVar, cast
 
 import numba
+import numpy as np
+from numba.extending import overload, register_jitable
+
+from fedtmle.model.kernels import _elementary, _primitives
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -37,3 +45,29 @@ def jit_unordered(function: Function) -> Function:
 def _compiled(function: Function, *, cache: bool, fastmath: bool | set[str]) -> Function:
     decorate: Any = numba.njit(cache=cache, nogil=True, error_model="numpy", fastmath=fastmath)
     return cast(Function, decorate(function))
+
+
+# The shared sources, registered with numba for scalars: `_primitives` gets a spelling of its own, and
+# `_elementary` is compiled as it stands.
+
+
+def _select(condition: bool, yes: float, no: float) -> float:
+    return yes if condition else no
+
+
+def _bits(x: float) -> np.int64:
+    return np.float64(x).view(np.int64)
+
+
+def _from_bits(pattern: int) -> np.float64:
+    return np.int64(pattern).view(np.float64)
+
+
+# Numba asks for an implementation by argument types; there is one for all of them.
+overload(_primitives.select, strict=False)(lambda *_: _select)
+overload(_primitives.bits, strict=False)(lambda *_: _bits)
+overload(_primitives.from_bits, strict=False)(lambda *_: _from_bits)
+
+for shared in tuple(vars(_elementary).values()):
+    if isinstance(shared, FunctionType) and shared.__module__ == _elementary.__name__:
+        register_jitable(forceinline=True)(shared)

@@ -7,17 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from fedtmle.model.exact import CHUNK
-from fedtmle.model.kernels import (
-    _compiled,
-    _compiled_columns,
-    _compiled_effects,
-    _compiled_glm,
-    _compiled_spread,
-    _compiled_stages,
-    _numpy,
-)
+from fedtmle.model.kernels import _compiled, _compiled_glm, _numpy
+from fedtmle.model.kernels._backend import shared
 from fedtmle.model.kernels._query import Query, Rows
-from fedtmle.model.kernels._threads import shared
 from fedtmle.model.types import Array, Bools, Bytes, Codes, IntArray, Part
 
 SERIAL_ROWS = 1 << 17  # below, starting threads costs about what they save
@@ -81,20 +73,20 @@ def spread(
 ) -> tuple[Array, int, bool]:
     """The seven rows of `concentration.Concentration`, shape (7, d), of as many rows as it takes."""
     found = np.zeros((7, rows.dim))
-    seen, enough = _compiled_spread.spread(*rows.plain, eps, until, least, few, many, found)
+    seen, enough = _compiled.spread(*rows.plain, eps, until, least, few, many, found)
     return found, seen, enough
 
 
 def add_multiple(total: Array, factor: float, values: Array) -> None:
     """Add a multiple of a column to another."""
-    _compiled_stages.add_multiple(total, factor, values)
+    _compiled_glm.add_multiple(total, factor, values)
 
 
 def chosen(values: Sequence[Array], codes: Codes) -> Array:
     """Row by row the value that its code is the place of."""
     result = values[0].copy()
     for code, own in enumerate(values[1:], start=1):
-        _compiled_columns.choose(own, codes, code, result)
+        _compiled.choose(own, codes, code, result)
     return result
 
 
@@ -109,17 +101,17 @@ def weigh(
     below: Bools,
 ) -> None:
     """The weights of some rows in one arm."""
-    _compiled_effects.weigh(numerator, probability, floor, codes, code, H, taken, below)
+    _compiled.weigh(numerator, probability, floor, codes, code, H, taken, below)
 
 
 def bound(values: Array, low: float, high: float, bounded: Array, logits: Array) -> bool:
     """Values inside their bounds, and their logits."""
-    return _compiled_effects.bound(values, low, high, bounded, logits)
+    return _compiled.bound(values, low, high, bounded, logits)
 
 
 def largest(column: Array) -> float:
     """The largest |x|, NaN if one is."""
-    return _compiled_stages.largest(column)
+    return _compiled_glm.largest(column)
 
 
 def column_chunks(columns: Array, terms: IntArray, scale: Array, what: str) -> IntArray:
@@ -128,7 +120,7 @@ def column_chunks(columns: Array, terms: IntArray, scale: Array, what: str) -> I
     sums = np.zeros((-(-n_rows // CHUNK), 2 * len(scale)), dtype=np.int64)
 
     def work(first: int, last: int) -> bool:
-        return _compiled_columns.chunks(columns, terms, scale, first, last, sums)
+        return _compiled.chunks(columns, terms, scale, first, last, sums)
 
     if shared(work, len(sums), serially=n_rows < SERIAL_ROWS):
         return sums
@@ -138,7 +130,7 @@ def column_chunks(columns: Array, terms: IntArray, scale: Array, what: str) -> I
 def binned_chunks(columns: Array, bins: Bytes, count: int, scale: Array, what: str) -> IntArray:
     """The same of the rows of each bin, shape (chunks, bins, 2 p)."""
     sums = np.zeros((-(-columns.shape[1] // CHUNK), count, 2 * len(scale)), dtype=np.int64)
-    if _compiled_columns.binned(columns, scale, bins, sums):
+    if _compiled.binned(columns, scale, bins, sums):
         return sums
     return _numpy.binned_chunks(columns, bins, count, scale, what)
 

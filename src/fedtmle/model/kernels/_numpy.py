@@ -13,7 +13,7 @@ import numpy as np
 from fedtmle.errors import ContributionError
 from fedtmle.model.exact import CHUNK, FINE_BITS, GRID_BITS, beyond_bound
 from fedtmle.model.families import Family
-from fedtmle.model.kernels import _elementary, _rows
+from fedtmle.model.kernels import _elementary
 from fedtmle.model.kernels._query import Query, Rows
 from fedtmle.model.types import Array, Bools, Bytes, Codes, IntArray, Part
 
@@ -28,7 +28,7 @@ MEAN: dict[Family, Callable[[Array], Array]] = {
 VARIANCE: dict[Family, Callable[[Array], Array]] = {
     Family.LINEAR: np.zeros_like,
     Family.GAUSSIAN: np.ones_like,
-    Family.LOGISTIC: lambda eta: _rows.logistic_variance(_elementary.expit(eta)),
+    Family.LOGISTIC: lambda eta: _elementary.logistic_variance(_elementary.expit(eta)),
     Family.POISSON: _elementary.exp,
 }
 
@@ -217,15 +217,15 @@ def _change(family: Family, offset: Array, y: Array, eta: Array, delta: Array) -
     if family is Family.LINEAR:
         return delta
     if family is Family.GAUSSIAN:
-        return _rows.gaussian_change(offset, y, delta)
-    far = np.abs(delta) > _rows.NEAR
+        return _elementary.gaussian_change(offset, y, delta)
+    far = np.abs(delta) > _elementary.NEAR
     if family is Family.LOGISTIC:
         lower = _elementary.expit(np.where(delta < 0.0, eta, offset))
-        change = _rows.logistic_near(lower, delta)
-        change[far] = _rows.logistic_far(offset[far], eta[far])
+        change = _elementary.logistic_near(lower, delta)
+        change[far] = _elementary.logistic_far(offset[far], eta[far])
     else:
-        change = _rows.poisson_near(offset, delta)
-        change[far] = _rows.poisson_far(offset[far], eta[far])
+        change = _elementary.poisson_near(offset, delta)
+        change[far] = _elementary.poisson_far(offset[far], eta[far])
     return change - y * delta
 
 

@@ -1,22 +1,8 @@
-"""The closing sums of an effect: psi, and an EIF covariance that knows weights and clusters.
-
-Row by row D_r = u_r - t_r (psi_r - low) with
-
-    u_r = w {width H_r Delta (y - Q) + v_r/P(v_r) width m_r},   t_r = w v_r / P(v_r).
-
-Rows of one cluster are added first; then sums of u, t, of w v/P(v) width m, of the products u u,
-u t and t t, and the number of clusters make psi and sum D D^T for any psi.
-
-A cluster c with parts in several silos m has u_c = sum_m u_mc, and u_c u_c^T is no sum over silos of
-u_mc u_mc^T: the products between parts are missing. But u_c and t_c are such sums. So the parts of a cluster
-that spans silos stay out of the products and of the count; they are sent as sums of their own, one set of
-(u, t, 1) for each such cluster, and the products are taken once these have been added:
-
-    sum_c D_c D_c^T = sum_m sum_{c in m only} D_mc D_mc^T + sum_{c spanning} (sum_m D_mc)(sum_m D_mc)^T.
-"""
+"""What stands for a cluster's identifier wherever clusters of several silos are compared."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 
 import numpy as np
@@ -25,6 +11,30 @@ from fedtmle.model.columns import column_sums
 from fedtmle.model.exact import Sums, column_shifts
 from fedtmle.model.types import Array, IntArray, first, upper_pairs
 from fedtmle.targets.effects.rows import EffectRows
+
+DIGEST = 16  # bytes: none collide by chance
+
+
+def cluster_digest(label: str) -> bytes:
+    """128 bits of SHA-256."""
+    return hashlib.sha256(b"fedtmle cluster:" + label.encode()).digest()[:DIGEST]
+
+
+# The closing sums of an effect: psi, and an EIF covariance that knows weights and clusters.
+#
+# Row by row D_r = u_r - t_r (psi_r - low) with
+#
+# u_r = w {width H_r Delta (y - Q) + v_r/P(v_r) width m_r},   t_r = w v_r / P(v_r).
+#
+# Rows of one cluster are added first; then sums of u, t, of w v/P(v) width m, of the products u u,
+# u t and t t, and the number of clusters make psi and sum D D^T for any psi.
+#
+# A cluster c with parts in several silos m has u_c = sum_m u_mc, and u_c u_c^T is no sum over silos of
+# u_mc u_mc^T: the products between parts are missing. But u_c and t_c are such sums. So the parts of a
+# cluster that spans silos stay out of the products and of the count; they are sent as sums of their own, one
+# set of (u, t, 1) for each such cluster, and the products are taken once these have been added:
+#
+# sum_c D_c D_c^T = sum_m sum_{c in m only} D_mc D_mc^T + sum_{c spanning} (sum_m D_mc)(sum_m D_mc)^T.
 
 
 def moment_columns(own: EffectRows, q: Array, width: float) -> Array:

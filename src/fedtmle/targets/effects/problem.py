@@ -29,14 +29,13 @@ from fedtmle.model.problem import AbstractProblem, Estimate
 from fedtmle.model.submodel import AbstractSubmodel, GeneralisedLinear, NoNormaliser, StreamedLinear
 from fedtmle.model.table import AnyTable, StreamedTable, Table, over_blocks, pieces
 from fedtmle.model.types import Array, RowBound, exponent
-from fedtmle.targets.effects.fluctuation import Fluctuation
 from fedtmle.targets.effects.moments import (
     closing_sums,
     estimate_components,
     moment_columns,
     spanning_sums,
 )
-from fedtmle.targets.effects.rows import EffectRows
+from fedtmle.targets.effects.rows import EffectRows, Fluctuation
 
 Result = TypeVar("Result")
 

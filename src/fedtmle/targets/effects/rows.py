@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedtmle.model import kernels
+from fedtmle.model.scaled import Scaled
 from fedtmle.model.table import pieces
-from fedtmle.model.types import Array, Bytes, Codes, IntArray, first
+from fedtmle.model.types import Array, Bytes, Codes, IntArray, first, is_one
 
 BoolArray = NDArray[np.bool_]
 # Where the histogram of a probability is cut; a row keeps only the number of its bin.
@@ -106,3 +108,49 @@ def is_ever(column: Array) -> bool:
 def part(column: Array, rows: slice) -> Array:
     """Some rows of a column, or of several, shape (..., N); of constants one row, which stands for all."""
     return column[..., :1] if column.strides[-1] == 0 else column[..., rows]
+
+
+# What of an effect's submodel is the same at every law: its covariates and weights.
+
+
+Combination = tuple[tuple[float, ...], ...]  # L, (d, components)
+
+
+@final
+@dataclass(frozen=True)
+class Fluctuation:
+    """X_k = -width sum_r L_kr H_r of the arm that was taken, shape (d, N), and w (None: ones).
+
+    With ``as_weight``, H is the weight and its sign the covariate.
+    """
+
+    combination: Combination
+    X: Scaled
+    w: Array | None
+
+    @classmethod
+    def of(cls, own: EffectRows, combination: Combination, width: float, *, as_weight: bool) -> Fluctuation:
+        columns, factors = [], np.ones(len(combination))
+        for k, row in enumerate(combination):
+            shares = {r: -width * share for r, share in enumerate(row) if share}
+            if len(shares) == 1 and not as_weight:  # a multiple of one covariate stays where that is
+                ((r, factors[k]),) = shares.items()
+                columns.append(own.covariates[r])
+            else:
+                columns.append(_combined(own, shares, as_weight))
+        weight = own.weight * own.covariates.sum(axis=0) if as_weight else own.weight
+        largest = np.array([kernels.largest(column) for column in columns])
+        return cls(combination, Scaled(tuple(columns), factors, largest), None if is_one(weight) else weight)
+
+
+def _combined(own: EffectRows, shares: Mapping[int, float], as_weight: bool) -> Array:
+    """The sum of some covariates' shares, shape (N,)."""
+    combined = np.zeros(own.n_rows)
+
+    def fill(rows: slice) -> None:
+        for r, share in shares.items():
+            taken = own.covariates[r, rows]
+            combined[rows] += share * (np.sign(taken) if as_weight else taken)
+
+    kernels.done(fill, pieces(own.n_rows))
+    return combined

@@ -1,0 +1,112 @@
+"""A silo's end of the line in one run: frames in, frames out, and never an exception.
+
+An exception that an engine catches may travel to the server with its text; here each becomes a reason
+without data, and the details go to the silo's own log.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+from fedtmle.engine import frames
+from fedtmle.engine.frames import Answer, Declined, Hello, Ready, Reply, Waiting
+from fedtmle.errors import DecodeError, FedTMLEError, InputError
+from fedtmle.runtime.silo import LocalOutcome, Silo
+
+_log = logging.getLogger("fedtmle.silo")
+
+Permission = Callable[[], Declined | Waiting | None]  # None: the owner has approved the plan
+
+
+class Endpoint:
+    """Waits for the owner's approval, reads the data once, then answers requests.
+
+    ``permission`` is asked until it is given; from then on the silo asks its owner's approvals itself.
+    ``open_silo`` reads the data and opens the journal, in a thread of its own: no engine waits for it.
+    ``keep`` is given what the silo learns for itself alone, in a personalised run.
+    """
+
+    def __init__(
+        self,
+        permission: Permission,
+        open_silo: Callable[[], Silo],
+        *,
+        heard: Callable[[Hello], None] = lambda _: None,
+        keep: Callable[[LocalOutcome], None] = lambda _: None,
+        close: Callable[[], None] = lambda: None,
+        release: bool = False,
+    ) -> None:
+        self._ready = Ready(release=release)
+        self._permission, self._open, self._heard, self._keep = permission, open_silo, heard, keep
+        self._lock = threading.Lock()  # an engine may repeat a call while the first is being answered
+        self._loading: threading.Thread | None = None
+        self._silo: Silo | None = None
+        self._declined: Declined | None = None
+        self._kept = False
+        self._close = close
+
+    def close(self) -> None:
+        """Lets go of the journal; nothing is answered from then on."""
+        if self._loading is not None:
+            self._loading.join()
+        with self._lock:
+            self._silo, self._declined = None, Declined.FAULT
+            self._close()
+
+    def step(self, frame: bytes) -> bytes:
+        """The answer to one frame."""
+        try:
+            return frames.answer(self._answer(frame))
+        except Exception:
+            _log.exception("unexpected fault")
+            return frames.answer(Declined.FAULT)
+
+    def _answer(self, frame: bytes) -> Answer:
+        try:
+            asked = frames.read_request(frame)
+        except DecodeError:
+            return Declined.FAULT
+        with self._lock:
+            state = self._state()
+            if isinstance(asked, Hello):
+                self._heard(asked)
+                return state
+            if self._silo is None:
+                return state
+            return Reply(self._reply(self._silo, asked))
+
+    def _reply(self, silo: Silo, request: bytes) -> bytes:
+        reply = silo.step(request)
+        if silo.error is not None:
+            _log.error("this silo could not answer: %s", silo.error)
+        if silo.local is not None and not self._kept:
+            self._kept = True
+            self._keep(silo.local)
+        return reply
+
+    def _state(self) -> Ready | Waiting | Declined:
+        if self._silo is not None:
+            return self._ready
+        state = self._declined or self._permission()
+        if state is not None:
+            return state
+        if self._loading is None:
+            self._loading = threading.Thread(target=self._load, name="fedtmle-data", daemon=True)
+            self._loading.start()
+        self._loading.join(timeout=0.2)  # small data are there at once
+        return self._declined or (Waiting.DATA if self._silo is None else self._ready)
+
+    def _load(self) -> None:
+        try:
+            self._silo = self._open()
+        except InputError as error:
+            _log.error("%s", error)
+            self._declined = Declined.DATA
+        except (FedTMLEError, OSError):
+            _log.exception("the journal cannot be used")
+            self._declined = Declined.JOURNAL
+        except Exception:
+            _log.exception("unexpected fault")
+            self._declined = Declined.FAULT

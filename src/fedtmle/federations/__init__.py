@@ -1,1 +1,0 @@
-"""Federations that carry our bytes between machines; `flare` is NVIDIA FLARE."""

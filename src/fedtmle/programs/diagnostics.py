@@ -1,0 +1,186 @@
+"""How well the arms overlap, before anything is targeted."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+
+import numpy as np
+
+from fedtmle.errors import InputError
+from fedtmle.model.types import Array, unpack
+from fedtmle.programs.study import Study
+from fedtmle.protocol.bins import BinsQuery, PooledBin
+from fedtmle.protocol.query import Flow, JointQuery, Phase, WeightSum
+from fedtmle.protocol.sums import TallyQuery
+from fedtmle.targets.effects.prepare import Preparation
+from fedtmle.targets.effects.problem import EffectLaw, EffectProblem
+from fedtmle.targets.effects.statistics import (
+    CalibrationBins,
+    OverlapColumns,
+    PredictionErrors,
+    PropensityBins,
+    TruncationBins,
+    histogram_pairs,
+)
+
+DEPENDENT_SHARE = 1e-9  # a clever covariate depends on others that leave less of its square unexplained
+
+
+@dataclass(frozen=True, kw_only=True)
+class Overlap:
+    """Overlap from pooled sums; ``truncated`` is over the silos that disclose theirs."""
+
+    truncated: tuple[int, ...]  # rows whose g pi is below the bound, per arm
+    disclosing: tuple[int, ...]  # silos that disclose their count, per arm; the others have too few rows
+    effective_sizes: tuple[float, ...]  # (sum H)^2 / sum H^2 of those observed, per component
+    spanning: tuple[int, ...]  # components whose clever covariates span those of all
+    predicted: tuple[float, float]  # mean and standard deviation of Q(A, W) on the unit scale
+
+
+def find_overlap(effect: EffectProblem, preparation: Preparation, n: int) -> Flow[Overlap]:
+    """Ask for overlap in one round; refuse a study whose arms do not overlap."""
+    arms, count = len(preparation.columns.arms), len(preparation.components)
+    columns = OverlapColumns(effect)
+    pooled, bins = yield JointQuery(
+        (
+            TallyQuery(
+                columns=columns,
+                n=n,
+                weights=tuple(WeightSum(r, count + columns.pairs.index((r, r))) for r in range(count)),
+            ),
+            BinsQuery(
+                bins=TruncationBins(effect, arms),
+                n=n,
+                phase=Phase.NUISANCE,
+                floors=("min_cell", "min_truncated"),
+            ),
+        )
+    )
+    sums = pooled.values()
+    totals, gram = sums[:count], unpack(sums[count:-3], count)
+    truncated = tuple(below.count for _, below in bins)
+    _refuse_no_overlap(preparation, truncated, n)
+    for component, mass in zip(preparation.components, np.diag(gram), strict=True):
+        if not mass > 0:
+            raise InputError(f"target: no observed outcome contributes to {component.name}")
+    effective = tuple(float(a * a / b) for a, b in zip(totals, np.diag(gram), strict=True))
+    mass, total, squares = map(float, sums[-3:])
+    mean = total / mass
+    return Overlap(
+        truncated=truncated,
+        disclosing=tuple(below.silos for _, below in bins),
+        effective_sizes=effective,
+        spanning=_spanning(gram, effective),
+        predicted=(mean, float(np.sqrt(max(squares / mass - mean * mean, 0.0)))),
+    )
+
+
+def _refuse_no_overlap(preparation: Preparation, truncated: tuple[int, ...], n: int) -> None:
+    for arm, rows in zip(preparation.columns.arms, truncated, strict=True):
+        if rows > n / 2:
+            raise InputError(
+                f"g_bounds: the probability of arm '{arm}' is below {preparation.g_floor:.3g} for "
+                f"{rows} of {n} rows; there is no overlap to learn from. Restrict the cohort, or simplify "
+                "the treatment model"
+            )
+
+
+def _spanning(gram: Array, effective: tuple[float, ...]) -> tuple[int, ...]:
+    """Return the components whose covariates are no combination of others', the narrowest first.
+
+    The rest are mixtures of narrower ones, as everyone is of strata: their residuals are no larger.
+    """
+    root = np.sqrt(np.diag(gram))
+    rest = gram / (root[:, None] * root)
+    kept = []
+    for r in sorted(range(len(gram)), key=lambda r: (effective[r], r)):
+        if rest[r, r] > DEPENDENT_SHARE:
+            kept.append(r)
+            rest = rest - rest[:, r, None] * rest[r] / rest[r, r]
+    return tuple(sorted(kept))
+
+
+# Diagnostics of a study, pooled from the bins that each silo may disclose: overlap and outcome fit.
+
+
+DECILES = tuple(NormalDist().inv_cdf(k / 10) for k in range(1, 10))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Histogram:
+    """P(arm ``of`` | W) among those in ``arm``, between consecutive `PROBABILITY_EDGES`."""
+
+    of: str
+    arm: str
+    bins: tuple[PooledBin, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutcomeFit:
+    """How well Q(A, W) predicts the outcomes that were observed, on the unit scale.
+
+    ``r_squared`` and ``deviance`` (the share explained, of a binary outcome) are before and after
+    targeting. A calibration bin has the sums of w, w y, w Q before and w Q after.
+    """
+
+    r_squared: tuple[float, float]
+    deviance: tuple[float, float] | None
+    edges: tuple[float, ...]  # of Q before, the inner ones
+    calibration: tuple[PooledBin, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Diagnostics:
+    """Overlap, and how well the outcome model predicts."""
+
+    overlap: tuple[Histogram, ...]
+    fit: OutcomeFit
+
+
+def named_histograms(bins: Sequence[tuple[PooledBin, ...]], arms: Sequence[str]) -> tuple[Histogram, ...]:
+    """Return the histograms of propensity scores with the names of their arms."""
+    pairs = histogram_pairs(len(arms))
+    return tuple(
+        Histogram(of=arms[a], arm=arms[b], bins=pooled) for (a, b), pooled in zip(pairs, bins, strict=True)
+    )
+
+
+def diagnose(
+    study: Study, effect: EffectProblem, law: EffectLaw, overlap: Overlap, n: int
+) -> Flow[Diagnostics]:
+    """Ask for the diagnostics in one round, after the closing one."""
+    mean, spread = overlap.predicted
+    edges = tuple(mean + spread * z for z in DECILES) if spread > 0 else ()
+    is_binary, arms = study.target.is_binary, study.target.arms
+    errors_of = PredictionErrors(effect=effect, law=law, is_binary=is_binary)
+    sums, propensities, (bins,) = yield JointQuery(
+        (
+            TallyQuery(columns=errors_of, n=n, phase=Phase.DIAGNOSTICS),
+            BinsQuery(bins=PropensityBins(effect, len(arms)), n=n),
+            BinsQuery(bins=CalibrationBins(effect=effect, law=law, edges=edges), n=n),
+        )
+    )
+    mass, y, squares, *errors = map(float, sums.values())
+    scatter = squares - y * y / mass
+    deviance = None
+    if is_binary:
+        null = mass * _entropy(y / mass)
+        deviance = _explained(errors[2], null), _explained(errors[3], null)
+    fit = OutcomeFit(
+        r_squared=(_explained(errors[0], scatter), _explained(errors[1], scatter)),
+        deviance=deviance,
+        edges=edges,
+        calibration=bins,
+    )
+    return Diagnostics(overlap=named_histograms(propensities, arms), fit=fit)
+
+
+def _entropy(p: float) -> float:
+    return -sum(share * math.log(share) for share in (p, 1 - p) if share > 0)
+
+
+def _explained(left: float, whole: float) -> float:
+    return 1.0 - left / whole if whole > 0 else math.nan

@@ -1,0 +1,339 @@
+"""The program of a study: every party follows it on the same broadcasts.
+
+    factor levels -> clusters -> counts -> treatment, missingness and outcome models -> overlap
+                  -> targeting -> diagnostics
+
+Each arrow is a query or a sub-flow; nothing but pooled sums, levels and exponents comes down.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import final
+
+from fedtmle.errors import InputError
+from fedtmle.initial.crossfit import Column, Probability
+from fedtmle.initial.glm import Supplied
+from fedtmle.model.table import AnyTable
+from fedtmle.programs.diagnostics import (
+    Diagnostics,
+    Histogram,
+    Overlap,
+    diagnose,
+    find_overlap,
+    named_histograms,
+)
+from fedtmle.programs.study import MOST_STRATA, Study
+from fedtmle.programs.superlearner import effect_columns, fit_nuisance, regressions
+from fedtmle.protocol.bins import BinsQuery
+from fedtmle.protocol.clusters import ClustersQuery, SpanningQuery
+from fedtmle.protocol.outcome import Described, Outcome, Targeted
+from fedtmle.protocol.plan import AbstractProgram
+from fedtmle.protocol.query import CountCell, Flow
+from fedtmle.protocol.sums import TallyQuery
+from fedtmle.protocol.tables import LevelsQuery, ScalesQuery
+from fedtmle.targets.effects.components import Component, PooledWeights
+from fedtmle.targets.effects.prepare import EffectColumns, Predictor, Preparation
+from fedtmle.targets.effects.problem import EffectProblem
+from fedtmle.targets.effects.statistics import FittedPropensityBins, StudyCounts, WeightColumn
+
+SMALLEST_EXPONENT = -512  # of weights: below it, their grid would leave the range of a double
+UNBOUNDED_CEILING = 4096.0  # declared for 1/(g pi) where g is not bounded
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyDetails:
+    """What a study learned besides its estimate; all of it is pooled and public."""
+
+    problem: EffectProblem  # what was targeted
+    components: tuple[Component, ...]
+    strata: tuple[str, ...]
+    levels: Mapping[str, tuple[str, ...]]
+    arm_counts: tuple[int, ...]
+    observed_counts: tuple[int, ...]
+    g_floor: float
+    overlap: Overlap
+    diagnostics: Diagnostics | None  # None if not wanted, or where each silo has its own law (Personalized)
+    nuisances: Mapping[str, tuple[Predictor, ...]]
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class StudyProgram(AbstractProgram):
+    """The whole study as one flow."""
+
+    study: Study
+
+    def count(self, rows: AnyTable) -> int:
+        return rows.n_rows
+
+    def smallest_part(self, rows: AnyTable) -> int:
+        return self.study.smallest_part(rows)
+
+    def flow(self, n: int) -> Flow[Outcome]:
+        study = self.study
+        levels = yield from _levels(study)
+        columns = effect_columns(study, levels, (yield from _shared_clusters(study)))
+        tally = yield from _tally(study, columns, n)
+        _require_outcomes(study, tally, n)
+        fitted = yield from _nuisances(study, columns, levels, tally, n)
+        preparation = _preparation(study, columns, fitted, tally, n)
+        effect = effect_problem(study, preparation)
+        overlap = yield from find_overlap(effect, preparation, n)
+        if study.submodel == "per arm":
+            effect = replace(effect, combination=tuple(effect.combination[r] for r in overlap.spanning))
+        outcome = yield from study.algorithm.flow(effect, effect.start(), n)
+        diagnostics = None
+        if study.diagnostics and isinstance(outcome, Targeted):
+            diagnostics = yield from diagnose(study, effect, outcome.law, overlap, n)
+        details = StudyDetails(
+            problem=effect,
+            components=preparation.components,
+            strata=columns.strata_levels,
+            levels=levels,
+            arm_counts=tally.arms,
+            observed_counts=tally.observed,
+            g_floor=preparation.g_floor,
+            overlap=overlap,
+            diagnostics=diagnostics,
+            nuisances=fitted,
+        )
+        return replace(outcome, details=details)
+
+
+def study_details(outcome: Outcome) -> StudyDetails:
+    """Return what a study learned, from its outcome."""
+    if not isinstance(outcome.details, StudyDetails):
+        raise TypeError("this outcome is not a study's")
+    return outcome.details
+
+
+def effect_problem(study: Study, preparation: Preparation) -> EffectProblem:
+    """The problem that is targeted, once nuisances are fitted."""
+    components = preparation.components
+    contrast = study.target.contrast() if study.submodel == "contrast" else None
+    identity = tuple(tuple(float(i == j) for j in range(len(components))) for i in range(len(components)))
+    smallest_share = min(preparation.shares)
+    inverse = 1.0 / preparation.g_floor if preparation.g_floor else UNBOUNDED_CEILING
+    weight = study.weight_ceiling if study.weights else 1.0
+    rows = identity if contrast is None else (contrast,)
+    return EffectProblem(
+        labels=tuple(c.name for c in components) if contrast is None else ("contrast",),
+        combination=rows,
+        reported=rows,
+        outcome_bounds=study.target.outcome_bounds,
+        prepare=preparation,
+        ceiling=weight * inverse / smallest_share,
+        population_ceiling=weight / smallest_share,
+        largest_cluster=study.largest_cluster if study.cluster else 1,
+        spanning=len(preparation.columns.spanning),
+        linear=study.link == "linear",
+        as_weight=study.clever == "weight",
+    )
+
+
+def _levels(study: Study) -> Flow[dict[str, tuple[str, ...]]]:
+    levels: dict[str, tuple[str, ...]] = {}
+    if study.factors:
+        pooled = yield LevelsQuery(factors=study.factors)
+        levels = dict(zip(study.factors, pooled, strict=True))
+    strata = study.target.strata
+    if strata is not None and len(levels[strata]) > MOST_STRATA:
+        raise InputError(
+            f"strata: column '{strata}' has {len(levels[strata])} levels over all silos, more than "
+            f"{MOST_STRATA}; group its values into a few, or name another column"
+        )
+    if study.target.treatment is not None:
+        levels[study.target.treatment] = study.target.arms
+    return levels
+
+
+def _shared_clusters(study: Study) -> Flow[tuple[bytes, ...]]:
+    """Return the clusters that are in more than one silo, where the study allows any."""
+    if study.cluster is None or study.cluster_scope == "silo":
+        return ()
+    allowed = study.cluster_scope == "spanning"
+    shared: tuple[bytes, ...] = yield ClustersQuery(column=study.cluster, spanning=allowed)
+    if shared:
+        yield SpanningQuery(column=study.cluster, spanning=shared)
+    return shared
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tally:
+    """Pooled counts: rows and observed outcomes per arm, the mean weight, and the sums of weights."""
+
+    arms: tuple[int, ...]
+    observed: tuple[int, ...]
+    weight_mean: float
+    weights: PooledWeights
+
+
+def _tally(study: Study, columns: EffectColumns, n: int) -> Flow[Tally]:
+    exponent = 1
+    if study.weights:  # whatever their unit, the sums keep their digits
+        (largest,) = yield ScalesQuery(columns=WeightColumn(columns))
+        exponent = max(largest, SMALLEST_EXPONENT)
+    counts = StudyCounts(columns=columns, weight_exponent=exponent)
+    at = {name: range(block.start, block.stop) for name, block in counts.blocks.items()}
+    pooled = yield TallyQuery(
+        columns=counts,
+        n=n,
+        counts=(
+            *(CountCell(k, is_arm=True) for k in at["arm"]),
+            *(
+                CountCell(k, of=arm, rest_floor="min_missing", is_arm=True)
+                for k, arm in zip(at["observed"], at["arm"], strict=True)
+            ),
+            *(CountCell(k) for k in at["stratum"]),
+        ),
+    )
+    sums = {name: pooled[block].values().tolist() for name, block in counts.blocks.items()}
+    weight_mean = sums["weight"][0] / n
+    tally = Tally(
+        arms=tuple(map(int, sums["arm"])),
+        observed=tuple(map(int, sums["observed"])),
+        weight_mean=weight_mean,
+        weights=PooledWeights(
+            total=weight_mean * n,
+            by_arm=tuple(sums["arm weight"]),
+            by_stratum=tuple(sums["stratum weight"]),
+        ),
+    )
+    if not tally.weight_mean > 0:
+        raise InputError(f"weights: column '{study.weights}' is zero in every row")
+    for arm, count in zip(columns.arms, tally.observed, strict=True):
+        if not count:
+            raise InputError(
+                f"treatment: no silo has an observed outcome in arm '{arm}'; check the treatment's column, "
+                "its arms and who has an outcome"
+            )
+    return tally
+
+
+def _require_outcomes(study: Study, tally: Tally, n: int) -> None:
+    if sum(tally.observed) < n and study.missingness_model is None:
+        raise InputError(
+            f"missingness_model: {n - sum(tally.observed)} outcome(s) are missing; give a model of who was "
+            "observed, or leave those rows out"
+        )
+
+
+def _nuisances(
+    study: Study,
+    columns: EffectColumns,
+    levels: Mapping[str, tuple[str, ...]],
+    tally: Tally,
+    n: int,
+    roles: Sequence[str] = ("treatment", "missingness", "outcome"),
+) -> Flow[dict[str, tuple[Predictor, ...]]]:
+    folds = study.outer_folds
+    asked = regressions(study, columns, tally.weight_mean)
+    fitted: dict[str, tuple[Predictor, ...]] = {}
+    for role in roles:
+        model = study.models.get(role)
+        if isinstance(model, Supplied):
+            fitted[role] = _supplied(model, role, study)
+        elif role == "missingness" and sum(tally.observed) == n:
+            continue  # nothing is missing: pi = 1, and there is nothing to fit
+        elif model is not None:
+            fits = []
+            for regression in asked[role]:
+                fits.append((yield from fit_nuisance(regression, levels, n, folds)))
+            fitted[role] = tuple(fits)
+    return fitted
+
+
+Treatment = tuple[EffectColumns, tuple[Predictor, ...], float]
+
+
+def fit_treatment(study: Study, n: int) -> Flow[Treatment]:
+    """Fit the treatment model alone; return it with the mean weight that its fit is relative to."""
+    levels = yield from _levels(study)
+    columns = effect_columns(study, levels)
+    tally = yield from _tally(study, columns, n)
+    fitted = yield from _nuisances(study, columns, levels, tally, n, roles=("treatment",))
+    return columns, fitted["treatment"], tally.weight_mean
+
+
+def _supplied(model: Supplied, role: str, study: Study) -> tuple[Predictor, ...]:
+    """Predictions that each silo has already."""
+    arms, names = len(study.target.arms), model.columns
+    counts = {"treatment": (arms - 1,), "missingness": (1, arms), "outcome": (arms,)}[role]
+    if len(names) not in counts:
+        expected = " or ".join(str(count) for count in dict.fromkeys(counts))
+        raise InputError(f"{role}_model: expected {expected} supplied column(s), not {len(names)}")
+    if role == "treatment":
+        return tuple(Probability(name, names[:j]) for j, name in enumerate(names))
+    if role == "missingness":
+        return tuple(map(Probability, names))
+    low, high = study.target.outcome_bounds
+    return tuple(Column(name, low, high - low) for name in names)
+
+
+def _preparation(
+    study: Study,
+    columns: EffectColumns,
+    fitted: Mapping[str, tuple[Predictor, ...]],
+    tally: Tally,
+    n: int,
+) -> Preparation:
+    components = study.target.components(columns.strata_levels)
+    shares = tuple(component.population.share(tally.weights) for component in components)
+    for component, share in zip(components, shares, strict=True):
+        if share <= 0:
+            raise InputError(f"strata: no record with a positive weight is {component.population.label}")
+    auto = 5.0 / (math.sqrt(n) * math.log(max(n, 2)))
+    floor = auto if study.g_bounds == "auto" else float(study.g_bounds or 0.0)
+    return Preparation(
+        columns=columns,
+        components=components,
+        outcome=fitted["outcome"],
+        treatment=fitted.get("treatment", ()),
+        missingness=fitted.get("missingness", ()),
+        g_floor=min(floor, 0.5),
+        weight_mean=tally.weight_mean,
+        shares=shares,
+        shows_g=study.diagnostics,
+    )
+
+
+# The program of a preflight: the treatment model alone, and the histograms of what it predicts.
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class PreflightProgram(AbstractProgram):
+    """Fits a study's treatment model across silos and estimates nothing; ``details`` has the histograms."""
+
+    study: Study
+
+    def count(self, rows: AnyTable) -> int:
+        return rows.n_rows
+
+    def smallest_part(self, rows: AnyTable) -> int:
+        return self.study.smallest_part(rows)
+
+    def flow(self, n: int) -> Flow[Described]:
+        columns, models, weight_mean = yield from fit_treatment(self.study, n)
+        preparation = Preparation(
+            columns=replace(columns, strata=None, strata_levels=()),
+            components=(),
+            outcome=(),
+            treatment=models,
+            missingness=(),
+            g_floor=0.0,
+            weight_mean=weight_mean,
+            shares=(),
+        )
+        bins = yield BinsQuery(bins=FittedPropensityBins(preparation), n=n)
+        return Described(details=named_histograms(bins, self.study.target.arms))
+
+
+def propensity_histograms(outcome: Outcome) -> tuple[Histogram, ...]:
+    """Return the histograms of a preflight's outcome."""
+    if not isinstance(outcome, Described) or not isinstance(outcome.details, tuple):
+        raise TypeError("this outcome is not a preflight's")
+    return outcome.details

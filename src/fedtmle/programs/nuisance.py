@@ -1,0 +1,249 @@
+"""Nuisance regressions as sub-flows: every party fits the same GLM on the same pooled sums."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from fedtmle.algorithms.base import Run
+from fedtmle.errors import InputError
+from fedtmle.initial.crossfit import Folds
+from fedtmle.initial.glm import (
+    FAMILIES,
+    GLM,
+    AbstractResponse,
+    FittedGLM,
+    FormulaColumns,
+    GLMModel,
+    Levels,
+)
+from fedtmle.initial.pilot import Pilot
+from fedtmle.initial.superlearner import SuperLearner
+from fedtmle.model.families import Family, Response
+from fedtmle.model.linear import newton_direction
+from fedtmle.model.types import Array, Part, unpack
+from fedtmle.protocol.query import Flow, Phase
+from fedtmle.protocol.tables import ScalesQuery
+from fedtmle.targets.effects.prepare import WithoutFold
+
+GRADIENT_GOAL = 2.0**-42  # gradient norm on unit-scaled columns
+LARGEST_GRADIENT = 1e-8  # a fit that stalls above this has not converged
+COLLINEAR_PIVOT = 1e-10  # treat columns as collinear if a pivot of the scaled Hessian is below this
+MINORITY_WEIGHT = 1e-9  # treat the response as constant if the minority's share of the weight is below this
+SEPARATED_CURVATURE = 1e-7  # treat as separated if this share of the curvature at zero is left at the fit
+
+ToFit = GLM | Pilot | SuperLearner
+
+
+@dataclass(frozen=True, kw_only=True)
+class Regression:
+    """A model to fit: its response, on which rows, and its name in messages."""
+
+    label: str  # e.g. "treatment model"
+    model: ToFit
+    kind: Response  # decides the family of a GLM whose family is "auto"
+    response: AbstractResponse
+    weight_ceiling: float
+    family: Family | None = None  # of every GLM; None: each GLM's own
+    cluster: str | None = None
+    spanning: bool = False  # whether a cluster may be in several silos
+    bounds: tuple[float, float] = (0.0, 1.0)  # the response's own scale, which public models predict on
+    fold: int = 0  # the study's fold that is left out, counted from 1; 0: none
+    constant: str = ""  # the message if the response is the same in every row used
+
+    def without(self, folds: Folds, fold: int) -> Regression:
+        """Return the same regression on the other folds' rows."""
+        response = WithoutFold(response=self.response, folds=folds, fold=fold)
+        return replace(self, label=f"{self.label} (fold {fold + 1})", response=response)
+
+    def family_of(self, glm: GLM) -> Family:
+        return FAMILIES[glm.family_for(self.kind)] if self.family is None else self.family
+
+
+def fit_glm(regression: Regression, glm: GLM, levels: Levels, n: int) -> Flow[FittedGLM]:
+    """Fit one federated GLM by Newton's method: a round for column scales, then some six for the fit."""
+    formula, family = glm.parsed, regression.family_of(glm)
+    columns = FormulaColumns(formula, levels)
+    names = columns.names
+    scales: tuple[int, ...] = yield ScalesQuery(columns=columns)
+    model = GLMModel(
+        formula=formula,
+        levels=levels,
+        scales=scales,
+        family=family,
+        response=regression.response,
+        weight_ceiling=regression.weight_ceiling,
+        ridge=glm.ridge,
+    )
+    run = Run(model, n, Phase.NUISANCE)
+    zero = np.zeros(len(names))
+    sums = yield from run.ask(None, zero, Part.GRADIENT | Part.HESSIAN)
+    gradient = run.pooled_gradient(sums[: len(names)], None, zero)
+    hessian = unpack(sums[len(names) :].values(n), len(names)) + model.normaliser(None).hessian(zero)
+    if family is Family.LOGISTIC:
+        _refuse_constant(gradient, hessian, names, scales, regression)
+    _refuse_collinear(hessian, names, regression.label)
+    fit = yield from minimise(
+        run,
+        gradient,
+        hessian,
+        goal=GRADIENT_GOAL,
+        acceptable=LARGEST_GRADIENT,
+        is_quadratic=family is Family.GAUSSIAN,
+    )
+    if fit.norm > LARGEST_GRADIENT:
+        raise InputError(
+            f"{regression.label}: the fit did not converge; give it a small ridge, or fewer terms"
+        )
+    if family is Family.LOGISTIC:
+        _refuse_separation(hessian, fit.hessian, names, regression.label)
+    beta = np.ldexp(fit.eps, -np.array(scales))
+    return FittedGLM(
+        formula=formula,
+        levels=levels,
+        family=family,
+        coefficients=tuple(map(float, beta)),
+    )
+
+
+def _refuse_constant(
+    gradient: Array, hessian: Array, names: tuple[str, ...], scales: tuple[int, ...], regression: Regression
+) -> None:
+    """At zero the intercept's gradient is sum w (1/2 - y) and its curvature sum w / 4, so that the one is
+    twice the other just where y is 0, or 1, in every row."""
+    if names[0] != "1":
+        return
+    slope, bend = math.ldexp(abs(gradient[0]), scales[0]), math.ldexp(hessian[0, 0], 2 * scales[0])
+    if bend > 0 and abs(slope - 2.0 * bend) <= 2.0 * bend * MINORITY_WEIGHT:
+        raise InputError(f"{regression.label}: {regression.constant}")
+
+
+def _refuse_collinear(hessian: Array, names: tuple[str, ...], label: str) -> None:
+    """Names the columns that others determine: pivots of the correlation-scaled Hessian that vanish."""
+    diagonal = np.sqrt(np.maximum(np.diag(hessian), 0.0))
+    empty = [name for name, d in zip(names, diagonal, strict=True) if d == 0]
+    if empty:
+        raise InputError(f"{label}: column(s) {', '.join(empty)} are zero in every row used; drop them")
+    rest = hessian / np.outer(diagonal, diagonal)
+    redundant = []
+    for j, name in enumerate(names):
+        pivot = rest[j, j]
+        if pivot <= COLLINEAR_PIVOT:
+            redundant.append(name)
+            continue
+        column = rest[:, j].copy()
+        rest = rest - np.outer(column, column) / pivot
+    if redundant:
+        raise InputError(
+            f"{label}: column(s) {', '.join(redundant)} are determined by the columns before them; "
+            "drop them, or give the model a small ridge"
+        )
+
+
+def _refuse_separation(at_zero: Array, at_fit: Array, names: tuple[str, ...], label: str) -> None:
+    """A logistic fit whose curvature has vanished in some direction has no finite coefficients.
+
+    Named are the columns that move most along that direction, each in units of its standard deviation.
+    """
+    root = np.linalg.inv(np.linalg.cholesky(at_zero))
+    values, vectors = np.linalg.eigh(root @ at_fit @ root.T)
+    if values[0] >= SEPARATED_CURVATURE:
+        return
+    spread = np.diag(at_zero) - (at_zero[:, 0] ** 2 / at_zero[0, 0] if names[0] == "1" else 0.0)
+    moved = np.abs(root.T @ vectors[:, 0]) * np.sqrt(np.maximum(spread, 0.0))
+    most = [name for name, size in zip(names, moved, strict=True) if size > 0.3 * moved.max()]
+    raise InputError(
+        f"{label}: its response is perfectly predicted, mostly by {', '.join(most)}, so the fit has no "
+        "finite coefficients; drop columns, or give the model a small ridge"
+    )
+
+
+# Newton's method for a nuisance regression: gradients and, as long as it changes, the curvature.
+#
+# The loss is convex, and the step solves H p = -g, so that the norm of g falls along it. A step is taken when
+# it does fall; no loss is asked. Close to the fit the curvature hardly changes: a step with the one of the
+# point before leaves
+#
+# |g(eps + p)| ~ 2 r |g(eps)|,   r = |g(eps)| / |g before|,
+#
+# r of the last full step, which squares from one to the next. Where such a step is expected to reach the
+# goal, a round asks for the gradient alone: d sums instead of d + d(d+1)/2.
+
+
+MAX_STEPS = 100
+MAX_HALVINGS = 50
+SMALLEST_DECREASE = 1e-4  # a step of length t lowers the norm by at least this share of t
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewtonPoint:
+    """A point of the fit and what is known there; ``is_fresh`` unless the Hessian is of a point before."""
+
+    eps: Array
+    gradient: Array
+    norm: float
+    hessian: Array
+    is_fresh: bool = True
+    ratio: float | None = None  # of the norm to that before a full step
+
+
+def minimise(
+    run: Run[Any], gradient: Array, hessian: Array, *, goal: float, acceptable: float, is_quadratic: bool
+) -> Flow[NewtonPoint]:
+    """Return the fit from eps = 0, where the gradient and the Hessian are given.
+
+    It ends at a norm of ``goal``, or where exact sums allow no smaller one if that is at most
+    ``acceptable``. A quadratic loss has the same Hessian everywhere.
+    """
+    fit = NewtonPoint(
+        eps=np.zeros(run.problem.dim), gradient=gradient, norm=run.norm(gradient), hessian=hessian
+    )
+    for _ in range(MAX_STEPS):
+        if fit.norm <= goal:
+            break
+        ahead = yield from _step(run, fit, not is_quadratic and _needs_hessian(fit, goal), acceptable)
+        if ahead is None:
+            break
+        fit = ahead
+    return fit
+
+
+def _needs_hessian(fit: NewtonPoint, goal: float) -> bool:
+    """Whether the next point needs its own: a step from there with the Hessian at hand would not do."""
+    if fit.ratio is None:
+        return True
+    reached = 2.0 * fit.norm * fit.ratio**4 if fit.is_fresh else fit.norm * fit.ratio**2
+    return reached > goal
+
+
+def _step(run: Run[Any], fit: NewtonPoint, with_hessian: bool, acceptable: float) -> Flow[NewtonPoint | None]:
+    """The first point along Newton's direction, halving, where the norm is smaller; None if there is none."""
+    dim, direction, length = run.problem.dim, newton_direction(fit.hessian, fit.gradient), 1.0
+    for _ in range(MAX_HALVINGS + 1):
+        eps = fit.eps + length * direction
+        if run.problem.admits(None, eps):
+            parts = Part.GRADIENT | Part.HESSIAN if with_hessian else Part.GRADIENT
+            sums = yield from run.ask(None, eps, parts)
+            gradient = run.pooled_gradient(sums[:dim], None, eps)
+            norm = run.norm(gradient)
+            if norm <= (1.0 - SMALLEST_DECREASE * length) * fit.norm:
+                hessian = fit.hessian
+                if with_hessian:
+                    hessian = unpack(sums[dim:].values(run.n), dim) + run.problem.normaliser(None).hessian(
+                        eps
+                    )
+                return NewtonPoint(
+                    eps=eps,
+                    gradient=gradient,
+                    norm=norm,
+                    hessian=hessian,
+                    is_fresh=with_hessian,
+                    ratio=norm / fit.norm if length == 1.0 else None,
+                )
+            if fit.norm <= acceptable:
+                return None
+        length *= 0.5
+    return None

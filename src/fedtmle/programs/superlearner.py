@@ -1,0 +1,307 @@
+"""Nuisance models as sub-flows: GLMs, pilots and super learners, fitted once or once per left-out fold."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar, final
+
+import numpy as np
+
+from fedtmle.errors import InputError
+from fedtmle.initial.crossfit import CrossFitted, Fitted, Folds
+from fedtmle.initial.glm import GLM, FittedGLM, Levels, Supplied
+from fedtmle.initial.pilot import Pilot, Rescaled
+from fedtmle.initial.superlearner import (
+    MAX_CANDIDATES,
+    Learner,
+    PerSilo,
+    SuperLearned,
+    SuperLearner,
+    simplex_weights,
+    unit,
+)
+from fedtmle.initial.trees import GradientBoostedTrees, TreeEnsemble
+from fedtmle.model.families import Family
+from fedtmle.model.statistics import AbstractBoundedColumns
+from fedtmle.model.table import Table
+from fedtmle.model.types import Array, exponent, upper_pairs
+from fedtmle.programs.nuisance import Regression, fit_glm
+from fedtmle.programs.study import Study
+from fedtmle.protocol.follower import follow_alone
+from fedtmle.protocol.learners import (
+    AbstractLocalFit,
+    GLMFormat,
+    ModelFormat,
+    Models,
+    ModelsQuery,
+    TreesFormat,
+)
+from fedtmle.protocol.query import Flow, JointQuery, Local, Query
+from fedtmle.protocol.sums import TallyQuery
+from fedtmle.targets.effects.prepare import ArmResponse, EffectColumns, ObservedResponse, OutcomeResponse
+
+Result = TypeVar("Result")
+
+
+def fit_nuisance(regression: Regression, levels: Levels, n: int, folds: Folds | None) -> Flow[Fitted]:
+    """The fit, or one fit per fold left out."""
+    if folds is None:
+        return (yield from _fit_each([regression], levels, n))[0]
+    parts = [replace(regression.without(folds, v), fold=v + 1) for v in range(folds.count)]
+    return CrossFitted(models=tuple((yield from _fit_each(parts, levels, n))), folds=folds)
+
+
+def _fit_each(parts: Sequence[Regression], levels: Levels, n: int) -> Flow[Sequence[Fitted]]:
+    """The same model on several sets of rows."""
+    model = parts[0].model
+    if isinstance(model, SuperLearner):
+        return (yield from together([_fit_super(part, model, levels, n) for part in parts]))
+    if isinstance(model, Pilot):
+        return (yield from _pilot(model, parts, levels))
+    fits = []
+    for part in parts:
+        fits.append((yield from fit_glm(part, model, levels, n)))
+    return fits
+
+
+def together(flows: Sequence[Flow[Result]]) -> Flow[list[Result]]:
+    """The flows side by side: each round carries one query of each that is still going."""
+    results: dict[int, Result] = {}
+    waiting: dict[int, Query] = {}
+    replies: dict[int, Any] = dict.fromkeys(range(len(flows)))  # a fresh flow is started by sending None
+    while True:
+        for k, reply in replies.items():
+            try:
+                waiting[k] = flows[k].send(reply)
+            except StopIteration as stop:
+                results[k] = stop.value
+        if not waiting:
+            return [results[k] for k in range(len(flows))]
+        pooled = yield JointQuery(tuple(waiting.values()))
+        replies = dict(zip(waiting, pooled, strict=True))
+        waiting = {}
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class ResidualProducts(AbstractBoundedColumns[Table]):
+    """Products of the cross-fitted candidates' residuals, which the weights of a super learner minimise."""
+
+    regression: Regression
+    candidates: tuple[CrossFitted, ...]
+
+    @property
+    def label(self) -> str:
+        return "count"
+
+    @property
+    def pairs(self) -> list[tuple[int, int]]:
+        return upper_pairs(len(self.candidates))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return ("weight", *(f"residual {k} times residual {j}" for k, j in self.pairs))
+
+    @property
+    def exponents(self) -> tuple[int, ...]:
+        return (exponent(self.regression.weight_ceiling),) * (1 + len(self.pairs))
+
+    def evaluate(self, piece: Table) -> Array:
+        y, w = self.regression.response.of(piece)
+        residuals = [y - unit(model.predict(piece)) for model in self.candidates]
+        return np.stack([w, *(w * (residuals[k] * residuals[j]) for k, j in self.pairs)])
+
+
+def _fit_super(regression: Regression, spec: SuperLearner, levels: Levels, n: int) -> Flow[SuperLearned]:
+    left_out = regression.fold - 1 if regression.fold else None
+    folds = spec.folds_within(left_out, regression.cluster, spanning=regression.spanning)
+    parts = [*(regression.without(folds, v) for v in range(spec.folds)), regression]
+    fitted = yield from together([_candidates(learner, parts, levels, n) for learner in spec.learners])
+    labelled = {f"learner {k}{which}": m for k, each in enumerate(fitted, 1) for which, m in each.items()}
+    if len(labelled) > MAX_CANDIDATES:
+        raise InputError(
+            f"{regression.label}: more than {MAX_CANDIDATES} models to weight; use fewer PerSilo"
+        )
+    crossed = [CrossFitted(models=models[:-1], folds=folds) for models in labelled.values()]
+    products = ResidualProducts(regression=regression, candidates=tuple(crossed))
+    pooled = yield TallyQuery(columns=products, n=n)
+    total, *units = pooled.units
+    if total <= 0:
+        raise InputError(f"{regression.label}: no row has a positive weight")
+    gram = dict(zip(products.pairs, units, strict=True))
+    size = range(len(crossed))
+    return SuperLearned(
+        labels=tuple(labelled),
+        models=tuple(models[-1] for models in labelled.values()),
+        weights=simplex_weights([[gram[min(k, j), max(k, j)] for j in size] for k in size]),
+        risks=tuple(gram[k, k] / total for k in size),
+    )
+
+
+def _candidates(
+    learner: Learner, parts: Sequence[Regression], levels: Levels, n: int
+) -> Flow[dict[str, Models]]:
+    """Every model to weight, fitted on each part: one, or one for each silo that has its own."""
+    if isinstance(learner, GLM):
+        fits = yield from together([fit_glm(part, learner, levels, n) for part in parts])
+        return {"": tuple(fits)}
+    if isinstance(learner, Pilot):
+        return {"": (yield from _pilot(learner, parts, levels))}
+    shipped = yield _ship(learner, learner.model, parts, levels)
+    by_silo = {f", silo {m}": models for m, models in enumerate(shipped, start=1) if models is not None}
+    if not by_silo:
+        raise InputError(f"{parts[0].label}: no silo has the rows to fit its own trees; lower min_leaf")
+    return by_silo
+
+
+def _pilot(pilot: Pilot, parts: Sequence[Regression], levels: Levels) -> Flow[Models]:
+    model = pilot.model
+    if isinstance(model, FittedGLM | TreeEnsemble):
+        low, high = (0.0, 1.0) if pilot.unit_scale else parts[0].bounds
+        return (Rescaled(model=model, low=low, width=high - low),) * len(parts)
+    (models,) = yield _ship(pilot, model, parts, levels)
+    return models  # type: ignore[no-any-return]  # what a round brings is Any
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class LocalFit(AbstractLocalFit):
+    """The same model fitted to several sets of one silo's rows.
+
+    With ``may_abstain`` a silo whose rows cannot be split by a tree sends none.
+    """
+
+    model: GLM | GradientBoostedTrees
+    parts: tuple[Regression, ...]
+    levels: Levels
+    may_abstain: bool
+
+    @property
+    def count(self) -> int:
+        return len(self.parts)
+
+    def fit(self, local: Local) -> Models | None:
+        if self.may_abstain and not local.evaluate(self._can_split):
+            return None
+        return tuple(fit_alone(self.model, part, self.levels, local) for part in self.parts)
+
+    def _can_split(self, table: Table) -> bool:
+        model = self.model
+        return isinstance(model, GradientBoostedTrees) and all(
+            model.enough(part.response.of(table)[1]) for part in self.parts
+        )
+
+
+def _ship(
+    learner: Pilot | PerSilo, model: GLM | GradientBoostedTrees, parts: Sequence[Regression], levels: Levels
+) -> ModelsQuery:
+    local_fit = LocalFit(
+        model=model, parts=tuple(parts), levels=levels, may_abstain=isinstance(learner, PerSilo)
+    )
+    return ModelsQuery(
+        local_fit=local_fit,
+        at=learner.at if isinstance(learner, Pilot) else None,
+        model_format=_format(model, parts[0], levels),
+    )
+
+
+def fit_alone(
+    model: GLM | GradientBoostedTrees, part: Regression, levels: Levels, local: Local
+) -> FittedGLM | TreeEnsemble:
+    """Return the fit on one party's rows alone."""
+    if isinstance(model, GLM):
+        return follow_alone(fit_glm(part, model, levels, local.n_rows), local)
+
+    def grow(table: Table) -> TreeEnsemble:
+        return model.fit(table, levels, *part.response.of(table), binary=part.kind == "binary")
+
+    return local.evaluate(grow)
+
+
+def _format(model: GLM | GradientBoostedTrees, part: Regression, levels: Levels) -> ModelFormat:
+    if isinstance(model, GLM):
+        return GLMFormat(formula=model.parsed, levels=levels, family=part.family_of(model))
+    family = Family.LOGISTIC if part.kind == "binary" else Family.GAUSSIAN
+    return TreesFormat(trees=model, levels=levels, family=family)
+
+
+# A study's nuisance regressions: of the treatment, of being observed, and of the outcome.
+
+
+def effect_columns(
+    study: Study, levels: Mapping[str, tuple[str, ...]], spanning: tuple[bytes, ...] = ()
+) -> EffectColumns:
+    """Return which columns of a table play which part in the study."""
+    target = study.target
+    return EffectColumns(
+        outcome=target.outcome,
+        outcome_bounds=target.outcome_bounds,
+        treatment=target.treatment,
+        arms=target.arms,
+        strata=target.strata,
+        strata_levels=levels[target.strata] if target.strata else (),
+        weights=study.weights,
+        weight_ceiling=study.weight_ceiling,
+        cluster=study.cluster,
+        largest_cluster=study.largest_cluster,
+        spanning=spanning,
+    )
+
+
+def regressions(
+    study: Study, columns: EffectColumns, weight_mean: float
+) -> dict[str, tuple[Regression, ...]]:
+    """Return the regressions of each role whose model is to be fitted: one, or one per arm but the first."""
+    ceiling = study.weight_ceiling if study.weights else 1.0
+    spanning = study.cluster_scope == "spanning"
+    by_role: dict[str, tuple[Regression, ...]] = {}
+    treatment, missingness, outcome = study.treatment_model, study.missingness_model, study.outcome_model
+    if treatment is not None and not isinstance(treatment, Supplied):
+        by_role["treatment"] = tuple(
+            Regression(
+                label="treatment model" if len(columns.arms) == 2 else f"treatment model, arm '{arm}'",
+                model=treatment,
+                kind="binary",
+                response=ArmResponse(columns=columns, weight_mean=weight_mean, code=code),
+                weight_ceiling=ceiling,
+                family=Family.LOGISTIC,
+                cluster=study.cluster,
+                spanning=spanning,
+                constant="everyone it is fitted on has the same treatment; check the treatment's column "
+                "and arms, or use fewer folds",
+            )
+            for code, arm in enumerate(columns.arms)
+            if code > 0
+        )
+    if missingness is not None and not isinstance(missingness, Supplied):
+        by_role["missingness"] = (
+            Regression(
+                label="missingness model",
+                model=missingness,
+                kind="binary",
+                response=ObservedResponse(columns=columns, weight_mean=weight_mean),
+                weight_ceiling=ceiling,
+                family=Family.LOGISTIC,
+                cluster=study.cluster,
+                spanning=spanning,
+                constant="every outcome of those it is fitted on is observed, or every one is missing; leave "
+                "the model out, or use fewer folds",
+            ),
+        )
+    if not isinstance(outcome, Supplied):
+        by_role["outcome"] = (
+            Regression(
+                label="outcome model",
+                model=outcome,
+                kind=study.target.response,
+                response=OutcomeResponse(columns=columns, weight_mean=weight_mean),
+                weight_ceiling=ceiling,
+                cluster=study.cluster,
+                spanning=spanning,
+                bounds=study.target.outcome_bounds,
+                constant="every observed outcome is the same, so there is nothing to model; check the "
+                "outcome's column and how it is coded",
+            ),
+        )
+    return by_role

@@ -1,0 +1,362 @@
+"""A study's result as plain data: from what the server saw, and from no row."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from functools import reduce
+from operator import add
+from typing import Any
+
+from fedtmle.algorithms.local import Personalized
+from fedtmle.initial.crossfit import CrossFitted
+from fedtmle.initial.glm import FAMILIES, GLM, FittedGLM, Supplied
+from fedtmle.initial.pilot import Pilot
+from fedtmle.initial.superlearner import PerSilo, SuperLearner
+from fedtmle.initial.trees import GradientBoostedTrees, TreeEnsemble
+from fedtmle.model.families import Response
+from fedtmle.programs.diagnostics import Histogram, OutcomeFit
+from fedtmle.programs.flow import StudyDetails, study_details
+from fedtmle.programs.study import Study
+from fedtmle.protocol.bins import PooledBin
+from fedtmle.protocol.outcome import Status
+from fedtmle.protocol.plan import Plan
+from fedtmle.results.inference import Closing, Row, heterogeneity, table_rows
+from fedtmle.results.result import FORMAT, versions
+from fedtmle.runtime.result import Result
+from fedtmle.runtime.session import Finished
+from fedtmle.runtime.silo import LocalOutcome
+from fedtmle.studyfile.file import study_of
+from fedtmle.targets.effects.estimands import AbstractEffect
+from fedtmle.targets.effects.rows import PROBABILITY_EDGES
+from fedtmle.version import __version__
+
+
+def document(plan: Plan, finished: Finished, result: Result, release: Sequence[str]) -> dict[str, Any]:
+    """The whole result as plain data."""
+    study = study_of(plan)
+    details = study_details(finished.outcome)
+    estimates: list[Row] = []
+    simultaneous: list[Row] = []
+    own: dict[str, list[Row]] = {}
+    without: dict[str, list[Row]] = {}
+    if result.psi is not None and result.covariance is not None:
+        estimates, simultaneous = table_rows(study, details.components, result.psi, result.covariance)
+        closing = Closing(
+            study=study,
+            problem=details.problem,
+            components=details.components,
+            answers=finished.closing,
+            release=release,
+        )
+        own, without = closing.per_silo(), closing.leave_one_out()
+    return {
+        "format": FORMAT,
+        "version": __version__,
+        "versions": versions(),
+        "plan": plan.digest.hex(),
+        "question": study.target.question,
+        "study": describe(study),
+        "estimates": [row.to_dict() for row in estimates],
+        "simultaneous": [row.to_dict() for row in simultaneous],
+        "silos": {name: [row.to_dict() for row in rows] for name, rows in own.items()},
+        "without": {name: [row.to_dict() for row in rows] for name, rows in without.items()},
+        "heterogeneity": heterogeneity(own),
+        "personalized": {
+            name: {
+                "retired_at": update,
+                "n_rows": finished.sizes[name],
+                "estimates": _personal(study, details, result.silos.get(name)) if name in release else [],
+            }
+            for name, update in result.retired_at.items()
+        },
+        "arms": list(study.target.arms),
+        "arm_counts": list(details.arm_counts),
+        "observed_counts": list(details.observed_counts),
+        "g_floor": details.g_floor,
+        "truncated": list(details.overlap.truncated),
+        "truncated_hidden": [len(finished.sizes) - count for count in details.overlap.disclosing],
+        "effective_sizes": dict(
+            zip([c.name for c in details.components], details.overlap.effective_sizes, strict=True)
+        ),
+        "learners": learners_document(study, details),
+        "diagnostics": diagnostics_document(study, finished),
+        "warnings": [
+            *warnings(estimates, result),
+            *unneeded(study, details),
+            *unfinished(study, result),
+            *coarse(study, result),
+            *([] if result.psi is None else undefined(own, release, finished.sizes)),
+        ],
+        **result.to_dict(),
+    }
+
+
+def unneeded(study: Study, details: StudyDetails) -> list[str]:
+    """Models of the study that were not fitted, because nothing called for them."""
+    if "missingness" in study.models and "missingness" not in details.nuisances:
+        return ["no outcome is missing, so the missingness model was not needed and is left out"]
+    return []
+
+
+def undefined(
+    own: Mapping[str, Sequence[Row]], release: Sequence[str], sizes: Mapping[str, int]
+) -> list[str]:
+    """Which releasing silos have no estimate of their own beside the pooled one."""
+    return [
+        f"silo '{silo}' has no estimate of its own: an arm or a population is absent from it, or too small"
+        for silo in sizes
+        if silo in release and silo not in own
+    ]
+
+
+def coarse(study: Study, result: Result) -> list[str]:
+    """Where the residual is within the tolerance as computed, but exact sums prove less than that."""
+    stated = result.certificate
+    if not result.status.is_converged or stated is None:
+        return []
+    bound, asked, arithmetic = stated.residual_bound, stated.tolerance, stated.arithmetic
+    if bound is None or asked is None or arithmetic is None or bound <= asked:
+        return []
+    low, high = study.target.outcome_bounds
+    return [
+        f"the equation holds to the tolerance {asked:.2g} as computed, but exact sums certify {bound:.2g} "
+        "only: the rounding of a row is relative to the declared bounds, outcome_bounds = "
+        f"[{low:g}, {high:g}] and g_bounds. Declare tighter bounds, or a tolerance well above "
+        f"{arithmetic:.2g}"
+    ]
+
+
+def unfinished(study: Study, result: Result) -> list[str]:
+    """Which silos of a personalised run did not leave, and what would let them."""
+    algorithm = study.algorithm
+    open_ended = result.status in (Status.UNFINISHED, Status.CANCELLATION)
+    if not (isinstance(algorithm, Personalized) and open_ended):
+        return []
+    still = ", ".join(name for name, update in result.retired_at.items() if update is None)
+    rules = {"noise": algorithm.noise, "lattice": algorithm.lattice}
+    now = ", ".join(f"{key} = {value:g}" for key, value in rules.items() if value is not None)
+    return [
+        f"unfinished: {still}. A silo leaves once its own fit is zero, to the last digit unless the "
+        f"algorithm says otherwise{f' (now: {now})' if now else ''}. Set noise, e.g. noise = 0.5: a silo "
+        "leaves once its EIF mean is within half of its own sampling error; or lattice, a spacing to which "
+        "fits are rounded, so that small ones are zero. A silo that disagrees with the others for good "
+        "never leaves; its estimate is flagged as unfinished."
+    ]
+
+
+def _personal(study: Study, details: StudyDetails, local: LocalOutcome | None) -> list[dict[str, Any]]:
+    """A releasing silo's own rows in a personalised run; none where it is not in this process."""
+    if local is None:
+        return []
+    own = local.estimate
+    rows, _ = table_rows(study, details.components, own.psi, own.covariance)
+    return [row.to_dict() for row in rows]
+
+
+def warnings(estimates: Sequence[Row], result: Result) -> list[str]:
+    """Where the certificate does not support the interval."""
+    found = []
+    if not result.status.is_converged:
+        found.append(result.status.value)
+    if estimates and result.residual is not None:
+        smallest = min(row.std_error for row in estimates)
+        if result.residual > smallest / math.log(max(result.n, 3)):
+            found.append(
+                f"the residual {result.residual:.2g} is not small against the standard error "
+                f"{smallest:.2g}: the interval is not supported"
+            )
+    return found
+
+
+# A study as plain data, so that a saved result holds the question and the method.
+
+
+_EVERY_EFFECT = {field.name for field in fields(AbstractEffect)}
+
+
+def describe(study: Study) -> dict[str, Any]:
+    """Return the study as plain data: target, models, algorithm and options."""
+    target = study.target
+    further = [field.name for field in fields(target) if field.name not in _EVERY_EFFECT]
+    settings = {
+        field.name: getattr(study, field.name)
+        for field in fields(study)
+        if field.name not in ("target", "algorithm") and not field.name.endswith("_model")
+    }
+    return {
+        "target": {
+            "kind": type(target).__name__,
+            "outcome": target.outcome,
+            "outcome_bounds": list(target.outcome_bounds),
+            "outcome_type": target.outcome_type,
+            "response": target.response,
+            "treatment": target.treatment,
+            "arms": list(target.arms),
+            "strata": target.strata,
+            **{name: _plain(getattr(target, name)) for name in further},
+            "regimes": [regime.label for regime in target.regimes()],
+            "assumptions": list(target.assumptions()),
+        },
+        "models": {
+            role: model_text(model, target.response if role == "outcome" else "binary")
+            for role, model in study.models.items()
+        },
+        "algorithm": {"kind": type(study.algorithm).__name__, **_settings(study.algorithm)},
+        "options": settings,
+    }
+
+
+def model_text(model: object, response: Response) -> str:
+    """Return a nuisance model in words; ``response`` decides a GLM's family where it is "auto"."""
+    match model:
+        case Supplied():
+            text = f"predictions supplied by the silos: {', '.join(model.columns)}"
+        case GLM():
+            ridge = f", ridge {model.ridge:g}" if model.ridge else ""
+            text = f"{model.formula} ({model.family_for(response)}{ridge})"
+        case GradientBoostedTrees():
+            columns = model.formula if isinstance(model.formula, str) else " + ".join(model.formula)
+            text = f"{columns} ({model.rounds} trees of depth {model.depth})"
+        case FittedGLM():
+            family = next(name for name, known in FAMILIES.items() if known is model.family)
+            text = f"{model.formula} ({family})"
+        case TreeEnsemble():
+            text = f"{model.formula} ({len(model.sizes)} trees)"
+        case Pilot(inner, at):
+            text = f"{model_text(inner, response)}, {f'fitted at {at}' if at else 'public'}"
+        case PerSilo(inner):
+            text = f"{model_text(inner, response)}, fitted at each silo"
+        case SuperLearner(learners, folds):
+            texts = [f"{k}. {model_text(each, response)}" for k, each in enumerate(learners, start=1)]
+            text = f"super learner over {folds} folds: {'; '.join(texts)}"
+        case _:
+            text = repr(model)
+    return text
+
+
+def _settings(value: object) -> dict[str, Any]:
+    """Return the fields of a dataclass as plain data, an empty dict for anything else."""
+    if not is_dataclass(value):
+        return {}
+    return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
+
+
+def _plain(value: object) -> Any:
+    """Return a setting as plain data; an object becomes the text that makes it."""
+    if value is None or isinstance(value, str | int | float | bool):
+        return value
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, tuple | list):
+        return [_plain(item) for item in value]
+    arguments = ", ".join(f"{name}={item!r}" for name, item in _settings(value).items())
+    return f"{type(value).__name__}({arguments})"
+
+
+# A study's diagnostics as plain data, on the outcome's own scale; `docs/result.md` has the keys.
+
+
+def diagnostics_document(study: Study, finished: Finished) -> dict[str, Any] | None:
+    """Overlap, outcome fit and EIF means; None for a personalised run, or if they were not wanted."""
+    details = study_details(finished.outcome)
+    if details.diagnostics is None:
+        return None
+    silos = len(finished.sizes)
+    return {
+        "overlap": [histogram_document(histogram, silos) for histogram in details.diagnostics.overlap],
+        "outcome_fit": _fit(details.diagnostics.fit, study, silos),
+        "eif_mean": eif_means(finished),
+    }
+
+
+def histogram_document(histogram: Histogram, silos: int) -> dict[str, Any]:
+    """One histogram; a count is of the silos that show it, None if none does."""
+    return {
+        "probability_of": histogram.of,
+        "arm": histogram.arm,
+        "edges": list(PROBABILITY_EDGES),
+        "counts": _counts(histogram.bins),
+        "hidden_in": [silos - cell.silos for cell in histogram.bins],
+    }
+
+
+def _counts(bins: Sequence[PooledBin]) -> list[int | None]:
+    return [cell.count if cell.silos else None for cell in bins]
+
+
+def _fit(fit: OutcomeFit, study: Study, silos: int) -> dict[str, Any]:
+    low, high = study.target.outcome_bounds
+
+    def own(share: float) -> float:
+        return low + (high - low) * share
+
+    def mean(k: int) -> Callable[[PooledBin], float | None]:
+        return lambda cell: own(cell.sums[k] / cell.sums[0]) if cell.silos and cell.sums[0] else None
+
+    return {
+        "r_squared": _before_after(fit.r_squared),
+        "deviance_explained": None if fit.deviance is None else _before_after(fit.deviance),
+        "calibration": {
+            "edges": [low, *(min(max(own(edge), low), high) for edge in fit.edges), high],
+            "counts": _counts(fit.calibration),
+            "hidden_in": [silos - cell.silos for cell in fit.calibration],
+            "observed": list(map(mean(1), fit.calibration)),
+            "initial": list(map(mean(2), fit.calibration)),
+            "targeted": list(map(mean(3), fit.calibration)),
+        },
+    }
+
+
+def _before_after(pair: tuple[float, float]) -> dict[str, float | None]:
+    found = [value if math.isfinite(value) else None for value in pair]
+    return {"initial": found[0], "targeted": found[1]}
+
+
+def eif_means(finished: Finished) -> dict[str, float]:
+    """P_n D of each component: (sum u - sum m)/n, whose plug-in part cancels (`targets.effects.moments`)."""
+    details = study_details(finished.outcome)
+    pooled, d = reduce(add, finished.closing.values()).fractions(), len(details.components)
+    n = sum(finished.sizes.values())
+    return {
+        component.name: float((pooled[r] - pooled[2 * d + r]) / n)
+        for r, component in enumerate(details.components)
+    }
+
+
+# What the learners of a super learner weigh, as plain data: all of it from pooled sums.
+
+
+def learners_document(study: Study, details: StudyDetails) -> list[dict[str, Any]]:
+    """One object for each learner of each fit: its weight, and its cross-validated mean squared error."""
+    found: list[dict[str, Any]] = []
+    low, high = study.target.outcome_bounds
+    for role, fits in details.nuisances.items():
+        spec = study.models[role]
+        if not isinstance(spec, SuperLearner):
+            continue
+        kind = study.target.response if role == "outcome" else "binary"
+        scale = (high - low) ** 2 if role == "outcome" else 1.0
+        for k, fit in enumerate(fits, start=1):
+            arm = study.target.arms[k] if len(fits) > 1 else None
+            parts = enumerate(fit.models, start=1) if isinstance(fit, CrossFitted) else [(None, fit)]
+            for fold, part in parts:
+                found += [
+                    {"model": role, "arm": arm, "fold": fold, **learner}
+                    for learner in _weighted(part, [model_text(own, kind) for own in spec.learners], scale)
+                ]
+    return found
+
+
+def _weighted(fit: Any, texts: list[str], scale: float) -> Iterator[dict[str, Any]]:
+    """Of a `SuperLearned`, which is what a super learner's regression gives."""
+    for label, weight, risk in zip(fit.labels, fit.weights, fit.risks, strict=True):
+        learner, *silo = map(int, re.findall(r"\d+", label))  # "learner 2, silo 1"
+        yield {
+            "learner": learner,
+            "text": texts[learner - 1] + (f", silo {silo[0]}" if silo else ""),
+            "weight": weight,
+            "risk": scale * risk,
+        }

@@ -1,0 +1,174 @@
+"""From components to the table: Wald intervals, log scale for ratios, simultaneous intervals."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import reduce
+from operator import add
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+
+from fedtmle.errors import NumericalError
+from fedtmle.model.exact import Sums
+from fedtmle.model.types import Array
+from fedtmle.programs.study import Study
+from fedtmle.targets.effects.components import Component
+from fedtmle.targets.effects.estimands import Scale, Summary
+from fedtmle.targets.effects.moments import estimate_components
+from fedtmle.targets.effects.problem import EffectProblem
+
+DRAWS = 200_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One line of the table."""
+
+    estimand: str
+    estimate: float
+    std_error: float
+    conf_low: float
+    conf_high: float
+    p_value: float | None  # None for a mean: no value of it is "no effect"
+    scale: Scale
+
+    def to_dict(self) -> dict[str, str | float | None]:
+        return {**asdict(self), "scale": self.scale.value}
+
+
+def summaries(study: Study, components: Sequence[Component], psi: Array) -> list[Summary]:
+    """Return the numbers that the study reports, with gradients in all components."""
+    if study.submodel == "contrast":  # the contrast was targeted by itself
+        (only,) = study.target.summarise(np.array([0.0, 1.0]), "")
+        return [replace(only, value=float(psi[0]), gradient=np.ones(1))]
+    per_population = len(study.target.regimes())
+    reported = []
+    for start in range(0, len(components), per_population):
+        part = slice(start, start + per_population)
+        for summary in study.target.summarise(psi[part], components[start].population.label):
+            gradient = np.zeros(len(psi))
+            gradient[part] = summary.gradient
+            reported.append(replace(summary, gradient=gradient))
+    return reported
+
+
+def table_rows(
+    study: Study, components: Sequence[Component], psi: Array, covariance: Array
+) -> tuple[list[Row], list[Row]]:
+    """Return the rows with pointwise intervals, and the same rows with simultaneous ones."""
+    reported = summaries(study, components, psi)
+    gradients = np.stack([summary.gradient for summary in reported])
+    joint = gradients @ covariance @ gradients.T
+    pointwise = NormalDist().inv_cdf(0.5 + study.confidence / 2)
+    quantiles = (pointwise, simultaneous_quantile(joint, study.confidence, study.seed))
+    rows = [[_row(s, math.sqrt(joint[i, i]), z) for i, s in enumerate(reported)] for z in quantiles]
+    return rows[0], rows[1]
+
+
+def simultaneous_quantile(covariance: Array, confidence: float, seed: int) -> float:
+    """The quantile of max |Z| for Z normal with the estimates' correlation, by seeded simulation."""
+    error = np.sqrt(np.diag(covariance))
+    if len(error) == 1 or not (np.isfinite(error).all() and (error > 0).all()):
+        return NormalDist().inv_cdf(0.5 + confidence / 2)
+    values, vectors = np.linalg.eigh(covariance / np.outer(error, error))
+    root = vectors * np.sqrt(np.maximum(values, 0.0))
+    draws = np.random.default_rng(seed).standard_normal((DRAWS, len(error))) @ root.T
+    return float(np.quantile(np.abs(draws).max(axis=1), confidence))
+
+
+def _score(distance: float, error: float) -> float:
+    return distance / error if error else math.copysign(math.inf, distance) if distance else 0.0
+
+
+def _row(summary: Summary, error: float, z: float) -> Row:
+    score, null = None, summary.scale.null
+    if summary.scale.is_log:
+        center, spread = math.log(summary.value), error / summary.value
+        low, high = math.exp(center - z * spread), math.exp(center + z * spread)
+        if null is not None:
+            score = _score(center - math.log(null), spread)
+    else:
+        low, high = summary.value - z * error, summary.value + z * error
+        if null is not None:
+            score = _score(summary.value - null, error)
+    return Row(
+        estimand=summary.name,
+        estimate=summary.value,
+        std_error=error,
+        conf_low=low,
+        conf_high=high,
+        p_value=None if score is None else math.erfc(abs(score) / math.sqrt(2)),
+        scale=summary.scale,
+    )
+
+
+# What the server can say of single silos from their closing answers: only for those that consent.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Closing:
+    """Each silo's closing answer, and which silos release what can be made of it."""
+
+    study: Study
+    problem: EffectProblem
+    components: Sequence[Component]
+    answers: Mapping[str, Sums]
+    release: Sequence[str]
+
+    def per_silo(self) -> dict[str, list[Row]]:
+        """One-step estimates of each releasing silo at the pooled law."""
+        found = {silo: self._rows(sums) for silo, sums in self.answers.items() if silo in self.release}
+        return {silo: rows for silo, rows in found.items() if rows}
+
+    def leave_one_out(self) -> dict[str, list[Row]]:
+        """The estimate without each releasing silo; beside the pooled one it tells that silo's own."""
+        found = {}
+        for silo in self.answers:
+            others = [sums for name, sums in self.answers.items() if name != silo]
+            if silo in self.release and others:
+                found[silo] = self._rows(reduce(add, others))
+        return {silo: rows for silo, rows in found.items() if rows}
+
+    def _rows(self, sums: Sums) -> list[Row]:
+        """The table of part of the silos; empty where they hold nothing of some component's own."""
+        R: Array = self.problem.R
+        d = R.shape[1]
+        # u = m in every row of a component that took nobody's outcome: a regime nobody followed here.
+        if any(u == m for u, m in zip(sums.units[:d], sums.units[2 * d : 3 * d], strict=True)):
+            return []
+        own, covariance = estimate_components(sums, d, one_step=True)
+        if not (np.isfinite(own).all() and np.isfinite(covariance).all()):
+            return []
+        psi = self.problem.outcome_bounds[0] * R.sum(axis=1) + R @ own
+        try:
+            pointwise, _ = table_rows(self.study, self.components, psi, R @ covariance @ R.T)
+        except NumericalError:  # a one-step mean may leave the range of a ratio
+            return []
+        return pointwise
+
+
+def heterogeneity(rows: Mapping[str, Sequence[Row]]) -> list[dict[str, Any]]:
+    """Cochran's Q and I^2 of each estimand over the silos that released their own."""
+    found = []
+    for estimates in zip(*rows.values(), strict=True):
+        value = np.array([row.estimate for row in estimates])
+        weight = 1.0 / np.array([row.std_error for row in estimates]) ** 2
+        if len(value) < 2:
+            continue
+        centre = float(weight @ value / weight.sum())
+        q = float(weight @ (value - centre) ** 2)
+        df = len(value) - 1
+        found.append(
+            {
+                "estimand": estimates[0].estimand,
+                "silos": len(value),
+                "Q": q,
+                "df": df,
+                "I2": max(0.0, (q - df) / q) if q > 0 else 0.0,
+            }
+        )
+    return found

@@ -1,0 +1,96 @@
+"""What a study asks of each silo's table."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from fedtmle.data import Column, Kind, Schema
+from fedtmle.errors import InputError
+from fedtmle.initial.glm import GLM, Supplied
+from fedtmle.initial.superlearner import formulas
+from fedtmle.model.table import AnyTable, StreamedTable, Table
+from fedtmle.programs.study import MOST_STRATA, Study
+
+# What is said of an outcome whose bounds are those of a study that declares none.
+OUTSIDE_UNIT = (
+    "is outside 0 to 1",
+    "declare outcome_bounds, the least and the largest possible value, or check the unit and the records",
+)
+NEGATIVE = ("is negative", "weights must not be negative; correct it, or name another column of weights")
+
+
+def schema_of(study: Study) -> Schema:
+    """The columns, their kinds, bounds and levels, and where values may be missing."""
+    columns: dict[tuple[str, bool], Column] = {}
+    for column in (*_roles(study), *_covariates(study)):
+        columns.setdefault((column.name, column.kind is Kind.FACTOR), column)
+    return Schema(tuple(columns.values()))
+
+
+def _roles(study: Study) -> Iterator[Column]:
+    """Columns that play a part of their own; asked first, because they are declared in more detail."""
+    target = study.target
+    outcome = Column(
+        name=target.outcome,
+        kind={"binary": Kind.BINARY, "count": Kind.COUNT, "continuous": Kind.NUMERIC}[target.response],
+        bounds=None if target.is_binary else target.outcome_bounds,
+        may_be_missing=study.missingness_model is not None,
+    )
+    yield replace(outcome, outside=OUTSIDE_UNIT) if target.outcome_bounds == (0.0, 1.0) else outcome
+    if target.treatment is not None:
+        yield Column(name=target.treatment, kind=Kind.FACTOR, levels=target.arms)
+    if target.strata is not None:
+        yield Column(name=target.strata, kind=Kind.FACTOR, most=MOST_STRATA)
+    if study.weights is not None:
+        yield Column(name=study.weights, kind=Kind.NUMERIC, bounds=(0.0, math.inf), outside=NEGATIVE)
+    if study.cluster is not None:
+        yield Column(name=study.cluster, kind=Kind.FACTOR)
+    for regime in target.regimes():
+        yield from (Column(name=name, kind=Kind.NUMERIC) for name in regime.needs)
+
+
+def _covariates(study: Study) -> Iterator[Column]:
+    for model in study.models.values():
+        if isinstance(model, Supplied):
+            yield from (Column(name=name, kind=Kind.NUMERIC) for name in model.columns)
+        for formula in formulas(model, public=True):
+            yield from (Column(name=name, kind=Kind.NUMERIC) for name in sorted(formula.numeric_names))
+            factors = set(formula.factor_names) - {study.target.treatment}
+            yield from (Column(name=name, kind=Kind.FACTOR) for name in sorted(factors))
+
+
+# Which studies can read a silo's table in batches, and where whole columns are needed.
+
+
+def check_streams(study: Study, tables: Mapping[str, AnyTable]) -> None:
+    """Raises where a silo streams its table and the study needs all its rows at once."""
+    streams = [name for name, table in tables.items() if isinstance(table, StreamedTable)]
+    if not streams:
+        return
+    whole = [
+        f"the {role} model, which is neither a GLM nor supplied"
+        for role, model in study.models.items()
+        if not isinstance(model, GLM | Supplied)
+    ]
+    whole += ["cluster"] if study.cluster else []
+    whole += ["folds"] if study.folds else []
+    if whole:
+        raise InputError(
+            f"silo '{streams[0]}' streams its table, and this study needs all rows at once "
+            f"({'; '.join(whole)}); leave out stream in the silo file, or change the study"
+        )
+
+
+def in_memory(tables: Mapping[str, AnyTable], what: str) -> dict[str, Table]:
+    """The tables, if no silo streams its own."""
+    held: dict[str, Table] = {}
+    for name, table in tables.items():
+        if isinstance(table, StreamedTable):
+            raise InputError(
+                f"silo '{name}' streams its table, and {what} needs all rows at once; leave out stream in "
+                "the silo file, or give it a smaller table"
+            )
+        held[name] = table
+    return held

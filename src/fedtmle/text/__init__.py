@@ -1,0 +1,1 @@
+"""Results, cohorts, audits and progress as plain text for a terminal."""

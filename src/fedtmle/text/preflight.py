@@ -1,0 +1,140 @@
+"""A preflight as a person reads it, at 80 columns."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import groupby
+
+from fedtmle.layout import aligned, histogram_table, share, wrapped
+from fedtmle.studies.preflight import Count, Line, Preflight
+
+NOTABLE = 0.25  # a standardised difference that leans on the models (Imbens and Rubin, 2015)
+
+
+def render(view: Preflight) -> str:
+    """The whole view; the first line is its title."""
+    parts = (
+        _title(view),
+        _flow(view),
+        _table(view),
+        _missing(view),
+        _overlap(view),
+        _fitted(view),
+        _note(view),
+    )
+    return "\n\n".join("\n".join(lines) for lines in map(list, parts) if lines)
+
+
+def _title(view: Preflight) -> Iterator[str]:
+    if view.floor is None:
+        yield f"Silo {view.silos[0]}: {view.n_rows:,} records, in full, for its owner"
+    else:
+        yield f"{len(view.silos)} silos, {view.n_rows:,} records; cells below {view.floor} stay in their silo"
+
+
+def _number(view: Preflight, count: Count) -> str:
+    return f"<{view.floor}" if count.count is None else f"{count.count:,}"
+
+
+def _with_silos(view: Preflight, row: list[str], silos: int | str) -> list[str]:
+    """The row with the number of silos it is made of, where there are several to choose from."""
+    if view.floor is None:
+        return row
+    return [*row, f"{silos} of {len(view.silos)}" if isinstance(silos, int) else silos]
+
+
+def _flow(view: Preflight) -> Iterator[str]:
+    rows = [_with_silos(view, ["cohort", "records"], "silos")]
+    rows.append(_with_silos(view, ["in all", f"{view.n_rows:,}"], len(view.silos)))
+    rows += [_with_silos(view, [count.name, _number(view, count)], count.silos) for count in view.lost]
+    yield from aligned(rows)
+
+
+def _table(view: Preflight) -> Iterator[str]:
+    several = len(view.arms) > 1
+    rows = [["mean (sd) or share", *view.arms, *(["difference"] if several else [])]]
+    rows = [_with_silos(view, rows[0], "silos")]
+    records = [_number(view, count) for count in view.arm_counts]
+    fewest = min(count.silos for count in view.arm_counts)
+    rows.append(_with_silos(view, ["records", *records, *([""] if several else [])], fewest))
+    for _, lines in groupby(view.lines, key=lambda line: line.name):
+        own = list(lines)
+        if len(own) > 1 and not any(line.silos for line in own):
+            own = [replace(own[0], level=None)]  # one line for a factor of which nothing is shown
+        for line in own:
+            row = [_label(line), *(_cell(view, line, a) for a in range(len(view.arms)))]
+            if several:
+                row.append("-" if line.difference is None else f"{line.difference:+.2f}")
+            rows.append(_with_silos(view, row, len(view.silos) if line.constant else line.silos))
+    yield from aligned(rows)
+
+
+def _label(line: Line) -> str:
+    return line.name if line.level is None else f"{line.name} = {line.level}"
+
+
+def _cell(view: Preflight, line: Line, arm: int) -> str:
+    if line.constant:
+        return "one value"
+    if not line.silos:
+        return f"<{view.floor}"
+    if line.sd is None:
+        return "-" if math.isnan(line.mean[arm]) else f"{line.mean[arm]:.0%}"
+    return f"{line.mean[arm]:.4g} ({line.sd[arm]:.3g})"
+
+
+def _missing(view: Preflight) -> Iterator[str]:
+    """Columns of which some value is missing, or may be: in some silo the count is hidden."""
+    found = [count for count in view.missing if count.count or count.silos < len(view.silos)]
+    if not found:
+        yield "No value is missing."
+        return
+    rows = [_with_silos(view, ["missing values", "records", "share"], "silos")]
+    for count in found:
+        part = "-" if count.count is None else share(count.count, count.of)
+        rows.append(_with_silos(view, [count.name, _number(view, count), part], count.silos))
+    yield from aligned(rows)
+
+
+def _overlap(view: Preflight) -> Iterator[str]:
+    if len(view.arms) < 2:
+        return
+    apart = [line for line in view.lines if line.difference is not None and abs(line.difference) > NOTABLE]
+    names = ", ".join(map(_label, apart))
+    both = min(count.silos for count in view.arm_counts)
+    text = "Overlap: "
+    if view.floor is not None:
+        text += f"{both} of {len(view.silos)} silos have at least {view.floor} records in every arm. "
+    text += (
+        f"The arms differ by more than {NOTABLE:g} standard deviations in {names}."
+        if apart
+        else f"No characteristic shown differs between the arms by more than {NOTABLE:g} standard deviations."
+    )
+    yield from wrapped(text)
+
+
+def _fitted(view: Preflight) -> Iterator[str]:
+    """What the study's treatment model predicts, arm by arm."""
+    if view.overlap is None:
+        return
+    if view.overlap.problem is not None:
+        yield from wrapped(f"The treatment model could not be fitted: {view.overlap.problem}")
+        return
+    yield from histogram_table(view.overlap.histograms)
+
+
+def _note(view: Preflight) -> Iterator[str]:
+    if view.floor is not None:
+        yield from wrapped(
+            "Each line is made of the silos in its last column: those whose cells, and what is left of "
+            f"their totals, are at least {view.floor} in every arm; <{view.floor} where there are none. "
+            "A count with + leaves out silos in which it is smaller. Outcomes by arm are not shown before "
+            "the study runs."
+        )
+        if any(line.constant for line in view.lines):
+            yield from wrapped("One value: everybody in an arm of a silo has the same; it is not told.")
+        if view.unnamed:
+            names = ", ".join(view.unnamed)
+            yield from wrapped(f"Not named: levels of {names} that too few people of each silo have.")

@@ -1,0 +1,249 @@
+"""A result as a person reads it: plain text at 80 columns, made from the saved document alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+from fedtmle.layout import (
+    aligned,
+    bits,
+    decimals,
+    histogram_table,
+    learner_tables,
+    number,
+    partial,
+    phase_name,
+    probability,
+    share,
+    wrapped,
+)
+
+Document = Mapping[str, Any]
+WAYS = ("bits_up", "bits_down")
+PHASES = ("nuisance", "calibration", "targeting", "closing", "diagnostics")
+
+
+def render(document: Document) -> str:
+    """The whole result; the first line is its title."""
+    parts = (
+        _question(document),
+        _cohort(document),
+        _how(document),
+        _learners(document),
+        _estimates(document),
+        _personalized(document),
+        _silos(document),
+        _overlap(document),
+        _fit(document),
+        certificate(document),
+        cost(document),
+        _warnings(document),
+    )
+    return "\n\n".join("\n".join(lines) for lines in map(list, parts) if lines)
+
+
+def _question(document: Document) -> Iterator[str]:
+    yield from wrapped(document["question"])
+    target = document["study"]["target"]
+    treatment = f" of {target['treatment']}" if target["treatment"] else ""
+    yield f"{target['kind']}{treatment}; {document['n']:,} records in {_silo_count(document)}"
+
+
+def _silo_count(document: Document) -> str:
+    count = len(document["sizes"])
+    return "1 silo" if count == 1 else f"{count} silos"
+
+
+def _cohort(document: Document) -> Iterator[str]:
+    rows = [("arm", "records", "with outcome", "below g bound")]
+    counts = ("arms", "arm_counts", "observed_counts", "truncated", "truncated_hidden")
+    for arm, count, seen, below, hidden in zip(*(document[key] for key in counts), strict=True):
+        rows.append((arm, f"{count:,}", f"{seen:,} ({share(seen, count)})", partial(below, hidden)))
+    yield from aligned(rows)
+
+
+def _how(document: Document) -> Iterator[str]:
+    """Models, the bound on g, and how many rows the inverse probabilities leave in effect."""
+    study = document["study"]
+    target = study["target"]
+    low, high = target["outcome_bounds"]
+    auto = " (outcome_type auto)" if target["outcome_type"] == "auto" else ""
+    lines = [("outcome", f"{target.get('response', target['outcome_type'])}, {low:g} to {high:g}{auto}")]
+    for role, text in study["models"].items():  # learners have a table of their own
+        lines.append((f"{role} model", text.partition(":")[0] if text.startswith("super learner") else text))
+    lines.append(("algorithm", study["algorithm"]["kind"]))
+    rule = study["options"]["g_bounds"]
+    floor = f"{document['g_floor']:.4g}" if document["g_floor"] else "none"
+    lines.append(("g bound", f"{floor}{' (auto)' if rule == 'auto' else ''}"))
+    sizes = [f"{size:,.1f} for {name}" for name, size in document["effective_sizes"].items()]
+    lines.append(("effective n", "; ".join(sizes)))
+    width = max(len(label) for label, _ in lines) + 2
+    for label, text in lines:
+        yield from wrapped(text, indent=" " * width, first=label.ljust(width))
+
+
+def _learners(document: Document) -> Iterator[str]:
+    """One line for each learner of a super learner."""
+    for index, rows in enumerate(learner_tables(document)):
+        yield from ([""] if index else [])
+        yield from aligned(rows)
+
+
+def interval_title(document: Document) -> str:
+    return f"{100 * document['study']['options']['confidence']:.4g}% interval"
+
+
+def cells(row: Mapping[str, Any], digits: int | None = None) -> tuple[str, str, str]:
+    """Estimate, standard error and interval, by default with three digits of the standard error."""
+    digits = decimals(row["std_error"]) if digits is None else digits
+    interval = f"{number(row['conf_low'], digits)} to {number(row['conf_high'], digits)}"
+    return number(row["estimate"], digits), number(row["std_error"], digits), interval
+
+
+def _digits(document: Document) -> int:
+    """Decimals that suit the whole table."""
+    own = (row for silo in document["personalized"].values() for row in silo["estimates"])
+    return max(decimals(row["std_error"]) for row in (*document["estimates"], *own))
+
+
+def _estimates(document: Document) -> Iterator[str]:
+    estimates, simultaneous = document["estimates"], document["simultaneous"]
+    if not estimates:
+        return
+    digits, title = _digits(document), interval_title(document)
+    rows = [["estimand", "estimate", "std. error", title, "p"]]
+    rows += [[row["estimand"], *cells(row, digits), probability(row["p_value"])] for row in estimates]
+    yield from aligned(rows)
+    if len(estimates) > 1:
+        yield ""
+        rows = [[row["estimand"], cells(row, digits)[2]] for row in simultaneous]
+        yield from aligned([["all estimands at once", f"simultaneous {title}"], *rows])
+
+
+def _personalized(document: Document) -> Iterator[str]:
+    kept = document["personalized"]
+    if kept:
+        yield from wrapped("Each silo keeps its own estimate; there is no pooled one.")
+        rows = [["silo", "records", "left at update"]]
+        for name, silo in kept.items():
+            left = "unfinished" if silo["retired_at"] is None else str(silo["retired_at"])
+            rows.append([name, f"{silo['n_rows']:,}", left])
+        yield from aligned(rows)
+        released = [(name, row) for name, silo in kept.items() for row in silo["estimates"]]
+        if released:
+            yield ""
+            digits, title = _digits(document), interval_title(document)
+            table = [["released by silos", "estimand", "estimate", "std. error", title]]
+            table += [[name, row["estimand"], *cells(row, digits)] for name, row in released]
+            yield from aligned(table)
+
+
+def _silos(document: Document) -> Iterator[str]:
+    """The silos that released their own estimate, one estimand after the other."""
+    released = document["silos"]
+    if not released:
+        return
+    estimands = [row["estimand"] for row in document["estimates"]]
+    digits = _digits(document)
+    rows = [["released by silos", "estimate", "std. error", interval_title(document)]]
+    for index, estimand in enumerate(estimands):
+        indent = ""
+        if len(estimands) > 1:
+            rows.append([estimand, "", "", ""])
+            indent = "  "
+        rows += [[f"{indent}{name}", *cells(own[index], digits)] for name, own in released.items()]
+    yield from aligned(rows)
+    if document["without"]:
+        yield ""
+        rows = [["leaving one silo out", "estimate", "std. error", interval_title(document)]]
+        for index, estimand in enumerate(estimands):
+            rows += [[estimand, "", "", ""]] if len(estimands) > 1 else []
+            indent = "  " if len(estimands) > 1 else ""
+            for name, others in document["without"].items():
+                rows.append([f"{indent}without {name}", *cells(others[index], digits)])
+        yield from aligned(rows)
+    if document["heterogeneity"]:
+        yield ""
+        rows = [["heterogeneity", "Q", "df", "I2"]]
+        for line in document["heterogeneity"]:
+            rows.append([line["estimand"], f"{line['Q']:.2f}", str(line["df"]), f"{line['I2']:.0%}"])
+        yield from aligned(rows)
+
+
+def _overlap(document: Document) -> Iterator[str]:
+    """How many have which probability of treatment, arm by arm."""
+    if document["diagnostics"]:
+        yield from histogram_table(document["diagnostics"]["overlap"])
+
+
+def _fit(document: Document) -> Iterator[str]:
+    """How well the outcome model predicts, before and after targeting."""
+    if not document["diagnostics"]:
+        return
+    fit = document["diagnostics"]["outcome_fit"]
+    calibration = fit["calibration"]
+    digits = max((decimals(row["std_error"]) for row in document["estimates"]), default=3)
+    rows = [["outcome by its prediction", "records", "observed", "predicted", "targeted"]]
+    for b, (low, high) in enumerate(pairwise(calibration["edges"])):
+        means = [number(calibration[key][b], digits) for key in ("observed", "initial", "targeted")]
+        count = partial(calibration["counts"][b], calibration["hidden_in"][b])
+        if count != "0":
+            rows.append([f"{number(low, digits)} to {number(high, digits)}", count, *means])
+    yield from aligned(rows)
+    shares = [("R2", fit["r_squared"]), ("deviance explained", fit["deviance_explained"])]
+    told = [
+        f"{name} {pair['initial']:.3f} before targeting, {pair['targeted']:.3f} after"
+        for name, pair in shares
+        if pair and None not in pair.values()
+    ]
+    means = [f"{mean:.1g} for {name}" for name, mean in document["diagnostics"]["eif_mean"].items()]
+    yield from wrapped(f"Outcome model: {'; '.join(told) or 'nothing to explain'}.")
+    yield from wrapped(f"Mean of the EIF: {'; '.join(means)}.")
+
+
+def certificate(document: Document) -> Iterator[str]:
+    """How exactly the pooled equation was solved, in two sentences."""
+    stated = document["certificate"]
+    if not stated or stated["tolerance"] is None:
+        yield from wrapped(f"Certificate: {document['status_text']}.")
+        return
+    bound, asked = stated["residual_bound"], stated["tolerance"]
+    if bound is None:
+        yield from wrapped(f"Certificate: none, {document['status_text']}.")
+        return
+    errors = [row["std_error"] for row in document["estimates"] if row["std_error"]]
+    relative = f", {bound / min(errors):.1g} of the smallest standard error" if errors else ""
+    first = f"The pooled estimating equation holds to within {bound:.2g} (asked: {asked:.2g}){relative}."
+    if document["residual_kind"] == "certified bound":
+        smoothness = stated["smoothness"]
+        second = (
+            "The bound includes all rounding; it is proved from what the silos sent and does not rest on the "
+            f"smoothness constant, which is {smoothness['basis']} and sets the number of rounds only."
+        )
+    else:
+        second = "This was computed from exact sums over all silos and rests on no estimated constant."
+    yield from wrapped(f"Certificate: {first} {second}")
+
+
+def cost(document: Document) -> Iterator[str]:
+    """Rounds and bits by phase, over all links."""
+    account = document["account"]
+    rows = [["cost", "rounds", "from silos", "to silos"]]
+    for phase in PHASES:
+        if account["rounds"].get(phase):
+            sent = [bits(_sent(account, way, phase)) for way in WAYS]
+            rows.append([phase_name(phase), str(account["rounds"][phase]), *sent])
+    every = [bits(sum(_sent(account, way, phase) for phase in PHASES)) for way in WAYS]
+    yield from aligned([*rows, ["in all", str(sum(account["rounds"].values())), *every]])
+
+
+def _sent(account: Mapping[str, Any], way: str, phase: str) -> int:
+    return sum(by_phase.get(phase, 0) for by_phase in account[way].values())
+
+
+def _warnings(document: Document) -> Iterator[str]:
+    warnings: Sequence[str] = document["warnings"]
+    for warning in warnings:
+        yield from wrapped(warning, indent="         ", first="Warning: ")

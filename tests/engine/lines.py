@@ -1,0 +1,91 @@
+"""A line without an engine: frames go straight to endpoints in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from fedtmle.deploy.demo import write_example
+from fedtmle.engine import frames
+from fedtmle.engine.endpoint import Endpoint
+from fedtmle.engine.frames import Answer, Declined, Reply
+from fedtmle.engine.runs import RunFolder, State, Status, Terms, sites
+from fedtmle.engine.site import open_endpoint
+from fedtmle.errors import DeadlineError, RefusedError
+from fedtmle.studies.home import Home
+from fedtmle.studyfile.file import StudyFile, file_plan, read_study
+
+ALGORITHMS = {
+    "Coded": 'kind = "Coded"',
+    "Gradient": 'kind = "Gradient"\ntolerance = 1e-8',
+    "LocalAverage": 'kind = "LocalAverage"',
+    "Personalized": 'kind = "Personalized"',
+}
+
+
+class DirectLine:
+    """What `FlareFederation` does, without FLARE."""
+
+    def __init__(self, endpoints: Mapping[str, Endpoint]) -> None:
+        self.endpoints = dict(endpoints)
+
+    @property
+    def silos(self) -> Sequence[str]:
+        return tuple(self.endpoints)
+
+    def ask(self, asked: Mapping[str, bytes], *, timeout: float) -> dict[str, Answer]:
+        assert timeout > 0
+        return {silo: frames.read_answer(self.endpoints[silo].step(frame)) for silo, frame in asked.items()}
+
+    def exchange(self, requests: Mapping[str, bytes], /) -> Mapping[str, bytes]:
+        replies = {}
+        for silo, answer in self.ask({s: frames.request(r) for s, r in requests.items()}, timeout=1).items():
+            if isinstance(answer, Declined):
+                raise RefusedError(silo, answer.value)
+            if not isinstance(answer, Reply):
+                raise DeadlineError((silo,), 1.0)
+            replies[silo] = answer.data
+        return replies
+
+
+def study_of(folder: Path, algorithm: str = "Coded", hospitals: int = 3) -> StudyFile:
+    return read_study(write_example(folder / "hospitals", hospitals, algorithm=ALGORITHMS[algorithm]))
+
+
+def approve(study: StudyFile, *silos: str, approved: bool = True) -> None:
+    for silo in silos or study.silos:
+        Home.of(study.silos[silo]).approvals.decide(file_plan(study).digest, approved=approved)
+
+
+def kit_of(folder: Path, study: StudyFile, silo: str) -> Path:
+    """A silo's own part of its kit, with the path of its silo file."""
+    kit = folder / "kits" / sites(study.silos)[silo]
+    kit.mkdir(parents=True, exist_ok=True)
+    (kit / "silo.json").write_text(f'{{"silo_file": "{study.silos[silo]}"}}')
+    return kit
+
+
+OPENED: list[Endpoint] = []  # `conftest` closes them
+
+
+def opened(end: Endpoint) -> Endpoint:
+    OPENED.append(end)
+    return end
+
+
+def endpoint(folder: Path, study: StudyFile, silo: str, *, plan: bytes | None = None) -> Endpoint:
+    text = study.path.read_bytes()
+    announced = file_plan(study).digest if plan is None else plan
+    return opened(open_endpoint(kit_of(folder, study, silo), sites(study.silos)[silo], text, announced))
+
+
+def line(folder: Path, study: StudyFile) -> DirectLine:
+    return DirectLine({silo: endpoint(folder, study, silo) for silo in study.silos})
+
+
+def new_folder(folder: Path, study: StudyFile, *, patience: float = 5.0) -> RunFolder:
+    plan = file_plan(study).digest.hex()
+    terms = Terms(plan=plan, sites=sites(study.silos), deadline=5.0, patience=patience)
+    made = RunFolder.new(folder / "runs", study, terms)
+    made.report(Status(state=State.SUBMITTED))
+    return made

@@ -1,0 +1,140 @@
+"""A run at the server over endpoints with approvals, journals and policies, without an engine."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+import fedtmle as ft
+from fedtmle.engine.coordinate import Coordination
+from fedtmle.engine.runs import RunFolder, State, Status
+from fedtmle.errors import InputError, ProtocolError
+from fedtmle.runtime import ledger
+from fedtmle.studies.home import Home
+from fedtmle.studyfile.file import StudyFile
+from tests.engine.lines import ALGORITHMS, DirectLine, approve, line, new_folder, study_of
+
+
+def carry_out(folder: Path, study: StudyFile, run: RunFolder) -> Status:
+    Coordination(run.path.parent, run.name).carry_out(lambda _sites, _deadline: line(folder, study))
+    return run.status()
+
+
+def same_as_here(study: StudyFile, run: RunFolder, scratch: Path) -> bool:
+    here = ft.run(study.study, study.silos)
+    assert here.run is not None
+    here.run.transcript.save(scratch)
+    return (
+        run.result.read_text() == here.to_json() + "\n"
+        and run.transcript.read_bytes() == scratch.read_bytes()
+    )
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_every_algorithm_gives_the_bytes_of_one_process(tmp_path: Path, algorithm: str) -> None:
+    study = study_of(tmp_path, algorithm)
+    approve(study)
+    run = new_folder(tmp_path, study)
+    status = carry_out(tmp_path, study, run)
+    assert status.state is State.DONE, status.why
+    assert len(status.seconds) == status.round
+    assert same_as_here(study, run, tmp_path / "transcript")
+    owns = list((tmp_path / "hospitals").glob("*/silo.fedtmle/*.own.json"))
+    assert len(owns) == (3 if algorithm == "Personalized" else 0)
+
+
+class Dies(DirectLine):
+    """A line that breaks after ``left`` exchanges, before or after the silos have answered."""
+
+    def __init__(self, line: DirectLine, left: int, *, heard: bool) -> None:
+        super().__init__(line.endpoints)
+        self._left, self._heard = left, heard
+
+    def exchange(self, requests: Mapping[str, bytes], /) -> Mapping[str, bytes]:
+        self._left -= 1
+        if self._left < 0 and not self._heard:
+            raise ProtocolError("cut before")
+        replies = super().exchange(requests)
+        if self._left < 0:
+            raise ProtocolError("cut after")
+        return replies
+
+
+@pytest.mark.parametrize("algorithm", ["Coded", "Personalized"])
+def test_a_run_that_breaks_at_any_round_resumes_to_the_same_bytes(tmp_path: Path, algorithm: str) -> None:
+    """Every other attempt the silos restart, too; each attempt gets a few rounds further."""
+    study = study_of(tmp_path, algorithm)
+    approve(study)
+    run = new_folder(tmp_path, study)
+    attempts = 0
+    ends = line(tmp_path, study)
+    while run.status().state is not State.DONE:
+        if attempts % 2:
+            for end in ends.endpoints.values():
+                end.close()
+            ends = line(tmp_path, study)
+        left, heard = 3 + attempts % 4, attempts % 3 == 0
+        Coordination(run.path.parent, run.name).carry_out(
+            lambda _s, _d, ends=ends, left=left, heard=heard: Dies(ends, left, heard=heard)
+        )
+        attempts += 1
+        assert attempts < 60, run.status().why
+    assert attempts > 5
+    assert same_as_here(study, run, tmp_path / "transcript")
+    for path in study.silos.values():
+        told: dict[str, str] = {}
+        for entry in ledger.read(Home.of(path).ledger_path):
+            assert told.setdefault(entry["asked"], entry["replied"]) == entry["replied"]
+
+
+def test_a_run_waits_for_the_last_approval(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    study = study_of(tmp_path)
+    approve(study, "hospital 1", "hospital 3")
+    run = new_folder(tmp_path, study)
+    seen: list[dict[str, str]] = []
+    monkeypatch.setattr("fedtmle.engine.coordinate.POLL", 0.05)
+    report = RunFolder.report
+    monkeypatch.setattr(
+        RunFolder, "report", lambda self, status: (seen.append(dict(status.silos)), report(self, status))
+    )
+    late = threading.Timer(1.0, lambda: approve(study, "hospital 2"))
+    late.start()
+    assert carry_out(tmp_path, study, run).state is State.DONE
+    late.join()
+    waited = {"hospital 1": "ready", "hospital 2": "waiting for its owner's approval", "hospital 3": "ready"}
+    assert waited in seen
+
+
+@pytest.mark.parametrize(
+    ("decided", "why"),
+    [(None, "no answer from 'hospital 2' within 5 s"), (False, "its owner rejected the plan")],
+)
+def test_a_run_without_an_approval_ends(tmp_path: Path, decided: bool | None, why: str) -> None:
+    study = study_of(tmp_path)
+    approve(study, "hospital 1", "hospital 3")
+    if decided is not None:
+        approve(study, "hospital 2", approved=decided)
+    status = carry_out(tmp_path, study, new_folder(tmp_path, study, patience=5.0))
+    assert status.state is State.STOPPED
+    assert status.refused is (decided is False)
+    assert why in status.why
+
+
+def test_a_study_that_was_changed_at_the_server_is_not_run(tmp_path: Path) -> None:
+    study = study_of(tmp_path)
+    approve(study)
+    run = new_folder(tmp_path, study)
+    written = run.path / "study.toml"
+    written.write_text(written.read_text().replace("[40, 160]", "[40, 161]"))
+    status = carry_out(tmp_path, study, run)
+    assert status.state is State.STOPPED
+    assert "start a new run" in status.why
+
+
+@pytest.mark.parametrize("name", ["../elsewhere", "", "a/b", "missing"])
+def test_a_runs_name_leads_nowhere_else(tmp_path: Path, name: str) -> None:
+    with pytest.raises(InputError, match="there is no run"):
+        RunFolder.named(tmp_path, name)

@@ -1,0 +1,198 @@
+"""A silo's end of the line: who may ask what, and what is said when it may not."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+import typing
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedtmle.engine import frames
+from fedtmle.engine.endpoint import Endpoint
+from fedtmle.engine.frames import Answer, Declined, Hello, Ready, Reply, Waiting
+from fedtmle.engine.runs import site_name, sites
+from fedtmle.engine.site import open_endpoint
+from fedtmle.errors import DecodeError, InputError
+from fedtmle.protocol import messages
+from fedtmle.protocol.messages import Open, Opened
+from fedtmle.studyfile.file import StudyFile, file_plan, read_study
+from tests.damage import damaged
+from tests.engine.lines import approve, endpoint, kit_of, opened, study_of
+from tests.premise import Premise
+
+H1 = "hospital 1"
+
+
+@pytest.fixture
+def study(tmp_path: Path) -> StudyFile:
+    return study_of(tmp_path)
+
+
+def opening_of(kit: Path, site: str, text: bytes, plan: bytes) -> Endpoint:
+    return opened(open_endpoint(kit, site, text, plan))
+
+
+def ask(end: Endpoint, frame: bytes = b"?0") -> Answer:
+    """The answer, once the data have been read."""
+    for _ in range(100):
+        answer = frames.read_answer(end.step(frame))
+        if answer is not Waiting.DATA:
+            return answer
+    raise AssertionError("still reading")
+
+
+def opening(study: StudyFile) -> bytes:
+    plan = file_plan(study).digest
+    return messages.encode(Open(messages.WIRE_FORMAT, plan[:16], plan))
+
+
+ANSWERS: list[Answer] = [Reply(b""), Reply(b"x"), Ready(), Ready(release=True), *Waiting, *Declined]
+FRAMES = [frames.request(b""), frames.request(b"x"), frames.hello(1.5e9), *map(frames.answer, ANSWERS)]
+is_read = Premise("the bytes are a frame", at_least=0.05)
+
+
+@is_read
+@given(st.sampled_from(FRAMES), st.data())
+@settings(max_examples=300)
+def test_any_frame_is_read_or_refused(frame: bytes, data: st.DataObject) -> None:
+    bytes_ = data.draw(damaged(frame))
+    read = []
+    for decode in (frames.read_request, frames.read_answer):
+        with contextlib.suppress(DecodeError):
+            read.append(decode(bytes_))
+    if is_read.holds(read):
+        (found,) = read  # no frame is both a request and an answer
+        if isinstance(found, bytes):
+            assert frames.request(found) == bytes_
+        elif not isinstance(found, Hello):
+            assert frames.answer(found) == bytes_
+
+
+def test_every_kind_of_answer_has_an_example() -> None:
+    assert {type(answer) for answer in ANSWERS} == set(typing.get_args(Answer))
+
+
+@pytest.mark.parametrize("answer", ANSWERS)
+def test_answers_come_back(answer: Answer) -> None:
+    assert frames.read_answer(frames.answer(answer)) == answer
+
+
+def test_names_on_the_network_are_unique() -> None:
+    assert site_name("St. Mary's, North") == "st-mary-s-north"
+    assert sites(["hospital 1", "hospital 2"]) == {"hospital 1": "hospital-1", "hospital 2": "hospital-2"}
+    for taken in (["a b", "a-b"], ["Server"], ["..."]):
+        with pytest.raises(InputError, match="choose another name"):
+            sites(taken)
+
+
+def test_nothing_is_answered_before_the_owner_says_yes(tmp_path: Path, study: StudyFile) -> None:
+    end = endpoint(tmp_path, study, H1)
+    assert ask(end) is Waiting.APPROVAL
+    assert ask(end, frames.request(opening(study))) is Waiting.APPROVAL
+    approve(study, H1)
+    assert ask(end) == Ready()
+    answer = ask(end, frames.request(opening(study)))
+    assert isinstance(answer, Reply)
+    assert isinstance(messages.decode_reply(answer.data), Opened)
+
+
+def test_an_owner_can_say_no_and_can_take_a_yes_back(tmp_path: Path, study: StudyFile) -> None:
+    approve(study, H1, approved=False)
+    assert ask(endpoint(tmp_path, study, H1)) is Declined.REJECTED
+    approve(study, H1)
+    end = endpoint(tmp_path, study, H1)
+    assert ask(end) == Ready()
+    approve(study, H1, approved=False)
+    answer = ask(end, frames.request(opening(study)))
+    assert isinstance(answer, Reply)
+    assert messages.decode_reply(answer.data) == messages.Refused(messages.Reason.NOT_APPROVED)
+
+
+def test_a_tampered_plan_is_refused(tmp_path: Path, study: StudyFile) -> None:
+    approve(study, H1)
+    kit, text, plan = kit_of(tmp_path, study, H1), study.path.read_bytes(), file_plan(study).digest
+    changed = text.replace(b"outcome_bounds = [40, 160]", b"outcome_bounds = [40, 161]")
+    assert ask(opening_of(kit, "hospital-1", changed, plan)) is Declined.PLAN
+    study.path.write_bytes(changed)
+    other = file_plan(read_study(study.path)).digest
+    # Announced truly, it is a plan that nobody approved.
+    assert ask(opening_of(kit, "hospital-1", changed, other)) is Waiting.APPROVAL
+
+
+def test_a_silo_that_the_plan_does_not_know_declines(tmp_path: Path, study: StudyFile) -> None:
+    approve(study)
+    text, plan = study.path.read_bytes(), file_plan(study).digest
+    own = kit_of(tmp_path, study, H1)
+    assert ask(opening_of(own, "hospital-9", text, plan)) is Declined.ROSTER
+    assert ask(opening_of(own, "hospital-2", text, plan)) is Declined.ROSTER  # another silo's name
+
+
+@pytest.mark.parametrize("text", [b"\xff", b"not toml", b"[target]\nkind = 'ATE'\n", b"#" * (1 << 21)])
+def test_what_is_no_study_is_declined(tmp_path: Path, study: StudyFile, text: bytes) -> None:
+    kit = kit_of(tmp_path, study, H1)
+    assert ask(opening_of(kit, "hospital-1", text, b"")) is Declined.STUDY
+
+
+def test_a_silo_without_its_file_declines(tmp_path: Path, study: StudyFile) -> None:
+    kit = kit_of(tmp_path, study, H1)
+    text, plan = study.path.read_bytes(), file_plan(study).digest
+    (kit / "silo.json").write_text(json.dumps({"silo_file": str(tmp_path / "gone.toml")}))
+    assert ask(opening_of(kit, "hospital-1", text, plan)) is Declined.CONFIGURATION
+    (kit / "silo.json").unlink()
+    assert ask(opening_of(kit, "hospital-1", text, plan)) is Declined.CONFIGURATION
+
+
+def test_data_that_do_not_fit_are_declined_without_a_word_of_them(
+    tmp_path: Path, study: StudyFile, caplog: pytest.LogCaptureFixture
+) -> None:
+    approve(study, H1)
+    records = study.silos[H1].parent / "infants.csv"
+    records.write_text(records.read_text().replace("\n", "\n7654.321,", 1))
+    end = endpoint(tmp_path, study, H1)
+    assert ask(end) is Declined.DATA
+    assert ask(end, frames.request(opening(study))) is Declined.DATA
+    assert "infants.csv" in caplog.text
+    assert "7654" not in caplog.text
+
+
+def test_a_damaged_journal_is_declined(tmp_path: Path, study: StudyFile) -> None:
+    approve(study, H1)
+    end = endpoint(tmp_path, study, H1)
+    assert ask(end) == Ready()
+    assert isinstance(ask(end, frames.request(opening(study))), Reply)
+    end.close()
+    (journal,) = (study.silos[H1].with_suffix(".fedtmle")).glob("*.journal")
+    data = bytearray(journal.read_bytes())
+    data[40] ^= 1
+    journal.write_bytes(data)
+    assert ask(endpoint(tmp_path, study, H1)) is Declined.JOURNAL
+
+
+def test_one_process_per_plan(tmp_path: Path, study: StudyFile, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedtmle.engine.site.LOCK_WAIT", 0.3)
+    approve(study, H1)
+    first, second = endpoint(tmp_path, study, H1), endpoint(tmp_path, study, H1)
+    assert ask(first) == Ready()
+    assert ask(second) is Declined.JOURNAL
+
+
+def test_a_fault_is_an_answer_too(caplog: pytest.LogCaptureFixture) -> None:
+    def fails() -> None:
+        raise RuntimeError("secret 7654.321")
+
+    end = Endpoint(fails, lambda: None)  # type: ignore[arg-type, return-value]
+    assert end.step(b"?0") == frames.answer(Declined.FAULT)
+    assert "secret" in caplog.text  # in the silo's own log
+    assert frames.read_answer(end.step(b"nonsense")) is Declined.FAULT
+
+
+def test_the_servers_clock_is_noted(tmp_path: Path, study: StudyFile) -> None:
+    end = endpoint(tmp_path, study, H1)
+    end.step(frames.hello(time.time() - 300))
+    ahead = json.loads((kit_of(tmp_path, study, H1) / "clock.json").read_text())["ahead"]
+    assert 295 < ahead < 305
