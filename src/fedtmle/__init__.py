@@ -59,12 +59,36 @@ _HOME = {
     "Study": "fedtmle.programs.study",
     "StudyResult": "fedtmle.results.result",
     "run": "fedtmle.studies.run",
+    "AbstractProblem": "fedtmle.model.problem",
+    "Estimate": "fedtmle.model.problem",
+    "AbstractSubmodel": "fedtmle.model.submodel",
+    "GeneralisedLinear": "fedtmle.model.submodel",
+    "AbstractAlgorithm": "fedtmle.algorithms.base",
+    "AbstractQuery": "fedtmle.protocol.query",
+    "IntegerSums": "fedtmle.protocol.query",
+    "Policy": "fedtmle.protocol.policy",
+    "read_study": "fedtmle.studyfile.file",
+    "validate": "fedtmle.studies.validate",
+    "preflight": "fedtmle.studies.preflight",
+    "FedTMLEError": "fedtmle.errors",
+    "InputError": "fedtmle.errors",
+    "DataError": "fedtmle.errors",
+    "ContributionError": "fedtmle.errors",
+    "PrecisionError": "fedtmle.errors",
+    "CheckFailedError": "fedtmle.errors",
+    "NumericalError": "fedtmle.errors",
+    "ProtocolError": "fedtmle.errors",
+    "DecodeError": "fedtmle.errors",
+    "RefusedError": "fedtmle.errors",
+    "DeadlineError": "fedtmle.errors",
+    "JournalError": "fedtmle.errors",
     "plots": "fedtmle.plots",
     "load": "fedtmle.results.result",
 }
 
 if TYPE_CHECKING:  # for type checkers and editors; at run time, __getattr__ below
     from fedtmle import plots as plots
+    from fedtmle.algorithms.base import AbstractAlgorithm as AbstractAlgorithm
     from fedtmle.algorithms.coded import Coded as Coded
     from fedtmle.algorithms.gradient import Central as Central
     from fedtmle.algorithms.gradient import Exact as Exact
@@ -75,6 +99,18 @@ if TYPE_CHECKING:  # for type checkers and editors; at run time, __getattr__ bel
     from fedtmle.algorithms.optimizers import GradientDescent as GradientDescent
     from fedtmle.algorithms.optimizers import Newton as Newton
     from fedtmle.algorithms.optimizers import StochasticGradientDescent as StochasticGradientDescent
+    from fedtmle.errors import CheckFailedError as CheckFailedError
+    from fedtmle.errors import ContributionError as ContributionError
+    from fedtmle.errors import DataError as DataError
+    from fedtmle.errors import DeadlineError as DeadlineError
+    from fedtmle.errors import DecodeError as DecodeError
+    from fedtmle.errors import FedTMLEError as FedTMLEError
+    from fedtmle.errors import InputError as InputError
+    from fedtmle.errors import JournalError as JournalError
+    from fedtmle.errors import NumericalError as NumericalError
+    from fedtmle.errors import PrecisionError as PrecisionError
+    from fedtmle.errors import ProtocolError as ProtocolError
+    from fedtmle.errors import RefusedError as RefusedError
     from fedtmle.initial.glm import GLM as GLM
     from fedtmle.initial.glm import Supplied as Supplied
     from fedtmle.initial.pilot import Pilot as Pilot
@@ -84,16 +120,26 @@ if TYPE_CHECKING:  # for type checkers and editors; at run time, __getattr__ bel
     from fedtmle.model.check import check_problem as check_problem
     from fedtmle.model.density.fluctuation import ExponentialTilt as ExponentialTilt
     from fedtmle.model.density.fluctuation import LogisticFluctuation as LogisticFluctuation
+    from fedtmle.model.problem import AbstractProblem as AbstractProblem
+    from fedtmle.model.problem import Estimate as Estimate
+    from fedtmle.model.submodel import AbstractSubmodel as AbstractSubmodel
+    from fedtmle.model.submodel import GeneralisedLinear as GeneralisedLinear
     from fedtmle.programs.study import Study as Study
     from fedtmle.protocol.coded import Certified as Certified
     from fedtmle.protocol.coded import Estimated as Estimated
     from fedtmle.protocol.outcome import Status as Status
+    from fedtmle.protocol.policy import Policy as Policy
+    from fedtmle.protocol.query import AbstractQuery as AbstractQuery
+    from fedtmle.protocol.query import IntegerSums as IntegerSums
     from fedtmle.results.result import StudyResult as StudyResult
     from fedtmle.results.result import load as load
     from fedtmle.runtime.result import Result as Result
     from fedtmle.runtime.transcript import Transcript as Transcript
     from fedtmle.solver import solve as solve
+    from fedtmle.studies.preflight import preflight as preflight
     from fedtmle.studies.run import run as run
+    from fedtmle.studies.validate import validate as validate
+    from fedtmle.studyfile.file import read_study as read_study
     from fedtmle.targets.effects.components import Static as Static
     from fedtmle.targets.effects.components import Stochastic as Stochastic
     from fedtmle.targets.effects.components import Threshold as Threshold

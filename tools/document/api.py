@@ -10,11 +10,13 @@ from types import ModuleType
 from typing import Any
 
 import fedtmle as ft
+from fedtmle import errors
 from fedtmle.targets.effects import estimands
 
 ESTIMANDS_TITLE = "A study"  # the group that has the registered estimands as well
 GROUPS = {
-    "Run": ("run", "solve", "load", "check_problem", "plots"),
+    "Run": ("run", "solve", "load", "plots"),
+    "Before a run": ("read_study", "validate", "preflight", "Policy"),
     ESTIMANDS_TITLE: ("Study", "ESTIMANDS"),
     "An estimand of your own": ("AbstractEffect", "AbstractArmEffect", "Summary", "Scale"),
     "Rules": ("Static", "Threshold", "Stochastic"),
@@ -30,7 +32,21 @@ GROUPS = {
         "Estimated",
     ),
     "Targets": ("Mean", "TwoArm", "OptimalTransport", "LogisticFluctuation", "ExponentialTilt"),
-    "Results": ("StudyResult", "Result", "Status", "Transcript"),
+    "Results": ("StudyResult", "Result", "Estimate", "Status", "Transcript"),
+    "A target or an algorithm of your own": (
+        "AbstractProblem",
+        "AbstractSubmodel",
+        "GeneralisedLinear",
+        "AbstractAlgorithm",
+        "AbstractQuery",
+        "IntegerSums",
+        "check_problem",
+    ),
+    "Errors": tuple(
+        name
+        for name, error in vars(errors).items()
+        if inspect.isclass(error) and issubclass(error, Exception)
+    ),
 }
 
 
