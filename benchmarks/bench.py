@@ -24,7 +24,7 @@ from benchmarks.table import Row
 
 HERE = Path(__file__).parent
 SUITES = ("startup", "kernels", "protocol", "coded", "peers", "streaming")
-PARTS = {"__init__.py", "bench.py", "native.py", "table.py"}
+PARTS = {"__init__.py", "bench.py", "native.py", "table.py", "versions.py"}
 PACKAGES = ("fedtmle", "numpy", "numba", "scipy", "scikit-learn", "pandas", "duckdb", "zepid", "causallib")
 PACKAGES += ("DoubleML", "econml", "cleverly")
 
