@@ -1,12 +1,13 @@
 # `make demo` and `make test` set up all they need in .venv; nothing else has to be installed.
-# Tests of pages need a browser too: `make browser` installs it, and without it they are skipped.
+# Tests of pages need a browser too: `make browser` installs it, and without it they are skipped. So are
+# tests of databases without PostgreSQL, which `make postgres` installs.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 ROOT := $(if $(filter 0,$(shell id -u)),,sudo -n)
 
-.PHONY: demo test test-slow bench browser docs faults fuzz lint format types rings check clean
+.PHONY: demo test test-slow bench browser postgres docs faults fuzz lint format types rings check clean
 
 $(READY): pyproject.toml paper/pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -38,6 +39,12 @@ browser:  ## the browser that the tests of pages use, where it may be installed
 	  { command -v apt-get >/dev/null && $(ROOT) apt-get update -q && \
 	    $(ROOT) apt-get install -q -y --no-install-recommends chromium chromium-driver; } || \
 	  { echo "chromium and chromedriver could not be installed; tests of pages are skipped without them" >&2; exit 1; }
+
+postgres:  ## the server that the tests of databases start, where it may be installed
+	@command -v initdb >/dev/null || ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || \
+	  { command -v apt-get >/dev/null && $(ROOT) apt-get update -q && \
+	    $(ROOT) apt-get install -q -y --no-install-recommends postgresql; } || \
+	  { echo "PostgreSQL could not be installed; tests of databases are skipped without it" >&2; exit 1; }
 
 $(VENV)/.docs: $(READY)
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --group docs

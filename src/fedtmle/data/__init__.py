@@ -6,6 +6,7 @@ where it is kept; `source` has `load`, which returns a `Table` or raises every p
 
 from __future__ import annotations
 
+from fedtmle.data.database import DatabaseQuery
 from fedtmle.data.schema import Column, DataErrors, Kind, Problem, Schema
 from fedtmle.data.silofile import ColumnMap, Database, Disclosure, SiloFile, read_silo_file
 from fedtmle.data.source import check_readable, load, load_all
@@ -15,6 +16,7 @@ __all__ = [
     "ColumnMap",
     "DataErrors",
     "Database",
+    "DatabaseQuery",
     "Disclosure",
     "Kind",
     "Problem",

@@ -7,10 +7,11 @@ import math
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from fedtmle.data.database import DatabaseQuery, names_database
 from fedtmle.data.schema import Findings
 from fedtmle.errors import InputError
 from fedtmle.protocol.policy import Policy
@@ -136,7 +137,7 @@ def _is_number(given: object) -> bool:
 # name = "north"
 #
 # [data]                       # relative to this file's folder
-# path = "infants.parquet"     # .csv or .parquet; or `database = "..."` with `table` or `query`
+# path = "infants.parquet"     # .csv or .parquet; or a `database` with `table` or `query` (`data.database`)
 # stream = true                # read it in batches at every pass: for a table larger than memory
 #
 # [columns]                    # study's name = hospital's; columns not mentioned keep their name
@@ -158,7 +159,7 @@ class SiloFile:
 
     path: Path
     name: str
-    data: Path | Database
+    data: Path | Database | DatabaseQuery
     columns: Mapping[str, ColumnMap]
     policy: Policy
     disclosure: Disclosure | None = None
@@ -186,6 +187,8 @@ def read_silo_file(path: str | Path) -> SiloFile:
         reader.disclosure(path.parent),
     )
     findings.settle()
+    if isinstance(data, DatabaseQuery):
+        data = replace(data, folder=path.with_suffix(".fedtmle"))
     return SiloFile(
         path=path,
         name=name,
@@ -233,7 +236,12 @@ class _Reader:
             self._mistake("silo", None, "the silo has no name", 'give name = "..."')
         return name
 
-    def data(self, folder: Path) -> Path | Database:
+    def data(self, folder: Path) -> Path | Database | DatabaseQuery:
+        if names_database(self._section("data")):
+            query, mistakes = DatabaseQuery.parse(self._section("data"), folder)
+            for key, (what, fix) in mistakes.items():
+                self._mistake("data", key, what, fix)
+            return folder if query is None else query
         given = self._texts("data", ("path", "database", "table", "query"), apart=("stream",))
         if given.keys() == {"path"}:
             return folder / given["path"]

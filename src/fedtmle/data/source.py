@@ -22,10 +22,12 @@ from fedtmle.data.convert import (
     UnreadableError,
     in_order,
 )
+from fedtmle.data.database import DatabaseQuery, sqlite_query
 from fedtmle.data.files import open_database, open_file
 from fedtmle.data.frames import frame_reader
 from fedtmle.data.schema import DataErrors, Findings, Kind, Problem, Schema
 from fedtmle.data.silofile import ColumnMap, Database, SiloFile, read_silo_file
+from fedtmle.data.snapshot import QueryReader, Snapshot, open_query
 from fedtmle.errors import DataError, InputError
 from fedtmle.model import kernels
 from fedtmle.model.table import AnyTable, Factor, StreamedTable, Table
@@ -96,6 +98,8 @@ def load(
         if mapping is not None:
             raise InputError(f"silo '{silo}': a silo file brings its own mapping; give no other")
         mapping, stream, source = source.columns, source.stream, source.data
+    if isinstance(source, Database):
+        source = sqlite_query(source.path, source.table, source.query) or source
     findings = Findings(silo=silo, file=_file(source))
     maps = _maps(schema, mapping or {}, findings)
     table: AnyTable | None = None
@@ -177,13 +181,16 @@ def _open(source: object, silo: str, copy: bool = True) -> Iterator[AbstractRead
     elif isinstance(source, Path):
         with open_file(source) as reader:
             yield reader
+    elif isinstance(source, DatabaseQuery | Snapshot):
+        with open_query(source) as reader:
+            yield reader
     elif isinstance(source, Database):
         with open_database(source) as reader:
             yield reader
     else:
         raise InputError(
             f"silo '{silo}': a source is a pandas or polars frame, a mapping of arrays, a path, "
-            f"a Database or a SiloFile, not {type(source).__name__}"
+            f"a Database, a DatabaseQuery or a SiloFile, not {type(source).__name__}"
         )
 
 
@@ -205,12 +212,17 @@ def _stream(
     source: object, schema: Schema, silo: str, maps: Mapping[str, ColumnMap], findings: Findings
 ) -> StreamedTable | None:
     """The same, for a table that is read again at every pass."""
-    file = Path(_file(source) or "")
+    label = _file(source)
     with _open(source, silo) as reader:
         known = _known(reader, schema, maps, findings)
-        if not known or not isinstance(reader, AbstractStreamReader):
+        if known and isinstance(reader, QueryReader):  # every pass reads one copy of the rows
+            source = reader.copy(_theirs(known, maps))
+            reading = source.settle(_theirs(known, maps))
+        elif known and isinstance(reader, AbstractStreamReader):
+            reading = reader.settle(_theirs(known, maps))
+        else:
             return None
-        reading = reader.settle(_theirs(known, maps))
+    file = _read_file(source)
     written = _stamp(file)
 
     def batches() -> Iterator[tuple[Table, Findings]]:
@@ -221,16 +233,23 @@ def _stream(
             with _open(source, silo) as reader:
                 if isinstance(reader, AbstractStreamReader):
                     for n_rows, cells in reader.batches(reading):
-                        found = Findings(silo=silo, file=str(file))
+                        found = Findings(silo=silo, file=label)
                         yield _converted(n_rows, cells, known, schema, maps, found), found
         except UnreadableError as error:
-            problem = Problem(what=error.what, fix=error.fix, line=error.line, silo=silo, file=str(file))
+            problem = Problem(what=error.what, fix=error.fix, line=error.line, silo=silo, file=label)
             raise DataErrors([problem]) from None
 
     table = streamed(batches, findings)
     if table.n_rows == 0:
         findings.add("the table has no rows", "give at least one row, or leave the silo out of the study")
     return table
+
+
+def _read_file(source: object) -> Path:
+    """The file that passes over a streamed source read."""
+    if isinstance(source, DatabaseQuery):
+        return Path(source.snapshot or "")
+    return source.path if isinstance(source, Snapshot) else Path(_file(source) or "")
 
 
 def _stamp(file: Path) -> tuple[int, int]:

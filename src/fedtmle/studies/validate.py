@@ -7,10 +7,12 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from warnings import catch_warnings, simplefilter
 
 import numpy as np
 
-from fedtmle.data import DataErrors, Schema, SiloFile, load, read_silo_file
+from fedtmle.data import Database, DatabaseQuery, DataErrors, Schema, SiloFile, load, read_silo_file
+from fedtmle.data.drivers import WriteAccessWarning
 from fedtmle.errors import FedTMLEError, InputError
 from fedtmle.model.table import AnyTable
 from fedtmle.studyfile.file import StudyFile, StudyFileErrors, read_study
@@ -63,15 +65,19 @@ def validate(path: str | Path) -> Validation:
         found += complaints(error)
     tables: dict[str, AnyTable] = {}
     absent: list[set[str]] = []
+    accounts: list[Complaint] = []
     for name, source in silos.items():
-        try:
-            if schema is not None:
-                tables[name] = load(source, schema, silo=name)
-            elif source.suffix.lower() == ".toml":
-                read_silo_file(source)
-        except DataErrors as errors:
-            found += complaints(errors.at(name))
-            absent.append({p.column for p in errors.problems if p.column and "has no column" in p.what})
+        with catch_warnings(record=True) as raised:
+            simplefilter("always", WriteAccessWarning)
+            try:
+                if schema is not None:
+                    tables[name] = load(source, schema, silo=name)
+                elif source.suffix.lower() == ".toml":
+                    read_silo_file(source)
+            except DataErrors as errors:
+                found += complaints(errors.at(name))
+                absent.append({p.column for p in errors.problems if p.column and "has no column" in p.what})
+        accounts += [Complaint(message=str(w.message), file=str(source), silo=name) for w in raised]
     files = _silo_files(silos)
     found += _misnamed(files)
     if schema is not None and len(absent) == len(silos) > 1:
@@ -87,7 +93,7 @@ def validate(path: str | Path) -> Validation:
         schema=schema,
         tables=tables,
         complaints=tuple(found),
-        warnings=tuple(_read_twice(Path(path), silos, files)),
+        warnings=(*accounts, *_read_twice(Path(path), silos, files)),
     )
 
 
@@ -122,9 +128,13 @@ def _read_twice(study: Path, silos: Mapping[str, Path], files: Mapping[str, Silo
     found = []
     for name, source in silos.items():
         data = files[name].data if name in files else source
-        key = data.resolve() if isinstance(data, Path) else replace(data, path=data.path.resolve())
+        where = data.place if isinstance(data, DatabaseQuery) else data
+        key: object = data
+        if isinstance(data, Path):
+            key = data.resolve()
+        elif isinstance(data, Database):
+            where, key = data.path, replace(data, path=data.path.resolve())
         if key in first:
-            where = data if isinstance(data, Path) else data.path
             message = (
                 f"silos '{first[key]}' and '{name}' read the same data, {where}: each record counts twice"
             )

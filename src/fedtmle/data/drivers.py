@@ -1,0 +1,324 @@
+"""Connections to databases that only read, and one sentence for each way in which they can fail.
+
+A message of a database or its driver may quote a password, a query or a record, so that none of them goes on:
+an error is told by its SQLSTATE or by known words in it, as a member of `Trouble`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from fedtmle.data.convert import UnreadableError
+from fedtmle.data.database import Driver, Rows
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+ENTRY_POINTS = "fedtmle.databases"
+CONNECT_TIMEOUT = 10  # seconds; a URL may say connect_timeout itself
+BATCH_ROWS = 1 << 16  # of SQLite; PostgreSQL's batches are about 16 MB
+
+_AGAIN = "run the same command again; nothing was sent and nothing is lost"
+
+
+class WriteAccessWarning(UserWarning):
+    """The account that reads a silo's database could also write to it."""
+
+
+class Trouble(Enum):
+    """What can be wrong with a database: the sentence, and what to do."""
+
+    NO_DRIVER = (
+        "the driver for this database is not installed",
+        "install it at the silo: pip install 'fedtmle[databases]'",
+    )
+    UNKNOWN_SCHEME = (
+        "the database's URL begins with no known scheme",
+        "known are postgresql: and sqlite:, and the schemes of installed drivers (see docs/databases.md)",
+    )
+    DOWN = (
+        "the database does not answer",
+        f"check that it runs and that its host and port are right, then {_AGAIN}",
+    )
+    STARTING = ("the database is starting up or shutting down", f"wait a minute, then {_AGAIN}")
+    PASSWORD = (
+        "the database does not accept the user name or the password, or the password expired",
+        f"renew it, put the new URL where the silo file names it, then {_AGAIN}",
+    )
+    NOT_ALLOWED = (
+        "the database does not allow this account to connect from here",
+        "ask its administrator (in PostgreSQL: pg_hba.conf and GRANT CONNECT)",
+    )
+    NO_DATABASE = ("the server has no database of the name in the URL", "correct the URL")
+    REFUSED = (
+        "the database did not accept the connection",
+        "try the URL with the database's own client at the silo to see why",
+    )
+    LOST = (
+        "the connection to the database was lost while its rows were read",
+        f"check that the database runs, then {_AGAIN}",
+    )
+    TIMEOUT = (
+        "the database did not send all rows within {seconds:g} seconds",
+        f"make the query faster, or raise timeout in the silo file, then {_AGAIN}",
+    )
+    CANCELLED = ("the database's administrator cancelled the query", f"ask why, then {_AGAIN}")
+    TOO_MANY = (
+        "the query yields more than {rows} rows",
+        "check its joins, or raise max_rows in the silo file",
+    )
+    WRITES = (
+        "the query tries to write, which is not allowed",
+        "write one SELECT without INTO, FOR UPDATE or functions that change the database",
+    )
+    DENIED = (
+        "the account may not read what the query names",
+        "ask the database's administrator to GRANT SELECT to it",
+    )
+    NO_COLUMN = ("the query names a column {name}that the database does not have", "{near}correct the query")
+    NO_COLUMNS = ("the query yields no columns", "write one SELECT with columns, and without INTO")
+    NO_TABLE = ("the database has no table {name}", "correct the name in the silo file")
+    SYNTAX = ("the database cannot understand the query", "run it with the database's own client to see why")
+    NOT_A_DATABASE = ("the file is no SQLite database", "check the path")
+    NO_FILE = ("the database's file does not exist or cannot be read", "check the path and its permissions")
+    LOCKED = ("another program holds the database locked", f"wait until it is done, then {_AGAIN}")
+    FAILED = ("the silo's query failed", "run it with the database's own client at the silo to see why")
+
+
+class DatabaseError(UnreadableError):
+    """A database cannot be read; ``trouble`` says why."""
+
+    def __init__(self, trouble: Trouble, **words: object) -> None:
+        what, fix = trouble.value
+        super().__init__(what.format(**words), fix.format(**words))
+        self.trouble = trouble
+
+
+def driver_of(url: str) -> Driver:
+    """Return the driver for a URL's scheme: PostgreSQL's, SQLite's, or one that a distribution adds."""
+    scheme, colon, _ = url.partition(":")
+    scheme = scheme.strip().lower()
+    if colon and scheme in ("postgresql", "postgres"):
+        return postgresql
+    if colon and scheme == "sqlite":
+        return sqlite
+    from importlib.metadata import entry_points
+
+    for point in entry_points(group=ENTRY_POINTS, name=scheme) if colon else ():
+        added: Driver = point.load()
+        return added
+    raise DatabaseError(Trouble.UNKNOWN_SCHEME)
+
+
+def explained(error: BaseException, *, connecting: bool) -> DatabaseError:
+    """Return the trouble behind a driver's exception, of which nothing is kept.
+
+    ``connecting`` says whether no connection had been made yet.
+    """
+    if isinstance(error, DatabaseError):
+        return error
+    if isinstance(error, ModuleNotFoundError):
+        return DatabaseError(Trouble.NO_DRIVER)
+    state, message = getattr(error, "sqlstate", None) or "", str(error)
+    trouble = _BY_STATE.get(state) or _BY_STATE.get(state[:2]) or _by_words(message, connecting=connecting)
+    if trouble is Trouble.NO_COLUMN:
+        column = re.search(r"column:? \"?([\w.$ -]{1,100}?)\"?(?: does not exist|\n|$)", message)
+        near = re.search(r"reference the column \"([^\"\n]{1,100})\"", message)
+        return DatabaseError(
+            trouble,
+            name=f"'{column[1]}' " if column else "",
+            near=f"did you mean '{near[1]}'? " if near else "",
+        )
+    if trouble is Trouble.NO_TABLE:
+        table = re.search(r"(?:relation|table:?) \"?([\w.$ -]{1,100}?)\"?(?: does not exist|\n|$)", message)
+        return DatabaseError(trouble, name=f"'{table[1]}'" if table else "of that name")
+    return DatabaseError(trouble, seconds=0, rows=0)
+
+
+# PostgreSQL's codes: the whole one first, then its class.
+_BY_STATE = {
+    "42703": Trouble.NO_COLUMN,
+    "42P01": Trouble.NO_TABLE,
+    "3F000": Trouble.NO_TABLE,
+    "42501": Trouble.DENIED,
+    "42601": Trouble.SYNTAX,
+    "25006": Trouble.WRITES,
+    "25001": Trouble.WRITES,
+    "28P01": Trouble.PASSWORD,
+    "28000": Trouble.NOT_ALLOWED,
+    "3D000": Trouble.NO_DATABASE,
+    "57014": Trouble.CANCELLED,
+    "57P03": Trouble.STARTING,
+    "57P01": Trouble.LOST,
+    "57P02": Trouble.LOST,
+    "08": Trouble.LOST,
+    "42": Trouble.SYNTAX,
+    "0A": Trouble.SYNTAX,
+}
+# Where a driver gives no code: words of an English server. Any others are REFUSED or FAILED.
+_CONNECTING = (
+    (r"pg_hba\.conf|not permitted to log in|permission denied for database", Trouble.NOT_ALLOWED),
+    (r"password|authentication|SASL|SCRAM", Trouble.PASSWORD),
+    (r"starting up|shutting down|recovery mode", Trouble.STARTING),
+    (r"database \".*\" does not exist", Trouble.NO_DATABASE),
+    (r"role \".*\" does not exist", Trouble.PASSWORD),
+    (r"refused|could not translate|No such file|timeout expired|unreachable|timed out", Trouble.DOWN),
+)
+_READING = (
+    (r"due to (?:statement timeout|user request)", Trouble.CANCELLED),
+    (r"closed the connection|terminating connection|reset by peer|no connection to the server", Trouble.LOST),
+    (r"unexpected EOF|SSL SYSCALL|connection not open|another command is already in progress", Trouble.LOST),
+    (r"readonly database|read-only|read-write mode", Trouble.WRITES),
+    (r"no such column", Trouble.NO_COLUMN),
+    (r"no such table", Trouble.NO_TABLE),
+    (r"syntax error|incomplete input", Trouble.SYNTAX),
+    (r"not a database|malformed", Trouble.NOT_A_DATABASE),
+    (r"database (?:table )?is locked", Trouble.LOCKED),
+)
+
+
+def _by_words(message: str, *, connecting: bool) -> Trouble:
+    known: tuple[tuple[str, Trouble], ...] = _READING
+    if connecting:
+        known = _CONNECTING if "[libpq]" in message else (*_READING, *_CONNECTING)
+    for pattern, trouble in known:
+        if re.search(pattern, message, re.IGNORECASE):
+            return trouble
+    return Trouble.REFUSED if connecting else Trouble.FAILED
+
+
+class QueryRows:
+    """The rows of a cursor's query, which runs when they are first asked for, and a warning for the owner."""
+
+    def __init__(self, cursor: Any, query: str, schema: pa.Schema, warning: str | None = None) -> None:
+        self._cursor = cursor
+        self._query = query
+        self.schema = schema
+        self.warning = warning
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        self._cursor.execute(self._query)
+        return iter(self._cursor.fetch_record_batch())
+
+
+@contextmanager
+def postgresql(url: str, query: str, *, timeout: float) -> Iterator[Rows]:
+    """Run a query of PostgreSQL in one read-only transaction that sees one state of the database."""
+    dbapi = importlib.import_module("adbc_driver_postgresql.dbapi")
+    with dbapi.connect(_with_timeout(url), autocommit=True) as connection, connection.cursor() as cursor:
+        for setting in (
+            "SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY",
+            f"statement_timeout = {int(timeout * 1000) + 1000}",  # our own clock rings first
+            # The same rows in the same order each time, also for a query without ORDER BY.
+            "synchronize_seqscans = off",
+            "max_parallel_workers_per_gather = 0",
+        ):
+            cursor.execute(f"SET {setting}")
+        warning = _write_access(cursor)
+        connection.adbc_connection.set_autocommit(False)
+        query += "\n"  # the driver puts it into brackets, which a comment at the end must not hide
+        yield QueryRows(cursor, query, cursor.adbc_execute_schema(query), warning)
+
+
+def _with_timeout(url: str) -> str:
+    """Return the URL with limits for the connection, unless it has its own."""
+    for option in (f"connect_timeout={CONNECT_TIMEOUT}", "fallback_application_name=fedtmle"):
+        if option.partition("=")[0] not in url:
+            url += ("&" if "?" in url else "?") + option
+    return url
+
+
+_RIGHTS = """
+select r.rolsuper,
+  exists (
+    select from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace
+    where c.relkind in ('r', 'p', 'v', 'f') and n.nspname <> 'information_schema' and n.nspname !~ '^pg_'
+      and pg_catalog.has_schema_privilege(n.oid, 'USAGE')
+      and pg_catalog.has_table_privilege(c.oid, 'INSERT, UPDATE, DELETE, TRUNCATE')
+  )
+from pg_catalog.pg_roles r where r.rolname = current_user
+"""
+
+
+def _write_access(cursor: Any) -> str | None:
+    """Return a warning if the account may change a table, although the transaction is read-only."""
+    cursor.execute(_RIGHTS)
+    for superuser, writes in cursor.fetchall():
+        if superuser or writes:
+            could = "is a superuser" if superuser else "may write to tables"
+            return (
+                f"the account that reads the database {could}; "
+                "fedtmle reads in a read-only transaction, but an account with GRANT SELECT alone is safer"
+            )
+    return None
+
+
+@contextmanager
+def sqlite(url: str, query: str, *, timeout: float) -> Iterator[Rows]:
+    """Run a query of a SQLite file, which is opened read-only; the URL is sqlite: and the file's path."""
+    path = url.partition(":")[2].removeprefix("//")
+    if not os.access(path, os.R_OK) or not os.path.isfile(path):
+        raise DatabaseError(Trouble.NO_FILE)
+    dbapi = importlib.import_module("adbc_driver_sqlite.dbapi")
+    with dbapi.connect(f"file:{quote(path)}?mode=ro") as connection, connection.cursor() as cursor:
+        cursor.execute("PRAGMA query_only = 1")
+        cursor.execute(f"PRAGMA busy_timeout = {int(min(timeout, 60) * 1000)}")
+        yield _SQLiteRows(cursor, query)
+
+
+class _SQLiteRows:
+    """The rows of a query of SQLite, where a column may hold another type in each row.
+
+    The driver takes a column's type from its first batch, and writes numbers among text with six digits. So
+    the types are found first, in a pass of their own; a column of numbers and text is text. A row that has
+    a value of the right type in every column then goes before the others, and is dropped.
+    """
+
+    def __init__(self, cursor: Any, query: str) -> None:
+        import pyarrow as pa
+
+        cursor.execute(query)
+        names = cursor.fetch_record_batch().schema.names
+        places = [f"c{i}" for i in range(len(names))]
+        result = f"WITH q({', '.join(places)}) AS (\n{query}\n) SELECT"
+        tests = [
+            f"coalesce(max(typeof({place}) = '{kind}'), 0)" for place in places for kind in _SQLITE_TYPES
+        ]
+        cursor.execute(f"{result} {', '.join(tests)} FROM q")
+        (present,) = cursor.fetchall()
+        fields, first, cells = [], [], []
+        for i, (name, place) in enumerate(zip(names, places, strict=True)):
+            here = present[len(_SQLITE_TYPES) * i : len(_SQLITE_TYPES) * (i + 1)]
+            widest = [kind for kind, is_there in zip(_SQLITE_TYPES, here, strict=True) if is_there]
+            kind, example = _SQLITE_TYPES[widest[-1]] if widest else _SQLITE_TYPES["integer"]
+            fields.append(pa.field(name, pa.type_for_alias(kind)))
+            first.append(example)
+            cells.append(place if len(widest) < 2 else f"CAST({place} AS {widest[-1]})")
+        self._cursor = cursor
+        rest = f"SELECT {', '.join(cells)} FROM q"  # noqa: S608 - names of our own
+        self._query = f"{result} {', '.join(first)} UNION ALL {rest}"
+        self.schema = pa.schema(fields)
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        self._cursor.adbc_statement.set_options(**{"adbc.sqlite.query.batch_rows": BATCH_ROWS})
+        self._cursor.execute(self._query)
+        start = 1
+        for batch in self._cursor.fetch_record_batch():
+            yield batch.slice(start)
+            start = 0
+
+
+# SQLite's types, each able to hold those before it: Arrow's name, and a value.
+_SQLITE_TYPES = {
+    "integer": ("int64", "0"),
+    "real": ("double", "0.0"),
+    "text": ("string", "''"),
+    "blob": ("binary", "x'00'"),
+}
