@@ -23,7 +23,8 @@ FILES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").r
 PAGES = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in FILES}
 README = PAGES["README.md"]
 FEDTMLE = ".venv/bin/fedtmle "
-ELSEWHERE = ("docs/deploy.md",)  # with real processes, in tests/deploy/test_docs.py
+# With real processes, in tests/deploy/test_docs.py; with a real database server, in tests/databases.
+ELSEWHERE = ("docs/deploy.md", "docs/databases.md")
 RUNNING_TESTS = ("make test", "make test-slow", "make check", "make browser", "make docs")
 
 
@@ -112,7 +113,7 @@ def test_the_readme_shows_the_study_commands() -> None:
     assert verbs == ["init", "validate", "preflight", "run", "show", "report", "watch"]
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")])
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python") and page not in ELSEWHERE])
 def test_every_example_runs(page: str, tmp_path: Path) -> None:
     """A page's examples belong together."""
     assert run([sys.executable, "-W", "error", "-c", "\n".join(blocks(page, "python"))], tmp_path).strip()

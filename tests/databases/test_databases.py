@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sqlite3
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pyarrow as pa
@@ -293,6 +295,17 @@ def test_wrong_queries_of_sqlite(tmp_path: Path, sql: str, trouble: Trouble) -> 
     assert path.read_bytes() == before
 
 
+def test_a_file_is_known_by_its_content(tmp_path: Path) -> None:
+    sqlite_file(tmp_path, "create table t as select 40 as age", name="rows.db")
+    file = read_silo_file(silo_file(tmp_path, "north", 'database = "rows.db"\ntable = "t"', stream=True))
+    assert isinstance(file.data, DatabaseQuery)
+    check_readable(file)
+    table = load(file, AGE, silo="north")
+    assert table.n_rows == 1
+    assert len(list((tmp_path / "north.fedtmle").iterdir())) == 1
+    assert load(Database(path=tmp_path / "rows.db", table="t"), AGE, silo="north").n_rows == 1
+
+
 def test_files_that_are_no_database(tmp_path: Path) -> None:
     (tmp_path / "rows.sqlite").write_text("not one " * 1000)
     query = DatabaseQuery(path=tmp_path / "rows.sqlite", table="t")
@@ -384,6 +397,32 @@ def test_a_driver_of_another_distribution(
     table = load(file, schema(numeric("age"), factor("sex")), silo="north")
     assert table.n_rows == 10
     assert table.counts("sex") == (5, 5) if isinstance(table, StreamedTable) else table.factors["sex"].counts
+
+
+def test_the_documentations_driver_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a stand-in for arrow-odbc that notes its arguments."""
+    pages = (Path(__file__).parents[2] / "docs" / "databases.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"```python\n(.*?)```", pages, flags=re.DOTALL)
+    asked: dict[str, object] = {}
+
+    def read_arrow_batches_from_odbc(**arguments: object) -> pa.RecordBatchReader:
+        asked.update(arguments)
+        return pa.table({"age": [40.5, None]}).to_reader()
+
+    package = ModuleType("arrow_odbc")
+    package.read_arrow_batches_from_odbc = read_arrow_batches_from_odbc  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "arrow_odbc", package)
+    driver = ModuleType("hospital_odbc")
+    exec(compile(example, "databases.md", "exec"), vars(driver))  # noqa: S102 - the documentation's own text
+    monkeypatch.setenv("HOSPITAL_DB", "odbc:Driver={SQL Server};PWD=hunter2")
+    query = DatabaseQuery(url_env="HOSPITAL_DB", query="select age from t", timeout=30, driver=driver.connect)
+    assert load(query, AGE, silo="north").n_rows == 2
+    assert asked == {
+        "query": "select age from t",
+        "connection_string": "Driver={SQL Server};PWD=hunter2",
+        "batch_size": 65536,
+        "query_timeout_sec": 30,
+    }
 
 
 @pytest.mark.parametrize("connecting", [True, False])

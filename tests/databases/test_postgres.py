@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import signal
 import threading
 import warnings
@@ -11,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 import numpy as np
 import pandas as pd
@@ -508,6 +509,10 @@ def test_an_account_that_may_write_is_warned_of(server: Server, url: str, grant:
     with pytest.warns(WriteAccessWarning, match=r"HOSPITAL_DB: .* may write to tables") as warned:
         load(query, AGE, silo="north")
     assert READER not in str(warned[0].message)
+    with pytest.raises(WriteAccessWarning):  # where warnings are errors, the connection is closed
+        load(query, AGE, silo="north")
+    others = "select count(*) from pg_stat_activity where usename = 'reader'"
+    assert server.execute(others) == [(0,)]
 
 
 def test_a_superuser_is_warned_of_and_validate_says_so(
@@ -541,6 +546,20 @@ def test_a_superuser_is_warned_of_and_validate_says_so(
     assert not checked.complaints
     assert "is a superuser" in str(checked.warnings[0])
     assert checked.warnings[0].silo == "north"
+    for command in ("validate", "run"):
+        with warnings.catch_warnings():
+            warnings.simplefilter("default", WriteAccessWarning)  # elsewhere in these tests it is an error
+            printed = runner.invoke(app, [command, str(tmp_path / "study.toml")])
+        assert printed.exit_code == 0, printed.output
+        assert "HOSPITAL_DB: the account that reads the database is a superuser" in printed.stderr
+        assert "drivers.py" not in printed.output
+    server.stop()
+    try:
+        printed = runner.invoke(app, ["run", str(tmp_path / "study.toml")])
+    finally:
+        server.start()
+    assert printed.exit_code == 1
+    assert "silo 'north': the database does not answer; check that it runs" in printed.stderr
 
 
 # Names cannot become SQL.
@@ -671,3 +690,57 @@ def test_many_silos_at_once(server: Server, url: str) -> None:
     for thread in work:
         thread.join()
     assert counts == [10_000] * 8
+
+
+# The documentation.
+
+
+def test_the_documentations_example_works_as_it_stands(
+    server: Server, url: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    pages = Path(__file__).parents[2] / "docs" / "databases.md"
+    blocks = re.findall(r"```(sql|toml|sh)\n(.*?)```", pages.read_text(encoding="utf-8"), flags=re.DOTALL)
+    sql = next(text for kind, text in blocks if kind == "sql")
+    toml = next(text for kind, text in blocks if kind == "toml" and "[silo]" in text)
+    (exported,) = (text for kind, text in blocks if kind == "sh" and "export" in text)
+    server.execute("drop role if exists fedtmle")
+    make(
+        server,
+        "drop schema if exists research cascade",
+        "create table records (id int, treat int, bw int, momage int, iq numeric, consent boolean)",
+        "insert into records values (2, 1, 900, 30, 101.5, true), (1, 0, 800, 20, null, true)",
+        "insert into records values (3, 0, 1, 1, 1, false)",
+        *(line for line in sql.split(";\n") if line.strip()),
+    )
+    where = re.search(r"postgresql://(\w+):(\S+?)@", exported)
+    assert where is not None
+    monkeypatch.setenv(url, server.url("hospital", user=where[1], password=unquote(where[2])))
+    (tmp_path / "silo.toml").write_text(toml)
+    asked = schema(binary("treat"), numeric("bw"), numeric("momage"), numeric("iqsb_36", may_be_missing=True))
+    table = load(tmp_path / "silo.toml", asked, silo="north")  # an account that only reads: no warning
+    assert isinstance(table, Table)
+    np.testing.assert_array_equal(table.numeric["iqsb_36"], [np.nan, 101.5])
+    make(server, "drop schema research cascade")
+    server.execute("drop role fedtmle")
+
+
+def test_the_documentation_quotes_what_is_said() -> None:
+    pages = (Path(__file__).parents[2] / "docs" / "databases.md").read_text(encoding="utf-8")
+    for trouble in Trouble:
+        if trouble not in ELSEWHERE:
+            assert trouble.value[0].partition("{")[0].strip() in pages, trouble
+
+
+ELSEWHERE = {  # seen by reading them
+    Trouble.UNKNOWN_SCHEME,
+    Trouble.NO_DATABASE,
+    Trouble.REFUSED,
+    Trouble.CANCELLED,
+    Trouble.NO_COLUMNS,
+    Trouble.NO_TABLE,
+    Trouble.SYNTAX,
+    Trouble.NOT_A_DATABASE,
+    Trouble.NO_FILE,
+    Trouble.LOCKED,
+    Trouble.FAILED,
+}

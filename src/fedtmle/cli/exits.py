@@ -40,11 +40,15 @@ def require_flare() -> None:
 @contextmanager
 def reporting(*, as_json: bool) -> Iterator[None]:
     """Turns an error raised on purpose into its lines and its exit code, without a traceback."""
+    import warnings
+
     from fedtmle.errors import FedTMLEError, InputError, JournalError, RefusedError
     from fedtmle.studies.validate import Complaint, complaints
 
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.showwarning = _show_warning
+            yield
         return
     except FedTMLEError as error:
         found, code = complaints(error), Exit.NOT_CONVERGED
@@ -55,6 +59,11 @@ def reporting(*, as_json: bool) -> Iterator[None]:
     except OSError as error:
         found, code = [Complaint(message=str(error.strerror), file=error.filename)], Exit.MISTAKES
     fail(found, code, as_json=as_json)
+
+
+def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
+    """Print a warning as one line, without the place in the source that Python would add."""
+    typer.echo(f"Warning: {message}", err=True)
 
 
 def fail(found: Sequence[Complaint], code: Exit, *, as_json: bool) -> NoReturn:

@@ -212,17 +212,17 @@ class QueryRows:
 def postgresql(url: str, query: str, *, timeout: float) -> Iterator[Rows]:
     """Run a query of PostgreSQL in one read-only transaction that sees one state of the database."""
     dbapi = importlib.import_module("adbc_driver_postgresql.dbapi")
-    with dbapi.connect(_with_timeout(url), autocommit=True) as connection, connection.cursor() as cursor:
+    with dbapi.connect(_with_timeout(url)) as connection, connection.cursor() as cursor:
+        # All of it is in one transaction, so that it also holds behind a pooler of connections.
         for setting in (
-            "SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY",
-            f"statement_timeout = {int(timeout * 1000) + 1000}",  # our own clock rings first
+            "TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY",
+            f"LOCAL statement_timeout = {int(timeout * 1000) + 1000}",  # our own clock rings first
             # The same rows in the same order each time, also for a query without ORDER BY.
-            "synchronize_seqscans = off",
-            "max_parallel_workers_per_gather = 0",
+            "LOCAL synchronize_seqscans = off",
+            "LOCAL max_parallel_workers_per_gather = 0",
         ):
             cursor.execute(f"SET {setting}")
         warning = _write_access(cursor)
-        connection.adbc_connection.set_autocommit(False)
         query += "\n"  # the driver puts it into brackets, which a comment at the end must not hide
         yield QueryRows(cursor, query, cursor.adbc_execute_schema(query), warning)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from fedtmle.data.database import DatabaseQuery, names_database
+from fedtmle.data.database import DatabaseQuery, names_database, sqlite_query
 from fedtmle.data.schema import Findings
 from fedtmle.errors import InputError
 from fedtmle.protocol.policy import Policy
@@ -187,6 +187,8 @@ def read_silo_file(path: str | Path) -> SiloFile:
         reader.disclosure(path.parent),
     )
     findings.settle()
+    if isinstance(data, Database):
+        data = sqlite_query(data.path, data.table, data.query) or data
     if isinstance(data, DatabaseQuery):
         data = replace(data, folder=path.with_suffix(".fedtmle"))
     return SiloFile(

@@ -19,7 +19,7 @@ import time
 import warnings
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,7 +32,7 @@ from fedtmle.data.convert import (
     UnreadableError,
     Unusable,
 )
-from fedtmle.data.database import DatabaseQuery, Rows, read_url
+from fedtmle.data.database import DatabaseQuery, Driver, read_url
 from fedtmle.data.drivers import DatabaseError, QueryRows, Trouble, WriteAccessWarning, driver_of, explained
 from fedtmle.data.duck import RelationReader, attempt, connect
 
@@ -121,19 +121,17 @@ class _Pull:
         if url is None:
             raise UnreadableError(*mistake) if mistake else DatabaseError(Trouble.REFUSED)
         driver = self.source.driver or driver_of(url)
-        rows = driver(url, self.source.sql, timeout=self.source.timeout)
-        self._thread = threading.Thread(target=self._work, args=(rows,), daemon=True, name="fedtmle database")
+        self._thread = threading.Thread(target=self._work, args=(driver, url), daemon=True, name="database")
         self._thread.start()
         try:
             self.schema: pa.Schema = self._next()
+            if not self.schema.names:
+                raise DatabaseError(Trouble.NO_COLUMNS)
+            if self._warning is not None:  # an error where warnings are
+                warnings.warn(f"{self.source.place}: {self._warning}", WriteAccessWarning, stacklevel=2)
         except BaseException:
             self._stop()
             raise
-        if not self.schema.names:
-            self._stop()
-            raise DatabaseError(Trouble.NO_COLUMNS)
-        if self._warning is not None:
-            warnings.warn(f"{self.source.place}: {self._warning}", WriteAccessWarning, stacklevel=2)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -161,11 +159,11 @@ class _Pull:
             raise result
         return result
 
-    def _work(self, rows: AbstractContextManager[Rows]) -> None:
+    def _work(self, driver: Driver, url: str) -> None:
         """Put the schema, the batches and None into the queue, or what went wrong."""
         connected = False
         try:
-            with rows as opened:
+            with driver(url, self.source.sql, timeout=self.source.timeout) as opened:
                 connected = True
                 self._warning = opened.warning if isinstance(opened, QueryRows) else None
                 self._put(opened.schema)

@@ -85,8 +85,8 @@ def load(
     """The columns of ``schema`` from a silo's own source, or `DataErrors` with all that is wrong.
 
     A source is a pandas or polars frame, a mapping of arrays, the path of a .csv, .parquet or silo
-    file (.toml), a `Database` or a `SiloFile`. ``mapping`` gives the hospital's columns by the
-    study's names; a silo file brings its own, and says whether the table is streamed. Without ``copy``
+    file (.toml), a `Database`, a `DatabaseQuery` or a `SiloFile`. ``mapping`` gives the hospital's columns
+    by the study's names; a silo file brings its own, and says whether the table is streamed. Without ``copy``
     columns in memory may be the owner's own, for a caller that is done with them when it returns.
     """
     stream = False
