@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import re
 import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
 from types import ModuleType
@@ -423,6 +425,30 @@ def test_the_documentations_driver_is_one(monkeypatch: pytest.MonkeyPatch) -> No
         "batch_size": 65536,
         "query_timeout_sec": 30,
     }
+
+
+def test_a_copy_that_cannot_be_written_and_files_of_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sqlite_file(tmp_path, "create table t as select 40 as age")
+    file = silo_file(tmp_path, "north", 'database = "rows.sqlite"\ntable = "t"', stream=True)
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("pyarrow.parquet.ParquetWriter.write_batch", full)
+        with pytest.raises(DataErrors, match="the copy of the database's rows cannot be written; make room"):
+            load(file, AGE, silo="north")
+    gc.collect()
+    assert not list((tmp_path / "north.fedtmle").iterdir())
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))  # where a source without a silo file is copied
+    (tmp_path / "copied-rows-of-mine.parquet").write_bytes(b"mine")
+    source = read_silo_file(file)
+    assert isinstance(source.data, DatabaseQuery)
+    table = load(replace(source, data=replace(source.data, folder=None)), AGE, silo="north")
+    assert table.n_rows == 1
+    assert (tmp_path / "copied-rows-of-mine.parquet").read_bytes() == b"mine"
 
 
 @pytest.mark.parametrize("connecting", [True, False])

@@ -229,7 +229,7 @@ def test_data_that_changed_under_a_run_are_refused(
     make(server, "update infants set momage = momage + 1 where ctid = (select min(ctid) from infants)")
     with (
         closing(FileJournal(tmp_path / "journal")) as journal,
-        pytest.raises(JournalError, match="of other data"),
+        pytest.raises(JournalError, match="the data, or the plan, changed"),
     ):
         open_party(plan, name, path, keeper=open_keeper(journal=journal))
 
@@ -665,10 +665,10 @@ def test_a_copy_of_a_killed_process_is_removed_by_the_next(server: Server, url: 
     path = silo_file(tmp_path, "north", f'database = {{url_env = "{url}"}}\ntable = "patients"', stream=True)
     folder = tmp_path / "north.fedtmle"
     folder.mkdir()
-    (folder / "rows-abandoned.parquet").write_bytes(b"records")
+    (folder / "copied-rows-abandoned.parquet").write_bytes(b"records")
     table = load(path, AGE, silo="north")
     (copy,) = folder.glob("*.parquet")
-    assert copy.name != "rows-abandoned.parquet"
+    assert copy.name != "copied-rows-abandoned.parquet"
     assert copy.stat().st_mode & 0o077 == 0
     other = load(path, AGE, silo="north")  # while the first still uses its own
     assert len(list(folder.glob("*.parquet"))) == 2

@@ -127,8 +127,8 @@ class DatabaseQuery:
             mistakes["snapshot"] = ("this is no path of a .parquet file", 'write such as "extract.parquet"')
         if mistakes:
             return None, mistakes
-        kept = folder / str(snapshot) if snapshot is not None else None
-        return cls(**place, **limits, **text, snapshot=kept), {}  # type: ignore[arg-type] # checked above
+        extract = folder / str(snapshot) if snapshot is not None else None
+        return cls(**place, **limits, **text, snapshot=extract), {}  # type: ignore[arg-type] # checked above
 
 
 def names_database(section: Mapping[str, object]) -> bool:

@@ -124,7 +124,7 @@ def explained(error: BaseException, *, connecting: bool) -> DatabaseError:
     """
     if isinstance(error, DatabaseError):
         return error
-    if isinstance(error, ModuleNotFoundError):
+    if isinstance(error, ImportError):
         return DatabaseError(Trouble.NO_DRIVER)
     state, message = getattr(error, "sqlstate", None) or "", str(error)
     trouble = _BY_STATE.get(state) or _BY_STATE.get(state[:2]) or _by_words(message, connecting=connecting)

@@ -21,6 +21,7 @@ import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -79,25 +80,36 @@ class QueryReader(AbstractReader):
         source = self._pull.source
         folder = source.folder or Path(tempfile.gettempdir())
         folder.mkdir(mode=0o700, exist_ok=True)
-        _remove_abandoned(folder)
+        if source.folder is not None:  # a folder of the silo's own
+            _remove_abandoned(folder)
         handle, path = tempfile.mkstemp(prefix=_PREFIX, suffix=".parquet", dir=folder)  # mode 0600
         snapshot = Snapshot(Path(path), tuple(names))
         weakref.finalize(snapshot, _remove, handle, Path(path))
         _lock(handle)
-        self.write(Path(path), names)
+        self.write(os.dup(handle), names)
         return snapshot
 
-    def write(self, path: Path, names: Sequence[str]) -> int:
-        """Write the named columns to the Parquet file at ``path``; return the number of rows."""
+    def write(self, handle: int, names: Sequence[str]) -> int:
+        """Write the named columns as Parquet to an open file, and close it; return the number of rows."""
         import pyarrow.parquet as pq
 
         columns, count = self._columns(names), 0
         schema = plain_schema(columns)
         texts = [field.name for field in schema if str(field.type).endswith("string")]
-        with pq.ParquetWriter(path, schema, compression="snappy", use_dictionary=texts) as writer:
-            for batch in self._pull.batches(columns):
-                writer.write_batch(batch)
-                count += batch.num_rows
+        try:
+            with (
+                os.fdopen(handle, "wb") as file,
+                pq.ParquetWriter(file, schema, compression="snappy", use_dictionary=texts) as writer,
+            ):
+                for batch in self._pull.batches(columns):
+                    writer.write_batch(batch)
+                    count += batch.num_rows
+        except OSError:
+            count = -1
+        if count < 0:
+            raise UnreadableError(
+                "the copy of the database's rows cannot be written", "make room on the disk"
+            )
         return count
 
     def _columns(self, names: Sequence[str]) -> list[tuple[int, pa.Field]]:
@@ -120,6 +132,8 @@ class _Pull:
         url, mistake = read_url(self.source)
         if url is None:
             raise UnreadableError(*mistake) if mistake else DatabaseError(Trouble.REFUSED)
+        if find_spec("pyarrow") is None:
+            raise DatabaseError(Trouble.NO_DRIVER)
         driver = self.source.driver or driver_of(url)
         self._thread = threading.Thread(target=self._work, args=(driver, url), daemon=True, name="database")
         self._thread.start()
@@ -139,16 +153,13 @@ class _Pull:
 
     def batches(self, columns: Sequence[tuple[int, pa.Field]]) -> Iterator[pa.RecordBatch]:
         """Yield the rows in plain types, at most ``max_rows`` of them."""
-        import pyarrow as pa
-
         self._goes_on.set()
         schema, count = plain_schema(columns), 0
         while (batch := self._next()) is not None:
             count += batch.num_rows
             if count > self.source.max_rows:
                 raise DatabaseError(Trouble.TOO_MANY, rows=self.source.max_rows)
-            arrays = [plain(batch.column(at), field) for at, field in columns]
-            yield pa.RecordBatch.from_arrays(arrays, schema=schema)
+            yield _plain_batch(batch, columns, schema)
 
     def _next(self) -> Any:
         try:
@@ -217,6 +228,20 @@ def plain(array: pa.Array, field: pa.Field) -> pa.Array:
     return (
         pc.utf8_rtrim(array, " ") if _postgres_type(field) == "bpchar" else array
     )  # blanks that pad CHAR(n)
+
+
+def _plain_batch(
+    batch: pa.RecordBatch, columns: Sequence[tuple[int, pa.Field]], schema: pa.Schema
+) -> pa.RecordBatch:
+    """Return the columns of a batch after `plain`; Arrow's errors, which may quote a value, do not go on."""
+    import pyarrow as pa
+
+    try:
+        arrays = [plain(batch.column(at), field) for at, field in columns]
+        return pa.RecordBatch.from_arrays(arrays, schema=schema)
+    except (pa.ArrowException, IndexError):
+        pass
+    raise DatabaseError(Trouble.FAILED)
 
 
 def _plain_type(field: pa.Field) -> pa.DataType:  # noqa: PLR0911 - one return per kind of type
@@ -295,7 +320,7 @@ def _open_copy(snapshot: Snapshot) -> Iterator[AbstractStreamReader]:
         yield _CopyReader(connection, relation, snapshot.names)
 
 
-_PREFIX = "rows-"
+_PREFIX = "copied-rows-"
 
 
 def _lock(handle: int) -> bool:
@@ -356,14 +381,13 @@ def _extract(source: DatabaseQuery, path: Path) -> Snapshot:
 
 def _write_extract(source: DatabaseQuery, path: Path, record: Path) -> None:
     handle, part = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # mode 0600
-    os.close(handle)
     try:
         with _Pull(source) as pull:
             reader = QueryReader(pull)
             repeated = [name for name in reader.names if reader.names.count(name) > 1]
             if repeated:
                 raise UnreadableError(f"the query has two columns '{repeated[0]}'", "name them apart with AS")
-            rows = reader.write(Path(part), reader.names)
+            rows = reader.write(os.dup(handle), reader.names)
         stated = {
             "taken": datetime.now(UTC).isoformat(timespec="seconds"),
             "rows": rows,
@@ -374,6 +398,7 @@ def _write_extract(source: DatabaseQuery, path: Path, record: Path) -> None:
         record.write_text(json.dumps(stated, indent=1) + "\n", encoding="utf-8")
         os.replace(part, path)
     finally:
+        os.close(handle)
         with suppress(FileNotFoundError):
             os.unlink(part)
 

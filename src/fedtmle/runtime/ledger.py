@@ -285,7 +285,10 @@ class Records:
             journal.append(identity)
             return
         if journal.records[0] != identity:
-            raise JournalError(f"silo '{self._name}': the journal is of another plan or of other data")
+            raise JournalError(
+                f"silo '{self._name}': the data, or the plan, changed since this run began; restore them, or "
+                "start the study again"
+            )
         told: dict[tuple[str, str], str] | None = None
         for data in journal.records[1:]:
             try:
