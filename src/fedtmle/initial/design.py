@@ -52,17 +52,17 @@ MAX_COLUMNS = 5_000  # a study's formula must not exhaust a silo's memory
 
 def column_names(formula: Formula, levels: Levels) -> tuple[str, ...]:
     """One name for each column of the design; the intercept is "1"."""
-    return tuple(_joined(column) for column in _columns(formula, levels))
+    return tuple(_joined(column) for column in columns_in(formula, levels))
 
 
 def design(formula: Formula, table: Table, levels: Levels) -> Array:
     """The design of the table's rows, one row for each column of the formula; shape (p, N)."""
-    return scaled_design(formula, table, levels, [0] * len(_columns(formula, levels))).part(slice(None))
+    return scaled_design(formula, table, levels, [0] * len(columns_in(formula, levels))).part(slice(None))
 
 
 def scaled_design(formula: Formula, table: Table, levels: Levels, scales: Sequence[int]) -> Scaled:
     """The same, column j divided by 2^scales[j]: the table's own columns where they are, others made."""
-    columns = _columns(formula, levels)
+    columns = columns_in(formula, levels)
     _require_columns(formula, table)  # also where there is no block to find it in
     own = [_own(column) for column in columns]
     made = [
@@ -98,7 +98,7 @@ def scaled_design(formula: Formula, table: Table, levels: Levels, scales: Sequen
 
 def in_place(formula: Formula, levels: Levels) -> bool:
     """Whether every column of the design is the table's own, so that none is made."""
-    return all(not column or _own(column) for column in _columns(formula, levels))
+    return all(not column or _own(column) for column in columns_in(formula, levels))
 
 
 def columns_of(formula: Formula, table: Table, levels: Levels) -> list[Array]:
@@ -114,7 +114,7 @@ def extremes_of(formula: Formula, table: Table, levels: Levels) -> list[Array]:
 
 def _found(formula: Formula, table: Table, levels: Levels) -> Iterator[tuple[Array, str | None]]:
     """Each column, and its name where it is the table's own."""
-    columns = _columns(formula, levels)
+    columns = columns_in(formula, levels)
     _require_columns(formula, table)
     codes = {name: _study_codes(name, table, levels[name]) for name in formula.factor_names}
     _require_complete(formula, table, codes)
@@ -139,7 +139,7 @@ def _found(formula: Formula, table: Table, levels: Levels) -> Iterator[tuple[Arr
 
 
 @dataclass(frozen=True)
-class _Part:
+class ColumnPart:
     """One column of one variable: number ``index`` of those it has; for a factor, the level's code."""
 
     variable: Variable
@@ -147,26 +147,27 @@ class _Part:
     label: str  # tells apart columns that differ, and only those
 
 
-def _own(column: tuple[_Part, ...]) -> str | None:
+def _own(column: tuple[ColumnPart, ...]) -> str | None:
     """The table's column that this one is, if it is one."""
     variable = column[0].variable if len(column) == 1 else None
     return variable.name if isinstance(variable, Name) else None
 
 
-def _joined(column: tuple[_Part, ...]) -> str:
+def _joined(column: tuple[ColumnPart, ...]) -> str:
     return ":".join(part.label for part in column) or "1"
 
 
-def _columns(formula: Formula, levels: Levels) -> tuple[tuple[_Part, ...], ...]:
+def columns_in(formula: Formula, levels: Levels) -> tuple[tuple[ColumnPart, ...], ...]:
+    """Return the columns of the design, each as the parts whose product it is."""
     return _expanded(formula, tuple(levels.items()))
 
 
 @lru_cache(maxsize=64)  # asked again for every block of rows
 def _expanded(
     formula: Formula, declared: tuple[tuple[str, tuple[str, ...]], ...]
-) -> tuple[tuple[_Part, ...], ...]:
+) -> tuple[tuple[ColumnPart, ...], ...]:
     levels = dict(declared)
-    columns: dict[tuple[str, ...], tuple[_Part, ...]] = {(): ()} if formula.intercept else {}
+    columns: dict[tuple[str, ...], tuple[ColumnPart, ...]] = {(): ()} if formula.intercept else {}
     expanded = 0
     for term, pieces in zip(formula.terms, codings(formula), strict=True):
         for piece in pieces:
@@ -186,7 +187,7 @@ def _level_label(level: str) -> str:
     return level if re.fullmatch(r"[\w.-]+", level) else quoted_level(level)
 
 
-def _parts(variable: Variable, levels: Levels, coding: Coding) -> Iterator[_Part]:
+def _parts(variable: Variable, levels: Levels, coding: Coding) -> Iterator[ColumnPart]:
     match variable:
         case Categorical(name, reference):
             known = levels.get(name)
@@ -199,7 +200,7 @@ def _parts(variable: Variable, levels: Levels, coding: Coding) -> Iterator[_Part
             for code, level in enumerate(known):
                 if level != left_out:
                     factor = Categorical(name)  # an indicator is the same whatever the reference
-                    yield _Part(factor, code, f"{factor}[{_level_label(level)}]")
+                    yield ColumnPart(factor, code, f"{factor}[{_level_label(level)}]")
         case Polynomial(name, degree):
             yield from _parts(Name(name), levels, coding)
             for power in range(2, degree + 1):
@@ -207,12 +208,12 @@ def _parts(variable: Variable, levels: Levels, coding: Coding) -> Iterator[_Part
         case NaturalSpline(name, knots):
             yield from _parts(Name(name), levels, coding)
             for index in range(len(knots) - 2):
-                yield _Part(variable, index, f"{variable}[{index + 2}]")
+                yield ColumnPart(variable, index, f"{variable}[{index + 2}]")
         case BSpline(_, knots, _, _, degree):
             for index in range(1, len(knots) + degree + 1):
-                yield _Part(variable, index, f"{variable}[{index}]")
+                yield ColumnPart(variable, index, f"{variable}[{index}]")
         case _:
-            yield _Part(variable, 0, str(variable))
+            yield ColumnPart(variable, 0, str(variable))
 
 
 def _require_columns(formula: Formula, table: Table) -> None:
@@ -267,12 +268,12 @@ def _require(good: Mask, message: str) -> None:
         raise DataError(f"{message} in {_rows(~good)}")
 
 
-def _require_finite(values: Array, reach: float, column: tuple[_Part, ...]) -> None:
+def _require_finite(values: Array, reach: float, column: tuple[ColumnPart, ...]) -> None:
     if not math.isfinite(reach):
         _require(np.isfinite(values), f"{_joined(column)} is not finite")
 
 
-def _values(part: _Part, table: Table, codes: Mapping[str, IntArray]) -> Array:
+def _values(part: ColumnPart, table: Table, codes: Mapping[str, IntArray]) -> Array:
     values: Array
     match part.variable:
         case Categorical(name):
@@ -288,7 +289,7 @@ def _values(part: _Part, table: Table, codes: Mapping[str, IntArray]) -> Array:
             _require(table.numeric[name] >= 0, f"{part.label}: column '{name}' is negative")
             values = np.sqrt(table.numeric[name])
         case NaturalSpline(name, knots):
-            values = _natural_spline(table.numeric[name], knots, part.index)
+            values = natural_spline(table.numeric[name], knots, part.index)
         case BSpline(name, _, low, high, _) as spline:
             x = table.numeric[name]
             _require((low <= x) & (x <= high), f"{part.label}: column '{name}' is outside low and high")
@@ -318,7 +319,7 @@ def _arithmetic(expression: Arithmetic, table: Table) -> Array:
 _OPERATIONS = {"+": np.add, "-": np.subtract, "*": np.multiply, "/": np.divide}
 
 
-def _natural_spline(x: Array, knots: tuple[float, ...], j: int) -> Array:
+def natural_spline(x: Array, knots: tuple[float, ...], j: int) -> Array:
     """Harrell's restricted cubic spline, divided by (t_k - t_1)^2 to stay of the order of x.
 
     (x - t_j)_+^3 - (x - t_{k-1})_+^3 (t_k - t_j)/(t_k - t_{k-1})

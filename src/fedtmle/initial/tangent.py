@@ -11,7 +11,7 @@ import numpy as np
 
 from fedtmle.errors import InputError
 from fedtmle.initial.crossfit import Column, CrossFitted, Probability
-from fedtmle.initial.design import Levels, _columns, _Part, _study_codes, _values
+from fedtmle.initial.design import ColumnPart, Levels, _study_codes, _values, columns_in
 from fedtmle.initial.glm import FittedGLM
 from fedtmle.initial.syntax import (
     Arithmetic,
@@ -36,7 +36,7 @@ from fedtmle.model.types import Array
 def design_tangent(formula: Formula, table: Table, levels: Levels, name: str) -> Array:
     """d(design)/d(column ``name``) row by row, shape (p, N)."""
     codes = {factor: _study_codes(factor, table, levels[factor]) for factor in formula.factor_names}
-    columns = _columns(formula, levels)
+    columns = columns_in(formula, levels)
     result = np.zeros((len(columns), table.n_rows))
     for index, column in enumerate(columns):
         values = [_values(part, table, codes) for part in column]
@@ -94,7 +94,7 @@ def _(model: TreeEnsemble, table: Table, name: str) -> Array:  # noqa: ARG001 - 
     return np.zeros(table.n_rows)
 
 
-def _slope(part: _Part, table: Table, name: str) -> Array | None:
+def _slope(part: ColumnPart, table: Table, name: str) -> Array | None:
     """The derivative of one variable's column, None where the variable does not use ``name``."""
     slope: Array | None = None
     match part.variable:
