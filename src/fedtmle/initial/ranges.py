@@ -58,10 +58,10 @@ def column_ranges(formula: Formula, levels: Levels, ranges: Ranges) -> tuple[Ran
 
 def column_exponents(formula: Formula, levels: Levels, ranges: Ranges) -> tuple[int, ...]:
     """Return for each column the least e with every value below 2^e in magnitude."""
-    return tuple(exponent(each) for each in column_ranges(formula, levels, ranges))
+    return tuple(range_exponent(each) for each in column_ranges(formula, levels, ranges))
 
 
-def exponent(bounds: Range) -> int:
+def range_exponent(bounds: Range) -> int:
     """Return the least e with every value of a range below 2^e in magnitude."""
     return math.frexp(max(abs(bounds[0]), abs(bounds[1])))[1]
 

@@ -16,6 +16,7 @@ from typing import final
 from fedtmle.errors import InputError
 from fedtmle.initial.crossfit import Column, Probability
 from fedtmle.initial.glm import Supplied
+from fedtmle.initial.ranges import range_exponent
 from fedtmle.model.table import AnyTable
 from fedtmle.programs.diagnostics import (
     Diagnostics,
@@ -136,7 +137,9 @@ def effect_problem(study: Study, preparation: Preparation) -> EffectProblem:
 
 def _levels(study: Study) -> Flow[dict[str, tuple[str, ...]]]:
     levels: dict[str, tuple[str, ...]] = {}
-    if study.factors:
+    if study.variables is not None:
+        levels = study.declared_levels(study.variables)
+    elif study.factors:
         pooled = yield LevelsQuery(factors=study.factors)
         levels = dict(zip(study.factors, pooled, strict=True))
     strata = study.target.strata
@@ -174,7 +177,10 @@ class Tally:
 def _tally(study: Study, columns: EffectColumns, n: int) -> Flow[Tally]:
     exponent = 1
     if study.weights:  # whatever their unit, the sums keep their digits
-        (largest,) = yield ScalesQuery(columns=WeightColumn(columns))
+        if study.variables is not None:
+            largest = range_exponent(study.variables.ranges[study.weights])
+        else:
+            (largest,) = yield ScalesQuery(columns=WeightColumn(columns))
         exponent = max(largest, SMALLEST_EXPONENT)
     counts = StudyCounts(columns=columns, weight_exponent=exponent)
     at = {name: range(block.start, block.stop) for name, block in counts.blocks.items()}

@@ -21,6 +21,7 @@ from fedtmle.initial.glm import (
     Levels,
 )
 from fedtmle.initial.pilot import Pilot
+from fedtmle.initial.ranges import Ranges, column_exponents
 from fedtmle.initial.superlearner import SuperLearner
 from fedtmle.model.families import Family, Response
 from fedtmle.model.linear import newton_direction
@@ -53,6 +54,7 @@ class Regression:
     bounds: tuple[float, float] = (0.0, 1.0)  # the response's own scale, which public models predict on
     fold: int = 0  # the study's fold that is left out, counted from 1; 0: none
     constant: str = ""  # the message if the response is the same in every row used
+    ranges: Ranges | None = None  # of the variables, where the study declares them
 
     def without(self, folds: Folds, fold: int) -> Regression:
         """Return the same regression on the other folds' rows."""
@@ -64,11 +66,18 @@ class Regression:
 
 
 def fit_glm(regression: Regression, glm: GLM, levels: Levels, n: int) -> Flow[FittedGLM]:
-    """Fit one federated GLM by Newton's method: a round for column scales, then some six for the fit."""
+    """Fit one federated GLM by Newton's method: some six rounds.
+
+    Without declared ranges, a round before them asks for the scale of each column.
+    """
     formula, family = glm.parsed, regression.family_of(glm)
     columns = FormulaColumns(formula, levels)
     names = columns.names
-    scales: tuple[int, ...] = yield ScalesQuery(columns=columns)
+    scales: tuple[int, ...]
+    if regression.ranges is None:
+        scales = yield ScalesQuery(columns=columns)
+    else:
+        scales = column_exponents(formula, levels, regression.ranges)
     model = GLMModel(
         formula=formula,
         levels=levels,

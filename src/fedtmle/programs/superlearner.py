@@ -255,6 +255,7 @@ def regressions(
     """Return the regressions of each role whose model is to be fitted: one, or one per arm but the first."""
     ceiling = study.weight_ceiling if study.weights else 1.0
     spanning = study.cluster_scope == "spanning"
+    ranges = None if study.variables is None else study.variables.ranges
     by_role: dict[str, tuple[Regression, ...]] = {}
     treatment, missingness, outcome = study.treatment_model, study.missingness_model, study.outcome_model
     if treatment is not None and not isinstance(treatment, Supplied):
@@ -268,6 +269,7 @@ def regressions(
                 family=Family.LOGISTIC,
                 cluster=study.cluster,
                 spanning=spanning,
+                ranges=ranges,
                 constant="everyone it is fitted on has the same treatment; check the treatment's column "
                 "and arms, or use fewer folds",
             )
@@ -285,6 +287,7 @@ def regressions(
                 family=Family.LOGISTIC,
                 cluster=study.cluster,
                 spanning=spanning,
+                ranges=ranges,
                 constant="every outcome of those it is fitted on is observed, or every one is missing; leave "
                 "the model out, or use fewer folds",
             ),
@@ -300,6 +303,7 @@ def regressions(
                 cluster=study.cluster,
                 spanning=spanning,
                 bounds=study.target.outcome_bounds,
+                ranges=ranges,
                 constant="every observed outcome is the same, so there is nothing to model; check the "
                 "outcome's column and how it is coded",
             ),

@@ -10,6 +10,7 @@ from fedtmle.data import Column, Kind, Schema
 from fedtmle.errors import InputError
 from fedtmle.initial.glm import GLM, Supplied
 from fedtmle.initial.superlearner import formulas
+from fedtmle.initial.variables import Variables
 from fedtmle.model.table import AnyTable, StreamedTable, Table
 from fedtmle.programs.study import MOST_STRATA, Study
 
@@ -18,6 +19,10 @@ OUTSIDE_UNIT = (
     "is outside 0 to 1",
     "declare outcome_bounds, the least and the largest possible value, or check the unit and the records",
 )
+OUTSIDE_RANGE = (
+    "is outside the declared range",
+    "check the unit (scale and shift in the silo file), correct the records, or widen the variable's range",
+)
 NEGATIVE = ("is negative", "weights must not be negative; correct it, or name another column of weights")
 
 
@@ -25,8 +30,27 @@ def schema_of(study: Study) -> Schema:
     """The columns, their kinds, bounds and levels, and where values may be missing."""
     columns: dict[tuple[str, bool], Column] = {}
     for column in (*_roles(study), *_covariates(study)):
-        columns.setdefault((column.name, column.kind is Kind.FACTOR), column)
+        as_declared = column if study.variables is None else _declared(column, study.variables)
+        columns.setdefault((column.name, column.kind is Kind.FACTOR), as_declared)
     return Schema(tuple(columns.values()))
+
+
+def _declared(column: Column, variables: Variables) -> Column:
+    """Return the column with what the dictionary declares: its kind, range and levels."""
+    variable = variables.get(column.name)
+    if variable is None:  # identifiers of clusters, predictions that the silos supply, the treatment's arms
+        return column
+    if column.kind is Kind.FACTOR:
+        return column if column.levels else replace(column, levels=variable.codes, most=None)
+    kind = {"binary": Kind.BINARY, "count": Kind.COUNT, "number": Kind.NUMERIC}[variable.kind]
+    return Column(
+        name=column.name,
+        kind=kind,
+        may_be_missing=column.may_be_missing,
+        bounds=None if kind is Kind.BINARY else variable.range,
+        levels=variable.codes or None if kind is Kind.BINARY else None,
+        outside=OUTSIDE_RANGE,
+    )
 
 
 def _roles(study: Study) -> Iterator[Column]:
