@@ -11,6 +11,7 @@ from typing import Any, Generic, Literal, TypeVar, final
 import numpy as np
 
 from fedtmle.errors import InputError, NumericalError
+from fedtmle.model import kernels
 from fedtmle.model.exact import GRID_BITS, Sums
 from fedtmle.model.problem import AbstractModel, Estimate
 from fedtmle.model.types import Array, IntArray, Part
@@ -179,12 +180,18 @@ def _settled(run: Run[Problem], law: Any, tolerance: Tolerance) -> Flow[float]:
             "be set by it; give a number"
         )
     if tolerance == "negligible":
-        return 0.1 * smallest / math.log(max(run.n, 3))
-    wanted = 2.0 ** math.floor(math.log2(1e-6 * smallest))
+        return 0.1 * smallest / kernels.log(float(max(run.n, 3)))
+    wanted = _power_below(1e-6 * smallest)
     finest = finest_tolerance(arithmetic_error(run.problem, law))
     if wanted < finest <= 1e-3 * smallest:
-        return 2.0 ** math.ceil(math.log2(finest))
+        power = _power_below(finest)
+        return power if power == finest else 2.0 * power
     return wanted
+
+
+def _power_below(value: float) -> float:
+    """Return the largest power of two that is at most ``value``, which must be positive."""
+    return math.ldexp(0.5, math.frexp(value)[1])
 
 
 def require_tolerance(tolerance: Tolerance) -> None:

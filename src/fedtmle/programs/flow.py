@@ -16,6 +16,7 @@ from typing import final
 from fedtmle.errors import InputError
 from fedtmle.initial.crossfit import Column, Probability
 from fedtmle.initial.glm import Supplied
+from fedtmle.model import kernels
 from fedtmle.model.table import AnyTable
 from fedtmle.programs.diagnostics import (
     Diagnostics,
@@ -285,7 +286,7 @@ def _preparation(
     for component, share in zip(components, shares, strict=True):
         if share <= 0:
             raise InputError(f"strata: no record with a positive weight is {component.population.label}")
-    auto = 5.0 / (math.sqrt(n) * math.log(max(n, 2)))
+    auto = 5.0 / (math.sqrt(n) * kernels.log(float(max(n, 2))))
     floor = auto if study.g_bounds == "auto" else float(study.g_bounds or 0.0)
     return Preparation(
         columns=columns,

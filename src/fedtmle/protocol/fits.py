@@ -64,6 +64,7 @@ class RetirementRule:
         """Whether the silo's EIF mean is within the declared fraction of its sampling noise."""
         if self.noise is None or not np.isfinite(covariance).all():  # one row has no spread to compare
             return False
+        # The silo alone decides, and sends its decision: LAPACK's last bits cannot set parties apart.
         return bool(gradient @ np.linalg.pinv(covariance) @ gradient <= self.noise**2 * len(gradient))
 
 
