@@ -178,7 +178,7 @@ def _tally(study: Study, columns: EffectColumns, n: int) -> Flow[Tally]:
         (largest,) = yield ScalesQuery(columns=WeightColumn(columns))
         exponent = max(largest, SMALLEST_EXPONENT)
     counts = StudyCounts(columns=columns, weight_exponent=exponent)
-    at = {name: range(block.start, block.stop) for name, block in counts.blocks.items()}
+    at = counts.layout.places
     pooled = yield TallyQuery(
         columns=counts,
         n=n,
@@ -191,7 +191,7 @@ def _tally(study: Study, columns: EffectColumns, n: int) -> Flow[Tally]:
             *(CountCell(k) for k in at["stratum"]),
         ),
     )
-    sums = {name: pooled[block].values().tolist() for name, block in counts.blocks.items()}
+    sums = {name: part.tolist() for name, part in counts.layout.split(pooled.values()).items()}
     weight_mean = sums["weight"][0] / n
     tally = Tally(
         arms=tuple(map(int, sums["arm"])),
@@ -200,7 +200,7 @@ def _tally(study: Study, columns: EffectColumns, n: int) -> Flow[Tally]:
         weights=PooledWeights(
             total=weight_mean * n,
             by_arm=tuple(sums["arm weight"]),
-            by_stratum=tuple(sums["stratum weight"]),
+            by_stratum=tuple(sums["stratum weight" if study.weights else "stratum"]),
         ),
     )
     if not tally.weight_mean > 0:
