@@ -37,7 +37,7 @@ from fedtmle.protocol.sums import TallyQuery
 from fedtmle.protocol.tables import LevelsQuery, ScalesQuery
 from fedtmle.targets.effects.components import Component, PooledWeights
 from fedtmle.targets.effects.prepare import EffectColumns, Predictor, Preparation
-from fedtmle.targets.effects.problem import EffectProblem
+from fedtmle.targets.effects.problem import EffectLaw, EffectProblem
 from fedtmle.targets.effects.statistics import FittedPropensityBins, StudyCounts, WeightColumn
 
 SMALLEST_EXPONENT = -512  # of weights: below it, their grid would leave the range of a double
@@ -62,7 +62,7 @@ class StudyDetails:
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class StudyProgram(AbstractProgram):
+class StudyProgram(AbstractProgram[AnyTable]):
     """The whole study as one flow."""
 
     study: Study
@@ -87,7 +87,7 @@ class StudyProgram(AbstractProgram):
             effect = replace(effect, combination=tuple(effect.combination[r] for r in overlap.spanning))
         outcome = yield from study.algorithm.flow(effect, effect.start(), n)
         diagnostics = None
-        if study.diagnostics and isinstance(outcome, Targeted):
+        if study.diagnostics and isinstance(outcome, Targeted) and isinstance(outcome.law, EffectLaw):
             diagnostics = yield from diagnose(study, effect, outcome.law, overlap, n)
         details = StudyDetails(
             problem=effect,
@@ -306,7 +306,7 @@ def _preparation(
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class PreflightProgram(AbstractProgram):
+class PreflightProgram(AbstractProgram[AnyTable]):
     """Fits a study's treatment model across silos and estimates nothing; ``details`` has the histograms."""
 
     study: Study

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -25,7 +24,7 @@ from fedtmle.initial.superlearner import SuperLearner
 from fedtmle.model.families import Family, Response
 from fedtmle.model.linear import cholesky, congruence, eigen, invert_lower, multiply, newton_direction
 from fedtmle.model.types import Array, Part, unpack
-from fedtmle.protocol.query import Flow, Phase
+from fedtmle.protocol.query import Flow, Model, Phase
 from fedtmle.protocol.tables import ScalesQuery
 from fedtmle.targets.effects.prepare import WithoutFold
 
@@ -194,7 +193,7 @@ class NewtonPoint:
 
 
 def minimise(
-    run: Run[Any], gradient: Array, hessian: Array, *, goal: float, acceptable: float, is_quadratic: bool
+    run: Run[Model], gradient: Array, hessian: Array, *, goal: float, acceptable: float, is_quadratic: bool
 ) -> Flow[NewtonPoint]:
     """Return the fit from eps = 0, where the gradient and the Hessian are given.
 
@@ -222,7 +221,9 @@ def _needs_hessian(fit: NewtonPoint, goal: float) -> bool:
     return reached > goal
 
 
-def _step(run: Run[Any], fit: NewtonPoint, with_hessian: bool, acceptable: float) -> Flow[NewtonPoint | None]:
+def _step(
+    run: Run[Model], fit: NewtonPoint, with_hessian: bool, acceptable: float
+) -> Flow[NewtonPoint | None]:
     """The first point along Newton's direction, halving, where the norm is smaller; None if there is none."""
     dim, direction, length = run.problem.dim, newton_direction(fit.hessian, fit.gradient), 1.0
     for _ in range(MAX_HALVINGS + 1):

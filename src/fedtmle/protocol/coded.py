@@ -6,7 +6,7 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, Literal, final
+from typing import Literal, final
 
 import numpy as np
 
@@ -30,6 +30,7 @@ from fedtmle.protocol.query import (
     CurvatureBound,
     Derivatives,
     Evaluation,
+    Law,
     Local,
     Phase,
     Problem,
@@ -154,7 +155,7 @@ class CalibrationQuery(AbstractQuery[SiloCurvature, Lattice]):
     """
 
     problem: Problem
-    law: Any
+    law: Law
     delta: Fraction
     C: Matrix | None
     smoothness: SmoothnessRule
@@ -333,7 +334,7 @@ class RoundedGradientQuery(AbstractQuery[tuple[int, ...], Rounded]):
     """
 
     problem: Problem
-    law: Any
+    law: Law
     eps: Array
     lattice: Lattice
     previous_q: tuple[int, ...]
@@ -379,7 +380,7 @@ class RoundedGradientQuery(AbstractQuery[tuple[int, ...], Rounded]):
             return Action.STEP
         return Action.FINISH if self.at_origin else Action.ACCEPT
 
-    def row_means(self, answer: tuple[int, ...], local: Local) -> RowMeans:  # noqa: ARG002 - of the lattice
+    def row_means(self, answer: tuple[int, ...], local: Local) -> RowMeans:
         C, h = floating(self.lattice.C), float(self.lattice.h)
         public = multiply(C, self.problem.normaliser(self.law).gradient(self.eps)[:, None])[:, 0]
         return RowMeans(

@@ -7,7 +7,6 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
 from typing import TypeVar, final
 
 import numpy as np
@@ -81,9 +80,12 @@ class Layout:
     @cached_property
     def places(self) -> dict[str, range]:
         """The places of each block's columns."""
-        ends = list(accumulate(len(block.names) for block in self.blocks.values()))
-        starts = [0, *ends[:-1]]
-        return {name: range(*place) for name, *place in zip(self.blocks, starts, ends, strict=True)}
+        places: dict[str, range] = {}
+        end = 0
+        for name, block in self.blocks.items():
+            places[name] = range(end, end + len(block.names))
+            end += len(block.names)
+        return places
 
     def split(self, values: Array) -> dict[str, Array]:
         """Return the part of ``values`` that belongs to each block, as views: shape (p, ...) to (k, ...)."""
