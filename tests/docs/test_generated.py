@@ -38,7 +38,7 @@ def test_every_kind_of_answer_is_on_the_page_with_its_risk() -> None:
     assert kinds == set(RISKS)
     page = (DOCS / "messages.md").read_text(encoding="utf-8")
     assert page.count("**Example**") == page.count("**What it may tell**") == len(kinds)
-    for key, *_ in Policy.keys():  # noqa: SIM118 - not those of a mapping
+    for key, *_ in Policy.limits():
         assert f"| `{key}` |" in page
 
 

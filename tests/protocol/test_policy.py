@@ -7,14 +7,15 @@ from dataclasses import fields, replace
 import pytest
 
 from fedtmle.errors import InputError
-from fedtmle.protocol.policy import Direction, Policy
+from fedtmle.protocol.policy import Direction, Limit, Policy
 
-KEYS = Policy.keys()
+LIMITS = Policy.limits()
 
 
-@pytest.mark.parametrize(("name", "default", "direction", "says"), KEYS, ids=[key[0] for key in KEYS])
-def test_a_key_may_be_made_stricter_and_never_laxer(name, default, direction, says) -> None:
-    assert says
+@pytest.mark.parametrize("limit", LIMITS, ids=[limit.name for limit in LIMITS])
+def test_a_key_may_be_made_stricter_and_never_laxer(limit: Limit) -> None:
+    name, default, direction = limit.name, limit.default, limit.direction
+    assert limit.meaning
     if direction is Direction.CONSENT:
         policy, mistakes = Policy.parse({name: not default})
         assert not mistakes

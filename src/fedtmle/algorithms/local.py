@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, final
+from typing import final
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from fedtmle.errors import InputError
 from fedtmle.model.types import Part
 from fedtmle.protocol.fits import FitAverage, FitOutcome, FitQuery, RetirementRule, Weighting
 from fedtmle.protocol.outcome import Personalised, Status, Targeted
-from fedtmle.protocol.query import Flow, Problem
+from fedtmle.protocol.query import Flow, Law, Problem
 
 FAILED_FITS = {FitOutcome.BOUNDARY: Status.BOUNDARY_FIT, FitOutcome.STALLED: Status.STALLED_FIT}
 
@@ -56,7 +56,7 @@ class LocalAverage(AbstractAlgorithm):
     def silo_weights(self) -> Mapping[str, float] | None:
         return None if isinstance(self.weights, str) else self.weights
 
-    def flow(self, problem: Problem, law: Any, n: int) -> Flow[Targeted]:
+    def flow(self, problem: Problem, law: Law, n: int) -> Flow[Targeted]:
         run = Run(problem, n)
         tolerance = yield from settle_tolerance(run, law, self.tolerance)
         accepted: list[tuple[float, ...]] = []
@@ -99,7 +99,7 @@ class LocalAverage(AbstractAlgorithm):
         )
 
     def _status(
-        self, run: Run[Problem], law: Any, average: FitAverage | None, residual: float, tolerance: float
+        self, run: Run[Problem], law: Law, average: FitAverage | None, residual: float, tolerance: float
     ) -> Status | None:
         """Why the run ends here, or None if it goes on (or the budget of updates is used up)."""
         if residual <= tolerance:
@@ -112,7 +112,7 @@ class LocalAverage(AbstractAlgorithm):
 
 
 def stagnation(
-    run: Run[Problem], law: Any, average: FitAverage, progress_tolerance: float | None
+    run: Run[Problem], law: Law, average: FitAverage, progress_tolerance: float | None
 ) -> Status | None:
     """Why an average cannot be taken as an update, if it cannot."""
     if not run.problem.admits(law, average.eps):
@@ -169,7 +169,7 @@ class Personalized(AbstractAlgorithm):
         if not isinstance(self.weights, str):
             raise InputError("weights: expected 'size' or 'uniform', eq. (retirement-weights)")
 
-    def flow(self, problem: Problem, law: Any, n: int) -> Flow[Personalised]:
+    def flow(self, problem: Problem, law: Law, n: int) -> Flow[Personalised]:
         run = Run(problem, n)
         accepted: list[tuple[float, ...]] = []
         while True:
@@ -201,7 +201,7 @@ class Personalized(AbstractAlgorithm):
             accepted=tuple(accepted),
         )
 
-    def _status(self, run: Run[Problem], law: Any, average: FitAverage, updates: int) -> Status | None:
+    def _status(self, run: Run[Problem], law: Law, average: FitAverage, updates: int) -> Status | None:
         if average.worst in FAILED_FITS:
             return FAILED_FITS[average.worst]
         if average.fitting == 0:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, Literal, final
+from typing import Literal, final
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from fedtmle.errors import InputError, NumericalError
 from fedtmle.model.exact import query_shifts
 from fedtmle.model.linear import newton_direction
 from fedtmle.model.types import Array, IntArray, Part, unpack
-from fedtmle.protocol.query import Flow
+from fedtmle.protocol.query import Flow, Law, Model
 
 PUBLIC_RESOLUTION = 2.0**-44  # of log Z by quadrature: a smaller decrease of the loss is not seen
 
@@ -27,7 +27,7 @@ PUBLIC_RESOLUTION = 2.0**-44  # of log Z by quadrature: a smaller decrease of th
 class Origin:
     """What the EIF check that opens an outer iteration told: the first inner gradient is there."""
 
-    law: Any
+    law: Law
     update: int
     gradient: Array
     hessian: Array | None
@@ -53,11 +53,11 @@ class AbstractOptimizer(ABC):
         """Stop the inner solve when its gradient norm is below this fraction of r^k."""
 
     @abstractmethod
-    def needs_hessian(self, run: Run[Any], law: Any) -> bool:
+    def needs_hessian(self, run: Run[Model], law: Law) -> bool:
         """Whether the origin check must bring the pooled Hessian as well."""
 
     @abstractmethod
-    def minimise(self, run: Run[Any], origin: Origin) -> Flow[Inner]: ...
+    def minimise(self, run: Run[Model], origin: Origin) -> Flow[Inner]: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,19 +106,19 @@ class GradientDescent(AbstractOptimizer):
         require_positive(stop=self.stop)
         require_budget(max_steps=self.max_steps)
 
-    def needs_hessian(self, run: Run[Any], law: Any) -> bool:
+    def needs_hessian(self, run: Run[Model], law: Law) -> bool:
         return (
             isinstance(self.step, Backtracking)
             and self.step.first is None
             and run.problem.curvature(law) is None
         )
 
-    def minimise(self, run: Run[Any], origin: Origin) -> Flow[Inner]:
+    def minimise(self, run: Run[Model], origin: Origin) -> Flow[Inner]:
         if isinstance(self.step, Backtracking):
             return (yield from self._search(run, origin, self.step))
         return (yield from self._fixed(run, origin, self.step))
 
-    def _fixed(self, run: Run[Any], origin: Origin, step: float) -> Flow[Inner]:
+    def _fixed(self, run: Run[Model], origin: Origin, step: float) -> Flow[Inner]:
         eps, gradient = np.zeros(run.problem.dim), origin.gradient
         for t in range(1, self.max_steps + 1):
             eps = eps - step * gradient
@@ -132,7 +132,7 @@ class GradientDescent(AbstractOptimizer):
                 return Inner(eps=eps, steps=t)
         return Inner(eps=eps, steps=0)
 
-    def _search(self, run: Run[Any], origin: Origin, rule: Backtracking) -> Flow[Inner]:
+    def _search(self, run: Run[Model], origin: Origin, rule: Backtracking) -> Flow[Inner]:
         state = _Iterate(eps=np.zeros(run.problem.dim), loss=0.0, gradient=origin.gradient)
         length = rule.first or 1.0 / _largest_eigenvalue(run, origin)
         for t in range(1, self.max_steps + 1):
@@ -160,10 +160,10 @@ class Newton(AbstractOptimizer):
         require_positive(stop=self.stop)
         require_budget(max_steps=self.max_steps)
 
-    def needs_hessian(self, run: Run[Any], law: Any) -> bool:  # noqa: ARG002 - always
+    def needs_hessian(self, run: Run[Model], law: Law) -> bool:
         return True
 
-    def minimise(self, run: Run[Any], origin: Origin) -> Flow[Inner]:
+    def minimise(self, run: Run[Model], origin: Origin) -> Flow[Inner]:
         parts = Part.LOSS | Part.GRADIENT | Part.HESSIAN
         rule = Backtracking(first=1.0)
         state = _Iterate(
@@ -183,7 +183,7 @@ class Newton(AbstractOptimizer):
 
 
 def _line_search(
-    run: Run[Any],
+    run: Run[Model],
     origin: Origin,
     state: _Iterate,
     direction: Array,
@@ -219,8 +219,8 @@ def _line_search(
 
 
 def _acceptable(
-    run: Run[Any],
-    law: Any,
+    run: Run[Model],
+    law: Law,
     state: _Iterate,
     gradient: Array,
     loss: float,
@@ -239,7 +239,7 @@ def _acceptable(
     return loss <= state.loss + resolution and end_slope <= (2 * rule.armijo - 1) * slope
 
 
-def _largest_eigenvalue(run: Run[Any], origin: Origin) -> float:
+def _largest_eigenvalue(run: Run[Model], origin: Origin) -> float:
     """An upper bound of the curvature's largest eigenvalue, the same at every party: Gershgorin's."""
     curvature = run.problem.curvature(origin.law) if origin.hessian is None else origin.hessian
     if curvature is None:
@@ -281,7 +281,7 @@ class StochasticGradientDescent(AbstractOptimizer):
         if self.replace and self.batches == "fixed":
             raise InputError("replace: a fixed partition has no replacement; give batches='fresh'")
 
-    def needs_hessian(self, run: Run[Any], law: Any) -> bool:  # noqa: ARG002 - never
+    def needs_hessian(self, run: Run[Model], law: Law) -> bool:
         return False
 
     def draw(self, n: int, update: int, step: int) -> IntArray:
@@ -299,7 +299,7 @@ class StochasticGradientDescent(AbstractOptimizer):
     def _generator(self, stream: int) -> np.random.Generator:
         return np.random.Generator(np.random.Philox(key=[self.seed, stream]))
 
-    def minimise(self, run: Run[Any], origin: Origin) -> Flow[Inner]:
+    def minimise(self, run: Run[Model], origin: Origin) -> Flow[Inner]:
         eps = np.zeros(run.problem.dim)
         for t in range(self.steps):
             batch = self.draw(run.n, origin.update, t)

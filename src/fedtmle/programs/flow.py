@@ -16,6 +16,7 @@ from typing import final
 from fedtmle.errors import InputError
 from fedtmle.initial.crossfit import Column, Probability
 from fedtmle.initial.glm import Supplied
+from fedtmle.model import kernels
 from fedtmle.model.table import AnyTable
 from fedtmle.programs.diagnostics import (
     Diagnostics,
@@ -36,7 +37,7 @@ from fedtmle.protocol.sums import TallyQuery
 from fedtmle.protocol.tables import LevelsQuery, ScalesQuery
 from fedtmle.targets.effects.components import Component, PooledWeights
 from fedtmle.targets.effects.prepare import EffectColumns, Predictor, Preparation
-from fedtmle.targets.effects.problem import EffectProblem
+from fedtmle.targets.effects.problem import EffectLaw, EffectProblem
 from fedtmle.targets.effects.statistics import FittedPropensityBins, StudyCounts, WeightColumn
 
 SMALLEST_EXPONENT = -512  # of weights: below it, their grid would leave the range of a double
@@ -61,7 +62,7 @@ class StudyDetails:
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class StudyProgram(AbstractProgram):
+class StudyProgram(AbstractProgram[AnyTable]):
     """The whole study as one flow."""
 
     study: Study
@@ -86,7 +87,7 @@ class StudyProgram(AbstractProgram):
             effect = replace(effect, combination=tuple(effect.combination[r] for r in overlap.spanning))
         outcome = yield from study.algorithm.flow(effect, effect.start(), n)
         diagnostics = None
-        if study.diagnostics and isinstance(outcome, Targeted):
+        if study.diagnostics and isinstance(outcome, Targeted) and isinstance(outcome.law, EffectLaw):
             diagnostics = yield from diagnose(study, effect, outcome.law, overlap, n)
         details = StudyDetails(
             problem=effect,
@@ -177,7 +178,7 @@ def _tally(study: Study, columns: EffectColumns, n: int) -> Flow[Tally]:
         (largest,) = yield ScalesQuery(columns=WeightColumn(columns))
         exponent = max(largest, SMALLEST_EXPONENT)
     counts = StudyCounts(columns=columns, weight_exponent=exponent)
-    at = {name: range(block.start, block.stop) for name, block in counts.blocks.items()}
+    at = counts.layout.places
     pooled = yield TallyQuery(
         columns=counts,
         n=n,
@@ -190,7 +191,7 @@ def _tally(study: Study, columns: EffectColumns, n: int) -> Flow[Tally]:
             *(CountCell(k) for k in at["stratum"]),
         ),
     )
-    sums = {name: pooled[block].values().tolist() for name, block in counts.blocks.items()}
+    sums = {name: part.tolist() for name, part in counts.layout.split(pooled.values()).items()}
     weight_mean = sums["weight"][0] / n
     tally = Tally(
         arms=tuple(map(int, sums["arm"])),
@@ -199,7 +200,7 @@ def _tally(study: Study, columns: EffectColumns, n: int) -> Flow[Tally]:
         weights=PooledWeights(
             total=weight_mean * n,
             by_arm=tuple(sums["arm weight"]),
-            by_stratum=tuple(sums["stratum weight"]),
+            by_stratum=tuple(sums["stratum weight" if study.weights else "stratum"]),
         ),
     )
     if not tally.weight_mean > 0:
@@ -285,7 +286,7 @@ def _preparation(
     for component, share in zip(components, shares, strict=True):
         if share <= 0:
             raise InputError(f"strata: no record with a positive weight is {component.population.label}")
-    auto = 5.0 / (math.sqrt(n) * math.log(max(n, 2)))
+    auto = 5.0 / (math.sqrt(n) * kernels.log(float(max(n, 2))))
     floor = auto if study.g_bounds == "auto" else float(study.g_bounds or 0.0)
     return Preparation(
         columns=columns,
@@ -305,7 +306,7 @@ def _preparation(
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class PreflightProgram(AbstractProgram):
+class PreflightProgram(AbstractProgram[AnyTable]):
     """Fits a study's treatment model across silos and estimates nothing; ``details`` has the histograms."""
 
     study: Study

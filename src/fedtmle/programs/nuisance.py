@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
 from fedtmle.algorithms.base import Run
-from fedtmle.errors import InputError
+from fedtmle.errors import InputError, NumericalError
 from fedtmle.initial.crossfit import Folds
 from fedtmle.initial.glm import (
     FAMILIES,
@@ -23,9 +22,9 @@ from fedtmle.initial.glm import (
 from fedtmle.initial.pilot import Pilot
 from fedtmle.initial.superlearner import SuperLearner
 from fedtmle.model.families import Family, Response
-from fedtmle.model.linear import newton_direction
+from fedtmle.model.linear import cholesky, congruence, eigen, invert_lower, multiply, newton_direction
 from fedtmle.model.types import Array, Part, unpack
-from fedtmle.protocol.query import Flow, Phase
+from fedtmle.protocol.query import Flow, Model, Phase
 from fedtmle.protocol.tables import ScalesQuery
 from fedtmle.targets.effects.prepare import WithoutFold
 
@@ -148,12 +147,15 @@ def _refuse_separation(at_zero: Array, at_fit: Array, names: tuple[str, ...], la
 
     Named are the columns that move most along that direction, each in units of its standard deviation.
     """
-    root = np.linalg.inv(np.linalg.cholesky(at_zero))
-    values, vectors = np.linalg.eigh(root @ at_fit @ root.T)
+    factor = cholesky(at_zero)
+    if factor is None:  # collinear columns were refused before
+        raise NumericalError(f"{label}: the curvature of its loss is not positive definite")
+    root = invert_lower(factor)
+    values, vectors = eigen(congruence(root, at_fit))
     if values[0] >= SEPARATED_CURVATURE:
         return
     spread = np.diag(at_zero) - (at_zero[:, 0] ** 2 / at_zero[0, 0] if names[0] == "1" else 0.0)
-    moved = np.abs(root.T @ vectors[:, 0]) * np.sqrt(np.maximum(spread, 0.0))
+    moved = np.abs(multiply(root.T, vectors[:, :1])[:, 0]) * np.sqrt(np.maximum(spread, 0.0))
     most = [name for name, size in zip(names, moved, strict=True) if size > 0.3 * moved.max()]
     raise InputError(
         f"{label}: its response is perfectly predicted, mostly by {', '.join(most)}, so the fit has no "
@@ -191,7 +193,7 @@ class NewtonPoint:
 
 
 def minimise(
-    run: Run[Any], gradient: Array, hessian: Array, *, goal: float, acceptable: float, is_quadratic: bool
+    run: Run[Model], gradient: Array, hessian: Array, *, goal: float, acceptable: float, is_quadratic: bool
 ) -> Flow[NewtonPoint]:
     """Return the fit from eps = 0, where the gradient and the Hessian are given.
 
@@ -219,7 +221,9 @@ def _needs_hessian(fit: NewtonPoint, goal: float) -> bool:
     return reached > goal
 
 
-def _step(run: Run[Any], fit: NewtonPoint, with_hessian: bool, acceptable: float) -> Flow[NewtonPoint | None]:
+def _step(
+    run: Run[Model], fit: NewtonPoint, with_hessian: bool, acceptable: float
+) -> Flow[NewtonPoint | None]:
     """The first point along Newton's direction, halving, where the norm is smaller; None if there is none."""
     dim, direction, length = run.problem.dim, newton_direction(fit.hessian, fit.gradient), 1.0
     for _ in range(MAX_HALVINGS + 1):

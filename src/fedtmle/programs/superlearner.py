@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar, final
+from typing import TypeVar, final
 
 import numpy as np
 
@@ -69,7 +69,7 @@ def together(flows: Sequence[Flow[Result]]) -> Flow[list[Result]]:
     """The flows side by side: each round carries one query of each that is still going."""
     results: dict[int, Result] = {}
     waiting: dict[int, Query] = {}
-    replies: dict[int, Any] = dict.fromkeys(range(len(flows)))  # a fresh flow is started by sending None
+    replies: dict[int, object] = dict.fromkeys(range(len(flows)))  # a fresh flow is started by sending None
     while True:
         for k, reply in replies.items():
             try:
@@ -160,8 +160,9 @@ def _pilot(pilot: Pilot, parts: Sequence[Regression], levels: Levels) -> Flow[Mo
     if isinstance(model, FittedGLM | TreeEnsemble):
         low, high = (0.0, 1.0) if pilot.unit_scale else parts[0].bounds
         return (Rescaled(model=model, low=low, width=high - low),) * len(parts)
+    models: Models
     (models,) = yield _ship(pilot, model, parts, levels)
-    return models  # type: ignore[no-any-return]  # what a round brings is Any
+    return models
 
 
 @final

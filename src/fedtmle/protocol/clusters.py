@@ -138,7 +138,7 @@ class ClustersQuery(AbstractQuery[Clusters, Digests]):
             digests=tuple(sorted(map(cluster_digest, labels))),
         )
 
-    def pool(self, answers: Mapping[str, Clusters], sizes: Mapping[str, int]) -> Digests:  # noqa: ARG002
+    def pool(self, answers: Mapping[str, Clusters], sizes: Mapping[str, int]) -> Digests:
         self._check(answers)
         silos = Counter(digest for clusters in answers.values() for digest in clusters.digests)
         shared = tuple(sorted(digest for digest, count in silos.items() if count > 1))

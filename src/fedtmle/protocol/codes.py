@@ -11,7 +11,7 @@ import struct
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar, final
+from typing import Any, Generic, TypeAlias, TypeVar, final
 
 import numpy as np
 
@@ -149,7 +149,8 @@ class BitReader:
 MOST_SILOS = 4096
 
 Value = TypeVar("Value")
-Memory = tuple[int, ...]
+Memory: TypeAlias = tuple[int, ...]
+Parts: TypeAlias = tuple[object, ...]  # payloads of several queries in one round
 
 
 class AbstractCode(ABC, Generic[Value]):
@@ -168,11 +169,11 @@ class AbstractCode(ABC, Generic[Value]):
     def read(self, bits: BitReader) -> Value:
         """Read one value, or raise `DecodeError`."""
 
-    def after(self, memory: Memory | None) -> AbstractCode[Value]:  # noqa: ARG002 - for codes with a memory
+    def after(self, memory: Memory | None) -> AbstractCode[Value]:
         """Return the code of the next payload on a link whose last one left ``memory``."""
         return self
 
-    def memory(self, value: Value) -> Memory | None:  # noqa: ARG002 - for codes with a memory
+    def memory(self, value: Value) -> Memory | None:
         """Return what both ends of a link remember of this payload, or None."""
         return None
 
@@ -301,7 +302,7 @@ class Differences(AbstractCode[tuple[int, ...]]):
 
 @final
 @dataclass(frozen=True)
-class Joined(AbstractCode[tuple[Any, ...]]):
+class Joined(AbstractCode[Parts]):
     """Payloads one after the other; none of their codes may have a memory."""
 
     codes: tuple[AbstractCode[Any], ...]
@@ -310,11 +311,11 @@ class Joined(AbstractCode[tuple[Any, ...]]):
     def numbers(self) -> int:
         return sum(code.numbers for code in self.codes)
 
-    def write(self, value: tuple[Any, ...], out: BitWriter) -> None:
+    def write(self, value: Parts, out: BitWriter) -> None:
         for code, part in zip(self.codes, value, strict=True):
             code.write(part, out)
 
-    def read(self, bits: BitReader) -> tuple[Any, ...]:
+    def read(self, bits: BitReader) -> Parts:
         return tuple(code.read(bits) for code in self.codes)
 
 

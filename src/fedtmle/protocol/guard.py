@@ -9,9 +9,9 @@ own; all others share one coarse code, so that a refusal discloses as little as 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from operator import add, sub
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -21,7 +21,16 @@ from fedtmle.model.types import Array
 from fedtmle.protocol.messages import Reason
 from fedtmle.protocol.plan import Plan
 from fedtmle.protocol.policy import Policy
-from fedtmle.protocol.query import CountCell, Evaluation, Local, Phase, Query
+from fedtmle.protocol.query import (
+    AbstractQuery,
+    Answer,
+    CountCell,
+    Evaluation,
+    Local,
+    Phase,
+    Pooled,
+    Query,
+)
 
 
 class RefusalError(Exception):
@@ -143,13 +152,12 @@ class Guard:
             strictest = max(query.floors, key=self.policy.floor)
             raise RefusalError(Reason.POLICY, strictest)
 
-    def release(self, query: Query, answer: Any, n_rows: int) -> Any:
+    def release(self, query: AbstractQuery[Answer, Pooled], answer: Answer, n_rows: int) -> Answer:
         """Return the answer as it may leave the silo, or refuse it."""
-        parts = tuple(zip(query.members, query.split(answer), strict=True))
-        for member, part in parts:
+        for member, part in zip(query.members, query.split(answer), strict=True):
             if isinstance(part, Sums):
                 self._examine_sums(member, part, n_rows)
-        return query.join(suppressed(parts, self.policy))
+        return suppressed(query, answer, self.policy)
 
     def _examine_sums(self, query: Query, sums: Sums, n_rows: int) -> None:
         """Check the counts of people and the sums of weights in an answer."""
@@ -237,9 +245,9 @@ class Guard:
             raise RefusalError(Reason.BATCHES, "min_batch")
 
 
-def suppressed(parts: Iterable[tuple[Query, Any]], policy: Policy) -> tuple[Any, ...]:
-    """Return the parts of an answer without the bins that stand for too few people."""
-    return tuple(query.suppress(part, policy.floor(*query.floors)) for query, part in parts)
+def suppressed(query: AbstractQuery[Answer, Pooled], answer: Answer, policy: Policy) -> Answer:
+    """Return the answer without the bins that stand for fewer people than the policy allows."""
+    return query.suppress(answer, lambda member: policy.floor(*member.floors))
 
 
 def _evaluations(query: Query) -> Iterator[Evaluation]:

@@ -20,7 +20,7 @@ from functools import cache, cached_property
 from importlib import metadata
 from pathlib import Path
 from types import FunctionType
-from typing import Any
+from typing import Any, Generic, TypeVar
 from urllib.parse import unquote, urlsplit
 
 import msgspec
@@ -33,6 +33,8 @@ from fedtmle.protocol.query import Flow
 from fedtmle.version import __version__
 
 PACKAGE = "fedtmle"
+
+Rows = TypeVar("Rows")
 
 
 @cache
@@ -122,11 +124,20 @@ def _lists(distribution: metadata.Distribution, path: Path) -> bool:
     return f"\n{path.relative_to(root).as_posix()}," in "\n" + (distribution.read_text("RECORD") or "")
 
 
+class _DirectoryInfo(msgspec.Struct, frozen=True):
+    editable: bool = False
+
+
+class _Origin(msgspec.Struct, frozen=True):
+    """Where a distribution was installed from: `direct_url.json`, PEP 610."""
+
+    url: str = ""
+    dir_info: _DirectoryInfo = _DirectoryInfo()
+
+
 def _is_developed_at(distribution: metadata.Distribution, path: Path) -> bool:
-    origin: dict[str, Any] = msgspec.json.decode(distribution.read_text("direct_url.json") or "{}")
-    if not origin.get("dir_info", {}).get("editable"):
-        return False
-    return path.is_relative_to(unquote(urlsplit(origin["url"]).path))
+    origin = msgspec.json.decode(distribution.read_text("direct_url.json") or "{}", type=_Origin)
+    return origin.dir_info.editable and path.is_relative_to(unquote(urlsplit(origin.url).path))
 
 
 # The plan: all that a silo approves, as one canonical document with a digest.
@@ -140,7 +151,7 @@ class Member:
     key: bytes = b""
 
 
-class AbstractProgram(ABC):
+class AbstractProgram(ABC, Generic[Rows]):
     """What every party runs: a frozen dataclass, since all of its fields are part of the plan."""
 
     @abstractmethod
@@ -148,11 +159,11 @@ class AbstractProgram(ABC):
         """Return the generator of queries over n pooled rows."""
 
     @abstractmethod
-    def count(self, rows: Any) -> int:
+    def count(self, rows: Rows) -> int:
         """Return N_m."""
 
     @abstractmethod
-    def smallest_part(self, rows: Any) -> int:
+    def smallest_part(self, rows: Rows) -> int:
         """Return the fewest rows that the program sets apart from the others, as in a fold."""
 
 
@@ -165,7 +176,7 @@ class Plan:
     the last day on which it may run.
     """
 
-    program: AbstractProgram
+    program: AbstractProgram[Any]
     roster: tuple[Member, ...]
     expires: datetime.date | None = None
 
@@ -203,7 +214,7 @@ def roster(names: Sequence[str]) -> tuple[Member, ...]:
     return tuple(Member(name=str(name)) for name in names)
 
 
-def canonical(value: Any) -> Any:
+def canonical(value: object) -> object:
     """Return ``value`` as plain data.
 
     A dataclass is the provenance of its class (`fedtmle.protocol.plan`) and its compared

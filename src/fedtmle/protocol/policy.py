@@ -1,4 +1,4 @@
-"""What a silo's owner allows: floors that can only be raised, caps that can only be lowered.
+"""The policy of a silo's owner: floors that can only be raised, caps that can only be lowered.
 
 The defaults are the package's own limits. A silo's file may be stricter in any key and laxer in
 none, so a study cannot ask a silo to let its guard down.
@@ -9,8 +9,8 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Mapping
-from dataclasses import Field, dataclass, field, fields
-from typing import Any
+from dataclasses import dataclass, field, fields
+from typing import NamedTuple, TypeVar
 
 from fedtmle.errors import InputError
 
@@ -24,8 +24,37 @@ class Direction(enum.StrEnum):
     CONSENT = "the owner's free choice"
 
 
-def _key(direction: Direction, default: Any, off: Any, says: str) -> Any:
-    return field(default=default, metadata={"direction": direction, "off": off, "says": says})
+class Limit(NamedTuple):
+    """One key of a policy.
+
+    A silo may change its ``default`` in one ``direction``; ``off`` is its value where nothing is guarded.
+    """
+
+    name: str
+    default: float
+    direction: Direction
+    meaning: str
+    off: float
+
+    def is_laxer(self, value: float) -> bool:
+        """Return whether ``value`` allows what the default does not."""
+        match self.direction:
+            case Direction.FLOOR:
+                return value < self.default
+            case Direction.CAP:
+                return value > self.default
+            case Direction.PERMIT:
+                return bool(value and not self.default)
+            case Direction.CONSENT:
+                return False
+
+
+Number = TypeVar("Number", bound=float)
+
+
+def _key(direction: Direction, default: Number, off: float, meaning: str) -> Number:
+    metadata = {"direction": direction, "default": default, "off": off, "meaning": meaning}
+    return field(default=default, metadata=metadata)
 
 
 _FLOOR, _CAP, _PERMIT, _CONSENT = Direction.FLOOR, Direction.CAP, Direction.PERMIT, Direction.CONSENT
@@ -33,7 +62,7 @@ _FLOOR, _CAP, _PERMIT, _CONSENT = Direction.FLOOR, Direction.CAP, Direction.PERM
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:
-    """One silo's limits; `keys()` tells what each means."""
+    """One silo's limits; `limits()` says what each of them means."""
 
     min_rows: int = _key(_FLOOR, 20, 0, "rows in the silo")
     min_arm_rows: int = _key(
@@ -47,7 +76,9 @@ class Policy:
     min_batch: int = _key(_FLOOR, 20, 0, "own rows in a batch; batches are a fixed partition")
     min_fold: int = _key(_FLOOR, 5, 0, "own rows in a fold of cross-fitting")
     min_support: int = _key(_FLOOR, 5, 0, "rows that enter each sum of a gradient")
-    min_joint: int = _key(_FLOOR, 0, 0, "rows, if any, where two columns of a told Hessian are not zero")
+    min_joint: int = _key(
+        _FLOOR, 0, 0, "minimum nonzero cell of any two-way table implied by a disclosed Hessian"
+    )
     min_effective: float = _key(_FLOOR, 2.0, 0.0, "effective number of rows behind each sum of a gradient")
     max_share: float = _key(_CAP, 0.65, 1.0, "largest share of one row in a sum of a gradient")
     max_queries: int = _key(_CAP, 5_000, math.inf, "queries answered in one study")
@@ -75,7 +106,7 @@ class Policy:
     @classmethod
     def unguarded(cls) -> Policy:
         """No limit at all: rows that nobody guards, such as arrays in one's own session."""
-        return cls(**{key.name: key.metadata["off"] for key in fields(cls)})
+        return cls(**{limit.name: limit.off for limit in cls.limits()})  # type: ignore[arg-type]  # each of its type
 
     def floor(self, *keys: str) -> int:
         """Return the strictest of some floors, by their keys; 0 without any."""
@@ -83,41 +114,27 @@ class Policy:
 
     @classmethod
     def parse(cls, table: Mapping[str, object]) -> tuple[Policy, dict[str, str]]:
-        """The policy that ``table`` states, and what is wrong with each key that cannot be taken."""
-        known = {key.name: key for key in fields(cls)}
+        """Return the policy that ``table`` states, and what is wrong with each key that is not accepted."""
+        known = {limit.name: limit for limit in cls.limits()}
         mistakes: dict[str, str] = {}
-        taken: dict[str, Any] = {}
+        accepted: dict[str, float] = {}
         for name, value in table.items():
             if name not in known:
                 mistakes[name] = f"unknown key; the keys are {', '.join(known)}"
                 continue
-            key = known[name]
             try:
-                cls(**{name: value})  # type: ignore[arg-type]  # that is what is being tried
+                stated = getattr(cls(**{name: value}), name)  # type: ignore[arg-type]  # it checks the type
             except InputError as error:
                 mistakes[name] = str(error).partition(": ")[2]
                 continue
-            if _is_laxer(key, value):
-                mistakes[name] = f"{key.metadata['direction']}: the package's own limit is {key.default}"
+            limit = known[name]
+            if limit.is_laxer(stated):
+                mistakes[name] = f"{limit.direction}: the package's own limit is {limit.default}"
             else:
-                taken[name] = value
-        return cls(**taken), mistakes
+                accepted[name] = stated
+        return cls(**accepted), mistakes  # type: ignore[arg-type]  # each was checked above
 
     @classmethod
-    def keys(cls) -> list[tuple[str, Any, Direction, str]]:
-        """Every key with its default, which way it may change, and what it means."""
-        return [
-            (key.name, key.default, key.metadata["direction"], key.metadata["says"]) for key in fields(cls)
-        ]
-
-
-def _is_laxer(key: Field[Any], value: Any) -> bool:
-    match key.metadata["direction"]:
-        case Direction.FLOOR:
-            return bool(value < key.default)
-        case Direction.CAP:
-            return bool(value > key.default)
-        case Direction.PERMIT:
-            return bool(value and not key.default)
-        case _:
-            return False
+    def limits(cls) -> list[Limit]:
+        """Return every key with its default, which way it may change, and what it limits."""
+        return [Limit(name=key.name, **key.metadata) for key in fields(cls)]

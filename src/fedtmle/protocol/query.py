@@ -11,7 +11,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass
 from functools import reduce
-from itertools import islice
 from operator import add
 from typing import Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar, final
 
@@ -22,7 +21,12 @@ from fedtmle.model.problem import AbstractModel, AbstractProblem, Estimate
 from fedtmle.model.statistics import AbstractBoundedColumns
 from fedtmle.model.submodel import AbstractNormaliser, AbstractSubmodel
 from fedtmle.model.types import Array, IntArray, Part
-from fedtmle.protocol.codes import AbstractCode, FixedSums, Joined
+from fedtmle.protocol.codes import AbstractCode, FixedSums, Joined, Parts
+
+Law: TypeAlias = object  # only its own problem looks into it; everyone else hands it on
+Problem: TypeAlias = AbstractProblem[Any, Any]
+Model: TypeAlias = AbstractModel[Any, Any]
+BoundedColumns: TypeAlias = AbstractBoundedColumns[Any]
 
 
 @final
@@ -30,8 +34,8 @@ from fedtmle.protocol.codes import AbstractCode, FixedSums, Joined
 class Derivatives:
     """Parts of the row's loss at (law, eps), over all rows or a pooled batch."""
 
-    model: AbstractModel[Any, Any]
-    law: Any
+    model: Model
+    law: Law
     eps: Array
     parts: Part
     batch: IntArray | None = None
@@ -42,8 +46,8 @@ class Derivatives:
 class CurvatureBound:
     """A bound of the row's Hessian at every eps, upper triangle."""
 
-    model: AbstractModel[Any, Any]
-    law: Any
+    model: Model
+    law: Law
 
 
 @final
@@ -51,8 +55,8 @@ class CurvatureBound:
 class ClosingTerms:
     """The row's terms of the closing sums."""
 
-    problem: AbstractProblem[Any, Any]
-    law: Any
+    problem: Problem
+    law: Law
 
 
 @final
@@ -60,7 +64,7 @@ class ClosingTerms:
 class ColumnTerms:
     """Named columns."""
 
-    columns: AbstractBoundedColumns[Any]
+    columns: BoundedColumns
 
 
 RowTerms: TypeAlias = Derivatives | CurvatureBound | ClosingTerms | ColumnTerms
@@ -93,8 +97,6 @@ class RowMeans:
 # integer sums (`IntegerSums`); the others are exceptions that define their own pooling and codes.
 
 
-Problem: TypeAlias = AbstractProblem[Any, Any]
-Model: TypeAlias = AbstractModel[Any, Any]
 Answer = TypeVar("Answer")
 Pooled = TypeVar("Pooled")
 Result = TypeVar("Result")
@@ -119,15 +121,15 @@ class Local(Protocol):
     @property
     def n_rows(self) -> int: ...
 
-    def submodel(self, model: Model, law: Any, batch: IntArray | None = None) -> AbstractSubmodel:
+    def submodel(self, model: Model, law: Law, batch: IntArray | None = None) -> AbstractSubmodel:
         """Return the submodel of all rows, or of those in a pooled batch."""
         ...
 
-    def normaliser(self, model: Model, law: Any) -> AbstractNormaliser: ...
+    def normaliser(self, model: Model, law: Law) -> AbstractNormaliser: ...
 
-    def moments(self, problem: Problem, law: Any) -> Sums: ...
+    def moments(self, problem: Problem, law: Law) -> Sums: ...
 
-    def estimate(self, problem: Problem, law: Any) -> Estimate:
+    def estimate(self, problem: Problem, law: Law) -> Estimate:
         """Return Psi and its covariance from this silo's rows alone; they stay in the silo."""
         ...
 
@@ -151,7 +153,7 @@ class Evaluation(NamedTuple):
     """
 
     model: Model
-    law: Any
+    law: Law
     eps: Array
     batch: IntArray | None = None
     curvature: bool = False  # whether the Hessian is disclosed too: sums of products of two columns
@@ -189,7 +191,7 @@ class Retirement(Protocol):
     def problem(self) -> Problem: ...
 
     @property
-    def law(self) -> Any: ...
+    def law(self) -> Law: ...
 
     def gap_bound(self, local: Local) -> float | None:
         """Return a bound of the local targeting gap that is left, or None if there is none to state."""
@@ -248,16 +250,16 @@ class AbstractQuery(ABC, Generic[Answer, Pooled]):
         """Keys of the policy for the people behind a label, a cluster or a bin; the strictest holds."""
         return ()
 
-    def people(self, local: Local) -> Iterable[int]:  # noqa: ARG002 - for those that name any
+    def people(self, local: Local) -> Iterable[int]:
         """Return how many people stand behind each label or cluster that the answer is about."""
         return ()
 
-    def ships_model(self, silo: str) -> bool:  # noqa: ARG002 - for those that do
+    def ships_model(self, silo: str) -> bool:
         """Return whether this silo's answer is a model of its own rows, which every party sees."""
         return False
 
-    def suppress(self, answer: Answer, floor: int) -> Answer:  # noqa: ARG002 - for bins
-        """Return the answer without the parts that stand for fewer than ``floor`` people."""
+    def suppress(self, answer: Answer, floor: Callable[[Query], int]) -> Answer:
+        """Return the answer without the parts that stand for fewer than ``floor(query)`` people."""
         return answer
 
     @property
@@ -265,22 +267,17 @@ class AbstractQuery(ABC, Generic[Answer, Pooled]):
         """The queries that this one is made of."""
         return (self,)
 
-    def split(self, payload: Answer | Pooled) -> tuple[Any, ...]:
+    def split(self, payload: Answer | Pooled) -> Parts:
         """Return each member's part of an answer, or of what was pooled."""
         return (payload,)
 
-    def join(self, answers: tuple[Any, ...]) -> Answer:
-        """Return the answer that has these parts, one for each member."""
-        answer: Answer = answers[0]
-        return answer
-
-    def row_means(self, answer: Answer, local: Local) -> RowMeans | None:  # noqa: ARG002 - not for labels
+    def row_means(self, answer: Answer, local: Local) -> RowMeans | None:
         """Return the answer as means over the rows of ``local``, or None if it is no such means."""
         return None
 
     # For those who follow a run.
 
-    def residual(self, pooled: Pooled) -> float | None:  # noqa: ARG002 - most rounds disclose none
+    def residual(self, pooled: Pooled) -> float | None:
         """Return the norm of the pooled gradient that the round disclosed, in raw coordinates, or None."""
         return None
 
@@ -289,7 +286,7 @@ class AbstractQuery(ABC, Generic[Answer, Pooled]):
         """The residual at which the run ends, once it is settled."""
         return None
 
-    def retirement(self, answer: Answer) -> Retirement | None:  # noqa: ARG002 - in one algorithm only
+    def retirement(self, answer: Answer) -> Retirement | None:
         """Return how a silo that gave this answer leaves the run, or None if it stays."""
         return None
 
@@ -304,7 +301,7 @@ class AnsweredQuery:
     """A query and one silo's answer to it."""
 
     query: Query
-    answer: Any
+    answer: object
 
 
 class IntegerSums(AbstractQuery[Sums, Sums]):
@@ -342,7 +339,7 @@ class IntegerSums(AbstractQuery[Sums, Sums]):
     def functionals(self) -> int:
         return len(self.shifts)
 
-    def pool(self, answers: Mapping[str, Sums], sizes: Mapping[str, int]) -> Sums:  # noqa: ARG002
+    def pool(self, answers: Mapping[str, Sums], sizes: Mapping[str, int]) -> Sums:
         return reduce(add, answers.values())
 
     @property
@@ -353,7 +350,7 @@ class IntegerSums(AbstractQuery[Sums, Sums]):
 
 @final
 @dataclass(frozen=True)
-class JointQuery(AbstractQuery[tuple[Any, ...], tuple[Any, ...]]):
+class JointQuery(AbstractQuery[Parts, Parts]):
     """Several queries of one phase in one round; none may keep a memory on the link or retire a silo."""
 
     queries: tuple[Query, ...]
@@ -378,18 +375,18 @@ class JointQuery(AbstractQuery[tuple[Any, ...], tuple[Any, ...]]):
     def members(self) -> tuple[Query, ...]:
         return tuple(member for query in self.queries for member in query.members)
 
-    def split(self, payload: tuple[Any, ...]) -> tuple[Any, ...]:
+    def split(self, payload: Parts) -> Parts:
         pairs = zip(self.queries, payload, strict=True)
-        return tuple(part for query, own in pairs for part in query.split(own))
+        return tuple(part for query, joined in pairs for part in query.split(joined))
 
-    def join(self, answers: tuple[Any, ...]) -> tuple[Any, ...]:
-        parts = iter(answers)
-        return tuple(query.join(tuple(islice(parts, len(query.members)))) for query in self.queries)
+    def suppress(self, answer: Parts, floor: Callable[[Query], int]) -> Parts:
+        pairs = zip(self.queries, answer, strict=True)
+        return tuple(query.suppress(part, floor) for query, part in pairs)
 
-    def answer(self, local: Local) -> tuple[Any, ...]:
+    def answer(self, local: Local) -> Parts:
         return tuple(query.answer(local) for query in self.queries)
 
-    def pool(self, answers: Mapping[str, tuple[Any, ...]], sizes: Mapping[str, int]) -> tuple[Any, ...]:
+    def pool(self, answers: Mapping[str, Parts], sizes: Mapping[str, int]) -> Parts:
         return tuple(
             query.pool({silo: answer[k] for silo, answer in answers.items()}, sizes)
             for k, query in enumerate(self.queries)

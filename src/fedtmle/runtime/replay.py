@@ -114,8 +114,7 @@ def _follow(
             query, bits, before = follower.query, reply.payload.bits(), replace(uplink)
             answer = uplink.decode(query.answer_code, bits)  # first: of another study it cannot be read
             if local is not None:
-                parts = zip(query.members, query.split(query.answer(local)), strict=True)
-                again = query.join(suppressed(parts, policy))
+                again = suppressed(query, query.answer(local), policy)
                 if before.encode(query.answer_code, again) != bits:
                     raise InputError(
                         f"silo '{local.name}': its rows are not those that gave the recorded answers"

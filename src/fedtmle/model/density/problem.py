@@ -19,6 +19,7 @@ from fedtmle.model.density.law import AbstractFunctional, DensityLaw, Step
 from fedtmle.model.density.quadrature import DensityNormaliser, combined, reweight, second_moment
 from fedtmle.model.density.start import KernelDensity
 from fedtmle.model.exact import Sums
+from fedtmle.model.linear import congruence
 from fedtmle.model.problem import (
     AbstractProblem,
     Estimate,
@@ -117,7 +118,7 @@ class AbstractDensityProblem(AbstractProblem[DensityLaw, Array]):
         # A kernel density is wider than the data, and D takes expectations under it; the standard
         # errors take them over the rows. The closing moments hold all that this needs.
         T = law.functional.correction(mean, (n - 1) * covariance + np.outer(mean, mean))
-        return Estimate(psi=law.psi, covariance=T @ covariance @ T.T, correction=T)
+        return Estimate(psi=law.psi, covariance=congruence(T, covariance), correction=T)
 
     @final
     def curvature(self, law: DensityLaw) -> Array:

@@ -19,6 +19,7 @@ import numpy as np
 from fedtmle.errors import InputError
 from fedtmle.model import kernels
 from fedtmle.model.density.quadrature import Memo, reweight
+from fedtmle.model.linear import cholesky, invert_lower, multiply
 from fedtmle.model.types import Array, IntArray
 
 REACH = 9.0  # kernel SDs around the pilot sample; outside lies less than 2 q 1.2e-19 of the mass
@@ -52,12 +53,9 @@ class KernelDensity:
     def __post_init__(self) -> None:
         pilot = _checked(self.pilot)
         covariance = _scott(pilot)
-        try:
-            factor = np.linalg.cholesky(covariance)
-        except np.linalg.LinAlgError:
-            factor = np.zeros_like(covariance)
+        factor = cholesky(covariance)
         # The share of each variance that the earlier columns leave: zero for a combination of them.
-        if (np.diag(factor) ** 2 <= 1e-12 * np.diag(covariance)).any():
+        if factor is None or (np.diag(factor) ** 2 <= 1e-12 * np.diag(covariance)).any():
             raise InputError("pilot: its covariance is singular; a column is constant or repeats others")
         kept = {
             "pilot": pilot,
@@ -87,7 +85,8 @@ class KernelDensity:
         analytic within |Im o_j| < a contributes e^-a|w - s|. The product decays like the slowest split,
         min over s of (sd s)^2/2 + a (w - s), and h makes that equal to DECAY.
         """
-        conditional_sd = 1.0 / np.sqrt(np.diag(np.linalg.inv(self.covariance)))
+        root = invert_lower(self.factor)
+        conditional_sd = 1.0 / np.sqrt(np.diag(multiply(root.T, root)))
         spacings = []
         for sd, a in zip(conditional_sd, strip, strict=True):
             kernel_alone = math.sqrt(2 * DECAY) / sd

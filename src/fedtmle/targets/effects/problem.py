@@ -25,6 +25,7 @@ from fedtmle.model import kernels
 from fedtmle.model.columns import column_sums
 from fedtmle.model.exact import Sums, column_shifts, zero_sums
 from fedtmle.model.families import Family
+from fedtmle.model.linear import congruence, multiply
 from fedtmle.model.problem import AbstractProblem, Estimate
 from fedtmle.model.submodel import AbstractSubmodel, GeneralisedLinear, NoNormaliser, StreamedLinear
 from fedtmle.model.table import AnyTable, StreamedTable, Table, over_blocks, pieces
@@ -211,7 +212,8 @@ class EffectProblem(AbstractProblem[EffectLaw, AnyTable]):
     def finish(self, law: EffectLaw, pooled: Sums, n: int) -> Estimate:  # noqa: ARG002 - all is pooled
         components, covariance = estimate_components(pooled, len(self.combination[0]))
         low = self.outcome_bounds[0] * self.R.sum(axis=1)
-        return Estimate(psi=low + self.R @ components, covariance=self.R @ covariance @ self.R.T)
+        psi = low + multiply(self.R, components[:, None])[:, 0]
+        return Estimate(psi=psi, covariance=congruence(self.R, covariance))
 
     def move(self, law: EffectLaw, eps: Array) -> EffectLaw:
         if not self.admits(law, eps):
