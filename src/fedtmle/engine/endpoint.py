@@ -13,7 +13,8 @@ from collections.abc import Callable
 from fedtmle.engine import frames
 from fedtmle.engine.frames import Answer, Declined, Hello, Ready, Reply, Waiting
 from fedtmle.errors import DecodeError, FedTMLEError, InputError
-from fedtmle.runtime.silo import LocalOutcome, Silo
+from fedtmle.runtime.rows import LocalOutcome
+from fedtmle.runtime.silo import Silo
 
 _log = logging.getLogger("fedtmle.silo")
 

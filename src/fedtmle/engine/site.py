@@ -18,7 +18,8 @@ from fedtmle.engine.runs import sites
 from fedtmle.errors import FedTMLEError, InputError, JournalError
 from fedtmle.model import kernels
 from fedtmle.protocol.plan import Plan
-from fedtmle.runtime.silo import LocalOutcome, Silo
+from fedtmle.runtime.rows import LocalOutcome
+from fedtmle.runtime.silo import Silo
 from fedtmle.studies.home import Home, open_party
 from fedtmle.studyfile.file import StudyFile, file_plan, read_study
 
