@@ -23,7 +23,7 @@ from fedtmle.deploy.kits import Deployment, Kit, Role, read_deployment, read_kit
 from fedtmle.deploy.launch import new_run
 from fedtmle.deploy.policy import place_storage
 from fedtmle.deploy.provision import provision
-from fedtmle.engine.runs import RunFolder, State, Status
+from fedtmle.engine.runs import RunFolder, RunState, RunStatus
 from fedtmle.errors import InputError
 from fedtmle.studyfile.file import read_study
 
@@ -286,7 +286,7 @@ def test_a_plan_is_run_once(made: Deployment, tmp_path: Path) -> None:
     run = new_run(made, study, deadline=1.0, patience=1.0)
     with pytest.raises(InputError, match="fedtmle resume"):
         new_run(made, study, deadline=1.0, patience=1.0)
-    run.report(Status(state=State.DONE))
+    run.report(RunStatus(state=RunState.DONE))
     with pytest.raises(InputError, match="run already"):
         new_run(made, study, deadline=1.0, patience=1.0)
     assert "this run is done" in call("resume", run.path).stderr
@@ -301,7 +301,9 @@ def test_a_study_that_pools_rows_cannot_be_deployed(made: Deployment, tmp_path: 
 def test_a_status_is_read_whole_or_not_at_all(made: Deployment, tmp_path: Path) -> None:
     study = read_study(write_example(tmp_path / "two", 2))
     run = new_run(made, study, deadline=1.0, patience=1.0)
-    status = Status(state=State.STOPPED, why="x", silos={"hospital 1": "ready"}, round=3, seconds=(0.5,))
+    status = RunStatus(
+        state=RunState.STOPPED, why="x", silos={"hospital 1": "ready"}, round=3, seconds=(0.5,)
+    )
     run.report(status)
     assert RunFolder(run.path).status() == status
     assert [path.name for path in run.path.glob("*.new")] == []

@@ -16,7 +16,7 @@ from typing import Any
 from fedtmle.datasets import ihdp
 from fedtmle.deploy.launch import follow, launch, new_run, show
 from fedtmle.deploy.local import approve_everywhere, local_deployment
-from fedtmle.engine.runs import RunFolder, State, Status
+from fedtmle.engine.runs import RunFolder, RunState, RunStatus
 from fedtmle.errors import InputError, ProtocolError
 from fedtmle.layout import number, wrapped
 from fedtmle.results.result import StudyResult
@@ -100,7 +100,7 @@ def run_demo(hospitals: int, *, port: int | None, as_json: bool, quiet: bool) ->
             last = show(follow(made, record), quiet=quiet)
             began = time.monotonic()
         stopping = time.monotonic() - began
-        if last.state is not State.DONE:
+        if last.state is not RunState.DONE:
             raise ProtocolError(last.why)
         compared = compare(here, record, folder / "transcript")
     compared |= _times(last) | {"start_up_seconds": start_up, "stop_seconds": stopping}
@@ -124,7 +124,7 @@ def compare(here: StudyResult, record: RunFolder, scratch: Path) -> dict[str, An
     }
 
 
-def _times(last: Status) -> dict[str, Any]:
+def _times(last: RunStatus) -> dict[str, Any]:
     return {
         "rounds": len(last.seconds),
         "median_round_ms": 1e3 * statistics.median(last.seconds),

@@ -13,13 +13,13 @@ from typing import Any, TextIO
 from fedtmle.deploy.jobs import engine_session, submit
 from fedtmle.deploy.kits import Deployment, Role, read_deployment, read_kit
 from fedtmle.deploy.processes import alive, running
-from fedtmle.engine.runs import RunFolder, State, Status, Terms
+from fedtmle.engine.runs import RunFolder, RunState, RunStatus, Terms
 from fedtmle.errors import InputError, ProtocolError
 from fedtmle.layout import phase_name
 from fedtmle.studyfile.file import StudyFile, file_plan, read_study
 
 
-def show(statuses: Iterable[Status], *, quiet: bool, to: TextIO | None = None) -> Status:
+def show(statuses: Iterable[RunStatus], *, quiet: bool, to: TextIO | None = None) -> RunStatus:
     """Prints who is connected, who has approved and how far the run is; returns the last status."""
     out = sys.stderr if to is None else to
     said, last = "", None
@@ -33,22 +33,22 @@ def show(statuses: Iterable[Status], *, quiet: bool, to: TextIO | None = None) -
     return last
 
 
-def _line(status: Status, *, live: bool) -> str:
-    if status.state is State.SUBMITTED:
+def _line(status: RunStatus, *, live: bool) -> str:
+    if status.state is RunState.SUBMITTED:
         return f"submitted; {_silos(status)}" if status.silos else "submitted"
-    if status.state is State.WAITING:
+    if status.state is RunState.WAITING:
         return f"waiting; {_silos(status)}" if status.silos else ""
-    if status.state is State.RUNNING:
+    if status.state is RunState.RUNNING:
         if not status.round:
             return "all silos are ready; running"
         phase = phase_name(status.phase)
         return f"round {status.round}, {phase}, {status.bits / 1000:.1f} kbit so far" if live else ""
-    if status.state is State.STOPPED:
+    if status.state is RunState.STOPPED:
         return f"stopped after round {status.round}: {status.why}"
     return f"done in {status.round} rounds, {sum(status.seconds):.1f} s"
 
 
-def _silos(status: Status) -> str:
+def _silos(status: RunStatus) -> str:
     by_words: dict[str, list[str]] = {}
     for silo, words in status.silos.items():
         by_words.setdefault(words, []).append(silo)
@@ -60,7 +60,7 @@ def _silos(status: Status) -> str:
 
 LOOK = 0.2  # seconds between two looks at a run's status
 ASK = 2.0  # seconds between two questions to the engine
-OVER = (State.DONE, State.STOPPED)
+OVER = (RunState.DONE, RunState.STOPPED)
 
 
 def new_run(deployment: Deployment, study: StudyFile, *, deadline: float, patience: float) -> RunFolder:
@@ -82,7 +82,7 @@ def new_run(deployment: Deployment, study: StudyFile, *, deadline: float, patien
     )
     _once(deployment, terms.plan)
     folder = RunFolder.new(deployment.runs, study, terms)
-    folder.report(Status(state=State.SUBMITTED))
+    folder.report(RunStatus(state=RunState.SUBMITTED))
     return folder
 
 
@@ -92,7 +92,7 @@ def _once(deployment: Deployment, plan: str) -> None:
         run = RunFolder(path.parent)
         if run.terms().plan != plan:
             continue
-        if run.status().state is State.DONE:
+        if run.status().state is RunState.DONE:
             raise InputError(
                 f"this plan was run already: `fedtmle show {run.result}`; "
                 "a study that should run anew is another plan: change its seed, and have it approved"
@@ -106,9 +106,9 @@ def launch(deployment: Deployment, run: RunFolder) -> None:
     One that is going on is left alone, to be followed.
     """
     status = run.status()
-    if status.state is State.DONE:
+    if status.state is RunState.DONE:
         raise InputError(f"{run.path}: this run is done; its result is {run.result}")
-    if status.state is not State.STOPPED and status.pid and alive(status.pid):
+    if status.state is not RunState.STOPPED and status.pid and alive(status.pid):
         return
     if running(read_kit(deployment.server, Role.SERVER)) is None:
         raise ProtocolError(f"the server is not running: `fedtmle server start {deployment.server}`")
@@ -116,19 +116,19 @@ def launch(deployment: Deployment, run: RunFolder) -> None:
         if run.job.is_file():
             _forget(session, run.job.read_text(encoding="utf-8"))
         # The status first: the engine's process may speak before `submit` returns.
-        run.report(Status(state=State.SUBMITTED, attempt=status.attempt + 1))
+        run.report(RunStatus(state=RunState.SUBMITTED, attempt=status.attempt + 1))
         run.job.write_text(submit(session, run), encoding="utf-8")
 
 
-def follow(deployment: Deployment, run: RunFolder) -> Iterator[Status]:
+def follow(deployment: Deployment, run: RunFolder) -> Iterator[RunStatus]:
     """Each new status until the run is over; a run whose process vanished is stopped, with a reason."""
     asked, last, missing_since = 0.0, None, 0.0
     while True:
         status = run.status()
-        if not status.pid and status.state is State.SUBMITTED and time.monotonic() - asked > ASK:
+        if not status.pid and status.state is RunState.SUBMITTED and time.monotonic() - asked > ASK:
             asked = time.monotonic()
             status = _ask_engine(deployment, run, status)
-        elif not status.pid and last is not None and last.state is State.SUBMITTED:
+        elif not status.pid and last is not None and last.state is RunState.SUBMITTED:
             status = last  # the engine is not asked each time
         if status != last:
             last = status
@@ -140,7 +140,7 @@ def follow(deployment: Deployment, run: RunFolder) -> Iterator[Status]:
         elif not missing_since:
             missing_since = time.monotonic()
         elif time.monotonic() - missing_since > 1.0 and run.status() == status:
-            run.report(replace(status, state=State.STOPPED, why="the server's process for this run ended"))
+            run.report(replace(status, state=RunState.STOPPED, why="the server's process for this run ended"))
         time.sleep(LOOK)
 
 
@@ -157,7 +157,7 @@ def find_run(path: Path) -> tuple[Deployment, RunFolder]:
     return deployment, RunFolder.named(deployment.runs, whole.name)
 
 
-def _ask_engine(deployment: Deployment, run: RunFolder, status: Status) -> Status:
+def _ask_engine(deployment: Deployment, run: RunFolder, status: RunStatus) -> RunStatus:
     """Before the engine has started the run: who is connected, and whether it gave up."""
     if running(read_kit(deployment.server, Role.SERVER)) is None:
         return _stopped(run, replace(status, why="the server is not running; `fedtmle server start`"))
@@ -176,12 +176,12 @@ def _ask_engine(deployment: Deployment, run: RunFolder, status: Status) -> Statu
     return replace(status, silos=said)
 
 
-def _stopped(run: RunFolder, status: Status) -> Status:
+def _stopped(run: RunFolder, status: RunStatus) -> RunStatus:
     """Writes down that the engine gave up, unless the run has spoken meanwhile."""
     now = run.status()
     if now.pid:
         return now
-    stopped = replace(status, state=State.STOPPED)
+    stopped = replace(status, state=RunState.STOPPED)
     run.report(stopped)
     return stopped
 
