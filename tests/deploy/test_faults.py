@@ -230,9 +230,9 @@ def test_a_wrong_clock_is_told_and_changes_nothing(rig: Rig, tmp_path: Path) -> 
     run = rig.start(study)
     assert rig.attempt(run).state is RunState.DONE
     same(study, run, tmp_path)
-    findings = {finding.what: finding for finding in examine(kit)}
-    assert not findings["clock"].fine
-    assert "ahead of the server's" in findings["clock"].found
+    findings = {finding.item: finding for finding in examine(kit)}
+    assert not findings["clock"].ok
+    assert "ahead of the server's" in findings["clock"].detail
     (rig.faults / "hospital-2-clock.json").unlink()
     processes.stop(kit)
     start_silo(kit, None)

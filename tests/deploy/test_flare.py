@@ -229,9 +229,9 @@ def test_a_client_needs_a_certificate_of_the_consortium(rig: Rig, tmp_path: Path
     assert _greeted(rig.made.port, own)
     assert not _greeted(rig.made.port, None)
     assert not _greeted(rig.made.port, foreign)
-    findings = {finding.what: finding for finding in examine(foreign)}
-    assert not findings["server"].fine
-    assert all(finding.fine for finding in examine(own)), examine(own)
+    findings = {finding.item: finding for finding in examine(foreign)}
+    assert not findings["server"].ok
+    assert all(finding.ok for finding in examine(own)), examine(own)
 
 
 def test_a_silo_with_a_kit_that_the_plan_does_not_name_gets_no_request(rig: Rig) -> None:
