@@ -17,13 +17,13 @@ from typer.testing import CliRunner
 from fedtmle.cli import app
 from fedtmle.cli.exits import Exit
 from fedtmle.demo import IHDP
-from fedtmle.deploy.demo import LEFT_OUT, STUDY, _text, write_example
+from fedtmle.deploy.demo import LEFT_OUT, STUDY, Comparison, write_example
 from fedtmle.deploy.doctor import examine
 from fedtmle.deploy.kits import Deployment, Kit, Role, read_deployment, read_kit
 from fedtmle.deploy.launch import new_run
 from fedtmle.deploy.policy import place_storage
 from fedtmle.deploy.provision import provision
-from fedtmle.engine.runs import RunFolder, State, Status
+from fedtmle.engine.runs import RunFolder, RunState, RunStatus
 from fedtmle.errors import InputError
 from fedtmle.studyfile.file import read_study
 
@@ -136,12 +136,12 @@ def test_a_folder_that_is_no_kit(tmp_path: Path, made: Deployment) -> None:
 
 
 def found(kit: Kit, what: str) -> tuple[bool, str]:
-    (finding,) = [finding for finding in examine(kit) if finding.what == what]
-    return finding.fine, f"{finding.found} {finding.mend}"
+    (finding,) = [finding for finding in examine(kit) if finding.item == what]
+    return finding.ok, f"{finding.detail} {finding.fix}"
 
 
 def test_the_doctor_finds_a_healthy_kit_whose_server_is_down(kit: Kit) -> None:
-    wrong = [finding.what for finding in examine(kit) if not finding.fine]
+    wrong = [finding.item for finding in examine(kit) if not finding.ok]
     assert wrong == ["server"]
     assert "TCP port 1" in found(kit, "server")[1]
     done = call("deploy", "doctor", kit.path)
@@ -286,7 +286,7 @@ def test_a_plan_is_run_once(made: Deployment, tmp_path: Path) -> None:
     run = new_run(made, study, deadline=1.0, patience=1.0)
     with pytest.raises(InputError, match="fedtmle resume"):
         new_run(made, study, deadline=1.0, patience=1.0)
-    run.report(Status(state=State.DONE))
+    run.report(RunStatus(state=RunState.DONE))
     with pytest.raises(InputError, match="run already"):
         new_run(made, study, deadline=1.0, patience=1.0)
     assert "this run is done" in call("resume", run.path).stderr
@@ -301,7 +301,9 @@ def test_a_study_that_pools_rows_cannot_be_deployed(made: Deployment, tmp_path: 
 def test_a_status_is_read_whole_or_not_at_all(made: Deployment, tmp_path: Path) -> None:
     study = read_study(write_example(tmp_path / "two", 2))
     run = new_run(made, study, deadline=1.0, patience=1.0)
-    status = Status(state=State.STOPPED, why="x", silos={"hospital 1": "ready"}, round=3, seconds=(0.5,))
+    status = RunStatus(
+        state=RunState.STOPPED, why="x", silos={"hospital 1": "ready"}, round=3, seconds=(0.5,)
+    )
     run.report(status)
     assert RunFolder(run.path).status() == status
     assert [path.name for path in run.path.glob("*.new")] == []
@@ -311,7 +313,7 @@ def test_a_status_is_read_whole_or_not_at_all(made: Deployment, tmp_path: Path) 
 def test_resume_of_what_is_no_run_names_what_was_given(original: Deployment) -> None:
     found = call("resume", "nope")
     assert found.exit_code == Exit.MISTAKES
-    assert found.output.startswith("nope: not a run's folder; a run is named by")
+    assert found.output.startswith("nope: not a run's folder; expected")
     absent = call("resume", original.runs / "nope")
     assert f"there is no run 'nope' in {original.runs}" in absent.output
 
@@ -327,7 +329,7 @@ def test_the_demonstration_says_what_its_study_leaves_out() -> None:
         ("n", "silos", "rounds", "study_seconds", "median_round_ms", "transcript_bytes"), 8
     )
     times = {"start_up_seconds": 1.0, "stop_seconds": 1.0}
-    said = _text({"estimates": [row], "same_result": True, "same_transcript": True, **counts, **times})
+    said = str(Comparison(estimates=[row], same_result=True, same_transcript=True, **counts, **times))
     assert max(map(len, said.splitlines())) <= 80
     assert f"the models leave out {', '.join(LEFT_OUT)}" in " ".join(said.split())
 

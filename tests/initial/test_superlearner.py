@@ -29,6 +29,7 @@ from fedtmle.protocol.query import Phase
 from fedtmle.runtime.federation import InProcess
 from fedtmle.runtime.session import Session
 from fedtmle.runtime.silo import Silo
+from fedtmle.solver import CompletedRun
 from fedtmle.studies.over import conclude
 from fedtmle.studyfile.file import study_plan
 from fedtmle.text.result import render
@@ -94,7 +95,7 @@ def test_the_result_has_every_learner_with_its_weight_and_risk(folds: int | None
     tables = split(pooled_table(300, 4), 2)
     silos = [Silo(name, plan, table) for name, table in tables.items()]
     finished = Session(plan, InProcess(silos)).run()
-    document = conclude(plan, finished).document
+    document = conclude(CompletedRun(plan=plan, finished=finished)).document
     fits = learned(finished)
     expected = []
     for fold, fit in enumerate(fits.models, start=1) if folds else [(None, fits)]:

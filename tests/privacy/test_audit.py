@@ -229,7 +229,7 @@ def test_other_rows_and_other_studies_are_refused(toy: Path) -> None:
     command = ["risk", "toy/study.toml", "--silo", "north", "--transcript", "t.bin"]
     changed = runner.invoke(app, command)
     assert changed.exit_code == Exit.MISTAKES
-    assert "not those that gave the recorded answers" in changed.output
+    assert "its rows do not give the recorded answers" in changed.output
     csv.write_text("\n".join(lines) + "\n")
     assert runner.invoke(app, command).exit_code == Exit.FINE
     told = Transcript.load("t.bin")  # as a silo's own ledger has it: under no name but its own

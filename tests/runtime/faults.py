@@ -38,7 +38,8 @@ from fedtmle.protocol.plan import Plan, roster
 from fedtmle.protocol.policy import Policy
 from fedtmle.runtime.journal import Journal
 from fedtmle.runtime.keeper import Keeper
-from fedtmle.runtime.ledger import Ledger, Record, read, text
+from fedtmle.runtime.ledger import Ledger, read, text
+from fedtmle.runtime.records import Record
 from fedtmle.runtime.rows import read_rows
 from fedtmle.runtime.session import Finished
 from fedtmle.runtime.silo import Silo

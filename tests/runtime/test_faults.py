@@ -12,7 +12,7 @@ from fedtmle.errors import DeadlineError
 from fedtmle.protocol.codes import Uplink
 from fedtmle.runtime.federation import Journalled
 from fedtmle.runtime.journal import Journal
-from fedtmle.runtime.ledger import Records
+from fedtmle.runtime.records import Records
 from fedtmle.runtime.silo import Silo
 from tests.runtime.faults import NAMES, TURNS, differences, encoded, keeper_without_ledger, reference
 from tests.runtime.simulator import Faults, Kind, SimulatedJournal, run_until_done
@@ -122,7 +122,7 @@ def forgets_the_last_reply(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def resume(self: Records, *given: Any) -> None:
         plain(self, *given)
-        self.last = None
+        self._position.last = None
 
     monkeypatch.setattr(Records, "resume", resume)
 

@@ -50,7 +50,7 @@ def doctor(
     kit: Path = typer.Argument(..., help="A party's start-up kit, on the party's machine."),
     as_json: bool = typer.Option(False, "--json", help="Print the findings as JSON."),
 ) -> None:
-    """Look at everything a party needs, and say what is wrong and how to mend it."""
+    """Check everything that a party needs, and say how to fix what is wrong."""
     import json
     from dataclasses import asdict
 
@@ -64,7 +64,7 @@ def doctor(
             typer.echo(json.dumps({"findings": [asdict(finding) for finding in findings]}))
         else:
             typer.echo("\n".join(str(finding) for finding in findings))
-        if not all(finding.fine for finding in findings):
+        if not all(finding.ok for finding in findings):
             raise typer.Exit(int(Exit.MISTAKES))
 
 

@@ -78,6 +78,7 @@ def _stop(path: Path, role: str) -> None:
 
 def _status(path: Path, role: str, *, as_json: bool) -> None:
     import json
+    from dataclasses import asdict
 
     require_flare()
     from fedtmle.deploy.kits import Role, read_kit
@@ -85,6 +86,6 @@ def _status(path: Path, role: str, *, as_json: bool) -> None:
 
     with reporting(as_json=as_json):
         status = status_of(read_kit(path, Role(role)))
-        typer.echo(json.dumps(status.to_dict()) if as_json else str(status))
+        typer.echo(json.dumps(asdict(status)) if as_json else str(status))
         if not status.running:
             raise typer.Exit(int(Exit.NOT_CONVERGED))

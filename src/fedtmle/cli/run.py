@@ -127,7 +127,7 @@ def _deployed(deployment: Deployment, folder: RunFolder, *, as_json: bool, quiet
     """Starts or resumes a run on a deployment and waits for its end."""
     from fedtmle.deploy.launch import follow, launch
     from fedtmle.deploy.launch import show as show_progress
-    from fedtmle.engine.runs import State
+    from fedtmle.engine.runs import RunState
     from fedtmle.results.result import load
     from fedtmle.studies.validate import Complaint
 
@@ -139,7 +139,7 @@ def _deployed(deployment: Deployment, folder: RunFolder, *, as_json: bool, quiet
     except KeyboardInterrupt:
         typer.echo(f"The run goes on; follow it with: fedtmle resume {folder.path}", err=True)
         raise
-    if last.state is not State.DONE:
+    if last.state is not RunState.DONE:
         told = Complaint(message=f"{last.why}; resume with: fedtmle resume {folder.path}")
         fail([told], Exit.REFUSED if last.refused else Exit.NOT_CONVERGED, as_json=as_json)
     return load(folder.result)

@@ -26,8 +26,8 @@ from fedtmle.protocol.plan import Plan
 from fedtmle.results.inference import Closing, Row, heterogeneity, table_rows
 from fedtmle.results.result import FORMAT, versions
 from fedtmle.runtime.result import Result
+from fedtmle.runtime.rows import LocalOutcome
 from fedtmle.runtime.session import Finished
-from fedtmle.runtime.silo import LocalOutcome
 from fedtmle.studyfile.file import study_of
 from fedtmle.targets.effects.estimands import AbstractEffect
 from fedtmle.targets.effects.rows import PROBABILITY_EDGES

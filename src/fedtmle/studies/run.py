@@ -7,19 +7,16 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from fedtmle.data import SiloFile, load_all
-from fedtmle.errors import InputError
 from fedtmle.initial.crossfit import POOLED_SILO
 from fedtmle.model.arguments import expect
-from fedtmle.model.table import Factor, Table
+from fedtmle.model.table import AnyTable, Factor, Table
 from fedtmle.programs.study import Study
 from fedtmle.protocol.clusters import ClustersQuery
-from fedtmle.protocol.plan import roster
 from fedtmle.protocol.tables import sort_levels
 from fedtmle.results.result import StudyResult
 from fedtmle.runtime.keeper import Keeper
-from fedtmle.runtime.session import Progress, run_embedded
-from fedtmle.runtime.silo import Silo
-from fedtmle.solver import check_silo_weights, local_outcomes
+from fedtmle.runtime.session import Progress
+from fedtmle.solver import check_silos, run_in_process
 from fedtmle.studies.home import floor_of, released, session_policy, silo_file
 from fedtmle.studies.over import check_release, conclude
 from fedtmle.studyfile.file import study_plan
@@ -43,27 +40,29 @@ def run(
     trajectory, and to a coded run's certificate its constants, by reading the rows outside the protocol.
     """
     expect("study", study, Study, "a Study")
-    if not silos or not isinstance(silos, Mapping):
-        raise InputError("silos: expected a mapping of at least one name to data, such as {'north': frame}")
+    check_silos(silos, study.algorithm)
     check_release(release, silos)
-    check_silo_weights(study.algorithm, silos)
     tables = load_all(silos, schema_of(study))
     check_streams(study, tables)
     files = {name: silo_file(source) for name, source in silos.items()}
     policies = {name: None if file is None else file.policy for name, file in files.items()}
     release = released(policies, release)
-    if study.algorithm.pools_rows:
-        tables = {"pooled": pooled_rows(study, in_memory(tables, "algorithm Central"))}
-    plan = study_plan(study, roster(list(tables)))
-    parties = [
-        Silo(name, plan, table, keeper=_keeper(study, files.get(name))) for name, table in tables.items()
-    ]
-    finished = run_embedded(plan, parties, threads=threads, progress=progress)
-    rows = in_memory(tables, "observe") if observe else None
-    pooled = None
-    if rows is not None:
-        pooled = rows["pooled"] if study.algorithm.pools_rows else pooled_rows(study, rows)
-    return conclude(plan, finished, release=release, local=local_outcomes(parties), rows=rows, pooled=pooled)
+    purpose = "algorithm Central" if study.algorithm.pools_rows else "observe"
+
+    def pool(parts: Mapping[str, AnyTable]) -> AnyTable:
+        return pooled_rows(study, in_memory(parts, purpose))
+
+    completed = run_in_process(
+        lambda members: study_plan(study, members),
+        tables,
+        algorithm=study.algorithm,
+        pool=pool,
+        keeper=lambda name: _keeper(study, files.get(name)),
+        threads=threads,
+        progress=progress,
+        observe=observe,
+    )
+    return conclude(completed, release=release)
 
 
 def _keeper(study: Study, file: SiloFile | None) -> Keeper:

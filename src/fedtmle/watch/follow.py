@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedtmle.errors import JournalError
-from fedtmle.runtime.events import Event
+from fedtmle.runtime.events import EventRecord
 from fedtmle.runtime.ledger import read
 from fedtmle.watch.state import View
 
@@ -57,7 +57,7 @@ OWN = "this silo"
 QUESTION = "What has this silo sent so far?"
 
 
-def events(lines: Iterable[Mapping[str, Any]]) -> Iterator[Event]:
+def events(lines: Iterable[Mapping[str, Any]]) -> Iterator[EventRecord]:
     """Each line of a ledger as an event; a ledger's running totals become what each answer added."""
     session, bits, functionals = "", 0, 0
     for line in lines:
