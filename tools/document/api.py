@@ -29,7 +29,7 @@ GROUPS = {
         "Certified",
         "Estimated",
     ),
-    "Targets": ("Mean", "TwoArm", "OptimalTransport", "LogisticFluctuation", "ExponentialTilt"),
+    "Targets": ("Mean", "OptimalTransport", "LogisticFluctuation", "ExponentialTilt"),
     "Results": ("StudyResult", "Result", "Status", "Transcript"),
 }
 
