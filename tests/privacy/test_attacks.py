@@ -11,15 +11,16 @@ import fedtmle as ft
 from fedtmle.algorithms.base import TargetingProgram
 from fedtmle.errors import InputError
 from fedtmle.model.types import Array, Part
-from fedtmle.privacy.discrete import enumeration_risk, separation
 from fedtmle.privacy.floor import FloorAttribute, OmegaFloor, at_centre
-from fedtmle.privacy.modulus import Compressed, coordinate_moduli, design_modulus, direction_modulus
+from fedtmle.privacy.modulus import Compressed, coordinate_moduli, direction_modulus
 from fedtmle.protocol.plan import Plan, roster
 from fedtmle.protocol.sums import SumsQuery
 from fedtmle.runtime.replay import overhear
 from fedtmle.runtime.rows import LocalRows
 from fedtmle_paper.privacy.attacks import LinearAttack, linear_attack
+from fedtmle_paper.privacy.design import design_modulus
 from fedtmle_paper.privacy.disclosure import ColumnMean, Coordinate, Linear, Smooth
+from fedtmle_paper.privacy.discrete import enumeration_risk, separation
 from fedtmle_paper.two_arm import TwoArm
 
 N = 48
