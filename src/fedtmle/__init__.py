@@ -21,7 +21,6 @@ from fedtmle.version import __version__ as __version__
 
 _HOME = {
     "Mean": "fedtmle.targets.mean",
-    "TwoArm": "fedtmle.targets.two_arm",
     "OptimalTransport": "fedtmle.targets.optimal_transport",
     "LogisticFluctuation": "fedtmle.model.density.fluctuation",
     "ExponentialTilt": "fedtmle.model.density.fluctuation",
@@ -146,7 +145,6 @@ if TYPE_CHECKING:  # for type checkers and editors; at run time, __getattr__ bel
     from fedtmle.targets.effects.estimands import *  # noqa: F403 - all that is public there is public here
     from fedtmle.targets.mean import Mean as Mean
     from fedtmle.targets.optimal_transport import OptimalTransport as OptimalTransport
-    from fedtmle.targets.two_arm import TwoArm as TwoArm
 
 
 def __getattr__(name: str) -> Any:

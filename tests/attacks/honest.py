@@ -21,6 +21,7 @@ from fedtmle.runtime.silo import Silo
 from fedtmle.studyfile.file import study_plan
 from fedtmle.studyfile.schema import schema_of
 from fedtmle_paper.benchmark import gaussian_mixture
+from fedtmle_paper.two_arm import TwoArm
 from tests.effects.studies import cut, population
 
 FLOORS = Policy()
@@ -120,7 +121,7 @@ def two_arms(rng: Rng) -> tuple[Plan, dict[str, Any]]:
         y = (rng.random(n) < mean).astype(float) if binary else rng.beta(4 * mean, 4 * (1 - mean))
         q1, q0 = (1 / (1 + np.exp(-(c + 0.4 * w))) for c in (0.3, -0.1))
         silos[f"silo {m}"] = {"outcome": y, "treatment": a, "Q1": q1, "Q0": q0, "g": g}
-    problem = ft.TwoArm(outcome_bounds=(0.0, 1.0), weight_ceiling=64.0)
+    problem = TwoArm(outcome_bounds=(0.0, 1.0), weight_ceiling=64.0)
     return _plan(problem, problem.start(), algorithm(rng, size, 1e-4), silos)
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import inspect
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import unescape
 from pathlib import Path
-from typing import final
+from typing import Any, final
 
 import numpy as np
 import pytest
@@ -133,6 +133,26 @@ def test_a_custom_effect_reaches_the_result_its_texts_and_its_report(tmp_path: P
     assert "The margin was chosen before the data were seen." in shown
     assert "no unmeasured confounding" not in shown
     assert [forest.null for forest in series.forests(saved)] == [None, None, 0.0] * 3
+
+
+def test_the_documented_estimand_reaches_its_document_text_and_report() -> None:
+    path = Path(__file__).parents[2] / "docs" / "target.md"
+    blocks = re.findall(r"```python\n(.*?)```", path.read_text(encoding="utf-8"), flags=re.DOTALL)
+    names: dict[str, Any] = {"__name__": "documented", "ft": ft, "np": np, "dataclass": dataclass}
+    exec(compile(blocks[-1], "target.md", "exec"), names)  # noqa: S102 - our own page
+    rng = np.random.default_rng(1)
+    data = {"north": names["hospital"](200, rng), "south": names["hospital"](150, rng)}
+    study, columns = names["study"], {"outcome": "y", "treatment": "a", "outcome_type": "binary"}
+    assert isinstance(study.target, ft.AbstractEffect)
+    document = ft.run(study, data).to_dict()
+    means = ft.run(replace(study, target=ft.TSM(**columns)), data).to_dict()["estimates"]
+    question = "By what share does a (1 against 0) lower the mean of y?"
+    (estimate,) = document["estimates"]
+    assert document["study"]["target"]["kind"] == estimate["estimand"] == "RiskReduction"
+    assert estimate["estimate"] == 1 - means[1]["estimate"] / means[0]["estimate"]
+    assert document["question"] == question
+    assert question in " ".join(render(document).split())
+    assert question in words(page(document))
 
 
 @pytest.fixture

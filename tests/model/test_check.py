@@ -25,7 +25,7 @@ from fedtmle.model.problem import (
 )
 from fedtmle.model.submodel import AbstractNormaliser, AbstractSubmodel, GeneralisedLinear, NoNormaliser
 from fedtmle.model.types import Array, IntArray, Part, RowBound, packed_size
-from fedtmle.targets.two_arm import TwoArm, TwoArmLaw
+from fedtmle_paper.two_arm import TwoArm, TwoArmLaw
 
 ATOMS = np.array([-1.0, 0.25, 0.5, 3.0])
 MASSES = np.array([0.2, 0.4, 0.3, 0.1])

@@ -11,15 +11,17 @@ import fedtmle as ft
 from fedtmle.algorithms.base import TargetingProgram
 from fedtmle.errors import InputError
 from fedtmle.model.types import Array, Part
-from fedtmle.privacy.discrete import enumeration_risk, separation
 from fedtmle.privacy.floor import FloorAttribute, OmegaFloor, at_centre
-from fedtmle.privacy.modulus import Compressed, coordinate_moduli, design_modulus, direction_modulus
+from fedtmle.privacy.modulus import Compressed, coordinate_moduli, direction_modulus
 from fedtmle.protocol.plan import Plan, roster
 from fedtmle.protocol.sums import SumsQuery
 from fedtmle.runtime.replay import overhear
 from fedtmle.runtime.rows import LocalRows
 from fedtmle_paper.privacy.attacks import LinearAttack, linear_attack
+from fedtmle_paper.privacy.design import design_modulus
 from fedtmle_paper.privacy.disclosure import ColumnMean, Coordinate, Linear, Smooth
+from fedtmle_paper.privacy.discrete import enumeration_risk, separation
+from fedtmle_paper.two_arm import TwoArm
 
 N = 48
 
@@ -35,7 +37,7 @@ def two_arm_rows(seed: int, n: int = N) -> dict[str, Array]:
     }
 
 
-def plan_of(problem: ft.TwoArm, algorithm: object, silos: dict[str, object]) -> Plan:
+def plan_of(problem: TwoArm, algorithm: object, silos: dict[str, object]) -> Plan:
     return Plan(
         program=TargetingProgram(problem=problem, law=problem.start(), algorithm=algorithm),
         roster=roster(list(silos)),
@@ -44,7 +46,7 @@ def plan_of(problem: ft.TwoArm, algorithm: object, silos: dict[str, object]) -> 
 
 def attack(optimizer: object) -> tuple[LinearAttack, Array]:
     """The server's attack on the outcomes of one silo whose design it knows; its guess is the middle, 0."""
-    problem = ft.TwoArm(outcome_bounds=(-10.0, 10.0), weight_ceiling=16.0)
+    problem = TwoArm(outcome_bounds=(-10.0, 10.0), weight_ceiling=16.0)
     silos = {"a": two_arm_rows(1), "b": two_arm_rows(2)}
     algorithm = ft.Gradient(optimizer=optimizer, tolerance=1e-3, max_updates=1)
     result = ft.solve(problem, problem.start(), silos, algorithm)

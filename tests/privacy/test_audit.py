@@ -23,7 +23,7 @@ from fedtmle.runtime.replay import Replayed, rehearse, replay
 from fedtmle.runtime.rows import LocalRows
 from fedtmle.runtime.transcript import Exchange, Transcript
 from fedtmle.studyfile.file import study_plan
-from fedtmle.targets.two_arm import TwoArmRows
+from fedtmle_paper.two_arm import TwoArm, TwoArmRows
 from tests.privacy.studies import study_with_everything, table_of
 from tests.privacy.test_attacks import plan_of, two_arm_rows
 
@@ -31,9 +31,9 @@ N = 30
 BOUNDS = (-10.0, 10.0)
 
 
-def rounded_run(tolerance: float) -> tuple[ft.TwoArm, dict[str, Array], list[AnsweredQuery], LocalRows]:
+def rounded_run(tolerance: float) -> tuple[TwoArm, dict[str, Array], list[AnsweredQuery], LocalRows]:
     """One silo's rounded gradients in a coarse run; closing sums are left out, since they are exact."""
-    problem = ft.TwoArm(outcome_bounds=BOUNDS, weight_ceiling=16.0)
+    problem = TwoArm(outcome_bounds=BOUNDS, weight_ceiling=16.0)
     raw, other = two_arm_rows(5, N), two_arm_rows(6, 50)
     algorithm = ft.Coded(tolerance=tolerance)
     silos = {"a": raw, "b": other}
@@ -42,14 +42,14 @@ def rounded_run(tolerance: float) -> tuple[ft.TwoArm, dict[str, Array], list[Ans
     return problem, raw, [a for a in heard.answered if isinstance(a.query, RoundedGradientQuery)], heard.local
 
 
-def outcome(problem: ft.TwoArm, raw: dict[str, Array]) -> Continuous:
+def outcome(problem: TwoArm, raw: dict[str, Array]) -> Continuous:
     def move(rows: TwoArmRows, by: float) -> TwoArmRows:
         return replace(rows, y=rows.y + by / problem.width)
 
     return Continuous(name="outcome", radius=10.0, values=raw["outcome"], move=move)
 
 
-def same_answers(problem: ft.TwoArm, raw: dict[str, Array], answered: list[AnsweredQuery]) -> bool:
+def same_answers(problem: TwoArm, raw: dict[str, Array], answered: list[AnsweredQuery]) -> bool:
     rows = problem.read(raw)
     local = LocalRows("a", rows, N, None)
     return all(asked.query.answer(local) == asked.answer for asked in answered)

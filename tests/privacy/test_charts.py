@@ -12,13 +12,14 @@ import fedtmle as ft
 from fedtmle.errors import InputError
 from fedtmle.model.types import Array, Part
 from fedtmle.privacy.answers import AnsweredQuery, Explained, Submodels, explain, single
-from fedtmle.privacy.charts import coordinates
+from fedtmle.privacy.charts import chart_of
 from fedtmle.protocol.plan import roster
 from fedtmle.protocol.sums import MomentsQuery, SumsQuery
 from fedtmle.runtime.replay import rehearse
 from fedtmle.runtime.rows import LocalRows
 from fedtmle.studyfile.file import study_plan
 from fedtmle_paper.benchmark import gaussian_mixture
+from fedtmle_paper.two_arm import TwoArm
 from tests.privacy.studies import study_with_everything, table_of
 
 ALL = Part.LOSS | Part.GRADIENT | Part.HESSIAN
@@ -31,7 +32,7 @@ def mean() -> tuple[Any, Any, Any]:
 
 def two_arm() -> tuple[Any, Any, Any]:
     rng = np.random.default_rng(2)
-    problem = ft.TwoArm(outcome_bounds=(-10.0, 10.0), weight_ceiling=64.0)
+    problem = TwoArm(outcome_bounds=(-10.0, 10.0), weight_ceiling=64.0)
     rows = {
         "outcome": rng.normal(size=15),
         "treatment": (rng.random(15) < 0.5).astype(float),
@@ -89,7 +90,7 @@ def test_jacobians_of_every_target(case: str) -> None:
         assert explained is not None
         # The terms are what the silo sums, and the box holds.
         assert np.abs(explained.terms(rows).sum(axis=1) - answer.values()).max() <= 1e-9
-        for name in coordinates(problem):
+        for name in chart_of(problem).coordinates:
             numeric = difference(
                 lambda by, name=name, e=explained: e.terms(problem.read(shifted(raw, name, by))), 1e-3
             )
@@ -131,7 +132,7 @@ def check(explained: Explained, table: Any, name: str) -> None:
 
 def test_unknown_records_are_named() -> None:
     with pytest.raises(InputError, match="object"):
-        coordinates(object())
+        chart_of(object())
     problem, law, raw = mean()
     rows = problem.read(raw)
     query = SumsQuery(problem=problem, law=law, eps=np.zeros(1), parts=Part.GRADIENT, n=12)

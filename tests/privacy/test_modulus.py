@@ -11,7 +11,7 @@ from scipy.optimize import minimize
 
 from fedtmle.errors import InputError
 from fedtmle.model.types import Array
-from fedtmle.privacy.modulus import design_modulus, kernel_floor, modulus_forms, range_slope
+from fedtmle_paper.privacy.design import design_modulus, kernel_floor, modulus_forms, range_slope
 from fedtmle_paper.privacy.family import design_infimum
 
 NOISES = (0.0, 1e-6, 0.03, 0.3, 2.0, 50.0)

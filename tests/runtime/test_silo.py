@@ -17,6 +17,7 @@ from fedtmle.runtime.federation import InProcess, Replay
 from fedtmle.runtime.rows import read_rows
 from fedtmle.runtime.session import Session
 from fedtmle.runtime.silo import Silo
+from fedtmle_paper.two_arm import TwoArm
 from tests.cases import targets
 
 ALGORITHM = ft.Coded(tolerance=1e-5)
@@ -121,7 +122,7 @@ def test_any_change_of_the_plan_changes_its_digest() -> None:
         plan_digest(case.problem, case.law, ft.Coded(tolerance=1e-6)),
         plan_digest(case.problem, case.law, ft.Coded(tolerance=1e-5, smoothness=ft.Certified())),
         plan_digest(case.problem, other_law, ALGORITHM),
-        plan_digest(ft.TwoArm(outcome_bounds=(-10.0, 10.5), weight_ceiling=64.0), case.law, ALGORITHM),
+        plan_digest(TwoArm(outcome_bounds=(-10.0, 10.5), weight_ceiling=64.0), case.law, ALGORITHM),
     }
     assert len(digests) == 5
 
@@ -139,7 +140,7 @@ def test_a_density_law_is_in_the_plan_by_its_pilot() -> None:
 
 
 def test_a_silo_that_cannot_answer_says_so_without_a_value_and_keeps_its_reason() -> None:
-    problem = ft.TwoArm(outcome_bounds=(0.0, 1.0), weight_ceiling=2.5)
+    problem = TwoArm(outcome_bounds=(0.0, 1.0), weight_ceiling=2.5)
     honest = {"outcome": [0.2, 0.8], "treatment": [1, 0], "Q1": [0.5, 0.5], "Q0": [0.5, 0.5], "g": [0.5, 0.5]}
     rows = read_rows(problem, "a", honest)
     rows.inverse_g[0, 0] = 77.125  # a row beyond the declared bound, behind the validation's back

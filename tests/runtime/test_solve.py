@@ -9,6 +9,7 @@ import pytest
 
 import fedtmle as ft
 from fedtmle.errors import DataError, FedTMLEError, InputError, NumericalError
+from fedtmle_paper.two_arm import TwoArm
 from tests.cases import targets
 
 PROBLEM = ft.Mean(bounds=(0.0, 10.0))
@@ -65,8 +66,8 @@ def test_bad_rows_name_the_silo_and_quote_no_value(silos: dict[str, object], wor
         (lambda: ft.Central(tolerance=-1.0), "tolerance"),
         (lambda: ft.Mean(bounds=(3.0, 1.0)), "bounds"),
         (lambda: PROBLEM.start(11.0), "mu"),
-        (lambda: ft.TwoArm(outcome_bounds=(0.0, math.inf)), "outcome_bounds"),
-        (lambda: ft.TwoArm(weight_ceiling=0.5), "weight_ceiling"),
+        (lambda: TwoArm(outcome_bounds=(0.0, math.inf)), "outcome_bounds"),
+        (lambda: TwoArm(weight_ceiling=0.5), "weight_ceiling"),
     ],
 )
 def test_bad_arguments_are_named(build: object, argument: str) -> None:
@@ -100,7 +101,7 @@ def test_a_diverging_fixed_step_ends_in_a_typed_error() -> None:
 def test_an_inadmissible_eps_is_a_typed_error() -> None:
     with pytest.raises(NumericalError, match="eps"):
         PROBLEM.move(LAW, np.array([50.0]))
-    two = ft.TwoArm()
+    two = TwoArm()
     with pytest.raises(NumericalError, match="eps"):
         two.move(two.start(), np.array([math.nan, 0.0]))
 

@@ -19,7 +19,6 @@ from fedtmle.cli import app
 from fedtmle.data import DataErrors, load, read_silo_file
 from fedtmle.errors import InputError, RefusedError
 from fedtmle.privacy.floor import OmegaFloor
-from fedtmle.privacy.modulus import design_modulus
 from fedtmle.protocol import messages
 from fedtmle.protocol.plan import Plan
 from fedtmle.protocol.query import Query
@@ -32,6 +31,7 @@ from fedtmle.studies.home import Home, floor_of, open_party
 from fedtmle.studies.preview import preview
 from fedtmle.studyfile.file import file_plan, read_study
 from fedtmle.studyfile.schema import schema_of
+from fedtmle_paper.privacy.design import design_modulus
 
 runner = CliRunner()
 STATED = {

@@ -9,6 +9,7 @@ from functools import cache
 import numpy as np
 
 from fedtmle.theory import communication, personalized, statistical
+from fedtmle_paper import lemmas
 
 # Computed from data or trivial: tested against independent sources elsewhere.
 NOT_TRANSCRIBED = {
@@ -20,12 +21,12 @@ NOT_TRANSCRIBED = {
     "inference_conditions",  # test_statistical
     "averaging_bound",  # a minimum
 }
-MODULES = (communication, statistical, personalized)
+MODULES = (communication, statistical, personalized, lemmas)
 
 
 @cache
 def bounds() -> dict[str, types.FunctionType]:
-    """Every public function of the three modules of formulas."""
+    """Return every public function of the modules of formulas."""
     return {
         name: function
         for module in MODULES

@@ -7,6 +7,7 @@ import numpy as np
 import fedtmle as ft
 from fedtmle.model.types import IntArray
 from fedtmle_paper.benchmark import curved_mixture, gaussian_mixture
+from fedtmle_paper.two_arm import TwoArm
 from tests.cases import Case
 
 KINDS = ("mean", "two arms", "transport, logistic", "transport, tilt")
@@ -42,7 +43,7 @@ def _two_arms(rows: np.ndarray, rng: np.random.Generator, tolerance: float) -> C
         "Q0": np.clip(rng.normal() + 0.3 * w, -19, 19),
         "g": g,
     }
-    problem = ft.TwoArm(outcome_bounds=(-20.0, 20.0), weight_ceiling=32.0)
+    problem = TwoArm(outcome_bounds=(-20.0, 20.0), weight_ceiling=32.0)
 
     def take(at: IntArray) -> object:
         return {name: column[at] for name, column in columns.items()}

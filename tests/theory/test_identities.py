@@ -12,6 +12,7 @@ import pytest
 import fedtmle as ft
 from fedtmle.theory import personalized as p
 from fedtmle.theory.averaging import FitRound, loss_budget
+from fedtmle_paper import lemmas as lem
 from tests.cases import TARGETS, targets
 from tests.theory.runs import coded_run, personal_run
 
@@ -78,7 +79,7 @@ def followed(request: pytest.FixtureRequest) -> Followed:
 
 def test_v2_is_the_weighted_variance(followed: Followed) -> None:
     for r in followed[1]:
-        assert pytest.approx(p.spread(r.alpha, r.fits), rel=EXACT, abs=1e-25) == r.V_2
+        assert pytest.approx(lem.spread(r.alpha, r.fits), rel=EXACT, abs=1e-25) == r.V_2
 
 
 def test_chi_in_both_modes_is_the_common_form_and_its_sum_counts_participation(followed: Followed) -> None:
@@ -89,7 +90,7 @@ def test_chi_in_both_modes_is_the_common_form_and_its_sum_counts_participation(f
     by_size = math.isclose(rounds[0].alpha[0], sizes[rounds[0].active[0]] / n) if rounds else True
     for k, r in enumerate(rounds):
         assert set(r.active) == {name for name, t in zip(sizes, tau, strict=True) if k < t}
-        mode = p.chi_size(len(r.active), n) if by_size else p.chi_uniform(r.sizes, M)
+        mode = lem.chi_size(len(r.active), n) if by_size else lem.chi_uniform(r.sizes, M)
         assert r.chi == pytest.approx(mode, rel=EXACT, abs=1e-18)
         # eq. (proof-retire-sampling-moment)
         pairs = itertools.permutations(zip(r.alpha, r.sizes, strict=True), 2)
@@ -99,7 +100,7 @@ def test_chi_in_both_modes_is_the_common_form_and_its_sum_counts_participation(f
     K = len(rounds)
     if K:
         counted = (
-            p.chi_total_size(tau, K, n) if by_size else p.chi_total_uniform(tau, list(sizes.values()), K)
+            lem.chi_total_size(tau, K, n) if by_size else lem.chi_total_uniform(tau, list(sizes.values()), K)
         )
         assert realised == pytest.approx(counted, rel=EXACT, abs=1e-18)
 
@@ -132,7 +133,7 @@ def test_each_gap_is_at_least_its_squared_eif_norm_over_two_beta(followed: Follo
         for gap, score, alpha in zip(r.gap, r.score_norm, r.alpha, strict=True):
             assert gap >= p.gap_floor(r.smoothness, float(score)) - EXACT
             total = math.fsum(a * g for a, g in zip(r.alpha, r.gap, strict=True))
-            assert gap <= p.client_factor(alpha) * total + EXACT
+            assert gap <= lem.client_factor(alpha) * total + EXACT
 
 
 def test_interpolation_and_trapezoid_identities_are_exact() -> None:

@@ -12,7 +12,8 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from fedtmle.theory import communication, personalized, statistical
+from fedtmle.theory import personalized
+from fedtmle_paper import lemmas as lem
 from tests.theory.arguments import MODULES, bounds
 from tests.theory.test_transcription import NAMES, disagreement
 
@@ -20,7 +21,7 @@ from tests.theory.test_transcription import NAMES, disagreement
 def named_constants() -> list[tuple[ModuleType, str]]:
     return [
         (module, name)
-        for module in (communication, statistical, personalized)
+        for module in MODULES
         for name, value in vars(module).items()
         if name.isupper() and isinstance(value, int | Fraction)
     ]
@@ -113,7 +114,7 @@ def differs(name: str, function: object) -> bool:
 
 
 def test_nobody_active() -> None:
-    assert personalized.chi_uniform([], 5) == personalized.chi_size(0, 10) == personalized.chi([], []) == 0
+    assert lem.chi_uniform([], 5) == lem.chi_size(0, 10) == personalized.chi([], []) == 0
     assert personalized.disagreement(2, [], np.zeros((0, 2))) == 0
 
 

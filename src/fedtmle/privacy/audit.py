@@ -24,12 +24,12 @@ import numpy as np
 from fedtmle.errors import InputError
 from fedtmle.model.types import Array, IntArray
 from fedtmle.privacy.answers import Explained, Submodels, explain, single
-from fedtmle.privacy.discrete import MOST
 from fedtmle.privacy.modulus import Compressed, coordinate_moduli, direction_modulus, require_at_least_zero
 from fedtmle.protocol.query import AnsweredQuery, Local
 
 ROUNDING = 2.0**-50  # of the largest term: what doubles leave open where the grid is finer than they are
 LINEAR = 1e-9  # remainder over slope times rho below which an answer is linear in the column
+LARGEST_ENUMERATION = 1 << 12  # values of a discrete column
 SAMPLE = 20_000  # rows from which the sampling prior's covariances are taken, evenly spaced
 
 
@@ -193,8 +193,8 @@ def _start(column: AttackedColumn, N: int) -> _Tally:
         tally.low, tally.high = np.full(N, -column.radius), np.full(N, column.radius)
     else:
         count = len(column.levels)
-        if count > MOST:
-            raise InputError(f"attribute: '{column.name}' has more than {MOST} values")
+        if count > LARGEST_ENUMERATION:
+            raise InputError(f"attribute: '{column.name}' has more than {LARGEST_ENUMERATION} values")
         tally.consistent = np.ones((count, N), dtype=bool)
         tally.apart = np.zeros((count, count, N))
     return tally

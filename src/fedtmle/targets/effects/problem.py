@@ -143,14 +143,15 @@ class EffectProblem(AbstractProblem[EffectLaw, AnyTable]):
             family=self._family,
             dim=self.dim,
             bound=self.row_bound(law),
-            design=lambda batch: self._streamed(law, self.prepare(batch)),
+            design=lambda batch: self.design(law, self.prepare(batch)),
         )
 
     @property
     def _family(self) -> Family:
         return Family.GAUSSIAN if self.linear else Family.LOGISTIC
 
-    def _streamed(self, law: EffectLaw, own: EffectRows) -> GeneralisedLinear:
+    def design(self, law: EffectLaw, own: EffectRows) -> GeneralisedLinear:
+        """Return the submodel of prepared rows at the law."""
         return self._design(law, own, self._fluctuation(own))
 
     def _fluctuation(self, own: EffectRows) -> Fluctuation:
@@ -183,7 +184,7 @@ class EffectProblem(AbstractProblem[EffectLaw, AnyTable]):
     def eif(self, law: EffectLaw, rows: AnyTable, psi: Array) -> Array:  # noqa: ARG002 - see below
         """D_k = sum_r R_kr (u_r - t_r psi_r), psi_r the components' plug-ins on these rows."""
         own = self.rows(rows)
-        u, t, m = moment_columns(own, self._regression(law, own), self.width)
+        u, t, m = moment_columns(own, self.regression(law, own), self.width)
         components = m.sum(axis=1) / t.sum(axis=1)
         return np.asarray((self.R @ (u - t * components[:, None])).T)
 
@@ -197,7 +198,7 @@ class EffectProblem(AbstractProblem[EffectLaw, AnyTable]):
         exponents, parts = self._moment_exponents(), self._spanning_exponents()
 
         def closed(own: EffectRows) -> Sums:
-            columns = moment_columns(own, self._regression(law, own), self.width)
+            columns = moment_columns(own, self.regression(law, own), self.width)
             total = closing_sums(own, columns, exponents)
             if not self.spanning:
                 return total
@@ -280,7 +281,7 @@ class EffectProblem(AbstractProblem[EffectLaw, AnyTable]):
                 kernels.add_multiple(linked[term.arm], shift, np.sign(term.H) if self.as_weight else term.H)
         return linked
 
-    def _regression(self, law: EffectLaw, own: EffectRows) -> Array:
+    def regression(self, law: EffectLaw, own: EffectRows) -> Array:
         """Q_a at the law on the unit scale, shape (arms, N)."""
         linked = self._linked(law, own)
         return linked if self.linear else kernels.expit(linked)
