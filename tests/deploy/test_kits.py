@@ -64,8 +64,8 @@ def test_the_command_makes_kits_and_says_what_comes_next(tmp_path: Path) -> None
     assert made.sites == {"North": "north", "South Bay": "south-bay"}
     assert (made.kit("South Bay") / "startup" / "client.key").is_file()
     again = call("deploy", "init", folder, "--silo", "North", "--host", "h.example.org", "--json")
-    assert again.exit_code == Exit.MISTAKES
-    assert "not empty" in json.loads(again.stdout)["problems"][0]["message"]
+    assert again.exit_code == Exit.DEFECTS
+    assert "not empty" in json.loads(again.stdout)["defects"][0]["message"]
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_the_doctor_finds_a_healthy_kit_whose_server_is_down(kit: Kit) -> None:
     assert wrong == ["server"]
     assert "TCP port 1" in found(kit, "server")[1]
     done = call("deploy", "doctor", kit.path)
-    assert done.exit_code == Exit.MISTAKES
+    assert done.exit_code == Exit.DEFECTS
     assert "NO  server" in done.output
 
 
@@ -253,10 +253,10 @@ def test_the_doctor_notices_an_open_kit(kit: Kit) -> None:
 def test_a_silo_starts_only_with_its_own_file(made: Deployment, kit: Kit) -> None:
     other = made.kit("hospital 2")
     first = call("silo", "start", other)
-    assert first.exit_code == Exit.MISTAKES
+    assert first.exit_code == Exit.DEFECTS
     assert "--silo-file" in first.stderr
     wrong = call("silo", "start", other, "--silo-file", _silo_file(kit))
-    assert wrong.exit_code == Exit.MISTAKES
+    assert wrong.exit_code == Exit.DEFECTS
     assert "kit is that of 'hospital 2'" in wrong.stderr
 
 
@@ -312,7 +312,7 @@ def test_a_status_is_read_whole_or_not_at_all(made: Deployment, tmp_path: Path) 
 
 def test_resume_of_what_is_no_run_names_what_was_given(original: Deployment) -> None:
     found = call("resume", "nope")
-    assert found.exit_code == Exit.MISTAKES
+    assert found.exit_code == Exit.DEFECTS
     assert found.output.startswith("nope: not a run's folder; expected")
     absent = call("resume", original.runs / "nope")
     assert f"there is no run 'nope' in {original.runs}" in absent.output
@@ -342,5 +342,5 @@ def test_the_doctor_of_a_server_that_is_down_says_how_to_start_it(made: Deployme
 
 def test_the_doctor_given_a_whole_deployment_says_which_folder_to_give(made: Deployment) -> None:
     result = call("deploy", "doctor", made.path)
-    assert result.exit_code == Exit.MISTAKES
+    assert result.exit_code == Exit.DEFECTS
     assert f"give one party's start-up kit in it, {made.server} or" in result.output

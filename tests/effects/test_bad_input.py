@@ -84,12 +84,12 @@ def test_missing_where_none_is_declared_is_counted(name: str) -> None:
     )
 
 
-def test_all_problems_of_all_silos_are_reported_together() -> None:
+def test_all_defects_of_all_silos_are_reported_together() -> None:
     data = silos(**with_secret("y", 3, 100))
     del data["silo 0"]["w"]
     data["silo 1"]["z"][5] = np.nan
     message = refused(study(), data, kind=DataError)
-    assert message.startswith("4 problems")
+    assert message.startswith("4 defects")
     for words in ("column 'w'", "column 'z'", "silo 'silo 0'", "silo 'silo 1'"):
         assert words in message
 
@@ -177,7 +177,7 @@ def test_a_formula_outside_the_grammar_is_refused_and_never_evaluated(formula: s
 def test_an_unreadable_file_is_named(tmp_path) -> None:
     good = tmp_path / "good.csv"
     pd.DataFrame(silos()["silo 0"]).to_csv(good, index=False)
-    with pytest.raises(DataError, match=r"north.*absent\.csv"):
+    with pytest.raises(DataError, match=r"absent\.csv.*north"):
         ft.run(study(), {"south": good, "north": tmp_path / "absent.csv"})
     assert sorted(path.name for path in tmp_path.iterdir()) == ["good.csv"]  # nothing half-done
 
@@ -368,7 +368,7 @@ def test_a_count_is_a_whole_number_from_zero() -> None:
     assert ft.run(study(count), silos(y=y)).run.status.is_converged
     y[[3, 70]] = 1.25, -2.0
     message = refused(study(count), silos(y=y), "silo 'silo 0'", "column 'y'", kind=DataError)
-    assert message.count("is no count (0, 1, 2, ...) in 1 row") == 2
+    assert message.count("is not a count (0, 1, 2, ...) in 1 row") == 2
     assert "1.25" not in message
     with pytest.raises(InputError, match="outcome_bounds: those of a count are 0 and"):
         ft.ATE(outcome="y", treatment="a", outcome_bounds=(-1, 10), outcome_type="count")
@@ -446,7 +446,7 @@ def test_arms_may_be_written_as_numbers() -> None:
 def test_strata_are_few() -> None:
     own = study(ft.ATE(outcome="y", treatment="a", outcome_bounds=(0, 10), strata="w"))
     refused(
-        own, silos(), "column 'w'", "60 levels, where strata may have 50", "group its values", kind=DataError
+        own, silos(), "column 'w'", "60 levels, and strata at most 50", "group its values", kind=DataError
     )
     code = np.arange(120) % 30 + 30 * (np.arange(120) >= 60)  # 30 in either silo
     refused(own, silos(w=code), "strata: column 'w' has 60 levels over all silos, more than 50; group")

@@ -30,7 +30,7 @@ CODED = ft.Coded(tolerance=1e-4)
 
 @pytest.fixture(autouse=True)
 def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedtmle.data.duck._VECTORS", 1)
+    monkeypatch.setattr("fedtmle.data.duck._VECTORS_PER_BATCH", 1)
     monkeypatch.setattr("fedtmle.model.table.BLOCK", 700)
 
 
@@ -202,7 +202,7 @@ def test_problems_are_counted_over_all_batches(tmp_path: Path) -> None:
     for stream in (False, True):
         with pytest.raises(DataErrors) as caught:
             load(silo_file(tmp_path, where, stream=stream), schema_of(study), silo="s")
-        told.append({str(problem) for problem in caught.value.problems})
+        told.append({str(defect) for defect in caught.value.defects})
     assert told[0] == told[1]
 
 
@@ -227,7 +227,7 @@ def test_the_digest_sees_every_cell_and_no_batch(tmp_path: Path, monkeypatch: py
         return table.digest
 
     first = digest(frame)
-    monkeypatch.setattr("fedtmle.data.duck._VECTORS", 2)
+    monkeypatch.setattr("fedtmle.data.duck._VECTORS_PER_BATCH", 2)
     assert digest(frame) == first
     for column, value in (("w", 0.125), ("site", "south" if frame["site"][4_000] != "south" else "north")):
         changed = frame.copy()
@@ -270,5 +270,5 @@ def test_validate_reads_a_streamed_table(tmp_path: Path) -> None:
     silo.write_text(text.replace("[data]\n", "[data]\nstream = true\n"))
     study = next(path for path in (tmp_path / "e").rglob("study.toml"))
     checked = validate(study)
-    assert not checked.complaints
+    assert not checked.defects
     assert any(isinstance(table, StreamedTable) for table in checked.tables.values())

@@ -329,7 +329,8 @@ def with_files(
 
 
 DISCLOSURE = (
-    '[disclosure]\ncentre = "public.csv"\ncolumn = "y"\nattributes = ["{}"]\nfloor = {}\nradius = 5.0'
+    '[disclosure]\ncentre = "public.csv"\ncolumn = "y"\nattributes = ["{}"]\n'
+    "min_uncertainty = {}\nradius = 5.0"
 )
 KEYED = '[columns]\nfamily = {column = "family", secret = "three words here"}'
 add("file/default policy", partial(with_files, study_of(**FACTORS)))

@@ -208,11 +208,11 @@ def test_the_command_before_and_after_a_run() -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [
-        (["--silo", "west"], Exit.MISTAKES, "none of the study's silos north, south"),
-        (["--silo", "north", "--attribute", "colour"], Exit.MISTAKES, "no column 'colour'"),
+        (["--silo", "west"], Exit.DEFECTS, "none of the study's silos north, south"),
+        (["--silo", "north", "--attribute", "colour"], Exit.DEFECTS, "no column 'colour'"),
         (["--silo", "north", "--attacker", "spy"], Exit.USAGE, "others, design, nothing"),
         (["--silo", "north", "--figure", "f.doc"], Exit.USAGE, ".png"),
-        (["--silo", "north", "--transcript", "toy/study.toml"], Exit.MISTAKES, "not a transcript"),
+        (["--silo", "north", "--transcript", "toy/study.toml"], Exit.DEFECTS, "not a transcript"),
     ],
 )
 def test_mistakes_are_named(toy: Path, arguments: list[str], code: Exit, says: str) -> None:
@@ -228,7 +228,7 @@ def test_other_rows_and_other_studies_are_refused(toy: Path) -> None:
     csv.write_text("\n".join([lines[0], *reversed(lines[2:]), lines[2]]) + "\n")
     command = ["risk", "toy/study.toml", "--silo", "north", "--transcript", "t.bin"]
     changed = runner.invoke(app, command)
-    assert changed.exit_code == Exit.MISTAKES
+    assert changed.exit_code == Exit.DEFECTS
     assert "its rows do not give the recorded answers" in changed.output
     csv.write_text("\n".join(lines) + "\n")
     assert runner.invoke(app, command).exit_code == Exit.FINE
@@ -239,5 +239,5 @@ def test_other_rows_and_other_studies_are_refused(toy: Path) -> None:
     study = toy / "study.toml"
     study.write_text(study.read_text().replace("sbp_0 + age + C(sex) + smoker", "sbp_0 + age"))
     other = runner.invoke(app, command)
-    assert other.exit_code == Exit.MISTAKES
+    assert other.exit_code == Exit.DEFECTS
     assert "transcript: it does not follow from this study" in " ".join(other.output.split())

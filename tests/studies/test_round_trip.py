@@ -426,7 +426,7 @@ def test_trees_on_a_public_sample_are_part_of_the_plan(tmp_path: Path) -> None:
             pilot('formula = "x"\nfamily = "gaussian"\ncoefficients = [1]'),
             "[models.outcome] coefficients: expected 2 (1, x), not 1",
         ),
-        (pilot('sample = "none.csv"\nformula = "x"'), "sample: silo 'public sample', file"),
+        (pilot('sample = "none.csv"\nformula = "x"'), "none.csv: silo 'public sample': the file does not exist"),
         (trees('formula = "x", depth = 99'), "[models.outcome.trees] depth: expected 1 to 6, not 99"),
         (
             trees('formula = "x", deep = 2'),
@@ -465,9 +465,9 @@ def test_mistakes_in_models_and_algorithms_have_their_line(
 ) -> None:
     with pytest.raises(StudyFileErrors) as caught:
         read(tmp_path, sections)
-    (mistake,) = caught.value.mistakes
-    assert expected in str(mistake)
-    assert mistake.line is not None
+    (defect,) = caught.value.defects
+    assert expected in str(defect)
+    assert defect.line is not None
 
 
 def test_a_sample_must_have_what_the_model_needs() -> None:

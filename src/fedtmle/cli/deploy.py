@@ -65,7 +65,7 @@ def doctor(
         else:
             typer.echo("\n".join(str(finding) for finding in findings))
         if not all(finding.ok for finding in findings):
-            raise typer.Exit(int(Exit.MISTAKES))
+            raise typer.Exit(int(Exit.DEFECTS))
 
 
 @app.command(epilog=CODES)

@@ -11,11 +11,11 @@ from fedtmle.cli.exits import Exit, fail, reporting, require_flare
 from fedtmle.cli.report import require_folder, write_page
 
 if TYPE_CHECKING:
+    from fedtmle.defects import Defect
     from fedtmle.deploy.kits import Deployment
     from fedtmle.engine.runs import RunFolder
     from fedtmle.errors import RefusedError
     from fedtmle.results.result import StudyResult
-    from fedtmle.studies.validate import Complaint
     from fedtmle.studyfile.file import StudyFile
 
 
@@ -57,7 +57,7 @@ def run(
         try:
             file = read_study(study)
         except StudyFileErrors:  # then with whatever is wrong with the silos' files and data
-            fail(validate(study).complaints, Exit.MISTAKES, as_json=as_json)
+            fail(validate(study).defects, Exit.DEFECTS, as_json=as_json)
         if on is not None:
             if observe or events is not None:
                 raise typer.BadParameter("--observe and --events are for runs on this machine")
@@ -93,14 +93,14 @@ def run(
         _conclude(result, out=out, transcript=transcript, report=report, as_json=as_json, quiet=quiet)
 
 
-def _refusal(refused: RefusedError, file: StudyFile) -> Complaint:
+def _refusal(refused: RefusedError, file: StudyFile) -> Defect:
     """In one's own session the owner is the reader: where to learn which key of the policy it was."""
-    from fedtmle.studies.validate import Complaint
+    from fedtmle.defects import Defect
 
-    source, message = file.silos.get(refused.silo), str(refused)
+    source, message = file.silos.get(refused.silo), f"refused: {refused.code}"
     if source is not None and source.suffix.lower() == ".toml":
         message += f"\n`fedtmle silo preview {file.path} --silo {source}` tells its owner which key"
-    return Complaint(message=message, silo=refused.silo)
+    return Defect(message=message, silo=refused.silo)
 
 
 def resume(
@@ -125,11 +125,11 @@ def resume(
 
 def _deployed(deployment: Deployment, folder: RunFolder, *, as_json: bool, quiet: bool) -> StudyResult:
     """Starts or resumes a run on a deployment and waits for its end."""
+    from fedtmle.defects import Defect
     from fedtmle.deploy.launch import follow, launch
     from fedtmle.deploy.launch import show as show_progress
     from fedtmle.engine.runs import RunState
     from fedtmle.results.result import load
-    from fedtmle.studies.validate import Complaint
 
     if not quiet:
         typer.echo(f"run {folder.path}", err=True)
@@ -140,7 +140,7 @@ def _deployed(deployment: Deployment, folder: RunFolder, *, as_json: bool, quiet
         typer.echo(f"The run goes on; follow it with: fedtmle resume {folder.path}", err=True)
         raise
     if last.state is not RunState.DONE:
-        told = Complaint(message=f"{last.why}; resume with: fedtmle resume {folder.path}")
+        told = Defect(message=f"{last.why}; resume with: fedtmle resume {folder.path}")
         fail([told], Exit.REFUSED if last.refused else Exit.NOT_CONVERGED, as_json=as_json)
     return load(folder.result)
 

@@ -21,7 +21,7 @@ from fedtmle.runtime.federation import InProcess
 from fedtmle.runtime.keeper import Keeper
 from fedtmle.runtime.session import Session
 from fedtmle.runtime.silo import Silo
-from fedtmle.studies.home import floor_of, open_party
+from fedtmle.studies.home import disclosure_limit, open_party
 from fedtmle.studyfile.file import study_of
 
 EXAMPLE = 12  # bytes shown of a message
@@ -78,7 +78,7 @@ def preview(plan: Plan, file: SiloFile) -> Preview:
     alone = replace(plan, roster=(Member(name=file.name),))
     # The roster's size is judged below, from the plan as it is; the rest of the policy as it stands.
     policy = replace(file.policy, min_silos=0)
-    keeper = Keeper(policy=policy, floor=floor_of(study_of(alone), file), witness=witness)
+    keeper = Keeper(policy=policy, floor=disclosure_limit(study_of(alone), file), witness=witness)
     silo = open_party(alone, file.name, file, keeper=keeper)
     refused_by = reason = stopped = ""
     try:

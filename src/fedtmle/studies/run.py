@@ -17,7 +17,7 @@ from fedtmle.results.result import StudyResult
 from fedtmle.runtime.keeper import Keeper
 from fedtmle.runtime.session import Progress
 from fedtmle.solver import check_silos, run_in_process
-from fedtmle.studies.home import floor_of, released, session_policy, silo_file
+from fedtmle.studies.home import disclosure_limit, released, session_policy, silo_file
 from fedtmle.studies.over import check_release, conclude
 from fedtmle.studyfile.file import study_plan
 from fedtmle.studyfile.schema import check_streams, in_memory, schema_of
@@ -68,7 +68,7 @@ def run(
 def _keeper(study: Study, file: SiloFile | None) -> Keeper:
     """What a silo file states guards its rows in one's own session too."""
     policy = session_policy() if file is None else file.policy
-    return Keeper(policy=policy, floor=floor_of(study, file))
+    return Keeper(policy=policy, floor=disclosure_limit(study, file))
 
 
 # All silos' rows in one table, for the centralised comparator.
