@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 import fedtmle as ft
 from fedtmle.model.exact import Sums
 from fedtmle.model.families import Family
+from fedtmle.model.problem import AbstractProblem
 from fedtmle.model.statistics import AbstractBins, AbstractBoundedColumns, Group
 from fedtmle.model.submodel import AbstractSubmodel, GeneralisedLinear, NoNormaliser
 from fedtmle.model.types import IntArray, Part, RowBound
@@ -140,6 +141,23 @@ def test_a_look_from_a_law_near_the_end_does_not_answer_for_the_start() -> None:
     guard.examine(ask_mean(MEAN, MEAN.start(0.45), 0.0), rows)
     guard.examine(ask_mean(MEAN, FROM_ZERO, 0.0), rows)
     assert rows.looks == 2
+
+
+def test_a_mean_that_returns_to_its_start_has_not_shortened_its_path() -> None:
+    """Its law is one number, of which no distance could be seen: the path is part of every problem."""
+    guard, rows = Guard(Policy(max_path=1.0)), LocalRows("a", ALIKE, 61, None)
+    law = FROM_ZERO
+    for step in (0.45, -0.45):
+        guard.admit(ask_mean(MEAN, law, 0.0), rows)
+        law = MEAN.move(law, np.array([step]))
+    assert law == FROM_ZERO
+    guard.admit(ask_mean(MEAN, law, 0.05), rows)
+    with pytest.raises(RefusalError, match="max_path"):
+        guard.admit(ask_mean(MEAN, law, 0.2), rows)
+
+
+def test_no_problem_can_leave_its_path_out() -> None:
+    assert "path" in AbstractProblem.__abstractmethods__
 
 
 @pytest.mark.parametrize("order", [1, -1])

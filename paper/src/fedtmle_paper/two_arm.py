@@ -171,6 +171,9 @@ class TwoArm(AbstractProblem[TwoArmLaw, TwoArmRows]):
         # |eps . X_a| <= LOGIT_REACH for the smallest weight that any row can have, 1/g = 1.
         return bool(np.isfinite(eps).all() and (np.abs(eps) * self.width <= LOGIT_REACH).all())
 
+    def path(self, law: TwoArmLaw) -> tuple[tuple[float, ...], ...]:
+        return law.history
+
     def displacement(self, law: TwoArmLaw) -> Array:
         return law.total()
 

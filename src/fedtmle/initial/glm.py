@@ -184,6 +184,9 @@ class GLMModel(AbstractModel[None, AnyTable]):
     def admits(self, law: None, eps: Array) -> bool:  # noqa: ARG002 - there is no law
         return bool((np.abs(eps) <= LARGEST_COEFFICIENT).all())
 
+    def path(self, law: None) -> tuple[tuple[float, ...], ...]:  # noqa: ARG002 - there is no law
+        return ()
+
     def curvature(self, law: None) -> None:  # noqa: ARG002 - it is a sum over rows
         return None
 

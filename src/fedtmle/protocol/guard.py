@@ -116,7 +116,7 @@ class Guard:
                     raise RefusalError(Reason.TOO_FAR, "max_coefficient")
             elif not size <= policy.max_eps:
                 raise RefusalError(Reason.TOO_FAR, "max_eps")
-            elif not self._length(point.law) + size <= policy.max_path:
+            elif not self._length(point) + size <= policy.max_path:
                 raise RefusalError(Reason.TOO_FAR, "max_path")
             if point.batch is not None:
                 self._follow_batch(local.batch(point.batch), local.n_rows)
@@ -125,11 +125,10 @@ class Guard:
         if attribute is not None:
             raise RefusalError(Reason.DISCLOSURE, f"disclosure: {attribute}")
 
-    def _length(self, law: object) -> float:
-        """The length of the path that led to a law: the sum of the accepted |eps^k|."""
-        if self._travelled[0] is not law:
-            steps = getattr(law, "history", ())  # a law that keeps none is bounded by its declared range
-            self._travelled = (law, sum(math.hypot(*eps) for eps in steps))
+    def _length(self, point: Evaluation) -> float:
+        """Return the length of the path that led to a law: the sum of the accepted |eps^k|."""
+        if self._travelled[0] is not point.law:
+            self._travelled = (point.law, sum(math.hypot(*eps) for eps in point.model.path(point.law)))
         return self._travelled[1]
 
     def examine(self, query: Query, local: Local) -> None:

@@ -84,14 +84,22 @@ class AbstractDensityProblem(AbstractProblem[DensityLaw, Array]):
     @final
     def move(self, law: DensityLaw, eps: Array) -> DensityLaw:
         if not self.admits(law, eps):
-            raise NumericalError(f"eps: expected {self.dim} finite number(s)")
+            raise NumericalError(
+                f"eps: expected {self.dim} finite number(s) for which eps . D does not overflow"
+            )
         accepted = tuple(float(e) for e in eps)
         # Every silo repeats every move; those in one process share the quadrature.
         return law.moved.get((self, *law.history, accepted), lambda: self._moved(law, accepted))
 
     @final
-    def admits(self, law: DensityLaw, eps: Array) -> bool:  # noqa: ARG002 - D is bounded, so E^k is all of R^d
-        return bool(np.shape(eps) == (self.dim,) and np.isfinite(eps).all())
+    def admits(self, law: DensityLaw, eps: Array) -> bool:
+        # D is bounded, so E^k is all of R^d, as far as eps . D does not overflow.
+        with np.errstate(over="ignore"):
+            return bool(np.shape(eps) == (self.dim,) and np.isfinite(4 * law.reach * np.abs(eps).sum()))
+
+    @final
+    def path(self, law: DensityLaw) -> tuple[tuple[float, ...], ...]:
+        return law.history
 
     @final
     def normaliser(self, law: DensityLaw) -> DensityNormaliser:

@@ -125,8 +125,8 @@ class EffectProblem(AbstractProblem[EffectLaw, AnyTable]):
             return kernels.mapped(work, self.rows(table).blocks())
         return over_blocks(table, lambda block: work(self.prepare(block)))
 
-    def concatenate(self, parts: Sequence[AnyTable]) -> AnyTable:  # noqa: ARG002 - see the message
-        raise TypeError("tables are pooled by the data layer, before nuisances are fitted")
+    def concatenate(self, parts: Sequence[AnyTable]) -> AnyTable:
+        raise NotImplementedError("tables are pooled by the data layer, before nuisances are fitted")
 
     def count(self, rows: AnyTable) -> int:
         return rows.n_rows
@@ -226,6 +226,9 @@ class EffectProblem(AbstractProblem[EffectLaw, AnyTable]):
 
     def admits(self, law: EffectLaw, eps: Array) -> bool:  # noqa: ARG002 - the same set at every law
         return bool((np.abs(eps) * self.width <= LINK_REACH).all())
+
+    def path(self, law: EffectLaw) -> tuple[tuple[float, ...], ...]:
+        return law.history
 
     def displacement(self, law: EffectLaw) -> Array:
         return np.array([math.fsum(step) for step in zip(*law.history, strict=True)] or [0.0] * self.dim)
