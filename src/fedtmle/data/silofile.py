@@ -13,7 +13,7 @@ from typing import Any
 
 from fedtmle.data.schema import Findings
 from fedtmle.errors import InputError
-from fedtmle.protocol.policy import Policy
+from fedtmle.protocol.guard import Policy
 
 SHORTEST_SECRET = 16  # a shorter one is soon guessed
 
@@ -146,7 +146,7 @@ def _is_number(given: object) -> bool:
 # family = {column = "FAM_NO", secret = "words that the hospitals alone share"}      # cluster identifiers
 #
 # [policy]                     # may be stricter than the package's own limits, never laxer
-# min_rows = 50                # the keys are those of `protocol.policy.Policy`
+# min_rows = 50                # the keys are those of `protocol.guard.Policy`
 # release = true               # this silo's own estimate may be shown
 #
 # [disclosure]                 # what no study may tell of a column: see `data.silofile`
