@@ -8,9 +8,9 @@ import fedtmle as ft
 from fedtmle.algorithms.base import TargetingProgram
 from fedtmle.protocol import messages
 from fedtmle.protocol.coded import Action, Rounded
+from fedtmle.protocol.guard import Policy
 from fedtmle.protocol.messages import Ask, Close, Compare
 from fedtmle.protocol.plan import Member, Plan
-from fedtmle.protocol.policy import Policy
 from fedtmle.runtime.federation import InProcess
 from fedtmle.runtime.keeper import Keeper
 from fedtmle.runtime.rows import read_rows

@@ -12,9 +12,9 @@ import fedtmle as ft
 from fedtmle.algorithms.base import TargetingProgram
 from fedtmle.model.exact import Sums
 from fedtmle.privacy.floor import FloorAttribute, OmegaFloor, at_centre
+from fedtmle.protocol.guard import Policy
 from fedtmle.protocol.messages import Reason
 from fedtmle.protocol.plan import Plan, roster
-from fedtmle.protocol.policy import Policy
 from fedtmle.runtime.keeper import Keeper
 from fedtmle.runtime.rows import LocalRows
 from fedtmle.studyfile.file import study_plan

@@ -18,11 +18,10 @@ import fedtmle as ft
 from fedtmle.errors import RefusedError
 from fedtmle.protocol import messages
 from fedtmle.protocol.codes import BitWriter
-from fedtmle.protocol.guard import Guard
+from fedtmle.protocol.guard import Guard, Policy
 from fedtmle.protocol.learners import ModelsQuery
 from fedtmle.protocol.messages import Answered, Open, Reason, Refused
 from fedtmle.protocol.plan import roster
-from fedtmle.protocol.policy import Policy
 from fedtmle.protocol.sums import MomentsQuery, SumsQuery, TallyQuery
 from fedtmle.protocol.tables import LevelsQuery, ScalesQuery
 from fedtmle.runtime.federation import InProcess

@@ -14,8 +14,7 @@ from fedtmle.model import kernels
 from fedtmle.model.families import Family
 from fedtmle.model.submodel import GeneralisedLinear, NoNormaliser
 from fedtmle.model.types import Array, IntArray, Part, RowBound, exponent
-from fedtmle.protocol.guard import Guard, RefusalError
-from fedtmle.protocol.policy import Policy
+from fedtmle.protocol.guard import Guard, Policy, RefusalError
 from fedtmle.protocol.sums import SumsQuery
 from fedtmle.runtime.rows import LocalRows
 

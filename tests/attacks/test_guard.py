@@ -18,9 +18,8 @@ from fedtmle.model.statistics import AbstractBins, AbstractBoundedColumns, Group
 from fedtmle.model.submodel import AbstractSubmodel, GeneralisedLinear, NoNormaliser
 from fedtmle.model.types import IntArray, Part, RowBound
 from fedtmle.protocol.bins import BinsQuery
-from fedtmle.protocol.guard import Guard, RefusalError
+from fedtmle.protocol.guard import Guard, Policy, RefusalError
 from fedtmle.protocol.messages import Reason
-from fedtmle.protocol.policy import Policy
 from fedtmle.protocol.query import CountCell, JointQuery, Model, WeightSum
 from fedtmle.protocol.sums import SumsQuery, TallyQuery
 from fedtmle.runtime.rows import LocalRows

@@ -10,8 +10,8 @@ from fedtmle.data import load_all
 from fedtmle.demo import IHDP, ihdp_silos
 from fedtmle.initial.trees import SMALLEST_LEAF
 from fedtmle.model.concentration import Concentration
+from fedtmle.protocol.guard import Policy
 from fedtmle.protocol.plan import roster
-from fedtmle.protocol.policy import Policy
 from fedtmle.runtime.rows import LocalRows
 from fedtmle.studyfile.file import study_plan
 from fedtmle.studyfile.schema import schema_of

@@ -147,7 +147,7 @@ def test_wire_round_trip(lattice: Lattice, public: bool) -> None:
     reader.finish()
 
 
-decodes = Premise("the bits are a lattice", at_least=0.02)  # few others pass the check of 16 bits
+decodes = Premise("the bits are a lattice", at_least=0.08)
 
 
 @decodes

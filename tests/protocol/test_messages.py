@@ -19,7 +19,6 @@ from fedtmle.protocol.messages import (
     Begin,
     Close,
     Closed,
-    Closing,
     Compare,
     Compared,
     Open,
@@ -27,6 +26,7 @@ from fedtmle.protocol.messages import (
     Payload,
     Reason,
     Refused,
+    SignedDigest,
 )
 from tests.damage import damaged
 from tests.premise import Premise
@@ -37,7 +37,7 @@ REQUESTS = [
     Begin(b"s", 10, 0),
     Ask(b"s", 2, PAYLOAD),
     Close(b"s", 3, PAYLOAD),
-    Compare(b"s", (Closing("a", b"d", b"s"),)),
+    Compare(b"s", (SignedDigest("a", b"d", b"s"),)),
 ]
 REPLIES = [Opened(7), Answered(2, PAYLOAD), Closed(b"d", b"s"), Compared(False), Refused(Reason.OUT_OF_ORDER)]
 

@@ -32,10 +32,10 @@ from fedtmle.errors import DeadlineError
 from fedtmle.initial.glm import GLM
 from fedtmle.model.problem import Estimate
 from fedtmle.protocol import messages
+from fedtmle.protocol.guard import Policy
 from fedtmle.protocol.messages import Reason, Refused
 from fedtmle.protocol.outcome import Outcome, Targeted
 from fedtmle.protocol.plan import Plan, roster
-from fedtmle.protocol.policy import Policy
 from fedtmle.runtime.journal import Journal
 from fedtmle.runtime.keeper import Keeper
 from fedtmle.runtime.ledger import Ledger, read, text

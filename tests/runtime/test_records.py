@@ -23,9 +23,8 @@ from hypothesis import strategies as st
 import fedtmle as ft
 from fedtmle.errors import JournalError, RefusedError
 from fedtmle.protocol import messages
-from fedtmle.protocol.guard import RefusalError
+from fedtmle.protocol.guard import Policy, RefusalError
 from fedtmle.protocol.messages import Reason, Refused
-from fedtmle.protocol.policy import Policy
 from fedtmle.runtime import ledger as ledgers
 from fedtmle.runtime.federation import InProcess, Journalled
 from fedtmle.runtime.journal import MAGIC, FileJournal, MemoryJournal, frame

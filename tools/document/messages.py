@@ -6,8 +6,8 @@ import inspect
 from collections.abc import Iterable, Iterator
 from typing import get_args
 
+from fedtmle.protocol.guard import Policy
 from fedtmle.protocol.messages import Reason, Reply
-from fedtmle.protocol.policy import Policy
 from fedtmle.protocol.query import Phase, Query
 from tools.document.examples import SILO, classes, examples, shown, size
 

@@ -1,4 +1,8 @@
-"""FedTMLE-L (Algorithm 3): exact local fits in the common submodel, averaged."""
+"""Exact local fits in the common submodel, averaged.
+
+FedTMLE-L (Algorithm 3, `LocalAverage`) averages the fits of all silos until the pooled EIF equation holds. In
+FedTMLE-LR (Algorithm 5, `Personalized`) a silo whose fit is zero retires with an estimate of its own.
+"""
 
 from __future__ import annotations
 
@@ -101,7 +105,7 @@ class LocalAverage(AbstractAlgorithm):
     def _status(
         self, run: Run[Problem], law: Law, average: FitAverage | None, residual: float, tolerance: float
     ) -> Status | None:
-        """Why the run ends here, or None if it goes on (or the budget of updates is used up)."""
+        """Return why the run ends here, or None if it goes on or has used up its updates."""
         if residual <= tolerance:
             return Status.CONVERGED
         if average is None:
@@ -109,39 +113,6 @@ class LocalAverage(AbstractAlgorithm):
         if average.worst in FAILED_FITS:
             return FAILED_FITS[average.worst]
         return stagnation(run, law, average, self.progress_tolerance)
-
-
-def stagnation(
-    run: Run[Problem], law: Law, average: FitAverage, progress_tolerance: float | None
-) -> Status | None:
-    """Why an average cannot be taken as an update, if it cannot."""
-    if not run.problem.admits(law, average.eps):
-        return Status.INFEASIBLE
-    if not average.eps.any():
-        return Status.CANCELLATION
-    if progress_tolerance is not None and run.norm(average.eps) <= progress_tolerance:
-        return Status.NO_PROGRESS
-    return None
-
-
-def check_weights(weights: Weighting | str | Mapping[str, float]) -> None:
-    """Weights must be a known name, or nonnegative numbers that sum to one."""
-    if isinstance(weights, str):
-        if weights not in set(Weighting):
-            raise InputError(f"weights: expected 'size', 'uniform' or a number per silo, not {weights!r}")
-        return
-    values = list(weights.values())
-    if not all(math.isfinite(value) and value >= 0 for value in values):
-        raise InputError("weights: each silo's weight must be a number of at least 0")
-    if not math.isclose(math.fsum(values), 1.0, abs_tol=1e-12):
-        raise InputError(f"weights: must sum to 1, not {math.fsum(values):g}")
-
-
-def named_weights(weights: Weighting | str | Mapping[str, float]) -> Weighting | Mapping[str, float]:
-    return Weighting(weights) if isinstance(weights, str) else weights
-
-
-# FedTMLE-LR (Algorithm 5): local averaging in which silos retire with their own estimate.
 
 
 @final
@@ -209,3 +180,34 @@ class Personalized(AbstractAlgorithm):
         if updates == self.max_updates:
             return Status.UNFINISHED
         return stagnation(run, law, average, None)
+
+
+def stagnation(
+    run: Run[Problem], law: Law, average: FitAverage, progress_tolerance: float | None
+) -> Status | None:
+    """Return why the average cannot be taken as an update, or None if it can."""
+    if not run.problem.admits(law, average.eps):
+        return Status.INFEASIBLE
+    if not average.eps.any():
+        return Status.CANCELLATION
+    if progress_tolerance is not None and run.norm(average.eps) <= progress_tolerance:
+        return Status.NO_PROGRESS
+    return None
+
+
+def check_weights(weights: Weighting | str | Mapping[str, float]) -> None:
+    """Check that weights are a known name, or nonnegative numbers that sum to one."""
+    if isinstance(weights, str):
+        if weights not in set(Weighting):
+            raise InputError(f"weights: expected 'size', 'uniform' or a number per silo, not {weights!r}")
+        return
+    values = list(weights.values())
+    if not all(math.isfinite(value) and value >= 0 for value in values):
+        raise InputError("weights: each silo's weight must be a number of at least 0")
+    if not math.isclose(math.fsum(values), 1.0, abs_tol=1e-12):
+        raise InputError(f"weights: must sum to 1, not {math.fsum(values):g}")
+
+
+def named_weights(weights: Weighting | str | Mapping[str, float]) -> Weighting | Mapping[str, float]:
+    """Return the weights with a name as its `Weighting`."""
+    return Weighting(weights) if isinstance(weights, str) else weights

@@ -39,7 +39,7 @@ from typing import TypeGuard
 
 from fedtmle.defects import Defects, Lines, Toml
 from fedtmle.errors import InputError
-from fedtmle.protocol.policy import Policy
+from fedtmle.protocol.guard import Policy
 
 SHORTEST_SECRET = 16  # characters; a shorter one is soon guessed
 ATTRIBUTES = ("mean", "record")

@@ -26,8 +26,9 @@ from fedtmle.programs.diagnostics import (
     find_overlap,
     named_histograms,
 )
+from fedtmle.programs.nuisance import effect_columns, regressions
 from fedtmle.programs.study import MOST_STRATA, Study
-from fedtmle.programs.superlearner import effect_columns, fit_nuisance, regressions
+from fedtmle.programs.superlearner import fit_nuisance
 from fedtmle.protocol.bins import BinsQuery
 from fedtmle.protocol.clusters import ClustersQuery, SpanningQuery
 from fedtmle.protocol.outcome import Described, Outcome, Targeted

@@ -1,7 +1,13 @@
-"""An answer as means over the silo's rows: what an audit needs to know of a query.
+"""A query: one question that every party derives for itself.
 
-Every answer of this kind is, up to public terms and rounding, M t with t the mean over the rows of some
-terms of one row. Answers that are no such means (levels, exponents, whole models) have no `RowMeans`.
+An algorithm is a generator that yields queries and receives what was pooled. The server and every silo run
+the same generator on the same broadcasts (`protocol.follower`), so a query never crosses the wire: only
+answers go up, and only what was pooled comes down.
+
+A query is a value: problems, laws, named columns, statistics and public bounds. Most queries ask for integer
+sums (`IntegerSums`); the others are exceptions that define their own pooling and codes. What the guard, an
+audit or an onlooker needs to know of a query is a method of it: the gradients it evaluates, the people it
+counts, the model it ships, and the means over the rows that its answer consists of (`RowMeans`).
 """
 
 from __future__ import annotations
@@ -27,75 +33,6 @@ Law: TypeAlias = object  # only its own problem looks into it; everyone else han
 Problem: TypeAlias = AbstractProblem[Any, Any]
 Model: TypeAlias = AbstractModel[Any, Any]
 BoundedColumns: TypeAlias = AbstractBoundedColumns[Any]
-
-
-@final
-@dataclass(frozen=True)
-class Derivatives:
-    """Parts of the row's loss at (law, eps), over all rows or a pooled batch."""
-
-    model: Model
-    law: Law
-    eps: Array
-    parts: Part
-    batch: IntArray | None = None
-
-
-@final
-@dataclass(frozen=True)
-class CurvatureBound:
-    """A bound of the row's Hessian at every eps, upper triangle."""
-
-    model: Model
-    law: Law
-
-
-@final
-@dataclass(frozen=True)
-class ClosingTerms:
-    """The row's terms of the closing sums."""
-
-    problem: Problem
-    law: Law
-
-
-@final
-@dataclass(frozen=True)
-class ColumnTerms:
-    """Named columns."""
-
-    columns: BoundedColumns
-
-
-RowTerms: TypeAlias = Derivatives | CurvatureBound | ClosingTerms | ColumnTerms
-
-
-@final
-@dataclass(frozen=True, kw_only=True)
-class RowMeans:
-    """G = M t with t the mean over rows of ``terms``, one after the other; |G - sent| <= ``box``.
-
-    ``mix`` is M, or None for the identity. ``sent`` holds the numbers that were sent, less their public
-    part; None if the audit does not need them. ``is_rounded`` says that rounding moved them visibly.
-    """
-
-    label: str
-    terms: tuple[RowTerms, ...]
-    box: Array  # (p,)
-    mix: Array | None = None
-    sent: Array | None = None
-    is_rounded: bool = False
-
-
-# What a query is: one question that every party derives for itself.
-#
-# An algorithm is a generator that yields queries and receives what was pooled. The server and every silo
-# run the same generator on the same broadcasts (`protocol.follower`), so a query never crosses the wire:
-# only answers go up, and only what was pooled comes down.
-#
-# A query is a value: problems, laws, named columns, statistics and public bounds. Most queries ask for
-# integer sums (`IntegerSums`); the others are exceptions that define their own pooling and codes.
-
 
 Answer = TypeVar("Answer")
 Pooled = TypeVar("Pooled")
@@ -179,6 +116,66 @@ class WeightSum:
 
     at: int
     squares: int
+
+
+@final
+@dataclass(frozen=True)
+class Derivatives:
+    """Parts of the row's loss at (law, eps), over all rows or a pooled batch."""
+
+    model: Model
+    law: Law
+    eps: Array
+    parts: Part
+    batch: IntArray | None = None
+
+
+@final
+@dataclass(frozen=True)
+class CurvatureBound:
+    """A bound of the row's Hessian at every eps, upper triangle."""
+
+    model: Model
+    law: Law
+
+
+@final
+@dataclass(frozen=True)
+class ClosingTerms:
+    """The row's terms of the closing sums."""
+
+    problem: Problem
+    law: Law
+
+
+@final
+@dataclass(frozen=True)
+class ColumnTerms:
+    """Named columns."""
+
+    columns: BoundedColumns
+
+
+RowTerms: TypeAlias = Derivatives | CurvatureBound | ClosingTerms | ColumnTerms
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class RowMeans:
+    """An answer as means over the silo's rows, which is what an audit needs to know of a query.
+
+    Up to public terms and rounding it is G = M t, with t the mean over the rows of ``terms``, one after the
+    other; |G - sent| <= ``box``. Answers that are no such means (levels, exponents, whole models) have none.
+    ``mix`` is M, or None for the identity. ``sent`` holds the numbers that were sent, less their public
+    part; None if the audit does not need them. ``is_rounded`` says that rounding moved them visibly.
+    """
+
+    label: str
+    terms: tuple[RowTerms, ...]
+    box: Array  # (p,)
+    mix: Array | None = None
+    sent: Array | None = None
+    is_rounded: bool = False
 
 
 class Retirement(Protocol):

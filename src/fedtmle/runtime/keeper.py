@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from fedtmle.privacy.floor import OmegaFloor
+from fedtmle.protocol.guard import Policy
 from fedtmle.protocol.messages import Answered
-from fedtmle.protocol.policy import Policy
 from fedtmle.protocol.query import Query
 from fedtmle.runtime.journal import Journal
 from fedtmle.runtime.ledger import Ledger

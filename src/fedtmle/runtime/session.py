@@ -23,13 +23,13 @@ from fedtmle.protocol.messages import (
     Begin,
     Close,
     Closed,
-    Closing,
     Compare,
     Compared,
     Open,
     Opened,
     Payload,
     Refused,
+    SignedDigest,
 )
 from fedtmle.protocol.outcome import Outcome, Personalised
 from fedtmle.protocol.plan import Plan
@@ -256,7 +256,7 @@ class Session:
         closing = messages.encode(Close(self._session, number, _payload(broadcast)))
         replies = self._exchange(dict.fromkeys(self._active, closing))
         closings = tuple(
-            Closing(silo, reply.digest, reply.signature)
+            SignedDigest(silo, reply.digest, reply.signature)
             for silo, reply in replies.items()
             if isinstance(reply, Closed)
         )

@@ -21,8 +21,8 @@ from fedtmle.model.table import Table
 from fedtmle.model.types import Array
 from fedtmle.privacy.floor import FloorAttribute, OmegaFloor, at_centre
 from fedtmle.programs.study import Study
+from fedtmle.protocol.guard import Policy
 from fedtmle.protocol.plan import Plan
-from fedtmle.protocol.policy import Policy
 from fedtmle.runtime.journal import FileJournal
 from fedtmle.runtime.keeper import Keeper
 from fedtmle.runtime.ledger import Ledger

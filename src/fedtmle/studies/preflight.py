@@ -20,8 +20,8 @@ from fedtmle.initial.syntax import quoted_level
 from fedtmle.model.table import Table
 from fedtmle.programs.flow import PreflightProgram, propensity_histograms
 from fedtmle.programs.study import Study
+from fedtmle.protocol.guard import Policy
 from fedtmle.protocol.plan import Plan, roster
-from fedtmle.protocol.policy import Policy
 from fedtmle.results.document import histogram_document
 from fedtmle.runtime.keeper import Keeper
 from fedtmle.runtime.session import run_embedded

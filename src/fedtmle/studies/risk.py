@@ -16,7 +16,7 @@ from fedtmle.model.table import Factor, Table
 from fedtmle.model.types import Array, Part
 from fedtmle.privacy.audit import AttackedColumn, Attacker, Audit, ColumnRisk, Continuous, Discrete, audit
 from fedtmle.programs.study import Study
-from fedtmle.protocol.policy import Policy
+from fedtmle.protocol.guard import Policy
 from fedtmle.protocol.query import AnsweredQuery, ClosingTerms, Phase
 from fedtmle.protocol.sums import SumsQuery
 from fedtmle.runtime.replay import Replayed, rehearse, replay

@@ -10,8 +10,9 @@ from fedtmle.initial.glm import GLM
 from fedtmle.initial.pilot import Pilot
 from fedtmle.initial.superlearner import formulas
 from fedtmle.initial.trees import GradientBoostedTrees
+from fedtmle.programs.nuisance import effect_columns, regressions
 from fedtmle.programs.study import Study
-from fedtmle.programs.superlearner import effect_columns, fit_alone, regressions
+from fedtmle.programs.superlearner import fit_alone
 from fedtmle.runtime.rows import LocalRows
 from fedtmle.studyfile.schema import in_memory, schema_of
 from fedtmle.targets.effects.estimands import AbstractEffect

@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 import pytest
 
 from fedtmle.errors import InputError
-from fedtmle.protocol.policy import Direction, Limit, Policy
+from fedtmle.protocol.guard import Direction, Limit, Policy
 
 LIMITS = Policy.limits()
 
