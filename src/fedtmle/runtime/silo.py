@@ -182,7 +182,7 @@ class Silo:
     def _attempt(
         self, message: messages.Request, time: datetime.datetime
     ) -> tuple[messages.Reply, Event, str]:
-        """Return the reply, what came of the request, and the key of the policy if it refused."""
+        """Return the reply, the event for the state table, and the key of the policy if it refused."""
         try:
             self._check_standing(message, time)
             return (*self._reply(message), "")

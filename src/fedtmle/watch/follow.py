@@ -1,6 +1,6 @@
 """Follow a growing file: the events of a run, or a silo's ledger, whose lines become events.
 
-The owner of a silo so has the same view as the server: what has this silo sent so far?
+A silo's owner sees on the same page what the silo has sent so far.
 """
 
 from __future__ import annotations
