@@ -78,7 +78,7 @@ def _listed(names: Mapping[str, object]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class CompletedRun:
-    """A finished session of a plan, and what this process knows beside it.
+    """A finished session of a plan, with the local outcomes and rows that this process has.
 
     ``local`` holds the outcomes of a personalised run that silos in this process keep for themselves.
     ``rows`` by silo and ``pooled`` rows are there if the run is to be observed.

@@ -176,7 +176,7 @@ def test_data_that_do_not_fit_are_told_at_home_alone(rig: Rig) -> None:
     approve(study)
     last = finish(rig, new_run(rig.made, study, deadline=60.0, patience=60.0))
     assert last.state is RunState.STOPPED
-    assert "its data cannot be used for this study; its own log says why" in last.why
+    assert "its data cannot be used for this study; its own log has the details" in last.why
     first = re.search(r"silo '(.+?)'", last.why)  # the run ends with the first that says so
     assert first
     kit = silo_kit(rig.made, first[1])

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import get_args
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -11,7 +14,20 @@ import fedtmle as ft
 from fedtmle.algorithms.base import TargetingProgram
 from fedtmle.errors import ContributionError, ProtocolError, RefusedError
 from fedtmle.protocol import messages
-from fedtmle.protocol.messages import Answered, Ask, Begin, Close, Open, Opened, Payload, Reason, Refused
+from fedtmle.protocol.messages import (
+    Answered,
+    Ask,
+    Begin,
+    Close,
+    Compare,
+    Event,
+    Open,
+    Opened,
+    Payload,
+    Reason,
+    Refused,
+    State,
+)
 from fedtmle.protocol.plan import Plan, roster
 from fedtmle.runtime.federation import InProcess, Replay
 from fedtmle.runtime.rows import read_rows
@@ -64,6 +80,39 @@ def test_repeating_the_last_request_returns_the_recorded_bytes() -> None:
     assert silo.step(begin) == silo.step(begin)
     other = messages.encode(Begin(b"s", 60, 0))
     assert messages.decode_reply(silo.step(other)) == Refused(Reason.OUT_OF_ORDER)
+
+
+BY_KIND = {
+    Open: Open(1, b"s", b"x"),
+    Begin: Begin(b"s", 50, 0),
+    Ask: Ask(b"s", 2, Payload(0, b"")),
+    Close: Close(b"s", 2, Payload(0, b"")),
+    Compare: Compare(b"s", ()),
+}
+
+
+@pytest.mark.parametrize("state", State)
+@pytest.mark.parametrize("kind", get_args(messages.Request))
+def test_a_request_that_the_table_does_not_list_is_refused_and_changes_nothing(
+    state: State, kind: type[messages.Request]
+) -> None:
+    if (state, kind) in messages._ADMITTED:
+        return
+    silo = new_silo()
+    ask(silo, Open(1, b"s", plan()))
+    silo._position.state = state
+    assert ask(silo, BY_KIND[kind]) == Refused(Reason.OUT_OF_ORDER)
+    assert silo.state is state
+
+
+@pytest.mark.parametrize("state", State)
+def test_the_table_alone_decides_where_a_request_leads(state: State, monkeypatch: pytest.MonkeyPatch) -> None:
+    line = messages._ADMITTED[State.NEW, Open]
+    changed = replace(line, leads_to={Event.REPLIED: state, Event.REFUSED: state})
+    monkeypatch.setitem(messages._ADMITTED, (State.NEW, Open), changed)
+    silo = new_silo()
+    ask(silo, Open(1, b"s", plan()))
+    assert silo.state is state
 
 
 @pytest.mark.parametrize(

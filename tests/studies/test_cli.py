@@ -342,7 +342,7 @@ def test_a_refusal_in_ones_own_session_says_where_to_learn_the_key(study: Path) 
         south.write("[policy]\nmin_rows = 5000\n")
     result = call("run", study)
     assert result.exit_code == Exit.REFUSED
-    hint = re.search(r"`fedtmle (.*)` tells its owner which key", result.stderr)
+    hint = re.search(r"`fedtmle (.*)` shows which key", result.stderr)
     assert hint, result.stderr
     assert "min_rows" in call(*hint[1].split()).stdout
     (defect,) = json.loads(call("run", study, "--json").stdout)["defects"]

@@ -1,4 +1,4 @@
-"""What a party's engine permits: FLARE's configuration of each site; what is not allowed is denied.
+"""The permissions of a party's engine: FLARE's configuration of each site, which denies all but a few rights.
 
 A silo builds two classes and no other, runs no code that a job brings, streams no log, and opens no shell to
 an administrator.

@@ -32,13 +32,13 @@ class Declined(enum.StrEnum):
     """Why a silo does not take part; no reason carries a value of its data."""
 
     REJECTED = "its owner rejected the plan"
-    ROSTER = "it is not in the plan's roster under this name"
-    PLAN = "the study that came is not the plan that was announced"
-    STUDY = "the study that came cannot be read by this silo's version"
-    CONFIGURATION = "its silo file is missing or wrong; its own log says what"
-    DATA = "its data cannot be used for this study; its own log says why"
-    JOURNAL = "its journal cannot be written or is not this run's; its own log says why"
-    FAULT = "it met an unexpected fault; its own log has the details"
+    ROSTER = "the plan's roster does not list it under this name"
+    PLAN = "the study of the job is not that of the announced plan"
+    STUDY = "its version of fedtmle cannot read the study"
+    CONFIGURATION = "its silo file is missing or wrong; its own log has the details"
+    DATA = "its data cannot be used for this study; its own log has the details"
+    JOURNAL = "its journal cannot be written or belongs to another run; its own log has the details"
+    FAULT = "an unexpected fault occurred there; its own log has the details"
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
@@ -24,7 +24,6 @@ from fedtmle.errors import DataError, FedTMLEError, RefusedError
 from fedtmle.runtime.session import RoundReport
 
 Clock = Callable[[], float]
-EventRecord = Mapping[str, object]  # one line, decoded
 
 
 class EventLog:

@@ -62,7 +62,7 @@ class Records:
     """
 
     def __init__(self, name: str, position: Position, guard: Guard, keeper: Keeper) -> None:
-        self.broken = False  # the silo's state is ahead of its journal; only a restart can mend that
+        self.broken = False  # the silo's state is ahead of its journal; only a restart repairs that
         self._name = name
         self._position = position
         self._guard = guard

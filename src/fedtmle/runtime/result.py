@@ -14,6 +14,7 @@ from fedtmle.model.types import Array, Part
 from fedtmle.protocol.outcome import Personalised, Status, Targeted, Visit
 from fedtmle.protocol.query import Phase
 from fedtmle.runtime.certificate import RunCertificate
+from fedtmle.runtime.documents import Document
 from fedtmle.runtime.markup import element, table, text
 from fedtmle.runtime.rows import LocalOutcome
 from fedtmle.runtime.session import Account
@@ -169,7 +170,7 @@ class Result:
             raise InputError(f"weights: expected {len(self.names)} numbers, one per {self.names}")
         return float(w @ self.psi), math.sqrt(float(w @ self.covariance @ w))
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Document:
         """Return plain data for JSON, without the law, the transcript and the silos' own estimates."""
         return {
             "names": list(self.names),

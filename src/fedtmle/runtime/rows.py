@@ -1,4 +1,4 @@
-"""A silo's rows: as queries see them, what the silo keeps of them for itself, and a digest of them."""
+"""A silo's rows behind the interface of queries, its own outcome of a personalised run, its fingerprint."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class LocalRows:
     def outcome(
         self, problem: Problem, law: object, *, retired_at: int | None, gap_bound: float | None
     ) -> LocalOutcome:
-        """Return what the silo keeps for itself at the end of its targeting at ``law``."""
+        """Return the silo's own outcome, which it keeps for itself, of a targeting that ended at ``law``."""
         return LocalOutcome(
             law=law,
             retired_at=retired_at,

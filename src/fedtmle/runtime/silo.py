@@ -126,9 +126,8 @@ class Silo:
             return self._stray(request, message, reason)
         return self._admitted(request, message)
 
-    # Admit: a request that is out of order changes nothing, and nothing is computed for it.
-
     def _out_of_order(self, message: messages.Request) -> Reason | None:
+        """Return why a request cannot be admitted, None if it can; nothing is computed for it yet."""
         position = self._position
         if transition(position.state, message) is None:
             return Reason.OUT_OF_ORDER
@@ -182,7 +181,7 @@ class Silo:
     def _attempt(
         self, message: messages.Request, time: datetime.datetime
     ) -> tuple[messages.Reply, Event, str]:
-        """Return the reply, what came of the request, and the key of the policy if it refused."""
+        """Return the reply, the event for the state table, and the key of the policy if it refused."""
         try:
             self._check_standing(message, time)
             return (*self._reply(message), "")
@@ -209,8 +208,6 @@ class Silo:
         if isinstance(message, Open):
             self._guard.open(plan, self.n_rows, self._rows.evaluate(plan.program.smallest_part))
             self._position.opened = time
-
-    # Compute and examine.
 
     def _reply(
         self, message: messages.Request, recorded: messages.Reply | None = None
