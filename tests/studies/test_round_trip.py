@@ -426,7 +426,10 @@ def test_trees_on_a_public_sample_are_part_of_the_plan(tmp_path: Path) -> None:
             pilot('formula = "x"\nfamily = "gaussian"\ncoefficients = [1]'),
             "[models.outcome] coefficients: expected 2 (1, x), not 1",
         ),
-        (pilot('sample = "none.csv"\nformula = "x"'), "none.csv: silo 'public sample': the file does not exist"),
+        (
+            pilot('sample = "none.csv"\nformula = "x"'),
+            "none.csv: silo 'public sample': the file does not exist",
+        ),
         (trees('formula = "x", depth = 99'), "[models.outcome.trees] depth: expected 1 to 6, not 99"),
         (
             trees('formula = "x", deep = 2'),
