@@ -425,7 +425,8 @@ def from_file(folder: Path, **changes: str) -> Any:
 
 def looked_at(folder: Path, *, silo: str | None = None) -> Any:
     """Return the numbers of a preflight."""
-    return json.loads(json.dumps(preflight(template(folder), silo=silo).to_dict()))
+    file = template(folder)
+    return json.loads(json.dumps(preflight(file.study, file.silos, silo=silo).to_dict()))
 
 
 _OUTCOME = 'formula = "C(programme) + sbp_0 + age + C(sex) + smoker"\n# family'

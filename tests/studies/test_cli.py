@@ -332,7 +332,7 @@ def test_a_certificate_above_the_tolerance_is_a_warning(study: Path, kind: str) 
     assert stated["residual_bound"] > stated["tolerance"] >= document["residual"]
     assert document["converged"]
     (warning,) = document["warnings"]
-    assert f"certify {stated['residual_bound']:.2g} only" in warning
+    assert f"certify only {stated['residual_bound']:.2g}" in warning
     assert "outcome_bounds = [-1e+08, 1e+08]" in warning
     assert "Warning: the equation holds to the tolerance" in result.stdout
 

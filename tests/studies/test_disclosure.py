@@ -141,7 +141,7 @@ def test_it_is_the_first_query_that_sees_the_column(folder: Path) -> None:
     first = first_telling(folder)
     view = preview(file_plan(read_study(folder / "study.toml")), read_silo_file(state(folder)))
     assert view.refused_by == "disclosure: mean of sbp_12"
-    assert view.told == messages.Reason.DISCLOSURE
+    assert view.reason == messages.Reason.DISCLOSURE
     assert sum(kind.times for kind in view.kinds) == first > 0
 
 

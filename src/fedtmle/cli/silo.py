@@ -33,7 +33,7 @@ def preview(
 
     from fedtmle.data.silofile import read_silo_file
     from fedtmle.studies.preview import preview as rehearse
-    from fedtmle.studies.preview import render
+    from fedtmle.text.preview import render
 
     with reporting(as_json=as_json):
         view = rehearse(_plan(study), read_silo_file(silo))

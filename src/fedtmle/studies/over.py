@@ -24,9 +24,10 @@ def run_over(
     progress: Progress | None = None,
     release: Sequence[str] = (),
 ) -> StudyResult:
-    """Runs a study's plan over the silos of ``federation``: those of its roster, in their order.
+    """Run the plan of a study over ``federation``, whose silos are those of the roster in their order.
 
-    In a personalised run a silo's own estimate stays with the silo: ``release`` cannot show it here.
+    ``release`` names the silos that consent to having their own estimate shown. In a personalised run a
+    silo's estimate stays with the silo, so that it cannot be shown here.
     """
     if study_of(plan).algorithm.pools_rows:
         raise InputError("algorithm: 'Central' pools the rows; it cannot run over a federation")
@@ -48,7 +49,7 @@ def conclude(completed: CompletedRun, *, release: Sequence[str] = ()) -> StudyRe
 
 
 def check_release(release: Sequence[str], silos: Collection[str]) -> None:
-    """Raises where a releasing silo is none of the study's."""
+    """Raise `InputError` if a releasing silo is not one of the study's."""
     if isinstance(release, str):
         raise InputError(f"release: expected a list of silos, such as [{release!r}], not one text")
     unknown = sorted(set(release) - set(silos))
