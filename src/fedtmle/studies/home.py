@@ -15,7 +15,7 @@ from fedtmle.data import DataErrors, SiloFile, load, read_silo_file
 from fedtmle.errors import InputError
 from fedtmle.model.table import Table
 from fedtmle.model.types import Array
-from fedtmle.privacy.floor import FloorAttribute, OmegaFloor, at_centre
+from fedtmle.privacy.limit import DisclosureLimit, LimitedAttribute, at_centre
 from fedtmle.programs.study import Study
 from fedtmle.protocol.plan import Plan
 from fedtmle.protocol.policy import Policy
@@ -111,7 +111,7 @@ def released(policies: Mapping[str, Policy | None], named: Sequence[str]) -> tup
 # A silo file's floor on what a study may tell of a column, at the public table that it names.
 
 
-def floor_of(study: Study, file: SiloFile | None) -> OmegaFloor | None:
+def floor_of(study: Study, file: SiloFile | None) -> DisclosureLimit | None:
     """The floor that the section [disclosure] states for this study; None where there is no section."""
     if file is None or file.disclosure is None:
         return None
@@ -131,12 +131,12 @@ def floor_of(study: Study, file: SiloFile | None) -> OmegaFloor | None:
     gradients = {"mean": there / there.sum(), "record": None}
     centre = LocalRows(file.name, table, table.n_rows, None)
     centre.place(0)  # batches are asked of it as if its rows came first
-    return OmegaFloor(
+    return DisclosureLimit(
         attributes=tuple(
-            FloorAttribute(name=f"{kind} of {name}", gradient=gradients[kind], radius=joint)
+            LimitedAttribute(name=f"{kind} of {name}", gradient=gradients[kind], radius=joint)
             for kind in stated.attributes
         ),
-        floor=stated.floor,
+        smallest_omega=stated.floor,
         noise=stated.noise,
         records=table.n_rows,
         jacobian=at_centre(centre, table, name),

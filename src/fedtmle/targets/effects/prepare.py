@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Protocol, final
+from typing import final
 
 import numpy as np
 
 from fedtmle.errors import DataError
-from fedtmle.initial.crossfit import Folds
+from fedtmle.initial.crossfit import Fitted, Folds
 from fedtmle.initial.glm import AbstractResponse
 from fedtmle.model import kernels
 from fedtmle.model.table import Factor, Table, pieces
-from fedtmle.model.types import Array, Bytes, Codes, IntArray, is_one, product
+from fedtmle.model.types import Array, Bools, Bytes, Codes, IntArray, is_one, product
 from fedtmle.targets.effects.components import Component
 from fedtmle.targets.effects.moments import cluster_digest
 from fedtmle.targets.effects.rows import (
-    BoolArray,
     EffectRows,
     Term,
     is_ever,
@@ -88,12 +87,6 @@ class WithoutFold(AbstractResponse):
 
 
 Q_MARGIN = 1e-6  # predictions are kept this far inside the outcome's bounds, on the unit scale
-
-
-class Predictor(Protocol):
-    """A fitted nuisance: the mean of its response, shape (N,)."""
-
-    def predict(self, table: Table) -> Array: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,7 +204,7 @@ class _Clever:
     """What g and pi leave behind: see `EffectRows`."""
 
     terms: tuple[tuple[Term, ...], ...]
-    truncated: BoolArray
+    truncated: Bools
     covariates: Array
     g_bins: Bytes
 
@@ -226,9 +219,9 @@ class Preparation:
 
     columns: EffectColumns
     components: tuple[Component, ...]
-    outcome: tuple[Predictor, ...]  # one per arm where predictions are supplied, else one
-    treatment: tuple[Predictor, ...]
-    missingness: tuple[Predictor, ...]  # none, one, or one per arm where probabilities are supplied
+    outcome: tuple[Fitted, ...]  # one per arm where predictions are supplied, else one
+    treatment: tuple[Fitted, ...]
+    missingness: tuple[Fitted, ...]  # none, one, or one per arm where probabilities are supplied
     g_floor: float
     weight_mean: float
     shares: tuple[float, ...]  # P(v) of each component's population
