@@ -11,7 +11,7 @@ import numpy as np
 import fedtmle as ft
 from fedtmle.algorithms.base import TargetingProgram
 from fedtmle.model.exact import Sums
-from fedtmle.privacy.floor import FloorAttribute, OmegaFloor, at_centre
+from fedtmle.privacy.limit import DisclosureLimit, LimitedAttribute, at_centre
 from fedtmle.protocol.guard import Policy
 from fedtmle.protocol.messages import Reason
 from fedtmle.protocol.plan import Plan, roster
@@ -344,9 +344,11 @@ class ExactMean(TinySilo):
         problem = ft.Mean(bounds=(0.0, 20.0))
         public = problem.read(np.linspace(0.0, 20.0, 25))
         centre = LocalRows("a", public, len(public), None)
-        mean = FloorAttribute(name="mean", gradient=np.full(25, 1 / 25), radius=10.0 * 25**0.5)
+        mean = LimitedAttribute(name="mean", gradient=np.full(25, 1 / 25), radius=10.0 * 25**0.5)
         jacobian = at_centre(centre, public, "outcome")
-        floor = OmegaFloor(attributes=(mean,), floor=1.0, noise=0.0, records=25, jacobian=jacobian)
+        floor = DisclosureLimit(
+            attributes=(mean,), smallest_omega=1.0, noise=0.0, records=25, jacobian=jacobian
+        )
         return replace(super().keeper(policy, ledger), floor=floor)
 
     def disarmed_keeper(self) -> Keeper:

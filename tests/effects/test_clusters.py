@@ -16,7 +16,7 @@ from fedtmle.protocol.clusters import Clusters, ClustersQuery, keyed
 from fedtmle.protocol.codes import decode, encode
 from fedtmle.protocol.query import Phase
 from fedtmle.studyfile.schema import schema_of
-from fedtmle.targets.effects.moments import cluster_digest
+from fedtmle.targets.effects.prepare import cluster_digest
 from tests.effects.studies import CENTRAL, Columns, change, cut, population
 from tests.effects.test_pooled import TARGETS, oracle, study_of
 

@@ -11,7 +11,7 @@ import fedtmle as ft
 from fedtmle.algorithms.base import TargetingProgram
 from fedtmle.errors import InputError
 from fedtmle.model.types import Array, Part
-from fedtmle.privacy.floor import FloorAttribute, OmegaFloor, at_centre
+from fedtmle.privacy.limit import DisclosureLimit, LimitedAttribute, at_centre
 from fedtmle.privacy.modulus import Compressed, coordinate_moduli, direction_modulus
 from fedtmle.protocol.plan import Plan, roster
 from fedtmle.protocol.sums import SumsQuery
@@ -94,13 +94,15 @@ def test_the_query_that_would_cross_the_floor_is_named() -> None:
     problem = ft.Mean(bounds=(0.0, 1.0))
     rows = problem.read(np.full(5, 0.5))
     local = LocalRows("centre", rows, 5, None)
-    mean = FloorAttribute(name="mean", gradient=np.full(5, 0.2), radius=0.5 * np.sqrt(5))
-    one = FloorAttribute(name="first", gradient=np.eye(5)[0], radius=0.5 * np.sqrt(5))
+    mean = LimitedAttribute(name="mean", gradient=np.full(5, 0.2), radius=0.5 * np.sqrt(5))
+    one = LimitedAttribute(name="first", gradient=np.eye(5)[0], radius=0.5 * np.sqrt(5))
     query = SumsQuery(problem=problem, law=problem.start(0.5), eps=np.zeros(1), parts=Part.GRADIENT, n=5)
 
-    def floor(*attributes: FloorAttribute, noise: float, at: float = 0.1) -> OmegaFloor:
+    def floor(*attributes: LimitedAttribute, noise: float, at: float = 0.1) -> DisclosureLimit:
         jacobian = at_centre(local, rows, "outcome")
-        return OmegaFloor(attributes=attributes, floor=at, noise=noise, records=5, jacobian=jacobian)
+        return DisclosureLimit(
+            attributes=attributes, smallest_omega=at, noise=noise, records=5, jacobian=jacobian
+        )
 
     assert floor(mean, noise=0.0).meter().omega()["mean"] == pytest.approx(0.5)
     assert floor(mean, noise=0.0).meter().admit(query) == "mean"

@@ -18,7 +18,7 @@ import fedtmle as ft
 from fedtmle.cli import app
 from fedtmle.data import DataErrors, load, read_silo_file
 from fedtmle.errors import InputError, RefusedError
-from fedtmle.privacy.floor import OmegaFloor
+from fedtmle.privacy.limit import DisclosureLimit
 from fedtmle.protocol import messages
 from fedtmle.protocol.plan import Plan
 from fedtmle.protocol.query import Query
@@ -192,7 +192,7 @@ def test_what_was_answered_before_a_restart_counts(folder: Path) -> None:
     table = load(folder / "north.toml", schema_of(file.study), silo="north")
     asked = [one.query for one in rehearse(file_plan(file), table, "north").answered]
 
-    def left(floor: OmegaFloor | None, queries: list[Query]) -> list[float]:
+    def left(floor: DisclosureLimit | None, queries: list[Query]) -> list[float]:
         assert floor is not None
         meter = floor.meter()
         found = []

@@ -14,8 +14,7 @@ from fedtmle.model.submodel import GeneralisedLinear
 from fedtmle.model.table import Table
 from fedtmle.model.types import Array, Codes, IntArray
 from fedtmle.privacy.charts import AbstractChart, Tangent, chart_of
-from fedtmle.targets.effects.moments import closing_terms as summed_terms
-from fedtmle.targets.effects.moments import moment_columns
+from fedtmle.targets.effects.moments import ClosingLayout, MomentColumns, moment_columns
 from fedtmle.targets.effects.prepare import Q_MARGIN, Preparation
 from fedtmle.targets.effects.problem import EffectLaw, EffectProblem
 from fedtmle.targets.effects.rows import EffectRows
@@ -110,27 +109,26 @@ class EffectChart(AbstractChart[EffectLaw, Table]):
 
     def closing_terms(self, law: EffectLaw, rows: Table, base: Table) -> Array:
         prepared, cluster = self.rows(rows), self.rows(base).cluster
-        u, t, m = self._moments(law, prepared)
+        columns = self._moments(law, prepared)
         if cluster is not None:
             before = self._moments(law, self.rows(base))
-            u, t, m = (
-                new - old + _gathered(cluster, old) for new, old in zip((u, t, m), before, strict=True)
-            )
-        flat = np.concatenate([u, t, m])
-        products = (np.prod(flat[list(term)], axis=0) for term in summed_terms(len(u)))
-        return self._closed(prepared, np.stack([*products, np.ones(prepared.n_rows)]), u, t)
+            columns = MomentColumns(columns.stacked - before.stacked + _gathered(cluster, before).stacked)
+        terms = ClosingLayout(len(columns.u)).terms()
+        sums = [np.prod(columns.flat[list(term)], axis=0) for term in terms]
+        return self._closed(prepared, np.stack([*sums, np.ones(prepared.n_rows)]), columns.u, columns.t)
 
     def closing_terms_tangent(self, law: EffectLaw, rows: Table, name: str) -> Array:
         problem, prepared, moved = self._problem, self.rows(rows), self.rows_tangent(rows, name)
         q = problem.regression(law, prepared)
         dq = self._linked_tangent(law, prepared, moved)
         dq = dq if problem.linear else q * (1.0 - q) * dq
-        u, t, m = self._moments(law, prepared)
+        moments = self._moments(law, prepared)
         if prepared.cluster is not None:
-            u, t, m = (_gathered(prepared.cluster, columns) for columns in (u, t, m))
+            moments = _gathered(prepared.cluster, moments)
+        u, t = moments.u, moments.t
         residual = problem.width * (prepared.y - _factual(prepared.arm, q))
         d_residual = problem.width * (moved.y - _factual(prepared.arm, dq))
-        du, dm = np.zeros_like(u), np.zeros_like(m)
+        du, dm = np.zeros_like(u), np.zeros_like(u)
         for r, terms in enumerate(prepared.terms):
             for term in terms:
                 dm[r] += prepared.weight * prepared.v[r] * problem.width * term.d * dq[term.arm]
@@ -176,8 +174,7 @@ class EffectChart(AbstractChart[EffectLaw, Table]):
                     linked[term.arm] += shift * slope
         return linked
 
-    def _moments(self, law: EffectLaw, rows: EffectRows) -> Array:
-        """Return u, t and m, shape (3, components, N)."""
+    def _moments(self, law: EffectLaw, rows: EffectRows) -> MomentColumns:
         return moment_columns(rows, self._problem.regression(law, rows), self._problem.width)
 
     def _closed(self, rows: EffectRows, columns: Array, u: Array, t: Array) -> Array:
@@ -185,10 +182,10 @@ class EffectChart(AbstractChart[EffectLaw, Table]):
         spanning = self._problem.spanning
         if not spanning or rows.cluster is None or rows.spanned is None:
             return columns
-        d, place = len(u), rows.spanned[rows.cluster]
+        layout, place = ClosingLayout(len(u)), rows.spanned[rows.cluster]
         columns = columns.copy()
-        columns[3 * d :] *= place < 0
-        width = 2 * d + 1
+        columns[layout.linear :] *= place < 0
+        d, width = layout.d, layout.part_size
         if spanning * width * rows.n_rows > LARGEST:
             raise InputError("the audit cannot hold the sums of so many clusters that span silos")
         parts = np.zeros((spanning, width, rows.n_rows))
@@ -246,6 +243,7 @@ def _factual(arm: Codes, per_arm: Array) -> Array:
     return np.asarray(np.take_along_axis(per_arm, arm[None, :], axis=0)[0])
 
 
-def _gathered(cluster: IntArray, columns: Array) -> Array:
+def _gathered(cluster: IntArray, columns: MomentColumns) -> MomentColumns:
     """Return each row's cluster total."""
-    return np.stack([np.bincount(cluster, weights=column)[cluster] for column in columns])
+    totals: Array = np.stack([np.bincount(cluster, weights=column)[cluster] for column in columns.flat])
+    return MomentColumns(totals.reshape(columns.stacked.shape))

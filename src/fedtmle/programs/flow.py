@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import final
 
 from fedtmle.errors import InputError
-from fedtmle.initial.crossfit import Column, Probability
+from fedtmle.initial.crossfit import Fitted, SuppliedPrediction, SuppliedProbability
 from fedtmle.initial.glm import Supplied
 from fedtmle.model import kernels
 from fedtmle.model.table import AnyTable
@@ -37,7 +37,7 @@ from fedtmle.protocol.query import CountCell, Flow
 from fedtmle.protocol.sums import TallyQuery
 from fedtmle.protocol.tables import LevelsQuery, ScalesQuery
 from fedtmle.targets.effects.components import Component, PooledWeights
-from fedtmle.targets.effects.prepare import EffectColumns, Predictor, Preparation
+from fedtmle.targets.effects.prepare import EffectColumns, Preparation
 from fedtmle.targets.effects.problem import EffectLaw, EffectProblem
 from fedtmle.targets.effects.statistics import FittedPropensityBins, StudyCounts, WeightColumn
 
@@ -58,7 +58,7 @@ class StudyDetails:
     g_floor: float
     overlap: Overlap
     diagnostics: Diagnostics | None  # None if not wanted, or where each silo has its own law (Personalized)
-    nuisances: Mapping[str, tuple[Predictor, ...]]
+    nuisances: Mapping[str, tuple[Fitted, ...]]
 
 
 @final
@@ -230,10 +230,10 @@ def _nuisances(
     tally: Tally,
     n: int,
     roles: Sequence[str] = ("treatment", "missingness", "outcome"),
-) -> Flow[dict[str, tuple[Predictor, ...]]]:
+) -> Flow[dict[str, tuple[Fitted, ...]]]:
     folds = study.outer_folds
     asked = regressions(study, columns, tally.weight_mean)
-    fitted: dict[str, tuple[Predictor, ...]] = {}
+    fitted: dict[str, tuple[Fitted, ...]] = {}
     for role in roles:
         model = study.models.get(role)
         if isinstance(model, Supplied):
@@ -248,7 +248,7 @@ def _nuisances(
     return fitted
 
 
-Treatment = tuple[EffectColumns, tuple[Predictor, ...], float]
+Treatment = tuple[EffectColumns, tuple[Fitted, ...], float]
 
 
 def fit_treatment(study: Study, n: int) -> Flow[Treatment]:
@@ -260,7 +260,7 @@ def fit_treatment(study: Study, n: int) -> Flow[Treatment]:
     return columns, fitted["treatment"], tally.weight_mean
 
 
-def _supplied(model: Supplied, role: str, study: Study) -> tuple[Predictor, ...]:
+def _supplied(model: Supplied, role: str, study: Study) -> tuple[Fitted, ...]:
     """Predictions that each silo has already."""
     arms, names = len(study.target.arms), model.columns
     counts = {"treatment": (arms - 1,), "missingness": (1, arms), "outcome": (arms,)}[role]
@@ -268,17 +268,17 @@ def _supplied(model: Supplied, role: str, study: Study) -> tuple[Predictor, ...]
         expected = " or ".join(str(count) for count in dict.fromkeys(counts))
         raise InputError(f"{role}_model: expected {expected} supplied column(s), not {len(names)}")
     if role == "treatment":
-        return tuple(Probability(name, names[:j]) for j, name in enumerate(names))
+        return tuple(SuppliedProbability(name, names[:j]) for j, name in enumerate(names))
     if role == "missingness":
-        return tuple(map(Probability, names))
+        return tuple(map(SuppliedProbability, names))
     low, high = study.target.outcome_bounds
-    return tuple(Column(name, low, high - low) for name in names)
+    return tuple(SuppliedPrediction(name, low, high - low) for name in names)
 
 
 def _preparation(
     study: Study,
     columns: EffectColumns,
-    fitted: Mapping[str, tuple[Predictor, ...]],
+    fitted: Mapping[str, tuple[Fitted, ...]],
     tally: Tally,
     n: int,
 ) -> Preparation:

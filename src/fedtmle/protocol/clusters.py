@@ -34,7 +34,7 @@ from fedtmle.errors import DataError, DecodeError, InputError
 from fedtmle.model.table import Table
 from fedtmle.protocol.codes import AbstractCode, BitReader, BitWriter, Nothing, read_count
 from fedtmle.protocol.query import AbstractQuery, Local
-from fedtmle.targets.effects.moments import DIGEST, cluster_digest
+from fedtmle.targets.effects.prepare import DIGEST, cluster_digest
 
 FINGERPRINT = 4  # bytes that tell one secret from another
 MOST_CLUSTERS = 1 << 24

@@ -174,7 +174,7 @@ class RefusalError(Exception):
 
 
 class DisclosureMeter(Protocol):
-    """Keeps the disclosure of named attributes over one session (`privacy.floor`)."""
+    """Keeps the disclosure of named attributes over one session (`privacy.limit`)."""
 
     def admit(self, query: Query) -> str | None:
         """Count the query in; return the attribute that its answer would disclose too well, or None."""

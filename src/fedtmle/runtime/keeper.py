@@ -7,7 +7,7 @@ import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from fedtmle.privacy.floor import OmegaFloor
+from fedtmle.privacy.limit import DisclosureLimit
 from fedtmle.protocol.guard import Policy
 from fedtmle.protocol.messages import Answered
 from fedtmle.protocol.query import Query
@@ -28,7 +28,7 @@ class Keeper:
     """
 
     policy: Policy = field(default_factory=Policy.unguarded)
-    floor: OmegaFloor | None = None
+    floor: DisclosureLimit | None = None
     approves: Callable[[bytes], bool] | None = None
     key: SigningKey | None = None
     journal: Journal | None = None

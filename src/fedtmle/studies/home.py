@@ -19,7 +19,7 @@ from fedtmle.data import DataErrors, SiloFile, load, read_silo_file
 from fedtmle.errors import InputError
 from fedtmle.model.table import Table
 from fedtmle.model.types import Array
-from fedtmle.privacy.floor import FloorAttribute, OmegaFloor, at_centre
+from fedtmle.privacy.limit import DisclosureLimit, LimitedAttribute, at_centre
 from fedtmle.programs.study import Study
 from fedtmle.protocol.guard import Policy
 from fedtmle.protocol.plan import Plan
@@ -112,7 +112,7 @@ def released(policies: Mapping[str, Policy | None], named: Sequence[str]) -> tup
     return tuple(name for name, policy in policies.items() if name in named or (policy and policy.release))
 
 
-def disclosure_limit(study: Study, file: SiloFile | None) -> OmegaFloor | None:
+def disclosure_limit(study: Study, file: SiloFile | None) -> DisclosureLimit | None:
     """Return the limit of [disclosure] on what a study may disclose of a column, or None if there is none.
 
     It is computed at the public table that the section names as the centre.
@@ -135,12 +135,12 @@ def disclosure_limit(study: Study, file: SiloFile | None) -> OmegaFloor | None:
     gradients = {"mean": known / known.sum(), "record": None}
     centre = LocalRows(file.name, table, table.n_rows, None)
     centre.place(0)  # batches are drawn as if its rows came first
-    return OmegaFloor(
+    return DisclosureLimit(
         attributes=tuple(
-            FloorAttribute(name=f"{kind} of {name}", gradient=gradients[kind], radius=joint)
+            LimitedAttribute(name=f"{kind} of {name}", gradient=gradients[kind], radius=joint)
             for kind in stated.attributes
         ),
-        floor=stated.min_uncertainty,
+        smallest_omega=stated.min_uncertainty,
         noise=stated.noise,
         records=table.n_rows,
         jacobian=at_centre(centre, table, name),

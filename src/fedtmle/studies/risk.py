@@ -205,7 +205,9 @@ def _default(study: Study) -> list[str]:
     return [study.target.outcome, *([study.target.treatment] if study.target.treatment else [])]
 
 
-def attacked(study: Study, table: Table, name: str, radius: float | None) -> tuple[AttackedColumn, str]:
+def attacked(
+    study: Study, table: Table, name: str, radius: float | None
+) -> tuple[AttackedColumn[Table], str]:
     """Return a column as the audit attacks it, and where its prior range comes from."""
     target = study.target
     if name == target.treatment:
@@ -235,7 +237,7 @@ def _is_binary(column: Array) -> bool:
     return bool(np.isin(column[~np.isnan(column)], (0.0, 1.0)).all())
 
 
-def _continuous(table: Table, name: str, radius: float) -> Continuous:
+def _continuous(table: Table, name: str, radius: float) -> Continuous[Table]:
     return Continuous(
         name=name,
         radius=radius,
@@ -244,7 +246,7 @@ def _continuous(table: Table, name: str, radius: float) -> Continuous:
     )
 
 
-def _binary(table: Table, name: str) -> Discrete:
+def _binary(table: Table, name: str) -> Discrete[Table]:
     column = table.numeric[name]
     missing = np.isnan(column)
 
@@ -257,7 +259,7 @@ def _binary(table: Table, name: str) -> Discrete:
     return Discrete(name=name, levels=(0.0, 1.0), truth=truth, assign=assign)
 
 
-def _arms(study: Study, table: Table) -> Discrete:
+def _arms(study: Study, table: Table) -> Discrete[Table]:
     target = study.target
     name = str(target.treatment)
 
@@ -271,7 +273,7 @@ def _arms(study: Study, table: Table) -> Discrete:
     return Discrete(name=name, levels=levels, truth=table.factors[name].recode(target.arms), assign=assign)
 
 
-def _factor(table: Table, name: str) -> Discrete:
+def _factor(table: Table, name: str) -> Discrete[Table]:
     factor = table.factors[name]
     if len(factor.levels) < 2:
         raise InputError(

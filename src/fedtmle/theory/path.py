@@ -10,14 +10,13 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import Any
 
 import numpy as np
 
+from fedtmle.model.problem import AbstractProblem, Law, Rows
 from fedtmle.model.types import Array, Part
 from fedtmle.protocol.lattice import Lattice, floating
 from fedtmle.protocol.outcome import Visit
-from fedtmle.protocol.query import Problem
 from fedtmle.theory.communication import step_decrease
 
 
@@ -84,9 +83,9 @@ def _states(points: Sequence[Visit], accepted: Sequence[Sequence[float]]) -> Ite
 
 
 def follow(
-    problem: Problem,
-    law: Any,
-    rows: Mapping[str, Any],
+    problem: AbstractProblem[Law, Rows],
+    law: Law,
+    rows: Mapping[str, Rows],
     points: Sequence[Visit],
     accepted: Sequence[Sequence[float]],
     lattice: Lattice,

@@ -22,7 +22,6 @@ import numpy as np
 
 from fedtmle.errors import NumericalError
 from fedtmle.model import kernels
-from fedtmle.model.columns import column_sums
 from fedtmle.model.exact import Sums, column_shifts, zero_sums
 from fedtmle.model.families import Family
 from fedtmle.model.linear import congruence, multiply
@@ -31,6 +30,7 @@ from fedtmle.model.submodel import AbstractSubmodel, GeneralisedLinear, NoNormal
 from fedtmle.model.table import AnyTable, StreamedTable, Table, over_blocks, pieces
 from fedtmle.model.types import Array, RowBound, exponent
 from fedtmle.targets.effects.moments import (
+    ClosingLayout,
     closing_sums,
     estimate_components,
     moment_columns,
@@ -184,9 +184,9 @@ class EffectProblem(AbstractProblem[EffectLaw, AnyTable]):
     def eif(self, law: EffectLaw, rows: AnyTable, psi: Array) -> Array:  # noqa: ARG002 - see below
         """D_k = sum_r R_kr (u_r - t_r psi_r), psi_r the components' plug-ins on these rows."""
         own = self.rows(rows)
-        u, t, m = moment_columns(own, self.regression(law, own), self.width)
-        components = m.sum(axis=1) / t.sum(axis=1)
-        return np.asarray((self.R @ (u - t * components[:, None])).T)
+        columns = moment_columns(own, self.regression(law, own), self.width)
+        components = columns.m.sum(axis=1) / columns.t.sum(axis=1)
+        return np.asarray((self.R @ (columns.u - columns.t * components[:, None])).T)
 
     def moments(self, law: EffectLaw, rows: AnyTable) -> Sums:
         if isinstance(rows, Table):
@@ -195,20 +195,19 @@ class EffectProblem(AbstractProblem[EffectLaw, AnyTable]):
         return reduce(add, parts, zero_sums(self.moment_shifts(law)))
 
     def _moments(self, law: EffectLaw, rows: EffectRows) -> Sums:
-        exponents, parts = self._moment_exponents(), self._spanning_exponents()
+        exponents = self._moment_exponents()
 
         def closed(own: EffectRows) -> Sums:
             columns = moment_columns(own, self.regression(law, own), self.width)
             total = closing_sums(own, columns, exponents)
             if not self.spanning:
                 return total
-            spanning = spanning_sums(own, columns, self.spanning)  # then all rows are one block
-            return total.joined(column_sums(spanning, parts, what="EIF term"))
+            return total.joined(spanning_sums(own, columns, exponents, self.spanning))  # rows are one block
 
         return reduce(add, kernels.mapped(closed, rows.blocks()), zero_sums(self.moment_shifts(law)))
 
     def moment_shifts(self, law: EffectLaw) -> tuple[int, ...]:  # noqa: ARG002 - declared, for every law
-        return column_shifts([*self._moment_exponents(), *self._spanning_exponents()])
+        return column_shifts(self._moment_exponents())
 
     def finish(self, law: EffectLaw, pooled: Sums, n: int) -> Estimate:  # noqa: ARG002 - all is pooled
         components, covariance = estimate_components(pooled, len(self.combination[0]))
@@ -289,27 +288,8 @@ class EffectProblem(AbstractProblem[EffectLaw, AnyTable]):
         linked = self._linked(law, own)
         return linked if self.linear else kernels.expit(linked)
 
-    def _cluster_bounds(self) -> tuple[float, float]:
-        """Of u and t summed over a cluster."""
-        reach = 16.0 if self.linear else 1.0
-        u = self.width * reach * (self.ceiling + self.population_ceiling)
-        return self.largest_cluster * u, self.largest_cluster * self.population_ceiling
-
-    def _spanning_exponents(self) -> list[int]:
-        u, t = self._cluster_bounds()
-        d = len(self.combination[0])
-        return [*[exponent(u)] * d, *[exponent(t)] * d, 1] * self.spanning
-
     def _moment_exponents(self) -> list[int]:
-        u, t = self._cluster_bounds()
-        d = len(self.combination[0])
-        pairs = d * (d + 1) // 2
-        return [
-            *[exponent(u)] * d,
-            *[exponent(t)] * d,
-            *[exponent(u)] * d,
-            *[exponent(u * u)] * pairs,
-            *[exponent(u * t)] * (d * d),
-            *[exponent(t * t)] * pairs,
-            1,  # clusters are counted
-        ]
+        reach = 16.0 if self.linear else 1.0
+        u = self.largest_cluster * self.width * reach * (self.ceiling + self.population_ceiling)
+        t = self.largest_cluster * self.population_ceiling
+        return ClosingLayout(len(self.combination[0])).exponents(u, t, self.spanning)
