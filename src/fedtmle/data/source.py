@@ -275,7 +275,8 @@ def _converted(
                 numeric |= {} if values is None else {name: values}
                 if isinstance(translated, Numbers):
                     reach[name] = translated.reach
-    return Table(n_rows=n_rows, numeric=numeric, factors=factors).reaching(reach)
+    known_reach = reach if reach.keys() == numeric.keys() else None
+    return Table(n_rows=n_rows, numeric=numeric, factors=factors, known_reach=known_reach)
 
 
 def _look(numbers: Numbers) -> None:

@@ -12,9 +12,8 @@ from typing import Any, final
 
 import numpy as np
 
-from fedtmle.model.scaled import matrix
 from fedtmle.model.submodel import GeneralisedLinear
-from fedtmle.model.types import Array
+from fedtmle.model.types import Array, matrix
 from fedtmle.privacy import effects as _effects  # noqa: F401 - registers the charts of tables
 from fedtmle.privacy.charts import (
     Tangent,

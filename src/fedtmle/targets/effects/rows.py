@@ -10,9 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedtmle.model import kernels
-from fedtmle.model.scaled import Scaled
 from fedtmle.model.table import pieces
-from fedtmle.model.types import Array, Bytes, Codes, IntArray, first, is_one
+from fedtmle.model.types import Array, Bytes, Codes, IntArray, Scaled, first, is_one
 
 BoolArray = NDArray[np.bool_]
 # Where the histogram of a probability is cut; a row keeps only the number of its bin.
