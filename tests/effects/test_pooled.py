@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import fedtmle as ft
-from fedtmle.model.scaled import matrix
+from fedtmle.model.types import matrix
 from tests.effects.longhand import Longhand, irls, least_squares, tmle
 from tests.effects.studies import CENTRAL, NEWTON, Columns, change, cut, expit, finish, population
 

@@ -11,9 +11,8 @@ from fedtmle.errors import ContributionError, InputError
 from fedtmle.model import kernels
 from fedtmle.model.exact import CHUNK, query_shifts
 from fedtmle.model.families import Family
-from fedtmle.model.scaled import Scaled, matrix, scaled
 from fedtmle.model.submodel import GeneralisedLinear
-from fedtmle.model.types import Array, Part, RowBound
+from fedtmle.model.types import Array, Part, RowBound, Scaled, matrix, scaled
 
 BACKENDS = ("numba", "numpy")
 EVERYTHING = Part.LOSS | Part.GRADIENT | Part.HESSIAN

@@ -131,11 +131,11 @@ def relabel(codes: IntArray, labels: Sequence[str | None]) -> Factor:
     used = counts > 0
     levels = in_order(label for label, seen in zip(labels, used, strict=True) if seen and label is not None)
     if tuple(labels) == levels:
-        return Factor(codes, levels).counted(counts.tolist())
+        return Factor(codes, levels, tuple(counts.tolist()))
     lookup = _lookup(labels, levels)
     merged = np.zeros(len(levels) + 1, dtype=np.int64)
     np.add.at(merged, lookup[:-1], counts)  # labels that are no level are counted in the last cell
-    return Factor(np.asarray(lookup[codes]), levels).counted(merged[:-1].tolist())
+    return Factor(np.asarray(lookup[codes]), levels, tuple(merged[:-1].tolist()))
 
 
 def in_order(labels: Iterable[str]) -> tuple[str, ...]:

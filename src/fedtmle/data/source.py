@@ -204,7 +204,8 @@ class _Columns:
                     numeric |= {} if values is None else {name: values}
                     if isinstance(translated, Numbers):
                         reach[name] = translated.reach
-        return Table(n_rows=n_rows, numeric=numeric, factors=factors).reaching(reach)
+        known_reach = reach if reach.keys() == numeric.keys() else None
+        return Table(n_rows=n_rows, numeric=numeric, factors=factors, known_reach=known_reach)
 
 
 def _cache_reach(numbers: Numbers) -> None:

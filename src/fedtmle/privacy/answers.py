@@ -12,10 +12,9 @@ from typing import final
 
 import numpy as np
 
-from fedtmle.model.scaled import matrix
 from fedtmle.model.submodel import GeneralisedLinear
 from fedtmle.model.table import Table
-from fedtmle.model.types import Array
+from fedtmle.model.types import Array, matrix
 from fedtmle.privacy import effects as _effects  # noqa: F401 - registers the charts of tables
 from fedtmle.privacy.charts import Chart, Tangent, chart_of, row_tangents, row_terms
 from fedtmle.protocol.query import (

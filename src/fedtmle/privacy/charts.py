@@ -27,9 +27,8 @@ from fedtmle.model.density.law import AbstractFunctional, DensityLaw
 from fedtmle.model.density.problem import AbstractDensityProblem
 from fedtmle.model.families import Family
 from fedtmle.model.problem import Law, Rows
-from fedtmle.model.scaled import matrix
 from fedtmle.model.submodel import GeneralisedLinear
-from fedtmle.model.types import Array, Part
+from fedtmle.model.types import Array, Part, matrix
 from fedtmle.targets.mean import Mean, MeanLaw
 from fedtmle.targets.optimal_transport import Transport
 

@@ -17,7 +17,7 @@ from fedtmle.errors import DataError, InputError, NumericalError
 from fedtmle.model.density.fluctuation import AbstractFluctuation
 from fedtmle.model.density.law import AbstractFunctional, DensityLaw, Step
 from fedtmle.model.density.quadrature import DensityNormaliser, combined, reweight, second_moment
-from fedtmle.model.density.start import KernelDensity
+from fedtmle.model.density.start import kernel_density
 from fedtmle.model.exact import Sums
 from fedtmle.model.linear import congruence
 from fedtmle.model.problem import (
@@ -66,7 +66,7 @@ class AbstractDensityProblem(AbstractProblem[DensityLaw, Array]):
     @final
     def start(self, pilot: object) -> DensityLaw:
         """p^0: the kernel density of a pilot sample, shape (n0, q)."""
-        density = KernelDensity(pilot=pilot)  # type: ignore[arg-type]  # it validates
+        density = kernel_density(pilot)
         if density.columns != self.columns:
             raise InputError(f"pilot: expected {self.columns} column(s), not {density.columns}")
         rule = density.quadrature(density.spacing(self.spacing, self.strip))

@@ -42,30 +42,13 @@ class Rule:
 @final
 @dataclass(frozen=True, kw_only=True)
 class KernelDensity:
-    """p^0 from a ``pilot`` sample, shape (n0, q); equal pilots make equal starts."""
+    """p^0 of a pilot sample, shape (n0, q), made by `kernel_density`; equal pilots make equal starts."""
 
     pilot: Array = field(repr=False, compare=False)
-    digest: str = field(init=False)
-    covariance: Array = field(init=False, repr=False, compare=False)  # S, shape (q, q)
-    factor: Array = field(init=False, repr=False, compare=False)  # S = factor factor^T, lower triangle
-    rules: Memo[Rule] = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        pilot = _checked(self.pilot)
-        covariance = _scott(pilot)
-        factor = cholesky(covariance)
-        # The share of each variance that the earlier columns leave: zero for a combination of them.
-        if factor is None or (np.diag(factor) ** 2 <= 1e-12 * np.diag(covariance)).any():
-            raise InputError("pilot: its covariance is singular; a column is constant or repeats others")
-        kept = {
-            "pilot": pilot,
-            "digest": hashlib.sha256(repr(pilot.shape).encode() + pilot.tobytes()).hexdigest(),
-            "covariance": covariance,
-            "factor": factor,
-            "rules": Memo(KEPT_RULES),
-        }
-        for name, value in kept.items():
-            object.__setattr__(self, name, value)
+    digest: str
+    covariance: Array = field(repr=False, compare=False)  # S, shape (q, q)
+    factor: Array = field(repr=False, compare=False)  # S = factor factor^T, lower triangle
+    rules: Memo[Rule] = field(default_factory=lambda: Memo(KEPT_RULES), repr=False, compare=False)
 
     @property
     def columns(self) -> int:
@@ -137,6 +120,18 @@ class KernelDensity:
         """log of the kernel's normalising constant, (2 pi)^(q/2) det S^(1/2)."""
         halves = [0.5 * kernels.log(2 * math.pi)] * self.columns
         return math.fsum([*halves, *map(kernels.log, map(float, np.diag(self.factor)))])
+
+
+def kernel_density(pilot: object) -> KernelDensity:
+    """Return p^0 of a pilot sample, shape (n0, q); `InputError` if it has no kernel density."""
+    sample = _checked(pilot)
+    covariance = _scott(sample)
+    factor = cholesky(covariance)
+    # The share of each variance that the earlier columns leave: zero for a combination of them.
+    if factor is None or (np.diag(factor) ** 2 <= 1e-12 * np.diag(covariance)).any():
+        raise InputError("pilot: its covariance is singular; a column is constant or repeats others")
+    digest = hashlib.sha256(repr(sample.shape).encode() + sample.tobytes()).hexdigest()
+    return KernelDensity(pilot=sample, digest=digest, covariance=covariance, factor=factor)
 
 
 def _checked(pilot: object) -> Array:

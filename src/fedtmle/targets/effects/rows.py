@@ -9,9 +9,8 @@ from typing import final
 import numpy as np
 
 from fedtmle.model import kernels
-from fedtmle.model.scaled import Scaled
 from fedtmle.model.table import pieces
-from fedtmle.model.types import Array, Bools, Bytes, Codes, IntArray, first, is_one
+from fedtmle.model.types import Array, Bools, Bytes, Codes, IntArray, Scaled, first, is_one
 
 # Where the histogram of a probability is cut; a row keeps only the number of its bin.
 PROBABILITY_EDGES = (0.0, 0.05, *(round(0.1 * k, 1) for k in range(1, 10)), 0.95, 1.0)
