@@ -5,9 +5,10 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from fedtmle.data import ColumnMap, Database, DataErrors, Problem, SiloFile, load, read_silo_file
+from fedtmle.data import ColumnMap, Database, DataErrors, Problem, SiloFile, read_silo_file
 from fedtmle.errors import InputError
 from fedtmle.protocol.policy import Policy
+from tests.narrow import load
 
 from .asking import as_csv, factor, labels, make_database, numeric, problem, schema
 
