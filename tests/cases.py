@@ -23,11 +23,11 @@ class Case:
     name: str
     problem: Any
     law: Any
-    take: Callable[[IntArray], object]
+    take: Callable[[IntArray], Any]
     n: int
     tolerance: float  # a residual that is small for this problem, and quickly reached
 
-    def silos(self, parts: Sequence[IntArray]) -> dict[str, object]:
+    def silos(self, parts: Sequence[IntArray]) -> dict[str, Any]:
         return {f"silo {m}": self.take(part) for m, part in enumerate(parts)}
 
     def split(self, count: int, seed: int = 0) -> list[IntArray]:

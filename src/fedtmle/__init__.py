@@ -65,7 +65,7 @@ _HOME = {
     "AbstractAlgorithm": "fedtmle.algorithms.base",
     "AbstractQuery": "fedtmle.protocol.query",
     "IntegerSums": "fedtmle.protocol.query",
-    "Policy": "fedtmle.protocol.policy",
+    "Policy": "fedtmle.protocol.guard",
     "read_study": "fedtmle.studyfile.file",
     "validate": "fedtmle.studies.validate",
     "preflight": "fedtmle.studies.preflight",
@@ -127,7 +127,7 @@ if TYPE_CHECKING:  # for type checkers and editors; at run time, __getattr__ bel
     from fedtmle.protocol.coded import Certified as Certified
     from fedtmle.protocol.coded import Estimated as Estimated
     from fedtmle.protocol.outcome import Status as Status
-    from fedtmle.protocol.policy import Policy as Policy
+    from fedtmle.protocol.guard import Policy as Policy
     from fedtmle.protocol.query import AbstractQuery as AbstractQuery
     from fedtmle.protocol.query import IntegerSums as IntegerSums
     from fedtmle.results.result import StudyResult as StudyResult

@@ -96,10 +96,10 @@ def mean(rng: Rng) -> tuple[Plan, dict[str, Any]]:
     size = sizes(rng)
     shape = rng.choice(["gamma", "uniform", "binary", "normal"])
     draw = {
-        "gamma": lambda n: rng.gamma(2.0, 1.0, n).clip(0, 20),
+        "gamma": lambda n: np.clip(rng.gamma(2.0, 1.0, n), 0, 20),
         "uniform": lambda n: rng.uniform(0, 20, n),
         "binary": lambda n: 20.0 * (rng.random(n) < 0.3),
-        "normal": lambda n: rng.normal(10, 2, n).clip(0, 20),
+        "normal": lambda n: np.clip(rng.normal(10, 2, n), 0, 20),
     }[str(shape)]
     problem = ft.Mean(bounds=(0.0, 20.0))
     silos = {f"silo {m}": draw(n) for m, n in enumerate(size)}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
 import fedtmle as ft
@@ -99,7 +101,7 @@ def omitted_as_retired() -> list[bool]:
     ]
 
     class Lying(InProcess):
-        def exchange(self, requests: dict[str, bytes], /) -> dict[str, bytes]:  # type: ignore[override]
+        def exchange(self, requests: Mapping[str, bytes], /) -> Mapping[str, bytes]:
             changed = {
                 silo: self._change(silo, messages.decode_request(data)) for silo, data in requests.items()
             }

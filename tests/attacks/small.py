@@ -29,7 +29,7 @@ class TinySilo(AbstractAttack):
 
     yields = "the eighth's outcome, exactly"
     reason = Reason.POLICY
-    keys = ("min_rows",)
+    keys: tuple[str, ...] = ("min_rows",)
     y = np.array([1.0, 19.0, 4.0, 17.0, 3.0, 15.0, 6.0, 13.25])
 
     def plan(self) -> Plan:
@@ -187,7 +187,7 @@ class RareLevel(AbstractStudyAttack):
     """Puts a factor into a nuisance model of which the silo has a level three times."""
 
     yields = "how many of those three were treated"
-    keys = ("min_support", "min_level_rows")
+    keys: tuple[str, ...] = ("min_support", "min_level_rows")
     options = {"treatment_model": ft.GLM("C(site)")}  # noqa: RUF012 - read only
 
     def columns(self) -> Columns:
@@ -278,7 +278,8 @@ class HeavyRow(AbstractStudyAttack):
     def run(self, victim: Victim) -> float:
         server, tally = self.server(victim)
         sums = server.tell(tally)[0].values()
-        arm = self.plan().program.study.target.arms.index("1")
+        program: Any = self.plan().program
+        arm = program.study.target.arms.index("1")
         return float(1.0 / (sums[arm] - 2.0 * 29))
 
     def works(self, learned: float) -> bool:

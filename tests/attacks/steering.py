@@ -199,7 +199,7 @@ class RangeQuery(AbstractAttack):
 
     def works(self, learned: float) -> bool:
         w = 2 * Q1 - 1
-        return abs(learned - np.count_nonzero(w > self.cut)) < 0.01
+        return bool(abs(learned - np.count_nonzero(w > self.cut)) < 0.01)
 
 
 ATTACKS: tuple[AbstractAttack, ...] = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -197,7 +198,7 @@ class OneColumn:
 def test_what_was_seen_of_one_model_does_not_answer_for_another() -> None:
     guard, rows = Guard(Policy()), LocalRows("a", np.array([[1.0] * 20, [1.0] + [0.01] * 19]), 20, None)
     first, second = (
-        SumsQuery(problem=OneColumn(which), law=None, eps=np.zeros(1), parts=Part.GRADIENT, n=20)
+        SumsQuery(problem=cast(Any, OneColumn(which)), law=None, eps=np.zeros(1), parts=Part.GRADIENT, n=20)
         for which in (0, 1)
     )
     guard.examine(first, rows)

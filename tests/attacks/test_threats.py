@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 import fedtmle as ft
-from fedtmle.data import load_all
 from fedtmle.demo import IHDP, ihdp_silos
 from fedtmle.initial.trees import SMALLEST_LEAF
 from fedtmle.model.concentration import Concentration
@@ -18,6 +17,7 @@ from fedtmle.studyfile.schema import schema_of
 from tests.attacks import limits
 from tests.attacks.honest import run_honest
 from tests.attacks.threats import PAGE, rewritten
+from tests.narrow import load_all
 
 TEXT = " ".join(PAGE.read_text(encoding="utf-8").split())
 

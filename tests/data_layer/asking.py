@@ -27,7 +27,7 @@ def factor(name: str, **options: Any) -> Column:
     return Column(name=name, kind=Kind.FACTOR, **options)
 
 
-def frame(**columns: object) -> pd.DataFrame:
+def frame(**columns: Any) -> pd.DataFrame:
     return pd.DataFrame(columns)
 
 

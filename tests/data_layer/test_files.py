@@ -9,7 +9,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fedtmle.data import Database, load
+from fedtmle.data import Database
+from tests.narrow import load
 
 from .asking import (
     SOURCES,

@@ -9,8 +9,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fedtmle.data import ColumnMap, DataErrors, load, read_silo_file
+from fedtmle.data import ColumnMap, DataErrors, read_silo_file
 from fedtmle.errors import InputError
+from tests.narrow import load
 
 from .asking import SOURCES, binary, defect, factor, frame, labels, numeric, schema
 
@@ -37,7 +38,7 @@ MAPS = {
 }
 
 
-@pytest.mark.parametrize("source", SOURCES.values() if isinstance(SOURCES, dict) else SOURCES)
+@pytest.mark.parametrize("source", SOURCES)
 def test_codes_are_missing_in_every_kind_of_source(
     source: Callable[[pd.DataFrame, Path], object], tmp_path: Path
 ) -> None:

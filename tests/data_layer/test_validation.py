@@ -8,8 +8,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fedtmle.data import ColumnMap, DataErrors, Defect, load, load_all
+from fedtmle.data import ColumnMap, DataErrors, Defect
 from fedtmle.errors import DataError, InputError
+from tests.narrow import load, load_all
 
 from .asking import SOURCES, binary, defect, defects, factor, frame, labels, numeric, schema
 

@@ -11,9 +11,9 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from click.testing import Result
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
+import fedtmle as ft
 from fedtmle.cli import app
 from fedtmle.cli.exits import Exit
 from fedtmle.demo import IHDP
@@ -322,6 +322,7 @@ def test_the_demonstration_says_what_its_study_leaves_out() -> None:
     """Its effect is not that of `fedtmle demo`, whose models have a few covariates more."""
     written = tomllib.loads(STUDY)["models"]
     for role, model in (("outcome", IHDP.outcome_model), ("missingness", IHDP.missingness_model)):
+        assert isinstance(model, ft.GLM)
         more = set(model.formula.split(" + ")) - set(written[role]["formula"].split(" + "))
         assert more == set(LEFT_OUT)
     row = {"estimate": 9.7, "conf_low": 7.0, "conf_high": 12.0}

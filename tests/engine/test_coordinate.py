@@ -77,9 +77,8 @@ def test_a_run_that_breaks_at_any_round_resumes_to_the_same_bytes(tmp_path: Path
                 end.close()
             ends = line(tmp_path, study)
         left, heard = 3 + attempts % 4, attempts % 3 == 0
-        Coordination(run.path.parent, run.name).carry_out(
-            lambda _s, _d, ends=ends, left=left, heard=heard: Dies(ends, left, heard=heard)
-        )
+        dying = Dies(ends, left, heard=heard)
+        Coordination(run.path.parent, run.name).carry_out(lambda _s, _d, dying=dying: dying)  # type: ignore[misc]
         attempts += 1
         assert attempts < 60, run.status().why
     assert attempts > 5
@@ -97,9 +96,12 @@ def test_a_run_waits_for_the_last_approval(tmp_path: Path, monkeypatch: pytest.M
     seen: list[dict[str, str]] = []
     monkeypatch.setattr("fedtmle.engine.coordinate.POLL", 0.05)
     report = RunFolder.report
-    monkeypatch.setattr(
-        RunFolder, "report", lambda self, status: (seen.append(dict(status.silos)), report(self, status))
-    )
+
+    def recorded(self: RunFolder, status: RunStatus) -> None:
+        seen.append(dict(status.silos))
+        report(self, status)
+
+    monkeypatch.setattr(RunFolder, "report", recorded)
     late = threading.Timer(1.0, lambda: approve(study, "hospital 2"))
     late.start()
     assert carry_out(tmp_path, study, run).state is RunState.DONE

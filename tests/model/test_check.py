@@ -226,7 +226,7 @@ class Doctored(AbstractSubmodel):
     """A submodel whose exact sums pass through ``change`` (units, parts)."""
 
     inner: AbstractSubmodel
-    change: Callable[[np.ndarray, Part, bool], np.ndarray]
+    change: Callable[[int, Part, bool], int]
     dim: int
     is_whole: bool = True
 
@@ -255,49 +255,53 @@ class Doctored(AbstractSubmodel):
         return self.inner.curvature_ceiling()
 
 
-class WrongSign(TwoArm):
+# TwoArm is final; a test may break it.
+AnyTwoArm: Any = TwoArm
+
+
+class WrongSign(AnyTwoArm):
     def submodel(self, law, rows):
         inner = super().submodel(law, rows)
         return dataclasses.replace(inner, X=-inner.X)
 
 
-class WrongScale(TwoArm):
+class WrongScale(AnyTwoArm):
     def submodel(self, law, rows):
         inner = super().submodel(law, rows)
         return dataclasses.replace(inner, X=(1 + 1e-6) * inner.X)
 
 
-class WrongOffset(TwoArm):
+class WrongOffset(AnyTwoArm):
     def submodel(self, law, rows):
         inner = super().submodel(law, rows)
         return dataclasses.replace(inner, offset=inner.offset + 1e-6)
 
 
-class WrongGradient(TwoArm):
+class WrongGradient(AnyTwoArm):
     def submodel(self, law, rows):
         return Doctored(
             super().submodel(law, rows), lambda u, part, _: u + (u >> 20) * (part is Part.GRADIENT), 2
         )
 
 
-class WrongHessian(TwoArm):
+class WrongHessian(AnyTwoArm):
     def submodel(self, law, rows):
         return Doctored(
             super().submodel(law, rows), lambda u, part, _: u + (u >> 20) * (part is Part.HESSIAN), 2
         )
 
 
-class LossAtZero(TwoArm):
+class LossAtZero(AnyTwoArm):
     def submodel(self, law, rows):
         return Doctored(super().submodel(law, rows), lambda u, part, _: u + (part is Part.LOSS), 2)
 
 
-class NotAdditive(TwoArm):
+class NotAdditive(AnyTwoArm):
     def submodel(self, law, rows):
         return Doctored(super().submodel(law, rows), lambda u, _, whole: u + whole, 2)
 
 
-class LowCeiling(TwoArm):
+class LowCeiling(AnyTwoArm):
     def submodel(self, law, rows):
         @dataclass(frozen=True)
         class Low(Doctored):
@@ -307,7 +311,7 @@ class LowCeiling(TwoArm):
         return Low(super().submodel(law, rows), lambda u, _part, _whole: u, 2)
 
 
-class OtherGrid(TwoArm):
+class OtherGrid(AnyTwoArm):
     def row_bound(self, law):  # noqa: ARG002
         return RowBound(gradient=3, curvature=4)
 
@@ -315,17 +319,17 @@ class OtherGrid(TwoArm):
         return dataclasses.replace(super().submodel(law, rows), bound=RowBound(gradient=5, curvature=8))
 
 
-class DoesNotMove(TwoArm):
+class DoesNotMove(AnyTwoArm):
     def move(self, law, eps):  # noqa: ARG002
         return law
 
 
-class DriftsAtZero(TwoArm):
+class DriftsAtZero(AnyTwoArm):
     def move(self, law, eps):
         return super().move(law, eps + 1e-9)
 
 
-class ForgetsARow(TwoArm):
+class ForgetsARow(AnyTwoArm):
     def concatenate(self, parts):
         whole = super().concatenate(parts)
         return dataclasses.replace(
@@ -333,19 +337,19 @@ class ForgetsARow(TwoArm):
         )
 
 
-class ForgetsTheCovariates(TwoArm):
+class ForgetsTheCovariates(AnyTwoArm):
     """D without its second term: the score still agrees, the covariance does not."""
 
     def eif(self, law, rows, psi):
         return super().eif(law, rows, psi) - (self.regression(law, rows) - psi[:, None]).T
 
 
-class WrongMomentGrid(TwoArm):
+class WrongMomentGrid(AnyTwoArm):
     def moment_shifts(self, law):
         return tuple(shift + 1 for shift in super().moment_shifts(law))
 
 
-class Raises(TwoArm):
+class Raises(AnyTwoArm):
     def losses(self, law, rows):  # noqa: ARG002
         raise IndexError("boom")
 
@@ -599,7 +603,7 @@ def test_a_wrong_eif_that_is_its_own_score_needs_the_finite_law():
 def test_a_loss_without_a_ceiling_is_not_checked_for_one():
     class Counts(Tilt):
         def submodel(self, law, rows):
-            inner = super().submodel(law, rows)
+            inner: Any = super().submodel(law, rows)
             return dataclasses.replace(inner, family=Family.POISSON)
 
     report = check_tilt(Counts())
@@ -607,7 +611,7 @@ def test_a_loss_without_a_ceiling_is_not_checked_for_one():
 
 
 def test_differences_too_coarse_to_tell_anything_are_not_called_a_success():
-    class Coarse(TwoArm):
+    class Coarse(AnyTwoArm):
         def row_bound(self, law):  # noqa: ARG002
             return RowBound(gradient=40, curvature=45)
 

@@ -15,6 +15,7 @@ from fedtmle.model.concentration import Concentration, Spread
 from fedtmle.model.families import Family
 from fedtmle.model.submodel import GeneralisedLinear
 from fedtmle.model.types import RowBound, Scaled
+from tests.narrow import array
 from tests.premise import Premise
 
 
@@ -32,9 +33,9 @@ def design(n: int, seed: int, *, weighted: bool = True) -> GeneralisedLinear:
 
 def contributions(model: GeneralisedLinear, eps: np.ndarray) -> np.ndarray:
     """w (expit(eta) - y) X, longhand."""
-    eta = model.offset + eps @ model.X
+    eta = model.offset + eps @ array(model.X)
     w = 1.0 if model.w is None else model.w
-    return w * (1 / (1 + np.exp(-eta)) - model.y) * model.X
+    return w * (1 / (1 + np.exp(-eta)) - model.y) * array(model.X)
 
 
 @pytest.mark.parametrize("backend", ["numba", "numpy"])
@@ -45,13 +46,13 @@ def test_the_definition(backend: str, weighted: bool, n: int) -> None:
     with kernels.using_backend(backend):
         found = model.concentration(eps)
     size = np.abs(contributions(model, eps))
-    reach = np.abs(model.X) if model.w is None else model.w * np.abs(model.X)
+    reach = np.abs(array(model.X)) if model.w is None else model.w * np.abs(array(model.X))
     np.testing.assert_allclose(found.spread.total, size.sum(axis=1), rtol=1e-12)
     np.testing.assert_allclose(found.spread.squares, (size**2).sum(axis=1), rtol=1e-12)
     np.testing.assert_allclose(found.spread.largest, size.max(axis=1), rtol=1e-12)
     np.testing.assert_allclose(found.spread.reach_total, reach.sum(axis=1), rtol=1e-12)
     np.testing.assert_allclose(found.spread.reach_largest, reach.max(axis=1), rtol=1e-12)
-    np.testing.assert_allclose(found.spread.columns, np.abs(model.X).max(axis=1), rtol=1e-12)
+    np.testing.assert_allclose(found.spread.columns, np.abs(array(model.X)).max(axis=1), rtol=1e-12)
     assert found.share == pytest.approx((size.max(axis=1) / size.sum(axis=1)).max())
     assert found.effective == pytest.approx((size.sum(axis=1) ** 2 / (size**2).sum(axis=1)).min())
     assert found.effective >= 1 / found.share - 1e-9
@@ -125,7 +126,7 @@ def test_it_stops_when_the_rows_seen_are_enough(backend: str, gradient: int, fam
         slope = family.slope_ceiling(eta, np.abs(model.y).max())
         np.testing.assert_allclose(found.spread.largest, slope * model.w.max() * found.spread.columns)
         assert (found.spread.reach_largest >= whole.spread.reach_largest).all()
-        np.testing.assert_array_equal(found.spread.columns, np.abs(model.X).max(axis=1))
+        np.testing.assert_array_equal(found.spread.columns, np.abs(array(model.X)).max(axis=1))
         with kernels.using_backend(backend):  # once the largest values are known
             again = model.concentration(eps, share=0.5, least=5)
             np.testing.assert_array_equal(again.spread, found.spread)
@@ -160,7 +161,7 @@ def test_how_many_rows_are_looked_at(backend: str) -> None:
 def test_a_row_that_is_not_among_the_first_is_not_overlooked(backend: str) -> None:
     model = design(100_000, 3)
     model = dataclasses.replace(model, bound=RowBound(gradient=40, curvature=80))
-    model.X[1, -1] = 1e9
+    array(model.X)[1, -1] = 1e9
     with kernels.using_backend(backend):
         found = model.concentration(np.zeros(3), share=0.5)
     assert found.is_whole
@@ -170,7 +171,7 @@ def test_a_row_that_is_not_among_the_first_is_not_overlooked(backend: str) -> No
 @pytest.mark.parametrize("backend", ["numba", "numpy"])
 def test_a_coordinate_with_too_few_rows_is_looked_at_to_the_end(backend: str) -> None:
     model = design(50_000, 3)
-    model.X[1, 4:] = 0.0
+    array(model.X)[1, 4:] = 0.0
     with kernels.using_backend(backend):
         found = model.concentration(np.zeros(3), share=0.5, least=5)
     assert found.is_whole
@@ -200,7 +201,7 @@ def test_the_public_bound_is_used_where_it_is_the_lower_one() -> None:
 
 def test_nothing_is_sought_that_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     model, largest = design(50_000, 7, weighted=False), kernels.largest
-    columns = tuple(model.X)
+    columns = tuple(array(model.X))
     known = dataclasses.replace(
         model,
         X=Scaled(columns, np.ones(3), np.array([largest(column) for column in columns])),
@@ -218,7 +219,7 @@ def test_nothing_is_sought_that_is_known(monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.parametrize("gradient", [5, 30])
 def test_a_coordinate_to_which_no_row_contributes_has_no_share(gradient: int) -> None:
     model = dataclasses.replace(design(100_000, 3), bound=RowBound(gradient=gradient, curvature=8))
-    model.X[1] = 0.0
+    array(model.X)[1] = 0.0
     found = model.concentration(np.zeros(3), share=0.5, least=5)
     assert not found.is_whole  # nor are all rows looked at for it
     assert found.spread.total[1] == 0.0

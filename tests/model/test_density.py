@@ -3,6 +3,7 @@
 import math
 import pickle
 import threading
+from typing import Any
 
 import numpy as np
 import pytest
@@ -315,7 +316,7 @@ def test_the_logistic_ceiling_is_attained_in_the_limit():
 
 
 def test_memo_is_bounded_keeps_what_is_used_and_computes_once_among_threads():
-    memo = Memo(2)
+    memo: Memo[Any] = Memo(2)
     calls = []
 
     def compute(key):

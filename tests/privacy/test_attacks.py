@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import pytest
@@ -37,14 +39,14 @@ def two_arm_rows(seed: int, n: int = N) -> dict[str, Array]:
     }
 
 
-def plan_of(problem: TwoArm, algorithm: object, silos: dict[str, object]) -> Plan:
+def plan_of(problem: TwoArm, algorithm: Any, silos: Mapping[str, object]) -> Plan:
     return Plan(
         program=TargetingProgram(problem=problem, law=problem.start(), algorithm=algorithm),
         roster=roster(list(silos)),
     )
 
 
-def attack(optimizer: object) -> tuple[LinearAttack, Array]:
+def attack(optimizer: Any) -> tuple[LinearAttack, Array]:
     """The server's attack on the outcomes of one silo whose design it knows; its guess is the middle, 0."""
     problem = TwoArm(outcome_bounds=(-10.0, 10.0), weight_ceiling=16.0)
     silos = {"a": two_arm_rows(1), "b": two_arm_rows(2)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,10 +16,10 @@ from fedtmle.cli import app
 from fedtmle.cli.exits import Exit
 from fedtmle.errors import InputError
 from fedtmle.model.types import Array, Part
-from fedtmle.privacy.answers import AnsweredQuery
 from fedtmle.privacy.audit import Attacker, Audit, ColumnRisk, Continuous, Discrete, audit
 from fedtmle.protocol.coded import RoundedGradientQuery
 from fedtmle.protocol.plan import roster
+from fedtmle.protocol.query import AnsweredQuery
 from fedtmle.runtime.replay import Replayed, rehearse, replay
 from fedtmle.runtime.rows import LocalRows
 from fedtmle.runtime.transcript import Exchange, Transcript
@@ -106,7 +107,7 @@ def test_discrete_candidates_are_those_that_give_the_same_answers() -> None:
             t = raw["treatment"].copy()
             t[0] = k
             changed = problem.read({**raw, "treatment": t})
-            query = asked.query
+            query: Any = asked.query
             sums = problem.submodel(query.law, changed).sums(query.eps, Part.GRADIENT)
             C = np.array([[float(x) for x in row] for row in query.lattice.C])
             local_terms.append(C @ sums.values(N))

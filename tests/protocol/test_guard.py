@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
+from typing import Any
 
 import pytest
 
@@ -35,7 +36,7 @@ def test_a_key_may_be_made_stricter_and_never_laxer(limit: Limit) -> None:
 
 
 @pytest.mark.parametrize("value", ["5", None, -1, float("nan"), True, [1]])
-def test_a_value_that_is_no_number_is_named(value: object) -> None:
+def test_a_value_that_is_no_number_is_named(value: Any) -> None:
     policy, mistakes = Policy.parse({"min_rows": value, "min_silo": 3})
     assert set(mistakes) == {"min_rows", "min_silo"}
     assert "unknown key" in mistakes["min_silo"]

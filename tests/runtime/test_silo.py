@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import typing
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import get_args
+from pathlib import Path
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -35,6 +38,9 @@ from fedtmle.runtime.session import Session
 from fedtmle.runtime.silo import Silo
 from fedtmle_paper.two_arm import TwoArm
 from tests.cases import targets
+from tests.damage import damaged
+from tests.premise import Premise
+from tests.protocol.test_messages import drawn
 
 ALGORITHM = ft.Coded(tolerance=1e-5)
 
@@ -57,7 +63,7 @@ def plan() -> bytes:
     return the_plan().digest
 
 
-def plan_digest(problem: object, law: object, algorithm: object) -> bytes:
+def plan_digest(problem: Any, law: object, algorithm: Any) -> bytes:
     return Plan(
         program=TargetingProgram(problem=problem, law=law, algorithm=algorithm), roster=roster(["a"])
     ).digest
@@ -154,12 +160,18 @@ def test_skipped_rounds_and_false_broadcasts_are_refused() -> None:
     assert ask(silo, Ask(b"s", 2, Payload(3, b"\xe0"))) == Refused(Reason.NOT_DERIVABLE)
 
 
-@given(st.binary(max_size=80))
+is_request = Premise("the bytes are a request", at_least=0.2)
+REQUESTS = st.sampled_from(typing.get_args(messages.Request)).flatmap(drawn)
+
+
+@is_request
+@given(st.one_of(st.binary(max_size=80), REQUESTS.map(messages.encode).flatmap(damaged)))
 @settings(max_examples=200, deadline=None)
 def test_garbage_is_refused_and_changes_nothing(data: bytes) -> None:
     silo = new_silo()
     reply = messages.decode_reply(silo.step(data))
     assert isinstance(reply, Refused)
+    is_request.holds(reply.reason is not Reason.MALFORMED)
     assert ask(silo, Open(1, b"s", plan())) == Opened(50)
 
 
@@ -223,7 +235,7 @@ def test_replay_refuses_another_plan() -> None:
         ).run()
 
 
-def test_transcript_survives_the_disk(tmp_path: object) -> None:
+def test_transcript_survives_the_disk(tmp_path: Path) -> None:
     case = targets()["mean"]
     result = ft.solve(case.problem, case.law, case.silos(case.split(2)), ft.Gradient())
     result.transcript.save(tmp_path / "run.transcript")
@@ -246,7 +258,7 @@ def test_different_broadcasts_are_noticed_at_the_close() -> None:
     parties = [Silo(name, plan, read_rows(case.problem, name, rows)) for name, rows in silos.items()]
 
     class Lying(InProcess):
-        def exchange(self, requests: dict[str, bytes], /) -> dict[str, bytes]:
+        def exchange(self, requests: Mapping[str, bytes], /) -> Mapping[str, bytes]:
             forged = dict(requests)
             message = messages.decode_request(forged["silo 1"])
             if isinstance(message, Close):

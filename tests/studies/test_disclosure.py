@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 import fedtmle as ft
 from fedtmle.cli import app
-from fedtmle.data import DataErrors, load, read_silo_file
+from fedtmle.data import DataErrors, read_silo_file
 from fedtmle.errors import InputError, RefusedError
 from fedtmle.privacy.limit import DisclosureLimit
 from fedtmle.protocol import messages
@@ -32,6 +32,7 @@ from fedtmle.studies.preview import preview
 from fedtmle.studyfile.file import file_plan, read_study
 from fedtmle.studyfile.schema import schema_of
 from fedtmle_paper.privacy.design import design_modulus
+from tests.narrow import load
 
 runner = CliRunner()
 STATED = {
@@ -88,7 +89,7 @@ def deployed(folder: Path, *, restarts: bool = False) -> tuple[ft.Transcript | N
         for name, home in homes.items():
             home.approvals.decide(plan.digest, approved=True)
             parties.append(Mortal(plan, home, restarts=restarts and name == "north"))
-            stack.callback(lambda party=parties[-1]: party.keeper.close())
+            stack.callback(parties[-1].keeper.close)
         try:
             transcript = Session(plan, InProcess(parties)).run().transcript  # type: ignore[arg-type]
         except RefusedError:

@@ -202,18 +202,20 @@ def test_every_option_is_read(tmp_path: Path, key: str) -> None:
 
 def test_values_that_name_an_object(tmp_path: Path) -> None:
     document = base()
-    for word, value in {
+    smoothness: dict[str, Any] = {
         "certified": ft.Certified(),
         "estimated": ft.Estimated(),
         "pooled": ft.Estimated(over="pooled"),
-    }.items():
+    }
+    for word, value in smoothness.items():
         document["algorithm"] = {"kind": "Coded", "smoothness": word, "tolerance": 1e-4}
         assert read(tmp_path, document).study.algorithm == ft.Coded(smoothness=value, tolerance=1e-4)
-    for word, optimizer in {
+    optimizers: dict[str, Any] = {
         "exact": ft.Exact(),
         "newton": ft.Newton(),
         "descent": ft.GradientDescent(),
-    }.items():
+    }
+    for word, optimizer in optimizers.items():
         document["algorithm"] = {"kind": "Central", "optimizer": word}
         assert read(tmp_path, document).study.algorithm == ft.Central(optimizer=optimizer)
 

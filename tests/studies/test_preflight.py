@@ -7,6 +7,7 @@ import json
 import math
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -17,7 +18,6 @@ from typer.testing import CliRunner
 
 import fedtmle as ft
 from fedtmle.cli import app
-from fedtmle.data import load
 from fedtmle.protocol.bins import visible
 from fedtmle.studies import preflight as room
 from fedtmle.studies.preflight import Characteristic, Preflight
@@ -26,6 +26,7 @@ from fedtmle.studyfile.file import StudyFile
 from fedtmle.studyfile.schema import schema_of
 from fedtmle.text.preflight import render
 from tests.effects.longhand import irls
+from tests.narrow import load
 from tests.premise import Premise
 
 STUDY = ft.Study(
@@ -261,7 +262,7 @@ def test_the_command(tmp_path: Path) -> None:
 # Overlap: the study's own treatment model, its histogram by arm from what each silo may tell.
 
 
-def cells(view: Preflight) -> list[dict[str, object]]:
+def cells(view: Preflight) -> list[dict[str, Any]]:
     assert view.overlap is not None
     assert view.overlap.problem is None
     return list(view.overlap.histograms)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import types
 from functools import cache
+from typing import Any
 
 import numpy as np
 
@@ -35,7 +36,7 @@ def bounds() -> dict[str, types.FunctionType]:
     }
 
 
-def draw(name: str, rng: np.random.Generator) -> dict[str, object]:
+def draw(name: str, rng: np.random.Generator) -> dict[str, Any]:
     """One random argument list for the function called ``name``."""
     positive = float(np.exp(rng.normal()))
     s = int(rng.integers(1, 7))

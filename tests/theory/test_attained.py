@@ -187,7 +187,7 @@ def test_quadratics_attain_the_averaging_and_gap_bounds() -> None:
     fits = rng.normal(size=(3, 4))
     average = alpha @ fits / alpha.sum()
     error = sum(a * beta / 2 * np.sum((average - fit) ** 2) for a, fit in zip(alpha, fits, strict=True))
-    assert nearly(float(error), p.quadratic_bound(beta, p.disagreement(2, alpha, fits)), 1 - 1e-12)
+    assert nearly(float(error), p.quadratic_bound(beta, p.disagreement(2, alpha.tolist(), fits)), 1 - 1e-12)
     g = rng.normal(size=4)
     assert nearly(p.gap_floor(beta, float(np.linalg.norm(g))), float(g @ g) / (2 * beta), 1 - 1e-12)
 
@@ -200,7 +200,7 @@ def test_lattice_retirement_is_attained_at_a_corner_of_the_box() -> None:
     assert nearly(beta * float(np.linalg.norm(fit)), lem.lattice_score_bound(beta, d, spacing), 1 - 1e-12)
     # The average of rounded fits lies within a box of half a spacing around that of the fits.
     alpha, fits = np.array([0.25, 0.25]), np.array([[0.05] * d, [2.05] * d])
-    V_2 = p.disagreement(2, alpha, fits)
+    V_2 = p.disagreement(2, alpha.tolist(), fits)
     corner = alpha @ fits / 0.5 + spacing / 2
     error = sum(a * beta / 2 * np.sum((corner - fit) ** 2) for a, fit in zip(alpha, fits, strict=True))
     bound = p.lattice_quadratic_bound(beta, V_2, d, spacing, 0.5)
@@ -210,10 +210,13 @@ def test_lattice_retirement_is_attained_at_a_corner_of_the_box() -> None:
 def test_diameter_form_is_nearly_attained_by_a_simplex() -> None:
     alpha, fits = np.full(40, 0.02), np.eye(40)
     for order in (2, 4):
-        realised = p.disagreement(order, alpha, fits) / alpha.sum()
+        realised = p.disagreement(order, alpha.tolist(), fits) / alpha.sum()
         assert nearly(realised, lem.disagreement_from_diameter(order, math.sqrt(2)))
     a = float(alpha.sum())
-    chi, V_2, V_4 = p.chi(alpha, [50] * 40), *(p.disagreement(r, alpha, fits) for r in (2, 4))
+    chi, V_2, V_4 = (
+        p.chi(alpha.tolist(), [50] * 40),
+        *(p.disagreement(r, alpha.tolist(), fits) for r in (2, 4)),
+    )
     by_moments = p.fourth_order_bound(2.0, 3.0, 0.5, 4.0, chi, V_2, V_4) / a
     assert nearly(by_moments, lem.diameter_bound(2.0, 3.0, 0.5, 4.0, chi / a, math.sqrt(2)))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
@@ -32,7 +33,7 @@ from tests.theory.runs import coded_run
 
 @pytest.mark.parametrize("coordinates", ["raw", "whitened"])
 @pytest.mark.parametrize("name", TARGETS)
-def test_the_code_decodes_to_the_identical_law(name: str, coordinates: str) -> None:
+def test_the_code_decodes_to_the_identical_law(name: str, coordinates: Any) -> None:
     case = targets()[name]
     run = coded_run(case, case.split(4), ft.Coded(tolerance=case.tolerance, coordinates=coordinates))
     code = encode_history(history_integers(run.lattice, run.result.trajectory.accepted))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ EXACT = 1e-12
 @pytest.mark.parametrize("inner", ["step", "adaptive"])
 @pytest.mark.parametrize("coordinates", ["raw", "whitened"])
 @pytest.mark.parametrize("name", TARGETS)
-def test_decreases_telescope_across_submodels(name: str, coordinates: str, inner: str) -> None:
+def test_decreases_telescope_across_submodels(name: str, coordinates: Any, inner: Any) -> None:
     """l_{k+1}(0) = l_k(eps^k), so the steps' decreases add up to l_0(0) - l_K(0), by definition of L."""
     case = targets()[name]
     algorithm = ft.Coded(tolerance=case.tolerance, coordinates=coordinates, inner=inner)
@@ -54,7 +55,7 @@ def test_one_step_per_update_varies_by_kappa_alone(name: str) -> None:
 
 
 @pytest.mark.parametrize("inner", ["step", "adaptive"])
-def test_history_is_minus_the_sum_of_the_rounded_gradients(inner: str) -> None:
+def test_history_is_minus_the_sum_of_the_rounded_gradients(inner: Any) -> None:
     case = targets()["transport, logistic"]
     run = coded_run(case, case.split(3), ft.Coded(tolerance=case.tolerance, inner=inner))
     h, beta = float(run.lattice.h), float(run.lattice.beta)

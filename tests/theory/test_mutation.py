@@ -8,6 +8,7 @@ import inspect
 from collections import Counter
 from fractions import Fraction
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -94,7 +95,7 @@ def test_a_replaced_literal_is_caught(module: ModuleType) -> None:
         changed = ast.fix_missing_locations(mutant.visit(copy.deepcopy(tree)))
         if not mutant.where:
             break
-        namespace: dict[str, object] = {"__name__": module.__name__}
+        namespace: dict[str, Any] = {"__name__": module.__name__}
         exec(compile(changed, module.__name__, "exec"), namespace)  # noqa: S102 - our own source, mutated
         names = [name for name in NAMES if name in namespace and bounds()[name].__module__ == module.__name__]
         names.sort(key=lambda name: name != mutant.where)  # the function itself first
@@ -106,7 +107,7 @@ def test_a_replaced_literal_is_caught(module: ModuleType) -> None:
     assert Counter(survivors) <= GUARDS
 
 
-def differs(name: str, function: object) -> bool:
+def differs(name: str, function: Any) -> bool:
     try:
         return disagreement(name, function) > 1e-12
     except (ArithmeticError, ValueError, AssertionError, IndexError):

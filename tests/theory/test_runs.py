@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from fedtmle.theory import communication as c
 from fedtmle.theory import statistical as s
 from fedtmle_paper import lemmas as lem
 from fedtmle_paper.history import history_integers
+from tests.premise import Premise
 from tests.theory.problems import KINDS, random_case
 from tests.theory.runs import CodedRun, coded_run, personal_run
 
@@ -22,7 +24,7 @@ ROUNDING = 1 + 1e-9  # of the comparison, where an inequality is an equality in 
 SEEDS = 13
 
 
-def smoothness(kind: str, seed: int) -> object:
+def smoothness(kind: str, seed: int) -> ft.Certified | ft.Estimated:
     """Certified where the certificate is of use; else an estimate with room, now and then the pooled one."""
     if kind in ("mean", "two arms") and seed % 3 == 0:
         return ft.Certified()
@@ -32,7 +34,7 @@ def smoothness(kind: str, seed: int) -> object:
 @pytest.mark.parametrize("dgp", [1, 2])
 @pytest.mark.parametrize("coordinates", ["raw", "whitened"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_no_realised_quantity_exceeds_its_bound(kind: str, coordinates: str, dgp: int) -> None:
+def test_no_realised_quantity_exceeds_its_bound(kind: str, coordinates: Any, dgp: int) -> None:
     for seed in range(SEEDS):
         case = random_case(kind, dgp, seed)
         algorithm = Coded(
@@ -130,7 +132,17 @@ def check_messages(run: CodedRun) -> None:
 @pytest.mark.parametrize("weights", ["size", "uniform"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_averaging_error_or_gap_exceeds_its_bound(kind: str, weights: str, dgp: int) -> None:
-    for seed, lattice in ((0, None), (1, None), (2, 0.02), (3, 0.1)):
+    with has_fourth_order, has_gap:
+        averaging_and_gaps(kind, weights, dgp)
+
+
+has_fourth_order = Premise("the averaging error has a bound of the fourth order", at_least=0.4)
+has_gap = Premise("the silo's gap has a bound", at_least=0.1)
+
+
+def averaging_and_gaps(kind: str, weights: str, dgp: int) -> None:
+    wide = 20 if kind == "mean" else 1  # its fits are larger
+    for seed, lattice in ((0, None), (1, None), (2, 0.02 * wide), (3, 0.1 * wide)):
         case = random_case(kind, dgp, 100 + seed)
         algorithm = ft.Personalized(weights=weights, max_updates=3, lattice=lattice)
         result, followed = personal_run(case, case.split(2 + seed % 3, seed), algorithm)
@@ -138,10 +150,10 @@ def test_no_averaging_error_or_gap_exceeds_its_bound(kind: str, weights: str, dg
         assert len(certificate.averaging) == len(followed) == result.updates
         for line in certificate.averaging:
             assert -1e-12 <= line.error <= line.quadratic_bound * ROUNDING + 1e-13, (seed, line)
-            if line.fourth_order_bound is not None:
+            if has_fourth_order.holds(line.fourth_order_bound is not None):
                 assert line.error <= line.fourth_order_bound * ROUNDING + 1e-13, (seed, line)
         for check in certificate.checks:
             assert check.realised <= check.bound * ROUNDING + 1e-13, (seed, check)
         for local in result.silos.values():
-            if local.gap_bound is not None:
+            if has_gap.holds(local.gap_bound is not None):
                 assert math.isfinite(local.gap_bound)

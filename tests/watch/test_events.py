@@ -25,7 +25,13 @@ from fedtmle.watch.state import MAX_POINTS, RunView
 from tests.report.studies import ALGORITHMS, TARGETS, silos
 from tests.watch.sessions import run_with_ledger
 
-START = {"title": "t", "question": "q?", "algorithm": "Coded", "plan": "ab", "silos": ["a", "b"]}
+START: dict[str, Any] = {
+    "title": "t",
+    "question": "q?",
+    "algorithm": "Coded",
+    "plan": "ab",
+    "silos": ["a", "b"],
+}
 
 
 def round_report(number: int, norm: float | None = None, **more: Any) -> RoundReport:
@@ -111,12 +117,16 @@ def test_retired_lost_and_refused_silos(log: EventLog, path: Path) -> None:
     assert state["silos"][0]["status"] == "retired"
 
 
+def fail(error: Exception) -> None:
+    raise error
+
+
 def test_an_unplanned_error_is_named_but_not_quoted(path: Path) -> None:
     """Its text may hold a record; those raised on purpose do not."""
     with pytest.raises(ValueError, match="secret"), logging_to(path):
-        raise ValueError("secret 42")
+        fail(ValueError("secret 42"))
     with pytest.raises(DataError), logging_to(path):
-        raise DataError("column 'x' is missing", silo="a")
+        fail(DataError("column 'x' is missing", silo="a"))
     text = path.read_text()
     assert "secret" not in text
     assert "stopped by ValueError" in text

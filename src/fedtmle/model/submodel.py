@@ -130,7 +130,7 @@ class GeneralisedLinear(AbstractSubmodel):
         return self._concentration(spread)
 
     def _by_columns(self, eps: Array, share: float, least: int, first: Spread | None) -> Concentration:
-        """Return the concentration by the maxima of the columns; ``first`` is the first rows' spread, if known."""
+        """Return the concentration by the columns' maxima; ``first`` is the first rows' spread, if known."""
         maxima = self._maxima(eps)
         if first is not None:
             shown = self._concentration(maxima.of_all(first), is_whole=False)
