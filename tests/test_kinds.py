@@ -131,13 +131,13 @@ def test_a_study_file_names_every_kind() -> None:
 
 def test_every_reader_reads_a_source(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[object] = []
-    is_there = source._is_there
+    available = source._Columns.available
 
-    def watched(reader: AbstractReader, *rest: Any) -> bool:
+    def watched(columns: Any, reader: AbstractReader, *rest: Any) -> list[str]:
         opened.append(reader)
-        return is_there(reader, *rest)
+        return available(columns, reader, *rest)
 
-    monkeypatch.setattr(source, "_is_there", watched)
+    monkeypatch.setattr(source._Columns, "available", watched)
     for number, make in enumerate(SOURCES):
         folder = tmp_path / str(number)
         folder.mkdir()

@@ -126,8 +126,8 @@ if TYPE_CHECKING:  # for type checkers and editors; at run time, __getattr__ bel
     from fedtmle.programs.study import Study as Study
     from fedtmle.protocol.coded import Certified as Certified
     from fedtmle.protocol.coded import Estimated as Estimated
-    from fedtmle.protocol.outcome import Status as Status
     from fedtmle.protocol.guard import Policy as Policy
+    from fedtmle.protocol.outcome import Status as Status
     from fedtmle.protocol.query import AbstractQuery as AbstractQuery
     from fedtmle.protocol.query import IntegerSums as IntegerSums
     from fedtmle.results.result import StudyResult as StudyResult

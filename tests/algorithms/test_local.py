@@ -134,7 +134,8 @@ def test_personalized_follows_the_longhand_lattice_rule(weights: str, spacing: f
     assert result.status is (ft.Status.UNFINISHED if active else ft.Status.ALL_RETIRED)
     for name, local in result.silos.items():
         frozen = laws[retired[name]] if name in retired else base
-        assert np.allclose(local.law.total(), frozen, atol=1e-11)
+        law: Any = local.law
+        assert np.allclose(law.total(), frozen, atol=1e-11)
         # Psi_m uses the silo's own covariate marginal.
         rows = silos[name]
         for arm, (q, g) in enumerate((("Q1", rows["g"]), ("Q0", 1 - rows["g"]))):
@@ -170,7 +171,8 @@ def test_lattice_retirement_bounds_the_local_gap() -> None:
                 assert local.gap_bound is None
                 continue
             plain = longhand(silos[name])
-            base = local.law.total()
+            law: Any = local.law
+            base = law.total()
             gap = plain.loss(np.zeros(2), base) - plain.loss(plain.fit(base), base)
             score = float(np.linalg.norm(plain.gradient(np.zeros(2), base)))
             beta = 0.25 * np.linalg.norm(plain.X.T @ plain.X / len(plain.y), 2)
@@ -189,7 +191,8 @@ def test_noise_rule_is_a_fraction_of_the_sampling_noise() -> None:
                 case.problem, case.law, silos, ft.Personalized(noise=noise, max_updates=updates)
             )
             for name, local in result.silos.items():
-                g = longhand(silos[name]).gradient(np.zeros(2), local.law.total())
+                law: Any = local.law
+                g = longhand(silos[name]).gradient(np.zeros(2), law.total())
                 chi = float(g @ np.linalg.solve(local.estimate.covariance, g))
                 assert (chi <= noise**2 * 2) == retires.holds(local.retired_at is not None)
                 stays.holds(local.retired_at is None)

@@ -73,8 +73,8 @@ def leaving(silo: Silo, replies: list[bytes], ledger: Path) -> Iterator[bytes]:
         if not isinstance(message, Answered):
             yield reply
     for line in read(ledger):
-        asked, replied = base64.b64decode(line.pop("asked")), base64.b64decode(line.pop("replied"))
-        yield repr(line).encode()
+        asked, replied = base64.b64decode(line["asked"]), base64.b64decode(line["replied"])
+        yield repr({key: value for key, value in line.items() if key not in ("asked", "replied")}).encode()
         yield asked
         if not isinstance(messages.decode_reply(replied), Answered):
             yield replied

@@ -21,7 +21,7 @@ from fedtmle.model.types import IntArray, Part, RowBound
 from fedtmle.protocol.bins import BinsQuery
 from fedtmle.protocol.guard import Guard, Policy, RefusalError
 from fedtmle.protocol.messages import Reason
-from fedtmle.protocol.query import CountCell, JointQuery, Model, WeightSum
+from fedtmle.protocol.query import AbstractQuery, CountCell, JointQuery, Model, WeightSum
 from fedtmle.protocol.sums import SumsQuery, TallyQuery
 from fedtmle.runtime.rows import LocalRows
 from tests.attacks.small import AbstractStudyAttack, TinyArm
@@ -242,7 +242,11 @@ def tally(*cells: CountCell, weights: tuple[WeightSum, ...] = ()) -> TallyQuery:
 )
 def test_a_count_and_its_complement(count: int, whole: int, refused: bool) -> None:
     guard, query = Guard(Policy()), tally(CountCell(0))
-    for asked, answer in ((query, sums(count, 0)), (JointQuery((query,)), (sums(count, 0),))):
+    cases: list[tuple[AbstractQuery[Any, Any], Any]] = [
+        (query, sums(count, 0)),
+        (JointQuery((query,)), (sums(count, 0),)),
+    ]
+    for asked, answer in cases:
         if refused:
             with pytest.raises(RefusalError, match="min_arm_rows") as refusal:
                 guard.release(asked, answer, whole)

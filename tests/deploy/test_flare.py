@@ -131,7 +131,7 @@ def submitted(rig: Rig, job: Path) -> dict[str, Any]:
         name = session.submit_job(str(job))
         until = time.monotonic() + 60
         while time.monotonic() < until:
-            meta: dict[str, Any] = session.get_job_meta(name)
+            meta = dict(session.get_job_meta(name))
             if str(meta.get("status")).startswith("FINISHED"):
                 return meta
             time.sleep(0.3)

@@ -9,6 +9,7 @@ import tomllib
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner, Result
@@ -329,7 +330,7 @@ def test_the_demonstration_says_what_its_study_leaves_out() -> None:
     counts = dict.fromkeys(
         ("n", "silos", "rounds", "study_seconds", "median_round_ms", "transcript_bytes"), 8
     )
-    times = {"start_up_seconds": 1.0, "stop_seconds": 1.0}
+    times: dict[str, Any] = {"start_up_seconds": 1.0, "stop_seconds": 1.0}
     said = str(Comparison(estimates=[row], same_result=True, same_transcript=True, **counts, **times))
     assert max(map(len, said.splitlines())) <= 80
     assert f"the models leave out {', '.join(LEFT_OUT)}" in " ".join(said.split())

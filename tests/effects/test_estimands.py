@@ -143,10 +143,10 @@ def test_the_documented_estimand_reaches_its_document_text_and_report() -> None:
     exec(compile(blocks[-1], "target.md", "exec"), names)  # noqa: S102 - our own page
     rng = np.random.default_rng(1)
     data = {"north": names["hospital"](200, rng), "south": names["hospital"](150, rng)}
-    study, columns = names["study"], {"outcome": "y", "treatment": "a", "outcome_type": "binary"}
+    study, arms = names["study"], ft.TSM(outcome="y", treatment="a", outcome_type="binary")
     assert isinstance(study.target, ft.AbstractEffect)
     document = ft.run(study, data).to_dict()
-    means = ft.run(replace(study, target=ft.TSM(**columns)), data).to_dict()["estimates"]
+    means = ft.run(replace(study, target=arms), data).to_dict()["estimates"]
     question = "By what share does a (1 against 0) lower the mean of y?"
     (estimate,) = document["estimates"]
     assert document["study"]["target"]["kind"] == estimate["estimand"] == "RiskReduction"

@@ -354,7 +354,7 @@ class Raises(AnyTwoArm):
         raise IndexError("boom")
 
 
-class Mutant(TwoArm):
+class Mutant(AnyTwoArm):
     """Honest, and of a class that can be changed."""
 
 

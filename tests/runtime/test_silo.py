@@ -36,7 +36,7 @@ from fedtmle.runtime.federation import InProcess, Replay
 from fedtmle.runtime.rows import read_rows
 from fedtmle.runtime.session import Session
 from fedtmle.runtime.silo import Silo
-from fedtmle_paper.two_arm import TwoArm
+from fedtmle_paper.two_arm import TwoArm, TwoArmRows
 from tests.cases import targets
 from tests.damage import damaged
 from tests.premise import Premise
@@ -88,7 +88,7 @@ def test_repeating_the_last_request_returns_the_recorded_bytes() -> None:
     assert messages.decode_reply(silo.step(other)) == Refused(Reason.OUT_OF_ORDER)
 
 
-BY_KIND = {
+BY_KIND: dict[type, messages.Request] = {
     Open: Open(1, b"s", b"x"),
     Begin: Begin(b"s", 50, 0),
     Ask: Ask(b"s", 2, Payload(0, b"")),
@@ -204,6 +204,7 @@ def test_a_silo_that_cannot_answer_says_so_without_a_value_and_keeps_its_reason(
     problem = TwoArm(outcome_bounds=(0.0, 1.0), weight_ceiling=2.5)
     honest = {"outcome": [0.2, 0.8], "treatment": [1, 0], "Q1": [0.5, 0.5], "Q0": [0.5, 0.5], "g": [0.5, 0.5]}
     rows = read_rows(problem, "a", honest)
+    assert isinstance(rows, TwoArmRows)
     rows.inverse_g[0, 0] = 77.125  # a row beyond the declared bound, behind the validation's back
     algorithm = ft.Gradient()
     plan = Plan(

@@ -23,7 +23,7 @@ from fedtmle.protocol import messages
 from fedtmle.protocol.plan import Plan
 from fedtmle.protocol.query import Query
 from fedtmle.runtime.federation import InProcess
-from fedtmle.runtime.ledger import read
+from fedtmle.runtime.ledger import LedgerLine, read
 from fedtmle.runtime.replay import rehearse
 from fedtmle.runtime.rows import LocalRows
 from fedtmle.runtime.session import Session
@@ -79,7 +79,7 @@ class Mortal:
         return reply
 
 
-def deployed(folder: Path, *, restarts: bool = False) -> tuple[ft.Transcript | None, list[dict[str, Any]]]:
+def deployed(folder: Path, *, restarts: bool = False) -> tuple[ft.Transcript | None, list[LedgerLine]]:
     """A run of approved silos: the transcript, if it came to its end, and the northern ledger."""
     file = read_study(folder / "study.toml")
     plan = file_plan(file)
@@ -97,7 +97,7 @@ def deployed(folder: Path, *, restarts: bool = False) -> tuple[ft.Transcript | N
     return transcript, list(read(homes["north"].ledger_path))
 
 
-def answers(ledger: list[dict[str, Any]]) -> int:
+def answers(ledger: list[LedgerLine]) -> int:
     return sum(line["decision"] == "answered" and bool(line["query"]) for line in ledger)
 
 

@@ -324,7 +324,8 @@ def test_rows_without_a_covariate_or_an_outcome_do_not_stop_the_overlap(tmp_path
     assert "P(1)" in render(view)
     own = preflight(file, silo="one")
     assert own.overlap is not None
-    assert sum(sum(each["counts"]) for each in own.overlap.histograms) == 360  # in full, for its owner
+    histograms: Any = own.overlap.histograms
+    assert sum(sum(each["counts"]) for each in histograms) == 360  # in full, for its owner
 
 
 # A level's name: a silo names no label that too few of its people have.

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 import fedtmle as ft
+from fedtmle.protocol.outcome import Targeted
 from tests.cases import TARGETS, targets
 from tests.effects.studies import NEWTON, finish, population
 
@@ -21,9 +24,9 @@ def test_targets_hold_together(name: str, moved: bool) -> None:
     report.raise_if_failed()
 
 
-ARMS = {"outcome": "y", "treatment": "a", "arms": ("0", "1"), "outcome_bounds": (0.0, 10.0)}
+ARMS: dict[str, Any] = {"outcome": "y", "treatment": "a", "arms": ("0", "1"), "outcome_bounds": (0.0, 10.0)}
 
-EFFECTS = {
+EFFECTS: dict[str, tuple[type[ft.AbstractEffect], dict[str, Any]]] = {
     "means": (ft.TSM, {}),
     "in the treated": (ft.ATT, {}),
     "linear link": (ft.ATE, {"link": "linear"}),
@@ -44,7 +47,9 @@ def test_effects_hold_together(name: str) -> None:
         **options,
     )
     finished, tables = finish(study, {"all rows": population(150, 3)})
-    problem = finished.outcome.problem
-    for law in (problem.start(), finished.outcome.law):
+    outcome = finished.outcome
+    assert isinstance(outcome, Targeted)
+    problem: Any = outcome.problem
+    for law in (problem.start(), outcome.law):
         report = ft.check_problem(problem, law, tables["all rows"])
         report.raise_if_failed()
