@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -13,14 +14,14 @@ from hypothesis import strategies as st
 import fedtmle as ft
 from fedtmle.model.exact import Sums
 from fedtmle.model.families import Family
+from fedtmle.model.problem import AbstractProblem
 from fedtmle.model.statistics import AbstractBins, AbstractBoundedColumns, Group
 from fedtmle.model.submodel import AbstractSubmodel, GeneralisedLinear, NoNormaliser
 from fedtmle.model.types import IntArray, Part, RowBound
 from fedtmle.protocol.bins import BinsQuery
-from fedtmle.protocol.guard import Guard, RefusalError
+from fedtmle.protocol.guard import Guard, Policy, RefusalError
 from fedtmle.protocol.messages import Reason
-from fedtmle.protocol.policy import Policy
-from fedtmle.protocol.query import CountCell, JointQuery, Model, WeightSum
+from fedtmle.protocol.query import AbstractQuery, CountCell, JointQuery, Model, WeightSum
 from fedtmle.protocol.sums import SumsQuery, TallyQuery
 from fedtmle.runtime.rows import LocalRows
 from tests.attacks.small import AbstractStudyAttack, TinyArm
@@ -142,6 +143,23 @@ def test_a_look_from_a_law_near_the_end_does_not_answer_for_the_start() -> None:
     assert rows.looks == 2
 
 
+def test_a_mean_that_returns_to_its_start_has_not_shortened_its_path() -> None:
+    """Its law is one number, of which no distance could be seen: the path is part of every problem."""
+    guard, rows = Guard(Policy(max_path=1.0)), LocalRows("a", ALIKE, 61, None)
+    law = FROM_ZERO
+    for step in (0.45, -0.45):
+        guard.admit(ask_mean(MEAN, law, 0.0), rows)
+        law = MEAN.move(law, np.array([step]))
+    assert law == FROM_ZERO
+    guard.admit(ask_mean(MEAN, law, 0.05), rows)
+    with pytest.raises(RefusalError, match="max_path"):
+        guard.admit(ask_mean(MEAN, law, 0.2), rows)
+
+
+def test_no_problem_can_leave_its_path_out() -> None:
+    assert "path" in AbstractProblem.__abstractmethods__
+
+
 @pytest.mark.parametrize("order", [1, -1])
 def test_a_batch_is_a_set_of_rows(order: int) -> None:
     rows = np.arange(30)[::order]
@@ -180,7 +198,7 @@ class OneColumn:
 def test_what_was_seen_of_one_model_does_not_answer_for_another() -> None:
     guard, rows = Guard(Policy()), LocalRows("a", np.array([[1.0] * 20, [1.0] + [0.01] * 19]), 20, None)
     first, second = (
-        SumsQuery(problem=OneColumn(which), law=None, eps=np.zeros(1), parts=Part.GRADIENT, n=20)
+        SumsQuery(problem=cast(Any, OneColumn(which)), law=None, eps=np.zeros(1), parts=Part.GRADIENT, n=20)
         for which in (0, 1)
     )
     guard.examine(first, rows)
@@ -224,7 +242,11 @@ def tally(*cells: CountCell, weights: tuple[WeightSum, ...] = ()) -> TallyQuery:
 )
 def test_a_count_and_its_complement(count: int, whole: int, refused: bool) -> None:
     guard, query = Guard(Policy()), tally(CountCell(0))
-    for asked, answer in ((query, sums(count, 0)), (JointQuery((query,)), (sums(count, 0),))):
+    cases: list[tuple[AbstractQuery[Any, Any], Any]] = [
+        (query, sums(count, 0)),
+        (JointQuery((query,)), (sums(count, 0),)),
+    ]
+    for asked, answer in cases:
         if refused:
             with pytest.raises(RefusalError, match="min_arm_rows") as refusal:
                 guard.release(asked, answer, whole)

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fedtmle.data import Column, Database, DataErrors, Kind, Problem, Schema, load
+from fedtmle.data import Column, Database, DataErrors, Defect, Kind, Schema, load
 from fedtmle.model.table import Factor
 
 
@@ -27,7 +27,7 @@ def factor(name: str, **options: Any) -> Column:
     return Column(name=name, kind=Kind.FACTOR, **options)
 
 
-def frame(**columns: object) -> pd.DataFrame:
+def frame(**columns: Any) -> pd.DataFrame:
     return pd.DataFrame(columns)
 
 
@@ -40,15 +40,15 @@ def labels(column: Factor) -> list[str | None]:
     return [column.levels[code] if code >= 0 else None for code in column.codes]
 
 
-def problems(source: object, asked: Schema, **options: Any) -> tuple[Problem, ...]:
+def defects(source: object, asked: Schema, **options: Any) -> tuple[Defect, ...]:
     """What `load` complains of."""
     with pytest.raises(DataErrors) as caught:
         load(source, asked, silo="north", **options)
-    return caught.value.problems
+    return caught.value.defects
 
 
-def problem(source: object, asked: Schema, **options: Any) -> Problem:
-    (only,) = problems(source, asked, **options)
+def defect(source: object, asked: Schema, **options: Any) -> Defect:
+    (only,) = defects(source, asked, **options)
     return only
 
 

@@ -19,7 +19,6 @@ from fedtmle.protocol.messages import (
     Begin,
     Close,
     Closed,
-    Closing,
     Compare,
     Compared,
     Open,
@@ -27,19 +26,26 @@ from fedtmle.protocol.messages import (
     Payload,
     Reason,
     Refused,
+    SignedDigest,
 )
 from tests.damage import damaged
 from tests.premise import Premise
 
 PAYLOAD = Payload(5, b"\xa8")
-REQUESTS = [
+REQUESTS: list[messages.Request] = [
     Open(1, b"s", b"p"),
     Begin(b"s", 10, 0),
     Ask(b"s", 2, PAYLOAD),
     Close(b"s", 3, PAYLOAD),
-    Compare(b"s", (Closing("a", b"d", b"s"),)),
+    Compare(b"s", (SignedDigest("a", b"d", b"s"),)),
 ]
-REPLIES = [Opened(7), Answered(2, PAYLOAD), Closed(b"d", b"s"), Compared(False), Refused(Reason.OUT_OF_ORDER)]
+REPLIES: list[messages.Reply] = [
+    Opened(7),
+    Answered(2, PAYLOAD),
+    Closed(b"d", b"s"),
+    Compared(False),
+    Refused(Reason.OUT_OF_ORDER),
+]
 
 
 def test_every_kind_of_message_has_an_example() -> None:

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import typing
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, get_args
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -11,13 +17,30 @@ import fedtmle as ft
 from fedtmle.algorithms.base import TargetingProgram
 from fedtmle.errors import ContributionError, ProtocolError, RefusedError
 from fedtmle.protocol import messages
-from fedtmle.protocol.messages import Answered, Ask, Begin, Close, Open, Opened, Payload, Reason, Refused
+from fedtmle.protocol.messages import (
+    Answered,
+    Ask,
+    Begin,
+    Close,
+    Compare,
+    Event,
+    Open,
+    Opened,
+    Payload,
+    Reason,
+    Refused,
+    State,
+)
 from fedtmle.protocol.plan import Plan, roster
 from fedtmle.runtime.federation import InProcess, Replay
 from fedtmle.runtime.rows import read_rows
 from fedtmle.runtime.session import Session
 from fedtmle.runtime.silo import Silo
+from fedtmle_paper.two_arm import TwoArm, TwoArmRows
 from tests.cases import targets
+from tests.damage import damaged
+from tests.premise import Premise
+from tests.protocol.test_messages import drawn
 
 ALGORITHM = ft.Coded(tolerance=1e-5)
 
@@ -40,7 +63,7 @@ def plan() -> bytes:
     return the_plan().digest
 
 
-def plan_digest(problem: object, law: object, algorithm: object) -> bytes:
+def plan_digest(problem: Any, law: object, algorithm: Any) -> bytes:
     return Plan(
         program=TargetingProgram(problem=problem, law=law, algorithm=algorithm), roster=roster(["a"])
     ).digest
@@ -63,6 +86,39 @@ def test_repeating_the_last_request_returns_the_recorded_bytes() -> None:
     assert silo.step(begin) == silo.step(begin)
     other = messages.encode(Begin(b"s", 60, 0))
     assert messages.decode_reply(silo.step(other)) == Refused(Reason.OUT_OF_ORDER)
+
+
+BY_KIND: dict[type, messages.Request] = {
+    Open: Open(1, b"s", b"x"),
+    Begin: Begin(b"s", 50, 0),
+    Ask: Ask(b"s", 2, Payload(0, b"")),
+    Close: Close(b"s", 2, Payload(0, b"")),
+    Compare: Compare(b"s", ()),
+}
+
+
+@pytest.mark.parametrize("state", State)
+@pytest.mark.parametrize("kind", get_args(messages.Request))
+def test_a_request_that_the_table_does_not_list_is_refused_and_changes_nothing(
+    state: State, kind: type[messages.Request]
+) -> None:
+    if (state, kind) in messages._ADMITTED:
+        return
+    silo = new_silo()
+    ask(silo, Open(1, b"s", plan()))
+    silo._position.state = state
+    assert ask(silo, BY_KIND[kind]) == Refused(Reason.OUT_OF_ORDER)
+    assert silo.state is state
+
+
+@pytest.mark.parametrize("state", State)
+def test_the_table_alone_decides_where_a_request_leads(state: State, monkeypatch: pytest.MonkeyPatch) -> None:
+    line = messages._ADMITTED[State.NEW, Open]
+    changed = replace(line, leads_to={Event.REPLIED: state, Event.REFUSED: state})
+    monkeypatch.setitem(messages._ADMITTED, (State.NEW, Open), changed)
+    silo = new_silo()
+    ask(silo, Open(1, b"s", plan()))
+    assert silo.state is state
 
 
 @pytest.mark.parametrize(
@@ -104,12 +160,18 @@ def test_skipped_rounds_and_false_broadcasts_are_refused() -> None:
     assert ask(silo, Ask(b"s", 2, Payload(3, b"\xe0"))) == Refused(Reason.NOT_DERIVABLE)
 
 
-@given(st.binary(max_size=80))
+is_request = Premise("the bytes are a request", at_least=0.2)
+REQUESTS = st.sampled_from(typing.get_args(messages.Request)).flatmap(drawn)
+
+
+@is_request
+@given(st.one_of(st.binary(max_size=80), REQUESTS.map(messages.encode).flatmap(damaged)))
 @settings(max_examples=200, deadline=None)
 def test_garbage_is_refused_and_changes_nothing(data: bytes) -> None:
     silo = new_silo()
     reply = messages.decode_reply(silo.step(data))
     assert isinstance(reply, Refused)
+    is_request.holds(reply.reason is not Reason.MALFORMED)
     assert ask(silo, Open(1, b"s", plan())) == Opened(50)
 
 
@@ -121,7 +183,7 @@ def test_any_change_of_the_plan_changes_its_digest() -> None:
         plan_digest(case.problem, case.law, ft.Coded(tolerance=1e-6)),
         plan_digest(case.problem, case.law, ft.Coded(tolerance=1e-5, smoothness=ft.Certified())),
         plan_digest(case.problem, other_law, ALGORITHM),
-        plan_digest(ft.TwoArm(outcome_bounds=(-10.0, 10.5), weight_ceiling=64.0), case.law, ALGORITHM),
+        plan_digest(TwoArm(outcome_bounds=(-10.0, 10.5), weight_ceiling=64.0), case.law, ALGORITHM),
     }
     assert len(digests) == 5
 
@@ -139,9 +201,10 @@ def test_a_density_law_is_in_the_plan_by_its_pilot() -> None:
 
 
 def test_a_silo_that_cannot_answer_says_so_without_a_value_and_keeps_its_reason() -> None:
-    problem = ft.TwoArm(outcome_bounds=(0.0, 1.0), weight_ceiling=2.5)
+    problem = TwoArm(outcome_bounds=(0.0, 1.0), weight_ceiling=2.5)
     honest = {"outcome": [0.2, 0.8], "treatment": [1, 0], "Q1": [0.5, 0.5], "Q0": [0.5, 0.5], "g": [0.5, 0.5]}
     rows = read_rows(problem, "a", honest)
+    assert isinstance(rows, TwoArmRows)
     rows.inverse_g[0, 0] = 77.125  # a row beyond the declared bound, behind the validation's back
     algorithm = ft.Gradient()
     plan = Plan(
@@ -173,7 +236,7 @@ def test_replay_refuses_another_plan() -> None:
         ).run()
 
 
-def test_transcript_survives_the_disk(tmp_path: object) -> None:
+def test_transcript_survives_the_disk(tmp_path: Path) -> None:
     case = targets()["mean"]
     result = ft.solve(case.problem, case.law, case.silos(case.split(2)), ft.Gradient())
     result.transcript.save(tmp_path / "run.transcript")
@@ -196,7 +259,7 @@ def test_different_broadcasts_are_noticed_at_the_close() -> None:
     parties = [Silo(name, plan, read_rows(case.problem, name, rows)) for name, rows in silos.items()]
 
     class Lying(InProcess):
-        def exchange(self, requests: dict[str, bytes], /) -> dict[str, bytes]:
+        def exchange(self, requests: Mapping[str, bytes], /) -> Mapping[str, bytes]:
             forged = dict(requests)
             message = messages.decode_request(forged["silo 1"])
             if isinstance(message, Close):

@@ -40,9 +40,8 @@ from fedtmle.initial.syntax import (
     quoted_level,
 )
 from fedtmle.model import kernels
-from fedtmle.model.scaled import Scaled
 from fedtmle.model.table import Table
-from fedtmle.model.types import Array, IntArray
+from fedtmle.model.types import Array, IntArray, Scaled
 
 Levels = Mapping[str, tuple[str, ...]]
 Mask = NDArray[np.bool_]

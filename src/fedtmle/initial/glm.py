@@ -148,11 +148,12 @@ class GLMModel(AbstractModel[None, AnyTable]):
                 family=self.family,
                 dim=self.dim,
                 bound=self.row_bound(law),
-                design=self._design,
+                design=self.design,
             )
-        return self._design(rows)
+        return self.design(rows)
 
-    def _design(self, rows: Table) -> GeneralisedLinear:
+    def design(self, rows: Table) -> GeneralisedLinear:
+        """Return the submodel of rows in memory."""
         y, w = self.response.of(rows)
         return GeneralisedLinear(
             family=self.family,
@@ -182,6 +183,9 @@ class GLMModel(AbstractModel[None, AnyTable]):
 
     def admits(self, law: None, eps: Array) -> bool:  # noqa: ARG002 - there is no law
         return bool((np.abs(eps) <= LARGEST_COEFFICIENT).all())
+
+    def path(self, law: None) -> tuple[tuple[float, ...], ...]:  # noqa: ARG002 - there is no law
+        return ()
 
     def curvature(self, law: None) -> None:  # noqa: ARG002 - it is a sum over rows
         return None
@@ -222,15 +226,17 @@ class FittedGLM:
 @final
 @dataclass(frozen=True)
 class Supplied:
-    """Predictions that each silo already has, as columns: one per arm for an outcome model,
-    the probability of each arm but the first for a treatment model, one, or one per arm, of the
-    probability of being observed for a missingness model."""
+    """Predictions that each silo already has, named by their columns.
+
+    An outcome model needs one column per arm, a treatment model the probability of each arm but the first,
+    and a missingness model the probability of being observed: one column, or one per arm.
+    """
 
     columns: tuple[str, ...]
 
     def __init__(self, *columns: str) -> None:
         if not columns:
-            raise InputError("Supplied: name at least one column of predictions")
+            raise InputError('Supplied: expected at least one name of a column, as in Supplied("p")')
         for column in columns:
             expect("Supplied", column, str, 'names of columns, as in Supplied("p", "q")')
         object.__setattr__(self, "columns", columns)

@@ -10,7 +10,7 @@ from functools import singledispatch
 import numpy as np
 
 from fedtmle.errors import InputError
-from fedtmle.initial.crossfit import Column, CrossFitted, Probability
+from fedtmle.initial.crossfit import CrossFitted, SuppliedPrediction, SuppliedProbability
 from fedtmle.initial.design import ColumnPart, Levels, _study_codes, _values, columns_in
 from fedtmle.initial.glm import FittedGLM
 from fedtmle.initial.syntax import (
@@ -74,12 +74,12 @@ def _(model: CrossFitted, table: Table, name: str) -> Array:
 
 
 @prediction_tangent.register
-def _(model: Column, table: Table, name: str) -> Array:
+def _(model: SuppliedPrediction, table: Table, name: str) -> Array:
     return np.full(table.n_rows, 1.0 / model.width if name == model.name else 0.0)
 
 
 @prediction_tangent.register
-def _(model: Probability, table: Table, name: str) -> Array:
+def _(model: SuppliedProbability, table: Table, name: str) -> Array:
     left = np.ones(table.n_rows)
     for before in model.before:
         left = left - table.numeric[before]

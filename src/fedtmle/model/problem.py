@@ -66,6 +66,14 @@ class AbstractModel(ABC, Generic[Law, Rows]):
     def admits(self, law: Law, eps: Array) -> bool:
         """Whether eps is in E^k."""
 
+    @abstractmethod
+    def path(self, law: Law) -> tuple[tuple[float, ...], ...]:
+        """Return the fluctuations accepted on the way from the start to the law, in order.
+
+        A silo bounds their total length (`max_path`), so `move` must append eps to them. A model whose law
+        never moves returns ().
+        """
+
     def displacement(self, law: Law) -> Array | None:  # noqa: ARG002 - most laws know none
         """Where the law's origin lies in one common submodel, shape (d,), or None if there is none.
 
@@ -80,7 +88,10 @@ class AbstractModel(ABC, Generic[Law, Rows]):
 
     @abstractmethod
     def accuracy(self, law: Law) -> float:
-        """eta: how accurately Psi, D and A are computed from the law (0 where they are exact)."""
+        """Return eta: how accurately Psi, D and the gradient of A at eps = 0 are computed from the law.
+
+        It is 0 only if A is zero and Psi and D are computed without integrals.
+        """
 
 
 class AbstractProblem(AbstractModel[Law, Rows]):
@@ -103,7 +114,7 @@ class AbstractProblem(AbstractModel[Law, Rows]):
 
     @abstractmethod
     def concatenate(self, parts: Sequence[Rows]) -> Rows:
-        """The pooled rows, for the centralised comparator."""
+        """Return the pooled rows, for the centralised comparator; `NotImplementedError` if there is none."""
 
     @abstractmethod
     def count(self, rows: Rows) -> int:
@@ -142,7 +153,7 @@ class AbstractProblem(AbstractModel[Law, Rows]):
     @property
     @abstractmethod
     def curvature_is_fixed(self) -> bool:
-        """Whether the rows' `curvature_ceiling` is the same at every later law."""
+        """Whether the curvature ceilings of rows and normaliser are the same at every later law."""
 
 
 # First and second moments of EIF terms, as the additive sums that close a run.

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property, reduce
 from operator import add
-from typing import Any, final
+from typing import final
 
 import numpy as np
 
@@ -26,7 +26,16 @@ from fedtmle.protocol.codes import (
     read_floats,
     write_floats,
 )
-from fedtmle.protocol.query import AbstractQuery, Derivatives, Evaluation, Local, Phase, Problem, RowMeans
+from fedtmle.protocol.query import (
+    AbstractQuery,
+    Derivatives,
+    Evaluation,
+    Law,
+    Local,
+    Phase,
+    Problem,
+    RowMeans,
+)
 from fedtmle.protocol.sums import mean_gradient, norm
 
 
@@ -64,6 +73,7 @@ class RetirementRule:
         """Whether the silo's EIF mean is within the declared fraction of its sampling noise."""
         if self.noise is None or not np.isfinite(covariance).all():  # one row has no spread to compare
             return False
+        # The silo alone decides, and sends its decision: LAPACK's last bits cannot set parties apart.
         return bool(gradient @ np.linalg.pinv(covariance) @ gradient <= self.noise**2 * len(gradient))
 
 
@@ -187,7 +197,7 @@ class FitQuery(AbstractQuery[FitAnswer, FitAverage]):
     """Each silo's exact fit in the common submodel and its EIF sums; one exchange for both."""
 
     problem: Problem
-    law: Any
+    law: Law
     n: int
     update: int
     radius: float

@@ -23,6 +23,7 @@ import numpy as np
 
 from fedtmle.errors import DecodeError, InputError, NumericalError, PrecisionError
 from fedtmle.model.exact import Sums
+from fedtmle.model.linear import cholesky, invert_lower, symmetric_norm
 from fedtmle.model.types import Array
 from fedtmle.protocol.codes import BitReader, BitWriter
 
@@ -153,7 +154,11 @@ class Lattice:
         return lattice
 
     def digest(self) -> int:
-        """16 bits of SHA-256 over C and h: parties that round them differently must not go on."""
+        """Return 16 bits of SHA-256 over C and h.
+
+        Every party computes both in fixed-order arithmetic, so they agree; the check is a defence against
+        another version or a defect, not the means of agreement.
+        """
         text = ";".join(str(entry) for row in (*self.C, (self.h,)) for entry in row)
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[: CHECK_BITS // 8], "big")
 
@@ -201,14 +206,13 @@ def floating(matrix: Matrix) -> Array:
 
 def whitener(curvature: Array) -> Matrix:
     """C, the inverse Cholesky factor of the curvature, rounded to 8 significant bits."""
-    try:
-        inverse = np.linalg.inv(np.linalg.cholesky(curvature))
-    except np.linalg.LinAlgError:
+    factor = cholesky(curvature)
+    if factor is None:
         raise InputError(
             "coordinates: the curvature of the loss is singular, so it cannot be whitened; "
             "an arm or a coordinate may carry no information. Use coordinates='raw', or drop it"
-        ) from None
-    dim = len(curvature)
+        )
+    inverse, dim = invert_lower(factor), len(curvature)
     return tuple(
         tuple(significant(float(inverse[i, j])) if j <= i else Fraction(0) for j in range(dim))
         for i in range(dim)
@@ -245,8 +249,8 @@ def norm_squared_bound(matrix: Matrix) -> Fraction:
         for i in range(dim)
     ]
     try:
-        largest = float(np.linalg.eigvalsh(floating(tuple(map(tuple, gram))))[-1])
-    except (OverflowError, np.linalg.LinAlgError):
+        largest = symmetric_norm(floating(tuple(map(tuple, gram))))  # plain floats: h follows from it
+    except OverflowError:
         largest = math.inf
     if not SMALLEST_NORM < largest < 1 / SMALLEST_NORM:  # too near the ends of a double to be rounded up
         raise NumericalError("a matrix of the lattice is out of the range of a double")

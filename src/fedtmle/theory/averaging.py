@@ -11,15 +11,14 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from fedtmle.errors import InputError
 from fedtmle.model.fit import fit_local
+from fedtmle.model.problem import AbstractProblem, Law, Rows
 from fedtmle.model.submodel import AbstractNormaliser, AbstractSubmodel
 from fedtmle.model.types import Array, Part, unpack
-from fedtmle.protocol.query import Problem
 from fedtmle.theory import personalized
 from fedtmle.theory.checks import BoundCheck, check
 from fedtmle.theory.path import Basis, Constant
@@ -115,9 +114,9 @@ class _Local:
 
 
 def follow_fits(
-    problem: Problem,
-    law: Any,
-    rows: Mapping[str, Any],
+    problem: AbstractProblem[Law, Rows],
+    law: Law,
+    rows: Mapping[str, Rows],
     rounds: Sequence[Uploaded],
     base_weights: Mapping[str, float],
     *,

@@ -10,14 +10,14 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import Any
 
 import numpy as np
 
+from fedtmle.model.problem import AbstractProblem, Law, Rows
 from fedtmle.model.types import Array, Part
 from fedtmle.protocol.lattice import Lattice, floating
 from fedtmle.protocol.outcome import Visit
-from fedtmle.protocol.query import Problem
+from fedtmle.theory.communication import step_decrease
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,9 +83,9 @@ def _states(points: Sequence[Visit], accepted: Sequence[Sequence[float]]) -> Ite
 
 
 def follow(
-    problem: Problem,
-    law: Any,
-    rows: Mapping[str, Any],
+    problem: AbstractProblem[Law, Rows],
+    law: Law,
+    rows: Mapping[str, Rows],
     points: Sequence[Visit],
     accepted: Sequence[Sequence[float]],
     lattice: Lattice,
@@ -205,8 +205,11 @@ def first_gradient(path: TargetingPath) -> Constant:
 def step_decreases_hold(path: TargetingPath, beta: float, slack: float) -> bool:
     """Whether every step decreased the loss by ||g~||^2/(6 beta), as it must if beta is valid there."""
     steps = [r for r, is_step in path.transitions() if is_step]
-    decreases = np.array([path.loss[r] - path.loss[r + 1] for r in steps])
-    return bool((decreases >= path.rounded_norms(beta) ** 2 / (6 * beta) - slack).all())
+    decreases = (path.loss[r] - path.loss[r + 1] for r in steps)
+    return all(
+        decrease >= step_decrease(float(norm), beta) - slack
+        for decrease, norm in zip(decreases, path.rounded_norms(beta), strict=True)
+    )
 
 
 def _slope(path: TargetingPath, a: int, b: int, distance: float) -> float:

@@ -18,7 +18,7 @@ import numpy as np
 
 from fedtmle.errors import InputError
 from fedtmle.model.types import Array
-from fedtmle.privacy.modulus import design_modulus, kernel_floor, modulus_forms
+from fedtmle_paper.privacy.design import design_modulus, kernel_floor, modulus_forms
 
 EXHAUSTIVE = 5_000  # blocks that are all tried
 ITERATIONS = 400

@@ -11,12 +11,23 @@ from typing import TypeVar, cast
 import numpy as np
 
 from fedtmle.errors import InputError
+from fedtmle.model.concentration import Spread
 from fedtmle.model.exact import total
 from fedtmle.model.families import Family
-from fedtmle.model.kernels._backend import backend, done, mapped, module, set_threads, threads, using_backend
-from fedtmle.model.kernels._query import Rows, checked_eps, query, rows_of
-from fedtmle.model.scaled import Design
-from fedtmle.model.types import Array, Bools, Bytes, Codes, IntArray, Part
+from fedtmle.model.kernels._backend import (
+    Rows,
+    backend,
+    checked_eps,
+    done,
+    mapped,
+    module,
+    query,
+    rows_of,
+    set_threads,
+    threads,
+    using_backend,
+)
+from fedtmle.model.types import Array, Bools, Bytes, Codes, Design, IntArray, Part
 
 __all__ = [
     "Rows",
@@ -113,13 +124,13 @@ def glm_spread(
     *,
     few: int = 1,
     many: float = np.inf,
-) -> tuple[Array, int, bool]:
-    """How the rows' contributions to the gradient spread: the seven rows of `Concentration`, shape (7, d).
+) -> tuple[Spread, int, bool]:
+    """Return how the contributions to the gradient spread over the rows, by plain floating-point sums.
 
-    Plain floating-point sums: what a silo compares with its own thresholds, and sends to nobody. It
-    looks at ``few`` rows, and stops if by these it would take more than ``many``; else some time after every
-    total has come to ``until``, shape (d,), with at least ``least`` rows in each that asks for anything. It
-    says how many rows it has seen, and whether they were enough.
+    A silo compares these with its own thresholds and sends them to nobody. The pass reads ``few`` rows, and
+    stops if by these more than ``many`` would be needed; else some time after every total has reached
+    ``until``, shape (d,), with at least ``least`` rows in each coordinate whose ``until`` is not 0. The other
+    results are the number of rows read, and whether they were enough.
     """
     until = np.full(rows.dim, np.inf) if until is None else until
     return module().spread(rows, checked_eps(rows, eps), until, least, few, many)

@@ -20,8 +20,11 @@ from fedtmle.model.kernels import _elementary, _primitives
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 # Numba's disk cache is stamped by the caller's file alone: a changed polynomial would leave stale
-# kernels behind. The digest of all sources in the cached name forgets them.
-SOURCES = sorted(Path(__file__).parent.glob("*.py"))
+# kernels behind. The digest of all sources in the cached name forgets them. Three modules outside this
+# folder are compiled in: constants of the grid, codes of the families, and the record of the spread.
+FOLDER = Path(__file__).parent
+OUTSIDE = [FOLDER.parent / name for name in ("concentration.py", "exact.py", "families.py")]
+SOURCES = [*sorted(FOLDER.glob("*.py")), *OUTSIDE]
 DIGEST = hashlib.sha256(b"".join(path.read_bytes() for path in SOURCES)).hexdigest()[:12]
 
 

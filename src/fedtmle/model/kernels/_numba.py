@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from fedtmle.model.concentration import Spread, no_spread
 from fedtmle.model.exact import CHUNK
 from fedtmle.model.kernels import _compiled, _compiled_glm, _numpy
-from fedtmle.model.kernels._backend import shared
-from fedtmle.model.kernels._query import Query, Rows
-from fedtmle.model.types import Array, Bools, Bytes, Codes, IntArray, Part
+from fedtmle.model.kernels._backend import Query, Rows, shared
+from fedtmle.model.types import Array, Bools, Bytes, Codes, IntArray
 
 SERIAL_ROWS = 1 << 17  # below, starting threads costs about what they save
 SERIAL_PAIRS = 1 << 18
@@ -31,23 +31,11 @@ def elementwise(name: str, x: Array) -> Array:
 
 def glm_chunks(query: Query) -> IntArray:
     """Sums of rounded contributions per chunk, shape (chunks, p)."""
-    rows = query.rows
-    sums = np.zeros((query.n_chunks, query.width), dtype=np.int64)
+    rows, asked = query.rows.compiled, query.compiled
+    sums = np.zeros((query.n_chunks, query.layout.width), dtype=np.int64)
 
     def work(first: int, last: int) -> bool:
-        return _compiled_glm.chunks(
-            *rows.plain,
-            query.eps,
-            rows.X.reach,
-            Part.LOSS in query.parts,
-            Part.GRADIENT in query.parts,
-            Part.HESSIAN in query.parts,
-            query.first,
-            query.second,
-            first,
-            last,
-            sums,
-        )
+        return _compiled_glm.chunks(rows, asked, first, last, sums)
 
     if shared(work, query.n_chunks, serially=rows.n_rows < SERIAL_ROWS):
         return sums
@@ -56,12 +44,10 @@ def glm_chunks(query: Query) -> IntArray:
 
 def means(rows: Rows, eps: Array) -> Array:
     """mu(eps . X), shape (N,)."""
-    result = np.empty(rows.n_rows)
+    compiled, result = rows.compiled, np.empty(rows.n_rows)
 
     def work(first: int, last: int) -> bool:
-        _compiled_glm.means(
-            int(rows.family), rows.addresses, rows.constant, rows.X.factors, eps, first, last, result
-        )
+        _compiled_glm.means(compiled, eps, first, last, result)
         return True
 
     shared(work, rows.n_rows, serially=rows.n_rows < SERIAL_ROWS)
@@ -70,11 +56,11 @@ def means(rows: Rows, eps: Array) -> Array:
 
 def spread(
     rows: Rows, eps: Array, until: Array, least: int, few: int, many: float
-) -> tuple[Array, int, bool]:
-    """The seven rows of `concentration.Concentration`, shape (7, d), of as many rows as it takes."""
-    found = np.zeros((7, rows.dim))
-    seen, enough = _compiled.spread(*rows.plain, eps, until, least, few, many, found)
-    return found, seen, enough
+) -> tuple[Spread, int, bool]:
+    """See `kernels.glm_spread`."""
+    result = no_spread(rows.dim)
+    n_read, enough = _compiled_glm.spread(rows.compiled, eps, until, least, few, many, result)
+    return result, n_read, enough
 
 
 def add_multiple(total: Array, factor: float, values: Array) -> None:
@@ -85,8 +71,8 @@ def add_multiple(total: Array, factor: float, values: Array) -> None:
 def chosen(values: Sequence[Array], codes: Codes) -> Array:
     """Row by row the value that its code is the place of."""
     result = values[0].copy()
-    for code, own in enumerate(values[1:], start=1):
-        _compiled.choose(own, codes, code, result)
+    for code, column in enumerate(values[1:], start=1):
+        _compiled.choose(column, codes, code, result)
     return result
 
 

@@ -154,7 +154,11 @@ class AbstractPopulation(ABC):
 
     @abstractmethod
     def ratio(self, v: Array, arm: int, g: Array, pi: Array) -> tuple[Array, Array]:
-        """E[v | W] / (g_a pi_a) as numerator and the denominator to bound; g, pi of shape (arms, N)."""
+        """Return numerator and denominator (to be bounded) of E[v | W] / (g_a pi_a); g, pi are (arms, N)."""
+
+    def ratio_tangent(self, arm: int, g: Array, pi: Array, dg: Array, d_pi: Array) -> tuple[Array, Array]:
+        """Return the derivatives of both parts of `ratio`, given those of g and pi; v does not move."""
+        return np.zeros_like(pi[arm]), dg[arm] * pi[arm] + g[arm] * d_pi[arm]
 
 
 @final
@@ -197,6 +201,11 @@ class InArm(AbstractPopulation):
     def ratio(self, v: Array, arm: int, g: Array, pi: Array) -> tuple[Array, Array]:
         # In the population's own arm g cancels: a rare arm has no positivity problem there.
         return (np.ones_like(v), pi[arm]) if arm == self.code else (g[self.code], product(g[arm], pi[arm]))
+
+    def ratio_tangent(self, arm: int, g: Array, pi: Array, dg: Array, d_pi: Array) -> tuple[Array, Array]:
+        if arm == self.code:
+            return np.zeros_like(pi[arm]), d_pi[arm]
+        return dg[self.code], dg[arm] * pi[arm] + g[arm] * d_pi[arm]
 
 
 @final

@@ -1,23 +1,22 @@
-"""The responses of a study's nuisance regressions, as values: treatment, being observed, and the outcome."""
+"""From a table and fitted nuisances to the rows of an effect problem, at one silo."""
 
 from __future__ import annotations
 
+import hashlib
 import math
 from dataclasses import dataclass
-from typing import Protocol, final
+from typing import final
 
 import numpy as np
 
 from fedtmle.errors import DataError
-from fedtmle.initial.crossfit import Folds
+from fedtmle.initial.crossfit import Fitted, Folds
 from fedtmle.initial.glm import AbstractResponse
 from fedtmle.model import kernels
 from fedtmle.model.table import Factor, Table, pieces
-from fedtmle.model.types import Array, Bytes, Codes, IntArray, is_one, product
+from fedtmle.model.types import Array, Bools, Bytes, Codes, IntArray, is_one, product
 from fedtmle.targets.effects.components import Component
-from fedtmle.targets.effects.moments import cluster_digest
 from fedtmle.targets.effects.rows import (
-    BoolArray,
     EffectRows,
     Term,
     is_ever,
@@ -26,74 +25,13 @@ from fedtmle.targets.effects.rows import (
     shown_arms,
 )
 
-
-@final
-@dataclass(frozen=True, kw_only=True)
-class ArmResponse(AbstractResponse):
-    """1{A = arm ``code``} among those in arm 0 or in an arm from ``code`` on."""
-
-    columns: EffectColumns
-    weight_mean: float
-    code: int
-
-    def of(self, table: Table) -> tuple[Array, Array]:
-        columns = self.columns
-        taken, w = columns.taken(table, self.code), columns.relative_weight(table, self.weight_mean)
-        if self.code == 1:  # everyone is in arm 0, in arm 1 or in a later one
-            return taken, w
-        arm = columns.arm(table)
-        return taken, w * ((arm == 0) | (arm >= self.code))
-
-
-@final
-@dataclass(frozen=True, kw_only=True)
-class ObservedResponse(AbstractResponse):
-    """Delta: whether the outcome was observed."""
-
-    columns: EffectColumns
-    weight_mean: float
-
-    def of(self, table: Table) -> tuple[Array, Array]:
-        return self.columns.observed(table), self.columns.relative_weight(table, self.weight_mean)
-
-
-@final
-@dataclass(frozen=True, kw_only=True)
-class OutcomeResponse(AbstractResponse):
-    """The outcome on the unit scale, among those whose outcome was observed."""
-
-    columns: EffectColumns
-    weight_mean: float
-
-    def of(self, table: Table) -> tuple[Array, Array]:
-        weight = self.columns.relative_weight(table, self.weight_mean)
-        return self.columns.y(table), product(weight, self.columns.observed(table))
-
-
-@final
-@dataclass(frozen=True, kw_only=True)
-class WithoutFold(AbstractResponse):
-    """The same response on the rows of the other folds."""
-
-    response: AbstractResponse
-    folds: Folds
-    fold: int
-
-    def of(self, table: Table) -> tuple[Array, Array]:
-        y, w = self.response.of(table)
-        return y, w * (self.folds.of(table) != self.fold)
-
-
-# From a table and fitted nuisances to the rows of an effect problem, at one silo.
-
-
 Q_MARGIN = 1e-6  # predictions are kept this far inside the outcome's bounds, on the unit scale
+DIGEST = 16  # bytes: none collide by chance
 
 
-class Predictor(Protocol):
-    """A fitted nuisance: the mean of its response, shape (N,)."""
-
-    def predict(self, table: Table) -> Array: ...
+def cluster_digest(label: str) -> bytes:
+    """Return 128 bits of SHA-256, which stand for a cluster's identifier between silos."""
+    return hashlib.sha256(b"fedtmle cluster:" + label.encode()).digest()[:DIGEST]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,12 +144,69 @@ class EffectColumns:
         return np.array([place.get(cluster_digest(label), -1) for label in labels], dtype=np.int64)
 
 
+@final
+@dataclass(frozen=True, kw_only=True)
+class ArmResponse(AbstractResponse):
+    """1{A = arm ``code``} among those in arm 0 or in an arm from ``code`` on."""
+
+    columns: EffectColumns
+    weight_mean: float
+    code: int
+
+    def of(self, table: Table) -> tuple[Array, Array]:
+        columns = self.columns
+        taken, w = columns.taken(table, self.code), columns.relative_weight(table, self.weight_mean)
+        if self.code == 1:  # everyone is in arm 0, in arm 1 or in a later one
+            return taken, w
+        arm = columns.arm(table)
+        return taken, w * ((arm == 0) | (arm >= self.code))
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class ObservedResponse(AbstractResponse):
+    """Delta: whether the outcome was observed."""
+
+    columns: EffectColumns
+    weight_mean: float
+
+    def of(self, table: Table) -> tuple[Array, Array]:
+        return self.columns.observed(table), self.columns.relative_weight(table, self.weight_mean)
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class OutcomeResponse(AbstractResponse):
+    """The outcome on the unit scale, among those whose outcome was observed."""
+
+    columns: EffectColumns
+    weight_mean: float
+
+    def of(self, table: Table) -> tuple[Array, Array]:
+        weight = self.columns.relative_weight(table, self.weight_mean)
+        return self.columns.y(table), product(weight, self.columns.observed(table))
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class WithoutFold(AbstractResponse):
+    """The same response on the rows of the other folds."""
+
+    response: AbstractResponse
+    folds: Folds
+    fold: int
+
+    def of(self, table: Table) -> tuple[Array, Array]:
+        y, w = self.response.of(table)
+        return y, w * (self.folds.of(table) != self.fold)
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Clever:
     """What g and pi leave behind: see `EffectRows`."""
 
     terms: tuple[tuple[Term, ...], ...]
-    truncated: BoolArray
+    truncated: Bools
     covariates: Array
     g_bins: Bytes
 
@@ -226,9 +221,9 @@ class Preparation:
 
     columns: EffectColumns
     components: tuple[Component, ...]
-    outcome: tuple[Predictor, ...]  # one per arm where predictions are supplied, else one
-    treatment: tuple[Predictor, ...]
-    missingness: tuple[Predictor, ...]  # none, one, or one per arm where probabilities are supplied
+    outcome: tuple[Fitted, ...]  # one per arm where predictions are supplied, else one
+    treatment: tuple[Fitted, ...]
+    missingness: tuple[Fitted, ...]  # none, one, or one per arm where probabilities are supplied
     g_floor: float
     weight_mean: float
     shares: tuple[float, ...]  # P(v) of each component's population

@@ -22,14 +22,15 @@ import numpy as np
 
 from fedtmle.errors import NumericalError
 from fedtmle.model import kernels
-from fedtmle.model.columns import column_sums
 from fedtmle.model.exact import Sums, column_shifts, zero_sums
 from fedtmle.model.families import Family
+from fedtmle.model.linear import congruence, multiply
 from fedtmle.model.problem import AbstractProblem, Estimate
 from fedtmle.model.submodel import AbstractSubmodel, GeneralisedLinear, NoNormaliser, StreamedLinear
 from fedtmle.model.table import AnyTable, StreamedTable, Table, over_blocks, pieces
 from fedtmle.model.types import Array, RowBound, exponent
 from fedtmle.targets.effects.moments import (
+    ClosingLayout,
     closing_sums,
     estimate_components,
     moment_columns,
@@ -124,8 +125,8 @@ class EffectProblem(AbstractProblem[EffectLaw, AnyTable]):
             return kernels.mapped(work, self.rows(table).blocks())
         return over_blocks(table, lambda block: work(self.prepare(block)))
 
-    def concatenate(self, parts: Sequence[AnyTable]) -> AnyTable:  # noqa: ARG002 - see the message
-        raise TypeError("tables are pooled by the data layer, before nuisances are fitted")
+    def concatenate(self, parts: Sequence[AnyTable]) -> AnyTable:
+        raise NotImplementedError("tables are pooled by the data layer, before nuisances are fitted")
 
     def count(self, rows: AnyTable) -> int:
         return rows.n_rows
@@ -142,14 +143,15 @@ class EffectProblem(AbstractProblem[EffectLaw, AnyTable]):
             family=self._family,
             dim=self.dim,
             bound=self.row_bound(law),
-            design=lambda batch: self._streamed(law, self.prepare(batch)),
+            design=lambda batch: self.design(law, self.prepare(batch)),
         )
 
     @property
     def _family(self) -> Family:
         return Family.GAUSSIAN if self.linear else Family.LOGISTIC
 
-    def _streamed(self, law: EffectLaw, own: EffectRows) -> GeneralisedLinear:
+    def design(self, law: EffectLaw, own: EffectRows) -> GeneralisedLinear:
+        """Return the submodel of prepared rows at the law."""
         return self._design(law, own, self._fluctuation(own))
 
     def _fluctuation(self, own: EffectRows) -> Fluctuation:
@@ -182,9 +184,9 @@ class EffectProblem(AbstractProblem[EffectLaw, AnyTable]):
     def eif(self, law: EffectLaw, rows: AnyTable, psi: Array) -> Array:  # noqa: ARG002 - see below
         """D_k = sum_r R_kr (u_r - t_r psi_r), psi_r the components' plug-ins on these rows."""
         own = self.rows(rows)
-        u, t, m = moment_columns(own, self._regression(law, own), self.width)
-        components = m.sum(axis=1) / t.sum(axis=1)
-        return np.asarray((self.R @ (u - t * components[:, None])).T)
+        columns = moment_columns(own, self.regression(law, own), self.width)
+        components = columns.m.sum(axis=1) / columns.t.sum(axis=1)
+        return np.asarray((self.R @ (columns.u - columns.t * components[:, None])).T)
 
     def moments(self, law: EffectLaw, rows: AnyTable) -> Sums:
         if isinstance(rows, Table):
@@ -193,25 +195,25 @@ class EffectProblem(AbstractProblem[EffectLaw, AnyTable]):
         return reduce(add, parts, zero_sums(self.moment_shifts(law)))
 
     def _moments(self, law: EffectLaw, rows: EffectRows) -> Sums:
-        exponents, parts = self._moment_exponents(), self._spanning_exponents()
+        exponents = self._moment_exponents()
 
         def closed(own: EffectRows) -> Sums:
-            columns = moment_columns(own, self._regression(law, own), self.width)
+            columns = moment_columns(own, self.regression(law, own), self.width)
             total = closing_sums(own, columns, exponents)
             if not self.spanning:
                 return total
-            spanning = spanning_sums(own, columns, self.spanning)  # then all rows are one block
-            return total.joined(column_sums(spanning, parts, what="EIF term"))
+            return total.joined(spanning_sums(own, columns, exponents, self.spanning))  # rows are one block
 
         return reduce(add, kernels.mapped(closed, rows.blocks()), zero_sums(self.moment_shifts(law)))
 
     def moment_shifts(self, law: EffectLaw) -> tuple[int, ...]:  # noqa: ARG002 - declared, for every law
-        return column_shifts([*self._moment_exponents(), *self._spanning_exponents()])
+        return column_shifts(self._moment_exponents())
 
     def finish(self, law: EffectLaw, pooled: Sums, n: int) -> Estimate:  # noqa: ARG002 - all is pooled
         components, covariance = estimate_components(pooled, len(self.combination[0]))
         low = self.outcome_bounds[0] * self.R.sum(axis=1)
-        return Estimate(psi=low + self.R @ components, covariance=self.R @ covariance @ self.R.T)
+        psi = low + multiply(self.R, components[:, None])[:, 0]
+        return Estimate(psi=psi, covariance=congruence(self.R, covariance))
 
     def move(self, law: EffectLaw, eps: Array) -> EffectLaw:
         if not self.admits(law, eps):
@@ -223,6 +225,9 @@ class EffectProblem(AbstractProblem[EffectLaw, AnyTable]):
 
     def admits(self, law: EffectLaw, eps: Array) -> bool:  # noqa: ARG002 - the same set at every law
         return bool((np.abs(eps) * self.width <= LINK_REACH).all())
+
+    def path(self, law: EffectLaw) -> tuple[tuple[float, ...], ...]:
+        return law.history
 
     def displacement(self, law: EffectLaw) -> Array:
         return np.array([math.fsum(step) for step in zip(*law.history, strict=True)] or [0.0] * self.dim)
@@ -278,32 +283,13 @@ class EffectProblem(AbstractProblem[EffectLaw, AnyTable]):
                 kernels.add_multiple(linked[term.arm], shift, np.sign(term.H) if self.as_weight else term.H)
         return linked
 
-    def _regression(self, law: EffectLaw, own: EffectRows) -> Array:
+    def regression(self, law: EffectLaw, own: EffectRows) -> Array:
         """Q_a at the law on the unit scale, shape (arms, N)."""
         linked = self._linked(law, own)
         return linked if self.linear else kernels.expit(linked)
 
-    def _cluster_bounds(self) -> tuple[float, float]:
-        """Of u and t summed over a cluster."""
-        reach = 16.0 if self.linear else 1.0
-        u = self.width * reach * (self.ceiling + self.population_ceiling)
-        return self.largest_cluster * u, self.largest_cluster * self.population_ceiling
-
-    def _spanning_exponents(self) -> list[int]:
-        u, t = self._cluster_bounds()
-        d = len(self.combination[0])
-        return [*[exponent(u)] * d, *[exponent(t)] * d, 1] * self.spanning
-
     def _moment_exponents(self) -> list[int]:
-        u, t = self._cluster_bounds()
-        d = len(self.combination[0])
-        pairs = d * (d + 1) // 2
-        return [
-            *[exponent(u)] * d,
-            *[exponent(t)] * d,
-            *[exponent(u)] * d,
-            *[exponent(u * u)] * pairs,
-            *[exponent(u * t)] * (d * d),
-            *[exponent(t * t)] * pairs,
-            1,  # clusters are counted
-        ]
+        reach = 16.0 if self.linear else 1.0
+        u = self.largest_cluster * self.width * reach * (self.ceiling + self.population_ceiling)
+        t = self.largest_cluster * self.population_ceiling
+        return ClosingLayout(len(self.combination[0])).exponents(u, t, self.spanning)

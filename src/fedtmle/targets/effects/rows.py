@@ -7,14 +7,11 @@ from dataclasses import dataclass
 from typing import final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedtmle.model import kernels
-from fedtmle.model.scaled import Scaled
 from fedtmle.model.table import pieces
-from fedtmle.model.types import Array, Bytes, Codes, IntArray, first, is_one
+from fedtmle.model.types import Array, Bools, Bytes, Codes, IntArray, Scaled, first, is_one
 
-BoolArray = NDArray[np.bool_]
 # Where the histogram of a probability is cut; a row keeps only the number of its bin.
 PROBABILITY_EDGES = (0.0, 0.05, *(round(0.1 * k, 1) for k in range(1, 10)), 0.95, 1.0)
 
@@ -40,7 +37,7 @@ class EffectRows:
     weight: Array  # observation weights over their pooled mean
     v: tuple[Array, ...]  # per component, the indicator over its pooled share
     terms: tuple[tuple[Term, ...], ...]  # per component
-    truncated: BoolArray  # (arms, N), where some component's probability is at the bound
+    truncated: Bools  # (arms, N), where some component's probability is at the bound
     cluster: IntArray | None  # codes 0..; None: every row is its own cluster
     g_bins: Bytes  # (shown arms, N): where each row's probability of an arm lies among the edges
     covariates: Array  # (components, N): H_r(A, W) Delta, the clever covariates at the arm that was taken
