@@ -12,7 +12,7 @@ from fedtmle.errors import InputError
 from fedtmle.initial.variables import KINDS, Variable, Variables
 from fedtmle.protocol.plan import canonical
 
-AGE = {"kind": "number", "range": [18, 110], "unit": "years", "label": "Age at enrolment"}
+AGE: dict[str, object] = {"kind": "number", "range": [18, 110], "unit": "years", "label": "Age at enrolment"}
 SEX = {"kind": "category", "levels": {"f": "female", "m": "male"}}
 
 
@@ -31,7 +31,12 @@ def test_what_follows_from_a_dictionary() -> None:
 
 def test_the_plan_holds_every_word_of_it() -> None:
     base = canonical(Variables({"age": AGE}))
-    changes = [{"range": [18, 111]}, {"unit": "months"}, {"label": "Age"}, {"kind": "count"}]
+    changes: list[dict[str, object]] = [
+        {"range": [18, 111]},
+        {"unit": "months"},
+        {"label": "Age"},
+        {"kind": "count"},
+    ]
     assert all(canonical(Variables({"age": {**AGE, **change}})) != base for change in changes)
     assert canonical(Variables({"Age": AGE})) != base
     assert canonical(Variables({"age": Variables({"age": AGE})["age"]})) == base
@@ -40,7 +45,7 @@ def test_the_plan_holds_every_word_of_it() -> None:
 @pytest.mark.parametrize(
     ("entry", "message"),
     [
-        ({"range": [0, 1]}, "kind is missing"),
+        ({"range": [0, 1]}, "kind: this is missing"),
         ({"kind": "text"}, "expected one of binary, number, count, category"),
         ({"kind": "number"}, "needs its least and its largest possible value"),
         ({"kind": "number", "range": [1, 0]}, "the first below the second"),
@@ -63,7 +68,7 @@ def test_the_plan_holds_every_word_of_it() -> None:
         ({"kind": "binary", "levels": ["a", "b", "c"]}, "has two, that of 0 first, or none"),
         ({"kind": "binary", "label": "two\nlines"}, "one line"),
         ({"kind": "binary", "unit": 3}, "expected text"),
-        ({"kind": "binary", "units": "mg"}, "unknown key 'units'"),
+        ({"kind": "binary", "units": "mg"}, "units: there is no such key"),
     ],
 )
 def test_a_mistake_names_the_variable_and_the_key(entry: dict[str, object], message: str) -> None:

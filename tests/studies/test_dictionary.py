@@ -44,7 +44,7 @@ DICTIONARY: dict[str, Any] = {
 
 
 def study(dictionary: dict[str, Any] | None = None, **options: Any) -> ft.Study:
-    bounds = {} if dictionary else {"outcome_type": "binary"}
+    bounds: dict[str, Any] = {} if dictionary else {"outcome_type": "binary"}
     return ft.Study(
         target=ft.ATE(outcome="y", treatment="a", **bounds),
         outcome_model=ft.GLM("a + age + C(sex) + log(age) + I(visits**2):C(sex)"),

@@ -96,7 +96,12 @@ class Variables(Mapping[str, Variable]):
     """
 
     def __init__(self, variables: Mapping[str, Variable | Mapping[str, object]]) -> None:
-        self._variables = {name: _variable(name, entry) for name, entry in variables.items()}
+        self._variables: dict[str, Variable] = {}
+        for name, entry in variables.items():
+            try:
+                self._variables[name] = read_variable(entry)
+            except InputError as error:
+                raise InputError(f"variable '{name}': {error}") from None
 
     def __getitem__(self, name: str) -> Variable:
         return self._variables[name]
@@ -126,23 +131,19 @@ class Variables(Mapping[str, Variable]):
         return (self[name].label if name in self else "") or name
 
 
-def _variable(name: str, entry: Variable | Mapping[str, object]) -> Variable:
+def read_variable(entry: object) -> Variable:
+    """Return one entry of a dictionary; an `InputError` begins with the key that is wrong."""
     if isinstance(entry, Variable):
         return entry
     if not isinstance(entry, Mapping):
-        raise InputError(f"variables: expected a mapping for '{name}', not {type(entry).__name__}")
+        raise InputError('kind: describe the variable by keys, such as {kind = "number", range = [0, 120]}')
     known = {field.name for field in fields(Variable)}
     unknown = sorted(set(map(str, entry)) - known)
     if unknown:
-        raise InputError(
-            f"variable '{name}': unknown key {unknown[0]!r}; there are {', '.join(sorted(known))}"
-        )
+        raise InputError(f"{unknown[0]}: there is no such key; there are {', '.join(sorted(known))}")
     if "kind" not in entry:
-        raise InputError(f"variable '{name}': kind is missing; it is one of {', '.join(KINDS)}")
-    try:
-        return Variable(**dict(entry))  # type: ignore[arg-type]  # checked by the constructor
-    except InputError as error:
-        raise InputError(f"variable '{name}': {error}") from None
+        raise InputError(f"kind: this is missing; it is one of {', '.join(KINDS)}")
+    return Variable(**dict(entry))  # the constructor checks every value
 
 
 def _range(given: object) -> Range | None:

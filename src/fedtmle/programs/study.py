@@ -140,6 +140,11 @@ class Study:
         outcome = variables[self.target.outcome]
         if outcome.bounds is None:
             raise AssertionError("a numeric variable has a range")
+        declared = (outcome.bounds, OUTCOME_TYPES[outcome.kind])
+        if self.target.outcome_bounds not in ((0.0, 1.0), declared[0]):
+            raise InputError("outcome_bounds: leave it out; the dictionary declares the range of the outcome")
+        if self.target.outcome_type not in ("auto", declared[1]):
+            raise InputError("outcome_type: leave it out; the dictionary declares the kind of the outcome")
         target = replace(self.target, outcome_bounds=outcome.bounds, outcome_type=OUTCOME_TYPES[outcome.kind])
         object.__setattr__(self, "target", target)
         for role, model in self.models.items():

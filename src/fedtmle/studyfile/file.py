@@ -19,6 +19,7 @@ from fedtmle.initial.glm import GLM, Supplied
 from fedtmle.initial.pilot import Pilot
 from fedtmle.initial.superlearner import pilots
 from fedtmle.initial.trees import GradientBoostedTrees
+from fedtmle.initial.variables import Variables, read_variable
 from fedtmle.programs.flow import StudyProgram
 from fedtmle.programs.study import NuisanceModel, Study
 from fedtmle.protocol.learners import absent_pilot
@@ -103,11 +104,13 @@ class _StudyReader:
         sections = self._sections
         sections.refuse_unknown((), self._document, keys.SECTIONS)
         target = self._target()
+        variables = self._variables()
         models = self._models(target)
         self._columns_known = not sections.defects
         study = self._study(
             {
                 "target": target or _stand_in_target("treatment_model" in models),
+                "variables": variables if target is not None and self._columns_known else None,
                 **models,
                 "algorithm": sections.make(("algorithm",), keys.ALGORITHMS, default="Coded") or Coded(),
                 **sections.values(("options",), keys.OPTIONS),
@@ -138,10 +141,30 @@ class _StudyReader:
                     arguments[name] = _STAND_IN if treated or role != "treatment" else None
                     self._columns_known = False
                     continue
-                self._sections.add(("options",), name, rest)
+                if name == "variables":
+                    self._sections.add(("variables",), None, rest)
+                    self._columns_known = False
+                else:
+                    self._sections.add(("options",), name, rest)
                 if name not in arguments:
                     return None
                 del arguments[name]
+
+    def _variables(self) -> Variables | None:
+        """Return the dictionary, None if there is no section; every entry's defects are collected."""
+        table = self._sections.table(("variables",))
+        if table is None:
+            return None
+        variables = {}
+        for name, entry in table.items():
+            try:
+                variables[name] = read_variable(entry)
+            except InputError as error:
+                key, _, rest = str(error).partition(": ")
+                is_there = isinstance(entry, dict) and key in entry
+                message = rest if is_there else str(error)
+                self._sections.add(("variables", name), key if is_there else None, message)
+        return Variables(variables)
 
     def _target(self) -> AbstractEffect | None:
         table = self._sections.table(("target",))

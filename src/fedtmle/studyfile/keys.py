@@ -337,7 +337,7 @@ PLAN = {
     ),
 }
 
-SECTIONS = ("target", "models", "algorithm", "options", "plan", "silos")
+SECTIONS = ("target", "variables", "models", "algorithm", "options", "plan", "silos")
 
 
 def homes() -> Mapping[str, set[str]]:

@@ -41,7 +41,7 @@ def _declared(column: Column, variables: Variables) -> Column:
     if variable is None:  # identifiers of clusters, predictions that the silos supply, the treatment's arms
         return column
     if column.kind is Kind.FACTOR:
-        return column if column.levels else replace(column, levels=variable.codes, most=None)
+        return column if column.levels else replace(column, levels=variable.codes, max_levels=None)
     kind = {"binary": Kind.BINARY, "count": Kind.COUNT, "number": Kind.NUMERIC}[variable.kind]
     return Column(
         name=column.name,

@@ -20,9 +20,7 @@ kind = "ATE"                    # or another of these:
 """
 
 _REST = """\
-outcome = "sbp_12"              # systolic blood pressure after 12 months; missing for some
-outcome_bounds = [70, 260]      # declared, because a sample's minimum and maximum are two patients
-# outcome_type = "auto"         # which is continuous; say so if it is binary (0 and 1) or a count
+outcome = "sbp_12"              # missing for some
 treatment = "programme"
 arms = ["usual", "exercise"]    # the first is the reference
 # strata = "sex"                # effects by subgroup as well
@@ -40,6 +38,16 @@ arms = ["usual", "exercise"]    # the first is the reference
 # [[target.rules]]
 # kind = "Stochastic"           # each arm with a probability, in the order of the arms
 # shares = [0.5, 0.5]
+
+# The dictionary: what each variable is, the same for every silo. A silo checks every value against it, and
+# nobody is asked for labels or for the size of values. Ranges are what is possible, never a sample's minimum
+# and maximum, which are two patients. Kinds: number, count, binary (0 and 1), category.
+[variables]
+sbp_12 = {kind = "number", range = [70, 260], label = "Systolic blood pressure at 12 months", unit = "mmHg"}
+sbp_0 = {kind = "number", range = [70, 260], label = "Systolic blood pressure at baseline", unit = "mmHg"}
+age = {kind = "number", range = [18, 110], label = "Age", unit = "years"}
+sex = {kind = "category", levels = ["female", "male"], label = "Sex"}
+smoker = {kind = "binary", label = "Current smoker"}
 
 [models.outcome]                # its formula may use the treatment
 formula = "C(programme) + sbp_0 + age + C(sex) + smoker"
