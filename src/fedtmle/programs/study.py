@@ -137,16 +137,7 @@ class Study:
                 raise InputError(f"variables: '{name}' is used as a factor; declare it as a category")
             if not as_factor and not variable.is_numeric:
                 raise InputError(f"variables: '{name}' is a category; write C({name}) in a formula")
-        outcome = variables[self.target.outcome]
-        if outcome.bounds is None:
-            raise AssertionError("a numeric variable has a range")
-        declared = (outcome.bounds, OUTCOME_TYPES[outcome.kind])
-        if self.target.outcome_bounds not in ((0.0, 1.0), declared[0]):
-            raise InputError("outcome_bounds: leave it out; the dictionary declares the range of the outcome")
-        if self.target.outcome_type not in ("auto", declared[1]):
-            raise InputError("outcome_type: leave it out; the dictionary declares the kind of the outcome")
-        target = replace(self.target, outcome_bounds=outcome.bounds, outcome_type=OUTCOME_TYPES[outcome.kind])
-        object.__setattr__(self, "target", target)
+        object.__setattr__(self, "target", declared_target(self.target, variables))
         for role, model in self.models.items():
             for formula in formulas(model):
                 try:
@@ -237,6 +228,19 @@ class Study:
                     kept = inner.of(rows) if v is None else inner.of(rows)[fold != v]
                     smallest = min(smallest, _fewest(kept, inner.count))
         return smallest
+
+
+def declared_target(target: AbstractEffect, variables: Variables) -> AbstractEffect:
+    """Return the target with the outcome's type and bounds as the dictionary declares them."""
+    outcome = variables.get(target.outcome)
+    if outcome is None or outcome.bounds is None:
+        raise InputError(f"variables: declare the outcome '{target.outcome}' as a number, a count or binary")
+    bounds, outcome_type = outcome.bounds, OUTCOME_TYPES[outcome.kind]
+    if target.outcome_bounds not in ((0.0, 1.0), bounds):
+        raise InputError("outcome_bounds: leave it out; the dictionary declares the range of the outcome")
+    if target.outcome_type not in ("auto", outcome_type):
+        raise InputError("outcome_type: leave it out; the dictionary declares the kind of the outcome")
+    return replace(target, outcome_bounds=bounds, outcome_type=outcome_type)
 
 
 def _fewest(fold: IntArray, count: int) -> int:

@@ -19,6 +19,7 @@ from fedtmle.initial.glm import FAMILIES, GLM, FittedGLM, Supplied
 from fedtmle.initial.pilot import Pilot
 from fedtmle.initial.superlearner import PerSilo, SuperLearned, SuperLearner
 from fedtmle.initial.trees import GradientBoostedTrees, TreeEnsemble
+from fedtmle.initial.variables import Variables
 from fedtmle.layout import Document
 from fedtmle.model.families import Response
 from fedtmle.programs.diagnostics import Histogram, OutcomeFit
@@ -184,7 +185,7 @@ def describe(study: Study) -> Document:
     settings = {
         field.name: getattr(study, field.name)
         for field in fields(study)
-        if field.name not in ("target", "algorithm") and not field.name.endswith("_model")
+        if field.name not in ("target", "algorithm", "variables") and not field.name.endswith("_model")
     }
     return {
         "target": {
@@ -205,6 +206,7 @@ def describe(study: Study) -> Document:
             for role, model in study.models.items()
         },
         "algorithm": {"kind": type(study.algorithm).__name__, **_settings(study.algorithm)},
+        **({} if study.variables is None else {"variables": _dictionary(study.variables)}),
         "options": settings,
     }
 
@@ -242,6 +244,20 @@ def _settings(value: object) -> Document:
     if not is_dataclass(value):
         return {}
     return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
+
+
+def _dictionary(variables: Variables) -> Document:
+    """Return what the dictionary declares of each variable, by name."""
+    return {
+        name: {
+            "kind": variable.kind,
+            "label": variable.label,
+            "unit": variable.unit,
+            "range": None if variable.range is None else list(variable.range),
+            "levels": dict(variable.levels),
+        }
+        for name, variable in variables.items()
+    }
 
 
 def _plain(value: object) -> object:

@@ -21,7 +21,7 @@ from fedtmle.initial.superlearner import pilots
 from fedtmle.initial.trees import GradientBoostedTrees
 from fedtmle.initial.variables import Variables, read_variable
 from fedtmle.programs.flow import StudyProgram
-from fedtmle.programs.study import NuisanceModel, Study
+from fedtmle.programs.study import NuisanceModel, Study, declared_target
 from fedtmle.protocol.learners import absent_pilot
 from fedtmle.protocol.plan import Member, Plan
 from fedtmle.studyfile import keys
@@ -105,6 +105,8 @@ class _StudyReader:
         sections.refuse_unknown((), self._document, keys.SECTIONS)
         target = self._target()
         variables = self._variables()
+        if target is not None and variables is not None and not sections.defects:
+            target = self._declared(target, variables)
         models = self._models(target)
         self._columns_known = not sections.defects
         study = self._study(
@@ -165,6 +167,16 @@ class _StudyReader:
                 message = rest if is_there else str(error)
                 self._sections.add(("variables", name), key if is_there else None, message)
         return Variables(variables)
+
+    def _declared(self, target: AbstractEffect, variables: Variables) -> AbstractEffect | None:
+        """Return the target with what the dictionary declares of the outcome; else note what is wrong."""
+        try:
+            return declared_target(target, variables)
+        except InputError as error:
+            key, _, rest = str(error).partition(": ")
+            is_key = key != "variables"
+            self._sections.add(("target",) if is_key else ("variables",), key if is_key else None, rest)
+            return None
 
     def _target(self) -> AbstractEffect | None:
         table = self._sections.table(("target",))
