@@ -11,9 +11,9 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from click.testing import Result
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
+import fedtmle as ft
 from fedtmle.cli import app
 from fedtmle.cli.exits import Exit
 from fedtmle.demo import IHDP
@@ -322,14 +322,23 @@ def test_the_demonstration_says_what_its_study_leaves_out() -> None:
     """Its effect is not that of `fedtmle demo`, whose models have a few covariates more."""
     written = tomllib.loads(STUDY)["models"]
     for role, model in (("outcome", IHDP.outcome_model), ("missingness", IHDP.missingness_model)):
+        assert isinstance(model, ft.GLM)
         more = set(model.formula.split(" + ")) - set(written[role]["formula"].split(" + "))
         assert more == set(LEFT_OUT)
-    row = {"estimate": 9.7, "conf_low": 7.0, "conf_high": 12.0}
-    counts = dict.fromkeys(
-        ("n", "silos", "rounds", "study_seconds", "median_round_ms", "transcript_bytes"), 8
+    compared = Comparison(
+        estimates=[{"estimate": 9.7, "conf_low": 7.0, "conf_high": 12.0}],
+        n=8,
+        silos=8,
+        same_result=True,
+        same_transcript=True,
+        transcript_bytes=8,
+        rounds=8,
+        median_round_ms=8.0,
+        study_seconds=8.0,
+        start_up_seconds=1.0,
+        stop_seconds=1.0,
     )
-    times = {"start_up_seconds": 1.0, "stop_seconds": 1.0}
-    said = str(Comparison(estimates=[row], same_result=True, same_transcript=True, **counts, **times))
+    said = str(compared)
     assert max(map(len, said.splitlines())) <= 80
     assert f"the models leave out {', '.join(LEFT_OUT)}" in " ".join(said.split())
 

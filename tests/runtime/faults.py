@@ -43,7 +43,7 @@ from fedtmle.runtime.records import Record
 from fedtmle.runtime.rows import read_rows
 from fedtmle.runtime.session import Finished
 from fedtmle.runtime.silo import Silo
-from fedtmle.studies.run import study_plan
+from fedtmle.studyfile.file import study_plan
 from tests.cases import targets
 from tests.initial.silos import pooled_table, split, trial
 from tests.runtime.simulator import (

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
+from typing import Any
 
 from fedtmle.errors import DeadlineError
 from fedtmle.runtime.federation import Journalled
@@ -204,7 +205,7 @@ class Party:
     def is_done(self) -> bool:
         return (self.folder / "transcript").exists()
 
-    def resumed(self) -> Iterator[dict[str, float]]:
+    def resumed(self) -> Iterator[dict[str, Any]]:
         """Every start that found records."""
         for line in (self.folder / "resumed").read_text().splitlines():
             found = json.loads(line)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import get_args
 
 import numpy as np
@@ -11,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedtmle as ft
-from fedtmle.algorithms.base import TargetingProgram
+from fedtmle.algorithms.base import AbstractAlgorithm, TargetingProgram
 from fedtmle.errors import ContributionError, ProtocolError, RefusedError
 from fedtmle.protocol import messages
 from fedtmle.protocol.messages import (
@@ -29,6 +31,7 @@ from fedtmle.protocol.messages import (
     State,
 )
 from fedtmle.protocol.plan import Plan, roster
+from fedtmle.protocol.query import Problem
 from fedtmle.runtime.federation import InProcess, Replay
 from fedtmle.runtime.rows import read_rows
 from fedtmle.runtime.session import Session
@@ -56,7 +59,7 @@ def plan() -> bytes:
     return the_plan().digest
 
 
-def plan_digest(problem: object, law: object, algorithm: object) -> bytes:
+def plan_digest(problem: Problem, law: object, algorithm: AbstractAlgorithm) -> bytes:
     return Plan(
         program=TargetingProgram(problem=problem, law=law, algorithm=algorithm), roster=roster(["a"])
     ).digest
@@ -81,7 +84,7 @@ def test_repeating_the_last_request_returns_the_recorded_bytes() -> None:
     assert messages.decode_reply(silo.step(other)) == Refused(Reason.OUT_OF_ORDER)
 
 
-BY_KIND = {
+BY_KIND: dict[type[messages.Request], messages.Request] = {
     Open: Open(1, b"s", b"x"),
     Begin: Begin(b"s", 50, 0),
     Ask: Ask(b"s", 2, Payload(0, b"")),
@@ -222,7 +225,7 @@ def test_replay_refuses_another_plan() -> None:
         ).run()
 
 
-def test_transcript_survives_the_disk(tmp_path: object) -> None:
+def test_transcript_survives_the_disk(tmp_path: Path) -> None:
     case = targets()["mean"]
     result = ft.solve(case.problem, case.law, case.silos(case.split(2)), ft.Gradient())
     result.transcript.save(tmp_path / "run.transcript")
@@ -245,7 +248,7 @@ def test_different_broadcasts_are_noticed_at_the_close() -> None:
     parties = [Silo(name, plan, read_rows(case.problem, name, rows)) for name, rows in silos.items()]
 
     class Lying(InProcess):
-        def exchange(self, requests: dict[str, bytes], /) -> dict[str, bytes]:
+        def exchange(self, requests: Mapping[str, bytes], /) -> Mapping[str, bytes]:
             forged = dict(requests)
             message = messages.decode_request(forged["silo 1"])
             if isinstance(message, Close):

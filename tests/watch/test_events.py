@@ -25,7 +25,13 @@ from fedtmle.watch.state import MAX_POINTS, RunView
 from tests.report.studies import ALGORITHMS, TARGETS, silos
 from tests.watch.sessions import run_with_ledger
 
-START = {"title": "t", "question": "q?", "algorithm": "Coded", "plan": "ab", "silos": ["a", "b"]}
+START: dict[str, Any] = {
+    "title": "t",
+    "question": "q?",
+    "algorithm": "Coded",
+    "plan": "ab",
+    "silos": ["a", "b"],
+}
 
 
 def round_report(number: int, norm: float | None = None, **more: Any) -> RoundReport:
