@@ -6,7 +6,7 @@ import typing
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedtmle as ft
-from fedtmle.algorithms.base import TargetingProgram
+from fedtmle.algorithms.base import AbstractAlgorithm, TargetingProgram
 from fedtmle.errors import ContributionError, ProtocolError, RefusedError
 from fedtmle.protocol import messages
 from fedtmle.protocol.messages import (
@@ -32,6 +32,7 @@ from fedtmle.protocol.messages import (
     State,
 )
 from fedtmle.protocol.plan import Plan, roster
+from fedtmle.protocol.query import Problem
 from fedtmle.runtime.federation import InProcess, Replay
 from fedtmle.runtime.rows import read_rows
 from fedtmle.runtime.session import Session
@@ -63,7 +64,7 @@ def plan() -> bytes:
     return the_plan().digest
 
 
-def plan_digest(problem: Any, law: object, algorithm: Any) -> bytes:
+def plan_digest(problem: Problem, law: object, algorithm: AbstractAlgorithm) -> bytes:
     return Plan(
         program=TargetingProgram(problem=problem, law=law, algorithm=algorithm), roster=roster(["a"])
     ).digest
@@ -88,7 +89,7 @@ def test_repeating_the_last_request_returns_the_recorded_bytes() -> None:
     assert messages.decode_reply(silo.step(other)) == Refused(Reason.OUT_OF_ORDER)
 
 
-BY_KIND: dict[type, messages.Request] = {
+BY_KIND: dict[type[messages.Request], messages.Request] = {
     Open: Open(1, b"s", b"x"),
     Begin: Begin(b"s", 50, 0),
     Ask: Ask(b"s", 2, Payload(0, b"")),
