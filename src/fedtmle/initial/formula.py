@@ -92,18 +92,18 @@ _HINTS = {
 def _tokens(text: str) -> Iterator[_Token]:
     position = 0
     while position < len(text):
-        found = _TOKEN.match(text, position)
-        if found is None or found.lastgroup is None:
+        match = _TOKEN.match(text, position)
+        if match is None or match.lastgroup is None:
             hint = _HINTS.get(text[position], "this character has no meaning in a formula")
             raise FormulaError(hint, text, position)
-        kind, value = found.lastgroup, found[found.lastgroup]
+        kind, value = match.lastgroup, match[match.lastgroup]
         if kind != "space":
             if not value.isprintable():
                 raise FormulaError("unprintable characters inside quotes", text, position)
             if kind == "double":
                 value = re.sub(r"\\(.)", r"\1", value)
             yield _Token("string" if kind in ("double", "single") else kind, value, position)
-        position = found.end()
+        position = match.end()
     yield _Token("end", "", len(text))
 
 
@@ -140,8 +140,8 @@ class _Parser:
         raise FormulaError(problem, self.text, (token or self.here).position)
 
     def expected(self, what: str) -> NoReturn:
-        found = f"'{self.here.text[:30]}'" if self.here.kind != "end" else "the end"
-        self.fail(f"expected {what}, found {found}")
+        here = f"'{self.here.text[:30]}'" if self.here.kind != "end" else "the end"
+        self.fail(f"expected {what}, found {here}")
 
     def take(self, kind: str, what: str) -> _Token:
         if self.here.kind != kind:

@@ -75,8 +75,10 @@ class Pilot:
     def describe(self) -> Description:
         if self.at is None:
             return Description("nothing: the model is part of the plan", "0")
-        what = "coefficients" if isinstance(self.model, GLM) else "trees"
-        return Description(f"silo '{self.at}' sends the {what} fitted on its rows alone, shown to all", "1")
+        shipped = "coefficients" if isinstance(self.model, GLM) else "trees"
+        return Description(
+            f"silo '{self.at}' sends the {shipped} fitted on its rows alone, shown to all", "1"
+        )
 
 
 @final

@@ -72,7 +72,7 @@ class SuperLearner:
             raise InputError(f"seed: expected an integer from 0 to 2^32 - 1, not {self.seed}")
 
     def folds_within(self, left_out: int | None, cluster: str | None, *, spanning: bool = False) -> Folds:
-        """The folds for the rows that are left when the study leaves out one of its own, or none."""
+        """Return the learner's folds when the study leaves out its fold ``left_out``, or none."""
         # Another stream for each fold that the study leaves out: the study's own folds, drawn again,
         # would leave one of these without rows.
         stream = self.seed + ((1 if left_out is None else left_out + 2) << 32)
@@ -89,7 +89,7 @@ class SuperLearner:
 
 
 def describe(model: GLM | Supplied | Pilot | PerSilo | SuperLearner) -> Description:
-    """What a nuisance model sends, and in how many rounds."""
+    """Return what a nuisance model makes the silos send, and in how many rounds."""
     if isinstance(model, Supplied):
         return Description("nothing: each silo has the predictions", "0")
     if isinstance(model, GLM):
@@ -102,8 +102,10 @@ def describe(model: GLM | Supplied | Pilot | PerSilo | SuperLearner) -> Descript
 
 
 def formulas(model: object, *, public: bool = False) -> tuple[Formula, ...]:
-    """The formulas to fit, whose factors need the study's levels; with ``public`` those already fitted too,
-    which bring their own levels but read columns all the same."""
+    """Return the formulas to fit, whose factors need the study's levels.
+
+    With ``public`` also those of models that are already fitted, which have levels of their own.
+    """
     match model:
         case GLM() | GradientBoostedTrees():
             return (model.parsed,)
@@ -118,21 +120,21 @@ def formulas(model: object, *, public: bool = False) -> tuple[Formula, ...]:
 
 
 def used_columns(model: object) -> tuple[str, ...]:
-    """The columns that a nuisance model reads to predict, each once."""
+    """Return the columns that a nuisance model reads to predict, each once."""
     if isinstance(model, Supplied):
         return model.columns
-    found = formulas(model, public=True)
-    return tuple(dict.fromkeys(name for f in found for name in (*f.numeric_names, *f.factor_names)))
+    used = formulas(model, public=True)
+    return tuple(dict.fromkeys(name for f in used for name in (*f.numeric_names, *f.factor_names)))
 
 
 def pilots(model: object) -> tuple[Pilot, ...]:
-    """The pilots that a nuisance model is, or has among its learners."""
-    found = model.learners if isinstance(model, SuperLearner) else (model,)
-    return tuple(learner for learner in found if isinstance(learner, Pilot))
+    """Return the pilots among a nuisance model and its learners."""
+    learners = model.learners if isinstance(model, SuperLearner) else (model,)
+    return tuple(learner for learner in learners if isinstance(learner, Pilot))
 
 
 def unit(prediction: Array) -> Array:
-    """Kept inside [0, 1], where every response of a study is."""
+    """Return the prediction truncated to [0, 1], where every response of a study lies."""
     return np.clip(prediction, 0.0, 1.0)
 
 

@@ -124,8 +124,9 @@ class EffectColumns:
     def clusters(self, table: Table) -> IntArray | None:
         if self.cluster is None:
             return None
-        own = table.factors[self.cluster].codes
-        _, codes, sizes = np.unique(own, return_inverse=True, return_counts=True)
+        _, codes, sizes = np.unique(
+            table.factors[self.cluster].codes, return_inverse=True, return_counts=True
+        )
         large = int(np.count_nonzero(sizes > self.largest_cluster))
         if large:
             raise DataError(
@@ -267,14 +268,14 @@ class Preparation:
         )
 
         def fill(rows: slice) -> None:
-            g, own = self._arms(shares, rows), part(pi, rows)
+            g, observed_share = self._arms(shares, rows), part(pi, rows)
             below = np.empty(g.shape[1], dtype=bool)
             for r, component in enumerate(self.components):
                 v, covariate = part(indicators[r], rows), clever.covariates[r, rows]
                 covariate[:] = 0.0
                 for term in terms[r]:
                     a, d, H = term.arm, part(term.d, rows), term.H[rows]
-                    expected, probability = component.population.ratio(v, a, g, own)
+                    expected, probability = component.population.ratio(v, a, g, observed_share)
                     weight = d * expected / self.shares[r]
                     kernels.weigh(weight, probability, self.g_floor, arm[rows], a, H, covariate, below)
                     clever.truncated[a, rows] |= below & (d > 0)

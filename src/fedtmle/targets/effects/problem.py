@@ -132,11 +132,11 @@ class EffectProblem(AbstractProblem[EffectLaw, AnyTable]):
 
     def submodel(self, law: EffectLaw, rows: AnyTable) -> AbstractSubmodel:
         if isinstance(rows, Table):
-            own = self._of(rows)
-            if own.fluctuation is None or own.fluctuation.combination != self.combination:
-                own.fluctuation = None  # the old one goes before the new one is built
-                own.fluctuation = self._fluctuation(own.rows)
-            return self._design(law, own.rows, own.fluctuation)
+            prepared = self._of(rows)
+            if prepared.fluctuation is None or prepared.fluctuation.combination != self.combination:
+                prepared.fluctuation = None  # the old one goes before the new one is built
+                prepared.fluctuation = self._fluctuation(prepared.rows)
+            return self._design(law, prepared.rows, prepared.fluctuation)
         return StreamedLinear(
             table=rows,
             family=self._family,
@@ -149,41 +149,41 @@ class EffectProblem(AbstractProblem[EffectLaw, AnyTable]):
     def _family(self) -> Family:
         return Family.GAUSSIAN if self.linear else Family.LOGISTIC
 
-    def design(self, law: EffectLaw, own: EffectRows) -> GeneralisedLinear:
+    def design(self, law: EffectLaw, prepared: EffectRows) -> GeneralisedLinear:
         """Return the submodel of prepared rows at the law."""
-        return self._design(law, own, self._fluctuation(own))
+        return self._design(law, prepared, self._fluctuation(prepared))
 
-    def _fluctuation(self, own: EffectRows) -> Fluctuation:
-        return Fluctuation.of(own, self.combination, self.width, as_weight=self.as_weight)
+    def _fluctuation(self, prepared: EffectRows) -> Fluctuation:
+        return Fluctuation.of(prepared, self.combination, self.width, as_weight=self.as_weight)
 
-    def _design(self, law: EffectLaw, own: EffectRows, fixed: Fluctuation) -> GeneralisedLinear:
-        offset = np.empty(own.n_rows)
+    def _design(self, law: EffectLaw, prepared: EffectRows, fixed: Fluctuation) -> GeneralisedLinear:
+        offset = np.empty(prepared.n_rows)
 
         def fill(rows: slice) -> None:
-            offset[rows] = self._taken_link(law, own.part(rows))
+            offset[rows] = self._taken_link(law, prepared.part(rows))
 
-        kernels.done(fill, pieces(own.n_rows))
+        kernels.done(fill, pieces(prepared.n_rows))
         return GeneralisedLinear(
             family=self._family,
             X=fixed.X,
             offset=offset,
-            y=own.y,
+            y=prepared.y,
             w=fixed.w,
             bound=self.row_bound(law),
             y_largest=1.0,  # on the unit scale
         )
 
     def losses(self, law: EffectLaw, rows: AnyTable) -> Array:
-        own = self.rows(rows)
-        eta = own.factual(self._linked(law, own))
-        loss = 0.5 * (eta - own.y) ** 2 if self.linear else kernels.softplus(eta) - own.y * eta
-        weight = own.covariates.sum(axis=0) if self.as_weight else 1.0
-        return np.asarray(own.weight * own.observed * weight * loss)
+        prepared = self.rows(rows)
+        eta = prepared.factual(self._linked(law, prepared))
+        loss = 0.5 * (eta - prepared.y) ** 2 if self.linear else kernels.softplus(eta) - prepared.y * eta
+        weight = prepared.covariates.sum(axis=0) if self.as_weight else 1.0
+        return np.asarray(prepared.weight * prepared.observed * weight * loss)
 
     def eif(self, law: EffectLaw, rows: AnyTable, psi: Array) -> Array:  # noqa: ARG002 - see below
         """D_k = sum_r R_kr (u_r - t_r psi_r), psi_r the components' plug-ins on these rows."""
-        own = self.rows(rows)
-        columns = moment_columns(own, self.regression(law, own), self.width)
+        prepared = self.rows(rows)
+        columns = moment_columns(prepared, self.regression(law, prepared), self.width)
         components = columns.m.sum(axis=1) / columns.t.sum(axis=1)
         return np.asarray((self.R @ (columns.u - columns.t * components[:, None])).T)
 
@@ -196,12 +196,13 @@ class EffectProblem(AbstractProblem[EffectLaw, AnyTable]):
     def _moments(self, law: EffectLaw, rows: EffectRows) -> Sums:
         exponents = self._moment_exponents()
 
-        def closed(own: EffectRows) -> Sums:
-            columns = moment_columns(own, self.regression(law, own), self.width)
-            total = closing_sums(own, columns, exponents)
+        def closed(prepared: EffectRows) -> Sums:
+            columns = moment_columns(prepared, self.regression(law, prepared), self.width)
+            total = closing_sums(prepared, columns, exponents)
             if not self.spanning:
                 return total
-            return total.joined(spanning_sums(own, columns, exponents, self.spanning))  # rows are one block
+            # All rows are one block here.
+            return total.joined(spanning_sums(prepared, columns, exponents, self.spanning))
 
         return reduce(add, kernels.mapped(closed, rows.blocks()), zero_sums(self.moment_shifts(law)))
 
@@ -246,19 +247,19 @@ class EffectProblem(AbstractProblem[EffectLaw, AnyTable]):
     def curvature_is_fixed(self) -> bool:
         return True
 
-    def factual(self, law: EffectLaw, own: EffectRows) -> Array:
+    def factual(self, law: EffectLaw, prepared: EffectRows) -> Array:
         """Q(A, W) at the law on the unit scale, shape (N,), of rows whose outcome was observed."""
         if not law.history:
-            return own.factual(own.q)
-        eta = self._taken_link(law, own)
+            return prepared.factual(prepared.q)
+        eta = self._taken_link(law, prepared)
         return eta if self.linear else kernels.expit(eta)
 
-    def _taken_link(self, law: EffectLaw, own: EffectRows) -> Array:
+    def _taken_link(self, law: EffectLaw, prepared: EffectRows) -> Array:
         """link Q(A, W) at the law, shape (N,); as it was at first where the outcome was not observed."""
-        eta = own.factual(own.q if self.linear else own.logit_q)
+        eta = prepared.factual(prepared.q if self.linear else prepared.logit_q)
         for r, shift in enumerate(self._shifts(law)):
             if shift:
-                h = own.taken(r)
+                h = prepared.taken(r)
                 kernels.add_multiple(eta, shift, np.sign(h) if self.as_weight else h)
         return eta
 
@@ -270,17 +271,17 @@ class EffectProblem(AbstractProblem[EffectLaw, AnyTable]):
             for r in range(len(self.combination[0]))
         ]
 
-    def _linked(self, law: EffectLaw, own: EffectRows) -> Array:
+    def _linked(self, law: EffectLaw, prepared: EffectRows) -> Array:
         """link Q_a at the law, shape (arms, N)."""
-        linked = (own.q if self.linear else own.logit_q).copy()
-        for shift, terms in zip(self._shifts(law), own.terms, strict=True):
+        linked = (prepared.q if self.linear else prepared.logit_q).copy()
+        for shift, terms in zip(self._shifts(law), prepared.terms, strict=True):
             for term in terms if shift else ():
                 kernels.add_multiple(linked[term.arm], shift, np.sign(term.H) if self.as_weight else term.H)
         return linked
 
-    def regression(self, law: EffectLaw, own: EffectRows) -> Array:
+    def regression(self, law: EffectLaw, prepared: EffectRows) -> Array:
         """Q_a at the law on the unit scale, shape (arms, N)."""
-        linked = self._linked(law, own)
+        linked = self._linked(law, prepared)
         return linked if self.linear else kernels.expit(linked)
 
     def _moment_exponents(self) -> list[int]:

@@ -63,7 +63,7 @@ class EffectRows:
             logit_q=self.logit_q[:, rows],
             weight=self.weight[rows],
             v=tuple(v[rows] for v in self.v),
-            terms=tuple(tuple(Term(t.arm, t.d[rows], t.H[rows]) for t in own) for own in self.terms),
+            terms=tuple(tuple(Term(t.arm, t.d[rows], t.H[rows]) for t in terms) for terms in self.terms),
             truncated=self.truncated[:, rows],
             cluster=self.cluster,
             g_bins=self.g_bins[:, rows],
@@ -127,28 +127,28 @@ class Fluctuation:
     w: Array | None
 
     @classmethod
-    def of(cls, own: EffectRows, combination: Combination, width: float, *, as_weight: bool) -> Fluctuation:
+    def of(cls, rows: EffectRows, combination: Combination, width: float, *, as_weight: bool) -> Fluctuation:
         columns, factors = [], np.ones(len(combination))
         for k, row in enumerate(combination):
             shares = {r: -width * share for r, share in enumerate(row) if share}
             if len(shares) == 1 and not as_weight:  # a multiple of one covariate stays where that is
                 ((r, factors[k]),) = shares.items()
-                columns.append(own.covariates[r])
+                columns.append(rows.covariates[r])
             else:
-                columns.append(_combined(own, shares, as_weight))
-        weight = own.weight * own.covariates.sum(axis=0) if as_weight else own.weight
+                columns.append(_combined(rows, shares, as_weight))
+        weight = rows.weight * rows.covariates.sum(axis=0) if as_weight else rows.weight
         largest = np.array([kernels.largest(column) for column in columns])
         return cls(combination, Scaled(tuple(columns), factors, largest), None if is_one(weight) else weight)
 
 
-def _combined(own: EffectRows, shares: Mapping[int, float], as_weight: bool) -> Array:
+def _combined(rows: EffectRows, shares: Mapping[int, float], as_weight: bool) -> Array:
     """The sum of some covariates' shares, shape (N,)."""
-    combined = np.zeros(own.n_rows)
+    combined = np.zeros(rows.n_rows)
 
-    def fill(rows: slice) -> None:
+    def fill(place: slice) -> None:
         for r, share in shares.items():
-            taken = own.covariates[r, rows]
-            combined[rows] += share * (np.sign(taken) if as_weight else taken)
+            taken = rows.covariates[r, place]
+            combined[place] += share * (np.sign(taken) if as_weight else taken)
 
-    kernels.done(fill, pieces(own.n_rows))
+    kernels.done(fill, pieces(rows.n_rows))
     return combined
