@@ -22,7 +22,7 @@ Coding = Mapping[str, bool]  # of a piece: its factors by name, True where all l
 
 
 def codings(formula: Formula) -> list[list[Coding]]:
-    """For each term the pieces that it adds; a term of numeric variables alone is one piece."""
+    """Return the pieces that each term adds; a term of numeric variables alone is one piece."""
     spanned: dict[tuple[str, ...], set[frozenset[str]]] = {(): {frozenset()} if formula.intercept else set()}
     pieces_of: dict[int, list[Coding]] = {}
     # A factor by itself is coded before an interaction that has it, wherever it was written.
@@ -43,7 +43,7 @@ def _factors(term: Term) -> tuple[str, ...]:
 
 
 def _joined(parts: list[frozenset[str]]) -> list[Coding]:
-    """s- and s-:f- as s-:f+, from the left, until nothing joins."""
+    """Return the pieces with s- and s-:f- joined to s-:f+, from the left, until nothing joins."""
     pieces: list[Coding] = [dict.fromkeys(part, False) for part in parts]
     while True:
         pair = next(

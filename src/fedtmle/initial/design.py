@@ -301,7 +301,7 @@ def part_values(part: DesignPart, table: Table, codes: Mapping[str, IntArray]) -
 
 
 def _arithmetic(expression: Arithmetic, table: Table) -> Array:
-    """The expression on every row; a part without names is an array of no dimension."""
+    """Return the expression on every row; a part without names is an array of no dimension."""
     match expression:
         case Number(value):
             # An array, because Python's float raises on 10**400 where an array has inf.
@@ -323,7 +323,7 @@ _OPERATIONS = {"+": np.add, "-": np.subtract, "*": np.multiply, "/": np.divide}
 
 
 def _natural_spline(x: Array, knots: tuple[float, ...], j: int) -> Array:
-    """Harrell's restricted cubic spline, divided by (t_k - t_1)^2 to stay of the order of x.
+    """Return Harrell's restricted cubic spline, divided by (t_k - t_1)^2 to stay of the order of x.
 
     (x - t_j)_+^3 - (x - t_{k-1})_+^3 (t_k - t_j)/(t_k - t_{k-1})
                   + (x - t_k)_+^3 (t_{k-1} - t_j)/(t_k - t_{k-1})
@@ -342,7 +342,7 @@ def _cube(x: Array) -> Array:
 
 
 def _b_spline(x: Array, spline: BSpline, index: int) -> Array:
-    """B-spline number ``index`` by the recursion of Cox and de Boor, 0/0 read as 0."""
+    """Return B-spline number ``index`` by the recursion of Cox and de Boor, 0/0 read as 0."""
     degree = spline.degree
     t = [spline.low] * (degree + 1) + list(spline.knots) + [spline.high] * (degree + 1)
     last = len(t) - degree - 2  # the interval that ends at high has it inside

@@ -49,7 +49,7 @@ class Pilot:
     def from_coefficients(
         cls, formula: str, levels: Levels, family: str, coefficients: Sequence[float]
     ) -> Pilot:
-        """A public GLM: coefficients in the order of the formula's columns, on the outcome's own scale."""
+        """Return a public GLM: coefficients in the order of the formula's columns, on the outcome's scale."""
         if family not in FAMILIES:
             raise InputError(f"family: expected one of {tuple(FAMILIES)}, not {family!r}")
         parsed = parse_formula(formula)

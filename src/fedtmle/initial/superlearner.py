@@ -50,7 +50,10 @@ Learner = GLM | Pilot | PerSilo
 @final
 @dataclass(frozen=True)
 class SuperLearner:
-    """Learners, each fitted without every of ``folds`` folds drawn within silos, and on all rows."""
+    """A convex combination of ``learners`` that minimises the pooled cross-validated squared error.
+
+    Each learner is fitted without each of ``folds`` folds, drawn within silos from ``seed``, and on all rows.
+    """
 
     learners: tuple[Learner, ...]
     folds: int = 5
@@ -149,7 +152,7 @@ class SuperLearned:
     risks: tuple[float, ...]
 
     def predict(self, table: Table) -> Array:
-        """sum_k a_k p_k, added in order: the same bits in any partition; shape (N,)."""
+        """Return sum_k a_k p_k, added in order: the same bits in any partition; shape (N,)."""
         total = np.zeros(table.n_rows)
         for weight, model in zip(self.weights, self.models, strict=True):
             if weight:
@@ -158,7 +161,7 @@ class SuperLearned:
 
 
 def simplex_weights(gram: Sequence[Sequence[int]]) -> tuple[float, ...]:
-    """argmin of a' A a over the simplex, by Wolfe's nearest-point method in exact integers.
+    """Return argmin of a' A a over the simplex, by Wolfe's nearest-point method in exact integers.
 
     A is symmetric, of pooled sums in units of one grid. A ridge of 2^-50 of its largest entry makes
     it positive definite, so that the minimiser is unique: the same at all parties, and equal
@@ -182,7 +185,7 @@ def simplex_weights(gram: Sequence[Sequence[int]]) -> tuple[float, ...]:
 
 
 def _descend(A: list[list[int]], weights: dict[int, Fraction]) -> tuple[dict[int, Fraction], Fraction]:
-    """The minimiser over the learners in use, dropping those that would get a negative weight."""
+    """Return the minimiser over the learners in use, without those that would get a negative weight."""
     while True:
         used = list(weights)
         parts, determinant = _solve_ones([[A[i][j] for j in used] for i in used])
@@ -197,7 +200,7 @@ def _descend(A: list[list[int]], weights: dict[int, Fraction]) -> tuple[dict[int
 
 
 def _solve_ones(A: list[list[int]]) -> tuple[list[int], int]:
-    """x and d with A x = d 1, A positive definite: fraction-free Gauss-Jordan elimination (Bareiss)."""
+    """Return x and d with A x = d 1, A positive definite, by fraction-free elimination (Bareiss)."""
     size = len(A)
     rows = [[*row, 1] for row in A]
     previous = 1

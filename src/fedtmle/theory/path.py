@@ -42,16 +42,16 @@ class TargetingPath:
         return np.asarray(np.einsum("m,rmd->rd", self.share, self.gradient))
 
     def transitions(self) -> Iterator[tuple[int, bool]]:
-        """Each state but the last, with whether the next is in the same submodel (a step) or a new one."""
+        """Yield each state but the last, and whether the next one is in the same submodel (a step)."""
         for r in range(len(self.update) - 1):
             yield r, self.update[r + 1] == self.update[r]
 
     def origins(self) -> list[int]:
-        """The state at the origin of each submodel."""
+        """Return the state at the origin of each submodel."""
         return [r for r, t in enumerate(self.step) if t == 0]
 
     def endpoints(self) -> list[int]:
-        """The accepted state of each update: the last of its submodel, but for the last submodel."""
+        """Return the accepted state of each update: the last of its submodel, except in the last submodel."""
         return [r for r, is_step in self.transitions() if not is_step]
 
     def rounded_norms(self, beta: float) -> Array:

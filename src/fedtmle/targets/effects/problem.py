@@ -108,7 +108,7 @@ class EffectProblem(AbstractProblem[EffectLaw, AnyTable]):
         return rows
 
     def rows(self, table: AnyTable) -> EffectRows:
-        """Nuisances are evaluated once per table in memory: a party has one."""
+        """Return the prepared rows of a table in memory; nuisances are evaluated once for it."""
         if isinstance(table, StreamedTable):
             raise TypeError("the rows of a streamed table are never there all at once")
         return self._of(table).rows
@@ -119,7 +119,7 @@ class EffectProblem(AbstractProblem[EffectLaw, AnyTable]):
         return self._prepared[0]
 
     def over(self, table: AnyTable, work: Callable[[EffectRows], Result]) -> Iterator[Result]:
-        """``work`` of the rows in consecutive pieces, in order, side by side."""
+        """Return ``work`` of consecutive pieces of the rows, in order; the pieces run in parallel."""
         if isinstance(table, Table):
             return kernels.mapped(work, self.rows(table).blocks())
         return over_blocks(table, lambda block: work(self.prepare(block)))
@@ -181,7 +181,7 @@ class EffectProblem(AbstractProblem[EffectLaw, AnyTable]):
         return np.asarray(prepared.weight * prepared.observed * weight * loss)
 
     def eif(self, law: EffectLaw, rows: AnyTable, psi: Array) -> Array:  # noqa: ARG002 - see below
-        """D_k = sum_r R_kr (u_r - t_r psi_r), psi_r the components' plug-ins on these rows."""
+        """Return D_k = sum_r R_kr (u_r - t_r psi_r), psi_r the components' plug-ins on these rows."""
         prepared = self.rows(rows)
         columns = moment_columns(prepared, self.regression(law, prepared), self.width)
         components = columns.m.sum(axis=1) / columns.t.sum(axis=1)
@@ -248,14 +248,14 @@ class EffectProblem(AbstractProblem[EffectLaw, AnyTable]):
         return True
 
     def factual(self, law: EffectLaw, prepared: EffectRows) -> Array:
-        """Q(A, W) at the law on the unit scale, shape (N,), of rows whose outcome was observed."""
+        """Return Q(A, W) at the law on the unit scale, shape (N,), of rows whose outcome was observed."""
         if not law.history:
             return prepared.factual(prepared.q)
         eta = self._taken_link(law, prepared)
         return eta if self.linear else kernels.expit(eta)
 
     def _taken_link(self, law: EffectLaw, prepared: EffectRows) -> Array:
-        """link Q(A, W) at the law, shape (N,); as it was at first where the outcome was not observed."""
+        """Return link Q(A, W) at the law, (N,); the initial one where the outcome was not observed."""
         eta = prepared.factual(prepared.q if self.linear else prepared.logit_q)
         for r, shift in enumerate(self._shifts(law)):
             if shift:
@@ -264,7 +264,7 @@ class EffectProblem(AbstractProblem[EffectLaw, AnyTable]):
         return eta
 
     def _shifts(self, law: EffectLaw) -> list[float]:
-        """What each component's H is multiplied by on the link scale, of all that was accepted."""
+        """Return the factor of each component's H on the link scale, after all accepted fluctuations."""
         total = self.displacement(law).tolist()
         return [
             -self.width * math.fsum(self.combination[k][r] * total[k] for k in range(self.dim))
@@ -272,7 +272,7 @@ class EffectProblem(AbstractProblem[EffectLaw, AnyTable]):
         ]
 
     def _linked(self, law: EffectLaw, prepared: EffectRows) -> Array:
-        """link Q_a at the law, shape (arms, N)."""
+        """Return link Q_a at the law, shape (arms, N)."""
         linked = (prepared.q if self.linear else prepared.logit_q).copy()
         for shift, terms in zip(self._shifts(law), prepared.terms, strict=True):
             for term in terms if shift else ():
@@ -280,7 +280,7 @@ class EffectProblem(AbstractProblem[EffectLaw, AnyTable]):
         return linked
 
     def regression(self, law: EffectLaw, prepared: EffectRows) -> Array:
-        """Q_a at the law on the unit scale, shape (arms, N)."""
+        """Return Q_a at the law on the unit scale, shape (arms, N)."""
         linked = self._linked(law, prepared)
         return linked if self.linear else kernels.expit(linked)
 
