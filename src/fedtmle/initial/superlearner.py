@@ -18,7 +18,7 @@ import numpy as np
 from fedtmle.errors import DecodeError, InputError
 from fedtmle.initial.crossfit import Fitted, Folds
 from fedtmle.initial.glm import GLM, FittedGLM, Supplied
-from fedtmle.initial.pilot import Description, Pilot
+from fedtmle.initial.pilot import Pilot
 from fedtmle.initial.syntax import Formula
 from fedtmle.initial.trees import GradientBoostedTrees, TreeEnsemble
 from fedtmle.model.table import Table
@@ -39,9 +39,6 @@ class PerSilo:
     """
 
     model: GradientBoostedTrees
-
-    def describe(self) -> Description:
-        return Description("every silo sends the trees fitted on its rows alone, shown to all", "1")
 
 
 Learner = GLM | Pilot | PerSilo
@@ -80,28 +77,6 @@ class SuperLearner:
         # would leave one of these without rows.
         stream = self.seed + ((1 if left_out is None else left_out + 2) << 32)
         return Folds(count=self.folds, seed=stream, cluster=cluster, spanning=spanning)
-
-    def describe(self) -> Description:
-        parts = [describe(learner) for learner in self.learners]
-        each = "; ".join(f"learner {k}: {part.sends}" for k, part in enumerate(parts, start=1))
-        return Description(
-            f"for each of {self.folds} left-out folds and for all rows, {each}; then pooled sums of products "
-            "of out-of-fold residuals, one for each pair of learners",
-            f"as many as the longest of its learners ({', '.join(part.rounds for part in parts)}), and 1",
-        )
-
-
-def describe(model: GLM | Supplied | Pilot | PerSilo | SuperLearner) -> Description:
-    """Return what a nuisance model makes the silos send, and in how many rounds."""
-    if isinstance(model, Supplied):
-        return Description("nothing: each silo has the predictions", "0")
-    if isinstance(model, GLM):
-        return Description(
-            "pooled sums of the gradient of its loss at each Newton step and, but at the last, of the "
-            "Hessian, and a power of two that bounds each column",
-            "about 8",
-        )
-    return model.describe()
 
 
 def formulas(model: object, *, public: bool = False) -> tuple[Formula, ...]:
