@@ -22,7 +22,7 @@ from numba.extending import intrinsic
 from fedtmle.model.concentration import Spread
 from fedtmle.model.exact import CHUNK, GRID_BITS
 from fedtmle.model.families import Family
-from fedtmle.model.kernels._backend import CompiledQuery, CompiledRows
+from fedtmle.model.kernels._backend import CompiledRows, Fields, Grid
 from fedtmle.model.kernels._elementary import (
     NEAR,
     exp,
@@ -314,15 +314,16 @@ def _add_hessian(
 
 @jit
 def chunks(
-    rows: CompiledRows, query: CompiledQuery, first_chunk: int, last_chunk: int, sums: IntArray
+    rows_fields: Fields, grid_fields: Fields, eps: Array, first_chunk: int, last_chunk: int, sums: IntArray
 ) -> bool:
     """Fill rows first_chunk to last_chunk of ``sums``; False if a contribution is beyond the bound.
 
     Sum s is scaled by first[s] * second[s] = 2^shifts[s], the same for all sums of a part: by the first
     before the values meet a column, by the second, nearly always 1, after.
     """
+    rows, grid = CompiledRows(*rows_fields), Grid(*grid_fields)
     family, matrix, n_rows, offset, y, w = rows.family, rows.matrix, rows.n_rows, rows.offset, rows.y, rows.w
-    eps, first, second = query.eps, query.first, query.second
+    first, second = grid.first, grid.second
     dim = len(eps)
     X = matrix if len(matrix) else np.empty((dim, BLOCK))
     zeros, ones = np.zeros(BLOCK), np.ones(BLOCK)
@@ -339,7 +340,7 @@ def chunks(
             outcome = y[begin:end] if len(y) else zeros[:size]
             weight = w[begin:end] if len(w) else ones[:size]
             eta, values, product = etas[:size], buffer[:size], products[:size]
-            mean = means[:size] if query.loss or query.hessian else means[:0]
+            mean = means[:size] if grid.loss or grid.hessian else means[:0]
             if len(matrix):
                 at = begin
             else:
@@ -348,7 +349,7 @@ def chunks(
             predict(base, eps, X, at, eta)
             set_mean(family, eta, mean)
             s = 0
-            if query.loss:
+            if grid.loss:
                 delta, start = eta, starts[:size]
                 if len(offset):
                     delta = deltas[:size]
@@ -360,13 +361,13 @@ def chunks(
                 sums[chunk, s] += units
                 everywhere &= within
                 s += 1
-            if query.gradient:
+            if grid.gradient:
                 set_slope(family, outcome, eta, mean, first[s], values)
                 if len(w):
                     multiply(values, weight, values)
                 everywhere &= _add_products(values, X, 0, at, at + size, second[s], sums[chunk, s:])
                 s += dim
-            if query.hessian:
+            if grid.hessian:
                 set_curvature(family, mean, first[s], values)
                 if len(w):
                     multiply(values, weight, values)
@@ -377,8 +378,9 @@ def chunks(
 
 
 @jit
-def means(rows: CompiledRows, eps: Array, first: int, last: int, result: Array) -> None:
+def means(rows_fields: Fields, eps: Array, first: int, last: int, result: Array) -> None:
     """Rows first to last of mu(eps . X): of the Gaussian family, the predictor itself."""
+    rows = CompiledRows(*rows_fields)
     X, zeros, etas = np.empty((len(eps), BLOCK)), np.zeros(BLOCK), np.empty(BLOCK)
     for begin in range(first, last, BLOCK):
         end = min(begin + BLOCK, last)
@@ -445,9 +447,14 @@ def _is_far(spread: Spread, until: Array, n_read: int, many: float) -> bool:
 
 @jit
 def spread(
-    rows: CompiledRows, eps: Array, until: Array, least: int, few: int, many: float, result: Spread
+    rows_fields: Fields, eps: Array, until: Array, least: int, few: int, many: float, block: Array
 ) -> tuple[int, bool]:
-    """Fill ``result`` from the first rows; return how many were read, and whether they were enough."""
+    """Fill ``block``, the rows of a `Spread`, from the first rows of the data.
+
+    Return how many were read, and whether they were enough.
+    """
+    rows = CompiledRows(*rows_fields)
+    result = Spread(block[0], block[1], block[2], block[3], block[4], block[5], block[6])
     matrix, n_rows, offset, y, w = rows.matrix, rows.n_rows, rows.offset, rows.y, rows.w
     X = matrix if len(matrix) else np.empty((len(eps), BLOCK))
     zeros, ones = np.zeros(BLOCK), np.ones(BLOCK)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fedtmle.model.concentration import Spread, no_spread
+from fedtmle.model.concentration import Spread
 from fedtmle.model.exact import CHUNK
 from fedtmle.model.kernels import _compiled, _compiled_glm, _numpy
 from fedtmle.model.kernels._backend import Query, Rows, shared
@@ -31,20 +31,20 @@ def elementwise(name: str, x: Array) -> Array:
 
 def glm_chunks(query: Query) -> IntArray:
     """Sums of rounded contributions per chunk, shape (chunks, p)."""
-    rows, asked = query.rows.compiled, query.compiled
+    rows, grid, eps = tuple(query.rows.compiled), tuple(query.grid), query.eps
     sums = np.zeros((query.n_chunks, query.layout.width), dtype=np.int64)
 
     def work(first: int, last: int) -> bool:
-        return _compiled_glm.chunks(rows, asked, first, last, sums)
+        return _compiled_glm.chunks(rows, grid, eps, first, last, sums)
 
-    if shared(work, query.n_chunks, serially=rows.n_rows < SERIAL_ROWS):
+    if shared(work, query.n_chunks, serially=query.rows.n_rows < SERIAL_ROWS):
         return sums
     return _numpy.glm_chunks(query)  # some row is beyond its bound: the twin counts such rows and raises
 
 
 def means(rows: Rows, eps: Array) -> Array:
     """mu(eps . X), shape (N,)."""
-    compiled, result = rows.compiled, np.empty(rows.n_rows)
+    compiled, result = tuple(rows.compiled), np.empty(rows.n_rows)
 
     def work(first: int, last: int) -> bool:
         _compiled_glm.means(compiled, eps, first, last, result)
@@ -58,9 +58,9 @@ def spread(
     rows: Rows, eps: Array, until: Array, least: int, few: int, many: float
 ) -> tuple[Spread, int, bool]:
     """See `kernels.glm_spread`."""
-    result = no_spread(rows.dim)
-    n_read, enough = _compiled_glm.spread(rows.compiled, eps, until, least, few, many, result)
-    return result, n_read, enough
+    block = np.zeros((len(Spread._fields), rows.dim))
+    n_read, enough = _compiled_glm.spread(tuple(rows.compiled), eps, until, least, few, many, block)
+    return Spread(*block), n_read, enough
 
 
 def add_multiple(total: Array, factor: float, values: Array) -> None:
