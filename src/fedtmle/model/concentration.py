@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike
 from fedtmle.model.types import Array
 
 
-class Spread(NamedTuple):
+class RowSpread(NamedTuple):
     """Sums and maxima over rows by coordinate, each of shape (d,), at one eps.
 
     ``total``, ``squares`` and ``largest`` are the sum of |c|, the sum of c^2 and the largest |c|;
@@ -52,7 +52,7 @@ class Concentration(NamedTuple):
     safe side.
     """
 
-    spread: Spread
+    spread: RowSpread
     lipschitz: float
     is_whole: bool = True
 
@@ -64,7 +64,7 @@ class Concentration(NamedTuple):
     def join(self, other: Concentration) -> Concentration:
         """Return the concentration over the rows of both, at the same eps."""
         a, b = self.spread, other.spread
-        spread = Spread(
+        spread = RowSpread(
             total=a.total + b.total,
             squares=a.squares + b.squares,
             largest=np.maximum(a.largest, b.largest),
@@ -77,7 +77,7 @@ class Concentration(NamedTuple):
 
     def of_all(self, largest: float) -> Concentration:
         """Return what these rows show of all rows, if none has a larger |c| than ``largest`` at any eps."""
-        spread = Spread(*(column.copy() for column in self.spread))
+        spread = RowSpread(*(column.copy() for column in self.spread))
         spread.set_maxima(largest, 0.0)
         return self._replace(spread=spread, is_whole=False)
 

@@ -24,7 +24,7 @@ import numpy as np
 
 from fedtmle.errors import InputError
 from fedtmle.model import kernels
-from fedtmle.model.concentration import Concentration, Spread
+from fedtmle.model.concentration import Concentration, RowSpread
 from fedtmle.model.exact import Sums, query_shifts, zero_sums
 from fedtmle.model.families import Family
 from fedtmle.model.table import StreamedTable, Table
@@ -130,7 +130,7 @@ class GeneralisedLinear(AbstractSubmodel):
             return self._by_columns(eps, share, least, spread)
         return self._concentration(spread)
 
-    def _by_columns(self, eps: Array, share: float, least: int, first: Spread | None) -> Concentration:
+    def _by_columns(self, eps: Array, share: float, least: int, first: RowSpread | None) -> Concentration:
         """Return the concentration by the columns' maxima; ``first`` is the first rows' spread, if known."""
         maxima = self._maxima(eps)
         if first is not None:
@@ -145,7 +145,7 @@ class GeneralisedLinear(AbstractSubmodel):
             spread.set_maxima(*maxima)
         return self._concentration(spread, is_whole=not enough)
 
-    def _concentration(self, spread: Spread, *, is_whole: bool = True) -> Concentration:
+    def _concentration(self, spread: RowSpread, *, is_whole: bool = True) -> Concentration:
         ceiling = self.family.curvature_ceiling
         lipschitz = math.inf if ceiling is None else ceiling
         return Concentration(spread=spread, lipschitz=lipschitz, is_whole=is_whole)
@@ -256,7 +256,7 @@ def _first_rows(dim: int) -> int:
 
 
 class _Maxima(NamedTuple):
-    """Bounds of |c|, w |X| and |X| for every row, by coordinate: the arguments of `Spread.set_maxima`."""
+    """Bounds of |c|, w |X| and |X| for every row, by coordinate: the arguments of `RowSpread.set_maxima`."""
 
     largest: list[float]
     reach_largest: list[float]

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar, cast, final
 import numpy as np
 
 from fedtmle.errors import InputError
-from fedtmle.model.concentration import Spread
+from fedtmle.model.concentration import RowSpread
 from fedtmle.model.exact import CHUNK, Layout, layout
 from fedtmle.model.families import Family
 from fedtmle.model.types import (
@@ -300,7 +300,7 @@ class Backend(Protocol):
 
     def spread(
         self, rows: Rows, eps: Array, until: Array, least: int, few: int, many: float
-    ) -> tuple[Spread, int, bool]: ...
+    ) -> tuple[RowSpread, int, bool]: ...
 
     def add_multiple(self, total: Array, factor: float, values: Array) -> None: ...
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from fedtmle.errors import ContributionError
-from fedtmle.model.concentration import Spread
+from fedtmle.model.concentration import RowSpread
 from fedtmle.model.exact import CHUNK, FINE_BITS, GRID_BITS, beyond_bound
 from fedtmle.model.families import Family
 from fedtmle.model.kernels import _elementary
@@ -73,13 +73,13 @@ def means(rows: Rows, eps: Array) -> Array:
 
 def spread(
     rows: Rows, eps: Array, until: Array, least: int, few: int, many: float
-) -> tuple[Spread, int, bool]:
+) -> tuple[RowSpread, int, bool]:
     """See `kernels.glm_spread`."""
 
     def is_enough() -> bool:
         return bool(((result.total >= until) & ((result.rows >= least) | (until == 0))).all())
 
-    result, n_read, looked_ahead = Spread(*np.zeros((len(Spread._fields), rows.dim))), 0, False
+    result, n_read, looked_ahead = RowSpread(*np.zeros((len(RowSpread._fields), rows.dim))), 0, False
     with np.errstate(all="ignore"):
         while n_read < rows.n_rows and not (n_read >= few and is_enough()):
             if n_read >= few and not looked_ahead:
