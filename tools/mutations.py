@@ -361,7 +361,7 @@ class Tree:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._now = time.time()
-        shutil.copytree(ROOT / "src", folder / "src", ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / "src", folder / "src")  # with what is compiled already
 
     def attempt(self, mutation: Mutation) -> str:
         """Return the test that notices the mutation, or why there is none."""
