@@ -405,7 +405,7 @@ class Tree:
             return "the tests, which do not end"
         if done.returncode == 0:
             return ""
-        failed = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, flags=re.MULTILINE)
+        failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", done.stdout, flags=re.MULTILINE)
         return failed[1] if failed else f"pytest, which ends with status {done.returncode}"
 
 

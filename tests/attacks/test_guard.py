@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -207,6 +208,19 @@ def test_the_limit_of_coefficients_is_exact(size: float, is_refused: bool) -> No
     query = dataclasses.replace(ask_mean(MEAN, FROM_ZERO, size), phase=Phase.NUISANCE)
     with pytest.raises(RefusalError, match="max_coefficient") if is_refused else nullcontext():
         guard.admit(query, LocalRows("a", ALIKE, 61, None))
+
+
+@pytest.mark.parametrize(
+    ("people", "is_refused"),
+    [((), False), ((0, 10), False), ((10, 11), False), ((40, 9), True), ((1,), True)],
+)
+def test_the_floor_of_labels_is_exact(people: tuple[int, ...], is_refused: bool) -> None:
+    query: Any = SimpleNamespace(
+        floors=("min_level_rows",), people=lambda _: people, ships_model=lambda _: False
+    )
+    guard = Guard(dataclasses.replace(Policy(), min_level_rows=10))
+    with pytest.raises(RefusalError, match="min_level_rows") if is_refused else nullcontext():
+        guard._examine_labels(query, LocalRows("a", ALIKE, 61, None))
 
 
 def test_the_limits_of_batches_are_exact() -> None:
