@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import typing
 from collections.abc import Mapping
 from dataclasses import replace
@@ -17,6 +18,8 @@ import fedtmle as ft
 from fedtmle.algorithms.base import AbstractAlgorithm, TargetingProgram
 from fedtmle.errors import ContributionError, ProtocolError, RefusedError
 from fedtmle.protocol import messages
+from fedtmle.protocol.codes import decode
+from fedtmle.protocol.follower import Follower
 from fedtmle.protocol.messages import (
     Answered,
     Ask,
@@ -42,6 +45,7 @@ from tests.cases import targets
 from tests.damage import damaged
 from tests.premise import Premise
 from tests.protocol.test_messages import drawn
+from tests.queries import RUNS
 
 ALGORITHM = ft.Coded(tolerance=1e-5)
 
@@ -159,6 +163,29 @@ def test_skipped_rounds_and_false_broadcasts_are_refused() -> None:
     ask(silo, Begin(b"s", 50, 0))
     assert ask(silo, Ask(b"s", 3, Payload(0, b""))) == Refused(Reason.OUT_OF_ORDER)
     assert ask(silo, Ask(b"s", 2, Payload(3, b"\xe0"))) == Refused(Reason.NOT_DERIVABLE)
+
+
+def test_a_close_before_the_end_is_refused() -> None:
+    silo, server = new_silo(), Follower(the_plan(), 50)
+    ask(silo, Open(1, b"s", plan()))
+    answered = ask(silo, Begin(b"s", 50, 0))
+    assert isinstance(answered, Answered)
+    answer = decode(server.query.answer_code, answered.payload.bits())
+    pooled = server.pool({"a": answer}, {"a": 50})
+    close = Close(b"s", 2, Payload(pooled.length, pooled.data))
+    assert ask(silo, close) == Refused(Reason.NOT_DERIVABLE)
+
+
+def test_an_answer_of_unknown_size_is_charged_by_its_bits() -> None:
+    plan, tables = RUNS["pilot's coefficients"]()
+    n = sum(table.n_rows for table in tables.values())
+    assert Follower(plan, n).query.functionals == 0  # labels: their number is unknown before
+    name, table = next(iter(tables.items()))
+    silo = Silo(name, plan, table)
+    ask(silo, Open(1, b"s", plan.digest))
+    answered = ask(silo, Begin(b"s", n, 0))
+    assert isinstance(answered, Answered)
+    assert silo._guard.functionals == math.ceil(answered.payload.length / 64) > 0
 
 
 is_request = Premise("the bytes are a request", at_least=0.2)
