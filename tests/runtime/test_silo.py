@@ -19,7 +19,18 @@ from fedtmle.errors import ContributionError, ProtocolError, RefusedError
 from fedtmle.protocol import messages
 from fedtmle.protocol.codes import decode
 from fedtmle.protocol.follower import Follower
-from fedtmle.protocol.messages import Answered, Ask, Begin, Close, Open, Opened, Payload, Reason, Refused
+from fedtmle.protocol.messages import (
+    Answered,
+    Ask,
+    Begin,
+    Close,
+    Open,
+    Opened,
+    Payload,
+    Reason,
+    Refused,
+    State,
+)
 from fedtmle.protocol.plan import Plan, roster
 from fedtmle.runtime.federation import InProcess, Replay
 from fedtmle.runtime.rows import read_rows
@@ -114,6 +125,16 @@ def test_skipped_rounds_and_false_broadcasts_are_refused() -> None:
     ask(silo, Begin(b"s", 50, 0))
     assert ask(silo, Ask(b"s", 3, Payload(0, b""))) == Refused(Reason.OUT_OF_ORDER)
     assert ask(silo, Ask(b"s", 2, Payload(3, b"\xe0"))) == Refused(Reason.NOT_DERIVABLE)
+
+
+def test_a_refusal_ends_the_session() -> None:
+    silo = new_silo()
+    ask(silo, Open(1, b"s", plan()))
+    ask(silo, Begin(b"s", 50, 0))
+    assert ask(silo, Ask(b"s", 2, Payload(3, b"\xe0"))) == Refused(Reason.NOT_DERIVABLE)
+    assert silo.state is State.REFUSED
+    for number in (2, 3):
+        assert ask(silo, Ask(b"s", number, Payload(0, b""))) == Refused(Reason.OUT_OF_ORDER)
 
 
 def test_a_close_before_the_end_is_refused() -> None:
