@@ -25,7 +25,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PATIENCE = 600.0  # seconds for the tests of one mutation: one that never ends counts as caught
-OPTIONS = ("-q", "-x", "--no-header", "--tb=no", "-p", "no:cacheprovider", "--hypothesis-seed=0")
+OPTIONS = ("-q", "-x", "--no-header", "--tb=no", "-p", "no:cacheprovider", "--hypothesis-profile=ci")
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""CONTRIBUTING names files that exist, and its walk of one round names the files that a round walks through."""
+"""CONTRIBUTING names files that exist, and its walk of one round names those that a round goes through."""
 
 from __future__ import annotations
 

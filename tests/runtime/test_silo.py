@@ -165,6 +165,16 @@ def test_skipped_rounds_and_false_broadcasts_are_refused() -> None:
     assert ask(silo, Ask(b"s", 2, Payload(3, b"\xe0"))) == Refused(Reason.NOT_DERIVABLE)
 
 
+def test_a_refusal_ends_the_session() -> None:
+    silo = new_silo()
+    ask(silo, Open(1, b"s", plan()))
+    ask(silo, Begin(b"s", 50, 0))
+    assert ask(silo, Ask(b"s", 2, Payload(3, b"\xe0"))) == Refused(Reason.NOT_DERIVABLE)
+    assert silo.state is State.REFUSED
+    for number in (2, 3):
+        assert ask(silo, Ask(b"s", number, Payload(0, b""))) == Refused(Reason.OUT_OF_ORDER)
+
+
 def test_a_close_before_the_end_is_refused() -> None:
     silo, server = new_silo(), Follower(the_plan(), 50)
     ask(silo, Open(1, b"s", plan()))
