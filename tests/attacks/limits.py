@@ -36,7 +36,9 @@ def all_others_known() -> float:
     attack = ForgedAction()
     problem, rows = PROBLEM, attack.rows()
     plan = Plan(
-        program=TargetingProgram(problem=problem, law=problem.start(START), algorithm=ft.Gradient()),
+        program=TargetingProgram(
+            problem=problem, law=problem.start(START), algorithm=ft.Gradient(tolerance=1e-6)
+        ),
         roster=(Member(name="a"), Member(name="b")),
     )
     server = Server(plan, Silo("a", plan, rows, keeper=Keeper(policy=Policy())).step)

@@ -35,7 +35,9 @@ class TinySilo(AbstractAttack):
     def plan(self) -> Plan:
         problem = ft.Mean(bounds=(0.0, 20.0))
         return Plan(
-            program=TargetingProgram(problem=problem, law=problem.start(10.0), algorithm=ft.Gradient()),
+            program=TargetingProgram(
+                problem=problem, law=problem.start(10.0), algorithm=ft.Gradient(tolerance=1e-6)
+            ),
             roster=roster(["a", "b"]),
         )
 
@@ -63,7 +65,9 @@ class FewSilos(TinySilo):
     def plan(self) -> Plan:
         problem = ft.Mean(bounds=(0.0, 20.0))
         return Plan(
-            program=TargetingProgram(problem=problem, law=problem.start(10.0), algorithm=ft.Gradient()),
+            program=TargetingProgram(
+                problem=problem, law=problem.start(10.0), algorithm=ft.Gradient(tolerance=1e-6)
+            ),
             roster=roster(["a"]),
         )
 

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from fedtmle import data
 from fedtmle.data import Database
 from tests.narrow import load
 
@@ -94,7 +95,7 @@ def test_blanks_around_a_csv_cell_are_no_part_of_it(tmp_path: Path, stream: bool
     silo = tmp_path / "t.toml"
     silo.write_text(f'[silo]\nname = "n"\n[data]\npath = "t.csv"\nstream = {str(stream).lower()}\n')
     asked = schema(numeric("x", may_be_missing=True), factor("z"), factor("t", may_be_missing=True))
-    (table,) = load(silo, asked, silo="n").blocks()
+    (table,) = data.load(silo, asked, silo="n").blocks()
     np.testing.assert_array_equal(table.numeric["x"], [1, 2, 3, np.nan])
     assert labels(table.factors["z"]) == ["red", "red", "red", "blue"]
     assert table.factors["z"].levels == ("blue", "red")

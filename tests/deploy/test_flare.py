@@ -33,6 +33,7 @@ from fedtmle.deploy.local import local_deployment, silo_kit
 from fedtmle.deploy.provision import provision
 from fedtmle.engine.runs import RunFolder, RunState, RunStatus
 from fedtmle.runtime import ledger
+from fedtmle.runtime.documents import Document
 from fedtmle.studies.home import Home
 from fedtmle.studyfile.file import StudyFile, read_study
 from tests.deploy.tap import forms, sent, write_hook
@@ -125,7 +126,7 @@ def job_of(rig: Rig, folder: Path, run: str) -> Path:
     return job
 
 
-def submitted(rig: Rig, job: Path) -> dict[str, Any]:
+def submitted(rig: Rig, job: Path) -> Document:
     """What the engine says of a job, once it has ended."""
     with jobs.engine_session(rig.made) as session:
         name = session.submit_job(str(job))

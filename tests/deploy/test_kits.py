@@ -9,7 +9,6 @@ import tomllib
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 from typer.testing import CliRunner, Result
@@ -326,12 +325,20 @@ def test_the_demonstration_says_what_its_study_leaves_out() -> None:
         assert isinstance(model, ft.GLM)
         more = set(model.formula.split(" + ")) - set(written[role]["formula"].split(" + "))
         assert more == set(LEFT_OUT)
-    row = {"estimate": 9.7, "conf_low": 7.0, "conf_high": 12.0}
-    counts = dict.fromkeys(
-        ("n", "silos", "rounds", "study_seconds", "median_round_ms", "transcript_bytes"), 8
+    compared = Comparison(
+        estimates=[{"estimate": 9.7, "conf_low": 7.0, "conf_high": 12.0}],
+        n=8,
+        silos=8,
+        same_result=True,
+        same_transcript=True,
+        transcript_bytes=8,
+        rounds=8,
+        median_round_ms=8.0,
+        study_seconds=8.0,
+        start_up_seconds=1.0,
+        stop_seconds=1.0,
     )
-    times: dict[str, Any] = {"start_up_seconds": 1.0, "stop_seconds": 1.0}
-    said = str(Comparison(estimates=[row], same_result=True, same_transcript=True, **counts, **times))
+    said = str(compared)
     assert max(map(len, said.splitlines())) <= 80
     assert f"the models leave out {', '.join(LEFT_OUT)}" in " ".join(said.split())
 

@@ -14,6 +14,7 @@ from typing import Any, final
 import numpy as np
 import pytest
 from tools.document import api
+from tools.document.__main__ import with_part
 from typer.testing import CliRunner
 
 import fedtmle as ft
@@ -227,6 +228,11 @@ def test_one_line_registers_an_estimand_everywhere(
     assert "a ratio of means among the treated" in study_text()
     assert "### `ft.RTT`" in api.page().split("## Rules")[0]  # among the estimands
     assert "| a ratio of means among the treated | `RTT` |" in api.page()
+    assert "\n* `RTT`: a ratio of means among the treated\n" in with_part("README.md")
+    assert "| a ratio of means among the treated | `RTT` |" in with_part("docs/statistician.md")
+    described = json.loads(called("preflight", study, "--json"))
+    assert [count["count"] for count in described["arm_counts"]] == ft.load(out).document["arm_counts"]
+    assert question in " ".join(called("risk", study, "--silo", "one", "--attribute", "y").split())
     called("init", tmp_path / "new")
     assert "RTT" in (tmp_path / "new" / "study.toml").read_text(encoding="utf-8")
 

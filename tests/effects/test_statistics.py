@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedtmle.targets.effects.statistics import Block, Layout
+from fedtmle.targets.effects.statistics import Block, TallyLayout
 
 
 def test_the_parts_of_a_layout_cover_its_columns_in_order() -> None:
-    layout = Layout({"a": Block(("a0", "a1"), 3), "none": Block((), 9), "b": Block(("b0",), -2)})
+    layout = TallyLayout({"a": Block(("a0", "a1"), 3), "none": Block((), 9), "b": Block(("b0",), -2)})
     assert layout.names == ("a0", "a1", "b0")
     assert layout.exponents == (3, 3, -2)
     assert [at for place in layout.places.values() for at in place] == [0, 1, 2]
@@ -24,4 +24,4 @@ def test_the_parts_of_a_layout_cover_its_columns_in_order() -> None:
 
 
 def test_a_layout_of_nothing() -> None:
-    assert Layout({}).places == {}
+    assert TallyLayout({}).places == {}

@@ -172,7 +172,7 @@ def test_concentration_reads_no_further_than_it_must(tmp_path: Path) -> None:
     assert sum(looked_at) < ROWS
     assert not found.is_whole
     assert found.radius(0.5) >= 0
-    assert (found.total < whole.total).all()
+    assert (found.spread.total < whole.spread.total).all()
 
 
 def test_the_tables_are_the_same(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedtmle.model import kernels
-from fedtmle.model.concentration import Concentration, Spread
+from fedtmle.model.concentration import Concentration, RowSpread
 from fedtmle.model.families import Family
 from fedtmle.model.submodel import GeneralisedLinear
 from fedtmle.model.types import RowBound, Scaled
@@ -88,7 +88,7 @@ def test_within_the_radius_no_share_is_larger(
 def test_the_radius_is_as_large_as_the_bounds_allow() -> None:
     """Longhand: one coordinate, total 10, largest 1, reach 20 and 2, at a share of a half and L = 1/4."""
     numbers = np.array([[10.0], [10.0], [1.0], [20.0], [2.0], [3.0], [10.0]])
-    found = Concentration(spread=Spread(*numbers), lipschitz=0.25)
+    found = Concentration(spread=RowSpread(*numbers), lipschitz=0.25)
     s = (0.5 * 10 - 1) / (2 + 0.5 * 20)
     assert found.radius(0.5) == pytest.approx(s / 0.25)
     assert (1 + s * 2) / (10 - s * 20) == pytest.approx(0.5)

@@ -17,7 +17,7 @@ from fedtmle.errors import ContributionError, NumericalError
 from fedtmle.model.concentration import Concentration
 from fedtmle.model.exact import Sums, query_shifts
 from fedtmle.model.families import Family
-from fedtmle.model.fit import START_FRACTIONS, FitStatus, LocalFit, _ball_minimiser, fit_local
+from fedtmle.model.fit import START_FRACTIONS, FitStatus, LocalMinimum, _ball_minimiser, fit_local
 from fedtmle.model.submodel import AbstractNormaliser, AbstractSubmodel, GeneralisedLinear, NoNormaliser
 from fedtmle.model.types import Array, IntArray, Part, RowBound
 from tests.narrow import array
@@ -75,7 +75,7 @@ class Silent(AbstractSubmodel):
         return np.zeros((self.dim, self.dim))
 
 
-def surface(f, g, h, dim: int, radius: float, *, exhaustive: bool = True, **options: float) -> LocalFit:
+def surface(f, g, h, dim: int, radius: float, *, exhaustive: bool = True, **options: float) -> LocalMinimum:
     normaliser = Formula(f, g, h)
     return fit_local(Silent(dim), normaliser, dim=dim, radius=radius, exhaustive=exhaustive, **options)
 

@@ -94,6 +94,9 @@ class Late:
             self._journal.append(pending)
         self._pending = [payload]
 
+    def close(self) -> None:
+        self._journal.close()
+
 
 def silo_writes_late(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = Silo.__init__

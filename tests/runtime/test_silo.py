@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import typing
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -14,9 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedtmle as ft
-from fedtmle.algorithms.base import TargetingProgram
+from fedtmle.algorithms.base import AbstractAlgorithm, TargetingProgram
 from fedtmle.errors import ContributionError, ProtocolError, RefusedError
 from fedtmle.protocol import messages
+from fedtmle.protocol.codes import decode
+from fedtmle.protocol.follower import Follower
 from fedtmle.protocol.messages import (
     Answered,
     Ask,
@@ -32,6 +35,7 @@ from fedtmle.protocol.messages import (
     State,
 )
 from fedtmle.protocol.plan import Plan, roster
+from fedtmle.protocol.query import Problem
 from fedtmle.runtime.federation import InProcess, Replay
 from fedtmle.runtime.rows import read_rows
 from fedtmle.runtime.session import Session
@@ -41,6 +45,7 @@ from tests.cases import targets
 from tests.damage import damaged
 from tests.premise import Premise
 from tests.protocol.test_messages import drawn
+from tests.queries import RUNS
 
 ALGORITHM = ft.Coded(tolerance=1e-5)
 
@@ -63,7 +68,7 @@ def plan() -> bytes:
     return the_plan().digest
 
 
-def plan_digest(problem: Any, law: object, algorithm: Any) -> bytes:
+def plan_digest(problem: Problem, law: object, algorithm: AbstractAlgorithm) -> bytes:
     return Plan(
         program=TargetingProgram(problem=problem, law=law, algorithm=algorithm), roster=roster(["a"])
     ).digest
@@ -88,7 +93,7 @@ def test_repeating_the_last_request_returns_the_recorded_bytes() -> None:
     assert messages.decode_reply(silo.step(other)) == Refused(Reason.OUT_OF_ORDER)
 
 
-BY_KIND: dict[type, messages.Request] = {
+BY_KIND: dict[type[messages.Request], messages.Request] = {
     Open: Open(1, b"s", b"x"),
     Begin: Begin(b"s", 50, 0),
     Ask: Ask(b"s", 2, Payload(0, b"")),
@@ -158,6 +163,39 @@ def test_skipped_rounds_and_false_broadcasts_are_refused() -> None:
     ask(silo, Begin(b"s", 50, 0))
     assert ask(silo, Ask(b"s", 3, Payload(0, b""))) == Refused(Reason.OUT_OF_ORDER)
     assert ask(silo, Ask(b"s", 2, Payload(3, b"\xe0"))) == Refused(Reason.NOT_DERIVABLE)
+
+
+def test_a_refusal_ends_the_session() -> None:
+    silo = new_silo()
+    ask(silo, Open(1, b"s", plan()))
+    ask(silo, Begin(b"s", 50, 0))
+    assert ask(silo, Ask(b"s", 2, Payload(3, b"\xe0"))) == Refused(Reason.NOT_DERIVABLE)
+    assert silo.state is State.REFUSED
+    for number in (2, 3):
+        assert ask(silo, Ask(b"s", number, Payload(0, b""))) == Refused(Reason.OUT_OF_ORDER)
+
+
+def test_a_close_before_the_end_is_refused() -> None:
+    silo, server = new_silo(), Follower(the_plan(), 50)
+    ask(silo, Open(1, b"s", plan()))
+    answered = ask(silo, Begin(b"s", 50, 0))
+    assert isinstance(answered, Answered)
+    answer = decode(server.query.answer_code, answered.payload.bits())
+    pooled = server.pool({"a": answer}, {"a": 50})
+    close = Close(b"s", 2, Payload(pooled.length, pooled.data))
+    assert ask(silo, close) == Refused(Reason.NOT_DERIVABLE)
+
+
+def test_an_answer_of_unknown_size_is_charged_by_its_bits() -> None:
+    plan, tables = RUNS["pilot's coefficients"]()
+    n = sum(table.n_rows for table in tables.values())
+    assert Follower(plan, n).query.functionals == 0  # labels: their number is unknown before
+    name, table = next(iter(tables.items()))
+    silo = Silo(name, plan, table)
+    ask(silo, Open(1, b"s", plan.digest))
+    answered = ask(silo, Begin(b"s", n, 0))
+    assert isinstance(answered, Answered)
+    assert silo._guard.functionals == math.ceil(answered.payload.length / 64) > 0
 
 
 is_request = Premise("the bytes are a request", at_least=0.2)

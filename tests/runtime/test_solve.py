@@ -131,6 +131,7 @@ def test_progress_hears_every_round() -> None:
 def test_contrast_is_the_linear_combination() -> None:
     case = targets()["two arms"]
     result = ft.solve(case.problem, case.law, case.silos(case.split(3)), ft.Central(tolerance=1e-8))
+    assert result.psi is not None
     estimate, error = result.contrast((1, -1))
     eif = case.problem.eif(result.law, case.pooled(), result.psi)
     assert estimate == pytest.approx(result.psi[0] - result.psi[1], abs=1e-14)
@@ -141,4 +142,5 @@ def test_contrast_is_the_linear_combination() -> None:
 
 def test_a_single_row_silo_takes_part() -> None:
     result = ft.solve(PROBLEM, LAW, {"a": GOOD, "b": [9.0]}, ft.Gradient(tolerance=1e-9))
+    assert result.psi is not None
     assert float(result.psi[0]) == pytest.approx(3.75, abs=1e-9)

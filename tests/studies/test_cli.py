@@ -333,7 +333,7 @@ def test_a_certificate_above_the_tolerance_is_a_warning(study: Path, kind: str) 
     (warning,) = document["warnings"]
     assert f"certify only {stated['residual_bound']:.2g}" in warning
     assert "outcome_bounds = [-1e+08, 1e+08]" in warning
-    assert "Warning: the equation holds to the tolerance" in result.stdout
+    assert "Warning: the computed residual is within the tolerance" in result.stdout
 
 
 def test_a_refusal_in_ones_own_session_says_where_to_learn_the_key(study: Path) -> None:

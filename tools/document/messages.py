@@ -128,14 +128,14 @@ def page() -> str:
 
 
 def _answers() -> Iterator[str]:
-    found = examples()
+    examples_by_kind = examples()
     yield "## Every answer"
     yield ""
     every = ", ".join(f"`{key}`" for key in EVERY)
     yield f"All of them are limited by {every} of [your policy](#your-policy)."
     yield ""
     for kind in classes():
-        example = found[kind.__name__]
+        example = examples_by_kind[kind.__name__]
         query, answer = example.query, example.answer
         yield f"### `{kind.__name__}` ({query.phase.value if query.phase != 'nuisance' else 'models'})"
         yield ""

@@ -55,7 +55,7 @@ def rounded_step_decrease(norm: float, beta: float, h: float, d: int) -> float:
 
 
 def step_decrease_floor(delta: float, beta: float) -> float:
-    """3 delta^2/(32 beta): the same without the gradient."""
+    """3 delta^2/(32 beta): `step_decrease` without the gradient."""
     return float(DECREASE_FLOOR) * delta**2 / beta
 
 

@@ -1,4 +1,4 @@
-"""What an algorithm is, and what its flows share."""
+"""The base class of the algorithms, and the steps that their flows share."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ def _power_below(value: float) -> float:
 
 
 def require_tolerance(tolerance: Tolerance) -> None:
-    """A number above zero, or the name of a rule."""
+    """Check that a tolerance is a number above zero or the name of a rule."""
     if isinstance(tolerance, str):
         if tolerance not in ("practical", "negligible"):
             raise InputError(f"tolerance: expected a number, 'practical' or 'negligible', not {tolerance!r}")
@@ -204,20 +204,20 @@ def require_tolerance(tolerance: Tolerance) -> None:
 
 
 def arithmetic_error(problem: Problem, law: Law) -> float:
-    """What exact sums and quadrature may add to a residual: sqrt(d) C_row 2^-51 + eta."""
+    """Return what exact sums and quadrature may add to a residual: sqrt(d) C_row 2^-51 + eta."""
     row = 2.0 ** (problem.row_bound(law).gradient - GRID_BITS - 1)
     return math.sqrt(problem.dim) * row + problem.accuracy(law)
 
 
 def require_positive(**arguments: float | None) -> None:
-    """Each given argument must be a finite number above zero."""
+    """Check that each argument that is given is a finite number above zero."""
     for name, value in arguments.items():
         if value is not None and not (math.isfinite(value) and value > 0):
             raise InputError(f"{name}: expected a finite number above zero, not {value}")
 
 
 def require_budget(**arguments: int) -> None:
-    """Each argument must be an integer of at least zero."""
+    """Check that each argument is an integer of at least zero."""
     for name, value in arguments.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
             raise InputError(f"{name}: expected an integer of at least 0, not {value!r}")

@@ -165,7 +165,7 @@ class Coded(AbstractAlgorithm):
         )
 
     def _public_coordinates(self, problem: Problem, law: Law) -> Matrix | None:
-        """C where it needs no data: raw, or whitened by a curvature that the law knows."""
+        """Return C if it needs no data (raw, or whitened by a curvature that the law knows), else None."""
         if self.coordinates == "raw":
             return identity(problem.dim)
         curvature = problem.curvature(law)
@@ -180,6 +180,6 @@ class Coded(AbstractAlgorithm):
 
 
 def _history_bits(history: list[tuple[int, ...]]) -> int:
-    """H_K - H_init: gamma code of K + 1, then the K d signed integers beta eps^k / h."""
+    """Return H_K - H_init: gamma code of K + 1, then the K d signed integers beta eps^k / h."""
     count = 2 * (len(history) + 1).bit_length() - 1
     return count + sum(gamma_length(a) for steps in history for a in steps)

@@ -28,7 +28,7 @@ from fedtmle.protocol.query import Flow, Law, Problem
 class Gradient(AbstractAlgorithm):
     """Algorithm 2: pooled gradients, an inner optimiser, re-centring, an EIF check per update."""
 
-    tolerance: Tolerance = 1e-6
+    tolerance: Tolerance = "practical"
     optimizer: AbstractOptimizer = GradientDescent()
     max_updates: int = 100
 
@@ -99,7 +99,7 @@ class Exact:
 class Central(AbstractAlgorithm):
     """Algorithm 1 on the pooled rows: the same flow as `Gradient` on one silo, or exact solves."""
 
-    tolerance: Tolerance = 1e-6
+    tolerance: Tolerance = "practical"
     optimizer: AbstractOptimizer | Exact = Exact()
     max_updates: int = 100
 

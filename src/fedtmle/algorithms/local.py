@@ -43,7 +43,7 @@ class LocalAverage(AbstractAlgorithm):
     stagnation, never convergence.
     """
 
-    tolerance: Tolerance = 1e-6
+    tolerance: Tolerance = "practical"
     weights: Weighting | str | Mapping[str, float] = Weighting.SIZE
     max_updates: int = 100
     radius: float = 64.0

@@ -128,8 +128,9 @@ def relabel(codes: IntArray, labels: Sequence[str | None]) -> Factor:
     """
     missing = len(codes) > 0 and codes.min() < 0
     counts = np.bincount(codes[codes >= 0] if missing else codes, minlength=len(labels))
-    used = counts > 0
-    levels = in_order(label for label, seen in zip(labels, used, strict=True) if seen and label is not None)
+    levels = in_order(
+        label for label, count in zip(labels, counts, strict=True) if count and label is not None
+    )
     if tuple(labels) == levels:
         return Factor(codes, levels, tuple(counts.tolist()))
     lookup = _lookup(labels, levels)

@@ -67,7 +67,7 @@ class Fitted(Protocol):
 @final
 @dataclass(frozen=True, kw_only=True)
 class CrossFitted:
-    """Predicts each row by the model that was fitted without its fold."""
+    """A fit per fold: each row is predicted by the model that was fitted without its fold."""
 
     models: tuple[Fitted, ...]
     folds: Folds

@@ -42,8 +42,12 @@ LARGEST_COEFFICIENT = 2.0**14  # on scaled columns
 @final
 @dataclass(frozen=True)
 class GLM:
-    """A regression on a formula; ``family`` "auto" is binomial for a binary response, poisson for a
-    count, else gaussian."""
+    """A generalised linear model, fitted to the pooled rows of all silos.
+
+    ``formula`` is the right-hand side, such as ``"age + C(sex)"``. ``family`` is "binomial", "gaussian" or
+    "poisson"; "auto" is binomial for a binary response, poisson for a count, else gaussian. ``ridge`` is the
+    penalty on the squared coefficients of the scaled columns; the intercept is not penalised.
+    """
 
     formula: str
     family: Literal["auto", "binomial", "gaussian", "poisson"] = "auto"
@@ -63,12 +67,12 @@ class GLM:
         return parse_formula(self.formula)
 
     def family_for(self, response: Response) -> Literal["binomial", "gaussian", "poisson"]:
-        """The family's name for a response."""
+        """Return the name of the family for a response."""
         return BY_RESPONSE[response] if self.family == "auto" else self.family
 
 
 class AbstractResponse(ABC):
-    """What a regression predicts, as a value."""
+    """The response of a nuisance regression."""
 
     @abstractmethod
     def of(self, table: Table) -> tuple[Array, Array]:
@@ -78,7 +82,7 @@ class AbstractResponse(ABC):
 @final
 @dataclass(frozen=True)
 class FormulaColumns(AbstractColumns[Table]):
-    """The columns of a formula's design, each by values that have its largest magnitude."""
+    """The columns of a formula's design, for their largest magnitudes."""
 
     formula: Formula
     levels: Levels
@@ -197,7 +201,7 @@ class GLMModel(AbstractModel[None, AnyTable]):
 @final
 @dataclass(frozen=True, kw_only=True)
 class FittedGLM:
-    """Coefficients by column name: all that travels of a fit."""
+    """A fitted GLM: coefficients in the order of the formula's columns."""
 
     formula: Formula
     levels: Levels
@@ -205,7 +209,7 @@ class FittedGLM:
     coefficients: tuple[float, ...]
 
     def predict(self, table: Table) -> Array:
-        """The mean of the response, shape (N,): the same bits in any partition."""
+        """Return the mean of the response, shape (N,): the same bits in any partition."""
         if in_place(self.formula, self.levels):
             return self._mean(table)
         mean = np.empty(table.n_rows)

@@ -17,7 +17,7 @@ from itertools import product
 import numpy as np
 
 from fedtmle.errors import InputError
-from fedtmle.initial.design import ColumnPart, Levels, columns_in, natural_spline
+from fedtmle.initial.design import DesignPart, Levels, design_columns, natural_spline
 from fedtmle.initial.syntax import (
     Arithmetic,
     BSpline,
@@ -52,7 +52,7 @@ def column_ranges(formula: Formula, levels: Levels, ranges: Ranges) -> tuple[Ran
         raise InputError(f"the range of {', '.join(map(repr, missing))} is not declared")
     return tuple(
         reduce(_times, (part_range(part, ranges) for part in column), ONE)
-        for column in columns_in(formula, levels)
+        for column in design_columns(formula, levels)
     )
 
 
@@ -66,7 +66,7 @@ def range_exponent(bounds: Range) -> int:
     return math.frexp(max(abs(bounds[0]), abs(bounds[1])))[1]
 
 
-def part_range(part: ColumnPart, ranges: Ranges) -> Range:
+def part_range(part: DesignPart, ranges: Ranges) -> Range:
     """Return the range of one variable's column."""
     label = part.label
     match part.variable:

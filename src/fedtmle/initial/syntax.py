@@ -24,7 +24,7 @@ def _bare_or_quoted(name: str) -> str:
 
 
 def quoted_level(level: str) -> str:
-    """A level as a formula's string literal."""
+    """Return a level as a formula's string literal."""
     return '"' + level.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 

@@ -13,11 +13,12 @@ from operator import mul
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from fedtmle.model.types import Array
 
 
-class Spread(NamedTuple):
+class RowSpread(NamedTuple):
     """Sums and maxima over rows by coordinate, each of shape (d,), at one eps.
 
     ``total``, ``squares`` and ``largest`` are the sum of |c|, the sum of c^2 and the largest |c|;
@@ -33,10 +34,13 @@ class Spread(NamedTuple):
     columns: Array
     rows: Array
 
-
-def no_spread(dim: int) -> Spread:
-    """Return the spread of no rows, to be added to."""
-    return Spread(*np.zeros((len(Spread._fields), dim)))
+    def set_maxima(
+        self, largest: ArrayLike, reach_largest: ArrayLike, columns: ArrayLike | None = None
+    ) -> None:
+        """Write bounds that hold for every row over the maxima of those that were read."""
+        self.largest[:], self.reach_largest[:] = largest, reach_largest
+        if columns is not None:
+            self.columns[:] = columns
 
 
 class Concentration(NamedTuple):
@@ -48,7 +52,7 @@ class Concentration(NamedTuple):
     safe side.
     """
 
-    spread: Spread
+    spread: RowSpread
     lipschitz: float
     is_whole: bool = True
 
@@ -60,7 +64,7 @@ class Concentration(NamedTuple):
     def join(self, other: Concentration) -> Concentration:
         """Return the concentration over the rows of both, at the same eps."""
         a, b = self.spread, other.spread
-        spread = Spread(
+        spread = RowSpread(
             total=a.total + b.total,
             squares=a.squares + b.squares,
             largest=np.maximum(a.largest, b.largest),
@@ -73,7 +77,9 @@ class Concentration(NamedTuple):
 
     def of_all(self, largest: float) -> Concentration:
         """Return what these rows show of all rows, if none has a larger |c| than ``largest`` at any eps."""
-        return self._replace(spread=bounded(self.spread, largest), is_whole=False)
+        spread = RowSpread(*(column.copy() for column in self.spread))
+        spread.set_maxima(largest, 0.0)
+        return self._replace(spread=spread, is_whole=False)
 
     def shows(self, share: float, least: int) -> bool:
         """Whether no row has more than ``share`` of a coordinate, and each coordinate has ``least`` rows."""
@@ -99,11 +105,10 @@ class Concentration(NamedTuple):
         Negative if a row's share may be above it already.
         """
         s = math.inf
-        known = self.spread
-        columns = (known.total, known.largest, known.reach_total, known.reach_largest)
-        for total, largest, reach_total, reach_largest in zip(
-            *(column.tolist() for column in columns), strict=True
-        ):
+        spread = self.spread
+        columns = (spread.total, spread.largest, spread.reach_total, spread.reach_largest)
+        coordinates = zip(*(column.tolist() for column in columns), strict=True)
+        for total, largest, reach_total, reach_largest in coordinates:
             slack, per_s = share * total - largest, reach_largest + share * reach_total
             if not slack >= 0:  # also if it is not a number
                 return -1.0
@@ -114,13 +119,6 @@ class Concentration(NamedTuple):
     def distance(self, move: Iterable[float]) -> float:
         """Return sum_j |move_j| max |X_j|: no row's predictor moves further when eps moves by this."""
         return float(sum(map(mul, map(abs, move), self.spread.columns.tolist())))
-
-
-def bounded(spread: Spread, largest: float) -> Spread:
-    """Return the spread of some rows with a bound of |c| that holds for every row at any eps."""
-    return spread._replace(
-        largest=np.full_like(spread.largest, largest), reach_largest=np.zeros_like(spread.reach_largest)
-    )
 
 
 def _largest_ratio(part: Array, whole: Array) -> float:

@@ -43,7 +43,7 @@ class FitStatus(enum.Enum):
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class LocalFit:
+class LocalMinimum:
     """eps-hat_m and how exact it is.
 
     ``gradient_norm`` is ||grad l_m(eps)||, on the boundary without its inward normal part;
@@ -66,7 +66,7 @@ def fit_local(
     radius: float,
     zero_floor: float = 0.0,
     exhaustive: bool = False,
-) -> LocalFit:
+) -> LocalMinimum:
     """The selected minimiser of l_m over the ball, eps of shape (dim,).
 
     ``exhaustive`` descends from every public start, not only from those below the first minimum.
@@ -88,7 +88,7 @@ def fit_local(
         starts = (objective.attempt(eps) for eps in points)
         ends += [_descend(objective, start, radius) for start in starts if start is not None]
     best = _select(ends)
-    return LocalFit(
+    return LocalMinimum(
         eps=best.point.eps,
         gradient_norm=best.point.residual(radius),
         decrease=max(0.0, -best.point.loss),

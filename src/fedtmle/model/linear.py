@@ -87,28 +87,36 @@ def invert(matrix: Array) -> Array | None:
 
 
 def eigen(matrix: Array) -> tuple[Array, Array]:
-    """Return the eigenvalues of a symmetric matrix, ascending, and its eigenvectors as columns.
+    """Return the eigenvalues of a symmetric matrix, ascending, and its eigenvectors as columns."""
+    d = len(matrix)
+    V: Rows = [[float(i == j) for j in range(d)] for i in range(d)]
+    values = _diagonalise(matrix, V)
+    order = sorted(range(d), key=lambda j: values[j])
+    return np.array([values[j] for j in order]), np.array([[row[j] for j in order] for row in V])
+
+
+def symmetric_norm(matrix: Array) -> float:
+    """Return the operator norm of a symmetric matrix: its largest |eigenvalue|."""
+    return max(map(abs, _diagonalise(matrix, [])))
+
+
+def _diagonalise(matrix: Array, V: Rows) -> list[float]:
+    """Return the eigenvalues in any order, and apply the rotations that lead to them to the rows of V.
 
     Cyclic Jacobi: it sweeps over the places above the diagonal, row by row, and each rotation sets one entry
     to zero. It ends with the first sweep in which every entry is negligible beside its two diagonal ones.
     """
     A: Rows = np.asarray(matrix, dtype=np.float64).tolist()
-    d = len(A)
-    V: Rows = [[float(i == j) for j in range(d)] for i in range(d)]
     if not all(math.isfinite(entry) for row in A for entry in row):
         raise NumericalError("a matrix has an entry that is not finite, so it has no eigenvalues")
     for _ in range(MAX_SWEEPS):
         is_diagonal = True
-        for p in range(d):
-            for q in range(p + 1, d):
+        for p in range(len(A)):
+            for q in range(p + 1, len(A)):
                 is_diagonal &= not _rotate(A, V, p, q)
         if is_diagonal:
-            break
-    else:
-        raise NumericalError("the eigenvalues of a matrix did not converge; its entries may be out of range")
-    order = sorted(range(d), key=lambda j: A[j][j])
-    values = np.array([A[j][j] for j in order])
-    return values, np.array([[row[j] for j in order] for row in V]).reshape(d, d)
+            return [A[j][j] for j in range(len(A))]
+    raise NumericalError("the eigenvalues of a matrix did not converge; its entries may be out of range")
 
 
 def _rotate(A: Rows, V: Rows, p: int, q: int) -> bool:
@@ -132,12 +140,6 @@ def _rotate(A: Rows, V: Rows, p: int, q: int) -> bool:
         x, y = row[p], row[q]
         row[p], row[q] = cosine * x - sine * y, sine * x + cosine * y
     return True
-
-
-def symmetric_norm(matrix: Array) -> float:
-    """Return the operator norm of a symmetric matrix: its largest |eigenvalue|."""
-    values, _ = eigen(matrix)
-    return max((abs(float(value)) for value in values), default=0.0)
 
 
 def operator_norm_squared(matrix: Array) -> float:

@@ -24,7 +24,7 @@ import numpy as np
 
 from fedtmle.errors import InputError
 from fedtmle.model import kernels
-from fedtmle.model.concentration import Concentration, Spread, bounded
+from fedtmle.model.concentration import Concentration, RowSpread
 from fedtmle.model.exact import Sums, query_shifts, zero_sums
 from fedtmle.model.families import Family
 from fedtmle.model.table import StreamedTable, Table
@@ -124,26 +124,28 @@ class GeneralisedLinear(AbstractSubmodel):
         first = _first_rows(rows.dim)
         spread, n_read, enough = kernels.glm_spread(rows, eps, until, least, few=first, many=many)
         if enough:  # no row exceeds its public bound at any eps: the exact sums would refuse it
-            return self._concentration(bounded(spread, public), is_whole=False)
+            spread.set_maxima(public, 0.0)
+            return self._concentration(spread, is_whole=False)
         if n_read < rows.n_rows:
             return self._by_columns(eps, share, least, spread)
         return self._concentration(spread)
 
-    def _by_columns(self, eps: Array, share: float, least: int, first: Spread | None) -> Concentration:
+    def _by_columns(self, eps: Array, share: float, least: int, first: RowSpread | None) -> Concentration:
         """Return the concentration by the columns' maxima; ``first`` is the first rows' spread, if known."""
         maxima = self._maxima(eps)
         if first is not None:
-            shown = self._concentration(maxima.of_all(first), is_whole=False)
+            first.set_maxima(*maxima)
+            shown = self._concentration(first, is_whole=False)
             if shown.shows(share / MARGIN, least):
                 return shown
         until = np.array([MARGIN * largest / share for largest in maxima.largest])
         few = _first_rows(len(until))
         spread, _, enough = kernels.glm_spread(self._rows, eps, until, least, few=few)
         if enough:
-            spread = maxima.of_all(spread)
+            spread.set_maxima(*maxima)
         return self._concentration(spread, is_whole=not enough)
 
-    def _concentration(self, spread: Spread, *, is_whole: bool = True) -> Concentration:
+    def _concentration(self, spread: RowSpread, *, is_whole: bool = True) -> Concentration:
         ceiling = self.family.curvature_ceiling
         lipschitz = math.inf if ceiling is None else ceiling
         return Concentration(spread=spread, lipschitz=lipschitz, is_whole=is_whole)
@@ -183,7 +185,7 @@ class GeneralisedLinear(AbstractSubmodel):
         reach = [column if w is None else w * column for column in columns]
         # min and max return their first argument if the other is not a number
         largest = [r and max(SMALLEST, min(public, slope * r)) for r in reach]
-        return _Maxima(largest=largest, reach=reach, columns=columns)
+        return _Maxima(largest=largest, reach_largest=reach, columns=columns)
 
     def fewest_joint(self) -> float:
         return _fewest(self.joint())
@@ -254,17 +256,11 @@ def _first_rows(dim: int) -> int:
 
 
 class _Maxima(NamedTuple):
-    """Bounds of |c|, of w |X| and of |X| for every row, by coordinate."""
+    """Bounds of |c|, w |X| and |X| for every row, by coordinate: the arguments of `RowSpread.set_maxima`."""
 
     largest: list[float]
-    reach: list[float]
+    reach_largest: list[float]
     columns: list[float]
-
-    def of_all(self, spread: Spread) -> Spread:
-        """Return the spread of some rows with these bounds, which hold for every row."""
-        return spread._replace(
-            largest=np.array(self.largest), reach_largest=np.array(self.reach), columns=np.array(self.columns)
-        )
 
 
 class _Extents:

@@ -1,12 +1,12 @@
-"""The design modulus omega_A(eta) of one fixed query block, by its three forms (S.2.5).
+"""The design modulus omega_A(eta) of many attributes at once, A the Jacobian of the answers (S.2.5).
 
-    primal    max c . u  over ||u|| <= rho, ||A u|| <= eta          eq:proof-recovery-modulus
-    dual      min rho ||c - A^T w|| + eta ||w||  over w             eq:proof-recovery-dual
-    spectral  min (rho^2 + lambda eta^2) c^T (I + lambda A^T A)^-1 c, its root   eq:proof-modulus-spectrum
+omega_A(eta) = max c . u over ||u|| <= rho, ||A u|| <= eta. Its spectral form is the root of
 
-All three are solved by one multiplier lambda: with k = (I + lambda A^T A)^-1 c, u is along k and
-w = lambda A k. lambda = infinity where c is in the range of A^T and the ball does not bind; eta = 0 and
-singular A are the limits that the paper takes.
+    min over lambda of (rho^2 + lambda eta^2) c^T (I + lambda A^T A)^-1 c    eq:proof-modulus-spectrum
+
+and depends on the singular values and right singular vectors of A alone. lambda = infinity where c is in the
+range of A^T and the ball does not bind; eta = 0 and singular A are the limits that the paper takes.
+`Compressed` keeps a block with hundreds of rows and a hundred thousand columns as its few directions.
 """
 
 from __future__ import annotations
@@ -21,10 +21,12 @@ from fedtmle.model.types import Array
 
 BISECTIONS = 64  # of log lambda: far below the rounding of a double
 REACH = 100.0  # log lambda s^2 beyond this is infinity
+BUFFER = 48  # rows gathered before they are reduced
+NEW_DIRECTION = 1e-9  # of a row's norm: less outside the directions known so far counts as rounding
 
 
 def multipliers(singular: Array, inside: Array, outside: Array, *, radius: float, noise: float) -> Array:
-    """lambda for each attribute, rows of ``inside`` (k, r) and norms ``outside`` (k,) of their kernel parts.
+    """Return lambda for each attribute: rows of ``inside`` (k, r), kernel parts of norm ``outside`` (k,).
 
     At the minimum eta^2 ||k||^2 = rho^2 ||A k||^2; the ratio ||A k||^2/||k||^2 falls as lambda grows.
     """
@@ -34,13 +36,13 @@ def multipliers(singular: Array, inside: Array, outside: Array, *, radius: float
     if radius == 0:
         return np.zeros(count)
     s2, c2, p2 = singular**2, inside**2, outside**2
-    goal = (noise / radius) ** 2
+    ratio = (noise / radius) ** 2
     low = np.full(count, -math.log(s2[0]) - REACH)
     high = np.full(count, -math.log(s2[-1]) + REACH)
 
     def exceeds(log_lambda: Array) -> Array:
         k2 = c2 / (1 + np.exp(log_lambda)[:, None] * s2) ** 2
-        return np.asarray(k2 @ s2 > goal * (k2.sum(axis=1) + p2))
+        return np.asarray(k2 @ s2 > ratio * (k2.sum(axis=1) + p2))
 
     binding, endless = exceeds(np.full(count, -np.inf)), exceeds(high)
     for _ in range(BISECTIONS):
@@ -53,7 +55,10 @@ def multipliers(singular: Array, inside: Array, outside: Array, *, radius: float
 def values(
     singular: Array, inside: Array, outside: Array, lam: Array | float, *, radius: float, noise: float
 ) -> Array:
-    """[(rho^2 + lambda eta^2) c^T (I + lambda A^T A)^-1 c]^1/2 per attribute: eq:proof-modulus-spectrum."""
+    """Return [(rho^2 + lambda eta^2) c^T (I + lambda A^T A)^-1 c]^1/2 for each attribute.
+
+    eq:proof-modulus-spectrum.
+    """
     lam = np.broadcast_to(np.asarray(lam, dtype=np.float64), (len(inside),))
     finite = np.where(np.isinf(lam), 0.0, lam)
     form = (inside**2 / (1 + finite[:, None] * singular**2)).sum(axis=1) + outside**2
@@ -63,17 +68,10 @@ def values(
 
 
 def require_at_least_zero(**arguments: float) -> None:
-    """Each argument must be a finite number of at least zero."""
+    """Raise `InputError` unless each argument is a finite number of at least zero."""
     for name, value in arguments.items():
         if not (math.isfinite(value) and value >= 0):
             raise InputError(f"{name}: expected a finite number of at least 0, not {value}")
-
-
-# A block with hundreds of rows and a hundred thousand columns, kept as its few directions that differ.
-
-
-BUFFER = 48  # rows gathered before they are reduced
-NEW = 1e-9  # of a row's norm: less outside the directions known so far counts as rounding
 
 
 @final
@@ -90,7 +88,7 @@ class Compressed:
         self._count = 0
 
     def add(self, rows: Array) -> None:
-        """More rows of A; rows of zeros say nothing."""
+        """Add rows of A; rows of zeros change nothing."""
         rows = rows[np.abs(rows).max(axis=1, initial=0.0) > 0]
         if len(rows):
             self._waiting.append(rows)
@@ -99,11 +97,11 @@ class Compressed:
             self._reduce()
 
     def basis(self) -> tuple[Array, Array]:
-        """Singular values (r,), falling, and right singular vectors (r, q)."""
+        """Return singular values (r,), falling, and right singular vectors (r, q)."""
         self._reduce()
         _, singular, turn = np.linalg.svd(self._S, full_matrices=False)
-        kept = singular > 0
-        return singular[kept], turn[kept] @ self._V
+        positive = singular > 0
+        return singular[positive], turn[positive] @ self._V
 
     def _reduce(self) -> None:
         if not self._count:
@@ -119,7 +117,7 @@ class Compressed:
         # New directions: the large part of the rest first, then what it hid.
         for _ in range(2):
             squares, turn = np.linalg.eigh(rest @ rest.T)
-            new = squares > max(NEW**2, 1e-14 * squares[-1])
+            new = squares > max(NEW_DIRECTION**2, 1e-14 * squares[-1])
             if not new.any():
                 break
             directions = (turn[:, new].T @ rest) / np.sqrt(squares[new])[:, None]
@@ -127,24 +125,24 @@ class Compressed:
             rest = rest - along @ directions
             self._V = np.concatenate([self._V, directions])
             coefficients = np.concatenate([coefficients, along], axis=1)
-        kept = np.pad(self._S, ((0, 0), (0, len(self._V) - self._S.shape[1])))
-        self._S = np.asarray(np.linalg.qr(np.concatenate([kept, coefficients * sizes]), mode="r"))
+        before = np.pad(self._S, ((0, 0), (0, len(self._V) - self._S.shape[1])))
+        self._S = np.asarray(np.linalg.qr(np.concatenate([before, coefficients * sizes]), mode="r"))
 
 
 def coordinate_moduli(block: Compressed, *, radius: float, noise: float, chunk: int = 20_000) -> Array:
-    """omega_A(eta) of every single coordinate at once, shape (q,)."""
+    """Return omega_A(eta) of every single coordinate at once, shape (q,)."""
     singular, right = block.basis()
-    found = []
+    moduli = []
     for start in range(0, right.shape[1], chunk):
         inside = np.ascontiguousarray(right[:, start : start + chunk].T)
         outside = np.sqrt(np.maximum(0.0, 1.0 - (inside**2).sum(axis=1)))
         lam = multipliers(singular, inside, outside, radius=radius, noise=noise)
-        found.append(values(singular, inside, outside, lam, radius=radius, noise=noise))
-    return np.concatenate(found)
+        moduli.append(values(singular, inside, outside, lam, radius=radius, noise=noise))
+    return np.concatenate(moduli)
 
 
 def direction_modulus(block: Compressed, c: Array, *, radius: float, noise: float) -> float:
-    """omega_A(eta) of one attribute's gradient c, (q,)."""
+    """Return omega_A(eta) of one attribute's gradient c, (q,)."""
     singular, right = block.basis()
     inside = right @ c
     outside = np.array([float(np.linalg.norm(c - right.T @ inside))])

@@ -1,4 +1,4 @@
-"""How well the arms overlap, before anything is targeted."""
+"""Overlap of the arms, before anything is targeted, and diagnostics of overlap and fit after it."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ from fedtmle.targets.effects.statistics import (
     histogram_pairs,
 )
 
+DECILES = tuple(NormalDist().inv_cdf(k / 10) for k in range(1, 10))
 DEPENDENT_SHARE = 1e-9  # a clever covariate depends on others that leave less of its square unexplained
 
 
@@ -98,18 +99,12 @@ def _spanning(gram: Array, effective: tuple[float, ...]) -> tuple[int, ...]:
     """
     root = np.sqrt(np.diag(gram))
     rest = gram / (root[:, None] * root)
-    kept = []
+    spanning = []
     for r in sorted(range(len(gram)), key=lambda r: (effective[r], r)):
         if rest[r, r] > DEPENDENT_SHARE:
-            kept.append(r)
+            spanning.append(r)
             rest = rest - rest[:, r, None] * rest[r] / rest[r, r]
-    return tuple(sorted(kept))
-
-
-# Diagnostics of a study, pooled from the bins that each silo may disclose: overlap and outcome fit.
-
-
-DECILES = tuple(NormalDist().inv_cdf(k / 10) for k in range(1, 10))
+    return tuple(sorted(spanning))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,9 +1,10 @@
-"""The program of a study: every party follows it on the same broadcasts.
+"""The programs of a study and of its preflight: every party follows them on the same broadcasts.
 
     factor levels -> clusters -> counts -> treatment, missingness and outcome models -> overlap
                   -> targeting -> diagnostics
 
-Each arrow is a query or a sub-flow; nothing but pooled sums, levels and exponents comes down.
+Each arrow is a query or a sub-flow; nothing but pooled sums, levels and exponents comes down. A preflight
+fits the treatment model alone, and asks for histograms of the propensity scores.
 """
 
 from __future__ import annotations
@@ -114,7 +115,7 @@ def study_details(outcome: Outcome) -> StudyDetails:
 
 
 def effect_problem(study: Study, preparation: Preparation) -> EffectProblem:
-    """The problem that is targeted, once nuisances are fitted."""
+    """Return the problem that is targeted, once nuisances are fitted."""
     components = preparation.components
     contrast = study.target.contrast() if study.submodel == "contrast" else None
     identity = tuple(tuple(float(i == j) for j in range(len(components))) for i in range(len(components)))
@@ -267,7 +268,7 @@ def fit_treatment(study: Study, n: int) -> Flow[Treatment]:
 
 
 def _supplied(model: Supplied, role: str, study: Study) -> tuple[Fitted, ...]:
-    """Predictions that each silo has already."""
+    """Return the predictors of a role whose predictions each silo has as columns."""
     arms, names = len(study.target.arms), model.columns
     counts = {"treatment": (arms - 1,), "missingness": (1, arms), "outcome": (arms,)}[role]
     if len(names) not in counts:
@@ -306,9 +307,6 @@ def _preparation(
         shares=shares,
         shows_g=study.diagnostics,
     )
-
-
-# The program of a preflight: the treatment model alone, and the histograms of what it predicts.
 
 
 @final

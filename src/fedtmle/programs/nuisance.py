@@ -256,6 +256,8 @@ def _refuse_separation(at_zero: Array, at_fit: Array, names: tuple[str, ...], la
 
     The message names the columns that move most along that direction, in units of their standard deviations.
     """
+    if cholesky(at_fit - SEPARATED_CURVATURE * at_zero) is not None:  # the usual case, without eigenvalues
+        return
     factor = cholesky(at_zero)
     if factor is None:  # collinear columns were refused before
         raise NumericalError(f"{label}: the curvature of its loss is not positive definite")

@@ -166,8 +166,10 @@ class Study:
         return levels | ({} if self.target.treatment is None else {self.target.treatment: self.target.arms})
 
     def _refuse_responses(self) -> None:
-        """No model may use what it predicts, and only the outcome comes after the treatment: a model of
-        treatment or missingness that used the outcome would give a wrong estimate without a word."""
+        """Refuse a model that uses its response, and a treatment or missingness model that uses the outcome.
+
+        Only the outcome comes after the treatment, so the latter would silently give a wrong estimate.
+        """
         outcome, treatment = self.target.outcome, self.target.treatment
         refused = {"outcome": (outcome,), "treatment": (outcome, treatment), "missingness": (outcome,)}
         for role, model in self.models.items():
@@ -211,7 +213,7 @@ class Study:
         return rows.n_rows
 
     def smallest_part(self, rows: AnyTable) -> int:
-        """The fewest rows of a fold: each is told by sums over all rows but it (`SuperLearner` included)."""
+        """Return the fewest rows of a fold, a super learner's included: sums over the others disclose it."""
         smallest = rows.n_rows
         if isinstance(rows, StreamedTable):  # it is in no study with folds
             return smallest
@@ -225,8 +227,8 @@ class Study:
             if isinstance(model, SuperLearner):
                 for v in left_out:
                     inner = model.folds_within(v, self.cluster, spanning=spanning)
-                    kept = inner.of(rows) if v is None else inner.of(rows)[fold != v]
-                    smallest = min(smallest, _fewest(kept, inner.count))
+                    inner_fold = inner.of(rows) if v is None else inner.of(rows)[fold != v]
+                    smallest = min(smallest, _fewest(inner_fold, inner.count))
         return smallest
 
 
@@ -244,6 +246,6 @@ def declared_target(target: AbstractEffect, variables: Variables) -> AbstractEff
 
 
 def _fewest(fold: IntArray, count: int) -> int:
-    """Rows of the smallest fold that has any."""
+    """Return how many rows the smallest fold has, of those that have any."""
     sizes = np.bincount(fold, minlength=count)
     return int(sizes[sizes > 0].min(initial=len(fold)))

@@ -43,7 +43,7 @@ Result = TypeVar("Result")
 
 
 def fit_nuisance(regression: Regression, levels: Levels, n: int, folds: Folds | None) -> Flow[Fitted]:
-    """The fit, or one fit per fold left out."""
+    """Fit a regression on all rows or, with folds, once per fold left out; return the fit."""
     if folds is None:
         return (yield from _fit_each([regression], levels, n))[0]
     parts = [replace(regression.without(folds, v), fold=v + 1) for v in range(folds.count)]
@@ -51,7 +51,7 @@ def fit_nuisance(regression: Regression, levels: Levels, n: int, folds: Folds | 
 
 
 def _fit_each(parts: Sequence[Regression], levels: Levels, n: int) -> Flow[Sequence[Fitted]]:
-    """The same model on several sets of rows."""
+    """Fit the same model on several sets of rows; return the fits in their order."""
     model = parts[0].model
     if isinstance(model, SuperLearner):
         return (yield from together([_fit_super(part, model, levels, n) for part in parts]))
@@ -64,7 +64,7 @@ def _fit_each(parts: Sequence[Regression], levels: Levels, n: int) -> Flow[Seque
 
 
 def together(flows: Sequence[Flow[Result]]) -> Flow[list[Result]]:
-    """The flows side by side: each round carries one query of each that is still going."""
+    """Return the results of flows that go on side by side: each round carries one query of each."""
     results: dict[int, Result] = {}
     waiting: dict[int, Query] = {}
     replies: dict[int, object] = dict.fromkeys(range(len(flows)))  # a fresh flow is started by sending None
@@ -140,7 +140,7 @@ def _fit_super(regression: Regression, spec: SuperLearner, levels: Levels, n: in
 def _candidates(
     learner: Learner, parts: Sequence[Regression], levels: Levels, n: int
 ) -> Flow[dict[str, Models]]:
-    """Every model to weight, fitted on each part: one, or one for each silo that has its own."""
+    """Return every model to weight, fitted on each part: one, or one for each silo that has its own."""
     if isinstance(learner, GLM):
         fits = yield from together([fit_glm(part, learner, levels, n) for part in parts])
         return {"": tuple(fits)}

@@ -198,11 +198,11 @@ def visible(counts: Sequence[int], total: int, floor: int) -> tuple[int | None, 
     """
     shown: list[int | None] = [count if count >= floor else None for count in counts]
     while True:
-        seen = [count for count in shown if count is not None]
-        hidden = total - sum(seen)
-        if not seen or hidden >= floor or (hidden == 0 and None not in shown):
+        disclosed = [count for count in shown if count is not None]
+        hidden = total - sum(disclosed)
+        if not disclosed or hidden >= floor or (hidden == 0 and None not in shown):
             return tuple(shown)
-        shown[shown.index(min(seen))] = None
+        shown[shown.index(min(disclosed))] = None
 
 
 def shown(counts: Sequence[int], may_be_shown: Sequence[bool], floor: int) -> tuple[int | None, ...]:

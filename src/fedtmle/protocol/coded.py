@@ -95,7 +95,7 @@ class SiloCurvature:
         return unpack(np.ldexp(np.array(self.entries, dtype=np.float64), self.exponent), dim)
 
     def rounding(self, dim: int) -> float:
-        """A bound on the operator norm of what rounding changed."""
+        """Return a bound on the operator norm of the change by rounding."""
         return dim * 2.0 ** (self.exponent - 1)
 
 
@@ -221,7 +221,7 @@ class CalibrationQuery(AbstractQuery[SiloCurvature, Lattice]):
         return congruence(C, unpack(sums, self.dim) + normaliser.hessian(origin))
 
     def row_means(self, answer: SiloCurvature, local: Local) -> RowMeans:
-        """A curvature, rounded; of a norm, the part along its eigenvector: how it moves to first order."""
+        """Return the means behind a curvature; for a norm, those along its eigenvector (first order)."""
         dim, upper = self.dim, upper_pairs(self.dim)
         C = np.eye(dim) if self.C is None else floating(self.C)
         zero, submodel = np.zeros(dim), local.submodel(self.problem, self.law)

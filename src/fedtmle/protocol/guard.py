@@ -106,7 +106,7 @@ class Policy:
     min_effective: float = _key(_FLOOR, 2.0, 0.0, "effective number of rows behind each sum of a gradient")
     max_share: float = _key(_CAP, 0.65, 1.0, "largest share of one row in a sum of a gradient")
     max_queries: int = _key(_CAP, 5_000, math.inf, "queries answered in one study")
-    max_functionals: int = _key(_CAP, 500_000, math.inf, "numbers told in one study")
+    max_functionals: int = _key(_CAP, 500_000, math.inf, "numbers disclosed in one study")
     max_eps: float = _key(_CAP, 100.0, math.inf, "length of a fluctuation that is evaluated")
     max_path: float = _key(
         _CAP, 1_000.0, math.inf, "length of the accepted fluctuations and of the one evaluated"
@@ -129,7 +129,7 @@ class Policy:
 
     @classmethod
     def unguarded(cls) -> Policy:
-        """No limit at all: rows that nobody guards, such as arrays in one's own session."""
+        """Return a policy without limits, for rows that nobody guards, such as a user's own arrays."""
         return cls(**{limit.name: limit.off for limit in cls.limits()})  # type: ignore[arg-type]  # each of its type
 
     def floor(self, *keys: str) -> int:
@@ -189,12 +189,12 @@ class _Examined(NamedTuple):
     radius: float
 
     def covers(self, point: Evaluation) -> bool:
-        seen = self.point
-        if seen.model is not point.model:
+        examined = self.point
+        if examined.model is not point.model:
             return False
-        here, there = point.eps.tolist(), seen.eps.tolist()
-        if seen.law is not point.law:  # both in the coordinates of the submodel that the laws share, if any
-            origins = point.model.displacement(point.law), point.model.displacement(seen.law)
+        here, there = point.eps.tolist(), examined.eps.tolist()
+        if examined.law is not point.law:  # move both to the submodel that the laws share, if any
+            origins = point.model.displacement(point.law), point.model.displacement(examined.law)
             if origins[0] is None or origins[1] is None:
                 return False
             here, there = map(add, here, origins[0].tolist()), map(add, there, origins[1].tolist())
@@ -384,8 +384,8 @@ def _evaluations(query: Query) -> Iterator[Evaluation]:
     return (point for member in query.members for point in member.evaluations())
 
 
-def _same_law(point: Evaluation, seen: Evaluation | None) -> bool:
-    return seen is not None and seen.law is point.law and seen.model is point.model
+def _same_law(point: Evaluation, other: Evaluation | None) -> bool:
+    return other is not None and other.law is point.law and other.model is point.model
 
 
 def disclosed_numbers(query: Query, bits: int) -> int:

@@ -185,7 +185,7 @@ def _text(cls: type) -> str:
 
 
 def _functions(cls: type) -> Iterator[FunctionType]:
-    """The functions in the body of ``cls``, those of properties and class methods included."""
+    """Yield the functions in the body of ``cls``, those of properties and class methods included."""
     for member in vars(cls).values():
         function = member
         for name in ("__func__", "fget", "func"):

@@ -99,6 +99,29 @@ def document(plan: Plan, finished: Finished, result: Result, release: Sequence[s
     }
 
 
+def _personal(study: Study, details: StudyDetails, local: LocalOutcome | None) -> list[Document]:
+    """Return a releasing silo's own estimates in a personalised run; none if it is in another process."""
+    if local is None:
+        return []
+    rows, _ = table_rows(study, details.components, local.estimate.psi, local.estimate.covariance)
+    return [row.to_dict() for row in rows]
+
+
+def _unsupported(estimates: Sequence[Row], result: Result) -> list[str]:
+    """Warn if the certificate does not support the intervals."""
+    warnings = []
+    if not result.status.is_converged:
+        warnings.append(result.status.value)
+    if estimates and result.residual is not None:
+        smallest = min(row.std_error for row in estimates)
+        if result.residual > smallest / math.log(max(result.n, 3)):
+            warnings.append(
+                f"the residual {result.residual:.2g} is not small against the standard error "
+                f"{smallest:.2g}: the interval is not supported"
+            )
+    return warnings
+
+
 def _unneeded_models(study: Study, details: StudyDetails) -> list[str]:
     """Warn about a model that was not fitted, because it is not needed."""
     if "missingness" in study.models and "missingness" not in details.nuisances:
@@ -150,29 +173,6 @@ def _unfinished_silos(study: Study, result: Result) -> list[str]:
         "fits are rounded, so that small ones are zero. A silo that disagrees with the others for good "
         "never leaves; its estimate is flagged as unfinished."
     ]
-
-
-def _personal(study: Study, details: StudyDetails, local: LocalOutcome | None) -> list[Document]:
-    """Return a releasing silo's own estimates in a personalised run; none if it is in another process."""
-    if local is None:
-        return []
-    rows, _ = table_rows(study, details.components, local.estimate.psi, local.estimate.covariance)
-    return [row.to_dict() for row in rows]
-
-
-def _unsupported(estimates: Sequence[Row], result: Result) -> list[str]:
-    """Warn if the certificate does not support the intervals."""
-    warnings = []
-    if not result.status.is_converged:
-        warnings.append(result.status.value)
-    if estimates and result.residual is not None:
-        smallest = min(row.std_error for row in estimates)
-        if result.residual > smallest / math.log(max(result.n, 3)):
-            warnings.append(
-                f"the residual {result.residual:.2g} is not small against the standard error "
-                f"{smallest:.2g}: the interval is not supported"
-            )
-    return warnings
 
 
 _EVERY_EFFECT = {field.name for field in fields(AbstractEffect)}

@@ -74,7 +74,7 @@ def table_rows(
 
 
 def simultaneous_quantile(covariance: Array, confidence: float, seed: int) -> float:
-    """The quantile of max |Z| for Z normal with the estimates' correlation, by seeded simulation."""
+    """Return the quantile of max |Z| for Z normal with the estimates' correlation, by seeded simulation."""
     error = np.sqrt(np.diag(covariance))
     if len(error) == 1 or not (np.isfinite(error).all() and (error > 0).all()):
         return NormalDist().inv_cdf(0.5 + confidence / 2)

@@ -13,16 +13,17 @@ import numpy as np
 from fedtmle.errors import DataError
 from fedtmle.initial.crossfit import POOLED_SILO
 from fedtmle.model.exact import Sums
-from fedtmle.model.problem import Estimate
+from fedtmle.model.problem import AbstractProblem, Estimate
 from fedtmle.model.submodel import AbstractNormaliser, AbstractSubmodel
 from fedtmle.model.table import StreamedTable, Table
 from fedtmle.model.types import IntArray
 from fedtmle.protocol.query import Model, Problem
 
 Result = TypeVar("Result")
+Rows = TypeVar("Rows")
 
 
-def read_rows(problem: Problem, name: str, rows: object) -> object:
+def read_rows(problem: AbstractProblem[Any, Rows], name: str, rows: object) -> Rows:
     """Return the rows of silo ``name`` as ``problem`` reads and validates them; an error names the silo."""
     try:
         return problem.read(rows)

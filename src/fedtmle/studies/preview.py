@@ -37,7 +37,7 @@ class MessageKind:
 
 
 @dataclass(frozen=True)
-class Limit:
+class CheckedLimit:
     """A limit of the policy that can be checked before the study, with the number that it limits."""
 
     name: str
@@ -58,7 +58,7 @@ class Preview:
     silos: int
     n_rows: int
     kinds: tuple[MessageKind, ...]
-    limits: tuple[Limit, ...]
+    limits: tuple[CheckedLimit, ...]
     refused_by: str
     reason: str
     stopped: str
@@ -114,16 +114,18 @@ def preview(plan: Plan, file: SiloFile) -> Preview:
 
 def _limits(
     plan: Plan, file: SiloFile, silo: Silo, kinds: dict[tuple[str, str], MessageKind]
-) -> tuple[Limit, ...]:
+) -> tuple[CheckedLimit, ...]:
     """Return the limits of the policy on what can be counted before the study."""
     policy = file.policy
     queries, numbers = sum(k.times for k in kinds.values()), sum(k.numbers for k in kinds.values())
     max_queries, max_numbers = policy.max_queries, policy.max_functionals
     return (
-        Limit("rows", f"{silo.n_rows:,} (at least {policy.min_rows:,})", silo.n_rows >= policy.min_rows),
-        Limit(
+        CheckedLimit(
+            "rows", f"{silo.n_rows:,} (at least {policy.min_rows:,})", silo.n_rows >= policy.min_rows
+        ),
+        CheckedLimit(
             "silos", f"{len(plan.roster)} (at least {policy.min_silos})", len(plan.roster) >= policy.min_silos
         ),
-        Limit("queries", f"{queries:,} (at most {max_queries:,})", queries <= max_queries),
-        Limit("numbers disclosed", f"{numbers:,} (at most {max_numbers:,})", numbers <= max_numbers),
+        CheckedLimit("queries", f"{queries:,} (at most {max_queries:,})", queries <= max_queries),
+        CheckedLimit("numbers disclosed", f"{numbers:,} (at most {max_numbers:,})", numbers <= max_numbers),
     )

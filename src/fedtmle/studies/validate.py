@@ -73,7 +73,7 @@ def validate(path: str | Path) -> Validation:
     files = _silo_files(silos)
     defects += _misnamed(files)
     if schema is not None and len(absent) == len(silos) > 1:
-        defects += _absent_everywhere(set.intersection(*absent), Path(path), silos, schema)
+        defects += _absent_everywhere(set.intersection(*absent), Path(path), files, schema)
     if file is not None and len(tables) == len(silos):
         defects += _empty_arms(file, tables)
         try:
@@ -132,13 +132,11 @@ def _read_twice(study: Path, silos: Mapping[str, Path], files: Mapping[str, Silo
 
 
 def _absent_everywhere(
-    names: set[str], path: Path, silos: Mapping[str, Path], schema: Schema
+    names: set[str], path: Path, files: Mapping[str, SiloFile], schema: Schema
 ) -> list[Defect]:
     """Return a defect for each column that no silo has, which the study probably misspells."""
-    known = {name for name in schema.names if name not in names}
-    for source in silos.values():
-        if source.suffix.lower() == ".toml":
-            known |= set(read_silo_file(source).columns)
+    mapped = {name for file in files.values() for name in file.columns}
+    known = mapped | {name for name in schema.names if name not in names}
     lines = path.read_text(encoding="utf-8").splitlines()
     defects = []
     for name in sorted(names):

@@ -55,7 +55,7 @@ class Mean(AbstractProblem[MeanLaw, Array]):
         return ("mean",)
 
     def start(self, mu: float) -> MeanLaw:
-        """The initial estimate, a number within the bounds."""
+        """Return the initial law; ``mu`` is an initial estimate within the bounds."""
         if not self.bounds[0] <= mu <= self.bounds[1]:
             raise InputError(f"mu: expected a number within the bounds {self.bounds}, not {mu}")
         return MeanLaw(mu=float(mu))

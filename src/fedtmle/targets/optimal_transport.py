@@ -40,7 +40,11 @@ HALVINGS = 40
 @final
 @dataclass(frozen=True, kw_only=True)
 class OptimalTransport(AbstractDensityProblem):
-    """The relative allocation offsets theta_1..theta_d; the defaults are the paper's benchmark."""
+    """Entropic optimal transport: the relative allocation offsets theta_1..theta_d.
+
+    Mass at each record is allocated to ``destinations`` with the ``capacities``; ``regularisation`` is the
+    entropy's weight, ``spacing`` that of the quadrature's grid. The defaults are the paper's benchmark.
+    """
 
     destinations: Sequence[Sequence[float]] = SQUARE
     capacities: Sequence[float] = (0.25, 0.25, 0.25, 0.25)
@@ -86,12 +90,12 @@ class OptimalTransport(AbstractDensityProblem):
         return self._newton(nodes, masses, theta)
 
     def direct(self, rows: object) -> Array:
-        """theta of the empirical transport problem on pooled rows (N, q): what targeting must arrive at."""
+        """Return theta of the empirical transport problem on pooled rows (N, q): the limit of targeting."""
         points = self.read(rows)
         return self._newton(points, np.full(points.shape[1], 1.0 / points.shape[1]), np.zeros(self.dim)).psi
 
     def shares(self, points: Array, theta: Array) -> Array:
-        """s_{1:d} at points (q, N), shape (d, N)."""
+        """Return s_{1:d} at points (q, N), shape (d, N)."""
         # |o|^2/2 is common to all destinations and cancels.
         logits = [
             (combined(np.array(z), points) + (offset - 0.5 * math.fsum(x * x for x in z)))
@@ -101,7 +105,7 @@ class OptimalTransport(AbstractDensityProblem):
         return kernels.softmax(np.stack(logits))[: self.dim]
 
     def _newton(self, points: Array, masses: Array, theta: Array) -> Transport:
-        """The root of g(theta) = E[s_{1:d}] - c_{1:d}, the gradient of the convex objective."""
+        """Return the root of g(theta) = E[s_{1:d}] - c_{1:d}, the gradient of the convex objective."""
         g, H = self._residual(points, masses, theta)
         for _ in range(NEWTON_STEPS):
             # theta/l, a logit, is resolved to its rounding; g can be no better.
@@ -131,7 +135,7 @@ class OptimalTransport(AbstractDensityProblem):
         return Transport(problem=self, theta=theta, gain=-self.regularisation * inverse)
 
     def _residual(self, points: Array, masses: Array, theta: Array) -> tuple[Array, Array]:
-        """g and H at theta."""
+        """Return g and H at theta."""
         s = self.shares(points, theta)
         mean = expectation(masses, s, 0)
         return mean - np.array(self.capacities)[: self.dim], np.diag(mean) - second_moment(masses, s, 0)

@@ -47,7 +47,7 @@ def _with_silos(view: Preflight, row: list[str], silos: int | str) -> list[str]:
 
 def _flow(view: Preflight) -> Iterator[str]:
     rows = [_with_silos(view, ["cohort", "records"], "silos")]
-    rows.append(_with_silos(view, ["in all", f"{view.n_rows:,}"], len(view.silos)))
+    rows.append(_with_silos(view, ["total", f"{view.n_rows:,}"], len(view.silos)))
     rows += [_with_silos(view, [count.name, _number(view, count)], count.silos) for count in view.lost]
     yield from aligned(rows)
 

@@ -48,7 +48,7 @@ def fixed_width_cost(M: int, d: int, b: int, R: int) -> int:
 
 
 def step_decrease(norm: float, beta: float) -> float:
-    """||g~||^2/(6 beta): the same once ||g~|| > 3 delta/4."""
+    """||g~||^2/(6 beta): the least decrease of a rounded step once ||g~|| > 3 delta/4."""
     return float(DECREASE) * norm**2 / beta
 
 

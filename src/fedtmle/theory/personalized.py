@@ -65,7 +65,7 @@ def quadratic_bound(beta: float, V_2: float) -> float:
 
 
 def averaging_bound(quadratic: float, fourth_order: float | None) -> float:
-    """The smaller of the two bounds of lem:local-fourth-order."""
+    """Return the smaller of the two bounds of lem:local-fourth-order."""
     return quadratic if fourth_order is None else min(quadratic, fourth_order)
 
 

@@ -110,9 +110,9 @@ def fit_records(
                 damping *= 4.0
             if damping > 1e12:
                 break
-        found = RecordFit(u=u, misfit=float(np.linalg.norm(rest)))
-        if best is None or found.misfit < best.misfit:
-            best = found
+        fit = RecordFit(u=u, misfit=float(np.linalg.norm(rest)))
+        if best is None or fit.misfit < best.misfit:
+            best = fit
     if best is None:
         raise InputError("starts: expected at least one")
     return best

@@ -37,7 +37,7 @@ class Spectrum:
         """c_j = v_j . c, and the projection of c on the kernel of A."""
         inside = self.right @ c
         outside = c - self.right.T @ inside
-        outside = outside - self.right.T @ (self.right @ outside)  # what rounding left of the range
+        outside = outside - self.right.T @ (self.right @ outside)  # remove the rounding error along the range
         if float(np.linalg.norm(outside)) <= ROUNDING * float(np.linalg.norm(c)):
             outside = np.zeros_like(c)
         return inside, outside
@@ -89,9 +89,9 @@ def modulus_forms(A: Array, c: Array, *, radius: float, noise: float) -> Forms:
         along, beyond = inside / (1 + lam * s**2), kernel
         weights = lam * s * along
         direction = spectrum.right.T @ along + kernel
-        size, seen = float(np.linalg.norm(direction)), float(np.linalg.norm(s * along))
+        size, response = float(np.linalg.norm(direction)), float(np.linalg.norm(s * along))
         # Feasible by construction, whatever is left of the root's rounding.
-        scale = min(radius / size if size else 0.0, noise / seen if seen > 0 else math.inf)
+        scale = min(radius / size if size else 0.0, noise / response if response > 0 else math.inf)
         direction = direction * (scale if math.isfinite(scale) else 0.0)
     left_over = math.hypot(float(np.linalg.norm(along)), float(np.linalg.norm(beyond)))
     return Forms(
@@ -123,8 +123,8 @@ def range_slope(A: Array, c: Array) -> float | None:
 def decompose(A: Array) -> Spectrum:
     """The singular value decomposition of a block, its numerical kernel left out."""
     left, singular, right = np.linalg.svd(A, full_matrices=False)
-    kept = singular > max(A.shape) * np.finfo(float).eps * (singular[0] if len(singular) else 0.0)
-    return Spectrum(left=left[:, kept], singular=singular[kept], right=right[kept])
+    positive = singular > max(A.shape) * np.finfo(float).eps * (singular[0] if len(singular) else 0.0)
+    return Spectrum(left=left[:, positive], singular=singular[positive], right=right[positive])
 
 
 def checked(A: Array, c: Array, *, radius: float, noise: float) -> tuple[Array, Array]:

@@ -94,11 +94,13 @@ class KernelDensity:
         index = np.stack(np.meshgrid(*map(np.arange, counts), indexing="ij")).reshape(len(counts), -1)
         nodes = low[:, None] + h[:, None] * index
         masses = kernels.exp(self.log_density(nodes)) * math.prod(spacing)
-        kept = masses > DROPPED / math.prod(counts)
+        relevant = masses > DROPPED / math.prod(counts)
         parity = sum((index[j] % 2) << j for j in range(len(counts)))
-        normalised, _ = reweight(masses[kept], np.zeros(int(kept.sum())))
+        normalised, _ = reweight(masses[relevant], np.zeros(int(relevant.sum())))
         return Rule(
-            nodes=np.ascontiguousarray(nodes[:, kept]), masses=normalised, parity=np.asarray(parity)[kept]
+            nodes=np.ascontiguousarray(nodes[:, relevant]),
+            masses=normalised,
+            parity=np.asarray(parity)[relevant],
         )
 
     def _whiten(self, points: Array) -> Array:

@@ -11,7 +11,7 @@ from typing import TypeVar, cast
 import numpy as np
 
 from fedtmle.errors import InputError
-from fedtmle.model.concentration import Spread
+from fedtmle.model.concentration import RowSpread
 from fedtmle.model.exact import total
 from fedtmle.model.families import Family
 from fedtmle.model.kernels._backend import (
@@ -124,7 +124,7 @@ def glm_spread(
     *,
     few: int = 1,
     many: float = np.inf,
-) -> tuple[Spread, int, bool]:
+) -> tuple[RowSpread, int, bool]:
     """Return how the contributions to the gradient spread over the rows, by plain floating-point sums.
 
     A silo compares these with its own thresholds and sends them to nobody. The pass reads ``few`` rows, and
@@ -148,10 +148,10 @@ def add_multiple(total: Array, factor: float, values: Array) -> None:
 
 def chosen(values: Array, codes: Codes) -> Array:
     """values[codes[i], i] for each row i; shapes (J, N) and (N,), codes from 0 to J - 1."""
-    rows = [np.ascontiguousarray(own, dtype=np.float64) for own in values]
-    if any(own.shape != codes.shape for own in rows) or codes.ndim != 1 or not rows:
+    columns = [np.ascontiguousarray(column, dtype=np.float64) for column in values]
+    if any(column.shape != codes.shape for column in columns) or codes.ndim != 1 or not columns:
         raise InputError(f"values, codes: expected shapes (J, N) and (N,), not {values.shape}, {codes.shape}")
-    return module().chosen(rows, np.ascontiguousarray(codes))
+    return module().chosen(columns, np.ascontiguousarray(codes))
 
 
 def weigh(
@@ -166,13 +166,13 @@ def weigh(
 ) -> None:
     """Fill H = numerator / max(probability, floor), ``taken`` with H in the rows that have the code, and
     ``below``, where the probability is less than the floor; shape (N,) each, or (1,) of a constant."""
-    own = np.ascontiguousarray(numerator, dtype=np.float64)
-    if len(own) not in (1, len(H)):
-        raise InputError(f"numerator: expected one value or {len(H)}, not {len(own)}")
-    each = np.ascontiguousarray(np.broadcast_to(probability, H.shape), dtype=np.float64)
+    numerators = np.ascontiguousarray(numerator, dtype=np.float64)
+    if len(numerators) not in (1, len(H)):
+        raise InputError(f"numerator: expected one value or {len(H)}, not {len(numerators)}")
+    probabilities = np.ascontiguousarray(np.broadcast_to(probability, H.shape), dtype=np.float64)
     if not codes.shape == taken.shape == below.shape == H.shape:
         raise InputError("codes, taken, below: expected the shape of H")
-    module().weigh(own, each, floor, codes, code, H, taken, below)
+    module().weigh(numerators, probabilities, floor, codes, code, H, taken, below)
 
 
 def bound(values: Array, low: float, high: float, bounded: Array, logits: Array) -> bool:

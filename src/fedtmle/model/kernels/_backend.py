@@ -17,12 +17,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from itertools import islice, pairwise
-from typing import NamedTuple, Protocol, TypeVar, cast, final
+from typing import Any, NamedTuple, Protocol, TypeVar, cast, final
 
 import numpy as np
 
 from fedtmle.errors import InputError
-from fedtmle.model.concentration import Spread
+from fedtmle.model.concentration import RowSpread
 from fedtmle.model.exact import CHUNK, Layout, layout
 from fedtmle.model.families import Family
 from fedtmle.model.types import (
@@ -45,6 +45,9 @@ Result = TypeVar("Result")
 _NO_MATRIX = np.empty((0, 0))
 _ABSENT = np.empty(0)  # a column that is None; the kernels test its length and never read it
 LARGEST_POWER = 1000  # a shift beyond it needs two factors: 2^shift itself would overflow
+
+
+Fields = tuple[Any, ...]  # of a record: numba takes a plain tuple twice as fast, and makes the record itself
 
 
 class CompiledRows(NamedTuple):
@@ -126,10 +129,9 @@ def _addresses(matrix: Array, design: Scaled) -> IntArray:
     return places
 
 
-class CompiledQuery(NamedTuple):
-    """Which sums are requested and where, as compiled loops take it; see `Query`."""
+class Grid(NamedTuple):
+    """Which parts are summed, and on which grid: 2^shifts[s] = first[s] * second[s], both exact floats."""
 
-    eps: Array
     loss: bool
     gradient: bool
     hessian: bool
@@ -140,12 +142,12 @@ class CompiledQuery(NamedTuple):
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Query:
-    """What is summed where, checked; 2^shifts[s] = first[s] * second[s], both exact floats."""
+    """What is summed where, checked."""
 
     rows: Rows
-    parts: Part
+    eps: Array
     layout: Layout
-    compiled: CompiledQuery
+    grid: Grid
 
     @property
     def n_chunks(self) -> int:
@@ -154,16 +156,8 @@ class Query:
 
 def query(rows: Rows, eps: Array, parts: Part, shifts: tuple[int, ...]) -> Query:
     """Return a `Query` whose shapes fit; `InputError` otherwise."""
-    first, second = _factors(rows.dim, parts, shifts)
-    compiled = CompiledQuery(
-        eps=checked_eps(rows, eps),
-        loss=Part.LOSS in parts,
-        gradient=Part.GRADIENT in parts,
-        hessian=Part.HESSIAN in parts,
-        first=first,
-        second=second,
-    )
-    return Query(rows=rows, parts=parts, layout=layout(rows.dim, parts), compiled=compiled)
+    places, grid = _grid(rows.dim, parts, shifts)
+    return Query(rows=rows, eps=checked_eps(rows, eps), layout=places, grid=grid)
 
 
 def checked_eps(rows: Rows, eps: Array) -> Array:
@@ -175,8 +169,8 @@ def checked_eps(rows: Rows, eps: Array) -> Array:
 
 
 @lru_cache(maxsize=256)
-def _factors(dim: int, parts: Part, shifts: tuple[int, ...]) -> tuple[Array, Array]:
-    """Return 2^shifts as two factors. They are shared by queries of one grid and must not be written to."""
+def _grid(dim: int, parts: Part, shifts: tuple[int, ...]) -> tuple[Layout, Grid]:
+    """Return the layout and the grid of a query; they are shared by queries and must not be written to."""
     places = layout(dim, parts)
     if places.width != len(shifts):
         raise InputError(f"shifts: expected {places.width} for the requested parts, not {len(shifts)}")
@@ -185,7 +179,8 @@ def _factors(dim: int, parts: Part, shifts: tuple[int, ...]) -> tuple[Array, Arr
     low = [max(min(shift, LARGEST_POWER), -LARGEST_POWER) for shift in shifts]
     first = np.array([math.ldexp(1.0, power) for power in low])
     second = np.array([math.ldexp(1.0, s - power) for s, power in zip(shifts, low, strict=True)])
-    return first, second
+    loss, gradient, hessian = Part.LOSS in parts, Part.GRADIENT in parts, Part.HESSIAN in parts
+    return places, Grid(loss=loss, gradient=gradient, hessian=hessian, first=first, second=second)
 
 
 def _contiguous(values: Array) -> Array:
@@ -305,7 +300,7 @@ class Backend(Protocol):
 
     def spread(
         self, rows: Rows, eps: Array, until: Array, least: int, few: int, many: float
-    ) -> tuple[Spread, int, bool]: ...
+    ) -> tuple[RowSpread, int, bool]: ...
 
     def add_multiple(self, total: Array, factor: float, values: Array) -> None: ...
 

@@ -12,17 +12,17 @@ contiguous or one constant.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import numba
 import numpy as np
 from numba import types
 from numba.extending import intrinsic
 
-from fedtmle.model.concentration import Spread
+from fedtmle.model.concentration import RowSpread
 from fedtmle.model.exact import CHUNK, GRID_BITS
 from fedtmle.model.families import Family
-from fedtmle.model.kernels._backend import CompiledQuery, CompiledRows
+from fedtmle.model.kernels._backend import CompiledRows, Fields, Grid
 from fedtmle.model.kernels._elementary import (
     NEAR,
     exp,
@@ -43,18 +43,21 @@ LIMIT = 2.0**GRID_BITS
 GAUSSIAN, LOGISTIC, POISSON = int(Family.GAUSSIAN), int(Family.LOGISTIC), int(Family.POISSON)
 
 
-def _as_pointer(_: Any, address: Any) -> Any:
-    """How numba makes a pointer to float64 of an address."""
+Untyped: TypeAlias = Any  # objects of numba's compiler, for which it has no types
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+
+def _as_pointer(_: Untyped, address: Untyped) -> Untyped:
+    """Return how numba makes a pointer to float64 of an address."""
+
+    def generate(context: Untyped, builder: Untyped, signature: Untyped, arguments: Untyped) -> Untyped:
         return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
 
-    pointer: Any = types.CPointer
+    pointer: Untyped = types.CPointer
     return pointer(types.float64)(address), generate
 
 
-_pointer: Any = intrinsic(_as_pointer)
-_array: Any = numba.carray  # type: ignore[attr-defined]  # of a pointer and a shape
+_pointer: Untyped = intrinsic(_as_pointer)
+_array: Untyped = numba.carray  # type: ignore[attr-defined]  # of a pointer and a shape
 
 
 @jit
@@ -295,8 +298,8 @@ def _add_hessian(
     if reach == np.inf:  # it is not known
         top = 0.0
         for j in range(len(X)):
-            own = largest(X[j, begin:end])
-            top = own if own > top or np.isnan(own) else top
+            column_top = largest(X[j, begin:end])
+            top = column_top if column_top > top or np.isnan(column_top) else top
     # Rounding keeps the order, so that this bounds every product of a value and two columns.
     bounded = second == 1.0 and largest(values) * top * top <= LIMIT
     for j in range(len(X)):
@@ -314,15 +317,16 @@ def _add_hessian(
 
 @jit
 def chunks(
-    rows: CompiledRows, query: CompiledQuery, first_chunk: int, last_chunk: int, sums: IntArray
+    rows_fields: Fields, grid_fields: Fields, eps: Array, first_chunk: int, last_chunk: int, sums: IntArray
 ) -> bool:
     """Fill rows first_chunk to last_chunk of ``sums``; False if a contribution is beyond the bound.
 
     Sum s is scaled by first[s] * second[s] = 2^shifts[s], the same for all sums of a part: by the first
     before the values meet a column, by the second, nearly always 1, after.
     """
+    rows, grid = CompiledRows(*rows_fields), Grid(*grid_fields)
     family, matrix, n_rows, offset, y, w = rows.family, rows.matrix, rows.n_rows, rows.offset, rows.y, rows.w
-    eps, first, second = query.eps, query.first, query.second
+    first, second = grid.first, grid.second
     dim = len(eps)
     X = matrix if len(matrix) else np.empty((dim, BLOCK))
     zeros, ones = np.zeros(BLOCK), np.ones(BLOCK)
@@ -339,7 +343,7 @@ def chunks(
             outcome = y[begin:end] if len(y) else zeros[:size]
             weight = w[begin:end] if len(w) else ones[:size]
             eta, values, product = etas[:size], buffer[:size], products[:size]
-            mean = means[:size] if query.loss or query.hessian else means[:0]
+            mean = means[:size] if grid.loss or grid.hessian else means[:0]
             if len(matrix):
                 at = begin
             else:
@@ -348,7 +352,7 @@ def chunks(
             predict(base, eps, X, at, eta)
             set_mean(family, eta, mean)
             s = 0
-            if query.loss:
+            if grid.loss:
                 delta, start = eta, starts[:size]
                 if len(offset):
                     delta = deltas[:size]
@@ -360,13 +364,13 @@ def chunks(
                 sums[chunk, s] += units
                 everywhere &= within
                 s += 1
-            if query.gradient:
+            if grid.gradient:
                 set_slope(family, outcome, eta, mean, first[s], values)
                 if len(w):
                     multiply(values, weight, values)
                 everywhere &= _add_products(values, X, 0, at, at + size, second[s], sums[chunk, s:])
                 s += dim
-            if query.hessian:
+            if grid.hessian:
                 set_curvature(family, mean, first[s], values)
                 if len(w):
                     multiply(values, weight, values)
@@ -377,8 +381,9 @@ def chunks(
 
 
 @jit
-def means(rows: CompiledRows, eps: Array, first: int, last: int, result: Array) -> None:
+def means(rows_fields: Fields, eps: Array, first: int, last: int, result: Array) -> None:
     """Rows first to last of mu(eps . X): of the Gaussian family, the predictor itself."""
+    rows = CompiledRows(*rows_fields)
     X, zeros, etas = np.empty((len(eps), BLOCK)), np.zeros(BLOCK), np.empty(BLOCK)
     for begin in range(first, last, BLOCK):
         end = min(begin + BLOCK, last)
@@ -393,7 +398,7 @@ def means(rows: CompiledRows, eps: Array, first: int, last: int, result: Array) 
 
 
 @jit_unordered
-def _add_sums(slope: Array, weight: Array, column: Array, spread: Spread, j: int) -> None:
+def _add_sums(slope: Array, weight: Array, column: Array, spread: RowSpread, j: int) -> None:
     """Add one column of a block to the sums and to the count of coordinate j."""
     total, squares, reach_total, count = 0.0, 0.0, 0.0, 0.0
     for i in range(len(slope)):
@@ -410,7 +415,7 @@ def _add_sums(slope: Array, weight: Array, column: Array, spread: Spread, j: int
 
 
 @jit
-def _raise_largest(slope: Array, weight: Array, column: Array, spread: Spread, j: int) -> None:
+def _raise_largest(slope: Array, weight: Array, column: Array, spread: RowSpread, j: int) -> None:
     """Raise the maxima of coordinate j to those of one column: bit patterns are ordered as magnitudes are."""
     largest, reach_largest = bits(spread.largest[j]), bits(spread.reach_largest[j])
     top = bits(spread.columns[j])
@@ -425,7 +430,7 @@ def _raise_largest(slope: Array, weight: Array, column: Array, spread: Spread, j
 
 
 @jit
-def _is_enough(spread: Spread, until: Array, least: int) -> bool:
+def _is_enough(spread: RowSpread, until: Array, least: int) -> bool:
     for j in range(len(until)):
         if not spread.total[j] >= until[j]:  # also if either is not a number
             return False
@@ -435,7 +440,7 @@ def _is_enough(spread: Spread, until: Array, least: int) -> bool:
 
 
 @jit
-def _is_far(spread: Spread, until: Array, n_read: int, many: float) -> bool:
+def _is_far(spread: RowSpread, until: Array, n_read: int, many: float) -> bool:
     """Whether more than ``many`` rows would be needed, if the others are like those that were read."""
     far = False
     for j in range(len(until)):
@@ -445,9 +450,14 @@ def _is_far(spread: Spread, until: Array, n_read: int, many: float) -> bool:
 
 @jit
 def spread(
-    rows: CompiledRows, eps: Array, until: Array, least: int, few: int, many: float, result: Spread
+    rows_fields: Fields, eps: Array, until: Array, least: int, few: int, many: float, block: Array
 ) -> tuple[int, bool]:
-    """Fill ``result`` from the first rows; return how many were read, and whether they were enough."""
+    """Fill ``block``, the rows of a `RowSpread`, from the first rows of the data.
+
+    Return how many were read, and whether they were enough.
+    """
+    rows = CompiledRows(*rows_fields)
+    result = RowSpread(block[0], block[1], block[2], block[3], block[4], block[5], block[6])
     matrix, n_rows, offset, y, w = rows.matrix, rows.n_rows, rows.offset, rows.y, rows.w
     X = matrix if len(matrix) else np.empty((len(eps), BLOCK))
     zeros, ones = np.zeros(BLOCK), np.ones(BLOCK)

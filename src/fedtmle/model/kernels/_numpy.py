@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from fedtmle.errors import ContributionError
-from fedtmle.model.concentration import Spread, no_spread
+from fedtmle.model.concentration import RowSpread
 from fedtmle.model.exact import CHUNK, FINE_BITS, GRID_BITS, beyond_bound
 from fedtmle.model.families import Family
 from fedtmle.model.kernels import _elementary
@@ -49,7 +49,7 @@ def glm_chunks(query: Query) -> IntArray:
         for chunk in range(query.n_chunks):
             rows = slice(chunk * CHUNK, (chunk + 1) * CHUNK)
             for part, place, contributions in _contributions(query, rows):
-                scaled = contributions * query.compiled.second[place, None]
+                scaled = contributions * query.grid.second[place, None]
                 outside = ~(np.abs(scaled) <= 2.0**GRID_BITS)  # written so that NaN is outside
                 beyond[part] += int(outside.any(axis=0).sum())
                 sums[chunk, place] = np.rint(scaled).astype(np.int64).sum(axis=1)
@@ -73,13 +73,13 @@ def means(rows: Rows, eps: Array) -> Array:
 
 def spread(
     rows: Rows, eps: Array, until: Array, least: int, few: int, many: float
-) -> tuple[Spread, int, bool]:
+) -> tuple[RowSpread, int, bool]:
     """See `kernels.glm_spread`."""
 
     def is_enough() -> bool:
         return bool(((result.total >= until) & ((result.rows >= least) | (until == 0))).all())
 
-    result, n_read, looked_ahead = no_spread(rows.dim), 0, False
+    result, n_read, looked_ahead = RowSpread(*np.zeros((len(RowSpread._fields), rows.dim))), 0, False
     with np.errstate(all="ignore"):
         while n_read < rows.n_rows and not (n_read >= few and is_enough()):
             if n_read >= few and not looked_ahead:
@@ -179,23 +179,23 @@ def _contributions(query: Query, chunk: slice) -> Iterator[tuple[Part, slice, Ar
 
     The contributions have shape (sums of the part, rows).
     """
-    rows, places, asked = query.rows, query.layout, query.compiled
+    rows, places, grid, eps = query.rows, query.layout, query.grid, query.eps
     X = rows.X.part(chunk)
     zeros = np.zeros(X.shape[1])
     offset = zeros if rows.offset is None else rows.offset[chunk]
     y = zeros if rows.y is None else rows.y[chunk]
     w = np.ones(X.shape[1]) if rows.w is None else rows.w[chunk]
-    eta = _predictor(offset, asked.eps, X)
-    if asked.loss:
-        delta = _predictor(zeros, asked.eps, X)
-        change = _change(rows.family, offset, y, eta, delta) * asked.first[places.loss.start]
+    eta = _predictor(offset, eps, X)
+    if grid.loss:
+        delta = _predictor(zeros, eps, X)
+        change = _change(rows.family, offset, y, eta, delta) * grid.first[places.loss.start]
         yield Part.LOSS, places.loss, (change * w)[None]
-    if asked.gradient:
-        slope = _slope(rows.family, eta, y) * asked.first[places.gradient.start] * w
+    if grid.gradient:
+        slope = _slope(rows.family, eta, y) * grid.first[places.gradient.start] * w
         yield Part.GRADIENT, places.gradient, slope * X
-    if asked.hessian:
+    if grid.hessian:
         j, k = np.triu_indices(len(X))
-        variance = VARIANCE[rows.family](eta) * asked.first[places.hessian.start] * w
+        variance = VARIANCE[rows.family](eta) * grid.first[places.hessian.start] * w
         yield Part.HESSIAN, places.hessian, variance * X[j] * X[k]
 
 

@@ -25,7 +25,7 @@ from fedtmle.model.types import Array, Codes, IntArray, product
 
 
 class AbstractRegime(ABC):
-    """d(a | W): the probability of each arm under the regime."""
+    """A regime: d(a | W), the probability of each arm given the covariates."""
 
     @property
     @abstractmethod
@@ -33,12 +33,12 @@ class AbstractRegime(ABC):
 
     @abstractmethod
     def probabilities(self, table: Table, arms: tuple[str, ...]) -> Array:
-        """d(a | W), shape (arms, N)."""
+        """Return d(a | W), shape (arms, N)."""
 
     @property
     @abstractmethod
     def needs(self) -> tuple[str, ...]:
-        """Numeric columns that the regime reads."""
+        """The numeric columns that the regime reads."""
 
     @abstractmethod
     def check(self, arms: tuple[str, ...]) -> None:
@@ -142,15 +142,15 @@ class AbstractPopulation(ABC):
     @property
     @abstractmethod
     def label(self) -> str:
-        """Empty for everyone."""
+        """The population in words, as in "in arm 1"; empty for everyone."""
 
     @abstractmethod
     def indicator(self, table: Table, arm: Codes, strata: IntArray | None) -> Array:
-        """v, shape (N,)."""
+        """Return v, shape (N,)."""
 
     @abstractmethod
     def share(self, weights: PooledWeights) -> float:
-        """P(v): the population's part of the pooled weight."""
+        """Return P(v): the population's share of the pooled weight."""
 
     @abstractmethod
     def ratio(self, v: Array, arm: int, g: Array, pi: Array) -> tuple[Array, Array]:

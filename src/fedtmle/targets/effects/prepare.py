@@ -25,7 +25,7 @@ from fedtmle.targets.effects.rows import (
     shown_arms,
 )
 
-Q_MARGIN = 1e-6  # predictions are kept this far inside the outcome's bounds, on the unit scale
+Q_MARGIN = 1e-6  # predictions are truncated this far inside the outcome's bounds, on the unit scale
 DIGEST = 16  # bytes: none collide by chance
 
 
@@ -36,7 +36,7 @@ def cluster_digest(label: str) -> bytes:
 
 @dataclass(frozen=True, kw_only=True)
 class EffectColumns:
-    """Which columns play which part."""
+    """The roles of the table's columns, and the study's declared levels and bounds."""
 
     outcome: str
     outcome_bounds: tuple[float, float]
@@ -51,13 +51,13 @@ class EffectColumns:
     spanning: tuple[bytes, ...] = ()  # digests of the clusters that are in more than one silo
 
     def arm(self, table: Table) -> Codes:
-        """The arm taken, as a code into ``arms``."""
+        """Return the arm taken, as a code into ``arms``."""
         if self.treatment is None:
             return np.zeros(table.n_rows, dtype=np.int16)
         return table.factors[self.treatment].recode(self.arms).astype(np.int16)
 
     def taken(self, table: Table, code: int) -> Array:
-        """Whether that arm was taken, 0 or 1."""
+        """Return whether the arm of this code was taken, 0 or 1."""
         if self.treatment is None:
             return np.full(table.n_rows, float(code == 0))
         codes, taken = table.factors[self.treatment].recode(self.arms), np.empty(table.n_rows)
@@ -69,7 +69,7 @@ class EffectColumns:
         return taken
 
     def in_arm(self, table: Table, code: int) -> Table:
-        """The same people, all in one arm."""
+        """Return the table with everyone in one arm."""
         if self.treatment is None:
             return table
         codes = np.broadcast_to(np.int64(code), (table.n_rows,))
@@ -80,13 +80,13 @@ class EffectColumns:
         return moved
 
     def observed(self, table: Table) -> Array:
-        """Delta."""
+        """Return Delta: 1 where the outcome was observed, else 0."""
         if not math.isnan(table.reach[self.outcome]):
             return _ones(table.n_rows)
         return (~np.isnan(table.numeric[self.outcome])).astype(np.float64)
 
     def y(self, table: Table) -> Array:
-        """The outcome on the unit scale, zero where missing; not to be written to."""
+        """Return the outcome on the unit scale, zero where missing; do not write to it."""
         low, high = self.outcome_bounds
         column, complete = table.numeric[self.outcome], math.isfinite(table.reach[self.outcome])
         if complete and (low, high) == (0.0, 1.0):
@@ -106,7 +106,7 @@ class EffectColumns:
         return _ones(table.n_rows) if self.weights is None else table.numeric[self.weights]
 
     def relative_weight(self, table: Table, mean: float) -> Array:
-        """The weights over their pooled mean, within the declared ceiling."""
+        """Return the weights over their pooled mean; `DataError` if one is above the declared ceiling."""
         if self.weights is None:
             return self.weight(table)
         relative = self.weight(table) / mean
@@ -124,8 +124,9 @@ class EffectColumns:
     def clusters(self, table: Table) -> IntArray | None:
         if self.cluster is None:
             return None
-        own = table.factors[self.cluster].codes
-        _, codes, sizes = np.unique(own, return_inverse=True, return_counts=True)
+        _, codes, sizes = np.unique(
+            table.factors[self.cluster].codes, return_inverse=True, return_counts=True
+        )
         large = int(np.count_nonzero(sizes > self.largest_cluster))
         if large:
             raise DataError(
@@ -135,7 +136,7 @@ class EffectColumns:
         return np.asarray(codes)
 
     def spanned(self, table: Table) -> IntArray | None:
-        """For each of the table's clusters its place among those that span silos, -1 if it does not."""
+        """Return each cluster's place among those that span silos, -1 if it does not span any."""
         if self.cluster is None or not self.spanning:
             return None
         place = {digest: position for position, digest in enumerate(self.spanning)}
@@ -203,7 +204,7 @@ class WithoutFold(AbstractResponse):
 
 @dataclass(frozen=True, kw_only=True)
 class _Clever:
-    """What g and pi leave behind: see `EffectRows`."""
+    """The fields of `EffectRows` that are computed from g and pi."""
 
     terms: tuple[tuple[Term, ...], ...]
     truncated: Bools
@@ -213,10 +214,10 @@ class _Clever:
 
 @dataclass(frozen=True, kw_only=True)
 class Preparation:
-    """Evaluates Q, g and pi on a table and builds the weights H of every component.
+    """Evaluate Q, g and pi on a table and compute the weights H of every component.
 
     ``treatment`` holds, for arms 1..J-1, the probability of that arm among those in none of the
-    arms before it (arm 1 first); arm 0 is what is left.
+    arms before it (arm 1 first); arm 0 has the remaining probability.
     """
 
     columns: EffectColumns
@@ -227,7 +228,7 @@ class Preparation:
     g_floor: float
     weight_mean: float
     shares: tuple[float, ...]  # P(v) of each component's population
-    shows_g: bool = True  # whether anyone will ask for histograms of g
+    shows_g: bool = True  # whether the study reports histograms of g
 
     def __call__(self, table: Table) -> EffectRows:
         columns = self.columns
@@ -252,7 +253,7 @@ class Preparation:
         )
 
     def _clever(self, table: Table, arm: Codes, observed: Array, indicators: list[Array]) -> _Clever:
-        """The weights H of every component from g and pi, of which rows keep no more than bins."""
+        """Return the weights H of every component from g and pi; of g itself only bins are stored."""
         n, (shares, pi) = table.n_rows, self._predicted(table)
         shown = list(shown_arms(len(pi))) if self.shows_g else []
         terms = []
@@ -267,14 +268,14 @@ class Preparation:
         )
 
         def fill(rows: slice) -> None:
-            g, own = self._arms(shares, rows), part(pi, rows)
+            g, observed_share = self._arms(shares, rows), part(pi, rows)
             below = np.empty(g.shape[1], dtype=bool)
             for r, component in enumerate(self.components):
                 v, covariate = part(indicators[r], rows), clever.covariates[r, rows]
                 covariate[:] = 0.0
                 for term in terms[r]:
                     a, d, H = term.arm, part(term.d, rows), term.H[rows]
-                    expected, probability = component.population.ratio(v, a, g, own)
+                    expected, probability = component.population.ratio(v, a, g, observed_share)
                     weight = d * expected / self.shares[r]
                     kernels.weigh(weight, probability, self.g_floor, arm[rows], a, H, covariate, below)
                     clever.truncated[a, rows] |= below & (d > 0)
@@ -286,7 +287,7 @@ class Preparation:
         return clever
 
     def _regression(self, table: Table) -> tuple[Array, Array]:
-        """The initial Q per arm on the unit scale, kept inside the bounds, and its logit; (arms, N) each."""
+        """Return the initial Q per arm on the unit scale, truncated, and its logit; (arms, N) each."""
         arms = len(self.columns.arms)
         models = self.outcome if len(self.outcome) > 1 else self.outcome * arms
         q, logit_q = np.empty((arms, table.n_rows)), np.empty((arms, table.n_rows))
@@ -301,12 +302,12 @@ class Preparation:
         return q, logit_q
 
     def propensities(self, table: Table) -> tuple[Array, Array]:
-        """g_a and pi_a before bounding, each of shape (arms, N)."""
+        """Return g_a and pi_a before truncation, each of shape (arms, N)."""
         shares, pi = self._predicted(table)
         return self._arms(shares, slice(0, table.n_rows)), pi
 
     def _predicted(self, table: Table) -> tuple[list[Array], Array]:
-        """For each arm but the first its probability among those in none before it, (N,); pi, (arms, N)."""
+        """Return each later arm's probability among those in no arm before it, (N,), and pi, (arms, N)."""
         shares = [model.predict(table) for model in self.treatment]
         if not self.missingness:
             return shares, _ones(len(self.columns.arms), table.n_rows)
@@ -316,7 +317,7 @@ class Preparation:
         return shares, np.stack(pi)
 
     def _arms(self, shares: list[Array], rows: slice) -> Array:
-        """g_a of some rows, shape (arms, rows)."""
+        """Return g_a of some rows, shape (arms, rows)."""
         g = np.empty((len(self.columns.arms), rows.stop - rows.start))
         g[0] = 1.0
         for a, share in enumerate(shares, start=1):
@@ -325,12 +326,12 @@ class Preparation:
         return g
 
     def bounded(self, probability: Array) -> Array:
-        """g pi, no less than the floor."""
+        """Return g pi, truncated from below at ``g_floor``."""
         return np.maximum(probability, self.g_floor)
 
 
 def _ones(*shape: int) -> Array:
-    """Ones that take no memory."""
+    """Return ones that take no memory."""
     return np.broadcast_to(np.float64(1.0), shape)
 
 

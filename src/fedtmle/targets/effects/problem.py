@@ -109,7 +109,7 @@ class EffectProblem(AbstractProblem[EffectLaw, AnyTable]):
         return rows
 
     def rows(self, table: AnyTable) -> EffectRows:
-        """Nuisances are evaluated once per table in memory: a party has one."""
+        """Return the prepared rows of a table in memory; nuisances are evaluated once for it."""
         if isinstance(table, StreamedTable):
             raise TypeError("the rows of a streamed table are never there all at once")
         return self._of(table).rows
@@ -120,7 +120,7 @@ class EffectProblem(AbstractProblem[EffectLaw, AnyTable]):
         return self._prepared[0]
 
     def over(self, table: AnyTable, work: Callable[[EffectRows], Result]) -> Iterator[Result]:
-        """``work`` of the rows in consecutive pieces, in order, side by side."""
+        """Return ``work`` of consecutive pieces of the rows, in order; the pieces run in parallel."""
         if isinstance(table, Table):
             return kernels.mapped(work, self.rows(table).blocks())
         return over_blocks(table, lambda block: work(self.prepare(block)))
@@ -133,11 +133,11 @@ class EffectProblem(AbstractProblem[EffectLaw, AnyTable]):
 
     def submodel(self, law: EffectLaw, rows: AnyTable) -> AbstractSubmodel:
         if isinstance(rows, Table):
-            own = self._of(rows)
-            if own.fluctuation is None or own.fluctuation.combination != self.combination:
-                own.fluctuation = None  # the old one goes before the new one is built
-                own.fluctuation = self._fluctuation(own.rows)
-            return self._design(law, own.rows, own.fluctuation)
+            prepared = self._of(rows)
+            if prepared.fluctuation is None or prepared.fluctuation.combination != self.combination:
+                prepared.fluctuation = None  # the old one goes before the new one is built
+                prepared.fluctuation = self._fluctuation(prepared.rows)
+            return self._design(law, prepared.rows, prepared.fluctuation)
         return StreamedLinear(
             table=rows,
             family=self._family,
@@ -150,41 +150,41 @@ class EffectProblem(AbstractProblem[EffectLaw, AnyTable]):
     def _family(self) -> Family:
         return Family.GAUSSIAN if self.linear else Family.LOGISTIC
 
-    def design(self, law: EffectLaw, own: EffectRows) -> GeneralisedLinear:
+    def design(self, law: EffectLaw, prepared: EffectRows) -> GeneralisedLinear:
         """Return the submodel of prepared rows at the law."""
-        return self._design(law, own, self._fluctuation(own))
+        return self._design(law, prepared, self._fluctuation(prepared))
 
-    def _fluctuation(self, own: EffectRows) -> Fluctuation:
-        return Fluctuation.of(own, self.combination, self.width, as_weight=self.as_weight)
+    def _fluctuation(self, prepared: EffectRows) -> Fluctuation:
+        return Fluctuation.of(prepared, self.combination, self.width, as_weight=self.as_weight)
 
-    def _design(self, law: EffectLaw, own: EffectRows, fixed: Fluctuation) -> GeneralisedLinear:
-        offset = np.empty(own.n_rows)
+    def _design(self, law: EffectLaw, prepared: EffectRows, fixed: Fluctuation) -> GeneralisedLinear:
+        offset = np.empty(prepared.n_rows)
 
         def fill(rows: slice) -> None:
-            offset[rows] = self._taken_link(law, own.part(rows))
+            offset[rows] = self._taken_link(law, prepared.part(rows))
 
-        kernels.done(fill, pieces(own.n_rows))
+        kernels.done(fill, pieces(prepared.n_rows))
         return GeneralisedLinear(
             family=self._family,
             X=fixed.X,
             offset=offset,
-            y=own.y,
+            y=prepared.y,
             w=fixed.w,
             bound=self.row_bound(law),
             y_largest=1.0,  # on the unit scale
         )
 
     def losses(self, law: EffectLaw, rows: AnyTable) -> Array:
-        own = self.rows(rows)
-        eta = own.factual(self._linked(law, own))
-        loss = 0.5 * (eta - own.y) ** 2 if self.linear else kernels.softplus(eta) - own.y * eta
-        weight = own.covariates.sum(axis=0) if self.as_weight else 1.0
-        return np.asarray(own.weight * own.observed * weight * loss)
+        prepared = self.rows(rows)
+        eta = prepared.factual(self._linked(law, prepared))
+        loss = 0.5 * (eta - prepared.y) ** 2 if self.linear else kernels.softplus(eta) - prepared.y * eta
+        weight = prepared.covariates.sum(axis=0) if self.as_weight else 1.0
+        return np.asarray(prepared.weight * prepared.observed * weight * loss)
 
     def eif(self, law: EffectLaw, rows: AnyTable, psi: Array) -> Array:  # noqa: ARG002 - see below
-        """D_k = sum_r R_kr (u_r - t_r psi_r), psi_r the components' plug-ins on these rows."""
-        own = self.rows(rows)
-        columns = moment_columns(own, self.regression(law, own), self.width)
+        """Return D_k = sum_r R_kr (u_r - t_r psi_r), psi_r the components' plug-ins on these rows."""
+        prepared = self.rows(rows)
+        columns = moment_columns(prepared, self.regression(law, prepared), self.width)
         components = columns.m.sum(axis=1) / columns.t.sum(axis=1)
         return np.asarray((self.R @ (columns.u - columns.t * components[:, None])).T)
 
@@ -197,12 +197,13 @@ class EffectProblem(AbstractProblem[EffectLaw, AnyTable]):
     def _moments(self, law: EffectLaw, rows: EffectRows) -> Sums:
         exponents = self._moment_exponents()
 
-        def closed(own: EffectRows) -> Sums:
-            columns = moment_columns(own, self.regression(law, own), self.width)
-            total = closing_sums(own, columns, exponents)
+        def closed(prepared: EffectRows) -> Sums:
+            columns = moment_columns(prepared, self.regression(law, prepared), self.width)
+            total = closing_sums(prepared, columns, exponents)
             if not self.spanning:
                 return total
-            return total.joined(spanning_sums(own, columns, exponents, self.spanning))  # rows are one block
+            # All rows are one block here.
+            return total.joined(spanning_sums(prepared, columns, exponents, self.spanning))
 
         return reduce(add, kernels.mapped(closed, rows.blocks()), zero_sums(self.moment_shifts(law)))
 
@@ -251,41 +252,41 @@ class EffectProblem(AbstractProblem[EffectLaw, AnyTable]):
     def curvature_is_fixed(self) -> bool:
         return True
 
-    def factual(self, law: EffectLaw, own: EffectRows) -> Array:
-        """Q(A, W) at the law on the unit scale, shape (N,), of rows whose outcome was observed."""
+    def factual(self, law: EffectLaw, prepared: EffectRows) -> Array:
+        """Return Q(A, W) at the law on the unit scale, shape (N,), of rows whose outcome was observed."""
         if not law.history:
-            return own.factual(own.q)
-        eta = self._taken_link(law, own)
+            return prepared.factual(prepared.q)
+        eta = self._taken_link(law, prepared)
         return eta if self.linear else kernels.expit(eta)
 
-    def _taken_link(self, law: EffectLaw, own: EffectRows) -> Array:
-        """link Q(A, W) at the law, shape (N,); as it was at first where the outcome was not observed."""
-        eta = own.factual(own.q if self.linear else own.logit_q)
+    def _taken_link(self, law: EffectLaw, prepared: EffectRows) -> Array:
+        """Return link Q(A, W) at the law, (N,); the initial one where the outcome was not observed."""
+        eta = prepared.factual(prepared.q if self.linear else prepared.logit_q)
         for r, shift in enumerate(self._shifts(law)):
             if shift:
-                h = own.taken(r)
+                h = prepared.taken(r)
                 kernels.add_multiple(eta, shift, np.sign(h) if self.as_weight else h)
         return eta
 
     def _shifts(self, law: EffectLaw) -> list[float]:
-        """What each component's H is multiplied by on the link scale, of all that was accepted."""
+        """Return the factor of each component's H on the link scale, after all accepted fluctuations."""
         total = self.displacement(law).tolist()
         return [
             -self.width * math.fsum(self.combination[k][r] * total[k] for k in range(self.dim))
             for r in range(len(self.combination[0]))
         ]
 
-    def _linked(self, law: EffectLaw, own: EffectRows) -> Array:
-        """link Q_a at the law, shape (arms, N)."""
-        linked = (own.q if self.linear else own.logit_q).copy()
-        for shift, terms in zip(self._shifts(law), own.terms, strict=True):
+    def _linked(self, law: EffectLaw, prepared: EffectRows) -> Array:
+        """Return link Q_a at the law, shape (arms, N)."""
+        linked = (prepared.q if self.linear else prepared.logit_q).copy()
+        for shift, terms in zip(self._shifts(law), prepared.terms, strict=True):
             for term in terms if shift else ():
                 kernels.add_multiple(linked[term.arm], shift, np.sign(term.H) if self.as_weight else term.H)
         return linked
 
-    def regression(self, law: EffectLaw, own: EffectRows) -> Array:
-        """Q_a at the law on the unit scale, shape (arms, N)."""
-        linked = self._linked(law, own)
+    def regression(self, law: EffectLaw, prepared: EffectRows) -> Array:
+        """Return Q_a at the law on the unit scale, shape (arms, N)."""
+        linked = self._linked(law, prepared)
         return linked if self.linear else kernels.expit(linked)
 
     def _moment_exponents(self) -> list[int]:

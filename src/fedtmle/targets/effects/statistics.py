@@ -64,7 +64,7 @@ class Block:
 
 @final
 @dataclass(frozen=True)
-class Layout:
+class TallyLayout:
     """The one description of the columns of a tally: blocks by name, in the order in which they are sent."""
 
     blocks: Mapping[str, Block]
@@ -93,11 +93,11 @@ class Layout:
 
 
 class AbstractLaidOutColumns(AbstractBoundedColumns[Piece]):
-    """Columns whose names, bounds and places follow from one `Layout`."""
+    """Columns whose names, bounds and places follow from one `TallyLayout`."""
 
     @property
     @abstractmethod
-    def layout(self) -> Layout: ...
+    def layout(self) -> TallyLayout: ...
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -125,7 +125,7 @@ class StudyCounts(AbstractLaidOutColumns[Table]):
         return "count"
 
     @cached_property
-    def layout(self) -> Layout:
+    def layout(self) -> TallyLayout:
         arms, strata, weight = self.columns.arms, self.columns.strata_levels, self.weight_exponent
         blocks = {
             "arm": Block(tuple(f"in arm {arm}" for arm in arms), 1),
@@ -139,7 +139,7 @@ class StudyCounts(AbstractLaidOutColumns[Table]):
             blocks["stratum"] = Block(counted, 1)
         else:
             blocks["stratum"] = Block(counted, weight)
-        return Layout(blocks)
+        return TallyLayout(blocks)
 
     def over(self, rows: AnyTable, work: Callable[[Table], Result]) -> Iterable[Result]:
         return over_blocks(rows, work)
@@ -192,9 +192,9 @@ class OverlapColumns(_OverEffectRows, AbstractLaidOutColumns[EffectRows]):
         return upper_pairs(self.count)
 
     @cached_property
-    def layout(self) -> Layout:
+    def layout(self) -> TallyLayout:
         h, weight = self.effect.ceiling, exponent(self.effect.population_ceiling)
-        return Layout(
+        return TallyLayout(
             {
                 "H": Block(tuple(f"H_{r}" for r in range(self.count)), exponent(h)),
                 "products of H": Block(tuple(f"H_{r} H_{s}" for r, s in self.pairs), exponent(h * h)),
@@ -312,7 +312,7 @@ class PredictionErrors(_OverEffectRows, AbstractLaidOutColumns[EffectRows]):
         return "error of a prediction"
 
     @cached_property
-    def layout(self) -> Layout:
+    def layout(self) -> TallyLayout:
         weight = self.effect.population_ceiling
         largest = exponent(LARGEST_LOSS * weight)
         blocks = {
@@ -321,7 +321,7 @@ class PredictionErrors(_OverEffectRows, AbstractLaidOutColumns[EffectRows]):
         }
         if self.is_binary:
             blocks["log losses"] = Block(("log loss before", "log loss after"), largest)
-        return Layout(blocks)
+        return TallyLayout(blocks)
 
     def evaluate(self, piece: EffectRows) -> Array:
         weight, y = piece.weight * piece.observed, piece.y
