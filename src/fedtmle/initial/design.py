@@ -35,8 +35,8 @@ from fedtmle.initial.syntax import (
     Number,
     Polynomial,
     Power,
+    TermVariable,
     Transformed,
-    Variable,
     quoted_level,
 )
 from fedtmle.model import kernels
@@ -143,7 +143,7 @@ def _evaluated(formula: Formula, table: Table, levels: Levels) -> Iterator[tuple
 class DesignPart:
     """One column of one variable: number ``index`` of its columns; for a factor, the level's code."""
 
-    variable: Variable
+    variable: TermVariable
     index: int
     label: str  # two parts with one label have the same values
 
@@ -188,7 +188,7 @@ def _level_label(level: str) -> str:
     return level if re.fullmatch(r"[\w.-]+", level) else quoted_level(level)
 
 
-def _parts(variable: Variable, levels: Levels, coding: Coding) -> Iterator[DesignPart]:
+def _parts(variable: TermVariable, levels: Levels, coding: Coding) -> Iterator[DesignPart]:
     match variable:
         case Categorical(name, reference):
             known = levels.get(name)

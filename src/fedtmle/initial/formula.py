@@ -38,8 +38,8 @@ from fedtmle.initial.syntax import (
     Number,
     Polynomial,
     Power,
+    TermVariable,
     Transformed,
-    Variable,
     names_in,
 )
 
@@ -130,7 +130,7 @@ class _Parser:
         self.depth = 0
         self.products = 0
         self.removal: _Token | None = None  # the 0 or 1 that leaves the intercept out
-        self.variables: dict[str, Variable] = {}
+        self.variables: dict[str, TermVariable] = {}
 
     @property
     def here(self) -> _Token:
@@ -245,7 +245,7 @@ class _Parser:
         self.variables[text] = variable
         return {frozenset({text}): (text,)}
 
-    def variable(self) -> Variable:
+    def variable(self) -> TermVariable:
         function = self.here
         if function.kind != "name" or not self.sees("(", ahead=1):
             return Name(self.name("a term (a column name, a function, '(' or 1)"))
@@ -366,7 +366,7 @@ class _Parser:
         return name
 
 
-_FUNCTIONS: dict[str, Callable[[_Parser], Variable]] = {
+_FUNCTIONS: dict[str, Callable[[_Parser], TermVariable]] = {
     "C": _Parser.factor,
     "I": _Parser.computed,
     "log": lambda parser: Transformed("log", parser.name()),
