@@ -66,6 +66,8 @@ _HOME = {
     "AbstractQuery": "fedtmle.protocol.query",
     "IntegerSums": "fedtmle.protocol.query",
     "Policy": "fedtmle.protocol.guard",
+    "Variable": "fedtmle.initial.variables",
+    "Variables": "fedtmle.initial.variables",
     "read_study": "fedtmle.studyfile.file",
     "validate": "fedtmle.studies.validate",
     "preflight": "fedtmle.studies.preflight",
@@ -116,6 +118,8 @@ if TYPE_CHECKING:  # for type checkers and editors; at run time, __getattr__ bel
     from fedtmle.initial.superlearner import PerSilo as PerSilo
     from fedtmle.initial.superlearner import SuperLearner as SuperLearner
     from fedtmle.initial.trees import GradientBoostedTrees as GradientBoostedTrees
+    from fedtmle.initial.variables import Variable as Variable
+    from fedtmle.initial.variables import Variables as Variables
     from fedtmle.model.check import check_problem as check_problem
     from fedtmle.model.density.fluctuation import ExponentialTilt as ExponentialTilt
     from fedtmle.model.density.fluctuation import LogisticFluctuation as LogisticFluctuation

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,8 @@ from fedtmle.initial.variables import Variables
 from fedtmle.protocol.plan import roster
 from fedtmle.protocol.tables import LevelsQuery, ScalesQuery
 from fedtmle.runtime.replay import heard_rounds
-from fedtmle.studyfile.file import study_plan
+from fedtmle.studyfile.file import StudyFileErrors, read_study, study_plan
+from fedtmle.studyfile.template import write_template
 
 ROWS = 600
 
@@ -124,3 +126,78 @@ def test_a_study_that_its_dictionary_does_not_fit_is_refused(change: dict[str, A
     dictionary = {name: entry for name, entry in {**DICTIONARY, **change}.items() if entry is not None}
     with pytest.raises(InputError, match=message):
         study(dictionary)
+
+
+def written(tmp_path: Path, old: str, new: str) -> Path:
+    """Write the example of `fedtmle init` with one change."""
+    write_template(tmp_path, force=True)
+    path = tmp_path / "study.toml"
+    text = path.read_text(encoding="utf-8")
+    assert text.count(old) == 1
+    path.write_text(text.replace(old, new), encoding="utf-8")
+    return path
+
+
+def test_the_example_declares_its_variables(tmp_path: Path) -> None:
+    write_template(tmp_path, force=True)
+    variables = read_study(tmp_path / "study.toml").study.variables
+    assert variables is not None
+    assert variables["sbp_12"].unit == "mmHg"
+    assert variables.label("smoker") == "Current smoker"
+    described = ft.run(*study_and_silos(tmp_path / "study.toml")).to_dict()["study"]["variables"]
+    assert described["sex"]["levels"] == {"female": "", "male": ""}
+
+
+def study_and_silos(path: Path) -> tuple[ft.Study, Any]:
+    file = read_study(path)
+    return file.study, file.silos
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        (
+            'age = {kind = "number", range = [18, 110]',
+            'age = {kind = "number", range = [110, 18]',
+            "[variables.age] range",
+        ),
+        (
+            'sex = {kind = "category", levels = ["female", "male"]',
+            'sex = {kind = "category"',
+            "[variables.sex]: levels",
+        ),
+        ('smoker = {kind = "binary"', 'smoker = {kind = "yes/no"', "[variables.smoker] kind"),
+        (
+            'smoker = {kind = "binary", label = "Current smoker"}',
+            'smoker = "binary"',
+            "describe the variable by keys",
+        ),
+        ('smoker = {kind = "binary", label = "Current smoker"}', "", "'smoker' are used and not declared"),
+        (
+            'smoker = {kind = "binary", label',
+            'smoker = {kind = "binary", labels',
+            "[variables.smoker] labels",
+        ),
+        (
+            'outcome = "sbp_12" ',
+            'outcome_bounds = [0, 300]\noutcome = "sbp_12" ',
+            "[target] outcome_bounds: leave it out",
+        ),
+    ],
+)
+def test_a_defect_of_the_dictionary_has_its_line(tmp_path: Path, old: str, new: str, message: str) -> None:
+    with pytest.raises(StudyFileErrors) as caught:
+        read_study(written(tmp_path, old, new))
+    assert message in str(caught.value)
+    assert all(defect.line is not None for defect in caught.value.defects)
+
+
+def test_a_unit_that_differs_at_one_hospital_is_found(tmp_path: Path) -> None:
+    """The southern hospital forgets that it measures blood pressure in kPa."""
+    write_template(tmp_path, force=True)
+    south = tmp_path / "south.toml"
+    text = south.read_text(encoding="utf-8")
+    assert "scale = 7.50062" in text
+    south.write_text(text.replace("scale = 7.50062", "scale = 1.0"), encoding="utf-8")
+    found = [str(defect) for defect in ft.validate(tmp_path / "study.toml").defects]
+    assert any("sbp_0" in line and "is outside the declared range" in line for line in found)

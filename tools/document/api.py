@@ -17,7 +17,7 @@ ESTIMANDS_TITLE = "A study"  # the group that has the registered estimands as we
 GROUPS = {
     "Run": ("run", "solve", "load", "plots"),
     "Before a run": ("read_study", "validate", "preflight", "Policy"),
-    ESTIMANDS_TITLE: ("Study", "ESTIMANDS"),
+    ESTIMANDS_TITLE: ("Study", "Variables", "Variable", "ESTIMANDS"),
     "An estimand of your own": ("AbstractEffect", "AbstractArmEffect", "Summary", "Scale"),
     "Rules": ("Static", "Threshold", "Stochastic"),
     "Models": ("GLM", "Supplied", "Pilot", "PerSilo", "GradientBoostedTrees", "SuperLearner"),
