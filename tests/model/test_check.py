@@ -341,7 +341,7 @@ class ForgetsTheCovariates(AnyTwoArm):
     """D without its second term: the score still agrees, the covariance does not."""
 
     def eif(self, law, rows, psi):
-        return super().eif(law, rows, psi) - (self.regression(law, rows) - psi[:, None]).T
+        return super().eif(law, rows, psi) - (self._regression(law, rows) - psi[:, None]).T
 
 
 class WrongMomentGrid(AnyTwoArm):

@@ -74,9 +74,12 @@ class Mortal:
     def step(self, request: bytes) -> bytes:
         reply = self.silo.step(request)
         if self._restarts:
-            self.keeper.close()
+            self.close()
             self._open()
         return reply
+
+    def close(self) -> None:
+        self.keeper.close()
 
 
 def deployed(folder: Path, *, restarts: bool = False) -> tuple[ft.Transcript | None, list[LedgerLine]]:
@@ -89,7 +92,7 @@ def deployed(folder: Path, *, restarts: bool = False) -> tuple[ft.Transcript | N
         for name, home in homes.items():
             home.approvals.decide(plan.digest, approved=True)
             parties.append(Mortal(plan, home, restarts=restarts and name == "north"))
-            stack.callback(parties[-1].keeper.close)
+            stack.callback(parties[-1].close)
         try:
             transcript = Session(plan, InProcess(parties)).run().transcript  # type: ignore[arg-type]
         except RefusedError:
