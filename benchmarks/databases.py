@@ -26,8 +26,8 @@ QUERY = f"select {COLUMNS} from patients"  # noqa: S608 - a constant
 def measure(silo: str) -> None:
     """Run the study over one silo file, and print seconds and bytes as JSON."""
     import fedtmle as ft
+    from fedtmle.protocol.guard import Policy
     from fedtmle.protocol.plan import roster
-    from fedtmle.protocol.policy import Policy
     from fedtmle.runtime.federation import InProcess
     from fedtmle.runtime.keeper import Keeper
     from fedtmle.runtime.session import Session

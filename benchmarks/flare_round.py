@@ -26,7 +26,7 @@ from fedtmle.deploy.demo import write_example
 from fedtmle.deploy.kits import Deployment, Kit
 from fedtmle.deploy.launch import follow, launch, new_run
 from fedtmle.deploy.local import approve_everywhere, local_deployment
-from fedtmle.engine.runs import State
+from fedtmle.engine.runs import RunState
 from fedtmle.studies.run import run
 from fedtmle.studyfile.file import StudyFile, read_study
 
@@ -115,7 +115,7 @@ def _study(made: Deployment, study: StudyFile) -> list[float]:
     record = new_run(made, study, deadline=60.0, patience=60.0)
     launch(made, record)
     *_, last = follow(made, record)
-    if last.state is not State.DONE:
+    if last.state is not RunState.DONE:
         raise RuntimeError(last.why)
     return list(last.seconds[WARM_UP:])
 

@@ -26,8 +26,8 @@ import fedtmle as ft
 from fedtmle.algorithms.base import TargetingProgram
 from fedtmle.data import load_all
 from fedtmle.model.submodel import GeneralisedLinear
+from fedtmle.protocol.guard import Policy
 from fedtmle.protocol.plan import Plan, roster
-from fedtmle.protocol.policy import Policy
 from fedtmle.runtime.federation import InProcess
 from fedtmle.runtime.journal import MemoryJournal
 from fedtmle.runtime.keeper import Keeper
@@ -37,6 +37,7 @@ from fedtmle.runtime.session import Session
 from fedtmle.runtime.silo import Silo
 from fedtmle.studyfile.file import study_plan
 from fedtmle.studyfile.schema import schema_of
+from fedtmle_paper.two_arm import TwoArm
 
 SILOS = ("north", "south")
 REPEATS = 31
@@ -49,7 +50,7 @@ STUDY = ft.Study(
     algorithm=ft.Coded(),
 )
 SMALL = replace(STUDY, outcome_model=ft.GLM("treatment"), treatment_model=ft.GLM("x0"))
-TWO_ARM = ft.TwoArm(outcome_bounds=(-10.0, 10.0), weight_ceiling=64.0)
+TWO_ARM = TwoArm(outcome_bounds=(-10.0, 10.0), weight_ceiling=64.0)
 MEAN = ft.Mean(bounds=(0.0, 20.0))
 NEWTON = ft.Gradient(tolerance=1e-8, optimizer=ft.Newton())
 Rows = dict[str, Any]

@@ -13,6 +13,7 @@ import fedtmle as ft
 from fedtmle.algorithms.base import AbstractAlgorithm
 from fedtmle.model.types import IntArray
 from fedtmle_paper.benchmark import gaussian_mixture
+from fedtmle_paper.two_arm import TwoArm
 
 
 @dataclass(frozen=True)
@@ -22,11 +23,11 @@ class Case:
     name: str
     problem: Any
     law: Any
-    take: Callable[[IntArray], object]
+    take: Callable[[IntArray], Any]
     n: int
     tolerance: float  # a residual that is small for this problem, and quickly reached
 
-    def silos(self, parts: Sequence[IntArray]) -> dict[str, object]:
+    def silos(self, parts: Sequence[IntArray]) -> dict[str, Any]:
         return {f"silo {m}": self.take(part) for m, part in enumerate(parts)}
 
     def split(self, count: int, seed: int = 0) -> list[IntArray]:
@@ -60,7 +61,7 @@ def two_arm_case() -> Case:
         "Q0": np.clip(0.8 + 0.7 * w, -9, 9),
         "g": g,
     }
-    problem = ft.TwoArm(outcome_bounds=(-10.0, 10.0), weight_ceiling=64.0)
+    problem = TwoArm(outcome_bounds=(-10.0, 10.0), weight_ceiling=64.0)
 
     def take(rows: IntArray) -> object:
         return {name: column[rows] for name, column in columns.items()}

@@ -27,20 +27,24 @@ def spliced(example: bytes) -> st.SearchStrategy[bytes]:
     return st.lists(change, max_size=3).map(apply)
 
 
-def damaged(example: bytes, *, keep: int = 0) -> st.SearchStrategy[bytes]:
-    """The example as it is, with one bit flipped or with bytes changed; or any bytes."""
-    return st.one_of(st.just(example), flipped(example, keep=keep), spliced(example), st.binary(max_size=120))
+@st.composite
+def damaged(draw: st.DrawFn, example: bytes, *, keep: int = 0) -> bytes:
+    """The example as it is, in a third of the draws; with one bit flipped or bytes changed; or any bytes."""
+    if draw(st.integers(0, 2)) == 0:
+        return example
+    return draw(st.one_of(flipped(example, keep=keep), spliced(example), st.binary(max_size=120)))
 
 
 @st.composite
 def damaged_bits(draw: st.DrawFn, example: Bits) -> Bits:
-    """The bit string with at most one bit flipped, in any place but the padding; or any bits."""
-    if draw(st.integers(0, 3)) == 0:
+    """The bit string as it is, with one bit flipped in any place but the padding, or any bits."""
+    kind = draw(st.integers(0, 4))
+    if kind == 0 or not example.length:
+        return example
+    if kind == 1:
         data = draw(st.binary(max_size=60))
         return Bits(max(0, 8 * len(data) - draw(st.integers(0, 7))), data)
-    at = draw(st.integers(0, example.length))
-    if at == example.length:
-        return example
+    at = draw(st.integers(0, example.length - 1))
     changed = bytearray(example.data)
     changed[at // 8] ^= 128 >> at % 8
     return Bits(example.length, bytes(changed))

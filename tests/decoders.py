@@ -101,7 +101,7 @@ def _ledger_again(data: bytes) -> bytes:
 def _message_examples() -> tuple[tuple[bytes, ...], tuple[bytes, ...]]:
     from tests.protocol.test_messages import REPLIES, REQUESTS
 
-    return tuple(map(messages.encode, REQUESTS)), tuple(map(messages.encode, REPLIES))
+    return tuple(messages.encode(one) for one in REQUESTS), tuple(messages.encode(one) for one in REPLIES)
 
 
 def _codecs() -> Iterable[Decoder]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import fedtmle as ft
 from fedtmle.targets.effects import estimands
@@ -13,7 +14,7 @@ NEEDED = {
 }
 
 
-def example(kind: type[ft.AbstractEffect], **arguments: object) -> ft.AbstractEffect:
+def example(kind: type[ft.AbstractEffect], **arguments: Any) -> ft.AbstractEffect:
     """Return an estimand of this kind for the outcome y and the treatment a."""
     needed = {
         field.name: NEEDED[field.name]

@@ -11,26 +11,48 @@ A `Premise` counts the draws, and the test fails if A holds in less than a state
         if skipped.holds(seen.distance(move) <= seen.radius(share)):
             assert ...
 
-In a loop it is a context manager: ``with Premise(...) as premise: for ...``.
+In a loop it is a context manager: ``with Premise(...) as premise: for ...``. ``pytest --premises`` prints a
+table of all premises with the share of draws in which each held.
 """
 
 from __future__ import annotations
 
+import os
 from contextlib import ContextDecorator
+from dataclasses import dataclass
 from types import TracebackType
+
+
+@dataclass(frozen=True)
+class Count:
+    """How often a premise held in one test."""
+
+    test: str
+    statement: str
+    held: int
+    draws: int
+    at_least: float
+
+    @property
+    def share(self) -> float:
+        """The share of draws in which the premise held, 0 if there were none."""
+        return self.held / self.draws if self.draws else 0.0
+
+
+COUNTS: list[Count] = []  # of this process, in the order in which the tests ended
 
 
 class Premise(ContextDecorator):
     """Counts draws; on a normal exit it fails if the premise held in less than ``at_least`` of them.
 
-    ``what`` completes the sentence "In this draw ...". Used as a decorator it stands above `given`, so that
-    it counts all draws of one test. It does not judge a test that failed for another reason.
+    ``statement`` completes the sentence "In this draw ...". Used as a decorator, it stands above `given`, so
+    that it counts all draws of one test. It does not judge a test that failed for another reason.
     """
 
-    def __init__(self, what: str, *, at_least: float) -> None:
+    def __init__(self, statement: str, *, at_least: float) -> None:
         if not 0 < at_least <= 1:
             raise ValueError(f"at_least must be a share above 0 and at most 1, got {at_least}")
-        self.what = what
+        self.statement = statement
         self.at_least = at_least
         self.draws = 0
         self.held = 0
@@ -41,11 +63,6 @@ class Premise(ContextDecorator):
         self.held += bool(condition)
         return bool(condition)
 
-    @property
-    def share(self) -> float:
-        """The share of draws in which the premise held, 0 if there were none."""
-        return self.held / self.draws if self.draws else 0.0
-
     def __enter__(self) -> Premise:
         self.draws = self.held = 0
         return self
@@ -53,8 +70,13 @@ class Premise(ContextDecorator):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if kind is None and self.share < self.at_least:
+        if kind is not None:
+            return
+        test = os.environ.get("PYTEST_CURRENT_TEST", "").removesuffix(" (call)")
+        count = Count(test, self.statement, self.held, self.draws, self.at_least)
+        COUNTS.append(count)
+        if count.share < self.at_least:
             raise AssertionError(
-                f"premise '{self.what}' held in {self.held} of {self.draws} draws ({self.share:.1%}), "
+                f"premise '{self.statement}' held in {self.held} of {self.draws} draws ({count.share:.1%}), "
                 f"expected at least {self.at_least:.0%}. Repair the draws, not the share"
             )

@@ -24,8 +24,8 @@ from fedtmle.runtime.replay import heard_rounds
 from fedtmle.runtime.session import run_embedded
 from fedtmle.runtime.silo import Silo
 from fedtmle.studyfile.file import study_plan
+from tests import kinds
 from tests.initial.silos import pooled_table, split, trial
-from tests.kinds import concrete
 from tests.runtime.faults import CASES
 
 Run = tuple[Plan, Mapping[str, Any]]
@@ -39,6 +39,7 @@ class Example:
     """A query, the silos' answers, and the pooled value. ``memory`` is the uplink's before the answers."""
 
     name: str
+    run: str  # a key of `RUNS`
     query: Query
     answers: tuple[Any, ...]
     pooled: Any
@@ -94,6 +95,7 @@ def _recorded(name: str, plan: Plan, rows: Mapping[str, Any]) -> Iterator[Exampl
             number += 1
             yield Example(
                 name=f"{type(query).__name__} {number} of '{name}'",
+                run=name,
                 query=query,
                 answers=tuple(parts),
                 pooled=whole,
@@ -121,4 +123,4 @@ def examples() -> tuple[Example, ...]:
 
 def without_example() -> set[str]:
     """Return the names of the concrete kinds of query that no run asks."""
-    return {kind.__name__ for kind in concrete(AbstractQuery) - {example.kind for example in examples()}}  # type: ignore[type-abstract]
+    return kinds.without_example(AbstractQuery, [example.kind for example in examples()])

@@ -6,6 +6,7 @@ import importlib.metadata
 import subprocess
 import sys
 from importlib.metadata import EntryPoint, EntryPoints
+from typing import Any
 
 import pytest
 import typer
@@ -24,7 +25,7 @@ def greet(name: str = typer.Option("nobody", help="Whom to greet.")) -> None:
 def declare(monkeypatch: pytest.MonkeyPatch, *points: EntryPoint) -> None:
     """Let ``points`` be the only entry points of this environment."""
 
-    def entry_points(**wanted: str) -> EntryPoints:
+    def entry_points(**wanted: Any) -> EntryPoints:
         return EntryPoints(points).select(**wanted)
 
     monkeypatch.setattr(importlib.metadata, "entry_points", entry_points)

@@ -19,11 +19,13 @@ ELSEWHERE = {
     "fedtmle/cli/reproduce.py",
     "fedtmle/privacy/attacks.py",
     "fedtmle/privacy/collision.py",
+    "fedtmle/privacy/discrete.py",
     "fedtmle/privacy/disclosure.py",
     "fedtmle/privacy/family.py",
     "fedtmle/runtime/faults.py",
     "fedtmle/runtime/simulated.py",
     "fedtmle/targets/benchmark.py",
+    "fedtmle/targets/two_arm.py",
     "fedtmle/theory/history.py",
     "fedtmle/theory/registry.py",
 }

@@ -14,8 +14,8 @@ import fedtmle as ft
 from benchmarks.table import Row
 from fedtmle.algorithms.base import TargetingProgram
 from fedtmle.protocol import messages
+from fedtmle.protocol.guard import Policy
 from fedtmle.protocol.plan import Plan, roster
-from fedtmle.protocol.policy import Policy
 from fedtmle.runtime.federation import InProcess
 from fedtmle.runtime.journal import MemoryJournal
 from fedtmle.runtime.keeper import Keeper

@@ -21,7 +21,6 @@ from fedtmle.version import __version__ as __version__
 
 _HOME = {
     "Mean": "fedtmle.targets.mean",
-    "TwoArm": "fedtmle.targets.two_arm",
     "OptimalTransport": "fedtmle.targets.optimal_transport",
     "LogisticFluctuation": "fedtmle.model.density.fluctuation",
     "ExponentialTilt": "fedtmle.model.density.fluctuation",
@@ -66,7 +65,9 @@ _HOME = {
     "AbstractAlgorithm": "fedtmle.algorithms.base",
     "AbstractQuery": "fedtmle.protocol.query",
     "IntegerSums": "fedtmle.protocol.query",
-    "Policy": "fedtmle.protocol.policy",
+    "Policy": "fedtmle.protocol.guard",
+    "Variable": "fedtmle.initial.variables",
+    "Variables": "fedtmle.initial.variables",
     "read_study": "fedtmle.studyfile.file",
     "validate": "fedtmle.studies.validate",
     "preflight": "fedtmle.studies.preflight",
@@ -117,6 +118,8 @@ if TYPE_CHECKING:  # for type checkers and editors; at run time, __getattr__ bel
     from fedtmle.initial.superlearner import PerSilo as PerSilo
     from fedtmle.initial.superlearner import SuperLearner as SuperLearner
     from fedtmle.initial.trees import GradientBoostedTrees as GradientBoostedTrees
+    from fedtmle.initial.variables import Variable as Variable
+    from fedtmle.initial.variables import Variables as Variables
     from fedtmle.model.check import check_problem as check_problem
     from fedtmle.model.density.fluctuation import ExponentialTilt as ExponentialTilt
     from fedtmle.model.density.fluctuation import LogisticFluctuation as LogisticFluctuation
@@ -127,8 +130,8 @@ if TYPE_CHECKING:  # for type checkers and editors; at run time, __getattr__ bel
     from fedtmle.programs.study import Study as Study
     from fedtmle.protocol.coded import Certified as Certified
     from fedtmle.protocol.coded import Estimated as Estimated
+    from fedtmle.protocol.guard import Policy as Policy
     from fedtmle.protocol.outcome import Status as Status
-    from fedtmle.protocol.policy import Policy as Policy
     from fedtmle.protocol.query import AbstractQuery as AbstractQuery
     from fedtmle.protocol.query import IntegerSums as IntegerSums
     from fedtmle.results.result import StudyResult as StudyResult
@@ -146,7 +149,6 @@ if TYPE_CHECKING:  # for type checkers and editors; at run time, __getattr__ bel
     from fedtmle.targets.effects.estimands import *  # noqa: F403 - all that is public there is public here
     from fedtmle.targets.mean import Mean as Mean
     from fedtmle.targets.optimal_transport import OptimalTransport as OptimalTransport
-    from fedtmle.targets.two_arm import TwoArm as TwoArm
 
 
 def __getattr__(name: str) -> Any:

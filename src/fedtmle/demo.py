@@ -1,18 +1,17 @@
-"""The demonstration: a real trial at eight hospitals."""
+"""The demonstration: a real trial at eight hospitals, federated, pooled, and on complete cases."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
 from fedtmle.algorithms.gradient import Central
 from fedtmle.datasets import ihdp as ihdp_columns
 from fedtmle.initial.glm import GLM
-from fedtmle.layout import aligned, number, probability, wrapped
+from fedtmle.layout import Document, aligned, number, probability, wrapped
 from fedtmle.model.types import Array
 from fedtmle.programs.study import Study
 from fedtmle.studies.run import run
@@ -30,45 +29,52 @@ IHDP = Study(
 )
 
 
-def ihdp(*, as_json: bool, quiet: bool, observe: bool = False) -> Mapping[str, Any]:
-    """Early intervention and IQ at 36 months; who has no IQ score is modelled, not left out."""
+def ihdp(*, as_json: bool, quiet: bool, observe: bool = False) -> Document:
+    """Estimate the effect of early intervention on IQ at 36 months; print it and return the document.
+
+    A model of missingness accounts for infants without an IQ score.
+    """
     silos, complete = ihdp_silos(), ihdp_silos(complete=True)
     quiet = quiet or as_json
-    kept = _study("all infants", IHDP, silos, quiet=quiet, release=tuple(silos), observe=observe)
+    federated = _study("all infants", IHDP, silos, quiet=quiet, release=tuple(silos), observe=observe)
     pooled = _study("pooled", replace(IHDP, algorithm=Central(tolerance=1e-10)), silos, quiet=quiet)
-    scored = _study("complete cases", replace(IHDP, missingness_model=None), complete, quiet=quiet)
+    complete_cases = _study("complete cases", replace(IHDP, missingness_model=None), complete, quiet=quiet)
     if as_json:
-        beside = {"pooled": pooled["estimates"], "complete_cases": scored["estimates"]}
-        print(json.dumps({**kept, "beside": beside}))  # noqa: T201 - the command's output
+        beside = {"pooled": pooled["estimates"], "complete_cases": complete_cases["estimates"]}
+        print(json.dumps({**federated, "beside": beside}))  # noqa: T201 - the command's output
     else:
-        print("\n".join(_ihdp_lines(kept, pooled, scored)))  # noqa: T201 - the command's output
-    return kept
+        print("\n".join(_ihdp_lines(federated, pooled, complete_cases)))  # noqa: T201 - the command's output
+    return federated
 
 
 def _study(
-    what: str,
+    title: str,
     study: Study,
     silos: Mapping[str, object],
     *,
     quiet: bool,
     release: tuple[str, ...] = (),
     observe: bool = False,
-) -> dict[str, Any]:
-    with live_progress(what, quiet=quiet) as progress:
+) -> Document:
+    with live_progress(title, quiet=quiet) as progress:
         return run(study, silos, progress=progress, release=release, observe=observe).document
 
 
-def _ihdp_lines(kept: dict[str, Any], pooled: dict[str, Any], scored: dict[str, Any]) -> Iterator[str]:
-    missing = kept["n"] - sum(kept["observed_counts"])
+def _ihdp_lines(federated: Document, pooled: Document, complete_cases: Document) -> Iterator[str]:
+    missing = federated["n"] - sum(federated["observed_counts"])
     yield "Early intervention for premature infants and their IQ at 36 months"
     yield from wrapped(
-        f"The Infant Health and Development Program: {kept['n']} infants at {len(kept['sizes'])} hospitals, "
-        f"{kept['arm_counts'][1]} of them with the intervention. {missing} have no IQ score; a model of who "
-        "was tested weights the others, so that all infants count."
+        f"The Infant Health and Development Program: {federated['n']} infants at "
+        f"{len(federated['sizes'])} hospitals, {federated['arm_counts'][1]} of them with the intervention. "
+        f"{missing} have no IQ score; a model of who was tested weights the others, so that all count."
     )
     yield ""
     rows = [["mean IQ", "infants", "with", "without", "effect", "SE", "95% interval", "p"]]
-    for label, document in {"federated": kept, "pooled": pooled, "complete cases": scored}.items():
+    for label, document in {
+        "federated": federated,
+        "pooled": pooled,
+        "complete cases": complete_cases,
+    }.items():
         (row,) = document["estimates"]
         without, treated = (number(mean, 2) for mean in document["psi"])
         estimate = [number(row[key], 3) for key in ("estimate", "std_error")]
@@ -77,27 +83,27 @@ def _ihdp_lines(kept: dict[str, Any], pooled: dict[str, Any], scored: dict[str, 
         rows.append([*counts, *estimate, interval, probability(row["p_value"])])
     yield from aligned(rows)
     yield ""
-    apart = abs(kept["estimates"][0]["estimate"] - pooled["estimates"][0]["estimate"])
+    gap = abs(federated["estimates"][0]["estimate"] - pooled["estimates"][0]["estimate"])
     yield from wrapped(
         "Federated: the hospitals keep their records. Pooled: the same study with all records in one place; "
-        f"the two effects differ by {apart:.1g} points. Complete cases: federated, without the {missing}."
+        f"the two effects differ by {gap:.1g} points. Complete cases: federated, without the {missing}."
     )
     yield ""
     rows = [["hospital by hospital", "infants", "estimate", "std. error", "95% interval"]]
-    rows += [[name, str(kept["sizes"][name]), *cells(own[0])] for name, own in kept["silos"].items()]
+    rows += [[name, str(federated["sizes"][name]), *cells(by[0])] for name, by in federated["silos"].items()]
     yield from aligned(rows)
-    (spread,) = kept["heterogeneity"]
+    (spread,) = federated["heterogeneity"]
     yield f"Heterogeneity: Q = {spread['Q']:.2f} on {spread['df']} df, I2 = {spread['I2']:.0%}."
     yield ""
-    yield from certificate(kept)
+    yield from certificate(federated)
     yield ""
-    yield from cost(kept)
+    yield from cost(federated)
     yield ""
     yield "Keeping data local is not in itself a privacy guarantee."
 
 
 def ihdp_silos(*, complete: bool = False) -> dict[str, dict[str, Array]]:
-    """The eight hospitals' infants, by column; ``complete`` leaves out those without an IQ score."""
+    """Return the infants of the eight hospitals, by column; ``complete`` drops those without an IQ score."""
     columns = ihdp_columns()
     keep = ~np.isnan(columns["iqsb_36"]) if complete else np.ones(len(columns["site"]), dtype=bool)
     return {

@@ -24,7 +24,7 @@ class FedTMLEError(Exception):
 
 
 class InputError(FedTMLEError, ValueError):
-    """An argument is not what was expected; the message names it and says what to do."""
+    """An argument is wrong; the message names it, and says what was expected."""
 
 
 class DataError(InputError):
@@ -49,7 +49,7 @@ class PrecisionError(InputError):
 
 
 class CheckFailedError(FedTMLEError):
-    """A problem failed `check_problem`; the message lists what."""
+    """A problem failed `check_problem`; the message lists the checks."""
 
 
 class NumericalError(FedTMLEError, ArithmeticError):

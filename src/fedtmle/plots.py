@@ -7,11 +7,12 @@ returns them. matplotlib (the extra ``figures``) is loaded when the first figure
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from fedtmle.errors import InputError
+from fedtmle.layout import Document
 from fedtmle.report import series
-from fedtmle.report.series import Document, document_of
+from fedtmle.report.series import document_of
 from fedtmle.results.result import StudyResult
 from fedtmle.runtime.result import Result
 
@@ -24,7 +25,7 @@ WARN = "#b3261e"
 
 
 def forest(result: AnyResult, *, estimand: str | None = None, ax: Axes | None = None) -> Axes:
-    """Consenting silos, leave-one-out, and the pooled estimate with its interval; one estimand."""
+    """Draw the intervals of one estimand: consenting silos, leave-one-out estimates, and the pooled one."""
     data = _chosen(series.forests(document_of(result)), estimand)
     ax = ax or _axes(height=1.2 + 0.28 * len(data.rows))
     for y, row in enumerate(reversed(data.rows)):
@@ -41,7 +42,7 @@ def forest(result: AnyResult, *, estimand: str | None = None, ax: Axes | None = 
 
 
 def trajectory(result: AnyResult, *, what: str = "residual", ax: Axes | None = None) -> Axes:
-    """The norm of the pooled gradient by round with the tolerance; or ``what="loss"``, where it is known."""
+    """Draw the norm of the pooled gradient by round with the tolerance, or the loss if ``what`` is "loss"."""
     if what not in ("residual", "loss"):
         raise InputError(f"what: expected 'residual' or 'loss', not {what!r}")
     data = series.path(document_of(result))
@@ -71,11 +72,11 @@ def trajectory(result: AnyResult, *, what: str = "residual", ax: Axes | None = N
 
 
 def bits(result: AnyResult, *, ax: Axes | None = None) -> Axes:
-    """Payload bits of each silo's answers by round, on a log colour scale; white after a silo left."""
+    """Draw the bits of each silo's answers by round on a log colour scale; white after a silo left."""
     import numpy as np
     from matplotlib.colors import LogNorm
 
-    data = series.bits(document_of(result))
+    data = series.bits_by_round(document_of(result))
     ax = ax or _axes(height=1.6 + 0.22 * len(data.up))
     table = np.full((len(data.up), len(data.phases)), np.nan)
     for row, sent in zip(table, data.up.values(), strict=True):
@@ -92,16 +93,16 @@ def bits(result: AnyResult, *, ax: Axes | None = None) -> Axes:
 
 
 def overlap(result: AnyResult, *, ax: Axes | None = None) -> Axes:
-    """By arm: records, those with an outcome, and those whose probability was below the bound on g."""
+    """Draw by arm: records, those with an outcome, and those whose propensity score was truncated."""
     data = series.overlap(document_of(result))
     if data is None:
-        raise InputError("overlap: this result is not of a study, and has no arms")
+        raise InputError("overlap: the result is not of a study, so that it has no arms")
     ax = ax or _axes(height=1.6 + 0.5 * len(data.arms))
     names = [arm.name for arm in data.arms]
     parts: Mapping[str, tuple[list[int], str, float]] = {
         "records": ([arm.records for arm in data.arms], "#9db8d4", 0.7),
         "with outcome": ([arm.observed for arm in data.arms], COLOURS["silo"], 0.45),
-        "below the bound on g": ([arm.truncated for arm in data.arms], WARN, 0.2),
+        "truncated": ([arm.truncated for arm in data.arms], WARN, 0.2),
     }
     for label, (counts, colour, height) in parts.items():
         ax.barh(names, counts, height=height, color=colour, label=label)
@@ -112,7 +113,7 @@ def overlap(result: AnyResult, *, ax: Axes | None = None) -> Axes:
 
 
 def heterogeneity(result: AnyResult, *, estimand: str | None = None, ax: Axes | None = None) -> Axes:
-    """Each releasing silo's distance from their weighted mean, in its own standard errors."""
+    """Draw each releasing silo's distance from their weighted mean, in its own standard errors."""
     data = _chosen(series.heterogeneity(document_of(result)), estimand)
     ax = ax or _axes(height=1.2 + 0.28 * len(data.distance))
     ax.axvspan(-1.96, 1.96, color="0.94")
@@ -137,15 +138,23 @@ def _axes(height: float = 3.2) -> Axes:
     return plt.subplots(figsize=(7.0, height), layout="constrained")[1]
 
 
-def _chosen(found: list[Any], estimand: str | None) -> Any:
-    """One estimand's data: the named one, or the first."""
-    if not found:
+class _HasEstimand(Protocol):
+    @property
+    def estimand(self) -> str: ...
+
+
+T = TypeVar("T", bound=_HasEstimand)
+
+
+def _chosen(series: list[T], estimand: str | None) -> T:
+    """Return the data of the named estimand, or of the first."""
+    if not series:
         raise InputError(
             "this result has nothing to draw here: no estimate, or no two silos that released theirs"
         )
     if estimand is None:
-        return found[0]
-    for data in found:
+        return series[0]
+    for data in series:
         if data.estimand == estimand:
             return data
-    raise InputError(f"estimand: expected one of {', '.join(d.estimand for d in found)}, not {estimand!r}")
+    raise InputError(f"estimand: expected one of {', '.join(d.estimand for d in series)}, not {estimand!r}")

@@ -1,9 +1,10 @@
-"""One call: a problem, an initial law, silos and an algorithm, all in this process."""
+"""Run an algorithm over silos in this process: `solve`, and the core that it shares with `run`."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TypeVar
 
 import numpy as np
 
@@ -11,19 +12,22 @@ from fedtmle.algorithms.base import AbstractAlgorithm, TargetingProgram
 from fedtmle.errors import InputError
 from fedtmle.model.types import IntArray
 from fedtmle.protocol.outcome import Described, Targeted
-from fedtmle.protocol.plan import Plan, roster
+from fedtmle.protocol.plan import Member, Plan, roster
 from fedtmle.protocol.query import Problem
 from fedtmle.runtime.certificate import certify
-from fedtmle.runtime.result import Result, trajectory
-from fedtmle.runtime.result import observe as observe_run
-from fedtmle.runtime.rows import read_rows
+from fedtmle.runtime.keeper import Keeper
+from fedtmle.runtime.result import Result, observed_trajectory, trajectory
+from fedtmle.runtime.rows import LocalOutcome, read_rows
 from fedtmle.runtime.session import Finished, Progress, run_embedded
-from fedtmle.runtime.silo import LocalOutcome, Silo
+from fedtmle.runtime.silo import Silo
+
+POOLED = "pooled"  # the only silo of an algorithm that pools the rows
+Rows = TypeVar("Rows")
 
 
 def solve(
     problem: Problem,
-    law: Any,
+    law: object,
     silos: Mapping[str, object],
     algorithm: AbstractAlgorithm,
     *,
@@ -32,109 +36,121 @@ def solve(
     observe: bool = False,
     index: Mapping[str, IntArray] | None = None,
 ) -> Result:
-    """Runs ``algorithm`` over ``silos`` (name -> rows) from the initial ``law``.
+    """Run ``algorithm`` over ``silos`` (name -> rows) from the initial ``law`` and return the result.
 
-    ``threads`` lets silos answer side by side; ``progress`` is called after every round;
-    ``observe`` adds pooled losses to the trajectory, and to the certificate every bound that needs
-    the rows, by reading them outside the protocol;
-    ``index`` numbers each silo's rows in the pooled order (it matters to SGD batches alone).
+    ``threads`` is the number of silos that answer at the same time; ``progress`` is called after every
+    round. ``observe`` reads the rows outside the protocol to add pooled losses to the trajectory, and to the
+    certificate every bound that needs the rows. ``index`` gives each silo's row numbers in the pooled order,
+    which only SGD batches depend on.
     """
-    rows = _read(problem, silos, algorithm, index)
-    if algorithm.pools_rows:
-        rows = {"pooled": _pool(problem, rows)}
-    program = TargetingProgram(problem=problem, law=law, algorithm=algorithm)
-    plan = Plan(program=program, roster=roster(list(rows)))
-    parties = [Silo(name, plan, table, index=at) for name, (table, at) in rows.items()]
-    finished = run_embedded(plan, parties, threads=threads, progress=progress)
-    return complete(
-        plan,
-        finished,
-        law=law,
+    check_silos(silos, algorithm)
+    if index is not None and set(index) != set(silos):
+        raise InputError(f"index: expected row numbers for {_listed(silos)}, got {_listed(index)}")
+    completed = run_in_process(
+        lambda members: Plan(
+            program=TargetingProgram(problem=problem, law=law, algorithm=algorithm), roster=members
+        ),
+        {name: read_rows(problem, name, rows) for name, rows in silos.items()},
         algorithm=algorithm,
-        local=local_outcomes(parties),
-        rows={name: table for name, (table, _) in rows.items()} if observe else None,
-        pooled=_pool(problem, rows)[0] if observe else None,
+        pool=lambda rows: problem.concatenate(list(rows.values())),
+        index=index,
+        threads=threads,
+        progress=progress,
+        observe=observe,
     )
+    return completed.result(law=law, algorithm=algorithm)
 
 
-def local_outcomes(silos: Sequence[Silo]) -> dict[str, LocalOutcome]:
-    """Return what silos in this process kept for themselves, in a personalised run."""
-    return {silo.name: silo.local for silo in silos if silo.local is not None}
-
-
-def check_silo_weights(algorithm: AbstractAlgorithm, silos: Collection[str]) -> None:
-    """Refuse weights that the user gave for other silos than those of the run."""
+def check_silos(silos: object, algorithm: AbstractAlgorithm) -> None:
+    """Check that ``silos`` is a mapping of at least one name, and that given weights name the same silos."""
+    if not silos or not isinstance(silos, Mapping):
+        raise InputError("silos: expected a mapping of at least one name to data, such as {'north': frame}")
     weights = algorithm.silo_weights
     if weights is not None and set(weights) != set(silos):
-        raise InputError("weights: expected one weight for each silo, by its name")
+        raise InputError(
+            f"weights: expected one weight for each silo ({_listed(silos)}), got those of {_listed(weights)}"
+        )
 
 
-def complete(
-    plan: Plan,
-    finished: Finished,
-    *,
-    law: Any,
-    algorithm: AbstractAlgorithm,
-    local: Mapping[str, LocalOutcome],
-    rows: Mapping[str, Any] | None = None,
-    pooled: Any = None,
-) -> Result:
-    """Return the result of a finished session whose targeting by ``algorithm`` began at ``law``.
+def _listed(names: Mapping[str, object]) -> str:
+    return ", ".join(map(repr, names)) or "none"
 
-    ``pooled`` are all rows and ``rows`` those of each silo, if the run is to be observed; the certificate
-    of a run then has the bounds that need them.
+
+@dataclass(frozen=True, kw_only=True)
+class CompletedRun:
+    """A finished session of a plan, with the local outcomes and rows that this process has.
+
+    ``local`` holds the outcomes of a personalised run that silos in this process keep for themselves.
+    ``rows`` by silo and ``pooled`` rows are there if the run is to be observed.
     """
-    outcome = finished.outcome
-    if isinstance(outcome, Described):
-        raise TypeError("a run that only describes has no result")
-    observed = None if pooled is None else observe_run(law, pooled, outcome)
-    loss = None if observed is None else observed.loss
-    targeted = outcome if isinstance(outcome, Targeted) else None
-    return Result(
-        names=outcome.problem.names,
-        psi=None if targeted is None else targeted.estimate.psi,
-        covariance=None if targeted is None else targeted.estimate.covariance,
-        residual=None if targeted is None else targeted.residual,
-        residual_kind="each silo's own" if targeted is None else targeted.residual_kind,
-        status=outcome.status,
-        law=outcome.law,
-        n=sum(finished.sizes.values()),
-        sizes=finished.sizes,
-        steps=outcome.steps,
-        updates=outcome.updates,
-        trajectory=trajectory(outcome, observed),
-        certificate=certify(plan, law, algorithm, finished, rows=rows, loss=loss),
-        account=finished.account,
-        transcript=finished.transcript,
-        retired_at=finished.retired_at,
-        silos=dict(local),
-    )
+
+    plan: Plan
+    finished: Finished
+    local: Mapping[str, LocalOutcome] = field(default_factory=dict)
+    rows: Mapping[str, object] | None = None
+    pooled: object = None
+
+    def result(self, *, law: object, algorithm: AbstractAlgorithm) -> Result:
+        """Return the result of a run whose targeting by ``algorithm`` began at ``law``."""
+        finished, outcome = self.finished, self.finished.outcome
+        if isinstance(outcome, Described):
+            raise TypeError("a run that only describes has no result")
+        targeted = outcome if isinstance(outcome, Targeted) else None
+        path = trajectory(outcome) if self.pooled is None else observed_trajectory(law, self.pooled, outcome)
+        return Result(
+            names=outcome.problem.names,
+            psi=None if targeted is None else targeted.estimate.psi,
+            covariance=None if targeted is None else targeted.estimate.covariance,
+            residual=None if targeted is None else targeted.residual,
+            residual_kind="each silo's own" if targeted is None else targeted.residual_kind,
+            status=outcome.status,
+            law=outcome.law,
+            n=sum(finished.sizes.values()),
+            sizes=finished.sizes,
+            steps=outcome.steps,
+            updates=outcome.updates,
+            trajectory=path,
+            certificate=certify(self.plan, law, algorithm, finished, rows=self.rows, loss=path.loss),
+            account=finished.account,
+            transcript=finished.transcript,
+            retired_at=finished.retired_at,
+            silos=dict(self.local),
+        )
 
 
-NumberedRows = tuple[Any, IntArray | None]
-
-
-def _read(
-    problem: Problem,
-    silos: Mapping[str, object],
+def run_in_process(
+    plan_for: Callable[[tuple[Member, ...]], Plan],
+    rows: Mapping[str, Rows],
+    *,
     algorithm: AbstractAlgorithm,
-    index: Mapping[str, IntArray] | None,
-) -> dict[str, NumberedRows]:
-    """Every silo's rows, validated before the first round."""
-    if not silos:
-        raise InputError("silos: expected a mapping of at least one name to rows")
-    if index is not None and set(index) != set(silos):
-        raise InputError("index: expected the same names as silos")
-    check_silo_weights(algorithm, silos)
-    return {
-        name: (read_rows(problem, name, rows), None if index is None else np.asarray(index[name]))
-        for name, rows in silos.items()
-    }
+    pool: Callable[[Mapping[str, Rows]], Rows],
+    keeper: Callable[[str], Keeper | None] = lambda _: None,
+    index: Mapping[str, IntArray] | None = None,
+    threads: int = 1,
+    progress: Progress | None = None,
+    observe: bool = False,
+) -> CompletedRun:
+    """Run a plan over the validated ``rows`` of each silo: the core of `solve` and `run`.
 
-
-def _pool(problem: Problem, rows: Mapping[str, NumberedRows]) -> NumberedRows:
-    """All rows in one place, in the order of the silos, with their pooled numbers if they have any."""
-    numbers = [at for _, at in rows.values() if at is not None]
-    return problem.concatenate([own for own, _ in rows.values()]), np.concatenate(
-        numbers
-    ) if numbers else None
+    ``plan_for`` returns the plan of a roster. ``pool`` returns all rows in one place: the only silo of an
+    algorithm that pools the rows, and what ``observe`` reads. ``keeper`` returns the keeper of a silo by its
+    name; a silo without one is unguarded.
+    """
+    pooled = pool(rows) if algorithm.pools_rows or observe else None
+    if algorithm.pools_rows and pooled is not None:
+        if index is not None:
+            index = {POOLED: np.concatenate([index[name] for name in rows])}
+        rows = {POOLED: pooled}
+    plan = plan_for(roster(list(rows)))
+    silos = [
+        Silo(name, plan, table, index=None if index is None else np.asarray(index[name]), keeper=keeper(name))
+        for name, table in rows.items()
+    ]
+    finished = run_embedded(plan, silos, threads=threads, progress=progress)
+    return CompletedRun(
+        plan=plan,
+        finished=finished,
+        local={silo.name: silo.local for silo in silos if silo.local is not None},
+        rows=rows if observe else None,
+        pooled=pooled if observe else None,
+    )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -36,7 +38,7 @@ def bits_of(result: ft.Result) -> tuple[object, ...]:
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
 @pytest.mark.parametrize("name", TARGETS)
-def test_any_partition_gives_the_same_bits(name: str, optimizer: object) -> None:
+def test_any_partition_gives_the_same_bits(name: str, optimizer: Any) -> None:
     case = targets()[name]
     settings = {"tolerance": case.tolerance, "optimizer": optimizer, "max_updates": 3}
     numbers = np.arange(case.n)

@@ -52,7 +52,8 @@ def model_of(family: Family) -> GLMModel:
 
 def answered(flow: Any, model: GLMModel, table: Table) -> tuple[Any, list[SumsQuery]]:
     """What the flow returns, and what it asked on the way."""
-    rows, asked, reply = model.submodel(None, table), [], None
+    rows, reply = model.submodel(None, table), None
+    asked: list[SumsQuery] = []
     while True:
         try:
             query = flow.send(reply)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +18,7 @@ Z = np.array([(-2, -2), (2, -2), (-2, 2), (2, 2)], dtype=float)
 
 
 @pytest.mark.parametrize("generate", DGPS)
-def test_targeted_to_1e9_psi_is_the_direct_pooled_solution(generate: object) -> None:
+def test_targeted_to_1e9_psi_is_the_direct_pooled_solution(generate: Callable[..., Any]) -> None:
     rng = np.random.default_rng(3)
     problem = ft.OptimalTransport()
     law, rows = problem.start(generate(2_000, rng)), generate(10_000, rng)
@@ -102,7 +104,7 @@ class Longhand:
 
 
 @pytest.mark.parametrize("generate", DGPS)
-def test_twenty_raw_rounds_agree_with_longhand_numpy(generate: object) -> None:
+def test_twenty_raw_rounds_agree_with_longhand_numpy(generate: Callable[..., Any]) -> None:
     """The root is blind to the density, so the path is compared: loss and residual to 1e-6."""
     rng = np.random.default_rng(5)
     pilot, rows = generate(400, rng), generate(1_500, rng)

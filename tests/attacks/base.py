@@ -14,9 +14,9 @@ import pytest
 from fedtmle.protocol import messages
 from fedtmle.protocol.codes import Uplink, encode
 from fedtmle.protocol.follower import Follower
+from fedtmle.protocol.guard import Policy
 from fedtmle.protocol.messages import Answered, Ask, Begin, Open, Opened, Payload, Reason, Refused
 from fedtmle.protocol.plan import Plan
-from fedtmle.protocol.policy import Policy
 from fedtmle.runtime.journal import MemoryJournal
 from fedtmle.runtime.keeper import Keeper
 from fedtmle.runtime.ledger import Ledger

@@ -11,8 +11,8 @@ import fedtmle as ft
 from fedtmle.algorithms.base import AbstractAlgorithm, TargetingProgram
 from fedtmle.data import load_all
 from fedtmle.errors import FedTMLEError, RefusedError
+from fedtmle.protocol.guard import Policy
 from fedtmle.protocol.plan import Plan, roster
-from fedtmle.protocol.policy import Policy
 from fedtmle.runtime.federation import InProcess
 from fedtmle.runtime.keeper import Keeper
 from fedtmle.runtime.rows import read_rows
@@ -21,6 +21,7 @@ from fedtmle.runtime.silo import Silo
 from fedtmle.studyfile.file import study_plan
 from fedtmle.studyfile.schema import schema_of
 from fedtmle_paper.benchmark import gaussian_mixture
+from fedtmle_paper.two_arm import TwoArm
 from tests.effects.studies import cut, population
 
 FLOORS = Policy()
@@ -95,10 +96,10 @@ def mean(rng: Rng) -> tuple[Plan, dict[str, Any]]:
     size = sizes(rng)
     shape = rng.choice(["gamma", "uniform", "binary", "normal"])
     draw = {
-        "gamma": lambda n: rng.gamma(2.0, 1.0, n).clip(0, 20),
+        "gamma": lambda n: np.clip(rng.gamma(2.0, 1.0, n), 0, 20),
         "uniform": lambda n: rng.uniform(0, 20, n),
         "binary": lambda n: 20.0 * (rng.random(n) < 0.3),
-        "normal": lambda n: rng.normal(10, 2, n).clip(0, 20),
+        "normal": lambda n: np.clip(rng.normal(10, 2, n), 0, 20),
     }[str(shape)]
     problem = ft.Mean(bounds=(0.0, 20.0))
     silos = {f"silo {m}": draw(n) for m, n in enumerate(size)}
@@ -120,7 +121,7 @@ def two_arms(rng: Rng) -> tuple[Plan, dict[str, Any]]:
         y = (rng.random(n) < mean).astype(float) if binary else rng.beta(4 * mean, 4 * (1 - mean))
         q1, q0 = (1 / (1 + np.exp(-(c + 0.4 * w))) for c in (0.3, -0.1))
         silos[f"silo {m}"] = {"outcome": y, "treatment": a, "Q1": q1, "Q0": q0, "g": g}
-    problem = ft.TwoArm(outcome_bounds=(0.0, 1.0), weight_ceiling=64.0)
+    problem = TwoArm(outcome_bounds=(0.0, 1.0), weight_ceiling=64.0)
     return _plan(problem, problem.start(), algorithm(rng, size, 1e-4), silos)
 
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
 import fedtmle as ft
 from fedtmle.algorithms.base import TargetingProgram
 from fedtmle.protocol import messages
 from fedtmle.protocol.coded import Action, Rounded
+from fedtmle.protocol.guard import Policy
 from fedtmle.protocol.messages import Ask, Close, Compare
 from fedtmle.protocol.plan import Member, Plan
-from fedtmle.protocol.policy import Policy
 from fedtmle.runtime.federation import InProcess
 from fedtmle.runtime.keeper import Keeper
 from fedtmle.runtime.rows import read_rows
@@ -34,7 +36,9 @@ def all_others_known() -> float:
     attack = ForgedAction()
     problem, rows = PROBLEM, attack.rows()
     plan = Plan(
-        program=TargetingProgram(problem=problem, law=problem.start(START), algorithm=ft.Gradient()),
+        program=TargetingProgram(
+            problem=problem, law=problem.start(START), algorithm=ft.Gradient(tolerance=1e-6)
+        ),
         roster=(Member(name="a"), Member(name="b")),
     )
     server = Server(plan, Silo("a", plan, rows, keeper=Keeper(policy=Policy())).step)
@@ -99,7 +103,7 @@ def omitted_as_retired() -> list[bool]:
     ]
 
     class Lying(InProcess):
-        def exchange(self, requests: dict[str, bytes], /) -> dict[str, bytes]:  # type: ignore[override]
+        def exchange(self, requests: Mapping[str, bytes], /) -> Mapping[str, bytes]:
             changed = {
                 silo: self._change(silo, messages.decode_request(data)) for silo, data in requests.items()
             }

@@ -11,10 +11,10 @@ import numpy as np
 import fedtmle as ft
 from fedtmle.algorithms.base import TargetingProgram
 from fedtmle.model.exact import Sums
-from fedtmle.privacy.floor import FloorAttribute, OmegaFloor, at_centre
+from fedtmle.privacy.limit import DisclosureLimit, LimitedAttribute, at_centre
+from fedtmle.protocol.guard import Policy
 from fedtmle.protocol.messages import Reason
 from fedtmle.protocol.plan import Plan, roster
-from fedtmle.protocol.policy import Policy
 from fedtmle.runtime.keeper import Keeper
 from fedtmle.runtime.rows import LocalRows
 from fedtmle.studyfile.file import study_plan
@@ -29,13 +29,15 @@ class TinySilo(AbstractAttack):
 
     yields = "the eighth's outcome, exactly"
     reason = Reason.POLICY
-    keys = ("min_rows",)
+    keys: tuple[str, ...] = ("min_rows",)
     y = np.array([1.0, 19.0, 4.0, 17.0, 3.0, 15.0, 6.0, 13.25])
 
     def plan(self) -> Plan:
         problem = ft.Mean(bounds=(0.0, 20.0))
         return Plan(
-            program=TargetingProgram(problem=problem, law=problem.start(10.0), algorithm=ft.Gradient()),
+            program=TargetingProgram(
+                problem=problem, law=problem.start(10.0), algorithm=ft.Gradient(tolerance=1e-6)
+            ),
             roster=roster(["a", "b"]),
         )
 
@@ -63,7 +65,9 @@ class FewSilos(TinySilo):
     def plan(self) -> Plan:
         problem = ft.Mean(bounds=(0.0, 20.0))
         return Plan(
-            program=TargetingProgram(problem=problem, law=problem.start(10.0), algorithm=ft.Gradient()),
+            program=TargetingProgram(
+                problem=problem, law=problem.start(10.0), algorithm=ft.Gradient(tolerance=1e-6)
+            ),
             roster=roster(["a"]),
         )
 
@@ -187,7 +191,7 @@ class RareLevel(AbstractStudyAttack):
     """Puts a factor into a nuisance model of which the silo has a level three times."""
 
     yields = "how many of those three were treated"
-    keys = ("min_support", "min_level_rows")
+    keys: tuple[str, ...] = ("min_support", "min_level_rows")
     options = {"treatment_model": ft.GLM("C(site)")}  # noqa: RUF012 - read only
 
     def columns(self) -> Columns:
@@ -278,7 +282,8 @@ class HeavyRow(AbstractStudyAttack):
     def run(self, victim: Victim) -> float:
         server, tally = self.server(victim)
         sums = server.tell(tally)[0].values()
-        arm = self.plan().program.study.target.arms.index("1")
+        program: Any = self.plan().program
+        arm = program.study.target.arms.index("1")
         return float(1.0 / (sums[arm] - 2.0 * 29))
 
     def works(self, learned: float) -> bool:
@@ -344,9 +349,11 @@ class ExactMean(TinySilo):
         problem = ft.Mean(bounds=(0.0, 20.0))
         public = problem.read(np.linspace(0.0, 20.0, 25))
         centre = LocalRows("a", public, len(public), None)
-        mean = FloorAttribute(name="mean", gradient=np.full(25, 1 / 25), radius=10.0 * 25**0.5)
+        mean = LimitedAttribute(name="mean", gradient=np.full(25, 1 / 25), radius=10.0 * 25**0.5)
         jacobian = at_centre(centre, public, "outcome")
-        floor = OmegaFloor(attributes=(mean,), floor=1.0, noise=0.0, records=25, jacobian=jacobian)
+        floor = DisclosureLimit(
+            attributes=(mean,), smallest_omega=1.0, noise=0.0, records=25, jacobian=jacobian
+        )
         return replace(super().keeper(policy, ledger), floor=floor)
 
     def disarmed_keeper(self) -> Keeper:

@@ -12,6 +12,7 @@ from fedtmle.model.exact import Sums
 from fedtmle.protocol.messages import Reason
 from fedtmle.protocol.plan import Plan, roster
 from fedtmle.studyfile.file import study_plan
+from fedtmle_paper.two_arm import TwoArm
 from tests.attacks.base import AbstractAttack, Server, Victim
 from tests.attacks.tables import table_of
 
@@ -41,8 +42,8 @@ class AbstractSteering(AbstractAttack):
             roster=roster(["a", "b"]),
         )
 
-    def problem(self) -> ft.TwoArm:
-        return ft.TwoArm(outcome_bounds=(0.0, self.width), weight_ceiling=4.0)
+    def problem(self) -> TwoArm:
+        return TwoArm(outcome_bounds=(0.0, self.width), weight_ceiling=4.0)
 
     def columns(self) -> dict[str, np.ndarray]:
         return {"outcome": Y, "treatment": TREATED * 1.0, "Q1": Q1, "Q0": Q0, "g": np.full(N, 0.5)}
@@ -198,7 +199,7 @@ class RangeQuery(AbstractAttack):
 
     def works(self, learned: float) -> bool:
         w = 2 * Q1 - 1
-        return abs(learned - np.count_nonzero(w > self.cut)) < 0.01
+        return bool(abs(learned - np.count_nonzero(w > self.cut)) < 0.01)
 
 
 ATTACKS: tuple[AbstractAttack, ...] = (

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 import fedtmle as ft
-from fedtmle.data import load_all
 from fedtmle.model.table import Table
 from fedtmle.studyfile.schema import schema_of
+from tests.narrow import load_all
 
 
 def table_of(study: ft.Study, columns: dict[str, np.ndarray]) -> Table:

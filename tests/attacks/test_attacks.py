@@ -19,7 +19,7 @@ BY_PROTOCOL = {name: attack for name, attack in ATTACKS.items() if not attack.ke
 EACH_KEY = [(name, key) for name, attack in BY_POLICY.items() for key in attack.keys]
 
 
-@pytest.fixture(params=ATTACKS.values(), ids=ATTACKS)
+@pytest.fixture(params=ATTACKS.values(), ids=list(ATTACKS))
 def attack(request: pytest.FixtureRequest) -> AbstractAttack:
     found: AbstractAttack = request.param
     return found

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -11,18 +14,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedtmle as ft
+from fedtmle.algorithms.base import TargetingProgram
 from fedtmle.model.exact import Sums
 from fedtmle.model.families import Family
+from fedtmle.model.problem import AbstractProblem
 from fedtmle.model.statistics import AbstractBins, AbstractBoundedColumns, Group
 from fedtmle.model.submodel import AbstractSubmodel, GeneralisedLinear, NoNormaliser
 from fedtmle.model.types import IntArray, Part, RowBound
 from fedtmle.protocol.bins import BinsQuery
-from fedtmle.protocol.guard import Guard, RefusalError
+from fedtmle.protocol.guard import Guard, Policy, RefusalError
 from fedtmle.protocol.messages import Reason
-from fedtmle.protocol.policy import Policy
-from fedtmle.protocol.query import CountCell, JointQuery, Model, WeightSum
+from fedtmle.protocol.plan import Plan, roster
+from fedtmle.protocol.query import AbstractQuery, CountCell, JointQuery, Model, Phase, WeightSum
 from fedtmle.protocol.sums import SumsQuery, TallyQuery
 from fedtmle.runtime.rows import LocalRows
+from fedtmle_paper.two_arm import TwoArm, TwoArmLaw
 from tests.attacks.small import AbstractStudyAttack, TinyArm
 from tests.attacks.tables import table_of
 from tests.premise import Premise
@@ -142,6 +148,113 @@ def test_a_look_from_a_law_near_the_end_does_not_answer_for_the_start() -> None:
     assert rows.looks == 2
 
 
+def test_a_mean_that_returns_to_its_start_has_not_shortened_its_path() -> None:
+    """Its law is one number, of which no distance could be seen: the path is part of every problem."""
+    guard, rows = Guard(Policy(max_path=1.0)), LocalRows("a", ALIKE, 61, None)
+    law = FROM_ZERO
+    for step in (0.45, -0.45):
+        guard.admit(ask_mean(MEAN, law, 0.0), rows)
+        law = MEAN.move(law, np.array([step]))
+    assert law == FROM_ZERO
+    guard.admit(ask_mean(MEAN, law, 0.05), rows)
+    with pytest.raises(RefusalError, match="max_path"):
+        guard.admit(ask_mean(MEAN, law, 0.2), rows)
+
+
+def test_no_problem_can_leave_its_path_out() -> None:
+    assert "path" in AbstractProblem.__abstractmethods__
+
+
+def plan_of(silos: int) -> Plan:
+    program = TargetingProgram(problem=MEAN, law=FROM_ZERO, algorithm=ft.Gradient())
+    return Plan(program=program, roster=roster([f"silo {m}" for m in range(silos)]))
+
+
+@pytest.mark.parametrize(
+    ("silos", "n_rows", "smallest_part", "key"),
+    [(2, 40, 7, "min_silos"), (3, 39, 7, "min_rows"), (3, 40, 6, "min_fold")],
+)
+def test_the_limits_of_a_plan_are_exact(silos: int, n_rows: int, smallest_part: int, key: str) -> None:
+    policy = dataclasses.replace(Policy(), min_silos=3, min_rows=40, min_fold=7)
+    Guard(policy).open(plan_of(3), 40, 7)
+    with pytest.raises(RefusalError, match=key):
+        Guard(policy).open(plan_of(silos), n_rows, smallest_part)
+
+
+@pytest.mark.parametrize("key", ["max_queries", "max_functionals"])
+def test_the_limits_of_a_session_are_exact(key: str) -> None:
+    query, rows = ask_mean(MEAN, FROM_ZERO, 0.0), LocalRows("a", ALIKE, 61, None)
+    most = 3 if key == "max_queries" else 3 * query.functionals
+    limit: dict[str, Any] = {key: most}
+    guard = Guard(dataclasses.replace(Policy(), **limit))
+    for _ in range(3):
+        guard.admit(query, rows)
+    with pytest.raises(RefusalError, match=key):
+        guard.admit(query, rows)
+
+
+FAR = TwoArmLaw(history=((3.0, -4.0), (0.0, 1.0)))  # a path of length 6
+
+
+@pytest.mark.parametrize(
+    ("law", "eps", "key"),
+    [
+        (TwoArmLaw(), (0.0, 2.0), ""),
+        (TwoArmLaw(), (0.0, 2.001), "max_eps"),
+        (TwoArmLaw(), (1.5, 1.5), "max_eps"),
+        (TwoArmLaw(), (math.nan, 0.0), "max_eps"),
+        (FAR, (1.0, 0.0), ""),
+        (FAR, (1.001, 0.0), "max_path"),
+    ],
+)
+def test_the_limits_of_a_path_are_exact(law: TwoArmLaw, eps: tuple[float, float], key: str) -> None:
+    policy = dataclasses.replace(Policy(), max_eps=2.0, max_path=7.0)
+    query = SumsQuery(problem=TwoArm(), law=law, eps=np.array(eps), parts=Part.GRADIENT, n=61)
+    rows = LocalRows("a", None, 61, None)
+    if not key:
+        Guard(policy).admit(query, rows)
+    else:
+        with pytest.raises(RefusalError, match=key) as refusal:
+            Guard(policy).admit(query, rows)
+        assert refusal.value.reason is Reason.TOO_FAR
+
+
+@pytest.mark.parametrize(("size", "is_refused"), [(50.0, False), (50.001, True), (math.inf, True)])
+def test_the_limit_of_coefficients_is_exact(size: float, is_refused: bool) -> None:
+    guard = Guard(dataclasses.replace(Policy(), max_coefficient=50.0, max_eps=0.1))
+    query = dataclasses.replace(ask_mean(MEAN, FROM_ZERO, size), phase=Phase.NUISANCE)
+    with pytest.raises(RefusalError, match="max_coefficient") if is_refused else nullcontext():
+        guard.admit(query, LocalRows("a", ALIKE, 61, None))
+
+
+@pytest.mark.parametrize(
+    ("people", "is_refused"),
+    [((), False), ((0, 10), False), ((10, 11), False), ((40, 9), True), ((1,), True)],
+)
+def test_the_floor_of_labels_is_exact(people: tuple[int, ...], is_refused: bool) -> None:
+    query: Any = SimpleNamespace(
+        floors=("min_level_rows",), people=lambda _: people, ships_model=lambda _: False
+    )
+    guard = Guard(dataclasses.replace(Policy(), min_level_rows=10))
+    with pytest.raises(RefusalError, match="min_level_rows") if is_refused else nullcontext():
+        guard._examine_labels(query, LocalRows("a", ALIKE, 61, None))
+
+
+def test_the_limits_of_batches_are_exact() -> None:
+    policy = dataclasses.replace(Policy(), min_batch=10)
+    twenty = np.arange(20)
+    Guard(policy)._follow_batch(np.arange(10), 100)
+    for rows, n_rows in ((np.arange(9), 100), (twenty, 29)):  # a small batch, a small rest
+        with pytest.raises(RefusalError, match="min_batch"):
+            Guard(policy)._follow_batch(rows, n_rows)
+    for second in (twenty[:12], np.arange(10, 30)):  # a part of a batch, an overlap
+        guard = Guard(policy)
+        guard._follow_batch(twenty, 100)
+        guard._follow_batch(twenty, 100)
+        with pytest.raises(RefusalError, match="min_batch"):
+            guard._follow_batch(second, 100)
+
+
 @pytest.mark.parametrize("order", [1, -1])
 def test_a_batch_is_a_set_of_rows(order: int) -> None:
     rows = np.arange(30)[::order]
@@ -180,7 +293,7 @@ class OneColumn:
 def test_what_was_seen_of_one_model_does_not_answer_for_another() -> None:
     guard, rows = Guard(Policy()), LocalRows("a", np.array([[1.0] * 20, [1.0] + [0.01] * 19]), 20, None)
     first, second = (
-        SumsQuery(problem=OneColumn(which), law=None, eps=np.zeros(1), parts=Part.GRADIENT, n=20)
+        SumsQuery(problem=cast(Any, OneColumn(which)), law=None, eps=np.zeros(1), parts=Part.GRADIENT, n=20)
         for which in (0, 1)
     )
     guard.examine(first, rows)
@@ -224,7 +337,11 @@ def tally(*cells: CountCell, weights: tuple[WeightSum, ...] = ()) -> TallyQuery:
 )
 def test_a_count_and_its_complement(count: int, whole: int, refused: bool) -> None:
     guard, query = Guard(Policy()), tally(CountCell(0))
-    for asked, answer in ((query, sums(count, 0)), (JointQuery((query,)), (sums(count, 0),))):
+    cases: list[tuple[AbstractQuery[Any, Any], Any]] = [
+        (query, sums(count, 0)),
+        (JointQuery((query,)), (sums(count, 0),)),
+    ]
+    for asked, answer in cases:
         if refused:
             with pytest.raises(RefusalError, match="min_arm_rows") as refusal:
                 guard.release(asked, answer, whole)
@@ -245,6 +362,10 @@ def test_a_sum_and_its_squares_tell_how_many_rows_are_behind_it() -> None:
     with pytest.raises(RefusalError, match="min_effective"):
         Guard(Policy()).release(query, sums(110, 10_010), 60)  # ten ones and a hundred
     Guard(Policy()).release(query, sums(0, 0), 60)  # nobody
+    least = int(Policy().min_effective)
+    Guard(Policy()).release(query, sums(100 * least, 100 * 100 * least), 60)  # the least there may be
+    with pytest.raises(RefusalError, match="min_effective"):
+        Guard(Policy()).release(query, sums(100 * least - 100, 100 * 100 * (least - 1)), 60)
 
 
 @pytest.mark.parametrize(("folds", "smallest"), [(None, 60), (2, 30), (7, 8), (30, 2)])

@@ -22,13 +22,13 @@ from fedtmle.protocol.messages import (
     Begin,
     Close,
     Closed,
-    Closing,
     Compare,
     Open,
     Opened,
     Payload,
     Reason,
     Refused,
+    SignedDigest,
 )
 from fedtmle.protocol.plan import Member, Plan
 from fedtmle.protocol.query import Local, Query
@@ -117,14 +117,16 @@ def test_an_honest_server_is_not_accused() -> None:
     assert [silo.disagreement for silo in parties] == [False, False, False]
 
 
-def claim_agreement(own: Mapping[str, Closing]) -> Callable[[str, Compare], Compare]:
+def claim_agreement(own: Mapping[str, SignedDigest]) -> Callable[[str, Compare], Compare]:
     """A server that hands each silo closings with that silo's own digest in everyone's name."""
 
     def change(silo: str, message: Compare) -> Compare:
         digest = own[silo].digest
         return Compare(
             message.session,
-            tuple(c if c.silo == silo else Closing(c.silo, digest, c.signature) for c in message.closings),
+            tuple(
+                c if c.silo == silo else SignedDigest(c.silo, digest, c.signature) for c in message.closings
+            ),
         )
 
     return change
@@ -140,7 +142,8 @@ def sign_as_another(_: str, message: Compare) -> Compare:
     return Compare(
         message.session,
         tuple(
-            Closing(c.silo, c.digest, forged.sign(c.digest)) if c.silo == "c" else c for c in message.closings
+            SignedDigest(c.silo, c.digest, forged.sign(c.digest)) if c.silo == "c" else c
+            for c in message.closings
         ),
     )
 
@@ -148,7 +151,7 @@ def sign_as_another(_: str, message: Compare) -> Compare:
 @pytest.mark.parametrize("cover", ["claim", "omit", "sign", "repeat"])
 def test_a_lying_server_cannot_cover_up_by_forging_or_omitting_closings(cover: str) -> None:
     parties = silos(signed_plan())
-    closings: dict[str, Closing] = {}
+    closings: dict[str, SignedDigest] = {}
 
     def change(silo: str, message: messages.Request) -> messages.Request:
         if isinstance(message, Compare):
@@ -171,7 +174,7 @@ def test_without_signatures_the_cover_up_works() -> None:
     """The check that stops it is the signature: unsigned closings can be claimed in anyone's name."""
     plan = signed_plan(roster=tuple(Member(name=name) for name in NAMES))
     parties = [Silo(name, plan, read_rows(PROBLEM, name, Y[name])) for name in NAMES]
-    closings: dict[str, Closing] = {}
+    closings: dict[str, SignedDigest] = {}
 
     def change(silo: str, message: messages.Request) -> messages.Request:
         if isinstance(message, Compare):

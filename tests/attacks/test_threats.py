@@ -6,18 +6,18 @@ import numpy as np
 import pytest
 
 import fedtmle as ft
-from fedtmle.data import load_all
 from fedtmle.demo import IHDP, ihdp_silos
 from fedtmle.initial.trees import SMALLEST_LEAF
 from fedtmle.model.concentration import Concentration
+from fedtmle.protocol.guard import Policy
 from fedtmle.protocol.plan import roster
-from fedtmle.protocol.policy import Policy
 from fedtmle.runtime.rows import LocalRows
 from fedtmle.studyfile.file import study_plan
 from fedtmle.studyfile.schema import schema_of
 from tests.attacks import limits
 from tests.attacks.honest import run_honest
 from tests.attacks.threats import PAGE, rewritten
+from tests.narrow import load_all
 
 TEXT = " ".join(PAGE.read_text(encoding="utf-8").split())
 
@@ -27,7 +27,7 @@ def test_the_table_is_that_of_the_attacks() -> None:
     assert page == rewritten(page), "python -m tests.attacks.threats"
 
 
-@pytest.mark.parametrize("key", [key for key, *_ in Policy.keys() if key not in ("min_cell", "release")])  # noqa: SIM118
+@pytest.mark.parametrize("key", [key for key, *_ in Policy.limits() if key not in ("min_cell", "release")])
 def test_every_key_is_on_the_page(key: str) -> None:
     assert f"`{key}" in TEXT
 

@@ -24,6 +24,7 @@ from fedtmle.runtime.silo import Silo
 from fedtmle.studyfile.file import read_study, study_plan
 from fedtmle.studyfile.schema import schema_of
 from fedtmle.text.progress import following
+from tests.narrow import targeted
 
 
 class Mortal:
@@ -60,7 +61,7 @@ def main(study: str, events: str, gates: str, silo: str = "", at: str = "0") -> 
 
         carrier = Mortal(federation, silo, int(at)) if silo else federation
         finished = Session(plan, carrier, progress=gated).run()
-        status = finished.outcome.status
+        status = targeted(finished).status
         log.finished(text=status.value, converged=status.is_converged)
 
 

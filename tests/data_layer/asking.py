@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +14,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fedtmle.data import Column, Database, DataErrors, Kind, Problem, Schema, load
+from fedtmle.data import Column, Database, DatabaseQuery, DataErrors, Defect, Kind, Schema, load
 from fedtmle.model.table import Factor
 
 
@@ -27,7 +30,7 @@ def factor(name: str, **options: Any) -> Column:
     return Column(name=name, kind=Kind.FACTOR, **options)
 
 
-def frame(**columns: object) -> pd.DataFrame:
+def frame(**columns: Any) -> pd.DataFrame:
     return pd.DataFrame(columns)
 
 
@@ -40,15 +43,15 @@ def labels(column: Factor) -> list[str | None]:
     return [column.levels[code] if code >= 0 else None for code in column.codes]
 
 
-def problems(source: object, asked: Schema, **options: Any) -> tuple[Problem, ...]:
+def defects(source: object, asked: Schema, **options: Any) -> tuple[Defect, ...]:
     """What `load` complains of."""
     with pytest.raises(DataErrors) as caught:
         load(source, asked, silo="north", **options)
-    return caught.value.problems
+    return caught.value.defects
 
 
-def problem(source: object, asked: Schema, **options: Any) -> Problem:
-    (only,) = problems(source, asked, **options)
+def defect(source: object, asked: Schema, **options: Any) -> Defect:
+    (only,) = defects(source, asked, **options)
     return only
 
 
@@ -93,6 +96,18 @@ def as_query(frame: pd.DataFrame, folder: Path) -> object:
     return Database(path=make_database(frame, folder), query="SELECT * FROM patients;")
 
 
+def as_sqlite(frame: pd.DataFrame, folder: Path) -> DatabaseQuery:
+    path = folder / "rows.sqlite"
+    with closing(sqlite3.connect(path)) as connection:
+        frame.to_sql("patients", connection, index=False)
+        connection.commit()
+    return DatabaseQuery(path=path, table="patients")
+
+
+def as_extract(frame: pd.DataFrame, folder: Path) -> object:
+    return replace(as_sqlite(frame, folder), snapshot=folder / "extract.parquet")
+
+
 SOURCES: list[Callable[[pd.DataFrame, Path], object]] = [
     as_pandas,
     as_polars,
@@ -102,3 +117,4 @@ SOURCES: list[Callable[[pd.DataFrame, Path], object]] = [
     as_table,
     as_query,
 ]
+SERVED = [as_sqlite, as_extract]  # by a database's driver: not every type of a frame is one of SQLite's

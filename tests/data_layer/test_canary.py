@@ -53,14 +53,22 @@ def assert_untold(caught: pytest.ExceptionInfo[DataErrors]) -> None:
     assert str(NUMBER) not in text
 
 
-@pytest.mark.parametrize("case", BAD)
-@pytest.mark.parametrize("write", [as_pandas, as_polars, as_csv, as_query])
+UNTYPED = ("mixed", "object")  # cells that polars and a database cannot hold
+
+
+@pytest.mark.parametrize(
+    ("case", "write"),
+    [
+        (case, write)
+        for case in BAD
+        for write in (as_pandas, as_polars, as_csv, as_query)
+        if case not in UNTYPED or write in (as_pandas, as_csv)
+    ],
+)
 def test_no_error_tells_a_value(
     case: str, write: Callable[[pd.DataFrame, Path], object], tmp_path: Path
 ) -> None:
     rows, column = BAD[case]
-    if case in ("mixed", "object") and write in (as_polars, as_query):
-        return  # only the others hold untyped cells
     mappings = [None, {"x": ColumnMap(column="x", levels={CANARY + "2": "a"})}]
     mappings += (
         [{"x": ColumnMap(column="x", scale=2.0)}] if "level" not in case and "miss" not in case else []

@@ -9,7 +9,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fedtmle.data import Database, load
+from fedtmle import data
+from fedtmle.data import Database
+from tests.narrow import load
 
 from .asking import (
     SOURCES,
@@ -18,11 +20,11 @@ from .asking import (
     as_query,
     as_table,
     binary,
+    defect,
     factor,
     labels,
     make_database,
     numeric,
-    problem,
     schema,
 )
 
@@ -81,8 +83,8 @@ def test_csv_dialects(tmp_path: Path, delimiter: str, newline: str) -> None:
 
 def test_csv_text_decides_nothing_by_a_sample(tmp_path: Path) -> None:
     path = csv(tmp_path, "x,y\n" + "1,2020\n" * 60_000 + "high,2020\n")
-    found = problem(path, schema(numeric("x")))
-    assert (found.what, found.rows) == ("is text where a number is expected", 1)
+    found = defect(path, schema(numeric("x")))
+    assert (found.message, found.rows) == ("is text where a number is expected", 1)
     assert load(path, schema(factor("x")), silo="n").factors["x"].levels == ("1", "high")
 
 
@@ -93,7 +95,7 @@ def test_blanks_around_a_csv_cell_are_no_part_of_it(tmp_path: Path, stream: bool
     silo = tmp_path / "t.toml"
     silo.write_text(f'[silo]\nname = "n"\n[data]\npath = "t.csv"\nstream = {str(stream).lower()}\n')
     asked = schema(numeric("x", may_be_missing=True), factor("z"), factor("t", may_be_missing=True))
-    (table,) = load(silo, asked, silo="n").blocks()
+    (table,) = data.load(silo, asked, silo="n").blocks()
     np.testing.assert_array_equal(table.numeric["x"], [1, 2, 3, np.nan])
     assert labels(table.factors["z"]) == ["red", "red", "red", "blue"]
     assert table.factors["z"].levels == ("blue", "red")
@@ -124,22 +126,22 @@ def test_comment_signs_and_dates_are_plain_text(tmp_path: Path) -> None:
     ],
 )
 def test_malformed_csv_is_refused_with_its_line(tmp_path: Path, text: str, line: int) -> None:
-    found = problem(csv(tmp_path, text), schema(numeric("x")))
-    assert (found.what, found.line) == ("the file cannot be read as CSV", line)
+    found = defect(csv(tmp_path, text), schema(numeric("x")))
+    assert (found.message, found.line) == ("the file cannot be read as CSV", line)
 
 
 def test_csv_in_another_encoding_is_refused(tmp_path: Path) -> None:
     asked = schema(factor("x"))
     for text in ("x\né\n", "é,x\n1,2\n"):
         path = csv(tmp_path, text, encoding="latin-1")
-        assert problem(path, asked).what == "the file cannot be read as CSV"
+        assert defect(path, asked).message == "the file cannot be read as CSV"
 
 
 def test_a_path_is_no_pattern(tmp_path: Path) -> None:
     csv(tmp_path, "x\n1\n", name="a1.csv")
     table = load(csv(tmp_path, "x\n2\n", name="a[1].csv"), schema(numeric("x")), silo="n")
     assert table.numeric["x"].tolist() == [2.0]
-    assert problem(tmp_path / "*.csv", schema(numeric("x"))).what == "the file does not exist"
+    assert defect(tmp_path / "*.csv", schema(numeric("x"))).message == "the file does not exist"
 
 
 @pytest.mark.parametrize(
@@ -147,14 +149,14 @@ def test_a_path_is_no_pattern(tmp_path: Path) -> None:
 )
 def test_files_that_are_not_there_or_not_known(tmp_path: Path, name: str) -> None:
     (tmp_path / "folder.csv").mkdir()
-    found = problem(tmp_path / name, schema(numeric("x")))
+    found = defect(tmp_path / name, schema(numeric("x")))
     expected = {
         "folder.csv": "this is not a file",
         "rows.xlsx": "the file's extension is not known",
         "rows": "the file's extension is not known",
         "rows.duckdb": "a database alone does not say which table to read",
     }
-    assert found.what == expected.get(name, "the file does not exist")
+    assert found.message == expected.get(name, "the file does not exist")
     assert found.file == str(tmp_path / name)
 
 
@@ -162,19 +164,19 @@ def test_files_that_are_something_else(tmp_path: Path) -> None:
     for name in ("rows.parquet", "rows.db", "rows.csv"):
         (tmp_path / name).write_bytes(b"\x00\xffPAR1 not at all" * 500)
     asked = schema(numeric("x"))
-    assert problem(tmp_path / "rows.parquet", asked).what == "the file cannot be read as Parquet"
+    assert defect(tmp_path / "rows.parquet", asked).message == "the file cannot be read as Parquet"
     damaged = Database(path=tmp_path / "rows.db", table="t")
-    assert problem(damaged, asked).what == "this cannot be opened as a DuckDB database"
-    assert problem(tmp_path / "rows.csv", asked).what == "the file cannot be read as CSV"
+    assert defect(damaged, asked).message == "this cannot be opened as a DuckDB database"
+    assert defect(tmp_path / "rows.csv", asked).message == "the file cannot be read as CSV"
     (tmp_path / "rows.csv").write_bytes(b"")
-    assert problem(tmp_path / "rows.csv", asked).what == "the file is empty"
+    assert defect(tmp_path / "rows.csv", asked).message == "the file is empty"
 
 
 def test_a_truncated_parquet_file(tmp_path: Path) -> None:
     path = Path(str(as_parquet(pd.DataFrame({"x": np.arange(5000.0)}), tmp_path)))
     whole = path.read_bytes()
     path.write_bytes(whole[:4] + b"\xff" * 3000 + whole[3004:])  # the footer is whole, the pages are not
-    assert problem(path, schema(numeric("x"))).what == "the file cannot be read as Parquet"
+    assert defect(path, schema(numeric("x"))).message == "the file cannot be read as Parquet"
 
 
 def test_database_problems(tmp_path: Path) -> None:
@@ -182,7 +184,7 @@ def test_database_problems(tmp_path: Path) -> None:
     asked = schema(numeric("x"))
 
     def says(**what: str) -> str:
-        return problem(Database(path=path, **what), asked).what
+        return defect(Database(path=path, **what), asked).message
 
     assert says(table="nobody") == "the database has no table of that name"
     assert says(query="SELECT nothing FROM patients") == "the silo's query failed"
@@ -191,7 +193,7 @@ def test_database_problems(tmp_path: Path) -> None:
     assert says(query="SELECT 1 AS x; SELECT 2 AS x") == "the silo's query is not one SELECT"
     assert says(query=f"COPY patients TO '{tmp_path / 'out.csv'}'") == "the silo's query is not one SELECT"
     assert says(query="DELETE FROM patients") == "the silo's query is not one SELECT"
-    assert problem(Database(path=tmp_path / "no.db", table="t"), asked).what == "the file does not exist"
+    assert defect(Database(path=tmp_path / "no.db", table="t"), asked).message == "the file does not exist"
     with duckdb.connect(str(path)):
         assert says(table="patients") == "this cannot be opened as a DuckDB database"
 
@@ -228,8 +230,8 @@ def test_database_types_and_schemas(tmp_path: Path) -> None:
     np.testing.assert_array_equal([read.numeric[name][0] for name in numbers], [1.25, 7.0, 1.0, np.nan])
     assert read.factors["enum"].levels == ("b",)
     assert read.factors['odd "name"'].levels == ("q",)
-    assert "dates or times" in problem(table, schema(numeric("date"))).what
-    assert "neither numbers nor text" in problem(table, schema(factor("list"))).what
+    assert "dates or times" in defect(table, schema(numeric("date"))).message
+    assert "neither numbers nor text" in defect(table, schema(factor("list"))).message
 
 
 @pytest.mark.parametrize("write", [as_csv, as_parquet, as_table, as_query])

@@ -9,10 +9,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fedtmle.data import ColumnMap, DataErrors, load, read_silo_file
+from fedtmle.data import ColumnMap, DataErrors, read_silo_file
 from fedtmle.errors import InputError
+from tests.narrow import load
 
-from .asking import SOURCES, binary, factor, frame, labels, numeric, problem, schema
+from .asking import SOURCES, binary, defect, factor, frame, labels, numeric, schema
 
 ROWS = frame(
     age=[31.0, 999.0, 52.0, -1.0],
@@ -37,7 +38,7 @@ MAPS = {
 }
 
 
-@pytest.mark.parametrize("source", SOURCES.values() if isinstance(SOURCES, dict) else SOURCES)
+@pytest.mark.parametrize("source", SOURCES)
 def test_codes_are_missing_in_every_kind_of_source(
     source: Callable[[pd.DataFrame, Path], object], tmp_path: Path
 ) -> None:
@@ -59,11 +60,11 @@ def test_a_code_is_taken_before_the_unit_is_changed() -> None:
 
 def test_where_none_may_be_missing_they_are_counted_and_other_text_is_still_refused() -> None:
     asked, rows = schema(numeric("age")), frame(age=[1.0, 999.0, 999.0])
-    found = problem(rows, asked, mapping={"age": ColumnMap(column="age", missing=("999",))})
-    assert (found.what, found.rows) == ("is missing, which the study does not allow,", 2)
+    found = defect(rows, asked, mapping={"age": ColumnMap(column="age", missing=("999",))})
+    assert (found.message, found.rows) == ("is missing, which the study does not allow,", 2)
     mapped = {"age": ColumnMap(column="age", missing=("?",))}
-    found = problem(frame(age=["1", "?", "old"]), asked, mapping=mapped)
-    assert (found.what, found.rows) == ("is text where a number is expected", 1)
+    found = defect(frame(age=["1", "?", "old"]), asked, mapping=mapped)
+    assert (found.message, found.rows) == ("is text where a number is expected", 1)
 
 
 def test_a_silo_file_declares_them(tmp_path: Path) -> None:
@@ -75,6 +76,6 @@ def test_a_silo_file_declares_them(tmp_path: Path) -> None:
         path.write_text(text.replace('[999, "NA", -1.5]', wrong), encoding="utf-8")
         with pytest.raises(DataErrors, match="'missing' is not a list of codes") as caught:
             read_silo_file(path)
-        assert caught.value.problems[0].line == 6
+        assert caught.value.defects[0].line == 6
     with pytest.raises(InputError, match="both a level and missing"):
         ColumnMap(column="sex", levels={"U": "male"}, missing=("U",))

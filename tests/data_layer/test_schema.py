@@ -20,9 +20,9 @@ def test_a_name_may_be_numbers_and_a_factor() -> None:
 @pytest.mark.parametrize(
     ("columns", "says"),
     [
-        ((numeric("age"), numeric("age", bounds=(0, 9))), "'age' is asked twice as numbers"),
-        ((numeric("age"), binary("age")), "'age' is asked twice as numbers"),
-        ((factor("sex"), factor("sex", levels=("f", "m"))), "'sex' is asked twice as a factor"),
+        ((numeric("age"), numeric("age", bounds=(0, 9))), "'age' is declared twice as numbers"),
+        ((numeric("age"), binary("age")), "'age' is declared twice as numbers"),
+        ((factor("sex"), factor("sex", levels=("f", "m"))), "'sex' is declared twice as a factor"),
         ((), "at least one column"),
     ],
 )

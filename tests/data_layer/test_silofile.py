@@ -5,11 +5,12 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from fedtmle.data import ColumnMap, Database, DataErrors, Problem, SiloFile, load, read_silo_file
+from fedtmle.data import ColumnMap, Database, DataErrors, Defect, SiloFile, read_silo_file
 from fedtmle.errors import InputError
-from fedtmle.protocol.policy import Policy
+from fedtmle.protocol.guard import Policy
+from tests.narrow import load
 
-from .asking import as_csv, factor, labels, make_database, numeric, problem, schema
+from .asking import as_csv, defect, factor, labels, make_database, numeric, schema
 
 GOOD = """
 [silo]
@@ -32,10 +33,10 @@ def write(folder: Path, text: str) -> Path:
     return path
 
 
-def mistakes(folder: Path, text: str) -> tuple[Problem, ...]:
+def defects(folder: Path, text: str) -> tuple[Defect, ...]:
     with pytest.raises(DataErrors) as caught:
         read_silo_file(write(folder, text))
-    return caught.value.problems
+    return caught.value.defects
 
 
 def test_a_silo_file_says_where_and_how(tmp_path: Path) -> None:
@@ -121,21 +122,21 @@ def test_each_mistake_is_named_with_its_line(
     tmp_path: Path, old: str, new: str, says: str, line: int
 ) -> None:
     assert old in GOOD
-    found = mistakes(tmp_path, GOOD.replace(old, new, 1))
-    assert (says, line) in [(one.what[: len(says)], one.line) for one in found]
+    found = defects(tmp_path, GOOD.replace(old, new, 1))
+    assert (says, line) in [(one.message[: len(says)], one.line) for one in found]
     assert all(one.file == str(tmp_path / "silo.toml") for one in found)
 
 
 def test_a_section_that_is_none_is_named(tmp_path: Path) -> None:
-    assert "[columns]: this is not a section" in [one.what for one in mistakes(tmp_path, "columns = 3")]
+    assert "[columns]: this is not a section" in [one.message for one in defects(tmp_path, "columns = 3")]
 
 
 def test_all_mistakes_are_reported_together_and_under_the_silo(tmp_path: Path) -> None:
     path = write(tmp_path, GOOD.replace("name", "nme").replace("path", "pth").replace("scale", "scal"))
     with pytest.raises(DataErrors) as caught:
         load(path, schema(numeric("age")), silo="south")
-    assert len(caught.value.problems) == 5
-    assert {one.silo for one in caught.value.problems} == {"south"}
+    assert len(caught.value.defects) == 5
+    assert {one.silo for one in caught.value.defects} == {"south"}
     assert caught.value.__context__ is None
 
 
@@ -149,14 +150,14 @@ def test_all_mistakes_are_reported_together_and_under_the_silo(tmp_path: Path) -
 )
 def test_a_misplaced_level_code_is_not_quoted(tmp_path: Path, text: str) -> None:
     assert "kanarie" not in str(
-        DataErrors(mistakes(tmp_path, f'[silo]\nname="n"\n[data]\npath="a.csv"\n{text}'))
+        DataErrors(defects(tmp_path, f'[silo]\nname="n"\n[data]\npath="a.csv"\n{text}'))
     )
 
 
 def test_an_absent_or_binary_silo_file(tmp_path: Path) -> None:
-    assert problem(tmp_path / "none.toml", schema(numeric("age"))).what == "the file does not exist"
+    assert defect(tmp_path / "none.toml", schema(numeric("age"))).message == "the file does not exist"
     (tmp_path / "silo.toml").write_bytes(b"\xff\xfe\x00")
-    assert problem(tmp_path / "silo.toml", schema(numeric("age"))).what == "the file cannot be read"
+    assert defect(tmp_path / "silo.toml", schema(numeric("age"))).message == "the file cannot be read"
 
 
 def test_a_silo_file_brings_its_own_mapping(tmp_path: Path) -> None:

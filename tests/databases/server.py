@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote, urlencode
 
 REQUIRED = os.environ.get("FEDTMLE_POSTGRES") == "required"
@@ -166,7 +167,7 @@ class Server:
         if done.returncode:
             raise RuntimeError(done.stderr.decode())
 
-    def _as_user(self) -> dict[str, object]:
+    def _as_user(self) -> dict[str, Any]:
         if self._user is None:
             return {}
         return {"user": self._user.pw_uid, "group": self._user.pw_gid, "extra_groups": []}

@@ -22,18 +22,18 @@ from hypothesis import strategies as st
 
 import fedtmle as ft
 from fedtmle.data import Database, DatabaseQuery, DataErrors, check_readable, load, read_silo_file
-from fedtmle.data.database import identifier, statement, statement_mistake
+from fedtmle.data.database import identifier, statement, statement_defect
 from fedtmle.data.drivers import Trouble
 from fedtmle.demo import IHDP
 from fedtmle.model.table import StreamedTable, Table
+from fedtmle.protocol.guard import Policy
 from fedtmle.protocol.plan import roster
-from fedtmle.protocol.policy import Policy
 from fedtmle.runtime.federation import InProcess
 from fedtmle.runtime.keeper import Keeper
 from fedtmle.runtime.session import Session
 from fedtmle.studies.home import open_party
 from fedtmle.studyfile.file import study_plan
-from tests.data_layer.asking import factor, labels, numeric, problem, schema
+from tests.data_layer.asking import defect, factor, labels, numeric, schema
 from tests.databases.infants import HOSPITALS, as_csv, as_sqlite, silo_file
 
 AGE = schema(numeric("age", may_be_missing=True))
@@ -49,12 +49,12 @@ def sqlite_file(folder: Path, *statements: str, name: str = "rows.sqlite") -> Pa
     return folder / name
 
 
-def mistakes(folder: Path, data: str) -> list[str]:
+def defects(folder: Path, data: str) -> list[str]:
     """What is wrong with a silo file that has these keys in [data]; never the URL."""
     with pytest.raises(DataErrors) as caught:
         read_silo_file(silo_file(folder, "north", data))
     assert "hunter2" not in repr(caught.value)
-    return [f"{found.what}; {found.fix}" for found in caught.value.problems]
+    return [f"{found.message}; {found.fix}" for found in caught.value.defects]
 
 
 # Silo files.
@@ -100,34 +100,34 @@ def test_a_silo_file_names_a_database(tmp_path: Path, monkeypatch: pytest.Monkey
     ],
 )
 def test_mistakes_in_a_silo_file(tmp_path: Path, data: str, words: str) -> None:
-    assert any(words in mistake for mistake in mistakes(tmp_path, data))
+    assert any(words in defect for defect in defects(tmp_path, data))
 
 
 def test_the_url_is_in_a_variable_or_a_private_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HOSPITAL_DB", raising=False)
-    found = problem(DatabaseQuery(url_env="HOSPITAL_DB", table="t"), AGE)
-    assert found.what.startswith("the environment variable HOSPITAL_DB")
+    found = defect(DatabaseQuery(url_env="HOSPITAL_DB", table="t"), AGE)
+    assert found.message.startswith("the environment variable HOSPITAL_DB")
     assert "set it" in found.fix
     rows = sqlite_file(tmp_path, "create table t as select 40 as age")
     file = tmp_path / "url"
     query = DatabaseQuery(url_file=file, table="t")
-    assert "cannot be read" in problem(query, AGE).what
+    assert "cannot be read" in defect(query, AGE).message
     file.write_text("\n")
     file.chmod(0o600)
-    assert "is empty" in problem(query, AGE).what
+    assert "is empty" in defect(query, AGE).message
     file.write_text(f"sqlite:{rows}\n")
     assert load(query, AGE, silo="north").n_rows == 1
     file.chmod(0o640)
-    found = problem(query, AGE)
-    assert found.what == "other accounts can read the file with the database's URL"
+    found = defect(query, AGE)
+    assert found.message == "other accounts can read the file with the database's URL"
     assert "chmod 600" in found.fix
 
 
 @pytest.mark.parametrize("url", ["oracle://me:hunter2@db/x", "hunter2", "mysql:x", "://"])
 def test_an_unknown_scheme(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
     monkeypatch.setenv("HOSPITAL_DB", url)
-    found = problem(DatabaseQuery(url_env="HOSPITAL_DB", table="t"), AGE)
-    assert (found.what, found.fix) == Trouble.UNKNOWN_SCHEME.value
+    found = defect(DatabaseQuery(url_env="HOSPITAL_DB", table="t"), AGE)
+    assert (found.message, found.fix) == Trouble.UNKNOWN_SCHEME.value
 
 
 @pytest.mark.parametrize("scheme", ["postgresql", "sqlite"])
@@ -137,15 +137,15 @@ def test_a_driver_that_is_not_installed(tmp_path: Path, monkeypatch: pytest.Monk
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, f"adbc_driver_{scheme}", None)
     monkeypatch.setenv("HOSPITAL_DB", URL if scheme == "postgresql" else f"sqlite:{rows}")
-    found = problem(DatabaseQuery(url_env="HOSPITAL_DB", table="t"), AGE)
-    assert (found.what, found.fix) == Trouble.NO_DRIVER.value
+    found = defect(DatabaseQuery(url_env="HOSPITAL_DB", table="t"), AGE)
+    assert (found.message, found.fix) == Trouble.NO_DRIVER.value
     assert "pip install 'fedtmle[databases]'" in found.fix
 
 
 def test_nothing_answers_at_the_address(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOSPITAL_DB", "postgresql://me:hunter2@127.0.0.1:1/records")
-    found = problem(DatabaseQuery(url_env="HOSPITAL_DB", table="t"), AGE)
-    assert (found.what, found.fix) == Trouble.DOWN.value
+    found = defect(DatabaseQuery(url_env="HOSPITAL_DB", table="t"), AGE)
+    assert (found.message, found.fix) == Trouble.DOWN.value
 
 
 @pytest.mark.parametrize("key", ["database", "query", "query_file", "url_env", "snapshot"])
@@ -182,7 +182,7 @@ def test_a_study_cannot_name_a_database_or_bring_sql(tmp_path: Path, key: str, s
     ],
 )
 def test_one_statement(sql: str) -> None:
-    assert statement_mistake(sql) is None
+    assert statement_defect(sql) is None
     assert not statement(sql).rstrip().endswith(";")
 
 
@@ -207,7 +207,7 @@ def test_one_statement(sql: str) -> None:
     ],
 )
 def test_anything_else_is_refused(sql: str) -> None:
-    assert statement_mistake(sql) is not None
+    assert statement_defect(sql) is not None
     with pytest.raises(ft.InputError, match="query"):
         DatabaseQuery(url_env="A", query=sql)
 
@@ -262,8 +262,8 @@ def test_columns_that_hold_several_types(tmp_path: Path) -> None:
         assert labels(last.factors["s"])[-3:] == ["x", "2.123456789", "y"]
         assert labels(last.factors["k"])[-3:] == ["1", "2", "10"]
     assert isinstance(table, StreamedTable)
-    found = problem(Database(path=path, query="select s as age from t where s is not null"), AGE)
-    assert found.what == "is text where a number is expected"
+    found = defect(Database(path=path, query="select s as age from t where s is not null"), AGE)
+    assert found.message == "is text where a number is expected"
     assert found.rows == 2
 
 
@@ -292,8 +292,8 @@ def test_the_order_of_the_query_is_kept(tmp_path: Path) -> None:
 def test_wrong_queries_of_sqlite(tmp_path: Path, sql: str, trouble: Trouble) -> None:
     path = sqlite_file(tmp_path, "create table t as select 40 as age")
     before = path.read_bytes()
-    found = problem(DatabaseQuery(path=path, query=sql), AGE)
-    assert found.what.startswith(trouble.value[0].partition("{")[0])
+    found = defect(DatabaseQuery(path=path, query=sql), AGE)
+    assert found.message.startswith(trouble.value[0].partition("{")[0])
     assert path.read_bytes() == before
 
 
@@ -311,9 +311,9 @@ def test_a_file_is_known_by_its_content(tmp_path: Path) -> None:
 def test_files_that_are_no_database(tmp_path: Path) -> None:
     (tmp_path / "rows.sqlite").write_text("not one " * 1000)
     query = DatabaseQuery(path=tmp_path / "rows.sqlite", table="t")
-    assert problem(query, AGE).what == Trouble.NOT_A_DATABASE.value[0]
+    assert defect(query, AGE).message == Trouble.NOT_A_DATABASE.value[0]
     gone = DatabaseQuery(path=tmp_path / "gone.sqlite", table="t")
-    assert problem(gone, AGE).what == Trouble.NO_FILE.value[0]
+    assert defect(gone, AGE).message == Trouble.NO_FILE.value[0]
     assert not (tmp_path / "gone.sqlite").exists()
 
 
@@ -325,12 +325,12 @@ def test_a_locked_database_and_a_slow_query(tmp_path: Path) -> None:
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
         assert holder.stdout is not None
         holder.stdout.readline()
-        found = problem(DatabaseQuery(path=path, table="t", timeout=0.5), AGE)
+        found = defect(DatabaseQuery(path=path, table="t", timeout=0.5), AGE)
         holder.communicate()
-    assert found.what in (Trouble.LOCKED.value[0], "the database did not send all rows within 0.5 seconds")
+    assert found.message in (Trouble.LOCKED.value[0], "the database did not send all rows within 0.5 seconds")
     endless = "with recursive n(age) as (select 1 union all select age + 1 from n where age < 20000000) "
     slow = DatabaseQuery(path=path, query=endless + "select count(*) as age from n", timeout=0.2)
-    assert problem(slow, AGE).what == "the database did not send all rows within 0.2 seconds"
+    assert defect(slow, AGE).message == "the database did not send all rows within 0.2 seconds"
 
 
 def test_the_command_line_can_check_that_a_database_opens(tmp_path: Path) -> None:
@@ -460,8 +460,8 @@ def test_nothing_of_a_drivers_exception_is_told(connecting: bool) -> None:
         schema = pa.schema([("age", pa.int64())])
 
         def batches() -> Iterator[pa.RecordBatch]:
+            yield from ()
             raise RuntimeError("record of Mrs. hunter2")
-            yield
 
         yield pa.RecordBatchReader.from_batches(schema, batches())
 
@@ -471,5 +471,5 @@ def test_nothing_of_a_drivers_exception_is_told(connecting: bool) -> None:
             load(DatabaseQuery(url_env="HOSPITAL_DB", table="t", driver=failing), AGE, silo="north")
     assert "hunter2" not in repr(caught.value)
     assert caught.value.__context__ is None or "hunter2" not in repr(caught.value.__context__)
-    (found,) = caught.value.problems
-    assert found.what == (Trouble.REFUSED if connecting else Trouble.FAILED).value[0]
+    (found,) = caught.value.defects
+    assert found.message == (Trouble.REFUSED if connecting else Trouble.FAILED).value[0]

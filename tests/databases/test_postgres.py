@@ -21,14 +21,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import fedtmle as ft
-from fedtmle.data import ColumnMap, DatabaseQuery, DataErrors, Problem, load, read_silo_file
+from fedtmle.data import ColumnMap, DatabaseQuery, DataErrors, Defect, load, read_silo_file
 from fedtmle.data.database import identifier
 from fedtmle.data.drivers import Trouble, WriteAccessWarning
 from fedtmle.demo import IHDP
 from fedtmle.errors import JournalError
 from fedtmle.model.table import StreamedTable, Table
+from fedtmle.protocol.guard import Policy
 from fedtmle.protocol.plan import roster
-from fedtmle.protocol.policy import Policy
 from fedtmle.runtime.federation import InProcess, Journalled
 from fedtmle.runtime.journal import FileJournal
 from fedtmle.runtime.keeper import Keeper
@@ -76,14 +76,14 @@ def ages(server: Server, rows: int = 5) -> None:
     )
 
 
-def problem_of(query: DatabaseQuery, **options: object) -> Problem:
+def defect_of(query: DatabaseQuery, **options: object) -> Defect:
     with pytest.raises(DataErrors) as caught:
         load(query, AGE, silo="north", **options)  # type: ignore[arg-type]
     text = "".join(map(repr, _links(caught.value)))
     for secret in (READER, quote(READER, safe=""), Server.password, "postgresql://", "hunter2"):
         assert secret not in text
-    (problem,) = caught.value.problems
-    return problem
+    (defect,) = caught.value.defects
+    return defect
 
 
 def _links(error: BaseException | None) -> Iterator[object]:
@@ -92,8 +92,8 @@ def _links(error: BaseException | None) -> Iterator[object]:
         error = error.__cause__ or error.__context__
 
 
-def is_about(problem: Problem, trouble: Trouble) -> bool:
-    return problem.what.startswith(trouble.value[0].partition("{")[0])
+def is_about(defect: Defect, trouble: Trouble) -> bool:
+    return defect.message.startswith(trouble.value[0].partition("{")[0])
 
 
 # The same bytes.
@@ -202,7 +202,7 @@ def test_a_silo_resumes_after_a_crash_once_the_database_is_back(
     try:
         with ExitStack() as stack, pytest.raises(DataErrors) as caught:
             parties(files, journals=stack)
-        assert is_about(caught.value.problems[0], Trouble.DOWN)
+        assert is_about(caught.value.defects[0], Trouble.DOWN)
         assert "nothing is lost" in str(caught.value)
     finally:
         server.start()
@@ -278,7 +278,7 @@ def test_every_type_is_read_as_csv_would_be_or_refused_by_name(server: Server, u
     refused |= dict.fromkeys(("price", "raw", "doc", "list"), "neither numbers nor text")
     with pytest.raises(DataErrors) as caught:
         load(query, schema(*(numeric(name, may_be_missing=True) for name in refused)), silo="north")
-    words = {problem.column: problem.what for problem in caught.value.problems}
+    words = {defect.column: defect.message for defect in caught.value.defects}
     assert words.keys() == refused.keys()
     assert all(refused[name] in what for name, what in words.items())
 
@@ -297,7 +297,7 @@ def test_problems_with_the_data_are_told_as_of_a_csv(server: Server, url: str, t
     for source in (tmp_path / "rows.csv", DatabaseQuery(url_env=url, table="patients")):
         with pytest.raises(DataErrors) as caught:
             load(source, asked, silo="north")
-        told.append([(p.column, p.what, p.fix, p.rows) for p in caught.value.problems])
+        told.append([(p.column, p.message, p.fix, p.rows) for p in caught.value.defects])
     assert told[0] == told[1]
     assert "did you mean 'dose'?" in str(caught.value)
     assert len(told[0]) >= 4
@@ -323,31 +323,31 @@ def test_units_codes_and_clusters_are_mapped(server: Server, url: str) -> None:
     assert not {"1", "2"} & set(table.factors["family"].levels)
 
 
-# Limits, and bad days. Each is one problem, in known words, without the password.
+# Limits, and bad days. Each is one defect, in known words, without the password.
 
 
 def test_a_slow_query_ends_at_the_timeout(server: Server, url: str) -> None:
     ages(server)
     slow = DatabaseQuery(url_env=url, query="select age, pg_sleep(60)::text as s from patients", timeout=0.5)
-    problem = problem_of(slow)
-    assert problem.what == "the database did not send all rows within 0.5 seconds"
-    assert "raise timeout" in problem.fix
+    defect = defect_of(slow)
+    assert defect.message == "the database did not send all rows within 0.5 seconds"
+    assert "raise timeout" in defect.fix
 
 
 def test_a_frozen_server_ends_at_the_timeout(server: Server, url: str) -> None:
     ages(server)
     os.kill(server.pid, signal.SIGSTOP)
     try:
-        problem = problem_of(DatabaseQuery(url_env=url, table="patients", timeout=1.0))
+        defect = defect_of(DatabaseQuery(url_env=url, table="patients", timeout=1.0))
     finally:
         os.kill(server.pid, signal.SIGCONT)
-    assert is_about(problem, Trouble.TIMEOUT)
+    assert is_about(defect, Trouble.TIMEOUT)
 
 
 def test_too_many_rows(server: Server, url: str, tmp_path: Path) -> None:
     ages(server, 1000)
     query = DatabaseQuery(url_env=url, table="patients", max_rows=999)
-    assert problem_of(query).what == "the query yields more than 999 rows"
+    assert defect_of(query).message == "the query yields more than 999 rows"
     (folder := tmp_path / "silo.fedtmle").mkdir()
     path = silo_file(
         tmp_path, "silo", f'database = {{url_env = "{url}", max_rows = 999}}\ntable = "patients"', stream=True
@@ -363,11 +363,11 @@ def test_the_database_is_down(server: Server, url: str) -> None:
     query = DatabaseQuery(url_env=url, table="patients")
     server.stop()
     try:
-        problem = problem_of(query)
+        defect = defect_of(query)
     finally:
         server.start()
-    assert is_about(problem, Trouble.DOWN)
-    assert "run the same command again; nothing was sent and nothing is lost" in problem.fix
+    assert is_about(defect, Trouble.DOWN)
+    assert "run the same command again; nothing was sent and nothing is lost" in defect.fix
     assert load(query, AGE, silo="north").n_rows == 5
 
 
@@ -405,11 +405,11 @@ def test_a_database_that_goes_down_while_it_is_read(server: Server, url: str, tm
 
     query = DatabaseQuery(url_env=url, table="patients", driver=killing, folder=tmp_path)  # type: ignore[arg-type]
     try:
-        problem = problem_of(query)
+        defect = defect_of(query)
     finally:
         server.start()
     assert 0 < read < 300_000
-    assert is_about(problem, Trouble.LOST)
+    assert is_about(defect, Trouble.LOST)
     assert not list(tmp_path.iterdir())
     assert load(DatabaseQuery(url_env=url, table="patients"), AGE, silo="n").n_rows == 300_000
 
@@ -428,7 +428,7 @@ def test_a_wrong_url(
 ) -> None:
     right = {"database": "hospital", "user": "reader", "password": READER}
     monkeypatch.setenv(url, server.url(**(right | address)))
-    assert is_about(problem_of(DatabaseQuery(url_env=url, table="patients")), trouble)
+    assert is_about(defect_of(DatabaseQuery(url_env=url, table="patients")), trouble)
 
 
 def test_an_expired_password_and_its_renewal(
@@ -440,9 +440,9 @@ def test_an_expired_password_and_its_renewal(
     try:
         monkeypatch.setenv(url, server.url("hospital", user="temp", password="hunter2"))
         query = DatabaseQuery(url_env=url, table="patients")
-        problem = problem_of(query)
-        assert is_about(problem, Trouble.PASSWORD)
-        assert "renew it" in problem.fix
+        defect = defect_of(query)
+        assert is_about(defect, Trouble.PASSWORD)
+        assert "renew it" in defect.fix
         server.execute("alter role temp password 'another' valid until 'infinity'")
         monkeypatch.setenv(url, server.url("hospital", user="temp", password="another"))
         assert load(query, AGE, silo="north").n_rows == 5
@@ -453,7 +453,7 @@ def test_an_expired_password_and_its_renewal(
 def test_an_account_without_rights(server: Server, url: str) -> None:
     ages(server)
     make(server, "revoke all on patients from reader")
-    assert is_about(problem_of(DatabaseQuery(url_env=url, table="patients")), Trouble.DENIED)
+    assert is_about(defect_of(DatabaseQuery(url_env=url, table="patients")), Trouble.DENIED)
 
 
 def test_a_renamed_column(server: Server, url: str) -> None:
@@ -461,11 +461,11 @@ def test_a_renamed_column(server: Server, url: str) -> None:
     query = DatabaseQuery(url_env=url, query="select id, age from patients order by id")
     assert load(query, AGE, silo="north").n_rows == 5
     make(server, "alter table patients rename age to ages")
-    problem = problem_of(query)
-    assert problem.what == "the query names a column 'age' that the database does not have"
-    assert problem.fix == "did you mean 'patients.ages'? correct the query"
-    whole = problem_of(DatabaseQuery(url_env=url, table="patients"))
-    assert whole.what == "the table has no column 'age'"
+    defect = defect_of(query)
+    assert defect.message == "the query names a column 'age' that the database does not have"
+    assert defect.fix == "did you mean 'patients.ages'? correct the query"
+    whole = defect_of(DatabaseQuery(url_env=url, table="patients"))
+    assert whole.message == "the table has no column 'age'"
     assert "did you mean 'ages'?" in whole.fix
 
 
@@ -493,7 +493,7 @@ def test_a_wrong_query(
     )  # a superuser, whom only the transaction keeps from writing
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", WriteAccessWarning)
-        assert is_about(problem_of(DatabaseQuery(url_env=url, query=sql)), trouble)
+        assert is_about(defect_of(DatabaseQuery(url_env=url, query=sql)), trouble)
     assert server.execute("select count(*) from patients", database="hospital") == [(5,)]
 
 
@@ -543,7 +543,7 @@ def test_a_superuser_is_warned_of_and_validate_says_so(
     (tmp_path / "north.toml").write_text(named)
     monkeypatch.setenv(url, server.url("hospital"))
     checked = validate(tmp_path / "study.toml")
-    assert not checked.complaints
+    assert not checked.defects
     assert "is a superuser" in str(checked.warnings[0])
     assert checked.warnings[0].silo == "north"
     for command in ("validate", "run"):

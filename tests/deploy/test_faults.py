@@ -26,7 +26,7 @@ from fedtmle.deploy.launch import follow, launch, new_run
 from fedtmle.deploy.local import approve_everywhere, await_silos, local_deployment, silo_kit
 from fedtmle.deploy.parties import start_silo
 from fedtmle.deploy.provision import provision
-from fedtmle.engine.runs import RunFolder, State, Status
+from fedtmle.engine.runs import RunFolder, RunState, RunStatus
 from fedtmle.errors import ProtocolError
 from fedtmle.runtime import ledger
 from fedtmle.studies.home import Home
@@ -60,7 +60,7 @@ class Rig:
     def start(self, study: StudyFile, deadline: float = DEADLINE) -> RunFolder:
         return new_run(self.made, study, deadline=deadline, patience=60.0)
 
-    def attempt(self, run: RunFolder) -> Status:
+    def attempt(self, run: RunFolder) -> RunStatus:
         """One command: `fedtmle run` or `fedtmle resume`."""
         launch(self.made, run)
         until, last = time.monotonic() + 180, None
@@ -122,7 +122,7 @@ def test_every_algorithm_gives_the_bytes_of_one_process(rig: Rig, tmp_path: Path
     study = rig.plan(1, algorithm)
     run = rig.start(study)
     last = rig.attempt(run)
-    assert last.state is State.DONE, last.why
+    assert last.state is RunState.DONE, last.why
     same(study, run, tmp_path)
 
 
@@ -136,9 +136,9 @@ def test_killed_at_ten_random_rounds_and_resumed_each_time(rig: Rig, tmp_path: P
     for kills in range(1, KILLS + 1):
         faults.order(rig.faults, party, at=draw.randint(0, 2), what=draw.choice(["kill", "kill-after"]))
         last = rig.attempt(run)
-        assert last.state is State.STOPPED, f"kill {kills}: {last}"
+        assert last.state is RunState.STOPPED, f"kill {kills}: {last}"
     last = rig.attempt(run)
-    assert last.state is State.DONE, last.why
+    assert last.state is RunState.DONE, last.why
     assert kills == KILLS
     same(study, run, tmp_path)
 
@@ -157,38 +157,40 @@ def test_a_silo_whose_machine_is_gone_stops_the_run_until_it_is_back(rig: Rig, t
     gone.start()
     last = rig.attempt(run)
     gone.join()
-    assert last.state is State.STOPPED
-    assert "hospital 1" in last.why or "went away" in last.why
+    assert last.state is RunState.STOPPED
+    assert "hospital 1" in last.why or "disconnected" in last.why
     start_silo(kit, None)
-    assert rig.attempt(run).state is State.DONE
+    assert rig.attempt(run).state is RunState.DONE
     same(study, run, tmp_path)
 
 
-@pytest.mark.parametrize(("seconds", "ends"), [(3.0, State.DONE), (30.0, State.STOPPED)])
+@pytest.mark.parametrize(("seconds", "ends"), [(3.0, RunState.DONE), (30.0, RunState.STOPPED)])
 def test_a_slow_silo_is_waited_for_until_the_deadline(
-    rig: Rig, tmp_path: Path, seconds: float, ends: State
+    rig: Rig, tmp_path: Path, seconds: float, ends: RunState
 ) -> None:
-    study = rig.plan(5 if ends is State.DONE else 6)
+    study = rig.plan(5 if ends is RunState.DONE else 6)
     run = rig.start(study, deadline=10.0)
     faults.order(rig.faults, "hospital-1", at=5, what="slow", seconds=seconds)
     last = rig.attempt(run)
     assert last.state is ends, last.why
-    if ends is State.STOPPED:
+    if ends is RunState.STOPPED:
         assert "no answer from 'hospital 1' within 10 s" in last.why
-        assert rig.attempt(run).state is State.DONE
+        assert rig.attempt(run).state is RunState.DONE
     same(study, run, tmp_path)
 
 
-@pytest.mark.parametrize(("seconds", "ends"), [(2.0, State.DONE), (60.0, State.STOPPED)])
-def test_a_cut_network_heals_or_stops_the_run(rig: Rig, tmp_path: Path, seconds: float, ends: State) -> None:
-    study = rig.plan(7 if ends is State.DONE else 8)
-    run = rig.start(study, deadline=60.0 if ends is State.DONE else 10.0)
+@pytest.mark.parametrize(("seconds", "ends"), [(2.0, RunState.DONE), (60.0, RunState.STOPPED)])
+def test_a_cut_network_heals_or_stops_the_run(
+    rig: Rig, tmp_path: Path, seconds: float, ends: RunState
+) -> None:
+    study = rig.plan(7 if ends is RunState.DONE else 8)
+    run = rig.start(study, deadline=60.0 if ends is RunState.DONE else 10.0)
     faults.order(rig.faults, "hospital-3", at=6, what="slow", seconds=1.0)
 
     def cut() -> None:
         processes.wait_until(lambda: not (rig.faults / "hospital-3.json").exists(), 60)
         rig.proxy.cut()
-        if ends is State.DONE:
+        if ends is RunState.DONE:
             time.sleep(seconds)
             rig.proxy.mend()
 
@@ -196,13 +198,13 @@ def test_a_cut_network_heals_or_stops_the_run(rig: Rig, tmp_path: Path, seconds:
     scissors.start()
     last = rig.attempt(run)
     scissors.join()
-    if ends is State.STOPPED or last.state is State.STOPPED:
-        assert last.state is State.STOPPED
-        assert "hospital 3" in last.why or "went away" in last.why
+    if ends is RunState.STOPPED or last.state is RunState.STOPPED:
+        assert last.state is RunState.STOPPED
+        assert "hospital 3" in last.why or "disconnected" in last.why
         rig.proxy.mend()
         await_silos(rig.made, list(study.silos), seconds=90)
         last = rig.attempt(run)
-    assert last.state is State.DONE, last.why
+    assert last.state is RunState.DONE, last.why
     same(study, run, tmp_path)
 
 
@@ -211,10 +213,10 @@ def test_a_full_disk_at_a_silo_is_told_and_can_be_mended(rig: Rig, tmp_path: Pat
     run = rig.start(study)
     faults.order(rig.faults, "hospital-2", at=7, what="disk")
     last = rig.attempt(run)
-    assert last.state is State.STOPPED
+    assert last.state is RunState.STOPPED
     assert "'hospital 2'" in last.why
     assert "could not record" in last.why
-    assert rig.attempt(run).state is State.DONE
+    assert rig.attempt(run).state is RunState.DONE
     same(study, run, tmp_path)
 
 
@@ -226,11 +228,11 @@ def test_a_wrong_clock_is_told_and_changes_nothing(rig: Rig, tmp_path: Path) -> 
     start_silo(kit, None)
     await_silos(rig.made, list(study.silos))
     run = rig.start(study)
-    assert rig.attempt(run).state is State.DONE
+    assert rig.attempt(run).state is RunState.DONE
     same(study, run, tmp_path)
-    findings = {finding.what: finding for finding in examine(kit)}
-    assert not findings["clock"].fine
-    assert "ahead of the server's" in findings["clock"].found
+    findings = {finding.item: finding for finding in examine(kit)}
+    assert not findings["clock"].ok
+    assert "ahead of the server's" in findings["clock"].detail
     (rig.faults / "hospital-2-clock.json").unlink()
     processes.stop(kit)
     start_silo(kit, None)
@@ -247,7 +249,7 @@ def test_a_silo_that_is_connected_and_not_in_the_plan_is_asked_nothing(rig: Rig,
     try:
         await_silos(rig.made, [*study.silos, "stranger"])
         run = rig.start(study)
-        assert rig.attempt(run).state is State.DONE
+        assert rig.attempt(run).state is RunState.DONE
     finally:
         processes.stop(kit)
     assert not (kit.home / "clock.json").exists()  # no hello reached it

@@ -31,8 +31,9 @@ from fedtmle.deploy.kits import Deployment, Kit, read_kit
 from fedtmle.deploy.launch import follow, launch, new_run
 from fedtmle.deploy.local import local_deployment, silo_kit
 from fedtmle.deploy.provision import provision
-from fedtmle.engine.runs import RunFolder, State, Status
+from fedtmle.engine.runs import RunFolder, RunState, RunStatus
 from fedtmle.runtime import ledger
+from fedtmle.runtime.documents import Document
 from fedtmle.studies.home import Home
 from fedtmle.studyfile.file import StudyFile, read_study
 from tests.deploy.tap import forms, sent, write_hook
@@ -99,7 +100,7 @@ def _left_behind(folder: Path) -> list[int]:
     return found
 
 
-def finish(rig: Rig, run: RunFolder) -> Status:
+def finish(rig: Rig, run: RunFolder) -> RunStatus:
     launch(rig.made, run)
     last = None
     until = time.monotonic() + 90
@@ -125,13 +126,13 @@ def job_of(rig: Rig, folder: Path, run: str) -> Path:
     return job
 
 
-def submitted(rig: Rig, job: Path) -> dict[str, Any]:
+def submitted(rig: Rig, job: Path) -> Document:
     """What the engine says of a job, once it has ended."""
     with jobs.engine_session(rig.made) as session:
         name = session.submit_job(str(job))
         until = time.monotonic() + 60
         while time.monotonic() < until:
-            meta: dict[str, Any] = session.get_job_meta(name)
+            meta = dict(session.get_job_meta(name))
             if str(meta.get("status")).startswith("FINISHED"):
                 return meta
             time.sleep(0.3)
@@ -156,7 +157,7 @@ def test_a_run_waits_for_approvals_and_gives_the_bytes_of_one_process(rig: Rig, 
     owner.start()
     last = finish(rig, run)
     owner.join()
-    assert last.state is State.DONE, last.why
+    assert last.state is RunState.DONE, last.why
     assert seen[-1]["hospital 3"] == "waiting for its owner's approval"
     here = ft.run(rig.study.study, rig.study.silos)
     assert here.run is not None
@@ -175,8 +176,8 @@ def test_data_that_do_not_fit_are_told_at_home_alone(rig: Rig) -> None:
     study = read_study(other)
     approve(study)
     last = finish(rig, new_run(rig.made, study, deadline=60.0, patience=60.0))
-    assert last.state is State.STOPPED
-    assert "its data cannot be used for this study; its own log says why" in last.why
+    assert last.state is RunState.STOPPED
+    assert "its data cannot be used for this study; its own log has the details" in last.why
     first = re.search(r"silo '(.+?)'", last.why)  # the run ends with the first that says so
     assert first
     kit = silo_kit(rig.made, first[1])
@@ -229,9 +230,9 @@ def test_a_client_needs_a_certificate_of_the_consortium(rig: Rig, tmp_path: Path
     assert _greeted(rig.made.port, own)
     assert not _greeted(rig.made.port, None)
     assert not _greeted(rig.made.port, foreign)
-    findings = {finding.what: finding for finding in examine(foreign)}
-    assert not findings["server"].fine
-    assert all(finding.fine for finding in examine(own)), examine(own)
+    findings = {finding.item: finding for finding in examine(foreign)}
+    assert not findings["server"].ok
+    assert all(finding.ok for finding in examine(own)), examine(own)
 
 
 def test_a_silo_with_a_kit_that_the_plan_does_not_name_gets_no_request(rig: Rig) -> None:

@@ -11,19 +11,19 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from click.testing import Result
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
+import fedtmle as ft
 from fedtmle.cli import app
 from fedtmle.cli.exits import Exit
 from fedtmle.demo import IHDP
-from fedtmle.deploy.demo import LEFT_OUT, STUDY, _text, write_example
+from fedtmle.deploy.demo import LEFT_OUT, STUDY, Comparison, write_example
 from fedtmle.deploy.doctor import examine
 from fedtmle.deploy.kits import Deployment, Kit, Role, read_deployment, read_kit
 from fedtmle.deploy.launch import new_run
 from fedtmle.deploy.policy import place_storage
 from fedtmle.deploy.provision import provision
-from fedtmle.engine.runs import RunFolder, State, Status
+from fedtmle.engine.runs import RunFolder, RunState, RunStatus
 from fedtmle.errors import InputError
 from fedtmle.studyfile.file import read_study
 
@@ -64,8 +64,8 @@ def test_the_command_makes_kits_and_says_what_comes_next(tmp_path: Path) -> None
     assert made.sites == {"North": "north", "South Bay": "south-bay"}
     assert (made.kit("South Bay") / "startup" / "client.key").is_file()
     again = call("deploy", "init", folder, "--silo", "North", "--host", "h.example.org", "--json")
-    assert again.exit_code == Exit.MISTAKES
-    assert "not empty" in json.loads(again.stdout)["problems"][0]["message"]
+    assert again.exit_code == Exit.DEFECTS
+    assert "not empty" in json.loads(again.stdout)["defects"][0]["message"]
 
 
 @pytest.mark.parametrize(
@@ -136,16 +136,16 @@ def test_a_folder_that_is_no_kit(tmp_path: Path, made: Deployment) -> None:
 
 
 def found(kit: Kit, what: str) -> tuple[bool, str]:
-    (finding,) = [finding for finding in examine(kit) if finding.what == what]
-    return finding.fine, f"{finding.found} {finding.mend}"
+    (finding,) = [finding for finding in examine(kit) if finding.item == what]
+    return finding.ok, f"{finding.detail} {finding.fix}"
 
 
 def test_the_doctor_finds_a_healthy_kit_whose_server_is_down(kit: Kit) -> None:
-    wrong = [finding.what for finding in examine(kit) if not finding.fine]
+    wrong = [finding.item for finding in examine(kit) if not finding.ok]
     assert wrong == ["server"]
     assert "TCP port 1" in found(kit, "server")[1]
     done = call("deploy", "doctor", kit.path)
-    assert done.exit_code == Exit.MISTAKES
+    assert done.exit_code == Exit.DEFECTS
     assert "NO  server" in done.output
 
 
@@ -253,10 +253,10 @@ def test_the_doctor_notices_an_open_kit(kit: Kit) -> None:
 def test_a_silo_starts_only_with_its_own_file(made: Deployment, kit: Kit) -> None:
     other = made.kit("hospital 2")
     first = call("silo", "start", other)
-    assert first.exit_code == Exit.MISTAKES
+    assert first.exit_code == Exit.DEFECTS
     assert "--silo-file" in first.stderr
     wrong = call("silo", "start", other, "--silo-file", _silo_file(kit))
-    assert wrong.exit_code == Exit.MISTAKES
+    assert wrong.exit_code == Exit.DEFECTS
     assert "kit is that of 'hospital 2'" in wrong.stderr
 
 
@@ -286,7 +286,7 @@ def test_a_plan_is_run_once(made: Deployment, tmp_path: Path) -> None:
     run = new_run(made, study, deadline=1.0, patience=1.0)
     with pytest.raises(InputError, match="fedtmle resume"):
         new_run(made, study, deadline=1.0, patience=1.0)
-    run.report(Status(state=State.DONE))
+    run.report(RunStatus(state=RunState.DONE))
     with pytest.raises(InputError, match="run already"):
         new_run(made, study, deadline=1.0, patience=1.0)
     assert "this run is done" in call("resume", run.path).stderr
@@ -301,7 +301,9 @@ def test_a_study_that_pools_rows_cannot_be_deployed(made: Deployment, tmp_path: 
 def test_a_status_is_read_whole_or_not_at_all(made: Deployment, tmp_path: Path) -> None:
     study = read_study(write_example(tmp_path / "two", 2))
     run = new_run(made, study, deadline=1.0, patience=1.0)
-    status = Status(state=State.STOPPED, why="x", silos={"hospital 1": "ready"}, round=3, seconds=(0.5,))
+    status = RunStatus(
+        state=RunState.STOPPED, why="x", silos={"hospital 1": "ready"}, round=3, seconds=(0.5,)
+    )
     run.report(status)
     assert RunFolder(run.path).status() == status
     assert [path.name for path in run.path.glob("*.new")] == []
@@ -310,8 +312,8 @@ def test_a_status_is_read_whole_or_not_at_all(made: Deployment, tmp_path: Path) 
 
 def test_resume_of_what_is_no_run_names_what_was_given(original: Deployment) -> None:
     found = call("resume", "nope")
-    assert found.exit_code == Exit.MISTAKES
-    assert found.output.startswith("nope: not a run's folder; a run is named by")
+    assert found.exit_code == Exit.DEFECTS
+    assert found.output.startswith("nope: not a run's folder; expected")
     absent = call("resume", original.runs / "nope")
     assert f"there is no run 'nope' in {original.runs}" in absent.output
 
@@ -320,14 +322,23 @@ def test_the_demonstration_says_what_its_study_leaves_out() -> None:
     """Its effect is not that of `fedtmle demo`, whose models have a few covariates more."""
     written = tomllib.loads(STUDY)["models"]
     for role, model in (("outcome", IHDP.outcome_model), ("missingness", IHDP.missingness_model)):
+        assert isinstance(model, ft.GLM)
         more = set(model.formula.split(" + ")) - set(written[role]["formula"].split(" + "))
         assert more == set(LEFT_OUT)
-    row = {"estimate": 9.7, "conf_low": 7.0, "conf_high": 12.0}
-    counts = dict.fromkeys(
-        ("n", "silos", "rounds", "study_seconds", "median_round_ms", "transcript_bytes"), 8
+    compared = Comparison(
+        estimates=[{"estimate": 9.7, "conf_low": 7.0, "conf_high": 12.0}],
+        n=8,
+        silos=8,
+        same_result=True,
+        same_transcript=True,
+        transcript_bytes=8,
+        rounds=8,
+        median_round_ms=8.0,
+        study_seconds=8.0,
+        start_up_seconds=1.0,
+        stop_seconds=1.0,
     )
-    times = {"start_up_seconds": 1.0, "stop_seconds": 1.0}
-    said = _text({"estimates": [row], "same_result": True, "same_transcript": True, **counts, **times})
+    said = str(compared)
     assert max(map(len, said.splitlines())) <= 80
     assert f"the models leave out {', '.join(LEFT_OUT)}" in " ".join(said.split())
 
@@ -340,5 +351,5 @@ def test_the_doctor_of_a_server_that_is_down_says_how_to_start_it(made: Deployme
 
 def test_the_doctor_given_a_whole_deployment_says_which_folder_to_give(made: Deployment) -> None:
     result = call("deploy", "doctor", made.path)
-    assert result.exit_code == Exit.MISTAKES
+    assert result.exit_code == Exit.DEFECTS
     assert f"give one party's start-up kit in it, {made.server} or" in result.output

@@ -21,7 +21,7 @@ SUPERVISOR = """
 import sys
 from pathlib import Path
 from fedtmle.deploy import supervisor
-supervisor.PAUSE = 0.1
+supervisor.RESTART_PAUSE = 0.1
 supervisor.engine_command = lambda kit: [sys.executable, "-c", {engine!r}]
 supervisor.engine_environment = lambda: None
 class Kit: path = Path({folder!r})

@@ -12,8 +12,8 @@ from tools.document.__main__ import DOCS, PAGES, PARTS, with_part
 from tools.document.examples import classes
 from tools.document.messages import RISKS
 
+from fedtmle.protocol.guard import Policy
 from fedtmle.protocol.messages import TABLE, State
-from fedtmle.protocol.policy import Policy
 from fedtmle.targets.effects.estimands import ESTIMANDS
 
 ROOT = Path(__file__).parents[2]
@@ -38,7 +38,7 @@ def test_every_kind_of_answer_is_on_the_page_with_its_risk() -> None:
     assert kinds == set(RISKS)
     page = (DOCS / "messages.md").read_text(encoding="utf-8")
     assert page.count("**Example**") == page.count("**What it may tell**") == len(kinds)
-    for key, *_ in Policy.keys():  # noqa: SIM118 - not those of a mapping
+    for key, *_ in Policy.limits():
         assert f"| `{key}` |" in page
 
 

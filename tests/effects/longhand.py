@@ -70,6 +70,6 @@ def tmle(
     eif = w * (taken * (y - moved[arm, rows]) + v / mass[:, None] * (m - psi[:, None]))
     groups = rows if cluster is None else np.unique(cluster, return_inverse=True)[1]
     sums = np.zeros((len(psi), groups.max() + 1))
-    np.add.at(sums, (slice(None), groups), eif)
+    np.add.at(sums.T, groups, eif.T)
     count = sums.shape[1]
     return Longhand(psi, count * np.atleast_2d(np.cov(sums, ddof=1)) / n**2, eif.T)

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 import fedtmle as ft
-from fedtmle.data import load_all
 from fedtmle.model.table import Table
 from fedtmle.protocol.plan import roster
 from fedtmle.runtime.session import Finished, run_embedded
 from fedtmle.runtime.silo import Silo
 from fedtmle.studyfile.file import study_plan
 from fedtmle.studyfile.schema import schema_of
+from tests.narrow import load_all
 
 Columns = dict[str, np.ndarray]
 
@@ -67,7 +68,7 @@ def change(study: ft.Study, **changes: Any) -> ft.Study:
     return dataclasses.replace(study, **changes)
 
 
-def finish(study: ft.Study, silos: dict[str, Columns]) -> tuple[Finished, dict[str, Table]]:
+def finish(study: ft.Study, silos: Mapping[str, object]) -> tuple[Finished, dict[str, Table]]:
     """The run as the server knows it, and the tables that only silos have."""
     tables = load_all(silos, schema_of(study))
     plan = study_plan(study, roster(list(tables)))

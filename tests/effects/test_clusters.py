@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import fedtmle as ft
-from fedtmle.data import ColumnMap, DataErrors, load, read_silo_file
+from fedtmle.data import ColumnMap, DataErrors, read_silo_file
 from fedtmle.errors import DecodeError, InputError, RefusedError
 from fedtmle.initial.crossfit import Folds
 from fedtmle.model.table import Factor, Table
@@ -16,9 +16,10 @@ from fedtmle.protocol.clusters import Clusters, ClustersQuery, keyed
 from fedtmle.protocol.codes import decode, encode
 from fedtmle.protocol.query import Phase
 from fedtmle.studyfile.schema import schema_of
-from fedtmle.targets.effects.moments import cluster_digest
+from fedtmle.targets.effects.prepare import cluster_digest
 from tests.effects.studies import CENTRAL, Columns, change, cut, population
 from tests.effects.test_pooled import TARGETS, oracle, study_of
+from tests.narrow import load
 
 
 def clinics(n: int, count: int, seed: int) -> Columns:

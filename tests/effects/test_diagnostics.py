@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import fedtmle as ft
+from fedtmle.protocol.query import Phase
 from fedtmle.report import page
 from fedtmle.text import result as show
 from tests.effects.longhand import irls, least_squares
@@ -103,8 +104,8 @@ def test_diagnostics_change_no_estimate_take_one_round_and_may_be_left_out() -> 
     study, silos = study_of(TARGETS["ATE"]), parts(population(300, 3), 2)
     assert study.algorithm is NEWTON
     told, less = ft.run(study, silos), ft.run(change(study, diagnostics=False), silos)
-    assert told.run.account.rounds["diagnostics"] == 1
-    assert less.run.account.rounds["diagnostics"] == 0
+    assert told.run.account.rounds[Phase.DIAGNOSTICS] == 1
+    assert less.run.account.rounds[Phase.DIAGNOSTICS] == 0
     assert less.document["diagnostics"] is None
     assert less.document["estimates"] == told.document["estimates"]
     assert "outcome by its prediction" in show.render(told.document)

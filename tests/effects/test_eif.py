@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import pytest
 import fedtmle as ft
 from fedtmle.results.inference import summaries
 from tests.effects.studies import NEWTON, Columns, change, finish
+from tests.narrow import targeted
 
 # A finite law over (W, A, Delta, Y): four covariate values, three arms, three outcomes or none.
 OUTCOMES = (0.1, 0.35, 0.8)
@@ -32,7 +34,7 @@ def masses(arms: int, missing: bool) -> Law:
     return raw / raw.sum()
 
 
-def share(p: Law, *cells: np.ndarray) -> complex:
+def share(p: Law, *cells: Any) -> complex:
     chosen = np.logical_and.reduce(cells)
     return p[chosen].sum()
 
@@ -116,7 +118,7 @@ RULES = (
     ft.Static("1"),
 )
 TWO, THREE = ("0", "1"), ("0", "1", "2")
-CASES: dict[str, tuple[type, dict[str, object], int, Functional]] = {
+CASES: dict[str, tuple[type, dict[str, Any], int, Functional]] = {
     "TSM": (ft.TSM, {"arms": TWO}, 2, arm_means(2)),
     "TSM of three arms": (ft.TSM, {"arms": THREE}, 3, arm_means(3)),
     "ATE": (ft.ATE, {"arms": TWO}, 2, contrast(difference, 2)),
@@ -157,7 +159,7 @@ def atoms(p: Law, arms: int) -> Columns:
     return {name: column[used] for name, column in columns.items()}
 
 
-def supplied(kind: type, declared: dict[str, object], arms: int, missing: bool) -> ft.Study:
+def supplied(kind: type, declared: dict[str, Any], arms: int, missing: bool) -> ft.Study:
     every = range(arms)
     target = kind(outcome="y", **{"treatment": "a", **declared})
     return ft.Study(
@@ -177,14 +179,14 @@ def test_the_eif_is_the_derivative_of_psi(name: str, missing: bool) -> None:
     kind, declared, arms, psi = CASES[name]
     study, p = supplied(kind, declared, arms, missing), masses(arms, missing)
     finished, tables = finish(study, {"law": atoms(p, arms)})
-    assert finished.outcome.updates == 0  # the law's own Q solves its own equation
+    assert targeted(finished).updates == 0  # the law's own Q solves its own equation
     table = tables["law"]
-    problem, components = finished.outcome.problem, finished.outcome.details.components
-    estimate = finished.outcome.estimate
+    problem, components = targeted(finished).problem, targeted(finished).details.components
+    estimate = targeted(finished).estimate
     found = summaries(study, components, estimate.psi)
     np.testing.assert_allclose([s.value for s in found], psi(p), atol=1e-12)
     weights = table.numeric["mass"] / table.numeric["mass"].mean()
-    eif = problem.eif(finished.outcome.law, table, estimate.psi) / weights[:, None]
+    eif = problem.eif(targeted(finished).law, table, estimate.psi) / weights[:, None]
     own = eif @ np.stack([s.gradient for s in found]).T
     for row, atom in zip(own, np.flatnonzero(p > 0), strict=True):
         direction = np.eye(len(ATOMS))[atom] - p
@@ -198,7 +200,8 @@ def test_the_contrast_alone_has_the_same_eif(kind: type) -> None:
     rows = []
     for chosen in (study, change(study, submodel="contrast")):
         finished, tables = finish(chosen, {"law": atoms(p, arms)})
-        own = finished.outcome.problem.eif(finished.outcome.law, tables["law"], finished.outcome.estimate.psi)
+        outcome = targeted(finished)
+        own = outcome.problem.eif(outcome.law, tables["law"], outcome.estimate.psi)
         rows.append(own @ np.array([-1.0, 1.0]) if own.shape[1] == 2 else own[:, 0])
     np.testing.assert_allclose(rows[0], rows[1], atol=1e-12)
 
@@ -216,7 +219,7 @@ def test_among_a_rare_arm_its_own_probability_needs_no_bound() -> None:
         algorithm=NEWTON,
     )
     finished, tables = finish(study, {"one": data})
-    assert finished.outcome.details.overlap.truncated == (0, 0)
-    rows = finished.outcome.problem.rows(tables["one"])
+    assert targeted(finished).details.overlap.truncated == (0, 0)
+    rows = targeted(finished).problem.rows(tables["one"])
     np.testing.assert_allclose(rows.taken(1)[a], n / 12)
     np.testing.assert_allclose(rows.taken(0)[~a], 0.01 / 0.99 * n / 12)

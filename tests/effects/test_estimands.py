@@ -5,14 +5,16 @@ from __future__ import annotations
 import inspect
 import json
 import re
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from html import unescape
 from pathlib import Path
-from typing import final
+from typing import Any, final
 
 import numpy as np
 import pytest
 from tools.document import api
+from tools.document.__main__ import with_part
 from typer.testing import CliRunner
 
 import fedtmle as ft
@@ -73,7 +75,7 @@ class RTT(ft.AbstractEffect):
     def question_stem(self) -> str:
         return f"By what factor does {self.comparison} change the mean of {self.outcome} among the treated"
 
-    def populations(self, strata: tuple[str, ...]) -> tuple[AbstractPopulation, ...]:  # noqa: ARG002
+    def populations(self, strata: Sequence[str]) -> tuple[AbstractPopulation, ...]:  # noqa: ARG002
         return (InArm(1, self.arms[1]),)
 
     def summarise(self, psi: np.ndarray, label: str) -> list[ft.Summary]:  # noqa: ARG002 - one population
@@ -87,7 +89,7 @@ def silos() -> dict[str, Columns]:
     return cut(data, [np.arange(0, 240, 2), np.arange(1, 240, 2)])
 
 
-def run(target: ft.AbstractEffect, **options: object) -> ft.StudyResult:
+def run(target: ft.AbstractEffect, **options: Any) -> ft.StudyResult:
     study = ft.Study(
         target=target,
         outcome_model=ft.GLM("C(a) + w + z"),
@@ -103,7 +105,7 @@ def words(html: str) -> str:
 
 
 def test_a_custom_effect_reaches_the_result_its_texts_and_its_report(tmp_path: Path) -> None:
-    columns = {"outcome": "y", "treatment": "a", "outcome_bounds": BOUNDS, "strata": "old"}
+    columns: dict[str, Any] = {"outcome": "y", "treatment": "a", "outcome_bounds": BOUNDS, "strata": "old"}
     result, usual = run(Excess(margin=0.25, **columns)), run(ft.ATE(**columns))
     means = run(ft.TSM(**columns))
     table = result.table().set_index("estimand")
@@ -133,6 +135,26 @@ def test_a_custom_effect_reaches_the_result_its_texts_and_its_report(tmp_path: P
     assert "The margin was chosen before the data were seen." in shown
     assert "no unmeasured confounding" not in shown
     assert [forest.null for forest in series.forests(saved)] == [None, None, 0.0] * 3
+
+
+def test_the_documented_estimand_reaches_its_document_text_and_report() -> None:
+    path = Path(__file__).parents[2] / "docs" / "target.md"
+    blocks = re.findall(r"```python\n(.*?)```", path.read_text(encoding="utf-8"), flags=re.DOTALL)
+    names: dict[str, Any] = {"__name__": "documented", "ft": ft, "np": np, "dataclass": dataclass}
+    exec(compile(blocks[-1], "target.md", "exec"), names)  # noqa: S102 - our own page
+    rng = np.random.default_rng(1)
+    data = {"north": names["hospital"](200, rng), "south": names["hospital"](150, rng)}
+    study, arms = names["study"], ft.TSM(outcome="y", treatment="a", outcome_type="binary")
+    assert isinstance(study.target, ft.AbstractEffect)
+    document = ft.run(study, data).to_dict()
+    means = ft.run(replace(study, target=arms), data).to_dict()["estimates"]
+    question = "By what share does a (1 against 0) lower the mean of y?"
+    (estimate,) = document["estimates"]
+    assert document["study"]["target"]["kind"] == estimate["estimand"] == "RiskReduction"
+    assert estimate["estimate"] == 1 - means[1]["estimate"] / means[0]["estimate"]
+    assert document["question"] == question
+    assert question in " ".join(render(document).split())
+    assert question in words(page(document))
 
 
 @pytest.fixture
@@ -171,7 +193,7 @@ def write(folder: Path, text: str = STUDY) -> Path:
     return folder / "study.toml"
 
 
-def called(*arguments: object) -> str:
+def called(*arguments: Any) -> str:
     done = CliRunner().invoke(app, list(map(str, arguments)))
     assert done.exit_code == 0, done.output
     return done.output
@@ -206,6 +228,11 @@ def test_one_line_registers_an_estimand_everywhere(
     assert "a ratio of means among the treated" in study_text()
     assert "### `ft.RTT`" in api.page().split("## Rules")[0]  # among the estimands
     assert "| a ratio of means among the treated | `RTT` |" in api.page()
+    assert "\n* `RTT`: a ratio of means among the treated\n" in with_part("README.md")
+    assert "| a ratio of means among the treated | `RTT` |" in with_part("docs/statistician.md")
+    described = json.loads(called("preflight", study, "--json"))
+    assert [count["count"] for count in described["arm_counts"]] == ft.load(out).document["arm_counts"]
+    assert question in " ".join(called("risk", study, "--silo", "one", "--attribute", "y").split())
     called("init", tmp_path / "new")
     assert "RTT" in (tmp_path / "new" / "study.toml").read_text(encoding="utf-8")
 
@@ -241,7 +268,7 @@ def test_an_unknown_kind_is_told_the_registered_names(tmp_path: Path) -> None:
 
 def test_an_argument_that_no_file_can_hold_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     @dataclass(frozen=True, kw_only=True)
-    class Odd(Excess.__mro__[1]):
+    class Odd(ft.AbstractArmEffect):
         shift: complex = 0j
 
     monkeypatch.setattr(estimands, "ESTIMANDS", (Odd,))
@@ -307,13 +334,14 @@ QUESTIONS = {
 }
 
 
-@pytest.mark.parametrize("name", QUESTIONS)
-def test_questions(name: str) -> None:
-    assert example(getattr(ft, name)).question == QUESTIONS[name]
+@pytest.mark.parametrize("kind", ft.ESTIMANDS, ids=lambda kind: kind.__name__)
+def test_questions(kind: type[ft.AbstractEffect]) -> None:
+    assert example(kind).question == QUESTIONS[kind.__name__]
 
 
 def test_abstract_effects_cannot_be_made() -> None:
-    for kind in (ft.AbstractEffect, ft.AbstractArmEffect):
+    abstract: list[Any] = [ft.AbstractEffect, ft.AbstractArmEffect]
+    for kind in abstract:
         with pytest.raises(TypeError, match="abstract"):
             kind(outcome="y", treatment="a")
 
@@ -324,11 +352,11 @@ def test_a_class_without_words_cannot_be_made() -> None:
             return [ft.Summary(name=label, value=float(psi[0]), gradient=np.ones(1))]
 
     with pytest.raises(TypeError, match="question_stem"):
-        Silent(outcome="y", treatment="a")
+        Silent(outcome="y", treatment="a")  # type: ignore[abstract]  # on purpose
 
 
 @pytest.mark.parametrize("columns", [(("a", "b"),), (["a"],), (1, 2), ("a", None)])
-def test_supplied_columns_are_names(columns: tuple[object, ...]) -> None:
+def test_supplied_columns_are_names(columns: tuple[Any, ...]) -> None:
     with pytest.raises(
         InputError, match=r"Supplied: expected names of columns, as in Supplied\(\"p\", \"q\"\)"
     ):

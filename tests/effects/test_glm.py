@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -11,6 +13,7 @@ from fedtmle.initial.glm import FittedGLM
 from fedtmle.model.table import Table
 from tests.effects.longhand import irls, least_squares
 from tests.effects.studies import NEWTON, Columns, cut, expit, finish, population
+from tests.narrow import targeted
 
 TARGET = ft.ATE(outcome="y", treatment="a", outcome_bounds=(0.0, 10.0))
 EVENT = ft.ATE(outcome="event", treatment="a", outcome_type="binary")
@@ -23,13 +26,13 @@ def coefficients(
     parts = np.array_split(np.random.default_rng(2).permutation(len(data["w"])), silos)
     finished, _ = finish(study, cut(data, parts))
     found: list[tuple[float, ...]] = []
-    for model in finished.outcome.details.nuisances[role]:
-        inner = model.models if isinstance(model, CrossFitted) else (model,)
+    for model in targeted(finished).details.nuisances[role]:
+        inner: Any = model.models if isinstance(model, CrossFitted) else (model,)
         found += [fitted.coefficients for fitted in inner]
     return found
 
 
-def study(target: object = TARGET, outcome: object = None, **options: object) -> ft.Study:
+def study(target: ft.AbstractEffect = TARGET, outcome: Any = None, **options: Any) -> ft.Study:
     model = outcome or ft.GLM("a + w + z")
     return ft.Study(
         target=target, outcome_model=model, treatment_model=ft.GLM("w + z"), algorithm=NEWTON, **options
@@ -50,7 +53,7 @@ def poisson(X: np.ndarray, y: np.ndarray, w: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("weights", [None, "weight"])
 @pytest.mark.parametrize("family", ["gaussian", "binomial", "poisson"])
-def test_the_fit_is_the_pooled_one(family: str, weights: str | None) -> None:
+def test_the_fit_is_the_pooled_one(family: Any, weights: str | None) -> None:
     data = population(300, seed=8)
     own = study(outcome=ft.GLM("a + w + z", family=family), weights=weights)
     one, seven = (coefficients(own, data, silos) for silos in (1, 7))
@@ -94,7 +97,7 @@ def test_missing_outcomes_are_left_out_of_the_outcome_model_only() -> None:
 
 
 @pytest.mark.parametrize("family", ["gaussian", "binomial"])
-def test_ridge_is_on_columns_scaled_by_powers_of_two_and_spares_the_intercept(family: str) -> None:
+def test_ridge_is_on_columns_scaled_by_powers_of_two_and_spares_the_intercept(family: Any) -> None:
     data, n = population(300, seed=12), 300
     data["w"] = 100 * data["w"]
     own = study(outcome=ft.GLM("a + w + z", family=family, ridge=0.03))
@@ -125,7 +128,7 @@ def test_arms_are_modelled_one_after_the_other() -> None:
     second = irls(X, (a == 2).astype(float), (a != 1).astype(float))
     np.testing.assert_allclose(one, [first, second], atol=1e-10)
     finished, tables = finish(own, {"all": data})
-    g, _ = finished.outcome.problem.prepare.propensities(tables["all"])
+    g, _ = targeted(finished).problem.prepare.propensities(tables["all"])
     p1, p2 = expit(X @ first), expit(X @ second)
     np.testing.assert_allclose(g, [(1 - p1) * (1 - p2), p1, (1 - p1) * p2], atol=1e-10)
 
@@ -138,7 +141,7 @@ def test_a_column_that_is_zero_in_one_silo_changes_no_bit() -> None:
     parts = [np.arange(60), np.arange(60, 200)]
     apart, _ = finish(own, cut(data, parts))
     together, _ = finish(own, {"all": data})
-    assert apart.outcome.details.nuisances["outcome"] == together.outcome.details.nuisances["outcome"]
+    assert targeted(apart).details.nuisances["outcome"] == targeted(together).details.nuisances["outcome"]
 
 
 def test_large_and_small_units_cost_no_digits() -> None:
@@ -171,7 +174,7 @@ def test_each_row_is_predicted_by_the_fit_without_its_fold() -> None:
     parts = [np.arange(90), np.arange(90, 240)]
     finished, tables = finish(own, cut(data, parts))
     fold = np.concatenate([folds_longhand(len(part), 3, 5) for part in parts])
-    (model,) = finished.outcome.details.nuisances["outcome"]
+    (model,) = targeted(finished).details.nuisances["outcome"]
     expected = np.empty(240)
     for left_out in range(3):
         beta = least_squares(design(data), data["y"] / 10, (fold != left_out).astype(float))
@@ -180,7 +183,7 @@ def test_each_row_is_predicted_by_the_fit_without_its_fold() -> None:
     predicted = np.concatenate([model.predict(table) for table in tables.values()])
     np.testing.assert_allclose(predicted, expected, atol=1e-10)
     for part, table in zip(parts, tables.values(), strict=True):
-        rows = finished.outcome.problem.prepare(table)  # both arms of a row by its own fold's fit
+        rows = targeted(finished).problem.prepare(table)  # both arms of a row by its own fold's fit
         for arm in (0, 1):
             moved = design({**data, "a": np.full(240, arm)})
             betas = np.array([m.coefficients for m in model.models])[fold]
@@ -190,7 +193,7 @@ def test_each_row_is_predicted_by_the_fit_without_its_fold() -> None:
 def test_predictions_do_not_depend_on_the_other_rows() -> None:
     data = population(50, seed=17)
     finished, tables = finish(study(), {"all": data})
-    (fitted,) = finished.outcome.details.nuisances["treatment"]
+    (fitted,) = targeted(finished).details.nuisances["treatment"]
     assert isinstance(fitted, FittedGLM)
     table: Table = tables["all"]
     whole = fitted.predict(table)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from statistics import NormalDist
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -13,13 +14,14 @@ import pytest
 import fedtmle as ft
 from fedtmle.results.inference import heterogeneity, simultaneous_quantile, table_rows
 from tests.effects.studies import NEWTON, Columns, change, cut, finish, population
+from tests.narrow import targeted
 
 Z = NormalDist().inv_cdf(0.975)
 BOUNDS = (0.0, 10.0)
 ATE = ft.ATE(outcome="y", treatment="a", outcome_bounds=BOUNDS)
 
 
-def study(target: object = ATE, **options: object) -> ft.Study:
+def study(target: ft.AbstractEffect = ATE, **options: Any) -> ft.Study:
     return ft.Study(
         target=target,
         outcome_model=ft.GLM("a + w + z"),
@@ -29,12 +31,12 @@ def study(target: object = ATE, **options: object) -> ft.Study:
     )
 
 
-def silos(n: int = 240, **options: object) -> dict[str, Columns]:
+def silos(n: int = 240, **options: Any) -> dict[str, Columns]:
     data = population(n, seed=31, **options)
     return cut(data, [np.arange(n // 3), np.arange(n // 3, n // 2), np.arange(n // 2, n)])
 
 
-def rows(result: ft.StudyResult) -> list[dict[str, float]]:
+def rows(result: ft.StudyResult) -> list[dict[str, Any]]:
     return result.to_dict()["estimates"]
 
 
@@ -45,7 +47,7 @@ def test_the_standard_error_is_that_of_the_eif(weights: str | None, cluster: str
     own = study(weights=weights, cluster=cluster)
     pooled = {name: np.concatenate([silo[name] for silo in silos().values()]) for name in silos()["silo 0"]}
     finished, tables = finish(own, {"all": pooled})
-    outcome = finished.outcome
+    outcome = targeted(finished)
     eif = outcome.problem.eif(outcome.law, tables["all"], outcome.estimate.psi) @ [-1.0, 1.0]
     n = len(eif)
     assert abs(eif.mean()) < 1e-9
@@ -128,18 +130,18 @@ def test_simultaneous_intervals_are_wider_by_one_factor() -> None:
 def one_step(own: ft.Study, data: dict[str, Columns], chosen: list[str]) -> tuple[float, float]:
     """The mean of the uncentred EIF over the chosen silos' own population, and its ratio-estimator SE."""
     finished, tables = finish(own, data)
-    problem, law = finished.outcome.problem, finished.outcome.law
+    problem, law = targeted(finished).problem, targeted(finished).law
     terms, masses = [], []
     for name in chosen:
         prepared = problem.rows(tables[name])
-        q = problem._regression(law, prepared)
+        q = problem.regression(law, prepared)
         at = np.arange(prepared.n_rows)
         residual = prepared.observed * (prepared.y - q[prepared.arm, at])
-        u = []
+        scaled = []
         for r, ((term,), v) in enumerate(zip(prepared.terms, prepared.v, strict=True)):
             H = np.where(prepared.arm == term.arm, term.H, 0.0)
-            u.append(prepared.weight * 10 * (H * residual + v * q[r]))
-        terms.append(np.array(u))
+            scaled.append(prepared.weight * 10 * (H * residual + v * q[r]))
+        terms.append(np.array(scaled))
         masses.append(prepared.weight * prepared.v)
     u, t = np.concatenate(terms, axis=1), np.concatenate(masses, axis=1)
     psi = u.sum(axis=1) / t.sum(axis=1)
@@ -239,7 +241,7 @@ def test_truncation_is_counted_and_the_weights_effective_size_is_kish() -> None:
     own = study(g_bounds=0.35)
     result = ft.run(own, silos())
     finished, tables = finish(own, silos())
-    problem = finished.outcome.problem
+    problem = targeted(finished).problem
     g = np.concatenate([problem.prepare.propensities(table)[0] for table in tables.values()], axis=1)
     assert result.document["truncated"] == [int((g[0] < 0.35).sum()), int((g[1] < 0.35).sum())]
     assert min(result.document["truncated"]) > 0
@@ -281,7 +283,7 @@ def test_the_linear_fluctuation_solves_the_same_equation() -> None:
     own = study(link="linear")
     pooled = {name: np.concatenate([silo[name] for silo in silos().values()]) for name in silos()["silo 0"]}
     finished, tables = finish(own, {"all": pooled})
-    outcome = finished.outcome
+    outcome = targeted(finished)
     rows_ = outcome.problem.rows(tables["all"])
     n, at = 240, np.arange(240)
     H = np.stack([rows_.taken(r) for r in range(2)])

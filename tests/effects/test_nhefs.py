@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -33,7 +34,7 @@ def nhefs() -> Columns:
     return dict(zip(header, np.array(rows, dtype=float).T, strict=True))
 
 
-def study(data: Columns, **options: str) -> ft.Study:
+def study(data: Columns, **options: Any) -> ft.Study:
     y = data["wt82_71"]
     return ft.Study(
         target=ft.ATE(outcome="wt82_71", treatment="qsmk", outcome_bounds=(float(y.min()), float(y.max()))),

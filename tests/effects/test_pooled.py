@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
 
 import fedtmle as ft
-from fedtmle.model.scaled import matrix
+from fedtmle.model.types import matrix
 from tests.effects.longhand import Longhand, irls, least_squares, tmle
 from tests.effects.studies import CENTRAL, NEWTON, Columns, change, cut, expit, finish, population
+from tests.narrow import targeted
 
 BOUNDS = (0.0, 10.0)
 Q_FORMULA, G_FORMULA, MISSING_FORMULA = "C(a) + w + z + C(site)", "w + C(site)", "C(a) + w"
@@ -27,7 +29,7 @@ TARGETS = {
     "rules": ft.PolicyMeans(outcome="y", treatment="a", outcome_bounds=BOUNDS, rules=RULES),
     "mean": ft.OutcomeMean(outcome="y", outcome_bounds=BOUNDS),
 }
-OPTIONS: dict[str, dict[str, object]] = {
+OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},
     "missing": {"missingness_model": ft.GLM(MISSING_FORMULA)},
     "weights, clusters": {"weights": "weight", "cluster": "family"},
@@ -39,7 +41,7 @@ def test_every_estimand_is_a_target_here() -> None:
     assert {type(target) for target in TARGETS.values()} == set(ft.ESTIMANDS)
 
 
-def study_of(target: object, **options: object) -> ft.Study:
+def study_of(target: ft.AbstractEffect, **options: Any) -> ft.Study:
     if target.treatment is None:
         options["missingness_model"] = ft.GLM("w")
         return ft.Study(target=target, outcome_model=ft.GLM("w + z + C(site)"), algorithm=NEWTON, **options)
@@ -242,7 +244,7 @@ def test_the_size_of_blocks_changes_no_bit(option: str, monkeypatch: pytest.Monk
 
 def test_a_submodel_keeps_its_covariates_from_law_to_law() -> None:
     finished, tables = finish(study_of(TARGETS["ATE"]), cut(population(400, 3), [np.arange(400)]))
-    effect, law, (table,) = finished.outcome.problem, finished.outcome.law, tables.values()
+    effect, law, (table,) = targeted(finished).problem, targeted(finished).law, tables.values()
     start, end = effect.submodel(effect.start(), table), effect.submodel(law, table)
     assert end.X is start.X
     assert end.offset.tobytes() != start.offset.tobytes()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -23,6 +24,7 @@ from fedtmle.studyfile.schema import schema_of
 from tests.data_layer.asking import as_csv, as_parquet, make_database
 from tests.effects.studies import change, finish, population
 from tests.effects.test_pooled import TARGETS, numbers, study_of
+from tests.narrow import targeted
 
 ROWS = 4_500  # in batches of 2,048, DuckDB's smallest, and blocks of 700
 CODED = ft.Coded(tolerance=1e-4)
@@ -30,7 +32,7 @@ CODED = ft.Coded(tolerance=1e-4)
 
 @pytest.fixture(autouse=True)
 def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedtmle.data.duck._VECTORS", 1)
+    monkeypatch.setattr("fedtmle.data.duck._VECTORS_PER_BATCH", 1)
     monkeypatch.setattr("fedtmle.model.table.BLOCK", 700)
 
 
@@ -98,7 +100,7 @@ def test_every_source(write: Callable[[pd.DataFrame, Path], str], tmp_path: Path
 @pytest.mark.parametrize(
     "options", [{"clever": "weight"}, {"submodel": "contrast"}, {"link": "linear"}, {"algorithm": CODED}]
 )
-def test_every_fluctuation(options: dict[str, object], tmp_path: Path) -> None:
+def test_every_fluctuation(options: dict[str, Any], tmp_path: Path) -> None:
     study = change(study_of(TARGETS["ATE"]), **options)
     same_bytes(study, parquet(rows(study, tmp_path), tmp_path), tmp_path)
 
@@ -133,7 +135,7 @@ def test_concentration_is_that_of_all_rows(tmp_path: Path) -> None:
     """What a policy looks at; plain sums, so equal to rounding."""
     study = study_of(TARGETS["ATE"])
     where = parquet(rows(study, tmp_path), tmp_path)
-    problem = finish(study, {"s": silo_file(tmp_path, where, stream=False)})[0].outcome.problem
+    problem = targeted(finish(study, {"s": silo_file(tmp_path, where, stream=False)})[0]).problem
     eps = np.array([0.01, -0.02])
     found = []
     for stream in (False, True):
@@ -149,7 +151,7 @@ def test_concentration_is_that_of_all_rows(tmp_path: Path) -> None:
 def test_concentration_reads_no_further_than_it_must(tmp_path: Path) -> None:
     study = study_of(TARGETS["ATE"])
     where = parquet(rows(study, tmp_path), tmp_path)
-    problem = finish(study, {"s": silo_file(tmp_path, where, stream=False)})[0].outcome.problem
+    problem = targeted(finish(study, {"s": silo_file(tmp_path, where, stream=False)})[0]).problem
     table = load(silo_file(tmp_path, where, stream=True), schema_of(study), silo="s")
     submodel, looked_at = problem.submodel(problem.start(), table), []
 
@@ -170,7 +172,7 @@ def test_concentration_reads_no_further_than_it_must(tmp_path: Path) -> None:
     assert sum(looked_at) < ROWS
     assert not found.is_whole
     assert found.radius(0.5) >= 0
-    assert (found.total < whole.total).all()
+    assert (found.spread.total < whole.spread.total).all()
 
 
 def test_the_tables_are_the_same(tmp_path: Path) -> None:
@@ -202,7 +204,7 @@ def test_problems_are_counted_over_all_batches(tmp_path: Path) -> None:
     for stream in (False, True):
         with pytest.raises(DataErrors) as caught:
             load(silo_file(tmp_path, where, stream=stream), schema_of(study), silo="s")
-        told.append({str(problem) for problem in caught.value.problems})
+        told.append({str(defect) for defect in caught.value.defects})
     assert told[0] == told[1]
 
 
@@ -227,7 +229,7 @@ def test_the_digest_sees_every_cell_and_no_batch(tmp_path: Path, monkeypatch: py
         return table.digest
 
     first = digest(frame)
-    monkeypatch.setattr("fedtmle.data.duck._VECTORS", 2)
+    monkeypatch.setattr("fedtmle.data.duck._VECTORS_PER_BATCH", 2)
     assert digest(frame) == first
     for column, value in (("w", 0.125), ("site", "south" if frame["site"][4_000] != "south" else "north")):
         changed = frame.copy()
@@ -244,7 +246,7 @@ def test_the_digest_sees_every_cell_and_no_batch(tmp_path: Path, monkeypatch: py
         ({"algorithm": ft.Central()}, "algorithm Central"),
     ],
 )
-def test_what_needs_all_rows_says_so(options: dict[str, object], named: str, tmp_path: Path) -> None:
+def test_what_needs_all_rows_says_so(options: dict[str, Any], named: str, tmp_path: Path) -> None:
     study = change(study_of(TARGETS["ATE"]), **options)
     source = silo_file(tmp_path, parquet(rows(study, tmp_path, 300), tmp_path), stream=True)
     with pytest.raises(InputError, match=named) as caught:
@@ -270,5 +272,5 @@ def test_validate_reads_a_streamed_table(tmp_path: Path) -> None:
     silo.write_text(text.replace("[data]\n", "[data]\nstream = true\n"))
     study = next(path for path in (tmp_path / "e").rglob("study.toml"))
     checked = validate(study)
-    assert not checked.complaints
+    assert not checked.defects
     assert any(isinstance(table, StreamedTable) for table in checked.tables.values())

@@ -10,7 +10,7 @@ import pytest
 
 import fedtmle as ft
 from fedtmle.engine.coordinate import Coordination
-from fedtmle.engine.runs import RunFolder, State, Status
+from fedtmle.engine.runs import RunFolder, RunState, RunStatus
 from fedtmle.errors import InputError, ProtocolError
 from fedtmle.runtime import ledger
 from fedtmle.studies.home import Home
@@ -18,7 +18,7 @@ from fedtmle.studyfile.file import StudyFile
 from tests.engine.lines import ALGORITHMS, DirectLine, approve, line, new_folder, study_of
 
 
-def carry_out(folder: Path, study: StudyFile, run: RunFolder) -> Status:
+def carry_out(folder: Path, study: StudyFile, run: RunFolder) -> RunStatus:
     Coordination(run.path.parent, run.name).carry_out(lambda _sites, _deadline: line(folder, study))
     return run.status()
 
@@ -39,7 +39,7 @@ def test_every_algorithm_gives_the_bytes_of_one_process(tmp_path: Path, algorith
     approve(study)
     run = new_folder(tmp_path, study)
     status = carry_out(tmp_path, study, run)
-    assert status.state is State.DONE, status.why
+    assert status.state is RunState.DONE, status.why
     assert len(status.seconds) == status.round
     assert same_as_here(study, run, tmp_path / "transcript")
     owns = list((tmp_path / "hospitals").glob("*/silo.fedtmle/*.own.json"))
@@ -71,15 +71,14 @@ def test_a_run_that_breaks_at_any_round_resumes_to_the_same_bytes(tmp_path: Path
     run = new_folder(tmp_path, study)
     attempts = 0
     ends = line(tmp_path, study)
-    while run.status().state is not State.DONE:
+    while run.status().state is not RunState.DONE:
         if attempts % 2:
             for end in ends.endpoints.values():
                 end.close()
             ends = line(tmp_path, study)
         left, heard = 3 + attempts % 4, attempts % 3 == 0
-        Coordination(run.path.parent, run.name).carry_out(
-            lambda _s, _d, ends=ends, left=left, heard=heard: Dies(ends, left, heard=heard)
-        )
+        dying = Dies(ends, left, heard=heard)
+        Coordination(run.path.parent, run.name).carry_out(lambda _s, _d, dying=dying: dying)  # type: ignore[misc]
         attempts += 1
         assert attempts < 60, run.status().why
     assert attempts > 5
@@ -97,12 +96,15 @@ def test_a_run_waits_for_the_last_approval(tmp_path: Path, monkeypatch: pytest.M
     seen: list[dict[str, str]] = []
     monkeypatch.setattr("fedtmle.engine.coordinate.POLL", 0.05)
     report = RunFolder.report
-    monkeypatch.setattr(
-        RunFolder, "report", lambda self, status: (seen.append(dict(status.silos)), report(self, status))
-    )
+
+    def recorded(self: RunFolder, status: RunStatus) -> None:
+        seen.append(dict(status.silos))
+        report(self, status)
+
+    monkeypatch.setattr(RunFolder, "report", recorded)
     late = threading.Timer(1.0, lambda: approve(study, "hospital 2"))
     late.start()
-    assert carry_out(tmp_path, study, run).state is State.DONE
+    assert carry_out(tmp_path, study, run).state is RunState.DONE
     late.join()
     waited = {"hospital 1": "ready", "hospital 2": "waiting for its owner's approval", "hospital 3": "ready"}
     assert waited in seen
@@ -118,7 +120,7 @@ def test_a_run_without_an_approval_ends(tmp_path: Path, decided: bool | None, wh
     if decided is not None:
         approve(study, "hospital 2", approved=decided)
     status = carry_out(tmp_path, study, new_folder(tmp_path, study, patience=5.0))
-    assert status.state is State.STOPPED
+    assert status.state is RunState.STOPPED
     assert status.refused is (decided is False)
     assert why in status.why
 
@@ -130,7 +132,7 @@ def test_a_study_that_was_changed_at_the_server_is_not_run(tmp_path: Path) -> No
     written = run.path / "study.toml"
     written.write_text(written.read_text().replace("[40, 160]", "[40, 161]"))
     status = carry_out(tmp_path, study, run)
-    assert status.state is State.STOPPED
+    assert status.state is RunState.STOPPED
     assert "start a new run" in status.why
 
 

@@ -185,7 +185,7 @@ def test_a_fault_is_an_answer_too(caplog: pytest.LogCaptureFixture) -> None:
     def fails() -> None:
         raise RuntimeError("secret 7654.321")
 
-    end = Endpoint(fails, lambda: None)  # type: ignore[arg-type, return-value]
+    end = Endpoint(fails, lambda: None)
     assert end.step(b"?0") == frames.answer(Declined.FAULT)
     assert "secret" in caplog.text  # in the silo's own log
     assert frames.read_answer(end.step(b"nonsense")) is Declined.FAULT

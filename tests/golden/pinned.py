@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from numpy._core._multiarray_umath import __cpu_dispatch__ as dispatched
+from numpy._core._multiarray_umath import __cpu_dispatch__ as dispatched  # type: ignore[import-not-found]  # no stubs
 from numpy._core._multiarray_umath import __cpu_features__ as available
 
 _ROOT = Path(__file__).parents[2]

@@ -28,8 +28,6 @@ from tests.golden.runs import RUNS
 from tests.golden.tap import (
     USED_BY,
     Tap,
-    concrete,
-    import_all,
     message_digest,
     numbers,
     plain,
@@ -37,6 +35,7 @@ from tests.golden.tap import (
     value_digest,
     values_of,
 )
+from tests.kinds import concrete
 
 GOLDEN = Path(__file__).with_name("golden.json")
 DIGESTS = ("messages", "results", "document")
@@ -57,7 +56,7 @@ def _entry(result: Any, tap: Tap) -> dict[str, Any]:
     values: Any = result
     document: Any = result
     if isinstance(result, ft.StudyResult):
-        values, document = values_of(result.run), result.to_dict()  # type: ignore[arg-type]
+        values, document = values_of(result.run), result.to_dict()
     elif isinstance(result, ft.Result):
         values, document = values_of(result), result.to_dict()
     shown = values if isinstance(values, dict) else {}
@@ -84,7 +83,6 @@ def load() -> dict[str, Any]:
 
 def seen() -> dict[str, Any]:
     """Return all that the tests ask of the runs: their entries, refusals, and the classes that none uses."""
-    import_all()
     performed = {name: perform(name) for name in RUNS}
     used = {kind for _, tap in performed.values() for kind in tap.used}
     return {

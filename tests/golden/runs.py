@@ -21,6 +21,7 @@ from fedtmle.algorithms.base import AbstractAlgorithm
 from fedtmle.studies.preflight import preflight
 from fedtmle.studyfile.file import read_study
 from fedtmle.studyfile.template import write_template
+from fedtmle_paper.two_arm import TwoArm
 from tests.golden import wire
 from tests.golden.data import SIZES, Columns, cohort, mixture, people, silo_file
 
@@ -56,7 +57,7 @@ def two_arms() -> tuple[Any, Any, dict[str, Any]]:
     data = people(sum(SIZES), 12)
     columns = {"outcome": data["y"], "treatment": data["arm"].astype(float)}
     columns |= {"Q1": data["q1"], "Q0": data["q0"], "g": data["g"]}
-    problem = ft.TwoArm(outcome_bounds=(0.0, 10.0), weight_ceiling=64.0)
+    problem = TwoArm(outcome_bounds=(0.0, 10.0), weight_ceiling=64.0)
     return problem, problem.start(), _three(columns)
 
 
@@ -328,7 +329,8 @@ def with_files(
 
 
 DISCLOSURE = (
-    '[disclosure]\ncentre = "public.csv"\ncolumn = "y"\nattributes = ["{}"]\nfloor = {}\nradius = 5.0'
+    '[disclosure]\ncentre = "public.csv"\ncolumn = "y"\nattributes = ["{}"]\n'
+    "min_uncertainty = {}\nradius = 5.0"
 )
 KEYED = '[columns]\nfamily = {column = "family", secret = "three words here"}'
 add("file/default policy", partial(with_files, study_of(**FACTORS)))
@@ -423,7 +425,8 @@ def from_file(folder: Path, **changes: str) -> Any:
 
 def looked_at(folder: Path, *, silo: str | None = None) -> Any:
     """Return the numbers of a preflight."""
-    return json.loads(json.dumps(preflight(template(folder), silo=silo).to_dict()))
+    file = template(folder)
+    return json.loads(json.dumps(preflight(file.study, file.silos, silo=silo).to_dict()))
 
 
 _OUTCOME = 'formula = "C(programme) + sbp_0 + age + C(sex) + smoker"\n# family'

@@ -12,10 +12,8 @@ replaced by that of the messages with their session's name blanked.
 from __future__ import annotations
 
 import hashlib
-import importlib
 import json
 import math
-import pkgutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -26,21 +24,25 @@ from unittest.mock import patch
 import msgspec
 import numpy as np
 
-import fedtmle
 import fedtmle as ft
 from fedtmle.algorithms.base import AbstractAlgorithm
 from fedtmle.algorithms.optimizers import AbstractOptimizer
+from fedtmle.initial.glm import AbstractResponse
 from fedtmle.model.problem import AbstractProblem
+from fedtmle.model.statistics import AbstractBins, AbstractColumns
+from fedtmle.model.submodel import AbstractNormaliser
+from fedtmle.protocol.codes import AbstractCode
 from fedtmle.protocol.query import AbstractQuery
 from fedtmle.runtime.silo import Silo
 from fedtmle.targets.effects.components import AbstractPopulation, AbstractRegime
 from fedtmle.targets.effects.estimands import AbstractEffect
+from tests.kinds import concrete
 
 Message = tuple[str, bytes, bytes]  # the silo, the request, the reply
 SESSION, PLAN, SIGNATURE = b"session", b"plan", b"signature"
 
 # A class counts as used where this method of it was called.
-USED_BY = {
+USED_BY: dict[type[Any], str] = {
     AbstractQuery: "answer",
     AbstractAlgorithm: "flow",
     AbstractOptimizer: "minimise",
@@ -48,6 +50,11 @@ USED_BY = {
     AbstractEffect: "summarise",
     AbstractRegime: "probabilities",
     AbstractPopulation: "indicator",
+    AbstractResponse: "of",
+    AbstractColumns: "evaluate",
+    AbstractBins: "groups",
+    AbstractCode: "write",
+    AbstractNormaliser: "gradient",
 }
 
 
@@ -71,21 +78,6 @@ class Tap:
             seen[message[0]] += 1
             numbered.append((seen[message[0]], message))
         return [message for _, message in sorted(numbered)]
-
-
-def import_all() -> None:
-    """Import every module of the package, so that every subclass exists."""
-    for module in pkgutil.walk_packages(fedtmle.__path__, "fedtmle."):
-        if not module.name.endswith("__main__"):
-            importlib.import_module(module.name)
-
-
-def concrete(base: type) -> set[type]:
-    """Return every subclass of ``base`` in the package, at any depth, that can be instantiated."""
-    children: list[type] = base.__subclasses__()
-    found = {each for child in children for each in concrete(child)}
-    is_concrete = not getattr(base, "__abstractmethods__", None) and not base.__name__.startswith("Abstract")
-    return found | ({base} if is_concrete and base.__module__.startswith("fedtmle.") else set())
 
 
 @contextmanager

@@ -14,8 +14,8 @@ import numpy as np
 import fedtmle as ft
 from fedtmle.algorithms.base import TargetingProgram
 from fedtmle.errors import JournalError
+from fedtmle.protocol.guard import Policy
 from fedtmle.protocol.plan import Member, Plan
-from fedtmle.protocol.policy import Policy
 from fedtmle.runtime.federation import InProcess
 from fedtmle.runtime.journal import MemoryJournal
 from fedtmle.runtime.keeper import Keeper
@@ -23,6 +23,7 @@ from fedtmle.runtime.rows import read_rows
 from fedtmle.runtime.session import Finished, Session
 from fedtmle.runtime.signing import SigningKey
 from fedtmle.runtime.silo import Silo
+from tests.narrow import targeted
 
 NAMES = ("a", "b", "c")
 SESSION = b"golden session"
@@ -50,10 +51,10 @@ def _silo(name: str, plan: Plan, **keeper: Any) -> Silo:
 
 def _values(finished: Finished) -> dict[str, Any]:
     """Return what a session knows at its end, as plain values."""
-    outcome = finished.outcome
+    outcome = targeted(finished)
     return {
-        "psi": outcome.estimate.psi if outcome.estimate else None,
-        "covariance": outcome.estimate.covariance if outcome.estimate else None,
+        "psi": outcome.estimate.psi,
+        "covariance": outcome.estimate.covariance,
         "accepted": outcome.accepted,
         "status": outcome.status.value,
         "account": finished.account.to_dict(),

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from fedtmle.errors import DataError, InputError
 from fedtmle.initial.design import column_names, design, extremes_of, scaled_design
 from fedtmle.initial.formula import parse_formula
-from fedtmle.initial.syntax import Formula, Name
+from fedtmle.initial.syntax import Categorical, Formula, Name
 from fedtmle.model.table import Factor, Table
 from fedtmle.model.types import Array
 from tests.initial.test_formula import formulas, variables
@@ -374,6 +374,7 @@ def test_a_coding_spans_what_the_indicators_of_all_levels_span_and_is_never_coll
     for term in formula.terms:
         block = np.ones((1, 300))
         for variable in term:
+            assert isinstance(variable, Name | Categorical)
             own = (
                 x[None]
                 if variable == Name("x")

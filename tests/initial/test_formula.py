@@ -22,8 +22,8 @@ from fedtmle.initial.syntax import (
     Polynomial,
     Power,
     Term,
+    TermVariable,
     Transformed,
-    Variable,
 )
 from tests.premise import Premise
 
@@ -254,7 +254,7 @@ COMPUTED = EXPRESSIONS.map(lambda e: Computed(Chain(Name("a"), (("+", e),))))
 
 def variables(
     names: st.SearchStrategy[str], factors: st.SearchStrategy[str], levels: st.SearchStrategy[str]
-) -> st.SearchStrategy[Variable]:
+) -> st.SearchStrategy[TermVariable]:
     """Every kind of variable, of these columns; arithmetic apart."""
     return (
         st.builds(Name, names)
@@ -271,7 +271,7 @@ def variables(
     )
 
 
-def formulas(variable: st.SearchStrategy[Variable]) -> st.SearchStrategy[Formula]:
+def formulas(variable: st.SearchStrategy[TermVariable]) -> st.SearchStrategy[Formula]:
     """Formulas as the parser leaves them: no term twice, no variable twice in a term."""
     term = st.lists(variable, min_size=1, max_size=3, unique=True).map(tuple)
     terms = st.lists(term, min_size=1, max_size=4, unique_by=frozenset).map(tuple)

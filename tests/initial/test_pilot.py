@@ -23,6 +23,7 @@ from fedtmle.protocol.learners import AbstractLocalFit, GLMFormat, ModelsQuery
 from fedtmle.protocol.query import Local, Phase
 from fedtmle.studies.run import pool_tables
 from tests.initial.silos import LEVELS, pooled_table, run, split, trial
+from tests.narrow import targeted
 
 SILOS = split(pooled_table(360, 2), 3)
 
@@ -44,7 +45,7 @@ def outcome_model(finished: Any) -> Any:
 def test_a_pilot_is_the_fit_at_its_silo_and_costs_one_round() -> None:
     finished = run(trial(Pilot(GLM("a + x"), at="s1"), treatment_model=Pilot(GLM("x"), at="s2")), SILOS)
     np.testing.assert_allclose(outcome_model(finished).coefficients, least_squares(SILOS["s1"]), atol=1e-10)
-    (propensity,) = finished.outcome.details.nuisances["treatment"]
+    (propensity,) = targeted(finished).details.nuisances["treatment"]
     X, a = columns(SILOS["s2"])[:, [0, 2]], SILOS["s2"].numeric["a"]
     score = X.T @ (a - 1 / (1 + np.exp(-X @ np.array(propensity.coefficients))))
     np.testing.assert_allclose(score, 0, atol=1e-9)
@@ -89,8 +90,6 @@ def test_public_coefficients_are_on_the_outcomes_own_scale_and_cost_nothing() ->
     np.testing.assert_allclose(outcome_model(finished).predict(table), (own + 8) / 16, rtol=1e-14)
     fitted = run(trial(Pilot(GLM("a + x"), at="s1")), SILOS)
     assert finished.account.rounds[Phase.NUISANCE] == fitted.account.rounds[Phase.NUISANCE] - 1
-    assert pilot.describe().rounds == "0"
-    assert "s1" in Pilot(GLM("x"), at="s1").describe().sends
 
 
 def test_a_pilot_at_nobody_stops_the_run_before_its_first_round() -> None:
@@ -114,7 +113,7 @@ def test_pooled_rows_still_know_whose_fit_the_pilot_is(folds: int | None) -> Non
             dataclasses.replace(study, algorithm=ft.Central(tolerance=1e-9, optimizer=ft.Newton())),
             {"pooled": pool_tables(SILOS)},
         )
-        np.testing.assert_array_equal(pooled.outcome.estimate.psi, federated.outcome.estimate.psi)
+        np.testing.assert_array_equal(targeted(pooled).estimate.psi, targeted(federated).estimate.psi)
 
 
 def test_specifications_that_say_too_little_or_too_much() -> None:

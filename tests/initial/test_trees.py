@@ -13,6 +13,7 @@ from sklearn.ensemble import GradientBoostingClassifier, GradientBoostingRegress
 
 from fedtmle.errors import DataError, DecodeError, InputError
 from fedtmle.initial import trees
+from fedtmle.initial.design import design
 from fedtmle.initial.trees import MAX_ROUNDS, NODE, GradientBoostedTrees, TreeEnsemble
 from fedtmle.model.families import Family
 from fedtmle.protocol.learners import TreesFormat
@@ -69,7 +70,7 @@ def test_every_leaf_has_enough_rows_and_splits_keep_no_value() -> None:
     table, _, w = response(binary=False)
     model = fitted()
     rows = table.take(np.flatnonzero(w))
-    X = trees.design(model.formula, rows, LEVELS).astype(np.float32)
+    X = design(model.formula, rows, LEVELS).astype(np.float32)
     for tree in model.trees:
         leaves = np.bincount(trees._leaves(tree, X, model.depth), minlength=len(tree))
         assert leaves[tree["feature"] < 0].min() >= SPEC.min_leaf

@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedtmle.errors import CheckFailedError, FedTMLEError
+from fedtmle.errors import CheckFailedError, DataError, FedTMLEError, NumericalError
 from fedtmle.model.check import FiniteLaw, check_problem
 from fedtmle.model.check_report import CheckReport, Outcome
 from fedtmle.model.concentration import Concentration
+from fedtmle.model.density.fluctuation import ExponentialTilt, LogisticFluctuation
 from fedtmle.model.exact import Sums
 from fedtmle.model.families import Family
 from fedtmle.model.problem import (
@@ -25,7 +26,8 @@ from fedtmle.model.problem import (
 )
 from fedtmle.model.submodel import AbstractNormaliser, AbstractSubmodel, GeneralisedLinear, NoNormaliser
 from fedtmle.model.types import Array, IntArray, Part, RowBound, packed_size
-from fedtmle.targets.two_arm import TwoArm, TwoArmLaw
+from fedtmle.targets.optimal_transport import OptimalTransport
+from fedtmle_paper.two_arm import TwoArm, TwoArmLaw
 
 ATOMS = np.array([-1.0, 0.25, 0.5, 3.0])
 MASSES = np.array([0.2, 0.4, 0.3, 0.1])
@@ -57,7 +59,15 @@ class LogPartition(AbstractNormaliser):
 
 
 @dataclass(frozen=True)
-class Tilt(AbstractProblem[Any, IntArray]):
+class TiltLaw:
+    """The masses of the four atoms, and the accepted fluctuations."""
+
+    masses: Array
+    history: tuple[tuple[float, ...], ...] = ()
+
+
+@dataclass(frozen=True)
+class Tilt(AbstractProblem[TiltLaw, IntArray]):
     """The paper's exponential tilt, p(eps) = p e^(-eps D) / Z, of four atoms' masses; Psi is the mean."""
 
     @property
@@ -65,7 +75,13 @@ class Tilt(AbstractProblem[Any, IntArray]):
         return ("mean",)
 
     def read(self, rows: object) -> IntArray:
-        return np.asarray(rows, dtype=np.int64)
+        try:
+            atoms = np.asarray(rows, dtype=np.int64)
+        except (TypeError, ValueError, OverflowError):
+            raise DataError("expected one column of atoms") from None
+        if atoms.ndim != 1 or not np.isin(atoms, range(4)).all():
+            raise DataError("expected one column of atoms, numbered from 0 to 3")
+        return atoms
 
     def concatenate(self, parts):
         return np.concatenate(parts)
@@ -73,60 +89,65 @@ class Tilt(AbstractProblem[Any, IntArray]):
     def count(self, rows: IntArray) -> int:
         return len(rows)
 
-    def submodel(self, law: Array, rows: IntArray) -> AbstractSubmodel:
+    def submodel(self, law: TiltLaw, rows: IntArray) -> AbstractSubmodel:
         eif = self.eif(law, rows, self._psi(law))
         return GeneralisedLinear(
             family=Family.LINEAR, X=np.ascontiguousarray(eif.T), bound=self.row_bound(law)
         )
 
-    def losses(self, law: Array, rows: IntArray) -> Array:
-        return -np.log(law[rows])
+    def losses(self, law: TiltLaw, rows: IntArray) -> Array:
+        return -np.log(law.masses[rows])
 
-    def eif(self, law: Array, rows: IntArray, psi: Array) -> Array:  # noqa: ARG002
+    def eif(self, law: TiltLaw, rows: IntArray, psi: Array) -> Array:  # noqa: ARG002
         return (ATOMS[rows] - psi[0])[:, None]
 
-    def moments(self, law: Array, rows: IntArray) -> Sums:
+    def moments(self, law: TiltLaw, rows: IntArray) -> Sums:
         return second_moments(self.eif(law, rows, self._psi(law)).T, (3,))
 
-    def move(self, law: Array, eps: Array) -> Array:
-        p = law * np.exp(-eps[0] * (ATOMS - self._psi(law)[0]))
-        return p / p.sum()
+    def move(self, law: TiltLaw, eps: Array) -> TiltLaw:
+        if not self.admits(law, eps):
+            raise NumericalError("eps: expected a number below 8")
+        p = law.masses * np.exp(-eps[0] * (ATOMS - self._psi(law)[0]))
+        return TiltLaw(p / p.sum(), (*law.history, (float(eps[0]),)))
 
-    def admits(self, law: Array, eps: Array) -> bool:  # noqa: ARG002
+    def path(self, law: TiltLaw) -> tuple[tuple[float, ...], ...]:
+        return law.history
+
+    def admits(self, law: TiltLaw, eps: Array) -> bool:  # noqa: ARG002
         return bool(abs(eps[0]) < 8)
 
-    def normaliser(self, law: Array) -> AbstractNormaliser:
-        return LogPartition(law, ATOMS - self._psi(law)[0])
+    def normaliser(self, law: TiltLaw) -> AbstractNormaliser:
+        return LogPartition(law.masses, ATOMS - self._psi(law)[0])
 
-    def row_bound(self, law: Array) -> RowBound:  # noqa: ARG002
+    def row_bound(self, law: TiltLaw) -> RowBound:  # noqa: ARG002
         return RowBound(gradient=3, curvature=0)
 
-    def moment_shifts(self, law: Array) -> tuple[int, ...]:  # noqa: ARG002
+    def moment_shifts(self, law: TiltLaw) -> tuple[int, ...]:  # noqa: ARG002
         return second_moment_shifts((3,))
 
-    def finish(self, law: Array, pooled: Sums, n: int) -> Estimate:
+    def finish(self, law: TiltLaw, pooled: Sums, n: int) -> Estimate:
         return Estimate(psi=self._psi(law), covariance=mean_and_covariance(pooled, 1, n)[1])
 
-    def curvature(self, law: Array) -> Array:
+    def curvature(self, law: TiltLaw) -> Array:
         return self.normaliser(law).hessian(np.zeros(1))
 
-    def accuracy(self, law: Array) -> float:  # noqa: ARG002
-        return 0.0
+    def accuracy(self, law: TiltLaw) -> float:  # noqa: ARG002
+        return 1e-15
 
     @property
     def curvature_is_fixed(self) -> bool:
         return False
 
     @staticmethod
-    def _psi(law: Array) -> Array:
-        return np.array([law @ ATOMS])
+    def _psi(law: TiltLaw) -> Array:
+        return np.array([law.masses @ ATOMS])
 
 
 ROWS = np.random.default_rng(0).integers(0, 4, 60)
 FINITE = FiniteLaw(
-    support=np.arange(4), masses=MASSES, law=MASSES, psi=lambda masses: np.array([masses @ ATOMS])
+    support=np.arange(4), masses=MASSES, law=TiltLaw(MASSES), psi=lambda masses: np.array([masses @ ATOMS])
 )
-LAW = np.array([0.3, 0.3, 0.2, 0.2])
+LAW = TiltLaw(np.array([0.3, 0.3, 0.2, 0.2]))
 
 
 def check_tilt(problem: Tilt) -> CheckReport:
@@ -157,17 +178,24 @@ def outcome(report: CheckReport, name: str) -> Outcome:
     return check.outcome
 
 
+def unchecked(report: CheckReport) -> set[str]:
+    return {check.name for check in report.checks if check.outcome is Outcome.NOT_CHECKED}
+
+
+FINITE_LAW = {"psi is Psi", "D is centred", "D is the derivative of Psi"}
+FINER = {"accuracy bounds the error"}
+
+
 def test_a_conforming_problem_with_a_normaliser_passes_every_check():
-    report = check_tilt(Tilt())
+    report = check_problem(Tilt(), LAW, ROWS, finite=FINITE, finer=(Tilt(), LAW))
     report.raise_if_failed()
-    assert {check.outcome for check in report.checks} == {Outcome.PASSED}
+    assert unchecked(report) == {"displacement of laws", "fixed curvature ceilings"}  # it has neither
 
 
 def test_a_conforming_regression_passes_and_says_what_was_not_checked():
     report = check_two_arm(TwoArm(weight_ceiling=8.0))
     report.raise_if_failed()
-    unchecked = {check.name for check in report.checks if check.outcome is Outcome.NOT_CHECKED}
-    assert unchecked == {"D is centred", "D is the derivative of Psi"}
+    assert unchecked(report) == FINITE_LAW | FINER | {"curvature = -dPsi/deps"}
     assert "pooled mean is zero" in str(report)
 
 
@@ -198,7 +226,7 @@ class Doctored(AbstractSubmodel):
     """A submodel whose exact sums pass through ``change`` (units, parts)."""
 
     inner: AbstractSubmodel
-    change: Callable[[np.ndarray, Part, bool], np.ndarray]
+    change: Callable[[int, Part, bool], int]
     dim: int
     is_whole: bool = True
 
@@ -227,49 +255,53 @@ class Doctored(AbstractSubmodel):
         return self.inner.curvature_ceiling()
 
 
-class WrongSign(TwoArm):
+# TwoArm is final; a test may break it.
+AnyTwoArm: Any = TwoArm
+
+
+class WrongSign(AnyTwoArm):
     def submodel(self, law, rows):
         inner = super().submodel(law, rows)
         return dataclasses.replace(inner, X=-inner.X)
 
 
-class WrongScale(TwoArm):
+class WrongScale(AnyTwoArm):
     def submodel(self, law, rows):
         inner = super().submodel(law, rows)
         return dataclasses.replace(inner, X=(1 + 1e-6) * inner.X)
 
 
-class WrongOffset(TwoArm):
+class WrongOffset(AnyTwoArm):
     def submodel(self, law, rows):
         inner = super().submodel(law, rows)
         return dataclasses.replace(inner, offset=inner.offset + 1e-6)
 
 
-class WrongGradient(TwoArm):
+class WrongGradient(AnyTwoArm):
     def submodel(self, law, rows):
         return Doctored(
             super().submodel(law, rows), lambda u, part, _: u + (u >> 20) * (part is Part.GRADIENT), 2
         )
 
 
-class WrongHessian(TwoArm):
+class WrongHessian(AnyTwoArm):
     def submodel(self, law, rows):
         return Doctored(
             super().submodel(law, rows), lambda u, part, _: u + (u >> 20) * (part is Part.HESSIAN), 2
         )
 
 
-class LossAtZero(TwoArm):
+class LossAtZero(AnyTwoArm):
     def submodel(self, law, rows):
         return Doctored(super().submodel(law, rows), lambda u, part, _: u + (part is Part.LOSS), 2)
 
 
-class NotAdditive(TwoArm):
+class NotAdditive(AnyTwoArm):
     def submodel(self, law, rows):
         return Doctored(super().submodel(law, rows), lambda u, _, whole: u + whole, 2)
 
 
-class LowCeiling(TwoArm):
+class LowCeiling(AnyTwoArm):
     def submodel(self, law, rows):
         @dataclass(frozen=True)
         class Low(Doctored):
@@ -279,7 +311,7 @@ class LowCeiling(TwoArm):
         return Low(super().submodel(law, rows), lambda u, _part, _whole: u, 2)
 
 
-class OtherGrid(TwoArm):
+class OtherGrid(AnyTwoArm):
     def row_bound(self, law):  # noqa: ARG002
         return RowBound(gradient=3, curvature=4)
 
@@ -287,17 +319,17 @@ class OtherGrid(TwoArm):
         return dataclasses.replace(super().submodel(law, rows), bound=RowBound(gradient=5, curvature=8))
 
 
-class DoesNotMove(TwoArm):
+class DoesNotMove(AnyTwoArm):
     def move(self, law, eps):  # noqa: ARG002
         return law
 
 
-class DriftsAtZero(TwoArm):
+class DriftsAtZero(AnyTwoArm):
     def move(self, law, eps):
         return super().move(law, eps + 1e-9)
 
 
-class ForgetsARow(TwoArm):
+class ForgetsARow(AnyTwoArm):
     def concatenate(self, parts):
         whole = super().concatenate(parts)
         return dataclasses.replace(
@@ -305,31 +337,96 @@ class ForgetsARow(TwoArm):
         )
 
 
-class ForgetsTheCovariates(TwoArm):
+class ForgetsTheCovariates(AnyTwoArm):
     """D without its second term: the score still agrees, the covariance does not."""
 
     def eif(self, law, rows, psi):
         return super().eif(law, rows, psi) - (self._regression(law, rows) - psi[:, None]).T
 
 
-class WrongMomentGrid(TwoArm):
+class WrongMomentGrid(AnyTwoArm):
     def moment_shifts(self, law):
         return tuple(shift + 1 for shift in super().moment_shifts(law))
 
 
-class Raises(TwoArm):
+class Raises(AnyTwoArm):
     def losses(self, law, rows):  # noqa: ARG002
         raise IndexError("boom")
 
 
+class Mutant(AnyTwoArm):
+    """Honest, and of a class that can be changed."""
+
+
+def mutated(method: str, change: Callable[..., Any], honest: type = Mutant) -> type:
+    """Return a class like ``honest`` but for one method, now ``change(honest method, self, *arguments)``."""
+    original = getattr(honest, method)
+    call = original.fget if isinstance(original, property) else original
+
+    def lie(self, *arguments):
+        return change(call, self, *arguments)
+
+    lies = property(lie) if isinstance(original, property) else lie
+    return type(f"Lies_{method}", (honest,), {method: lies})
+
+
+def scaled_psi(factor: float, shift: float = 0.0) -> Callable[..., Estimate]:
+    def finish(honest, self, *arguments):
+        estimate = honest(self, *arguments)
+        return dataclasses.replace(estimate, psi=factor * estimate.psi + shift)
+
+    return finish
+
+
+def always(value: Any) -> Callable[..., Any]:
+    return lambda *_: value
+
+
+def quoting(message: Callable[[Any, Exception], str]) -> Callable[..., Any]:
+    """A `read` whose errors say what ``message`` makes of the rows and the honest error."""
+
+    def read(honest, self, rows):
+        try:
+            return honest(self, rows)
+        except DataError as error:
+            raise DataError(message(rows, error)) from None
+
+    return read
+
+
+def shows_numpy(honest, self, rows):
+    np.asarray(rows["outcome"], dtype=np.float64)  # numpy's message quotes what is no number
+    return honest(self, rows)
+
+
+def shows_cause(honest, self, rows):
+    """The message is harmless, but the error that it is raised from quotes a value."""
+    try:
+        return honest(self, rows)
+    except DataError as error:
+        raise error from ValueError(f"{np.ravel(rows['outcome'])[0]}")
+
+
 SCORE = {"score = D, pooled", "score = D, row by row"}
+ROW_SCORE = {"score = D, row by row"}
 MOVES = {"loss of moves = loss of the submodel"}
 GRADIENT, HESSIAN = {"gradient of the rows' loss"}, {"Hessian of the rows' loss"}
 BASE, ADD, POOL = {"base point p(0) = p"}, {"sums add up over rows"}, {"rows pool"}
+CEILINGS, ADMITS, PATH = (
+    {"fixed curvature ceilings"},
+    {"admitted fluctuations"},
+    {"path of accepted fluctuations"},
+)
+CURVATURE, ACCURACY, DISPLACEMENT = (
+    {"curvature = -dPsi/deps"},
+    {"accuracy is stated"},
+    {"displacement of laws"},
+)
+READ, PSI = {"read quotes no value"}, {"psi is Psi"}
 
 BROKEN_TWO_ARM = [
-    (WrongSign, SCORE | MOVES),
-    (WrongScale, SCORE | MOVES),
+    (WrongSign, SCORE | MOVES | DISPLACEMENT),
+    (WrongScale, SCORE | MOVES | DISPLACEMENT),
     (WrongOffset, SCORE | MOVES),
     (WrongGradient, SCORE | GRADIENT | HESSIAN | ADD | POOL),
     (WrongHessian, HESSIAN | ADD | POOL),
@@ -337,12 +434,28 @@ BROKEN_TWO_ARM = [
     (NotAdditive, BASE | ADD | POOL),
     (LowCeiling, {"curvature ceiling of the rows"}),
     (OtherGrid, {"row bound"}),
-    (DoesNotMove, MOVES),
-    (DriftsAtZero, BASE | MOVES),
+    (DoesNotMove, MOVES | PATH | ADMITS),
+    (DriftsAtZero, BASE | MOVES | PATH),
     (ForgetsARow, POOL),
-    (ForgetsTheCovariates, {"closing message gives the covariance"}),
+    (ForgetsTheCovariates, ROW_SCORE | {"closing message gives the covariance"}),
     (WrongMomentGrid, POOL),
-    (Raises, BASE | MOVES),
+    (Raises, BASE | MOVES | ADMITS),
+    (mutated("finish", scaled_psi(2.0)), SCORE),
+    (mutated("finish", scaled_psi(1.0, 1e-6)), SCORE),
+    (mutated("displacement", lambda honest, *at: 2 * honest(*at)), DISPLACEMENT),
+    (mutated("displacement", lambda honest, *at: -honest(*at)), DISPLACEMENT),
+    (mutated("displacement", always(np.zeros(2))), DISPLACEMENT),
+    (mutated("displacement", lambda honest, *at: honest(*at)[:1]), DISPLACEMENT),
+    (mutated("path", always(())), PATH),
+    (mutated("path", lambda honest, *at: honest(*at)[-1:]), PATH),
+    (mutated("admits", always(True)), ADMITS),
+    (mutated("admits", lambda _honest, _self, _law, eps: bool(np.isfinite(eps).all())), ADMITS),
+    (mutated("admits", lambda _honest, _self, _law, eps: not eps.any()), ADMITS),
+    (mutated("read", quoting(lambda rows, _: f"outcome {np.ravel(rows['outcome'])[-1]}")), READ),
+    (mutated("read", quoting(lambda rows, _: f"g: {np.ravel(rows['g'])[-1]:.3g} is no probability")), READ),
+    (mutated("read", quoting(lambda rows, error: f"{error}: {rows}")), READ),
+    (mutated("read", shows_numpy), READ),
+    (mutated("read", shows_cause), READ),
 ]
 
 
@@ -398,7 +511,7 @@ def doctored_partition(method: str, change: Callable[[Any], Any]) -> type[Tilt]:
 
     class Broken(Tilt):
         def normaliser(self, law):
-            return Partition(law, ATOMS - self._psi(law)[0])
+            return Partition(law.masses, ATOMS - self._psi(law)[0])
 
     return Broken
 
@@ -409,13 +522,17 @@ BROKEN_TILT = [
     (Uncentred, MOVES | {"D is centred"}),
     (WrongEif, MOVES | {"D is the derivative of Psi"}),
     (TightBound, SCORE | MOVES | GRADIENT | HESSIAN | ADD | POOL | {"row bound"}),
-    (NoPartition, MOVES),
-    (WrongPsi, SCORE),
+    (NoPartition, MOVES | CURVATURE),
+    (WrongPsi, SCORE | PSI),
+    (mutated("finish", scaled_psi(2.0), Tilt), SCORE | PSI | CURVATURE),
+    (mutated("curvature", lambda honest, *at: 100 * honest(*at), Tilt), CURVATURE),
+    (mutated("curvature", lambda honest, *at: 1.001 * honest(*at), Tilt), CURVATURE),
+    (mutated("accuracy", always(0.0), Tilt), ACCURACY),
     (WrongCovariance, {"closing message gives the covariance"}),
     (doctored_partition("value", lambda a: a + 1e-9), BASE),
     (doctored_partition("value", lambda a: (1 + 1e-7) * a), MOVES | A_GRADIENT),
     (doctored_partition("gradient", lambda g: (1 + 1e-7) * g), A_GRADIENT | A_HESSIAN),
-    (doctored_partition("hessian", lambda h: (1 + 1e-7) * h), A_HESSIAN),
+    (doctored_partition("hessian", lambda h: (1 + 1e-7) * h), A_HESSIAN | CURVATURE),
     (doctored_partition("curvature_ceiling", lambda c: 0.1 * c), {"curvature ceiling of the normaliser"}),
 ]
 
@@ -423,6 +540,58 @@ BROKEN_TILT = [
 @pytest.mark.parametrize(("broken", "caught"), BROKEN_TILT)
 def test_a_broken_density_is_caught(broken, caught):
     assert failed(check_tilt(broken())) == caught
+
+
+@pytest.mark.parametrize("eta", [np.nan, np.inf, -1e-9])
+def test_an_accuracy_that_is_no_bound_is_caught(eta):
+    assert failed(check_tilt(mutated("accuracy", always(eta), Tilt)())) >= ACCURACY
+
+
+def transport_rows(n: int = 80) -> Array:
+    return np.random.default_rng(7).normal(size=(n, 1))
+
+
+def transport(problem: type[OptimalTransport] = OptimalTransport, **options: Any) -> OptimalTransport:
+    return problem(destinations=[[-1.0], [1.5]], capacities=[0.4, 0.6], **options)
+
+
+FLUCTUATIONS = [LogisticFluctuation(), ExponentialTilt()]
+
+BROKEN_TRANSPORT = [
+    (mutated("finish", scaled_psi(2.0), OptimalTransport), CURVATURE),
+    (mutated("curvature", lambda honest, *at: 100 * honest(*at), OptimalTransport), CURVATURE),
+    (mutated("curvature_is_fixed", always(True), OptimalTransport), CEILINGS),
+    (mutated("accuracy", always(0.0), OptimalTransport), ACCURACY),
+    (mutated("admits", always(True), OptimalTransport), ADMITS),
+    (mutated("displacement", always(np.zeros(1)), OptimalTransport), DISPLACEMENT),
+    (mutated("path", always(()), OptimalTransport), PATH),
+]
+
+
+@pytest.mark.parametrize("fluctuation", FLUCTUATIONS, ids=["logistic", "tilt"])
+@pytest.mark.parametrize(("broken", "caught"), [(OptimalTransport, set()), *BROKEN_TRANSPORT])
+def test_a_broken_transport_is_caught(broken, caught, fluctuation):
+    problem = transport(broken, fluctuation=fluctuation)
+    report = check_problem(problem, problem.start(transport_rows(40)[::-1]), transport_rows())
+    assert failed(report) == caught
+
+
+@pytest.mark.parametrize("fluctuation", FLUCTUATIONS, ids=["logistic", "tilt"])
+def test_an_accuracy_below_the_error_of_the_quadrature_is_caught(fluctuation):
+    pilot = transport_rows(40)[::-1]
+
+    def check(problem: OptimalTransport) -> CheckReport:
+        finer = transport(fluctuation=fluctuation, spacing=problem.spacing / 4)
+        return check_problem(
+            problem, problem.start(pilot), transport_rows(), finer=(finer, finer.start(pilot))
+        )
+
+    for spacing in (0.15, 0.4):
+        report = check(transport(fluctuation=fluctuation, spacing=spacing))
+        report.raise_if_failed()
+        assert outcome(report, "accuracy bounds the error") is Outcome.PASSED
+    liar = mutated("accuracy", lambda honest, *at: 1e-6 * honest(*at), OptimalTransport)
+    assert failed(check(transport(liar, fluctuation=fluctuation, spacing=0.4))) >= FINER
 
 
 def test_a_wrong_eif_that_is_its_own_score_needs_the_finite_law():
@@ -434,7 +603,7 @@ def test_a_wrong_eif_that_is_its_own_score_needs_the_finite_law():
 def test_a_loss_without_a_ceiling_is_not_checked_for_one():
     class Counts(Tilt):
         def submodel(self, law, rows):
-            inner = super().submodel(law, rows)
+            inner: Any = super().submodel(law, rows)
             return dataclasses.replace(inner, family=Family.POISSON)
 
     report = check_tilt(Counts())
@@ -442,7 +611,7 @@ def test_a_loss_without_a_ceiling_is_not_checked_for_one():
 
 
 def test_differences_too_coarse_to_tell_anything_are_not_called_a_success():
-    class Coarse(TwoArm):
+    class Coarse(AnyTwoArm):
         def row_bound(self, law):  # noqa: ARG002
             return RowBound(gradient=40, curvature=45)
 

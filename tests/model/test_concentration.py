@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedtmle.model import kernels
-from fedtmle.model.concentration import Concentration
+from fedtmle.model.concentration import Concentration, RowSpread
 from fedtmle.model.families import Family
-from fedtmle.model.scaled import Scaled
 from fedtmle.model.submodel import GeneralisedLinear
-from fedtmle.model.types import RowBound
+from fedtmle.model.types import RowBound, Scaled
+from tests.narrow import array
 from tests.premise import Premise
 
 
@@ -33,9 +33,9 @@ def design(n: int, seed: int, *, weighted: bool = True) -> GeneralisedLinear:
 
 def contributions(model: GeneralisedLinear, eps: np.ndarray) -> np.ndarray:
     """w (expit(eta) - y) X, longhand."""
-    eta = model.offset + eps @ model.X
+    eta = model.offset + eps @ array(model.X)
     w = 1.0 if model.w is None else model.w
-    return w * (1 / (1 + np.exp(-eta)) - model.y) * model.X
+    return w * (1 / (1 + np.exp(-eta)) - model.y) * array(model.X)
 
 
 @pytest.mark.parametrize("backend", ["numba", "numpy"])
@@ -46,13 +46,13 @@ def test_the_definition(backend: str, weighted: bool, n: int) -> None:
     with kernels.using_backend(backend):
         found = model.concentration(eps)
     size = np.abs(contributions(model, eps))
-    reach = np.abs(model.X) if model.w is None else model.w * np.abs(model.X)
-    np.testing.assert_allclose(found.total, size.sum(axis=1), rtol=1e-12)
-    np.testing.assert_allclose(found.squares, (size**2).sum(axis=1), rtol=1e-12)
-    np.testing.assert_allclose(found.largest, size.max(axis=1), rtol=1e-12)
-    np.testing.assert_allclose(found.reach_total, reach.sum(axis=1), rtol=1e-12)
-    np.testing.assert_allclose(found.reach_largest, reach.max(axis=1), rtol=1e-12)
-    np.testing.assert_allclose(found.columns, np.abs(model.X).max(axis=1), rtol=1e-12)
+    reach = np.abs(array(model.X)) if model.w is None else model.w * np.abs(array(model.X))
+    np.testing.assert_allclose(found.spread.total, size.sum(axis=1), rtol=1e-12)
+    np.testing.assert_allclose(found.spread.squares, (size**2).sum(axis=1), rtol=1e-12)
+    np.testing.assert_allclose(found.spread.largest, size.max(axis=1), rtol=1e-12)
+    np.testing.assert_allclose(found.spread.reach_total, reach.sum(axis=1), rtol=1e-12)
+    np.testing.assert_allclose(found.spread.reach_largest, reach.max(axis=1), rtol=1e-12)
+    np.testing.assert_allclose(found.spread.columns, np.abs(array(model.X)).max(axis=1), rtol=1e-12)
     assert found.share == pytest.approx((size.max(axis=1) / size.sum(axis=1)).max())
     assert found.effective == pytest.approx((size.sum(axis=1) ** 2 / (size**2).sum(axis=1)).min())
     assert found.effective >= 1 / found.share - 1e-9
@@ -88,7 +88,7 @@ def test_within_the_radius_no_share_is_larger(
 def test_the_radius_is_as_large_as_the_bounds_allow() -> None:
     """Longhand: one coordinate, total 10, largest 1, reach 20 and 2, at a share of a half and L = 1/4."""
     numbers = np.array([[10.0], [10.0], [1.0], [20.0], [2.0], [3.0], [10.0]])
-    found = Concentration(found=numbers, lipschitz=0.25)
+    found = Concentration(spread=RowSpread(*numbers), lipschitz=0.25)
     s = (0.5 * 10 - 1) / (2 + 0.5 * 20)
     assert found.radius(0.5) == pytest.approx(s / 0.25)
     assert (1 + s * 2) / (10 - s * 20) == pytest.approx(0.5)
@@ -117,21 +117,22 @@ def test_it_stops_when_the_rows_seen_are_enough(backend: str, gradient: int, fam
         found = model.concentration(eps, share=0.5, least=5)
     assert not found.is_whole
     assert found.radius(0.5) > 0
-    assert (found.rows >= 5).all()
-    assert (found.total <= whole.total / 2).all()
-    assert (found.largest >= whole.largest).all()
+    assert (found.spread.rows >= 5).all()
+    assert (found.spread.total <= whole.spread.total / 2).all()
+    assert (found.spread.largest >= whole.spread.largest).all()
     assert found.share >= whole.share
     if gradient == 30:
-        eta = np.abs(model.offset).max() + np.abs(eps) @ found.columns
+        eta = np.abs(model.offset).max() + np.abs(eps) @ found.spread.columns
         slope = family.slope_ceiling(eta, np.abs(model.y).max())
-        np.testing.assert_allclose(found.largest, slope * model.w.max() * found.columns)
-        assert (found.reach_largest >= whole.reach_largest).all()
-        np.testing.assert_array_equal(found.columns, np.abs(model.X).max(axis=1))
+        np.testing.assert_allclose(found.spread.largest, slope * model.w.max() * found.spread.columns)
+        assert (found.spread.reach_largest >= whole.spread.reach_largest).all()
+        np.testing.assert_array_equal(found.spread.columns, np.abs(array(model.X)).max(axis=1))
         with kernels.using_backend(backend):  # once the largest values are known
-            np.testing.assert_array_equal(model.concentration(eps, share=0.5, least=5).found, found.found)
+            again = model.concentration(eps, share=0.5, least=5)
+            np.testing.assert_array_equal(again.spread, found.spread)
     else:  # the public bound holds at every eps
-        assert (found.largest == 2.0**gradient).all()
-        assert (found.reach_largest == 0).all()
+        assert (found.spread.largest == 2.0**gradient).all()
+        assert (found.spread.reach_largest == 0).all()
 
 
 @pytest.mark.parametrize("backend", ["numba", "numpy"])
@@ -143,24 +144,24 @@ def test_how_many_rows_are_looked_at(backend: str) -> None:
         _, seen, enough = kernels.glm_spread(model._rows, eps, np.ones(3), few=30_000)
         assert enough
         assert 30_000 <= seen < 60_000
-        half = 0.5 * whole.total
+        half = 0.5 * whole.spread.total
         _, seen, enough = kernels.glm_spread(model._rows, eps, half, few=1_000, many=50_000)
         assert not enough
         assert 1_000 <= seen < 50_000
         found, seen, enough = kernels.glm_spread(model._rows, eps, half, few=1_000, many=150_000)
         assert enough
-        assert (found[0] >= half).all()
+        assert (found.total >= half).all()
         assert 90_000 < seen < 130_000
         found, seen, enough = kernels.glm_spread(model._rows, eps)
         assert (seen, enough) == (200_000, False)
-        np.testing.assert_allclose(found, whole.found, rtol=1e-12)
+        np.testing.assert_allclose(found, whole.spread, rtol=1e-12)
 
 
 @pytest.mark.parametrize("backend", ["numba", "numpy"])
 def test_a_row_that_is_not_among_the_first_is_not_overlooked(backend: str) -> None:
     model = design(100_000, 3)
     model = dataclasses.replace(model, bound=RowBound(gradient=40, curvature=80))
-    model.X[1, -1] = 1e9
+    array(model.X)[1, -1] = 1e9
     with kernels.using_backend(backend):
         found = model.concentration(np.zeros(3), share=0.5)
     assert found.is_whole
@@ -170,7 +171,7 @@ def test_a_row_that_is_not_among_the_first_is_not_overlooked(backend: str) -> No
 @pytest.mark.parametrize("backend", ["numba", "numpy"])
 def test_a_coordinate_with_too_few_rows_is_looked_at_to_the_end(backend: str) -> None:
     model = design(50_000, 3)
-    model.X[1, 4:] = 0.0
+    array(model.X)[1, 4:] = 0.0
     with kernels.using_backend(backend):
         found = model.concentration(np.zeros(3), share=0.5, least=5)
     assert found.is_whole
@@ -195,12 +196,12 @@ def test_the_public_bound_is_used_where_it_is_the_lower_one() -> None:
     far._extents  # noqa: B018 - they are known
     found = far.concentration(np.zeros(3), share=0.5, least=5)
     assert not found.is_whole
-    assert (found.largest == 2.0**5).all()
+    assert (found.spread.largest == 2.0**5).all()
 
 
 def test_nothing_is_sought_that_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     model, largest = design(50_000, 7, weighted=False), kernels.largest
-    columns = tuple(model.X)
+    columns = tuple(array(model.X))
     known = dataclasses.replace(
         model,
         X=Scaled(columns, np.ones(3), np.array([largest(column) for column in columns])),
@@ -210,18 +211,18 @@ def test_nothing_is_sought_that_is_known(monkeypatch: pytest.MonkeyPatch) -> Non
     sought = dataclasses.replace(known, y_largest=None).concentration(np.zeros(3), share=0.5, least=5)
     monkeypatch.setattr(kernels, "largest", lambda _: pytest.fail("sought"))
     found = known.concentration(np.zeros(3), share=0.5, least=5)
-    np.testing.assert_allclose(found.largest, 2.0 * found.columns)  # |expit - y| <= 1 + |y|
-    np.testing.assert_allclose(sought.largest, (1.0 + model.y.max()) * found.columns)
+    np.testing.assert_allclose(found.spread.largest, 2.0 * found.spread.columns)  # |expit - y| <= 1 + |y|
+    np.testing.assert_allclose(sought.spread.largest, (1.0 + model.y.max()) * found.spread.columns)
     assert known.take(np.arange(9)).y_largest == 1.0
 
 
 @pytest.mark.parametrize("gradient", [5, 30])
 def test_a_coordinate_to_which_no_row_contributes_has_no_share(gradient: int) -> None:
     model = dataclasses.replace(design(100_000, 3), bound=RowBound(gradient=gradient, curvature=8))
-    model.X[1] = 0.0
+    array(model.X)[1] = 0.0
     found = model.concentration(np.zeros(3), share=0.5, least=5)
     assert not found.is_whole  # nor are all rows looked at for it
-    assert found.total[1] == 0.0
+    assert found.spread.total[1] == 0.0
     assert found.radius(0.5) > 0
     assert found.support >= 5
 

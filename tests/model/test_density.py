@@ -3,6 +3,7 @@
 import math
 import pickle
 import threading
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from fedtmle.errors import InputError, NumericalError
 from fedtmle.model.density import quadrature as sums
 from fedtmle.model.density.fluctuation import ExponentialTilt, LogisticFluctuation, diameter
 from fedtmle.model.density.quadrature import DensityNormaliser, Memo
-from fedtmle.model.density.start import KernelDensity
+from fedtmle.model.density.start import kernel_density
 
 FLUCTUATIONS = [LogisticFluctuation(), ExponentialTilt()]
 
@@ -30,7 +31,7 @@ def cloud(n, q, seed=0):
 def test_log_density_is_that_of_scipy(n, q):
     pilot = cloud(n, q)
     points = cloud(40, q, seed=1)
-    ours = KernelDensity(pilot=pilot).log_density(np.ascontiguousarray(points.T))
+    ours = kernel_density(pilot).log_density(np.ascontiguousarray(points.T))
     theirs = gaussian_kde(pilot.T, bw_method=lambda kde: kde.n ** (-1.0 / (kde.d + 4))).logpdf(points.T)
     np.testing.assert_allclose(ours, theirs, rtol=1e-12, atol=1e-12)
 
@@ -38,20 +39,20 @@ def test_log_density_is_that_of_scipy(n, q):
 def test_the_kernel_covariance_is_the_papers():
     pilot = cloud(2000, 2)
     expected = 2000 ** (-1 / 3) * np.cov(pilot.T)
-    np.testing.assert_allclose(KernelDensity(pilot=pilot).covariance, expected, rtol=1e-13)
+    np.testing.assert_allclose(kernel_density(pilot).covariance, expected, rtol=1e-13)
 
 
 def test_far_points_have_a_finite_log_density():
-    value = KernelDensity(pilot=cloud(20, 2)).log_density(np.array([[1e3], [-1e3]]))
+    value = kernel_density(cloud(20, 2)).log_density(np.array([[1e3], [-1e3]]))
     assert np.isfinite(value).all()
     assert value[0] < -1e4
 
 
 def test_starts_are_equal_by_their_pilot_and_survive_a_copy():
     pilot = cloud(20, 2)
-    start = KernelDensity(pilot=pilot)
-    assert start == KernelDensity(pilot=pilot.tolist())
-    assert start != KernelDensity(pilot=pilot + 1e-9)
+    start = kernel_density(pilot)
+    assert start == kernel_density(pilot.tolist())
+    assert start != kernel_density(pilot + 1e-9)
     assert hash(start) == hash(pickle.loads(pickle.dumps(start)))  # noqa: S301 - our own bytes
     pilot[0] = 7.0  # the caller's array is not ours
     assert not (start.pilot[0] == 7.0).any()
@@ -76,7 +77,7 @@ def test_starts_are_equal_by_their_pilot_and_survive_a_copy():
 )
 def test_a_bad_pilot_is_named_and_not_quoted(pilot):
     with pytest.raises(InputError, match=r"^pilot: ") as caught:
-        KernelDensity(pilot=pilot)
+        kernel_density(pilot)
     assert "1.25" not in str(caught.value)
 
 
@@ -84,7 +85,7 @@ def test_a_bad_pilot_is_named_and_not_quoted(pilot):
 
 
 def test_the_rule_is_the_trapezoid_of_the_density_and_is_kept():
-    start = KernelDensity(pilot=cloud(100, 2))
+    start = kernel_density(cloud(100, 2))
     rule = start.quadrature((0.15, 0.12))
     assert start.quadrature((0.15, 0.12)) is rule
     density = np.exp(start.log_density(rule.nodes))
@@ -96,7 +97,7 @@ def test_the_rule_is_the_trapezoid_of_the_density_and_is_kept():
 
 @pytest.mark.parametrize(("n", "q"), [(60, 1), (100, 2), (4, 2)])
 def test_less_than_1e_15_of_the_mass_is_left_out(n, q):
-    start = KernelDensity(pilot=cloud(n, q))
+    start = kernel_density(cloud(n, q))
     h = start.spacing(0.15, (1.0,) * q)
     rule = start.quadrature(h)
     # The same lattice, wide beyond the rule's reach, without the kept nodes.
@@ -117,7 +118,7 @@ def test_less_than_1e_15_of_the_mass_is_left_out(n, q):
 
 
 def test_moments_of_the_rule_are_the_mixtures():
-    start = KernelDensity(pilot=cloud(150, 3))
+    start = kernel_density(cloud(150, 3))
     rule = start.quadrature(start.spacing(0.6, (math.inf,) * 3))
     mean = (rule.nodes * rule.masses).sum(axis=1)
     second = (rule.nodes[:, None] * rule.nodes[None] * rule.masses).sum(axis=2)
@@ -132,7 +133,7 @@ def test_the_spacing_resolves_narrow_correlated_kernels_and_narrow_strips(strip)
     rng = np.random.default_rng(5)
     z = rng.standard_normal((30, 2))
     pilot = np.stack([z[:, 0], 0.97 * z[:, 0] + 0.15 * z[:, 1]], axis=1)
-    start = KernelDensity(pilot=pilot)
+    start = kernel_density(pilot)
     h = start.spacing(10.0, (strip, math.inf))
     w = math.pi / strip
     rule = start.quadrature(h)
@@ -154,7 +155,7 @@ def test_the_spacing_resolves_narrow_correlated_kernels_and_narrow_strips(strip)
 
 
 def test_a_ceiling_on_the_spacing_is_kept_and_too_many_nodes_are_refused():
-    start = KernelDensity(pilot=cloud(20, 2))
+    start = kernel_density(cloud(20, 2))
     assert start.spacing(0.01, (1.0, 1.0)) == (0.01, 0.01)
     with pytest.raises(InputError, match=r"^spacing: "):
         start.quadrature((1e-3, 1e-3))
@@ -315,7 +316,7 @@ def test_the_logistic_ceiling_is_attained_in_the_limit():
 
 
 def test_memo_is_bounded_keeps_what_is_used_and_computes_once_among_threads():
-    memo = Memo(2)
+    memo: Memo[Any] = Memo(2)
     calls = []
 
     def compute(key):

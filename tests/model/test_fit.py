@@ -17,9 +17,10 @@ from fedtmle.errors import ContributionError, NumericalError
 from fedtmle.model.concentration import Concentration
 from fedtmle.model.exact import Sums, query_shifts
 from fedtmle.model.families import Family
-from fedtmle.model.fit import START_FRACTIONS, FitStatus, LocalFit, _ball_minimiser, fit_local
+from fedtmle.model.fit import START_FRACTIONS, FitStatus, LocalMinimum, _ball_minimiser, fit_local
 from fedtmle.model.submodel import AbstractNormaliser, AbstractSubmodel, GeneralisedLinear, NoNormaliser
 from fedtmle.model.types import Array, IntArray, Part, RowBound
+from tests.narrow import array
 from tests.premise import Premise
 
 BOUND = RowBound(gradient=4, curvature=5)
@@ -74,7 +75,7 @@ class Silent(AbstractSubmodel):
         return np.zeros((self.dim, self.dim))
 
 
-def surface(f, g, h, dim: int, radius: float, *, exhaustive: bool = True, **options: float) -> LocalFit:
+def surface(f, g, h, dim: int, radius: float, *, exhaustive: bool = True, **options: float) -> LocalMinimum:
     normaliser = Formula(f, g, h)
     return fit_local(Silent(dim), normaliser, dim=dim, radius=radius, exhaustive=exhaustive, **options)
 
@@ -88,7 +89,7 @@ def logistic(seed: int, n: int = 200, d: int = 2) -> GeneralisedLinear:
 
 
 def logistic_loss(model: GeneralisedLinear, eps: Array) -> float:
-    eta = model.offset + eps @ model.X
+    eta = model.offset + eps @ array(model.X)
     base = np.logaddexp(0, model.offset) - model.y * model.offset
     return float(np.mean(np.logaddexp(0, eta) - model.y * eta - base))
 
@@ -103,7 +104,9 @@ def test_logistic_fit_is_scipys_minimum(seed, d):
     fit = fit_local(model, NoNormaliser(d), dim=d, radius=30.0)
 
     def gradient(eps):
-        return model.X @ (1 / (1 + np.exp(-model.offset - eps @ model.X)) - model.y) / model.n_rows
+        return (
+            array(model.X) @ (1 / (1 + np.exp(-model.offset - eps @ array(model.X))) - model.y) / model.n_rows
+        )
 
     reference = minimize(
         lambda eps: logistic_loss(model, eps), np.zeros(d), jac=gradient, options={"gtol": 1e-9}
@@ -113,9 +116,10 @@ def test_logistic_fit_is_scipys_minimum(seed, d):
     assert np.linalg.norm(gradient(fit.eps)) <= 3 * FLOOR * d**0.5
     np.testing.assert_allclose(fit.eps, reference.x, atol=1e-7)
     assert fit.decrease == pytest.approx(-logistic_loss(model, fit.eps), abs=1e-13)
-    eta = model.offset + fit.eps @ model.X
+    eta = model.offset + fit.eps @ array(model.X)
     weight = 1 / (2 + np.exp(eta) + np.exp(-eta))
-    hessian = (model.X * weight) @ model.X.T / model.n_rows
+    X = array(model.X)
+    hessian = (X * weight) @ X.T / model.n_rows
     assert fit.curvature == pytest.approx(np.linalg.eigvalsh(hessian)[0], rel=1e-9)
     assert fit.iterations <= 12
 
@@ -325,7 +329,7 @@ def test_a_curved_valley_is_followed_to_its_end(turn, monkeypatch):
     assert fit.iterations <= 40
 
 
-def triple_well(depth: float):
+def triple_well(depth: float) -> tuple[Callable, Callable, Callable]:
     """e^2 (e^2 - 1)^2 - depth e^4: equal minima at 0 and near +-1 if depth = 0, deeper outer ones if > 0."""
     return (
         lambda e: float(e[0] ** 2 * (e[0] ** 2 - 1) ** 2 - depth * e[0] ** 4),
@@ -363,12 +367,17 @@ def ball(radius: float, dim: int, points: int) -> list[Array]:
     return [e for e in map(np.array, itertools.product(axis, repeat=dim)) if e @ e <= radius**2]
 
 
+def ball_of(seed: int) -> float:
+    """A radius: every third ball is so small that the minimum is often on its edge."""
+    return 4.0 if seed % 3 else 0.8
+
+
 @pytest.mark.parametrize("seed", range(30))
 @pytest.mark.parametrize("dim", [1, 2])
 def test_nonconvex_fit_is_the_brute_force_minimum(seed, dim):
     rng = np.random.default_rng([seed, dim])
     f, g, h = waves(rng, dim)
-    radius = 4.0
+    radius = ball_of(seed)
     fit = surface(f, g, h, dim, radius)
     assert f(fit.eps) <= min(map(f, ball(radius, dim, 2001 if dim == 1 else 81))) + 1e-9
     assert fit.decrease == pytest.approx(f(np.zeros(dim)) - f(fit.eps), abs=1e-12)
@@ -378,6 +387,17 @@ def test_nonconvex_fit_is_the_brute_force_minimum(seed, dim):
     if fit.status is FitStatus.MINIMUM:
         assert fit.gradient_norm <= FLOOR * dim**0.5
         assert fit.curvature > 0
+
+
+def test_both_endings_of_a_nonconvex_fit_occur():
+    in_the_ball = Premise("the minimum is inside the ball", at_least=0.5)
+    on_the_edge = Premise("the minimum is on the edge of the ball", at_least=0.1)
+    with in_the_ball, on_the_edge:
+        for seed, dim in itertools.product(range(30), (1, 2)):
+            f, g, h = waves(np.random.default_rng([seed, dim]), dim)
+            fit = surface(f, g, h, dim, ball_of(seed))
+            in_the_ball.holds(fit.status is FitStatus.MINIMUM)
+            on_the_edge.holds(fit.status is FitStatus.BOUNDARY)
 
 
 @pytest.mark.parametrize("seed", range(10))

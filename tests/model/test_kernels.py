@@ -5,10 +5,11 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from decimal import Decimal, localcontext
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -41,9 +42,7 @@ class Rows:
         columns = (rng.uniform(-2, 2, n), rng.uniform(0, 1, n), rng.uniform(0, 2, n))
         self.columns = tuple(column if keep else None for column, keep in zip(columns, given, strict=True))
 
-    def sums(
-        self, family: Family, eps: Array, parts: Part = EVERYTHING, rows: object = None
-    ) -> tuple[int, ...]:
+    def sums(self, family: Family, eps: Array, parts: Part = EVERYTHING, rows: Any = None) -> tuple[int, ...]:
         rows = slice(None) if rows is None else rows
         offset, y, w = (None if column is None else column[rows] for column in self.columns)
         shifts = query_shifts(BOUND, eps, parts)
@@ -252,8 +251,15 @@ def test_a_tiny_eps_has_a_grid_finer_than_a_float_can_scale() -> None:
 def test_arguments_that_do_not_fit_are_refused() -> None:
     X, eps = np.zeros((2, 5)), np.zeros(2)
 
-    def sums(**changed: object) -> None:
-        arguments = {"X": X, "offset": None, "y": None, "w": None, "eps": eps, "shifts": (40, 40)} | changed
+    def sums(**changed: Any) -> None:
+        arguments: dict[str, Any] = {
+            "X": X,
+            "offset": None,
+            "y": None,
+            "w": None,
+            "eps": eps,
+            "shifts": (40, 40),
+        } | changed
         of = {name: arguments.pop(name) for name in ("eps", "shifts")}
         kernels.glm_sums(kernels.glm_rows(Family.LINEAR, **arguments), parts=Part.GRADIENT, **of)
 
@@ -269,7 +275,7 @@ def test_arguments_that_do_not_fit_are_refused() -> None:
         kernels.log_mean_kernel(np.zeros((2, 3)), np.zeros((2, 0)))
 
 
-def both(function: object, *arguments: Array) -> Array:
+def both(function: Callable[..., Any], *arguments: Array) -> Array:
     """The value, after checking that threads and backends agree on every bit."""
     results = []
     for backend, threads in (("numba", 1), ("numba", 2), ("numba", 3), ("numpy", 1)):

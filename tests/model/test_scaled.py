@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,9 +12,8 @@ from fedtmle.errors import ContributionError, InputError
 from fedtmle.model import kernels
 from fedtmle.model.exact import CHUNK, query_shifts
 from fedtmle.model.families import Family
-from fedtmle.model.scaled import Scaled, matrix, scaled
 from fedtmle.model.submodel import GeneralisedLinear
-from fedtmle.model.types import Array, Part, RowBound
+from fedtmle.model.types import Array, Part, RowBound, Scaled, matrix, scaled
 
 BACKENDS = ("numba", "numpy")
 EVERYTHING = Part.LOSS | Part.GRADIENT | Part.HESSIAN
@@ -30,7 +30,7 @@ def design(n: int, seed: int = 0) -> Scaled:
     """Columns from here and there: a constant, slices, a column of its own, one of whole numbers."""
     rng = np.random.default_rng(seed)
     wide = rng.uniform(-1, 1, (2 * n, 3))
-    columns = (
+    columns: tuple[Any, ...] = (
         np.broadcast_to(np.float64(1.0), (n,)),
         rng.uniform(-4, 4, n),
         wide[::2, 1],
@@ -44,7 +44,7 @@ EPS = np.array([0.3, -0.7, 0.11, 0.4, -0.2])
 
 
 def sums(X: Scaled | Array, family: Family) -> tuple[int, ...]:
-    y = np.random.default_rng(9).uniform(0, 1, X.shape[1])
+    y = np.random.default_rng(9).uniform(size=X.shape[1:])
     rows = kernels.glm_rows(family, X, None, y)
     return kernels.glm_sums(rows, EPS, EVERYTHING, query_shifts(BOUND, EPS, EVERYTHING))
 

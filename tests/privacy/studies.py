@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 
 import fedtmle as ft
-from fedtmle.data import load_all
 from fedtmle.model.table import Table
 from fedtmle.programs.study import Study
 from fedtmle.studyfile.schema import schema_of
+from tests.narrow import load_all
 
 
 def study_with_everything(kind: str) -> Study:
@@ -20,7 +20,7 @@ def study_with_everything(kind: str) -> Study:
         "missingness_model": ft.GLM("age + sqrt(dose)"),
         "algorithm": ft.Gradient(optimizer=ft.Newton(), tolerance=1e-8),
     }
-    columns = {"outcome": "y", "treatment": "arm", "outcome_bounds": (-20.0, 40.0)}
+    columns: dict[str, Any] = {"outcome": "y", "treatment": "arm", "outcome_bounds": (-20.0, 40.0)}
     if kind == "everything":
         return Study(target=ft.ATE(**columns, strata="sex"), weights="w", **common)
     if kind == "weighted":

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,15 +13,17 @@ import fedtmle as ft
 from fedtmle.algorithms.base import TargetingProgram
 from fedtmle.errors import InputError
 from fedtmle.model.types import Array, Part
-from fedtmle.privacy.discrete import enumeration_risk, separation
-from fedtmle.privacy.floor import FloorAttribute, OmegaFloor, at_centre
-from fedtmle.privacy.modulus import Compressed, coordinate_moduli, design_modulus, direction_modulus
+from fedtmle.privacy.limit import DisclosureLimit, LimitedAttribute, at_centre
+from fedtmle.privacy.modulus import Compressed, coordinate_moduli, direction_modulus
 from fedtmle.protocol.plan import Plan, roster
 from fedtmle.protocol.sums import SumsQuery
 from fedtmle.runtime.replay import overhear
 from fedtmle.runtime.rows import LocalRows
 from fedtmle_paper.privacy.attacks import LinearAttack, linear_attack
+from fedtmle_paper.privacy.design import design_modulus
 from fedtmle_paper.privacy.disclosure import ColumnMean, Coordinate, Linear, Smooth
+from fedtmle_paper.privacy.discrete import enumeration_risk, separation
+from fedtmle_paper.two_arm import TwoArm
 
 N = 48
 
@@ -35,16 +39,16 @@ def two_arm_rows(seed: int, n: int = N) -> dict[str, Array]:
     }
 
 
-def plan_of(problem: ft.TwoArm, algorithm: object, silos: dict[str, object]) -> Plan:
+def plan_of(problem: TwoArm, algorithm: Any, silos: Mapping[str, object]) -> Plan:
     return Plan(
         program=TargetingProgram(problem=problem, law=problem.start(), algorithm=algorithm),
         roster=roster(list(silos)),
     )
 
 
-def attack(optimizer: object) -> tuple[LinearAttack, Array]:
+def attack(optimizer: Any) -> tuple[LinearAttack, Array]:
     """The server's attack on the outcomes of one silo whose design it knows; its guess is the middle, 0."""
-    problem = ft.TwoArm(outcome_bounds=(-10.0, 10.0), weight_ceiling=16.0)
+    problem = TwoArm(outcome_bounds=(-10.0, 10.0), weight_ceiling=16.0)
     silos = {"a": two_arm_rows(1), "b": two_arm_rows(2)}
     algorithm = ft.Gradient(optimizer=optimizer, tolerance=1e-3, max_updates=1)
     result = ft.solve(problem, problem.start(), silos, algorithm)
@@ -92,13 +96,15 @@ def test_the_query_that_would_cross_the_floor_is_named() -> None:
     problem = ft.Mean(bounds=(0.0, 1.0))
     rows = problem.read(np.full(5, 0.5))
     local = LocalRows("centre", rows, 5, None)
-    mean = FloorAttribute(name="mean", gradient=np.full(5, 0.2), radius=0.5 * np.sqrt(5))
-    one = FloorAttribute(name="first", gradient=np.eye(5)[0], radius=0.5 * np.sqrt(5))
+    mean = LimitedAttribute(name="mean", gradient=np.full(5, 0.2), radius=0.5 * np.sqrt(5))
+    one = LimitedAttribute(name="first", gradient=np.eye(5)[0], radius=0.5 * np.sqrt(5))
     query = SumsQuery(problem=problem, law=problem.start(0.5), eps=np.zeros(1), parts=Part.GRADIENT, n=5)
 
-    def floor(*attributes: FloorAttribute, noise: float, at: float = 0.1) -> OmegaFloor:
+    def floor(*attributes: LimitedAttribute, noise: float, at: float = 0.1) -> DisclosureLimit:
         jacobian = at_centre(local, rows, "outcome")
-        return OmegaFloor(attributes=attributes, floor=at, noise=noise, records=5, jacobian=jacobian)
+        return DisclosureLimit(
+            attributes=attributes, smallest_omega=at, noise=noise, records=5, jacobian=jacobian
+        )
 
     assert floor(mean, noise=0.0).meter().omega()["mean"] == pytest.approx(0.5)
     assert floor(mean, noise=0.0).meter().admit(query) == "mean"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,15 +16,15 @@ from fedtmle.cli import app
 from fedtmle.cli.exits import Exit
 from fedtmle.errors import InputError
 from fedtmle.model.types import Array, Part
-from fedtmle.privacy.answers import AnsweredQuery
 from fedtmle.privacy.audit import Attacker, Audit, ColumnRisk, Continuous, Discrete, audit
 from fedtmle.protocol.coded import RoundedGradientQuery
 from fedtmle.protocol.plan import roster
+from fedtmle.protocol.query import AnsweredQuery
 from fedtmle.runtime.replay import Replayed, rehearse, replay
 from fedtmle.runtime.rows import LocalRows
 from fedtmle.runtime.transcript import Exchange, Transcript
 from fedtmle.studyfile.file import study_plan
-from fedtmle.targets.two_arm import TwoArmRows
+from fedtmle_paper.two_arm import TwoArm, TwoArmRows
 from tests.privacy.studies import study_with_everything, table_of
 from tests.privacy.test_attacks import plan_of, two_arm_rows
 
@@ -31,9 +32,9 @@ N = 30
 BOUNDS = (-10.0, 10.0)
 
 
-def rounded_run(tolerance: float) -> tuple[ft.TwoArm, dict[str, Array], list[AnsweredQuery], LocalRows]:
+def rounded_run(tolerance: float) -> tuple[TwoArm, dict[str, Array], list[AnsweredQuery], LocalRows]:
     """One silo's rounded gradients in a coarse run; closing sums are left out, since they are exact."""
-    problem = ft.TwoArm(outcome_bounds=BOUNDS, weight_ceiling=16.0)
+    problem = TwoArm(outcome_bounds=BOUNDS, weight_ceiling=16.0)
     raw, other = two_arm_rows(5, N), two_arm_rows(6, 50)
     algorithm = ft.Coded(tolerance=tolerance)
     silos = {"a": raw, "b": other}
@@ -42,14 +43,14 @@ def rounded_run(tolerance: float) -> tuple[ft.TwoArm, dict[str, Array], list[Ans
     return problem, raw, [a for a in heard.answered if isinstance(a.query, RoundedGradientQuery)], heard.local
 
 
-def outcome(problem: ft.TwoArm, raw: dict[str, Array]) -> Continuous:
+def outcome(problem: TwoArm, raw: dict[str, Array]) -> Continuous:
     def move(rows: TwoArmRows, by: float) -> TwoArmRows:
         return replace(rows, y=rows.y + by / problem.width)
 
     return Continuous(name="outcome", radius=10.0, values=raw["outcome"], move=move)
 
 
-def same_answers(problem: ft.TwoArm, raw: dict[str, Array], answered: list[AnsweredQuery]) -> bool:
+def same_answers(problem: TwoArm, raw: dict[str, Array], answered: list[AnsweredQuery]) -> bool:
     rows = problem.read(raw)
     local = LocalRows("a", rows, N, None)
     return all(asked.query.answer(local) == asked.answer for asked in answered)
@@ -106,7 +107,7 @@ def test_discrete_candidates_are_those_that_give_the_same_answers() -> None:
             t = raw["treatment"].copy()
             t[0] = k
             changed = problem.read({**raw, "treatment": t})
-            query = asked.query
+            query: Any = asked.query
             sums = problem.submodel(query.law, changed).sums(query.eps, Part.GRADIENT)
             C = np.array([[float(x) for x in row] for row in query.lattice.C])
             local_terms.append(C @ sums.values(N))
@@ -208,11 +209,11 @@ def test_the_command_before_and_after_a_run() -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [
-        (["--silo", "west"], Exit.MISTAKES, "none of the study's silos north, south"),
-        (["--silo", "north", "--attribute", "colour"], Exit.MISTAKES, "no column 'colour'"),
+        (["--silo", "west"], Exit.DEFECTS, "none of the study's silos north, south"),
+        (["--silo", "north", "--attribute", "colour"], Exit.DEFECTS, "no column 'colour'"),
         (["--silo", "north", "--attacker", "spy"], Exit.USAGE, "others, design, nothing"),
         (["--silo", "north", "--figure", "f.doc"], Exit.USAGE, ".png"),
-        (["--silo", "north", "--transcript", "toy/study.toml"], Exit.MISTAKES, "not a transcript"),
+        (["--silo", "north", "--transcript", "toy/study.toml"], Exit.DEFECTS, "not a transcript"),
     ],
 )
 def test_mistakes_are_named(toy: Path, arguments: list[str], code: Exit, says: str) -> None:
@@ -228,8 +229,8 @@ def test_other_rows_and_other_studies_are_refused(toy: Path) -> None:
     csv.write_text("\n".join([lines[0], *reversed(lines[2:]), lines[2]]) + "\n")
     command = ["risk", "toy/study.toml", "--silo", "north", "--transcript", "t.bin"]
     changed = runner.invoke(app, command)
-    assert changed.exit_code == Exit.MISTAKES
-    assert "not those that gave the recorded answers" in changed.output
+    assert changed.exit_code == Exit.DEFECTS
+    assert "its rows do not give the recorded answers" in changed.output
     csv.write_text("\n".join(lines) + "\n")
     assert runner.invoke(app, command).exit_code == Exit.FINE
     told = Transcript.load("t.bin")  # as a silo's own ledger has it: under no name but its own
@@ -239,5 +240,5 @@ def test_other_rows_and_other_studies_are_refused(toy: Path) -> None:
     study = toy / "study.toml"
     study.write_text(study.read_text().replace("sbp_0 + age + C(sex) + smoker", "sbp_0 + age"))
     other = runner.invoke(app, command)
-    assert other.exit_code == Exit.MISTAKES
+    assert other.exit_code == Exit.DEFECTS
     assert "transcript: it does not follow from this study" in " ".join(other.output.split())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -68,7 +69,7 @@ def test_the_response_bound_is_attained_by_the_monomial(s: int) -> None:
 @pytest.mark.parametrize("s", [2, 3, 5, 8])
 @pytest.mark.parametrize("noise", [1e-8, 1e-4, 10.0])
 def test_the_risk_bound_is_half_of_a_pair_that_the_noise_hides(s: int, noise: float) -> None:
-    given = {"radius": 0.5, "noise": noise, "smoothness": 2.0, "n_rows": 30, "T": 9}
+    given: dict[str, Any] = {"radius": 0.5, "noise": noise, "smoothness": 2.0, "n_rows": 30, "T": 9}
     a = risk_radius(s, **given)
     assert transcript_ceiling(s, a, smoothness=2.0, n_rows=30, T=9) <= noise * (1 + 1e-12)
     risk = reconstruction_risk(s, **given)
@@ -80,7 +81,7 @@ def test_the_risk_bound_is_half_of_a_pair_that_the_noise_hides(s: int, noise: fl
 
 
 def test_the_bound_is_vacuous_without_noise_and_the_radius_where_nothing_bends() -> None:
-    given = {"radius": 0.5, "n_rows": 9, "T": 4}
+    given: dict[str, Any] = {"radius": 0.5, "n_rows": 9, "T": 4}
     assert reconstruction_risk(3, noise=0.0, smoothness=1.0, **given) == 0.0
     assert reconstruction_risk(3, noise=0.0, smoothness=0.0, **given) == 0.5 / 18
 

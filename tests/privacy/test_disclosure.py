@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
@@ -10,7 +11,7 @@ from scipy.optimize import minimize
 
 from fedtmle.errors import InputError
 from fedtmle.model.types import Array
-from fedtmle.privacy.modulus import design_modulus
+from fedtmle_paper.privacy.design import design_modulus
 from fedtmle_paper.privacy.disclosure import (
     affine_decoder,
     attribute_risk,
@@ -22,6 +23,7 @@ from fedtmle_paper.privacy.disclosure import (
     response_smoothness,
     threshold_is_identified,
 )
+from tests.premise import Premise
 
 CLOSE = 0.9  # the worst error that the search finds, over the decoder's guarantee, for linear responses
 
@@ -67,9 +69,23 @@ def brute_force_minimax(problem: Curved, radius: float, noise: float) -> tuple[f
     return below, float(np.ptp(phi)) / 2
 
 
+NOISES = (0.05, 0.2, 0.6)
+BENDS = ((0.0, 0.0), (0.1, 0.0), (0.1, 0.2))
+
+
+def test_most_problems_of_the_sandwich_have_the_relative_form() -> None:
+    with Premise("the bounds are relative to the modulus", at_least=0.5) as is_relative:
+        for seed, noise, (H_g, H_phi) in itertools.product(range(6), NOISES, BENDS):
+            problem = Curved(seed, T=1 + seed % 3, H_g=H_g, H_phi=H_phi)
+            risk = attribute_risk(
+                problem.A, problem.c, radius=0.8, noise=noise, T=problem.T, H_g=H_g, H_phi=H_phi
+            )
+            is_relative.holds(risk.relative is not None)
+
+
 @pytest.mark.parametrize("seed", range(6))
-@pytest.mark.parametrize("noise", [0.05, 0.2, 0.6])
-@pytest.mark.parametrize(("H_g", "H_phi"), [(0.0, 0.0), (0.1, 0.0), (0.1, 0.2)])
+@pytest.mark.parametrize("noise", NOISES)
+@pytest.mark.parametrize(("H_g", "H_phi"), BENDS)
 def test_the_sandwich_holds_against_brute_force(seed: int, noise: float, H_g: float, H_phi: float) -> None:
     radius = 0.8
     problem = Curved(seed, T=1 + seed % 3, H_g=H_g, H_phi=H_phi)
@@ -139,15 +155,19 @@ def test_the_threshold_is_identified_exactly_where_the_error_allows() -> None:
     rng = np.random.default_rng(1)
     A, c = rng.normal(size=(4, 3)), rng.normal(size=3)
     decode = affine_decoder(A, c, radius=1.0, noise=0.1)
-    for _ in range(300):
-        u = rng.normal(size=3)
-        u = u / max(1.0, np.linalg.norm(u))
-        e = rng.normal(size=4)
-        e = 0.1 * e / np.linalg.norm(e)
-        said = decode.above(A @ u + e, 0.2)
-        assert said in (None, bool(c @ u > 0.2))
-        if threshold_is_identified(float(c @ u), 0.2, decode.error):
-            assert (decode(A @ u + e) > 0.2) == (c @ u > 0.2)
+    answered = Premise("the decoder decides", at_least=0.4)
+    identified = Premise("the error allows a decision", at_least=0.4)
+    with answered, identified:
+        for _ in range(300):
+            u = rng.normal(size=3)
+            u = u / max(1.0, float(np.linalg.norm(u)))
+            e = rng.normal(size=4)
+            e = 0.1 * e / np.linalg.norm(e)
+            is_above = decode.above(A @ u + e, 0.2)
+            if answered.holds(is_above is not None):
+                assert is_above == bool(c @ u > 0.2)
+            if identified.holds(threshold_is_identified(float(c @ u), 0.2, decode.error)):
+                assert (decode(A @ u + e) > 0.2) == (c @ u > 0.2)
     assert decided(1.0, 0.5, 0.4) is True
     assert decided(0.0, 0.5, 0.4) is False
     assert decided(0.6, 0.5, 0.4) is None

@@ -11,7 +11,7 @@ from scipy.optimize import minimize
 
 from fedtmle.errors import InputError
 from fedtmle.model.types import Array
-from fedtmle.privacy.modulus import design_modulus, kernel_floor, modulus_forms, range_slope
+from fedtmle_paper.privacy.design import design_modulus, kernel_floor, modulus_forms, range_slope
 from fedtmle_paper.privacy.family import design_infimum
 
 NOISES = (0.0, 1e-6, 0.03, 0.3, 2.0, 50.0)
@@ -119,7 +119,7 @@ def test_the_infimum_of_a_small_family_is_that_of_all_its_blocks(noise: float) -
     rng = np.random.default_rng(4)
     queries, c = [rng.normal(size=(1, 4)) for _ in range(5)], rng.normal(size=4)
     found = design_infimum(queries, c, T=3, radius=1.0, noise=noise)
-    every = {
+    every: dict[tuple[int, ...], float] = {
         block: design_modulus(np.concatenate([queries[k] for k in block]), c, radius=1.0, noise=noise)
         for block in itertools.combinations_with_replacement(range(5), 3)
     }

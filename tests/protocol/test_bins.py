@@ -15,8 +15,7 @@ from fedtmle.errors import DecodeError
 from fedtmle.model.statistics import AbstractBins, Group
 from fedtmle.protocol.bins import BinsQuery, BinTotal, shown, smallest_cell
 from fedtmle.protocol.codes import decode, encode
-from fedtmle.protocol.guard import Guard
-from fedtmle.protocol.policy import Policy
+from fedtmle.protocol.guard import Guard, Policy
 from tests.premise import Premise
 
 

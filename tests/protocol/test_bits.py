@@ -5,12 +5,27 @@ from __future__ import annotations
 import math
 from fractions import Fraction
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fedtmle.errors import DecodeError
-from fedtmle.protocol.codes import BitReader, Bits, BitWriter, fixed_width, gamma_length, unzigzag, zigzag
+from fedtmle.protocol.codes import (
+    BitReader,
+    Bits,
+    BitWriter,
+    Differences,
+    decode,
+    encode,
+    fixed_width,
+    gamma_length,
+    read_count,
+    read_floats,
+    unzigzag,
+    write_floats,
+    zigzag,
+)
 from tests.damage import damaged_bits
 from tests.premise import Premise
 
@@ -111,6 +126,61 @@ def test_a_length_that_is_not_that_of_the_bytes_is_refused(data: bytes, length: 
 def test_malformed_bit_strings(bits: Bits) -> None:
     with pytest.raises(DecodeError):
         BitReader(bits).gamma(1)
+
+
+@pytest.mark.parametrize("reach", [1, 2, 3, 4, 5, 7, 8, 31, 32, 33])
+def test_a_fixed_width_integer_is_within_its_range(reach: int) -> None:
+    width = fixed_width(reach)
+    for code in range(1 << width):
+        out = BitWriter()
+        out.uint(code, width)
+        reader = BitReader(out.finish())
+        if code <= 2 * reach:
+            assert reader.fixed((reach,)) == (code - reach,)
+        else:
+            with pytest.raises(DecodeError, match="out of its range"):
+                reader.fixed((reach,))
+
+
+@pytest.mark.parametrize("length", range(18))
+def test_nothing_is_read_past_the_end(length: int) -> None:
+    bits = Bits(length, bytes((length + 7) // 8))
+    assert BitReader(bits).uint(length) == 0
+    for more in (1, 7, 8, 9):
+        with pytest.raises(DecodeError, match="ends inside"):
+            BitReader(bits).uint(length + more)
+
+
+@pytest.mark.parametrize(("count", "is_read"), [(-1, False), (1, False), (2, True), (5, True), (6, False)])
+def test_a_count_is_within_its_range(count: int, is_read: bool) -> None:
+    reader = BitReader(written([count]))
+    if is_read:
+        assert read_count(reader, 5, least=2) == count
+    else:
+        with pytest.raises(DecodeError, match="count"):
+            read_count(reader, 5, least=2)
+
+
+@pytest.mark.parametrize("value", [0.0, -0.0, 5e-324, -1.7e308, math.inf, -math.inf, math.nan])
+def test_numbers_are_finite(value: float) -> None:
+    out = BitWriter()
+    write_floats(np.array([1.5, value]), out)
+    reader = BitReader(out.finish())
+    if math.isfinite(value):
+        assert read_floats(reader, 2).tobytes() == np.array([1.5, value]).tobytes()
+    else:
+        with pytest.raises(DecodeError, match="finite"):
+            read_floats(reader, 2)
+
+
+@pytest.mark.parametrize("width", [None, 100])
+def test_differences_are_from_the_last_payload(width: int | None) -> None:
+    first = Differences(dim=3, width=width)
+    second = first.after(first.memory((7, -8, 0)))
+    assert decode(first, encode(first, (7, -8, 0))) == (7, -8, 0)
+    assert decode(second, encode(second, (9, -8, -1))) == (9, -8, -1)
+    if width is None:
+        assert encode(second, (9, -8, -1)) == written([2, 0, -1])
 
 
 def test_trailing_bits_are_not_canonical() -> None:

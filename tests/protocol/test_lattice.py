@@ -46,14 +46,29 @@ def lattices(draw: st.DrawFn) -> Lattice:
     return build_lattice(delta=Fraction(draw(positive)), beta=beta, C=C)
 
 
-@given(st.integers(-(10**30), 10**30), st.integers(1, 10**12))
-def test_divide_is_half_even(a: int, b: int) -> None:
+is_tie = Premise("the quotient is half-way between two integers", at_least=0.3)
+pairs = st.tuples(st.integers(-(10**30), 10**30), st.integers(1, 10**12))
+ties = pairs.map(lambda pair: ((2 * pair[0] + 1) * pair[1], 2 * pair[1]))
+
+
+@is_tie
+@given(pairs | ties)
+def test_divide_is_half_even(pair: tuple[int, int]) -> None:
+    a, b = pair
+    is_tie.holds(2 * a % b == 0 and a % b != 0)
     assert divide(a, b) == round(Fraction(a, b))
 
 
+is_whitened = Premise("the lattice is whitened", at_least=0.2)
+is_not_whitened = Premise("the lattice is not whitened", at_least=0.1)
+
+
+@is_whitened
+@is_not_whitened
 @given(lattices())
 def test_spacing_is_the_largest_of_eq_lattice_spacing(lattice: Lattice) -> None:
-    is_raw = identity(lattice.dim) == lattice.C
+    is_raw = is_not_whitened.holds(identity(lattice.dim) == lattice.C)
+    is_whitened.holds(not is_raw)
     next_one = 2 * lattice.h if is_raw else lattice.h * (1 + Fraction(1, 127))
     assert next_one**2 * 16 * lattice.dim * lattice.b_squared > lattice.delta**2
     assert lattice.h**2 * 16 * lattice.dim * lattice.b_squared <= lattice.delta**2
@@ -147,7 +162,7 @@ def test_wire_round_trip(lattice: Lattice, public: bool) -> None:
     reader.finish()
 
 
-decodes = Premise("the bits are a lattice", at_least=0.02)  # few others pass the check of 16 bits
+decodes = Premise("the bits are a lattice", at_least=0.08)
 
 
 @decodes

@@ -19,27 +19,35 @@ from fedtmle.protocol.messages import (
     Begin,
     Close,
     Closed,
-    Closing,
     Compare,
     Compared,
+    Event,
     Open,
     Opened,
     Payload,
     Reason,
     Refused,
+    SignedDigest,
+    State,
 )
 from tests.damage import damaged
 from tests.premise import Premise
 
 PAYLOAD = Payload(5, b"\xa8")
-REQUESTS = [
+REQUESTS: list[messages.Request] = [
     Open(1, b"s", b"p"),
     Begin(b"s", 10, 0),
     Ask(b"s", 2, PAYLOAD),
     Close(b"s", 3, PAYLOAD),
-    Compare(b"s", (Closing("a", b"d", b"s"),)),
+    Compare(b"s", (SignedDigest("a", b"d", b"s"),)),
 ]
-REPLIES = [Opened(7), Answered(2, PAYLOAD), Closed(b"d", b"s"), Compared(False), Refused(Reason.OUT_OF_ORDER)]
+REPLIES: list[messages.Reply] = [
+    Opened(7),
+    Answered(2, PAYLOAD),
+    Closed(b"d", b"s"),
+    Compared(False),
+    Refused(Reason.OUT_OF_ORDER),
+]
 
 
 def test_every_kind_of_message_has_an_example() -> None:
@@ -114,3 +122,29 @@ def test_no_request_has_room_for_a_law_an_eps_or_a_row() -> None:
     """A request is a session, a round, what was pooled and what was signed: no place to go."""
     fields = {name for message in REQUESTS for name in message.__struct_fields__}
     assert fields == {"format", "session", "plan", "n", "first_row", "round", "pooled", "closings"}
+
+
+# The states of docs/wire.md, once more: where each request leads, by what came of it.
+LEADS_TO = {
+    (State.NEW, Open): {Event.REPLIED: State.OPENED, Event.REFUSED: State.NEW},
+    (State.OPENED, Begin): {
+        Event.REPLIED: State.ANSWERING,
+        Event.RETIRED: State.RETIRED,
+        Event.REFUSED: State.REFUSED,
+    },
+    (State.ANSWERING, Ask): {
+        Event.REPLIED: State.ANSWERING,
+        Event.RETIRED: State.RETIRED,
+        Event.REFUSED: State.REFUSED,
+    },
+    (State.ANSWERING, Close): {Event.REPLIED: State.CLOSED, Event.REFUSED: State.REFUSED},
+    (State.CLOSED, messages.Compare): {Event.REPLIED: State.COMPARED, Event.REFUSED: State.REFUSED},
+}
+
+
+def test_every_request_leads_to_its_state() -> None:
+    for state in State:
+        for request in REQUESTS:
+            line = messages.transition(state, request)
+            assert (line.leads_to if line else None) == LEADS_TO.get((state, type(request)))
+    assert messages.EXHAUSTED is State.REFUSED

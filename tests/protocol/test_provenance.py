@@ -6,11 +6,12 @@ import importlib.util
 import linecache
 import sys
 from collections import namedtuple
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
+from typing import Any, cast
 
 import msgspec
 import numpy as np
@@ -51,7 +52,7 @@ def load(path: Path, name: str = "own_target") -> ModuleType:
     return loaded
 
 
-def digest(subject: object) -> bytes:
+def digest(subject: Any) -> bytes:
     return Plan(
         program=TargetingProgram(problem=subject, law=None, algorithm=ft.Gradient()), roster=roster(["a"])
     ).digest
@@ -125,7 +126,7 @@ def test_a_class_of_the_prompt_has_no_source_and_still_a_digest() -> None:
 
 def test_two_classes_of_one_name_in_two_cells_of_a_notebook_differ() -> None:
     """A notebook has no file: its cells are in `linecache` under the name of their code."""
-    targets = []
+    targets: list[Any] = []
     for cell, factor in (("<cell 1>", 1), ("<cell 2>", 2)):
         text = SOURCE.format(factor=factor)
         linecache.cache[cell] = (len(text), None, text.splitlines(keepends=True), cell)
@@ -134,7 +135,7 @@ def test_two_classes_of_one_name_in_two_cells_of_a_notebook_differ() -> None:
         exec(compile(text, cell, "exec"), vars(notebook))  # noqa: S102
         targets.append(notebook.Target())
     del sys.modules["notebook_main"]
-    assert provenance(type(targets[0]))[4] is not None
+    assert provenance(cast(Hashable, type(targets[0])))[4] is not None
     assert digest(targets[0]) != digest(targets[1])
 
 
@@ -168,5 +169,7 @@ def test_a_distribution_in_development_mode_is_found(tmp_path: Path, monkeypatch
 
 
 def test_named_tuples_keep_their_class() -> None:
-    assert canonical(namedtuple("Pair", "a b")(1, 2)) != canonical(namedtuple("Pear", "a b")(1, 2))
+    Pair = namedtuple("Pair", "a b")
+    Pear = namedtuple("Pear", "a b")
+    assert canonical(Pair(1, 2)) != canonical(Pear(1, 2))
     assert canonical((1, 2)) == [1, 2] == canonical(np.array([1, 2]).tolist())

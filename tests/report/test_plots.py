@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import matplotlib as mpl
 import matplotlib.pyplot as plt
@@ -25,7 +26,7 @@ def no_window() -> Iterator[None]:
 
 def test_forest_draws_the_estimates() -> None:
     kept = result(release=2)
-    ax = ft.plots.forest(kept)
+    ax: Any = ft.plots.forest(kept)
     names = [text.get_text() for text in ax.get_yticklabels()]
     assert names == ["pooled", "without silo 1", "without silo 0", "silo 1", "silo 0"]
     pooled = kept.document["estimates"][0]
@@ -47,11 +48,11 @@ def test_forest_takes_axes_and_an_estimand() -> None:
 
 def test_trajectory_has_the_tolerance() -> None:
     kept = result(observe=True)
-    ax = ft.plots.trajectory(kept)
+    ax: Any = ft.plots.trajectory(kept)
     assert ax.get_yscale() == "log"
     tolerance = kept.document["certificate"]["tolerance"]
     assert tolerance in [line.get_ydata()[0] for line in ax.lines]
-    loss = ft.plots.trajectory(kept, what="loss")
+    loss: Any = ft.plots.trajectory(kept, what="loss")
     assert len(loss.lines[0].get_xdata()) == len(kept.document["trajectory"]["points"])
     with pytest.raises(InputError, match="observe"):
         ft.plots.trajectory(result(), what="loss")
@@ -63,7 +64,7 @@ def test_bits_overlap_and_heterogeneity() -> None:
     assert drawn is not None
     up = kept.document["account"]["by_round"]["up"]
     assert np.array_equal(np.asarray(drawn), list(up.values()))
-    bars = ft.plots.overlap(kept).patches
+    bars: Any = ft.plots.overlap(kept).patches
     assert [bar.get_width() for bar in bars[:2]] == kept.document["arm_counts"]
     assert "Q = " in ft.plots.heterogeneity(kept).get_title()
     with pytest.raises(InputError, match="no two silos"):

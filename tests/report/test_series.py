@@ -18,7 +18,7 @@ from tests.report.studies import ALGORITHMS, TARGETS, result
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_bits_by_round_add_up_to_the_account(algorithm: str) -> None:
     document = result(algorithm).document
-    data, account = series.bits(document), document["account"]
+    data, account = series.bits_by_round(document), document["account"]
     assert len(data.phases) == sum(account["rounds"].values()) == len(data.down)
     for silo, sent in data.up.items():
         by_phase = dict.fromkeys(account["bits_up"][silo], 0)

@@ -9,9 +9,10 @@ import pytest
 from fedtmle.errors import InputError
 from fedtmle_paper.reproduce import checks
 from fedtmle_paper.reproduce.campaign import Campaign
+from fedtmle_paper.reproduce.checks import Evidence
 from fedtmle_paper.reproduce.measure import Checkpoint, Measured
 from fedtmle_paper.reproduce.scenario import Dgp, Method, Partition, Scale, Scenario
-from fedtmle_paper.reproduce.sentences import SENTENCES, Evidence, SentenceResult, Verdict, sentence_results
+from fedtmle_paper.reproduce.sentences import SENTENCES, SentenceResult, Verdict, sentence_results
 from fedtmle_paper.reproduce.timing import RoundTime
 
 SCALE = Scale(n=100, pilot=50, clients=(2, 3), reference_clients=3)

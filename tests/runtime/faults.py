@@ -32,17 +32,18 @@ from fedtmle.errors import DeadlineError
 from fedtmle.initial.glm import GLM
 from fedtmle.model.problem import Estimate
 from fedtmle.protocol import messages
+from fedtmle.protocol.guard import Policy
 from fedtmle.protocol.messages import Reason, Refused
 from fedtmle.protocol.outcome import Outcome, Targeted
 from fedtmle.protocol.plan import Plan, roster
-from fedtmle.protocol.policy import Policy
 from fedtmle.runtime.journal import Journal
 from fedtmle.runtime.keeper import Keeper
-from fedtmle.runtime.ledger import Ledger, Record, read, text
+from fedtmle.runtime.ledger import Ledger, read, text
+from fedtmle.runtime.records import Record
 from fedtmle.runtime.rows import read_rows
 from fedtmle.runtime.session import Finished
 from fedtmle.runtime.silo import Silo
-from fedtmle.studies.run import study_plan
+from fedtmle.studyfile.file import study_plan
 from tests.cases import targets
 from tests.initial.silos import pooled_table, split, trial
 from tests.runtime.simulator import (

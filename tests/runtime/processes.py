@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
+from typing import Any
 
 from fedtmle.errors import DeadlineError
 from fedtmle.runtime.federation import Journalled
@@ -95,12 +96,14 @@ class Sockets:
     def _ask(self, silo: str, request: bytes) -> bytes:
         deadline = time.monotonic() + PATIENCE
         while time.monotonic() < deadline:
-            with contextlib.suppress(OSError, EOFError), socket.socket(socket.AF_UNIX) as connection:
-                connection.settimeout(5.0)
-                connection.connect(str(self._folder / f"{silo}.socket"))
-                _send(connection, request)
-                return _receive(connection)
-            time.sleep(0.002)
+            try:
+                with socket.socket(socket.AF_UNIX) as connection:
+                    connection.settimeout(5.0)
+                    connection.connect(str(self._folder / f"{silo}.socket"))
+                    _send(connection, request)
+                    return _receive(connection)
+            except (OSError, EOFError):
+                time.sleep(0.002)
         raise DeadlineError((silo,), PATIENCE)
 
 
@@ -204,7 +207,7 @@ class Party:
     def is_done(self) -> bool:
         return (self.folder / "transcript").exists()
 
-    def resumed(self) -> Iterator[dict[str, float]]:
+    def resumed(self) -> Iterator[dict[str, Any]]:
         """Every start that found records."""
         for line in (self.folder / "resumed").read_text().splitlines():
             found = json.loads(line)

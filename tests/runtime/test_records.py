@@ -23,9 +23,9 @@ from hypothesis import strategies as st
 import fedtmle as ft
 from fedtmle.errors import JournalError, RefusedError
 from fedtmle.protocol import messages
-from fedtmle.protocol.guard import RefusalError
+from fedtmle.protocol.guard import Policy, RefusalError
 from fedtmle.protocol.messages import Reason, Refused
-from fedtmle.protocol.policy import Policy
+from fedtmle.protocol.outcome import Targeted
 from fedtmle.runtime import ledger as ledgers
 from fedtmle.runtime.federation import InProcess, Journalled
 from fedtmle.runtime.journal import MAGIC, FileJournal, MemoryJournal, frame
@@ -33,6 +33,7 @@ from fedtmle.runtime.keeper import Keeper
 from fedtmle.runtime.ledger import Entry, Ledger
 from fedtmle.runtime.session import Session
 from fedtmle.runtime.silo import Silo
+from tests.premise import Premise
 from tests.runtime.faults import NOON, encoded, reference
 
 PAYLOADS = [b"identity", b"", bytes(9), b"a record"]
@@ -77,6 +78,10 @@ def test_a_journal_cut_at_any_byte_is_a_prefix_and_can_be_written_on(tmp_path: P
     assert lengths == set(range(len(PAYLOADS) + 1))
 
 
+is_cut = Premise("some records are kept and others are cut off", at_least=0.15)
+
+
+@is_cut
 @given(st.lists(st.binary(max_size=40), max_size=6), st.data())
 @settings(max_examples=30, deadline=None)
 def test_any_journal_cut_anywhere_is_a_prefix(
@@ -87,6 +92,7 @@ def test_any_journal_cut_anywhere_is_a_prefix(
     cut = data.draw(st.integers(0, len(whole)))
     (folder / "cut").write_bytes(whole[:cut])
     kept = records_of(folder / "cut")
+    is_cut.holds(0 < len(kept) < len(payloads))
     assert kept == payloads[: len(kept)]
     shutil.rmtree(folder)
 
@@ -325,7 +331,8 @@ def test_the_partition_into_batches_is_known_after_a_restart(tmp_path: Path) -> 
     with silos(tmp_path, "mean, sgd", policy=policy) as parties:
         for silo, before in zip(parties, known, strict=True):
             np.testing.assert_array_equal(silo._guard._batch_of, before)
-            assert (before >= 0).any()
+            assert before is not None
+            assert np.any(before >= 0)
             with pytest.raises(RefusalError):  # all rows but one, after all rows
                 silo._guard._follow_batch(np.arange(silo.n_rows - 1), silo.n_rows)
 
@@ -341,10 +348,10 @@ def test_the_servers_journal_is_of_one_plan_and_session(tmp_path: Path) -> None:
             Journalled(InProcess(parties), journal, plan=expected.plan, session=b"other")
         journalled = Journalled(InProcess(parties), journal, plan=expected.plan)
         replayed = Session(expected.plan, journalled, session=b"x")
-    with pytest.raises(JournalError, match="something else"):
+    with pytest.raises(JournalError, match="another request"):
         replayed.run()
     journal.records[1] = b"\xc1"
-    with pytest.raises(JournalError, match="something else than exchanges"):
+    with pytest.raises(JournalError, match="a record that is no exchange"):
         Journalled(InProcess([]), journal, plan=expected.plan)
 
 
@@ -362,5 +369,5 @@ def test_a_finished_run_is_replayed_from_the_servers_journal_alone(tmp_path: Pat
 
     again = Session(expected.plan, Journalled(Gone(), journal, plan=expected.plan)).run()
     assert encoded(again) == encoded(expected.finished)
-    assert again.outcome.estimate is not None
+    assert isinstance(again.outcome, Targeted)
     assert ft.Transcript.decode(again.transcript.encode()) == again.transcript

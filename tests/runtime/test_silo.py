@@ -2,22 +2,50 @@
 
 from __future__ import annotations
 
+import math
+import typing
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import get_args
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedtmle as ft
-from fedtmle.algorithms.base import TargetingProgram
+from fedtmle.algorithms.base import AbstractAlgorithm, TargetingProgram
 from fedtmle.errors import ContributionError, ProtocolError, RefusedError
 from fedtmle.protocol import messages
-from fedtmle.protocol.messages import Answered, Ask, Begin, Close, Open, Opened, Payload, Reason, Refused
+from fedtmle.protocol.codes import decode
+from fedtmle.protocol.follower import Follower
+from fedtmle.protocol.messages import (
+    Answered,
+    Ask,
+    Begin,
+    Close,
+    Compare,
+    Event,
+    Open,
+    Opened,
+    Payload,
+    Reason,
+    Refused,
+    State,
+)
 from fedtmle.protocol.plan import Plan, roster
+from fedtmle.protocol.query import Problem
 from fedtmle.runtime.federation import InProcess, Replay
 from fedtmle.runtime.rows import read_rows
 from fedtmle.runtime.session import Session
 from fedtmle.runtime.silo import Silo
+from fedtmle_paper.two_arm import TwoArm, TwoArmRows
 from tests.cases import targets
+from tests.damage import damaged
+from tests.premise import Premise
+from tests.protocol.test_messages import drawn
+from tests.queries import RUNS
 
 ALGORITHM = ft.Coded(tolerance=1e-5)
 
@@ -40,7 +68,7 @@ def plan() -> bytes:
     return the_plan().digest
 
 
-def plan_digest(problem: object, law: object, algorithm: object) -> bytes:
+def plan_digest(problem: Problem, law: object, algorithm: AbstractAlgorithm) -> bytes:
     return Plan(
         program=TargetingProgram(problem=problem, law=law, algorithm=algorithm), roster=roster(["a"])
     ).digest
@@ -63,6 +91,39 @@ def test_repeating_the_last_request_returns_the_recorded_bytes() -> None:
     assert silo.step(begin) == silo.step(begin)
     other = messages.encode(Begin(b"s", 60, 0))
     assert messages.decode_reply(silo.step(other)) == Refused(Reason.OUT_OF_ORDER)
+
+
+BY_KIND: dict[type[messages.Request], messages.Request] = {
+    Open: Open(1, b"s", b"x"),
+    Begin: Begin(b"s", 50, 0),
+    Ask: Ask(b"s", 2, Payload(0, b"")),
+    Close: Close(b"s", 2, Payload(0, b"")),
+    Compare: Compare(b"s", ()),
+}
+
+
+@pytest.mark.parametrize("state", State)
+@pytest.mark.parametrize("kind", get_args(messages.Request))
+def test_a_request_that_the_table_does_not_list_is_refused_and_changes_nothing(
+    state: State, kind: type[messages.Request]
+) -> None:
+    if (state, kind) in messages._ADMITTED:
+        return
+    silo = new_silo()
+    ask(silo, Open(1, b"s", plan()))
+    silo._position.state = state
+    assert ask(silo, BY_KIND[kind]) == Refused(Reason.OUT_OF_ORDER)
+    assert silo.state is state
+
+
+@pytest.mark.parametrize("state", State)
+def test_the_table_alone_decides_where_a_request_leads(state: State, monkeypatch: pytest.MonkeyPatch) -> None:
+    line = messages._ADMITTED[State.NEW, Open]
+    changed = replace(line, leads_to={Event.REPLIED: state, Event.REFUSED: state})
+    monkeypatch.setitem(messages._ADMITTED, (State.NEW, Open), changed)
+    silo = new_silo()
+    ask(silo, Open(1, b"s", plan()))
+    assert silo.state is state
 
 
 @pytest.mark.parametrize(
@@ -104,12 +165,51 @@ def test_skipped_rounds_and_false_broadcasts_are_refused() -> None:
     assert ask(silo, Ask(b"s", 2, Payload(3, b"\xe0"))) == Refused(Reason.NOT_DERIVABLE)
 
 
-@given(st.binary(max_size=80))
+def test_a_refusal_ends_the_session() -> None:
+    silo = new_silo()
+    ask(silo, Open(1, b"s", plan()))
+    ask(silo, Begin(b"s", 50, 0))
+    assert ask(silo, Ask(b"s", 2, Payload(3, b"\xe0"))) == Refused(Reason.NOT_DERIVABLE)
+    assert silo.state is State.REFUSED
+    for number in (2, 3):
+        assert ask(silo, Ask(b"s", number, Payload(0, b""))) == Refused(Reason.OUT_OF_ORDER)
+
+
+def test_a_close_before_the_end_is_refused() -> None:
+    silo, server = new_silo(), Follower(the_plan(), 50)
+    ask(silo, Open(1, b"s", plan()))
+    answered = ask(silo, Begin(b"s", 50, 0))
+    assert isinstance(answered, Answered)
+    answer = decode(server.query.answer_code, answered.payload.bits())
+    pooled = server.pool({"a": answer}, {"a": 50})
+    close = Close(b"s", 2, Payload(pooled.length, pooled.data))
+    assert ask(silo, close) == Refused(Reason.NOT_DERIVABLE)
+
+
+def test_an_answer_of_unknown_size_is_charged_by_its_bits() -> None:
+    plan, tables = RUNS["pilot's coefficients"]()
+    n = sum(table.n_rows for table in tables.values())
+    assert Follower(plan, n).query.functionals == 0  # labels: their number is unknown before
+    name, table = next(iter(tables.items()))
+    silo = Silo(name, plan, table)
+    ask(silo, Open(1, b"s", plan.digest))
+    answered = ask(silo, Begin(b"s", n, 0))
+    assert isinstance(answered, Answered)
+    assert silo._guard.functionals == math.ceil(answered.payload.length / 64) > 0
+
+
+is_request = Premise("the bytes are a request", at_least=0.2)
+REQUESTS = st.sampled_from(typing.get_args(messages.Request)).flatmap(drawn)
+
+
+@is_request
+@given(st.one_of(st.binary(max_size=80), REQUESTS.map(messages.encode).flatmap(damaged)))
 @settings(max_examples=200, deadline=None)
 def test_garbage_is_refused_and_changes_nothing(data: bytes) -> None:
     silo = new_silo()
     reply = messages.decode_reply(silo.step(data))
     assert isinstance(reply, Refused)
+    is_request.holds(reply.reason is not Reason.MALFORMED)
     assert ask(silo, Open(1, b"s", plan())) == Opened(50)
 
 
@@ -121,7 +221,7 @@ def test_any_change_of_the_plan_changes_its_digest() -> None:
         plan_digest(case.problem, case.law, ft.Coded(tolerance=1e-6)),
         plan_digest(case.problem, case.law, ft.Coded(tolerance=1e-5, smoothness=ft.Certified())),
         plan_digest(case.problem, other_law, ALGORITHM),
-        plan_digest(ft.TwoArm(outcome_bounds=(-10.0, 10.5), weight_ceiling=64.0), case.law, ALGORITHM),
+        plan_digest(TwoArm(outcome_bounds=(-10.0, 10.5), weight_ceiling=64.0), case.law, ALGORITHM),
     }
     assert len(digests) == 5
 
@@ -139,9 +239,10 @@ def test_a_density_law_is_in_the_plan_by_its_pilot() -> None:
 
 
 def test_a_silo_that_cannot_answer_says_so_without_a_value_and_keeps_its_reason() -> None:
-    problem = ft.TwoArm(outcome_bounds=(0.0, 1.0), weight_ceiling=2.5)
+    problem = TwoArm(outcome_bounds=(0.0, 1.0), weight_ceiling=2.5)
     honest = {"outcome": [0.2, 0.8], "treatment": [1, 0], "Q1": [0.5, 0.5], "Q0": [0.5, 0.5], "g": [0.5, 0.5]}
     rows = read_rows(problem, "a", honest)
+    assert isinstance(rows, TwoArmRows)
     rows.inverse_g[0, 0] = 77.125  # a row beyond the declared bound, behind the validation's back
     algorithm = ft.Gradient()
     plan = Plan(
@@ -173,7 +274,7 @@ def test_replay_refuses_another_plan() -> None:
         ).run()
 
 
-def test_transcript_survives_the_disk(tmp_path: object) -> None:
+def test_transcript_survives_the_disk(tmp_path: Path) -> None:
     case = targets()["mean"]
     result = ft.solve(case.problem, case.law, case.silos(case.split(2)), ft.Gradient())
     result.transcript.save(tmp_path / "run.transcript")
@@ -196,7 +297,7 @@ def test_different_broadcasts_are_noticed_at_the_close() -> None:
     parties = [Silo(name, plan, read_rows(case.problem, name, rows)) for name, rows in silos.items()]
 
     class Lying(InProcess):
-        def exchange(self, requests: dict[str, bytes], /) -> dict[str, bytes]:
+        def exchange(self, requests: Mapping[str, bytes], /) -> Mapping[str, bytes]:
             forged = dict(requests)
             message = messages.decode_request(forged["silo 1"])
             if isinstance(message, Close):

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 
 import fedtmle as ft
 from fedtmle.errors import DataError, FedTMLEError, InputError, NumericalError
+from fedtmle.runtime.session import RoundReport
+from fedtmle_paper.two_arm import TwoArm
 from tests.cases import targets
+
+any_ft: Any = ft  # for arguments of a wrong type, which mypy would refuse
 
 PROBLEM = ft.Mean(bounds=(0.0, 10.0))
 LAW = PROBLEM.start(5.0)
@@ -42,7 +48,7 @@ def test_bad_rows_name_the_silo_and_quote_no_value(silos: dict[str, object], wor
         (lambda: ft.Coded(tolerance=-1e-3), "tolerance"),
         (lambda: ft.Coded(tolerance=math.nan), "tolerance"),
         (lambda: ft.Coded(smoothness=0.0), "smoothness"),
-        (lambda: ft.Coded(coordinates="polar"), "coordinates"),
+        (lambda: any_ft.Coded(coordinates="polar"), "coordinates"),
         (lambda: ft.Coded(fixed_width=0), "fixed_width"),
         (lambda: ft.Coded(max_rounds=-1), "max_rounds"),
         (lambda: ft.Estimated(factor=0.5), "factor"),
@@ -51,7 +57,7 @@ def test_bad_rows_name_the_silo_and_quote_no_value(silos: dict[str, object], wor
         (lambda: ft.GradientDescent(step=-0.1), "step"),
         (lambda: ft.GradientDescent(max_steps=-2), "max_steps"),
         (lambda: ft.Backtracking(armijo=0.7), "armijo"),
-        (lambda: ft.StochasticGradientDescent(batch=5, step=0.1, batches="new"), "batches"),
+        (lambda: any_ft.StochasticGradientDescent(batch=5, step=0.1, batches="new"), "batches"),
         (lambda: ft.StochasticGradientDescent(batch=5, step=0.1, replace=True), "replace"),
         (lambda: ft.StochasticGradientDescent(batch=0, step=0.1), "batch"),
         (lambda: ft.LocalAverage(weights={"a": -0.1, "b": 1.1}), "weights"),
@@ -60,16 +66,16 @@ def test_bad_rows_name_the_silo_and_quote_no_value(silos: dict[str, object], wor
         (lambda: ft.LocalAverage(radius=0.0), "radius"),
         (lambda: ft.LocalAverage(progress_tolerance=-1.0), "progress_tolerance"),
         (lambda: ft.Personalized(weights="largest"), "weights"),
-        (lambda: ft.Personalized(weights={"a": 1.0}), "weights"),
+        (lambda: any_ft.Personalized(weights={"a": 1.0}), "weights"),
         (lambda: ft.Personalized(lattice=0.0), "lattice"),
         (lambda: ft.Central(tolerance=-1.0), "tolerance"),
         (lambda: ft.Mean(bounds=(3.0, 1.0)), "bounds"),
         (lambda: PROBLEM.start(11.0), "mu"),
-        (lambda: ft.TwoArm(outcome_bounds=(0.0, math.inf)), "outcome_bounds"),
-        (lambda: ft.TwoArm(weight_ceiling=0.5), "weight_ceiling"),
+        (lambda: TwoArm(outcome_bounds=(0.0, math.inf)), "outcome_bounds"),
+        (lambda: TwoArm(weight_ceiling=0.5), "weight_ceiling"),
     ],
 )
-def test_bad_arguments_are_named(build: object, argument: str) -> None:
+def test_bad_arguments_are_named(build: Callable[[], object], argument: str) -> None:
     with pytest.raises(InputError, match=f"^{argument}"):
         build()
 
@@ -100,7 +106,7 @@ def test_a_diverging_fixed_step_ends_in_a_typed_error() -> None:
 def test_an_inadmissible_eps_is_a_typed_error() -> None:
     with pytest.raises(NumericalError, match="eps"):
         PROBLEM.move(LAW, np.array([50.0]))
-    two = ft.TwoArm()
+    two = TwoArm()
     with pytest.raises(NumericalError, match="eps"):
         two.move(two.start(), np.array([math.nan, 0.0]))
 
@@ -112,7 +118,7 @@ def test_one_exception_base() -> None:
 
 def test_progress_hears_every_round() -> None:
     case = targets()["two arms"]
-    heard = []
+    heard: list[RoundReport] = []
     result = ft.solve(
         case.problem, case.law, case.silos(case.split(3)), ft.Coded(tolerance=1e-4), progress=heard.append
     )
@@ -125,6 +131,7 @@ def test_progress_hears_every_round() -> None:
 def test_contrast_is_the_linear_combination() -> None:
     case = targets()["two arms"]
     result = ft.solve(case.problem, case.law, case.silos(case.split(3)), ft.Central(tolerance=1e-8))
+    assert result.psi is not None
     estimate, error = result.contrast((1, -1))
     eif = case.problem.eif(result.law, case.pooled(), result.psi)
     assert estimate == pytest.approx(result.psi[0] - result.psi[1], abs=1e-14)
@@ -135,4 +142,5 @@ def test_contrast_is_the_linear_combination() -> None:
 
 def test_a_single_row_silo_takes_part() -> None:
     result = ft.solve(PROBLEM, LAW, {"a": GOOD, "b": [9.0]}, ft.Gradient(tolerance=1e-9))
+    assert result.psi is not None
     assert float(result.psi[0]) == pytest.approx(3.75, abs=1e-9)

@@ -1,4 +1,4 @@
-"""Study files: every key is read, and every mistake is reported at once with its line."""
+"""Study files: every key is read, and every defect is reported at once with its line."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 
 import fedtmle as ft
+from fedtmle.defects import Lines
 from fedtmle.studyfile import keys
 from fedtmle.studyfile.file import StudyFile, StudyFileErrors, read_study
+from fedtmle.studyfile.keys import model_kinds
 from fedtmle.studyfile.template import study_text, write_template
-from fedtmle.studyfile.toml import Lines
-from fedtmle.studyfile.values import Kind, model_kinds
+from fedtmle.studyfile.values import SectionKind
 
 Document = dict[str, dict[str, Any]]
 STUDY = study_text()
@@ -61,13 +62,13 @@ def read(folder: Path, document: Document | str) -> StudyFile:
     return read_study(write(folder, document))
 
 
-def mistakes(folder: Path, document: Document | str) -> list[str]:
+def defects(folder: Path, document: Document | str) -> list[str]:
     with pytest.raises(StudyFileErrors) as caught:
         read(folder, document)
     prefix = f"{folder / 'study.toml'}:"
-    assert all(str(mistake).startswith(prefix) for mistake in caught.value.mistakes)
-    assert pickle.loads(pickle.dumps(caught.value)).mistakes == caught.value.mistakes  # noqa: S301 - our own
-    return [str(mistake).removeprefix(prefix) for mistake in caught.value.mistakes]
+    assert all(str(defect).startswith(prefix) for defect in caught.value.defects)
+    assert pickle.loads(pickle.dumps(caught.value)).defects == caught.value.defects  # noqa: S301 - our own
+    return [str(defect).removeprefix(prefix) for defect in caught.value.defects]
 
 
 def test_a_small_file_is_the_study_one_would_write_in_python(tmp_path: Path) -> None:
@@ -201,18 +202,20 @@ def test_every_option_is_read(tmp_path: Path, key: str) -> None:
 
 def test_values_that_name_an_object(tmp_path: Path) -> None:
     document = base()
-    for word, value in {
+    smoothness: dict[str, Any] = {
         "certified": ft.Certified(),
         "estimated": ft.Estimated(),
         "pooled": ft.Estimated(over="pooled"),
-    }.items():
+    }
+    for word, value in smoothness.items():
         document["algorithm"] = {"kind": "Coded", "smoothness": word, "tolerance": 1e-4}
         assert read(tmp_path, document).study.algorithm == ft.Coded(smoothness=value, tolerance=1e-4)
-    for word, optimizer in {
+    optimizers: dict[str, Any] = {
         "exact": ft.Exact(),
         "newton": ft.Newton(),
         "descent": ft.GradientDescent(),
-    }.items():
+    }
+    for word, optimizer in optimizers.items():
         document["algorithm"] = {"kind": "Central", "optimizer": word}
         assert read(tmp_path, document).study.algorithm == ft.Central(optimizer=optimizer)
 
@@ -251,7 +254,7 @@ folds = 2
 
 
 def test_all_mistakes_come_at_once_with_lines_and_suggestions(tmp_path: Path) -> None:
-    found = mistakes(tmp_path, WRONG)
+    found = defects(tmp_path, WRONG)
     assert found == [
         "1: [target] outcome: is missing; expected text in quotes",
         "3: [target] outcom: unknown key of ATT; did you mean 'outcome'?",
@@ -297,7 +300,7 @@ treatment.supplied = ["g", "h"]
 
 
 def test_mistakes_in_rules_and_inline_tables_have_lines(tmp_path: Path) -> None:
-    assert mistakes(tmp_path, RULES_WRONG) == [
+    assert defects(tmp_path, RULES_WRONG) == [
         "9: [target.rules] arm: 'hihg' is none of the arms; did you mean 'high'?",
         "12: [target.rules] shares: expected one share per arm, 2",
         "14: [target.rules] kind: is not known; did you mean 'Threshold'?",
@@ -335,9 +338,9 @@ def test_mistakes_in_rules_and_inline_tables_have_lines(tmp_path: Path) -> None:
     ],
 )
 def test_bad_documents(tmp_path: Path, text: str, expected: list[str]) -> None:
-    found = mistakes(tmp_path, text)
+    found = defects(tmp_path, text)
     for start in expected:
-        assert any(start in mistake for mistake in found), found
+        assert any(start in defect for defect in found), found
 
 
 @pytest.mark.parametrize(
@@ -361,7 +364,7 @@ def test_bad_documents(tmp_path: Path, text: str, expected: list[str]) -> None:
 def test_values_out_of_range_or_of_another_type(tmp_path: Path, section: str, key: str, value: str) -> None:
     text = write(tmp_path, base()).read_text(encoding="utf-8")
     text = text.replace(f"[{section}]", f"[{section}]\n{key} = {value}")
-    (only,) = mistakes(tmp_path, text)
+    (only,) = defects(tmp_path, text)
     line, place = only.split(": ")[:2]
     assert text.splitlines()[int(line) - 1] == f"{key} = {value}"
     assert place == f"[{section}] {key}"
@@ -386,7 +389,7 @@ def test_lines_know_headers_dotted_quoted_and_repeated_keys() -> None:
     assert lines.of(("nowhere",)) is None
 
 
-def every_key(kinds: Mapping[str, Kind]) -> Iterator[str]:
+def every_key(kinds: Mapping[str, SectionKind[object]]) -> Iterator[str]:
     for kind in kinds.values():
         for name, key in kind.keys.items():
             yield name
@@ -463,7 +466,7 @@ def test_a_model_that_uses_its_response_is_a_mistake_of_its_line(
     document[f"models.{role}"] = {"formula": formula}
     written = write(tmp_path, document).read_text().splitlines()
     line = written.index(f"[models.{role}]") + 2
-    (only,) = mistakes(tmp_path, document)
+    (only,) = defects(tmp_path, document)
     assert only.startswith(f"{line}: [models.{role}] formula: it uses '{used}', which is the study's")
 
 
@@ -471,5 +474,5 @@ def test_a_broken_target_does_not_make_covariates_mistakes(tmp_path: Path) -> No
     document = base()
     document["target"] = {"kind": "ATE", "outcome": "out", "treatment": "arm", "strata": 5}
     document["models.treatment"] = {"formula": "y + a"}
-    (only,) = mistakes(tmp_path, document)
+    (only,) = defects(tmp_path, document)
     assert "strata" in only

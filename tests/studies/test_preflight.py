@@ -7,6 +7,7 @@ import json
 import math
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -17,14 +18,15 @@ from typer.testing import CliRunner
 
 import fedtmle as ft
 from fedtmle.cli import app
-from fedtmle.data import load
 from fedtmle.protocol.bins import visible
-from fedtmle.studies.preflight import Line, Preflight, preflight
-from fedtmle.studies.table1 import SiloTable, characteristics, describe_silo, thresholded
+from fedtmle.studies import preflight as room
+from fedtmle.studies.preflight import Characteristic, Preflight
+from fedtmle.studies.table1 import SiloTable, describe_silo, table1_columns, thresholded
 from fedtmle.studyfile.file import StudyFile
 from fedtmle.studyfile.schema import schema_of
 from fedtmle.text.preflight import render
 from tests.effects.longhand import irls
+from tests.narrow import load
 from tests.premise import Premise
 
 STUDY = ft.Study(
@@ -56,7 +58,11 @@ def study_file(folder: Path, frames: dict[str, pd.DataFrame]) -> StudyFile:
     return StudyFile(path=folder / "study.toml", study=STUDY, silos=silos)
 
 
-def line(view: Preflight, name: str, level: str | None = None) -> Line:
+def preflight(file: StudyFile, silo: str | None = None) -> Preflight:
+    return room.preflight(file.study, file.silos, silo=silo)
+
+
+def line(view: Preflight, name: str, level: str | None = None) -> Characteristic:
     return next(line for line in view.lines if (line.name, line.level) == (name, level))
 
 
@@ -150,7 +156,7 @@ def test_predictions_weights_and_clusters_are_no_characteristics() -> None:
         cluster="f",
     )
     data = frame(50, 1).assign(q0=0.0, q1=1.0)
-    what = characteristics(study, [load(data, schema_of(study), silo="one")])
+    what = table1_columns(study, [load(data, schema_of(study), silo="one")])
     assert what.numeric == ("x",)
     assert what.factors == {}
 
@@ -211,7 +217,7 @@ def test_no_count_below_the_floor_leaves_a_silo(
     schema = schema_of(STUDY)
     lenient = type(schema)(tuple(type(c)(**{**vars(c), "may_be_missing": True}) for c in schema.columns))
     table = load(data, lenient, silo="one")
-    left = thresholded(describe_silo(characteristics(STUDY, [table]), table), floor)
+    left = thresholded(describe_silo(table1_columns(STUDY, [table]), table), floor)
     shown = list(sums(left))
     if is_shown.holds(shown):
         assert min(shown) >= floor
@@ -256,7 +262,7 @@ def test_the_command(tmp_path: Path) -> None:
 # Overlap: the study's own treatment model, its histogram by arm from what each silo may tell.
 
 
-def cells(view: Preflight) -> list[dict[str, object]]:
+def cells(view: Preflight) -> list[dict[str, Any]]:
     assert view.overlap is not None
     assert view.overlap.problem is None
     return list(view.overlap.histograms)
@@ -318,7 +324,8 @@ def test_rows_without_a_covariate_or_an_outcome_do_not_stop_the_overlap(tmp_path
     assert "P(1)" in render(view)
     own = preflight(file, silo="one")
     assert own.overlap is not None
-    assert sum(sum(each["counts"]) for each in own.overlap.histograms) == 360  # in full, for its owner
+    histograms: Any = own.overlap.histograms
+    assert sum(sum(each["counts"]) for each in histograms) == 360  # in full, for its owner
 
 
 # A level's name: a silo names no label that too few of its people have.
@@ -346,7 +353,7 @@ def test_a_level_that_too_few_people_of_every_silo_have_is_not_named(tmp_path: P
     assert RARE not in json.dumps(view.to_dict())
     assert RARE not in render(view)
     assert view.unnamed == ("f",)
-    assert "Not named: levels of f that too few people of each silo have." in render(view)
+    assert "Not named: levels of f that too few records of each silo have." in render(view)
     assert {each.level for each in view.lines if each.name == "f"} == {"u", "v", "w"}
 
 

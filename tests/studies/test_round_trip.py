@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import typing
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,12 @@ import pytest
 
 import fedtmle as ft
 from fedtmle.errors import InputError
+from fedtmle.initial.glm import FittedGLM
+from fedtmle.initial.trees import TreeEnsemble
 from fedtmle.protocol.plan import canonical
 from fedtmle.studyfile.file import StudyFileErrors, read_study
 from fedtmle.studyfile.sample import fit_on_sample
+from tests.kinds import concrete
 
 BASE = {
     "target": """kind = "ATE"\noutcome = "y"\ntreatment = "a\"""",
@@ -43,7 +47,7 @@ def rules(body: str) -> dict[str, str]:
     return target("PolicyMeans", f"[[target.rules]]\n{body}")
 
 
-def policy(rule: object) -> dict[str, object]:
+def policy(rule: Any) -> dict[str, Any]:
     return {"target": ft.PolicyMeans(outcome="y", treatment="a", rules=(rule,))}
 
 
@@ -75,20 +79,20 @@ def gradient(body: str) -> dict[str, str]:
     return algorithm("Gradient", f"optimizer = {{{body}}}")
 
 
-def learned(*models: object, **more: Any) -> dict[str, object]:
+def learned(*models: Any, **more: Any) -> dict[str, Any]:
     return {"outcome_model": ft.SuperLearner(models, **more)}
 
 
-def descent(**settings: Any) -> dict[str, object]:
+def descent(**settings: Any) -> dict[str, Any]:
     return {"algorithm": ft.Gradient(optimizer=ft.GradientDescent(**settings))}
 
 
-def sgd(**settings: Any) -> dict[str, object]:
+def sgd(**settings: Any) -> dict[str, Any]:
     settings = {"batch": 8, "step": 0.5} | settings
     return {"algorithm": ft.Gradient(optimizer=ft.StochasticGradientDescent(**settings))}
 
 
-def public(formula: str, levels: dict[str, tuple[str, ...]], family: str, *beta: float) -> dict[str, object]:
+def public(formula: str, levels: dict[str, tuple[str, ...]], family: str, *beta: float) -> dict[str, Any]:
     return {"outcome_model": ft.Pilot.from_coefficients(formula, levels, family, beta)}
 
 
@@ -105,12 +109,14 @@ CASES: dict[tuple[str, str], tuple[dict[str, Any], dict[str, Any]]] = {
             {"target": kind(outcome="y", treatment="a", **value)},
         )
         for kind in PLAIN
-        for field, (text, value) in {
-            "outcome_bounds": ("outcome_bounds = [-1, 2]", {"outcome_bounds": (-1.0, 2.0)}),
-            "outcome_type": ('outcome_type = "binary"', {"outcome_type": "binary"}),
-            "arms": ('arms = ["u", 2]', {"arms": ("u", "2")}),
-            "strata": ('strata = "s"', {"strata": "s"}),
-        }.items()
+        for field, (text, value) in dict[str, tuple[str, dict[str, Any]]](
+            {
+                "outcome_bounds": ("outcome_bounds = [-1, 2]", {"outcome_bounds": (-1.0, 2.0)}),
+                "outcome_type": ('outcome_type = "binary"', {"outcome_type": "binary"}),
+                "arms": ('arms = ["u", 2]', {"arms": ("u", "2")}),
+                "strata": ('strata = "s"', {"strata": "s"}),
+            }
+        ).items()
         if field != "strata" or kind.has_strata
     },
     ("ATE", "outcome"): (
@@ -165,7 +171,7 @@ CASES: dict[tuple[str, str], tuple[dict[str, Any], dict[str, Any]]] = {
             trees(f'formula = "a + x", {field} = {value}'),
             {"outcome_model": ft.Pilot(dataclasses.replace(TREES, **{field: value}), at="two")},
         )
-        for field, value in {"rounds": 7, "depth": 2, "rate": 0.5, "min_leaf": 33}.items()
+        for field, value in dict[str, Any]({"rounds": 7, "depth": 2, "rate": 0.5, "min_leaf": 33}).items()
     },
     ("PerSilo", "model"): (
         learners('kind = "PerSilo"\ntrees = {formula = "a + x"}'),
@@ -179,14 +185,16 @@ CASES: dict[tuple[str, str], tuple[dict[str, Any], dict[str, Any]]] = {
     ("SuperLearner", "seed"): (learners('formula = "x"', "seed = 9"), learned(ft.GLM("x"), seed=9)),
     **{
         ("Coded", field): (algorithm("Coded", f"{field} = {text}"), {"algorithm": ft.Coded(**{field: value})})
-        for field, (text, value) in {
-            "tolerance": ("1e-4", 1e-4),
-            "coordinates": ('"raw"', "raw"),
-            "smoothness": ("2.5", 2.5),
-            "max_rounds": ("77", 77),
-            "inner": ('"adaptive"', "adaptive"),
-            "fixed_width": ("99", 99),
-        }.items()
+        for field, (text, value) in dict[str, tuple[str, Any]](
+            {
+                "tolerance": ("1e-4", 1e-4),
+                "coordinates": ('"raw"', "raw"),
+                "smoothness": ("2.5", 2.5),
+                "max_rounds": ("77", 77),
+                "inner": ('"adaptive"', "adaptive"),
+                "fixed_width": ("99", 99),
+            }
+        ).items()
     },
     ("Certified", "*"): (
         algorithm("Coded", 'smoothness = "certified"'),
@@ -228,7 +236,7 @@ CASES: dict[tuple[str, str], tuple[dict[str, Any], dict[str, Any]]] = {
             gradient(f'kind = "descent", step = {{{field} = {value}}}'),
             descent(step=ft.Backtracking(**{field: value})),
         )
-        for field, value in {"first": 0.5, "armijo": 0.25, "grow": 3.0, "max_halvings": 8}.items()
+        for field, value in dict[str, Any](first=0.5, armijo=0.25, grow=3.0, max_halvings=8).items()
     },
     ("StochasticGradientDescent", "batch"): (gradient('kind = "sgd", batch = 9, step = 0.5'), sgd(batch=9)),
     ("StochasticGradientDescent", "step"): (gradient('kind = "sgd", batch = 8, step = 0.25'), sgd(step=0.25)),
@@ -339,18 +347,30 @@ ELSEWHERE = {
     ("StochasticGradientDescent", "stop"): "its number of steps is fixed, nothing is stopped",
     ("Pilot", "unit_scale"): "follows from `sample`, which has its own test",
 }
+# A file names the sample on which a model is fitted, not the fit.
+FITTED: set[type[Any]] = {FittedGLM, TreeEnsemble}
 INHERITED = {"outcome", "treatment", "outcome_bounds", "outcome_type", "arms", "strata"}
 
 
+def kinds_of_a_study() -> set[type[Any]]:
+    """Return every class whose values a study may hold: those in the annotations of its fields, and so on."""
+    classes: set[type[Any]] = set()
+    to_visit: list[Any] = [ft.Study]
+    while to_visit:
+        annotation = to_visit.pop()
+        to_visit += typing.get_args(annotation)
+        if not isinstance(annotation, type) or not annotation.__module__.startswith("fedtmle."):
+            continue
+        kinds: frozenset[type[Any]] = concrete(annotation)
+        for kind in kinds - classes - FITTED:
+            if dataclasses.is_dataclass(kind):
+                classes.add(kind)
+                to_visit += typing.get_type_hints(kind).values()
+    return classes
+
+
 def test_every_field_of_every_class_has_a_case() -> None:
-    classes = [
-        *ft.ESTIMANDS,
-        *(ft.Static, ft.Threshold, ft.Stochastic, ft.GLM, ft.Supplied, ft.Pilot, ft.PerSilo, ft.SuperLearner),
-        *(ft.GradientBoostedTrees, ft.Coded, ft.Certified, ft.Estimated, ft.Gradient, ft.Newton),
-        *(ft.GradientDescent, ft.Backtracking, ft.StochasticGradientDescent, ft.Central, ft.Exact),
-        *(ft.LocalAverage, ft.Personalized, ft.Study),
-    ]
-    for made in classes:
+    for made in kinds_of_a_study():
         names = [field.name for field in dataclasses.fields(made)] or ["*"]
         for name in names:
             shared = name in INHERITED and issubclass(made, ft.AbstractEffect)
@@ -383,6 +403,8 @@ def test_a_pilot_on_a_public_sample_is_its_plain_regression(tmp_path: Path) -> N
     known = frame.dropna()
     X = np.column_stack([np.ones(len(known)), known.a, known.x, known.s == "v"])
     beta = np.linalg.lstsq(X, known.y.to_numpy() / 10, rcond=None)[0]
+    assert isinstance(study.outcome_model, ft.Pilot)
+    assert isinstance(study.outcome_model.model, FittedGLM)
     np.testing.assert_allclose(study.outcome_model.model.coefficients, beta, atol=1e-10)
     assert study == dataclasses.replace(
         STUDY,
@@ -426,7 +448,10 @@ def test_trees_on_a_public_sample_are_part_of_the_plan(tmp_path: Path) -> None:
             pilot('formula = "x"\nfamily = "gaussian"\ncoefficients = [1]'),
             "[models.outcome] coefficients: expected 2 (1, x), not 1",
         ),
-        (pilot('sample = "none.csv"\nformula = "x"'), "sample: silo 'public sample', file"),
+        (
+            pilot('sample = "none.csv"\nformula = "x"'),
+            "none.csv: silo 'public sample': the file does not exist",
+        ),
         (trees('formula = "x", depth = 99'), "[models.outcome.trees] depth: expected 1 to 6, not 99"),
         (
             trees('formula = "x", deep = 2'),
@@ -465,9 +490,9 @@ def test_mistakes_in_models_and_algorithms_have_their_line(
 ) -> None:
     with pytest.raises(StudyFileErrors) as caught:
         read(tmp_path, sections)
-    (mistake,) = caught.value.mistakes
-    assert expected in str(mistake)
-    assert mistake.line is not None
+    (defect,) = caught.value.defects
+    assert expected in str(defect)
+    assert defect.line is not None
 
 
 def test_a_sample_must_have_what_the_model_needs() -> None:

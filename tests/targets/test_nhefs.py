@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import fedtmle as ft
+from fedtmle_paper.two_arm import TwoArm
 
 ATE, SE = 3.4450687011, 0.4870586364
 
@@ -23,7 +24,7 @@ def nhefs() -> dict[str, np.ndarray]:
     return dict(zip(header, np.array(rows, dtype=float).T, strict=True))
 
 
-def supplied() -> tuple[ft.TwoArm, dict[str, np.ndarray]]:
+def supplied() -> tuple[TwoArm, dict[str, np.ndarray]]:
     """Q by least squares, g by Newton's logistic regression, on the pooled rows."""
     data = nhefs()
 
@@ -63,7 +64,7 @@ def supplied() -> tuple[ft.TwoArm, dict[str, np.ndarray]]:
         "Q0": base,
         "g": 1 / (1 + np.exp(-W @ alpha)),
     }
-    return ft.TwoArm(outcome_bounds=(float(y.min()), float(y.max())), weight_ceiling=64.0), rows
+    return TwoArm(outcome_bounds=(float(y.min()), float(y.max())), weight_ceiling=64.0), rows
 
 
 @pytest.mark.parametrize("silos", [1, 10])

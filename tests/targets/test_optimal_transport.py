@@ -4,6 +4,7 @@ import itertools
 import math
 import pickle
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import pytest
@@ -103,7 +104,8 @@ def longhand_trajectory(problem, pilot, rule, history, rows):
     """Psi(p^k) for k = 0..K, log Z_k for k < K, and p^K at the rows, from nodes and masses of p^0."""
     nodes, masses = rule
     at_rows = longhand_start(pilot, rows)
-    psis, log_zs = [], []
+    psis: list[Any] = []
+    log_zs: list[Any] = []
     for eps in [*history, None]:
         theta, H = longhand_psi(problem, nodes, masses)
         psis.append(theta)
@@ -240,6 +242,7 @@ def test_psi_does_not_depend_on_the_order_of_nodes_nor_much_on_the_warm_start(pi
     order = np.random.default_rng(0).permutation(law.masses.size)
     nodes = np.ascontiguousarray(law.rule.nodes[:, order])
     shuffled = problem.functional(nodes, law.masses[order], None)
+    assert isinstance(law.functional, type(shuffled))
     assert (shuffled.psi == law.psi).all()
     assert (shuffled.gain == law.functional.gain).all()
     far = problem.functional(
@@ -511,5 +514,7 @@ def test_a_pilot_of_another_dimension():
 
 
 def test_problems_are_values():
-    assert OptimalTransport() == OptimalTransport(destinations=np.array(OptimalTransport().destinations))
+    assert OptimalTransport() == OptimalTransport(
+        destinations=np.array(OptimalTransport().destinations).tolist()
+    )
     assert len({OptimalTransport(), OptimalTransport(fluctuation=TILT), OptimalTransport(spacing=0.1)}) == 3

@@ -14,7 +14,7 @@ from fedtmle.model.check import FiniteLaw, check_problem
 from fedtmle.model.fit import FitStatus, fit_local
 from fedtmle.model.submodel import NoNormaliser
 from fedtmle.model.types import Part
-from fedtmle.targets.two_arm import LOGIT_REACH, TwoArm, TwoArmLaw
+from fedtmle_paper.two_arm import LOGIT_REACH, TwoArm, TwoArmLaw
 
 ORIGIN = np.zeros(2)
 

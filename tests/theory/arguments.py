@@ -5,10 +5,12 @@ from __future__ import annotations
 import inspect
 import types
 from functools import cache
+from typing import Any
 
 import numpy as np
 
 from fedtmle.theory import communication, personalized, statistical
+from fedtmle_paper import lemmas
 
 # Computed from data or trivial: tested against independent sources elsewhere.
 NOT_TRANSCRIBED = {
@@ -20,12 +22,12 @@ NOT_TRANSCRIBED = {
     "inference_conditions",  # test_statistical
     "averaging_bound",  # a minimum
 }
-MODULES = (communication, statistical, personalized)
+MODULES = (communication, statistical, personalized, lemmas)
 
 
 @cache
 def bounds() -> dict[str, types.FunctionType]:
-    """Every public function of the three modules of formulas."""
+    """Return every public function of the modules of formulas."""
     return {
         name: function
         for module in MODULES
@@ -34,7 +36,7 @@ def bounds() -> dict[str, types.FunctionType]:
     }
 
 
-def draw(name: str, rng: np.random.Generator) -> dict[str, object]:
+def draw(name: str, rng: np.random.Generator) -> dict[str, Any]:
     """One random argument list for the function called ``name``."""
     positive = float(np.exp(rng.normal()))
     s = int(rng.integers(1, 7))

@@ -7,6 +7,7 @@ import numpy as np
 import fedtmle as ft
 from fedtmle.model.types import IntArray
 from fedtmle_paper.benchmark import curved_mixture, gaussian_mixture
+from fedtmle_paper.two_arm import TwoArm
 from tests.cases import Case
 
 KINDS = ("mean", "two arms", "transport, logistic", "transport, tilt")
@@ -21,8 +22,8 @@ def random_case(kind: str, dgp: int, seed: int) -> Case:
     fine = float(10 ** rng.uniform(-5, -2))
     if kind == "mean":
         y = np.clip(rows[:, seed % 2], -10, 30)
-        problem = ft.Mean(bounds=(-10.0, 30.0))
-        return Case(kind, problem, problem.start(float(rng.uniform(-2, 4))), lambda at: y[at], n, fine)
+        mean = ft.Mean(bounds=(-10.0, 30.0))
+        return Case(kind, mean, mean.start(float(rng.uniform(-2, 4))), lambda at: y[at], n, fine)
     if kind == "two arms":
         return _two_arms(rows, rng, fine)
     fluctuation = ft.LogisticFluctuation() if kind == "transport, logistic" else ft.ExponentialTilt()
@@ -42,9 +43,9 @@ def _two_arms(rows: np.ndarray, rng: np.random.Generator, tolerance: float) -> C
         "Q0": np.clip(rng.normal() + 0.3 * w, -19, 19),
         "g": g,
     }
-    problem = ft.TwoArm(outcome_bounds=(-20.0, 20.0), weight_ceiling=32.0)
+    problem = TwoArm(outcome_bounds=(-20.0, 20.0), weight_ceiling=32.0)
 
-    def take(at: IntArray) -> object:
+    def take(at: IntArray) -> dict[str, np.ndarray]:
         return {name: column[at] for name, column in columns.items()}
 
     return Case("two arms", problem, problem.start(), take, n, tolerance)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import fedtmle as ft
 from fedtmle.algorithms.base import AbstractAlgorithm, TargetingProgram
@@ -43,7 +44,8 @@ def coded_run(case: Case, parts: Sequence[IntArray], algorithm: Coded) -> CodedR
     silos = case.silos(parts)
     result = ft.solve(case.problem, case.law, silos, algorithm, observe=True)
     heard = heard_rounds(plan_of(case, algorithm, result), result.transcript, result.sizes)
-    lattice = next(round_.query.lattice for round_ in heard if round_.query.phase is Phase.TARGETING)
+    targeting: Any = next(round_.query for round_ in heard if round_.query.phase is Phase.TARGETING)
+    lattice = targeting.lattice
     rows = {name: case.problem.read(own) for name, own in silos.items()}
     points, accepted = result.trajectory.points, result.trajectory.accepted
     path = follow(case.problem, case.law, rows, points, accepted, lattice)

@@ -13,6 +13,7 @@ from fedtmle.protocol.lattice import divide
 from fedtmle.theory import communication as c
 from fedtmle.theory import personalized as p
 from fedtmle.theory import statistical as s
+from fedtmle_paper import lemmas as lem
 
 
 def nearly(realised: float, bound: float, ratio: float = 0.95) -> bool:
@@ -81,18 +82,18 @@ def descent() -> Descent:
 
 def test_descent_energy_steps_rounds_and_path_length(descent: Descent) -> None:
     beta, delta, S, Delta = descent.beta, descent.delta, descent.S, -descent.loss
-    assert nearly(c.step_decrease_floor(delta, beta), Delta / S)
+    assert nearly(lem.step_decrease_floor(delta, beta), Delta / S)
     assert nearly(c.step_decrease(math.sqrt(descent.energy / S), beta), Delta / S)
     assert nearly(
-        c.rounded_step_decrease(math.sqrt(descent.energy / S), beta, descent.h, descent.d), Delta / S
+        lem.rounded_step_decrease(math.sqrt(descent.energy / S), beta, descent.h, descent.d), Delta / S
     )
     assert nearly(descent.energy, c.energy_bound(beta, Delta))
     assert nearly(S, c.step_bound(beta, Delta, delta))
     assert nearly(descent.rounds, c.round_bound(beta, Delta, delta))
-    assert descent.rounds == c.rounds(S, S)
-    assert nearly(descent.length, c.path_length_bound(beta, Delta, S))
-    assert nearly(descent.length, c.path_length_ceiling(Delta, delta))
-    assert nearly(descent.integers, s.history_sum_bound(descent.d, beta, Delta, S, descent.h))
+    assert descent.rounds == lem.rounds(S, S)
+    assert nearly(descent.length, lem.path_length_bound(beta, Delta, S))
+    assert nearly(descent.length, lem.path_length_ceiling(Delta, delta))
+    assert nearly(descent.integers, lem.history_sum_bound(descent.d, beta, Delta, S, descent.h))
 
 
 def test_variation_summary(descent: Descent) -> None:
@@ -105,10 +106,10 @@ def test_variation_within_and_across() -> None:
     rounded = 1.25 * g
     eps = -rounded / beta
     end = g + beta * eps
-    assert nearly(float(np.linalg.norm(end - g)), c.variation_within(float(np.linalg.norm(rounded))), 0.999)
+    assert nearly(float(np.linalg.norm(end - g)), lem.variation_within(float(np.linalg.norm(rounded))), 0.999)
     size = float(np.linalg.norm(eps))
     recentred = g + kappa * size * rounded / np.linalg.norm(rounded)  # D moves against the inner change
-    assert nearly(float(np.linalg.norm(recentred - end)), c.variation_across(beta, kappa, size), 0.999)
+    assert nearly(float(np.linalg.norm(recentred - end)), lem.variation_across(beta, kappa, size), 0.999)
 
 
 def test_residual_bound_of_section_2_3() -> None:
@@ -119,15 +120,15 @@ def test_residual_bound_of_section_2_3() -> None:
 def test_rounding_bound_is_nearly_attained(descent: Descent) -> None:
     d, h = descent.d, descent.h
     error = np.full(d, h * (0.51 * 0.5 + 0.49 * 0.5 + 0.49))  # half a unit at each silo, 0.49 at the server
-    assert nearly(float(np.linalg.norm(error)), c.rounding_bound(h, d))
-    low, high = c.spacing_range(descent.delta, d)
+    assert nearly(float(np.linalg.norm(error)), lem.rounding_bound(h, d))
+    low, high = lem.spacing_range(descent.delta, d)
     assert high == descent.h == 2 * low
 
 
 @pytest.mark.parametrize("k", [30, 60])
 def test_code_lengths(k: int) -> None:
     a = -(2**k)  # iota(a) = 2^(k+1): the longest code for its size
-    assert nearly(gamma_length(a), c.code_length_bound([a]), 0.99)
+    assert nearly(gamma_length(a), lem.code_length_bound([a]), 0.99)
     assert c.fixed_width_bits(2.0**k, 1.0) == k + 2
 
 
@@ -137,19 +138,19 @@ def test_bits_of_first_and_later_messages(M: int) -> None:
     k, R, h = 40, 7, 0.5
     G = (2**k) * h
     first = M * (2 * gamma_length(-(2**k)) + 2)
-    assert nearly(first, c.first_message_bits(M, 1, G, h))
+    assert nearly(first, lem.first_message_bits(M, 1, G, h))
     variation = (R - 1) * 2**k * h
     up = M * (R - 1) * gamma_length(-(2**k))
-    assert nearly(up, c.upload_bits(M, 1, R, h, variation))
-    assert nearly(up, c.broadcast_bits(M, 1, R, h, variation))
+    assert nearly(up, lem.upload_bits(M, 1, R, h, variation))
+    assert nearly(up, lem.broadcast_bits(M, 1, R, h, variation))
     total = first + 2 * up + 2 * M * (R - 1)
     assert nearly(total, c.bits_at_spacing(M, 1, R, G, h, variation))
 
 
 def test_no_later_bits_in_a_run_of_one_round() -> None:
-    assert c.upload_bits(3, 2, 1, 0.1, 1.0) == c.broadcast_bits(3, 2, 1, 0.1, 1.0) == 0
-    assert c.bits_at_spacing(3, 2, 1, 4.0, 0.1, 0.0) == c.first_message_bits(3, 2, 4.0, 0.1)
-    assert c.pathwise_bit_bound(3, 2, 1, 0, 1.0, 1.0, 0.0, 4.0, 0.1) >= c.first_message_bits(3, 2, 4.0, 0.1)
+    assert lem.upload_bits(3, 2, 1, 0.1, 1.0) == lem.broadcast_bits(3, 2, 1, 0.1, 1.0) == 0
+    assert c.bits_at_spacing(3, 2, 1, 4.0, 0.1, 0.0) == lem.first_message_bits(3, 2, 4.0, 0.1)
+    assert c.pathwise_bit_bound(3, 2, 1, 0, 1.0, 1.0, 0.0, 4.0, 0.1) >= lem.first_message_bits(3, 2, 4.0, 0.1)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -172,11 +173,11 @@ def test_history_code_length() -> None:
     history = [[-(2**k)] * d] * K
     total = K * d * 2**k
     realised = s.history_bits(history)
-    assert nearly(realised, s.history_bits_bound(K, d, total), 0.99)
+    assert nearly(realised, lem.history_bits_bound(K, d, total), 0.99)
     u = total * 1.0 / (64 * d)  # beta Delta/delta^2 at which 64 d beta Delta/delta^2 is the total
-    assert s.history_sum_ceiling(d, 1.0, u, 1.0) == pytest.approx(total)
-    assert realised <= s.history_bits_rate(K, d, 1.0, u, 1.0) <= s.history_bits_ceiling(K, d, 1.0, u, 1.0)
-    assert s.history_bits([]) == s.history_bits_bound(0, d, 0) == s.history_bits_rate(0, d, 1, 1, 1) == 1
+    assert lem.history_sum_ceiling(d, 1.0, u, 1.0) == pytest.approx(total)
+    assert realised <= lem.history_bits_rate(K, d, 1.0, u, 1.0) <= s.history_bits_ceiling(K, d, 1.0, u, 1.0)
+    assert s.history_bits([]) == lem.history_bits_bound(0, d, 0) == lem.history_bits_rate(0, d, 1, 1, 1) == 1
     assert s.history_bits_ceiling(0, d, 1.0, 1.0, 1.0) == 1  # H_0 = H_init + 1
 
 
@@ -186,7 +187,7 @@ def test_quadratics_attain_the_averaging_and_gap_bounds() -> None:
     fits = rng.normal(size=(3, 4))
     average = alpha @ fits / alpha.sum()
     error = sum(a * beta / 2 * np.sum((average - fit) ** 2) for a, fit in zip(alpha, fits, strict=True))
-    assert nearly(float(error), p.quadratic_bound(beta, p.disagreement(2, alpha, fits)), 1 - 1e-12)
+    assert nearly(float(error), p.quadratic_bound(beta, p.disagreement(2, alpha.tolist(), fits)), 1 - 1e-12)
     g = rng.normal(size=4)
     assert nearly(p.gap_floor(beta, float(np.linalg.norm(g))), float(g @ g) / (2 * beta), 1 - 1e-12)
 
@@ -196,10 +197,10 @@ def test_lattice_retirement_is_attained_at_a_corner_of_the_box() -> None:
     fit = np.full(d, spacing / 2)  # rounds to zero, half to even
     assert not np.rint(fit / spacing).any()
     assert nearly(beta / 2 * float(fit @ fit), p.lattice_gap_bound(beta, d, spacing), 1 - 1e-12)
-    assert nearly(beta * float(np.linalg.norm(fit)), p.lattice_score_bound(beta, d, spacing), 1 - 1e-12)
+    assert nearly(beta * float(np.linalg.norm(fit)), lem.lattice_score_bound(beta, d, spacing), 1 - 1e-12)
     # The average of rounded fits lies within a box of half a spacing around that of the fits.
     alpha, fits = np.array([0.25, 0.25]), np.array([[0.05] * d, [2.05] * d])
-    V_2 = p.disagreement(2, alpha, fits)
+    V_2 = p.disagreement(2, alpha.tolist(), fits)
     corner = alpha @ fits / 0.5 + spacing / 2
     error = sum(a * beta / 2 * np.sum((corner - fit) ** 2) for a, fit in zip(alpha, fits, strict=True))
     bound = p.lattice_quadratic_bound(beta, V_2, d, spacing, 0.5)
@@ -209,21 +210,24 @@ def test_lattice_retirement_is_attained_at_a_corner_of_the_box() -> None:
 def test_diameter_form_is_nearly_attained_by_a_simplex() -> None:
     alpha, fits = np.full(40, 0.02), np.eye(40)
     for order in (2, 4):
-        realised = p.disagreement(order, alpha, fits) / alpha.sum()
-        assert nearly(realised, p.disagreement_from_diameter(order, math.sqrt(2)))
+        realised = p.disagreement(order, alpha.tolist(), fits) / alpha.sum()
+        assert nearly(realised, lem.disagreement_from_diameter(order, math.sqrt(2)))
     a = float(alpha.sum())
-    chi, V_2, V_4 = p.chi(alpha, [50] * 40), *(p.disagreement(r, alpha, fits) for r in (2, 4))
+    chi, V_2, V_4 = (
+        p.chi(alpha.tolist(), [50] * 40),
+        *(p.disagreement(r, alpha.tolist(), fits) for r in (2, 4)),
+    )
     by_moments = p.fourth_order_bound(2.0, 3.0, 0.5, 4.0, chi, V_2, V_4) / a
-    assert nearly(by_moments, p.diameter_bound(2.0, 3.0, 0.5, 4.0, chi / a, math.sqrt(2)))
+    assert nearly(by_moments, lem.diameter_bound(2.0, 3.0, 0.5, 4.0, chi / a, math.sqrt(2)))
 
 
 def test_imbalance_is_one_for_equal_sizes_only() -> None:
-    assert p.imbalance([30, 30, 30]) == pytest.approx(1.0, abs=1e-15)
-    assert p.imbalance([10, 30]) > 1
+    assert lem.imbalance([30, 30, 30]) == pytest.approx(1.0, abs=1e-15)
+    assert lem.imbalance([10, 30]) > 1
     sizes, M, n = [10, 30, 200], 5, 400
-    uniform = p.chi_uniform(sizes, M) / (len(sizes) / M)
-    by_size = p.chi_size(len(sizes), n) / (sum(sizes) / n)
-    assert uniform / by_size == pytest.approx(p.imbalance(sizes), rel=1e-14)
+    uniform = lem.chi_uniform(sizes, M) / (len(sizes) / M)
+    by_size = lem.chi_size(len(sizes), n) / (sum(sizes) / n)
+    assert uniform / by_size == pytest.approx(lem.imbalance(sizes), rel=1e-14)
 
 
 def test_fourth_order_bound_covers_two_wells_without_any_sampling_term() -> None:

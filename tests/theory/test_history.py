@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from fedtmle.errors import DecodeError, NumericalError
 from fedtmle.protocol.codes import BitReader, gamma_length, zigzag
 from fedtmle.protocol.lattice import Lattice, build_lattice, identity
 from fedtmle.theory import statistical as s
+from fedtmle_paper import lemmas as lem
 from fedtmle_paper.history import (
     InitialState,
     decode_history,
@@ -31,7 +33,7 @@ from tests.theory.runs import coded_run
 
 @pytest.mark.parametrize("coordinates", ["raw", "whitened"])
 @pytest.mark.parametrize("name", TARGETS)
-def test_the_code_decodes_to_the_identical_law(name: str, coordinates: str) -> None:
+def test_the_code_decodes_to_the_identical_law(name: str, coordinates: Any) -> None:
     case = targets()[name]
     run = coded_run(case, case.split(4), ft.Coded(tolerance=case.tolerance, coordinates=coordinates))
     code = encode_history(history_integers(run.lattice, run.result.trajectory.accepted))
@@ -78,7 +80,7 @@ def test_garbage_is_a_decode_error_or_a_canonical_code(
 
 def test_kraft_sums_are_exact() -> None:
     by_hand = sum(Fraction(1, 2 ** gamma_length(a)) for a in range(-600, 600) if zigzag(a) < 2**10)
-    assert s.integer_kraft(10) == by_hand == 1 - Fraction(1, 2**10)
+    assert lem.integer_kraft(10) == by_hand == 1 - Fraction(1, 2**10)
     # Every history of at most two updates in d = 1 with iota < 4, one by one.
     small = [a for a in range(-8, 8) if zigzag(a) < 4]
     codes = [
@@ -86,8 +88,8 @@ def test_kraft_sums_are_exact() -> None:
         for K in range(3)
         for chosen in itertools.product(small, repeat=K)
     ]
-    assert s.history_kraft(2, 3, 1) == sum(Fraction(1, 2**code.length) for code in codes) <= 1
-    nearly_all = s.history_kraft(30, 255, 1)  # the code is complete: only K >= 255 is left out
+    assert lem.history_kraft(2, 3, 1) == sum(Fraction(1, 2**code.length) for code in codes) <= 1
+    nearly_all = lem.history_kraft(30, 255, 1)  # the code is complete: only K >= 255 is left out
     assert 1 - Fraction(1, 255) < nearly_all < 1
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import pytest
 import fedtmle as ft
 from fedtmle.theory import personalized as p
 from fedtmle.theory.averaging import FitRound, loss_budget
+from fedtmle_paper import lemmas as lem
 from tests.cases import TARGETS, targets
 from tests.theory.runs import coded_run, personal_run
 
@@ -21,7 +23,7 @@ EXACT = 1e-12
 @pytest.mark.parametrize("inner", ["step", "adaptive"])
 @pytest.mark.parametrize("coordinates", ["raw", "whitened"])
 @pytest.mark.parametrize("name", TARGETS)
-def test_decreases_telescope_across_submodels(name: str, coordinates: str, inner: str) -> None:
+def test_decreases_telescope_across_submodels(name: str, coordinates: Any, inner: Any) -> None:
     """l_{k+1}(0) = l_k(eps^k), so the steps' decreases add up to l_0(0) - l_K(0), by definition of L."""
     case = targets()[name]
     algorithm = ft.Coded(tolerance=case.tolerance, coordinates=coordinates, inner=inner)
@@ -53,7 +55,7 @@ def test_one_step_per_update_varies_by_kappa_alone(name: str) -> None:
 
 
 @pytest.mark.parametrize("inner", ["step", "adaptive"])
-def test_history_is_minus_the_sum_of_the_rounded_gradients(inner: str) -> None:
+def test_history_is_minus_the_sum_of_the_rounded_gradients(inner: Any) -> None:
     case = targets()["transport, logistic"]
     run = coded_run(case, case.split(3), ft.Coded(tolerance=case.tolerance, inner=inner))
     h, beta = float(run.lattice.h), float(run.lattice.beta)
@@ -78,7 +80,7 @@ def followed(request: pytest.FixtureRequest) -> Followed:
 
 def test_v2_is_the_weighted_variance(followed: Followed) -> None:
     for r in followed[1]:
-        assert pytest.approx(p.spread(r.alpha, r.fits), rel=EXACT, abs=1e-25) == r.V_2
+        assert pytest.approx(lem.spread(r.alpha, r.fits), rel=EXACT, abs=1e-25) == r.V_2
 
 
 def test_chi_in_both_modes_is_the_common_form_and_its_sum_counts_participation(followed: Followed) -> None:
@@ -89,7 +91,7 @@ def test_chi_in_both_modes_is_the_common_form_and_its_sum_counts_participation(f
     by_size = math.isclose(rounds[0].alpha[0], sizes[rounds[0].active[0]] / n) if rounds else True
     for k, r in enumerate(rounds):
         assert set(r.active) == {name for name, t in zip(sizes, tau, strict=True) if k < t}
-        mode = p.chi_size(len(r.active), n) if by_size else p.chi_uniform(r.sizes, M)
+        mode = lem.chi_size(len(r.active), n) if by_size else lem.chi_uniform(r.sizes, M)
         assert r.chi == pytest.approx(mode, rel=EXACT, abs=1e-18)
         # eq. (proof-retire-sampling-moment)
         pairs = itertools.permutations(zip(r.alpha, r.sizes, strict=True), 2)
@@ -99,7 +101,7 @@ def test_chi_in_both_modes_is_the_common_form_and_its_sum_counts_participation(f
     K = len(rounds)
     if K:
         counted = (
-            p.chi_total_size(tau, K, n) if by_size else p.chi_total_uniform(tau, list(sizes.values()), K)
+            lem.chi_total_size(tau, K, n) if by_size else lem.chi_total_uniform(tau, list(sizes.values()), K)
         )
         assert realised == pytest.approx(counted, rel=EXACT, abs=1e-18)
 
@@ -132,7 +134,7 @@ def test_each_gap_is_at_least_its_squared_eif_norm_over_two_beta(followed: Follo
         for gap, score, alpha in zip(r.gap, r.score_norm, r.alpha, strict=True):
             assert gap >= p.gap_floor(r.smoothness, float(score)) - EXACT
             total = math.fsum(a * g for a, g in zip(r.alpha, r.gap, strict=True))
-            assert gap <= p.client_factor(alpha) * total + EXACT
+            assert gap <= lem.client_factor(alpha) * total + EXACT
 
 
 def test_interpolation_and_trapezoid_identities_are_exact() -> None:

@@ -8,11 +8,13 @@ import inspect
 from collections import Counter
 from fractions import Fraction
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
 
-from fedtmle.theory import communication, personalized, statistical
+from fedtmle.theory import personalized
+from fedtmle_paper import lemmas as lem
 from tests.theory.arguments import MODULES, bounds
 from tests.theory.test_transcription import NAMES, disagreement
 
@@ -20,7 +22,7 @@ from tests.theory.test_transcription import NAMES, disagreement
 def named_constants() -> list[tuple[ModuleType, str]]:
     return [
         (module, name)
-        for module in (communication, statistical, personalized)
+        for module in MODULES
         for name, value in vars(module).items()
         if name.isupper() and isinstance(value, int | Fraction)
     ]
@@ -93,7 +95,7 @@ def test_a_replaced_literal_is_caught(module: ModuleType) -> None:
         changed = ast.fix_missing_locations(mutant.visit(copy.deepcopy(tree)))
         if not mutant.where:
             break
-        namespace: dict[str, object] = {"__name__": module.__name__}
+        namespace: dict[str, Any] = {"__name__": module.__name__}
         exec(compile(changed, module.__name__, "exec"), namespace)  # noqa: S102 - our own source, mutated
         names = [name for name in NAMES if name in namespace and bounds()[name].__module__ == module.__name__]
         names.sort(key=lambda name: name != mutant.where)  # the function itself first
@@ -105,7 +107,7 @@ def test_a_replaced_literal_is_caught(module: ModuleType) -> None:
     assert Counter(survivors) <= GUARDS
 
 
-def differs(name: str, function: object) -> bool:
+def differs(name: str, function: Any) -> bool:
     try:
         return disagreement(name, function) > 1e-12
     except (ArithmeticError, ValueError, AssertionError, IndexError):
@@ -113,7 +115,7 @@ def differs(name: str, function: object) -> bool:
 
 
 def test_nobody_active() -> None:
-    assert personalized.chi_uniform([], 5) == personalized.chi_size(0, 10) == personalized.chi([], []) == 0
+    assert lem.chi_uniform([], 5) == lem.chi_size(0, 10) == personalized.chi([], []) == 0
     assert personalized.disagreement(2, [], np.zeros((0, 2))) == 0
 
 

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedtmle.theory import personalized as p
-from fedtmle.theory import statistical as s
+from fedtmle_paper import lemmas as lem
 
 
 def two_point_tail(n: int, share: float, G: float, x: float, envelope: float, variance: float) -> float:
@@ -32,8 +31,8 @@ GRID = list(itertools.product((50, 400, 20_000), (1e-4, 1e-3, 0.02, 0.3, 0.5), (
 
 def test_fixed_code_bernstein_bound_holds_exactly() -> None:
     for n, share, x in GRID:
-        realised = two_point_tail(n, share, 1.3, x, float(s.ENVELOPE), s.VARIANCE)
-        assert realised <= s.fixed_code_tail(x), (n, share, x)
+        realised = two_point_tail(n, share, 1.3, x, float(lem.ENVELOPE), lem.VARIANCE)
+        assert realised <= lem.fixed_code_tail(x), (n, share, x)
 
 
 @pytest.mark.parametrize(("envelope", "variance"), [(2 / 3, 2), (4 / 3, 1)])
@@ -41,14 +40,14 @@ def test_no_smaller_bernstein_constant_holds(envelope: float, variance: float) -
     """Halving either constant breaks the bound somewhere on the grid: the test above can fail."""
     cases = [*GRID, *itertools.product((20_000,), (0.001, 0.0015, 0.003), (20.0, 30.0, 40.0))]
     assert any(
-        two_point_tail(n, share, 1.3, x, envelope, variance) > s.fixed_code_tail(x) for n, share, x in cases
+        two_point_tail(n, share, 1.3, x, envelope, variance) > lem.fixed_code_tail(x) for n, share, x in cases
     )
 
 
 def test_deviation_is_what_the_tails_above_use() -> None:
     n, share, G, x = 400, 0.02, 1.3, 8.0
     v = 16 * G**2 * share * (1 - share)
-    assert s.fixed_code_deviation(v, G, x, n) == math.sqrt(2 * v * x / n) + 4 / 3 * G * x / n
+    assert lem.fixed_code_deviation(v, G, x, n) == math.sqrt(2 * v * x / n) + 4 / 3 * G * x / n
 
 
 def test_simultaneous_bound_over_a_family_of_codes_by_frequency() -> None:
@@ -58,9 +57,9 @@ def test_simultaneous_bound_over_a_family_of_codes_by_frequency() -> None:
     length = math.log2(codes)  # equal codes: the Kraft sum is one
     atoms = rng.uniform(-2 * G, 2 * G, size=(codes, d, 16))  # f_w,j on a law of 16 atoms, uniform
     centred = atoms - atoms.mean(axis=2, keepdims=True)
-    x = s.code_allowance(length, d, xi)
+    x = lem.code_allowance(length, d, xi)
     distance = np.sqrt((atoms**2).mean(axis=2).sum(axis=1))
-    bound = np.array([s.process_bound(d, n, G, x, float(r)) for r in distance])
+    bound = np.array([lem.process_bound(d, n, G, x, float(r)) for r in distance])
     misses = 0
     for _ in range(400):
         counts = rng.multinomial(n, np.full(16, 1 / 16))
@@ -82,7 +81,7 @@ def test_hoeffding_tail_of_two_silos_holds_exactly_and_no_faster_decay_does() ->
     for N_m, N_j in ((5, 9), (40, 7), (60, 80)):
         for t in np.linspace(0.05, 1.5, 30):
             realised = rademacher_tail(N_m, N_j, t)
-            assert realised <= p.mean_difference_tail(t, N_m, N_j)
+            assert realised <= lem.mean_difference_tail(t, N_m, N_j)
             broken |= realised > 2 * math.exp(-(t**2) / (1 / N_m + 1 / N_j))  # 2 s replaced by s
     assert broken
 
@@ -97,7 +96,7 @@ def test_cross_silo_derivatives_by_frequency() -> None:
     family = rng.uniform(-1, 1, size=(25, 2))
     directions = rng.normal(size=(8, 2))
     directions /= np.linalg.norm(directions, axis=1, keepdims=True)
-    zeta = p.zeta(xi, len(sizes), math.log(len(family) * len(directions)))
+    zeta = lem.zeta(xi, len(sizes), math.log(len(family) * len(directions)))
     G_1 = math.sqrt(2)
     misses = tight = 0
     for _ in range(300):
@@ -109,7 +108,7 @@ def test_cross_silo_derivatives_by_frequency() -> None:
         missed = False
         for m, j in itertools.combinations(range(3), 2):
             gap = np.abs(directions @ (gradients[m] - gradients[j])).max()
-            bound = p.derivative_bound(G_1, zeta, sizes[m], sizes[j])
+            bound = lem.derivative_bound(G_1, zeta, sizes[m], sizes[j])
             missed |= bool(gap > bound)
             tight += bool(gap > bound / 20)
         misses += missed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,9 @@ from fedtmle.protocol.codes import gamma_length
 from fedtmle.protocol.lattice import divide
 from fedtmle.theory import communication as c
 from fedtmle.theory import statistical as s
+from fedtmle_paper import lemmas as lem
 from fedtmle_paper.history import history_integers
+from tests.premise import Premise
 from tests.theory.problems import KINDS, random_case
 from tests.theory.runs import CodedRun, coded_run, personal_run
 
@@ -21,7 +24,7 @@ ROUNDING = 1 + 1e-9  # of the comparison, where an inequality is an equality in 
 SEEDS = 13
 
 
-def smoothness(kind: str, seed: int) -> object:
+def smoothness(kind: str, seed: int) -> ft.Certified | ft.Estimated:
     """Certified where the certificate is of use; else an estimate with room, now and then the pooled one."""
     if kind in ("mean", "two arms") and seed % 3 == 0:
         return ft.Certified()
@@ -31,7 +34,7 @@ def smoothness(kind: str, seed: int) -> object:
 @pytest.mark.parametrize("dgp", [1, 2])
 @pytest.mark.parametrize("coordinates", ["raw", "whitened"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_no_realised_quantity_exceeds_its_bound(kind: str, coordinates: str, dgp: int) -> None:
+def test_no_realised_quantity_exceeds_its_bound(kind: str, coordinates: Any, dgp: int) -> None:
     for seed in range(SEEDS):
         case = random_case(kind, dgp, seed)
         algorithm = Coded(
@@ -57,7 +60,7 @@ def check_path(run: CodedRun) -> None:
     beta, kappa, Delta = known["beta"], known["kappa"], known["Delta"]
     silo_beta = max(beta, known["beta, realised"])
     delta, h, d = c.scaled_tolerance(run.lattice), float(run.lattice.h), run.lattice.dim
-    low, high = c.spacing_range(delta, d)
+    low, high = lem.spacing_range(delta, d)
     assert low < h <= high * ROUNDING
     norms = iter(path.rounded_norms(beta))
     for r, is_step in path.transitions():
@@ -69,17 +72,17 @@ def check_path(run: CodedRun) -> None:
             assert decrease >= c.step_decrease(norm, beta) - 1e-13
             # An estimated beta may be a little small; the excess slope costs what the integral says.
             excess = (silo_beta - beta) * (norm / beta) ** 2 / 2
-            assert decrease >= c.rounded_step_decrease(norm, beta, h, d) - excess - 1e-13
-            assert change <= c.variation_within(norm) * silo_beta / beta * ROUNDING
+            assert decrease >= lem.rounded_step_decrease(norm, beta, h, d) - excess - 1e-13
+            assert change <= lem.variation_within(norm) * silo_beta / beta * ROUNDING
         else:
             size = float(np.linalg.norm(path.u[r]))
-            assert change <= c.variation_across(silo_beta, kappa, size) * ROUNDING
+            assert change <= lem.variation_across(silo_beta, kappa, size) * ROUNDING
             origin = path.origins()[path.update[r]]
             residual = float(np.linalg.norm(path.pooled[origin]))
             end = float(np.linalg.norm(path.pooled[r]))
             assert residual <= c.residual_bound(silo_beta, size, end) * ROUNDING  # section 2.3
     S, K = result.steps, result.updates
-    assert len(path.update) == c.rounds(S, K)
+    assert len(path.update) == lem.rounds(S, K)
     assert result.rounds == sum(path.queried)
     if run.one_step:
         assert S == K == result.rounds - 1
@@ -87,14 +90,14 @@ def check_path(run: CodedRun) -> None:
     else:
         assert all(path.queried)
     length = sum(float(np.linalg.norm(path.u[r])) for r in path.endpoints())
-    assert length <= c.path_length_bound(beta, Delta, S) * ROUNDING
-    assert length <= c.path_length_ceiling(Delta, delta) * ROUNDING
+    assert length <= lem.path_length_bound(beta, Delta, S) * ROUNDING
+    assert length <= lem.path_length_ceiling(Delta, delta) * ROUNDING
     history = history_integers(run.lattice, result.trajectory.accepted)
     total = sum(abs(value) for vector in history for value in vector)
-    assert total <= s.history_sum_bound(d, beta, Delta, S, h) * ROUNDING
-    assert total <= s.history_sum_ceiling(d, beta, Delta, delta) * ROUNDING
-    assert s.history_bits(history) <= s.history_bits_bound(K, d, total) * ROUNDING
-    assert s.history_bits(history) <= s.history_bits_rate(K, d, beta, Delta, delta) * ROUNDING
+    assert total <= lem.history_sum_bound(d, beta, Delta, S, h) * ROUNDING
+    assert total <= lem.history_sum_ceiling(d, beta, Delta, delta) * ROUNDING
+    assert s.history_bits(history) <= lem.history_bits_bound(K, d, total) * ROUNDING
+    assert s.history_bits(history) <= lem.history_bits_rate(K, d, beta, Delta, delta) * ROUNDING
 
 
 def check_messages(run: CodedRun) -> None:
@@ -107,21 +110,21 @@ def check_messages(run: CodedRun) -> None:
     q = np.array([[divide(int(total), n) for total in sizes @ each] for each in z])
     pooled_gradients = path.pooled[asked]
     error = np.linalg.norm(h * q - pooled_gradients, axis=1).max()
-    assert error <= c.rounding_bound(h, d) * ROUNDING
+    assert error <= lem.rounding_bound(h, d) * ROUNDING
 
     def cost(values: np.ndarray) -> int:
         integers = values.ravel().tolist()
         length = sum(map(gamma_length, integers))
-        assert length <= c.code_length_bound(integers)
+        assert length <= lem.code_length_bound(integers)
         return length
 
     first = cost(z[0]) + M * cost(q[0]) + 2 * M
-    assert first <= c.first_message_bits(M, d, known["G"], h)
+    assert first <= lem.first_message_bits(M, d, known["G"], h)
     up, down = cost(np.diff(z, axis=0)), M * cost(np.diff(q, axis=0))
     variation = float(path.variation().mean())
     pooled = float(np.linalg.norm(np.diff(pooled_gradients, axis=0), axis=1).sum())
-    assert up <= c.upload_bits(M, d, R, h, variation)
-    assert down <= c.broadcast_bits(M, d, R, h, pooled)
+    assert up <= lem.upload_bits(M, d, R, h, variation)
+    assert down <= lem.broadcast_bits(M, d, R, h, pooled)
     assert first + up + down + 2 * M * (R - 1) == run.result.bits
 
 
@@ -129,7 +132,17 @@ def check_messages(run: CodedRun) -> None:
 @pytest.mark.parametrize("weights", ["size", "uniform"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_averaging_error_or_gap_exceeds_its_bound(kind: str, weights: str, dgp: int) -> None:
-    for seed, lattice in ((0, None), (1, None), (2, 0.02), (3, 0.1)):
+    with has_fourth_order, has_gap:
+        averaging_and_gaps(kind, weights, dgp)
+
+
+has_fourth_order = Premise("the averaging error has a bound of the fourth order", at_least=0.4)
+has_gap = Premise("the silo's gap has a bound", at_least=0.1)
+
+
+def averaging_and_gaps(kind: str, weights: str, dgp: int) -> None:
+    wide = 20 if kind == "mean" else 1  # its fits are larger
+    for seed, lattice in ((0, None), (1, None), (2, 0.02 * wide), (3, 0.1 * wide)):
         case = random_case(kind, dgp, 100 + seed)
         algorithm = ft.Personalized(weights=weights, max_updates=3, lattice=lattice)
         result, followed = personal_run(case, case.split(2 + seed % 3, seed), algorithm)
@@ -137,10 +150,10 @@ def test_no_averaging_error_or_gap_exceeds_its_bound(kind: str, weights: str, dg
         assert len(certificate.averaging) == len(followed) == result.updates
         for line in certificate.averaging:
             assert -1e-12 <= line.error <= line.quadratic_bound * ROUNDING + 1e-13, (seed, line)
-            if line.fourth_order_bound is not None:
+            if has_fourth_order.holds(line.fourth_order_bound is not None):
                 assert line.error <= line.fourth_order_bound * ROUNDING + 1e-13, (seed, line)
         for check in certificate.checks:
             assert check.realised <= check.bound * ROUNDING + 1e-13, (seed, check)
         for local in result.silos.values():
-            if local.gap_bound is not None:
+            if has_gap.holds(local.gap_bound is not None):
                 assert math.isfinite(local.gap_bound)

@@ -9,6 +9,7 @@ import pytest
 
 import fedtmle as ft
 from fedtmle.theory import statistical
+from fedtmle_paper import lemmas as lem
 
 ATOMS = np.array([0.0, 1.0, 2.0, 7.0])
 MASSES = np.array([0.4, 0.3, 0.2, 0.1])
@@ -24,20 +25,20 @@ def test_remainder_bound_covers_the_error_of_coded_runs() -> None:
         rows = rng.choice(ATOMS, size=n, p=MASSES)
         silos = {"a": rows[:25], "b": rows[25:]}
         result = ft.solve(problem, problem.start(4.0), silos, ft.Coded(tolerance=1e-3))
-        x = statistical.code_allowance(result.certificate.history_bits, 1, xi)
+        x = lem.code_allowance(result.certificate.history_bits, 1, xi)
         error = abs(float(result.psi[0]) - truth - (rows.mean() - truth))
         distance = abs(truth - float(result.psi[0]))
-        bound = statistical.remainder_bound(1, n, 1e-3, 0.0, G, x, distance)
+        bound = lem.remainder_bound(1, n, 1e-3, 0.0, G, x, distance)
         assert error <= 1e-3
         misses += error > bound
     assert misses <= 40 * xi
 
 
 def test_conditions_are_open_where_data_cannot_tell() -> None:
-    open_ = statistical.inference_conditions(n=400, d=3, H=50.0, G=2.0)
+    open_ = lem.inference_conditions(n=400, d=3, H=50.0, G=2.0)
     assert (open_.remainder, open_.process) == (None, None)
     assert open_.envelope == pytest.approx(2 * math.sqrt(3) * (50 + math.log(400)) / 20)
-    known = statistical.inference_conditions(n=400, d=3, H=50.0, G=2.0, R_2=0.01, eif_distance=0.1)
+    known = lem.inference_conditions(n=400, d=3, H=50.0, G=2.0, R_2=0.01, eif_distance=0.1)
     assert known.remainder == pytest.approx(0.2)
     assert known.process == pytest.approx(math.sqrt(50 + math.log(400)) * 0.1)
 
@@ -48,7 +49,7 @@ def test_schedule_and_orders() -> None:
     assert statistical.negligible_tolerance(0.2, 0.01) == 0.002
     for A in (0.1, 1.0, 30.0):
         for u in (0.0, 0.5, 10.0, 1e6):
-            assert math.log2(2 + A * u) <= statistical.history_order_constant(A) * math.log2(2 + u) + 1e-12
+            assert math.log2(2 + A * u) <= lem.history_order_constant(A) * math.log2(2 + u) + 1e-12
     # With K bounded and a_n subpolynomial, H_K is of order log n.
-    ratios = [statistical.history_order(2, 3, n, math.log(n)) / math.log(n) for n in (10**4, 10**8, 10**16)]
+    ratios = [lem.history_order(2, 3, n, math.log(n)) / math.log(n) for n in (10**4, 10**8, 10**16)]
     assert max(ratios) / min(ratios) < 1.5

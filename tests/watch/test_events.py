@@ -19,13 +19,19 @@ from fedtmle.errors import DataError, RefusedError
 from fedtmle.protocol.query import Phase
 from fedtmle.runtime.events import EventLog, logging_to
 from fedtmle.runtime.session import RoundReport
-from fedtmle.watch.follow import Follower, LedgerFollower
+from fedtmle.watch.follow import EventTail, LedgerTail
 from fedtmle.watch.server import WatchServer
-from fedtmle.watch.state import MOST_POINTS, View
+from fedtmle.watch.state import MAX_POINTS, RunView
 from tests.report.studies import ALGORITHMS, TARGETS, silos
 from tests.watch.sessions import run_with_ledger
 
-START = {"title": "t", "question": "q?", "algorithm": "Coded", "plan": "ab", "silos": ["a", "b"]}
+START: dict[str, Any] = {
+    "title": "t",
+    "question": "q?",
+    "algorithm": "Coded",
+    "plan": "ab",
+    "silos": ["a", "b"],
+}
 
 
 def round_report(number: int, norm: float | None = None, **more: Any) -> RoundReport:
@@ -73,7 +79,7 @@ def test_a_run_reports_what_its_trajectory_says(algorithm: str) -> None:
 
 
 def test_the_view_adds_up(log: EventLog, path: Path) -> None:
-    follower = Follower(path)
+    follower = EventTail(path)
     for k in range(1, 6):
         log.round(round_report(k, 10.0**-k))
     state = follower.look()
@@ -94,13 +100,13 @@ def test_the_view_adds_up(log: EventLog, path: Path) -> None:
 def test_no_time_is_told_that_is_not_known(log: EventLog, path: Path) -> None:
     for k in range(1, 6):
         log.round(round_report(k, 10.0**k))  # it gets worse
-    assert Follower(path).look()["seconds_left"] is None
+    assert EventTail(path).look()["seconds_left"] is None
 
 
 def test_retired_lost_and_refused_silos(log: EventLog, path: Path) -> None:
     log.round(round_report(1, retired=("a",)))
     log.silo("b", "lost", "no answer for 60 s")
-    follower = Follower(path)
+    follower = EventTail(path)
     assert [silo["status"] for silo in follower.look()["silos"]] == ["retired", "lost"]
     log.silo("b", "back")
     assert follower.look()["silos"][1]["status"] == "answering"
@@ -111,12 +117,16 @@ def test_retired_lost_and_refused_silos(log: EventLog, path: Path) -> None:
     assert state["silos"][0]["status"] == "retired"
 
 
+def fail(error: Exception) -> None:
+    raise error
+
+
 def test_an_unplanned_error_is_named_but_not_quoted(path: Path) -> None:
     """Its text may hold a record; those raised on purpose do not."""
     with pytest.raises(ValueError, match="secret"), logging_to(path):
-        raise ValueError("secret 42")
+        fail(ValueError("secret 42"))
     with pytest.raises(DataError), logging_to(path):
-        raise DataError("column 'x' is missing", silo="a")
+        fail(DataError("column 'x' is missing", silo="a"))
     text = path.read_text()
     assert "secret" not in text
     assert "stopped by ValueError" in text
@@ -129,7 +139,7 @@ def test_without_a_path_nothing_is_written() -> None:
 
 
 def test_half_lines_bad_lines_and_new_files(log: EventLog, path: Path) -> None:
-    follower = Follower(path)
+    follower = EventTail(path)
     log.round(round_report(1))
     with path.open("ab") as file:
         file.write(b'not json\n[]\n{"event":"round"}\n{"event":"rou')
@@ -139,13 +149,13 @@ def test_half_lines_bad_lines_and_new_files(log: EventLog, path: Path) -> None:
     assert follower.look()["round"] == 2
     path.write_bytes(b"")
     assert follower.look()["status"] == "waiting"
-    assert Follower(path.with_name("not there yet")).look()["status"] == "waiting"
+    assert EventTail(path.with_name("not there yet")).look()["status"] == "waiting"
 
 
 def test_a_second_run_replaces_the_first(log: EventLog, path: Path) -> None:
     log.round(round_report(7))
     log.failed(RefusedError("a", "no"))
-    follower = Follower(path)
+    follower = EventTail(path)
     seen = follower.look()["seen"]
     log.start(**START)
     state = follower.look()
@@ -153,16 +163,16 @@ def test_a_second_run_replaces_the_first(log: EventLog, path: Path) -> None:
 
 
 def test_a_long_path_is_thinned_with_its_ends() -> None:
-    view = View(norms=[(k, 1.0 / k) for k in range(1, 10_000)])
+    view = RunView(norms=[(k, 1.0 / k) for k in range(1, 10_000)])
     norms = view.show()["norms"]
-    assert len(norms) <= MOST_POINTS + 1
+    assert len(norms) <= MAX_POINTS + 1
     assert (norms[0], norms[-1]) == ((1, 1.0), (9_999, 1.0 / 9_999))
 
 
 @pytest.fixture
 def server(log: EventLog, path: Path) -> Iterator[WatchServer]:
     log.round(round_report(3))
-    made = WatchServer("127.0.0.1", 0, Follower(path).look)
+    made = WatchServer("127.0.0.1", 0, EventTail(path).look)
     thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.05})
     thread.start()
     yield made
@@ -211,7 +221,7 @@ def test_a_taken_port_is_a_clear_error(server: WatchServer, path: Path) -> None:
 def test_the_owner_sees_what_the_silo_sent(tmp_path: Path) -> None:
     """A real session with a ledger: the view's totals are those of the account."""
     book = tmp_path / "ledger.jsonl"
-    follower = LedgerFollower(book)
+    follower = LedgerTail(book)
     assert follower.look()["status"] == "waiting"
     finished = run_with_ledger(book)
     state = follower.look()

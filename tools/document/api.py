@@ -17,7 +17,7 @@ ESTIMANDS_TITLE = "A study"  # the group that has the registered estimands as we
 GROUPS = {
     "Run": ("run", "solve", "load", "plots"),
     "Before a run": ("read_study", "validate", "preflight", "Policy"),
-    ESTIMANDS_TITLE: ("Study", "ESTIMANDS"),
+    ESTIMANDS_TITLE: ("Study", "Variables", "Variable", "ESTIMANDS"),
     "An estimand of your own": ("AbstractEffect", "AbstractArmEffect", "Summary", "Scale"),
     "Rules": ("Static", "Threshold", "Stochastic"),
     "Models": ("GLM", "Supplied", "Pilot", "PerSilo", "GradientBoostedTrees", "SuperLearner"),
@@ -31,7 +31,7 @@ GROUPS = {
         "Certified",
         "Estimated",
     ),
-    "Targets": ("Mean", "TwoArm", "OptimalTransport", "LogisticFluctuation", "ExponentialTilt"),
+    "Targets": ("Mean", "OptimalTransport", "LogisticFluctuation", "ExponentialTilt"),
     "Results": ("StudyResult", "Result", "Estimate", "Status", "Transcript"),
     "A target or an algorithm of your own": (
         "AbstractProblem",
@@ -42,11 +42,7 @@ GROUPS = {
         "IntegerSums",
         "check_problem",
     ),
-    "Errors": tuple(
-        name
-        for name, error in vars(errors).items()
-        if inspect.isclass(error) and issubclass(error, Exception)
-    ),
+    "Errors": tuple(name for name, error in vars(errors).items() if inspect.isclass(error)),
 }
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 import fedtmle as ft
 from fedtmle.initial.glm import FittedGLM
@@ -17,22 +19,22 @@ from fedtmle.protocol.codes import encode
 from fedtmle.protocol.fits import FitAnswer
 from fedtmle.protocol.plan import roster
 from fedtmle.protocol.query import AbstractQuery, Query
+from fedtmle.protocol.tables import Levels
 from fedtmle.runtime.replay import heard_rounds
 from fedtmle.studyfile.file import study_plan
 
 SILO = "north"
-MOST = 6  # numbers that an example shows
+SHOWN_NUMBERS = 6
 
 
-def classes(base: type[Any] = AbstractQuery) -> list[type[Any]]:
-    """Every concrete kind of query, in the order of their modules."""
-    found: list[type[Any]] = []
-    kind: type[Any]
+def classes(base: type[Query] = AbstractQuery) -> list[type[Query]]:
+    """Return every concrete kind of query, in the order of their modules."""
+    kinds: list[type[Query]] = []
     for kind in base.__subclasses__():
-        found += classes(kind)
-        if not getattr(kind, "__abstractmethods__", None):
-            found.append(kind)
-    return sorted(found, key=lambda kind: (kind.__module__, kind.__name__))
+        kinds += classes(kind)
+        if not inspect.isabstract(kind):
+            kinds.append(kind)
+    return sorted(kinds, key=lambda kind: (kind.__module__, kind.__name__))
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,7 @@ class Example:
     """Every query of one kind that was asked; what silo north answered to the first that it answered."""
 
     queries: list[Query]
-    answer: Any
+    answer: object
 
     @property
     def query(self) -> Query:
@@ -48,8 +50,8 @@ class Example:
 
 
 def examples() -> dict[str, Example]:
-    """By the query's name."""
-    found: dict[str, Example] = {}
+    """Return an example of every kind of query that these studies ask, by the query's name."""
+    by_kind: dict[str, Example] = {}
     glm = ft.GLM("C(a) + x + C(clinic)")
     learned = ft.SuperLearner((ft.GLM("x"), ft.GLM("C(clinic)")), folds=2)
     for treatment, algorithm, cluster in (
@@ -74,33 +76,33 @@ def examples() -> dict[str, Example]:
             query, whole = heard.query, heard.answers[SILO]
             for part, answer in [(query, whole), *zip(query.members, query.split(whole), strict=True)]:
                 name = type(part).__name__
-                before = found.get(name, Example([], None))
+                before = by_kind.get(name, Example([], None))
                 if before.answer is None:  # an answer that says something is the better example
-                    found[name] = Example([part, *before.queries], answer)
+                    by_kind[name] = Example([part, *before.queries], answer)
                 else:
                     before.queries.append(part)
-    return found
+    return by_kind
 
 
-def _silos() -> dict[str, dict[str, Any]]:
+def _silos() -> dict[str, dict[str, NDArray[Any]]]:
     rng = np.random.default_rng(7)
-    found = {}
+    silos = {}
     for name, clinics in (("north", ["A", "B"]), ("south", ["B", "C"])):
         x = rng.normal(size=60).round(2)
         a = rng.binomial(1, 0.5, size=60)
         y = rng.binomial(1, 1 / (1 + np.exp(-(x + a - 0.5)))).astype(float)
         clinic = np.array(clinics)[rng.binomial(1, 0.5, size=60)]
         family = np.repeat(["shared", *(f"{name} {k}" for k in range(5))], 10)
-        found[name] = {"x": x, "a": a, "y": y, "clinic": clinic, "family": family}
-    return found
+        silos[name] = {"x": x, "a": a, "y": y, "clinic": clinic, "family": family}
+    return silos
 
 
-def size(query: Query, answer: Any) -> int:
+def size(query: Query, answer: object) -> int:
     """Return the bits of an answer, as a first message on its link."""
     return encode(query.answer_code, answer).length
 
 
-def shown(answer: Any) -> str:  # noqa: PLR0911 - one return per kind of answer
+def shown(answer: object) -> str:  # noqa: PLR0911 - one return per kind of answer
     """An answer as a person reads it, shortened."""
     match answer:
         case Sums():
@@ -112,23 +114,23 @@ def shown(answer: Any) -> str:  # noqa: PLR0911 - one return per kind of answer
             return f"{answer.outcome.name.lower()}, fit {_numbers(answer.eps)}, sums {origin}"
         case tuple() if answer and all(isinstance(part, int) for part in answer):
             return f"integers {_numbers(answer)}"
-        case (FittedGLM(), *_):
-            return f"{len(answer)} model(s); the first: coefficients {_numbers(answer[0].coefficients)}"
+        case (FittedGLM() as model, *others):
+            return f"{1 + len(others)} model(s); the first: coefficients {_numbers(model.coefficients)}"
         case ((str(), *_), *_):
-            return "labels " + "; ".join(", ".join(levels) for levels in answer)
+            return "labels " + "; ".join(", ".join(levels) for levels in cast(Levels, answer))
         case Clusters():
             return f"{len(answer.digests)} digests; the first: {answer.digests[0].hex()}"
         case None:
             return "nothing; to answer at all is consent"
-        case ((None | BinTotal(), *_), *_):
-            counts = ["hidden" if cell is None else str(cell.count) for cell in answer[0]]
+        case ((None | BinTotal(), *_) as group, *_):
+            counts = [str(cell.count) if isinstance(cell, BinTotal) else "hidden" for cell in group]
             return f"counts by bin of the first group: {', '.join(counts)}"
         case tuple():
             return "; then ".join(shown(part) for part in answer[:2] if part is not None)
     raise AssertionError(f"an example of a {type(answer).__name__} has no text")
 
 
-def _numbers(values: Any) -> str:
+def _numbers(values: ArrayLike) -> str:
     every = [f"{float(value):.3g}" for value in np.asarray(values, dtype=float).ravel()]
-    rest = f", ... ({len(every)} in all)" if len(every) > MOST else ""
-    return ", ".join(every[:MOST]) + rest
+    rest = f", ... ({len(every)} in all)" if len(every) > SHOWN_NUMBERS else ""
+    return ", ".join(every[:SHOWN_NUMBERS]) + rest

@@ -6,8 +6,8 @@ import inspect
 from collections.abc import Iterable, Iterator
 from typing import get_args
 
+from fedtmle.protocol.guard import Policy
 from fedtmle.protocol.messages import Reason, Reply
-from fedtmle.protocol.policy import Policy
 from fedtmle.protocol.query import Phase, Query
 from tools.document.examples import SILO, classes, examples, shown, size
 
@@ -119,7 +119,7 @@ def limits(queries: Iterable[Query]) -> list[str]:
         keys |= set(query.floors)
         # An example draws no batches; a query that can, is held against their floor.
         keys |= {"min_batch"} if "batch" in vars(query) else set()
-    return [name for name, *_ in Policy.keys() if name in keys]  # noqa: SIM118 - not those of a mapping
+    return [limit.name for limit in Policy.limits() if limit.name in keys]
 
 
 def page() -> str:
@@ -128,14 +128,14 @@ def page() -> str:
 
 
 def _answers() -> Iterator[str]:
-    found = examples()
+    examples_by_kind = examples()
     yield "## Every answer"
     yield ""
     every = ", ".join(f"`{key}`" for key in EVERY)
     yield f"All of them are limited by {every} of [your policy](#your-policy)."
     yield ""
     for kind in classes():
-        example = found[kind.__name__]
+        example = examples_by_kind[kind.__name__]
         query, answer = example.query, example.answer
         yield f"### `{kind.__name__}` ({query.phase.value if query.phase != 'nuisance' else 'models'})"
         yield ""
@@ -177,6 +177,6 @@ def _policy() -> Iterator[str]:
     yield ""
     yield "| key | the package's own limit | it | limits |"
     yield "|---|---|---|---|"
-    for name, default, direction, says in Policy.keys():  # noqa: SIM118 - not those of a mapping
-        shown_default = str(default).lower() if isinstance(default, bool) else f"{default:,}"
-        yield f"| `{name}` | {shown_default} | {direction.value} | {says} |"
+    for limit in Policy.limits():
+        default = str(limit.default).lower() if isinstance(limit.default, bool) else f"{limit.default:,}"
+        yield f"| `{limit.name}` | {default} | {limit.direction.value} | {limit.meaning} |"

@@ -71,12 +71,12 @@ def drawing() -> str:
         columns = sorted({way.index(t.state) for t in TABLE if side in t.leads_to.values()})
         parts += _side(side, columns, above=number % 2 == 0)
     width, height = WIDTH * len(way) + 8, 2 * FLAT + TALL
-    said = "; ".join(
+    transitions = "; ".join(
         f"{t.state.value}: {t.request.__name__.lower()} leads to {' or '.join(t.leads_to.values())}"
         for t in TABLE
     )
     return (
-        f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="State diagram of a silo. {said}" '
+        f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="State diagram of a silo. {transitions}" '
         f'style="max-width:{width}px;font:13px sans-serif">'
         f'<defs><marker id="tip" markerWidth="8" markerHeight="8" refX="7" refY="4" orient="auto">'
         f'<path d="M0 0L8 4L0 8z" fill="{INK}"/></marker></defs>{"".join(parts)}</svg>'

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from fedtmle.algorithms.base import AbstractAlgorithm
 from fedtmle.algorithms.coded import Coded
 from fedtmle.model.types import Array
-from fedtmle.protocol.query import Phase, Problem
+from fedtmle.protocol.query import Phase
 from fedtmle.report.series import document_of
 from fedtmle.results.result import versions
 from fedtmle.runtime.result import Result
@@ -25,7 +23,7 @@ from fedtmle_paper.benchmark import client_sizes, gaussian_mixture, random_parti
 QUESTION = "Which offsets make entropic optimal transport reach its targets (the paper's DGP 1)?"
 
 
-def transport(*, as_json: bool, quiet: bool, observe: bool = False) -> Mapping[str, Any]:
+def transport(*, as_json: bool, quiet: bool, observe: bool = False) -> Mapping[str, object]:
     """Run the paper's benchmark, print the result, and return its document.
 
     The target is entropic optimal transport, the data are DGP 1, partitioned at random over ten silos.
@@ -37,7 +35,8 @@ def transport(*, as_json: bool, quiet: bool, observe: bool = False) -> Mapping[s
     rows = gaussian_mixture(10_000, rng)
     parts = random_partition(client_sizes(10_000, 10), rng)
     silos = {f"silo {m + 1}": rows[part] for m, part in enumerate(parts)}
-    federated = _run(problem, law, silos, Coded(tolerance=1e-3), quiet=quiet or as_json, observe=observe)
+    with live_progress("benchmark", quiet=quiet or as_json) as progress:
+        federated = solve(problem, law, silos, Coded(tolerance=1e-3), progress=progress, observe=observe)
     document = {"question": QUESTION, **document_of(federated), "versions": versions()}
     if as_json:
         print(json.dumps(federated.to_dict()))  # noqa: T201 - the command's output
@@ -54,19 +53,6 @@ def transport(*, as_json: bool, quiet: bool, observe: bool = False) -> Mapping[s
     console.print(table)
     _cost(console, federated)
     return document
-
-
-def _run(
-    problem: Problem,
-    law: Any,
-    silos: Mapping[str, object],
-    algorithm: AbstractAlgorithm,
-    *,
-    quiet: bool,
-    observe: bool,
-) -> Result:
-    with live_progress("benchmark", quiet=quiet) as progress:
-        return solve(problem, law, silos, algorithm, progress=progress, observe=observe)
 
 
 def _cost(console: Console, result: Result) -> None:

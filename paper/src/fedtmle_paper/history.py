@@ -16,12 +16,11 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
 
 from fedtmle.errors import NumericalError
+from fedtmle.model.problem import AbstractProblem, Law, Rows
 from fedtmle.protocol.codes import BitReader, Bits, BitWriter
 from fedtmle.protocol.lattice import Lattice
-from fedtmle.protocol.query import Problem
 
 History = tuple[tuple[int, ...], ...]
 
@@ -62,7 +61,7 @@ def decode_history(bits: Bits, dim: int) -> History:
     return history
 
 
-def decode_law(bits: Bits, problem: Problem, law: Any, lattice: Lattice) -> Any:
+def decode_law(bits: Bits, problem: AbstractProblem[Law, Rows], law: Law, lattice: Lattice) -> Law:
     """p^K from its code, the initial law and the lattice."""
     for integers in decode_history(bits, problem.dim):
         law = problem.move(law, lattice.eps(integers))

@@ -44,6 +44,9 @@ _DECODER = "privacy/test_disclosure.py::test_no_adversary_beats_the_decoders_gua
 
 _PAPER = {
     "history": "fedtmle_paper.history",
+    "lemmas": "fedtmle_paper.lemmas",
+    "design": "fedtmle_paper.privacy.design",
+    "discrete": "fedtmle_paper.privacy.discrete",
     "collision": "fedtmle_paper.privacy.collision",
     "disclosure": "fedtmle_paper.privacy.disclosure",
     "family": "fedtmle_paper.privacy.family",
@@ -96,13 +99,13 @@ STATEMENTS: tuple[Statement, ...] = (
     _not("ass:local-regularity", ASSUMPTION),
     _not("eq:personalized-regularity", ASSUMPTION),
     _not("ass:local-complexity", ASSUMPTION),
-    _computed("section 4.1, compact example", "personalized.log_cover_compact", _TRANSCRIPTION),
+    _computed("section 4.1, compact example", "lemmas.log_cover_compact", _TRANSCRIPTION),
     # Section 4.2 and S.2.1.
-    _computed("eq:lattice-spacing", "communication.spacing_range communication.scaled_tolerance", _RUNS),
+    _computed("eq:lattice-spacing", "lemmas.spacing_range communication.scaled_tolerance", _RUNS),
     _not("eq:protocol-action", "protocol.coded.RoundedGradientQuery.action"),
     _computed(
         "eq:rounding-guarantee",
-        "communication.rounding_bound",
+        "lemmas.rounding_bound",
         _RUNS,
         "theory/test_attained.py::test_rounding_bound_is_nearly_attained",
     ),
@@ -139,88 +142,86 @@ STATEMENTS: tuple[Statement, ...] = (
     ),
     _computed(
         "eq:proof-code-length",
-        "communication.code_length_bound",
+        "lemmas.code_length_bound",
         "theory/test_attained.py::test_code_lengths",
     ),
-    _computed("eq:proof-rounding-error", "communication.rounding_bound", _RUNS),
+    _computed("eq:proof-rounding-error", "lemmas.rounding_bound", _RUNS),
     _not("eq:proof-pooled-smoothness", "an average of the silos' inequalities: no number of its own"),
     _computed(
         "S.2.1, decrease of a step",
-        "communication.rounded_step_decrease communication.step_decrease communication.step_decrease_floor",
+        "lemmas.rounded_step_decrease communication.step_decrease lemmas.step_decrease_floor",
         _RUNS,
         _DESCENT,
     ),
     _computed("eq:proof-energy-and-steps", "communication.energy_bound communication.step_bound", _DESCENT),
-    _computed("eq:proof-rounds", "communication.rounds communication.round_bound", _RUNS, _DESCENT),
-    _computed(
-        "eq:proof-path-length", "communication.path_length_bound communication.path_length_ceiling", _DESCENT
-    ),
+    _computed("eq:proof-rounds", "lemmas.rounds communication.round_bound", _RUNS, _DESCENT),
+    _computed("eq:proof-path-length", "lemmas.path_length_bound lemmas.path_length_ceiling", _DESCENT),
     _computed(
         "eq:proof-within-variation",
-        "communication.variation_within",
+        "lemmas.variation_within",
         "theory/test_attained.py::test_variation_within_and_across",
     ),
     _computed(
         "eq:proof-recenter-variation",
-        "communication.variation_across",
+        "lemmas.variation_across",
         "theory/test_attained.py::test_variation_within_and_across",
     ),
     _computed("eq:proof-total-variation", "communication.variation_bound", _RUNS),
     _computed("eq:proof-pooled-variation", "communication.variation_bound", _RUNS),
-    _computed("eq:proof-initial-bits", "communication.first_message_bits", _MESSAGES),
-    _computed("eq:proof-upload-sum", "communication.upload_bits", _MESSAGES),
-    _computed("eq:proof-broadcast-sum", "communication.broadcast_bits", _MESSAGES),
+    _computed("eq:proof-initial-bits", "lemmas.first_message_bits", _MESSAGES),
+    _computed("eq:proof-upload-sum", "lemmas.upload_bits", _MESSAGES),
+    _computed("eq:proof-broadcast-sum", "lemmas.broadcast_bits", _MESSAGES),
     _computed("eq:proof-pathwise-bits", "communication.bits_at_spacing", _MESSAGES),
     # thm:statistical and S.2.2.
     _computed(
         "thm:statistical",
-        "statistical.code_allowance statistical.remainder_bound history.decode_law",
+        "lemmas.code_allowance lemmas.remainder_bound history.decode_law",
         "theory/test_history.py::test_the_code_decodes_to_the_identical_law",
         "theory/test_statistical.py::test_remainder_bound_covers_the_error_of_coded_runs",
     ),
     _computed(
         "eq:history-length",
-        "statistical.history_bits statistical.history_bits_bound statistical.history_bits_rate "
+        "statistical.history_bits lemmas.history_bits_bound lemmas.history_bits_rate "
         "statistical.history_bits_ceiling",
         _HISTORY,
         _RUNS,
     ),
     _computed(
         "eq:history-statistical-bound",
-        "statistical.remainder_bound",
+        "lemmas.remainder_bound",
         _TRANSCRIPTION,
         "theory/test_statistical.py::test_remainder_bound_covers_the_error_of_coded_runs",
     ),
     _computed(
         "S.2.2, sum of history integers",
-        "statistical.history_sum_bound statistical.history_sum_ceiling",
+        "lemmas.history_sum_bound lemmas.history_sum_ceiling",
         _DESCENT,
         _RUNS,
     ),
     _computed(
         "eq:proof-integer-kraft",
-        "statistical.integer_kraft",
+        "lemmas.integer_kraft",
         "theory/test_history.py::test_kraft_sums_are_exact",
     ),
     _computed(
         "eq:proof-history-kraft",
-        "statistical.history_kraft",
+        "lemmas.history_kraft",
         "theory/test_history.py::test_kraft_sums_are_exact",
     ),
     _computed(
         "eq:proof-moment-control",
-        "statistical.fixed_code_deviation",
+        "lemmas.fixed_code_deviation",
         "theory/test_exact_constants.py::test_moment_series_gives_the_envelope_constant",
     ),
     _computed(
         "S.2.2, fixed-code bound",
-        "statistical.fixed_code_deviation statistical.fixed_code_tail",
+        "lemmas.fixed_code_deviation lemmas.fixed_code_tail",
         "theory/test_probability.py::test_fixed_code_bernstein_bound_holds_exactly",
         "theory/test_probability.py::test_no_smaller_bernstein_constant_holds",
     ),
     _computed(
         "eq:proof-vector-concentration",
-        "statistical.process_bound",
+        "lemmas.process_bound",
         "theory/test_probability.py::test_simultaneous_bound_over_a_family_of_codes_by_frequency",
     ),
     # cor:inference and S.2.3.
@@ -229,19 +230,19 @@ STATEMENTS: tuple[Statement, ...] = (
         "statistical.tolerance_schedule statistical.negligible_tolerance",
         "theory/test_statistical.py::test_schedule_and_orders",
     ),
-    _computed("eq:inference-cost", "statistical.cost_order", _TRANSCRIPTION),
+    _computed("eq:inference-cost", "lemmas.cost_order", _TRANSCRIPTION),
     _computed(
         "eq:inference-conditions",
-        "statistical.inference_conditions",
+        "lemmas.inference_conditions",
         "theory/test_statistical.py::test_conditions_are_open_where_data_cannot_tell",
     ),
     _not("eq:canonical-limit", "a limit in distribution: nothing to evaluate on one run"),
     _computed(
         "eq:history-asymptotic",
-        "statistical.history_order statistical.history_order_constant",
+        "lemmas.history_order lemmas.history_order_constant",
         "theory/test_statistical.py::test_schedule_and_orders",
     ),
-    _computed("eq:proof-root-n-bound", "statistical.root_n_bound", _TRANSCRIPTION),
+    _computed("eq:proof-root-n-bound", "lemmas.root_n_bound", _TRANSCRIPTION),
     # Section 4.3, S.2.4 and S.2.5.
     _disclosed(
         "eq:robust-channel", "audit.audit", "privacy/test_audit.py::test_what_is_left_is_what_answers_allow"
@@ -275,10 +276,10 @@ STATEMENTS: tuple[Statement, ...] = (
         "privacy/test_disclosure.py::test_mean_gradients_have_the_stated_smoothness",
         "privacy/test_attacks.py::test_attributes_have_the_gradients_they_say",
     ),
-    _disclosed("eq:disclosure-design", "modulus.design_modulus", _FORMS, _SOLVERS),
+    _disclosed("eq:disclosure-design", "design.design_modulus", _FORMS, _SOLVERS),
     _disclosed("thm:disclosure", "disclosure.attribute_risk disclosure.affine_decoder", _SANDWICH, _DECODER),
     _disclosed("eq:disclosure-sandwich", "disclosure.attribute_risk", _SANDWICH),
-    _disclosed("eq:disclosure-spectrum", "modulus.modulus_forms", _FORMS, _SOLVERS),
+    _disclosed("eq:disclosure-spectrum", "design.modulus_forms", _FORMS, _SOLVERS),
     _disclosed("eq:proof-collision-distance", "collision.collision_distance", _COLLISION),
     _disclosed(
         "eq:proof-level-derivative",
@@ -296,8 +297,8 @@ STATEMENTS: tuple[Statement, ...] = (
         "collision.conditioning_ceiling",
         "privacy/test_collision.py::test_conditioning_is_no_better_than_its_bound",
     ),
-    _disclosed("eq:proof-recovery-modulus", "modulus.modulus_forms", _FORMS, _SOLVERS),
-    _disclosed("eq:proof-recovery-dual", "modulus.modulus_forms", _FORMS),
+    _disclosed("eq:proof-recovery-modulus", "design.modulus_forms", _FORMS, _SOLVERS),
+    _disclosed("eq:proof-recovery-dual", "design.modulus_forms", _FORMS),
     _disclosed(
         "eq:proof-design-infimum",
         "family.design_infimum",
@@ -326,7 +327,7 @@ STATEMENTS: tuple[Statement, ...] = (
     ),
     _disclosed(
         "S.2.5, kernel and range",
-        "modulus.kernel_floor modulus.range_slope disclosure.range_error",
+        "design.kernel_floor design.range_slope disclosure.range_error",
         "privacy/test_modulus.py::test_limits",
         "privacy/test_disclosure.py::test_the_range_case_bounds_the_decoder",
     ),
@@ -347,19 +348,19 @@ STATEMENTS: tuple[Statement, ...] = (
     _computed("def:local-stability", "averaging.follow_fits", _GAPS),
     _computed(
         "lem:local-derivatives",
-        "personalized.zeta personalized.derivative_bound personalized.mean_difference_tail",
+        "lemmas.zeta lemmas.derivative_bound lemmas.mean_difference_tail",
         "theory/test_probability.py::test_cross_silo_derivatives_by_frequency",
         "theory/test_probability.py::test_hoeffding_tail_of_two_silos_holds_exactly_and_no_faster_decay_does",
     ),
-    _computed("eq:local-derivative-comparison", "personalized.derivative_bound", _TRANSCRIPTION),
+    _computed("eq:local-derivative-comparison", "lemmas.derivative_bound", _TRANSCRIPTION),
     _computed(
         "section 4.4, disagreement moments",
-        "personalized.disagreement personalized.spread",
+        "personalized.disagreement lemmas.spread",
         "theory/test_identities.py::test_v2_is_the_weighted_variance",
     ),
     _computed(
         "eq:retirement-sampling-modes",
-        "personalized.chi personalized.chi_uniform personalized.chi_size",
+        "personalized.chi lemmas.chi_uniform lemmas.chi_size",
         _CHI,
     ),
     _computed(
@@ -383,7 +384,7 @@ STATEMENTS: tuple[Statement, ...] = (
     _computed("eq:proof-retire-sampling-moment", "personalized.chi", _CHI),
     _computed(
         "eq:proof-retire-second-moment",
-        "personalized.spread",
+        "lemmas.spread",
         "theory/test_identities.py::test_v2_is_the_weighted_variance",
     ),
     _computed("eq:proof-retire-fourth-moment", "personalized.disagreement", _TRANSCRIPTION),
@@ -401,26 +402,23 @@ STATEMENTS: tuple[Statement, ...] = (
     _computed("eq:proof-retire-loss-identity", "averaging.follow_fits averaging.loss_budget", _GAPS),
     _computed(
         "eq:retirement-imbalance",
-        "personalized.imbalance",
+        "lemmas.imbalance",
         "theory/test_attained.py::test_imbalance_is_one_for_equal_sizes_only",
     ),
-    _computed(
-        "S.2.8, participation duration", "personalized.chi_total_size personalized.chi_total_uniform", _CHI
-    ),
+    _computed("S.2.8, participation duration", "lemmas.chi_total_size lemmas.chi_total_uniform", _CHI),
     _computed(
         "S.2.8, diameter form",
-        "personalized.diameter_bound personalized.disagreement_from_diameter",
+        "lemmas.diameter_bound lemmas.disagreement_from_diameter",
         "theory/test_attained.py::test_diameter_form_is_nearly_attained_by_a_simplex",
     ),
     _computed(
         "S.2.8, per-client factor",
-        "personalized.client_factor",
+        "lemmas.client_factor",
         "theory/test_identities.py::test_each_gap_is_at_least_its_squared_eif_norm_over_two_beta",
     ),
     _computed(
         "lattice retirement",
-        "personalized.lattice_gap_bound personalized.lattice_score_bound "
-        "personalized.lattice_quadratic_bound",
+        "personalized.lattice_gap_bound lemmas.lattice_score_bound personalized.lattice_quadratic_bound",
         "theory/test_attained.py::test_lattice_retirement_is_attained_at_a_corner_of_the_box",
         _PERSONAL,
     ),

@@ -1,4 +1,4 @@
-"""What an algorithm is, and what its flows share."""
+"""The base class of the algorithms, and the steps that their flows share."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, Literal, TypeVar, final
+from typing import Generic, Literal, TypeVar, final
 
 import numpy as np
 
 from fedtmle.errors import InputError, NumericalError
+from fedtmle.model import kernels
 from fedtmle.model.exact import GRID_BITS, Sums
-from fedtmle.model.problem import AbstractModel, Estimate
+from fedtmle.model.problem import Estimate
 from fedtmle.model.types import Array, IntArray, Part
 from fedtmle.protocol.lattice import finest_tolerance
 from fedtmle.protocol.outcome import Certificate, Personalised, Status, Targeted, Visit
 from fedtmle.protocol.plan import AbstractProgram
-from fedtmle.protocol.query import Flow, Phase, Problem
+from fedtmle.protocol.query import Flow, Law, Model, Phase, Problem
 from fedtmle.protocol.sums import MomentsQuery, SumsQuery, mean_gradient, norm
 
 
@@ -25,7 +26,7 @@ class AbstractAlgorithm(ABC):
     """Configuration only; ``flow`` is the public program that every party runs."""
 
     @abstractmethod
-    def flow(self, problem: Problem, law: Any, n: int) -> Flow[Targeted | Personalised]:
+    def flow(self, problem: Problem, law: Law, n: int) -> Flow[Targeted | Personalised]:
         """Yield queries, receive what was pooled, return the outcome."""
 
     @property
@@ -41,17 +42,17 @@ class AbstractAlgorithm(ABC):
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class TargetingProgram(AbstractProgram):
+class TargetingProgram(AbstractProgram[object]):
     """One problem, targeted by one algorithm from an initial law."""
 
     problem: Problem
-    law: Any
+    law: Law
     algorithm: AbstractAlgorithm
 
-    def count(self, rows: Any) -> int:
+    def count(self, rows: object) -> int:
         return self.problem.count(rows)
 
-    def smallest_part(self, rows: Any) -> int:
+    def smallest_part(self, rows: object) -> int:
         return self.problem.smallest_part(rows)
 
     def flow(self, n: int) -> Flow[Targeted | Personalised]:
@@ -59,14 +60,14 @@ class TargetingProgram(AbstractProgram):
 
 
 Tolerance = float | Literal["practical", "negligible"]
-Model = TypeVar("Model", bound=AbstractModel[Any, Any])
+Model_co = TypeVar("Model_co", bound=Model, covariant=True)
 
 
 @dataclass
-class Run(Generic[Model]):
+class Run(Generic[Model_co]):
     """The public state that flows share: problem, pooled n, and the trajectory so far."""
 
-    problem: Model
+    problem: Model_co
     n: int
     phase: Phase = Phase.TARGETING
     tolerance: float | None = None  # once it is settled
@@ -80,11 +81,11 @@ class Run(Generic[Model]):
         """Return the Euclidean norm, the same at every party."""
         return norm(vector)
 
-    def pooled_gradient(self, sums: Sums, law: Any, eps: Array) -> Array:
+    def pooled_gradient(self, sums: Sums, law: Law, eps: Array) -> Array:
         """Return the pooled mean gradient at eps; the public part is added once."""
         return mean_gradient(self.problem, law, eps, sums, self.n)
 
-    def ask(self, law: Any, eps: Array, parts: Part, *, batch: IntArray | None = None) -> Flow[Sums]:
+    def ask(self, law: Law, eps: Array, parts: Part, *, batch: IntArray | None = None) -> Flow[Sums]:
         """Ask for one round of exact sums."""
         sums: Sums = yield SumsQuery(
             problem=self.problem,
@@ -120,7 +121,7 @@ class Run(Generic[Model]):
         )
 
 
-def close(run: Run[Problem], law: Any) -> Flow[Estimate]:
+def close(run: Run[Problem], law: Law) -> Flow[Estimate]:
     """Ask for the closing round; return psi and its covariance."""
     pooled: Sums = yield MomentsQuery(problem=run.problem, law=law, n=run.n)
     return run.problem.finish(law, pooled, run.n)
@@ -128,7 +129,7 @@ def close(run: Run[Problem], law: Any) -> Flow[Estimate]:
 
 def conclude(
     run: Run[Problem],
-    law: Any,
+    law: Law,
     *,
     status: Status,
     residual: float,
@@ -156,7 +157,7 @@ def conclude(
     )
 
 
-def settle_tolerance(run: Run[Problem], law: Any, tolerance: Tolerance) -> Flow[float]:
+def settle_tolerance(run: Run[Problem], law: Law, tolerance: Tolerance) -> Flow[float]:
     """Settle delta for the run and return it; a rule needs one counted look at the standard errors at p^0.
 
     "practical": 1e-6 of the smallest, rounded down to a power of two, so that the estimate equals
@@ -167,7 +168,7 @@ def settle_tolerance(run: Run[Problem], law: Any, tolerance: Tolerance) -> Flow[
     return run.tolerance
 
 
-def _settled(run: Run[Problem], law: Any, tolerance: Tolerance) -> Flow[float]:
+def _settled(run: Run[Problem], law: Law, tolerance: Tolerance) -> Flow[float]:
     if isinstance(tolerance, int | float):
         return float(tolerance)
     pooled: Sums = yield MomentsQuery(problem=run.problem, law=law, n=run.n, phase=Phase.CALIBRATION)
@@ -179,16 +180,22 @@ def _settled(run: Run[Problem], law: Any, tolerance: Tolerance) -> Flow[float]:
             "be set by it; give a number"
         )
     if tolerance == "negligible":
-        return 0.1 * smallest / math.log(max(run.n, 3))
-    wanted = 2.0 ** math.floor(math.log2(1e-6 * smallest))
+        return 0.1 * smallest / kernels.log(float(max(run.n, 3)))
+    wanted = _power_below(1e-6 * smallest)
     finest = finest_tolerance(arithmetic_error(run.problem, law))
     if wanted < finest <= 1e-3 * smallest:
-        return 2.0 ** math.ceil(math.log2(finest))
+        power = _power_below(finest)
+        return power if power == finest else 2.0 * power
     return wanted
 
 
+def _power_below(value: float) -> float:
+    """Return the largest power of two that is at most ``value``, which must be positive."""
+    return math.ldexp(0.5, math.frexp(value)[1])
+
+
 def require_tolerance(tolerance: Tolerance) -> None:
-    """A number above zero, or the name of a rule."""
+    """Check that a tolerance is a number above zero or the name of a rule."""
     if isinstance(tolerance, str):
         if tolerance not in ("practical", "negligible"):
             raise InputError(f"tolerance: expected a number, 'practical' or 'negligible', not {tolerance!r}")
@@ -196,21 +203,21 @@ def require_tolerance(tolerance: Tolerance) -> None:
         require_positive(tolerance=tolerance)
 
 
-def arithmetic_error(problem: Problem, law: Any) -> float:
-    """What exact sums and quadrature may add to a residual: sqrt(d) C_row 2^-51 + eta."""
+def arithmetic_error(problem: Problem, law: Law) -> float:
+    """Return what exact sums and quadrature may add to a residual: sqrt(d) C_row 2^-51 + eta."""
     row = 2.0 ** (problem.row_bound(law).gradient - GRID_BITS - 1)
     return math.sqrt(problem.dim) * row + problem.accuracy(law)
 
 
 def require_positive(**arguments: float | None) -> None:
-    """Each given argument must be a finite number above zero."""
+    """Check that each argument that is given is a finite number above zero."""
     for name, value in arguments.items():
         if value is not None and not (math.isfinite(value) and value > 0):
             raise InputError(f"{name}: expected a finite number above zero, not {value}")
 
 
 def require_budget(**arguments: int) -> None:
-    """Each argument must be an integer of at least zero."""
+    """Check that each argument is an integer of at least zero."""
     for name, value in arguments.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
             raise InputError(f"{name}: expected an integer of at least 0, not {value!r}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, final
+from typing import Literal, final
 
 from fedtmle.algorithms.base import (
     AbstractAlgorithm,
@@ -38,7 +38,7 @@ from fedtmle.protocol.lattice import (
     working_tolerance,
 )
 from fedtmle.protocol.outcome import Certificate, Smoothness, Status, Targeted
-from fedtmle.protocol.query import Flow, Problem
+from fedtmle.protocol.query import Flow, Law, Problem
 
 
 @final
@@ -74,7 +74,7 @@ class Coded(AbstractAlgorithm):
         if self.fixed_width is not None and self.fixed_width < 1:
             raise InputError(f"fixed_width: expected an integer of at least 1, not {self.fixed_width}")
 
-    def flow(self, problem: Problem, law: Any, n: int) -> Flow[Targeted]:
+    def flow(self, problem: Problem, law: Law, n: int) -> Flow[Targeted]:
         run = Run(problem, n)
         tolerance = yield from settle_tolerance(run, law, self.tolerance)
         rule = self.tolerance if isinstance(self.tolerance, str) else None
@@ -88,7 +88,7 @@ class Coded(AbstractAlgorithm):
             )
         return (yield from self._descend(run, law, lattice, tolerance))
 
-    def _descend(self, run: Run[Problem], law: Any, lattice: Lattice, tolerance: float) -> Flow[Targeted]:
+    def _descend(self, run: Run[Problem], law: Law, lattice: Lattice, tolerance: float) -> Flow[Targeted]:
         zero = (0,) * lattice.dim
         history: list[tuple[tuple[int, ...], tuple[float, ...]]] = []
         q, steps, t, n_steps = zero, zero, 0, 0
@@ -129,7 +129,7 @@ class Coded(AbstractAlgorithm):
     def _finish(
         self,
         run: Run[Problem],
-        law: Any,
+        law: Law,
         lattice: Lattice,
         tolerance: float,
         q: tuple[int, ...],
@@ -164,8 +164,8 @@ class Coded(AbstractAlgorithm):
             estimate=estimate,
         )
 
-    def _public_coordinates(self, problem: Problem, law: Any) -> Matrix | None:
-        """C where it needs no data: raw, or whitened by a curvature that the law knows."""
+    def _public_coordinates(self, problem: Problem, law: Law) -> Matrix | None:
+        """Return C if it needs no data (raw, or whitened by a curvature that the law knows), else None."""
         if self.coordinates == "raw":
             return identity(problem.dim)
         curvature = problem.curvature(law)
@@ -180,6 +180,6 @@ class Coded(AbstractAlgorithm):
 
 
 def _history_bits(history: list[tuple[int, ...]]) -> int:
-    """H_K - H_init: gamma code of K + 1, then the K d signed integers beta eps^k / h."""
+    """Return H_K - H_init: gamma code of K + 1, then the K d signed integers beta eps^k / h."""
     count = 2 * (len(history) + 1).bit_length() - 1
     return count + sum(gamma_length(a) for steps in history for a in steps)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, final
+from typing import final
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from fedtmle.algorithms.local import LocalAverage
 from fedtmle.algorithms.optimizers import AbstractOptimizer, GradientDescent, Origin
 from fedtmle.model.types import Part, unpack
 from fedtmle.protocol.outcome import Status, Targeted
-from fedtmle.protocol.query import Flow, Problem
+from fedtmle.protocol.query import Flow, Law, Problem
 
 
 @final
@@ -28,7 +28,7 @@ from fedtmle.protocol.query import Flow, Problem
 class Gradient(AbstractAlgorithm):
     """Algorithm 2: pooled gradients, an inner optimiser, re-centring, an EIF check per update."""
 
-    tolerance: Tolerance = 1e-6
+    tolerance: Tolerance = "practical"
     optimizer: AbstractOptimizer = GradientDescent()
     max_updates: int = 100
 
@@ -36,7 +36,7 @@ class Gradient(AbstractAlgorithm):
         require_tolerance(self.tolerance)
         require_budget(max_updates=self.max_updates)
 
-    def flow(self, problem: Problem, law: Any, n: int) -> Flow[Targeted]:
+    def flow(self, problem: Problem, law: Law, n: int) -> Flow[Targeted]:
         run = Run(problem, n)
         tolerance = yield from settle_tolerance(run, law, self.tolerance)
         origin_eps = np.zeros(problem.dim)
@@ -99,7 +99,7 @@ class Exact:
 class Central(AbstractAlgorithm):
     """Algorithm 1 on the pooled rows: the same flow as `Gradient` on one silo, or exact solves."""
 
-    tolerance: Tolerance = 1e-6
+    tolerance: Tolerance = "practical"
     optimizer: AbstractOptimizer | Exact = Exact()
     max_updates: int = 100
 
@@ -110,7 +110,7 @@ class Central(AbstractAlgorithm):
     def pools_rows(self) -> bool:
         return True
 
-    def flow(self, problem: Problem, law: Any, n: int) -> Flow[Targeted]:
+    def flow(self, problem: Problem, law: Law, n: int) -> Flow[Targeted]:
         return self._flow_of().flow(problem, law, n)
 
     def _flow_of(self) -> LocalAverage | Gradient:

@@ -1,11 +1,15 @@
-"""FedTMLE-L (Algorithm 3): exact local fits in the common submodel, averaged."""
+"""Exact local fits in the common submodel, averaged.
+
+FedTMLE-L (Algorithm 3, `LocalAverage`) averages the fits of all silos until the pooled EIF equation holds. In
+FedTMLE-LR (Algorithm 5, `Personalized`) a silo whose fit is zero retires with an estimate of its own.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, final
+from typing import final
 
 import numpy as np
 
@@ -23,7 +27,7 @@ from fedtmle.errors import InputError
 from fedtmle.model.types import Part
 from fedtmle.protocol.fits import FitAverage, FitOutcome, FitQuery, RetirementRule, Weighting
 from fedtmle.protocol.outcome import Personalised, Status, Targeted
-from fedtmle.protocol.query import Flow, Problem
+from fedtmle.protocol.query import Flow, Law, Problem
 
 FAILED_FITS = {FitOutcome.BOUNDARY: Status.BOUNDARY_FIT, FitOutcome.STALLED: Status.STALLED_FIT}
 
@@ -39,7 +43,7 @@ class LocalAverage(AbstractAlgorithm):
     stagnation, never convergence.
     """
 
-    tolerance: Tolerance = 1e-6
+    tolerance: Tolerance = "practical"
     weights: Weighting | str | Mapping[str, float] = Weighting.SIZE
     max_updates: int = 100
     radius: float = 64.0
@@ -56,7 +60,7 @@ class LocalAverage(AbstractAlgorithm):
     def silo_weights(self) -> Mapping[str, float] | None:
         return None if isinstance(self.weights, str) else self.weights
 
-    def flow(self, problem: Problem, law: Any, n: int) -> Flow[Targeted]:
+    def flow(self, problem: Problem, law: Law, n: int) -> Flow[Targeted]:
         run = Run(problem, n)
         tolerance = yield from settle_tolerance(run, law, self.tolerance)
         accepted: list[tuple[float, ...]] = []
@@ -99,9 +103,9 @@ class LocalAverage(AbstractAlgorithm):
         )
 
     def _status(
-        self, run: Run[Problem], law: Any, average: FitAverage | None, residual: float, tolerance: float
+        self, run: Run[Problem], law: Law, average: FitAverage | None, residual: float, tolerance: float
     ) -> Status | None:
-        """Why the run ends here, or None if it goes on (or the budget of updates is used up)."""
+        """Return why the run ends here, or None if it goes on or has used up its updates."""
         if residual <= tolerance:
             return Status.CONVERGED
         if average is None:
@@ -109,39 +113,6 @@ class LocalAverage(AbstractAlgorithm):
         if average.worst in FAILED_FITS:
             return FAILED_FITS[average.worst]
         return stagnation(run, law, average, self.progress_tolerance)
-
-
-def stagnation(
-    run: Run[Problem], law: Any, average: FitAverage, progress_tolerance: float | None
-) -> Status | None:
-    """Why an average cannot be taken as an update, if it cannot."""
-    if not run.problem.admits(law, average.eps):
-        return Status.INFEASIBLE
-    if not average.eps.any():
-        return Status.CANCELLATION
-    if progress_tolerance is not None and run.norm(average.eps) <= progress_tolerance:
-        return Status.NO_PROGRESS
-    return None
-
-
-def check_weights(weights: Weighting | str | Mapping[str, float]) -> None:
-    """Weights must be a known name, or nonnegative numbers that sum to one."""
-    if isinstance(weights, str):
-        if weights not in set(Weighting):
-            raise InputError(f"weights: expected 'size', 'uniform' or a number per silo, not {weights!r}")
-        return
-    values = list(weights.values())
-    if not all(math.isfinite(value) and value >= 0 for value in values):
-        raise InputError("weights: each silo's weight must be a number of at least 0")
-    if not math.isclose(math.fsum(values), 1.0, abs_tol=1e-12):
-        raise InputError(f"weights: must sum to 1, not {math.fsum(values):g}")
-
-
-def named_weights(weights: Weighting | str | Mapping[str, float]) -> Weighting | Mapping[str, float]:
-    return Weighting(weights) if isinstance(weights, str) else weights
-
-
-# FedTMLE-LR (Algorithm 5): local averaging in which silos retire with their own estimate.
 
 
 @final
@@ -169,7 +140,7 @@ class Personalized(AbstractAlgorithm):
         if not isinstance(self.weights, str):
             raise InputError("weights: expected 'size' or 'uniform', eq. (retirement-weights)")
 
-    def flow(self, problem: Problem, law: Any, n: int) -> Flow[Personalised]:
+    def flow(self, problem: Problem, law: Law, n: int) -> Flow[Personalised]:
         run = Run(problem, n)
         accepted: list[tuple[float, ...]] = []
         while True:
@@ -201,7 +172,7 @@ class Personalized(AbstractAlgorithm):
             accepted=tuple(accepted),
         )
 
-    def _status(self, run: Run[Problem], law: Any, average: FitAverage, updates: int) -> Status | None:
+    def _status(self, run: Run[Problem], law: Law, average: FitAverage, updates: int) -> Status | None:
         if average.worst in FAILED_FITS:
             return FAILED_FITS[average.worst]
         if average.fitting == 0:
@@ -209,3 +180,34 @@ class Personalized(AbstractAlgorithm):
         if updates == self.max_updates:
             return Status.UNFINISHED
         return stagnation(run, law, average, None)
+
+
+def stagnation(
+    run: Run[Problem], law: Law, average: FitAverage, progress_tolerance: float | None
+) -> Status | None:
+    """Return why the average cannot be taken as an update, or None if it can."""
+    if not run.problem.admits(law, average.eps):
+        return Status.INFEASIBLE
+    if not average.eps.any():
+        return Status.CANCELLATION
+    if progress_tolerance is not None and run.norm(average.eps) <= progress_tolerance:
+        return Status.NO_PROGRESS
+    return None
+
+
+def check_weights(weights: Weighting | str | Mapping[str, float]) -> None:
+    """Check that weights are a known name, or nonnegative numbers that sum to one."""
+    if isinstance(weights, str):
+        if weights not in set(Weighting):
+            raise InputError(f"weights: expected 'size', 'uniform' or a number per silo, not {weights!r}")
+        return
+    values = list(weights.values())
+    if not all(math.isfinite(value) and value >= 0 for value in values):
+        raise InputError("weights: each silo's weight must be a number of at least 0")
+    if not math.isclose(math.fsum(values), 1.0, abs_tol=1e-12):
+        raise InputError(f"weights: must sum to 1, not {math.fsum(values):g}")
+
+
+def named_weights(weights: Weighting | str | Mapping[str, float]) -> Weighting | Mapping[str, float]:
+    """Return the weights with a name as its `Weighting`."""
+    return Weighting(weights) if isinstance(weights, str) else weights

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, Literal, final
+from typing import Literal, final
 
 import numpy as np
 
@@ -18,16 +18,17 @@ from fedtmle.errors import InputError, NumericalError
 from fedtmle.model.exact import query_shifts
 from fedtmle.model.linear import newton_direction
 from fedtmle.model.types import Array, IntArray, Part, unpack
-from fedtmle.protocol.query import Flow
+from fedtmle.protocol.query import Flow, Law, Model
 
-PUBLIC_RESOLUTION = 2.0**-44  # of log Z by quadrature: a smaller decrease of the loss is not seen
+PUBLIC_RESOLUTION = 2.0**-44  # of log Z by quadrature: a smaller decrease of the loss is not visible
+PARTITION_STREAM = 2**62  # the generator's stream of the fixed partition; no step of a run has this number
 
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """What the EIF check that opens an outer iteration told: the first inner gradient is there."""
+    """The results of the EIF check that opens an outer iteration; its gradient is the first inner one."""
 
-    law: Any
+    law: Law
     update: int
     gradient: Array
     hessian: Array | None
@@ -53,11 +54,12 @@ class AbstractOptimizer(ABC):
         """Stop the inner solve when its gradient norm is below this fraction of r^k."""
 
     @abstractmethod
-    def needs_hessian(self, run: Run[Any], law: Any) -> bool:
-        """Whether the origin check must bring the pooled Hessian as well."""
+    def needs_hessian(self, run: Run[Model], law: Law) -> bool:
+        """Return whether the EIF check at the origin must ask for the pooled Hessian as well."""
 
     @abstractmethod
-    def minimise(self, run: Run[Any], origin: Origin) -> Flow[Inner]: ...
+    def minimise(self, run: Run[Model], origin: Origin) -> Flow[Inner]:
+        """Take the steps of one inner solve from eps = 0; return where it stopped."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,19 +108,19 @@ class GradientDescent(AbstractOptimizer):
         require_positive(stop=self.stop)
         require_budget(max_steps=self.max_steps)
 
-    def needs_hessian(self, run: Run[Any], law: Any) -> bool:
+    def needs_hessian(self, run: Run[Model], law: Law) -> bool:
         return (
             isinstance(self.step, Backtracking)
             and self.step.first is None
             and run.problem.curvature(law) is None
         )
 
-    def minimise(self, run: Run[Any], origin: Origin) -> Flow[Inner]:
+    def minimise(self, run: Run[Model], origin: Origin) -> Flow[Inner]:
         if isinstance(self.step, Backtracking):
             return (yield from self._search(run, origin, self.step))
         return (yield from self._fixed(run, origin, self.step))
 
-    def _fixed(self, run: Run[Any], origin: Origin, step: float) -> Flow[Inner]:
+    def _fixed(self, run: Run[Model], origin: Origin, step: float) -> Flow[Inner]:
         eps, gradient = np.zeros(run.problem.dim), origin.gradient
         for t in range(1, self.max_steps + 1):
             eps = eps - step * gradient
@@ -132,7 +134,7 @@ class GradientDescent(AbstractOptimizer):
                 return Inner(eps=eps, steps=t)
         return Inner(eps=eps, steps=0)
 
-    def _search(self, run: Run[Any], origin: Origin, rule: Backtracking) -> Flow[Inner]:
+    def _search(self, run: Run[Model], origin: Origin, rule: Backtracking) -> Flow[Inner]:
         state = _Iterate(eps=np.zeros(run.problem.dim), loss=0.0, gradient=origin.gradient)
         length = rule.first or 1.0 / _largest_eigenvalue(run, origin)
         for t in range(1, self.max_steps + 1):
@@ -160,10 +162,10 @@ class Newton(AbstractOptimizer):
         require_positive(stop=self.stop)
         require_budget(max_steps=self.max_steps)
 
-    def needs_hessian(self, run: Run[Any], law: Any) -> bool:  # noqa: ARG002 - always
+    def needs_hessian(self, run: Run[Model], law: Law) -> bool:
         return True
 
-    def minimise(self, run: Run[Any], origin: Origin) -> Flow[Inner]:
+    def minimise(self, run: Run[Model], origin: Origin) -> Flow[Inner]:
         parts = Part.LOSS | Part.GRADIENT | Part.HESSIAN
         rule = Backtracking(first=1.0)
         state = _Iterate(
@@ -182,8 +184,65 @@ class Newton(AbstractOptimizer):
         return Inner(eps=state.eps, steps=self.max_steps, hessian=state.hessian)
 
 
+@final
+@dataclass(frozen=True, kw_only=True)
+class StochasticGradientDescent(AbstractOptimizer):
+    """SGD on pooled batches that every party draws by the same public seeded rule.
+
+    A fixed number of ``steps`` per submodel. "fixed" ``batches`` are the n // batch parts of one
+    seeded partition of the pooled rows, taken in turn over the whole run. "fresh" ones are drawn
+    anew at each step, with or without ``replace``ment: sums over batches that overlap disclose single
+    rows by subtraction, so a silo with a policy answers fixed ones alone.
+    """
+
+    batch: int
+    step: float
+    steps: int = 100
+    batches: Literal["fixed", "fresh"] = "fixed"
+    replace: bool = False
+    seed: int = 0
+    stop: float = 0.0
+
+    def __post_init__(self) -> None:
+        require_positive(batch=self.batch, step=self.step, steps=self.steps)
+        require_budget(batch=self.batch, steps=self.steps, seed=self.seed)
+        if self.batches not in ("fixed", "fresh"):
+            raise InputError(f"batches: expected 'fixed' or 'fresh', not {self.batches!r}")
+        if self.replace and self.batches == "fixed":
+            raise InputError("replace: a fixed partition has no replacement; give batches='fresh'")
+
+    def needs_hessian(self, run: Run[Model], law: Law) -> bool:
+        return False
+
+    def draw(self, n: int, update: int, step: int) -> IntArray:
+        """Return the pooled batch of one step: row numbers in 0..n-1, sorted, with repetitions."""
+        if self.batch > n and not self.replace:
+            raise InputError(f"batch: {self.batch} rows cannot be drawn from {n} without replacement")
+        if self.batches == "fixed":
+            parts = np.array_split(self._generator(PARTITION_STREAM).permutation(n), n // self.batch)
+            return np.sort(parts[(update * self.steps + step) % len(parts)])
+        rng = self._generator((update << 32) + step)
+        if self.replace:
+            return np.sort(rng.integers(0, n, size=self.batch))
+        return np.sort(rng.permutation(n)[: self.batch])
+
+    def _generator(self, stream: int) -> np.random.Generator:
+        return np.random.Generator(np.random.Philox(key=[self.seed, stream]))
+
+    def minimise(self, run: Run[Model], origin: Origin) -> Flow[Inner]:
+        eps = np.zeros(run.problem.dim)
+        for t in range(self.steps):
+            batch = self.draw(run.n, origin.update, t)
+            sums = yield from run.ask(origin.law, eps, Part.GRADIENT, batch=batch)
+            mean = sums.values(len(batch)) + run.problem.normaliser(origin.law).gradient(eps)
+            # Full-data gradients are not seen between EIF checks, so no norm is recorded.
+            run.record(update=origin.update, step=t + 1, eps=eps, gradient_norm=None)
+            eps = eps - self.step * mean
+        return Inner(eps=eps, steps=self.steps)
+
+
 def _line_search(
-    run: Run[Any],
+    run: Run[Model],
     origin: Origin,
     state: _Iterate,
     direction: Array,
@@ -192,7 +251,7 @@ def _line_search(
     parts: Part,
     step: int,
 ) -> Flow[_Iterate | None]:
-    """The first acceptable point along ``direction``, halving; None if there is none."""
+    """Return the first acceptable point along ``direction``, halving its length, or None if there is none."""
     problem, law = run.problem, origin.law
     slope = math.fsum(float(g) * float(p) for g, p in zip(state.gradient, direction, strict=True))
     for _ in range(rule.max_halvings + 1):
@@ -219,8 +278,8 @@ def _line_search(
 
 
 def _acceptable(
-    run: Run[Any],
-    law: Any,
+    run: Run[Model],
+    law: Law,
     state: _Iterate,
     gradient: Array,
     loss: float,
@@ -230,7 +289,10 @@ def _acceptable(
     eps: Array,
     rule: Backtracking,
 ) -> bool:
-    """Armijo's test; below the sums' resolution, the directional derivative (approximate Wolfe)."""
+    """Return whether a trial passes Armijo's test.
+
+    Below the resolution of the sums, the directional derivative decides instead (approximate Wolfe).
+    """
     if loss <= state.loss + rule.armijo * length * slope:
         return True
     (shift,) = query_shifts(run.problem.row_bound(law), eps, Part.LOSS)
@@ -239,73 +301,10 @@ def _acceptable(
     return loss <= state.loss + resolution and end_slope <= (2 * rule.armijo - 1) * slope
 
 
-def _largest_eigenvalue(run: Run[Any], origin: Origin) -> float:
-    """An upper bound of the curvature's largest eigenvalue, the same at every party: Gershgorin's."""
+def _largest_eigenvalue(run: Run[Model], origin: Origin) -> float:
+    """Return Gershgorin's upper bound of the curvature's largest eigenvalue, the same at every party."""
     curvature = run.problem.curvature(origin.law) if origin.hessian is None else origin.hessian
     if curvature is None:
         raise AssertionError("the origin check brings the Hessian where the law knows no curvature")
     bound = max(math.fsum(abs(float(entry)) for entry in row) for row in curvature)
     return bound if bound > 0 else 1.0
-
-
-# Stochastic gradient descent: pooled batches that every party draws by the same public rule.
-
-
-PARTITION = 2**62  # the generator's stream that no step of a run has
-
-
-@final
-@dataclass(frozen=True, kw_only=True)
-class StochasticGradientDescent(AbstractOptimizer):
-    """SGD on pooled batches drawn by a public seeded rule, each cut to every silo.
-
-    A fixed number of ``steps`` per submodel. "fixed" ``batches`` are the n // batch parts of one
-    seeded partition of the pooled rows, taken in turn over the whole run. "fresh" ones are drawn
-    anew at each step, with or without ``replace``ment: sums over batches that overlap tell single
-    rows by subtraction, so a silo with a policy answers fixed ones alone.
-    """
-
-    batch: int
-    step: float
-    steps: int = 100
-    batches: Literal["fixed", "fresh"] = "fixed"
-    replace: bool = False
-    seed: int = 0
-    stop: float = 0.0
-
-    def __post_init__(self) -> None:
-        require_positive(batch=self.batch, step=self.step, steps=self.steps)
-        require_budget(batch=self.batch, steps=self.steps, seed=self.seed)
-        if self.batches not in ("fixed", "fresh"):
-            raise InputError(f"batches: expected 'fixed' or 'fresh', not {self.batches!r}")
-        if self.replace and self.batches == "fixed":
-            raise InputError("replace: a fixed partition has no replacement; give batches='fresh'")
-
-    def needs_hessian(self, run: Run[Any], law: Any) -> bool:  # noqa: ARG002 - never
-        return False
-
-    def draw(self, n: int, update: int, step: int) -> IntArray:
-        """The pooled batch of one step, sorted: row numbers in 0..n-1, every occurrence kept."""
-        if self.batch > n and not self.replace:
-            raise InputError(f"batch: {self.batch} rows cannot be drawn from {n} without replacement")
-        if self.batches == "fixed":
-            parts = np.array_split(self._generator(PARTITION).permutation(n), n // self.batch)
-            return np.sort(parts[(update * self.steps + step) % len(parts)])
-        rng = self._generator((update << 32) + step)
-        if self.replace:
-            return np.sort(rng.integers(0, n, size=self.batch))
-        return np.sort(rng.permutation(n)[: self.batch])
-
-    def _generator(self, stream: int) -> np.random.Generator:
-        return np.random.Generator(np.random.Philox(key=[self.seed, stream]))
-
-    def minimise(self, run: Run[Any], origin: Origin) -> Flow[Inner]:
-        eps = np.zeros(run.problem.dim)
-        for t in range(self.steps):
-            batch = self.draw(run.n, origin.update, t)
-            sums = yield from run.ask(origin.law, eps, Part.GRADIENT, batch=batch)
-            mean = sums.values(len(batch)) + run.problem.normaliser(origin.law).gradient(eps)
-            # Full-data gradients are not seen between EIF checks, so no norm is recorded.
-            run.record(update=origin.update, step=t + 1, eps=eps, gradient_norm=None)
-            eps = eps - self.step * mean
-        return Inner(eps=eps, steps=self.steps)

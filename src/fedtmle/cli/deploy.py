@@ -10,17 +10,17 @@ from fedtmle.cli.exits import CODES, Exit, reporting, require_flare
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Run studies across machines, on NVIDIA FLARE: needs pip install 'fedtmle[flare]'.",
+    help="Run studies across machines, on NVIDIA FLARE (pip install 'fedtmle[flare]').",
 )
 
 
 @app.command(epilog=CODES)
 def init(
-    folder: Path = typer.Argument(..., help="Where to write; made if it is not there."),
-    silo: list[str] = typer.Option(..., "--silo", help="A silo's name in studies; once for each."),
-    host: str = typer.Option(..., help="The server's host name, as silos reach it."),
-    port: int = typer.Option(8002, min=1, max=65535, help="The server's only port."),
-    days: int = typer.Option(360, min=1, help="How long the certificates are valid."),
+    folder: Path = typer.Argument(..., help="The folder to write; it must be new or empty."),
+    silo: list[str] = typer.Option(..., "--silo", help="A silo's name in studies; repeat for each silo."),
+    host: str = typer.Option(..., help="The host name or address at which silos reach the server."),
+    port: int = typer.Option(8002, min=1, max=65535, help="The server's port; it needs no other."),
+    days: int = typer.Option(360, min=1, help="For how many days the certificates are valid."),
     as_json: bool = typer.Option(False, "--json", help="Print the kits as JSON."),
 ) -> None:
     """Make certificates and a start-up kit for the server and each silo."""
@@ -36,10 +36,10 @@ def init(
             typer.echo(json.dumps({"server": str(made.server), "silos": kits}))
             return
         typer.echo(f"The server's kit: {made.server}")
-        typer.echo("Kits to hand out, each with a private key; by a safe way, to its silo alone:")
+        typer.echo("Hand these kits out, each to its silo alone and by a safe way: it holds a private key.")
         typer.echo("\n".join(f"  {name}: {path}" for name, path in kits.items()))
         typer.echo(
-            f"Keep {made.path / 'authority'} to yourself: it can make new certificates.\n"
+            f"Keep {made.path / 'authority'} secret: whoever has it can make new certificates.\n"
             f"Next:\n  fedtmle server start {made.server}\n"
             "and at each silo:\n  fedtmle silo start <its kit> --silo-file silo.toml"
         )
@@ -47,10 +47,10 @@ def init(
 
 @app.command(epilog=CODES)
 def doctor(
-    kit: Path = typer.Argument(..., help="A party's start-up kit, on the party's machine."),
+    kit: Path = typer.Argument(..., help="The party's start-up kit, on its own machine."),
     as_json: bool = typer.Option(False, "--json", help="Print the findings as JSON."),
 ) -> None:
-    """Look at everything a party needs, and say what is wrong and how to mend it."""
+    """Check everything that a party needs, and say how to fix what is wrong."""
     import json
     from dataclasses import asdict
 
@@ -64,18 +64,18 @@ def doctor(
             typer.echo(json.dumps({"findings": [asdict(finding) for finding in findings]}))
         else:
             typer.echo("\n".join(str(finding) for finding in findings))
-        if not all(finding.fine for finding in findings):
-            raise typer.Exit(int(Exit.MISTAKES))
+        if not all(finding.ok for finding in findings):
+            raise typer.Exit(int(Exit.DEFECTS))
 
 
 @app.command(epilog=CODES)
 def demo(
-    silos: int = typer.Option(8, min=2, max=8, help="How many of the 8 IHDP hospitals."),
-    port: int | None = typer.Option(None, help="The server's port on this machine; a free one as a rule."),
+    silos: int = typer.Option(8, min=2, max=8, help="How many of the 8 IHDP hospitals take part."),
+    port: int | None = typer.Option(None, help="The server's port; by default a free one."),
     as_json: bool = typer.Option(False, "--json", help="Print the comparison as JSON."),
     quiet: bool = typer.Option(False, "--quiet", help="No progress display."),
 ) -> None:
-    """Run a study over a real server and real silos, all on this machine, and compare."""
+    """Run a study over a real server and silos on this machine; compare it with a run in one process."""
     require_flare()
     from fedtmle.deploy.demo import run_demo
 

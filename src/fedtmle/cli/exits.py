@@ -10,40 +10,41 @@ from typing import TYPE_CHECKING, NoReturn
 import typer
 
 if TYPE_CHECKING:
-    from fedtmle.studies.validate import Complaint
+    from fedtmle.defects import Defect
 
 CODES = (
-    "Exit codes: 0 fine; 1 the study, the data or a ledger has mistakes; 2 the command was called wrongly; "
+    "Exit codes: 0 success; 1 defects in the study, the data or a ledger; 2 wrong usage of the command; "
     "3 the run did not converge or is not supported; 4 a silo refused."
 )
 
 
 class Exit(IntEnum):
-    """What a script can tell from the exit code."""
+    """The exit codes of all commands."""
 
     FINE = 0
-    MISTAKES = 1
+    DEFECTS = 1
     USAGE = 2
     NOT_CONVERGED = 3
     REFUSED = 4
 
 
 def require_flare() -> None:
-    """Leaves with a sentence where the engine is not installed."""
+    """Exit with a message if NVIDIA FLARE is not installed."""
     import importlib.util
 
     if importlib.util.find_spec("nvflare") is None:
         typer.echo("Deployment needs NVIDIA FLARE: pip install 'fedtmle[flare]'", err=True)
-        raise typer.Exit(int(Exit.MISTAKES))
+        raise typer.Exit(int(Exit.DEFECTS))
 
 
 @contextmanager
 def reporting(*, as_json: bool) -> Iterator[None]:
-    """Turns an error raised on purpose into its lines and its exit code, without a traceback."""
+    """Turn an error of the package into its message and exit code, without a traceback."""
     import warnings
 
+    from fedtmle.defects import Defect
     from fedtmle.errors import FedTMLEError, InputError, JournalError, RefusedError
-    from fedtmle.studies.validate import Complaint, complaints
+    from fedtmle.studies.validate import defects_of
 
     try:
         with warnings.catch_warnings():
@@ -51,14 +52,14 @@ def reporting(*, as_json: bool) -> Iterator[None]:
             yield
         return
     except FedTMLEError as error:
-        found, code = complaints(error), Exit.NOT_CONVERGED
+        defects, code = defects_of(error), Exit.NOT_CONVERGED
         if isinstance(error, InputError | JournalError):
-            code = Exit.MISTAKES
+            code = Exit.DEFECTS
         elif isinstance(error, RefusedError):
             code = Exit.REFUSED
     except OSError as error:
-        found, code = [Complaint(message=str(error.strerror), file=error.filename)], Exit.MISTAKES
-    fail(found, code, as_json=as_json)
+        defects, code = [Defect(message=str(error.strerror), file=error.filename)], Exit.DEFECTS
+    fail(defects, code, as_json=as_json)
 
 
 def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
@@ -66,14 +67,13 @@ def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
     typer.echo(f"Warning: {message}", err=True)
 
 
-def fail(found: Sequence[Complaint], code: Exit, *, as_json: bool) -> NoReturn:
-    """Prints complaints, on standard error unless they are asked as JSON, and leaves."""
+def fail(defects: Sequence[Defect], code: Exit, *, as_json: bool) -> NoReturn:
+    """Print defects as lines on standard error, or as JSON on standard output, and exit."""
     import json
-    from dataclasses import asdict
 
     if as_json:
-        typer.echo(json.dumps({"problems": [asdict(complaint) for complaint in found]}))
+        typer.echo(json.dumps({"defects": [defect.to_dict() for defect in defects]}))
     else:
-        for complaint in found:
-            typer.echo(str(complaint), err=True)
+        for defect in defects:
+            typer.echo(str(defect), err=True)
     raise typer.Exit(int(code))

@@ -62,4 +62,4 @@ def fail_without_paper(called: str) -> NoReturn:
         "fedtmle repository.",
         err=True,
     )
-    raise typer.Exit(int(Exit.MISTAKES))
+    raise typer.Exit(int(Exit.DEFECTS))

@@ -10,8 +10,8 @@ from fedtmle.cli.exits import reporting
 
 
 def init(
-    folder: Path = typer.Argument(Path(), help="Where to write; made if it is not there."),
-    force: bool = typer.Option(False, "--force", help="Overwrite files that are there."),
+    folder: Path = typer.Argument(Path(), help="The folder to write to; it is created if need be."),
+    force: bool = typer.Option(False, "--force", help="Overwrite existing files."),
     as_json: bool = typer.Option(False, "--json", help="Print the files' names as JSON."),
 ) -> None:
     """Write a commented study with two example silos and toy records, ready to run."""

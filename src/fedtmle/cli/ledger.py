@@ -1,4 +1,4 @@
-"""``fedtmle ledger``: what a silo has been asked, what it decided, and what it said."""
+"""``fedtmle ledger``: the requests that a silo received, its decisions and its replies."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def verify(ledger: Path = LEDGER) -> None:
             count, head = line["line"], line["hash"]
         typer.echo(f"{count} line(s), unbroken; the last one's hash is {head}")
         typer.echo(
-            "Lines cut off at the end leave no trace in the file: compare this hash with one\n"
-            "that was kept elsewhere."
+            "The file cannot show that lines were cut off at its end: compare this hash\n"
+            "with one that you noted elsewhere."
         )
 
 
@@ -42,12 +42,12 @@ def show(ledger: Path = LEDGER) -> None:
 
     with reporting(as_json=False):
         for day, lines in groupby(read(ledger), key=lambda line: (line["time"][:10], line["session"][:16])):
-            rows = [("time, what was asked", "round", "decision", "why", "numbers", "bits")]
+            rows = [("time, request", "round", "decision", "why", "numbers", "bits")]
             for line in lines:
-                what = f"{line['time'][11:19]} {line['query'] or line['request']}"
+                request = f"{line['time'][11:19]} {line['query'] or line['request']}"
                 why = line["key"] or line["reason"] or "-"
                 totals = (f"{line['functionals']:,}", f"{line['bits']:,}")
-                rows.append((what, str(line["round"]), line["decision"], why, *totals))
+                rows.append((request, str(line["round"]), line["decision"], why, *totals))
             typer.echo(f"{day[0]}, session {day[1] or '(none yet)'}")
             typer.echo("\n".join(aligned(rows)) + "\n")
 
@@ -55,10 +55,10 @@ def show(ledger: Path = LEDGER) -> None:
 @app.command(epilog=CODES)
 def export(
     ledger: Path = LEDGER,
-    out: Path = typer.Option(..., "--out", help="Write the exchanges of one session here, as a transcript."),
-    session: str = typer.Option("", help="The session, in hex; the last one if none is given."),
+    out: Path = typer.Option(..., "--out", help="The transcript to write."),
+    session: str = typer.Option("", help="The session, in hexadecimal; by default the last one."),
 ) -> None:
-    """Write one session's exchanges as a transcript, for an audit of what was told."""
+    """Write one session's requests and replies as a transcript, for `fedtmle risk --transcript`."""
     from fedtmle.runtime.ledger import read
     from fedtmle.runtime.transcript import of_ledger
 

@@ -1,4 +1,4 @@
-"""``fedtmle server`` and ``fedtmle silo``: start, stop and look at a party on its own machine."""
+"""``fedtmle server`` and ``fedtmle silo``: start, stop and inspect a party on its own machine."""
 
 from __future__ import annotations
 
@@ -15,55 +15,55 @@ server = typer.Typer(no_args_is_help=True, help="The coordinator's server.")
 
 @server.command("start", epilog=CODES)
 def start_server(kit: Path = KIT) -> None:
-    """Start the server in the background; it is started again if it dies."""
+    """Start the server in the background; it is restarted if it dies."""
     require_flare()
     from fedtmle.deploy.kits import Role, read_kit
     from fedtmle.deploy.parties import start_server as begin
 
     with reporting(as_json=False):
         begin(read_kit(kit, Role.SERVER))
-        typer.echo("Started; `fedtmle server status` tells when it listens.")
+        typer.echo(f"Started. `fedtmle server status {kit}` says when it listens.")
 
 
 @server.command("stop", epilog=CODES)
 def stop_server(kit: Path = KIT) -> None:
-    """Stop the server; a run that is going on can be resumed."""
+    """Stop the server; a run in progress can be resumed."""
     _stop(kit, "server")
 
 
 @server.command("status", epilog=CODES)
 def server_status(
-    kit: Path = KIT, as_json: bool = typer.Option(False, "--json", help="Print it as JSON.")
+    kit: Path = KIT, as_json: bool = typer.Option(False, "--json", help="Print the status as JSON.")
 ) -> None:
-    """Is it running, does it listen, which runs are there?"""
+    """Show whether the server runs and listens, and its runs."""
     _status(kit, "server", as_json=as_json)
 
 
 def start_silo(
     kit: Path = KIT,
     silo_file: Path | None = typer.Option(
-        None, "--silo-file", help="This silo's silo.toml; needed the first time. Its path stays here."
+        None, "--silo-file", help="This silo's silo.toml, needed the first time. Its path stays in the kit."
     ),
 ) -> None:
-    """Start this silo in the background: it connects to the server, and answers what you approved."""
+    """Start this silo in the background: it connects to the server and answers the plans you approved."""
     require_flare()
     from fedtmle.deploy.kits import Role, read_kit
     from fedtmle.deploy.parties import start_silo as begin
 
     with reporting(as_json=False):
         begin(read_kit(kit, Role.SILO), silo_file)
-        typer.echo("Started; `fedtmle silo status` tells what it is asked.")
+        typer.echo(f"Started. `fedtmle silo status {kit}` lists the studies that wait for your approval.")
 
 
 def stop_silo(kit: Path = KIT) -> None:
-    """Stop this silo; nothing of it stays running."""
+    """Stop this silo and all its processes."""
     _stop(kit, "silo")
 
 
 def silo_status(
-    kit: Path = KIT, as_json: bool = typer.Option(False, "--json", help="Print it as JSON.")
+    kit: Path = KIT, as_json: bool = typer.Option(False, "--json", help="Print the status as JSON.")
 ) -> None:
-    """Is it running, and which studies came?"""
+    """Show whether the silo runs, and the studies that came."""
     _status(kit, "silo", as_json=as_json)
 
 
@@ -78,6 +78,7 @@ def _stop(path: Path, role: str) -> None:
 
 def _status(path: Path, role: str, *, as_json: bool) -> None:
     import json
+    from dataclasses import asdict
 
     require_flare()
     from fedtmle.deploy.kits import Role, read_kit
@@ -85,6 +86,6 @@ def _status(path: Path, role: str, *, as_json: bool) -> None:
 
     with reporting(as_json=as_json):
         status = status_of(read_kit(path, Role(role)))
-        typer.echo(json.dumps(status.to_dict()) if as_json else str(status))
+        typer.echo(json.dumps(asdict(status)) if as_json else str(status))
         if not status.running:
             raise typer.Exit(int(Exit.NOT_CONVERGED))

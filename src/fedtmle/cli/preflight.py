@@ -16,16 +16,17 @@ def preflight(
     ),
     as_json: bool = typer.Option(False, "--json", help="Print the tables as JSON."),
 ) -> None:
-    """Look at the cohort first: Table 1 by arm, missing values, overlap; small cells are hidden."""
+    """Describe the cohort before a study: Table 1 by arm, missing values, overlap; small cells are hidden."""
     import json
 
-    from fedtmle.studies.preflight import preflight as look
+    from fedtmle.studies.preflight import preflight as describe
     from fedtmle.studyfile.file import read_study
     from fedtmle.text.preflight import render
 
     with reporting(as_json=as_json):
         file = read_study(study)
         if silo is not None and silo not in file.silos:
-            raise typer.BadParameter(f"the study has {', '.join(file.silos)}", param_hint="--silo")
-        view = look(file, silo=silo)
+            expected = f"expected one of the study's silos: {', '.join(file.silos)}"
+            raise typer.BadParameter(expected, param_hint="--silo")
+        view = describe(file.study, file.silos, silo=silo)
         typer.echo(json.dumps(view.to_dict()) if as_json else render(view))

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
 from fedtmle.cli.exits import reporting
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from fedtmle.layout import Document
 
 
 def report(
@@ -34,7 +34,7 @@ def report(
 
 
 def require_folder(path: Path | None, option: str) -> None:
-    """A file can be written only where there is a folder, and not over one: said before a run, not after."""
+    """Raise a usage error if a file cannot be written to ``path``; called before a run, not after."""
     if path is None:
         return
     if path.is_dir():
@@ -43,8 +43,8 @@ def require_folder(path: Path | None, option: str) -> None:
         raise typer.BadParameter(f"there is no folder {path.absolute().parent}", param_hint=option)
 
 
-def write_page(document: Mapping[str, Any], path: Path) -> int:
-    """Writes the page and returns its size in bytes."""
+def write_page(document: Document, path: Path) -> int:
+    """Write the page and return its size in bytes."""
     from fedtmle.report.page import render
 
     return path.write_bytes(render(document).encode())

@@ -17,11 +17,11 @@ def risk(
         None, help="After a run: its transcript (run --transcript). Without one, the planned queries."
     ),
     attribute: list[str] = typer.Option(
-        [], help="A column to attack; repeat for more. As a rule the outcome and the treatment."
+        [], help="A column to attack; repeat for more. By default the outcome and the treatment."
     ),
     attacker: list[str] = typer.Option(
         [],
-        help="others, design or nothing: what the attacker knows beforehand; repeat for more. As a rule all.",
+        help="What the attacker knows beforehand: others, design or nothing; repeat for more. Default: all.",
     ),
     noise: float = typer.Option(
         0.0,
@@ -31,10 +31,12 @@ def risk(
     radius: float | None = typer.Option(
         None, min=0.0, help="Half the range in which the attacker knows each value beforehand."
     ),
-    figure: Path | None = typer.Option(None, help="Draw what is left of each column, as .png, .svg or .pdf."),
+    figure: Path | None = typer.Option(
+        None, help="Draw what stays unknown of each column, as .png, .svg or .pdf."
+    ),
     as_json: bool = typer.Option(False, "--json", help="Print the audit as JSON."),
 ) -> None:
-    """Before or after a study: how well could a server know my records from my answers?
+    """Audit disclosure before or after a study: how well could a server know my records from my answers?
 
     Runs inside the silo, reads its table, and sends nothing.
     """
@@ -47,7 +49,7 @@ def risk(
 
     unknown = [name for name in attacker if name not in {known.value for known in Attacker}]
     if unknown:
-        raise typer.BadParameter(f"there are {', '.join(Attacker)}", param_hint="--attacker")
+        raise typer.BadParameter(f"expected one of {', '.join(Attacker)}", param_hint="--attacker")
     if figure is not None and importlib.util.find_spec("matplotlib") is None:
         raise typer.BadParameter(
             "drawing needs matplotlib: pip install 'fedtmle[figures]'", param_hint="--figure"
@@ -55,7 +57,7 @@ def risk(
     if figure is not None and figure.suffix.lower() not in (".png", ".svg", ".pdf"):
         raise typer.BadParameter("expected a file ending in .png, .svg or .pdf", param_hint="--figure")
     with reporting(as_json=as_json):
-        found = audit(
+        result = audit(
             read_study(study),
             silo,
             transcript=transcript,
@@ -64,11 +66,11 @@ def risk(
             noise=noise,
             radius=radius,
         )
-        document = found.to_dict()
+        document = result.to_dict()
         if figure is not None:
             from fedtmle.report.audit_figure import draw_risk
 
-            draw_risk(found.audit, figure)
+            draw_risk(result.audit, figure)
         if as_json:
             typer.echo(json.dumps(document))
             return

@@ -11,39 +11,39 @@ from fedtmle.cli.exits import Exit, fail, reporting, require_flare
 from fedtmle.cli.report import require_folder, write_page
 
 if TYPE_CHECKING:
+    from fedtmle.defects import Defect
     from fedtmle.deploy.kits import Deployment
     from fedtmle.engine.runs import RunFolder
     from fedtmle.errors import RefusedError
     from fedtmle.results.result import StudyResult
-    from fedtmle.studies.validate import Complaint
     from fedtmle.studyfile.file import StudyFile
 
 
 def run(
     study: Path = typer.Argument(..., help="The study file, study.toml."),
     on: Path | None = typer.Option(
-        None, "--on", help="A deployment's folder, as `deploy init` made it: run across its silos."
+        None, "--on", help="Run on the deployment in this folder, which `deploy init` made."
     ),
     out: Path | None = typer.Option(None, "--out", help="Save the result here, as JSON."),
     transcript: Path | None = typer.Option(
-        None, "--transcript", help="Save every message here, for `fedtmle risk --transcript`."
+        None, "--transcript", help="Save all messages here, for `fedtmle risk --transcript`."
     ),
     as_json: bool = typer.Option(False, "--json", help="Print the result as JSON."),
     report: Path | None = typer.Option(None, "--report", help="Write the result here as an HTML page."),
     events: Path | None = typer.Option(
-        None, "--events", help="Append what happens here, line by line, for `fedtmle watch`."
+        None, "--events", help="Append the events of the run here, for `fedtmle watch`."
     ),
     observe: bool = typer.Option(
         False,
         "--observe",
-        help="Read the records outside the protocol too: the loss by round, constants for `bounds --pilot`.",
+        help="Also read the records outside the protocol, for the loss by round and `bounds --pilot`.",
     ),
     quiet: bool = typer.Option(False, "--quiet", help="No progress display."),
-    threads: int = typer.Option(1, min=1, help="Silos that answer side by side, on this machine."),
-    deadline: float = typer.Option(300.0, min=1.0, help="With --on: seconds a silo may take for one answer."),
+    threads: int = typer.Option(1, min=1, help="How many silos answer at the same time, on this machine."),
+    deadline: float = typer.Option(300.0, min=1.0, help="With --on: seconds to wait for a silo's answer."),
     patience: float = typer.Option(7 * 86400.0, min=1.0, help="With --on: seconds to wait for approvals."),
 ) -> None:
-    """Run a study over the silos it lists: all on this machine, or with --on where they are."""
+    """Run a study over the silos it lists: all on this machine, or with --on across a deployment."""
     from fedtmle.errors import RefusedError
     from fedtmle.studies.run import run as run_study
     from fedtmle.studies.validate import validate
@@ -56,11 +56,13 @@ def run(
     with reporting(as_json=as_json):
         try:
             file = read_study(study)
-        except StudyFileErrors:  # then with whatever is wrong with the silos' files and data
-            fail(validate(study).complaints, Exit.MISTAKES, as_json=as_json)
+        except StudyFileErrors:  # report it with all errors of the silos' files and data
+            fail(validate(study).defects, Exit.DEFECTS, as_json=as_json)
         if on is not None:
             if observe or events is not None:
-                raise typer.BadParameter("--observe and --events are for runs on this machine")
+                raise typer.BadParameter(
+                    "--observe and --events work for runs on this machine only, not with --on"
+                )
             require_flare()
             from fedtmle.deploy.kits import read_deployment
             from fedtmle.deploy.launch import new_run
@@ -93,26 +95,25 @@ def run(
         _conclude(result, out=out, transcript=transcript, report=report, as_json=as_json, quiet=quiet)
 
 
-def _refusal(refused: RefusedError, file: StudyFile) -> Complaint:
-    """In one's own session the owner is the reader: where to learn which key of the policy it was."""
-    from fedtmle.studies.validate import Complaint
+def _refusal(refused: RefusedError, file: StudyFile) -> Defect:
+    """Return the defect that reports a refusal; on this machine the reader may learn which key refused."""
+    from fedtmle.defects import Defect
 
-    source, message = file.silos.get(refused.silo), str(refused)
+    source, message = file.silos.get(refused.silo), f"refused: {refused.code}"
     if source is not None and source.suffix.lower() == ".toml":
-        message += f"\n`fedtmle silo preview {file.path} --silo {source}` tells its owner which key"
-    return Complaint(message=message, silo=refused.silo)
+        message += (
+            f"\n`fedtmle silo preview {file.path} --silo {source}` shows which key of its policy refuses"
+        )
+    return Defect(message=message, silo=refused.silo)
 
 
 def resume(
-    run: Path = typer.Argument(..., help="The run's folder, as `run --on` and `server status` name it."),
+    run: Path = typer.Argument(..., help="The run's folder, as `run --on` and `server status` print it."),
     out: Path | None = typer.Option(None, "--out", help="Save the result here, as JSON."),
     as_json: bool = typer.Option(False, "--json", help="Print the result as JSON."),
     quiet: bool = typer.Option(False, "--quiet", help="No progress display."),
 ) -> None:
-    """Take up a deployed run where it stopped, or follow one that goes on.
-
-    No silo answers anything a second time.
-    """
+    """Resume a deployed run where it stopped, or follow one in progress. No silo answers a query twice."""
     require_flare()
     from fedtmle.deploy.launch import find_run
 
@@ -124,12 +125,12 @@ def resume(
 
 
 def _deployed(deployment: Deployment, folder: RunFolder, *, as_json: bool, quiet: bool) -> StudyResult:
-    """Starts or resumes a run on a deployment and waits for its end."""
+    """Start or resume a run on a deployment, wait for its end, and return its result."""
+    from fedtmle.defects import Defect
     from fedtmle.deploy.launch import follow, launch
     from fedtmle.deploy.launch import show as show_progress
-    from fedtmle.engine.runs import State
+    from fedtmle.engine.runs import RunState
     from fedtmle.results.result import load
-    from fedtmle.studies.validate import Complaint
 
     if not quiet:
         typer.echo(f"run {folder.path}", err=True)
@@ -137,11 +138,11 @@ def _deployed(deployment: Deployment, folder: RunFolder, *, as_json: bool, quiet
     try:
         last = show_progress(follow(deployment, folder), quiet=quiet)
     except KeyboardInterrupt:
-        typer.echo(f"The run goes on; follow it with: fedtmle resume {folder.path}", err=True)
+        typer.echo(f"The run continues; follow it with: fedtmle resume {folder.path}", err=True)
         raise
-    if last.state is not State.DONE:
-        told = Complaint(message=f"{last.why}; resume with: fedtmle resume {folder.path}")
-        fail([told], Exit.REFUSED if last.refused else Exit.NOT_CONVERGED, as_json=as_json)
+    if last.state is not RunState.DONE:
+        stopped = Defect(message=f"{last.why}; resume with: fedtmle resume {folder.path}")
+        fail([stopped], Exit.REFUSED if last.refused else Exit.NOT_CONVERGED, as_json=as_json)
     return load(folder.result)
 
 
@@ -154,7 +155,7 @@ def _conclude(
     transcript: Path | None = None,
     report: Path | None = None,
 ) -> None:
-    """Prints a result, keeps it if asked, and leaves with its code."""
+    """Print a result, save it if asked, and exit with its code."""
     if out is not None:
         result.save(out)
     if report is not None:
@@ -187,5 +188,5 @@ def _print(document: dict[str, object], json: str | None) -> None:
         typer.echo(json)
         return
     title, _, rest = render(document).partition("\n")
-    typer.echo(typer.style(title, bold=True))  # without colour where it does not end on a terminal
+    typer.echo(typer.style(title, bold=True))  # `echo` drops the style if the output is no terminal
     typer.echo(rest)

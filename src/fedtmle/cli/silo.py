@@ -1,4 +1,4 @@
-"""``fedtmle silo``: what a silo's owner does, on the silo's own machine."""
+"""``fedtmle silo``: the commands of a silo's owner, on the silo's own machine."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="A silo's own side: see what would leave, say yes or no, and look at what was decided.",
+    help="For a silo's owner: preview what would leave, approve or reject it, and list the decisions.",
 )
 
 STUDY = typer.Argument(..., help="The study file, study.toml, as the statistician sent it.")
-SILO = typer.Option(Path("silo.toml"), "--silo", help="This silo's own file.")
+SILO = typer.Option(Path("silo.toml"), "--silo", help="This silo's file.")
 
 
 @app.command(epilog=CODES)
@@ -28,12 +28,12 @@ def preview(
     silo: Path = SILO,
     as_json: bool = typer.Option(False, "--json", help="Print the preview as JSON."),
 ) -> None:
-    """Rehearse a study on your own rows: each kind of message that would leave, and your floors."""
+    """Rehearse a study on your own rows: show each kind of message that would leave, and your limits."""
     import json
 
     from fedtmle.data.silofile import read_silo_file
     from fedtmle.studies.preview import preview as rehearse
-    from fedtmle.studies.preview import render
+    from fedtmle.text.preview import render
 
     with reporting(as_json=as_json):
         view = rehearse(_plan(study), read_silo_file(silo))
@@ -47,9 +47,9 @@ def approve(
     study: Path = STUDY,
     silo: Path = SILO,
     note: str = typer.Option("", help="A note for your own records."),
-    yes: bool = typer.Option(False, "--yes", help="Do not ask again."),
+    yes: bool = typer.Option(False, "--yes", help="Do not ask for confirmation."),
 ) -> None:
-    """Approve one plan, signed with the silo's key. Any change to the study voids it."""
+    """Approve one plan, signed with the silo's key. A changed study needs a new approval."""
     from fedtmle.studies.home import Home
     from fedtmle.studyfile.file import study_of
 
@@ -61,7 +61,7 @@ def approve(
         if not yes:
             typer.confirm(f"Approve this plan for silo '{home.file.name}'?", abort=True)
         home.approvals.decide(plan.digest, approved=True, note=note)
-        typer.echo("Approved. `fedtmle silo reject` takes it back.")
+        typer.echo("Approved. `fedtmle silo reject` revokes it.")
 
 
 @app.command(epilog=CODES)
@@ -70,7 +70,7 @@ def reject(
     silo: Path = SILO,
     note: str = typer.Option("", help="A note for your own records."),
 ) -> None:
-    """Reject a plan, or take an approval back: from then on the silo answers nothing in it."""
+    """Reject a plan, or revoke its approval: from then on the silo answers no query of it."""
     from fedtmle.studies.home import Home
 
     with reporting(as_json=False):
@@ -81,9 +81,9 @@ def reject(
 
 @app.command(epilog=CODES)
 def decisions(
-    silo: Path = SILO, as_json: bool = typer.Option(False, "--json", help="Print them as JSON.")
+    silo: Path = SILO, as_json: bool = typer.Option(False, "--json", help="Print the decisions as JSON.")
 ) -> None:
-    """The plans that this silo has approved or rejected, and its public key."""
+    """List the plans that this silo has approved or rejected, and its public key."""
     import json
 
     import msgspec
@@ -92,13 +92,13 @@ def decisions(
 
     with reporting(as_json=as_json):
         home = Home.of(silo)
-        found = home.approvals.current().values()
+        current = home.approvals.current().values()
         if as_json:
-            rows = [msgspec.to_builtins(decision) for decision in found]
+            rows = [msgspec.to_builtins(decision) for decision in current]
             typer.echo(json.dumps({"key": home.key.public.hex(), "decisions": rows}))
             return
         typer.echo(f"Public key {home.key.public.hex()}")
-        for decision in found:
+        for decision in current:
             typer.echo(
                 f"{decision.time}  {'approved' if decision.approved else 'rejected'}  {decision.plan[:16]}"
                 f"  {decision.note}".rstrip()

@@ -15,17 +15,17 @@ if TYPE_CHECKING:
 
 def validate(
     study: Path = typer.Argument(..., help="The study file, study.toml."),
-    as_json: bool = typer.Option(False, "--json", help="Print the findings as JSON."),
+    as_json: bool = typer.Option(False, "--json", help="Print the result as JSON."),
 ) -> None:
-    """Check a study file, its silo files and their data; every mistake with its file and line."""
+    """Check a study file, its silo files and their data; report all defects with file and line."""
     import json
 
     from fedtmle.studies.validate import validate as check
 
     with reporting(as_json=as_json):
         checked = check(study)
-        if checked.complaints:
-            fail(checked.complaints, Exit.MISTAKES, as_json=as_json)
+        if checked.defects:
+            fail(checked.defects, Exit.DEFECTS, as_json=as_json)
         if as_json:
             typer.echo(json.dumps(_summary(checked)))
         else:
@@ -35,13 +35,11 @@ def validate(
 
 
 def _summary(checked: Validation) -> dict[str, object]:
-    from dataclasses import asdict
-
     if checked.file is None or checked.schema is None:
-        raise AssertionError("a validation without complaints has read the study")
+        raise AssertionError("a validation without defects has read the study")
     return {
-        "problems": [],
-        "warnings": [asdict(warning) for warning in checked.warnings],
+        "defects": [],
+        "warnings": [warning.to_dict() for warning in checked.warnings],
         "question": checked.file.study.target.question,
         "columns": {
             column.name: column.kind.value + (", may be missing" if column.may_be_missing else "")
@@ -65,5 +63,5 @@ def _lines(summary: dict[str, object]) -> list[str]:
         "",
         *aligned(rows),
         "",
-        "No mistakes found.",
+        "No defects found.",
     ]

@@ -9,22 +9,22 @@ import typer
 
 def watch(
     events: Path = typer.Argument(..., help="The events of a run (run --events), or a silo's ledger."),
-    ledger: bool = typer.Option(False, "--ledger", help="The file is a silo's own ledger."),
-    port: int = typer.Option(8765, min=0, max=65535, help="0 takes any free one."),
-    host: str = typer.Option("127.0.0.1", help="This machine only, unless another address is given."),
-    silence: float = typer.Option(30.0, min=1.0, help="Seconds without news after which the page says so."),
+    ledger: bool = typer.Option(False, "--ledger", help="The file is a silo's ledger."),
+    port: int = typer.Option(8765, min=0, max=65535, help="The page's port; 0 for any free one."),
+    host: str = typer.Option("127.0.0.1", help="The page's address; by default for this machine only."),
+    silence: float = typer.Option(30.0, min=1.0, help="Seconds without news after which the page warns."),
     open_page: bool = typer.Option(False, "--open", help="Open the page in the browser."),
-    as_json: bool = typer.Option(False, "--json", help="Print what the page would show now, and stop."),
+    as_json: bool = typer.Option(False, "--json", help="Print what the page would show now, and exit."),
     quiet: bool = typer.Option(False, "--quiet", help="Print nothing."),
 ) -> None:
-    """Follow a run on a page of this machine, while it goes on and after; Ctrl-C ends the view."""
+    """Follow a run on a local web page, during the run or after it; Ctrl-C ends the view."""
     import json
     import signal
 
-    from fedtmle.watch.follow import Follower, LedgerFollower
+    from fedtmle.watch.follow import EventTail, LedgerTail
     from fedtmle.watch.server import LOOPBACK, WatchServer
 
-    look = (LedgerFollower(events) if ledger else Follower(events)).look
+    look = (LedgerTail(events) if ledger else EventTail(events)).look
     if as_json:
         typer.echo(json.dumps(look(), allow_nan=False))
         return
@@ -32,11 +32,11 @@ def watch(
         server = WatchServer(host, port, look, silence=silence)
     except OSError as error:
         raise typer.BadParameter(
-            f"cannot listen on {host}:{port} ({error.strerror}); try another", param_hint="--port"
+            f"cannot listen on {host}:{port} ({error.strerror}); choose another port", param_hint="--port"
         ) from None
     if host not in LOOPBACK:
         typer.echo(f"Anyone who reaches {host} can see this view; it asks for no password.", err=True)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # whoever keeps services asks so
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as service managers send it
     try:
         if not quiet:
             typer.echo(f"Following {events} on {server.url}  (Ctrl-C ends the view, not the run)")

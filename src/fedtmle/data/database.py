@@ -40,7 +40,7 @@ _URL = re.compile(r"\s*[A-Za-z][A-Za-z0-9+.-]*:(?=.*[/=@])")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
-class Rows(Protocol):
+class ArrowRows(Protocol):
     """The rows of a query as Arrow record batches; `pyarrow.RecordBatchReader` is one."""
 
     @property
@@ -56,7 +56,7 @@ class Driver(Protocol):
     an entry point in the group ``fedtmle.databases``, whose name is the scheme of the driver's URLs.
     """
 
-    def __call__(self, url: str, query: str, *, timeout: float) -> AbstractContextManager[Rows]: ...
+    def __call__(self, url: str, query: str, *, timeout: float) -> AbstractContextManager[ArrowRows]: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,9 +90,9 @@ class DatabaseQuery:
             raise InputError(f"timeout must be more than 0 and at most 86400 seconds, got {self.timeout:g}")
         if self.max_rows < 1:
             raise InputError(f"max_rows must be at least 1, got {self.max_rows}")
-        mistake = statement_mistake(self.sql)
-        if mistake is not None:
-            raise InputError(f"query: {mistake[0]}; {mistake[1]}")
+        defect = statement_defect(self.sql)
+        if defect is not None:
+            raise InputError(f"query: {defect[0]}; {defect[1]}")
 
     @property
     def sql(self) -> str:
@@ -114,19 +114,19 @@ class DatabaseQuery:
         cls, section: Mapping[str, object], folder: Path
     ) -> tuple[DatabaseQuery | None, dict[str, tuple[str, str]]]:
         """Return what the section [data] says, or what is wrong with each key and what to do about it."""
-        mistakes = {
+        defects = {
             key: ("unknown key", f"with a database the keys of [data] are {', '.join(_KEYS)}")
             for key in section
             if key not in _KEYS
         }
         database = section.get("database")
-        place, limits = _parse_database(database, folder, mistakes)
-        text = _parse_query(section, folder, mistakes)
+        place, limits = _parse_database(database, folder, defects)
+        text = _parse_query(section, folder, defects)
         snapshot = section.get("snapshot")
         if snapshot is not None and not (isinstance(snapshot, str) and snapshot.endswith(".parquet")):
-            mistakes["snapshot"] = ("this is no path of a .parquet file", 'write such as "extract.parquet"')
-        if mistakes:
-            return None, mistakes
+            defects["snapshot"] = ("this is no path of a .parquet file", 'write such as "extract.parquet"')
+        if defects:
+            return None, defects
         extract = folder / str(snapshot) if snapshot is not None else None
         return cls(**place, **limits, **text, snapshot=extract), {}  # type: ignore[arg-type] # checked above
 
@@ -150,29 +150,29 @@ def sqlite_query(path: Path, table: str | None, query: str | None) -> DatabaseQu
 
 
 def _parse_database(
-    database: object, folder: Path, mistakes: dict[str, tuple[str, str]]
+    database: object, folder: Path, defects: dict[str, tuple[str, str]]
 ) -> tuple[dict[str, object], dict[str, object]]:
-    """Return where the database is, and the limits; mistakes never quote a URL."""
+    """Return where the database is, and the limits; defects never quote a URL."""
     if isinstance(database, str) and not _URL.match(database):
         database = {"path": database}
     if isinstance(database, str):
-        mistakes["database"] = (
+        defects["database"] = (
             "this is a URL, which a silo file must not hold because it may have a password in it",
             'put the URL into an environment variable and write database = {url_env = "ITS_NAME"}',
         )
         return {}, {}
     if not isinstance(database, dict):
-        mistakes["database"] = (
+        defects["database"] = (
             "this does not say where the database is",
             'write database = {url_env = "NAME"} or {url_file = "path"}, or the path of a file',
         )
         return {}, {}
     if any(key not in _DATABASE_KEYS for key in database):
-        mistakes["database"] = ("unknown key", f"the keys of database are {', '.join(_DATABASE_KEYS)}")
+        defects["database"] = ("unknown key", f"the keys of database are {', '.join(_DATABASE_KEYS)}")
         return {}, {}
     places = [key for key in _PLACES if key in database]
     if len(places) != 1 or not (isinstance(database[places[0]], str) and database[places[0]]):
-        mistakes["database"] = (
+        defects["database"] = (
             "this does not say where the database is",
             f"give exactly one of {', '.join(_PLACES)}, in quotes",
         )
@@ -181,32 +181,32 @@ def _parse_database(
     place: dict[str, object] = {key: database[key]}
     if key == "url_env" and not _VARIABLE.fullmatch(database[key]):
         # It may be the URL itself, so it is not quoted.
-        mistakes["database"] = (
+        defects["database"] = (
             "url_env is no name of an environment variable",
             'write the name of the variable that holds the URL, such as "HOSPITAL_DB"',
         )
     if key != "url_env":
         place[key] = folder / database[key]
     if key == "url_file" and (folder / database[key]).resolve().is_relative_to(folder.resolve()):
-        mistakes["database"] = (
+        defects["database"] = (
             "url_file is inside the folder of the silo file, which is copied and shared",
             "keep the file with the URL elsewhere, such as in /etc/fedtmle",
         )
     timeout, max_rows = database.get("timeout", TIMEOUT), database.get("max_rows", MAX_ROWS)
     if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout <= 86_400:
-        mistakes["database"] = ("timeout is no number of seconds", "give more than 0 and at most 86400")
+        defects["database"] = ("timeout is no number of seconds", "give more than 0 and at most 86400")
     if isinstance(max_rows, bool) or not isinstance(max_rows, int) or max_rows < 1:
-        mistakes["database"] = ("max_rows is no number of rows", "give an integer of at least 1")
+        defects["database"] = ("max_rows is no number of rows", "give an integer of at least 1")
     return place, {"timeout": timeout, "max_rows": max_rows}
 
 
 def _parse_query(
-    section: Mapping[str, object], folder: Path, mistakes: dict[str, tuple[str, str]]
+    section: Mapping[str, object], folder: Path, defects: dict[str, tuple[str, str]]
 ) -> dict[str, str]:
     """Return the table or the query, read from its file if it has one."""
     given = [key for key in ("query", "query_file", "table") if key in section]
     if len(given) != 1:
-        mistakes["query"] = (
+        defects["query"] = (
             "this does not say what to read in the database",
             "give exactly one of query, query_file and table",
         )
@@ -214,21 +214,21 @@ def _parse_query(
     (key,) = given
     text = section[key]
     if not isinstance(text, str) or not text:
-        mistakes[key] = ("this is not text", "write it in quotes")
+        defects[key] = ("this is not text", "write it in quotes")
         return {}
     if key == "query_file":
         try:
             text = (folder / text).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError):
-            mistakes[key] = ("the file with the query cannot be read", "check its path, and that it is UTF-8")
+            defects[key] = ("the file with the query cannot be read", "check its path, and that it is UTF-8")
             return {}
     if key == "table":
         if "\0" in text or not all(text.split(".")):
-            mistakes[key] = ("this is no name of a table", 'write "name" or "schema.name"')
+            defects[key] = ("this is no name of a table", 'write "name" or "schema.name"')
         return {"table": text}
-    mistake = statement_mistake(text)
-    if mistake is not None:
-        mistakes[key] = mistake
+    defect = statement_defect(text)
+    if defect is not None:
+        defects[key] = defect
     return {"query": text}
 
 
@@ -259,7 +259,7 @@ def statement(sql: str) -> str:
     return sql[: len(end.rstrip(";").rstrip())] if end.endswith(";") else sql
 
 
-def statement_mistake(sql: str) -> tuple[str, str] | None:
+def statement_defect(sql: str) -> tuple[str, str] | None:
     """Return what is wrong with a query and what to do, or None if it is one statement that reads."""
     text = _blank(statement(sql))
     words = re.findall(r"[A-Za-z]+", text)
@@ -292,8 +292,10 @@ def read_url(query: DatabaseQuery) -> tuple[str | None, tuple[str, str] | None]:
         url = os.environ.get(query.url_env, "").strip()
         if url:
             return url, None
-        what = f"the environment variable {query.url_env}, which should hold the database's URL, is not set"
-        return None, (what, "set it for the account that runs fedtmle, and run the same command again")
+        message = (
+            f"the environment variable {query.url_env}, which should hold the database's URL, is not set"
+        )
+        return None, (message, "set it for the account that runs fedtmle, and run the same command again")
     return _url_in(Path(str(query.url_file)))
 
 
@@ -305,8 +307,8 @@ def _url_in(file: Path) -> tuple[str | None, tuple[str, str] | None]:
     except (OSError, UnicodeDecodeError):
         return None, ("the file with the database's URL cannot be read", "check url_file in the silo file")
     if shared:
-        what = "other accounts can read the file with the database's URL"
-        return None, (what, f"take their permissions away: chmod 600 {file}")
+        message = "other accounts can read the file with the database's URL"
+        return None, (message, f"take their permissions away: chmod 600 {file}")
     if not url:
         return None, ("the file with the database's URL is empty", "write the URL into it, on one line")
     return url, None

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from fedtmle.data.convert import UnreadableError
-from fedtmle.data.database import Driver, Rows
+from fedtmle.data.database import ArrowRows, Driver
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -96,8 +96,8 @@ class DatabaseError(UnreadableError):
     """A database cannot be read; ``trouble`` says why."""
 
     def __init__(self, trouble: Trouble, **words: object) -> None:
-        what, fix = trouble.value
-        super().__init__(what.format(**words), fix.format(**words))
+        message, fix = trouble.value
+        super().__init__(message.format(**words), fix.format(**words))
         self.trouble = trouble
 
 
@@ -209,7 +209,7 @@ class QueryRows:
 
 
 @contextmanager
-def postgresql(url: str, query: str, *, timeout: float) -> Iterator[Rows]:
+def postgresql(url: str, query: str, *, timeout: float) -> Iterator[ArrowRows]:
     """Run a query of PostgreSQL in one read-only transaction that sees one state of the database."""
     dbapi = importlib.import_module("adbc_driver_postgresql.dbapi")
     with dbapi.connect(_with_timeout(url)) as connection, connection.cursor() as cursor:
@@ -261,7 +261,7 @@ def _write_access(cursor: Any) -> str | None:
 
 
 @contextmanager
-def sqlite(url: str, query: str, *, timeout: float) -> Iterator[Rows]:
+def sqlite(url: str, query: str, *, timeout: float) -> Iterator[ArrowRows]:
     """Run a query of a SQLite file, which is opened read-only; the URL is sqlite: and the file's path."""
     path = url.partition(":")[2].removeprefix("//")
     if not os.access(path, os.R_OK) or not os.path.isfile(path):

@@ -1,4 +1,4 @@
-"""DuckDB as a reader: connections that write nothing, errors that tell nothing, columns as arrays."""
+"""Reading with DuckDB: connections that write nothing, errors that quote nothing, columns as arrays."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ _SETTINGS: dict[str, str | bool | int | float | list[str]] = {
 _INTEGERS = ("tinyint", "smallint", "integer", "bigint", "hugeint")
 _NUMBERS = {*_INTEGERS, *(f"u{name}" for name in _INTEGERS), "float", "double", "decimal", "boolean", "null"}
 _TEXT = {"varchar", "enum", "uuid"}
-_VECTORS = 32  # of 2,048 rows each, in a batch
+_VECTORS_PER_BATCH = 32  # a vector has 2,048 rows
 _MOST_LABELS = 1 << 16  # of a streamed text column
 
 
 @contextmanager
 def connect(path: str, *, read_only: bool) -> Iterator[DuckDBPyConnection]:
-    """An open database, closed afterwards; ":memory:" for reading other files."""
+    """Open a database and close it afterwards; use ":memory:" for reading other files."""
     import duckdb
 
     connection, _ = attempt(lambda: duckdb.connect(path, read_only=read_only, config=_SETTINGS))
@@ -57,9 +57,9 @@ def connect(path: str, *, read_only: bool) -> Iterator[DuckDBPyConnection]:
 
 
 def attempt(call: Callable[[], T]) -> tuple[T | None, int | None]:
-    """What ``call`` returns, or None and the line of the file at which it failed, if that is known.
+    """Return the value of ``call`` and None, or None and the line of the file at which it failed, if known.
 
-    DuckDB's messages quote rows, so none goes on, not even as ``__context__``.
+    DuckDB's messages quote rows, so none is passed on, not even as ``__context__``.
     """
     try:
         return call(), None
@@ -71,12 +71,12 @@ def attempt(call: Callable[[], T]) -> tuple[T | None, int | None]:
 def fetch(
     relation: DuckDBPyRelation, numbers: Mapping[str, str], texts: Mapping[str, str]
 ) -> tuple[int, dict[str, Cells]]:
-    """The number of rows and the cells of SQL expressions by name, in one query: one row order."""
+    """Return the number of rows and the cells of SQL expressions by name; one query gives one row order."""
     expressions = {**numbers, **texts}
     if not expressions:
         ((count,),) = relation.project("count(*)").fetchall()
         return count, {}
-    # Names are replaced by positions: DuckDB would take "Age" and "age" for one.
+    # Names are replaced by positions, because DuckDB ignores the case of names.
     columns = relation.project(
         ", ".join(f"{expression} AS c{i}" for i, expression in enumerate(expressions.values()))
     ).fetchnumpy()
@@ -92,9 +92,9 @@ def fetch(
 
 
 def labels(relation: DuckDBPyRelation, expression: str) -> tuple[str, ...]:
-    """All labels of a text expression, or an error where they are too many to be levels."""
-    found = relation.project(f"{expression} AS c").filter("c IS NOT NULL").distinct()
-    rows = found.order("c").limit(_MOST_LABELS + 1).fetchall()
+    """Return all labels of a text expression; raise an error if they are too many to be levels."""
+    distinct = relation.project(f"{expression} AS c").filter("c IS NOT NULL").distinct()
+    rows = distinct.order("c").limit(_MOST_LABELS + 1).fetchall()
     if len(rows) > _MOST_LABELS:
         raise UnreadableError(
             f"a text column has more than {_MOST_LABELS} different labels",
@@ -106,7 +106,7 @@ def labels(relation: DuckDBPyRelation, expression: str) -> tuple[str, ...]:
 def stream(
     connection: DuckDBPyConnection, relation: DuckDBPyRelation, reading: Reading, failure: UnreadableError
 ) -> Iterator[tuple[int, dict[str, Cells]]]:
-    """One pass over the relation in batches; text comes as codes into its labels."""
+    """Read the relation once in batches; text comes as codes of its labels."""
     coded = {
         name: f"CAST({expression} AS ENUM ({', '.join(map(_literal, reading.labels[name]))}))"
         for name, expression in reading.texts.items()
@@ -120,7 +120,7 @@ def stream(
     if opened is None:
         raise _at(failure, line)
     while True:
-        frame, line = attempt(lambda: opened.fetch_df_chunk(_VECTORS))
+        frame, line = attempt(lambda: opened.fetch_df_chunk(_VECTORS_PER_BATCH))
         if frame is None:
             raise _at(failure, line)
         if not len(frame):
@@ -138,7 +138,7 @@ def stream(
 
 
 def _at(failure: UnreadableError, line: int | None) -> UnreadableError:
-    return UnreadableError(failure.what, failure.fix, line=line or failure.line)
+    return UnreadableError(failure.message, failure.fix, line=line or failure.line)
 
 
 def _literal(label: str) -> str:
@@ -169,14 +169,14 @@ class RelationReader(AbstractStreamReader):
 
     def settle(self, names: Sequence[str]) -> Reading:
         numbers, texts, others = self._kinds(names)
-        found = {name: labels(self._relation, expression) for name, expression in texts.items()}
-        return Reading(numbers=numbers, texts=texts, labels=found, others=others)
+        by_name = {name: labels(self._relation, expression) for name, expression in texts.items()}
+        return Reading(numbers=numbers, texts=texts, labels=by_name, others=others)
 
     def batches(self, reading: Reading) -> Iterator[tuple[int, Mapping[str, Cells]]]:
         return stream(self._connection, self._relation, reading, self._failure)
 
     def _kinds(self, names: Sequence[str]) -> tuple[dict[str, str], dict[str, str], dict[str, Unusable]]:
-        """SQL of the numbers, SQL of the texts, and the rest."""
+        """Return the SQL of the numbers, the SQL of the texts, and the other columns."""
         types = {name: kind.id for name, kind in zip(self.names, self._relation.types, strict=True)}
         numbers = {name: f"CAST({quoted(name)} AS DOUBLE)" for name in names if types[name] in _NUMBERS}
         texts = {name: f"CAST({quoted(name)} AS VARCHAR)" for name in names if types[name] in _TEXT}
@@ -185,7 +185,7 @@ class RelationReader(AbstractStreamReader):
 
 
 def quoted(name: str) -> str:
-    """A name as an SQL identifier."""
+    """Return a name as an SQL identifier."""
     return '"' + name.replace('"', '""') + '"'
 
 

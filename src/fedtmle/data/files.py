@@ -1,6 +1,7 @@
-"""CSV: the header gives the delimiter and the names, and all cells decide whether a column is numbers.
+"""Tables in files: CSV, Parquet and DuckDB databases, opened read-only.
 
-DuckDB's own detection looks at a sample and skips what does not fit it; here nothing is skipped.
+The header of a CSV file gives the delimiter and the names, and all cells decide whether a column is numbers:
+DuckDB's own detection looks at a sample and skips what does not fit it, while here nothing is skipped.
 """
 
 from __future__ import annotations
@@ -23,124 +24,9 @@ _DELIMITERS = ",;\t|"
 _MISSING = ["", "NA"]
 
 
-def csv_reader(connection: DuckDBPyConnection, path: Path, pattern: str) -> AbstractStreamReader:
-    """A reader of the CSV file at ``path``, which DuckDB knows as ``pattern``."""
-    delimiter, names = _header(path)
-    relation, line = attempt(
-        lambda: connection.read_csv(
-            pattern,
-            auto_detect=False,
-            header=True,
-            columns={f"c{i}": "VARCHAR" for i in range(len(names))},
-            delimiter=delimiter,
-            quotechar='"',
-            escapechar='"',
-            na_values=_MISSING,
-        )
-    )
-    if relation is None:
-        raise _malformed(line)
-    return _CSVReader(connection, relation, names)
-
-
-class _CSVReader(AbstractStreamReader):
-    """A CSV file with a header; an empty cell and NA are missing, true and false are 1 and 0, and blanks
-    around a cell are no part of it."""
-
-    def __init__(
-        self, connection: DuckDBPyConnection, relation: DuckDBPyRelation, names: tuple[str, ...]
-    ) -> None:
-        self._connection = connection
-        self._relation = relation
-        self._names = names
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return self._names
-
-    @property
-    def quotable(self) -> tuple[str, ...]:
-        # In a file without a header the first record stands where names should.
-        plausible = all(re.match(r"[^\W\d]|\.|$", name) for name in self._names)
-        return self._names if plausible else ()
-
-    def read(self, names: Sequence[str]) -> tuple[int, Mapping[str, Cells]]:
-        fetched, line = attempt(lambda: fetch(self._relation, *self._kinds(names)))
-        if fetched is None:
-            raise _malformed(line)
-        return fetched
-
-    def settle(self, names: Sequence[str]) -> Reading:
-        kinds, line = attempt(lambda: self._kinds(names))
-        if kinds is None:
-            raise _malformed(line)
-        numbers, texts = kinds
-        found = {name: labels(self._relation, cell) for name, cell in texts.items()}
-        return Reading(numbers=numbers, texts=texts, labels=found, others={})
-
-    def batches(self, reading: Reading) -> Iterator[tuple[int, Mapping[str, Cells]]]:
-        return stream(self._connection, self._relation, reading, _malformed(None))
-
-    def _kinds(self, names: Sequence[str]) -> tuple[dict[str, str], dict[str, str]]:
-        """The SQL of the columns that are numbers, and of the others."""
-        cells = {name: f"c{self._names.index(name)}" for name in names}
-        numbers = self._numbers(cells)
-        # Blanks around a number do no harm; elsewhere they are taken off, and may have hidden numbers.
-        others = {name: _stripped(cell) for name, cell in cells.items() if name not in numbers}
-        numbers |= self._numbers(others)
-        return numbers, {name: cell for name, cell in others.items() if name not in numbers}
-
-    def _numbers(self, cells: Mapping[str, str]) -> dict[str, str]:
-        """The SQL of those columns that are numbers."""
-        if not cells:
-            return {}
-        # A column is numbers if all its cells are: a sample would be wrong about the rest.
-        tests = ", ".join(f"count({cell}) = count({_number(cell)})" for cell in cells.values())
-        (numeric,) = self._relation.project(tests).fetchall()
-        return {name: _number(cells[name]) for name, yes in zip(cells, numeric, strict=True) if yes}
-
-
-def _stripped(cell: str) -> str:
-    """Without the blanks and no-break spaces around it; missing if nothing else is there."""
-    bare, missing = f"trim({cell}, ' ' || chr(160))", ", ".join(map(repr, _MISSING))
-    return f"CASE WHEN {bare} IN ({missing}) THEN NULL ELSE {bare} END"
-
-
-def _number(cell: str) -> str:
-    return f"CASE lower({cell}) WHEN 'true' THEN 1 WHEN 'false' THEN 0 ELSE TRY_CAST({cell} AS DOUBLE) END"
-
-
-def _header(path: Path) -> tuple[str, tuple[str, ...]]:
-    """The delimiter, taken as the commonest candidate outside quotes, and the column names."""
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            line = re.sub(r'"[^"]*"', "", file.readline())
-            delimiter = max(_DELIMITERS, key=line.count)
-            file.seek(0)
-            names = next(csv.reader(file, delimiter=delimiter), [])
-    except (OSError, UnicodeDecodeError, csv.Error):
-        names = None
-    if names is None:
-        raise _malformed(None)
-    if not names:
-        raise UnreadableError("the file is empty", "give a file with a header and at least one row")
-    return delimiter, tuple(names)
-
-
-def _malformed(line: int | None) -> UnreadableError:
-    return UnreadableError(
-        "the file cannot be read as CSV",
-        "check that it is UTF-8, that every row has as many cells as the header and that quotes are closed",
-        line=line,
-    )
-
-
-# Tables in files: CSV, Parquet and DuckDB databases, opened read-only.
-
-
 @contextmanager
 def open_file(path: Path) -> Iterator[AbstractStreamReader]:
-    """A reader of a .csv or .parquet file."""
+    """Open a .csv or .parquet file."""
     kind = path.suffix.lower()
     if kind in (".duckdb", ".db"):
         raise UnreadableError(
@@ -166,7 +52,7 @@ def open_file(path: Path) -> Iterator[AbstractStreamReader]:
 
 @contextmanager
 def open_database(database: Database) -> Iterator[AbstractStreamReader]:
-    """A reader of a table or a query of a DuckDB file."""
+    """Open a table or a query of a DuckDB file."""
     _must_exist(database.path)
     with connect(str(database.path), read_only=True) as connection:
         if database.query is not None:
@@ -184,7 +70,7 @@ def open_database(database: Database) -> Iterator[AbstractStreamReader]:
 
 
 def _select(connection: DuckDBPyConnection, query: str, failure: UnreadableError) -> DuckDBPyRelation:
-    """The silo's query, which must be one SELECT."""
+    """Return the result of the silo's query, which must be one SELECT."""
     import duckdb
 
     statements, _ = attempt(lambda: connection.extract_statements(query))
@@ -192,7 +78,7 @@ def _select(connection: DuckDBPyConnection, query: str, failure: UnreadableError
         raise failure
     if [statement.type for statement in statements] != [duckdb.StatementType.SELECT]:
         raise UnreadableError("the silo's query is not one SELECT", "write one SELECT that yields the table")
-    connection.execute("SET threads = 1")  # joins and groups would else come in another order each time
+    connection.execute("SET threads = 1")  # else joins and groups come in another order each time
     relation, _ = attempt(lambda: connection.sql(query))
     if relation is None:
         raise failure
@@ -204,3 +90,117 @@ def _must_exist(path: Path) -> None:
         raise UnreadableError("the file does not exist", "check the path")
     if not path.is_file():
         raise UnreadableError("this is not a file", "check the path")
+
+
+def csv_reader(connection: DuckDBPyConnection, path: Path, pattern: str) -> AbstractStreamReader:
+    """Return a reader of the CSV file at ``path``, which DuckDB knows as ``pattern``."""
+    delimiter, names = _header(path)
+    relation, line = attempt(
+        lambda: connection.read_csv(
+            pattern,
+            auto_detect=False,
+            header=True,
+            columns={f"c{i}": "VARCHAR" for i in range(len(names))},
+            delimiter=delimiter,
+            quotechar='"',
+            escapechar='"',
+            na_values=_MISSING,
+        )
+    )
+    if relation is None:
+        raise _malformed(line)
+    return _CSVReader(connection, relation, names)
+
+
+class _CSVReader(AbstractStreamReader):
+    """A CSV file with a header.
+
+    Empty cells and NA are missing, true and false are 1 and 0, and blanks around a cell are ignored.
+    """
+
+    def __init__(
+        self, connection: DuckDBPyConnection, relation: DuckDBPyRelation, names: tuple[str, ...]
+    ) -> None:
+        self._connection = connection
+        self._relation = relation
+        self._names = names
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return self._names
+
+    @property
+    def quotable(self) -> tuple[str, ...]:
+        # In a file without a header the first record is where names should be.
+        plausible = all(re.match(r"[^\W\d]|\.|$", name) for name in self._names)
+        return self._names if plausible else ()
+
+    def read(self, names: Sequence[str]) -> tuple[int, Mapping[str, Cells]]:
+        fetched, line = attempt(lambda: fetch(self._relation, *self._kinds(names)))
+        if fetched is None:
+            raise _malformed(line)
+        return fetched
+
+    def settle(self, names: Sequence[str]) -> Reading:
+        kinds, line = attempt(lambda: self._kinds(names))
+        if kinds is None:
+            raise _malformed(line)
+        numbers, texts = kinds
+        by_name = {name: labels(self._relation, cell) for name, cell in texts.items()}
+        return Reading(numbers=numbers, texts=texts, labels=by_name, others={})
+
+    def batches(self, reading: Reading) -> Iterator[tuple[int, Mapping[str, Cells]]]:
+        return stream(self._connection, self._relation, reading, _malformed(None))
+
+    def _kinds(self, names: Sequence[str]) -> tuple[dict[str, str], dict[str, str]]:
+        """Return the SQL of the columns that are numbers, and of the others."""
+        cells = {name: f"c{self._names.index(name)}" for name in names}
+        numbers = self._numbers(cells)
+        # Blanks around numbers are harmless; elsewhere they are stripped, which may turn text into numbers.
+        others = {name: _stripped(cell) for name, cell in cells.items() if name not in numbers}
+        numbers |= self._numbers(others)
+        return numbers, {name: cell for name, cell in others.items() if name not in numbers}
+
+    def _numbers(self, cells: Mapping[str, str]) -> dict[str, str]:
+        """Return the SQL of those columns that are numbers."""
+        if not cells:
+            return {}
+        # A column is numbers if all its cells are: a sample would be wrong about the rest.
+        tests = ", ".join(f"count({cell}) = count({_number(cell)})" for cell in cells.values())
+        (numeric,) = self._relation.project(tests).fetchall()
+        return {name: _number(cells[name]) for name, yes in zip(cells, numeric, strict=True) if yes}
+
+
+def _stripped(cell: str) -> str:
+    """Return SQL that strips blanks and no-break spaces; an empty cell becomes NULL."""
+    bare, missing = f"trim({cell}, ' ' || chr(160))", ", ".join(map(repr, _MISSING))
+    return f"CASE WHEN {bare} IN ({missing}) THEN NULL ELSE {bare} END"
+
+
+def _number(cell: str) -> str:
+    return f"CASE lower({cell}) WHEN 'true' THEN 1 WHEN 'false' THEN 0 ELSE TRY_CAST({cell} AS DOUBLE) END"
+
+
+def _header(path: Path) -> tuple[str, tuple[str, ...]]:
+    """Return the delimiter, which is the commonest candidate outside quotes, and the column names."""
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            line = re.sub(r'"[^"]*"', "", file.readline())
+            delimiter = max(_DELIMITERS, key=line.count)
+            file.seek(0)
+            names = next(csv.reader(file, delimiter=delimiter), [])
+    except (OSError, UnicodeDecodeError, csv.Error):
+        names = None
+    if names is None:
+        raise _malformed(None)
+    if not names:
+        raise UnreadableError("the file is empty", "give a file with a header and at least one row")
+    return delimiter, tuple(names)
+
+
+def _malformed(line: int | None) -> UnreadableError:
+    return UnreadableError(
+        "the file cannot be read as CSV",
+        "check that it is UTF-8, that every row has as many cells as the header and that quotes are closed",
+        line=line,
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
-from typing import Any
+from typing import TYPE_CHECKING, TypeGuard
 
 import numpy as np
 
@@ -13,32 +13,44 @@ from fedtmle.data.convert import DATES, OTHER, AbstractReader, Cells, Numbers, U
 from fedtmle.model.table import Factor
 from fedtmle.model.types import Array
 
+if TYPE_CHECKING:
+    import pandas as pd
+    import polars as pl
+    from numpy.typing import NDArray
+
 # What pandas' `infer_dtype` may call a column.
 _NUMBERS = {"empty", "boolean", "integer", "floating", "mixed-integer-float", "decimal"}
 _DATES = {"datetime64", "datetime", "date", "timedelta64", "timedelta", "time", "period", "interval"}
 
 
 def frame_reader(source: object, *, copy: bool) -> AbstractReader | None:
-    """A reader of an in-memory table, or None if ``source`` is none.
+    """Return a reader of an in-memory table, or None if ``source`` is not one.
 
-    Without ``copy``, columns of a pandas frame or of arrays may be the owner's own: not to be written to,
-    and not to be kept when the call that they were given to is over.
+    Without ``copy``, columns of a pandas frame or of arrays may be shared with their owner. They must not be
+    written to, and not be kept beyond the call that they were given to.
     """
-    # A frame can only be given by someone who has imported its library; another thread may be at it.
-    pandas, polars = sys.modules.get("pandas"), sys.modules.get("polars")
-    if isinstance(source, getattr(pandas, "DataFrame", ())):
+    if _is_pandas(source):
         return _PandasReader(source, copy)
-    if polars is not None and isinstance(source, getattr(polars, "DataFrame", ())):
-        return _PolarsReader(source, polars)
+    if _is_polars(source):
+        return _PolarsReader(source)
     if isinstance(source, Mapping):
         return _ArraysReader(source, copy)
     return None
 
 
+# Only someone who has imported a library can pass its frame; another thread may be importing it right now.
+def _is_pandas(source: object) -> TypeGuard[pd.DataFrame]:
+    return isinstance(source, getattr(sys.modules.get("pandas"), "DataFrame", ()))
+
+
+def _is_polars(source: object) -> TypeGuard[pl.DataFrame]:
+    return isinstance(source, getattr(sys.modules.get("polars"), "DataFrame", ()))
+
+
 class _PandasReader(AbstractReader):
     """A pandas frame; its index is ignored."""
 
-    def __init__(self, frame: Any, copy: bool) -> None:
+    def __init__(self, frame: pd.DataFrame, copy: bool) -> None:
         self._frame = frame
         self._copy = copy
 
@@ -55,9 +67,8 @@ class _PandasReader(AbstractReader):
 class _PolarsReader(AbstractReader):
     """A polars frame."""
 
-    def __init__(self, frame: Any, polars: Any) -> None:
+    def __init__(self, frame: pl.DataFrame) -> None:
         self._frame = frame
-        self._polars = polars
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -66,8 +77,10 @@ class _PolarsReader(AbstractReader):
     def read(self, names: Sequence[str]) -> tuple[int, Mapping[str, Cells]]:
         return self._frame.height, {name: self._cells(self._frame[name]) for name in names}
 
-    def _cells(self, series: Any) -> Cells:
-        pl, dtype = self._polars, series.dtype
+    def _cells(self, series: pl.Series) -> Cells:
+        import polars as pl
+
+        dtype = series.dtype
         if dtype.is_numeric() or dtype in (pl.Boolean, pl.Null):
             return Numbers(np.array(series.cast(pl.Float64).fill_null(np.nan).to_numpy(), dtype=np.float64))
         if dtype in (pl.String, pl.Categorical, pl.Enum):
@@ -76,9 +89,9 @@ class _PolarsReader(AbstractReader):
 
 
 class _ArraysReader(AbstractReader):
-    """A mapping of column names to one-dimensional arrays or lists."""
+    """A mapping from column names to one-dimensional arrays or lists."""
 
-    def __init__(self, arrays: Mapping[Any, Any], copy: bool) -> None:
+    def __init__(self, arrays: Mapping[object, object], copy: bool) -> None:
         self._copy = copy
         self._arrays = {str(name): array for name, array in arrays.items()}
 
@@ -106,8 +119,8 @@ class _ArraysReader(AbstractReader):
         return lengths.pop() if lengths else 0, cells
 
 
-def _cells(series: Any, copy: bool) -> Cells:
-    """The cells of a pandas series, by its type rather than by trial."""
+def _cells(series: pd.Series, copy: bool) -> Cells:
+    """Return the cells of a pandas series, which its type decides."""
     import pandas
     from pandas.api import types
 
@@ -124,25 +137,24 @@ def _cells(series: Any, copy: bool) -> Cells:
     return DATES if kind in _DATES else OTHER
 
 
-def _floats(series: Any, copy: bool) -> Array:
-    """A series of numbers as a contiguous column, NaN where missing; the series' own memory if it may be."""
+def _floats(series: pd.Series, copy: bool) -> Array:
+    """Return numbers as a contiguous column with NaN for missing values; it shares memory if it may."""
     if not isinstance(series.dtype, np.dtype) or series.dtype.kind not in "biuf":
         return np.array(series.to_numpy(dtype=np.float64, na_value=np.nan), order="C")
     values: Array = series.to_numpy()
     if copy or values.dtype != np.float64 or not values.flags.c_contiguous:
         return np.array(values, dtype=np.float64, order="C")
-    own = values.view()
+    shared = values.view()
     try:
-        own.flags.writeable = (
-            True  # pandas 3 says no; compiled loops are of writeable arrays, and write to none
-        )
+        # Arrays of pandas 3 are read-only. The compiled loops take writeable arrays, and write to none.
+        shared.flags.writeable = True
     except ValueError:
         return values.copy()
-    return own
+    return shared
 
 
-def _categorical(series: Any) -> Cells:
-    """A categorical series is whatever its categories are."""
+def _categorical(series: pd.Series) -> Cells:
+    """Return the cells of a categorical series, which are of the type of its categories."""
     import pandas
 
     codes = series.cat.codes.to_numpy().astype(np.int64)
@@ -155,17 +167,17 @@ def _categorical(series: Any) -> Cells:
             return unusable
 
 
-def _mixed(series: Any) -> Cells:
-    """Numbers among text: all of it is text, so that the stray cells can be counted."""
+def _mixed(series: pd.Series) -> Cells:
+    """Return numbers among text as text, so that the stray cells can be counted."""
     values, missing = series.to_numpy(dtype=object), series.isna().to_numpy()
-    plain = (str, int, float, np.number, np.bool_, Decimal)  # str() of anything else is its own business
+    plain = (str, int, float, np.number, np.bool_, Decimal)  # anything else has no well-defined text
     if not all(isinstance(value, plain) for value in values[~missing]):
         return OTHER
     return text(np.array([None if gone else str(value) for value, gone in zip(values, missing, strict=True)]))
 
 
-def text(values: Any) -> Factor:
-    """Text cells as a factor of their distinct labels; None, NaN and what is masked are missing."""
+def text(values: NDArray[np.generic]) -> Factor:
+    """Return text cells as a factor of their distinct labels; None, NaN and masked cells are missing."""
     import pandas
 
     codes, labels = pandas.factorize(np.asarray(values, dtype=object))

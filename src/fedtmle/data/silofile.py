@@ -1,4 +1,30 @@
-"""A hospital's side of the study: its columns behind the study's names, and its database."""
+"""`silo.toml`: where a hospital keeps its table, its own names, units and level codes, and what it allows.
+
+[silo]
+name = "north"
+
+[data]                       # relative to this file's folder
+path = "infants.parquet"     # .csv or .parquet; or a `database` with `table` or `query` (`data.database`)
+stream = true                # read it in batches at every pass: for a table larger than memory
+
+[columns]                    # study's name = hospital's; columns not mentioned keep their name
+age = "AGE_YEARS"
+weight = {column = "WT_LB", scale = 0.4536}              # value * scale + shift
+sex = {column = "SEX", levels = {M = "male", F = "female"}, missing = ["U", 9]}
+family = {column = "FAM_NO", secret = "words that the hospitals alone share"}
+
+[policy]                     # may be stricter than the package's own limits, never laxer
+min_rows = 50                # the keys are those of `protocol.guard.Policy`
+release = true               # this silo's own estimate may be shown
+
+[disclosure]                 # how much of a column no study may disclose
+centre = "public.csv"        # a public table with the study's names; no silo's records
+column = "sbp_12"            # the study's name of a numeric column
+attributes = ["mean", "record"]
+min_uncertainty = 0.5        # what must stay unknown of each attribute, in the column's units
+radius = 95                  # how closely an attacker is assumed to know each value beforehand
+noise = 0.0                  # declared norm of all errors of the answers together
+"""
 
 from __future__ import annotations
 
@@ -9,23 +35,27 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TypeGuard
 
 from fedtmle.data.database import DatabaseQuery, names_database, sqlite_query
-from fedtmle.data.schema import Findings
+from fedtmle.defects import Defects, Lines, Toml
 from fedtmle.errors import InputError
-from fedtmle.protocol.policy import Policy
+from fedtmle.protocol.guard import Policy
 
-SHORTEST_SECRET = 16  # a shorter one is soon guessed
+SHORTEST_SECRET = 16  # characters; a shorter one is soon guessed
+ATTRIBUTES = ("mean", "record")
+_SECTIONS = ("silo", "data", "columns", "policy", "disclosure")
+_COLUMN_KEYS = ("column", "scale", "shift", "levels", "missing", "secret")
+_DISCLOSURE_KEYS = ("centre", "column", "attributes", "min_uncertainty", "radius", "noise")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ColumnMap:
     """The hospital's column behind a study's: unit conversion value * scale + shift, or level codes.
 
-    ``missing`` are codes that stand for no value, such as 999 or "unknown", in the hospital's own units;
-    they are taken out first. ``secret`` replaces identifiers of clusters by keyed digests, the same in
-    every silo that was given the same secret.
+    ``missing`` are codes for a missing value, such as 999 or "unknown", in the hospital's own units; they are
+    removed first. ``secret`` replaces cluster identifiers by keyed digests, which are the same in every silo
+    that was given the same secret.
     """
 
     column: str
@@ -47,7 +77,7 @@ class ColumnMap:
 
     @property
     def converts(self) -> bool:
-        """Whether the hospital's unit is another than the study's."""
+        """Whether the hospital's unit differs from the study's."""
         return (self.scale, self.shift) != (1.0, 0.0)
 
 
@@ -64,93 +94,16 @@ class Database:
             raise InputError("a database needs a table or a query, and not both")
 
 
-# The section `[disclosure]` of a silo file: of which attributes no study may tell too much.
-#
-# [disclosure]
-# centre = "public.csv"        # a public table with the study's names; no silo's records
-# column = "sbp_12"            # the study's name of a numeric column
-# attributes = ["mean", "record"]
-# floor = 0.5                  # what must stay unknown of each, in the column's units
-# radius = 95                  # how closely an attacker is assumed to know each value beforehand
-# noise = 0.0                  # declared norm of all errors of the answers together
-
-
-ATTRIBUTES = ("mean", "record")
-_KEYS = ("centre", "column", "attributes", "floor", "radius", "noise")
-_WHERE = {"centre": "the path of a public table", "column": "the study's name of a numeric column"}
-
-
 @dataclass(frozen=True, kw_only=True)
 class Disclosure:
-    """A floor on omega of a column's attributes, as a hospital states it."""
+    """The section [disclosure]: how much of a column's attributes must stay unknown to any study."""
 
     centre: Path
     column: str
     attributes: tuple[str, ...]
-    floor: float
+    min_uncertainty: float
     radius: float
     noise: float = 0.0
-
-    @classmethod
-    def parse(
-        cls, section: Mapping[str, Any], folder: Path
-    ) -> tuple[Disclosure | None, dict[str, tuple[str, str]]]:
-        """What the section says, or by key what is wrong with it and what to do."""
-        mistakes = {
-            key: ("unknown key", f"the keys of [disclosure] are {', '.join(_KEYS)}")
-            for key in section
-            if key not in _KEYS
-        }
-        for key, what in _WHERE.items():
-            if not isinstance(section.get(key), str) or not section[key]:
-                mistakes[key] = ("this is missing, or not text", f"give {what}, in quotes")
-        named = section.get("attributes")
-        if not (isinstance(named, list) and named and all(name in ATTRIBUTES for name in named)):
-            mistakes["attributes"] = ("this is no list of attributes", f"name some of {list(ATTRIBUTES)}")
-        for key in ("floor", "radius"):
-            if not (_is_number(section.get(key)) and section[key] > 0):
-                mistakes[key] = ("this is missing, or no number above 0", "give it in the column's units")
-        if not (_is_number(section.get("noise", 0.0)) and section.get("noise", 0.0) >= 0):
-            mistakes["noise"] = ("this is no number of at least 0", "correct it, or leave it out for 0")
-        if not {"floor", "radius"} & mistakes.keys() and section["floor"] > section["radius"]:
-            what = "more must stay unknown than is unknown beforehand: every study would be refused"
-            mistakes["floor"] = (what, "give a floor below the radius")
-        if mistakes:
-            return None, mistakes
-        return cls(
-            centre=folder / section["centre"],
-            column=section["column"],
-            attributes=tuple(dict.fromkeys(section["attributes"])),
-            floor=float(section["floor"]),
-            radius=float(section["radius"]),
-            noise=float(section.get("noise", 0.0)),
-        ), {}
-
-
-def _is_number(given: object) -> bool:
-    return isinstance(given, int | float) and not isinstance(given, bool) and math.isfinite(given)
-
-
-# `silo.toml`: where a hospital keeps its table, and its own names, units and level codes.
-#
-# [silo]
-# name = "north"
-#
-# [data]                       # relative to this file's folder
-# path = "infants.parquet"     # .csv or .parquet; or a `database` with `table` or `query` (`data.database`)
-# stream = true                # read it in batches at every pass: for a table larger than memory
-#
-# [columns]                    # study's name = hospital's; columns not mentioned keep their name
-# age = "AGE_YEARS"
-# weight = {column = "WT_LB", scale = 0.4536}              # value * scale + shift
-# sex = {column = "SEX", levels = {M = "male", F = "female"}, missing = ["U", 9]}   # codes of no value
-# family = {column = "FAM_NO", secret = "words that the hospitals alone share"}      # cluster identifiers
-#
-# [policy]                     # may be stricter than the package's own limits, never laxer
-# min_rows = 50                # the keys are those of `protocol.policy.Policy`
-# release = true               # this silo's own estimate may be shown
-#
-# [disclosure]                 # what no study may tell of a column: see `data.silofile`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,98 +119,88 @@ class SiloFile:
     stream: bool = False  # read in batches at every pass, never held in memory
 
 
-_SECTIONS = ("silo", "data", "columns", "policy", "disclosure")
-_COLUMN_KEYS = ("column", "scale", "shift", "levels", "missing", "secret")
-
-
 def read_silo_file(path: str | Path) -> SiloFile:
-    """The silo file at ``path``; raises `DataErrors` with all its mistakes."""
+    """Read the silo file at ``path``; raise `DataErrors` with all its defects."""
     path = Path(path)
-    findings = Findings(file=str(path))
-    text = _text(path, findings)
-    document = _document(text, findings)
-    findings.settle()
-    reader = _Reader(text, document, findings)
-    name, data, stream, columns, policy, disclosure = (
-        reader.name(),
-        reader.data(path.parent),
-        reader.stream(),
-        reader.columns(),
-        reader.policy(),
-        reader.disclosure(path.parent),
+    defects = Defects(file=str(path))
+    text = _text(path, defects)
+    document = _document(text, defects)
+    defects.raise_if_any()
+    reader = _SiloFileReader(text, document, defects)
+    file = SiloFile(
+        path=path,
+        name=reader.name(),
+        data=reader.data(path.parent),
+        stream=reader.stream(),
+        columns=reader.columns(),
+        policy=reader.policy(),
+        disclosure=reader.disclosure(path.parent),
     )
-    findings.settle()
+    defects.raise_if_any()
+    data = file.data
     if isinstance(data, Database):
         data = sqlite_query(data.path, data.table, data.query) or data
     if isinstance(data, DatabaseQuery):
         data = replace(data, folder=path.with_suffix(".fedtmle"))
-    return SiloFile(
-        path=path,
-        name=name,
-        data=data,
-        columns=columns,
-        policy=policy,
-        disclosure=disclosure,
-        stream=stream,
-    )
+    return replace(file, data=data)
 
 
-def _text(path: Path, findings: Findings) -> str:
+def _text(path: Path, defects: Defects) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        findings.add("the file does not exist", "check the path")
+        defects.add("the file does not exist", "check the path")
     except (OSError, UnicodeDecodeError):
-        findings.add("the file cannot be read", "check its permissions and that it is UTF-8 text")
+        defects.add("the file cannot be read", "check its permissions and that it is UTF-8 text")
     return ""
 
 
-def _document(text: str, findings: Findings) -> dict[str, Any]:
+def _document(text: str, defects: Defects) -> dict[str, Toml]:
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        # The parser's message may quote a level code; only its line number goes on.
+        # The parser's message may quote a level code, so that only its line number is passed on.
         line = re.search(r"at line (\d+)", str(error))
-        findings.add("this is not TOML", "mend its syntax", line=int(line[1]) if line else None)
+        defects.add("this is not TOML", "correct its syntax", line=int(line[1]) if line else None)
     return {}
 
 
-class _Reader:
-    """Turns the document into values and notes every mistake on the way."""
+class _SiloFileReader:
+    """Reads the sections of a silo file and collects their defects."""
 
-    def __init__(self, text: str, document: dict[str, Any], findings: Findings) -> None:
-        self._lines = text.splitlines()
+    def __init__(self, text: str, document: dict[str, Toml], defects: Defects) -> None:
+        self._lines = Lines(text)
         self._document = document
-        self._findings = findings
+        self._defects = defects
         for name in (name for name in document if name not in _SECTIONS):
-            self._mistake(name, None, "unknown section", "a silo file has [silo], [data] and [columns]")
+            self._add(name, None, "unknown section", f"the sections are {', '.join(_SECTIONS)}")
 
     def name(self) -> str:
         name = self._texts("silo", ("name",)).get("name", "")
         if not name:
-            self._mistake("silo", None, "the silo has no name", 'give name = "..."')
+            self._add("silo", None, "the silo has no name", 'give name = "..."')
         return name
 
     def data(self, folder: Path) -> Path | Database | DatabaseQuery:
         if names_database(self._section("data")):
-            query, mistakes = DatabaseQuery.parse(self._section("data"), folder)
-            for key, (what, fix) in mistakes.items():
-                self._mistake("data", key, what, fix)
+            query, defects = DatabaseQuery.parse(self._section("data"), folder)
+            for key, (message, fix) in defects.items():
+                self._add("data", key, message, fix)
             return folder if query is None else query
-        given = self._texts("data", ("path", "database", "table", "query"), apart=("stream",))
+        given = self._texts("data", ("path", "database", "table", "query"), other=("stream",))
         if given.keys() == {"path"}:
             return folder / given["path"]
         if given.keys() in ({"database", "table"}, {"database", "query"}):
             where = folder / given["database"]
             return Database(path=where, table=given.get("table"), query=given.get("query"))
         fix = "give path, or database and table, or database and query"
-        self._mistake("data", None, "this does not say what to read", fix)
+        self._add("data", None, "this does not say what to read", fix)
         return folder
 
     def stream(self) -> bool:
         given = self._section("data").get("stream", False)
         if not isinstance(given, bool):
-            self._mistake("data", "stream", "this is neither true nor false", "write it without quotes")
+            self._add("data", "stream", "this is neither true nor false", "write it without quotes")
         return given is True
 
     def columns(self) -> dict[str, ColumnMap]:
@@ -265,96 +208,129 @@ class _Reader:
         return {name: column for name, column in maps.items() if column is not None}
 
     def policy(self) -> Policy:
-        policy, mistakes = Policy.parse(self._section("policy"))
-        for key, what in mistakes.items():
-            self._mistake("policy", key, what, "correct it, or leave it out for the package's own limit")
+        policy, messages = Policy.parse(self._section("policy"))
+        for key, message in messages.items():
+            self._add("policy", key, message, "correct it, or leave it out for the package's own limit")
         return policy
 
     def disclosure(self, folder: Path) -> Disclosure | None:
         if "disclosure" not in self._document:
             return None
-        disclosure, mistakes = Disclosure.parse(self._section("disclosure"), folder)
-        for key, (what, fix) in mistakes.items():
-            self._mistake("disclosure", key, what, fix)
-        return disclosure
+        section, before = self._section("disclosure"), len(self._defects)
 
-    def _section(self, name: str) -> dict[str, Any]:
+        def add(key: str, message: str, fix: str) -> None:
+            self._add("disclosure", key, message, fix)
+
+        for key in (key for key in section if key not in _DISCLOSURE_KEYS):
+            add(key, "unknown key", f"the keys of [disclosure] are {', '.join(_DISCLOSURE_KEYS)}")
+        centre, column = section.get("centre"), section.get("column")
+        if not (isinstance(centre, str) and centre):
+            add("centre", "this is missing, or not text", "give the path of a public table, in quotes")
+        if not (isinstance(column, str) and column):
+            fix = "give the study's name of a numeric column, in quotes"
+            add("column", "this is missing, or not text", fix)
+        attributes = section.get("attributes")
+        if not (isinstance(attributes, list) and attributes and all(a in ATTRIBUTES for a in attributes)):
+            add("attributes", "this is not a list of attributes", f"name some of {list(ATTRIBUTES)}")
+        required, radius = section.get("min_uncertainty"), section.get("radius")
+        for key, value in {"min_uncertainty": required, "radius": radius}.items():
+            if not (_is_number(value) and value > 0):
+                add(key, "this is missing, or not a number above 0", "give it in the column's units")
+        noise = section.get("noise", 0.0)
+        if not (_is_number(noise) and noise >= 0):
+            add("noise", "this is not a number of at least 0", "correct it, or leave it out for 0")
+        if _is_number(required) and _is_number(radius) and required > radius > 0:
+            message = "more must stay unknown than is unknown beforehand: every study would be refused"
+            add("min_uncertainty", message, "give a number below the radius")
+        if len(self._defects) > before:
+            return None
+        return Disclosure(
+            centre=folder / str(centre),
+            column=str(column),
+            attributes=tuple(map(str, dict.fromkeys(attributes))) if isinstance(attributes, list) else (),
+            min_uncertainty=_float(required),
+            radius=_float(radius),
+            noise=_float(noise),
+        )
+
+    def _section(self, name: str) -> dict[str, Toml]:
         section = self._document.get(name, {})
         if isinstance(section, dict):
             return section
-        self._mistake(name, None, "this is not a section", f"write [{name}] and its keys below it")
+        self._add(name, None, "this is not a section", f"write [{name}] and its keys below it")
         return {}
 
-    def _texts(self, name: str, allowed: tuple[str, ...], apart: tuple[str, ...] = ()) -> dict[str, str]:
-        """A section of texts with known keys; those ``apart`` are no texts, and read elsewhere."""
-        section = {key: value for key, value in self._section(name).items() if key not in apart}
+    def _texts(self, name: str, allowed: tuple[str, ...], other: tuple[str, ...] = ()) -> dict[str, str]:
+        """Return the texts of a section by key; keys in ``other`` are read elsewhere, and are not text."""
+        section = {key: value for key, value in self._section(name).items() if key not in other}
         for key, value in section.items():
             if key not in allowed:
-                known = ", ".join((*allowed, *apart))
-                self._mistake(name, key, "unknown key", f"the keys of [{name}] are {known}")
+                known = ", ".join((*allowed, *other))
+                self._add(name, key, "unknown key", f"the keys of [{name}] are {known}")
             elif not isinstance(value, str):
-                self._mistake(name, key, "this is not text", "write it in quotes")
+                self._add(name, key, "this is not text", "write it in quotes")
         return {key: value for key, value in section.items() if key in allowed and isinstance(value, str)}
 
-    def _column(self, name: str, entry: object) -> ColumnMap | None:
+    def _column(self, name: str, entry: Toml) -> ColumnMap | None:
         entry = {"column": entry} if isinstance(entry, str) else entry
-        mistakes = _column_mistakes(entry)
-        if isinstance(entry, dict) and not mistakes:
-            levels = entry.get("levels")
+        defects = _column_defects(entry)
+        if isinstance(entry, dict) and not defects:
+            levels, missing, secret = entry.get("levels"), entry.get("missing", []), entry.get("secret")
             try:
                 return ColumnMap(
-                    column=entry.get("column", name),
-                    scale=float(entry.get("scale", 1.0)),
-                    shift=float(entry.get("shift", 0.0)),
-                    levels=levels and {code: str(level) for code, level in levels.items()},
-                    missing=tuple(map(str, entry.get("missing", ()))),
-                    secret=entry.get("secret"),
+                    column=str(entry.get("column", name)),
+                    scale=_float(entry.get("scale", 1.0)),
+                    shift=_float(entry.get("shift", 0.0)),
+                    levels=_as_text(levels) if isinstance(levels, dict) else None,
+                    missing=tuple(map(str, missing)) if isinstance(missing, list) else (),
+                    secret=secret if isinstance(secret, str) else None,
                 )
             except (InputError, OverflowError) as error:
-                mistakes = {str(error): "correct it"}
-        for what, fix in mistakes.items():
-            self._mistake("columns", name, what, fix)
+                defects = {str(error): "correct it"}
+        for message, fix in defects.items():
+            self._add("columns", name, message, fix)
         return None
 
-    def _mistake(self, section: str, key: str | None, what: str, fix: str) -> None:
-        place = f"[{section}]" if key is None else f"[{section}] {key}"
-        line = self._line(section, key) or self._line(section, None)  # a key that is not there: its section
-        self._findings.add(f"{place}: {what}", fix, line=line)
-
-    def _line(self, section: str, key: str | None) -> int | None:
-        """Where a section or a key of it stands, if it is written plainly on a line of its own."""
-        written = None if key is None else re.compile(rf"""\s*["']?{re.escape(key)}["']?\s*=""")
-        current = None
-        for number, line in enumerate(self._lines, start=1):
-            header = re.match(r"\s*\[([^\[\]]+)\]", line)
-            current = header[1].strip() if header else current
-            if current == section and (header if written is None else written.match(line)):
-                return number
-        return None
+    def _add(self, section: str, key: str | None, message: str, fix: str) -> None:
+        where = f"[{section}]" if key is None else f"[{section}] {key}"
+        line = self._lines.of((section,) if key is None else (section, key))
+        self._defects.add(f"{where}: {message}", fix, line=line)
 
 
-def _column_mistakes(entry: object) -> dict[str, str]:
-    """What is wrong with a column's entry, and what to do about each."""
+def _is_number(value: Toml | None) -> TypeGuard[int | float]:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _float(value: Toml | None) -> float:
+    return float(value) if isinstance(value, int | float) else math.nan
+
+
+def _as_text(levels: Mapping[str, Toml]) -> dict[str, str]:
+    return {code: str(level) for code, level in levels.items()}
+
+
+def _column_defects(entry: Toml) -> dict[str, str]:
+    """Return what is wrong with a column's entry, and what to do about each defect."""
     if not isinstance(entry, dict):
         return {"this is neither a name nor a table": 'write "their_name" or {column = "their_name", ...}'}
-    mistakes = {}
+    defects = {}
     for key in (key for key in entry if key not in _COLUMN_KEYS):
         # A key that resembles none of ours may be a misplaced level code, and is not quoted.
         quoted = f" '{key}'" if difflib.get_close_matches(key, _COLUMN_KEYS) else ""
-        mistakes[f"unknown key{quoted}"] = f"the keys of a column are {', '.join(_COLUMN_KEYS)}"
+        defects[f"unknown key{quoted}"] = f"the keys of a column are {', '.join(_COLUMN_KEYS)}"
     if not isinstance(entry.get("column", ""), str):
-        mistakes["'column' is not text"] = "write the hospital's column name in quotes"
+        defects["'column' is not text"] = "write the hospital's column name in quotes"
     for key in ("scale", "shift"):
         if isinstance(entry.get(key), bool) or not isinstance(entry.get(key, 1.0), int | float):
-            mistakes[f"'{key}' is not a number"] = "write it without quotes"
+            defects[f"'{key}' is not a number"] = "write it without quotes"
     levels = entry.get("levels", {"": ""})
     if not isinstance(levels, dict) or not levels or not all(type(v) in (str, int) for v in levels.values()):
-        mistakes["'levels' is not a table of codes"] = 'write {"their code" = "the study\'s level", ...}'
+        defects["'levels' is not a table of codes"] = 'write {"their code" = "the study\'s level", ...}'
     missing = entry.get("missing", [""])
     if not (
         isinstance(missing, list) and missing and all(type(code) in (str, int, float) for code in missing)
     ):
-        mistakes["'missing' is not a list of codes"] = 'write such as [999, "unknown"]'
+        defects["'missing' is not a list of codes"] = 'write such as [999, "unknown"]'
     if not isinstance(entry.get("secret", ""), str):
-        mistakes["'secret' is not text"] = "write it in quotes"
-    return mistakes
+        defects["'secret' is not text"] = "write it in quotes"
+    return defects

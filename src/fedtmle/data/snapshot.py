@@ -129,9 +129,9 @@ class _Pull:
         self._warning: str | None = None
 
     def __enter__(self) -> _Pull:
-        url, mistake = read_url(self.source)
+        url, defect = read_url(self.source)
         if url is None:
-            raise UnreadableError(*mistake) if mistake else DatabaseError(Trouble.REFUSED)
+            raise UnreadableError(*defect) if defect else DatabaseError(Trouble.REFUSED)
         if find_spec("pyarrow") is None:
             raise DatabaseError(Trouble.NO_DRIVER)
         driver = self.source.driver or driver_of(url)

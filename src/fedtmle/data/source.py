@@ -1,4 +1,8 @@
-"""A table read in passes: the first checks every row and gathers the levels, the others give blocks."""
+"""Reading a silo's table: `load` takes a source and the study's schema, and returns a table or every defect.
+
+A table is held in memory, or it is streamed: the first pass checks every row and gathers the levels of its
+factors, and each later pass reads the source again in blocks.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +12,8 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -25,53 +29,17 @@ from fedtmle.data.convert import (
 from fedtmle.data.database import DatabaseQuery, sqlite_query
 from fedtmle.data.files import open_database, open_file
 from fedtmle.data.frames import frame_reader
-from fedtmle.data.schema import DataErrors, Findings, Kind, Problem, Schema
+from fedtmle.data.schema import Kind, Schema
 from fedtmle.data.silofile import ColumnMap, Database, SiloFile, read_silo_file
 from fedtmle.data.snapshot import QueryReader, Snapshot, open_query
+from fedtmle.defects import DataErrors, Defect, Defects
 from fedtmle.errors import DataError, InputError
 from fedtmle.model import kernels
 from fedtmle.model.table import AnyTable, Factor, StreamedTable, Table
 from fedtmle.model.types import Array
 
-Batches = Callable[[], Iterator[tuple[Table, Findings]]]  # one pass, each batch beside what is wrong with it
-
-
-def streamed(batches: Batches, findings: Findings) -> StreamedTable:
-    """The table behind ``batches``; what is wrong with it goes to ``findings``."""
-    n_rows = 0
-    counts: dict[str, Counter[str]] = {}  # of each factor's labels
-    digests: dict[str, Any] = {}  # by column, so that batches leave no trace in them
-    for batch, found in batches():
-        findings.merge(found)
-        n_rows += batch.n_rows
-        for name, column in batch.numeric.items():
-            digests.setdefault(f"numeric {name}", hashlib.blake2b()).update(column.data)
-        for name, factor in batch.factors.items():
-            counts.setdefault(name, Counter()).update(dict(zip(factor.levels, factor.counts, strict=True)))
-            hashed = np.array([_hash(level) for level in factor.levels] + [0], dtype=np.uint64)
-            digests.setdefault(f"factor {name}", hashlib.blake2b()).update(hashed[factor.codes].data)
-    in_levels = {name: {level: rows[level] for level in in_order(rows)} for name, rows in counts.items()}
-    levels = {name: tuple(rows) for name, rows in in_levels.items()}
-
-    def read() -> Iterator[Table]:
-        for batch, found in batches():
-            found.settle()
-            factors = {
-                name: Factor(own.recode(levels[name]), levels[name]) for name, own in batch.factors.items()
-            }
-            yield Table(n_rows=batch.n_rows, numeric=batch.numeric, factors=factors)
-
-    whole = hashlib.blake2b(digest_size=32)
-    for name in sorted(digests):
-        whole.update(name.encode() + digests[name].digest())
-    return StreamedTable(n_rows=n_rows, factor_counts=in_levels, digest=whole.digest(), read=read)
-
-
-def _hash(label: str) -> int:
-    return int.from_bytes(hashlib.blake2b(label.encode(), digest_size=8).digest())
-
-
-# `load`: a silo's source and the study's schema in, a `Table` or every problem out.
+Batches = Callable[[], Iterator[tuple[Table, Defects]]]  # one pass: each batch with its defects
+NO_ROWS = ("the table has no rows", "give at least one row, or leave the silo out of the study")
 
 
 def load(
@@ -82,12 +50,12 @@ def load(
     mapping: Mapping[str, ColumnMap | str] | None = None,
     copy: bool = True,
 ) -> AnyTable:
-    """The columns of ``schema`` from a silo's own source, or `DataErrors` with all that is wrong.
+    """Return the columns of ``schema`` from a silo's source; raise `DataErrors` with all defects.
 
-    A source is a pandas or polars frame, a mapping of arrays, the path of a .csv, .parquet or silo
-    file (.toml), a `Database`, a `DatabaseQuery` or a `SiloFile`. ``mapping`` gives the hospital's columns
-    by the study's names; a silo file brings its own, and says whether the table is streamed. Without ``copy``
-    columns in memory may be the owner's own, for a caller that is done with them when it returns.
+    ``source`` is a pandas or polars frame, a mapping of arrays, the path of a .csv, .parquet or silo file
+    (.toml), a `Database`, a `DatabaseQuery` or a `SiloFile`. ``mapping`` gives the hospital's columns by the
+    study's names; a silo file has its own mapping, and says whether the table is streamed. Without ``copy``,
+    columns of a frame may be shared with it: the caller must not change the frame while the table is in use.
     """
     stream = False
     if isinstance(source, str | os.PathLike):
@@ -100,66 +68,68 @@ def load(
         mapping, stream, source = source.columns, source.stream, source.data
     if isinstance(source, Database):
         source = sqlite_query(source.path, source.table, source.query) or source
-    findings = Findings(silo=silo, file=_file(source))
-    maps = _maps(schema, mapping or {}, findings)
+    defects = Defects(silo=silo, file=_path_of(source))
+    columns = _Columns(schema=schema, maps=_maps(schema, mapping or {}, defects))
     table: AnyTable | None = None
     try:
         if stream:
-            table = _stream(source, schema, silo, maps, findings)
+            table = _load_streamed(source, columns, silo, defects)
         else:
             with _open(source, silo, copy) as reader:
-                table = _read(reader, schema, maps, findings)
+                table = _load_whole(reader, columns, defects)
     except UnreadableError as error:
-        findings.add(error.what, error.fix, line=error.line)
-    if table is None or findings.problems:
-        raise DataErrors(findings.problems)
+        defects.add(error.message, error.fix, line=error.line)
+    defects.raise_if_any()
+    if table is None:
+        raise AssertionError("a table that cannot be read has a defect")
     return table
 
 
-def check_readable(silo: SiloFile) -> None:
-    """Opens a silo's own source and reads no record; `DataErrors` says why it cannot be opened."""
-    findings = Findings(silo=silo.name, file=_file(silo.data))
-    try:
-        with _open(silo.data, silo.name) as reader:
-            if not reader.names:
-                findings.add("the table has no columns", "check that this is the right table")
-    except UnreadableError as error:
-        findings.add(error.what, error.fix, line=error.line)
-    findings.settle()
-
-
 def load_all(sources: Mapping[str, object], schema: Schema) -> dict[str, AnyTable]:
-    """The tables of all silos by name, or one `DataErrors` with the problems of all.
+    """Return the tables of all silos by name; raise one `DataErrors` with the defects of all.
 
-    Columns of a frame may be its own: a study that is run here is over before its owner changes them.
+    Columns of a frame are shared with it, because a study that runs in this process ends before its owner
+    can change them.
     """
     tables: dict[str, AnyTable] = {}
-    problems: list[Problem] = []
+    defects: list[Defect] = []
     for silo, source in sources.items():
         try:
             tables[silo] = load(source, schema, silo=silo, copy=False)
         except DataErrors as errors:
-            problems += errors.problems
-    if problems:
-        raise DataErrors(problems)
+            defects += errors.defects
+    if defects:
+        raise DataErrors(defects)
     return tables
+
+
+def check_readable(silo: SiloFile) -> None:
+    """Open a silo's source without reading a record; raise `DataErrors` if it cannot be opened."""
+    defects = Defects(silo=silo.name, file=_path_of(silo.data))
+    try:
+        with _open(silo.data, silo.name) as reader:
+            if not reader.names:
+                defects.add("the table has no columns", "check that this is the right table")
+    except UnreadableError as error:
+        defects.add(error.message, error.fix, line=error.line)
+    defects.raise_if_any()
 
 
 def _silo_file(path: Path, silo: str) -> SiloFile:
     try:
         return read_silo_file(path)
     except DataErrors as errors:
-        mistakes = errors.at(silo)
-    raise mistakes
+        of_silo = errors.at(silo)
+    raise of_silo
 
 
-def _file(source: object) -> str | None:
+def _path_of(source: object) -> str | None:
     path = source.path if isinstance(source, Database) else source
     return str(path) if isinstance(path, Path) else None
 
 
-def _maps(schema: Schema, mapping: Mapping[str, ColumnMap | str], findings: Findings) -> dict[str, ColumnMap]:
-    """The hospital's column of every name the study asks; names not mentioned stay the same."""
+def _maps(schema: Schema, mapping: Mapping[str, ColumnMap | str], defects: Defects) -> dict[str, ColumnMap]:
+    """Return the hospital's column for every name of the study; a name without a mapping stays the same."""
     maps: dict[str, ColumnMap] = {}
     for name in schema.names:
         mapped = mapping.get(name, name)
@@ -167,14 +137,14 @@ def _maps(schema: Schema, mapping: Mapping[str, ColumnMap | str], findings: Find
     for theirs, count in Counter(mapped.column for mapped in maps.values()).items():
         if count > 1:
             names = " and ".join(f"'{name}'" for name, mapped in maps.items() if mapped.column == theirs)
-            what = f"the study's columns {names} are all mapped to the hospital's '{theirs}'"
-            findings.add(what, "map each to its own column")
+            message = f"the study's columns {names} are all mapped to the hospital's '{theirs}'"
+            defects.add(message, "map each to its own column")
     return maps
 
 
 @contextmanager
 def _open(source: object, silo: str, copy: bool = True) -> Iterator[AbstractReader]:
-    """A reader of any kind of source."""
+    """Open a reader of any kind of source."""
     frame = frame_reader(source, copy=copy)
     if frame is not None:
         yield frame
@@ -194,122 +164,60 @@ def _open(source: object, silo: str, copy: bool = True) -> Iterator[AbstractRead
         )
 
 
-def _read(
-    reader: AbstractReader, schema: Schema, maps: Mapping[str, ColumnMap], findings: Findings
-) -> Table | None:
-    """The table as far as it can be read; what is wrong with it goes to ``findings``."""
-    known = _known(reader, schema, maps, findings)
-    if not known:
-        return None
-    n_rows, cells = reader.read(_theirs(known, maps))
-    if n_rows == 0:
-        findings.add("the table has no rows", "give at least one row, or leave the silo out of the study")
-        return None
-    return _converted(n_rows, cells, known, schema, maps, findings)
+@dataclass(frozen=True, kw_only=True)
+class _Columns:
+    """The columns that a study asks for, and the hospital's column behind each of their names."""
 
+    schema: Schema
+    maps: Mapping[str, ColumnMap]
 
-def _stream(
-    source: object, schema: Schema, silo: str, maps: Mapping[str, ColumnMap], findings: Findings
-) -> StreamedTable | None:
-    """The same, for a table that is read again at every pass."""
-    label = _file(source)
-    with _open(source, silo) as reader:
-        known = _known(reader, schema, maps, findings)
-        if known and isinstance(reader, QueryReader):  # every pass reads one copy of the rows
-            source = reader.copy(_theirs(known, maps))
-            reading = source.settle(_theirs(known, maps))
-        elif known and isinstance(reader, AbstractStreamReader):
-            reading = reader.settle(_theirs(known, maps))
-        else:
-            return None
-    file = _read_file(source)
-    written = _stamp(file)
-
-    def batches() -> Iterator[tuple[Table, Findings]]:
-        """One pass, each batch beside what is wrong with it."""
-        if _stamp(file) != written:
-            raise DataError(f"silo '{silo}', file '{file}': it changed while the study ran; start again")
-        try:
-            with _open(source, silo) as reader:
-                if isinstance(reader, AbstractStreamReader):
-                    for n_rows, cells in reader.batches(reading):
-                        found = Findings(silo=silo, file=label)
-                        yield _converted(n_rows, cells, known, schema, maps, found), found
-        except UnreadableError as error:
-            problem = Problem(what=error.what, fix=error.fix, line=error.line, silo=silo, file=label)
-            raise DataErrors([problem]) from None
-
-    table = streamed(batches, findings)
-    if table.n_rows == 0:
-        findings.add("the table has no rows", "give at least one row, or leave the silo out of the study")
-    return table
-
-
-def _read_file(source: object) -> Path:
-    """The file that passes over a streamed source read."""
-    if isinstance(source, DatabaseQuery):
-        return Path(source.snapshot or "")
-    return source.path if isinstance(source, Snapshot) else Path(_file(source) or "")
-
-
-def _stamp(file: Path) -> tuple[int, int]:
-    found = file.stat()
-    return found.st_size, found.st_mtime_ns
-
-
-def _known(
-    reader: AbstractReader, schema: Schema, maps: Mapping[str, ColumnMap], findings: Findings
-) -> list[str]:
-    return [name for name in schema.names if _is_there(reader, name, maps[name].column, findings)]
-
-
-def _theirs(known: Sequence[str], maps: Mapping[str, ColumnMap]) -> list[str]:
-    return list(dict.fromkeys(maps[name].column for name in known))
-
-
-def _converted(
-    n_rows: int,
-    cells: Mapping[str, Cells],
-    known: Sequence[str],
-    schema: Schema,
-    maps: Mapping[str, ColumnMap],
-    findings: Findings,
-) -> Table:
-    """The hospital's cells as the study's columns."""
-    numeric: dict[str, Array] = {}
-    factors: dict[str, Factor] = {}
-    reach: dict[str, float] = {}
-    kernels.done(_look, [own for own in cells.values() if isinstance(own, Numbers)])
-    for name in known:
-        converter = Converter(name=name, mapped=maps[name], findings=findings)
-        translated = converter.translate(cells[maps[name].column])
-        if translated is None:
-            continue
-        for column in schema[name]:
-            if column.kind is Kind.FACTOR:
-                factor = converter.factor(translated, column)
-                factors |= {} if factor is None else {name: factor}
+    def available(self, reader: AbstractReader, defects: Defects) -> list[str]:
+        """Return the study's names whose column the source has exactly once; add a defect for the others."""
+        names = []
+        for name in self.schema.names:
+            theirs = self.maps[name].column
+            count = reader.names.count(theirs)
+            if count == 1:
+                names.append(name)
+            elif count > 1:
+                defects.add(f"the table has {count} columns '{theirs}'", "rename all but one", column=name)
             else:
-                values = converter.numeric(translated, column)
-                numeric |= {} if values is None else {name: values}
-                if isinstance(translated, Numbers):
-                    reach[name] = translated.reach
-    return Table(n_rows=n_rows, numeric=numeric, factors=factors).reaching(reach)
+                defects.add(f"the table has no column '{theirs}'", _suggestion(theirs, reader), column=name)
+        return names
+
+    def theirs(self, names: Sequence[str]) -> list[str]:
+        """Return the hospital's columns behind ``names``, each once."""
+        return list(dict.fromkeys(self.maps[name].column for name in names))
+
+    def convert(
+        self, n_rows: int, cells: Mapping[str, Cells], names: Sequence[str], defects: Defects
+    ) -> Table:
+        """Return the hospital's cells as the study's columns ``names``."""
+        numeric: dict[str, Array] = {}
+        factors: dict[str, Factor] = {}
+        reach: dict[str, float] = {}
+        kernels.done(_cache_reach, [column for column in cells.values() if isinstance(column, Numbers)])
+        for name in names:
+            converter = Converter(name=name, mapped=self.maps[name], defects=defects)
+            translated = converter.translate(cells[self.maps[name].column])
+            if translated is None:
+                continue
+            for column in self.schema[name]:
+                if column.kind is Kind.FACTOR:
+                    factor = converter.factor(translated, column)
+                    factors |= {} if factor is None else {name: factor}
+                else:
+                    values = converter.numeric(translated, column)
+                    numeric |= {} if values is None else {name: values}
+                    if isinstance(translated, Numbers):
+                        reach[name] = translated.reach
+        known_reach = reach if reach.keys() == numeric.keys() else None
+        return Table(n_rows=n_rows, numeric=numeric, factors=factors, known_reach=known_reach)
 
 
-def _look(numbers: Numbers) -> None:
-    """Finds the largest of them, which it keeps: side by side is faster than one by one."""
+def _cache_reach(numbers: Numbers) -> None:
+    """Compute the largest magnitude, which the column caches; columns are looked at in parallel."""
     numbers.reach  # noqa: B018
-
-
-def _is_there(reader: AbstractReader, name: str, theirs: str, findings: Findings) -> bool:
-    """Whether the source has the hospital's column, once."""
-    count = reader.names.count(theirs)
-    if count > 1:
-        findings.add(f"the table has {count} columns '{theirs}'", "rename all but one", column=name)
-    elif count == 0:
-        findings.add(f"the table has no column '{theirs}'", _suggestion(theirs, reader), column=name)
-    return count == 1
 
 
 def _suggestion(theirs: str, reader: AbstractReader) -> str:
@@ -319,3 +227,98 @@ def _suggestion(theirs: str, reader: AbstractReader) -> str:
     near = [by_fold[fold] for fold in difflib.get_close_matches(theirs.casefold(), by_fold)]
     question = f"did you mean {' or '.join(repr(name) for name in near)}? " if near else ""
     return f"{question}map it in [columns] of the silo file"
+
+
+def _load_whole(reader: AbstractReader, columns: _Columns, defects: Defects) -> Table | None:
+    """Return the table as far as it can be read."""
+    names = columns.available(reader, defects)
+    if not names:
+        return None
+    n_rows, cells = reader.read(columns.theirs(names))
+    if n_rows == 0:
+        defects.add(*NO_ROWS)
+        return None
+    return columns.convert(n_rows, cells, names, defects)
+
+
+def _load_streamed(source: object, columns: _Columns, silo: str, defects: Defects) -> StreamedTable | None:
+    """Return a table that reads its source again at every pass."""
+    label = _path_of(source)
+    with _open(source, silo) as reader:
+        names = columns.available(reader, defects)
+        if names and isinstance(reader, QueryReader):  # every pass reads one copy of the rows
+            source = reader.copy(columns.theirs(names))
+            reading = source.settle(columns.theirs(names))
+        elif names and isinstance(reader, AbstractStreamReader):
+            reading = reader.settle(columns.theirs(names))
+        else:
+            return None
+    file = _file_of_passes(source)
+    version = _file_version(file)
+
+    def batches() -> Iterator[tuple[Table, Defects]]:
+        """Read the source once."""
+        if _file_version(file) != version:
+            raise DataError(f"silo '{silo}', file '{file}': it changed while the study ran; start again")
+        try:
+            with _open(source, silo) as reader:
+                if isinstance(reader, AbstractStreamReader):
+                    for n_rows, cells in reader.batches(reading):
+                        of_batch = Defects(silo=silo, file=label)
+                        yield columns.convert(n_rows, cells, names, of_batch), of_batch
+        except UnreadableError as error:
+            defect = Defect(message=error.message, fix=error.fix, line=error.line, silo=silo, file=label)
+            raise DataErrors([defect]) from None
+
+    table = streamed(batches, defects)
+    if table.n_rows == 0:
+        defects.add(*NO_ROWS)
+    return table
+
+
+def _file_of_passes(source: object) -> Path:
+    """Return the file that the passes over a streamed source read."""
+    if isinstance(source, DatabaseQuery):
+        return Path(source.snapshot or "")
+    return source.path if isinstance(source, Snapshot) else Path(_path_of(source) or "")
+
+
+def _file_version(file: Path) -> tuple[int, int]:
+    status = file.stat()
+    return status.st_size, status.st_mtime_ns
+
+
+def streamed(batches: Batches, defects: Defects) -> StreamedTable:
+    """Return the table behind ``batches``, after one pass that adds its defects to ``defects``."""
+    n_rows = 0
+    counts: dict[str, Counter[str]] = {}  # of each factor's labels
+    digests: dict[str, hashlib.blake2b] = {}  # by column, so that the size of batches does not matter
+    for batch, of_batch in batches():
+        defects.merge(of_batch)
+        n_rows += batch.n_rows
+        for name, column in batch.numeric.items():
+            digests.setdefault(f"numeric {name}", hashlib.blake2b()).update(column.data)
+        for name, factor in batch.factors.items():
+            counts.setdefault(name, Counter()).update(dict(zip(factor.levels, factor.counts, strict=True)))
+            hashed = np.array([_hash(level) for level in factor.levels] + [0], dtype=np.uint64)
+            digests.setdefault(f"factor {name}", hashlib.blake2b()).update(hashed[factor.codes].data)
+    in_levels = {name: {level: rows[level] for level in in_order(rows)} for name, rows in counts.items()}
+    levels = {name: tuple(rows) for name, rows in in_levels.items()}
+
+    def read() -> Iterator[Table]:
+        for batch, of_batch in batches():
+            of_batch.raise_if_any()
+            factors = {
+                name: Factor(factor.recode(levels[name]), levels[name])
+                for name, factor in batch.factors.items()
+            }
+            yield Table(n_rows=batch.n_rows, numeric=batch.numeric, factors=factors)
+
+    whole = hashlib.blake2b(digest_size=32)
+    for name in sorted(digests):
+        whole.update(name.encode() + digests[name].digest())
+    return StreamedTable(n_rows=n_rows, factor_counts=in_levels, digest=whole.digest(), read=read)
+
+
+def _hash(label: str) -> int:
+    return int.from_bytes(hashlib.blake2b(label.encode(), digest_size=8).digest())

@@ -1,13 +1,12 @@
-"""`fedtmle deploy doctor`: everything a party needs, what is wrong, and how to mend it."""
+"""`fedtmle deploy doctor`: check everything that a party needs, and say how to fix what is wrong."""
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import socket
 import ssl
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import metadata
@@ -18,57 +17,59 @@ from fedtmle.deploy.kits import Kit, Role
 from fedtmle.deploy.parties import listens
 from fedtmle.deploy.policy import AUTHORIZATION, CLASSES
 from fedtmle.errors import FedTMLEError
+from fedtmle.runtime.documents import read_document
 
-ENGINE = (2, 9)
-SOON = 30  # days before a certificate's end at which to mention it
-SKEW = 60.0  # seconds
+TESTED_ENGINE = (2, 9)
+EXPIRY_NOTICE = 30  # days before the end of a certificate
+MAX_SKEW = 60.0  # seconds between this clock and the server's
+MIN_FREE = 100 << 20  # bytes
+NEW_KIT = "ask the coordinator for a new kit"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One thing that was looked at."""
+    """The result of one check: whether ``item`` is in order, and how to fix it if it is not."""
 
-    what: str
-    fine: bool
-    found: str
-    mend: str = ""
+    item: str
+    ok: bool
+    detail: str
+    fix: str = ""
 
     def __str__(self) -> str:
-        line = f"{'ok ' if self.fine else 'NO '} {self.what}: {self.found}"
-        return line if not self.mend else f"{line}\n     {self.mend}"
+        line = f"{'ok ' if self.ok else 'NO '} {self.item}: {self.detail}"
+        return f"{line}\n     {self.fix}" if self.fix else line
 
 
 def examine(kit: Kit) -> list[Finding]:
-    """All findings, in the order in which to mend them."""
-    checks: list[Callable[[Kit], Iterator[Finding]]] = [_versions, _keys, _certificates, _policy]
+    """Return all findings, in the order in which to fix them."""
+    checks: list[Callable[[Kit], Iterable[Finding]]] = [_versions, _key, _certificates, _policy]
     checks += [_clock, _silo_data, _disk, _server] if kit.role is Role.SILO else [_disk, _server]
     return [finding for check in checks for finding in check(kit)]
+
+
+def _finding(item: str, detail: str, fix: str = "") -> Finding:
+    """Return a finding that is in order if there is nothing to fix."""
+    return Finding(item=item, ok=not fix, detail=detail, fix=fix)
 
 
 def _versions(_: Kit) -> Iterator[Finding]:
     version = metadata.version("nvflare")
     numbers = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
-    yield Finding(
-        what="versions",
-        fine=numbers == ENGINE,
-        found=f"fedtmle {metadata.version('fedtmle')}, nvflare {version}",
-        mend="" if numbers == ENGINE else "pip install 'fedtmle[flare]' brings the version that was tested",
+    fix = (
+        ""
+        if numbers == TESTED_ENGINE
+        else "pip install 'fedtmle[flare]' installs the version that was tested"
     )
+    yield _finding("versions", f"fedtmle {metadata.version('fedtmle')}, nvflare {version}", fix)
 
 
-def _keys(kit: Kit) -> Iterator[Finding]:
+def _key(kit: Kit) -> Iterator[Finding]:
     if not kit.key.is_file():
-        yield Finding(
-            what="private key", fine=False, found="missing", mend="ask the coordinator for a new kit"
-        )
-        return
-    open_to = kit.key.stat().st_mode & 0o077 and kit.path.stat().st_mode & 0o077
-    yield Finding(
-        what="private key",
-        fine=not open_to,
-        found="readable by others" if open_to else "private",
-        mend=f"chmod 700 {kit.path}" if open_to else "",
-    )
+        yield _finding("private key", "missing", NEW_KIT)
+    elif kit.key.stat().st_mode & 0o077 and kit.path.stat().st_mode & 0o077:
+        yield _finding("private key", "readable by others", f"chmod 700 {kit.path}")
+    else:
+        yield _finding("private key", "private")
 
 
 def _certificates(kit: Kit) -> Iterator[Finding]:
@@ -76,54 +77,38 @@ def _certificates(kit: Kit) -> Iterator[Finding]:
     from cryptography.exceptions import InvalidSignature
 
     try:
-        own = x509.load_pem_x509_certificate(kit.certificate.read_bytes())
+        certificate = x509.load_pem_x509_certificate(kit.certificate.read_bytes())
         authority = x509.load_pem_x509_certificate(kit.authority.read_bytes())
     except (OSError, ValueError):
-        yield Finding(
-            what="certificate",
-            fine=False,
-            found="missing or damaged",
-            mend="ask the coordinator for a new kit",
-        )
+        yield _finding("certificate", "missing or damaged", NEW_KIT)
         return
     try:
-        own.verify_directly_issued_by(authority)
+        certificate.verify_directly_issued_by(authority)
     except (InvalidSignature, TypeError, ValueError):
-        yield Finding(
-            what="certificate",
-            fine=False,
-            found="not signed by the kit's authority",
-            mend="the kit is mixed up: ask the coordinator for a new one",
+        yield _finding(
+            "certificate", "not signed by the kit's authority", f"two kits are mixed up: {NEW_KIT}"
         )
         return
     now = datetime.now(UTC)
-    for what, one in (("certificate", own), ("authority's certificate", authority)):
-        days = (one.not_valid_after_utc - now).days
-        early, late = one.not_valid_before_utc > now, days < 0
-        found = f"valid until {one.not_valid_after_utc:%Y-%m-%d}"
-        mend = ""
-        if early:
-            found, mend = (
-                f"valid from {one.not_valid_before_utc:%Y-%m-%d %H:%M} UTC",
-                "set this machine's clock",
-            )
-        elif late:
-            found, mend = (
-                f"expired on {one.not_valid_after_utc:%Y-%m-%d}",
-                "ask the coordinator for a new kit",
-            )
-        elif days < SOON:
-            mend = f"{days} days left: ask the coordinator for a new kit soon"
-        yield Finding(what=what, fine=not (early or late), found=found, mend=mend)
+    for item, one in (("certificate", certificate), ("authority's certificate", authority)):
+        end, days = one.not_valid_after_utc, (one.not_valid_after_utc - now).days
+        if one.not_valid_before_utc > now:
+            begin = f"valid from {one.not_valid_before_utc:%Y-%m-%d %H:%M} UTC"
+            yield _finding(item, begin, "set this machine's clock")
+        elif days < 0:
+            yield _finding(item, f"expired on {end:%Y-%m-%d}", NEW_KIT)
+        else:
+            notice = f"{days} days left: {NEW_KIT} soon" if days < EXPIRY_NOTICE else ""
+            yield Finding(item=item, ok=True, detail=f"valid until {end:%Y-%m-%d}", fix=notice)
 
 
 def _policy(kit: Kit) -> Iterator[Finding]:
-    """The engine's own permissions, as `fedtmle deploy init` wrote them."""
+    """Compare the engine's permissions with those that `fedtmle deploy init` wrote."""
     if kit.role is Role.ADMIN:
         return
+    local = kit.path / "local"
     try:
-        resources = json.loads((kit.path / "local" / "resources.json").read_text(encoding="utf-8"))
-        rights = json.loads((kit.path / "local" / "authorization.json").read_text(encoding="utf-8"))
+        resources, rights = (read_document(local / f"{name}.json") for name in ("resources", "authorization"))
     except (OSError, ValueError):
         resources, rights = {}, {}
     wrong = []
@@ -137,79 +122,73 @@ def _policy(kit: Kit) -> Iterator[Finding]:
         wrong.append("a component sends logs")
     if rights != AUTHORIZATION:
         wrong.append("rights were changed")
-    yield Finding(
-        what="engine's policy",
-        fine=not wrong,
-        found="; ".join(wrong) or "no code from outside, no logs, no shell",
-        mend=f"put the kit's own {kit.path / 'local'} back" if wrong else "",
+    detail = "; ".join(wrong) or "no code from outside, no logs, no shell"
+    yield _finding(
+        "engine's policy", detail, f"restore {local} from the kit as you received it" if wrong else ""
     )
 
 
 def _silo_data(kit: Kit) -> Iterator[Finding]:
     try:
-        path = Path(json.loads((kit.home / "silo.json").read_text(encoding="utf-8"))["silo_file"])
+        path = Path(read_document(kit.home / "silo.json")["silo_file"])
     except (OSError, ValueError, KeyError, TypeError):
-        mend = f"fedtmle silo start {kit.path} --silo-file silo.toml"
-        yield Finding(what="silo file", fine=False, found="not told yet", mend=mend)
+        yield _finding("silo file", "not given yet", f"fedtmle silo start {kit.path} --silo-file silo.toml")
         return
     try:
         silo = read_silo_file(path)
         if silo.name != kit.silo:
-            mend = f'write name = "{kit.silo}" in [silo], or use that silo\'s kit'
-            yield Finding(what="silo file", fine=False, found=f"it is of silo '{silo.name}'", mend=mend)
+            fix = f"write name = \"{kit.silo}\" in [silo], or use the kit of '{silo.name}'"
+            yield _finding("silo file", f"it is that of silo '{silo.name}'", fix)
             return
-        yield Finding(what="silo file", fine=True, found=str(path))
+        yield _finding("silo file", str(path))
         check_readable(silo)
-        yield Finding(what="data source", fine=True, found="can be read")
+        yield _finding("data source", "can be read")
     except FedTMLEError as error:
-        yield Finding(what="data source", fine=False, found=str(error), mend="mend what it says")
+        yield _finding("data source", str(error), f"correct {path}, or the data that it names")
 
 
 def _disk(kit: Kit) -> Iterator[Finding]:
-    free = os.statvfs(kit.path).f_bavail * os.statvfs(kit.path).f_frsize
-    enough = free > 100 << 20
-    yield Finding(
-        what="disk",
-        fine=enough and os.access(kit.path, os.W_OK),
-        found=f"{free / 2**30:.1f} GiB free" if os.access(kit.path, os.W_OK) else "cannot be written",
-        mend="" if enough else "a silo that cannot write its journal answers nothing: make room",
-    )
+    disk = os.statvfs(kit.path)
+    free = disk.f_bavail * disk.f_frsize
+    if not os.access(kit.path, os.W_OK):
+        yield _finding("disk", "cannot be written", f"make {kit.path} writable for this user")
+    else:
+        fix = "" if free > MIN_FREE else "make room: a silo that cannot write its journal answers nothing"
+        yield _finding("disk", f"{free / 2**30:.1f} GiB free", fix)
 
 
 def _clock(kit: Kit) -> Iterator[Finding]:
-    """Against the server's, as it was told when a run last began."""
+    """Compare this clock with the server's, as a silo learned it when a run last began."""
     try:
-        ahead = float(json.loads((kit.home / "clock.json").read_text(encoding="utf-8"))["ahead"])
+        ahead = float(read_document(kit.home / "clock.json")["ahead"])
     except (OSError, ValueError, KeyError, TypeError):
-        yield Finding(
-            what="clock",
-            fine=True,
-            found=f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC; no run to compare with",
-        )
+        yield _finding("clock", f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC; no run to compare with")
         return
-    way = "ahead of" if ahead > 0 else "behind"
-    yield Finding(
-        what="clock",
-        fine=abs(ahead) < SKEW,
-        found=f"{abs(ahead):.0f} s {way} the server's when a run last began",
-        mend="" if abs(ahead) < SKEW else "set this machine's clock (NTP), or ask the coordinator to",
+    direction = "ahead of" if ahead > 0 else "behind"
+    fix = (
+        ""
+        if abs(ahead) < MAX_SKEW
+        else "set this machine's clock (NTP), or ask the coordinator to set theirs"
     )
+    yield _finding("clock", f"{abs(ahead):.0f} s {direction} the server's when a run last began", fix)
 
 
 def _server(kit: Kit) -> Iterator[Finding]:
-    """Reaches the server as the engine would: over the network, with certificates on both sides."""
-    where = f"{kit.host}:{kit.port}"
+    """Reach the server as the engine would: over the network, with certificates on both sides."""
+    address = f"{kit.host}:{kit.port}"
     try:
         socket.getaddrinfo(kit.host, kit.port)
     except OSError:
-        mend = "check the name with the coordinator, or this machine's DNS"
-        yield Finding(what="server", fine=False, found=f"the name {kit.host} is not known", mend=mend)
+        fix = "check the name with the coordinator, and this machine's DNS"
+        yield _finding("server", f"the host name {kit.host} is unknown", fix)
         return
     if not listens(kit.host, kit.port):
-        mend = f"the server may be down; or let this machine open connections to TCP port {kit.port} there"
+        fix = (
+            f"the server may be down; or a firewall blocks connections from here to TCP port {kit.port} there"
+        )
         if kit.role is Role.SERVER:
-            mend = f"fedtmle server start {kit.path}"
-        yield Finding(what="server", fine=False, found=f"{where} does not answer", mend=mend)
+            fix = f"fedtmle server start {kit.path}"
+        yield _finding("server", f"{address} does not answer", fix)
         return
     try:
         context = ssl.create_default_context(cafile=str(kit.authority))
@@ -221,8 +200,12 @@ def _server(kit: Kit) -> Iterator[Finding]:
             context.wrap_socket(plain, server_hostname=kit.host),
         ):
             pass
-        yield Finding(what="server", fine=True, found=f"{where} answers, and proves who it is")
+        yield _finding("server", f"{address} answers with a valid certificate")
     except (OSError, ValueError) as error:
         expired = "expired" in str(error) or "not yet valid" in str(error)
-        mend = "set this machine's clock" if expired else "something stands between: ask the coordinator"
-        yield Finding(what="server", fine=False, found=f"{where} answers, but not as our server", mend=mend)
+        fix = "another machine or a proxy answers in its place: ask the coordinator"
+        yield _finding(
+            "server",
+            f"{address} answers, but not with our server's certificate",
+            "set this machine's clock" if expired else fix,
+        )

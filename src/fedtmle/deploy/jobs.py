@@ -1,54 +1,78 @@
-"""A run as a FLARE job: configuration only, no code."""
+"""A run as a FLARE job, which is configuration only, no code; and the administrator's session with FLARE."""
 
 from __future__ import annotations
 
 import base64
 import io
-import json
 import logging
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
-from typing import Any
+from typing import Protocol
 
 from fedtmle.deploy.kits import Deployment
 from fedtmle.deploy.provision import ADMIN
 from fedtmle.engine.runs import RunFolder, Terms
 from fedtmle.errors import ProtocolError
+from fedtmle.runtime.documents import Document, write_document
 
-LOGIN = 15.0  # seconds to reach the server
-SET_UP = 120  # seconds for every silo to start its part of a job
-THREADS = 8
+LOGIN_TIMEOUT = 15.0  # seconds to reach the server
+SET_UP_TIMEOUT = 120  # seconds for every silo to start its part of a job
+SILO_THREADS = 8
+
+
+class Client(Protocol):
+    """A connected silo, as FLARE lists it."""
+
+    @property
+    def name(self) -> str: ...
+
+
+class EngineSession(Protocol):
+    """The part of FLARE's administrator session that we use."""
+
+    def submit_job(self, job_definition_path: str) -> str: ...
+
+    def abort_job(self, job_id: str) -> object: ...
+
+    def get_job_meta(self, job_id: str) -> Mapping[str, object]: ...
+
+    def get_connected_client_list(self) -> Sequence[Client]: ...
+
+    def close(self) -> None: ...
 
 
 def write_job(folder: Path, run: RunFolder) -> Path:
-    """The job's folder, for `submit`; the study travels as text, with its plan's digest."""
+    """Write the job's folder, for `submit`; the study travels as text, with its plan's digest."""
     terms = run.terms()
     study = base64.b64encode((run.path / "study.toml").read_bytes()).decode()
     job = folder / run.name
-    silo = {"study": study, "plan": terms.plan}
-    _write(job / "meta.json", _meta(run.name, terms))
-    _write(job / "coordinator" / "config" / "config_fed_server.json", server_config(run.name))
-    _write(job / "silo" / "config" / "config_fed_client.json", silo_config(silo))
+    server, silo = job / "coordinator" / "config", job / "silo" / "config"
+    for config in (server, silo):
+        config.mkdir(parents=True)
+    write_document(job / "meta.json", _meta(run.name, terms))
+    write_document(server / "config_fed_server.json", server_config(run.name))
+    write_document(silo / "config_fed_client.json", silo_config({"study": study, "plan": terms.plan}))
     return job
 
 
-def _meta(name: str, terms: Terms) -> dict[str, Any]:
+def _meta(name: str, terms: Terms) -> Document:
     sites = list(terms.sites.values())
     return {
         "name": name,
         "resource_spec": {},
-        "min_clients": len(sites),  # with one silo less the sums are not the plan's: the engine stops the job
+        "min_clients": len(sites),  # every silo of the plan, or FLARE stops the job
         "mandatory_clients": sites,
         "deploy_map": {"coordinator": ["server"], "silo": sites},
     }
 
 
-def server_config(run: str) -> dict[str, Any]:
+def server_config(run: str) -> Document:
+    """Return the server's part of the job for the run of this name."""
     arguments = {
         "server_obj_id": "_server",
-        "sync_task_timeout": SET_UP,
+        "sync_task_timeout": SET_UP_TIMEOUT,
         "max_inbound_call_threads": 1,
         "max_outbound_call_threads": 100,
     }
@@ -65,12 +89,13 @@ def server_config(run: str) -> dict[str, Any]:
     }
 
 
-def silo_config(arguments: dict[str, str]) -> dict[str, Any]:
+def silo_config(arguments: Mapping[str, str]) -> Document:
+    """Return a silo's part of the job; ``arguments`` are those of `SiloEnd`."""
     executor = {
         "path": "nvflare.collab.runtime.executor.CollabExecutor",
         "args": {
             "client_obj_id": "_client",
-            "max_inbound_call_threads": THREADS,
+            "max_inbound_call_threads": SILO_THREADS,
             "max_outbound_call_threads": 1,
         },
     }
@@ -82,19 +107,19 @@ def silo_config(arguments: dict[str, str]) -> dict[str, Any]:
 
 
 @contextmanager
-def engine_session(deployment: Deployment, *, timeout: float = LOGIN) -> Iterator[Any]:
-    """The administrator's session with the server; `ProtocolError` if it cannot be reached."""
+def engine_session(deployment: Deployment, *, timeout: float = LOGIN_TIMEOUT) -> Iterator[EngineSession]:
+    """Open the administrator's session with the server; `ProtocolError` if it cannot be reached."""
     from nvflare.fuel.flare_api.flare_api import new_secure_session
 
-    logging.getLogger("nvflare").addHandler(logging.NullHandler())  # what goes wrong is told below
+    logging.getLogger("nvflare").addHandler(logging.NullHandler())  # errors are reported below
     try:
-        with redirect_stdout(io.StringIO()):  # it tells that it is connecting
-            session = new_secure_session(ADMIN, str(deployment.admin), timeout=timeout)
+        with redirect_stdout(io.StringIO()):  # FLARE prints that it is connecting
+            session: EngineSession = new_secure_session(ADMIN, str(deployment.admin), timeout=timeout)
     except Exception as error:
         where = f"{deployment.host}:{deployment.port}"
         raise ProtocolError(
-            f"the server at {where} cannot be reached ({type(error).__name__}); "
-            "`fedtmle server status` tells more"
+            f"the server at {where} cannot be reached ({type(error).__name__}); check it with "
+            "`fedtmle server status`"
         ) from None
     try:
         yield session
@@ -102,16 +127,10 @@ def engine_session(deployment: Deployment, *, timeout: float = LOGIN) -> Iterato
         session.close()
 
 
-def submit(session: Any, run: RunFolder) -> str:
-    """Hands a run to the engine; returns the engine's name for the job."""
+def submit(session: EngineSession, run: RunFolder) -> str:
+    """Submit a run to the engine; return the engine's name for the job."""
     with tempfile.TemporaryDirectory() as scratch:
         try:
-            job: str = session.submit_job(str(write_job(Path(scratch), run)))
+            return session.submit_job(str(write_job(Path(scratch), run)))
         except Exception as error:
-            raise ProtocolError(f"the server did not take the job: {error}") from None
-    return job
-
-
-def _write(path: Path, document: dict[str, Any]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+            raise ProtocolError(f"the server did not accept the job: {error}") from None

@@ -1,17 +1,19 @@
-"""Start-up kits: what each party is handed, and what it finds in it."""
+"""Start-up kits, one for each party, and the coordinator's deployment that holds them."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
 
 from fedtmle.errors import InputError
+from fedtmle.runtime.documents import Document, read_document, write_document
 
 
 class Role(StrEnum):
+    """Whose kit it is."""
+
     SERVER = "server"
     SILO = "silo"
     ADMIN = "admin"
@@ -19,7 +21,7 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Kit:
-    """One party's kit; ``home`` is our own part of it, beside FLARE's ``startup`` and ``local``."""
+    """One party's kit; ``home`` is our folder in it, beside FLARE's ``startup`` and ``local``."""
 
     path: Path
     role: Role
@@ -46,34 +48,34 @@ class Kit:
         return self.path / "startup" / "rootCA.pem"
 
     def write(self) -> None:
+        """Write the kit's description into it."""
         self.home.mkdir(exist_ok=True)
-        document = {name: value for name, value in asdict(self).items() if name != "path"}
-        (self.home / "kit.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        write_document(self.home / "kit.json", _without_path(self))
 
 
 def read_kit(path: Path, role: Role | None = None) -> Kit:
-    """The kit at ``path``; ``role`` is what it should be."""
+    """Return the kit at ``path``; raise if it is not of the given ``role``."""
     path = path.absolute()
     try:
-        document = json.loads((path / "fedtmle" / "kit.json").read_text(encoding="utf-8"))
+        document = read_document(path / "fedtmle" / "kit.json")
         kit = Kit(path=path, **{**document, "role": Role(document["role"])})
     except (OSError, ValueError, KeyError, TypeError):
         if (path / "deployment.json").is_file():
-            kits = (read_deployment(path).server, path / "silos" / "NAME")
+            server, silo = read_deployment(path).server, path / "silos" / "NAME"
             raise InputError(
-                f"{path}: the whole deployment; give one party's start-up kit in it, {kits[0]} or {kits[1]}"
+                f"{path}: the whole deployment; give one party's start-up kit in it, {server} or {silo}"
             ) from None
         raise InputError(
-            f"{path}: not a start-up kit; give a folder that `fedtmle deploy init` made"
+            f"{path}: not a start-up kit; expected a party's folder as `fedtmle deploy init` makes it"
         ) from None
     if role is not None and kit.role is not role:
-        raise InputError(f"{path}: this is the kit of a {kit.role}, not of a {role}")
+        raise InputError(f"{path}: this is the kit of a {kit.role}, not of a {role}; give the {role}'s kit")
     return kit
 
 
 @dataclass(frozen=True, kw_only=True)
 class Deployment:
-    """The coordinator's folder: the server's and the administrator's kits, and those to hand out."""
+    """The coordinator's folder: the kits of the server and the administrator, and those for the silos."""
 
     path: Path
     project: str
@@ -94,18 +96,23 @@ class Deployment:
         return self.server / "runs"
 
     def kit(self, silo: str) -> Path:
+        """Return the folder of a silo's kit."""
         return self.path / "silos" / self.sites[silo]
 
     def write(self) -> None:
-        document = {name: value for name, value in asdict(self).items() if name != "path"}
-        (self.path / "deployment.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        """Write the deployment's description into its folder."""
+        write_document(self.path / "deployment.json", _without_path(self))
 
 
 def read_deployment(path: Path) -> Deployment:
-    """The deployment at ``path``."""
+    """Return the deployment at ``path``."""
     path = path.absolute()
     try:
-        document = json.loads((path / "deployment.json").read_text(encoding="utf-8"))
-        return Deployment(path=path, **document)
+        return Deployment(path=path, **read_document(path / "deployment.json"))
     except (OSError, ValueError, TypeError):
         raise InputError(f"{path}: not a deployment; `fedtmle deploy init` makes one") from None
+
+
+def _without_path(described: Kit | Deployment) -> Document:
+    """Return the fields to write down: a folder may be moved, so its path is not one of them."""
+    return {name: value for name, value in asdict(described).items() if name != "path"}

@@ -25,13 +25,13 @@ START_UP = 60.0  # seconds until the server and every silo are connected
 def local_deployment(
     folder: Path, study: StudyFile, *, port: int | None = None, spare: tuple[str, ...] = ()
 ) -> Iterator[Deployment]:
-    """Provisions and starts a server and the study's silos; stops all of it at the end, however it ends.
+    """Provision and start a server and the study's silos; stop all of them at the end, however it ends.
 
     ``spare`` names silos that get a kit and are not started.
     """
     made = provision(folder, silos=[*study.silos, *spare], host="localhost", port=port or free_port())
     try:
-        with _leaving_on_terminate():
+        with _interrupted_by_terminate():
             start_server(read_kit(made.server, Role.SERVER))
             for silo, path in study.silos.items():
                 start_silo(silo_kit(made, silo), path)
@@ -44,7 +44,7 @@ def local_deployment(
 
 
 def await_silos(made: Deployment, silos: list[str], *, seconds: float = START_UP) -> None:
-    """Returns when the server runs and these silos are connected to it."""
+    """Wait until the server runs and these silos are connected to it."""
     expected = {made.sites[silo] for silo in silos}
 
     def connected() -> bool:
@@ -57,17 +57,18 @@ def await_silos(made: Deployment, silos: list[str], *, seconds: float = START_UP
 
 
 def approve_everywhere(study: StudyFile) -> None:
-    """What each silo's owner would do on the silo's own machine."""
+    """Approve a study at every silo, as each owner would on the silo's own machine."""
     for path in study.silos.values():
         Home.of(path).approvals.decide(file_plan(study).digest, approved=True)
 
 
 def silo_kit(made: Deployment, silo: str) -> Kit:
+    """Return the kit of a silo."""
     return read_kit(made.kit(silo), Role.SILO)
 
 
 def free_port() -> int:
-    """A port that nobody uses now."""
+    """Return a port that is free now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -75,8 +76,8 @@ def free_port() -> int:
 
 
 @contextmanager
-def _leaving_on_terminate() -> Iterator[None]:
-    """A request to end this process is taken as Ctrl-C, so that what was started is stopped."""
+def _interrupted_by_terminate() -> Iterator[None]:
+    """Treat SIGTERM as Ctrl-C, so that started processes are stopped."""
 
     def interrupt(_signal: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt

@@ -1,16 +1,13 @@
-"""What a party's engine permits: FLARE's configuration of each site, fail closed.
+"""The permissions of a party's engine: FLARE's configuration of each site, which denies all but a few rights.
 
-A silo builds two classes and no other, runs no code that a job brings, streams no log, and opens no
-shell to an administrator.
+A silo builds two classes and no other, runs no code that a job brings, streams no log, and opens no shell to
+an administrator.
 """
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-from typing import Any
-
 from fedtmle.deploy.kits import Kit, Role
+from fedtmle.runtime.documents import Document, read_document, write_document
 
 ADMIN_ROLE = "lead"
 CLASSES = {
@@ -25,7 +22,7 @@ CLASSES = {
 }
 UNWANTED = ("site_log_streamer", "log_receiver")
 
-# "n:submitter" is the submitter himself. Whatever right is not named is denied.
+# "n:submitter" is the submitter of the job. A right that is not named is denied.
 RIGHTS = {
     "submit_job": "any",
     "manage_job": "n:submitter",
@@ -41,15 +38,17 @@ AUTHORIZATION = {"format_version": "1.0", "permissions": {ADMIN_ROLE: RIGHTS}}
 
 
 def write_policy(kit: Kit) -> None:
-    """Puts our configuration before FLARE's defaults in the kit's ``local`` folder."""
+    """Write our configuration into the kit's ``local`` folder, where it takes precedence over FLARE's."""
     local = kit.path / "local"
-    _write(local / "authorization.json", AUTHORIZATION)
-    _write(local / "log_config.json", logging_of(_read(local / "log_config.json.default")))
-    _write(local / "resources.json", resources(_read(local / "resources.json.default"), kit.role))
+    write_document(local / "authorization.json", AUTHORIZATION)
+    write_document(local / "log_config.json", logging_of(read_document(local / "log_config.json.default")))
+    write_document(
+        local / "resources.json", resources(read_document(local / "resources.json.default"), kit.role)
+    )
 
 
-def resources(default: dict[str, Any], role: Role) -> dict[str, Any]:
-    """FLARE's resources with our class list, and without its log streams."""
+def resources(default: Document, role: Role) -> Document:
+    """Return FLARE's resources with our class list, and without its log streams."""
     document = {
         **default,
         "class_list_enforcement_mode": "enforce",
@@ -62,28 +61,22 @@ def resources(default: dict[str, Any], role: Role) -> dict[str, Any]:
 
 
 def place_storage(kit: Kit) -> None:
-    """The server keeps jobs and snapshots in its own folder; FLARE's default is a shared one."""
+    """Let the server keep jobs and snapshots in its own folder; FLARE's default is a shared one."""
     path = kit.path / "local" / "resources.json"
-    document = _read(path)
+    document = read_document(path)
     storage = document["snapshot_persistor"]["args"]["storage"]["args"]
     storage["root_dir"] = str(kit.path / "storage" / "snapshots")
     for part in document["components"]:
         if part["id"] == "job_manager":
             part["args"]["uri_root"] = str(kit.path / "storage" / "jobs")
-    _write(path, document)
+    write_document(path, document)
 
 
-def logging_of(default: dict[str, Any]) -> dict[str, Any]:
-    """Warnings and errors to files of the party's own; a line for each message costs a tenth of a round."""
+def logging_of(default: Document) -> Document:
+    """Return a logging configuration with warnings and errors only, to the party's own files.
+
+    FLARE's default logs a line for each message, which takes a tenth of a round.
+    """
     handlers = {name: default["handlers"][name] for name in ("logFileHandler", "errorFileHandler")}
     root = {"level": "WARNING", "handlers": list(handlers)}
     return {**default, "handlers": handlers, "loggers": {"root": root}}
-
-
-def _read(path: Path) -> dict[str, Any]:
-    document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return document
-
-
-def _write(path: Path, document: dict[str, Any]) -> None:
-    path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")

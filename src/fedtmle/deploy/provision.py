@@ -2,68 +2,79 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from fedtmle.deploy.kits import Deployment, Kit, Role
 from fedtmle.deploy.policy import ADMIN_ROLE, write_policy
 from fedtmle.engine.runs import sites
 from fedtmle.errors import InputError
+from fedtmle.runtime.documents import Document, read_document, write_document
 
 ADMIN = "admin@fedtmle.org"  # FLARE wants the form of an address; it is nobody's
 
 
 def provision(folder: Path, *, silos: Sequence[str], host: str, port: int, days: int = 360) -> Deployment:
-    """Makes ``folder`` with a private certificate authority and one kit per party, mutual TLS throughout."""
+    """Make ``folder`` with a private certificate authority and one kit per party, for mutual TLS.
+
+    ``host`` and ``port`` are the server's as silos reach it; certificates are valid for ``days`` days.
+    """
     if not silos:
         raise InputError("silos: name at least one")
     if len(set(silos)) < len(silos):
-        raise InputError("silos: each needs a name of its own")
+        raise InputError("silos: two have the same name; give each a name of its own")
     if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?", host):
-        raise InputError(f"host: '{host}' is not a host name or address; silos must be able to reach it")
+        raise InputError(
+            f"host: '{host}' is not a host name or address; give the one at which silos reach it"
+        )
     if not 1 <= port <= 65535:
         raise InputError(f"port: expected 1 to 65535, not {port}")
     if folder.exists() and any(folder.iterdir()):
-        raise InputError(f"{folder}: not empty; choose another folder")
+        raise InputError(f"{folder}: the folder is not empty; choose another")
     named = sites(silos)
     folder = folder.absolute()
     folder.mkdir(parents=True, exist_ok=True)
-    project = site_of_folder(folder)
+    project = _project_name(folder)
     made = Deployment(path=folder, project=project, host=host, port=port, sites=named)
     authority = folder / "authority"
     kits = _provision(authority, _project(made, days))
     (folder / "silos").mkdir()
     shutil.move(kits / "server", made.server)
     shutil.move(kits / ADMIN, made.admin)
-    common: dict[str, Any] = {"project": project, "host": host, "port": port}
-    parties = [Kit(path=made.server, role=Role.SERVER, site="server", silo="", **common)]
+    kit = partial(Kit, project=project, host=host, port=port)
+    parties = [kit(path=made.server, role=Role.SERVER, site="server", silo="")]
     for silo, site in named.items():
         shutil.move(kits / site, made.kit(silo))
-        parties.append(Kit(path=made.kit(silo), role=Role.SILO, site=site, silo=silo, **common))
+        parties.append(kit(path=made.kit(silo), role=Role.SILO, site=site, silo=silo))
     _listen(made)
-    for kit in parties:
-        kit.write()
-        write_policy(kit)
-    Kit(path=made.admin, role=Role.ADMIN, site=ADMIN, silo="", **common).write()
-    for private in (authority, made.admin, *(kit.path for kit in parties)):
+    for party in parties:
+        party.write()
+        write_policy(party)
+    kit(path=made.admin, role=Role.ADMIN, site=ADMIN, silo="").write()
+    for private in (authority, made.admin, *(party.path for party in parties)):
         private.chmod(0o700)
     made.write()
     return made
 
 
-def site_of_folder(folder: Path) -> str:
-    """The project's name on the network, from the folder's."""
+def _project_name(folder: Path) -> str:
+    """Return the project's name on the network, from the folder's."""
     return re.sub(r"[^a-z0-9_]+", "_", folder.name.lower()).strip("_") or "fedtmle"
 
 
-def _project(made: Deployment, days: int) -> dict[str, Any]:
-    """FLARE's project, as its `project.yml` would say it."""
-    server = {"name": "server", "type": "server", "org": "coordinator", "fed_learn_port": made.port}
-    server |= {"default_host": made.host, "host_names": [made.host]}
+def _project(made: Deployment, days: int) -> Document:
+    """Return FLARE's project, as its `project.yml` would have it."""
+    server = {
+        "name": "server",
+        "type": "server",
+        "org": "coordinator",
+        "fed_learn_port": made.port,
+        "default_host": made.host,
+        "host_names": [made.host],
+    }
     silos = [
         {"name": site, "type": "client", "org": re.sub(r"\W", "_", site)} for site in made.sites.values()
     ]
@@ -90,16 +101,16 @@ def _project(made: Deployment, days: int) -> dict[str, Any]:
 
 
 def _listen(made: Deployment) -> None:
-    """FLARE binds to loopback alone if that is the server's own target, and to every interface otherwise."""
+    """Set the server's address: FLARE binds to loopback alone if that is it, else to every interface."""
     path = made.server / "startup" / "fed_server.json"
-    document = json.loads(path.read_text(encoding="utf-8"))
+    document = read_document(path)
     for server in document["servers"]:
         server["service"]["target"] = f"{made.host}:{made.port}"
-    path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    write_document(path, document)
 
 
-def _provision(workspace: Path, project: dict[str, Any]) -> Path:
-    """The folder with the kits that FLARE made."""
+def _provision(workspace: Path, project: Document) -> Path:
+    """Let FLARE make the kits; return their folder."""
     from nvflare.lighter.constants import CtxKey
     from nvflare.lighter.prov_utils import prepare_builders
     from nvflare.lighter.provision import prepare_project
@@ -109,12 +120,12 @@ def _provision(workspace: Path, project: dict[str, Any]) -> Path:
     context = provisioner.provision(prepare_project(project), logger=_Quiet())
     kits = context.get(CtxKey.CURRENT_PROD_DIR)
     if context.get(CtxKey.BUILD_ERROR) or not kits:
-        raise InputError("FLARE could not make the kits; check the names of host and silos")
+        raise InputError("FLARE could not make the kits; check the names of the host and the silos")
     return Path(kits)
 
 
 class _Quiet:
-    """FLARE reports progress through these four."""
+    """A logger that ignores FLARE's reports of progress."""
 
     def debug(self, _: str) -> None: ...
     def info(self, _: str) -> None: ...

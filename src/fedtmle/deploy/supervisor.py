@@ -1,4 +1,4 @@
-"""The supervisor: starts a party's engine, starts it again if it dies, ends everything when asked.
+"""The supervisor of a party's engine: start it, restart it if it dies, end everything when asked.
 
 python -m fedtmle.deploy.supervisor <kit>
 """
@@ -19,29 +19,30 @@ import psutil
 from fedtmle.deploy.kits import Kit, read_kit
 from fedtmle.deploy.processes import descendants, end, engine_command, engine_environment
 
-PAUSE = 1.0  # seconds before the engine is started again
-BRIEF, MOST = 20.0, 5  # an engine that dies this often within this many seconds each is left alone
+RESTART_PAUSE = 1.0  # seconds
+BRIEF_LIFE = 20.0  # seconds
+MAX_BRIEF_LIVES = 5  # an engine with this many brief lives in a row is not restarted
 _PR_SET_CHILD_SUBREAPER = 36
 
 
 def supervise(kit: Kit) -> int:
-    """Runs until it is asked to end, or until the engine keeps dying at once."""
-    os.setsid()  # of a session of its own: it outlives the terminal that it was started from
+    """Run until asked to end, or until the engine keeps dying soon after its start; return the exit code."""
+    os.setsid()  # a session of its own outlives the terminal
     adopt_orphans()
     for name in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(name, _leave)
-    brief = 0
+    brief_lives = 0
     try:
-        while brief < MOST:
+        while brief_lives < MAX_BRIEF_LIVES:
             started = time.monotonic()
             engine = subprocess.Popen(  # noqa: S603 - FLARE's own module
                 engine_command(kit), env=engine_environment(), cwd=kit.path, stdin=subprocess.DEVNULL
             )
             engine.wait()
-            # A job of a dead engine would hold the run's journal: nothing of it may stay.
+            # A job that outlives its engine would hold the run's journal.
             end(descendants(psutil.Process()))
-            brief = brief + 1 if time.monotonic() - started < BRIEF else 0
-            time.sleep(PAUSE)
+            brief_lives = brief_lives + 1 if time.monotonic() - started < BRIEF_LIFE else 0
+            time.sleep(RESTART_PAUSE)
     except _Leave:
         return 0
     finally:
@@ -52,7 +53,7 @@ def supervise(kit: Kit) -> int:
 
 
 def adopt_orphans() -> None:
-    """Linux: what a killed engine leaves behind becomes ours, and can be found and ended."""
+    """Adopt the processes that a killed engine leaves behind (Linux), so that they can be ended."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 

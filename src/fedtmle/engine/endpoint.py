@@ -1,7 +1,7 @@
-"""A silo's end of the line in one run: frames in, frames out, and never an exception.
+"""A silo's endpoint in one run: frames in, frames out, and never an exception.
 
-An exception that an engine catches may travel to the server with its text; here each becomes a reason
-without data, and the details go to the silo's own log.
+An exception that an engine catches may travel to the server with its text. Here each becomes a reason without
+data, and the details go to the silo's own log.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from collections.abc import Callable
 from fedtmle.engine import frames
 from fedtmle.engine.frames import Answer, Declined, Hello, Ready, Reply, Waiting
 from fedtmle.errors import DecodeError, FedTMLEError, InputError
-from fedtmle.runtime.silo import LocalOutcome, Silo
+from fedtmle.runtime.rows import LocalOutcome
+from fedtmle.runtime.silo import Silo
 
 _log = logging.getLogger("fedtmle.silo")
 
@@ -21,11 +22,12 @@ Permission = Callable[[], Declined | Waiting | None]  # None: the owner has appr
 
 
 class Endpoint:
-    """Waits for the owner's approval, reads the data once, then answers requests.
+    """Wait for the owner's approval, read the data once, then answer requests.
 
-    ``permission`` is asked until it is given; from then on the silo asks its owner's approvals itself.
+    ``permission`` is called until it returns None; from then on the silo checks its owner's approvals itself.
     ``open_silo`` reads the data and opens the journal, in a thread of its own: no engine waits for it.
-    ``keep`` is given what the silo learns for itself alone, in a personalised run.
+    ``heard`` is called with every hello of the server; ``keep`` with the silo's own outcome of a personalised
+    run; ``close`` at the end. ``release``: whether the silo's own estimate may be shown.
     """
 
     def __init__(
@@ -48,7 +50,7 @@ class Endpoint:
         self._close = close
 
     def close(self) -> None:
-        """Lets go of the journal; nothing is answered from then on."""
+        """Close the journal; nothing is answered from then on."""
         if self._loading is not None:
             self._loading.join()
         with self._lock:
@@ -56,7 +58,7 @@ class Endpoint:
             self._close()
 
     def step(self, frame: bytes) -> bytes:
-        """The answer to one frame."""
+        """Return the answer to one frame."""
         try:
             return frames.answer(self._answer(frame))
         except Exception:
@@ -65,17 +67,15 @@ class Endpoint:
 
     def _answer(self, frame: bytes) -> Answer:
         try:
-            asked = frames.read_request(frame)
+            request = frames.read_request(frame)
         except DecodeError:
             return Declined.FAULT
         with self._lock:
             state = self._state()
-            if isinstance(asked, Hello):
-                self._heard(asked)
+            if isinstance(request, Hello):
+                self._heard(request)
                 return state
-            if self._silo is None:
-                return state
-            return Reply(self._reply(self._silo, asked))
+            return state if self._silo is None else Reply(self._reply(self._silo, request))
 
     def _reply(self, silo: Silo, request: bytes) -> bytes:
         reply = silo.step(request)
@@ -95,7 +95,7 @@ class Endpoint:
         if self._loading is None:
             self._loading = threading.Thread(target=self._load, name="fedtmle-data", daemon=True)
             self._loading.start()
-        self._loading.join(timeout=0.2)  # small data are there at once
+        self._loading.join(timeout=0.2)  # small data are read at once
         return self._declined or (Waiting.DATA if self._silo is None else self._ready)
 
     def _load(self) -> None:

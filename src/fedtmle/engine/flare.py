@@ -1,4 +1,4 @@
-"""NVIDIA FLARE, the server's side: a `Federation` over the Collab API, and the run that uses it.
+"""NVIDIA FLARE at the server: a `Federation` over the Collab API, and the run that uses it.
 
 FLARE starts `Coordinator` in the server's process for the job. It imports no data code.
 """
@@ -6,9 +6,8 @@ FLARE starts `Coordinator` in the server's process for the job. It imports no da
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from nvflare.collab import collab
 
@@ -21,7 +20,7 @@ RETRY_PAUSE = 0.5  # seconds between attempts to reach a silo again
 
 
 class FlareFederation:
-    """Carries one synchronous round to the job's sites; ``deadline`` bounds each, in seconds."""
+    """Carry one synchronous round to the job's sites, within ``deadline`` seconds."""
 
     def __init__(self, sites: Mapping[str, str], *, deadline: float) -> None:
         self._sites = dict(sites)
@@ -32,7 +31,7 @@ class FlareFederation:
         return tuple(self._sites)
 
     def exchange(self, requests: Mapping[str, bytes], /) -> Mapping[str, bytes]:
-        """One reply per silo. A lost call is repeated: the same request has the same answer."""
+        """Return one reply per silo; repeat a lost call, since the same request has the same reply."""
         replies: dict[str, bytes] = {}
         until = time.monotonic() + self._deadline
         missing = dict(requests)
@@ -51,22 +50,24 @@ class FlareFederation:
         return {silo: replies[silo] for silo in requests}
 
     def ask(self, asked: Mapping[str, bytes], *, timeout: float) -> dict[str, Answer]:
-        """The answers that came in time; silos that are asked the same share one group call."""
+        """Return the answers that came in time; silos that are asked the same share one group call."""
         groups: dict[bytes, list[str]] = {}
         for silo, frame in asked.items():
             groups.setdefault(frame, []).append(silo)
         names = {site: silo for silo, site in self._sites.items()}
-        one = len(groups) == 1
-        calls: list[Any] = []
+        is_one_group = len(groups) == 1
+        calls: list[Iterable[tuple[str, object]]] = []  # one (site, frame) for each client that answered
         for frame, silos in groups.items():
             clients = collab.get_clients([self._sites[silo] for silo in silos])
-            calls.append(clients(blocking=one, timeout=timeout, optional=True).step(frame))
+            calls.append(clients(blocking=is_one_group, timeout=timeout, optional=True).step(frame))
         answers: dict[str, Answer] = {}
-        for site, frame in (result for call in calls for result in call):
+        for site, reply in (result for call in calls for result in call):
             try:
-                answers[names[site]] = frames.read_answer(frame)
+                answers[names[site]] = frames.read_answer(reply)
             except DecodeError:
-                raise ProtocolError(f"silo '{names[site]}' sent something that is no frame") from None
+                raise ProtocolError(
+                    f"silo '{names[site]}' sent bytes that are not a frame of this protocol"
+                ) from None
         return answers
 
 
@@ -78,7 +79,7 @@ class Coordinator:
 
     @collab.main  # type: ignore[untyped-decorator]
     def main(self) -> None:
-        """The whole run; how it ended is in its folder."""
+        """Carry out the run; its folder holds how it ended."""
         runs = Path(collab.workspace.get_root_dir()) / "runs"
         Coordination(runs, self.run).carry_out(
             lambda sites, deadline: FlareFederation(sites, deadline=deadline)

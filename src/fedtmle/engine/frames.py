@@ -1,8 +1,7 @@
-"""Frames: what our bytes wear on an engine that only carries byte strings.
+"""Frames: the form of our messages on an engine that only carries byte strings.
 
-Down: ``?`` and the server's time ask whether the silo is ready, ``>`` carries a request. Up: ``<``
-carries a reply, ``.`` says ready, ``~`` not yet, ``!`` no. The run's transcript holds what is inside the
-frames and knows nothing of them.
+Down: ``?`` and the server's time ask whether the silo is ready, ``>`` carries a request. Up: ``<`` carries a
+reply, ``.`` means ready, ``~`` not yet, ``!`` no. The run's transcript holds the content of the frames only.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from fedtmle.errors import DecodeError
 
 @dataclass(frozen=True)
 class Hello:
-    """Are you ready? ``time`` is the server's clock, in seconds: nothing is decided by it."""
+    """Are you ready? ``time`` is the server's clock, in seconds; no decision depends on it."""
 
     time: float
 
@@ -30,21 +29,21 @@ class Waiting(enum.StrEnum):
 
 
 class Declined(enum.StrEnum):
-    """Why a silo will not take part; no reason carries a value of its data."""
+    """Why a silo does not take part; no reason carries a value of its data."""
 
     REJECTED = "its owner rejected the plan"
-    ROSTER = "it is not in the plan's roster under this name"
-    PLAN = "the study that came is not the plan that was announced"
-    STUDY = "the study that came cannot be read by this silo's version"
-    CONFIGURATION = "its silo file is missing or wrong; its own log says what"
-    DATA = "its data cannot be used for this study; its own log says why"
-    JOURNAL = "its journal cannot be written or is not this run's; its own log says why"
-    FAULT = "it met an unexpected fault; its own log has the details"
+    ROSTER = "the plan's roster does not list it under this name"
+    PLAN = "the study of the job is not that of the announced plan"
+    STUDY = "its version of fedtmle cannot read the study"
+    CONFIGURATION = "its silo file is missing or wrong; its own log has the details"
+    DATA = "its data cannot be used for this study; its own log has the details"
+    JOURNAL = "its journal cannot be written or belongs to another run; its own log has the details"
+    FAULT = "an unexpected fault occurred there; its own log has the details"
 
 
 @dataclass(frozen=True)
 class Ready:
-    """The silo has read its data and may be asked; ``release``: its own estimate may be shown."""
+    """The silo has read its data; ``release``: whether its own estimate may be shown."""
 
     release: bool = False
 
@@ -60,17 +59,17 @@ Answer: TypeAlias = Reply | Ready | Waiting | Declined
 
 
 def request(data: bytes) -> bytes:
-    """The frame of a request."""
+    """Return the frame of a request."""
     return b">" + data
 
 
 def hello(now: float) -> bytes:
-    """The frame of a hello."""
+    """Return the frame of a hello."""
     return b"?%d" % round(now)
 
 
 def read_request(frame: object) -> bytes | Hello:
-    """What a frame asks, or `DecodeError`."""
+    """Return the request or hello in a frame, or raise `DecodeError`."""
     if isinstance(frame, bytes) and frame[:1] == b">":
         return frame[1:]
     if isinstance(frame, bytes) and re.fullmatch(rb"\?[0-9]{1,15}", frame):
@@ -79,7 +78,7 @@ def read_request(frame: object) -> bytes | Hello:
 
 
 def answer(value: Answer) -> bytes:
-    """The frame of an answer."""
+    """Return the frame of an answer."""
     if isinstance(value, Reply):
         return b"<" + value.data
     if isinstance(value, Ready):
@@ -88,7 +87,7 @@ def answer(value: Answer) -> bytes:
 
 
 def read_answer(frame: object) -> Answer:
-    """The answer in a frame, or `DecodeError`."""
+    """Return the answer in a frame, or raise `DecodeError`."""
     if isinstance(frame, bytes):
         kind, rest = frame[:1], frame[1:]
         if kind == b"<":

@@ -1,9 +1,7 @@
-"""The roster: the study's silos in their order, and the engine's name of each."""
+"""A run at the server: the engine's names of its silos, and its folder: study, terms, status and result."""
 
 from __future__ import annotations
 
-import json
-import os
 import re
 import secrets
 import time
@@ -11,51 +9,51 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
+
+import msgspec
 
 from fedtmle.errors import InputError
+from fedtmle.runtime.documents import write_document
 from fedtmle.studyfile.file import StudyFile, read_study
+
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,80}")
+_Record = TypeVar("_Record")
 
 
 def site_name(silo: str) -> str:
-    """The engine's name of a silo: lower case letters, digits, ``_`` and ``-``."""
+    """Return the engine's name of a silo: lower case letters, digits, ``_`` and ``-``."""
     return re.sub(r"[^a-z0-9_-]+", "-", silo.lower()).strip("-")
 
 
 def sites(silos: Iterable[str]) -> dict[str, str]:
-    """Engine's name by silo; raises where two would share one."""
+    """Return the engine's name of each silo; raise if two would share one."""
     named: dict[str, str] = {}
     for silo in silos:
         site = site_name(silo)
         if not site:
-            raise InputError(f"silos: '{silo}' has no letter or digit; choose another name")
+            raise InputError(f"silos: '{silo}' has no ASCII letter or digit; choose another name")
         if site in named.values() or site in ("server", "admin"):
             raise InputError(
-                f"silos: '{silo}' is '{site}' on the network, which is taken; choose another name"
+                f"silos: '{silo}' would be '{site}' on the network, which is taken; choose another name"
             )
         named[silo] = site
     return named
 
 
-# A run's folder at the server: what was asked, how far it is, and how it ended.
-
-
-_NAME = re.compile(r"[A-Za-z0-9_-]{1,80}")
-
-
-class State(StrEnum):
-    """Where a run is."""
+class RunState(StrEnum):
+    """How far a run has come."""
 
     SUBMITTED = "submitted"  # the engine has not started it: not all silos are connected
     WAITING = "waiting"  # for approvals, or for silos that read their data
     RUNNING = "running"
     DONE = "done"
-    STOPPED = "stopped"  # `fedtmle resume` may take it up again
+    STOPPED = "stopped"  # `fedtmle resume` can continue it
 
 
 @dataclass(frozen=True, kw_only=True)
 class Terms:
-    """What the run was started with; the same at every resume."""
+    """The terms of a run, the same each time it is resumed."""
 
     plan: str  # the plan's digest, in hex
     sites: Mapping[str, str]  # engine's name by silo, in the plan's order
@@ -64,12 +62,12 @@ class Terms:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Status:
-    """What the run said last."""
+class RunStatus:
+    """The last status that a run reported."""
 
-    state: State
+    state: RunState
     why: str = ""
-    refused: bool = False  # whether a silo said no
+    refused: bool = False  # whether a silo refused
     silos: Mapping[str, str] = field(default_factory=dict)
     round: int = 0
     phase: str = ""
@@ -80,7 +78,7 @@ class Status:
 
 
 class RunFolder:
-    """Reads and writes the files of one run."""
+    """The files of one run."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -91,19 +89,19 @@ class RunFolder:
 
     @classmethod
     def new(cls, runs: Path, study: StudyFile, terms: Terms) -> RunFolder:
-        """A fresh folder with the study as it was written."""
+        """Make a folder with the text of the study and the terms of its run."""
         stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
         folder = cls(runs / f"{study.path.stem[:40]}-{stamp}-{secrets.token_hex(2)}")
         if not _NAME.fullmatch(folder.path.name):
             folder = cls(runs / f"run-{stamp}-{secrets.token_hex(2)}")
         folder.path.mkdir(parents=True)
         (folder.path / "study.toml").write_bytes(study.path.read_bytes())
-        _write(folder.path / "terms.json", asdict(terms))
+        write_document(folder.path / "terms.json", asdict(terms))
         return folder
 
     @classmethod
     def named(cls, runs: Path, name: str) -> RunFolder:
-        """The folder of a run that was started; ``name`` cannot lead elsewhere."""
+        """Return the folder of a run that was started; ``name`` cannot point outside ``runs``."""
         folder = cls(runs / name)
         if not _NAME.fullmatch(name) or not (folder.path / "terms.json").is_file():
             raise InputError(f"there is no run '{name}' in {runs}")
@@ -114,33 +112,24 @@ class RunFolder:
         return self.path.name
 
     def study(self) -> StudyFile:
+        """Return the study as it was when the run was made."""
         return read_study(self.path / "study.toml", samples=False)
 
     def terms(self) -> Terms:
-        return Terms(**_read(self.path / "terms.json"))
+        """Return the terms."""
+        return _read(self.path / "terms.json", Terms)
 
-    def status(self) -> Status:
-        document = _read(self.path / "status.json")
-        return Status(
-            **{**document, "state": State(document["state"]), "seconds": tuple(document["seconds"])}
-        )
+    def status(self) -> RunStatus:
+        """Return the status that was reported last."""
+        return _read(self.path / "status.json", RunStatus)
 
-    def report(self, status: Status) -> None:
-        """Replaces the status; a reader sees the old one or the new one, whole."""
-        _write(self.path / "status.json", asdict(status))
-
-
-def _write(path: Path, document: Mapping[str, Any]) -> None:
-    scratch = path.with_suffix(f".{os.getpid()}.new")
-    scratch.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    scratch.replace(path)
+    def report(self, status: RunStatus) -> None:
+        """Replace the status."""
+        write_document(self.path / "status.json", asdict(status))
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path, kind: type[_Record]) -> _Record:
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        raise InputError(f"{path}: cannot be read") from None
-    if not isinstance(document, dict):
-        raise InputError(f"{path}: not a record of a run")
-    return document
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except (OSError, msgspec.MsgspecError):
+        raise InputError(f"{path}: missing or damaged; this is not the folder of a run") from None

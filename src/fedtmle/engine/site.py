@@ -1,9 +1,8 @@
-"""A silo in a deployment: the study that a job brought, beside what its owner keeps and has approved."""
+"""A silo in a deployment: open an endpoint for the study that a job brought, if its owner has approved it."""
 
 from __future__ import annotations
 
 import fcntl
-import json
 import logging
 import os
 import time
@@ -18,7 +17,9 @@ from fedtmle.engine.runs import sites
 from fedtmle.errors import FedTMLEError, InputError, JournalError
 from fedtmle.model import kernels
 from fedtmle.protocol.plan import Plan
-from fedtmle.runtime.silo import LocalOutcome, Silo
+from fedtmle.runtime.documents import read_document, write_document
+from fedtmle.runtime.rows import LocalOutcome
+from fedtmle.runtime.silo import Silo
 from fedtmle.studies.home import Home, open_party
 from fedtmle.studyfile.file import StudyFile, file_plan, read_study
 
@@ -33,7 +34,11 @@ class _DeclinesError(Exception):
 
 
 def open_endpoint(kit: Path, site: str, text: bytes, announced: bytes) -> Endpoint:
-    """The endpoint of the silo whose kit's own folder is ``kit``, for the study that a job brought."""
+    """Return a silo's endpoint for the study that a job brought.
+
+    ``kit`` is our folder of the silo's kit, ``site`` the silo's name on the network, ``text`` the study and
+    ``announced`` the digest of its plan.
+    """
     try:
         return _open(kit, site, text, announced)
     except _DeclinesError as declines:
@@ -46,25 +51,25 @@ def _open(kit: Path, site: str, text: bytes, announced: bytes) -> Endpoint:
     study, plan = _study(home, text)
     if plan.digest != announced:
         raise _DeclinesError(Declined.PLAN)
-    name = {theirs: silo for silo, theirs in sites(study.silos).items()}.get(site)
+    name = {site_name: silo for silo, site_name in sites(study.silos).items()}.get(site)
     if name is None or home.file.name != name:
         raise _DeclinesError(Declined.ROSTER)
 
     held = ExitStack()
 
     def open_silo() -> Silo:
-        kernels.exp(0.0)  # loads what is compiled, while no round waits for it
+        kernels.exp(0.0)  # load the compiled kernels while no round waits for them
         held.callback(os.close, _lock(home.journal_path(plan).with_suffix(".lock")))
         keeper = home.keeper(plan)
         held.callback(keeper.close)
-        # A signature that the plan has no key for could not be checked by anyone.
+        # Nobody could check a signature for which the plan has no key.
         signs = any(member.name == name and member.key for member in plan.roster)
         keeper = replace(keeper, approves=_watched(home), key=keeper.key if signs else None)
         return open_party(plan, name, home.file, keeper=keeper)
 
     def heard(hello: Hello) -> None:
         with suppress(OSError):
-            (kit / "clock.json").write_text(json.dumps({"ahead": time.time() - hello.time}) + "\n")
+            write_document(kit / "clock.json", {"ahead": time.time() - hello.time})
 
     return Endpoint(
         _permission(home, plan),
@@ -78,30 +83,29 @@ def _open(kit: Path, site: str, text: bytes, announced: bytes) -> Endpoint:
 
 def _home(kit: Path) -> Home:
     try:
-        document = json.loads((kit / "silo.json").read_text(encoding="utf-8"))
-        home = Home.of(document["silo_file"])
-        _ = home.folder
+        home = Home.of(read_document(kit / "silo.json")["silo_file"])
+        _ = home.folder  # make it now, where a failure is reported
         return home
     except (OSError, ValueError, KeyError, TypeError) as error:
-        _log.error("%s: `fedtmle deploy doctor` tells what to mend (%s)", kit / "silo.json", error)
+        _log.error("%s: `fedtmle deploy doctor` says how to fix it (%s)", kit / "silo.json", error)
         raise _DeclinesError(Declined.CONFIGURATION) from None
 
 
 def _study(home: Home, text: bytes) -> tuple[StudyFile, Plan]:
-    """The study as it came, kept under its plan's digest for the owner to read."""
+    """Return the study that came and its plan; save it under the plan's digest for the owner to read."""
     if len(text) > LONGEST_STUDY:
         raise _DeclinesError(Declined.STUDY)
     folder = studies_folder(home)
-    came = folder / f"coming-{os.getpid()}.toml"
+    arrived = folder / f"arrived-{os.getpid()}.toml"
     try:
-        came.write_bytes(text)
-        study = read_study(came, samples=False)
+        arrived.write_bytes(text)
+        study = read_study(arrived, samples=False)
         plan = file_plan(study)
-        came.replace(folder / f"{plan.digest.hex()[:16]}.toml")
+        arrived.replace(folder / f"{plan.digest.hex()[:16]}.toml")
         return study, plan
     except InputError as error:
-        _log.error("a study came that cannot be read: %s", error)
-        came.unlink(missing_ok=True)
+        _log.error("the study of a job cannot be read: %s", error)
+        arrived.unlink(missing_ok=True)
         raise _DeclinesError(Declined.STUDY) from None
     except OSError:
         _log.exception("the silo's folder cannot be written")
@@ -109,7 +113,7 @@ def _study(home: Home, text: bytes) -> tuple[StudyFile, Plan]:
 
 
 def studies_folder(home: Home) -> Path:
-    """Where studies that came are kept."""
+    """Return the folder for the studies that jobs brought."""
     folder = home.folder / "studies"
     folder.mkdir(mode=0o700, exist_ok=True)
     return folder
@@ -130,8 +134,8 @@ def _permission(home: Home, plan: Plan) -> Callable[[], Declined | Waiting | Non
 
 
 def _watched(home: Home) -> Callable[[bytes], bool]:
-    """The owner's approvals, read again when the file changes: checking signatures takes time."""
-    seen: dict[tuple[bytes, int, int, int], bool] = {}
+    """Return a check of the owner's approvals that reads the file again only when it has changed."""
+    known: dict[tuple[bytes, int, int, int], bool] = {}
 
     def approves(plan: bytes) -> bool:
         try:
@@ -139,34 +143,34 @@ def _watched(home: Home) -> Callable[[bytes], bool]:
         except OSError:
             return False
         key = (plan, file.st_ino, file.st_size, file.st_mtime_ns)
-        if key not in seen:
-            seen.clear()
-            seen[key] = home.approvals.approves(plan)
-        return seen[key]
+        if key not in known:
+            known.clear()
+            known[key] = home.approvals.approves(plan)
+        return known[key]
 
     return approves
 
 
 def _keep(home: Home, plan: Plan) -> Callable[[LocalOutcome], None]:
-    """A personalised run's own estimate stays here."""
+    """Return a function that saves the silo's own estimate of a personalised run, for its owner alone."""
 
-    def keep(own: LocalOutcome) -> None:
+    def keep(outcome: LocalOutcome) -> None:
         path = home.journal_path(plan).with_suffix(".own.json")
         document = {
-            "retired_at": own.retired_at,
-            "n_rows": own.n_rows,
-            "psi": own.estimate.psi.tolist(),
-            "covariance": own.estimate.covariance.tolist(),
-            "gap_bound": own.gap_bound,
+            "retired_at": outcome.retired_at,
+            "n_rows": outcome.n_rows,
+            "psi": outcome.estimate.psi.tolist(),
+            "covariance": outcome.estimate.covariance.tolist(),
+            "gap_bound": outcome.gap_bound,
         }
-        path.write_text(json.dumps(document) + "\n", encoding="utf-8")
+        write_document(path, document)
         path.chmod(0o600)
 
     return keep
 
 
 def _lock(path: Path) -> int:
-    """One process per plan writes its journal; the lock goes with the handle, and so with the process."""
+    """Lock the journal of a plan for this process; the lock ends with the handle, and so with the process."""
     handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     until = time.monotonic() + LOCK_WAIT
     while True:
@@ -176,7 +180,7 @@ def _lock(path: Path) -> int:
         except BlockingIOError:
             if time.monotonic() > until:
                 os.close(handle)
-                raise JournalError(f"{path}: another process of this silo works on this plan") from None
+                raise JournalError(f"{path}: another process of this silo is running this plan") from None
             time.sleep(0.2)
 
 

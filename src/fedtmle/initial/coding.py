@@ -22,9 +22,9 @@ Coding = Mapping[str, bool]  # of a piece: its factors by name, True where all l
 
 
 def codings(formula: Formula) -> list[list[Coding]]:
-    """For each term the pieces that it adds; a term of numeric variables alone is one piece."""
+    """Return the pieces that each term adds; a term of numeric variables alone is one piece."""
     spanned: dict[tuple[str, ...], set[frozenset[str]]] = {(): {frozenset()} if formula.intercept else set()}
-    found: dict[int, list[Coding]] = {}
+    pieces_of: dict[int, list[Coding]] = {}
     # A factor by itself is coded before an interaction that has it, wherever it was written.
     for index in sorted(range(len(formula.terms)), key=lambda k: len(_factors(formula.terms[k]))):
         term = formula.terms[index]
@@ -34,8 +34,8 @@ def codings(formula: Formula) -> list[list[Coding]]:
         parts = [frozenset(part) for size in range(len(names) + 1) for part in combinations(names, size)]
         new = [part for part in parts if part not in used]
         used.update(new)
-        found[index] = _joined(new)
-    return [found[index] for index in range(len(formula.terms))]
+        pieces_of[index] = _joined(new)
+    return [pieces_of[index] for index in range(len(formula.terms))]
 
 
 def _factors(term: Term) -> tuple[str, ...]:
@@ -43,7 +43,7 @@ def _factors(term: Term) -> tuple[str, ...]:
 
 
 def _joined(parts: list[frozenset[str]]) -> list[Coding]:
-    """s- and s-:f- as s-:f+, from the left, until nothing joins."""
+    """Return the pieces with s- and s-:f- joined to s-:f+, from the left, until nothing joins."""
     pieces: list[Coding] = [dict.fromkeys(part, False) for part in parts]
     while True:
         pair = next(

@@ -12,7 +12,7 @@ from fedtmle.errors import DataError
 from fedtmle.model.table import Table
 from fedtmle.model.types import Array, IntArray
 
-POOLED_SILO = "\0silo"  # the factor by which a pooled table, and no silo's, tells whose rows were whose
+POOLED_SILO = "\0silo"  # the factor of a pooled table that holds each row's silo
 
 
 @final
@@ -30,7 +30,7 @@ class Folds:
     spanning: bool = False
 
     def of(self, table: Table) -> IntArray:
-        """The fold of each row."""
+        """Return the fold of each row, as a code from 0."""
         if self.spanning and self.cluster is not None:
             factor = table.factors[self.cluster]
             return np.array([self._drawn(label) for label in factor.levels], dtype=np.int64)[factor.codes]
@@ -44,8 +44,8 @@ class Folds:
             return self._draw(units)
         folds = np.empty(table.n_rows, dtype=np.int64)
         for code in range(len(silo.levels)):
-            own = silo.codes == code
-            folds[own] = self._draw(np.unique(units[own], return_inverse=True)[1])
+            here = silo.codes == code
+            folds[here] = self._draw(np.unique(units[here], return_inverse=True)[1])
         return folds
 
     def _drawn(self, label: str) -> int:
@@ -67,7 +67,7 @@ class Fitted(Protocol):
 @final
 @dataclass(frozen=True, kw_only=True)
 class CrossFitted:
-    """Predicts each row by the model that was fitted without its fold."""
+    """A fit per fold: each row is predicted by the model that was fitted without its fold."""
 
     models: tuple[Fitted, ...]
     folds: Folds
@@ -79,8 +79,8 @@ class CrossFitted:
 
 @final
 @dataclass(frozen=True)
-class Column:
-    """A prediction that the silo already has."""
+class SuppliedPrediction:
+    """A prediction that the silo already has, in a column with the bounds ``low`` and ``low + width``."""
 
     name: str
     low: float = 0.0
@@ -92,18 +92,18 @@ class Column:
 
 @final
 @dataclass(frozen=True)
-class Probability:
-    """A probability that the silo already has, among those in none of the arms ``before``."""
+class SuppliedProbability:
+    """A probability of an arm that the silo already has, among those in none of the arms ``before``."""
 
     name: str
     before: tuple[str, ...] = ()  # the columns of those arms
 
     def predict(self, table: Table) -> Array:
-        given, left = table.numeric[self.name], np.ones(table.n_rows)
+        given, rest = table.numeric[self.name], np.ones(table.n_rows)
         for name in self.before:
-            left = left - table.numeric[name]
-        outside = int(np.count_nonzero(~((given >= 0) & (given <= left + 1e-9))))
+            rest = rest - table.numeric[name]
+        outside = int(np.count_nonzero(~((given >= 0) & (given <= rest + 1e-9))))
         if outside:
             limit = f"1 less {' and '.join(map(repr, self.before))}" if self.before else "1"
             raise DataError(f"column '{self.name}' is not between 0 and {limit} in {outside} row(s)")
-        return np.clip(np.divide(given, left, out=np.zeros_like(given), where=left > 0), 0.0, 1.0)
+        return np.clip(np.divide(given, rest, out=np.zeros_like(given), where=rest > 0), 0.0, 1.0)

@@ -35,14 +35,13 @@ from fedtmle.initial.syntax import (
     Number,
     Polynomial,
     Power,
+    TermVariable,
     Transformed,
-    Variable,
     quoted_level,
 )
 from fedtmle.model import kernels
-from fedtmle.model.scaled import Scaled
 from fedtmle.model.table import Table
-from fedtmle.model.types import Array, IntArray
+from fedtmle.model.types import Array, IntArray, Scaled
 
 Levels = Mapping[str, tuple[str, ...]]
 Mask = NDArray[np.bool_]
@@ -51,23 +50,23 @@ MAX_COLUMNS = 5_000  # a study's formula must not exhaust a silo's memory
 
 
 def column_names(formula: Formula, levels: Levels) -> tuple[str, ...]:
-    """One name for each column of the design; the intercept is "1"."""
-    return tuple(_joined(column) for column in _columns(formula, levels))
+    """Return one name for each column of the design; the intercept is "1"."""
+    return tuple(_joined(column) for column in design_columns(formula, levels))
 
 
 def design(formula: Formula, table: Table, levels: Levels) -> Array:
-    """The design of the table's rows, one row for each column of the formula; shape (p, N)."""
-    return scaled_design(formula, table, levels, [0] * len(_columns(formula, levels))).part(slice(None))
+    """Return the design of the table's rows, one row for each column of the formula; shape (p, N)."""
+    return scaled_design(formula, table, levels, [0] * len(design_columns(formula, levels))).part(slice(None))
 
 
 def scaled_design(formula: Formula, table: Table, levels: Levels, scales: Sequence[int]) -> Scaled:
-    """The same, column j divided by 2^scales[j]: the table's own columns where they are, others made."""
-    columns = _columns(formula, levels)
+    """Return the design with column j divided by 2^scales[j]; columns of the table are not copied."""
+    columns = design_columns(formula, levels)
     _require_columns(formula, table)  # also where there is no block to find it in
-    own = [_own(column) for column in columns]
+    names = [_table_column(column) for column in columns]
     made = [
         None if name or not column else np.empty(table.n_rows)
-        for name, column in zip(own, columns, strict=True)
+        for name, column in zip(names, columns, strict=True)
     ]
 
     def fill(place: tuple[slice, Table]) -> None:
@@ -85,43 +84,45 @@ def scaled_design(formula: Formula, table: Table, levels: Levels, scales: Sequen
             columns_of(formula, table, levels)  # refused for the same reason, with a count over all rows
             raise
     ones = np.broadcast_to(np.float64(1.0), (table.n_rows,))
-    found = [
+    values_by_column = [
         values if values is not None else table.numeric[name] if name else ones
-        for name, values in zip(own, made, strict=True)
+        for name, values in zip(names, made, strict=True)
     ]
     largest = [
         table.reach[name] if name else kernels.largest(values)
-        for name, values in zip(own, found, strict=True)
+        for name, values in zip(names, values_by_column, strict=True)
     ]
-    return Scaled(tuple(found), np.exp2(-np.array(scales, dtype=np.float64)), np.array(largest))
+    return Scaled(tuple(values_by_column), np.exp2(-np.array(scales, dtype=np.float64)), np.array(largest))
 
 
 def in_place(formula: Formula, levels: Levels) -> bool:
-    """Whether every column of the design is the table's own, so that none is made."""
-    return all(not column or _own(column) for column in _columns(formula, levels))
+    """Return whether every column of the design is a column of the table, so that none is computed."""
+    return all(not column or _table_column(column) for column in design_columns(formula, levels))
 
 
 def columns_of(formula: Formula, table: Table, levels: Levels) -> list[Array]:
-    """The same columns, each of shape (N,): the table's own where the formula names one, not to write to."""
-    return [values for values, _ in _found(formula, table, levels)]
+    """Return the columns of the design, (N,) each; some may be the table's: do not write to them."""
+    return [values for values, _ in _evaluated(formula, table, levels)]
 
 
 def extremes_of(formula: Formula, table: Table, levels: Levels) -> list[Array]:
-    """The same columns, but of the table's own the largest magnitude alone, in all of its rows."""
-    found = _found(formula, table, levels)
-    return [values if name is None else np.array([table.reach[name]]) for values, name in found]
+    """Return the columns of the design, but of a column of the table only its largest magnitude."""
+    return [
+        values if name is None else np.array([table.reach[name]])
+        for values, name in _evaluated(formula, table, levels)
+    ]
 
 
-def _found(formula: Formula, table: Table, levels: Levels) -> Iterator[tuple[Array, str | None]]:
-    """Each column, and its name where it is the table's own."""
-    columns = _columns(formula, levels)
+def _evaluated(formula: Formula, table: Table, levels: Levels) -> Iterator[tuple[Array, str | None]]:
+    """Yield each column's values, and its name if it is a column of the table."""
+    columns = design_columns(formula, levels)
     _require_columns(formula, table)
-    codes = {name: _study_codes(name, table, levels[name]) for name in formula.factor_names}
+    codes = {name: study_codes(name, table, levels[name]) for name in formula.factor_names}
     _require_complete(formula, table, codes)
     ones = np.broadcast_to(np.float64(1.0), (table.n_rows,))
     parts: dict[str, Array] = {}
     for column in columns:
-        name = _own(column)
+        name = _table_column(column)
         if name is not None:
             values = table.numeric[name]
             _require_finite(values, table.reach[name], column)
@@ -131,7 +132,7 @@ def _found(formula: Formula, table: Table, levels: Levels) -> Iterator[tuple[Arr
         with np.errstate(all="ignore"):  # whatever is not finite is counted and refused
             for part in column:
                 if part.label not in parts:
-                    parts[part.label] = _values(part, table, codes)
+                    parts[part.label] = part_values(part, table, codes)
                 values = values * parts[part.label]
         if column:
             _require_finite(values, kernels.largest(values), column)
@@ -139,34 +140,35 @@ def _found(formula: Formula, table: Table, levels: Levels) -> Iterator[tuple[Arr
 
 
 @dataclass(frozen=True)
-class _Part:
-    """One column of one variable: number ``index`` of those it has; for a factor, the level's code."""
+class DesignPart:
+    """One column of one variable: number ``index`` of its columns; for a factor, the level's code."""
 
-    variable: Variable
+    variable: TermVariable
     index: int
-    label: str  # tells apart columns that differ, and only those
+    label: str  # two parts with one label have the same values
 
 
-def _own(column: tuple[_Part, ...]) -> str | None:
-    """The table's column that this one is, if it is one."""
+def _table_column(column: tuple[DesignPart, ...]) -> str | None:
+    """Return the name of the table's column that this one is, or None."""
     variable = column[0].variable if len(column) == 1 else None
     return variable.name if isinstance(variable, Name) else None
 
 
-def _joined(column: tuple[_Part, ...]) -> str:
+def _joined(column: tuple[DesignPart, ...]) -> str:
     return ":".join(part.label for part in column) or "1"
 
 
-def _columns(formula: Formula, levels: Levels) -> tuple[tuple[_Part, ...], ...]:
+def design_columns(formula: Formula, levels: Levels) -> tuple[tuple[DesignPart, ...], ...]:
+    """Return the columns of the design, each as the parts whose product it is; the intercept has none."""
     return _expanded(formula, tuple(levels.items()))
 
 
 @lru_cache(maxsize=64)  # asked again for every block of rows
 def _expanded(
     formula: Formula, declared: tuple[tuple[str, tuple[str, ...]], ...]
-) -> tuple[tuple[_Part, ...], ...]:
+) -> tuple[tuple[DesignPart, ...], ...]:
     levels = dict(declared)
-    columns: dict[tuple[str, ...], tuple[_Part, ...]] = {(): ()} if formula.intercept else {}
+    columns: dict[tuple[str, ...], tuple[DesignPart, ...]] = {(): ()} if formula.intercept else {}
     expanded = 0
     for term, pieces in zip(formula.terms, codings(formula), strict=True):
         for piece in pieces:
@@ -186,7 +188,7 @@ def _level_label(level: str) -> str:
     return level if re.fullmatch(r"[\w.-]+", level) else quoted_level(level)
 
 
-def _parts(variable: Variable, levels: Levels, coding: Coding) -> Iterator[_Part]:
+def _parts(variable: TermVariable, levels: Levels, coding: Coding) -> Iterator[DesignPart]:
     match variable:
         case Categorical(name, reference):
             known = levels.get(name)
@@ -199,7 +201,7 @@ def _parts(variable: Variable, levels: Levels, coding: Coding) -> Iterator[_Part
             for code, level in enumerate(known):
                 if level != left_out:
                     factor = Categorical(name)  # an indicator is the same whatever the reference
-                    yield _Part(factor, code, f"{factor}[{_level_label(level)}]")
+                    yield DesignPart(factor, code, f"{factor}[{_level_label(level)}]")
         case Polynomial(name, degree):
             yield from _parts(Name(name), levels, coding)
             for power in range(2, degree + 1):
@@ -207,12 +209,12 @@ def _parts(variable: Variable, levels: Levels, coding: Coding) -> Iterator[_Part
         case NaturalSpline(name, knots):
             yield from _parts(Name(name), levels, coding)
             for index in range(len(knots) - 2):
-                yield _Part(variable, index, f"{variable}[{index + 2}]")
+                yield DesignPart(variable, index, f"{variable}[{index + 2}]")
         case BSpline(_, knots, _, _, degree):
             for index in range(1, len(knots) + degree + 1):
-                yield _Part(variable, index, f"{variable}[{index}]")
+                yield DesignPart(variable, index, f"{variable}[{index}]")
         case _:
-            yield _Part(variable, 0, str(variable))
+            yield DesignPart(variable, 0, str(variable))
 
 
 def _require_columns(formula: Formula, table: Table) -> None:
@@ -237,8 +239,8 @@ def _no_column(name: str, table: Table) -> str:
 _MISSING, _UNDECLARED = -1, -2
 
 
-def _study_codes(name: str, table: Table, levels: tuple[str, ...]) -> IntArray:
-    """Codes into the study's levels, with -1 for missing and -2 for a level that the study lacks."""
+def study_codes(name: str, table: Table, levels: tuple[str, ...]) -> IntArray:
+    """Return codes into the study's levels, -1 for missing and -2 for a level that the study lacks."""
     factor = table.factors[name]
     position = {level: code for code, level in enumerate(levels)}
     lookup = [position.get(level, _UNDECLARED) for level in factor.levels]
@@ -267,12 +269,13 @@ def _require(good: Mask, message: str) -> None:
         raise DataError(f"{message} in {_rows(~good)}")
 
 
-def _require_finite(values: Array, reach: float, column: tuple[_Part, ...]) -> None:
+def _require_finite(values: Array, reach: float, column: tuple[DesignPart, ...]) -> None:
     if not math.isfinite(reach):
         _require(np.isfinite(values), f"{_joined(column)} is not finite")
 
 
-def _values(part: _Part, table: Table, codes: Mapping[str, IntArray]) -> Array:
+def part_values(part: DesignPart, table: Table, codes: Mapping[str, IntArray]) -> Array:
+    """Return one part's values, shape (N,); ``codes`` holds the factors' codes into the study's levels."""
     values: Array
     match part.variable:
         case Categorical(name):
@@ -288,7 +291,7 @@ def _values(part: _Part, table: Table, codes: Mapping[str, IntArray]) -> Array:
             _require(table.numeric[name] >= 0, f"{part.label}: column '{name}' is negative")
             values = np.sqrt(table.numeric[name])
         case NaturalSpline(name, knots):
-            values = _natural_spline(table.numeric[name], knots, part.index)
+            values = natural_spline(table.numeric[name], knots, part.index)
         case BSpline(name, _, low, high, _) as spline:
             x = table.numeric[name]
             _require((low <= x) & (x <= high), f"{part.label}: column '{name}' is outside low and high")
@@ -297,7 +300,7 @@ def _values(part: _Part, table: Table, codes: Mapping[str, IntArray]) -> Array:
 
 
 def _arithmetic(expression: Arithmetic, table: Table) -> Array:
-    """The expression on every row; a part without names is an array of no dimension."""
+    """Return the expression on every row; a part without names is an array of no dimension."""
     match expression:
         case Number(value):
             # An array, because Python's float raises on 10**400 where an array has inf.
@@ -318,8 +321,8 @@ def _arithmetic(expression: Arithmetic, table: Table) -> Array:
 _OPERATIONS = {"+": np.add, "-": np.subtract, "*": np.multiply, "/": np.divide}
 
 
-def _natural_spline(x: Array, knots: tuple[float, ...], j: int) -> Array:
-    """Harrell's restricted cubic spline, divided by (t_k - t_1)^2 to stay of the order of x.
+def natural_spline(x: Array, knots: tuple[float, ...], j: int) -> Array:
+    """Return Harrell's restricted cubic spline, divided by (t_k - t_1)^2 to stay of the order of x.
 
     (x - t_j)_+^3 - (x - t_{k-1})_+^3 (t_k - t_j)/(t_k - t_{k-1})
                   + (x - t_k)_+^3 (t_{k-1} - t_j)/(t_k - t_{k-1})
@@ -338,7 +341,7 @@ def _cube(x: Array) -> Array:
 
 
 def _b_spline(x: Array, spline: BSpline, index: int) -> Array:
-    """B-spline number ``index`` by the recursion of Cox and de Boor, 0/0 read as 0."""
+    """Return B-spline number ``index`` by the recursion of Cox and de Boor, 0/0 read as 0."""
     degree = spline.degree
     t = [spline.low] * (degree + 1) + list(spline.knots) + [spline.high] * (degree + 1)
     last = len(t) - degree - 2  # the interval that ends at high has it inside
@@ -350,7 +353,7 @@ def _b_spline(x: Array, spline: BSpline, index: int) -> Array:
         for i in range(degree + 1 - order):
             m = index + i
             rising, falling = t[m + order] - t[m], t[m + order + 1] - t[m + 1]
-            left = pieces[i] * ((x - t[m]) / rising) if rising else 0.0
-            right = pieces[i + 1] * ((t[m + order + 1] - x) / falling) if falling else 0.0
-            pieces[i] = np.asarray(left + right)
+            rise = pieces[i] * ((x - t[m]) / rising) if rising else 0.0
+            fall = pieces[i + 1] * ((t[m + order + 1] - x) / falling) if falling else 0.0
+            pieces[i] = np.asarray(rise + fall)
     return pieces[0]

@@ -38,8 +38,8 @@ from fedtmle.initial.syntax import (
     Number,
     Polynomial,
     Power,
+    TermVariable,
     Transformed,
-    Variable,
     names_in,
 )
 
@@ -92,18 +92,18 @@ _HINTS = {
 def _tokens(text: str) -> Iterator[_Token]:
     position = 0
     while position < len(text):
-        found = _TOKEN.match(text, position)
-        if found is None or found.lastgroup is None:
+        match = _TOKEN.match(text, position)
+        if match is None or match.lastgroup is None:
             hint = _HINTS.get(text[position], "this character has no meaning in a formula")
             raise FormulaError(hint, text, position)
-        kind, value = found.lastgroup, found[found.lastgroup]
+        kind, value = match.lastgroup, match[match.lastgroup]
         if kind != "space":
             if not value.isprintable():
                 raise FormulaError("unprintable characters inside quotes", text, position)
             if kind == "double":
                 value = re.sub(r"\\(.)", r"\1", value)
             yield _Token("string" if kind in ("double", "single") else kind, value, position)
-        position = found.end()
+        position = match.end()
     yield _Token("end", "", len(text))
 
 
@@ -115,7 +115,7 @@ _T = TypeVar("_T")
 
 
 def _add(terms: _Sum, more: _Sum) -> None:
-    """Puts more behind terms; what is there already stays where and as it was first written."""
+    """Append the terms of ``more`` that are new; the others stay as they were first written."""
     for identity, term in more.items():
         terms.setdefault(identity, term)
 
@@ -130,7 +130,7 @@ class _Parser:
         self.depth = 0
         self.products = 0
         self.removal: _Token | None = None  # the 0 or 1 that leaves the intercept out
-        self.variables: dict[str, Variable] = {}
+        self.variables: dict[str, TermVariable] = {}
 
     @property
     def here(self) -> _Token:
@@ -140,8 +140,8 @@ class _Parser:
         raise FormulaError(problem, self.text, (token or self.here).position)
 
     def expected(self, what: str) -> NoReturn:
-        found = f"'{self.here.text[:30]}'" if self.here.kind != "end" else "the end"
-        self.fail(f"expected {what}, found {found}")
+        here = f"'{self.here.text[:30]}'" if self.here.kind != "end" else "the end"
+        self.fail(f"expected {what}, found {here}")
 
     def take(self, kind: str, what: str) -> _Token:
         if self.here.kind != kind:
@@ -154,7 +154,7 @@ class _Parser:
         return token.kind == "operator" and token.text in operators
 
     def accept(self, *operators: str) -> str:
-        """The operator here, passed over, if it is one of these; else nothing."""
+        """Return and pass over the operator here if it is one of these, else return None."""
         return self.take("operator", "").text if self.sees(*operators) else ""
 
     def demand(self, operator: str) -> None:
@@ -162,7 +162,7 @@ class _Parser:
             self.expected(f"'{operator}'")
 
     def nested(self, rule: Callable[[], _T]) -> _T:
-        """One rule inside another of its kind, within the bound on depth."""
+        """Return the result of a rule inside another of its kind, within the bound on depth."""
         self.depth += 1
         if self.depth > MAX_DEPTH:
             self.fail(f"nested more than {MAX_DEPTH} deep")
@@ -219,7 +219,7 @@ class _Parser:
         return terms
 
     def times(self, left: _Sum, right: _Sum) -> _Sum:
-        """Every term of left with every term of right, left slowest; one pair alone costs nothing."""
+        """Return every term of ``left`` with every term of ``right``, ``left`` slowest."""
         self.products += len(left) * len(right) - 1
         if self.products > MAX_PRODUCTS:
             self.fail(f"multiplies out to more than {MAX_PRODUCTS} terms")
@@ -245,7 +245,7 @@ class _Parser:
         self.variables[text] = variable
         return {frozenset({text}): (text,)}
 
-    def variable(self) -> Variable:
+    def variable(self) -> TermVariable:
         function = self.here
         if function.kind != "name" or not self.sees("(", ahead=1):
             return Name(self.name("a term (a column name, a function, '(' or 1)"))
@@ -366,7 +366,7 @@ class _Parser:
         return name
 
 
-_FUNCTIONS: dict[str, Callable[[_Parser], Variable]] = {
+_FUNCTIONS: dict[str, Callable[[_Parser], TermVariable]] = {
     "C": _Parser.factor,
     "I": _Parser.computed,
     "log": lambda parser: Transformed("log", parser.name()),
@@ -378,7 +378,7 @@ _FUNCTIONS: dict[str, Callable[[_Parser], Variable]] = {
 
 
 def parse_formula(text: str) -> Formula:
-    """The formula that the text writes, or a FormulaError that shows what was expected where."""
+    """Return the parsed formula; a `FormulaError` shows where it failed and what was expected."""
     if len(text) > MAX_LENGTH:
         raise FormulaError(f"longer than {MAX_LENGTH} characters", text, MAX_LENGTH)
     return _Parser(text).formula()

@@ -42,8 +42,12 @@ LARGEST_COEFFICIENT = 2.0**14  # on scaled columns
 @final
 @dataclass(frozen=True)
 class GLM:
-    """A regression on a formula; ``family`` "auto" is binomial for a binary response, poisson for a
-    count, else gaussian."""
+    """A generalised linear model, fitted to the pooled rows of all silos.
+
+    ``formula`` is the right-hand side, such as ``"age + C(sex)"``. ``family`` is "binomial", "gaussian" or
+    "poisson"; "auto" is binomial for a binary response, poisson for a count, else gaussian. ``ridge`` is the
+    penalty on the squared coefficients of the scaled columns; the intercept is not penalised.
+    """
 
     formula: str
     family: Literal["auto", "binomial", "gaussian", "poisson"] = "auto"
@@ -63,12 +67,12 @@ class GLM:
         return parse_formula(self.formula)
 
     def family_for(self, response: Response) -> Literal["binomial", "gaussian", "poisson"]:
-        """The family's name for a response."""
+        """Return the name of the family for a response."""
         return BY_RESPONSE[response] if self.family == "auto" else self.family
 
 
 class AbstractResponse(ABC):
-    """What a regression predicts, as a value."""
+    """The response of a nuisance regression."""
 
     @abstractmethod
     def of(self, table: Table) -> tuple[Array, Array]:
@@ -78,7 +82,7 @@ class AbstractResponse(ABC):
 @final
 @dataclass(frozen=True)
 class FormulaColumns(AbstractColumns[Table]):
-    """The columns of a formula's design, each by values that have its largest magnitude."""
+    """The columns of a formula's design, for their largest magnitudes."""
 
     formula: Formula
     levels: Levels
@@ -148,11 +152,12 @@ class GLMModel(AbstractModel[None, AnyTable]):
                 family=self.family,
                 dim=self.dim,
                 bound=self.row_bound(law),
-                design=self._design,
+                design=self.design,
             )
-        return self._design(rows)
+        return self.design(rows)
 
-    def _design(self, rows: Table) -> GeneralisedLinear:
+    def design(self, rows: Table) -> GeneralisedLinear:
+        """Return the submodel of rows in memory."""
         y, w = self.response.of(rows)
         return GeneralisedLinear(
             family=self.family,
@@ -183,6 +188,9 @@ class GLMModel(AbstractModel[None, AnyTable]):
     def admits(self, law: None, eps: Array) -> bool:  # noqa: ARG002 - there is no law
         return bool((np.abs(eps) <= LARGEST_COEFFICIENT).all())
 
+    def path(self, law: None) -> tuple[tuple[float, ...], ...]:  # noqa: ARG002 - there is no law
+        return ()
+
     def curvature(self, law: None) -> None:  # noqa: ARG002 - it is a sum over rows
         return None
 
@@ -193,7 +201,7 @@ class GLMModel(AbstractModel[None, AnyTable]):
 @final
 @dataclass(frozen=True, kw_only=True)
 class FittedGLM:
-    """Coefficients by column name: all that travels of a fit."""
+    """A fitted GLM: coefficients in the order of the formula's columns."""
 
     formula: Formula
     levels: Levels
@@ -201,7 +209,7 @@ class FittedGLM:
     coefficients: tuple[float, ...]
 
     def predict(self, table: Table) -> Array:
-        """The mean of the response, shape (N,): the same bits in any partition."""
+        """Return the mean of the response, shape (N,): the same bits in any partition."""
         if in_place(self.formula, self.levels):
             return self._mean(table)
         mean = np.empty(table.n_rows)
@@ -222,15 +230,17 @@ class FittedGLM:
 @final
 @dataclass(frozen=True)
 class Supplied:
-    """Predictions that each silo already has, as columns: one per arm for an outcome model,
-    the probability of each arm but the first for a treatment model, one, or one per arm, of the
-    probability of being observed for a missingness model."""
+    """Predictions that each silo already has, named by their columns.
+
+    An outcome model needs one column per arm, a treatment model the probability of each arm but the first,
+    and a missingness model the probability of being observed: one column, or one per arm.
+    """
 
     columns: tuple[str, ...]
 
     def __init__(self, *columns: str) -> None:
         if not columns:
-            raise InputError("Supplied: name at least one column of predictions")
+            raise InputError('Supplied: expected at least one name of a column, as in Supplied("p")')
         for column in columns:
             expect("Supplied", column, str, 'names of columns, as in Supplied("p", "q")')
         object.__setattr__(self, "columns", columns)

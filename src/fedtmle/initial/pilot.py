@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, final
+from typing import final
 
 from fedtmle.errors import InputError
 from fedtmle.initial.crossfit import Fitted
@@ -15,13 +15,6 @@ from fedtmle.initial.glm import FAMILIES, GLM, FittedGLM, Levels
 from fedtmle.initial.trees import GradientBoostedTrees, TreeEnsemble
 from fedtmle.model.table import Table
 from fedtmle.model.types import Array
-
-
-class Description(NamedTuple):
-    """What a learner sends, in words, and in how many rounds."""
-
-    sends: str
-    rounds: str
 
 
 @final
@@ -49,7 +42,7 @@ class Pilot:
     def from_coefficients(
         cls, formula: str, levels: Levels, family: str, coefficients: Sequence[float]
     ) -> Pilot:
-        """A public GLM: coefficients in the order of the formula's columns, on the outcome's own scale."""
+        """Return a public GLM: coefficients in the order of the formula's columns, on the outcome's scale."""
         if family not in FAMILIES:
             raise InputError(f"family: expected one of {tuple(FAMILIES)}, not {family!r}")
         parsed = parse_formula(formula)
@@ -71,12 +64,6 @@ class Pilot:
     @property
     def is_public(self) -> bool:
         return self.at is None
-
-    def describe(self) -> Description:
-        if self.at is None:
-            return Description("nothing: the model is part of the plan", "0")
-        what = "coefficients" if isinstance(self.model, GLM) else "trees"
-        return Description(f"silo '{self.at}' sends the {what} fitted on its rows alone, shown to all", "1")
 
 
 @final

@@ -18,7 +18,7 @@ import numpy as np
 from fedtmle.errors import DecodeError, InputError
 from fedtmle.initial.crossfit import Fitted, Folds
 from fedtmle.initial.glm import GLM, FittedGLM, Supplied
-from fedtmle.initial.pilot import Description, Pilot
+from fedtmle.initial.pilot import Pilot
 from fedtmle.initial.syntax import Formula
 from fedtmle.initial.trees import GradientBoostedTrees, TreeEnsemble
 from fedtmle.model.table import Table
@@ -40,9 +40,6 @@ class PerSilo:
 
     model: GradientBoostedTrees
 
-    def describe(self) -> Description:
-        return Description("every silo sends the trees fitted on its rows alone, shown to all", "1")
-
 
 Learner = GLM | Pilot | PerSilo
 
@@ -50,7 +47,10 @@ Learner = GLM | Pilot | PerSilo
 @final
 @dataclass(frozen=True)
 class SuperLearner:
-    """Learners, each fitted without every of ``folds`` folds drawn within silos, and on all rows."""
+    """A convex combination of ``learners`` that minimises the pooled cross-validated squared error.
+
+    Each learner is fitted without each of ``folds`` folds, drawn within silos from ``seed``, and on all rows.
+    """
 
     learners: tuple[Learner, ...]
     folds: int = 5
@@ -72,38 +72,18 @@ class SuperLearner:
             raise InputError(f"seed: expected an integer from 0 to 2^32 - 1, not {self.seed}")
 
     def folds_within(self, left_out: int | None, cluster: str | None, *, spanning: bool = False) -> Folds:
-        """The folds for the rows that are left when the study leaves out one of its own, or none."""
+        """Return the learner's folds when the study leaves out its fold ``left_out``, or none."""
         # Another stream for each fold that the study leaves out: the study's own folds, drawn again,
         # would leave one of these without rows.
         stream = self.seed + ((1 if left_out is None else left_out + 2) << 32)
         return Folds(count=self.folds, seed=stream, cluster=cluster, spanning=spanning)
 
-    def describe(self) -> Description:
-        parts = [describe(learner) for learner in self.learners]
-        each = "; ".join(f"learner {k}: {part.sends}" for k, part in enumerate(parts, start=1))
-        return Description(
-            f"for each of {self.folds} left-out folds and for all rows, {each}; then pooled sums of products "
-            "of out-of-fold residuals, one for each pair of learners",
-            f"as many as the longest of its learners ({', '.join(part.rounds for part in parts)}), and 1",
-        )
-
-
-def describe(model: GLM | Supplied | Pilot | PerSilo | SuperLearner) -> Description:
-    """What a nuisance model sends, and in how many rounds."""
-    if isinstance(model, Supplied):
-        return Description("nothing: each silo has the predictions", "0")
-    if isinstance(model, GLM):
-        return Description(
-            "pooled sums of the gradient of its loss at each Newton step and, but at the last, of the "
-            "Hessian, and a power of two that bounds each column",
-            "about 8",
-        )
-    return model.describe()
-
 
 def formulas(model: object, *, public: bool = False) -> tuple[Formula, ...]:
-    """The formulas to fit, whose factors need the study's levels; with ``public`` those already fitted too,
-    which bring their own levels but read columns all the same."""
+    """Return the formulas to fit, whose factors need the study's levels.
+
+    With ``public`` also those of models that are already fitted, which have levels of their own.
+    """
     match model:
         case GLM() | GradientBoostedTrees():
             return (model.parsed,)
@@ -118,21 +98,21 @@ def formulas(model: object, *, public: bool = False) -> tuple[Formula, ...]:
 
 
 def used_columns(model: object) -> tuple[str, ...]:
-    """The columns that a nuisance model reads to predict, each once."""
+    """Return the columns that a nuisance model reads to predict, each once."""
     if isinstance(model, Supplied):
         return model.columns
-    found = formulas(model, public=True)
-    return tuple(dict.fromkeys(name for f in found for name in (*f.numeric_names, *f.factor_names)))
+    used = formulas(model, public=True)
+    return tuple(dict.fromkeys(name for f in used for name in (*f.numeric_names, *f.factor_names)))
 
 
 def pilots(model: object) -> tuple[Pilot, ...]:
-    """The pilots that a nuisance model is, or has among its learners."""
-    found = model.learners if isinstance(model, SuperLearner) else (model,)
-    return tuple(learner for learner in found if isinstance(learner, Pilot))
+    """Return the pilots among a nuisance model and its learners."""
+    learners = model.learners if isinstance(model, SuperLearner) else (model,)
+    return tuple(learner for learner in learners if isinstance(learner, Pilot))
 
 
 def unit(prediction: Array) -> Array:
-    """Kept inside [0, 1], where every response of a study is."""
+    """Return the prediction truncated to [0, 1], where every response of a study lies."""
     return np.clip(prediction, 0.0, 1.0)
 
 
@@ -147,7 +127,7 @@ class SuperLearned:
     risks: tuple[float, ...]
 
     def predict(self, table: Table) -> Array:
-        """sum_k a_k p_k, added in order: the same bits in any partition; shape (N,)."""
+        """Return sum_k a_k p_k, added in order: the same bits in any partition; shape (N,)."""
         total = np.zeros(table.n_rows)
         for weight, model in zip(self.weights, self.models, strict=True):
             if weight:
@@ -156,7 +136,7 @@ class SuperLearned:
 
 
 def simplex_weights(gram: Sequence[Sequence[int]]) -> tuple[float, ...]:
-    """argmin of a' A a over the simplex, by Wolfe's nearest-point method in exact integers.
+    """Return argmin of a' A a over the simplex, by Wolfe's nearest-point method in exact integers.
 
     A is symmetric, of pooled sums in units of one grid. A ridge of 2^-50 of its largest entry makes
     it positive definite, so that the minimiser is unique: the same at all parties, and equal
@@ -180,7 +160,7 @@ def simplex_weights(gram: Sequence[Sequence[int]]) -> tuple[float, ...]:
 
 
 def _descend(A: list[list[int]], weights: dict[int, Fraction]) -> tuple[dict[int, Fraction], Fraction]:
-    """The minimiser over the learners in use, dropping those that would get a negative weight."""
+    """Return the minimiser over the learners in use, without those that would get a negative weight."""
     while True:
         used = list(weights)
         parts, determinant = _solve_ones([[A[i][j] for j in used] for i in used])
@@ -195,7 +175,7 @@ def _descend(A: list[list[int]], weights: dict[int, Fraction]) -> tuple[dict[int
 
 
 def _solve_ones(A: list[list[int]]) -> tuple[list[int], int]:
-    """x and d with A x = d 1, A positive definite: fraction-free Gauss-Jordan elimination (Bareiss)."""
+    """Return x and d with A x = d 1, A positive definite, by fraction-free elimination (Bareiss)."""
     size = len(A)
     rows = [[*row, 1] for row in A]
     previous = 1

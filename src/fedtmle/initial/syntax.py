@@ -24,7 +24,7 @@ def _bare_or_quoted(name: str) -> str:
 
 
 def quoted_level(level: str) -> str:
-    """A level as a formula's string literal."""
+    """Return a level as a formula's string literal."""
     return '"' + level.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
@@ -188,8 +188,8 @@ class BSpline:
         return f"bs({_bare_or_quoted(self.name)}, knots={_listed(self.knots)}, {ends}, degree={self.degree})"
 
 
-Variable = Name | Computed | Categorical | Transformed | Polynomial | NaturalSpline | BSpline
-Term = tuple[Variable, ...]
+TermVariable = Name | Computed | Categorical | Transformed | Polynomial | NaturalSpline | BSpline
+Term = tuple[TermVariable, ...]
 
 
 @dataclass(frozen=True)
@@ -212,7 +212,7 @@ class Formula:
         """Columns used inside C(), in order of first use."""
         return tuple(dict.fromkeys(v.name for v in self._variables() if isinstance(v, Categorical)))
 
-    def _variables(self) -> Iterator[Variable]:
+    def _variables(self) -> Iterator[TermVariable]:
         for term in self.terms:
             yield from term
 
@@ -220,7 +220,7 @@ class Formula:
         return " + ".join(["1" if self.intercept else "0", *(":".join(map(str, t)) for t in self.terms)])
 
 
-def _numeric_in(variable: Variable) -> Iterator[str]:
+def _numeric_in(variable: TermVariable) -> Iterator[str]:
     if isinstance(variable, Computed):
         yield from names_in(variable.expression)
     elif not isinstance(variable, Categorical):

@@ -1,6 +1,6 @@
-"""The derivative of a formula's columns, and of fitted predictions, in one numeric column of the table.
+"""Derivatives of a formula's columns and of fitted predictions in one numeric column of the table.
 
-Row by row: what the disclosure audit needs to know how a record's covariate moves an answer.
+They are taken row by row: the disclosure audit needs them to see how a record's covariate moves an answer.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from functools import singledispatch
 import numpy as np
 
 from fedtmle.errors import InputError
-from fedtmle.initial.crossfit import Column, CrossFitted, Probability
-from fedtmle.initial.design import Levels, _columns, _Part, _study_codes, _values
+from fedtmle.initial.crossfit import CrossFitted, SuppliedPrediction, SuppliedProbability
+from fedtmle.initial.design import DesignPart, Levels, design_columns, part_values, study_codes
 from fedtmle.initial.glm import FittedGLM
 from fedtmle.initial.syntax import (
     Arithmetic,
@@ -34,12 +34,12 @@ from fedtmle.model.types import Array
 
 
 def design_tangent(formula: Formula, table: Table, levels: Levels, name: str) -> Array:
-    """d(design)/d(column ``name``) row by row, shape (p, N)."""
-    codes = {factor: _study_codes(factor, table, levels[factor]) for factor in formula.factor_names}
-    columns = _columns(formula, levels)
+    """Return d(design)/d(column ``name``) row by row, shape (p, N)."""
+    codes = {factor: study_codes(factor, table, levels[factor]) for factor in formula.factor_names}
+    columns = design_columns(formula, levels)
     result = np.zeros((len(columns), table.n_rows))
     for index, column in enumerate(columns):
-        values = [_values(part, table, codes) for part in column]
+        values = [part_values(part, table, codes) for part in column]
         for j, part in enumerate(column):  # the product rule
             slope = _slope(part, table, name)
             if slope is not None:
@@ -52,7 +52,7 @@ def design_tangent(formula: Formula, table: Table, levels: Levels, name: str) ->
 
 @singledispatch
 def prediction_tangent(model: object, table: Table, name: str) -> Array:  # noqa: ARG001 - the interface's
-    """d(prediction)/d(column ``name``) row by row, shape (N,)."""
+    """Return d(prediction)/d(column ``name``) row by row, shape (N,)."""
     raise InputError(f"a {type(model).__name__} has no derivative in a covariate; audit the outcome instead")
 
 
@@ -69,24 +69,24 @@ def _(model: FittedGLM, table: Table, name: str) -> Array:
 
 @prediction_tangent.register
 def _(model: CrossFitted, table: Table, name: str) -> Array:
-    slopes = np.stack([prediction_tangent(own, table, name) for own in model.models])
+    slopes = np.stack([prediction_tangent(fitted, table, name) for fitted in model.models])
     return np.asarray(np.take_along_axis(slopes, model.folds.of(table)[None, :], axis=0)[0])
 
 
 @prediction_tangent.register
-def _(model: Column, table: Table, name: str) -> Array:
+def _(model: SuppliedPrediction, table: Table, name: str) -> Array:
     return np.full(table.n_rows, 1.0 / model.width if name == model.name else 0.0)
 
 
 @prediction_tangent.register
-def _(model: Probability, table: Table, name: str) -> Array:
-    left = np.ones(table.n_rows)
+def _(model: SuppliedProbability, table: Table, name: str) -> Array:
+    rest = np.ones(table.n_rows)
     for before in model.before:
-        left = left - table.numeric[before]
+        rest = rest - table.numeric[before]
     given = table.numeric[model.name]
     if name == model.name:
-        return np.asarray(1.0 / left)
-    return np.asarray(given / left**2) if name in model.before else np.zeros(table.n_rows)
+        return np.asarray(1.0 / rest)
+    return np.asarray(given / rest**2) if name in model.before else np.zeros(table.n_rows)
 
 
 @prediction_tangent.register
@@ -94,35 +94,35 @@ def _(model: TreeEnsemble, table: Table, name: str) -> Array:  # noqa: ARG001 - 
     return np.zeros(table.n_rows)
 
 
-def _slope(part: _Part, table: Table, name: str) -> Array | None:
-    """The derivative of one variable's column, None where the variable does not use ``name``."""
+def _slope(part: DesignPart, table: Table, name: str) -> Array | None:
+    """Return the derivative of one variable's column, None if the variable does not use ``name``."""
     slope: Array | None = None
     match part.variable:
         case Categorical():
             slope = None
-        case Name(own) if own == name:
+        case Name(column) if column == name:
             slope = np.ones(table.n_rows)
         case Computed(expression):
             slope = np.broadcast_to(_dual(expression, table, name)[1], (table.n_rows,)).copy()
-        case Transformed("log", own) if own == name:
-            slope = 1.0 / table.numeric[own]
-        case Transformed("sqrt", own) if own == name:
-            slope = 0.5 / np.sqrt(table.numeric[own])
-        case NaturalSpline(own, knots) if own == name:
-            slope = _natural_slope(table.numeric[own], knots, part.index)
+        case Transformed("log", column) if column == name:
+            slope = 1.0 / table.numeric[column]
+        case Transformed("sqrt", column) if column == name:
+            slope = 0.5 / np.sqrt(table.numeric[column])
+        case NaturalSpline(column, knots) if column == name:
+            slope = _natural_slope(table.numeric[column], knots, part.index)
         case BSpline() as spline if spline.name == name:
             slope = _b_slope(table.numeric[name], spline, part.index)
     return slope
 
 
 def _dual(expression: Arithmetic, table: Table, name: str) -> tuple[Array, Array]:
-    """The expression and its derivative."""
+    """Return the expression and its derivative."""
     zero = np.array(0.0)
     match expression:
         case Number(constant):
             return np.array(constant), zero
-        case Name(own):
-            return table.numeric[own], np.array(1.0 if own == name else 0.0)
+        case Name(column):
+            return table.numeric[column], np.array(1.0 if column == name else 0.0)
         case Negative(operand):
             value, slope = _dual(operand, table, name)
             return -value, -slope
@@ -155,7 +155,7 @@ def _natural_slope(x: Array, knots: tuple[float, ...], j: int) -> Array:
 
 
 def _b_slope(x: Array, spline: BSpline, index: int) -> Array:
-    """The recursion of Cox and de Boor, each piece with its derivative."""
+    """Return the derivative of a B-spline by the recursion of Cox and de Boor."""
     degree = spline.degree
     t = [spline.low] * (degree + 1) + list(spline.knots) + [spline.high] * (degree + 1)
     last = len(t) - degree - 2

@@ -78,11 +78,11 @@ class GradientBoostedTrees:
         return replace(parse_formula(text), intercept=False)  # a constant column is never split
 
     def enough(self, w: Array) -> bool:
-        """Whether these weights leave rows for one split."""
+        """Return whether there are enough rows with a positive weight for one split."""
         return int(np.count_nonzero(w)) >= 2 * self.min_leaf
 
     def fit(self, table: Table, levels: Levels, y: Array, w: Array, *, binary: bool) -> TreeEnsemble:
-        """The trees of this silo's rows; those of weight zero are left out."""
+        """Return the trees fitted to this silo's rows; rows of weight zero are left out."""
         if not self.enough(w):
             raise DataError(f"trees: fewer than {2 * self.min_leaf} rows to fit (twice min_leaf)")
         used = w > 0
@@ -118,7 +118,7 @@ class GradientBoostedTrees:
         )
 
     def admit(self, ensemble: TreeEnsemble) -> None:
-        """Refuses trees that are more, or deeper, than this specification asks for."""
+        """Raise `DecodeError` if there are more trees, or deeper ones, than this specification allows."""
         if len(ensemble.sizes) > self.rounds or ensemble.depth > self.depth:
             raise DecodeError("trees: more or deeper ones than the study asks for")
 
@@ -134,7 +134,7 @@ def _booster(binary: bool) -> Any:
 
 
 def _nodes(tree: Any, rate: float) -> Nodes:
-    """A scikit-learn tree as plain arrays, without what its splits know of the rows beneath them."""
+    """Return a scikit-learn tree as plain arrays, without its statistics of the rows in each node."""
     leaf = tree.children_left < 0
     nodes = np.zeros(tree.node_count, NODE)
     nodes["feature"] = np.where(leaf, -1, tree.feature)
@@ -186,7 +186,7 @@ class TreeEnsemble:
         return max((_depth(tree) for tree in self.trees), default=0)
 
     def predict(self, table: Table) -> Array:
-        """The mean of the response, shape (N,)."""
+        """Return the mean of the response, shape (N,)."""
         # Thresholds were chosen between values in single precision: compare as they were chosen.
         with np.errstate(over="ignore"):
             X = design(self.formula, table, self.levels).astype(np.float32)
@@ -197,7 +197,7 @@ class TreeEnsemble:
 
 
 def _leaves(tree: Nodes, X: NDArray[np.float32], depth: int) -> NDArray[np.intp]:
-    """The leaf of each column of X, shape (p, N), as node numbers, shape (N,)."""
+    """Return the leaf of each column of X, shape (p, N), as node numbers, shape (N,)."""
     leaf = tree["feature"] < 0
     itself = np.arange(len(tree))  # a leaf leads to itself, so that all rows take ``depth`` steps
     feature = np.where(leaf, 0, tree["feature"]).astype(np.intp)
@@ -219,7 +219,7 @@ def _check_fields(nodes: Nodes, features: int) -> None:
 
 
 def _depth(tree: Nodes) -> int:
-    """Its depth, if each node but the first is the child of exactly one node before it."""
+    """Return a tree's depth; raise unless each node but the first is the child of one earlier node."""
     depth = [-1] * len(tree)
     depth[0] = 0
     for parent, node in enumerate(tree.tolist()):

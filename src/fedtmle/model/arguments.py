@@ -1,18 +1,18 @@
-"""Arguments of the wrong type, told at once: which one it is, what was expected and what came instead."""
+"""Checks of argument types: an error names the argument, the type that was expected and the type it got."""
 
 from __future__ import annotations
 
 from numbers import Integral, Real
 from types import UnionType
-from typing import Any
+from typing import SupportsInt, cast
 
 from fedtmle.errors import InputError
 
 
-def expect(name: str, value: object, kind: type | UnionType, what: str) -> None:
-    """Raises unless ``value`` is of ``kind``."""
+def expect(name: str, value: object, kind: type | UnionType, description: str) -> None:
+    """Raise `InputError` unless ``value`` is of ``kind``, which the message calls ``description``."""
     if not isinstance(value, kind):
-        raise InputError(f"{name}: expected {what}, not {called(value)}")
+        raise InputError(f"{name}: expected {description}, not {called(value)}")
 
 
 def expect_integer(name: str, value: object) -> None:
@@ -29,16 +29,16 @@ def expect_column(name: str, value: object) -> None:
     expect(name, value, str, "the name of a column, in quotes")
 
 
-def label(name: str, value: Any) -> str:
-    """A level as text: it is text at every silo, and the level 1 may be written as a number."""
+def label(name: str, value: object) -> str:
+    """Return a level as text; an integer such as 1 may stand for the level "1"."""
     if isinstance(value, str):
         return value
     expect_integer(name, value)
-    return str(int(value))
+    return str(int(cast(SupportsInt, value)))
 
 
 def called(value: object) -> str:
-    """What a value is, in words that carry none of it."""
+    """Return the type of a value in words, without the value itself."""
     if isinstance(value, type):
         return f"the class {value.__name__}: call it, as in {value.__name__}()"
     return f"something of type {type(value).__name__}"

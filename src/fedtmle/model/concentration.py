@@ -1,6 +1,6 @@
 """How far a sum over rows rests on a few of them.
 
-A gradient of which one row makes up half tells that row. For contributions c_i of the rows to one
+A gradient of which one row makes up half discloses that row. For contributions c_i of the rows to one
 coordinate, the largest share is max |c_i| / sum |c_i| and the effective number of rows is
 (sum |c_i|)^2 / sum c_i^2, which is never below one over the largest share.
 """
@@ -13,106 +13,112 @@ from operator import mul
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
 
-from fedtmle.model.types import Array, IntArray
+from fedtmle.model.types import Array
 
-_LARGEST = (2, 4, 5)  # of the numbers found, those that are no sums
+
+class RowSpread(NamedTuple):
+    """Sums and maxima over rows by coordinate, each of shape (d,), at one eps.
+
+    ``total``, ``squares`` and ``largest`` are the sum of |c|, the sum of c^2 and the largest |c|;
+    ``reach_total`` and ``reach_largest`` are the sum and the largest of w |X|; ``columns`` is the largest
+    |X|, and ``rows`` the number of rows with a w X other than 0.
+    """
+
+    total: Array
+    squares: Array
+    largest: Array
+    reach_total: Array
+    reach_largest: Array
+    columns: Array
+    rows: Array
+
+    def set_maxima(
+        self, largest: ArrayLike, reach_largest: ArrayLike, columns: ArrayLike | None = None
+    ) -> None:
+        """Write bounds that hold for every row over the maxima of those that were read."""
+        self.largest[:], self.reach_largest[:] = largest, reach_largest
+        if columns is not None:
+            self.columns[:] = columns
 
 
 class Concentration(NamedTuple):
-    """Sums of |c|, of c^2 and the largest |c| by coordinate, shape (d,), at one eps.
+    """How far the gradient at one eps rests on single rows.
 
-    ``reach_total`` and ``reach_largest`` are the same of w |X|: how fast |c| can change as the
-    predictor moves, per unit of ``lipschitz`` (sup rho'', infinite where there is none);
-    ``columns`` is the largest |X|, ``rows`` how many have a w X other than 0. Unless ``is_whole``, the
-    sums are over some of the rows, which the others can only add to, and what is largest is a bound for
-    every row: `share` and `radius` err on the safe side.
+    w |X| in the ``spread`` bounds how fast |c| can change as the predictor moves, per unit of ``lipschitz``
+    (sup rho'', infinite if there is none). Unless ``is_whole``, the sums are over some of the rows, which
+    the others can only add to, and the maxima are bounds for every row: `share` and `radius` err on the
+    safe side.
     """
 
-    found: Array  # what is named below, shape (7, d), in this order
+    spread: RowSpread
     lipschitz: float
     is_whole: bool = True
 
     @property
-    def total(self) -> Array:
-        return np.asarray(self.found[0])
-
-    @property
-    def squares(self) -> Array:
-        return np.asarray(self.found[1])
-
-    @property
-    def largest(self) -> Array:
-        return np.asarray(self.found[2])
-
-    @property
-    def reach_total(self) -> Array:
-        return np.asarray(self.found[3])
-
-    @property
-    def reach_largest(self) -> Array:
-        return np.asarray(self.found[4])
-
-    @property
-    def columns(self) -> Array:
-        return np.asarray(self.found[5])
-
-    @property
-    def rows(self) -> IntArray:
-        return np.asarray(self.found[6], dtype=np.int64)
-
-    @property
     def support(self) -> float:
-        """The fewest rows that enter a coordinate at all; infinite where none enters any."""
-        return min(filter(None, self.found[6].tolist()), default=math.inf)
+        """The fewest rows that enter a coordinate at all; infinite if none enters any."""
+        return min(filter(None, self.spread.rows.tolist()), default=math.inf)
 
     def join(self, other: Concentration) -> Concentration:
-        """Of the rows of both, at the same eps."""
-        found = self.found + other.found
-        for at in _LARGEST:
-            found[at] = np.maximum(self.found[at], other.found[at])
-        return self._replace(found=found, is_whole=self.is_whole and other.is_whole)
+        """Return the concentration over the rows of both, at the same eps."""
+        a, b = self.spread, other.spread
+        spread = RowSpread(
+            total=a.total + b.total,
+            squares=a.squares + b.squares,
+            largest=np.maximum(a.largest, b.largest),
+            reach_total=a.reach_total + b.reach_total,
+            reach_largest=np.maximum(a.reach_largest, b.reach_largest),
+            columns=np.maximum(a.columns, b.columns),
+            rows=a.rows + b.rows,
+        )
+        return self._replace(spread=spread, is_whole=self.is_whole and other.is_whole)
 
     def of_all(self, largest: float) -> Concentration:
-        """What these rows show of all rows, of which none has a larger |c| than this, at any eps."""
-        found = self.found.copy()
-        found[2], found[4] = largest, 0.0
-        return self._replace(found=found, is_whole=False)
+        """Return what these rows show of all rows, if none has a larger |c| than ``largest`` at any eps."""
+        spread = RowSpread(*(column.copy() for column in self.spread))
+        spread.set_maxima(largest, 0.0)
+        return self._replace(spread=spread, is_whole=False)
 
     def shows(self, share: float, least: int) -> bool:
-        """Whether no row has more than ``share`` of a coordinate, and each has at least ``least`` rows."""
+        """Whether no row has more than ``share`` of a coordinate, and each coordinate has ``least`` rows."""
         return self.radius(share) >= 0 and self.support >= least
 
     @property
     def share(self) -> float:
-        """The largest share of one row in one coordinate; 0 where nothing is summed."""
-        return _largest_ratio(self.largest, self.total)
+        """The largest share of one row in one coordinate; 0 if nothing is summed."""
+        return _largest_ratio(self.spread.largest, self.spread.total)
 
     @property
     def effective(self) -> float:
-        """The smallest effective number of rows over the coordinates; infinite where nothing is summed."""
-        ratio = _largest_ratio(self.squares, self.total * self.total)
+        """The smallest effective number of rows over the coordinates; infinite if nothing is summed."""
+        total = self.spread.total
+        ratio = _largest_ratio(self.spread.squares, total * total)
         return 1.0 / ratio if ratio else np.inf
 
     def radius(self, share: float) -> float:
-        """How far eps may move, as `distance` measures it, before a row's share can come above ``share``.
+        """Return how far eps may move, as `distance` measures it, before a row's share can exceed ``share``.
 
         |rho'(eta) - rho'(eta')| <= L |eta - eta'| <= L distance =: s, so that |c| changes by at most
         s w |X|: no row has more than largest + s reach_largest, all have at least total - s reach_total.
-        Negative where a row's share may be above it already.
+        Negative if a row's share may be above it already.
         """
         s = math.inf
-        for total, _, largest, reach_total, reach_largest, *_ in self.found.T.tolist():
+        spread = self.spread
+        columns = (spread.total, spread.largest, spread.reach_total, spread.reach_largest)
+        coordinates = zip(*(column.tolist() for column in columns), strict=True)
+        for total, largest, reach_total, reach_largest in coordinates:
             slack, per_s = share * total - largest, reach_largest + share * reach_total
-            if not slack >= 0:  # nor where it is not a number
+            if not slack >= 0:  # also if it is not a number
                 return -1.0
             if per_s > 0:
                 s = min(s, slack / per_s)
         return s / self.lipschitz if self.lipschitz and s < math.inf else math.inf
 
     def distance(self, move: Iterable[float]) -> float:
-        """sum_j |move_j| max |X_j|: no row's predictor moves further when eps moves by this."""
-        return float(sum(map(mul, map(abs, move), self.columns.tolist())))
+        """Return sum_j |move_j| max |X_j|: no row's predictor moves further when eps moves by this."""
+        return float(sum(map(mul, map(abs, move), self.spread.columns.tolist())))
 
 
 def _largest_ratio(part: Array, whole: Array) -> float:

@@ -13,6 +13,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 
@@ -63,6 +65,28 @@ class Sums:
 def zero_sums(shifts: Sequence[int]) -> Sums:
     """The sum over no rows."""
     return Sums((0,) * len(shifts), tuple(shifts))
+
+
+class Layout(NamedTuple):
+    """Where the sums of each part of a query stand: the loss, the gradient, then the Hessian."""
+
+    loss: slice
+    gradient: slice
+    hessian: slice
+
+    @property
+    def width(self) -> int:
+        """The number of sums."""
+        return int(self.hessian.stop)
+
+
+@lru_cache(maxsize=256)
+def layout(dim: int, parts: Part) -> Layout:
+    """Return the layout of the requested parts for eps of shape (dim,); the place of any other is empty."""
+    gradient = 1 if Part.LOSS in parts else 0
+    hessian = gradient + (dim if Part.GRADIENT in parts else 0)
+    stop = hessian + (packed_size(dim) if Part.HESSIAN in parts else 0)
+    return Layout(slice(0, gradient), slice(gradient, hessian), slice(hessian, stop))
 
 
 def query_shifts(bound: RowBound, eps: Array, parts: Part) -> tuple[int, ...]:

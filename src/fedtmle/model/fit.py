@@ -22,9 +22,11 @@ from typing import final
 import numpy as np
 
 from fedtmle.errors import ContributionError, NumericalError
+from fedtmle.model.exact import layout
 from fedtmle.model.submodel import AbstractNormaliser, AbstractSubmodel, NoNormaliser
 from fedtmle.model.types import Array, Part, unpack
 
+ALL_PARTS = Part.LOSS | Part.GRADIENT | Part.HESSIAN
 STEPS = 200
 START_FRACTIONS = (0.75, 0.375, 0.125)  # of the radius, along +-e_j
 ON_SPHERE = 1 - 2.0**-40
@@ -41,7 +43,7 @@ class FitStatus(enum.Enum):
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class LocalFit:
+class LocalMinimum:
     """eps-hat_m and how exact it is.
 
     ``gradient_norm`` is ||grad l_m(eps)||, on the boundary without its inward normal part;
@@ -64,7 +66,7 @@ def fit_local(
     radius: float,
     zero_floor: float = 0.0,
     exhaustive: bool = False,
-) -> LocalFit:
+) -> LocalMinimum:
     """The selected minimiser of l_m over the ball, eps of shape (dim,).
 
     ``exhaustive`` descends from every public start, not only from those below the first minimum.
@@ -86,7 +88,7 @@ def fit_local(
         starts = (objective.attempt(eps) for eps in points)
         ends += [_descend(objective, start, radius) for start in starts if start is not None]
     best = _select(ends)
-    return LocalFit(
+    return LocalMinimum(
         eps=best.point.eps,
         gradient_norm=best.point.residual(radius),
         decrease=max(0.0, -best.point.loss),
@@ -128,20 +130,21 @@ class _Objective:
     base: float  # A(0)
 
     def evaluate(self, eps: Array) -> _Point:
-        sums = self.submodel.sums(eps, Part.LOSS | Part.GRADIENT | Part.HESSIAN)
+        sums = self.submodel.sums(eps, ALL_PARTS)
         mean, d = sums.values(self.submodel.n_rows), len(eps)
+        _, gradient, second = layout(d, ALL_PARTS)
         resolution = [2.0 ** -(shift + 1) for shift in sums.shifts]  # of a mean: half a unit
         value = self.normaliser.value(eps)
-        hessian = unpack(mean[1 + d :], d) + self.normaliser.hessian(eps)
+        hessian = unpack(mean[second], d) + self.normaliser.hessian(eps)
         public = 0.0 if isinstance(self.normaliser, NoNormaliser) else NORMALISER_ROUNDING
         return _Point(
             eps=eps,
             loss=float(mean[0]) + (value - self.base),
-            gradient=mean[1 : 1 + d] + self.normaliser.gradient(eps),
+            gradient=mean[gradient] + self.normaliser.gradient(eps),
             hessian=hessian,
             noise=8 * resolution[0] + public * max(1.0, abs(value)) if eps.any() else 0.0,
-            floor=8 * d**0.5 * max(resolution[1 : 1 + d]),
-            flat=8 * d * max(resolution[1 + d :]) + 2.0**-46 * _norm(hessian),
+            floor=8 * d**0.5 * max(resolution[gradient]),
+            flat=8 * d * max(resolution[second]) + 2.0**-46 * _norm(hessian),
         )
 
     def is_below(self, eps: Array, point: _Point) -> bool:

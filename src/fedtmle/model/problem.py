@@ -48,39 +48,51 @@ class AbstractModel(ABC, Generic[Law, Rows]):
     @property
     @abstractmethod
     def dim(self) -> int:
-        """d: coordinates of eps."""
+        """d: the number of coordinates of eps."""
 
     @abstractmethod
     def submodel(self, law: Law, rows: Rows) -> AbstractSubmodel:
-        """p^k(.) as these rows see it."""
+        """Return p^k(.) as these rows see it."""
 
     @abstractmethod
     def normaliser(self, law: Law) -> AbstractNormaliser:
-        """The public part A of the submodel's loss."""
+        """Return the public part A of the submodel's loss."""
 
     @abstractmethod
     def row_bound(self, law: Law) -> RowBound:
-        """Public bounds of one row's contribution, for exact sums."""
+        """Return public bounds of one row's contribution, for exact sums."""
 
     @abstractmethod
     def admits(self, law: Law, eps: Array) -> bool:
         """Whether eps is in E^k."""
 
-    def displacement(self, law: Law) -> Array | None:  # noqa: ARG002 - most laws know none
-        """Where the law's origin lies in one common submodel, shape (d,), or None if there is none.
+    @abstractmethod
+    def path(self, law: Law) -> tuple[tuple[float, ...], ...]:
+        """Return the fluctuations accepted on the way from the start to the law, in order.
 
-        In a regression's fluctuation only offsets move: eps at one law is the point eps plus the
-        difference of the displacements at another.
+        A silo bounds their total length (`max_path`), so `move` must append eps to them. A model whose law
+        never moves returns ().
+        """
+
+    def displacement(self, law: Law) -> Array | None:  # noqa: ARG002 - most laws know none
+        """Return where the law's origin lies in a submodel common to all laws, shape (d,), or None.
+
+        In a regression's fluctuation only offsets move: each row has the same gradient at eps of this law as
+        at eps + displacement(this) - displacement(other) of another. A silo relies on it: where it has
+        examined the rows at one law, it does not examine them again at the same point of another.
         """
         return None
 
     @abstractmethod
     def curvature(self, law: Law) -> Array | None:
-        """The Hessian of the population loss at eps = 0 if the law knows it, else None; (d, d)."""
+        """Return the Hessian of the population loss at eps = 0, (d, d), or None if it needs the rows."""
 
     @abstractmethod
     def accuracy(self, law: Law) -> float:
-        """eta: how accurately Psi, D and A are computed from the law (0 where they are exact)."""
+        """Return eta: how accurately Psi, D and the gradient of A at eps = 0 are computed from the law.
+
+        It is 0 only if A is zero and Psi and D are computed without integrals.
+        """
 
 
 class AbstractProblem(AbstractModel[Law, Rows]):
@@ -89,75 +101,72 @@ class AbstractProblem(AbstractModel[Law, Rows]):
     @property
     @abstractmethod
     def names(self) -> tuple[str, ...]:
-        """The coordinates of psi, as shown to people."""
+        """The names of psi's coordinates, as shown to people."""
 
     @property
     def dim(self) -> int:
         return len(self.names)
 
-    # What a silo does with its rows.
+    # Methods that a silo applies to its rows.
 
     @abstractmethod
     def read(self, rows: object) -> Rows:
-        """Validated rows in contiguous columns; raises `DataError`, quoting no value."""
+        """Return validated rows in contiguous columns; raise `DataError`, which quotes no value."""
 
     @abstractmethod
     def concatenate(self, parts: Sequence[Rows]) -> Rows:
-        """The pooled rows, for the centralised comparator."""
+        """Return the pooled rows, for the centralised comparator; `NotImplementedError` if there is none."""
 
     @abstractmethod
     def count(self, rows: Rows) -> int:
-        """N_m."""
+        """Return N_m, the number of rows."""
 
     def smallest_part(self, rows: Rows) -> int:
-        """The fewest rows that the problem itself sets apart from the others: all, unless it has folds."""
+        """Return the size of the smallest part into which the problem splits the rows: all, without folds."""
         return self.count(rows)
 
     @abstractmethod
     def losses(self, law: Law, rows: Rows) -> Array:
-        """L(p^k)(O_i) row by row, shape (N,)."""
+        """Return L(p^k)(O_i) row by row, shape (N,)."""
 
     @abstractmethod
     def eif(self, law: Law, rows: Rows, psi: Array) -> Array:
-        """D(p^k)(O_i) row by row, shape (N, d), with psi = Psi(p^k)."""
+        """Return D(p^k)(O_i) row by row, shape (N, d), with psi = Psi(p^k)."""
 
     @abstractmethod
     def moments(self, law: Law, rows: Rows) -> Sums:
-        """The closing message: additive sums for psi and the EIF covariance."""
+        """Return the closing message: additive sums for psi and the EIF covariance."""
 
-    # What everyone does with a law.
+    # Methods that every party applies to a law.
 
     @abstractmethod
     def move(self, law: Law, eps: Array) -> Law:
-        """p^{k+1} = p^k(eps): public, deterministic; `NumericalError` if eps is not admitted."""
+        """Return p^{k+1} = p^k(eps): public, deterministic; raise `NumericalError` if eps is not admitted."""
 
     @abstractmethod
     def moment_shifts(self, law: Law) -> tuple[int, ...]:
-        """The public grid of the closing message."""
+        """Return the public grid of the closing message."""
 
     @abstractmethod
     def finish(self, law: Law, pooled: Sums, n: int) -> Estimate:
-        """Psi(p^k) and its covariance from the pooled closing message."""
+        """Return Psi(p^k) and its covariance from the pooled closing message."""
 
     @property
     @abstractmethod
     def curvature_is_fixed(self) -> bool:
-        """Whether the rows' `curvature_ceiling` is the same at every later law."""
-
-
-# First and second moments of EIF terms, as the additive sums that close a run.
+        """Whether the curvature ceilings of rows and normaliser are the same at every later law."""
 
 
 def second_moment_shifts(exponents: Sequence[int]) -> tuple[int, ...]:
-    """The grid of `second_moments` for columns bounded by 2^exponents[j]."""
+    """Return the grid of `second_moments` for columns bounded by 2^exponents[j]."""
     return column_shifts(_with_products(exponents))
 
 
 def second_moments(columns: Array, exponents: Sequence[int]) -> Sums:
-    """Exact sums of m_j and of m_j m_k, j <= k, over the rows of ``columns``, shape (d, N).
+    """Return exact sums of m_j and of m_j m_k, j <= k, over the rows of ``columns``, shape (d, N).
 
-    The products are rounded to floats, so a caller whose m lies far from zero subtracts a public
-    centre first: the covariance is the same and keeps its digits.
+    These are the additive sums that close a run. The products are rounded to floats, so a caller whose m
+    lies far from zero subtracts a public centre first: the covariance is the same and keeps its digits.
     """
     d = len(columns)
     terms = [*((j,) for j in range(d)), *upper_pairs(d)]
@@ -169,10 +178,9 @@ def _with_products(exponents: Sequence[int]) -> list[int]:
 
 
 def mean_and_covariance(sums: Sums, dim: int, n: int) -> tuple[Array, Array]:
-    """The mean of m and the covariance of that mean, cov(m)/n with divisor n - 1.
+    """Return the mean of m and the covariance of that mean, cov(m)/n with divisor n - 1.
 
-    Computed from the sums in exact rationals and rounded once. One row says nothing of its
-    spread: the covariance is then infinite.
+    Computed from the sums in exact rationals and rounded once. The covariance of a single row is infinite.
     """
     total = sums.fractions()
     first, second = total[:dim], total[dim:]

@@ -18,24 +18,22 @@ from dataclasses import dataclass
 from functools import cached_property, reduce
 from itertools import accumulate
 from operator import add, mul
-from typing import final
+from typing import NamedTuple, final
 
 import numpy as np
 
 from fedtmle.errors import InputError
 from fedtmle.model import kernels
-from fedtmle.model.concentration import Concentration
+from fedtmle.model.concentration import Concentration, RowSpread
 from fedtmle.model.exact import Sums, query_shifts, zero_sums
 from fedtmle.model.families import Family
-from fedtmle.model.scaled import Design, Scaled, scaled
 from fedtmle.model.table import StreamedTable, Table
-from fedtmle.model.types import Array, IntArray, Part, RowBound, unpack
+from fedtmle.model.types import Array, Design, IntArray, Part, RowBound, Scaled, scaled, unpack
 
-# What is seen of the rows must last for other eps: at least so many of their numbers are looked at, and until
-# they show this much more than is asked.
-LOOKED_AT = 3072
-LASTING = 1.5
-LEAST = sys.float_info.min  # above 0
+# The result of `concentration` is reused at nearby eps, so that a little more is read than one eps needs.
+FIRST_NUMBERS = 3072  # numbers of the rows that are read in any case
+MARGIN = 1.5  # how much more than requested the rows that are read must show
+SMALLEST = sys.float_info.min  # the smallest number above 0 with full precision
 
 
 class AbstractSubmodel(ABC):
@@ -115,40 +113,42 @@ class GeneralisedLinear(AbstractSubmodel):
 
     def concentration(self, eps: Array, *, share: float = 0.0, least: int = 0) -> Concentration:
         if not share > 0:
-            found, _, _ = kernels.glm_spread(self._rows, eps)
-            return self._concentration(found)
-        sought = 0 if "_extents" in self.__dict__ else self._unsought
-        if not sought:
+            spread, _, _ = kernels.glm_spread(self._rows, eps)
+            return self._concentration(spread)
+        n_unknown = self._n_unknown_maxima
+        if not n_unknown:
             return self._by_columns(eps, share, least, None)
         rows, public = self._rows, 2.0**self.bound.gradient
-        until = np.array([LASTING * public / share] * rows.dim)
-        many = sought * rows.n_rows / (4 * (1 + rows.dim))  # beyond, to seek largest values takes less time
-        found, seen, enough = kernels.glm_spread(rows, eps, until, least, few=_few(rows.dim), many=many)
-        if enough:  # no row goes beyond its public bound, at any eps: the exact sums see to that
-            found[2], found[4] = public, 0.0
-        elif seen < rows.n_rows:
-            return self._by_columns(eps, share, least, found)
-        return self._concentration(found, is_whole=not enough)
+        until = np.array([MARGIN * public / share] * rows.dim)
+        many = n_unknown * rows.n_rows / (4 * (1 + rows.dim))  # above, column maxima are cheaper to compute
+        first = _first_rows(rows.dim)
+        spread, n_read, enough = kernels.glm_spread(rows, eps, until, least, few=first, many=many)
+        if enough:  # no row exceeds its public bound at any eps: the exact sums would refuse it
+            spread.set_maxima(public, 0.0)
+            return self._concentration(spread, is_whole=False)
+        if n_read < rows.n_rows:
+            return self._by_columns(eps, share, least, spread)
+        return self._concentration(spread)
 
-    def _by_columns(self, eps: Array, share: float, least: int, found: Array | None) -> Concentration:
-        """From the first rows, of which some may be found already, and the largest values of the columns."""
-        ceilings = self._ceilings(eps)
-        if found is not None:
-            found[2], found[4], found[5] = ceilings
-            first = self._concentration(found, is_whole=False)
-            if first.shows(share / LASTING, least):
-                return first
-        until = np.array([LASTING * largest / share for largest in ceilings[0]])
-        found, _, enough = kernels.glm_spread(self._rows, eps, until, least, few=_few(len(until)))
+    def _by_columns(self, eps: Array, share: float, least: int, first: RowSpread | None) -> Concentration:
+        """Return the concentration by the columns' maxima; ``first`` is the first rows' spread, if known."""
+        maxima = self._maxima(eps)
+        if first is not None:
+            first.set_maxima(*maxima)
+            shown = self._concentration(first, is_whole=False)
+            if shown.shows(share / MARGIN, least):
+                return shown
+        until = np.array([MARGIN * largest / share for largest in maxima.largest])
+        few = _first_rows(len(until))
+        spread, _, enough = kernels.glm_spread(self._rows, eps, until, least, few=few)
         if enough:
-            found[2], found[4], found[5] = ceilings
-        return self._concentration(found, is_whole=not enough)
+            spread.set_maxima(*maxima)
+        return self._concentration(spread, is_whole=not enough)
 
-    def _concentration(self, found: Array, *, is_whole: bool = True) -> Concentration:
+    def _concentration(self, spread: RowSpread, *, is_whole: bool = True) -> Concentration:
         ceiling = self.family.curvature_ceiling
-        return Concentration(
-            found=found, lipschitz=math.inf if ceiling is None else ceiling, is_whole=is_whole
-        )
+        lipschitz = math.inf if ceiling is None else ceiling
+        return Concentration(spread=spread, lipschitz=lipschitz, is_whole=is_whole)
 
     @cached_property
     def _columns(self) -> list[float]:
@@ -161,35 +161,31 @@ class GeneralisedLinear(AbstractSubmodel):
         return columns
 
     @property
-    def _unsought(self) -> int:
-        """How many columns have a largest value that is not known."""
-        others = self._shift, self.y if self.y_largest is None else None, self.w
-        return (self._rows.dim if self._rows.X.largest is None else 0) + sum(c is not None for c in others)
-
-    @property
-    def _shift(self) -> Array | None:
-        """An offset on which a bound of rho' rests."""
-        return self.offset if self.family in (Family.GAUSSIAN, Family.POISSON) else None
+    def _n_unknown_maxima(self) -> int:
+        """How many columns have to be read for `_maxima`."""
+        if self._extents.is_known:
+            return 0
+        n_columns = self._rows.dim if self._rows.X.largest is None else 0
+        return n_columns + sum(column is not None for column in self._extents.columns)
 
     @cached_property
-    def _extents(self) -> tuple[float, float, float]:
-        """The largest |offset|, |y| and |w|; 0 for an offset on which no bound of rho' rests."""
-        offset, w = (None if c is None else kernels.largest(c) for c in (self._shift, self.w))
-        y = self.y_largest
-        if y is None:
-            y = 0.0 if self.y is None else kernels.largest(self.y)
-        return offset or 0.0, y, 1.0 if w is None else w
+    def _extents(self) -> _Extents:
+        # A bound of rho' depends on the offset in these families only.
+        offset = self.offset if self.family in (Family.GAUSSIAN, Family.POISSON) else None
+        return _Extents(offset, self.y if self.y_largest is None else None, self.w)
 
-    def _ceilings(self, eps: Array) -> tuple[list[float], list[float], list[float]]:
-        """Bounds of |c|, of w |X| and of |X| for every row, from the columns' largest values alone.
+    def _maxima(self, eps: Array) -> _Maxima:
+        """Return bounds that hold for every row, from the columns' largest values alone.
 
-        That of |c| is above 0 where a row enters at all, so that no few rows without a slope show anything.
+        The bound of |c| is above 0 if a row enters at all: a few rows without a slope show nothing.
         """
-        (offset, y, w), columns, public = self._extents, self._columns, 2.0**self.bound.gradient
-        eta = offset + sum(map(mul, map(abs, eps.tolist()), columns))
-        slope, reach = self.family.slope_ceiling(eta, y), [w * column for column in columns]
-        # min and max take their first argument where the other is not a number
-        return [r and max(LEAST, min(public, slope * r)) for r in reach], reach, columns
+        (offset, y, w), columns, public = self._extents.largest(), self._columns, 2.0**self.bound.gradient
+        eta = (offset or 0.0) + sum(map(mul, map(abs, eps.tolist()), columns))
+        slope = self.family.slope_ceiling(eta, (y or 0.0) if self.y_largest is None else self.y_largest)
+        reach = [column if w is None else w * column for column in columns]
+        # min and max return their first argument if the other is not a number
+        largest = [r and max(SMALLEST, min(public, slope * r)) for r in reach]
+        return _Maxima(largest=largest, reach_largest=reach, columns=columns)
 
     def fewest_joint(self) -> float:
         return _fewest(self.joint())
@@ -238,10 +234,10 @@ class StreamedLinear(AbstractSubmodel):
     def concentration(self, eps: Array, *, share: float = 0.0, least: int = 0) -> Concentration:
         public = 2.0**self.bound.gradient
         batches = self.table.map(lambda batch: self.design(batch).concentration(eps))
-        for seen in accumulate(batches, Concentration.join):
-            if share > 0 and (of_all := seen.of_all(public)).shows(share, least):
+        for read_so_far in accumulate(batches, Concentration.join):
+            if share > 0 and (of_all := read_so_far.of_all(public)).shows(share, least):
                 return of_all
-        return seen
+        return read_so_far
 
     def fewest_joint(self) -> float:
         return _fewest(reduce(add, self.table.map(lambda batch: self.design(batch).joint())))
@@ -254,9 +250,34 @@ class StreamedLinear(AbstractSubmodel):
         return reduce(add, self.table.map(lambda batch: self.design(batch).gram()))
 
 
-def _few(dim: int) -> int:
-    """How many rows are looked at in any case."""
-    return max(1, LOOKED_AT // (1 + dim))
+def _first_rows(dim: int) -> int:
+    """Return how many rows are read in any case."""
+    return max(1, FIRST_NUMBERS // (1 + dim))
+
+
+class _Maxima(NamedTuple):
+    """Bounds of |c|, w |X| and |X| for every row, by coordinate: the arguments of `RowSpread.set_maxima`."""
+
+    largest: list[float]
+    reach_largest: list[float]
+    columns: list[float]
+
+
+class _Extents:
+    """The largest magnitudes of offset, y and w, computed when they are first needed; None for no column."""
+
+    def __init__(self, *columns: Array | None) -> None:
+        self.columns = columns
+        self._largest: tuple[float | None, ...] | None = None
+
+    @property
+    def is_known(self) -> bool:
+        return self._largest is not None
+
+    def largest(self) -> tuple[float | None, ...]:
+        if self._largest is None:
+            self._largest = tuple(None if c is None else kernels.largest(c) for c in self.columns)
+        return self._largest
 
 
 def _fewest(joint: Array) -> float:

@@ -1,8 +1,8 @@
-"""A silo's table: typed columns, in memory or streamed; what formulas and effect targets see."""
+"""A silo's table: typed columns, in memory or streamed, for formulas and effect targets."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TypeVar, final
@@ -18,7 +18,7 @@ Result = TypeVar("Result")
 
 
 def pieces(n_rows: int) -> Iterator[slice]:
-    """Consecutive rows, as many as stay in the cache."""
+    """Yield consecutive rows, as many as stay in the cache."""
     return (slice(start, min(start + BLOCK, n_rows)) for start in range(0, n_rows, BLOCK))
 
 
@@ -28,19 +28,17 @@ class Factor:
 
     codes: IntArray
     levels: tuple[str, ...]
+    known_counts: tuple[int, ...] | None = field(default=None, compare=False, repr=False)
 
     @cached_property
     def counts(self) -> tuple[int, ...]:
-        """How many rows have each level."""
+        """The number of rows with each level."""
+        if self.known_counts is not None:
+            return self.known_counts
         return tuple(np.bincount(self.codes[self.codes >= 0], minlength=len(self.levels)).tolist())
 
-    def counted(self, counts: Sequence[int]) -> Factor:
-        """The same factor, whose counts are known already."""
-        self.__dict__["counts"] = tuple(counts)
-        return self
-
     def recode(self, levels: tuple[str, ...]) -> IntArray:
-        """Codes into the study's levels, which must hold all of this silo's."""
+        """Return codes into the study's levels, which must contain all of this silo's."""
         if levels == self.levels:
             return self.codes
         position = {level: code for code, level in enumerate(levels)}
@@ -52,64 +50,58 @@ class Factor:
 class Table:
     """Columns of equal length by the study's names; a name may be both numeric and a factor.
 
-    Numeric columns are float64 with NaN for missing.
+    Numeric columns are float64 with NaN for missing. ``known_reach`` is the `reach` of these columns, or of
+    a table of which these rows are a part, if it was computed before.
     """
 
     n_rows: int
     numeric: Mapping[str, Array]
     factors: Mapping[str, Factor]
+    known_reach: Mapping[str, float] | None = field(default=None, compare=False, repr=False)
 
     @cached_property
     def reach(self) -> Mapping[str, float]:
-        """The largest magnitude in each numeric column; where a value is missing or infinite, so is this.
+        """The largest magnitude in each numeric column; missing or infinite if one of its values is.
 
-        It is found once: a block has its table's.
+        It is computed once: a block has that of its table.
         """
+        if self.known_reach is not None:
+            return self.known_reach
         return {name: kernels.largest(column) for name, column in self.numeric.items()}
 
-    def reaching(self, reach: Mapping[str, float]) -> Table:
-        """The same table, whose reach is known already, where it is that of every column."""
-        if reach.keys() == self.numeric.keys():
-            self.__dict__["reach"] = reach
-        return self
-
     def with_numeric(self, name: str, column: Array) -> Table:
-        """The same table with one numeric column replaced, as for a counterfactual."""
-        moved = replace(self, numeric={**self.numeric, name: column})
-        moved.__dict__["reach"] = {**self.reach, name: kernels.largest(column)}
-        return moved
+        """Return the same table with one numeric column replaced, as for a counterfactual."""
+        reach = {**self.reach, name: kernels.largest(column)}
+        return replace(self, numeric={**self.numeric, name: column}, known_reach=reach)
 
     def with_factor(self, name: str, factor: Factor) -> Table:
-        """The same table with one factor replaced."""
-        moved = replace(self, factors={**self.factors, name: factor})
-        moved.__dict__["reach"] = self.reach
-        return moved
+        """Return the same table with one factor replaced."""
+        return replace(self, factors={**self.factors, name: factor}, known_reach=self.reach)
 
     def levels(self, name: str) -> tuple[str, ...]:
-        """The levels of a factor in these rows."""
+        """Return the levels of a factor in these rows."""
         return self.factors[name].levels
 
     def counts(self, name: str) -> tuple[int, ...]:
-        """How many of these rows have each level."""
+        """Return how many of these rows have each level."""
         return self.factors[name].counts
 
     def blocks(self) -> Iterator[Table]:
-        """Consecutive rows without copying: a design of all rows is as large as the data."""
+        """Yield consecutive rows without copying: a design of all rows is as large as the data."""
         for rows in pieces(self.n_rows):
-            block = Table(
+            yield Table(
                 n_rows=rows.stop - rows.start,
                 numeric={name: column[rows] for name, column in self.numeric.items()},
                 factors={name: Factor(f.codes[rows], f.levels) for name, f in self.factors.items()},
+                known_reach=self.reach,
             )
-            block.__dict__["reach"] = self.reach
-            yield block
 
     def placed_blocks(self) -> Iterator[tuple[slice, Table]]:
-        """The same, each with its place."""
+        """Yield the blocks, each with its place."""
         return zip(pieces(self.n_rows), self.blocks(), strict=True)
 
     def take(self, rows: IntArray) -> Table:
-        """The given rows, in the given order."""
+        """Return the given rows, in the given order."""
         return Table(
             n_rows=len(rows),
             numeric={name: column[rows] for name, column in self.numeric.items()},
@@ -122,7 +114,7 @@ class Table:
 class StreamedTable:
     """A table that is read again, batch by batch, at every pass: it may be larger than memory.
 
-    Sums over rows are exact, so that batches cannot change a bit of what is made of them.
+    Sums over rows are exact, so the size of the batches cannot change a bit of a result.
     """
 
     n_rows: int
@@ -131,19 +123,19 @@ class StreamedTable:
     read: Callable[[], Iterator[Table]] = field(compare=False, repr=False)  # one pass
 
     def levels(self, name: str) -> tuple[str, ...]:
-        """The levels of a factor over all rows."""
+        """Return the levels of a factor over all rows."""
         return tuple(self.factor_counts[name])
 
     def counts(self, name: str) -> tuple[int, ...]:
-        """How many of all rows have each level."""
+        """Return how many of all rows have each level."""
         return tuple(self.factor_counts[name].values())
 
     def blocks(self) -> Iterator[Table]:
-        """One pass over the rows, in their order."""
+        """Yield all rows in blocks, in their order, by one pass."""
         return (block for batch in self.read() for block in batch.blocks())
 
     def map(self, work: Callable[[Table], Result]) -> Iterator[Result]:
-        """``work`` of every batch, in order; batches are worked on side by side."""
+        """Yield ``work`` of every batch, in order, computed in parallel."""
         return kernels.mapped(work, self.read())
 
 
@@ -151,10 +143,10 @@ AnyTable = Table | StreamedTable
 
 
 def over_blocks(table: AnyTable, work: Callable[[Table], Result]) -> Iterator[Result]:
-    """``work`` of consecutive rows, in order, side by side."""
+    """Yield ``work`` of consecutive rows, in order, computed in parallel."""
     return kernels.mapped(work, table.blocks())
 
 
 def over_batches(table: AnyTable, work: Callable[[Table], Result]) -> Iterator[Result]:
-    """``work`` of a table in memory as it is, or of each batch of one that is streamed."""
+    """Yield ``work`` of a table in memory as it is, or of each batch of one that is streamed."""
     return iter((work(table),)) if isinstance(table, Table) else table.map(work)

@@ -1,10 +1,12 @@
-"""Array aliases, the parts of a query, and bounds of one row's contribution."""
+"""Array aliases, designs by column, the parts of a query, and bounds of one row's contribution."""
 
 from __future__ import annotations
 
 import enum
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,3 +74,66 @@ def product(column: Array, factor: Array) -> Array:
     if column.strides == (0,) and is_one(column):
         return factor
     return column if factor.strides == (0,) and is_one(factor) else column * factor
+
+
+@final
+@dataclass(frozen=True)
+class Scaled:
+    """A design that stays where its columns are: column j is ``columns[j] * factors[j]``, row by row.
+
+    Each column has shape (N,) and is contiguous, or a constant of stride 0 that takes no memory. Columns must
+    not be written to. ``largest`` holds the largest magnitude of each column, if known.
+    """
+
+    columns: tuple[Array, ...]
+    factors: Array
+    largest: Array | None = None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return len(self.columns), len(self.columns[0]) if self.columns else 0
+
+    @property
+    def reach(self) -> float:
+        """A bound of every |x| of the design; infinite if none is known."""
+        if self.largest is None:
+            return math.inf
+        return float((self.largest * np.abs(self.factors)).max(initial=0.0))
+
+    def __len__(self) -> int:
+        return len(self.columns)
+
+    def part(self, rows: slice | IntArray) -> Array:
+        """Return some rows of the design, shape (d, rows)."""
+        return np.stack(
+            [column[rows] * factor for column, factor in zip(self.columns, self.factors, strict=True)]
+        )
+
+    def take(self, rows: IntArray) -> Scaled:
+        """Return the design of the given rows, in the given order."""
+        return Scaled(tuple(column[rows] for column in self.columns), self.factors)
+
+
+Design = Array | Scaled
+
+
+def scaled(design: Design) -> Scaled:
+    """Return any design as columns that are float64, and contiguous or constant."""
+    if isinstance(design, Scaled):
+        factors = np.ascontiguousarray(design.factors, dtype=np.float64)
+        return Scaled(_flat(design.columns), factors, design.largest)
+    return Scaled(_flat(tuple(design)), np.ones(len(design)))
+
+
+def matrix(design: Design) -> Array:
+    """Return any design as one array, shape (d, N)."""
+    return design.part(slice(None)) if isinstance(design, Scaled) else design
+
+
+def _flat(columns: Sequence[Array]) -> tuple[Array, ...]:
+    return tuple(
+        column
+        if column.strides == (0,) and column.dtype == np.float64
+        else np.ascontiguousarray(column, dtype=np.float64)
+        for column in columns
+    )

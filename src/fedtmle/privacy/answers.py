@@ -1,4 +1,4 @@
-"""A query's answer row by row: the link from a transcript to section 4.3.
+"""One silo's answer as a mean over its rows: the link from a transcript to section 4.3.
 
 Queries state their answers as means over the silo's rows (`protocol.query`). `explain` evaluates the
 terms of each row and their derivatives in a coordinate of the records.
@@ -7,23 +7,16 @@ terms of each row and their derivatives in a coordinate of the records.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, final
+from dataclasses import dataclass
+from typing import final
 
 import numpy as np
 
-from fedtmle.model.scaled import matrix
 from fedtmle.model.submodel import GeneralisedLinear
-from fedtmle.model.types import Array
+from fedtmle.model.table import Table
+from fedtmle.model.types import Array, matrix
 from fedtmle.privacy import effects as _effects  # noqa: F401 - registers the charts of tables
-from fedtmle.privacy.charts import (
-    Tangent,
-    closing_terms,
-    closing_terms_tangent,
-    row_tangents,
-    row_terms,
-    submodel_tangent,
-)
+from fedtmle.privacy.charts import Chart, Tangent, chart_of, row_tangents, row_terms
 from fedtmle.protocol.query import (
     AnsweredQuery,
     ClosingTerms,
@@ -33,9 +26,10 @@ from fedtmle.protocol.query import (
     Local,
     RowTerms,
 )
-from fedtmle.targets.effects.problem import EffectProblem
 
 STEP = 1e-4  # of a column's spread, for the few sums whose columns are known by their values alone
+Terms = Callable[[object], Array]  # rows -> (p, N)
+Tangents = Callable[[object, str], Array]  # rows, coordinate -> (p, N)
 
 
 @final
@@ -44,40 +38,49 @@ class Explained:
     """One answer: G = N_m^-1 sum of ``terms`` over rows, |G - sent| <= box, and residual = G - sent."""
 
     label: str
-    terms: Callable[[Any], Array]  # rows -> (p, N)
-    tangents: Callable[[Any, str], Array]  # rows, coordinate -> (p, N)
+    terms: Terms
+    tangents: Tangents
     box: Array  # (p,)
     residual: Array  # (p,)
 
 
 @final
 class Submodels:
-    """Submodels and their tangents at the latest laws, built once per law, rows and coordinate."""
+    """The charts of all targets, and the submodels and tangents at the latest law, each built once."""
 
     def __init__(self) -> None:
-        self._law: tuple[Any, Any] | None = None
-        self._kept: dict[int, tuple[Any, GeneralisedLinear]] = {}
+        self._charts: dict[int, tuple[object, Chart]] = {}  # holding an object keeps its id
+        self._law: object = None
+        self._chart: Chart | None = None
+        self._submodels: dict[int, tuple[object, GeneralisedLinear]] = {}
         self._tangents: dict[tuple[int, str], Tangent] = {}
-        self._prepared: dict[int, tuple[Any, Any, EffectProblem]] = {}
 
-    def at(self, model: Any, law: Any, rows: Any, name: str = "") -> tuple[GeneralisedLinear, Tangent | None]:
-        if self._law is None or self._law[0] is not model or self._law[1] is not law:
-            self._law, self._kept, self._tangents = (model, law), {}, {}
-        own, key = self._own(model, rows), id(rows)
-        if key not in self._kept:
-            self._kept[key] = (rows, own.submodel(law, rows))  # the rows too, so that their id stays theirs
-        if name and (key, name) not in self._tangents:
-            self._tangents[key, name] = submodel_tangent(own, law, rows, name)
-        return self._kept[key][1], self._tangents.get((key, name))
+    def chart(self, model: object) -> Chart:
+        """Return the chart of a target or nuisance regression."""
+        if id(model) not in self._charts:
+            self._charts[id(model)] = model, chart_of(model)
+        return self._charts[id(model)][1]
 
-    def _own(self, model: Any, rows: Any) -> Any:
-        """An effect problem keeps the nuisances of one table; here each table has a copy of its own."""
-        if not isinstance(model, EffectProblem):
-            return model
-        kept = self._prepared.get(id(rows))
-        if kept is None or kept[1] is not model:
-            kept = self._prepared[id(rows)] = (rows, model, replace(model, _prepared=[]))
-        return kept[2]
+    def submodel(self, model: object, law: object, rows: object) -> GeneralisedLinear:
+        """Return the submodel of the rows at the law."""
+        chart = self._at(model, law)
+        if id(rows) not in self._submodels:
+            self._submodels[id(rows)] = rows, chart.submodel(law, rows)
+        return self._submodels[id(rows)][1]
+
+    def tangent(self, model: object, law: object, rows: object, name: str) -> Tangent:
+        """Return the derivatives of the submodel's columns in coordinate ``name``."""
+        self.submodel(model, law, rows)
+        if (id(rows), name) not in self._tangents:
+            self._tangents[id(rows), name] = self.chart(model).submodel_tangent(law, rows, name)
+        return self._tangents[id(rows), name]
+
+    def _at(self, model: object, law: object) -> Chart:
+        """Return the model's chart, and forget what was built at another law."""
+        chart = self.chart(model)
+        if self._chart is not chart or self._law is not law:
+            self._chart, self._law, self._submodels, self._tangents = chart, law, {}, {}
+        return chart
 
 
 def single(answered: Sequence[AnsweredQuery]) -> list[AnsweredQuery]:
@@ -89,19 +92,19 @@ def single(answered: Sequence[AnsweredQuery]) -> list[AnsweredQuery]:
     ]
 
 
-def explain(asked: AnsweredQuery, local: Local, rows: Any, submodels: Submodels) -> Explained | None:
-    """Return the answer as a mean over rows, or None if it is none."""
+def explain(asked: AnsweredQuery, local: Local, rows: object, submodels: Submodels) -> Explained | None:
+    """Return the answer as a mean over ``rows``, or None if it is no such mean."""
     means = asked.query.row_means(asked.answer, local)
     if means is None:
         return None
-    parts = [_part(term, local, rows, submodels) for term in means.terms]
+    pieces = [_evaluated(term, local, rows, submodels) for term in means.terms]
 
     def mixed(values: list[Array]) -> Array:
         together = np.concatenate(values)
         return together if means.mix is None else np.asarray(means.mix @ together)
 
-    def terms(moved: Any) -> Array:
-        return mixed([part.terms(moved) for part in parts])
+    def terms(moved: object) -> Array:
+        return mixed([piece.terms(moved) for piece in pieces])
 
     residual = np.zeros(len(means.box))
     if means.is_rounded and means.sent is not None:
@@ -109,37 +112,38 @@ def explain(asked: AnsweredQuery, local: Local, rows: Any, submodels: Submodels)
     return Explained(
         label=means.label,
         terms=terms,
-        tangents=lambda moved, name: mixed([part.tangents(moved, name) for part in parts]),
+        tangents=lambda moved, name: mixed([piece.tangents(moved, name) for piece in pieces]),
         box=means.box,
         residual=residual,
     )
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Part:
+class _Evaluated:
     """Terms of a row and their derivatives, before they are mixed."""
 
-    terms: Callable[[Any], Array]
-    tangents: Callable[[Any, str], Array]
+    terms: Terms
+    tangents: Tangents
 
 
-def _part(term: RowTerms, local: Local, base: Any, submodels: Submodels) -> _Part:
+def _evaluated(term: RowTerms, local: Local, base: object, submodels: Submodels) -> _Evaluated:
     match term:
         case Derivatives():
             return _derivatives(term, local, submodels)
         case CurvatureBound():
-            return _numeric(lambda rows: _curvature_bound(term, rows, submodels))
+            return _numeric(lambda rows: _curvature_bound(submodels.submodel(term.model, term.law, rows)))
         case ClosingTerms():
-            return _Part(
-                terms=lambda rows: closing_terms(term.problem, term.law, rows, base),
-                tangents=lambda rows, name: closing_terms_tangent(term.problem, term.law, rows, name),
+            chart = submodels.chart(term.problem)
+            return _Evaluated(
+                terms=lambda rows: chart.closing_terms(term.law, rows, base),
+                tangents=lambda rows, name: chart.closing_terms_tangent(term.law, rows, name),
             )
         case ColumnTerms():
             columns = term.columns
             return _numeric(lambda rows: np.concatenate(list(columns.over(rows, columns.evaluate)), axis=1))
 
 
-def _derivatives(term: Derivatives, local: Local, submodels: Submodels) -> _Part:
+def _derivatives(term: Derivatives, local: Local, submodels: Submodels) -> _Evaluated:
     counts: Array | None = None
     if term.batch is not None:  # rows outside the batch have no share in it
         counts = np.bincount(local.batch(term.batch), minlength=local.n_rows).astype(np.float64)
@@ -147,21 +151,18 @@ def _derivatives(term: Derivatives, local: Local, submodels: Submodels) -> _Part
     def chosen(values: Array) -> Array:
         return values if counts is None else values * counts
 
-    def terms(rows: Any) -> Array:
-        submodel, _ = submodels.at(term.model, term.law, rows)
-        return chosen(row_terms(submodel, term.eps, term.parts))
+    def terms(rows: object) -> Array:
+        return chosen(row_terms(submodels.submodel(term.model, term.law, rows), term.eps, term.parts))
 
-    def tangents(rows: Any, name: str) -> Array:
-        submodel, tangent = submodels.at(term.model, term.law, rows, name)
-        if tangent is None:
-            raise AssertionError("a coordinate was named")
+    def tangents(rows: object, name: str) -> Array:
+        submodel = submodels.submodel(term.model, term.law, rows)
+        tangent = submodels.tangent(term.model, term.law, rows, name)
         return chosen(row_tangents(submodel, term.eps, term.parts, tangent))
 
-    return _Part(terms=terms, tangents=tangents)
+    return _Evaluated(terms=terms, tangents=tangents)
 
 
-def _curvature_bound(term: CurvatureBound, rows: Any, submodels: Submodels) -> Array:
-    submodel, _ = submodels.at(term.model, term.law, rows)
+def _curvature_bound(submodel: GeneralisedLinear) -> Array:
     weight = np.ones(submodel.n_rows) if submodel.w is None else submodel.w
     bend = submodel.family.curvature_ceiling or 0.0
     X = matrix(submodel.X)
@@ -169,13 +170,15 @@ def _curvature_bound(term: CurvatureBound, rows: Any, submodels: Submodels) -> A
     return np.asarray(bend * weight * X[upper] * X[lower])
 
 
-def _numeric(terms: Callable[[Any], Array]) -> _Part:
-    """Return terms that are known by their values alone, with central differences as derivatives."""
+def _numeric(terms: Terms) -> _Evaluated:
+    """Return terms of a table that are known by their values alone, with central differences."""
 
-    def tangents(rows: Any, name: str) -> Array:
+    def tangents(rows: object, name: str) -> Array:
+        if not isinstance(rows, Table):
+            raise TypeError("columns are differentiated in tables only")
         column = rows.numeric[name]
         step = STEP * max(float(np.nanstd(column)), 1e-8)
         ahead = terms(rows.with_numeric(name, column + step))
         return np.asarray((ahead - terms(rows.with_numeric(name, column - step))) / (2 * step))
 
-    return _Part(terms=terms, tangents=tangents)
+    return _Evaluated(terms=terms, tangents=tangents)

@@ -15,22 +15,25 @@ from __future__ import annotations
 
 import enum
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, final
+from dataclasses import dataclass
+from typing import ClassVar, Generic, TypeAlias, TypeVar, final
 
 import numpy as np
 
 from fedtmle.errors import InputError
-from fedtmle.model.types import Array, IntArray
+from fedtmle.model.types import Array, Bools, IntArray
 from fedtmle.privacy.answers import Explained, Submodels, explain, single
-from fedtmle.privacy.discrete import MOST
 from fedtmle.privacy.modulus import Compressed, coordinate_moduli, direction_modulus, require_at_least_zero
 from fedtmle.protocol.query import AnsweredQuery, Local
 
 ROUNDING = 2.0**-50  # of the largest term: what doubles leave open where the grid is finer than they are
 LINEAR = 1e-9  # remainder over slope times rho below which an answer is linear in the column
+LARGEST_ENUMERATION = 1 << 12  # values of a discrete column
 SAMPLE = 20_000  # rows from which the sampling prior's covariances are taken, evenly spaced
+
+Rows = TypeVar("Rows")
 
 
 class Attacker(enum.StrEnum):
@@ -43,37 +46,38 @@ class Attacker(enum.StrEnum):
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Continuous:
+class Continuous(Generic[Rows]):
     """A numeric column, each value known beforehand within ``radius`` (half the declared range)."""
 
     name: str
     radius: float
     values: Array  # (N,); NaN where missing: such records are not attacked
-    move: Callable[[Any, float], Any]  # rows with the column moved by an amount
+    move: Callable[[Rows, float], Rows]  # rows with the column moved by an amount
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Discrete:
-    """A column of few values: ``assign(rows, k)`` gives every record its k-th."""
+class Discrete(Generic[Rows]):
+    """A column of few values; ``assign(rows, k)`` gives every record the k-th value."""
 
     name: str
     levels: tuple[float, ...]  # phi of each value
     truth: IntArray  # (N,): which value each record has; -1 where missing
-    assign: Callable[[Any, int], Any]
+    assign: Callable[[Rows, int], Rows]
 
 
-AttackedColumn = Continuous | Discrete
+AttackedColumn: TypeAlias = Continuous[Rows] | Discrete[Rows]
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class ColumnRisk:
-    """One column against one attacker. Arrays hold one entry per attacked record.
+    """The risk of one column against one attacker. Arrays hold one entry per attacked record.
 
-    ``prior`` and ``after`` are half-widths of the interval that is left (standard deviations for a sampling
-    prior). ``noisy`` bounds, from below and above, the best attack's error at the declared noise.
-    ``mean`` is the same for the column's mean, where the attacker does not know all of it beforehand.
+    ``prior`` and ``after`` are half-widths of the interval that the attacker cannot exclude (standard
+    deviations for a sampling prior), before and after the answers. ``noisy`` bounds, from below and above,
+    the best attack's error at the declared noise. ``mean_prior``, ``mean_after`` and ``mean_noisy`` are the
+    same for the column's mean, unless the attacker knows all of it beforehand.
     """
 
     column: str
@@ -90,7 +94,7 @@ class ColumnRisk:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Audit:
-    """All findings, and what they rest on."""
+    """The risk of every column against every attacker, and the answers that it rests on."""
 
     n_rows: int
     answers: int  # queries audited
@@ -101,37 +105,26 @@ class Audit:
     findings: tuple[ColumnRisk, ...]
 
 
-@dataclass
-class _Tally:
-    """What is gathered of one column over the answers."""
-
-    low: Array
-    high: Array
-    slope: Array  # sum of squared derivatives: ||a_i||^2
-    bend: Array  # sum of squared remainders at +- rho, the larger side
-    straight: Array  # sum of squared derivatives of the numbers that are linear in the column
-    block: Compressed
-    consistent: Array = field(default_factory=lambda: np.zeros((0, 0), dtype=bool))
-    apart: Array = field(default_factory=lambda: np.zeros((0, 0, 0)))
-
-
 def audit(
     answered: Sequence[AnsweredQuery],
     local: Local,
-    rows: Any,
-    columns: Sequence[AttackedColumn],
+    rows: Rows,
+    columns: Sequence[AttackedColumn[Rows]],
     *,
     attackers: Sequence[Attacker] = tuple(Attacker),
     noise: float = 0.0,
     progress: Callable[[int], None] | None = None,
 ) -> Audit:
-    """What ``answered`` lets each attacker know of each column; nothing here leaves the silo."""
+    """Return what ``answered`` discloses of each column to each attacker; nothing here leaves the silo.
+
+    ``local`` and ``rows`` are the silo's rows, as a query sees them and as they are; ``noise`` is the
+    declared norm of all errors together; ``progress`` is called with the number of answers done.
+    """
     require_at_least_zero(noise=noise)
     N = local.n_rows
-    tallies = {column.name: _start(column, N) for column in columns}
-    assigned = {column.name: _assigned(column, rows) for column in columns}
+    tallies = [_tally(column, rows, N) for column in columns]
     sampled = np.arange(0, N, max(1, math.ceil(N / SAMPLE)))
-    spanned = Compressed(len(sampled))
+    span = Compressed(len(sampled))  # of the answers' terms over the sampled rows
     labels: dict[str, int] = {}
     uncovered: dict[str, int] = {}
     numbers = 0
@@ -146,25 +139,24 @@ def audit(
         numbers += len(explained.box)
         terms = explained.terms(rows)
         if Attacker.NOTHING in attackers:
-            own = terms[:, sampled]
-            own = own - own.mean(axis=1, keepdims=True)
-            size = np.sqrt((own**2).mean(axis=1, keepdims=True))
-            spanned.add(
-                np.divide(
-                    own, size, out=np.zeros_like(own), where=size > 1e-12 * (np.abs(terms).max() + 1e-300)
-                )
-            )
-        for column in columns:
-            _book(column, tallies[column.name], assigned[column.name], explained, terms, rows, N, noise)
+            centred = terms[:, sampled]
+            centred = centred - centred.mean(axis=1, keepdims=True)
+            size = np.sqrt((centred**2).mean(axis=1, keepdims=True))
+            varies = size > 1e-12 * (np.abs(terms).max() + 1e-300)
+            span.add(np.divide(centred, size, out=np.zeros_like(centred), where=varies))
+        for tally in tallies:
+            tally.add(explained, terms, rows, noise)
         if progress is not None:
             progress(done + 1)
-    findings = [
-        finding
-        for column in columns
-        for attacker in attackers
-        if (finding := _finding(column, attacker, tallies[column.name], spanned, sampled, N, noise))
-        is not None
-    ]
+    findings = []
+    for tally in tallies:
+        for attacker in attackers:
+            if attacker is Attacker.NOTHING:
+                findings.append(tally.sampling(span, sampled))
+            elif attacker is Attacker.OTHERS:
+                findings.append(tally.others(noise))
+            elif (finding := tally.design(noise)) is not None:
+                findings.append(finding)
     return Audit(
         n_rows=N,
         answers=sum(labels.values()),
@@ -176,203 +168,225 @@ def audit(
     )
 
 
-def _start(column: AttackedColumn, N: int) -> _Tally:
-    tally = _Tally(
-        low=np.full(N, -math.inf),
-        high=np.full(N, math.inf),
-        slope=np.zeros(N),
-        bend=np.zeros(N),
-        straight=np.zeros(N),
-        block=Compressed(N),
-    )
-    if isinstance(column, Continuous):
-        if not (math.isfinite(column.radius) and column.radius > 0):
+class _AbstractTally(ABC, Generic[Rows]):
+    """What the answers so far disclose of one column, and the findings that follow."""
+
+    is_discrete: ClassVar[bool]
+
+    def __init__(self, name: str, N: int) -> None:
+        self.name, self.N = name, N
+        self.block = Compressed(N)
+
+    @property
+    @abstractmethod
+    def phi(self) -> Array:
+        """The attacked number of each record, NaN where missing."""
+
+    @abstractmethod
+    def add(self, explained: Explained, terms: Array, rows: Rows, noise: float) -> None:
+        """Count in one answer; ``terms`` are those of the true rows."""
+
+    @abstractmethod
+    def others(self, noise: float) -> ColumnRisk:
+        """Return the risk if the attacker knows every other record."""
+
+    @abstractmethod
+    def design(self, noise: float) -> ColumnRisk | None:
+        """Return the risk if the attacker knows every other column; None if it is not computed."""
+
+    def sampling(self, span: Compressed, sampled: IntArray) -> ColumnRisk:
+        """Return the risk of the best linear prediction: of the column's mean R^2, of one record R^2/N_m."""
+        phi = self.phi[sampled]
+        phi = np.where(np.isnan(phi), np.nanmean(phi), phi)
+        centred = phi - phi.mean()
+        total = float(centred @ centred)
+        _, right = span.basis()
+        explained = float(((right @ centred) ** 2).sum()) / total if total > 0 else 0.0
+        explained = min(1.0, explained)
+        if explained > 1 - 1e-9:  # a column that the answers sum: they determine its mean
+            explained = 1.0
+        sd = math.sqrt(total / len(phi))
+        return ColumnRisk(
+            column=self.name,
+            attacker=Attacker.NOTHING,
+            discrete=self.is_discrete,
+            prior=sd,
+            after=np.array([sd * math.sqrt(1 - explained / self.N)]),
+            noisy=None,
+            mean_prior=sd / math.sqrt(self.N),
+            mean_after=sd / math.sqrt(self.N) * math.sqrt(1 - explained),
+        )
+
+    def _ball(self, radius: float, scale: float, noise: float) -> ColumnRisk:
+        """Return the risk in a ball of joint radius rho sqrt(N_m); ``scale`` turns it into units of phi."""
+        present = ~np.isnan(self.phi)
+        joint = radius * math.sqrt(int(present.sum()))
+        share = present / present.sum()
+
+        def record(eta: float) -> Array:
+            omega = np.minimum(radius, coordinate_moduli(self.block, radius=joint, noise=eta)[present])
+            if self.is_discrete:  # either value or one: half a step is indistinguishable from none
+                omega = np.where(omega >= radius * (1 - 1e-9), radius, 0.0)
+            return scale * omega
+
+        def mean(eta: float) -> float:
+            return scale * direction_modulus(self.block, share, radius=joint, noise=eta)
+
+        return ColumnRisk(
+            column=self.name,
+            attacker=Attacker.DESIGN,
+            discrete=self.is_discrete,
+            prior=radius * scale,
+            after=record(0.0),
+            noisy=(record(noise), record(noise)) if noise > 0 else None,
+            mean_prior=radius * scale,
+            mean_after=mean(0.0),
+            mean_noisy=mean(noise) if noise > 0 else None,
+        )
+
+
+@final
+class _ContinuousTally(_AbstractTally[Rows]):
+    """An interval around each value, and squared derivatives of the answers in it."""
+
+    is_discrete = False
+
+    def __init__(self, column: Continuous[Rows], rows: Rows, N: int) -> None:
+        super().__init__(column.name, N)
+        radius = column.radius
+        if not (math.isfinite(radius) and radius > 0):
             raise InputError(
                 f"attribute: '{column.name}' needs a finite range before the answers; give a radius"
             )
-        tally.low, tally.high = np.full(N, -column.radius), np.full(N, column.radius)
-    else:
-        count = len(column.levels)
-        if count > MOST:
-            raise InputError(f"attribute: '{column.name}' has more than {MOST} values")
-        tally.consistent = np.ones((count, N), dtype=bool)
-        tally.apart = np.zeros((count, count, N))
-    return tally
+        self.column = column
+        self.ends = (column.move(rows, radius), column.move(rows, -radius))
+        self.low, self.high = np.full(N, -radius), np.full(N, radius)
+        self.slope = np.zeros(N)  # sum of squared derivatives: ||a_i||^2
+        self.bend = np.zeros(N)  # sum of squared remainders at +- rho, the larger side
+        self.straight = np.zeros(N)  # as slope, of the numbers that are linear in the column
 
+    @property
+    def phi(self) -> Array:
+        return self.column.values
 
-def _assigned(column: AttackedColumn, rows: Any) -> tuple[Any, ...]:
-    if isinstance(column, Continuous):
-        return (column.move(rows, column.radius), column.move(rows, -column.radius))
-    return tuple(column.assign(rows, k) for k in range(len(column.levels)))
-
-
-def _book(
-    column: AttackedColumn,
-    tally: _Tally,
-    assigned: tuple[Any, ...],
-    explained: Explained,
-    terms: Array,
-    rows: Any,
-    N: int,
-    noise: float,
-) -> None:
-    box = np.maximum(explained.box, ROUNDING * np.abs(terms).max(axis=1))[:, None]
-    residual = explained.residual[:, None]
-    if isinstance(column, Continuous):
-        slope = explained.tangents(rows, column.name) / N
-        # Each number leaves |residual + slope * delta| <= box.
+    def add(self, explained: Explained, terms: Array, rows: Rows, noise: float) -> None:
+        box, residual = _box(explained, terms), explained.residual[:, None]
+        slope = explained.tangents(rows, self.name) / self.N
+        # Each number constrains |residual + slope * delta| <= box.
         with np.errstate(divide="ignore", invalid="ignore"):
             ends = np.stack([(-box - residual) / slope, (box - residual) / slope])
         ends = np.where(slope[None] == 0, np.array([-math.inf, math.inf])[:, None, None], ends)
-        tally.low = np.maximum(tally.low, ends.min(axis=0).max(axis=0))
-        tally.high = np.minimum(tally.high, ends.max(axis=0).min(axis=0))
-        tally.slope += (slope**2).sum(axis=0)
-        tally.block.add(slope)
+        self.low = np.maximum(self.low, ends.min(axis=0).max(axis=0))
+        self.high = np.minimum(self.high, ends.max(axis=0).min(axis=0))
+        self.slope += (slope**2).sum(axis=0)
+        self.block.add(slope)
         if noise > 0:
+            radius = self.column.radius
             rest = [
-                np.abs((explained.terms(there) - terms) / N - sign * column.radius * slope)
-                for there, sign in zip(assigned, (1.0, -1.0), strict=True)
+                np.abs((explained.terms(moved) - terms) / self.N - sign * radius * slope)
+                for moved, sign in zip(self.ends, (1.0, -1.0), strict=True)
             ]
-            tally.bend += np.maximum(*((side**2).sum(axis=0) for side in rest))
-            straight = np.maximum(*rest) <= LINEAR * column.radius * np.abs(slope)
-            tally.straight += np.where(straight, slope**2, 0.0).sum(axis=0)
-        return
-    candidates = [explained.terms(there) for there in assigned]
-    for k, own in enumerate(candidates):
-        change = (own - terms) / N
-        tally.consistent[k] &= (np.abs(residual + change) <= box).all(axis=0)
-        for other in range(k):
-            tally.apart[other, k] += (((own - candidates[other]) / N) ** 2).sum(axis=0)
-    if len(candidates) == 2:
-        tally.block.add((candidates[1] - candidates[0]) / N)
+            self.bend += np.maximum(*((side**2).sum(axis=0) for side in rest))
+            straight = np.maximum(*rest) <= LINEAR * radius * np.abs(slope)
+            self.straight += np.where(straight, slope**2, 0.0).sum(axis=0)
 
-
-def _finding(
-    column: AttackedColumn,
-    attacker: Attacker,
-    tally: _Tally,
-    spanned: Compressed,
-    sampled: IntArray,
-    N: int,
-    noise: float,
-) -> ColumnRisk | None:
-    if attacker is Attacker.NOTHING:
-        return _sampling(column, spanned, sampled, N)
-    if attacker is Attacker.DESIGN:
-        return _design(column, tally, noise)
-    return _others(column, tally, noise)
-
-
-def _others(column: AttackedColumn, tally: _Tally, noise: float) -> ColumnRisk:
-    if isinstance(column, Continuous):
-        there = ~np.isnan(column.values)
-        after = 0.5 * np.maximum(0.0, tally.high - tally.low)[there]
-        a, b = np.sqrt(tally.slope[there]), np.sqrt(tally.bend[there]) / column.radius**2
-        noisy = None
-        if noise > 0:
-            with np.errstate(divide="ignore", invalid="ignore"):
-                # The widest rho' with a rho' + b rho'^2 <= eta: both candidates then give one transcript.
-                widest = 2 * noise / (a + np.sqrt(a**2 + 4 * noise * b))
-                decoded = np.where(a > 0, (noise + b * column.radius**2) / a, math.inf)
-                # An attack may leave out the answers that bend.
-                straight = np.where(
-                    tally.straight[there] > 0, noise / np.sqrt(tally.straight[there]), math.inf
-                )
-            noisy = (
-                np.minimum(column.radius, np.where(a + b > 0, widest, math.inf)),
-                np.minimum(column.radius, np.minimum(decoded, straight)),
-            )
+    def others(self, noise: float) -> ColumnRisk:
+        present, radius = ~np.isnan(self.phi), self.column.radius
         return ColumnRisk(
-            column=column.name,
+            column=self.name,
             attacker=Attacker.OTHERS,
             discrete=False,
-            prior=column.radius,
-            after=after,
+            prior=radius,
+            after=0.5 * np.maximum(0.0, self.high - self.low)[present],
+            noisy=self._noisy(present, noise) if noise > 0 else None,
+        )
+
+    def _noisy(self, present: Bools, noise: float) -> tuple[Array, Array]:
+        radius, straight = self.column.radius, self.straight[present]
+        a, b = np.sqrt(self.slope[present]), np.sqrt(self.bend[present]) / radius**2
+        with np.errstate(divide="ignore", invalid="ignore"):
+            # The widest rho' with a rho' + b rho'^2 <= eta: both candidates then give one transcript.
+            widest = 2 * noise / (a + np.sqrt(a**2 + 4 * noise * b))
+            decoded = np.where(a > 0, (noise + b * radius**2) / a, math.inf)
+            # An attack may leave out the answers that bend.
+            by_straight = np.where(straight > 0, noise / np.sqrt(straight), math.inf)
+        return (
+            np.minimum(radius, np.where(a + b > 0, widest, math.inf)),
+            np.minimum(radius, np.minimum(decoded, by_straight)),
+        )
+
+    def design(self, noise: float) -> ColumnRisk:
+        return self._ball(self.column.radius, 1.0, noise)
+
+
+@final
+class _DiscreteTally(_AbstractTally[Rows]):
+    """Which values would have given the same numbers, and how far apart the values' answers are."""
+
+    is_discrete = True
+
+    def __init__(self, column: Discrete[Rows], rows: Rows, N: int) -> None:
+        super().__init__(column.name, N)
+        count = len(column.levels)
+        if count > LARGEST_ENUMERATION:
+            raise InputError(f"attribute: '{column.name}' has more than {LARGEST_ENUMERATION} values")
+        self.column = column
+        self.assigned = tuple(column.assign(rows, k) for k in range(count))
+        self.consistent = np.ones((count, N), dtype=bool)
+        self.apart = np.zeros((count, count, N))  # squared distances
+
+    @property
+    def phi(self) -> Array:
+        levels, truth = np.array(self.column.levels), self.column.truth
+        return np.where(truth >= 0, levels[truth], np.nan)
+
+    def add(self, explained: Explained, terms: Array, rows: Rows, noise: float) -> None:  # noqa: ARG002
+        box, residual = _box(explained, terms), explained.residual[:, None]
+        candidates = [explained.terms(moved) for moved in self.assigned]
+        for k, candidate in enumerate(candidates):
+            change = (candidate - terms) / self.N
+            self.consistent[k] &= (np.abs(residual + change) <= box).all(axis=0)
+            for other in range(k):
+                self.apart[other, k] += (((candidate - candidates[other]) / self.N) ** 2).sum(axis=0)
+        if len(candidates) == 2:
+            self.block.add((candidates[1] - candidates[0]) / self.N)
+
+    def others(self, noise: float) -> ColumnRisk:
+        levels = np.array(self.column.levels)
+        present = self.column.truth >= 0
+        # The values that remain would have given the very same numbers; the true one always does.
+        remaining = np.where(self.consistent, levels[:, None], np.nan)[:, present]
+        noisy = None
+        if noise > 0:
+            risk = np.zeros(int(present.sum()))
+            for k in range(len(levels)):
+                for other in range(k):
+                    hidden = np.sqrt(self.apart[other, k][present]) <= 2 * noise
+                    risk = np.maximum(risk, np.where(hidden, abs(levels[k] - levels[other]) / 2, 0.0))
+            noisy = (risk, risk)
+        return ColumnRisk(
+            column=self.name,
+            attacker=Attacker.OTHERS,
+            discrete=True,
+            prior=float(np.ptp(levels)) / 2,
+            after=0.5 * (np.nanmax(remaining, axis=0) - np.nanmin(remaining, axis=0)),
             noisy=noisy,
         )
-    levels = np.array(column.levels)
-    there = column.truth >= 0
-    # What is left are the values that would have given the very same numbers; the true one always does.
-    spread = np.where(tally.consistent, levels[:, None], np.nan)[:, there]
-    after = 0.5 * (np.nanmax(spread, axis=0) - np.nanmin(spread, axis=0))
-    noisy = None
-    if noise > 0:
-        risk = np.zeros(int(there.sum()))
-        for k in range(len(levels)):
-            for other in range(k):
-                hidden = np.sqrt(tally.apart[other, k][there]) <= 2 * noise
-                risk = np.maximum(risk, np.where(hidden, abs(levels[k] - levels[other]) / 2, 0.0))
-        noisy = (risk, risk)
-    return ColumnRisk(
-        column=column.name,
-        attacker=Attacker.OTHERS,
-        discrete=True,
-        prior=float(np.ptp(levels)) / 2,
-        after=after,
-        noisy=noisy,
-    )
+
+    def design(self, noise: float) -> ColumnRisk | None:
+        """Return the risk of a column of two values, the ends of a range; None for more."""
+        if len(self.column.levels) != 2:
+            return None
+        low, high = self.column.levels
+        return self._ball(0.5, abs(high - low), noise)
 
 
-def _design(column: AttackedColumn, tally: _Tally, noise: float) -> ColumnRisk | None:
-    """A ball of joint radius rho sqrt(N_m); two values are the ends of such a range."""
+def _tally(column: AttackedColumn[Rows], rows: Rows, N: int) -> _AbstractTally[Rows]:
     if isinstance(column, Continuous):
-        radius, scale, there = column.radius, 1.0, ~np.isnan(column.values)
-    elif len(column.levels) == 2:
-        scale = abs(column.levels[1] - column.levels[0])
-        radius, there = 0.5, column.truth >= 0
-    else:
-        return None
-    joint = radius * math.sqrt(int(there.sum()))
-    share = there / there.sum()
-
-    def left(eta: float) -> Array:
-        found = np.minimum(radius, coordinate_moduli(tally.block, radius=joint, noise=eta)[there])
-        if isinstance(column, Discrete):  # either value, or one: half a step cannot be told from none
-            found = np.where(found >= radius * (1 - 1e-9), radius, 0.0)
-        return scale * found
-
-    exact = left(0.0)
-    noisy = None
-    if noise > 0:
-        at = left(noise)
-        noisy = (at, at)
-    return ColumnRisk(
-        column=column.name,
-        attacker=Attacker.DESIGN,
-        discrete=isinstance(column, Discrete),
-        prior=radius * scale,
-        after=exact,
-        noisy=noisy,
-        mean_prior=radius * scale,
-        mean_after=scale * direction_modulus(tally.block, share, radius=joint, noise=0.0),
-        mean_noisy=scale * direction_modulus(tally.block, share, radius=joint, noise=noise)
-        if noise > 0
-        else None,
-    )
+        return _ContinuousTally(column, rows, N)
+    return _DiscreteTally(column, rows, N)
 
 
-def _sampling(column: AttackedColumn, spanned: Compressed, sampled: IntArray, N: int) -> ColumnRisk:
-    """Best linear prediction: of the column's mean R^2 is known, of one record R^2/N_m."""
-    if isinstance(column, Continuous):
-        phi = column.values[sampled]
-    else:
-        phi = np.where(column.truth >= 0, np.array(column.levels)[column.truth], np.nan)[sampled]
-    phi = np.where(np.isnan(phi), np.nanmean(phi), phi)
-    centred = phi - phi.mean()
-    total = float(centred @ centred)
-    _, right = spanned.basis()
-    explained = float(((right @ centred) ** 2).sum()) / total if total > 0 else 0.0
-    explained = min(1.0, explained)
-    if explained > 1 - 1e-9:  # a column that the answers sum: its mean is what they say
-        explained = 1.0
-    sd = math.sqrt(total / len(phi))
-    return ColumnRisk(
-        column=column.name,
-        attacker=Attacker.NOTHING,
-        discrete=isinstance(column, Discrete),
-        prior=sd,
-        after=np.array([sd * math.sqrt(1 - explained / N)]),
-        noisy=None,
-        mean_prior=sd / math.sqrt(N),
-        mean_after=sd / math.sqrt(N) * math.sqrt(1 - explained),
-    )
+def _box(explained: Explained, terms: Array) -> Array:
+    """Return the rounding of each number, (p, 1): at least that of doubles."""
+    return np.asarray(np.maximum(explained.box, ROUNDING * np.abs(terms).max(axis=1))[:, None])

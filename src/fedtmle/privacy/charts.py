@@ -1,15 +1,23 @@
-"""One row's share in the sums of a generalised linear submodel, and how it moves with the record.
+"""Each record's share in the sums that a silo sends, and how it moves with the record's values.
 
-loss      w [rho(eta, y) - rho(offset, y)],   eta = offset + eps . X
-gradient  w rho'(eta, y) X
-Hessian   w rho''(eta, y) X X^T, upper triangle
+The share of one row in the sums of a generalised linear submodel is
+
+    loss      w [rho(eta, y) - rho(offset, y)],   eta = offset + eps . X
+    gradient  w rho'(eta, y) X
+    Hessian   w rho''(eta, y) X X^T, upper triangle
+
+A chart of a target names the continuous coordinates of a record, in the record's own units, and gives the
+derivatives of X, offset, y and w and of the closing sums in each of them. `chart_of` returns the chart of a
+target; a target from outside registers its own with ``@chart_of.register``. Discrete columns (treatment, a
+binary outcome) have no coordinate: for them the audit enumerates the values.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import singledispatch
-from typing import Any, final
+from typing import Any, Generic, TypeAlias, final
 
 import numpy as np
 
@@ -18,18 +26,20 @@ from fedtmle.model import kernels
 from fedtmle.model.density.law import AbstractFunctional, DensityLaw
 from fedtmle.model.density.problem import AbstractDensityProblem
 from fedtmle.model.families import Family
-from fedtmle.model.scaled import matrix
+from fedtmle.model.problem import Law, Rows
 from fedtmle.model.submodel import GeneralisedLinear
-from fedtmle.model.types import Array, Part
+from fedtmle.model.types import Array, Part, matrix
 from fedtmle.targets.mean import Mean, MeanLaw
 from fedtmle.targets.optimal_transport import Transport
-from fedtmle.targets.two_arm import TwoArm, TwoArmLaw, TwoArmRows
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class Tangent:
-    """How X (d, N), offset, y and w (N,) of each row move with one coordinate of its record; None: not."""
+    """Derivatives of X (d, N), offset, y and w (N,) of each row in one coordinate of its record.
+
+    None means zero.
+    """
 
     X: Array | None = None
     offset: Array | None = None
@@ -38,23 +48,23 @@ class Tangent:
 
 
 def row_terms(submodel: GeneralisedLinear, eps: Array, parts: Part) -> Array:
-    """Every row's share in the asked sums, shape (p, N), in the order of the wire."""
+    """Return each row's share in the requested sums, shape (p, N), in the order of the wire."""
     offset, y, w = _columns(submodel)
     X = matrix(submodel.X)
     eta = offset + eps @ X
-    found = []
+    terms = []
     if Part.LOSS in parts:
-        found.append((w * (_rho(submodel.family, eta, y) - _rho(submodel.family, offset, y)))[None, :])
+        terms.append((w * (_rho(submodel.family, eta, y) - _rho(submodel.family, offset, y)))[None, :])
     if Part.GRADIENT in parts:
-        found.append(w * _slope(submodel.family, eta, y) * X)
+        terms.append(w * _slope(submodel.family, eta, y) * X)
     if Part.HESSIAN in parts:
         upper, lower = np.triu_indices(len(X))
-        found.append(w * _bend(submodel.family, eta) * X[upper] * X[lower])
-    return np.concatenate(found)
+        terms.append(w * _bend(submodel.family, eta) * X[upper] * X[lower])
+    return np.concatenate(terms)
 
 
 def row_tangents(submodel: GeneralisedLinear, eps: Array, parts: Part, tangent: Tangent) -> Array:
-    """The derivative of `row_terms` in a coordinate of each row's own record, shape (p, N)."""
+    """Return the derivative of `row_terms` in a coordinate of each row's record, shape (p, N)."""
     offset, y, w = _columns(submodel)
     family, X = submodel.family, matrix(submodel.X)
     zero = np.zeros(submodel.n_rows)
@@ -65,19 +75,19 @@ def row_tangents(submodel: GeneralisedLinear, eps: Array, parts: Part, tangent: 
     eta = offset + eps @ X
     d_eta = d_offset + eps @ dX
     slope, bend = _slope(family, eta, y), _bend(family, eta)
-    found = []
+    tangents = []
     if Part.LOSS in parts:
         # rho_y = y for the Gaussian loss less eta, -eta for the others; in differences -(eta - offset) each.
         moved = slope * d_eta - _slope(family, offset, y) * d_offset - (eta - offset) * dy
         change = _rho(family, eta, y) - _rho(family, offset, y)
-        found.append((dw * change + w * moved)[None, :])
+        tangents.append((dw * change + w * moved)[None, :])
     if Part.GRADIENT in parts:
-        found.append(dw * slope * X + w * (bend * d_eta - dy) * X + w * slope * dX)
+        tangents.append(dw * slope * X + w * (bend * d_eta - dy) * X + w * slope * dX)
     if Part.HESSIAN in parts:
         upper, lower = np.triu_indices(len(X))
         rate = dw * bend + w * _third(family, eta) * d_eta
-        found.append(rate * X[upper] * X[lower] + w * bend * (dX[upper] * X[lower] + X[upper] * dX[lower]))
-    return np.concatenate(found)
+        tangents.append(rate * X[upper] * X[lower] + w * bend * (dX[upper] * X[lower] + X[upper] * dX[lower]))
+    return np.concatenate(tangents)
 
 
 def _columns(submodel: GeneralisedLinear) -> tuple[Array, Array, Array]:
@@ -122,193 +132,138 @@ def _third(family: Family, eta: Array) -> Array:
     return kernels.exp(eta) if family is Family.POISSON else np.zeros_like(eta)
 
 
-# Which coordinates of a record are continuous, and how they move what a target sums, analytically.
-#
-# A chart belongs to a target. Its coordinates are in the record's own units: an outcome in outcome units, a
-# probability as a probability. A discrete column (treatment, binary outcome) has no coordinate: for it
-# `discrete` enumerates.
+class AbstractChart(ABC, Generic[Law, Rows]):
+    """How the sums over a target's rows move with the continuous coordinates of each row's record."""
+
+    @property
+    def coordinates(self) -> tuple[str, ...]:
+        """The continuous coordinates of a record; empty if they are the numeric columns of the table."""
+        return ()
+
+    @abstractmethod
+    def submodel(self, law: Law, rows: Rows) -> GeneralisedLinear:
+        """Return the submodel of these rows at the law."""
+
+    @abstractmethod
+    def submodel_tangent(self, law: Law, rows: Rows, name: str) -> Tangent:
+        """Return the derivatives of the submodel's columns in coordinate ``name`` of each row's record."""
+
+    def closing_terms(self, law: Law, rows: Rows, base: Rows) -> Array:  # noqa: ARG002 - for targets
+        """Return each row's share in the closing sums, shape (p, N); ``base`` holds the rows as they are.
+
+        Only differences to ``base`` count: in a cluster a row is seen beside the cluster's other rows.
+        """
+        raise InputError(f"{_kind(self)}: the disclosure audit does not know the closing sums")
+
+    def closing_terms_tangent(self, law: Law, rows: Rows, name: str) -> Array:  # noqa: ARG002 - as above
+        """Return the derivative of `closing_terms` in coordinate ``name`` of each row's record."""
+        raise InputError(f"{_kind(self)}: the disclosure audit does not know the closing sums")
+
+    def require_coordinate(self, name: str) -> None:
+        """Raise `InputError` unless the target's records have this coordinate."""
+        if name not in self.coordinates:
+            known = ", ".join(self.coordinates)
+            raise InputError(f"attribute: a record has no continuous '{name}'; it has {known}")
 
 
-@singledispatch
-def coordinates(problem: object) -> tuple[str, ...]:
-    """The continuous coordinates of one record of a target."""
-    raise InputError(f"the disclosure audit does not know the records of a {type(problem).__name__}")
+class AbstractMomentsChart(AbstractChart[Law, Rows]):
+    """The chart of a target that closes with sums of columns m and of their products m_j m_k, j <= k.
 
-
-@singledispatch
-def submodel_tangent(problem: object, law: Any, rows: Any, name: str) -> Tangent:  # noqa: ARG001
-    """How the submodel's columns move with coordinate ``name`` of each row's own record."""
-    raise InputError(f"the disclosure audit does not know the records of a {type(problem).__name__}")
-
-
-@singledispatch
-def closing_columns(problem: object, law: Any, rows: Any) -> Array:  # noqa: ARG001
-    """The columns m whose sums, and products' sums, close a run; shape (k, N)."""
-    raise InputError(f"the disclosure audit does not know the closing sums of a {type(problem).__name__}")
-
-
-@singledispatch
-def closing_tangent(problem: object, law: Any, rows: Any, name: str) -> Array:  # noqa: ARG001
-    """The derivative of `closing_columns` in coordinate ``name`` of each row's own record."""
-    raise InputError(f"the disclosure audit does not know the closing sums of a {type(problem).__name__}")
-
-
-@singledispatch
-def closing_terms(problem: object, law: Any, rows: Any, base: Any) -> Array:  # noqa: ARG001 - for clusters
-    """Every row's share in the closing sums, shape (p, N); ``base`` holds the rows as they are.
-
-    Only differences to ``base`` count: with clusters a row is seen beside the others of its own.
+    Those are the sums of `model.problem.second_moments`.
     """
-    return with_products(closing_columns(problem, law, rows))
+
+    @abstractmethod
+    def closing_columns(self, law: Law, rows: Rows) -> Array:
+        """Return the columns m, shape (k, N)."""
+
+    @abstractmethod
+    def closing_tangent(self, law: Law, rows: Rows, name: str) -> Array:
+        """Return the derivative of `closing_columns` in coordinate ``name`` of each row's record."""
+
+    def closing_terms(self, law: Law, rows: Rows, base: Rows) -> Array:  # noqa: ARG002 - no clusters
+        m = self.closing_columns(law, rows)
+        upper, lower = np.triu_indices(len(m))
+        return np.concatenate([m, m[upper] * m[lower]])
+
+    def closing_terms_tangent(self, law: Law, rows: Rows, name: str) -> Array:
+        m, dm = self.closing_columns(law, rows), self.closing_tangent(law, rows, name)
+        upper, lower = np.triu_indices(len(m))
+        return np.concatenate([dm, dm[upper] * m[lower] + m[upper] * dm[lower]])
+
+
+Chart: TypeAlias = AbstractChart[Any, Any]
 
 
 @singledispatch
-def closing_terms_tangent(problem: object, law: Any, rows: Any, name: str) -> Array:
-    """The derivative of `closing_terms` in coordinate ``name`` of each row's own record."""
-    columns = closing_columns(problem, law, rows)
-    return products_tangent(columns, closing_tangent(problem, law, rows, name))
+def chart_of(model: object) -> Chart:
+    """Return the chart of a target or of a nuisance regression; `InputError` if none is registered."""
+    raise InputError(f"the disclosure audit does not know the records of a {_kind(model)}")
 
 
-def with_products(columns: Array) -> Array:
-    """m and its products m_j m_k, j <= k: what `model.problem.second_moments` sums."""
-    upper, lower = np.triu_indices(len(columns))
-    return np.concatenate([columns, columns[upper] * columns[lower]])
+def _kind(model: object) -> str:
+    return type(model).__name__
 
 
-def products_tangent(columns: Array, moved: Array) -> Array:
-    """The derivative of `with_products`."""
-    upper, lower = np.triu_indices(len(columns))
-    return np.concatenate([moved, moved[upper] * columns[lower] + columns[upper] * moved[lower]])
+@final
+@dataclass(frozen=True)
+class MeanChart(AbstractMomentsChart[MeanLaw, Array]):
+    """The mean: a record is the outcome itself."""
+
+    problem: Mean
+
+    def submodel(self, law: MeanLaw, rows: Array) -> GeneralisedLinear:
+        return self.problem.submodel(law, rows)
+
+    @property
+    def coordinates(self) -> tuple[str, ...]:
+        return ("outcome",)
+
+    def submodel_tangent(self, law: MeanLaw, rows: Array, name: str) -> Tangent:  # noqa: ARG002
+        self.require_coordinate(name)
+        return Tangent(y=np.ones(len(rows)))
+
+    def closing_columns(self, law: MeanLaw, rows: Array) -> Array:  # noqa: ARG002 - the same at every law
+        low, high = self.problem.bounds
+        return (rows - 0.5 * (low + high))[None, :]
+
+    def closing_tangent(self, law: MeanLaw, rows: Array, name: str) -> Array:  # noqa: ARG002 - as above
+        self.require_coordinate(name)
+        return np.ones((1, len(rows)))
 
 
-def require_coordinate(problem: object, name: str) -> None:
-    """`InputError` unless the target's records have this coordinate."""
-    known = coordinates(problem)
-    if name not in known:
-        raise InputError(f"attribute: a record has no continuous '{name}'; it has {', '.join(known)}")
+@final
+@dataclass(frozen=True)
+class DensityChart(AbstractMomentsChart[DensityLaw, Array]):
+    """A functional of a density: the coordinates of the observation, which enter through D."""
+
+    problem: AbstractDensityProblem
+
+    def submodel(self, law: DensityLaw, rows: Array) -> GeneralisedLinear:
+        return self.problem.submodel(law, rows)
+
+    @property
+    def coordinates(self) -> tuple[str, ...]:
+        return tuple(f"x{j}" for j in range(1, self.problem.columns + 1))
+
+    def submodel_tangent(self, law: DensityLaw, rows: Array, name: str) -> Tangent:
+        return Tangent(X=self.problem.fluctuation.multiple * self.closing_tangent(law, rows, name))
+
+    def closing_columns(self, law: DensityLaw, rows: Array) -> Array:
+        return law.functional.eif(rows)
+
+    def closing_tangent(self, law: DensityLaw, rows: Array, name: str) -> Array:
+        self.require_coordinate(name)
+        return eif_tangent(law.functional, rows, self.coordinates.index(name))
 
 
-# The mean: y itself.
-
-
-@coordinates.register
-def _(problem: Mean) -> tuple[str, ...]:  # noqa: ARG001 - one for every mean
-    return ("outcome",)
-
-
-@submodel_tangent.register
-def _(problem: Mean, law: MeanLaw, rows: Array, name: str) -> Tangent:  # noqa: ARG001 - the same at every law
-    require_coordinate(problem, name)
-    return Tangent(y=np.ones(len(rows)))
-
-
-@closing_columns.register
-def _(problem: Mean, law: MeanLaw, rows: Array) -> Array:  # noqa: ARG001 - as above
-    return (rows - 0.5 * (problem.bounds[0] + problem.bounds[1]))[None, :]
-
-
-@closing_tangent.register
-def _(problem: Mean, law: MeanLaw, rows: Array, name: str) -> Array:  # noqa: ARG001 - as above
-    require_coordinate(problem, name)
-    return np.ones((1, len(rows)))
-
-
-# Two arms: the outcome, the supplied regressions and the supplied probability; the arm itself is discrete.
-
-
-@coordinates.register
-def _(problem: TwoArm) -> tuple[str, ...]:  # noqa: ARG001 - the same columns for all
-    return ("outcome", "Q1", "Q0", "g")
-
-
-@submodel_tangent.register
-def _(problem: TwoArm, law: TwoArmLaw, rows: TwoArmRows, name: str) -> Tangent:
-    require_coordinate(problem, name)
-    taken = np.stack([rows.treated, 1.0 - rows.treated])
-    if name == "outcome":
-        return Tangent(y=np.full(len(rows.y), 1.0 / problem.width))
-    if name == "g":
-        moved = _inverse_g_tangent(rows)
-        shift = -problem.width * law.total()[:, None] * moved
-        return Tangent(X=-problem.width * taken * moved, offset=(taken * shift).sum(axis=0))
-    arm = 0 if name == "Q1" else 1
-    return Tangent(offset=taken[arm] * _logit_tangent(problem, rows, arm))
-
-
-@closing_columns.register
-def _(problem: TwoArm, law: TwoArmLaw, rows: TwoArmRows) -> Array:
-    q = _fluctuated(problem, law, rows)
-    taken = np.stack([rows.treated, 1.0 - rows.treated])
-    return np.concatenate([q, taken * rows.inverse_g * (problem.width * rows.y - q) + q])
-
-
-@closing_tangent.register
-def _(problem: TwoArm, law: TwoArmLaw, rows: TwoArmRows, name: str) -> Array:
-    require_coordinate(problem, name)
-    q = _fluctuated(problem, law, rows)
-    taken = np.stack([rows.treated, 1.0 - rows.treated])
-    weight = taken * rows.inverse_g
-    if name == "outcome":
-        return np.concatenate([np.zeros_like(q), weight])
-    logits, extra = np.zeros_like(q), np.zeros_like(q)
-    if name == "g":
-        moved = _inverse_g_tangent(rows)
-        logits = -problem.width * law.total()[:, None] * moved
-        extra = taken * moved * (problem.width * rows.y - q)
-    else:
-        arm = 0 if name == "Q1" else 1
-        logits[arm] = _logit_tangent(problem, rows, arm)
-    dq = q * (1.0 - q / problem.width) * logits
-    return np.concatenate([dq, (1.0 - weight) * dq + extra])
-
-
-def _fluctuated(problem: TwoArm, law: TwoArmLaw, rows: TwoArmRows) -> Array:
-    """Q_a - low at the law, in outcome units, (2, N)."""
-    logits = rows.logit_q - problem.width * law.total()[:, None] * rows.inverse_g
-    return np.asarray(problem.width / (1.0 + np.exp(-logits)))
-
-
-def _inverse_g_tangent(rows: TwoArmRows) -> Array:
-    """d(1/g, 1/(1 - g))/dg."""
-    return np.stack([-(rows.inverse_g[0] ** 2), rows.inverse_g[1] ** 2])
-
-
-def _logit_tangent(problem: TwoArm, rows: TwoArmRows, arm: int) -> Array:
-    """d logit(Q_a)/dQ_a with Q_a in outcome units: 1/(width q (1 - q))."""
-    q = 1.0 / (1.0 + np.exp(-rows.logit_q[arm]))
-    return np.asarray(1.0 / (problem.width * q * (1.0 - q)))
-
-
-# Densities: the coordinates of the observation, through D.
-
-
-@coordinates.register
-def _(problem: AbstractDensityProblem) -> tuple[str, ...]:
-    return tuple(f"x{j}" for j in range(1, problem.columns + 1))
-
-
-@submodel_tangent.register
-def _(problem: AbstractDensityProblem, law: DensityLaw, rows: Array, name: str) -> Tangent:
-    require_coordinate(problem, name)
-    moved = eif_tangent(law.functional, rows, coordinates(problem).index(name))
-    return Tangent(X=problem.fluctuation.multiple * moved)
-
-
-@closing_columns.register
-def _(problem: AbstractDensityProblem, law: DensityLaw, rows: Array) -> Array:  # noqa: ARG001
-    return law.functional.eif(rows)
-
-
-@closing_tangent.register
-def _(problem: AbstractDensityProblem, law: DensityLaw, rows: Array, name: str) -> Array:
-    require_coordinate(problem, name)
-    return eif_tangent(law.functional, rows, coordinates(problem).index(name))
+chart_of.register(Mean, MeanChart)
+chart_of.register(AbstractDensityProblem, DensityChart)
 
 
 @singledispatch
 def eif_tangent(functional: AbstractFunctional, points: Array, j: int) -> Array:  # noqa: ARG001
-    """dD/do_j at points (q, N), shape (d, N)."""
-    raise InputError(f"the disclosure audit has no derivative of a {type(functional).__name__}'s EIF")
+    """Return dD/do_j at points (q, N), shape (d, N)."""
+    raise InputError(f"the disclosure audit has no derivative of a {_kind(functional)}'s EIF")
 
 
 @eif_tangent.register

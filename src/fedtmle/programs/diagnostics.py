@@ -1,4 +1,4 @@
-"""How well the arms overlap, before anything is targeted."""
+"""Overlap of the arms, before anything is targeted, and diagnostics of overlap and fit after it."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ from fedtmle.targets.effects.statistics import (
     histogram_pairs,
 )
 
+DECILES = tuple(NormalDist().inv_cdf(k / 10) for k in range(1, 10))
 DEPENDENT_SHARE = 1e-9  # a clever covariate depends on others that leave less of its square unexplained
 
 
@@ -42,14 +43,15 @@ class Overlap:
 
 def find_overlap(effect: EffectProblem, preparation: Preparation, n: int) -> Flow[Overlap]:
     """Ask for overlap in one round; refuse a study whose arms do not overlap."""
-    arms, count = len(preparation.columns.arms), len(preparation.components)
-    columns = OverlapColumns(effect)
+    arms, columns = len(preparation.columns.arms), OverlapColumns(effect)
+    covariates, products = columns.layout.places["H"], columns.layout.places["products of H"]
+    squares = {r: at for (r, s), at in zip(columns.pairs, products, strict=True) if r == s}
     pooled, bins = yield JointQuery(
         (
             TallyQuery(
                 columns=columns,
                 n=n,
-                weights=tuple(WeightSum(r, count + columns.pairs.index((r, r))) for r in range(count)),
+                weights=tuple(WeightSum(at, squares[r]) for r, at in enumerate(covariates)),
             ),
             BinsQuery(
                 bins=TruncationBins(effect, arms),
@@ -59,22 +61,24 @@ def find_overlap(effect: EffectProblem, preparation: Preparation, n: int) -> Flo
             ),
         )
     )
-    sums = pooled.values()
-    totals, gram = sums[:count], unpack(sums[count:-3], count)
+    sums = columns.layout.split(pooled.values())
+    gram = unpack(sums["products of H"], columns.count)
     truncated = tuple(below.count for _, below in bins)
     _refuse_no_overlap(preparation, truncated, n)
     for component, mass in zip(preparation.components, np.diag(gram), strict=True):
         if not mass > 0:
             raise InputError(f"target: no observed outcome contributes to {component.name}")
-    effective = tuple(float(a * a / b) for a, b in zip(totals, np.diag(gram), strict=True))
-    mass, total, squares = map(float, sums[-3:])
-    mean = total / mass
+    effective = tuple(float(a * a / b) for a, b in zip(sums["H"], np.diag(gram), strict=True))
+    mean, mean_square = (
+        float(sums[name][0]) / float(sums["observed weight"][0])
+        for name in ("prediction", "prediction squared")
+    )
     return Overlap(
         truncated=truncated,
         disclosing=tuple(below.silos for _, below in bins),
         effective_sizes=effective,
         spanning=_spanning(gram, effective),
-        predicted=(mean, float(np.sqrt(max(squares / mass - mean * mean, 0.0)))),
+        predicted=(mean, math.sqrt(max(mean_square - mean * mean, 0.0))),
     )
 
 
@@ -95,18 +99,12 @@ def _spanning(gram: Array, effective: tuple[float, ...]) -> tuple[int, ...]:
     """
     root = np.sqrt(np.diag(gram))
     rest = gram / (root[:, None] * root)
-    kept = []
+    spanning = []
     for r in sorted(range(len(gram)), key=lambda r: (effective[r], r)):
         if rest[r, r] > DEPENDENT_SHARE:
-            kept.append(r)
+            spanning.append(r)
             rest = rest - rest[:, r, None] * rest[r] / rest[r, r]
-    return tuple(sorted(kept))
-
-
-# Diagnostics of a study, pooled from the bins that each silo may disclose: overlap and outcome fit.
-
-
-DECILES = tuple(NormalDist().inv_cdf(k / 10) for k in range(1, 10))
+    return tuple(sorted(spanning))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,22 +153,21 @@ def diagnose(
     mean, spread = overlap.predicted
     edges = tuple(mean + spread * z for z in DECILES) if spread > 0 else ()
     is_binary, arms = study.target.is_binary, study.target.arms
-    errors_of = PredictionErrors(effect=effect, law=law, is_binary=is_binary)
-    sums, propensities, (bins,) = yield JointQuery(
+    errors = PredictionErrors(effect=effect, law=law, is_binary=is_binary)
+    pooled, propensities, (bins,) = yield JointQuery(
         (
-            TallyQuery(columns=errors_of, n=n, phase=Phase.DIAGNOSTICS),
+            TallyQuery(columns=errors, n=n, phase=Phase.DIAGNOSTICS),
             BinsQuery(bins=PropensityBins(effect, len(arms)), n=n),
             BinsQuery(bins=CalibrationBins(effect=effect, law=law, edges=edges), n=n),
         )
     )
-    mass, y, squares, *errors = map(float, sums.values())
-    scatter = squares - y * y / mass
+    sums = {name: part.tolist() for name, part in errors.layout.split(pooled.values()).items()}
+    mass, y, y_squared = sums["outcome moments"]
     deviance = None
     if is_binary:
-        null = mass * _entropy(y / mass)
-        deviance = _explained(errors[2], null), _explained(errors[3], null)
+        deviance = _explained(sums["log losses"], mass * _entropy(y / mass))
     fit = OutcomeFit(
-        r_squared=(_explained(errors[0], scatter), _explained(errors[1], scatter)),
+        r_squared=_explained(sums["squared errors"], y_squared - y * y / mass),
         deviance=deviance,
         edges=edges,
         calibration=bins,
@@ -182,5 +179,7 @@ def _entropy(p: float) -> float:
     return -sum(share * math.log(share) for share in (p, 1 - p) if share > 0)
 
 
-def _explained(left: float, whole: float) -> float:
-    return 1.0 - left / whole if whole > 0 else math.nan
+def _explained(errors: Sequence[float], whole: float) -> tuple[float, float]:
+    """Return the share of ``whole`` that is explained, from the error before and after targeting."""
+    before, after = (1.0 - error / whole if whole > 0 else math.nan for error in errors)
+    return before, after

@@ -1,9 +1,10 @@
-"""The program of a study: every party follows it on the same broadcasts.
+"""The programs of a study and of its preflight: every party follows them on the same broadcasts.
 
     factor levels -> clusters -> counts -> treatment, missingness and outcome models -> overlap
                   -> targeting -> diagnostics
 
-Each arrow is a query or a sub-flow; nothing but pooled sums, levels and exponents comes down.
+Each arrow is a query or a sub-flow; nothing but pooled sums, levels and exponents comes down. A preflight
+fits the treatment model alone, and asks for histograms of the propensity scores.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ from dataclasses import dataclass, replace
 from typing import final
 
 from fedtmle.errors import InputError
-from fedtmle.initial.crossfit import Column, Probability
+from fedtmle.initial.crossfit import Fitted, SuppliedPrediction, SuppliedProbability
 from fedtmle.initial.glm import Supplied
+from fedtmle.initial.ranges import range_exponent
+from fedtmle.model import kernels
 from fedtmle.model.table import AnyTable
 from fedtmle.programs.diagnostics import (
     Diagnostics,
@@ -25,8 +28,9 @@ from fedtmle.programs.diagnostics import (
     find_overlap,
     named_histograms,
 )
+from fedtmle.programs.nuisance import effect_columns, regressions
 from fedtmle.programs.study import MOST_STRATA, Study
-from fedtmle.programs.superlearner import effect_columns, fit_nuisance, regressions
+from fedtmle.programs.superlearner import fit_nuisance
 from fedtmle.protocol.bins import BinsQuery
 from fedtmle.protocol.clusters import ClustersQuery, SpanningQuery
 from fedtmle.protocol.outcome import Described, Outcome, Targeted
@@ -35,8 +39,8 @@ from fedtmle.protocol.query import CountCell, Flow
 from fedtmle.protocol.sums import TallyQuery
 from fedtmle.protocol.tables import LevelsQuery, ScalesQuery
 from fedtmle.targets.effects.components import Component, PooledWeights
-from fedtmle.targets.effects.prepare import EffectColumns, Predictor, Preparation
-from fedtmle.targets.effects.problem import EffectProblem
+from fedtmle.targets.effects.prepare import EffectColumns, Preparation
+from fedtmle.targets.effects.problem import EffectLaw, EffectProblem
 from fedtmle.targets.effects.statistics import FittedPropensityBins, StudyCounts, WeightColumn
 
 SMALLEST_EXPONENT = -512  # of weights: below it, their grid would leave the range of a double
@@ -56,12 +60,12 @@ class StudyDetails:
     g_floor: float
     overlap: Overlap
     diagnostics: Diagnostics | None  # None if not wanted, or where each silo has its own law (Personalized)
-    nuisances: Mapping[str, tuple[Predictor, ...]]
+    nuisances: Mapping[str, tuple[Fitted, ...]]
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class StudyProgram(AbstractProgram):
+class StudyProgram(AbstractProgram[AnyTable]):
     """The whole study as one flow."""
 
     study: Study
@@ -86,7 +90,7 @@ class StudyProgram(AbstractProgram):
             effect = replace(effect, combination=tuple(effect.combination[r] for r in overlap.spanning))
         outcome = yield from study.algorithm.flow(effect, effect.start(), n)
         diagnostics = None
-        if study.diagnostics and isinstance(outcome, Targeted):
+        if study.diagnostics and isinstance(outcome, Targeted) and isinstance(outcome.law, EffectLaw):
             diagnostics = yield from diagnose(study, effect, outcome.law, overlap, n)
         details = StudyDetails(
             problem=effect,
@@ -111,7 +115,7 @@ def study_details(outcome: Outcome) -> StudyDetails:
 
 
 def effect_problem(study: Study, preparation: Preparation) -> EffectProblem:
-    """The problem that is targeted, once nuisances are fitted."""
+    """Return the problem that is targeted, once nuisances are fitted."""
     components = preparation.components
     contrast = study.target.contrast() if study.submodel == "contrast" else None
     identity = tuple(tuple(float(i == j) for j in range(len(components))) for i in range(len(components)))
@@ -136,7 +140,9 @@ def effect_problem(study: Study, preparation: Preparation) -> EffectProblem:
 
 def _levels(study: Study) -> Flow[dict[str, tuple[str, ...]]]:
     levels: dict[str, tuple[str, ...]] = {}
-    if study.factors:
+    if study.variables is not None:
+        levels = study.declared_levels(study.variables)
+    elif study.factors:
         pooled = yield LevelsQuery(factors=study.factors)
         levels = dict(zip(study.factors, pooled, strict=True))
     strata = study.target.strata
@@ -174,10 +180,13 @@ class Tally:
 def _tally(study: Study, columns: EffectColumns, n: int) -> Flow[Tally]:
     exponent = 1
     if study.weights:  # whatever their unit, the sums keep their digits
-        (largest,) = yield ScalesQuery(columns=WeightColumn(columns))
+        if study.variables is not None:
+            largest = range_exponent(study.variables.ranges[study.weights])
+        else:
+            (largest,) = yield ScalesQuery(columns=WeightColumn(columns))
         exponent = max(largest, SMALLEST_EXPONENT)
     counts = StudyCounts(columns=columns, weight_exponent=exponent)
-    at = {name: range(block.start, block.stop) for name, block in counts.blocks.items()}
+    at = counts.layout.places
     pooled = yield TallyQuery(
         columns=counts,
         n=n,
@@ -190,7 +199,7 @@ def _tally(study: Study, columns: EffectColumns, n: int) -> Flow[Tally]:
             *(CountCell(k) for k in at["stratum"]),
         ),
     )
-    sums = {name: pooled[block].values().tolist() for name, block in counts.blocks.items()}
+    sums = {name: part.tolist() for name, part in counts.layout.split(pooled.values()).items()}
     weight_mean = sums["weight"][0] / n
     tally = Tally(
         arms=tuple(map(int, sums["arm"])),
@@ -199,7 +208,7 @@ def _tally(study: Study, columns: EffectColumns, n: int) -> Flow[Tally]:
         weights=PooledWeights(
             total=weight_mean * n,
             by_arm=tuple(sums["arm weight"]),
-            by_stratum=tuple(sums["stratum weight"]),
+            by_stratum=tuple(sums["stratum weight" if study.weights else "stratum"]),
         ),
     )
     if not tally.weight_mean > 0:
@@ -228,10 +237,10 @@ def _nuisances(
     tally: Tally,
     n: int,
     roles: Sequence[str] = ("treatment", "missingness", "outcome"),
-) -> Flow[dict[str, tuple[Predictor, ...]]]:
+) -> Flow[dict[str, tuple[Fitted, ...]]]:
     folds = study.outer_folds
     asked = regressions(study, columns, tally.weight_mean)
-    fitted: dict[str, tuple[Predictor, ...]] = {}
+    fitted: dict[str, tuple[Fitted, ...]] = {}
     for role in roles:
         model = study.models.get(role)
         if isinstance(model, Supplied):
@@ -246,7 +255,7 @@ def _nuisances(
     return fitted
 
 
-Treatment = tuple[EffectColumns, tuple[Predictor, ...], float]
+Treatment = tuple[EffectColumns, tuple[Fitted, ...], float]
 
 
 def fit_treatment(study: Study, n: int) -> Flow[Treatment]:
@@ -258,25 +267,25 @@ def fit_treatment(study: Study, n: int) -> Flow[Treatment]:
     return columns, fitted["treatment"], tally.weight_mean
 
 
-def _supplied(model: Supplied, role: str, study: Study) -> tuple[Predictor, ...]:
-    """Predictions that each silo has already."""
+def _supplied(model: Supplied, role: str, study: Study) -> tuple[Fitted, ...]:
+    """Return the predictors of a role whose predictions each silo has as columns."""
     arms, names = len(study.target.arms), model.columns
     counts = {"treatment": (arms - 1,), "missingness": (1, arms), "outcome": (arms,)}[role]
     if len(names) not in counts:
         expected = " or ".join(str(count) for count in dict.fromkeys(counts))
         raise InputError(f"{role}_model: expected {expected} supplied column(s), not {len(names)}")
     if role == "treatment":
-        return tuple(Probability(name, names[:j]) for j, name in enumerate(names))
+        return tuple(SuppliedProbability(name, names[:j]) for j, name in enumerate(names))
     if role == "missingness":
-        return tuple(map(Probability, names))
+        return tuple(map(SuppliedProbability, names))
     low, high = study.target.outcome_bounds
-    return tuple(Column(name, low, high - low) for name in names)
+    return tuple(SuppliedPrediction(name, low, high - low) for name in names)
 
 
 def _preparation(
     study: Study,
     columns: EffectColumns,
-    fitted: Mapping[str, tuple[Predictor, ...]],
+    fitted: Mapping[str, tuple[Fitted, ...]],
     tally: Tally,
     n: int,
 ) -> Preparation:
@@ -285,7 +294,7 @@ def _preparation(
     for component, share in zip(components, shares, strict=True):
         if share <= 0:
             raise InputError(f"strata: no record with a positive weight is {component.population.label}")
-    auto = 5.0 / (math.sqrt(n) * math.log(max(n, 2)))
+    auto = 5.0 / (math.sqrt(n) * kernels.log(float(max(n, 2))))
     floor = auto if study.g_bounds == "auto" else float(study.g_bounds or 0.0)
     return Preparation(
         columns=columns,
@@ -300,12 +309,9 @@ def _preparation(
     )
 
 
-# The program of a preflight: the treatment model alone, and the histograms of what it predicts.
-
-
 @final
 @dataclass(frozen=True, kw_only=True)
-class PreflightProgram(AbstractProgram):
+class PreflightProgram(AbstractProgram[AnyTable]):
     """Fits a study's treatment model across silos and estimates nothing; ``details`` has the histograms."""
 
     study: Study

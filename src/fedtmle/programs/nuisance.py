@@ -1,15 +1,26 @@
-"""Nuisance regressions as sub-flows: every party fits the same GLM on the same pooled sums."""
+"""A study's nuisance regressions, and the federated GLM: every party fits it on the same pooled sums.
+
+Newton's method asks for gradients and, as long as it changes, for the curvature. The loss is convex, and the
+step solves H p = -g, so that the norm of g falls along it. A step is taken when it does fall; no loss is
+asked. Close to the fit the curvature hardly changes: a step with the one of the point before leaves
+
+    |g(eps + p)| ~ 2 r |g(eps)|,   r = |g(eps)| / |g before|,
+
+r of the last full step, which squares from one to the next. Where such a step is expected to reach the goal,
+a round asks for the gradient alone: d sums instead of d + d(d+1)/2.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
 
 import numpy as np
 
 from fedtmle.algorithms.base import Run
-from fedtmle.errors import InputError
+from fedtmle.errors import InputError, NumericalError
 from fedtmle.initial.crossfit import Folds
 from fedtmle.initial.glm import (
     FAMILIES,
@@ -19,20 +30,32 @@ from fedtmle.initial.glm import (
     FormulaColumns,
     GLMModel,
     Levels,
+    Supplied,
 )
 from fedtmle.initial.pilot import Pilot
+from fedtmle.initial.ranges import Ranges, column_exponents
 from fedtmle.initial.superlearner import SuperLearner
 from fedtmle.model.families import Family, Response
-from fedtmle.model.linear import newton_direction
+from fedtmle.model.linear import cholesky, congruence, eigen, invert_lower, multiply, newton_direction
 from fedtmle.model.types import Array, Part, unpack
-from fedtmle.protocol.query import Flow, Phase
+from fedtmle.programs.study import Study
+from fedtmle.protocol.query import Flow, Model, Phase
 from fedtmle.protocol.tables import ScalesQuery
-from fedtmle.targets.effects.prepare import WithoutFold
+from fedtmle.targets.effects.prepare import (
+    ArmResponse,
+    EffectColumns,
+    ObservedResponse,
+    OutcomeResponse,
+    WithoutFold,
+)
 
 GRADIENT_GOAL = 2.0**-42  # gradient norm on unit-scaled columns
 LARGEST_GRADIENT = 1e-8  # a fit that stalls above this has not converged
 COLLINEAR_PIVOT = 1e-10  # treat columns as collinear if a pivot of the scaled Hessian is below this
 MINORITY_WEIGHT = 1e-9  # treat the response as constant if the minority's share of the weight is below this
+MAX_STEPS = 100
+MAX_HALVINGS = 50
+SMALLEST_DECREASE = 1e-4  # a step of length t lowers the norm by at least this share of t
 SEPARATED_CURVATURE = 1e-7  # treat as separated if this share of the curvature at zero is left at the fit
 
 ToFit = GLM | Pilot | SuperLearner
@@ -53,6 +76,7 @@ class Regression:
     bounds: tuple[float, float] = (0.0, 1.0)  # the response's own scale, which public models predict on
     fold: int = 0  # the study's fold that is left out, counted from 1; 0: none
     constant: str = ""  # the message if the response is the same in every row used
+    ranges: Ranges | None = None  # of the variables, where the study declares them
 
     def without(self, folds: Folds, fold: int) -> Regression:
         """Return the same regression on the other folds' rows."""
@@ -63,12 +87,93 @@ class Regression:
         return FAMILIES[glm.family_for(self.kind)] if self.family is None else self.family
 
 
+def effect_columns(
+    study: Study, levels: Mapping[str, tuple[str, ...]], spanning: tuple[bytes, ...] = ()
+) -> EffectColumns:
+    """Return which columns of a table play which part in the study."""
+    target = study.target
+    return EffectColumns(
+        outcome=target.outcome,
+        outcome_bounds=target.outcome_bounds,
+        treatment=target.treatment,
+        arms=target.arms,
+        strata=target.strata,
+        strata_levels=levels[target.strata] if target.strata else (),
+        weights=study.weights,
+        weight_ceiling=study.weight_ceiling,
+        cluster=study.cluster,
+        largest_cluster=study.largest_cluster,
+        spanning=spanning,
+    )
+
+
+def regressions(
+    study: Study, columns: EffectColumns, weight_mean: float
+) -> dict[str, tuple[Regression, ...]]:
+    """Return the regressions of each role whose model is to be fitted: one, or one per arm but the first."""
+    regression = partial(
+        Regression,
+        weight_ceiling=study.weight_ceiling if study.weights else 1.0,
+        cluster=study.cluster,
+        spanning=study.cluster_scope == "spanning",
+        ranges=None if study.variables is None else study.variables.ranges,
+    )
+    by_role: dict[str, tuple[Regression, ...]] = {}
+    treatment, missingness, outcome = study.treatment_model, study.missingness_model, study.outcome_model
+    if treatment is not None and not isinstance(treatment, Supplied):
+        by_role["treatment"] = tuple(
+            regression(
+                label="treatment model" if len(columns.arms) == 2 else f"treatment model, arm '{arm}'",
+                model=treatment,
+                kind="binary",
+                response=ArmResponse(columns=columns, weight_mean=weight_mean, code=code),
+                family=Family.LOGISTIC,
+                constant="everyone it is fitted on has the same treatment; check the treatment's column "
+                "and arms, or use fewer folds",
+            )
+            for code, arm in enumerate(columns.arms)
+            if code > 0
+        )
+    if missingness is not None and not isinstance(missingness, Supplied):
+        by_role["missingness"] = (
+            regression(
+                label="missingness model",
+                model=missingness,
+                kind="binary",
+                response=ObservedResponse(columns=columns, weight_mean=weight_mean),
+                family=Family.LOGISTIC,
+                constant="every outcome of those it is fitted on is observed, or every one is missing; leave "
+                "the model out, or use fewer folds",
+            ),
+        )
+    if not isinstance(outcome, Supplied):
+        by_role["outcome"] = (
+            regression(
+                label="outcome model",
+                model=outcome,
+                kind=study.target.response,
+                response=OutcomeResponse(columns=columns, weight_mean=weight_mean),
+                bounds=study.target.outcome_bounds,
+                constant="every observed outcome is the same, so there is nothing to model; check the "
+                "outcome's column and how it is coded",
+            ),
+        )
+    return by_role
+
+
 def fit_glm(regression: Regression, glm: GLM, levels: Levels, n: int) -> Flow[FittedGLM]:
-    """Fit one federated GLM by Newton's method: a round for column scales, then some six for the fit."""
+    """Fit one federated GLM by Newton's method: some six rounds.
+
+    Without declared ranges, a round before them asks for the scale of each column.
+    """
     formula, family = glm.parsed, regression.family_of(glm)
     columns = FormulaColumns(formula, levels)
     names = columns.names
-    scales: tuple[int, ...] = yield ScalesQuery(columns=columns)
+    scales: tuple[int, ...]
+    if regression.ranges is None:
+        scales = yield ScalesQuery(columns=columns)
+    else:
+        scales = column_exponents(formula, levels, regression.ranges)
     model = GLMModel(
         formula=formula,
         levels=levels,
@@ -112,8 +217,11 @@ def fit_glm(regression: Regression, glm: GLM, levels: Levels, n: int) -> Flow[Fi
 def _refuse_constant(
     gradient: Array, hessian: Array, names: tuple[str, ...], scales: tuple[int, ...], regression: Regression
 ) -> None:
-    """At zero the intercept's gradient is sum w (1/2 - y) and its curvature sum w / 4, so that the one is
-    twice the other just where y is 0, or 1, in every row."""
+    """Refuse a response that is the same in every row.
+
+    At zero the intercept's gradient is sum w (1/2 - y) and its curvature sum w / 4, so that the one is
+    twice the other if and only if y is 0, or 1, in every row.
+    """
     if names[0] != "1":
         return
     slope, bend = math.ldexp(abs(gradient[0]), scales[0]), math.ldexp(hessian[0, 0], 2 * scales[0])
@@ -122,7 +230,7 @@ def _refuse_constant(
 
 
 def _refuse_collinear(hessian: Array, names: tuple[str, ...], label: str) -> None:
-    """Names the columns that others determine: pivots of the correlation-scaled Hessian that vanish."""
+    """Refuse columns that the ones before determine, by name: pivots of the scaled Hessian that vanish."""
     diagonal = np.sqrt(np.maximum(np.diag(hessian), 0.0))
     empty = [name for name, d in zip(names, diagonal, strict=True) if d == 0]
     if empty:
@@ -144,16 +252,21 @@ def _refuse_collinear(hessian: Array, names: tuple[str, ...], label: str) -> Non
 
 
 def _refuse_separation(at_zero: Array, at_fit: Array, names: tuple[str, ...], label: str) -> None:
-    """A logistic fit whose curvature has vanished in some direction has no finite coefficients.
+    """Refuse a logistic fit whose curvature has vanished in some direction: it has no finite coefficients.
 
-    Named are the columns that move most along that direction, each in units of its standard deviation.
+    The message names the columns that move most along that direction, in units of their standard deviations.
     """
-    root = np.linalg.inv(np.linalg.cholesky(at_zero))
-    values, vectors = np.linalg.eigh(root @ at_fit @ root.T)
+    if cholesky(at_fit - SEPARATED_CURVATURE * at_zero) is not None:  # the usual case, without eigenvalues
+        return
+    factor = cholesky(at_zero)
+    if factor is None:  # collinear columns were refused before
+        raise NumericalError(f"{label}: the curvature of its loss is not positive definite")
+    root = invert_lower(factor)
+    values, vectors = eigen(congruence(root, at_fit))
     if values[0] >= SEPARATED_CURVATURE:
         return
     spread = np.diag(at_zero) - (at_zero[:, 0] ** 2 / at_zero[0, 0] if names[0] == "1" else 0.0)
-    moved = np.abs(root.T @ vectors[:, 0]) * np.sqrt(np.maximum(spread, 0.0))
+    moved = np.abs(multiply(root.T, vectors[:, :1])[:, 0]) * np.sqrt(np.maximum(spread, 0.0))
     most = [name for name, size in zip(names, moved, strict=True) if size > 0.3 * moved.max()]
     raise InputError(
         f"{label}: its response is perfectly predicted, mostly by {', '.join(most)}, so the fit has no "
@@ -161,26 +274,9 @@ def _refuse_separation(at_zero: Array, at_fit: Array, names: tuple[str, ...], la
     )
 
 
-# Newton's method for a nuisance regression: gradients and, as long as it changes, the curvature.
-#
-# The loss is convex, and the step solves H p = -g, so that the norm of g falls along it. A step is taken when
-# it does fall; no loss is asked. Close to the fit the curvature hardly changes: a step with the one of the
-# point before leaves
-#
-# |g(eps + p)| ~ 2 r |g(eps)|,   r = |g(eps)| / |g before|,
-#
-# r of the last full step, which squares from one to the next. Where such a step is expected to reach the
-# goal, a round asks for the gradient alone: d sums instead of d + d(d+1)/2.
-
-
-MAX_STEPS = 100
-MAX_HALVINGS = 50
-SMALLEST_DECREASE = 1e-4  # a step of length t lowers the norm by at least this share of t
-
-
 @dataclass(frozen=True, kw_only=True)
 class NewtonPoint:
-    """A point of the fit and what is known there; ``is_fresh`` unless the Hessian is of a point before."""
+    """A point of the fit; ``is_fresh`` says that the Hessian is that of this point, not of one before."""
 
     eps: Array
     gradient: Array
@@ -191,7 +287,7 @@ class NewtonPoint:
 
 
 def minimise(
-    run: Run[Any], gradient: Array, hessian: Array, *, goal: float, acceptable: float, is_quadratic: bool
+    run: Run[Model], gradient: Array, hessian: Array, *, goal: float, acceptable: float, is_quadratic: bool
 ) -> Flow[NewtonPoint]:
     """Return the fit from eps = 0, where the gradient and the Hessian are given.
 
@@ -212,15 +308,17 @@ def minimise(
 
 
 def _needs_hessian(fit: NewtonPoint, goal: float) -> bool:
-    """Whether the next point needs its own: a step from there with the Hessian at hand would not do."""
+    """Return whether the next point needs its own Hessian: a step with the last one would not suffice."""
     if fit.ratio is None:
         return True
     reached = 2.0 * fit.norm * fit.ratio**4 if fit.is_fresh else fit.norm * fit.ratio**2
     return reached > goal
 
 
-def _step(run: Run[Any], fit: NewtonPoint, with_hessian: bool, acceptable: float) -> Flow[NewtonPoint | None]:
-    """The first point along Newton's direction, halving, where the norm is smaller; None if there is none."""
+def _step(
+    run: Run[Model], fit: NewtonPoint, with_hessian: bool, acceptable: float
+) -> Flow[NewtonPoint | None]:
+    """Return the first point along Newton's direction, halving, with a smaller norm, or None."""
     dim, direction, length = run.problem.dim, newton_direction(fit.hessian, fit.gradient), 1.0
     for _ in range(MAX_HALVINGS + 1):
         eps = fit.eps + length * direction

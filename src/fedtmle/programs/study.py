@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Literal, final
 
 import numpy as np
@@ -14,7 +15,9 @@ from fedtmle.errors import InputError
 from fedtmle.initial.crossfit import Folds
 from fedtmle.initial.glm import GLM, Supplied
 from fedtmle.initial.pilot import Pilot
+from fedtmle.initial.ranges import column_ranges
 from fedtmle.initial.superlearner import SuperLearner, formulas, pilots, used_columns
+from fedtmle.initial.variables import Variables
 from fedtmle.model.arguments import expect, expect_column, expect_integer, expect_number
 from fedtmle.model.table import AnyTable, StreamedTable
 from fedtmle.model.types import IntArray
@@ -23,6 +26,8 @@ from fedtmle.targets.effects.estimands import AbstractEffect
 
 MOST_STRATA = 50  # every one has its own estimates: a column with more is a number, most likely
 NuisanceModel = GLM | Pilot | SuperLearner | Supplied
+OutcomeType = Literal["binary", "count", "continuous"]
+OUTCOME_TYPES: dict[str, OutcomeType] = {"binary": "binary", "count": "count", "number": "continuous"}
 
 
 @final
@@ -38,6 +43,8 @@ class Study:
     cluster, and one that is in two silos stops the run; "spanning", the same, and it may be in several;
     "silo", nothing, each silo numbers its own (`protocol.clusters` has what each discloses).
     ``diagnostics`` False leaves out the last round: tables of overlap and fit, which no estimate needs.
+    ``variables`` is the dictionary: with it the silos are asked neither for the levels of factors nor for the
+    size of their values, and the outcome's type and bounds are those that it declares.
     """
 
     target: AbstractEffect
@@ -58,9 +65,12 @@ class Study:
     seed: int = 0
     confidence: float = 0.95
     diagnostics: bool = True
+    variables: Variables | None = None
 
     def __post_init__(self) -> None:
         self._refuse_types()
+        if self.variables is not None:
+            self._check_variables(self.variables)
         if (self.treatment_model is None) != (self.target.treatment is None):
             raise InputError("treatment_model: give one if and only if the target names a treatment")
         if len(self.target.arms) > 2 and any(pilot.is_public for pilot in pilots(self.treatment_model)):
@@ -78,22 +88,25 @@ class Study:
             raise InputError("clever: 'weight' is for static arms without strata")
         if self.submodel == "contrast" and self.target.contrast() is None:
             raise InputError("submodel: 'contrast' needs a target that is one difference of two arms")
-        if not (math.isfinite(self.weight_ceiling) and self.weight_ceiling >= 1):
-            raise InputError(f"weight_ceiling: expected a number of at least 1, not {self.weight_ceiling}")
         if self.cluster_scope not in ("shared", "silo", "spanning"):
             raise InputError(
                 f"cluster_scope: expected 'shared', 'silo' or 'spanning', not {self.cluster_scope!r}"
             )
+        if self.clever not in ("covariate", "weight") or self.submodel not in ("per arm", "contrast"):
+            raise InputError("clever is 'covariate' or 'weight'; submodel is 'per arm' or 'contrast'")
+        if self.link not in ("logistic", "linear"):
+            raise InputError(f"link: expected 'logistic' or 'linear', not {self.link!r}")
+        self._check_numbers()
+
+    def _check_numbers(self) -> None:
+        if not (math.isfinite(self.weight_ceiling) and self.weight_ceiling >= 1):
+            raise InputError(f"weight_ceiling: expected a number of at least 1, not {self.weight_ceiling}")
         if self.largest_cluster < 1:
             raise InputError(f"largest_cluster: expected at least 1, not {self.largest_cluster}")
         if self.folds is not None and self.folds < 2:
             raise InputError(f"folds: expected at least 2, or None, not {self.folds}")
         if not 0.5 < self.confidence < 1:
             raise InputError(f"confidence: expected a number between 0.5 and 1, not {self.confidence}")
-        if self.clever not in ("covariate", "weight") or self.submodel not in ("per arm", "contrast"):
-            raise InputError("clever is 'covariate' or 'weight'; submodel is 'per arm' or 'contrast'")
-        if self.link not in ("logistic", "linear"):
-            raise InputError(f"link: expected 'logistic' or 'linear', not {self.link!r}")
 
     def _refuse_types(self) -> None:
         expect("target", self.target, AbstractEffect, 'an effect such as ATE(outcome="y", treatment="a")')
@@ -110,9 +123,53 @@ class Study:
         for name in ("weight_ceiling", "confidence", *bounded):
             expect_number(name, getattr(self, name))
 
+    def _check_variables(self, variables: Variables) -> None:
+        """Check that the dictionary declares what is used; take the outcome's type and bounds from it."""
+        undeclared = dict.fromkeys(repr(name) for name, _ in self._used() if name not in variables)
+        if undeclared:
+            raise InputError(
+                f"variables: {', '.join(undeclared)} are used and not declared; describe each of them, or "
+                "draft the dictionary from a table with `fedtmle init --from`"
+            )
+        for name, as_factor in self._used():
+            variable = variables[name]
+            if as_factor and not variable.codes:
+                raise InputError(f"variables: '{name}' is used as a factor; declare it as a category")
+            if not as_factor and not variable.is_numeric:
+                raise InputError(f"variables: '{name}' is a category; write C({name}) in a formula")
+        object.__setattr__(self, "target", declared_target(self.target, variables))
+        for role, model in self.models.items():
+            for formula in formulas(model):
+                try:
+                    column_ranges(formula, self.declared_levels(variables), variables.ranges)
+                except InputError as error:
+                    raise InputError(f"{role}_model: {error}") from None
+
+    def _used(self) -> Iterator[tuple[str, bool]]:
+        """Yield the columns that the dictionary must declare, and whether each is used as a factor."""
+        target = self.target
+        yield target.outcome, False
+        if target.strata is not None:
+            yield target.strata, True
+        if self.weights is not None:
+            yield self.weights, False
+        for regime in target.regimes():
+            yield from ((name, False) for name in regime.needs)
+        for model in self.models.values():
+            for formula in formulas(model, public=True):
+                yield from ((name, False) for name in formula.numeric_names)
+                yield from ((name, True) for name in formula.factor_names if name != target.treatment)
+
+    def declared_levels(self, variables: Variables) -> dict[str, tuple[str, ...]]:
+        """Return the levels of every factor, from the dictionary; those of the treatment are its arms."""
+        levels = {name: variables[name].codes for name in self.factors}
+        return levels | ({} if self.target.treatment is None else {self.target.treatment: self.target.arms})
+
     def _refuse_responses(self) -> None:
-        """No model may use what it predicts, and only the outcome comes after the treatment: a model of
-        treatment or missingness that used the outcome would give a wrong estimate without a word."""
+        """Refuse a model that uses its response, and a treatment or missingness model that uses the outcome.
+
+        Only the outcome comes after the treatment, so the latter would silently give a wrong estimate.
+        """
         outcome, treatment = self.target.outcome, self.target.treatment
         refused = {"outcome": (outcome,), "treatment": (outcome, treatment), "missingness": (outcome,)}
         for role, model in self.models.items():
@@ -156,7 +213,7 @@ class Study:
         return rows.n_rows
 
     def smallest_part(self, rows: AnyTable) -> int:
-        """The fewest rows of a fold: each is told by sums over all rows but it (`SuperLearner` included)."""
+        """Return the fewest rows of a fold, a super learner's included: sums over the others disclose it."""
         smallest = rows.n_rows
         if isinstance(rows, StreamedTable):  # it is in no study with folds
             return smallest
@@ -170,12 +227,25 @@ class Study:
             if isinstance(model, SuperLearner):
                 for v in left_out:
                     inner = model.folds_within(v, self.cluster, spanning=spanning)
-                    kept = inner.of(rows) if v is None else inner.of(rows)[fold != v]
-                    smallest = min(smallest, _fewest(kept, inner.count))
+                    inner_fold = inner.of(rows) if v is None else inner.of(rows)[fold != v]
+                    smallest = min(smallest, _fewest(inner_fold, inner.count))
         return smallest
 
 
+def declared_target(target: AbstractEffect, variables: Variables) -> AbstractEffect:
+    """Return the target with the outcome's type and bounds as the dictionary declares them."""
+    outcome = variables.get(target.outcome)
+    if outcome is None or outcome.bounds is None:
+        raise InputError(f"variables: declare the outcome '{target.outcome}' as a number, a count or binary")
+    bounds, outcome_type = outcome.bounds, OUTCOME_TYPES[outcome.kind]
+    if target.outcome_bounds not in ((0.0, 1.0), bounds):
+        raise InputError("outcome_bounds: leave it out; the dictionary declares the range of the outcome")
+    if target.outcome_type not in ("auto", outcome_type):
+        raise InputError("outcome_type: leave it out; the dictionary declares the kind of the outcome")
+    return replace(target, outcome_bounds=bounds, outcome_type=outcome_type)
+
+
 def _fewest(fold: IntArray, count: int) -> int:
-    """Rows of the smallest fold that has any."""
+    """Return how many rows the smallest fold has, of those that have any."""
     sizes = np.bincount(fold, minlength=count)
     return int(sizes[sizes > 0].min(initial=len(fold)))

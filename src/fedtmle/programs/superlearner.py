@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar, final
+from typing import TypeVar, final
 
 import numpy as np
 
 from fedtmle.errors import InputError
 from fedtmle.initial.crossfit import CrossFitted, Fitted, Folds
-from fedtmle.initial.glm import GLM, FittedGLM, Levels, Supplied
+from fedtmle.initial.glm import GLM, FittedGLM, Levels
 from fedtmle.initial.pilot import Pilot, Rescaled
 from fedtmle.initial.superlearner import (
     MAX_CANDIDATES,
@@ -27,7 +27,6 @@ from fedtmle.model.statistics import AbstractBoundedColumns
 from fedtmle.model.table import Table
 from fedtmle.model.types import Array, exponent, upper_pairs
 from fedtmle.programs.nuisance import Regression, fit_glm
-from fedtmle.programs.study import Study
 from fedtmle.protocol.follower import follow_alone
 from fedtmle.protocol.learners import (
     AbstractLocalFit,
@@ -39,13 +38,12 @@ from fedtmle.protocol.learners import (
 )
 from fedtmle.protocol.query import Flow, JointQuery, Local, Query
 from fedtmle.protocol.sums import TallyQuery
-from fedtmle.targets.effects.prepare import ArmResponse, EffectColumns, ObservedResponse, OutcomeResponse
 
 Result = TypeVar("Result")
 
 
 def fit_nuisance(regression: Regression, levels: Levels, n: int, folds: Folds | None) -> Flow[Fitted]:
-    """The fit, or one fit per fold left out."""
+    """Fit a regression on all rows or, with folds, once per fold left out; return the fit."""
     if folds is None:
         return (yield from _fit_each([regression], levels, n))[0]
     parts = [replace(regression.without(folds, v), fold=v + 1) for v in range(folds.count)]
@@ -53,7 +51,7 @@ def fit_nuisance(regression: Regression, levels: Levels, n: int, folds: Folds | 
 
 
 def _fit_each(parts: Sequence[Regression], levels: Levels, n: int) -> Flow[Sequence[Fitted]]:
-    """The same model on several sets of rows."""
+    """Fit the same model on several sets of rows; return the fits in their order."""
     model = parts[0].model
     if isinstance(model, SuperLearner):
         return (yield from together([_fit_super(part, model, levels, n) for part in parts]))
@@ -66,10 +64,10 @@ def _fit_each(parts: Sequence[Regression], levels: Levels, n: int) -> Flow[Seque
 
 
 def together(flows: Sequence[Flow[Result]]) -> Flow[list[Result]]:
-    """The flows side by side: each round carries one query of each that is still going."""
+    """Return the results of flows that go on side by side: each round carries one query of each."""
     results: dict[int, Result] = {}
     waiting: dict[int, Query] = {}
-    replies: dict[int, Any] = dict.fromkeys(range(len(flows)))  # a fresh flow is started by sending None
+    replies: dict[int, object] = dict.fromkeys(range(len(flows)))  # a fresh flow is started by sending None
     while True:
         for k, reply in replies.items():
             try:
@@ -142,7 +140,7 @@ def _fit_super(regression: Regression, spec: SuperLearner, levels: Levels, n: in
 def _candidates(
     learner: Learner, parts: Sequence[Regression], levels: Levels, n: int
 ) -> Flow[dict[str, Models]]:
-    """Every model to weight, fitted on each part: one, or one for each silo that has its own."""
+    """Return every model to weight, fitted on each part: one, or one for each silo that has its own."""
     if isinstance(learner, GLM):
         fits = yield from together([fit_glm(part, learner, levels, n) for part in parts])
         return {"": tuple(fits)}
@@ -160,13 +158,14 @@ def _pilot(pilot: Pilot, parts: Sequence[Regression], levels: Levels) -> Flow[Mo
     if isinstance(model, FittedGLM | TreeEnsemble):
         low, high = (0.0, 1.0) if pilot.unit_scale else parts[0].bounds
         return (Rescaled(model=model, low=low, width=high - low),) * len(parts)
+    models: Models
     (models,) = yield _ship(pilot, model, parts, levels)
-    return models  # type: ignore[no-any-return]  # what a round brings is Any
+    return models
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class LocalFit(AbstractLocalFit):
+class LearnerFit(AbstractLocalFit):
     """The same model fitted to several sets of one silo's rows.
 
     With ``may_abstain`` a silo whose rows cannot be split by a tree sends none.
@@ -196,7 +195,7 @@ class LocalFit(AbstractLocalFit):
 def _ship(
     learner: Pilot | PerSilo, model: GLM | GradientBoostedTrees, parts: Sequence[Regression], levels: Levels
 ) -> ModelsQuery:
-    local_fit = LocalFit(
+    local_fit = LearnerFit(
         model=model, parts=tuple(parts), levels=levels, may_abstain=isinstance(learner, PerSilo)
     )
     return ModelsQuery(
@@ -224,84 +223,3 @@ def _format(model: GLM | GradientBoostedTrees, part: Regression, levels: Levels)
         return GLMFormat(formula=model.parsed, levels=levels, family=part.family_of(model))
     family = Family.LOGISTIC if part.kind == "binary" else Family.GAUSSIAN
     return TreesFormat(trees=model, levels=levels, family=family)
-
-
-# A study's nuisance regressions: of the treatment, of being observed, and of the outcome.
-
-
-def effect_columns(
-    study: Study, levels: Mapping[str, tuple[str, ...]], spanning: tuple[bytes, ...] = ()
-) -> EffectColumns:
-    """Return which columns of a table play which part in the study."""
-    target = study.target
-    return EffectColumns(
-        outcome=target.outcome,
-        outcome_bounds=target.outcome_bounds,
-        treatment=target.treatment,
-        arms=target.arms,
-        strata=target.strata,
-        strata_levels=levels[target.strata] if target.strata else (),
-        weights=study.weights,
-        weight_ceiling=study.weight_ceiling,
-        cluster=study.cluster,
-        largest_cluster=study.largest_cluster,
-        spanning=spanning,
-    )
-
-
-def regressions(
-    study: Study, columns: EffectColumns, weight_mean: float
-) -> dict[str, tuple[Regression, ...]]:
-    """Return the regressions of each role whose model is to be fitted: one, or one per arm but the first."""
-    ceiling = study.weight_ceiling if study.weights else 1.0
-    spanning = study.cluster_scope == "spanning"
-    by_role: dict[str, tuple[Regression, ...]] = {}
-    treatment, missingness, outcome = study.treatment_model, study.missingness_model, study.outcome_model
-    if treatment is not None and not isinstance(treatment, Supplied):
-        by_role["treatment"] = tuple(
-            Regression(
-                label="treatment model" if len(columns.arms) == 2 else f"treatment model, arm '{arm}'",
-                model=treatment,
-                kind="binary",
-                response=ArmResponse(columns=columns, weight_mean=weight_mean, code=code),
-                weight_ceiling=ceiling,
-                family=Family.LOGISTIC,
-                cluster=study.cluster,
-                spanning=spanning,
-                constant="everyone it is fitted on has the same treatment; check the treatment's column "
-                "and arms, or use fewer folds",
-            )
-            for code, arm in enumerate(columns.arms)
-            if code > 0
-        )
-    if missingness is not None and not isinstance(missingness, Supplied):
-        by_role["missingness"] = (
-            Regression(
-                label="missingness model",
-                model=missingness,
-                kind="binary",
-                response=ObservedResponse(columns=columns, weight_mean=weight_mean),
-                weight_ceiling=ceiling,
-                family=Family.LOGISTIC,
-                cluster=study.cluster,
-                spanning=spanning,
-                constant="every outcome of those it is fitted on is observed, or every one is missing; leave "
-                "the model out, or use fewer folds",
-            ),
-        )
-    if not isinstance(outcome, Supplied):
-        by_role["outcome"] = (
-            Regression(
-                label="outcome model",
-                model=outcome,
-                kind=study.target.response,
-                response=OutcomeResponse(columns=columns, weight_mean=weight_mean),
-                weight_ceiling=ceiling,
-                cluster=study.cluster,
-                spanning=spanning,
-                bounds=study.target.outcome_bounds,
-                constant="every observed outcome is the same, so there is nothing to model; check the "
-                "outcome's column and how it is coded",
-            ),
-        )
-    return by_role

@@ -8,7 +8,7 @@ who have it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, final
 
@@ -20,7 +20,7 @@ from fedtmle.model.exact import FINE_BITS, GRID_BITS, Sums, column_shifts, zero_
 from fedtmle.model.statistics import AbstractBins, Group
 from fedtmle.model.types import Array
 from fedtmle.protocol.codes import MOST_SILOS, AbstractCode, BitReader, BitWriter
-from fedtmle.protocol.query import AbstractQuery, Local, Phase
+from fedtmle.protocol.query import AbstractQuery, Local, Phase, Query
 
 SAMPLED_ROWS = 1000  # rows that usually show whether there are more values than `MOST_VALUES`
 MOST_VALUES = 10  # up to so many different values, a few sums nearly determine how many hold each
@@ -154,10 +154,10 @@ class BinsQuery(AbstractQuery[Bins, PooledBins]):
                     bin_.add(part)
         return tuple(tuple(bin_.total_of() for bin_ in bins) for bins in totals)
 
-    def suppress(self, answer: Bins, floor: int) -> Bins:
-        return tuple(_suppressed(group, floor) for group in answer)
+    def suppress(self, answer: Bins, floor: Callable[[Query], int]) -> Bins:
+        return tuple(_suppressed(group, floor(self)) for group in answer)
 
-    def _count(self, piece: Any) -> list[list[_Counted]]:
+    def _count(self, piece: object) -> list[list[_Counted]]:
         groups = zip(self.bins.groups(piece), self.bins.sizes, strict=True)
         return [self._counted(group, size) for group, size in groups]
 
@@ -173,7 +173,7 @@ class BinsQuery(AbstractQuery[Bins, PooledBins]):
             held = np.split(group.sensitive[order], np.cumsum(counts)[:-1])
         return [_Counted(*parts) for parts in zip(counts, totals, held, strict=True)]
 
-    def pool(self, answers: Mapping[str, Bins], sizes: Mapping[str, int]) -> PooledBins:  # noqa: ARG002
+    def pool(self, answers: Mapping[str, Bins], sizes: Mapping[str, int]) -> PooledBins:
         empty = PooledBin(silos=0, count=0, total=zero_sums(self._shifts))
         pooled = [[empty] * size for size in self.bins.sizes]
         for answer in answers.values():
@@ -198,11 +198,11 @@ def visible(counts: Sequence[int], total: int, floor: int) -> tuple[int | None, 
     """
     shown: list[int | None] = [count if count >= floor else None for count in counts]
     while True:
-        seen = [count for count in shown if count is not None]
-        hidden = total - sum(seen)
-        if not seen or hidden >= floor or (hidden == 0 and None not in shown):
+        disclosed = [count for count in shown if count is not None]
+        hidden = total - sum(disclosed)
+        if not disclosed or hidden >= floor or (hidden == 0 and None not in shown):
             return tuple(shown)
-        shown[shown.index(min(seen))] = None
+        shown[shown.index(min(disclosed))] = None
 
 
 def shown(counts: Sequence[int], may_be_shown: Sequence[bool], floor: int) -> tuple[int | None, ...]:

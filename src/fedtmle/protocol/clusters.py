@@ -34,7 +34,7 @@ from fedtmle.errors import DataError, DecodeError, InputError
 from fedtmle.model.table import Table
 from fedtmle.protocol.codes import AbstractCode, BitReader, BitWriter, Nothing, read_count
 from fedtmle.protocol.query import AbstractQuery, Local
-from fedtmle.targets.effects.moments import DIGEST, cluster_digest
+from fedtmle.targets.effects.prepare import DIGEST, cluster_digest
 
 FINGERPRINT = 4  # bytes that tell one secret from another
 MOST_CLUSTERS = 1 << 24
@@ -138,7 +138,7 @@ class ClustersQuery(AbstractQuery[Clusters, Digests]):
             digests=tuple(sorted(map(cluster_digest, labels))),
         )
 
-    def pool(self, answers: Mapping[str, Clusters], sizes: Mapping[str, int]) -> Digests:  # noqa: ARG002
+    def pool(self, answers: Mapping[str, Clusters], sizes: Mapping[str, int]) -> Digests:
         self._check(answers)
         silos = Counter(digest for clusters in answers.values() for digest in clusters.digests)
         shared = tuple(sorted(digest for digest, count in silos.items() if count > 1))

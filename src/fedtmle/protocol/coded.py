@@ -6,11 +6,12 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, Literal, final
+from typing import Literal, final
 
 import numpy as np
 
 from fedtmle.errors import DecodeError, InputError
+from fedtmle.model.linear import congruence, eigen, multiply, operator_norm_squared, symmetric_norm
 from fedtmle.model.types import Array, Part, packed_size, unpack, upper_pairs
 from fedtmle.protocol.codes import AbstractCode, BitReader, BitWriter, Differences
 from fedtmle.protocol.lattice import (
@@ -29,6 +30,7 @@ from fedtmle.protocol.query import (
     CurvatureBound,
     Derivatives,
     Evaluation,
+    Law,
     Local,
     Phase,
     Problem,
@@ -93,7 +95,7 @@ class SiloCurvature:
         return unpack(np.ldexp(np.array(self.entries, dtype=np.float64), self.exponent), dim)
 
     def rounding(self, dim: int) -> float:
-        """A bound on the operator norm of what rounding changed."""
+        """Return a bound on the operator norm of the change by rounding."""
         return dim * 2.0 ** (self.exponent - 1)
 
 
@@ -153,7 +155,7 @@ class CalibrationQuery(AbstractQuery[SiloCurvature, Lattice]):
     """
 
     problem: Problem
-    law: Any
+    law: Law
     delta: Fraction
     C: Matrix | None
     smoothness: SmoothnessRule
@@ -200,7 +202,7 @@ class CalibrationQuery(AbstractQuery[SiloCurvature, Lattice]):
     def answer(self, local: Local) -> SiloCurvature:
         matrix = self._curvature(local, np.eye(self.dim) if self.C is None else floating(self.C))
         if self.sent_dim == 1:
-            matrix = np.abs(np.linalg.eigvalsh(matrix)).max().reshape(1, 1)
+            matrix = np.array([[symmetric_norm(matrix)]])
         exponent = int(np.frexp(np.abs(matrix).max())[1]) - CURVATURE_BITS
         entries = np.rint(np.ldexp(matrix[np.triu_indices(self.sent_dim)], -exponent))
         return SiloCurvature(exponent=exponent, entries=tuple(int(entry) for entry in entries))
@@ -212,26 +214,27 @@ class CalibrationQuery(AbstractQuery[SiloCurvature, Lattice]):
             local.normaliser(self.problem, self.law),
         )
         if self.curvature is Curvature.CEILING:
-            rows = C @ submodel.curvature_ceiling() @ C.T
+            rows = congruence(C, submodel.curvature_ceiling())
             return np.asarray(rows + normaliser.curvature_ceiling(C) * np.eye(self.dim))
         origin = np.zeros(self.dim)
         sums = submodel.sums(origin, Part.HESSIAN).values(local.n_rows)
-        return np.asarray(C @ (unpack(sums, self.dim) + normaliser.hessian(origin)) @ C.T)
+        return congruence(C, unpack(sums, self.dim) + normaliser.hessian(origin))
 
     def row_means(self, answer: SiloCurvature, local: Local) -> RowMeans:
-        """A curvature, rounded; of a norm, the part along its eigenvector: how it moves to first order."""
+        """Return the means behind a curvature; for a norm, those along its eigenvector (first order)."""
         dim, upper = self.dim, upper_pairs(self.dim)
         C = np.eye(dim) if self.C is None else floating(self.C)
         zero, submodel = np.zeros(dim), local.submodel(self.problem, self.law)
         if self.sent_dim == dim:
-            wide = [C.T @ _symmetric(j, k, dim) @ C for j, k in upper]
+            wide = [congruence(C.T, _symmetric(j, k, dim)) for j, k in upper]
         else:
             rows = (
                 submodel.curvature_ceiling()
                 if self.curvature is Curvature.CEILING
                 else unpack(submodel.sums(zero, Part.HESSIAN).values(local.n_rows), dim)
             )
-            along = C.T @ np.linalg.eigh(C @ rows @ C.T)[1][:, -1]
+            _, vectors = eigen(congruence(C, rows))
+            along = multiply(C.T, vectors[:, -1:])[:, 0]
             wide = [np.outer(along, along)]
         # An entry of C H C^T is a combination of H's upper triangle; off the diagonal both halves count.
         mix = np.array([[m[j, k] * (1.0 if j == k else 2.0) for j, k in upper] for m in wide])
@@ -262,11 +265,12 @@ class CalibrationQuery(AbstractQuery[SiloCurvature, Lattice]):
         if isinstance(self.smoothness, int | float):
             return significant(self.smoothness, up=True)
         size = self.sent_dim
-        spread = float(np.linalg.norm(C, 2)) ** 2 * max(a.rounding(size) for a in answers.values())
+        spread = operator_norm_squared(C) * max(a.rounding(size) for a in answers.values())
         matrices = (
             [_pooled(answers, sizes, size)] if self.is_pooled else [a.matrix(size) for a in answers.values()]
         )
-        norms = [float(np.abs(np.linalg.eigvalsh(C @ matrix @ C.T)).max()) for matrix in matrices]
+        # The server sends beta, yet whoever replays the answers must arrive at the same one: plain floats.
+        norms = [symmetric_norm(congruence(C, matrix)) for matrix in matrices]
         factor = self.smoothness.factor if isinstance(self.smoothness, Estimated) else 1.0
         return significant(factor * (max(norms) + spread), up=True)
 
@@ -330,7 +334,7 @@ class RoundedGradientQuery(AbstractQuery[tuple[int, ...], Rounded]):
     """
 
     problem: Problem
-    law: Any
+    law: Law
     eps: Array
     lattice: Lattice
     previous_q: tuple[int, ...]
@@ -376,9 +380,9 @@ class RoundedGradientQuery(AbstractQuery[tuple[int, ...], Rounded]):
             return Action.STEP
         return Action.FINISH if self.at_origin else Action.ACCEPT
 
-    def row_means(self, answer: tuple[int, ...], local: Local) -> RowMeans:  # noqa: ARG002 - of the lattice
+    def row_means(self, answer: tuple[int, ...], local: Local) -> RowMeans:
         C, h = floating(self.lattice.C), float(self.lattice.h)
-        public = C @ self.problem.normaliser(self.law).gradient(self.eps)
+        public = multiply(C, self.problem.normaliser(self.law).gradient(self.eps)[:, None])[:, 0]
         return RowMeans(
             label="rounded gradient",
             terms=(Derivatives(self.problem, self.law, self.eps, Part.GRADIENT),),

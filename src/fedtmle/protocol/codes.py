@@ -1,7 +1,11 @@
-"""Bit strings: signed Elias-gamma codewords (S.2.1) and fixed-width integers.
+"""How an answer, or what was pooled, is written as bits.
 
-The bits that are counted are the bits that are written here; padding to whole bytes and the
-envelope around them are accounted separately.
+`BitWriter` and `BitReader` know signed Elias-gamma codewords (S.2.1) and fixed-width integers. A code
+(`AbstractCode`) is a value with two inverse methods on top of them. Every decoder raises `DecodeError` on
+bits that its encoder could not have written, so that each payload has one form.
+
+The bits that are counted are the bits that are written here; padding to whole bytes and the envelope around
+them (`protocol.messages`) are accounted separately.
 """
 
 from __future__ import annotations
@@ -11,7 +15,7 @@ import struct
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar, final
+from typing import Any, Generic, TypeAlias, TypeVar, final
 
 import numpy as np
 
@@ -20,7 +24,12 @@ from fedtmle.model.exact import Sums
 from fedtmle.model.types import Array
 
 LONGEST_RUN = 1 << 12  # zeros before a codeword's value; C g/h has at most some 2,100 bits
+MOST_SILOS = 4096
 _WORD = 64
+
+Value = TypeVar("Value")
+Memory: TypeAlias = tuple[int, ...]  # the last integers on a link, which differences refer to
+Parts: TypeAlias = tuple[object, ...]  # payloads of several queries in one round
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,22 +41,22 @@ class Bits:
 
 
 def zigzag(a: int) -> int:
-    """iota of S.2.1: the bijection from the integers to the positive integers."""
+    """Return iota(a) of S.2.1, the bijection from the integers to the positive integers."""
     return 2 * a + 1 if a >= 0 else -2 * a
 
 
 def unzigzag(v: int) -> int:
-    """The inverse of iota."""
+    """Return the integer whose iota is v."""
     return (v - 1) // 2 if v % 2 else -(v // 2)
 
 
 def gamma_length(a: int) -> int:
-    """|enc(a)| = 2 floor(log2 iota(a)) + 1 bits."""
+    """Return the length of a's codeword, |enc(a)| = 2 floor(log2 iota(a)) + 1 bits."""
     return 2 * zigzag(a).bit_length() - 1
 
 
 def fixed_width(largest: int) -> int:
-    """Bits of an offset-binary integer in [-largest, largest]."""
+    """Return the bits of an offset-binary integer in [-largest, largest]."""
     return (2 * largest).bit_length()
 
 
@@ -59,20 +68,20 @@ class BitWriter:
         self._length = 0
 
     def uint(self, value: int, width: int) -> None:
-        """``width`` plain bits."""
+        """Append ``value`` as ``width`` plain bits."""
         if not 0 <= value < 1 << width:
             raise ValueError(f"{value.bit_length()}-bit value does not fit {width} bits")
         self._value = self._value << width | value
         self._length += width
 
     def gamma(self, values: Iterable[int]) -> None:
-        """Signed Elias-gamma codewords, one per value."""
+        """Append signed Elias-gamma codewords, one per value."""
         for a in values:
             # floor(log2 v) zeros, then v in binary: as a number of 2 floor(log2 v) + 1 bits it is v itself.
             self.uint(zigzag(a), gamma_length(a))
 
     def fixed(self, values: Sequence[int], largest: Sequence[int]) -> None:
-        """Offset-binary integers, value j in [-largest[j], largest[j]]."""
+        """Append offset-binary integers, value j in [-largest[j], largest[j]]."""
         for value, reach in zip(values, largest, strict=True):
             self.uint(value + reach, fixed_width(reach))
 
@@ -108,24 +117,24 @@ class BitReader:
         return whole >> -stop % 8 & (1 << (stop - start)) - 1
 
     def gamma(self, count: int) -> tuple[int, ...]:
-        """``count`` signed Elias-gamma codewords."""
+        """Read ``count`` signed Elias-gamma codewords."""
         return tuple(self._gamma() for _ in range(count))
 
     def _gamma(self) -> int:
         return unzigzag(self.uint(2 * self._zeros() + 1))
 
     def _zeros(self) -> int:
-        """How many zeros come before the next one."""
+        """Return how many zeros come before the next one."""
         for start in range(self._at, self._at + LONGEST_RUN, _WORD):
             stop = min(start + _WORD, self._end)
             if start >= stop:
                 raise DecodeError("a bit string ends inside a codeword")
-            if found := self._peek(start, stop):
-                return stop - self._at - found.bit_length()
+            if word := self._peek(start, stop):
+                return stop - self._at - word.bit_length()
         raise DecodeError("a codeword is longer than that of any number of this protocol")
 
     def fixed(self, largest: Sequence[int]) -> tuple[int, ...]:
-        """One offset-binary integer per bound."""
+        """Read one offset-binary integer per bound."""
         values = []
         for reach in largest:
             value = self.uint(fixed_width(reach)) - reach
@@ -135,21 +144,9 @@ class BitReader:
         return tuple(values)
 
     def finish(self) -> None:
-        """All bits must have been read: a longer message is not canonical."""
+        """Check that all bits have been read: a longer message is not canonical."""
         if self._at < self._end:
             raise DecodeError("a bit string goes on after its last codeword")
-
-
-# Payload codes: how an answer, or what was pooled, is written as bits.
-#
-# A code is a value with two inverse methods. Every decoder raises `DecodeError` on bits that its encoder
-# could not have written, so that each payload has one form.
-
-
-MOST_SILOS = 4096
-
-Value = TypeVar("Value")
-Memory = tuple[int, ...]
 
 
 class AbstractCode(ABC, Generic[Value]):
@@ -168,11 +165,11 @@ class AbstractCode(ABC, Generic[Value]):
     def read(self, bits: BitReader) -> Value:
         """Read one value, or raise `DecodeError`."""
 
-    def after(self, memory: Memory | None) -> AbstractCode[Value]:  # noqa: ARG002 - for codes with a memory
+    def after(self, memory: Memory | None) -> AbstractCode[Value]:
         """Return the code of the next payload on a link whose last one left ``memory``."""
         return self
 
-    def memory(self, value: Value) -> Memory | None:  # noqa: ARG002 - for codes with a memory
+    def memory(self, value: Value) -> Memory | None:
         """Return what both ends of a link remember of this payload, or None."""
         return None
 
@@ -214,9 +211,9 @@ class Uplink:
         return answer
 
     def _remember(self, code: AbstractCode[Value], answer: Value) -> None:
-        kept = code.memory(answer)
-        if kept is not None:
-            self.memory = kept
+        memory = code.memory(answer)
+        if memory is not None:
+            self.memory = memory
 
 
 @final
@@ -224,7 +221,7 @@ class Uplink:
 class FixedIntegers(AbstractCode[tuple[int, ...]]):
     """Integers of public bounds, value j in [-largest[j], largest[j]], at fixed width.
 
-    A width that depended on the value would tell the value's size to whoever counts bytes.
+    A width that depended on the value would disclose the value's size to whoever counts bytes.
     """
 
     largest: tuple[int, ...]
@@ -301,7 +298,7 @@ class Differences(AbstractCode[tuple[int, ...]]):
 
 @final
 @dataclass(frozen=True)
-class Joined(AbstractCode[tuple[Any, ...]]):
+class Joined(AbstractCode[Parts]):
     """Payloads one after the other; none of their codes may have a memory."""
 
     codes: tuple[AbstractCode[Any], ...]
@@ -310,11 +307,11 @@ class Joined(AbstractCode[tuple[Any, ...]]):
     def numbers(self) -> int:
         return sum(code.numbers for code in self.codes)
 
-    def write(self, value: tuple[Any, ...], out: BitWriter) -> None:
+    def write(self, value: Parts, out: BitWriter) -> None:
         for code, part in zip(self.codes, value, strict=True):
             code.write(part, out)
 
-    def read(self, bits: BitReader) -> tuple[Any, ...]:
+    def read(self, bits: BitReader) -> Parts:
         return tuple(code.read(bits) for code in self.codes)
 
 

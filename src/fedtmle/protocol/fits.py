@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property, reduce
 from operator import add
-from typing import Any, final
+from typing import final
 
 import numpy as np
 
@@ -26,7 +26,16 @@ from fedtmle.protocol.codes import (
     read_floats,
     write_floats,
 )
-from fedtmle.protocol.query import AbstractQuery, Derivatives, Evaluation, Local, Phase, Problem, RowMeans
+from fedtmle.protocol.query import (
+    AbstractQuery,
+    Derivatives,
+    Evaluation,
+    Law,
+    Local,
+    Phase,
+    Problem,
+    RowMeans,
+)
 from fedtmle.protocol.sums import mean_gradient, norm
 
 
@@ -61,9 +70,10 @@ class RetirementRule:
     noise: float | None = None
 
     def is_noise(self, gradient: Array, covariance: Array) -> bool:
-        """Whether the silo's EIF mean is within the declared fraction of its sampling noise."""
+        """Return whether the silo's EIF mean is within the declared fraction of its sampling noise."""
         if self.noise is None or not np.isfinite(covariance).all():  # one row has no spread to compare
             return False
+        # The silo alone decides, and sends its decision: LAPACK's last bits cannot set parties apart.
         return bool(gradient @ np.linalg.pinv(covariance) @ gradient <= self.noise**2 * len(gradient))
 
 
@@ -187,7 +197,7 @@ class FitQuery(AbstractQuery[FitAnswer, FitAverage]):
     """Each silo's exact fit in the common submodel and its EIF sums; one exchange for both."""
 
     problem: Problem
-    law: Any
+    law: Law
     n: int
     update: int
     radius: float
@@ -265,28 +275,29 @@ class FitQuery(AbstractQuery[FitAnswer, FitAverage]):
 
     def pool(self, answers: Mapping[str, FitAnswer], sizes: Mapping[str, int]) -> FitAverage:
         # Algorithm 5 renormalises over the silos that did not retire; Algorithm 3 keeps all.
-        kept = {
+        fitting = {
             silo: answer
             for silo, answer in answers.items()
             if not (self.retiring and answer.outcome is FitOutcome.ZERO)
         }
         return FitAverage(
-            eps=self._average(kept, sizes),
+            eps=self._average(fitting, sizes),
             origin=reduce(add, (answer.origin for answer in answers.values())),
-            fitting=len(kept),
+            fitting=len(fitting),
             worst=max((answer.outcome for answer in answers.values()), key=_severity),
         )
 
-    def _average(self, kept: Mapping[str, FitAnswer], sizes: Mapping[str, int]) -> Array:
+    def _average(self, fitting: Mapping[str, FitAnswer], sizes: Mapping[str, int]) -> Array:
         """Return the average of eq. (retirement-weights): exact on a lattice, else in floats."""
         if self.lattice is not None:
-            fits = [(self._exact_weight(silo, sizes), answer.steps or ()) for silo, answer in kept.items()]
+            fits = [(self._exact_weight(silo, sizes), answer.steps or ()) for silo, answer in fitting.items()]
             return self.lattice.average(fits, self.dim)
-        alpha = {silo: self._weight(silo, sizes) for silo in kept}
+        alpha = {silo: self._weight(silo, sizes) for silo in fitting}
         mass = math.fsum(alpha.values())
         return np.array(
             [
-                math.fsum(alpha[silo] * float(answer.eps[j]) for silo, answer in kept.items()) / (mass or 1.0)
+                math.fsum(alpha[silo] * float(answer.eps[j]) for silo, answer in fitting.items())
+                / (mass or 1.0)
                 for j in range(self.dim)
             ]
         )
@@ -299,13 +310,13 @@ class FitQuery(AbstractQuery[FitAnswer, FitAverage]):
         return dict(self.weights)[silo]
 
     def _exact_weight(self, silo: str, sizes: Mapping[str, int]) -> Fraction:
-        """The weight as a rational; N_m stands for N_m/n, which the average divides out."""
+        """Return the weight as a rational; N_m stands for N_m/n, since the average divides by the total."""
         if self.weights is Weighting.SIZE:
             return Fraction(sizes[silo])
         return Fraction(self._weight(silo, sizes))
 
     def row_means(self, answer: FitAnswer, local: Local) -> RowMeans:
-        """A minimiser discloses that the gradient there is zero: as much as a gradient query there."""
+        """Return the gradient at the fit, which a minimiser discloses to be zero, and that at the origin."""
         zero = np.zeros(self.dim)
         points = [answer.eps, zero] if answer.eps.any() else [zero]
         fine = 2.0 ** -np.array(self.shifts, dtype=np.float64)
@@ -320,7 +331,7 @@ class FitQuery(AbstractQuery[FitAnswer, FitAverage]):
         )
 
     def gap_bound(self, local: Local) -> float | None:
-        """What rounding a fit to zero on the lattice may leave of the local gap: beta d lambda^2/8.
+        """Return a bound of the local gap that is left when a fit is rounded to zero: beta d lambda^2/8.
 
         For beta a bound of the silo's Hessian at every eps. None without a lattice.
         """

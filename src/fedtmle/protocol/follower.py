@@ -7,7 +7,7 @@ broadcasts they hold the same query at every round, so no query is ever sent.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from fedtmle.errors import DecodeError
 from fedtmle.protocol.codes import Bits, decode, encode
@@ -39,11 +39,11 @@ class Follower:
         """How the run ended; None while it goes on."""
         return self._outcome
 
-    def pool(self, answers: Mapping[str, Any], sizes: Mapping[str, int]) -> Bits:
+    def pool(self, answers: Mapping[str, object], sizes: Mapping[str, int]) -> Bits:
         """Return this round's broadcast: the server's part."""
         return encode(self.query.pooled_code, self.query.pool(answers, sizes))
 
-    def hear(self, broadcast: Bits) -> Any:
+    def hear(self, broadcast: Bits) -> object:
         """Go on to the next round; return what was pooled in this one.
 
         The server too goes on from what it sent, decoded as the silos decode it.
@@ -59,7 +59,7 @@ class Follower:
 
 def follow_alone(flow: Flow[Result], local: Local) -> Result:
     """Return the result of a flow whose only party is one silo: nothing is sent."""
-    pooled: Any = None
+    pooled: object = None
     while True:
         try:
             query = flow.send(pooled)

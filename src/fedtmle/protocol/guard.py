@@ -1,6 +1,10 @@
-"""The guard: the one place that holds a query and its answer against the silo's policy.
+"""A silo's policy, and the guard: the one place that holds a query and its answer against it.
 
-A silo answers in four steps: the guard *admits* the query by limits that do not depend on the rows, it
+The owner states a `Policy`: floors that can only be raised, caps that can only be lowered. Its defaults are
+the package's own limits, and a silo's file may be stricter in any key and laxer in none, so a study cannot
+ask a silo to let its guard down.
+
+A silo answers in four steps: the `Guard` *admits* the query by limits that do not depend on the rows, it
 *examines* the rows behind it, the query computes its answer, and the guard *releases* the answer, with the
 parts suppressed that stand for too few people. Limits that do not depend on data have reasons of their
 own; all others share one coarse code, so that a refusal discloses as little as it can.
@@ -8,20 +12,156 @@ own; all others share one coarse code, so that a refusal discloses as little as 
 
 from __future__ import annotations
 
+import enum
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
 from operator import add, sub
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
+from fedtmle.errors import InputError
 from fedtmle.model.concentration import Concentration
 from fedtmle.model.exact import Sums
 from fedtmle.model.types import Array
 from fedtmle.protocol.messages import Reason
 from fedtmle.protocol.plan import Plan
-from fedtmle.protocol.policy import Policy
-from fedtmle.protocol.query import CountCell, Evaluation, Local, Phase, Query
+from fedtmle.protocol.query import (
+    AbstractQuery,
+    Answer,
+    CountCell,
+    Evaluation,
+    Local,
+    Phase,
+    Pooled,
+    Query,
+)
+
+
+class Direction(enum.StrEnum):
+    """Which way a key may be changed."""
+
+    FLOOR = "may only be raised"
+    CAP = "may only be lowered"
+    PERMIT = "may only be taken back"
+    CONSENT = "the owner's free choice"
+
+
+class Limit(NamedTuple):
+    """One key of a policy.
+
+    A silo may change its ``default`` in one ``direction``; ``off`` is its value where nothing is guarded.
+    """
+
+    name: str
+    default: float
+    direction: Direction
+    meaning: str
+    off: float
+
+    def is_laxer(self, value: float) -> bool:
+        """Return whether ``value`` allows what the default does not."""
+        match self.direction:
+            case Direction.FLOOR:
+                return value < self.default
+            case Direction.CAP:
+                return value > self.default
+            case Direction.PERMIT:
+                return bool(value and not self.default)
+            case Direction.CONSENT:
+                return False
+
+
+Number = TypeVar("Number", bound=float)
+
+
+def _key(direction: Direction, default: Number, off: float, meaning: str) -> Number:
+    metadata = {"direction": direction, "default": default, "off": off, "meaning": meaning}
+    return field(default=default, metadata=metadata)
+
+
+_FLOOR, _CAP, _PERMIT, _CONSENT = Direction.FLOOR, Direction.CAP, Direction.PERMIT, Direction.CONSENT
+
+
+@dataclass(frozen=True, kw_only=True)
+class Policy:
+    """One silo's limits; `limits()` says what each of them means."""
+
+    min_rows: int = _key(_FLOOR, 20, 0, "rows in the silo")
+    min_arm_rows: int = _key(
+        _FLOOR, 10, 0, "rows, and rows with an outcome, in each arm and stratum that the silo has"
+    )
+    min_missing: int = _key(_FLOOR, 1, 0, "missing outcomes in an arm, where there are any")
+    min_truncated: int = _key(_FLOOR, 1, 0, "rows whose probability of an arm was truncated, if any")
+    min_level_rows: int = _key(_FLOOR, 5, 0, "rows with each label of a factor that the silo names")
+    min_cell: int = _key(_FLOOR, 5, 1, "people in any cell of a table shown before the study (preflight)")
+    min_silos: int = _key(_FLOOR, 2, 0, "silos in the study")
+    min_batch: int = _key(_FLOOR, 20, 0, "own rows in a batch; batches are a fixed partition")
+    min_fold: int = _key(_FLOOR, 5, 0, "own rows in a fold of cross-fitting")
+    min_support: int = _key(_FLOOR, 5, 0, "rows that enter each sum of a gradient")
+    min_joint: int = _key(
+        _FLOOR, 0, 0, "minimum nonzero cell of any two-way table implied by a disclosed Hessian"
+    )
+    min_effective: float = _key(_FLOOR, 2.0, 0.0, "effective number of rows behind each sum of a gradient")
+    max_share: float = _key(_CAP, 0.65, 1.0, "largest share of one row in a sum of a gradient")
+    max_queries: int = _key(_CAP, 5_000, math.inf, "queries answered in one study")
+    max_functionals: int = _key(_CAP, 500_000, math.inf, "numbers disclosed in one study")
+    max_eps: float = _key(_CAP, 100.0, math.inf, "length of a fluctuation that is evaluated")
+    max_path: float = _key(
+        _CAP, 1_000.0, math.inf, "length of the accepted fluctuations and of the one evaluated"
+    )
+    max_coefficient: float = _key(_CAP, 200.0, math.inf, "size of a nuisance model's coefficients, scaled")
+    max_refusals: int = _key(_CAP, 1_000, math.inf, "stray requests, after which the silo leaves the study")
+    lifetime_days: float = _key(_CAP, 30.0, math.inf, "days from a study's first request to its last answer")
+    allow_one_arm: bool = _key(_PERMIT, True, True, "take part when one of the arms is absent here")
+    allow_models: bool = _key(_PERMIT, True, True, "send models fitted to the silo's rows alone, if asked to")
+    release: bool = _key(_CONSENT, False, False, "let this silo's own estimate be shown")
+
+    def __post_init__(self) -> None:
+        for key in fields(self):
+            value = getattr(self, key.name)
+            if isinstance(key.default, bool):
+                if not isinstance(value, bool):
+                    raise InputError(f"{key.name}: expected true or false")
+            elif isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
+                raise InputError(f"{key.name}: expected a number of at least 0")
+
+    @classmethod
+    def unguarded(cls) -> Policy:
+        """Return a policy without limits, for rows that nobody guards, such as a user's own arrays."""
+        return cls(**{limit.name: limit.off for limit in cls.limits()})  # type: ignore[arg-type]  # each of its type
+
+    def floor(self, *keys: str) -> int:
+        """Return the strictest of some floors, by their keys; 0 without any."""
+        return max((getattr(self, key) for key in keys), default=0)
+
+    @classmethod
+    def parse(cls, table: Mapping[str, object]) -> tuple[Policy, dict[str, str]]:
+        """Return the policy that ``table`` states, and what is wrong with each key that is not accepted."""
+        known = {limit.name: limit for limit in cls.limits()}
+        mistakes: dict[str, str] = {}
+        accepted: dict[str, float] = {}
+        for name, value in table.items():
+            if name not in known:
+                mistakes[name] = f"unknown key; the keys are {', '.join(known)}"
+                continue
+            try:
+                stated = getattr(cls(**{name: value}), name)  # type: ignore[arg-type]  # it checks the type
+            except InputError as error:
+                mistakes[name] = str(error).partition(": ")[2]
+                continue
+            limit = known[name]
+            if limit.is_laxer(stated):
+                mistakes[name] = f"{limit.direction}: the package's own limit is {limit.default}"
+            else:
+                accepted[name] = stated
+        return cls(**accepted), mistakes  # type: ignore[arg-type]  # each was checked above
+
+    @classmethod
+    def limits(cls) -> list[Limit]:
+        """Return every key with its default, which way it may change, and what it limits."""
+        return [Limit(name=key.name, **key.metadata) for key in fields(cls)]
 
 
 class RefusalError(Exception):
@@ -34,7 +174,7 @@ class RefusalError(Exception):
 
 
 class DisclosureMeter(Protocol):
-    """Keeps the disclosure of named attributes over one session (`privacy.floor`)."""
+    """Keeps the disclosure of named attributes over one session (`privacy.limit`)."""
 
     def admit(self, query: Query) -> str | None:
         """Count the query in; return the attribute that its answer would disclose too well, or None."""
@@ -49,12 +189,12 @@ class _Examined(NamedTuple):
     radius: float
 
     def covers(self, point: Evaluation) -> bool:
-        seen = self.point
-        if seen.model is not point.model:
+        examined = self.point
+        if examined.model is not point.model:
             return False
-        here, there = point.eps.tolist(), seen.eps.tolist()
-        if seen.law is not point.law:  # both in the coordinates of the submodel that the laws share, if any
-            origins = point.model.displacement(point.law), point.model.displacement(seen.law)
+        here, there = point.eps.tolist(), examined.eps.tolist()
+        if examined.law is not point.law:  # move both to the submodel that the laws share, if any
+            origins = point.model.displacement(point.law), point.model.displacement(examined.law)
             if origins[0] is None or origins[1] is None:
                 return False
             here, there = map(add, here, origins[0].tolist()), map(add, there, origins[1].tolist())
@@ -107,7 +247,7 @@ class Guard:
                     raise RefusalError(Reason.TOO_FAR, "max_coefficient")
             elif not size <= policy.max_eps:
                 raise RefusalError(Reason.TOO_FAR, "max_eps")
-            elif not self._length(point.law) + size <= policy.max_path:
+            elif not self._length(point) + size <= policy.max_path:
                 raise RefusalError(Reason.TOO_FAR, "max_path")
             if point.batch is not None:
                 self._follow_batch(local.batch(point.batch), local.n_rows)
@@ -116,11 +256,10 @@ class Guard:
         if attribute is not None:
             raise RefusalError(Reason.DISCLOSURE, f"disclosure: {attribute}")
 
-    def _length(self, law: object) -> float:
-        """The length of the path that led to a law: the sum of the accepted |eps^k|."""
-        if self._travelled[0] is not law:
-            steps = getattr(law, "history", ())  # a law that keeps none is bounded by its declared range
-            self._travelled = (law, sum(math.hypot(*eps) for eps in steps))
+    def _length(self, point: Evaluation) -> float:
+        """Return the length of the path that led to a law: the sum of the accepted |eps^k|."""
+        if self._travelled[0] is not point.law:
+            self._travelled = (point.law, sum(math.hypot(*eps) for eps in point.model.path(point.law)))
         return self._travelled[1]
 
     def examine(self, query: Query, local: Local) -> None:
@@ -143,13 +282,12 @@ class Guard:
             strictest = max(query.floors, key=self.policy.floor)
             raise RefusalError(Reason.POLICY, strictest)
 
-    def release(self, query: Query, answer: Any, n_rows: int) -> Any:
+    def release(self, query: AbstractQuery[Answer, Pooled], answer: Answer, n_rows: int) -> Answer:
         """Return the answer as it may leave the silo, or refuse it."""
-        parts = tuple(zip(query.members, query.split(answer), strict=True))
-        for member, part in parts:
+        for member, part in zip(query.members, query.split(answer), strict=True):
             if isinstance(part, Sums):
                 self._examine_sums(member, part, n_rows)
-        return query.join(suppressed(parts, self.policy))
+        return suppressed(query, answer, self.policy)
 
     def _examine_sums(self, query: Query, sums: Sums, n_rows: int) -> None:
         """Check the counts of people and the sums of weights in an answer."""
@@ -237,17 +375,17 @@ class Guard:
             raise RefusalError(Reason.BATCHES, "min_batch")
 
 
-def suppressed(parts: Iterable[tuple[Query, Any]], policy: Policy) -> tuple[Any, ...]:
-    """Return the parts of an answer without the bins that stand for too few people."""
-    return tuple(query.suppress(part, policy.floor(*query.floors)) for query, part in parts)
+def suppressed(query: AbstractQuery[Answer, Pooled], answer: Answer, policy: Policy) -> Answer:
+    """Return the answer without the bins that stand for fewer people than the policy allows."""
+    return query.suppress(answer, lambda member: policy.floor(*member.floors))
 
 
 def _evaluations(query: Query) -> Iterator[Evaluation]:
     return (point for member in query.members for point in member.evaluations())
 
 
-def _same_law(point: Evaluation, seen: Evaluation | None) -> bool:
-    return seen is not None and seen.law is point.law and seen.model is point.model
+def _same_law(point: Evaluation, other: Evaluation | None) -> bool:
+    return other is not None and other.law is point.law and other.model is point.model
 
 
 def disclosed_numbers(query: Query, bits: int) -> int:

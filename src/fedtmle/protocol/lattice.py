@@ -23,6 +23,7 @@ import numpy as np
 
 from fedtmle.errors import DecodeError, InputError, NumericalError, PrecisionError
 from fedtmle.model.exact import Sums
+from fedtmle.model.linear import cholesky, invert_lower, symmetric_norm
 from fedtmle.model.types import Array
 from fedtmle.protocol.codes import BitReader, BitWriter
 
@@ -38,14 +39,14 @@ PUBLIC_BITS = 60  # the public gradient of the normaliser is rounded to 2^-60
 
 
 def divide(numerator: int, denominator: int) -> int:
-    """The nearest integer to a quotient, half to even: no float is involved."""
+    """Return the nearest integer to a quotient, half to even, without floats."""
     quotient, remainder = divmod(numerator, denominator)
     twice = 2 * remainder - denominator
     return quotient + (twice > 0 or (twice == 0 and quotient % 2 == 1))
 
 
 def significant(value: float, *, up: bool = False) -> Fraction:
-    """``value`` rounded to 8 significant bits, to nearest or upwards."""
+    """Return ``value`` rounded to 8 significant bits, to nearest or upwards."""
     if value == 0.0:
         return Fraction(0)
     _, exponent = math.frexp(value)
@@ -93,7 +94,7 @@ class Lattice:
         return _integers(self.B)
 
     def quantise(self, sums: Sums, public: Array, n_rows: int) -> tuple[int, ...]:
-        """z = round(C g / h) with g = sums/n_rows + public."""
+        """Return z = round(C g / h) with g = sums/n_rows + public."""
         entries, denominator = self._integer_C
         grid = max(*sums.shifts, PUBLIC_BITS)
         g = [
@@ -104,7 +105,7 @@ class Lattice:
         return tuple(divide(image * scale.denominator, scale.numerator) for image in _images(entries, g))
 
     def eps(self, steps: Sequence[int]) -> Array:
-        """C^T u for u = (h/beta) times integers, each coordinate correctly rounded."""
+        """Return C^T u for u = (h/beta) times integers, each coordinate correctly rounded."""
         entries, denominator = self._integer_C
         unit = self.h / (self.beta * denominator)
         columns = tuple(zip(*entries, strict=True))
@@ -113,21 +114,21 @@ class Lattice:
         )
 
     def raw_norm_squared(self, q: Sequence[int]) -> Fraction:
-        """||h B q||^2, exactly."""
+        """Return ||h B q||^2, exactly."""
         entries, denominator = self._integer_B
         return (self.h / denominator) ** 2 * sum(image**2 for image in _images(entries, q))
 
     def is_small(self, q: Sequence[int]) -> bool:
-        """||h B q|| <= 3 delta/4: eq. (protocol-action)."""
+        """Return whether ||h B q|| <= 3 delta/4: eq. (protocol-action)."""
         return 16 * self.raw_norm_squared(q) <= 9 * self.delta**2
 
     def certificate(self, q: Sequence[int]) -> float:
-        """||h B q|| + h sqrt(d) b, rounded up."""
+        """Return ||h B q|| + h sqrt(d) b, rounded up."""
         rounding = self.h**2 * self.dim * self.b_squared
         return math.nextafter(root_up(self.raw_norm_squared(q)) + root_up(rounding), math.inf)
 
     def write(self, out: BitWriter, *, public_C: bool) -> None:
-        """beta, C's lower triangle unless all know C, and a check; h follows from C and the plan's delta."""
+        """Append beta, C's lower triangle unless it is public, and a check; h follows from C and delta."""
         _write_significant(self.beta, out)
         if not public_C:
             for i, row in enumerate(self.C):
@@ -137,7 +138,7 @@ class Lattice:
 
     @classmethod
     def read(cls, bits: BitReader, *, dim: int, delta: Fraction, C: Matrix | None) -> Lattice:
-        """The inverse of `write`; ``C`` is the public one, if there is one."""
+        """Read what `write` appended; ``C`` is the public matrix, or None if it was sent."""
         beta = _read_significant(bits)
         if C is None:
             lower = [[_read_significant(bits) for _ in range(i + 1)] for i in range(dim)]
@@ -153,13 +154,17 @@ class Lattice:
         return lattice
 
     def digest(self) -> int:
-        """16 bits of SHA-256 over C and h: parties that round them differently must not go on."""
+        """Return 16 bits of SHA-256 over C and h.
+
+        Every party computes both in fixed-order arithmetic, so they agree; the check is a defence against
+        another version or a defect, not the means of agreement.
+        """
         text = ";".join(str(entry) for row in (*self.C, (self.h,)) for entry in row)
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[: CHECK_BITS // 8], "big")
 
 
 def build_lattice(*, delta: Fraction, beta: Fraction, C: Matrix) -> Lattice:
-    """The lattice whose h is the largest that eq. (lattice-spacing) allows.
+    """Return the lattice whose h is the largest that eq. (lattice-spacing) allows.
 
     Raw coordinates have the paper's power of two. In others b leaves up to half of the interval
     unused by a power of two: there h keeps 8 significant bits, and integers are up to a bit shorter.
@@ -180,7 +185,7 @@ def build_lattice(*, delta: Fraction, beta: Fraction, C: Matrix) -> Lattice:
 
 
 def _integers(matrix: Matrix) -> tuple[IntMatrix, int]:
-    """The matrix times the least integer that makes its entries integers, and that integer."""
+    """Return the matrix times the least integer that makes its entries integers, and that integer."""
     denominator = math.lcm(*(entry.denominator for row in matrix for entry in row))
     return tuple(tuple(int(entry * denominator) for entry in row) for row in matrix), denominator
 
@@ -190,25 +195,24 @@ def _images(matrix: IntMatrix, vector: Sequence[int]) -> list[int]:
 
 
 def identity(dim: int) -> Matrix:
-    """C = I: the paper's own coordinates."""
+    """Return C = I, the paper's own coordinates."""
     return tuple(tuple(Fraction(int(i == j)) for j in range(dim)) for i in range(dim))
 
 
 def floating(matrix: Matrix) -> Array:
-    """The nearest floats."""
+    """Return the matrix with each entry rounded to the nearest float."""
     return np.array([[float(entry) for entry in row] for row in matrix])
 
 
 def whitener(curvature: Array) -> Matrix:
-    """C, the inverse Cholesky factor of the curvature, rounded to 8 significant bits."""
-    try:
-        inverse = np.linalg.inv(np.linalg.cholesky(curvature))
-    except np.linalg.LinAlgError:
+    """Return C, the inverse Cholesky factor of the curvature, rounded to 8 significant bits."""
+    factor = cholesky(curvature)
+    if factor is None:
         raise InputError(
             "coordinates: the curvature of the loss is singular, so it cannot be whitened; "
             "an arm or a coordinate may carry no information. Use coordinates='raw', or drop it"
-        ) from None
-    dim = len(curvature)
+        )
+    inverse, dim = invert_lower(factor), len(curvature)
     return tuple(
         tuple(significant(float(inverse[i, j])) if j <= i else Fraction(0) for j in range(dim))
         for i in range(dim)
@@ -216,12 +220,12 @@ def whitener(curvature: Array) -> Matrix:
 
 
 def finest_tolerance(error: float) -> float:
-    """The least that is certified where exact sums and quadrature may err by ``error``."""
+    """Return the smallest tolerance that is certified if exact sums and quadrature err by ``error``."""
     return 64 * error
 
 
 def working_tolerance(tolerance: float, error: float, rule: str | None = None) -> Fraction:
-    """delta less what exact sums and quadrature may err; one that is too fine for that is refused.
+    """Return delta less the error of exact sums and quadrature; refuse a tolerance too fine for it.
 
     ``error`` is known at the first law; later laws may have rows bounded less tightly, so four
     times it is set aside. ``rule`` is the one that set the tolerance, where nobody gave a number.
@@ -238,15 +242,15 @@ def working_tolerance(tolerance: float, error: float, rule: str | None = None) -
 
 
 def norm_squared_bound(matrix: Matrix) -> Fraction:
-    """A rational upper bound of ||matrix||_op^2, proved by an exact positive-definiteness test."""
+    """Return a rational upper bound of ||matrix||_op^2, proved by an exact positive-definiteness test."""
     dim = len(matrix)
     gram = [
         [sum((matrix[k][i] * matrix[k][j] for k in range(dim)), Fraction(0)) for j in range(dim)]
         for i in range(dim)
     ]
     try:
-        largest = float(np.linalg.eigvalsh(floating(tuple(map(tuple, gram))))[-1])
-    except (OverflowError, np.linalg.LinAlgError):
+        largest = symmetric_norm(floating(tuple(map(tuple, gram))))  # plain floats: h follows from it
+    except OverflowError:
         largest = math.inf
     if not SMALLEST_NORM < largest < 1 / SMALLEST_NORM:  # too near the ends of a double to be rounded up
         raise NumericalError("a matrix of the lattice is out of the range of a double")
@@ -259,7 +263,7 @@ def norm_squared_bound(matrix: Matrix) -> Fraction:
 
 
 def _is_positive_definite(matrix: list[list[Fraction]]) -> bool:
-    """Gaussian elimination in exact rationals: every pivot must be positive."""
+    """Return whether every pivot of Gaussian elimination in exact rationals is positive."""
     rows = [list(row) for row in matrix]
     for i, pivot_row in enumerate(rows):
         if pivot_row[i] <= 0:
@@ -272,7 +276,7 @@ def _is_positive_definite(matrix: list[list[Fraction]]) -> bool:
 
 
 def root_up(value: Fraction) -> float:
-    """A float at least sqrt(value)."""
+    """Return a float of at least sqrt(value)."""
     root = math.sqrt(value)
     while Fraction(root) ** 2 < value:
         root = math.nextafter(root, math.inf)
@@ -280,12 +284,12 @@ def root_up(value: Fraction) -> float:
 
 
 def exponent_of(value: Fraction) -> int:
-    """e with value = m 2^e and m odd, for a dyadic value other than zero."""
+    """Return e with value = m 2^e and m odd, for a dyadic value other than zero."""
     return (value.numerator & -value.numerator).bit_length() - value.denominator.bit_length()
 
 
 def _write_significant(value: Fraction, out: BitWriter) -> None:
-    """A dyadic number of at most 8 significant bits: its exponent, then its signed mantissa."""
+    """Append a dyadic number of at most 8 significant bits: its exponent, then its signed mantissa."""
     exponent = exponent_of(value) if value else 0
     mantissa = int(value / Fraction(2) ** exponent)
     out.gamma((exponent,))

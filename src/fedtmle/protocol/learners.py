@@ -194,7 +194,7 @@ class ModelsQuery(AbstractQuery[Models | None, tuple[Models | None, ...]]):
     def pool(
         self,
         answers: Mapping[str, Models | None],
-        sizes: Mapping[str, int],  # noqa: ARG002 - models are not averaged here
+        sizes: Mapping[str, int],
     ) -> tuple[Models | None, ...]:
         if self.at is None:
             return tuple(answers.values())

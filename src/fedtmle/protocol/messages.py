@@ -1,7 +1,11 @@
-"""The envelopes: typed, canonical, and all that crosses the wire.
+"""The messages, which are all that crosses the wire, and the table of states in which a silo admits them.
 
 A request carries no law, eps, path, expression or row number: only a round number and what was
 pooled in the round before. Decoding re-encodes and compares, so that each message has one form.
+
+One table (`TABLE`) is the silo's state machine. A request that the table does not list for the silo's state
+is refused and changes nothing; repeating the last admitted request returns the recorded bytes. An admitted
+request leads to the state that the table gives for its `Event`.
 """
 
 from __future__ import annotations
@@ -63,7 +67,7 @@ class Close(msgspec.Struct, frozen=True, tag="close", forbid_unknown_fields=True
     pooled: Payload
 
 
-class Closing(msgspec.Struct, frozen=True, array_like=True):
+class SignedDigest(msgspec.Struct, frozen=True, array_like=True):
     """What one silo signed at the close: the digest of the broadcasts it received."""
 
     silo: str
@@ -75,11 +79,11 @@ class Compare(msgspec.Struct, frozen=True, tag="compare", forbid_unknown_fields=
     """Every silo's closing: each silo checks that all heard what it heard."""
 
     session: bytes
-    closings: tuple[Closing, ...]
+    closings: tuple[SignedDigest, ...]
 
 
 class Opened(msgspec.Struct, frozen=True, tag="opened", forbid_unknown_fields=True):
-    """N_m."""
+    """The silo takes part; N_m is its number of rows."""
 
     n_rows: int
 
@@ -141,17 +145,17 @@ _replies: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
 
 
 def encode(message: Request | Reply) -> bytes:
-    """The one byte string of a message."""
+    """Return the one byte string of a message."""
     return _encoder.encode(message)
 
 
 def decode_request(data: bytes) -> Request:
-    """A request, or `DecodeError`."""
+    """Return the request that ``data`` encodes, or raise `DecodeError`."""
     return _decode(data, _requests)
 
 
 def decode_reply(data: bytes) -> Reply:
-    """A reply, or `DecodeError`."""
+    """Return the reply that ``data`` encodes, or raise `DecodeError`."""
     return _decode(data, _replies)
 
 
@@ -167,13 +171,6 @@ def _decode(data: bytes, decoder: msgspec.msgpack.Decoder[T]) -> T:
     return message
 
 
-# The silo's state machine: one table of transitions, which decides.
-#
-# A request that the table does not list for the silo's state is refused and changes nothing; repeating the
-# last admitted request returns the recorded bytes. An admitted request leads to the state that the table
-# gives for what came of it.
-
-
 class State(enum.StrEnum):
     """Where a silo stands in its one session."""
 
@@ -187,7 +184,7 @@ class State(enum.StrEnum):
 
 
 class Event(enum.StrEnum):
-    """What came of an admitted request."""
+    """How an admitted request ended."""
 
     REPLIED = "replied"
     RETIRED = "retired"  # the reply was the silo's last: its own targeting is complete

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from fedtmle.model.problem import Estimate
 from fedtmle.protocol.lattice import Lattice
-from fedtmle.protocol.query import Problem
+from fedtmle.protocol.query import Law, Problem
 
 
 class Status(enum.Enum):
@@ -78,7 +78,7 @@ class Targeted:
     """
 
     problem: Problem
-    law: Any
+    law: Law
     status: Status
     steps: int
     updates: int
@@ -97,7 +97,7 @@ class Personalised:
     that did not retire."""
 
     problem: Problem
-    law: Any
+    law: Law
     status: Status
     steps: int
     updates: int

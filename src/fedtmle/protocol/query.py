@@ -1,7 +1,13 @@
-"""An answer as means over the silo's rows: what an audit needs to know of a query.
+"""A query: one question that every party derives for itself.
 
-Every answer of this kind is, up to public terms and rounding, M t with t the mean over the rows of some
-terms of one row. Answers that are no such means (levels, exponents, whole models) have no `RowMeans`.
+An algorithm is a generator that yields queries and receives what was pooled. The server and every silo run
+the same generator on the same broadcasts (`protocol.follower`), so a query never crosses the wire: only
+answers go up, and only what was pooled comes down.
+
+A query is a value: problems, laws, named columns, statistics and public bounds. Most queries ask for integer
+sums (`IntegerSums`); the others are exceptions that define their own pooling and codes. What the guard, an
+audit or an onlooker needs to know of a query is a method of it: the gradients it evaluates, the people it
+counts, the model it ships, and the means over the rows that its answer consists of (`RowMeans`).
 """
 
 from __future__ import annotations
@@ -11,7 +17,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass
 from functools import reduce
-from itertools import islice
 from operator import add
 from typing import Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar, final
 
@@ -22,79 +27,13 @@ from fedtmle.model.problem import AbstractModel, AbstractProblem, Estimate
 from fedtmle.model.statistics import AbstractBoundedColumns
 from fedtmle.model.submodel import AbstractNormaliser, AbstractSubmodel
 from fedtmle.model.types import Array, IntArray, Part
-from fedtmle.protocol.codes import AbstractCode, FixedSums, Joined
+from fedtmle.protocol.codes import AbstractCode, FixedSums, Joined, Parts
 
-
-@final
-@dataclass(frozen=True)
-class Derivatives:
-    """Parts of the row's loss at (law, eps), over all rows or a pooled batch."""
-
-    model: AbstractModel[Any, Any]
-    law: Any
-    eps: Array
-    parts: Part
-    batch: IntArray | None = None
-
-
-@final
-@dataclass(frozen=True)
-class CurvatureBound:
-    """A bound of the row's Hessian at every eps, upper triangle."""
-
-    model: AbstractModel[Any, Any]
-    law: Any
-
-
-@final
-@dataclass(frozen=True)
-class ClosingTerms:
-    """The row's terms of the closing sums."""
-
-    problem: AbstractProblem[Any, Any]
-    law: Any
-
-
-@final
-@dataclass(frozen=True)
-class ColumnTerms:
-    """Named columns."""
-
-    columns: AbstractBoundedColumns[Any]
-
-
-RowTerms: TypeAlias = Derivatives | CurvatureBound | ClosingTerms | ColumnTerms
-
-
-@final
-@dataclass(frozen=True, kw_only=True)
-class RowMeans:
-    """G = M t with t the mean over rows of ``terms``, one after the other; |G - sent| <= ``box``.
-
-    ``mix`` is M, or None for the identity. ``sent`` holds the numbers that were sent, less their public
-    part; None if the audit does not need them. ``is_rounded`` says that rounding moved them visibly.
-    """
-
-    label: str
-    terms: tuple[RowTerms, ...]
-    box: Array  # (p,)
-    mix: Array | None = None
-    sent: Array | None = None
-    is_rounded: bool = False
-
-
-# What a query is: one question that every party derives for itself.
-#
-# An algorithm is a generator that yields queries and receives what was pooled. The server and every silo
-# run the same generator on the same broadcasts (`protocol.follower`), so a query never crosses the wire:
-# only answers go up, and only what was pooled comes down.
-#
-# A query is a value: problems, laws, named columns, statistics and public bounds. Most queries ask for
-# integer sums (`IntegerSums`); the others are exceptions that define their own pooling and codes.
-
-
+Law: TypeAlias = object  # only its own problem looks into it; everyone else hands it on
 Problem: TypeAlias = AbstractProblem[Any, Any]
 Model: TypeAlias = AbstractModel[Any, Any]
+BoundedColumns: TypeAlias = AbstractBoundedColumns[Any]
+
 Answer = TypeVar("Answer")
 Pooled = TypeVar("Pooled")
 Result = TypeVar("Result")
@@ -119,15 +58,15 @@ class Local(Protocol):
     @property
     def n_rows(self) -> int: ...
 
-    def submodel(self, model: Model, law: Any, batch: IntArray | None = None) -> AbstractSubmodel:
+    def submodel(self, model: Model, law: Law, batch: IntArray | None = None) -> AbstractSubmodel:
         """Return the submodel of all rows, or of those in a pooled batch."""
         ...
 
-    def normaliser(self, model: Model, law: Any) -> AbstractNormaliser: ...
+    def normaliser(self, model: Model, law: Law) -> AbstractNormaliser: ...
 
-    def moments(self, problem: Problem, law: Any) -> Sums: ...
+    def moments(self, problem: Problem, law: Law) -> Sums: ...
 
-    def estimate(self, problem: Problem, law: Any) -> Estimate:
+    def estimate(self, problem: Problem, law: Law) -> Estimate:
         """Return Psi and its covariance from this silo's rows alone; they stay in the silo."""
         ...
 
@@ -151,7 +90,7 @@ class Evaluation(NamedTuple):
     """
 
     model: Model
-    law: Any
+    law: Law
     eps: Array
     batch: IntArray | None = None
     curvature: bool = False  # whether the Hessian is disclosed too: sums of products of two columns
@@ -179,6 +118,66 @@ class WeightSum:
     squares: int
 
 
+@final
+@dataclass(frozen=True)
+class Derivatives:
+    """Parts of the row's loss at (law, eps), over all rows or a pooled batch."""
+
+    model: Model
+    law: Law
+    eps: Array
+    parts: Part
+    batch: IntArray | None = None
+
+
+@final
+@dataclass(frozen=True)
+class CurvatureBound:
+    """A bound of the row's Hessian at every eps, upper triangle."""
+
+    model: Model
+    law: Law
+
+
+@final
+@dataclass(frozen=True)
+class ClosingTerms:
+    """The row's terms of the closing sums."""
+
+    problem: Problem
+    law: Law
+
+
+@final
+@dataclass(frozen=True)
+class ColumnTerms:
+    """Named columns."""
+
+    columns: BoundedColumns
+
+
+RowTerms: TypeAlias = Derivatives | CurvatureBound | ClosingTerms | ColumnTerms
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class RowMeans:
+    """An answer as means over the silo's rows, which is what an audit needs to know of a query.
+
+    Up to public terms and rounding it is G = M t, with t the mean over the rows of ``terms``, one after the
+    other; |G - sent| <= ``box``. Answers that are no such means (levels, exponents, whole models) have none.
+    ``mix`` is M, or None for the identity. ``sent`` holds the numbers that were sent, less their public
+    part; None if the audit does not need them. ``is_rounded`` says that rounding moved them visibly.
+    """
+
+    label: str
+    terms: tuple[RowTerms, ...]
+    box: Array  # (p,)
+    mix: Array | None = None
+    sent: Array | None = None
+    is_rounded: bool = False
+
+
 class Retirement(Protocol):
     """How a silo leaves a personalised run: at which update, with which law."""
 
@@ -189,7 +188,7 @@ class Retirement(Protocol):
     def problem(self) -> Problem: ...
 
     @property
-    def law(self) -> Any: ...
+    def law(self) -> Law: ...
 
     def gap_bound(self, local: Local) -> float | None:
         """Return a bound of the local targeting gap that is left, or None if there is none to state."""
@@ -248,16 +247,16 @@ class AbstractQuery(ABC, Generic[Answer, Pooled]):
         """Keys of the policy for the people behind a label, a cluster or a bin; the strictest holds."""
         return ()
 
-    def people(self, local: Local) -> Iterable[int]:  # noqa: ARG002 - for those that name any
+    def people(self, local: Local) -> Iterable[int]:
         """Return how many people stand behind each label or cluster that the answer is about."""
         return ()
 
-    def ships_model(self, silo: str) -> bool:  # noqa: ARG002 - for those that do
+    def ships_model(self, silo: str) -> bool:
         """Return whether this silo's answer is a model of its own rows, which every party sees."""
         return False
 
-    def suppress(self, answer: Answer, floor: int) -> Answer:  # noqa: ARG002 - for bins
-        """Return the answer without the parts that stand for fewer than ``floor`` people."""
+    def suppress(self, answer: Answer, floor: Callable[[Query], int]) -> Answer:
+        """Return the answer without the parts that stand for fewer than ``floor(query)`` people."""
         return answer
 
     @property
@@ -265,22 +264,17 @@ class AbstractQuery(ABC, Generic[Answer, Pooled]):
         """The queries that this one is made of."""
         return (self,)
 
-    def split(self, payload: Answer | Pooled) -> tuple[Any, ...]:
+    def split(self, payload: Answer | Pooled) -> Parts:
         """Return each member's part of an answer, or of what was pooled."""
         return (payload,)
 
-    def join(self, answers: tuple[Any, ...]) -> Answer:
-        """Return the answer that has these parts, one for each member."""
-        answer: Answer = answers[0]
-        return answer
-
-    def row_means(self, answer: Answer, local: Local) -> RowMeans | None:  # noqa: ARG002 - not for labels
+    def row_means(self, answer: Answer, local: Local) -> RowMeans | None:
         """Return the answer as means over the rows of ``local``, or None if it is no such means."""
         return None
 
     # For those who follow a run.
 
-    def residual(self, pooled: Pooled) -> float | None:  # noqa: ARG002 - most rounds disclose none
+    def residual(self, pooled: Pooled) -> float | None:
         """Return the norm of the pooled gradient that the round disclosed, in raw coordinates, or None."""
         return None
 
@@ -289,7 +283,7 @@ class AbstractQuery(ABC, Generic[Answer, Pooled]):
         """The residual at which the run ends, once it is settled."""
         return None
 
-    def retirement(self, answer: Answer) -> Retirement | None:  # noqa: ARG002 - in one algorithm only
+    def retirement(self, answer: Answer) -> Retirement | None:
         """Return how a silo that gave this answer leaves the run, or None if it stays."""
         return None
 
@@ -304,7 +298,7 @@ class AnsweredQuery:
     """A query and one silo's answer to it."""
 
     query: Query
-    answer: Any
+    answer: object
 
 
 class IntegerSums(AbstractQuery[Sums, Sums]):
@@ -342,7 +336,7 @@ class IntegerSums(AbstractQuery[Sums, Sums]):
     def functionals(self) -> int:
         return len(self.shifts)
 
-    def pool(self, answers: Mapping[str, Sums], sizes: Mapping[str, int]) -> Sums:  # noqa: ARG002
+    def pool(self, answers: Mapping[str, Sums], sizes: Mapping[str, int]) -> Sums:
         return reduce(add, answers.values())
 
     @property
@@ -353,7 +347,7 @@ class IntegerSums(AbstractQuery[Sums, Sums]):
 
 @final
 @dataclass(frozen=True)
-class JointQuery(AbstractQuery[tuple[Any, ...], tuple[Any, ...]]):
+class JointQuery(AbstractQuery[Parts, Parts]):
     """Several queries of one phase in one round; none may keep a memory on the link or retire a silo."""
 
     queries: tuple[Query, ...]
@@ -378,18 +372,18 @@ class JointQuery(AbstractQuery[tuple[Any, ...], tuple[Any, ...]]):
     def members(self) -> tuple[Query, ...]:
         return tuple(member for query in self.queries for member in query.members)
 
-    def split(self, payload: tuple[Any, ...]) -> tuple[Any, ...]:
+    def split(self, payload: Parts) -> Parts:
         pairs = zip(self.queries, payload, strict=True)
-        return tuple(part for query, own in pairs for part in query.split(own))
+        return tuple(part for query, joined in pairs for part in query.split(joined))
 
-    def join(self, answers: tuple[Any, ...]) -> tuple[Any, ...]:
-        parts = iter(answers)
-        return tuple(query.join(tuple(islice(parts, len(query.members)))) for query in self.queries)
+    def suppress(self, answer: Parts, floor: Callable[[Query], int]) -> Parts:
+        pairs = zip(self.queries, answer, strict=True)
+        return tuple(query.suppress(part, floor) for query, part in pairs)
 
-    def answer(self, local: Local) -> tuple[Any, ...]:
+    def answer(self, local: Local) -> Parts:
         return tuple(query.answer(local) for query in self.queries)
 
-    def pool(self, answers: Mapping[str, tuple[Any, ...]], sizes: Mapping[str, int]) -> tuple[Any, ...]:
+    def pool(self, answers: Mapping[str, Parts], sizes: Mapping[str, int]) -> Parts:
         return tuple(
             query.pool({silo: answer[k] for silo, answer in answers.items()}, sizes)
             for k, query in enumerate(self.queries)

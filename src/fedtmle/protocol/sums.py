@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from operator import add
-from typing import Any, final
+from typing import final
 
 import numpy as np
 
@@ -21,15 +21,16 @@ from fedtmle.model.exact import (
     query_shifts,
     zero_sums,
 )
-from fedtmle.model.statistics import AbstractBoundedColumns
 from fedtmle.model.types import Array, IntArray, Part
 from fedtmle.protocol.query import (
+    BoundedColumns,
     ClosingTerms,
     ColumnTerms,
     CountCell,
     Derivatives,
     Evaluation,
     IntegerSums,
+    Law,
     Local,
     Model,
     Phase,
@@ -46,7 +47,7 @@ def norm(vector: Array) -> float:
     return math.sqrt(math.fsum(float(v) * float(v) for v in vector))
 
 
-def mean_gradient(model: Model, law: Any, eps: Array, sums: Sums, n: int) -> Array:
+def mean_gradient(model: Model, law: Law, eps: Array, sums: Sums, n: int) -> Array:
     """Return the pooled mean gradient at eps, shape (d,); the public part is added once."""
     gradient = sums.values(n) + model.normaliser(law).gradient(eps)
     if not np.isfinite(gradient).all():
@@ -60,7 +61,7 @@ class SumsQuery(IntegerSums):
     """Sums of the asked parts of the row loss at (law, eps), over all rows or a pooled batch."""
 
     problem: Model
-    law: Any
+    law: Law
     eps: Array
     parts: Part
     n: int
@@ -113,7 +114,7 @@ class MomentsQuery(IntegerSums):
     """Additive sums for psi and the EIF covariance: the closing message, or a first look at the SE."""
 
     problem: Problem
-    law: Any
+    law: Law
     n: int
     phase: Phase = Phase.CLOSING
 
@@ -146,7 +147,7 @@ class MomentsQuery(IntegerSums):
 class TallyQuery(IntegerSums):
     """Sums of named columns: counts per arm, of observed outcomes, of weights."""
 
-    columns: AbstractBoundedColumns[Any]
+    columns: BoundedColumns
     n: int
     phase: Phase = Phase.NUISANCE
     counts: tuple[CountCell, ...] = ()
@@ -173,7 +174,7 @@ class TallyQuery(IntegerSums):
     def answer(self, local: Local) -> Sums:
         columns = self.columns
 
-        def summed(piece: Any) -> Sums:
+        def summed(piece: object) -> Sums:
             return column_sums(columns.evaluate(piece), columns.exponents, what=columns.label)
 
         sums = local.evaluate(lambda rows: columns.over(rows, summed))

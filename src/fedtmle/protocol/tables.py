@@ -105,7 +105,7 @@ class LevelsQuery(AbstractQuery[Levels, Levels]):
                 raise DataError(f"column '{name}' has {long} level(s) of more than {LARGEST_LABEL} bytes")
         return tuple(sort_levels(set(labels)) for labels in levels)
 
-    def pool(self, answers: Mapping[str, Levels], sizes: Mapping[str, int]) -> Levels:  # noqa: ARG002
+    def pool(self, answers: Mapping[str, Levels], sizes: Mapping[str, int]) -> Levels:
         return tuple(
             sort_levels({level for levels in answers.values() for level in levels[j]})
             for j in range(len(self.factors))
@@ -140,15 +140,15 @@ class ScalesQuery(AbstractQuery[tuple[int, ...], tuple[int, ...]]):
         exponents = np.where(largest > 0, np.frexp(largest)[1], -LARGEST_EXPONENT)
         return tuple(int(e) for e in np.clip(exponents, -LARGEST_EXPONENT, LARGEST_EXPONENT))
 
-    def _largest(self, rows: Any) -> Array:
+    def _largest(self, rows: object) -> Array:
         """Return the largest magnitude in each column, shape (p,)."""
 
-        def largest(piece: Any) -> Array:
+        def largest(piece: object) -> Array:
             return np.array([np.maximum(c.max(), -c.min()) for c in self.columns.evaluate(piece)])
 
         return reduce(np.maximum, self.columns.over(rows, largest), np.zeros(len(self.columns.names)))
 
-    def pool(self, answers: Mapping[str, tuple[int, ...]], sizes: Mapping[str, int]) -> tuple[int, ...]:  # noqa: ARG002
+    def pool(self, answers: Mapping[str, tuple[int, ...]], sizes: Mapping[str, int]) -> tuple[int, ...]:
         return tuple(max(column) for column in zip(*answers.values(), strict=True))
 
 

@@ -1,4 +1,4 @@
-"""The page's figures, each drawn for a wide and for a narrow screen."""
+"""The figures of the report, each drawn for a wide and for a narrow screen."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 from fedtmle.layout import phase_name
-from fedtmle.report.series import Bits, Forest, Interval, Overlap, Path, Probabilities, Spread
+from fedtmle.report.series import BitsByRound, CohortOverlap, Forest, Interval, Path, Probabilities, Spread
 from fedtmle.report.svg import (
     CHARACTER,
     Canvas,
@@ -28,10 +28,10 @@ GROUPS = {"silo": "Silos that consented", "without": "Leaving one silo out", "po
 Draw = Callable[[float], Canvas]
 
 
-def figure(draw: Draw, *, title: str, said: str, key: str) -> str:
-    """Both drawings, of which the style shows one, and a caption."""
+def figure(draw: Draw, *, title: str, description: str, key: str) -> str:
+    """Return both drawings, of which the style sheet shows one, and a caption."""
     drawings = "".join(
-        draw(width).render(title, said, style, f"{key}-{style}")
+        draw(width).render(title, description, style, f"{key}-{style}")
         for width, style in ((WIDE, "wide"), (NARROW, "narrow"))
     )
     return element("figure", drawings + text("figcaption", title), id=key)
@@ -49,7 +49,7 @@ def x_axis(canvas: Canvas, scale: Scale, values: Sequence[float], top: float, bo
 
 
 def forest(data: Forest, digits: int) -> Draw:
-    """Estimates with their intervals, one row each."""
+    """Draw estimates with their intervals, one row each."""
 
     def draw(width: float) -> Canvas:
         wide = is_wide(width)
@@ -89,12 +89,14 @@ def _interval(canvas: Canvas, row: Interval, scale: Scale, y: float, left: float
     canvas.text(10, y + 4, shortened(row.label, left - 18), "name")
     canvas.line(scale(row.low), y, scale(row.high), y, f"whisker {row.kind}")
     value, low, high = (f"{number:.{digits}f}" for number in (row.estimate, row.low, row.high))
-    said = f"{row.name}: {value} ({low} to {high}), n = {row.n:,}"
-    canvas.circle(scale(row.estimate), y, 5.5 if row.kind == "pooled" else 4.0, f"dot {row.kind}", said)
+    description = f"{row.name}: {value} ({low} to {high}), n = {row.n:,}"
+    canvas.circle(
+        scale(row.estimate), y, 5.5 if row.kind == "pooled" else 4.0, f"dot {row.kind}", description
+    )
 
 
 def trajectory(data: Path) -> Draw:
-    """The norm of the pooled gradient by round on a log axis with the tolerance; the loss below."""
+    """Draw the norm of the pooled gradient by round on a log axis, with the tolerance; the loss below."""
 
     def draw(width: float) -> Canvas:
         left, right, top, middle = 52.0, width - 10, 24.0, 210.0
@@ -148,8 +150,8 @@ def _loss(
     canvas.curve([(x(r), y(v)) for r, v in loss], "curve loss")
 
 
-def bits(data: Bits) -> Draw:
-    """Silos by rounds, a darker cell for more bits; long runs are averaged into columns."""
+def bits(data: BitsByRound) -> Draw:
+    """Draw silos by rounds, with darker cells for more bits; long runs are averaged into columns."""
 
     def draw(width: float) -> Canvas:
         left, right, top = (150.0 if is_wide(width) else 96.0), width - 4, 40.0
@@ -192,16 +194,16 @@ def _mean(values: Sequence[int]) -> float:
 
 
 def _shade(value: float, low: float, high: float) -> int:
-    """0 to SHADES - 1 on a log scale."""
+    """Return a shade from 0 to SHADES - 1 on a log scale."""
     if not high > low:
         return SHADES - 1
     return min(SHADES - 1, int(SHADES * math.log(value / low) / math.log(high / low)))
 
 
 def _phases(canvas: Canvas, phases: Sequence[str], x: Scale, top: float, bottom: float) -> None:
-    """A line where a phase begins, with its name; the names take turns on two lines, for want of room."""
+    """Draw a line where a phase begins, with its name; the names alternate between two lines."""
     runs = [(k, phase) for k, phase in enumerate(phases) if k == 0 or phases[k - 1] != phase]
-    free = [0.0, 0.0]  # where each line of names has room again
+    free = [0.0, 0.0]  # where the next name may begin on each line
     for place, (start, phase) in enumerate(runs):
         name = phase_name(phase)
         above = top - (10 if place % 2 == 0 else 24)
@@ -220,15 +222,12 @@ def _legend(canvas: Canvas, low: float, high: float, left: float, y: float) -> N
     canvas.text(left + 22 * SHADES + 6, y + 11, f"{low:,.0f} to {high:,.0f}", "tick")
 
 
-# Figures of who was studied: overlap, modelled probabilities, heterogeneity between silos.
-
-
-def overlap(data: Overlap) -> Draw:
-    """Records by arm (with outcome, without, below the bound on g) and effective sizes."""
+def overlap(data: CohortOverlap) -> Draw:
+    """Draw records by arm (with outcome, without, truncated) and effective sample sizes."""
 
     def draw(width: float) -> Canvas:
         wide = is_wide(width)
-        left, right, top = (170.0 if wide else 104.0), width - 70, 8.0
+        left, right, top = (170.0 if wide else 104.0), width - 96, 8.0
         bars = len(data.arms) + len(data.effective)
         bottom = top + ROW * (bars + 2)
         canvas = Canvas(width, bottom + 42)
@@ -240,14 +239,14 @@ def overlap(data: Overlap) -> Draw:
         for arm in data.arms:
             y += ROW
             canvas.text(10, y + 14, shortened(arm.name, left - 18), "name")
-            said = f"{arm.name}: {arm.records:,} records, {arm.observed:,} with an outcome"
-            canvas.rect(left, y + 4, x(arm.records) - left, 12, "bar all", said)
-            canvas.rect(left, y + 4, x(arm.observed) - left, 12, "bar seen", said)
-            below = f"{arm.truncated:,} of {arm.records:,} records of {arm.name} below the bound on g"
-            canvas.rect(left, y + 13, x(arm.truncated) - left, 3, "bar truncated", below)
-            canvas.text(x(arm.records) + 5, y + 14, f"{arm.truncated:,} cut", "tick")
+            description = f"{arm.name}: {arm.records:,} records, {arm.observed:,} with an outcome"
+            canvas.rect(left, y + 4, x(arm.records) - left, 12, "bar all", description)
+            canvas.rect(left, y + 4, x(arm.observed) - left, 12, "bar seen", description)
+            truncated = f"{arm.name}: {arm.truncated:,} of {arm.records:,} records truncated"
+            canvas.rect(left, y + 13, x(arm.truncated) - left, 3, "bar truncated", truncated)
+            canvas.text(x(arm.records) + 5, y + 14, f"{arm.truncated:,} truncated", "tick")
         y += ROW
-        canvas.text(0, y + 14, "Effective number of records", "group")
+        canvas.text(0, y + 14, "Effective sample size", "group")
         for name, size in data.effective.items():
             y += ROW
             canvas.text(10, y + 14, shortened(name, left - 18), "name")
@@ -260,7 +259,7 @@ def overlap(data: Overlap) -> Draw:
 
 
 def probabilities(data: Probabilities) -> Draw:
-    """One histogram under the other, by the arm that was taken, over the same probabilities."""
+    """Draw one histogram below the other, by observed arm, over the same probabilities."""
 
     def draw(width: float) -> Canvas:
         left, right, tall = 40.0, width - 8, 92.0
@@ -270,16 +269,16 @@ def probabilities(data: Probabilities) -> Draw:
         for k, (arm, counts) in enumerate(data.counts.items()):
             top, bottom = tall * k + 22, tall * (k + 1)
             y = linear(0, most, bottom, top)
-            canvas.text(left, top - 6, f"those in arm {shortened(arm, width - 180)}", "group")
+            canvas.text(left, top - 6, f"records in arm {shortened(arm, width - 180)}", "group")
             canvas.line(left, bottom, right, bottom, "null")
             canvas.text(left - 6, top + 8, f"{most:,}", "tick", "end")
             for (low, high), count in zip(pairwise(data.edges), counts, strict=True):
                 if count is None:
                     canvas.text((x(low) + x(high)) / 2, bottom - 4, "?", "warn", "middle")
                 elif count:
-                    said = f"{count:,} with a probability of {low:g} to {high:g}"
+                    description = f"{count:,} with a probability of {low:g} to {high:g}"
                     canvas.rect(
-                        x(low) + 1, y(count), x(high) - x(low) - 2, bottom - y(count), "bar seen", said
+                        x(low) + 1, y(count), x(high) - x(low) - 2, bottom - y(count), "bar seen", description
                     )
         bottom = tall * len(data.counts)
         for mark in (0, 0.2, 0.4, 0.6, 0.8, 1):
@@ -291,7 +290,7 @@ def probabilities(data: Probabilities) -> Draw:
 
 
 def heterogeneity(data: Spread) -> Draw:
-    """Each silo's distance from the weighted mean in its own standard errors."""
+    """Draw each silo's distance from the weighted mean in its own standard errors."""
 
     def draw(width: float) -> Canvas:
         left, right, top = (170.0 if is_wide(width) else 104.0), width - 14, 8.0
@@ -307,9 +306,13 @@ def heterogeneity(data: Spread) -> Draw:
             canvas.text(10, y + 4, shortened(silo, left - 18), "name")
             canvas.line(x(0), y, x(value), y, "whisker silo")
             canvas.circle(x(value), y, 4.0, "dot silo", f"{silo}: {value:+.2f} standard errors")
-        said = "distance from the weighted mean, in standard errors"
+        description = "distance from the weighted mean, in standard errors"
         canvas.text(
-            (left + right) / 2, bottom + 36, said if is_wide(width) else "standard errors", "axis", "middle"
+            (left + right) / 2,
+            bottom + 36,
+            description if is_wide(width) else "standard errors",
+            "axis",
+            "middle",
         )
         return canvas
 

@@ -1,22 +1,19 @@
-"""The page: sections in the order a reader asks, each made from the document alone."""
+"""The report of a study: one HTML page, made from its document alone."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from importlib.resources import files
-from typing import Any
 
-from fedtmle.layout import bits, decimals, learner_tables, phase_name, probability, share
+from fedtmle.layout import Document, bits, decimals, learner_tables, phase_name, probability, share
 from fedtmle.report import charts, series, words
-from fedtmle.report.series import Document
 from fedtmle.runtime.markup import element, table, text
 from fedtmle.text.result import PHASES, cells, interval_title
 
-POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+CONTENT_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
 
 def render(document: Document) -> str:
-    """One HTML file that needs nothing else."""
+    """Return the page, which loads no other file."""
     sections = {
         title: body
         for title, body in (
@@ -40,7 +37,7 @@ def render(document: Document) -> str:
     question = str(document["question"])
     head = (
         '<meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1">'
-        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
+        f'<meta http-equiv="Content-Security-Policy" content="{CONTENT_POLICY}">'
         f"{text('title', question)}<style>{style}</style>"
     )
     return (
@@ -63,9 +60,9 @@ def _header(document: Document) -> str:
         aside = text("small", f"{_interval_title(document)}: {interval}")
         answer = text("span", f"{row['estimand']}: {value}")
         parts.append(element("p", f"{answer} {aside}", class_="answer"))
-    ended = "status" if document["converged"] else "status bad"
+    style = "status" if document["converged"] else "status bad"
     status = str(document["status_text"])
-    parts.append(element("p", text("span", status[:1].upper() + status[1:], class_=ended)))
+    parts.append(element("p", text("span", status[:1].upper() + status[1:], class_=style)))
     parts += [text("p", f"Warning: {warning}", class_="warning") for warning in document.get("warnings", [])]
     return "".join(parts)
 
@@ -75,9 +72,9 @@ def _interval_title(document: Document) -> str:
 
 
 def scrolling(content: str, name: str, style: str = "") -> str:
-    """A wide table in a region of its own, which the keyboard reaches."""
-    named = f"scroll {style}".strip()
-    return element("div", content, class_=named, role="region", aria_label=name, tabindex="0")
+    """Return a wide table in a region of its own, which the keyboard can scroll."""
+    classes = f"scroll {style}".strip()
+    return element("div", content, class_=classes, role="region", aria_label=name, tabindex="0")
 
 
 def _estimates(document: Document) -> str:
@@ -88,29 +85,29 @@ def _estimates(document: Document) -> str:
     title = _interval_title(document)
     head = ["estimand", "estimate", "std. error", title, "p"]
     rows = [[row["estimand"], *cells(row, digits), probability(row["p_value"])] for row in estimates]
-    found = scrolling(table(head, rows), "Estimates")
+    html = scrolling(table(head, rows), "Estimates")
     if len(estimates) > 1 and document.get("simultaneous"):
         rows = [[row["estimand"], cells(row, digits)[2]] for row in document["simultaneous"]]
-        found += text("p", "All intervals at once: together they hold with the same confidence.")
-        found += scrolling(table(["estimand", f"simultaneous {title}"], rows), "Simultaneous intervals")
-    return found
+        html += text("p", "Simultaneous intervals: all of them hold together with the same confidence.")
+        html += scrolling(table(["estimand", f"simultaneous {title}"], rows), "Simultaneous intervals")
+    return html
 
 
 def _personalized(document: Document) -> str:
-    kept: Mapping[str, Any] = document.get("personalized", {})
+    silos = document.get("personalized", {})
     rows = [
-        [silo, f"{own['n_rows']:,}", "unfinished" if own["retired_at"] is None else str(own["retired_at"])]
-        for silo, own in kept.items()
+        [name, f"{silo['n_rows']:,}", "unfinished" if silo["retired_at"] is None else str(silo["retired_at"])]
+        for name, silo in silos.items()
     ]
-    found = text("p", "Each silo keeps its own estimate; there is no pooled one.")
+    html = text("p", "Each silo keeps its own estimate; there is no pooled one.")
     if rows:
-        found += scrolling(table(["silo", "records", "left at update"], rows), "Silos")
-    released = [(silo, row) for silo, own in kept.items() for row in own["estimates"]]
+        html += scrolling(table(["silo", "records", "left at update"], rows), "Silos")
+    released = [(name, row) for name, silo in silos.items() for row in silo["estimates"]]
     if released:
         head = ["released by silos", "estimand", "estimate", "std. error", _interval_title(document)]
-        rows = [[silo, row["estimand"], *cells(row)] for silo, row in released]
-        found += scrolling(table(head, rows), "Released estimates")
-    return found
+        rows = [[name, row["estimand"], *cells(row)] for name, row in released]
+        html += scrolling(table(head, rows), "Released estimates")
+    return html
 
 
 def _digits(document: Document) -> int:
@@ -118,22 +115,26 @@ def _digits(document: Document) -> int:
 
 
 def _forest(document: Document) -> str:
-    found = []
+    figures = []
     digits = _digits(document)
     for k, data in enumerate(series.forests(document)):
         pooled = data.rows[-1]
-        said = (
+        description = (
             f"Forest plot of {data.estimand}: pooled {pooled.estimate:.{digits}f}, "
             f"interval {pooled.low:.{digits}f} to {pooled.high:.{digits}f}; "
             f"{sum(row.kind == 'silo' for row in data.rows)} silos show their own."
         )
         title = f"{data.estimand} with its {_interval_title(document)}"
-        found.append(charts.figure(charts.forest(data, digits), title=title, said=said, key=f"forest-{k}"))
-    if not found:
+        figures.append(
+            charts.figure(
+                charts.forest(data, digits), title=title, description=description, key=f"forest-{k}"
+            )
+        )
+    if not figures:
         return ""
     note = (
-        "Only silos that consented are shown by themselves; what is left without one of them tells that "
-        "one's estimate too. A silo's own estimate is one step from the pooled fit on its records alone."
+        "Only silos that consented are shown by themselves; the estimate without one of them reveals that "
+        "one's estimate as well. A silo's own estimate is one step from the pooled fit on its records alone."
         if document.get("silos")
         else "No silo consented to showing an estimate of its own, so only the pooled one is drawn."
     )
@@ -143,19 +144,22 @@ def _forest(document: Document) -> str:
         for row in data.rows
     ]
     numbers = scrolling(table(["", "records", "estimate", "from", "to"], rows), "Numbers of the forest plot")
-    return text("p", note) + "".join(found) + element("details", text("summary", "The numbers") + numbers)
+    return text("p", note) + "".join(figures) + element("details", text("summary", "The numbers") + numbers)
 
 
 def _heterogeneity(document: Document) -> str:
-    found = []
+    figures = []
     spreads = series.heterogeneity(document)
     for k, data in enumerate(spreads):
-        said = f"Each silo's {data.estimand} against their weighted mean, in standard errors: " + ", ".join(
-            f"{silo} {value:+.1f}" for silo, value in data.distance.items()
+        description = (
+            f"Each silo's {data.estimand} against their weighted mean, in standard errors: "
+            + ", ".join(f"{silo} {value:+.1f}" for silo, value in data.distance.items())
         )
         title = f"{data.estimand}: distance of each silo from their weighted mean"
-        found.append(charts.figure(charts.heterogeneity(data), title=title, said=said, key=f"spread-{k}"))
-    if not found:
+        figures.append(
+            charts.figure(charts.heterogeneity(data), title=title, description=description, key=f"spread-{k}")
+        )
+    if not figures:
         return ""
     rows = [[s.estimand, f"{s.Q:.2f}", str(s.df), probability(s.p), f"{s.I2:.0%}"] for s in spreads]
     head = ["estimand", "Cochran's Q", "df", "p", "I\N{SUPERSCRIPT TWO}"]
@@ -163,7 +167,7 @@ def _heterogeneity(document: Document) -> str:
         "If all silos had the same effect, Q would be near its degrees of freedom. "
         "I\N{SUPERSCRIPT TWO} is the share of the spread beyond chance. With few silos both are rough."
     )
-    return scrolling(table(head, rows), "Heterogeneity") + text("p", note) + "".join(found)
+    return scrolling(table(head, rows), "Heterogeneity") + text("p", note) + "".join(figures)
 
 
 def _cohort(document: Document) -> str:
@@ -180,57 +184,57 @@ def _cohort(document: Document) -> str:
         ]
         for arm in data.arms
     ]
-    found = scrolling(table(["arm", "records", "with outcome", "below the bound on g"], rows), "Arms")
+    html = scrolling(table(["arm", "records", "with outcome", "truncated"], rows), "Arms")
     study = document["study"]
     models = [[f"{role} model", formula] for role, formula in study["models"].items()]
-    floor = "none" if data.floor is None else f"{data.floor:.4g}"
+    truncation = "none" if data.truncation is None else f"{data.truncation:.4g}"
     rule = " (auto)" if study["options"]["g_bounds"] == "auto" else ""
-    models += [["algorithm", study["algorithm"]["kind"]], ["bound on g", floor + rule]]
-    found += scrolling(table(["", ""], models), "Models", "prose")
+    models += [["algorithm", study["algorithm"]["kind"]], ["truncation of g", truncation + rule]]
+    html += scrolling(table(["", ""], models), "Models", "prose")
     for head, *learners in learner_tables(document):
-        found += scrolling(table(head, learners), head[0].capitalize())
-    cut = "; ".join(f"{arm.name} {arm.truncated:,}" for arm in data.arms)
+        html += scrolling(table(head, learners), head[0].capitalize())
+    truncated = "; ".join(f"{arm.name} {arm.truncated:,}" for arm in data.arms)
     sizes = "; ".join(f"{name} {size:,.0f}" for name, size in data.effective.items())
-    said = f"Records below the bound on g: {cut}. Effective number of records: {sizes}."
+    description = f"Truncated records: {truncated}. Effective sample size: {sizes}."
     title = (
-        "Overlap: records by arm (dark: with an outcome; red: probability of the arm taken and observed "
-        "below the bound), and how many records the inverse probabilities leave in effect"
+        "Overlap: records by arm (dark: with an outcome; red: truncated, because the probability "
+        "of the arm and of an observed outcome is below the bound), and effective sample sizes"
     )
-    found += charts.figure(charts.overlap(data), title=title, said=said, key="overlap")
+    html += charts.figure(charts.overlap(data), title=title, description=description, key="overlap")
     for k, spread in enumerate(series.probabilities(document)):
-        title = f"Modelled probability of arm {spread.of} by the arm taken (?: every silo hides its few)"
+        title = f"Modelled probability of arm {spread.of} by observed arm (?: hidden, too few records)"
         counts = "; ".join(
-            f"{arm}: {', '.join('hidden' if c is None else str(c) for c in own)}"
-            for arm, own in spread.counts.items()
+            f"{arm}: {', '.join('hidden' if count is None else str(count) for count in by_bin)}"
+            for arm, by_bin in spread.counts.items()
         )
-        said = (
+        description = (
             f"Counts in bins that begin at {', '.join(f'{edge:g}' for edge in spread.edges[:-1])}. {counts}."
         )
         drawn = charts.probabilities(spread)
-        found += charts.figure(drawn, title=title, said=said, key=f"probability-{k}")
-    return found
+        html += charts.figure(drawn, title=title, description=description, key=f"probability-{k}")
+    return html
 
 
 def _exactness(document: Document) -> str:
     data = series.path(document)
-    found = []
+    parts = []
     known = [norm for norm in data.norm if norm]
     if known:
-        asked = "" if data.tolerance is None else f"; the tolerance is {data.tolerance:.2g}"
+        tolerance = "" if data.tolerance is None else f"; the tolerance is {data.tolerance:.2g}"
         ends = f"from {known[0]:.2g} to {known[-1]:.2g}"
-        said = f"Norm of the pooled gradient in {len(known)} rounds: {ends}{asked}."
+        description = f"Norm of the pooled gradient in {len(known)} rounds: {ends}{tolerance}."
         title = (
             "Residual by round, with the tolerance (filled: at the current fit; open: on the way to the next)"
         )
-        found.append(charts.figure(charts.trajectory(data), title=title, said=said, key="trajectory"))
+        parts.append(
+            charts.figure(charts.trajectory(data), title=title, description=description, key="trajectory")
+        )
         if data.loss is None:
-            note = (
-                "The pooled loss is not drawn: this run did not ask for it, and asking discloses a sum more."
-            )
-            found.append(text("p", note, class_="soft"))
+            note = "The pooled loss is not drawn: the run did not ask for it, as that discloses one more sum."
+            parts.append(text("p", note, class_="soft"))
     for title, lines in (("What is proved", words.proved), ("What is assumed", words.assumed)):
         items = "".join(text("li", line) for line in lines(document))
-        found.append(text("h3", title) + element("ul", items))
+        parts.append(text("h3", title) + element("ul", items))
     checks = (document["certificate"] or {}).get("checks", [])
     if checks:
         rows = [
@@ -243,18 +247,18 @@ def _exactness(document: Document) -> str:
             ]
             for line in checks
         ]
-        caption = "What the run took, beside what the paper's theorems allow"
-        head = ["", "realised", "bound", "rests on", "statement"]
-        found.append(scrolling(table(head, rows, caption=caption), "Bounds"))
-    return "".join(found)
+        caption = "The cost of the run, and the bounds of the paper's theorems"
+        head = ["", "realised", "bound", "depends on", "statement"]
+        parts.append(scrolling(table(head, rows, caption=caption), "Bounds"))
+    return "".join(parts)
 
 
 def _sent(document: Document) -> str:
     account = document["account"]
-    data = series.bits(document)
+    data = series.bits_by_round(document)
     phases = [phase for phase in PHASES if account["rounds"].get(phase)]
-    found = "".join(text("p", line) for line in words.disclosed(document))
-    found += scrolling(table(["phase", "a message holds"], words.messages(document)), "Messages", "prose")
+    html = "".join(text("p", line) for line in words.disclosed(document))
+    html += scrolling(table(["phase", "a message holds"], words.messages(document)), "Messages", "prose")
     up, down = account["bits_up"], account["bits_down"]
     rows = [
         [silo, *(bits(up[silo].get(phase, 0)) for phase in phases), bits(sum(up[silo].values())),
@@ -263,11 +267,11 @@ def _sent(document: Document) -> str:
     ]  # fmt: skip
     heads = [f"{phase_name(phase)} ({account['rounds'][phase]})" for phase in phases]
     caption = "Bits that each silo sent, by phase (with the number of rounds), and received"
-    found += scrolling(table(["silo", *heads, "sent", "received"], rows, caption=caption), "Bits by silo")
+    html += scrolling(table(["silo", *heads, "sent", "received"], rows, caption=caption), "Bits by silo")
     total = sum(sum(sent) for sent in data.up.values())
-    said = f"{len(data.phases)} rounds, {len(data.up)} silos, {total:,} bits from silos in all."
+    description = f"{len(data.phases)} rounds, {len(data.up)} silos, {total:,} bits from silos in all."
     title = "Bits of each silo's answers, and of the broadcast to each, by round"
-    return found + charts.figure(charts.bits(data), title=title, said=said, key="bits")
+    return html + charts.figure(charts.bits(data), title=title, description=description, key="bits")
 
 
 def _reproduce(document: Document) -> str:

@@ -1,4 +1,4 @@
-"""What the figures show, as numbers: the page and `fedtmle.plots` draw the same."""
+"""The numbers that figures show; the report and `fedtmle.plots` draw the same ones."""
 
 from __future__ import annotations
 
@@ -6,17 +6,15 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import Any
 
+from fedtmle.layout import Document
 from fedtmle.results.result import StudyResult
 from fedtmle.runtime.result import Result
 from fedtmle.targets.effects.estimands import Scale
 
-Document = Mapping[str, Any]
-
 
 def document_of(result: StudyResult | Result | Document) -> Document:
-    """The plain data of a result; a core result gets the table that a study has."""
+    """Return the document of a result; a core result gets the table of estimates that a study has."""
     if isinstance(result, StudyResult):
         return result.document
     if not isinstance(result, Result):
@@ -41,10 +39,10 @@ def document_of(result: StudyResult | Result | Document) -> Document:
 
 @dataclass(frozen=True, kw_only=True)
 class Interval:
-    """One line of a forest plot."""
+    """One row of a forest plot: ``kind`` is "pooled", "silo", or "without" for all silos but ``label``."""
 
     label: str  # the silo, or "pooled"
-    kind: str  # "pooled", "silo" or "without": all silos but this one
+    kind: str
     estimate: float
     low: float
     high: float
@@ -57,7 +55,7 @@ class Interval:
 
 @dataclass(frozen=True, kw_only=True)
 class Forest:
-    """One estimand: pooled, the silos that consented, and the pooled estimate without each of them."""
+    """One estimand: the pooled estimate, those of consenting silos, and those without each of them."""
 
     estimand: str
     rows: tuple[Interval, ...]
@@ -88,11 +86,11 @@ def forests(document: Document) -> list[Forest]:
     return drawn
 
 
-def _per_silo(document: Document, key: str) -> list[tuple[str, Any]]:
+def _per_silo(document: Document, key: str) -> list[tuple[str, list[Document]]]:
     return list(document.get(key, {}).items())
 
 
-def _interval(label: str, kind: str, row: Mapping[str, Any], n: int) -> Interval | None:
+def _interval(label: str, kind: str, row: Document, n: int) -> Interval | None:
     numbers = (row["estimate"], row["conf_low"], row["conf_high"])
     if any(number is None or not math.isfinite(number) for number in numbers):
         return None
@@ -102,17 +100,21 @@ def _interval(label: str, kind: str, row: Mapping[str, Any], n: int) -> Interval
 
 @dataclass(frozen=True, kw_only=True)
 class Path:
-    """The residual (and, where it is known, the loss) at each round of targeting."""
+    """The norm of the pooled gradient and, if known, the loss at each round of targeting.
+
+    ``at_origin`` marks the rounds whose norm is the residual of the current law. ``loss`` is the pooled loss
+    minus its first value.
+    """
 
     rounds: tuple[int, ...]
-    norm: tuple[float | None, ...]  # of the pooled gradient where the round asked
-    at_origin: tuple[bool, ...]  # there it is the residual of the current law
+    norm: tuple[float | None, ...]
+    at_origin: tuple[bool, ...]
     tolerance: float | None
-    loss: tuple[float | None, ...] | None  # pooled, less its first value
+    loss: tuple[float | None, ...] | None
 
 
 def path(document: Document) -> Path:
-    """The trajectory as the parties learned it."""
+    """Return the trajectory as the parties learned it."""
     trajectory = document["trajectory"]
     points = trajectory["points"]
     stated = document["certificate"] or {}
@@ -133,18 +135,18 @@ def path(document: Document) -> Path:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bits:
-    """Payload bits by round: what each silo sent, and the length of each broadcast."""
+class BitsByRound:
+    """Payload bits by round: those that each silo sent, and those of each broadcast."""
 
-    phases: tuple[str, ...]  # of each round
+    phases: tuple[str, ...]  # one per round
     up: Mapping[str, tuple[int, ...]]
     down: tuple[int, ...]
 
 
-def bits(document: Document) -> Bits:
-    """Bits by silo and round."""
+def bits_by_round(document: Document) -> BitsByRound:
+    """Return the bits by silo and round."""
     by_round = document["account"]["by_round"]
-    return Bits(
+    return BitsByRound(
         phases=tuple(phase for phase, count in by_round["phases"] for _ in range(count)),
         up={silo: tuple(sent) for silo, sent in by_round["up"].items()},
         down=tuple(by_round["down"]),
@@ -153,30 +155,33 @@ def bits(document: Document) -> Bits:
 
 @dataclass(frozen=True, kw_only=True)
 class Arm:
-    """One arm: how many records, outcomes and truncated probabilities."""
+    """One arm: its records, observed outcomes and truncated probabilities.
+
+    ``truncated`` is over the silos that disclose the count; ``hidden_in`` silos have a few and do not.
+    """
 
     name: str
     records: int
     observed: int
-    truncated: int  # in the silos that tell
-    hidden_in: int  # silos that have a few, and do not
+    truncated: int
+    hidden_in: int
 
 
 @dataclass(frozen=True, kw_only=True)
-class Overlap:
-    """Counts by arm, and how many rows the inverse probabilities leave in effect."""
+class CohortOverlap:
+    """Counts by arm, effective sample sizes, and the truncation of the propensity score, if any."""
 
     arms: tuple[Arm, ...]
     effective: Mapping[str, float]
-    floor: float | None
+    truncation: float | None
 
 
-def overlap(document: Document) -> Overlap | None:
-    """None for a result that is not of a study."""
+def overlap(document: Document) -> CohortOverlap | None:
+    """Return the counts by arm, or None for the result of something other than a study."""
     if "arms" not in document:
         return None
     keys = ("arms", "arm_counts", "observed_counts", "truncated", "truncated_hidden")
-    return Overlap(
+    return CohortOverlap(
         arms=tuple(
             Arm(name=name, records=records, observed=observed, truncated=truncated, hidden_in=hidden)
             for name, records, observed, truncated, hidden in zip(
@@ -184,36 +189,39 @@ def overlap(document: Document) -> Overlap | None:
             )
         ),
         effective=document["effective_sizes"],
-        floor=document["g_floor"] or None,
+        truncation=document["g_floor"] or None,
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Probabilities:
-    """How the modelled probability of one arm is spread among those in each arm; None is hidden."""
+    """Histograms of the probability of the arm ``of`` by observed arm; None is a hidden count."""
 
     of: str
     edges: tuple[float, ...]
-    counts: Mapping[str, tuple[int | None, ...]]  # by the arm that was taken
+    counts: Mapping[str, tuple[int | None, ...]]  # by observed arm
 
 
 def probabilities(document: Document) -> list[Probabilities]:
-    """One for each arm whose probability the silos told of, in bins of enough people."""
-    found: dict[str, Probabilities] = {}
+    """Return histograms for each arm whose probability the silos disclosed."""
+    by_arm: dict[str, Probabilities] = {}
     for histogram in (document.get("diagnostics") or {}).get("overlap", []):
         of = histogram["probability_of"]
-        before = found[of].counts if of in found else {}
+        before = by_arm[of].counts if of in by_arm else {}
         counts = {**before, histogram["arm"]: tuple(histogram["counts"])}
-        found[of] = Probabilities(of=of, edges=tuple(histogram["edges"]), counts=counts)
-    return list(found.values())
+        by_arm[of] = Probabilities(of=of, edges=tuple(histogram["edges"]), counts=counts)
+    return list(by_arm.values())
 
 
 @dataclass(frozen=True, kw_only=True)
 class Spread:
-    """Cochran's Q of one estimand, with each silo's distance from the centre in its standard errors."""
+    """Cochran's Q of one estimand, and each silo's distance from the weighted mean in standard errors.
+
+    Q is the sum of the squared distances.
+    """
 
     estimand: str
-    distance: Mapping[str, float]  # Q is the sum of their squares
+    distance: Mapping[str, float]
     Q: float
     df: int
     I2: float
@@ -221,15 +229,15 @@ class Spread:
 
 
 def heterogeneity(document: Document) -> list[Spread]:
-    """For each estimand that two silos or more released."""
+    """Return the spread of each estimand that at least two silos released."""
     names = [row["estimand"] for row in document["estimates"]]
-    found = []
+    spreads = []
     for line in document.get("heterogeneity", []):
         index = names.index(line["estimand"])
-        rows = {silo: own[index] for silo, own in document["silos"].items()}
+        rows = {silo: estimates[index] for silo, estimates in document["silos"].items()}
         weight = {silo: 1.0 / row["std_error"] ** 2 for silo, row in rows.items()}
         centre = sum(weight[silo] * row["estimate"] for silo, row in rows.items()) / sum(weight.values())
-        found.append(
+        spreads.append(
             Spread(
                 estimand=line["estimand"],
                 distance={s: (row["estimate"] - centre) / row["std_error"] for s, row in rows.items()},
@@ -239,11 +247,11 @@ def heterogeneity(document: Document) -> list[Spread]:
                 p=chi_square_tail(line["Q"], line["df"]),
             )
         )
-    return found
+    return spreads
 
 
 def chi_square_tail(x: float, df: int) -> float:
-    """P(chi^2_df > x): Q_df(x) = Q_{df-2}(x) + (x/2)^{df/2 - 1} e^{-x/2} / Gamma(df/2)."""
+    """Return P(chi^2_df > x): Q_df(x) = Q_{df-2}(x) + (x/2)^{df/2 - 1} e^{-x/2} / Gamma(df/2)."""
     if x <= 0:
         return 1.0
     half = x / 2

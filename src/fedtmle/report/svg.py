@@ -12,19 +12,19 @@ CHARACTER = 6.6  # pixels of a letter at the figures' font size, on the safe sid
 
 
 def linear(low: float, high: float, start: float, end: float) -> Scale:
-    """Data in [low, high] to pixels in [start, end]."""
+    """Return the linear map from data in [low, high] to pixels in [start, end]."""
     span = (high - low) or 1.0
     return lambda value: start + (value - low) / span * (end - start)
 
 
 def logarithmic(low: float, high: float, start: float, end: float) -> Scale:
-    """The same on a log axis."""
+    """Return the same map for a log axis."""
     inner = linear(math.log10(low), math.log10(high), start, end)
     return lambda value: inner(math.log10(value))
 
 
 def ticks(low: float, high: float, count: int = 5) -> list[float]:
-    """About ``count`` round numbers within [low, high]: multiples of 1, 2 or 5 times a power of ten."""
+    """Return about ``count`` multiples of 1, 2 or 5 times a power of ten within [low, high]."""
     if not high > low:
         return [low]
     rough = (high - low) / max(count, 1)
@@ -36,7 +36,7 @@ def ticks(low: float, high: float, count: int = 5) -> list[float]:
 
 
 def log_ticks(low: float, high: float, count: int = 6) -> list[float]:
-    """Powers of ten within [low, high], thinned to about ``count``; 1-2-5 steps on a short axis."""
+    """Return powers of ten within [low, high], thinned to about ``count``; 1-2-5 steps on a short axis."""
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
     if last - first <= 2:
         every = [m * 10.0**k for k in range(first, last + 1) for m in (1, 2, 5)]
@@ -46,7 +46,7 @@ def log_ticks(low: float, high: float, count: int = 6) -> list[float]:
 
 
 def label(value: float) -> str:
-    """A tick's text: short, with a real minus sign."""
+    """Return the text of a tick, with a real minus sign."""
     if value and not 1e-3 <= abs(value) < 1e5:
         mantissa, _, power = f"{value:.0e}".partition("e")
         shown = f"{mantissa}e{int(power)}"
@@ -56,14 +56,14 @@ def label(value: float) -> str:
 
 
 def shortened(name: str, pixels: float) -> str:
-    """A name that fits a column."""
+    """Return a name that fits into ``pixels``."""
     most = max(4, int(pixels / CHARACTER))
     return name if len(name) <= most else f"{name[: most - 1]}\N{HORIZONTAL ELLIPSIS}"
 
 
 @dataclass
 class Canvas:
-    """SVG elements in order; colours are classes, so that the page's style decides."""
+    """SVG elements in order; colours are classes of the page's style sheet."""
 
     width: float
     height: float
@@ -78,25 +78,31 @@ class Canvas:
             f'<text{named} x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(content)}</text>'
         )
 
-    def circle(self, x: float, y: float, radius: float, style: str, said: str = "") -> None:
+    def circle(self, x: float, y: float, radius: float, style: str, description: str = "") -> None:
         shape = f'<circle class="{style}" cx="{x:.1f}" cy="{y:.1f}" r="{radius:.1f}"'
-        self.items.append(f"{shape}><title>{escape(said)}</title></circle>" if said else f"{shape}/>")
+        self.items.append(
+            f"{shape}><title>{escape(description)}</title></circle>" if description else f"{shape}/>"
+        )
 
-    def rect(self, x: float, y: float, width: float, height: float, style: str, said: str = "") -> None:
+    def rect(
+        self, x: float, y: float, width: float, height: float, style: str, description: str = ""
+    ) -> None:
         shape = (
             f'<rect class="{style}" x="{x:.1f}" y="{y:.1f}" width="{max(width, 0):.1f}" height="{height:.1f}"'
         )
-        self.items.append(f"{shape}><title>{escape(said)}</title></rect>" if said else f"{shape}/>")
+        self.items.append(
+            f"{shape}><title>{escape(description)}</title></rect>" if description else f"{shape}/>"
+        )
 
     def path(self, d: str, style: str) -> None:
         self.items.append(f'<path class="{style}" d="{d}"/>')
 
     def curve(self, points: Sequence[tuple[float, float]], style: str) -> None:
-        """A polyline."""
+        """Draw a polyline."""
         self.path("M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in points), style)
 
     def render(self, title: str, description: str, style: str, key: str) -> str:
-        """The element, with its title and description for those who do not see it."""
+        """Return the SVG element, with its title and description for screen readers."""
         return (
             f'<svg class="{style}" viewBox="0 0 {self.width:.0f} {self.height:.0f}" role="img" '
             f'aria-labelledby="{key}-t {key}-d"><title id="{key}-t">{escape(title)}</title>'

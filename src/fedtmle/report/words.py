@@ -1,65 +1,65 @@
-"""The certificate and the disclosures in plain language: what is proved, what is assumed, what left."""
+"""The certificate and the disclosures in plain language: what is proved, assumed and disclosed."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fedtmle.report.series import Document
+from fedtmle.layout import Document
 from fedtmle.runtime.certificate import OPEN
 
 TARGETING = {
-    "Coded": "the silo's mean gradient, rounded to a public grid, sent as a difference from its last message",
+    "Coded": "the silo's mean gradient, rounded to a public grid, as a difference from its last message",
     "Gradient": "exact sums over the silo's records of the gradient; for Newton steps, of the curvature too",
     "LocalAverage": "the silo's own fit of the fluctuation, and exact sums of the influence function",
     "Personalized": "the silo's own fit, exact sums of the influence function, and when it left",
     "Central": "nothing beyond the records themselves, which are in one place",
 }
 MODELS = (
-    "levels of factors, counts by arm, powers of two that bound columns, and what fits the models: exact "
-    "sums of gradients and curvatures, or whole models where a learner sends them"
+    "levels of factors, counts by arm, powers of two that bound columns, and what fits the models: "
+    "exact sums of gradients and curvatures, or whole models if a learner sends them"
 )
 PHASES = {
     "nuisance": ("models", MODELS),
     "calibration": (
         "calibration",
-        "sums for a first look at standard errors; the curvature for the grid",
+        "sums for preliminary standard errors; the curvature for the grid",
     ),
     "closing": ("closing", "sums for the estimate and its covariance, at the final fit"),
     "diagnostics": (
         "diagnostics",
-        "counts and means by bin, without bins of a few people; sums of fit",
+        "counts and means by bin, without bins of few records; sums of the outcome fit",
     ),
 }
 
 
 def proved(document: Document) -> Iterator[str]:
-    """What holds whatever the data, given that the parties followed the protocol."""
+    """Yield what holds for any data, if the parties followed the protocol."""
     stated = document["certificate"] or {}
-    bound, asked = stated.get("residual_bound"), stated.get("tolerance")
-    if bound is None or asked is None:
-        yield f"Of the pooled estimating equation, nothing: {document['status_text']}."
+    bound, tolerance = stated.get("residual_bound"), stated.get("tolerance")
+    if bound is None or tolerance is None:
+        yield f"Nothing is proved about the pooled estimating equation: {document['status_text']}."
     else:
         errors = [row["std_error"] for row in document["estimates"] if row["std_error"]]
         relative = f", which is {bound / min(errors):.1g} of the smallest standard error" if errors else ""
         yield (
             "The equation that the analysis of pooled records solves (the mean of the efficient influence "
             f"function is zero) holds over all silos to within {bound:.2g}{relative}. "
-            f"Asked was {asked:.2g}."
+            f"The tolerance was {tolerance:.2g}."
         )
         if document["residual_kind"] == "certified bound":
-            yield "That bound includes all rounding. It follows from the integers that the silos sent."
+            yield "The bound includes all rounding. It follows from the integers that the silos sent."
         else:
-            yield "That was computed from exact sums over all silos; it rests on no estimated constant."
+            yield "This was computed from exact sums over all silos; it depends on no estimated constant."
         if not document["converged"]:
             yield f"The run stopped early: {document['status_text']}."
     yield (
-        "Every bit in the account was counted as it was sent, and the silos that were there at the end "
-        "confirmed that they all heard the same broadcasts."
+        "Every bit in the account was counted when it was sent, and the silos that took part until the end "
+        "confirmed that they all received the same broadcasts."
     )
 
 
 def assumed(document: Document) -> Iterator[str]:
-    """What no computation on these records can show."""
+    """Yield what no computation on these records can show."""
     study = document.get("study")
     if study:
         yield from study["target"]["assumptions"]
@@ -75,7 +75,7 @@ def assumed(document: Document) -> Iterator[str]:
         )
     smoothness = (document["certificate"] or {}).get("smoothness")
     if smoothness:
-        uses = "It sets the number of rounds; the bound on the residual does not rest on it."
+        uses = "It affects the number of rounds; the bound on the residual does not depend on it."
         yield f"The smoothness constant {smoothness['value']:.4g} is {smoothness['basis']}. {uses}"
     for line in (document["certificate"] or {}).get("assumptions", []):
         yield (
@@ -88,24 +88,24 @@ def assumed(document: Document) -> Iterator[str]:
 
 
 def messages(document: Document) -> Iterator[tuple[str, str]]:
-    """Phase by phase, in their order, what a message from a silo holds."""
+    """Yield each phase with the contents of a silo's message."""
     algorithm = document["study"]["algorithm"]["kind"] if "study" in document else ""
-    said = {**PHASES, "targeting": ("targeting", TARGETING.get(algorithm, "what the algorithm asks"))}
+    contents = {**PHASES, "targeting": ("targeting", TARGETING.get(algorithm, "what the algorithm asks for"))}
     for phase in document["account"]["rounds"]:
-        yield said[phase]
+        yield contents[phase]
 
 
 def disclosed(document: Document) -> Iterator[str]:
-    """What the reader must know about what left the silos."""
+    """Yield what the reader must know about what the silos disclosed."""
     released, silos = document.get("silos", {}), document["sizes"]
     yield (
         "The server saw each silo's answers by themselves, not only their sum. Sums over few records, or "
-        "many sums over the same records, can tell something about single records. Keeping data local is not "
-        "in itself a privacy guarantee."
+        "many sums over the same records, can reveal something about single records. Keeping data local is "
+        "not in itself a privacy guarantee."
     )
     if released:
         shown = f"{len(released)} of {len(silos)} silos"
-        yield f"Consented to showing an estimate of their own, and are shown: {shown}."
+        yield f"{shown} consented to showing an estimate of their own, and are shown."
     else:
         yield "No silo's own estimate is shown: none consented, or none was asked."
-    yield "Every silo said how many records it has."
+    yield "Every silo disclosed how many records it has."

@@ -1,4 +1,8 @@
-"""A study's result as plain data: from what the server saw, and from no row."""
+"""The document of a study's result: plain data, computed from what the server received and from no row.
+
+`docs/result.md` has its keys. It holds the study, the estimates with their intervals, diagnostics on the
+outcome's scale, the weights of super learners, and warnings.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +12,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from functools import reduce
 from operator import add
-from typing import Any
 
 from fedtmle.algorithms.local import Personalized
 from fedtmle.initial.crossfit import CrossFitted
 from fedtmle.initial.glm import FAMILIES, GLM, FittedGLM, Supplied
 from fedtmle.initial.pilot import Pilot
-from fedtmle.initial.superlearner import PerSilo, SuperLearner
+from fedtmle.initial.superlearner import PerSilo, SuperLearned, SuperLearner
 from fedtmle.initial.trees import GradientBoostedTrees, TreeEnsemble
+from fedtmle.initial.variables import Variables
+from fedtmle.layout import Document
 from fedtmle.model.families import Response
 from fedtmle.programs.diagnostics import Histogram, OutcomeFit
 from fedtmle.programs.flow import StudyDetails, study_details
@@ -23,35 +28,35 @@ from fedtmle.programs.study import Study
 from fedtmle.protocol.bins import PooledBin
 from fedtmle.protocol.outcome import Status
 from fedtmle.protocol.plan import Plan
-from fedtmle.results.inference import Closing, Row, heterogeneity, table_rows
+from fedtmle.results.inference import Row, SiloEstimates, heterogeneity, table_rows
 from fedtmle.results.result import FORMAT, versions
 from fedtmle.runtime.result import Result
+from fedtmle.runtime.rows import LocalOutcome
 from fedtmle.runtime.session import Finished
-from fedtmle.runtime.silo import LocalOutcome
 from fedtmle.studyfile.file import study_of
 from fedtmle.targets.effects.estimands import AbstractEffect
 from fedtmle.targets.effects.rows import PROBABILITY_EDGES
 from fedtmle.version import __version__
 
 
-def document(plan: Plan, finished: Finished, result: Result, release: Sequence[str]) -> dict[str, Any]:
-    """The whole result as plain data."""
+def document(plan: Plan, finished: Finished, result: Result, release: Sequence[str]) -> Document:
+    """Return the whole result as plain data; ``release`` names the silos that show their own estimate."""
     study = study_of(plan)
     details = study_details(finished.outcome)
     estimates: list[Row] = []
     simultaneous: list[Row] = []
-    own: dict[str, list[Row]] = {}
+    per_silo: dict[str, list[Row]] = {}
     without: dict[str, list[Row]] = {}
     if result.psi is not None and result.covariance is not None:
         estimates, simultaneous = table_rows(study, details.components, result.psi, result.covariance)
-        closing = Closing(
+        closing = SiloEstimates(
             study=study,
             problem=details.problem,
             components=details.components,
             answers=finished.closing,
             release=release,
         )
-        own, without = closing.per_silo(), closing.leave_one_out()
+        per_silo, without = closing.per_silo(), closing.leave_one_out()
     return {
         "format": FORMAT,
         "version": __version__,
@@ -61,9 +66,9 @@ def document(plan: Plan, finished: Finished, result: Result, release: Sequence[s
         "study": describe(study),
         "estimates": [row.to_dict() for row in estimates],
         "simultaneous": [row.to_dict() for row in simultaneous],
-        "silos": {name: [row.to_dict() for row in rows] for name, rows in own.items()},
+        "silos": {name: [row.to_dict() for row in rows] for name, rows in per_silo.items()},
         "without": {name: [row.to_dict() for row in rows] for name, rows in without.items()},
-        "heterogeneity": heterogeneity(own),
+        "heterogeneity": heterogeneity(per_silo),
         "personalized": {
             name: {
                 "retired_at": update,
@@ -84,53 +89,76 @@ def document(plan: Plan, finished: Finished, result: Result, release: Sequence[s
         "learners": learners_document(study, details),
         "diagnostics": diagnostics_document(study, finished),
         "warnings": [
-            *warnings(estimates, result),
-            *unneeded(study, details),
-            *unfinished(study, result),
-            *coarse(study, result),
-            *([] if result.psi is None else undefined(own, release, finished.sizes)),
+            *_unsupported(estimates, result),
+            *_unneeded_models(study, details),
+            *_unfinished_silos(study, result),
+            *_loose_bounds(study, result),
+            *([] if result.psi is None else _silos_without_estimate(per_silo, release, finished.sizes)),
         ],
         **result.to_dict(),
     }
 
 
-def unneeded(study: Study, details: StudyDetails) -> list[str]:
-    """Models of the study that were not fitted, because nothing called for them."""
+def _personal(study: Study, details: StudyDetails, local: LocalOutcome | None) -> list[Document]:
+    """Return a releasing silo's own estimates in a personalised run; none if it is in another process."""
+    if local is None:
+        return []
+    rows, _ = table_rows(study, details.components, local.estimate.psi, local.estimate.covariance)
+    return [row.to_dict() for row in rows]
+
+
+def _unsupported(estimates: Sequence[Row], result: Result) -> list[str]:
+    """Warn if the certificate does not support the intervals."""
+    warnings = []
+    if not result.status.is_converged:
+        warnings.append(result.status.value)
+    if estimates and result.residual is not None:
+        smallest = min(row.std_error for row in estimates)
+        if result.residual > smallest / math.log(max(result.n, 3)):
+            warnings.append(
+                f"the residual {result.residual:.2g} is not small against the standard error "
+                f"{smallest:.2g}: the interval is not supported"
+            )
+    return warnings
+
+
+def _unneeded_models(study: Study, details: StudyDetails) -> list[str]:
+    """Warn about a model that was not fitted, because it is not needed."""
     if "missingness" in study.models and "missingness" not in details.nuisances:
         return ["no outcome is missing, so the missingness model was not needed and is left out"]
     return []
 
 
-def undefined(
-    own: Mapping[str, Sequence[Row]], release: Sequence[str], sizes: Mapping[str, int]
+def _silos_without_estimate(
+    per_silo: Mapping[str, Sequence[Row]], release: Sequence[str], sizes: Mapping[str, int]
 ) -> list[str]:
-    """Which releasing silos have no estimate of their own beside the pooled one."""
+    """Warn about releasing silos without an estimate of their own."""
     return [
         f"silo '{silo}' has no estimate of its own: an arm or a population is absent from it, or too small"
         for silo in sizes
-        if silo in release and silo not in own
+        if silo in release and silo not in per_silo
     ]
 
 
-def coarse(study: Study, result: Result) -> list[str]:
-    """Where the residual is within the tolerance as computed, but exact sums prove less than that."""
+def _loose_bounds(study: Study, result: Result) -> list[str]:
+    """Warn if the computed residual is within the tolerance, but exact sums do not certify that."""
     stated = result.certificate
     if not result.status.is_converged or stated is None:
         return []
-    bound, asked, arithmetic = stated.residual_bound, stated.tolerance, stated.arithmetic
-    if bound is None or asked is None or arithmetic is None or bound <= asked:
+    bound, tolerance, arithmetic = stated.residual_bound, stated.tolerance, stated.arithmetic
+    if bound is None or tolerance is None or arithmetic is None or bound <= tolerance:
         return []
     low, high = study.target.outcome_bounds
     return [
-        f"the equation holds to the tolerance {asked:.2g} as computed, but exact sums certify {bound:.2g} "
-        "only: the rounding of a row is relative to the declared bounds, outcome_bounds = "
+        f"the computed residual is within the tolerance {tolerance:.2g}, but exact sums certify only "
+        f"{bound:.2g}: rounding errors are relative to the declared bounds, outcome_bounds = "
         f"[{low:g}, {high:g}] and g_bounds. Declare tighter bounds, or a tolerance well above "
         f"{arithmetic:.2g}"
     ]
 
 
-def unfinished(study: Study, result: Result) -> list[str]:
-    """Which silos of a personalised run did not leave, and what would let them."""
+def _unfinished_silos(study: Study, result: Result) -> list[str]:
+    """Warn about silos of a personalised run that did not leave, and say what would let them."""
     algorithm = study.algorithm
     open_ended = result.status in (Status.UNFINISHED, Status.CANCELLATION)
     if not (isinstance(algorithm, Personalized) and open_ended):
@@ -147,44 +175,17 @@ def unfinished(study: Study, result: Result) -> list[str]:
     ]
 
 
-def _personal(study: Study, details: StudyDetails, local: LocalOutcome | None) -> list[dict[str, Any]]:
-    """A releasing silo's own rows in a personalised run; none where it is not in this process."""
-    if local is None:
-        return []
-    own = local.estimate
-    rows, _ = table_rows(study, details.components, own.psi, own.covariance)
-    return [row.to_dict() for row in rows]
-
-
-def warnings(estimates: Sequence[Row], result: Result) -> list[str]:
-    """Where the certificate does not support the interval."""
-    found = []
-    if not result.status.is_converged:
-        found.append(result.status.value)
-    if estimates and result.residual is not None:
-        smallest = min(row.std_error for row in estimates)
-        if result.residual > smallest / math.log(max(result.n, 3)):
-            found.append(
-                f"the residual {result.residual:.2g} is not small against the standard error "
-                f"{smallest:.2g}: the interval is not supported"
-            )
-    return found
-
-
-# A study as plain data, so that a saved result holds the question and the method.
-
-
 _EVERY_EFFECT = {field.name for field in fields(AbstractEffect)}
 
 
-def describe(study: Study) -> dict[str, Any]:
+def describe(study: Study) -> Document:
     """Return the study as plain data: target, models, algorithm and options."""
     target = study.target
     further = [field.name for field in fields(target) if field.name not in _EVERY_EFFECT]
     settings = {
         field.name: getattr(study, field.name)
         for field in fields(study)
-        if field.name not in ("target", "algorithm") and not field.name.endswith("_model")
+        if field.name not in ("target", "algorithm", "variables") and not field.name.endswith("_model")
     }
     return {
         "target": {
@@ -205,6 +206,7 @@ def describe(study: Study) -> dict[str, Any]:
             for role, model in study.models.items()
         },
         "algorithm": {"kind": type(study.algorithm).__name__, **_settings(study.algorithm)},
+        **({} if study.variables is None else {"variables": _dictionary(study.variables)}),
         "options": settings,
     }
 
@@ -237,14 +239,28 @@ def model_text(model: object, response: Response) -> str:
     return text
 
 
-def _settings(value: object) -> dict[str, Any]:
+def _settings(value: object) -> Document:
     """Return the fields of a dataclass as plain data, an empty dict for anything else."""
     if not is_dataclass(value):
         return {}
     return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
 
 
-def _plain(value: object) -> Any:
+def _dictionary(variables: Variables) -> Document:
+    """Return what the dictionary declares of each variable, by name."""
+    return {
+        name: {
+            "kind": variable.kind,
+            "label": variable.label,
+            "unit": variable.unit,
+            "range": None if variable.range is None else list(variable.range),
+            "levels": dict(variable.levels),
+        }
+        for name, variable in variables.items()
+    }
+
+
+def _plain(value: object) -> object:
     """Return a setting as plain data; an object becomes the text that makes it."""
     if value is None or isinstance(value, str | int | float | bool):
         return value
@@ -256,24 +272,21 @@ def _plain(value: object) -> Any:
     return f"{type(value).__name__}({arguments})"
 
 
-# A study's diagnostics as plain data, on the outcome's own scale; `docs/result.md` has the keys.
-
-
-def diagnostics_document(study: Study, finished: Finished) -> dict[str, Any] | None:
-    """Overlap, outcome fit and EIF means; None for a personalised run, or if they were not wanted."""
+def diagnostics_document(study: Study, finished: Finished) -> Document | None:
+    """Return overlap, outcome fit and EIF means; None for a personalised run, or without diagnostics."""
     details = study_details(finished.outcome)
     if details.diagnostics is None:
         return None
     silos = len(finished.sizes)
     return {
         "overlap": [histogram_document(histogram, silos) for histogram in details.diagnostics.overlap],
-        "outcome_fit": _fit(details.diagnostics.fit, study, silos),
+        "outcome_fit": _fit_document(details.diagnostics.fit, study, silos),
         "eif_mean": eif_means(finished),
     }
 
 
-def histogram_document(histogram: Histogram, silos: int) -> dict[str, Any]:
-    """One histogram; a count is of the silos that show it, None if none does."""
+def histogram_document(histogram: Histogram, silos: int) -> Document:
+    """Return one histogram; a count is over the silos that disclose it, None if none does."""
     return {
         "probability_of": histogram.of,
         "arm": histogram.arm,
@@ -287,20 +300,23 @@ def _counts(bins: Sequence[PooledBin]) -> list[int | None]:
     return [cell.count if cell.silos else None for cell in bins]
 
 
-def _fit(fit: OutcomeFit, study: Study, silos: int) -> dict[str, Any]:
+def _fit_document(fit: OutcomeFit, study: Study, silos: int) -> Document:
+    """Return the fit of the outcome model, with means on the outcome's scale."""
     low, high = study.target.outcome_bounds
 
-    def own(share: float) -> float:
+    def on_outcome_scale(share: float) -> float:
         return low + (high - low) * share
 
     def mean(k: int) -> Callable[[PooledBin], float | None]:
-        return lambda cell: own(cell.sums[k] / cell.sums[0]) if cell.silos and cell.sums[0] else None
+        return lambda cell: (
+            on_outcome_scale(cell.sums[k] / cell.sums[0]) if cell.silos and cell.sums[0] else None
+        )
 
     return {
         "r_squared": _before_after(fit.r_squared),
         "deviance_explained": None if fit.deviance is None else _before_after(fit.deviance),
         "calibration": {
-            "edges": [low, *(min(max(own(edge), low), high) for edge in fit.edges), high],
+            "edges": [low, *(min(max(on_outcome_scale(edge), low), high) for edge in fit.edges), high],
             "counts": _counts(fit.calibration),
             "hidden_in": [silos - cell.silos for cell in fit.calibration],
             "observed": list(map(mean(1), fit.calibration)),
@@ -311,12 +327,12 @@ def _fit(fit: OutcomeFit, study: Study, silos: int) -> dict[str, Any]:
 
 
 def _before_after(pair: tuple[float, float]) -> dict[str, float | None]:
-    found = [value if math.isfinite(value) else None for value in pair]
-    return {"initial": found[0], "targeted": found[1]}
+    initial, targeted = (value if math.isfinite(value) else None for value in pair)
+    return {"initial": initial, "targeted": targeted}
 
 
 def eif_means(finished: Finished) -> dict[str, float]:
-    """P_n D of each component: (sum u - sum m)/n, whose plug-in part cancels (`targets.effects.moments`)."""
+    """Return P_n D of each component: (sum u - sum m)/n, as the plug-in part cancels."""
     details = study_details(finished.outcome)
     pooled, d = reduce(add, finished.closing.values()).fractions(), len(details.components)
     n = sum(finished.sizes.values())
@@ -326,12 +342,9 @@ def eif_means(finished: Finished) -> dict[str, float]:
     }
 
 
-# What the learners of a super learner weigh, as plain data: all of it from pooled sums.
-
-
-def learners_document(study: Study, details: StudyDetails) -> list[dict[str, Any]]:
-    """One object for each learner of each fit: its weight, and its cross-validated mean squared error."""
-    found: list[dict[str, Any]] = []
+def learners_document(study: Study, details: StudyDetails) -> list[Document]:
+    """Return the weight and the cross-validated mean squared error of each learner of each super learner."""
+    learners: list[Document] = []
     low, high = study.target.outcome_bounds
     for role, fits in details.nuisances.items():
         spec = study.models[role]
@@ -343,15 +356,18 @@ def learners_document(study: Study, details: StudyDetails) -> list[dict[str, Any
             arm = study.target.arms[k] if len(fits) > 1 else None
             parts = enumerate(fit.models, start=1) if isinstance(fit, CrossFitted) else [(None, fit)]
             for fold, part in parts:
-                found += [
+                learners += [
                     {"model": role, "arm": arm, "fold": fold, **learner}
-                    for learner in _weighted(part, [model_text(own, kind) for own in spec.learners], scale)
+                    for learner in _weighted(
+                        part, [model_text(learner, kind) for learner in spec.learners], scale
+                    )
                 ]
-    return found
+    return learners
 
 
-def _weighted(fit: Any, texts: list[str], scale: float) -> Iterator[dict[str, Any]]:
-    """Of a `SuperLearned`, which is what a super learner's regression gives."""
+def _weighted(fit: object, texts: list[str], scale: float) -> Iterator[Document]:
+    if not isinstance(fit, SuperLearned):
+        raise TypeError("the regression of a super learner gives a SuperLearned")
     for label, weight, risk in zip(fit.labels, fit.weights, fit.risks, strict=True):
         learner, *silo = map(int, re.findall(r"\d+", label))  # "learner 2, silo 1"
         yield {

@@ -1,4 +1,8 @@
-"""From components to the table: Wald intervals, log scale for ratios, simultaneous intervals."""
+"""From components to the table of estimates: Wald intervals, pointwise and simultaneous.
+
+The closing answers of silos that consent give their own estimates, the estimate without each of them, and the
+heterogeneity between them.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +12,11 @@ from dataclasses import asdict, dataclass, replace
 from functools import reduce
 from operator import add
 from statistics import NormalDist
-from typing import Any
 
 import numpy as np
 
 from fedtmle.errors import NumericalError
+from fedtmle.layout import Document
 from fedtmle.model.exact import Sums
 from fedtmle.model.types import Array
 from fedtmle.programs.study import Study
@@ -21,12 +25,12 @@ from fedtmle.targets.effects.estimands import Scale, Summary
 from fedtmle.targets.effects.moments import estimate_components
 from fedtmle.targets.effects.problem import EffectProblem
 
-DRAWS = 200_000
+DRAWS = 200_000  # of the simulated maximum, for simultaneous intervals
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One line of the table."""
+    """One row of the table of estimates."""
 
     estimand: str
     estimate: float
@@ -70,7 +74,7 @@ def table_rows(
 
 
 def simultaneous_quantile(covariance: Array, confidence: float, seed: int) -> float:
-    """The quantile of max |Z| for Z normal with the estimates' correlation, by seeded simulation."""
+    """Return the quantile of max |Z| for Z normal with the estimates' correlation, by seeded simulation."""
     error = np.sqrt(np.diag(covariance))
     if len(error) == 1 or not (np.isfinite(error).all() and (error > 0).all()):
         return NormalDist().inv_cdf(0.5 + confidence / 2)
@@ -106,12 +110,9 @@ def _row(summary: Summary, error: float, z: float) -> Row:
     )
 
 
-# What the server can say of single silos from their closing answers: only for those that consent.
-
-
 @dataclass(frozen=True, kw_only=True)
-class Closing:
-    """Each silo's closing answer, and which silos release what can be made of it."""
+class SiloEstimates:
+    """Estimates of single silos from their closing ``answers``, for the silos in ``release`` only."""
 
     study: Study
     problem: EffectProblem
@@ -120,30 +121,30 @@ class Closing:
     release: Sequence[str]
 
     def per_silo(self) -> dict[str, list[Row]]:
-        """One-step estimates of each releasing silo at the pooled law."""
-        found = {silo: self._rows(sums) for silo, sums in self.answers.items() if silo in self.release}
-        return {silo: rows for silo, rows in found.items() if rows}
+        """Return the one-step estimates of each releasing silo at the pooled law."""
+        tables = {silo: self._rows(sums) for silo, sums in self.answers.items() if silo in self.release}
+        return {silo: rows for silo, rows in tables.items() if rows}
 
     def leave_one_out(self) -> dict[str, list[Row]]:
-        """The estimate without each releasing silo; beside the pooled one it tells that silo's own."""
-        found = {}
+        """Return the estimates without each releasing silo; with the pooled ones, they reveal that silo's."""
+        tables = {}
         for silo in self.answers:
             others = [sums for name, sums in self.answers.items() if name != silo]
             if silo in self.release and others:
-                found[silo] = self._rows(reduce(add, others))
-        return {silo: rows for silo, rows in found.items() if rows}
+                tables[silo] = self._rows(reduce(add, others))
+        return {silo: rows for silo, rows in tables.items() if rows}
 
     def _rows(self, sums: Sums) -> list[Row]:
-        """The table of part of the silos; empty where they hold nothing of some component's own."""
+        """Return the table of some silos; empty if a component has no record of its own in them."""
         R: Array = self.problem.R
         d = R.shape[1]
-        # u = m in every row of a component that took nobody's outcome: a regime nobody followed here.
+        # If no record follows a component's regime, then u = m in every row.
         if any(u == m for u, m in zip(sums.units[:d], sums.units[2 * d : 3 * d], strict=True)):
             return []
-        own, covariance = estimate_components(sums, d, one_step=True)
-        if not (np.isfinite(own).all() and np.isfinite(covariance).all()):
+        unit, covariance = estimate_components(sums, d, one_step=True)
+        if not (np.isfinite(unit).all() and np.isfinite(covariance).all()):
             return []
-        psi = self.problem.outcome_bounds[0] * R.sum(axis=1) + R @ own
+        psi = self.problem.outcome_bounds[0] * R.sum(axis=1) + R @ unit
         try:
             pointwise, _ = table_rows(self.study, self.components, psi, R @ covariance @ R.T)
         except NumericalError:  # a one-step mean may leave the range of a ratio
@@ -151,9 +152,9 @@ class Closing:
         return pointwise
 
 
-def heterogeneity(rows: Mapping[str, Sequence[Row]]) -> list[dict[str, Any]]:
-    """Cochran's Q and I^2 of each estimand over the silos that released their own."""
-    found = []
+def heterogeneity(rows: Mapping[str, Sequence[Row]]) -> list[Document]:
+    """Return Cochran's Q and I^2 of each estimand over the silos that released their own estimate."""
+    tests: list[Document] = []
     for estimates in zip(*rows.values(), strict=True):
         value = np.array([row.estimate for row in estimates])
         weight = 1.0 / np.array([row.std_error for row in estimates]) ** 2
@@ -162,7 +163,7 @@ def heterogeneity(rows: Mapping[str, Sequence[Row]]) -> list[dict[str, Any]]:
         centre = float(weight @ value / weight.sum())
         q = float(weight @ (value - centre) ** 2)
         df = len(value) - 1
-        found.append(
+        tests.append(
             {
                 "estimand": estimates[0].estimand,
                 "silos": len(value),
@@ -171,4 +172,4 @@ def heterogeneity(rows: Mapping[str, Sequence[Row]]) -> list[dict[str, Any]]:
                 "I2": max(0.0, (q - df) / q) if q > 0 else 0.0,
             }
         )
-    return found
+    return tests

@@ -1,4 +1,4 @@
-"""The result of a study: a document that can be saved, and, fresh from a run, the run itself."""
+"""The result of a study: a document that can be saved and loaded and, after a run, the run itself."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import re
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fedtmle.errors import InputError
+from fedtmle.layout import Document
 from fedtmle.protocol.messages import WIRE_FORMAT
 from fedtmle.runtime.markup import element, table, text
 from fedtmle.runtime.result import Result
@@ -19,34 +20,40 @@ from fedtmle.version import __version__
 if TYPE_CHECKING:
     import pandas as pd
 
-NUMBERS = re.compile(r"\[\n[-+.eE\d,\s]*\]")
 FORMAT = "fedtmle study result 1"
+NUMERICAL = ("numpy", "numba", "llvmlite", "duckdb")  # libraries that compute
+_NUMBER_LIST = re.compile(r"\[\n[-+.eE\d,\s]*\]")
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class StudyResult:
-    """``document`` is plain data; ``run`` is the core's result, None after `load`."""
+    """The result of a study.
 
-    document: dict[str, Any]
+    ``document`` is plain data, whose keys are listed in docs/result.md: the study, estimates with intervals,
+    diagnostics, certificate, cost and warnings. ``run`` is the core's result, None after `load`.
+    """
+
+    document: Document
     run: Result | None = field(default=None, compare=False)
 
     def table(self, *, simultaneous: bool = False) -> pd.DataFrame:
-        """One row per estimand: estimate, std_error, conf_low, conf_high, p_value."""
+        """Return one row per estimand: estimate, std_error, conf_low, conf_high, p_value, scale."""
         import pandas as pd
 
         return pd.DataFrame(self.document["simultaneous" if simultaneous else "estimates"])
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Document:
+        """Return the document."""
         return self.document
 
     def to_json(self) -> str:
-        """Indented, but for lists of numbers: a long run has many."""
+        """Return the document as indented JSON, with each list of numbers on one line."""
         text = json.dumps(self.document, allow_nan=False, indent=1)
-        # A JSON string holds no line break, so that only lists can match.
-        return NUMBERS.sub(lambda found: " ".join(found[0].split()), text)
+        # A JSON string has no line break, so that only lists can match.
+        return _NUMBER_LIST.sub(lambda match: " ".join(match[0].split()), text)
 
     def save(self, path: str | Path) -> None:
-        """Writes the document as JSON."""
+        """Write the document as JSON; `load` reads it."""
         Path(path).write_text(self.to_json() + "\n", encoding="utf-8")
 
     @property
@@ -64,7 +71,7 @@ class StudyResult:
         return "\n".join([*lines, *(f"  warning: {warning}" for warning in self.warnings)])
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: the question, the table, the ending and the warnings."""
+        """Return what a notebook shows: the question, the table, how the run ended and the warnings."""
         confidence = 100 * self.document["study"]["options"]["confidence"]
         rows = [
             [
@@ -82,24 +89,18 @@ class StudyResult:
 
 
 def load(path: str | Path) -> StudyResult:
-    """A saved result."""
+    """Return the result that `StudyResult.save` wrote to ``path``."""
     try:
         document = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        raise InputError(f"{path}: cannot be read as a saved result") from None
+        raise InputError(f"{path}: the file cannot be read as a saved result") from None
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise InputError(f"{path}: not a saved study result of this version")
     return StudyResult(document=document)
 
 
-# What a run was made with: it belongs to whatever is to be reproduced.
-
-
-NUMERICAL = ("numpy", "numba", "llvmlite", "duckdb")
-
-
 def versions() -> dict[str, str]:
-    """This package, its wire format, the interpreter, the machine and the libraries that compute."""
+    """Return the versions of the package, its wire format, the interpreter, machine and libraries."""
     return {
         "fedtmle": __version__,
         "wire format": str(WIRE_FORMAT),

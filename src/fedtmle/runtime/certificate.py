@@ -1,4 +1,4 @@
-"""The certificate of a run: what was realised, beside what the theorems allow.
+"""The certificate of a run: the realised costs and residual beside the bounds of the theorems.
 
 Without the rows the server knows R, B, S, K, H_K and the certified residual, but not Delta or kappa, so
 most bounds stay open. With the rows at hand (`solve` or `run` with ``observe=True``) all are evaluated.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from fedtmle.algorithms.base import AbstractAlgorithm
 from fedtmle.algorithms.coded import Coded
@@ -50,10 +49,10 @@ NOISE_RULE = "the noise rule retires silos with a gap above zero: outside the th
 
 @dataclass(frozen=True, kw_only=True)
 class RunCertificate:
-    """What was proved about a run, what it rests on, and how far the run stayed below its bounds.
+    """The statements proved about a run, the assumptions behind them, and the slack of each bound.
 
-    The first fields are the algorithm's own statement; None for `Personalized`, where no party knows
-    a pooled residual. ``descent`` is the pooled loss change of each update, where observed.
+    The fields up to ``assumptions`` are the algorithm's statement. They are None for `Personalized`, where
+    no party knows a pooled residual. ``descent`` has the pooled loss change of each update, if observed.
     """
 
     tolerance: float | None = None
@@ -70,7 +69,7 @@ class RunCertificate:
     averaging: tuple[Averaging, ...] | None = None
 
     def __str__(self) -> str:
-        """A table of at most 80 columns."""
+        """Return a table of at most 80 columns."""
         lines = [f"{'':23} {'realised':>10} {'bound':>10} {'slack':>9}  rests on"] if self.checks else []
         for line in self.checks:
             bound = "open" if line.bound is None else f"{line.bound:.4g}"
@@ -85,11 +84,11 @@ class RunCertificate:
         return "\n".join(line if len(line) <= WIDTH else f"{line[: WIDTH - 3]}..." for line in lines)
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: what is proved, what it rests on, and what stays open."""
+        """Return what a notebook shows: the bounds, their basis, and the assumptions."""
         parts = []
         if self.residual_bound is not None and self.tolerance is not None:
-            said = f"Residual at most {self.residual_bound:.2g} (asked: {self.tolerance:.2g})."
-            parts.append(text("p", said))
+            statement = f"Residual at most {self.residual_bound:.2g} (asked: {self.tolerance:.2g})."
+            parts.append(text("p", statement))
         if self.smoothness is not None:
             parts.append(text("p", f"Smoothness {self.smoothness.value:.4g} ({self.smoothness.basis})."))
         if self.checks:
@@ -112,11 +111,11 @@ class RunCertificate:
 
 def certify(
     plan: Plan,
-    law: Any,
+    law: object,
     algorithm: AbstractAlgorithm,
     finished: Finished,
     *,
-    rows: Mapping[str, Any] | None = None,
+    rows: Mapping[str, object] | None = None,
     loss: Sequence[float] | None = None,
 ) -> RunCertificate | None:
     """Return the certificate of a session whose targeting by ``algorithm`` began at ``law``.
@@ -156,7 +155,7 @@ def _stated(stated: Certificate) -> RunCertificate:
 
 
 def _coded(
-    outcome: Targeted, law: Any, algorithm: Coded, finished: Finished, rows: Mapping[str, Any] | None
+    outcome: Targeted, law: object, algorithm: Coded, finished: Finished, rows: Mapping[str, object] | None
 ) -> RunCertificate:
     problem, stated = outcome.problem, outcome.certificate
     lattice = stated.lattice
@@ -193,10 +192,10 @@ def _coded(
 def _personalized(
     plan: Plan,
     outcome: Personalised,
-    law: Any,
+    law: object,
     algorithm: Personalized,
     finished: Finished,
-    rows: Mapping[str, Any],
+    rows: Mapping[str, object],
 ) -> RunCertificate:
     followed = personal_rounds(
         plan, outcome.problem, law, algorithm, finished.transcript, rows, outcome.updates
@@ -214,10 +213,10 @@ def _personalized(
 def personal_rounds(
     plan: Plan,
     problem: Problem,
-    law: Any,
+    law: object,
     algorithm: Personalized,
     transcript: Transcript,
-    rows: Mapping[str, Any],
+    rows: Mapping[str, object],
     updates: int,
 ) -> tuple[FitRound, ...]:
     """Return every round that made an update, followed on the rows."""

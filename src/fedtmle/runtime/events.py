@@ -18,17 +18,16 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from fedtmle.errors import DataError, FedTMLEError, RefusedError
 from fedtmle.runtime.session import RoundReport
 
 Clock = Callable[[], float]
-Event = dict[str, Any]
 
 
 class EventLog:
-    """Appends one line per event, whole, and at once."""
+    """Append one whole line per event, at once."""
 
     def __init__(self, path: str | Path, *, clock: Clock = time.time) -> None:
         self._file: IO[bytes] = Path(path).open("ab", buffering=0)  # noqa: SIM115 - closed by `close`
@@ -44,7 +43,7 @@ class EventLog:
         silos: Sequence[str],
         role: str = "server",
     ) -> None:
-        """A run begins; whoever follows the file forgets the run before."""
+        """Write that a run begins; a reader of the file then forgets the run before."""
         self.write(
             "start",
             title=title,
@@ -56,7 +55,7 @@ class EventLog:
         )
 
     def round(self, report: RoundReport) -> None:
-        """One round is over."""
+        """Write what one round sent."""
         self.write(
             "round",
             round=report.round,
@@ -69,11 +68,11 @@ class EventLog:
         )
 
     def silo(self, silo: str, status: str, reason: str = "") -> None:
-        """What happened to one silo: "lost", "back", "refused" or "failed"."""
+        """Write what happened to one silo: "lost", "back", "refused" or "failed"."""
         self.write("silo", silo=silo, status=status, reason=reason)
 
     def failed(self, error: BaseException) -> None:
-        """The run ended without a result; an error that names a silo is said of that silo as well."""
+        """Write that the run ended without a result; an error that names a silo is an event of it too."""
         if isinstance(error, RefusedError):
             self.silo(error.silo, "refused", error.code)
         elif isinstance(error, DataError) and error.silo is not None:
@@ -83,10 +82,11 @@ class EventLog:
         self.write("failed", text=text)
 
     def finished(self, *, text: str, converged: bool) -> None:
-        """The run has a result."""
+        """Write that the run has a result."""
         self.write("finished", text=text, converged=converged)
 
-    def write(self, event: str, **fields: Any) -> None:
+    def write(self, event: str, **fields: object) -> None:
+        """Append one event."""
         line = {"event": event, "time": round(self._clock(), 3), **fields}
         self._file.write(json.dumps(line, allow_nan=False, separators=(",", ":")).encode() + b"\n")
 
@@ -96,7 +96,7 @@ class EventLog:
 
 @contextmanager
 def logging_to(path: str | Path | None) -> Iterator[EventLog | None]:
-    """An open log that says so if the run fails; None, and nothing written, without a path."""
+    """Open a log that records a failure of the run; without a path, None, and nothing is written."""
     if path is None:
         yield None
         return

@@ -1,4 +1,4 @@
-"""Federations: one verb, `exchange`, that carries bytes to silos and brings bytes back."""
+"""Federations: one method, `exchange`, that carries bytes to the silos and returns their replies."""
 
 from __future__ import annotations
 
@@ -18,16 +18,20 @@ from fedtmle.runtime.transcript import Exchange, Transcript
 
 
 class Federation(Protocol):
-    """Carries one synchronous round."""
+    """Carry one synchronous round."""
 
     @property
-    def silos(self) -> Sequence[str]: ...
+    def silos(self) -> Sequence[str]:
+        """The silos' names, in the order of the plan's roster."""
+        ...
 
-    def exchange(self, requests: Mapping[str, bytes], /) -> Mapping[str, bytes]: ...
+    def exchange(self, requests: Mapping[str, bytes], /) -> Mapping[str, bytes]:
+        """Return the reply of each silo to its request."""
+        ...
 
 
 class InProcess:
-    """All silos in this process; ``threads`` > 1 lets them answer side by side."""
+    """All silos in this process, of which ``threads`` answer at the same time."""
 
     def __init__(self, silos: Sequence[Silo], *, threads: int = 1) -> None:
         self._silos = {silo.name: silo for silo in silos}
@@ -44,7 +48,7 @@ class InProcess:
 
 
 class Replay:
-    """Answers from a recorded transcript; any other request is an error."""
+    """Return the replies of a recorded transcript; any other request is an error."""
 
     def __init__(self, transcript: Transcript) -> None:
         self._exchanges = list(transcript.exchanges)
@@ -58,18 +62,18 @@ class Replay:
         recorded = self._exchanges.pop(0) if self._exchanges else Exchange({}, {})
         if dict(requests) != recorded.requests:
             raise ProtocolError(
-                "the run asks something that the transcript does not hold; was the plan changed?"
+                "the run sends a request that is not in the transcript; was the plan changed?"
             )
         return recorded.replies
 
 
 class Journalled:
-    """Writes every completed exchange before the session goes on, and resumes from what was written.
+    """Write every completed exchange to a journal before the session goes on, and resume from the journal.
 
-    Over a journal that holds exchanges, a new session is first given those, as long as it asks what
-    was asked then, and goes on live after the last. A crash may have cut off the exchange after it:
-    its requests are sent again, and silos that had answered return the recorded bytes. So are those of
-    an exchange in which a silo refused: its owner may have approved since, or made room on a disk.
+    A new session over a journal that holds exchanges first receives those, as long as it sends the same
+    requests, and goes on live after the last. The exchange that a crash cut off is sent again, and silos that
+    had answered return the recorded bytes. An exchange in which a silo refused is sent again too: its owner
+    may have approved the plan since, or made room on a disk.
     """
 
     def __init__(self, federation: Federation, journal: Journal, *, plan: Plan, session: bytes = b"") -> None:
@@ -83,7 +87,7 @@ class Journalled:
         try:
             self._recorded = [msgspec.msgpack.decode(data, type=Exchange) for data in journal.records[:0:-1]]
         except (msgspec.MsgspecError, RecursionError):
-            raise JournalError("the server's journal holds something else than exchanges") from None
+            raise JournalError("the server's journal has a record that is no exchange") from None
 
     @property
     def silos(self) -> Sequence[str]:
@@ -93,7 +97,7 @@ class Journalled:
         if self._recorded:
             recorded = self._recorded.pop()
             if dict(requests) != recorded.requests:
-                raise JournalError("the run asks something else than the server's journal holds")
+                raise JournalError("the run sends another request than the one in the server's journal")
             return recorded.replies
         replies = dict(self._federation.exchange(requests))
         if not any(isinstance(messages.decode_reply(reply), Refused) for reply in replies.values()):

@@ -1,6 +1,14 @@
-"""Locks on open files, so that two processes never write one journal or ledger at once.
+"""The journal: what a party writes before it goes on, so that a crash neither loses nor repeats a message.
 
-Windows has no such lock; there, one process per file is the owner's care.
+A file of records, each
+
+    length (4 bytes) | CRC-32 of the length and of the chain so far (4) | payload | chain (32)
+
+with chain = SHA-256(chain before, payload). A tail that ends inside a record was torn by a crash and is cut
+off. A record that is whole but does not fit its chain was changed, and the journal is refused.
+
+Locks on open files keep two processes from writing one journal or ledger at once. Windows has no such lock:
+there the owner must see to it that only one process uses a file.
 """
 
 from __future__ import annotations
@@ -19,40 +27,6 @@ from fedtmle.errors import JournalError
 
 if sys.platform != "win32":
     import fcntl
-
-
-def hold(file: IO[bytes]) -> None:
-    """Keeps the file as long as it is open, however the process ends; `OSError` if another has it."""
-    if sys.platform != "win32":
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-
-class Held:
-    """As a context, waits for the file and gives it back."""
-
-    __slots__ = ("_file",)
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file = file
-
-    def __enter__(self) -> None:
-        if sys.platform != "win32":
-            fcntl.flock(self._file, fcntl.LOCK_EX)
-
-    def __exit__(self, *error: object) -> None:
-        if sys.platform != "win32":
-            fcntl.flock(self._file, fcntl.LOCK_UN)
-
-
-# The journal: what a party writes before it goes on, so that a crash loses and repeats nothing.
-#
-# A file of records, each
-#
-# length (4 bytes) | CRC-32 of the length and of the chain so far (4) | payload | chain (32)
-#
-# with chain = SHA-256(chain before, payload). A tail that ends inside a record was torn by a crash and
-# is cut off; a record that is whole but does not fit its chain was changed, and the journal is refused.
-
 
 MAGIC = b"fedtmle journal 1\n"
 START = hashlib.sha256(MAGIC).digest()
@@ -100,7 +74,7 @@ class FileJournal:
                 raise JournalError(f"{self.path}: another process is using the journal") from None
             except OSError:
                 raise JournalError(f"{self.path}: the journal cannot be opened for writing") from None
-            unless_ready.pop_all()  # open as long as the object
+            unless_ready.pop_all()  # keep the file open as long as the object
 
     def _open(self) -> None:
         hold(self._file)
@@ -141,7 +115,7 @@ class FileJournal:
 
 
 def frame(payload: bytes, chain: bytes) -> tuple[bytes, bytes]:
-    """One record as it stands in a file after ``chain``, and the chain that it leads to."""
+    """Return one record as a file holds it after ``chain``, and the chain that it leads to."""
     length = struct.pack(">I", len(payload))
     check = struct.pack(">I", zlib.crc32(length, zlib.crc32(chain)))
     chain = hashlib.sha256(chain + payload).digest()
@@ -149,7 +123,7 @@ def frame(payload: bytes, chain: bytes) -> tuple[bytes, bytes]:
 
 
 def scan(data: bytes, path: str | Path) -> Iterator[tuple[bytes, bytes, int]]:
-    """The whole records of a file with their chain and end; stops at a torn tail."""
+    """Yield the whole records of a file, each with its chain and its end; stop at a torn tail."""
     if MAGIC.startswith(data):
         return
     if not data.startswith(MAGIC):
@@ -160,7 +134,7 @@ def scan(data: bytes, path: str | Path) -> Iterator[tuple[bytes, bytes, int]]:
         if check != zlib.crc32(data[at : at + 4], zlib.crc32(chain)):
             if not any(data[at:]):  # a file system may leave zeros where a write was cut off
                 return
-            raise JournalError(f"{path}: the journal was changed at byte {at}; it cannot be trusted")
+            raise JournalError(_changed(path, at))
         stop = at + _HEAD.size + length + _CHAIN
         if stop > len(data):
             return
@@ -169,15 +143,42 @@ def scan(data: bytes, path: str | Path) -> Iterator[tuple[bytes, bytes, int]]:
         if data[stop - _CHAIN : stop] != expected:
             if not any(data[at + _HEAD.size :]):
                 return
-            raise JournalError(f"{path}: the journal was changed at byte {at}; it cannot be trusted")
+            raise JournalError(_changed(path, at))
         yield payload, expected, stop
         chain, at = expected, stop
 
 
+def _changed(path: str | Path, at: int) -> str:
+    return f"{path}: the journal was changed at byte {at}; it cannot be trusted"
+
+
 def _sync_folder(folder: Path) -> None:
-    """A new file's name is on the medium only when its folder is."""
+    """Write a folder to the medium: only then is a new file's name there."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def hold(file: IO[bytes]) -> None:
+    """Lock the file for as long as it is open, however the process ends; `OSError` if another has it."""
+    if sys.platform != "win32":
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+class Held:
+    """A context that waits for the lock on a file and releases it at the end."""
+
+    __slots__ = ("_file",)
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+
+    def __enter__(self) -> None:
+        if sys.platform != "win32":
+            fcntl.flock(self._file, fcntl.LOCK_EX)
+
+    def __exit__(self, *error: object) -> None:
+        if sys.platform != "win32":
+            fcntl.flock(self._file, fcntl.LOCK_UN)

@@ -1,40 +1,43 @@
-"""What stands behind a silo: its owner's policy, floor, approval, key, journal and ledger."""
+"""The keeper of a silo: its owner's policy, disclosure floor, approval, key, journal and ledger."""
 
 from __future__ import annotations
 
 import datetime
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from fedtmle.privacy.floor import OmegaFloor
+from fedtmle.privacy.limit import DisclosureLimit
+from fedtmle.protocol.guard import Policy
 from fedtmle.protocol.messages import Answered
-from fedtmle.protocol.policy import Policy
 from fedtmle.protocol.query import Query
 from fedtmle.runtime.journal import Journal
-from fedtmle.runtime.ledger import Ledger, now
+from fedtmle.runtime.ledger import Ledger
 from fedtmle.runtime.signing import SigningKey
+
+utc_now = functools.partial(datetime.datetime.now, datetime.UTC)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Keeper:
-    """Everything optional: without any of it, rows are as unguarded as arrays in one's own session.
+    """How a silo's owner guards and records its answers. Without any of it, the rows are unguarded.
 
-    ``approves`` says whether the owner has approved the plan of this digest, and still does;
-    ``floor`` is what must stay unknown of named attributes;
-    ``witness`` sees every query beside the answer that leaves.
+    ``floor`` is the uncertainty that must remain about named attributes. ``approves`` returns whether the
+    owner has approved the plan with this digest, and has not revoked it. ``witness`` is called with every
+    query and the answer that leaves.
     """
 
     policy: Policy = field(default_factory=Policy.unguarded)
-    floor: OmegaFloor | None = None
+    floor: DisclosureLimit | None = None
     approves: Callable[[bytes], bool] | None = None
     key: SigningKey | None = None
     journal: Journal | None = None
     ledger: Ledger | None = None
     witness: Callable[[Query, Answered], None] | None = None
-    clock: Callable[[], datetime.datetime] = now
+    clock: Callable[[], datetime.datetime] = utc_now
 
     def close(self) -> None:
-        """Close what is on disk."""
+        """Close the journal and the ledger."""
         for record in (self.journal, self.ledger):
             if record is not None:
                 record.close()

@@ -1,4 +1,4 @@
-"""A recorded run, followed again: what the server heard, and what one silo was asked and answered."""
+"""Follow a recorded run again: the answers that the server received, or one silo's queries and answers."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from fedtmle.model.types import IntArray
 from fedtmle.protocol import messages
 from fedtmle.protocol.codes import Uplink
 from fedtmle.protocol.follower import Follower
-from fedtmle.protocol.guard import suppressed
+from fedtmle.protocol.guard import Policy, suppressed
 from fedtmle.protocol.messages import Answered, Ask, Begin, Close
 from fedtmle.protocol.plan import Plan, roster
-from fedtmle.protocol.policy import Policy
 from fedtmle.protocol.query import AnsweredQuery, Query
 from fedtmle.runtime.keeper import Keeper
 from fedtmle.runtime.rows import LocalRows
@@ -25,7 +24,7 @@ from fedtmle.runtime.transcript import SELF, Transcript
 
 @dataclass(frozen=True, kw_only=True)
 class HeardRound:
-    """One round as the server heard it: the query, the decoded answers, and what was pooled."""
+    """One round at the server: the query, the decoded answers, and what was pooled."""
 
     query: Query
     answers: Mapping[str, Any]
@@ -58,7 +57,7 @@ class Replayed:
 
 def replay(
     plan: Plan,
-    rows: Any,
+    rows: object,
     transcript: Transcript,
     silo: str,
     *,
@@ -74,7 +73,7 @@ def replay(
     try:
         answered, n = _follow(plan, transcript, silo, local, policy or Policy.unguarded())
     except ProtocolError:
-        raise InputError("transcript: it does not follow from this study as it stands") from None
+        raise InputError("transcript: it does not follow from this study; was the study changed?") from None
     return Replayed(answered=answered, local=local, n=n)
 
 
@@ -83,7 +82,7 @@ def overhear(plan: Plan, transcript: Transcript, silo: str) -> tuple[AnsweredQue
     return _follow(plan, transcript, silo, None, Policy.unguarded())[0]
 
 
-def rehearse(plan: Plan, rows: Any, silo: str, *, policy: Policy | None = None) -> Replayed:
+def rehearse(plan: Plan, rows: object, silo: str, *, policy: Policy | None = None) -> Replayed:
     """Return the queries that the plan would ask if this silo were the only one; nothing is sent."""
     alone = replace(plan, roster=roster([silo]))
     keeper = Keeper() if policy is None else Keeper(policy=policy)
@@ -94,7 +93,7 @@ def rehearse(plan: Plan, rows: Any, silo: str, *, policy: Policy | None = None) 
 def _follow(
     plan: Plan, transcript: Transcript, silo: str, local: LocalRows | None, policy: Policy
 ) -> tuple[tuple[AnsweredQuery, ...], int]:
-    """Return what one silo answered, and n; with ``local`` rows the answers must be theirs."""
+    """Return one silo's answers, and n; if ``local`` rows are given, the answers must be theirs."""
     follower: Follower | None = None
     uplink, n, answered = Uplink(), 0, []
     for request, reply in _exchanges(transcript, silo):
@@ -112,14 +111,11 @@ def _follow(
             if follower is None:
                 raise DecodeError("transcript: an answer comes before its question")
             query, bits, before = follower.query, reply.payload.bits(), replace(uplink)
-            answer = uplink.decode(query.answer_code, bits)  # first: of another study it cannot be read
+            answer = uplink.decode(query.answer_code, bits)  # first: another study's cannot be decoded
             if local is not None:
-                parts = zip(query.members, query.split(query.answer(local)), strict=True)
-                again = query.join(suppressed(parts, policy))
+                again = suppressed(query, query.answer(local), policy)
                 if before.encode(query.answer_code, again) != bits:
-                    raise InputError(
-                        f"silo '{local.name}': its rows are not those that gave the recorded answers"
-                    )
+                    raise InputError(f"silo '{local.name}': its rows do not give the recorded answers")
             answered.append(AnsweredQuery(query=query, answer=answer))
     return tuple(answered), n
 
@@ -127,8 +123,8 @@ def _follow(
 def _exchanges(transcript: Transcript, silo: str) -> Iterator[tuple[messages.Request, messages.Reply]]:
     # A transcript made from a silo's own ledger has no name for it.
     key = silo if any(silo in exchange.requests for exchange in transcript.exchanges) else SELF
-    seen = [exchange for exchange in transcript.exchanges if key in exchange.requests]
-    if not seen:
+    exchanges = [exchange for exchange in transcript.exchanges if key in exchange.requests]
+    if not exchanges:
         raise InputError(f"transcript: it holds no message to silo '{silo}'")
-    for exchange in seen:
+    for exchange in exchanges:
         yield messages.decode_request(exchange.requests[key]), messages.decode_reply(exchange.replies[key])

@@ -1,8 +1,4 @@
-"""Watching a run in one process: pooled losses along its trajectory, outside the protocol.
-
-For study of the algorithms, where the rows are at hand anyway. A deployed run cannot do this,
-and nothing here is counted.
-"""
+"""A result: the estimate, its trajectory and its certificate; complete, immutable, plain data on request."""
 
 from __future__ import annotations
 
@@ -18,54 +14,21 @@ from fedtmle.model.types import Array, Part
 from fedtmle.protocol.outcome import Personalised, Status, Targeted, Visit
 from fedtmle.protocol.query import Phase
 from fedtmle.runtime.certificate import RunCertificate
+from fedtmle.runtime.documents import Document
 from fedtmle.runtime.markup import element, table, text
+from fedtmle.runtime.rows import LocalOutcome
 from fedtmle.runtime.session import Account
-from fedtmle.runtime.silo import LocalOutcome
 from fedtmle.runtime.transcript import Transcript
-
-
-@dataclass(frozen=True, kw_only=True)
-class Observation:
-    """Pooled loss and residual at each update k = 0..K, and pooled loss at each round."""
-
-    loss: tuple[float, ...]
-    residual: tuple[float, ...]
-    loss_by_round: tuple[float, ...]
-
-
-def observe(law: Any, rows: Any, outcome: Targeted | Personalised) -> Observation:
-    """Follow a finished run from its initial law on the pooled rows."""
-    problem = outcome.problem
-    n = problem.count(rows)
-    origin = np.zeros(problem.dim)
-    loss: list[float] = []
-    residual: list[float] = []
-    by_round: list[float] = []
-    for k in range(outcome.updates + 1):
-        submodel, normaliser = problem.submodel(law, rows), problem.normaliser(law)
-        loss.append(float(np.mean(problem.losses(law, rows))))
-        score = submodel.sums(origin, Part.GRADIENT).values(n) + normaliser.gradient(origin)
-        residual.append(math.sqrt(math.fsum(score * score)))
-        for point in (point for point in outcome.trajectory if point.update == k):
-            eps = np.array(point.eps)
-            change = float(submodel.sums(eps, Part.LOSS).values(n)[0])
-            by_round.append(loss[k] + change + normaliser.value(eps))
-        if k < outcome.updates:
-            law = problem.move(law, np.array(outcome.accepted[k]))
-    return Observation(loss=tuple(loss), residual=tuple(residual), loss_by_round=tuple(by_round))
-
-
-# A result: complete, immutable, and plain data on request.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trajectory:
     """Where the run went, query by query, and the updates it accepted.
 
-    ``loss`` and ``residual`` hold one number per update k = 0..K: the pooled loss is there only
-    if the run was observed (`solve(..., observe=True)`), which reads the rows outside the
-    protocol. ``residual`` is what the parties learned (for `Coded` the rounded norm, within a
-    quarter of the tolerance), the exact one if the run was observed, None where neither.
+    ``residual`` and ``loss`` hold one number per update k = 0..K. ``residual`` is what the parties learned
+    (for `Coded` the rounded norm, within a quarter of the tolerance; None where they learned nothing). If the
+    run was observed (`solve(..., observe=True)`), it is the exact one, and the pooled loss is there too, by
+    update and by round.
     """
 
     points: tuple[Visit, ...]
@@ -75,15 +38,45 @@ class Trajectory:
     loss_by_round: tuple[float, ...] | None = None
 
 
-def trajectory(outcome: Targeted | Personalised, observed: Observation | None) -> Trajectory:
-    """A run's trajectory; residuals are those the parties learned, unless it was observed."""
+def trajectory(outcome: Targeted | Personalised) -> Trajectory:
+    """Return a run's trajectory as its parties know it."""
     learned = {point.update: point.gradient_norm for point in outcome.trajectory if point.at_origin}
     return Trajectory(
         points=outcome.trajectory,
         accepted=outcome.accepted,
-        residual=observed.residual if observed else tuple(learned.get(k) for k in range(outcome.updates + 1)),
-        loss=observed.loss if observed else None,
-        loss_by_round=observed.loss_by_round if observed else None,
+        residual=tuple(learned.get(k) for k in range(outcome.updates + 1)),
+    )
+
+
+def observed_trajectory(law: object, rows: object, outcome: Targeted | Personalised) -> Trajectory:
+    """Return a run's trajectory from its initial ``law``, with losses and residuals on the pooled ``rows``.
+
+    This is for the study of algorithms where the rows are at hand. It is outside the protocol: a deployed
+    run cannot do it, and no account counts it.
+    """
+    problem = outcome.problem
+    n = problem.count(rows)
+    origin = np.zeros(problem.dim)
+    loss: list[float] = []
+    residual: list[float] = []
+    loss_by_round: list[float] = []
+    for k in range(outcome.updates + 1):
+        submodel, normaliser = problem.submodel(law, rows), problem.normaliser(law)
+        loss.append(float(np.mean(problem.losses(law, rows))))
+        score = submodel.sums(origin, Part.GRADIENT).values(n) + normaliser.gradient(origin)
+        residual.append(math.sqrt(math.fsum(score * score)))
+        for point in (point for point in outcome.trajectory if point.update == k):
+            eps = np.array(point.eps)
+            change = float(submodel.sums(eps, Part.LOSS).values(n)[0])
+            loss_by_round.append(loss[k] + change + normaliser.value(eps))
+        if k < outcome.updates:
+            law = problem.move(law, np.array(outcome.accepted[k]))
+    return Trajectory(
+        points=outcome.trajectory,
+        accepted=outcome.accepted,
+        residual=tuple(residual),
+        loss=tuple(loss),
+        loss_by_round=tuple(loss_by_round),
     )
 
 
@@ -149,7 +142,7 @@ class Result:
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: the estimates, the ending, the cost and the certificate."""
+        """Return what a notebook shows: the estimates, the ending, the cost and the certificate."""
         parts = []
         if self.psi is not None and self.std_error is not None:
             numbers = zip(self.names, self.psi, self.std_error, strict=True)
@@ -157,8 +150,8 @@ class Result:
             parts.append(table(["", "estimate", "std. error"], rows))
         if self.silos:
             rows = [
-                [name, "-" if own.retired_at is None else str(own.retired_at)]
-                for name, own in self.silos.items()
+                [name, "-" if local.retired_at is None else str(local.retired_at)]
+                for name, local in self.silos.items()
             ]
             parts.append(table(["silo", "retired at update"], rows))
         parts.append(text("p", self.status.value))
@@ -169,16 +162,16 @@ class Result:
         return element("div", "".join(parts))
 
     def contrast(self, weights: Sequence[float]) -> tuple[float, float]:
-        """The estimate and standard error of a linear combination of psi's coordinates."""
+        """Return the estimate and standard error of a linear combination of psi's coordinates."""
         if self.psi is None or self.covariance is None:
-            raise InputError("contrast: this run has no pooled estimate; see result.silos")
+            raise InputError("contrast: a personalised run has no pooled estimate; see result.silos")
         w = np.asarray(weights, dtype=np.float64)
         if w.shape != self.psi.shape:
             raise InputError(f"weights: expected {len(self.names)} numbers, one per {self.names}")
         return float(w @ self.psi), math.sqrt(float(w @ self.covariance @ w))
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON; the law, the transcript and the silos' own estimates stay out."""
+    def to_dict(self) -> Document:
+        """Return plain data for JSON, without the law, the transcript and the silos' own estimates."""
         return {
             "names": list(self.names),
             "psi": _plain(self.psi),
@@ -203,8 +196,8 @@ class Result:
         }
 
 
-def _plain(value: Any) -> Any:
-    """Arrays as lists, infinities and NaN as None, tuples as lists."""
+def _plain(value: object) -> object:
+    """Return ``value`` with arrays and tuples as lists, and infinities and NaN as None."""
     if isinstance(value, np.ndarray):
         return _plain(value.tolist())
     if isinstance(value, dict):

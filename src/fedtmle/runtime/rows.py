@@ -1,4 +1,4 @@
-"""A silo's rows as queries see them, and a digest that identifies them."""
+"""A silo's rows behind the interface of queries, its own outcome of a personalised run, its fingerprint."""
 
 from __future__ import annotations
 
@@ -13,29 +13,45 @@ import numpy as np
 from fedtmle.errors import DataError
 from fedtmle.initial.crossfit import POOLED_SILO
 from fedtmle.model.exact import Sums
-from fedtmle.model.problem import Estimate
+from fedtmle.model.problem import AbstractProblem, Estimate
 from fedtmle.model.submodel import AbstractNormaliser, AbstractSubmodel
 from fedtmle.model.table import StreamedTable, Table
 from fedtmle.model.types import IntArray
 from fedtmle.protocol.query import Model, Problem
 
 Result = TypeVar("Result")
+Rows = TypeVar("Rows")
 
 
-def read_rows(problem: Problem, name: str, rows: object) -> Any:
-    """Return validated rows; an error names the silo."""
+def read_rows(problem: AbstractProblem[Any, Rows], name: str, rows: object) -> Rows:
+    """Return the rows of silo ``name`` as ``problem`` reads and validates them; an error names the silo."""
     try:
         return problem.read(rows)
     except DataError as error:
         raise error.at(name) from None
 
 
+@dataclass(frozen=True, kw_only=True)
+class LocalOutcome:
+    """A silo's own outcome of a personalised run, which stays at the silo.
+
+    ``retired_at`` is the update at which the silo retired, None if it did not. ``gap_bound`` bounds the local
+    targeting gap that a retirement on a lattice may leave.
+    """
+
+    law: object
+    retired_at: int | None
+    estimate: Estimate
+    n_rows: int
+    gap_bound: float | None
+
+
 @dataclass
 class _PerLaw:
-    """What a silo computes once per model and law, and once per batch: the guard and the answer share it."""
+    """Work that a silo does once per model and law, and once per batch; guard and answer share it."""
 
     model: Model
-    law: Any
+    law: object
     submodel: AbstractSubmodel
     normaliser: AbstractNormaliser
     of_batch: tuple[IntArray, AbstractSubmodel] | None = None
@@ -44,7 +60,7 @@ class _PerLaw:
 class LocalRows:
     """One silo's rows behind the interface `protocol.query.Local`."""
 
-    def __init__(self, name: str, rows: Any, n_rows: int, index: IntArray | None = None) -> None:
+    def __init__(self, name: str, rows: object, n_rows: int, index: IntArray | None = None) -> None:
         self.name = name
         self.n_rows = n_rows
         self._rows = rows
@@ -57,7 +73,7 @@ class LocalRows:
         """Set where the rows start in the pooled order; it is ignored if their owner numbered them."""
         self._first_row = first_row
 
-    def submodel(self, model: Model, law: Any, batch: IntArray | None = None) -> AbstractSubmodel:
+    def submodel(self, model: Model, law: object, batch: IntArray | None = None) -> AbstractSubmodel:
         at = self._at(model, law)
         if batch is None:
             return at.submodel
@@ -66,14 +82,26 @@ class LocalRows:
             at.of_batch = rows, at.submodel.take(rows)
         return at.of_batch[1]
 
-    def normaliser(self, model: Model, law: Any) -> AbstractNormaliser:
+    def normaliser(self, model: Model, law: object) -> AbstractNormaliser:
         return self._at(model, law).normaliser
 
-    def moments(self, problem: Problem, law: Any) -> Sums:
+    def moments(self, problem: Problem, law: object) -> Sums:
         return problem.moments(law, self._rows)
 
-    def estimate(self, problem: Problem, law: Any) -> Estimate:
+    def estimate(self, problem: Problem, law: object) -> Estimate:
         return problem.finish(law, self.moments(problem, law), self.n_rows)
+
+    def outcome(
+        self, problem: Problem, law: object, *, retired_at: int | None, gap_bound: float | None
+    ) -> LocalOutcome:
+        """Return the silo's own outcome, which it keeps for itself, of a targeting that ended at ``law``."""
+        return LocalOutcome(
+            law=law,
+            retired_at=retired_at,
+            estimate=self.estimate(problem, law),
+            n_rows=self.n_rows,
+            gap_bound=gap_bound,
+        )
 
     def evaluate(self, rule: Callable[[Any], Result]) -> Result:
         self._cached = None  # the last model's arrays are not needed any more
@@ -82,7 +110,9 @@ class LocalRows:
     def part(self, silo: str) -> LocalRows | None:
         if silo == self.name:
             return self
-        factor = self._rows.factors.get(POOLED_SILO) if isinstance(self._rows, Table) else None
+        if not isinstance(self._rows, Table):
+            return None
+        factor = self._rows.factors.get(POOLED_SILO)
         if factor is None or silo not in factor.levels:
             return None
         rows = self._rows.take(np.flatnonzero(factor.codes == factor.levels.index(silo)))
@@ -105,7 +135,7 @@ class LocalRows:
         is_here = index[np.minimum(at, len(index) - 1)] == pooled
         return np.asarray(order[at[is_here]], dtype=np.int64)
 
-    def _at(self, model: Model, law: Any) -> _PerLaw:
+    def _at(self, model: Model, law: object) -> _PerLaw:
         """Return the work for a law, done once: the same law object is asked many times in a row."""
         cached = self._cached
         if cached is None or cached.law is not law or cached.model is not model:
@@ -115,11 +145,11 @@ class LocalRows:
         return cached
 
 
-def fingerprint(plan: bytes, name: str, rows: Any) -> bytes:
-    """Return a digest of plan, name and rows; it stays at the silo.
+def fingerprint(plan: bytes, name: str, rows: object) -> bytes:
+    """Return a digest of plan, name and rows, which stays at the silo.
 
-    A table that changed between a crash and the resumption would give answers that do not belong
-    together: after a restart the fingerprint must be the same.
+    It must be the same after a restart: answers computed before and after a change of the table would not
+    belong together.
     """
     digest = hashlib.blake2b(plan + name.encode(), digest_size=32)
     _feed(digest, rows)

@@ -1,4 +1,8 @@
-"""The account: rounds, and every bit that crossed a link, by phase, by silo and by round."""
+"""A session: the server's side of one run, and its account of rounds and bits.
+
+A session exchanges bytes with the silos; it sees no row and no clock. It books every bit that crossed a
+link, by phase, by silo and by round.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,7 @@ from itertools import groupby
 from typing import Any
 
 from fedtmle.errors import InputError, ProtocolError, RefusedError
+from fedtmle.model.exact import Sums
 from fedtmle.protocol import messages
 from fedtmle.protocol.codes import Bits, Uplink
 from fedtmle.protocol.follower import Follower
@@ -18,13 +23,13 @@ from fedtmle.protocol.messages import (
     Begin,
     Close,
     Closed,
-    Closing,
     Compare,
     Compared,
     Open,
     Opened,
     Payload,
     Refused,
+    SignedDigest,
 )
 from fedtmle.protocol.outcome import Outcome, Personalised
 from fedtmle.protocol.plan import Plan
@@ -45,7 +50,10 @@ class RoundBits:
 
 @dataclass
 class Account:
-    """Payload bits are the codes themselves; wire bytes add padding and envelopes."""
+    """Rounds, payload bits and wire bytes of a run.
+
+    Payload bits are the codes themselves; wire bytes add padding and envelopes.
+    """
 
     rounds: Counter[Phase] = field(default_factory=Counter)
     bits_up: Counter[tuple[Phase, str]] = field(default_factory=Counter)
@@ -54,16 +62,16 @@ class Account:
     bytes_down: Counter[str] = field(default_factory=Counter)
     by_round: list[RoundBits] = field(default_factory=list)
 
-    def book(self, booked: RoundBits) -> None:
-        """Enters one round."""
-        self.rounds[booked.phase] += 1
-        self.by_round.append(booked)
-        for book, sent in ((self.bits_up, booked.up), (self.bits_down, booked.down)):
+    def book(self, bits: RoundBits) -> None:
+        """Add one round."""
+        self.rounds[bits.phase] += 1
+        self.by_round.append(bits)
+        for book, sent in ((self.bits_up, bits.up), (self.bits_down, bits.down)):
             for silo, count in sent.items():
-                book[booked.phase, silo] += count
+                book[bits.phase, silo] += count
 
     def bits(self, *phases: Phase) -> int:
-        """Payload bits over all links in the given phases."""
+        """Return the payload bits over all links in the given phases."""
         return sum(
             count
             for book in (self.bits_up, self.bits_down)
@@ -72,10 +80,10 @@ class Account:
         )
 
     def to_dict(self) -> dict[str, object]:
-        """Plain data: rounds by phase, bits up and down by silo and phase, bytes by silo, bits by round.
+        """Return plain data: rounds by phase, bits by silo and phase, bytes by silo, bits by round.
 
-        By round: the phases as runs, and for each silo what it sent in rounds 1, 2, ... until it left;
-        a broadcast has one length for all that hear it.
+        "by_round" has the phases as (phase, number of rounds) in their order, the bits that each silo sent in
+        rounds 1, 2, ... until it left, and the length of each round's broadcast.
         """
 
         def by_silo(book: Counter[tuple[Phase, str]]) -> dict[str, dict[str, int]]:
@@ -85,10 +93,10 @@ class Account:
             return table
 
         up: dict[str, list[int]] = {}
-        for booked in self.by_round:
-            for silo, count in booked.up.items():
+        for bits in self.by_round:
+            for silo, count in bits.up.items():
                 up.setdefault(silo, []).append(count)
-        runs = groupby(self.by_round, key=lambda booked: booked.phase)
+        runs = groupby(self.by_round, key=lambda bits: bits.phase)
         return {
             "rounds": {phase.value: count for phase, count in self.rounds.items()},
             "bits_up": by_silo(self.bits_up),
@@ -98,17 +106,14 @@ class Account:
             "by_round": {
                 "phases": [[phase.value, len(list(run))] for phase, run in runs],
                 "up": up,
-                "down": [max(booked.down.values(), default=0) for booked in self.by_round],
+                "down": [max(bits.down.values(), default=0) for bits in self.by_round],
             },
         }
 
 
-# A session: the server's side of one run. It exchanges bytes with the silos and sees no row and no clock.
-
-
 @dataclass(frozen=True, kw_only=True)
 class RoundReport:
-    """What the progress callback receives after each round; all of it is public."""
+    """The progress callback's argument after each round; all of it is public."""
 
     round: int
     phase: Phase
@@ -126,14 +131,14 @@ Progress = Callable[[RoundReport], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Finished:
-    """What a session knows at its end."""
+    """A finished session, as the server knows it."""
 
     outcome: Outcome
     account: Account
     transcript: Transcript
     sizes: Mapping[str, int]
     retired_at: Mapping[str, int | None]  # of a personalised run: the update at which each silo left
-    closing: Mapping[str, Any]  # each silo's closing answer: what the server saw of it alone
+    closing: Mapping[str, Sums]  # each silo's answer to the closing query
 
 
 class Session:
@@ -143,7 +148,10 @@ class Session:
         self, plan: Plan, federation: Federation, *, session: bytes = b"", progress: Progress | None = None
     ) -> None:
         if tuple(federation.silos) != plan.silos:
-            raise InputError("silos: the federation's are not those of the plan's roster, in its order")
+            raise InputError(
+                f"silos: the plan's roster is {', '.join(plan.silos)}, in this order; the federation has "
+                f"{', '.join(federation.silos)}"
+            )
         self._plan = plan
         self._federation = federation
         self._progress = progress
@@ -157,12 +165,12 @@ class Session:
         self._tolerance: float | None = None  # once it is settled
 
     def run(self) -> Finished:
-        """Run from the first greeting to the last broadcast."""
+        """Run the plan from the first message to the last."""
         sizes = self._open()
         n = sum(sizes.values())
         follower = Follower(self._plan, n)
         requests = self._begin(sizes, n)
-        closing: dict[str, Any] = {}
+        closing: dict[str, Sums] = {}
         while True:
             query, number = follower.query, follower.round
             answers = self._collect(query, number, requests)
@@ -212,7 +220,7 @@ class Session:
             self._sent[silo] = reply.payload.length
         return answers
 
-    def _retire(self, query: Query, answers: Mapping[str, Any]) -> None:
+    def _retire(self, query: Query, answers: Mapping[str, object]) -> None:
         for silo, answer in answers.items():
             retirement = query.retirement(answer)
             if retirement is not None:
@@ -225,7 +233,7 @@ class Session:
             return {}
         return {silo: self._retired.get(silo) for silo in self._uplinks}
 
-    def _book(self, query: Query, number: int, pooled: Any, broadcast: Bits, asked: Sequence[str]) -> None:
+    def _book(self, query: Query, number: int, pooled: object, broadcast: Bits, asked: Sequence[str]) -> None:
         down = dict.fromkeys(self._active, broadcast.length)
         self._account.book(RoundBits(phase=query.phase, up=self._sent, down=down))
         self._tolerance = self._tolerance if query.tolerance is None else query.tolerance
@@ -248,7 +256,7 @@ class Session:
         closing = messages.encode(Close(self._session, number, _payload(broadcast)))
         replies = self._exchange(dict.fromkeys(self._active, closing))
         closings = tuple(
-            Closing(silo, reply.digest, reply.signature)
+            SignedDigest(silo, reply.digest, reply.signature)
             for silo, reply in replies.items()
             if isinstance(reply, Closed)
         )
@@ -263,7 +271,7 @@ class Session:
             return {}
         raw = self._federation.exchange(requests)
         if set(raw) != set(requests):
-            raise ProtocolError("the federation did not bring one reply per silo")
+            raise ProtocolError("the federation did not return one reply for each silo asked")
         self._transcript.exchanges.append(Exchange(dict(requests), dict(raw)))
         replies: dict[str, messages.Reply] = {}
         for silo, request in requests.items():

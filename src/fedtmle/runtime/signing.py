@@ -1,4 +1,9 @@
-"""A silo's key (Ed25519, made once and kept at the silo), and what it signs at the close."""
+"""A silo's key (Ed25519), and the two statements that it signs: closings and approvals.
+
+At the close of a run a silo signs the digest of the broadcasts that it heard. Its owner's approvals are a
+file of signed JSON lines, of which the last about a plan is in force. A changed plan has another digest,
+which nobody has approved yet; so has the same study under another version of the package.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +15,11 @@ from pathlib import Path
 import msgspec
 
 from fedtmle.errors import InputError, JournalError
-from fedtmle.protocol.messages import Compare
 from fedtmle.protocol.plan import Plan
 
 
 class SigningKey:
-    """Signs what the silo says it heard and approved; the public half is in the plan's roster."""
+    """Sign for one silo; the public half is in the plan's roster."""
 
     def __init__(self, seed: bytes) -> None:
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -24,7 +28,7 @@ class SigningKey:
 
     @classmethod
     def at(cls, path: str | Path) -> SigningKey:
-        """The key in a file that only its owner can read; made if there is none."""
+        """Return the key in a file that only its owner can read; make one if there is no file."""
         path = Path(path)
         try:
             handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -45,11 +49,12 @@ class SigningKey:
         return self._key.public_key().public_bytes_raw()
 
     def sign(self, data: bytes) -> bytes:
+        """Return the signature of ``data``, 64 bytes."""
         return self._key.sign(data)
 
 
 def is_signed(data: bytes, signature: bytes, public: bytes) -> bool:
-    """Whether the holder of the key whose public half this is signed ``data``."""
+    """Return whether ``signature`` is that of ``data`` by the key with the ``public`` half."""
     from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
@@ -61,41 +66,12 @@ def is_signed(data: bytes, signature: bytes, public: bytes) -> bool:
 
 
 def closing_statement(plan: Plan, session: bytes, silo: str, digest: bytes) -> bytes:
-    """Return what a silo signs at the close: that it heard this digest, in this session of this plan."""
+    """Return what a silo signs at the close: that it heard ``digest`` in this session of this plan."""
     return msgspec.msgpack.encode(("fedtmle close", plan.digest, session, silo, digest))
 
 
-def all_heard_the_same(
-    plan: Plan, silo: str, message: Compare, session: bytes, heard: bytes, *, complete: bool
-) -> bool:
-    """Return whether the roster's silos signed the digest ``heard`` of ``silo``.
-
-    ``complete`` means that every silo of the roster is in the run to its end.
-    """
-    closings = {closing.silo: closing for closing in message.closings}
-    expected = set(plan.silos) if complete else set(plan.silos) & set(closings)
-    if set(closings) != expected or len(closings) != len(message.closings) or silo not in closings:
-        return False
-    for member in plan.roster:
-        closing = closings.get(member.name)
-        if closing is None:
-            continue
-        statement = closing_statement(plan, session, member.name, heard)
-        if closing.digest != heard or (
-            member.key and not is_signed(statement, closing.signature, member.key)
-        ):
-            return False
-    return True
-
-
-# Approvals: which plans a silo's owner has said yes to, signed with the silo's key.
-#
-# A file of JSON lines; the last line about a plan holds. Any change of a plan, the package's version
-# included, is another plan with another digest, to which nobody has said yes yet.
-
-
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
-    """One line: what the owner decided of a plan, and when."""
+    """One line: the owner's decision about a plan, and when it was made."""
 
     plan: str
     approved: bool
@@ -105,7 +81,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def signed(self) -> bytes:
-        """What the signature is of."""
+        """The bytes that the key signs."""
         return msgspec.msgpack.encode(("fedtmle approval", self.plan, self.approved, self.time, self.note))
 
 
@@ -117,10 +93,10 @@ class Approvals:
     key: SigningKey
 
     def decisions(self) -> list[Decision]:
-        """Every decision, oldest first; a line that the silo's key did not sign is refused."""
+        """Return every decision, oldest first; raise if the silo's key did not sign one of them."""
         if not self.path.exists():
             return []
-        found = []
+        decisions = []
         for number, line in enumerate(self.path.read_bytes().splitlines(), start=1):
             try:
                 decision = msgspec.json.decode(line, type=Decision)
@@ -129,15 +105,15 @@ class Approvals:
                 raise JournalError(f"{self.path}, line {number}: this is not a decision") from None
             if not is_signed(decision.signed, signature, self.key.public):
                 raise JournalError(f"{self.path}, line {number}: the silo's key did not sign this")
-            found.append(decision)
-        return found
+            decisions.append(decision)
+        return decisions
 
     def current(self) -> dict[str, Decision]:
-        """The decision in force for each plan."""
+        """Return the decision in force for each plan, by the plan's digest in hexadecimal."""
         return {decision.plan: decision for decision in self.decisions()}
 
     def approves(self, plan: bytes) -> bool:
-        """Whether the owner approved the plan and still does; a file that was tampered with says no."""
+        """Return whether the approval of a plan is in force; no approval of a tampered file is."""
         try:
             decision = self.current().get(plan.hex())
         except JournalError:
@@ -145,7 +121,7 @@ class Approvals:
         return decision is not None and decision.approved
 
     def decide(self, plan: bytes, *, approved: bool, note: str = "") -> Decision:
-        """Write a decision."""
+        """Sign and append a decision, and return it."""
         self.decisions()  # never add to a file that was tampered with
         time = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         bare = Decision(plan=plan.hex(), approved=approved, time=time, note=note)

@@ -1,23 +1,18 @@
-"""A silo: bytes in, bytes out. It admits first and computes second.
+"""A silo: bytes in, bytes out. It admits a request, computes the reply, examines it, and records it.
 
-It follows the same flow as the server on the broadcasts it receives, so it evaluates only states that it
-derived itself. Repeating the last admitted request returns the recorded bytes; anything else out of order
-is refused and changes nothing (`protocol.messages`). A refusal by policy, or an answer that could not be
-computed, ends the silo's part.
+A silo follows the same flow as the server on the broadcasts that it receives, so it evaluates only states
+that it derived itself. The table of `protocol.messages` decides every change of its state. Repeating the last
+admitted request returns the recorded bytes; any other request out of order is refused and changes nothing. A
+refusal by policy, or a reply that could not be computed, ends the silo's part.
 """
 
 from __future__ import annotations
 
 import datetime
-import hashlib
-from dataclasses import dataclass, field
-from typing import Any
 
 from fedtmle.errors import DataError, DecodeError, InputError, JournalError
-from fedtmle.model.problem import Estimate
 from fedtmle.model.types import IntArray
 from fedtmle.protocol import messages
-from fedtmle.protocol.codes import Uplink
 from fedtmle.protocol.follower import Follower
 from fedtmle.protocol.guard import Guard, RefusalError
 from fedtmle.protocol.messages import (
@@ -40,51 +35,33 @@ from fedtmle.protocol.messages import (
 )
 from fedtmle.protocol.outcome import Personalised
 from fedtmle.protocol.plan import Plan
-from fedtmle.protocol.query import Problem, Query
+from fedtmle.protocol.query import Query
 from fedtmle.runtime.keeper import Keeper
-from fedtmle.runtime.ledger import Progress, Records
-from fedtmle.runtime.rows import LocalRows, fingerprint
-from fedtmle.runtime.signing import SigningKey, all_heard_the_same, closing_statement
-
-
-@dataclass(frozen=True, kw_only=True)
-class LocalOutcome:
-    """What a silo keeps for itself in a personalised run: its law, when it retired, its own estimate.
-
-    ``gap_bound`` bounds the local targeting gap that a lattice retirement may leave.
-    """
-
-    law: Any
-    retired_at: int | None
-    estimate: Estimate
-    n_rows: int
-    gap_bound: float | None
-
-
-@dataclass
-class _Position:
-    """Where the silo stands in its session."""
-
-    state: State = State.NEW
-    session: bytes = b""
-    since: datetime.datetime | None = None  # when the session was opened
-    follower: Follower | None = None
-    uplink: Uplink = field(default_factory=Uplink)
-    heard: Any = field(default_factory=hashlib.sha256)  # of all broadcasts
-    all_close: bool = True  # whether every silo of the roster is in the run to its end
-    refusals: int = 0  # of requests out of order
+from fedtmle.runtime.records import Position, Records
+from fedtmle.runtime.rows import LocalOutcome, LocalRows, fingerprint
+from fedtmle.runtime.signing import SigningKey, closing_statement, is_signed
 
 
 class Silo:
-    """One silo in one study: one plan, one session. ``rows`` are as `read_rows` gives."""
+    """One silo in one session of one plan.
+
+    ``rows`` are as `read_rows` returns them; ``index`` has their numbers in the pooled order, if they are not
+    consecutive.
+    """
 
     def __init__(
-        self, name: str, plan: Plan, rows: Any, *, index: IntArray | None = None, keeper: Keeper | None = None
+        self,
+        name: str,
+        plan: Plan,
+        rows: object,
+        *,
+        index: IntArray | None = None,
+        keeper: Keeper | None = None,
     ) -> None:
         if name not in plan.silos:
-            raise InputError(f"silo '{name}' is not in the plan's roster")
+            raise InputError(f"silo '{name}' is not in the plan's roster: {', '.join(plan.silos)}")
         self.name = str(name)  # a numpy string has no canonical form
-        self.error: Exception | None = None  # why the last answer failed; stays at the silo
+        self.error: Exception | None = None  # why the last reply failed; stays at the silo
         self.refused_by = ""  # the key of the policy that refused; stays at the silo
         self.local: LocalOutcome | None = None
         self.disagreement = False  # whether silos received different broadcasts
@@ -92,38 +69,36 @@ class Silo:
         self._keeper = keeper or Keeper()
         count = plan.program.count(rows)
         if index is not None and len(index) != count:
-            raise InputError(f"index: silo '{name}' needs one pooled row number per row")
+            raise InputError(
+                f"index: silo '{name}' has {count} rows and {len(index)} row numbers; give one for each row"
+            )
         self._rows = LocalRows(name, rows, count, index)
         policy, floor = self._keeper.policy, self._keeper.floor
         self._guard = Guard(policy, None if floor is None else floor.meter())
         self._key = self._signing_key()
-        self._position = _Position()
-        self._progress = Progress()
-        self._records = Records(
-            self.name,
-            self._progress,
-            self._guard,
-            journal=self._keeper.journal,
-            ledger=self._keeper.ledger,
-            clock=self._keeper.clock,
-        )
-        if self._keeper.journal is not None:
+        self._position = Position()
+        self._records: Records | None = None
+        if self._keeper.journal is not None or self._keeper.ledger is not None:
+            self._records = Records(self.name, self._position, self._guard, self._keeper)
+        if self._records is not None and self._keeper.journal is not None:
             self._records.resume(fingerprint(plan.digest, name, rows), self._restore)
 
     def _signing_key(self) -> SigningKey | None:
-        """Return the key that the roster expects this silo to sign with, if it expects one."""
+        """Return the key that the roster expects this silo to sign with, None if it expects none."""
         (expected,) = (member.key for member in self._plan.roster if member.name == self.name)
         key = self._keeper.key
         if expected and (key is None or key.public != expected):
-            raise InputError(f"silo '{self.name}': the plan's roster has another key for it")
+            raise InputError(f"silo '{self.name}': its key is not the one in the plan's roster")
         return key if expected else None
 
     @property
     def n_rows(self) -> int:
+        """N_m."""
         return self._rows.n_rows
 
     @property
     def state(self) -> State:
+        """Where the silo stands in its session."""
         return self._position.state
 
     def step(self, request: bytes) -> bytes:
@@ -135,11 +110,12 @@ class Silo:
             return messages.encode(Refused(Reason.CANNOT_RECORD))
 
     def _step(self, request: bytes) -> bytes:
-        last = self._records.last
+        last, records = self._position.last, self._records
         if last is not None and request == last[0]:
-            self._records.note(request, last[1], decision="repeated")
+            if records is not None:
+                records.note(request, last[1], decision="repeated")
             return last[1]
-        if self._records.broken:
+        if records is not None and records.broken:
             return messages.encode(Refused(Reason.CANNOT_RECORD))
         try:
             message = messages.decode_request(request)
@@ -150,9 +126,8 @@ class Silo:
             return self._stray(request, message, reason)
         return self._admitted(request, message)
 
-    # Order: nothing is computed here, and a request that does not fit changes nothing.
-
     def _out_of_order(self, message: messages.Request) -> Reason | None:
+        """Return why a request cannot be admitted, None if it can; nothing is computed for it yet."""
         position = self._position
         if transition(position.state, message) is None:
             return Reason.OUT_OF_ORDER
@@ -170,19 +145,19 @@ class Silo:
     def _stray(
         self, request: bytes, message: messages.Request | None, reason: Reason, key: str = ""
     ) -> bytes:
-        self._position.refusals += 1
-        beyond = self._position.refusals - self._keeper.policy.max_refusals
-        if beyond > 0:
+        """Refuse a request that leaves the state as it is; too many of them exhaust the silo."""
+        self._position.strays += 1
+        excess = self._position.strays - self._keeper.policy.max_refusals
+        if excess > 0:
             self._position.state = EXHAUSTED
             reason, key = Reason.OUT_OF_ORDER, "max_refusals"
         reply = messages.encode(Refused(reason))
-        if beyond <= 1:  # a flood must not fill the disk
+        if self._records is not None and excess <= 1:  # a flood must not fill the disk
             self._records.note(request, reply, message=message, decision="refused", reason=reason, key=key)
         return reply
 
-    # Admitted: computed, recorded, then sent.
-
     def _admitted(self, request: bytes, message: messages.Request) -> bytes:
+        """Compute the reply, record it, and return it."""
         time = self._keeper.clock()
         reply, event, key = self._attempt(message, time)
         reason = reply.reason if isinstance(reply, Refused) else None
@@ -191,7 +166,9 @@ class Silo:
         if reason is not None and self._position.state is before:
             return self._stray(request, message, reason, key)
         data = messages.encode(reply)
-        self._records.keep(time, request, data, message, reason, key)
+        if self._records is not None:
+            self._records.keep(time, request, data, message, reason, key)
+        self._position.last = (request, data)
         return data
 
     def _move(self, message: messages.Request, event: Event) -> None:
@@ -204,7 +181,7 @@ class Silo:
     def _attempt(
         self, message: messages.Request, time: datetime.datetime
     ) -> tuple[messages.Reply, Event, str]:
-        """Return the reply, or the refusal and the key of the policy that refused."""
+        """Return the reply, the event for the state table, and the key of the policy if it refused."""
         try:
             self._check_standing(message, time)
             return (*self._reply(message), "")
@@ -224,13 +201,13 @@ class Silo:
         keeper, plan = self._keeper, self._plan
         if keeper.approves is not None and not keeper.approves(plan.digest):
             raise RefusalError(Reason.NOT_APPROVED, "approval")
-        age = time - (self._position.since or time)
+        age = time - (self._position.opened or time)
         expired = plan.expires is not None and time.date() > plan.expires
         if expired or age.total_seconds() > keeper.policy.lifetime_days * 86_400:
             raise RefusalError(Reason.EXPIRED, "expires" if expired else "lifetime_days")
         if isinstance(message, Open):
             self._guard.open(plan, self.n_rows, self._rows.evaluate(plan.program.smallest_part))
-            self._position.since = time
+            self._position.opened = time
 
     def _reply(
         self, message: messages.Request, recorded: messages.Reply | None = None
@@ -238,13 +215,10 @@ class Silo:
         """Return the reply to an admitted request; ``recorded`` is the one sent before a restart."""
         position = self._position
         if isinstance(message, Open):
-            position.session = self._progress.session = message.session
+            position.session = message.session
             return Opened(self.n_rows), Event.REPLIED
         if isinstance(message, Compare):
-            heard = position.heard.digest()
-            self.disagreement = not all_heard_the_same(
-                self._plan, self.name, message, position.session, heard, complete=position.all_close
-            )
+            self.disagreement = not self._agrees(message)
             return Compared(not self.disagreement), Event.REPLIED
         if isinstance(message, Begin):
             self._rows.place(message.first_row)
@@ -252,7 +226,6 @@ class Silo:
         else:
             position.heard.update(messages.encode(message))
             self._follower.hear(message.pooled.bits())
-        self._progress.round = self._follower.round
         if isinstance(message, Close):
             return self._close(), Event.REPLIED
         return self._answer(self._follower.query, recorded)
@@ -264,61 +237,72 @@ class Silo:
         return self._position.follower
 
     def _answer(self, query: Query, recorded: messages.Reply | None) -> tuple[Answered, Event]:
-        """Admit, compute, record: the same totals and code memory after a restart, without the rows."""
-        uplink = self._position.uplink
-        self._progress.query = query
-        self._guard.admit(query, self._rows)
+        """Return the answer to a query; a recorded one is charged again after a restart, without the rows."""
+        position, guard = self._position, self._guard
+        position.query = query
+        guard.admit(query, self._rows)
         if recorded is None:
-            answer = answer_query(self._guard, query, self._rows)
-            bits = uplink.encode(query.answer_code, answer)
+            guard.examine(query, self._rows)
+            answer = guard.release(query, query.answer(self._rows), self.n_rows)
+            bits = position.uplink.encode(query.answer_code, answer)
             reply = Answered(self._follower.round, Payload(bits.length, bits.data))
         elif isinstance(recorded, Answered):
             reply = recorded
-            answer = uplink.decode(query.answer_code, recorded.payload.bits())
+            answer = position.uplink.decode(query.answer_code, recorded.payload.bits())
         else:
             raise DecodeError("another kind of reply is recorded")
-        self._progress.bits += reply.payload.length
-        self._guard.charge(query, reply.payload.length)
+        position.bits += reply.payload.length
+        guard.charge(query, reply.payload.length)
         if self._keeper.witness is not None:
             self._keeper.witness(query, reply)
         retirement = query.retirement(answer)
         if retirement is None:
             return reply, Event.REPLIED
-        gap_bound = retirement.gap_bound(self._rows)
-        self._keep(retirement.problem, retirement.law, retirement.update, gap_bound)
+        self.local = self._rows.outcome(
+            retirement.problem,
+            retirement.law,
+            retired_at=retirement.update,
+            gap_bound=retirement.gap_bound(self._rows),
+        )
         return reply, Event.RETIRED
 
     def _close(self) -> Closed:
+        """Return the digest of the broadcasts that this silo heard, signed if the roster has its key."""
         position, outcome = self._position, self._follower.outcome
         if outcome is None:
             raise DecodeError("the run was closed before its flow ended")
-        if isinstance(outcome, Personalised):  # unfinished here, so the silo keeps the shared law
-            self._keep(outcome.problem, outcome.law, None, None)
-            position.all_close = False
+        if isinstance(outcome, Personalised):  # this silo did not retire, so it keeps the shared law
+            self.local = self._rows.outcome(outcome.problem, outcome.law, retired_at=None, gap_bound=None)
+            position.every_silo_closes = False
         digest = position.heard.digest()
-        signed = closing_statement(self._plan, position.session, self.name, digest)
-        return Closed(digest, b"" if self._key is None else self._key.sign(signed))
+        if self._key is None:
+            return Closed(digest, b"")
+        statement = closing_statement(self._plan, position.session, self.name, digest)
+        return Closed(digest, self._key.sign(statement))
 
-    def _keep(self, problem: Problem, law: Any, retired_at: int | None, gap_bound: float | None) -> None:
-        self.local = LocalOutcome(
-            law=law,
-            retired_at=retired_at,
-            estimate=self._rows.estimate(problem, law),
-            n_rows=self.n_rows,
-            gap_bound=gap_bound,
+    def _agrees(self, message: Compare) -> bool:
+        """Return whether the silos of the roster heard what this one heard, and signed so."""
+        plan, position = self._plan, self._position
+        heard = position.heard.digest()
+        closings = {closing.silo: closing for closing in message.closings}
+        expected = set(plan.silos) if position.every_silo_closes else set(plan.silos) & set(closings)
+        if set(closings) != expected or len(closings) != len(message.closings) or self.name not in closings:
+            return False
+        return all(closing.digest == heard for closing in message.closings) and all(
+            is_signed(
+                closing_statement(plan, position.session, member.name, heard),
+                closings[member.name].signature,
+                member.key,
+            )
+            for member in plan.roster
+            if member.key and member.name in closings
         )
 
     def _restore(self, message: messages.Request, reply: messages.Reply, time: str) -> None:
-        """Take up a recorded request after a restart: the flow is followed again, no row is read."""
+        """Follow a recorded request after a restart; no row is read."""
         if isinstance(reply, Refused):
             self._move(message, Event.REFUSED)
             return
         if isinstance(message, Open):
-            self._position.since = datetime.datetime.fromisoformat(time)
+            self._position.opened = datetime.datetime.fromisoformat(time)
         self._move(message, self._reply(message, reply)[1])
-
-
-def answer_query(guard: Guard, query: Query, rows: LocalRows) -> Any:
-    """Return the answer as it may leave the silo: examine the rows, compute, release."""
-    guard.examine(query, rows)
-    return guard.release(query, query.answer(rows), rows.n_rows)

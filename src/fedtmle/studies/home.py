@@ -1,4 +1,8 @@
-"""A silo's home: its silo file, and beside it the folder with its key, approvals, ledger and journals."""
+"""A silo's side of a study: what guards its rows, and the silo itself behind `Silo.step`.
+
+A silo's home is its silo file and the folder beside it, with its key, approvals, ledger and journals.
+The policy that holds for a source of data is the silo file's own, never the study's.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +19,10 @@ from fedtmle.data import DataErrors, SiloFile, load, read_silo_file
 from fedtmle.errors import InputError
 from fedtmle.model.table import Table
 from fedtmle.model.types import Array
-from fedtmle.privacy.floor import FloorAttribute, OmegaFloor, at_centre
+from fedtmle.privacy.limit import DisclosureLimit, LimitedAttribute, at_centre
 from fedtmle.programs.study import Study
+from fedtmle.protocol.guard import Policy
 from fedtmle.protocol.plan import Plan
-from fedtmle.protocol.policy import Policy
 from fedtmle.runtime.journal import FileJournal
 from fedtmle.runtime.keeper import Keeper
 from fedtmle.runtime.ledger import Ledger
@@ -31,18 +35,18 @@ from fedtmle.studyfile.schema import check_streams, in_memory, schema_of
 
 @dataclass(frozen=True)
 class Home:
-    """Everything that one silo keeps; nothing of it leaves the silo but the public key."""
+    """Everything that one silo keeps; only the public key leaves the silo."""
 
     file: SiloFile
 
     @classmethod
     def of(cls, silo_file: str | Path) -> Home:
-        """The home of the silo whose file this is."""
+        """Return the home of the silo whose file this is."""
         return cls(read_silo_file(silo_file))
 
     @cached_property
     def folder(self) -> Path:
-        """`silo.fedtmle/` beside `silo.toml`; made when first needed, readable by its owner only."""
+        """The folder `silo.fedtmle/` beside `silo.toml`; made when first needed, for its owner alone."""
         folder = self.file.path.with_suffix(".fedtmle")
         folder.mkdir(mode=0o700, exist_ok=True)
         return folder
@@ -60,14 +64,14 @@ class Home:
         return self.folder / "ledger.jsonl"
 
     def journal_path(self, plan: Plan) -> Path:
-        """One journal per plan: a plan runs once."""
+        """Return the journal of a plan; a plan runs once."""
         return self.folder / f"{plan.digest.hex()[:16]}.journal"
 
     def keeper(self, plan: Plan) -> Keeper:
-        """What guards this silo in a deployed run of ``plan``."""
+        """Return what guards this silo in a deployed run of ``plan``."""
         return Keeper(
             policy=self.file.policy,
-            floor=floor_of(study_of(plan), self.file),
+            floor=disclosure_limit(study_of(plan), self.file),
             approves=self.approvals.approves,
             key=self.key,
             journal=FileJournal(self.journal_path(plan)),
@@ -75,29 +79,29 @@ class Home:
         )
 
 
-# Whose policy holds for a source of data: the silo file's own, never the study's.
-
-
 def policy_of(source: object) -> Policy | None:
-    """What the silo file that ``source`` is, or names, states; None where there is no silo file."""
+    """Return the policy of the silo file that ``source`` is or names, or None if it is no silo file."""
     file = silo_file(source)
     return None if file is None else file.policy
 
 
 def silo_file(source: object) -> SiloFile | None:
-    """The silo file that ``source`` is, or names; None where it is no such file."""
+    """Return the silo file that ``source`` is or names, or None."""
     if isinstance(source, str | os.PathLike) and Path(source).suffix.lower() == ".toml":
         source = read_silo_file(Path(source))
     return source if isinstance(source, SiloFile) else None
 
 
 def session_policy() -> Policy:
-    """For data without a silo file, in one's own session: no limit but on the cells that are shown."""
+    """Return the policy for data without a silo file in one's own session: it limits shown cells only."""
     return replace(Policy.unguarded(), min_cell=Policy().min_cell)
 
 
 def released(policies: Mapping[str, Policy | None], named: Sequence[str]) -> tuple[str, ...]:
-    """The silos whose own estimate may be shown: by their silo file, or ``named`` and without one."""
+    """Return the silos whose own estimate may be shown: their silo file allows it, or they are ``named``.
+
+    Naming a silo whose silo file does not allow it is an error.
+    """
     for name in named:
         policy = policies[name]
         if policy is not None and not policy.release:
@@ -108,11 +112,11 @@ def released(policies: Mapping[str, Policy | None], named: Sequence[str]) -> tup
     return tuple(name for name, policy in policies.items() if name in named or (policy and policy.release))
 
 
-# A silo file's floor on what a study may tell of a column, at the public table that it names.
+def disclosure_limit(study: Study, file: SiloFile | None) -> DisclosureLimit | None:
+    """Return the limit of [disclosure] on what a study may disclose of a column, or None if there is none.
 
-
-def floor_of(study: Study, file: SiloFile | None) -> OmegaFloor | None:
-    """The floor that the section [disclosure] states for this study; None where there is no section."""
+    It is computed at the public table that the section names as the centre.
+    """
     if file is None or file.disclosure is None:
         return None
     stated, name = file.disclosure, file.disclosure.column
@@ -120,23 +124,23 @@ def floor_of(study: Study, file: SiloFile | None) -> OmegaFloor | None:
         table = in_memory({file.name: load(stated.centre, schema_of(study), silo=file.name)}, "a centre")[
             file.name
         ]
-        there = ~np.isnan(_column(study, table, name))
+        known = ~np.isnan(_column(study, table, name))
     except DataErrors as errors:
-        mistakes = "; ".join(str(problem) for problem in errors.problems)
-        raise InputError(f"{file.path}: [disclosure] centre: {mistakes}") from None
+        defects = "; ".join(map(str, errors.defects))
+        raise InputError(f"{file.path}: [disclosure] centre: {defects}") from None
     except InputError as error:
         raise InputError(f"{file.path}: [disclosure] {error}") from None
     # Each value is known within the radius; together they are in a ball of radius rho sqrt(N).
-    joint = stated.radius * math.sqrt(int(there.sum()))
-    gradients = {"mean": there / there.sum(), "record": None}
+    joint = stated.radius * math.sqrt(int(known.sum()))
+    gradients = {"mean": known / known.sum(), "record": None}
     centre = LocalRows(file.name, table, table.n_rows, None)
-    centre.place(0)  # batches are asked of it as if its rows came first
-    return OmegaFloor(
+    centre.place(0)  # batches are drawn as if its rows came first
+    return DisclosureLimit(
         attributes=tuple(
-            FloorAttribute(name=f"{kind} of {name}", gradient=gradients[kind], radius=joint)
+            LimitedAttribute(name=f"{kind} of {name}", gradient=gradients[kind], radius=joint)
             for kind in stated.attributes
         ),
-        floor=stated.floor,
+        smallest_omega=stated.min_uncertainty,
         noise=stated.noise,
         records=table.n_rows,
         jacobian=at_centre(centre, table, name),
@@ -144,24 +148,21 @@ def floor_of(study: Study, file: SiloFile | None) -> OmegaFloor | None:
 
 
 def _column(study: Study, table: Table, name: str) -> Array:
-    """The column's values, if it is one whose values move the answers smoothly."""
+    """Return the column's values; raise `InputError` unless the answers depend on them smoothly."""
     if name not in table.numeric or name == study.weights:
         known = ", ".join(column for column in table.numeric if column != study.weights)
-        raise InputError(f"column: the study reads no numbers '{name}'; it reads {known}")
+        raise InputError(f"column: the study reads no numeric column '{name}'; it reads {known}")
     column = table.numeric[name]
     values = column[~np.isnan(column)]
     if not len(values):
         raise InputError(f"column: the centre has no value of '{name}'")
     if np.isin(values, (0.0, 1.0)).all():
-        raise InputError(f"column: '{name}' is 0 or 1 throughout; a floor is for a column of numbers")
+        raise InputError(f"column: all values of '{name}' are 0 or 1; [disclosure] is for numbers")
     return column
 
 
-# A silo's side of a study: its own table, read once, behind `Silo.step`.
-
-
 def open_party(plan: Plan, name: str, source: object, *, keeper: Keeper | None = None) -> Silo:
-    """The silo ``name`` of a study's plan over its own ``source`` (a silo file's path, as a rule)."""
+    """Return the silo ``name`` of a study's plan over its ``source``, usually the path of a silo file."""
     table = load(source, schema_of(study_of(plan)), silo=name)
     check_streams(study_of(plan), {name: table})
     return Silo(name, plan, table, keeper=keeper)

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 from fedtmle.algorithms.coded import Coded
 from fedtmle.errors import InputError
-from fedtmle.model.table import Table
 from fedtmle.protocol.plan import Plan
 from fedtmle.results.document import document
 from fedtmle.results.result import StudyResult
 from fedtmle.runtime.federation import Federation
-from fedtmle.runtime.session import Finished, Progress, Session
-from fedtmle.runtime.silo import LocalOutcome
-from fedtmle.solver import complete
+from fedtmle.runtime.session import Progress, Session
+from fedtmle.solver import CompletedRun
 from fedtmle.studyfile.file import study_of
 from fedtmle.targets.effects.problem import EffectLaw
 
@@ -25,46 +24,32 @@ def run_over(
     progress: Progress | None = None,
     release: Sequence[str] = (),
 ) -> StudyResult:
-    """Runs a study's plan over the silos of ``federation``: those of its roster, in their order.
+    """Run the plan of a study over ``federation``, whose silos are those of the roster in their order.
 
-    In a personalised run a silo's own estimate stays with the silo: ``release`` cannot show it here.
+    ``release`` names the silos that consent to having their own estimate shown. In a personalised run a
+    silo's estimate stays with the silo, so that it cannot be shown here.
     """
     if study_of(plan).algorithm.pools_rows:
         raise InputError("algorithm: 'Central' pools the rows; it cannot run over a federation")
     check_release(release, federation.silos)
     finished = Session(plan, federation, progress=progress).run()
-    return conclude(plan, finished, release=release)
+    return conclude(CompletedRun(plan=plan, finished=finished), release=release)
 
 
-def conclude(
-    plan: Plan,
-    finished: Finished,
-    *,
-    release: Sequence[str] = (),
-    local: Mapping[str, LocalOutcome] | None = None,
-    rows: Mapping[str, Table] | None = None,
-    pooled: Table | None = None,
-) -> StudyResult:
-    """Return the result of a finished session; ``local`` is what silos in this process kept.
+def conclude(completed: CompletedRun, *, release: Sequence[str] = ()) -> StudyResult:
+    """Return the result of a completed run of a study's plan.
 
-    An observed run has the ``pooled`` rows; a coded one is also followed on each silo's ``rows``, for its
-    constants.
+    An observed run has the pooled loss; a coded one is also followed on each silo's rows, for its constants.
     """
-    algorithm = study_of(plan).algorithm
-    result = complete(
-        plan,
-        finished,
-        law=EffectLaw(),
-        algorithm=algorithm,
-        local=local or {},
-        rows=rows if isinstance(algorithm, Coded) else None,
-        pooled=pooled,
-    )
-    return StudyResult(document=document(plan, finished, result, release), run=result)
+    algorithm = study_of(completed.plan).algorithm
+    if not isinstance(algorithm, Coded):
+        completed = replace(completed, rows=None)
+    result = completed.result(law=EffectLaw(), algorithm=algorithm)
+    return StudyResult(document=document(completed.plan, completed.finished, result, release), run=result)
 
 
 def check_release(release: Sequence[str], silos: Collection[str]) -> None:
-    """Raises where a releasing silo is none of the study's."""
+    """Raise `InputError` if a releasing silo is not one of the study's."""
     if isinstance(release, str):
         raise InputError(f"release: expected a list of silos, such as [{release!r}], not one text")
     unknown = sorted(set(release) - set(silos))

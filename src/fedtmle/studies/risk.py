@@ -1,22 +1,22 @@
-"""What a silo's answers disclose, for its owner: before a study (planned queries) or after (a transcript)."""
+"""The disclosure audit of a silo, for its owner: before a study (planned queries) or after (a transcript)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from fedtmle.data import load
 from fedtmle.data.silofile import read_silo_file
 from fedtmle.errors import DecodeError, InputError, NumericalError, RefusedError
+from fedtmle.layout import Document
 from fedtmle.model.table import Factor, Table
 from fedtmle.model.types import Array, Part
 from fedtmle.privacy.audit import AttackedColumn, Attacker, Audit, ColumnRisk, Continuous, Discrete, audit
 from fedtmle.programs.study import Study
-from fedtmle.protocol.policy import Policy
+from fedtmle.protocol.guard import Policy
 from fedtmle.protocol.query import AnsweredQuery, ClosingTerms, Phase
 from fedtmle.protocol.sums import SumsQuery
 from fedtmle.runtime.replay import Replayed, rehearse, replay
@@ -26,45 +26,48 @@ from fedtmle.studyfile.file import StudyFile, file_plan
 from fedtmle.studyfile.schema import in_memory, schema_of
 from fedtmle.targets.effects.problem import LINK_REACH, EffectProblem
 
-EDGES = (0.0, 1e-6, 1e-3, 0.01, 0.1, 0.5, 0.99, 1.0)  # shares of the prior uncertainty that are left
-KNOWN = 0.01  # a value is as good as known where less than this share is left
+EDGES = (0.0, 1e-6, 1e-3, 0.01, 0.1, 0.5, 0.99, 1.0)  # remaining shares of the prior uncertainty
+KNOWN = 0.01  # a value counts as known if less than this share remains
 
 
 @dataclass(frozen=True, kw_only=True)
 class Risk:
-    """An audit with the words around it."""
+    """The audit of one silo.
+
+    A ``planned`` audit, before the study, is of rehearsed queries and ``probes``. ``ranges`` says where the
+    prior of each column comes from.
+    """
 
     silo: str
     question: str
-    planned: bool  # before the study: rehearsed queries and probes
+    planned: bool
     probes: int
     audit: Audit
-    ranges: dict[str, str]  # where each column's prior comes from
+    ranges: dict[str, str]
 
-    def to_dict(self) -> dict[str, Any]:
-        """Summaries only: no record's value and no estimate of one."""
-        made = self.audit
+    def to_dict(self) -> Document:
+        """Return summaries as plain data, with no record's value and no estimate of one."""
+        audit = self.audit
         return {
             "silo": self.silo,
             "question": self.question,
             "queries": "planned" if self.planned else "answered",
             "probes": self.probes,
-            "n_rows": made.n_rows,
-            "answers": made.answers,
-            "numbers": made.numbers,
-            "kinds": made.labels,
-            "not_covered": made.uncovered,
-            "noise": made.noise,
+            "n_rows": audit.n_rows,
+            "answers": audit.answers,
+            "numbers": audit.numbers,
+            "kinds": audit.labels,
+            "not_covered": audit.uncovered,
+            "noise": audit.noise,
             "priors": self.ranges,
-            "findings": [summary(finding) for finding in made.findings],
+            "findings": [summarise(finding) for finding in audit.findings],
         }
 
 
-def summary(finding: ColumnRisk) -> dict[str, Any]:
-    """Worst and median record, how many are as good as known, and a histogram of what is left."""
-    left = finding.after / finding.prior if finding.prior > 0 else np.zeros_like(finding.after)
-    counts = histogram(left)
-    found: dict[str, Any] = {
+def summarise(finding: ColumnRisk) -> Document:
+    """Return the worst and the median record, the number of known records, and a histogram."""
+    remaining = finding.after / finding.prior if finding.prior > 0 else np.zeros_like(finding.after)
+    summary: Document = {
         "column": finding.column,
         "attacker": finding.attacker.value,
         "discrete": finding.discrete,
@@ -72,36 +75,36 @@ def summary(finding: ColumnRisk) -> dict[str, Any]:
         "records": len(finding.after),
         "worst": float(finding.after.min(initial=np.inf)),
         "median": float(np.median(finding.after)) if len(finding.after) else None,
-        "known": int(np.count_nonzero(left < KNOWN)),
-        "histogram": {"edges": list(EDGES), "counts": counts},
+        "known": int(np.count_nonzero(remaining < KNOWN)),
+        "histogram": {"edges": list(EDGES), "counts": histogram(remaining)},
         "mean": None,
         "noisy": None,
     }
     if finding.mean_after is not None:
-        found["mean"] = {
+        summary["mean"] = {
             "prior": finding.mean_prior,
             "after": finding.mean_after,
             "noisy": finding.mean_noisy,
         }
     if finding.noisy is not None:
         low, high = finding.noisy
-        found["noisy"] = {
+        summary["noisy"] = {
             "worst": float(low.min(initial=np.inf)),
             "median": float(np.median(low)),
             "achieved_worst": float(high.min(initial=np.inf)),
             "achieved_median": float(np.median(high)),
         }
-    return found
+    return summary
 
 
-def histogram(left: Array) -> list[int]:
-    """How many records have each share left; the last bin holds what was not learned at all."""
-    at = np.searchsorted(EDGES[1:], np.minimum(left, 1.0), side="right")
+def histogram(remaining: Array) -> list[int]:
+    """Count records by remaining share; the last bin has those about which nothing was learned."""
+    at = np.searchsorted(EDGES[1:], np.minimum(remaining, 1.0), side="right")
     return [int(count) for count in np.bincount(np.minimum(at, len(EDGES) - 1), minlength=len(EDGES))]
 
 
 def find_silo(file: StudyFile, given: str | Path) -> tuple[str, Path]:
-    """The silo that ``given`` names or whose file it is."""
+    """Return the name and source of the silo that ``given`` names or whose file it is."""
     if str(given) in file.silos:
         return str(given), file.silos[str(given)]
     path = Path(given)
@@ -125,16 +128,22 @@ def risk(
     noise: float = 0.0,
     radius: float | None = None,
 ) -> Risk:
-    """The audit of one silo, on its own machine; its table is read, and nothing is sent."""
+    """Audit one silo on its own machine; its table is read, and nothing is sent.
+
+    ``silo`` is its name in the study or its silo file. With a ``transcript`` the answered queries are
+    audited, else those of a rehearsal. ``attributes`` are the attacked columns, by default outcome and
+    treatment. ``noise`` is the declared norm of all errors in the answers, and ``radius`` half the range in
+    which an attacker knows each value beforehand.
+    """
     study = file.study
     name, source = find_silo(file, silo)
     if study.algorithm.pools_rows:
-        raise InputError("algorithm: 'Central' pools the rows themselves: there is nothing left to audit")
+        raise InputError("algorithm: 'Central' pools the rows themselves, so that there is nothing to audit")
     table = in_memory({name: load(source, schema_of(study), silo=name)}, "the audit")[name]
     columns = [attacked(study, table, column, radius) for column in attributes or _default(study)]
     replayed = _answered(file, source, table, name, transcript)
     extra = probes(replayed) if transcript is None else ()
-    found = audit(
+    result = audit(
         [*replayed.answered, *extra],
         replayed.local,
         table,
@@ -147,7 +156,7 @@ def risk(
         question=study.target.question,
         planned=transcript is None,
         probes=len(extra),
-        audit=found,
+        audit=result,
         ranges={column.name: words for column, words in columns},
     )
 
@@ -163,7 +172,7 @@ def _answered(
         except DecodeError:
             raise InputError(f"{transcript}: this is not a transcript of the study's messages") from None
         return replay(plan, table, recorded, name, policy=policy)
-    try:  # what the policy shows counts here, not how many silos it asks for
+    try:  # the rehearsal has one silo, so that only the smallest cell of the policy is kept
         rehearsal = replace(Policy.unguarded(), min_cell=policy.min_cell)
         return rehearse(plan, table, name, policy=rehearsal)
     except (InputError, NumericalError, RefusedError) as error:
@@ -174,30 +183,32 @@ def _answered(
 
 
 def probes(replayed: Replayed) -> tuple[AnsweredQuery, ...]:
-    """Gradients at the edge of the accepted region: a lying server may steer eps there."""
+    """Return gradients at the edge of the accepted region, to which a dishonest server may steer eps."""
     closing = [asked for asked in replayed.answered if asked.query.phase is Phase.CLOSING]
     means = closing[-1].query.row_means(closing[-1].answer, replayed.local) if closing else None
     terms = () if means is None else means.terms
     if not terms or not isinstance(terms[0], ClosingTerms) or not isinstance(terms[0].problem, EffectProblem):
         return ()
     problem, law = terms[0].problem, terms[0].law
-    found = []
+    probes = []
     for reach in (1.0, LINK_REACH):
         for sign in (1.0, -1.0):
             for k in range(problem.dim):
                 eps = np.zeros(problem.dim)
                 eps[k] = sign * reach / problem.width
                 query = SumsQuery(problem=problem, law=law, eps=eps, parts=Part.GRADIENT, n=replayed.n)
-                found.append(AnsweredQuery(query=query, answer=None))
-    return tuple(found)
+                probes.append(AnsweredQuery(query=query, answer=None))
+    return tuple(probes)
 
 
 def _default(study: Study) -> list[str]:
     return [study.target.outcome, *([study.target.treatment] if study.target.treatment else [])]
 
 
-def attacked(study: Study, table: Table, name: str, radius: float | None) -> tuple[AttackedColumn, str]:
-    """A column as the audit attacks it, and where its prior range comes from."""
+def attacked(
+    study: Study, table: Table, name: str, radius: float | None
+) -> tuple[AttackedColumn[Table], str]:
+    """Return a column as the audit attacks it, and where its prior range comes from."""
     target = study.target
     if name == target.treatment:
         return _arms(study, table), f"one of {len(target.arms)} arms"
@@ -226,7 +237,7 @@ def _is_binary(column: Array) -> bool:
     return bool(np.isin(column[~np.isnan(column)], (0.0, 1.0)).all())
 
 
-def _continuous(table: Table, name: str, radius: float) -> Continuous:
+def _continuous(table: Table, name: str, radius: float) -> Continuous[Table]:
     return Continuous(
         name=name,
         radius=radius,
@@ -235,7 +246,7 @@ def _continuous(table: Table, name: str, radius: float) -> Continuous:
     )
 
 
-def _binary(table: Table, name: str) -> Discrete:
+def _binary(table: Table, name: str) -> Discrete[Table]:
     column = table.numeric[name]
     missing = np.isnan(column)
 
@@ -248,7 +259,7 @@ def _binary(table: Table, name: str) -> Discrete:
     return Discrete(name=name, levels=(0.0, 1.0), truth=truth, assign=assign)
 
 
-def _arms(study: Study, table: Table) -> Discrete:
+def _arms(study: Study, table: Table) -> Discrete[Table]:
     target = study.target
     name = str(target.treatment)
 
@@ -262,10 +273,12 @@ def _arms(study: Study, table: Table) -> Discrete:
     return Discrete(name=name, levels=levels, truth=table.factors[name].recode(target.arms), assign=assign)
 
 
-def _factor(table: Table, name: str) -> Discrete:
+def _factor(table: Table, name: str) -> Discrete[Table]:
     factor = table.factors[name]
     if len(factor.levels) < 2:
-        raise InputError(f"attribute: column '{name}' has one level here; there is nothing to learn of it")
+        raise InputError(
+            f"attribute: column '{name}' has one level here, so that there is nothing to learn about it"
+        )
 
     def assign(rows: Table, k: int) -> Table:
         return rows.with_factor(name, Factor(np.full(rows.n_rows, k, dtype=np.int64), factor.levels))

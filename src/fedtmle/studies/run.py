@@ -1,4 +1,4 @@
-"""Running a study in one process."""
+"""Running a study in one process, and pooling the rows of all silos for the centralised comparator."""
 
 from __future__ import annotations
 
@@ -7,20 +7,17 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from fedtmle.data import SiloFile, load_all
-from fedtmle.errors import InputError
 from fedtmle.initial.crossfit import POOLED_SILO
 from fedtmle.model.arguments import expect
-from fedtmle.model.table import Factor, Table
+from fedtmle.model.table import AnyTable, Factor, Table
 from fedtmle.programs.study import Study
 from fedtmle.protocol.clusters import ClustersQuery
-from fedtmle.protocol.plan import roster
 from fedtmle.protocol.tables import sort_levels
 from fedtmle.results.result import StudyResult
 from fedtmle.runtime.keeper import Keeper
-from fedtmle.runtime.session import Progress, run_embedded
-from fedtmle.runtime.silo import Silo
-from fedtmle.solver import check_silo_weights, local_outcomes
-from fedtmle.studies.home import floor_of, released, session_policy, silo_file
+from fedtmle.runtime.session import Progress
+from fedtmle.solver import check_silos, run_in_process
+from fedtmle.studies.home import disclosure_limit, released, session_policy, silo_file
 from fedtmle.studies.over import check_release, conclude
 from fedtmle.studyfile.file import study_plan
 from fedtmle.studyfile.schema import check_streams, in_memory, schema_of
@@ -35,72 +32,73 @@ def run(
     release: Sequence[str] = (),
     observe: bool = False,
 ) -> StudyResult:
-    """Runs ``study`` over ``silos``: name -> data frame, mapping of columns, or path.
+    """Run ``study`` over ``silos`` in this process, and return its result.
 
-    A frame's columns are read where they are, so that it must not be changed while the study runs.
-    ``release`` names silos that consent to having their own estimate shown; one that has a silo file
-    consents there, and is guarded by the policy that it states. ``observe`` adds the pooled loss to the
-    trajectory, and to a coded run's certificate its constants, by reading the rows outside the protocol.
+    ``silos`` maps each name to a data frame, a mapping of columns, or a path. The columns of a frame are not
+    copied, so that it must not be changed while the study runs. A silo with a silo file is guarded by the
+    policy that it states. ``threads`` is the number of silos that compute at the same time, and ``progress``
+    is called after every round. ``release`` names the silos that consent to having their own estimate shown;
+    one with a silo file consents there. ``observe`` reads the rows outside the protocol: it adds the pooled
+    loss to the trajectory, and to the certificate of a coded run its constants.
     """
     expect("study", study, Study, "a Study")
-    if not silos or not isinstance(silos, Mapping):
-        raise InputError("silos: expected a mapping of at least one name to data, such as {'north': frame}")
+    check_silos(silos, study.algorithm)
     check_release(release, silos)
-    check_silo_weights(study.algorithm, silos)
     tables = load_all(silos, schema_of(study))
     check_streams(study, tables)
     files = {name: silo_file(source) for name, source in silos.items()}
     policies = {name: None if file is None else file.policy for name, file in files.items()}
     release = released(policies, release)
-    if study.algorithm.pools_rows:
-        tables = {"pooled": pooled_rows(study, in_memory(tables, "algorithm Central"))}
-    plan = study_plan(study, roster(list(tables)))
-    parties = [
-        Silo(name, plan, table, keeper=_keeper(study, files.get(name))) for name, table in tables.items()
-    ]
-    finished = run_embedded(plan, parties, threads=threads, progress=progress)
-    rows = in_memory(tables, "observe") if observe else None
-    pooled = None
-    if rows is not None:
-        pooled = rows["pooled"] if study.algorithm.pools_rows else pooled_rows(study, rows)
-    return conclude(plan, finished, release=release, local=local_outcomes(parties), rows=rows, pooled=pooled)
+    purpose = "algorithm Central" if study.algorithm.pools_rows else "observe"
+
+    def pool(parts: Mapping[str, AnyTable]) -> AnyTable:
+        return pooled_rows(study, in_memory(parts, purpose))
+
+    completed = run_in_process(
+        lambda members: study_plan(study, members),
+        tables,
+        algorithm=study.algorithm,
+        pool=pool,
+        keeper=lambda name: _keeper(study, files.get(name)),
+        threads=threads,
+        progress=progress,
+        observe=observe,
+    )
+    return conclude(completed, release=release)
 
 
 def _keeper(study: Study, file: SiloFile | None) -> Keeper:
-    """What a silo file states guards its rows in one's own session too."""
+    """Return what guards a silo's rows: the policy of its silo file, in one's own session too."""
     policy = session_policy() if file is None else file.policy
-    return Keeper(policy=policy, floor=floor_of(study, file))
-
-
-# All silos' rows in one table, for the centralised comparator.
+    return Keeper(policy=policy, floor=disclosure_limit(study, file))
 
 
 def pooled_rows(study: Study, tables: Mapping[str, Table]) -> Table:
-    """All rows in one table; clusters are within silos, or the same in all, as the study declares."""
-    own = study.cluster if study.cluster_scope == "silo" else None
+    """Return all rows in one table; the study declares whether clusters are those of a silo or of all."""
+    of_silo = study.cluster if study.cluster_scope == "silo" else None
     if study.cluster is not None and study.cluster_scope == "shared":
         query = ClustersQuery(column=study.cluster, spanning=False)
         query.pool({name: query.of(table) for name, table in tables.items()}, {})
-    return pool_tables(tables, own)
+    return pool_tables(tables, of_silo)
 
 
 def pool_tables(silos: Mapping[str, Table], cluster: str | None = None) -> Table:
-    """All rows in one table, for the centralised comparator; factors by the union of their levels.
+    """Return all rows in one table; the levels of a factor are the union over the silos.
 
-    Folds stay within silos, as they are when the rows do, and so does a ``cluster`` of the silos' own.
+    Folds stay within silos, as in a federated run, and so do the identifiers of ``cluster``.
     """
     tables = list(silos.values())
     silo = np.repeat(np.arange(len(tables)), [table.n_rows for table in tables])
     factors = {POOLED_SILO: Factor(silo, tuple(silos))}
     for name in tables[0].factors:
-        own = [table.factors[name] for table in tables]
+        by_silo = [table.factors[name] for table in tables]
         if name == cluster:
-            levels = tuple(f"{m}:{level}" for m, factor in enumerate(own) for level in factor.levels)
-            first = np.cumsum([0, *(len(factor.levels) for factor in own)])
-            codes = [factor.codes + start for factor, start in zip(own, first, strict=False)]
+            levels = tuple(f"{m}:{level}" for m, factor in enumerate(by_silo) for level in factor.levels)
+            first = np.cumsum([0, *(len(factor.levels) for factor in by_silo)])
+            codes = [factor.codes + start for factor, start in zip(by_silo, first, strict=False)]
         else:
-            levels = sort_levels({level for factor in own for level in factor.levels})
-            codes = [factor.recode(levels) for factor in own]
+            levels = sort_levels({level for factor in by_silo for level in factor.levels})
+            codes = [factor.recode(levels) for factor in by_silo]
         factors[name] = Factor(np.concatenate(codes), levels)
     return Table(
         n_rows=sum(table.n_rows for table in tables),

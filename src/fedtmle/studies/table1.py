@@ -1,8 +1,8 @@
-"""Table 1 of one silo by arm, in additive sums, and what of it may leave the silo.
+"""Table 1 of one silo by arm, as additive sums, and the part of it that the silo may disclose.
 
-A count may leave if it and what is left of its total are at least the silo's floor; a sum may
-leave if the count behind it may, and if it does not tell a small count by itself. A factor's level
-is named if some silo may name it: if enough of that silo's people have it.
+A count may be disclosed if it, and the rest of its total, are at least the silo's floor. A sum may be
+disclosed if the count behind it may, and if it does not reveal a small count by itself. A level of a factor
+is named if it has enough records in some silo.
 """
 
 from __future__ import annotations
@@ -21,37 +21,46 @@ from fedtmle.protocol.bins import visible
 from fedtmle.studyfile.schema import schema_of
 
 Bools = NDArray[np.bool_]
-FEW = 10  # so many different values are told apart by a sum and a sum of squares, or nearly
+DISTINGUISHED_VALUES = 10  # up to this many different values, a sum and a sum of squares reveal the counts
 STEPS = ("without treatment or a covariate", "of the rest, without an outcome")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Characteristics:
-    """Which columns a study's Table 1 describes: not the outcome, which is nobody's baseline."""
+class Table1Columns:
+    """The columns that a study's Table 1 describes; the outcome is not among them, as it is no baseline.
+
+    ``factors`` has the levels that some silo may name; ``unnamed`` has those that none may, if there are any.
+    """
 
     arms: tuple[str, ...]
     treatment: str | None
     outcome: str
     numeric: tuple[str, ...]
-    factors: Mapping[str, tuple[str, ...]]  # with the levels that some silo may name
-    unnamed: Mapping[str, frozenset[str]] = field(default_factory=dict)  # those that none may, if any
+    factors: Mapping[str, tuple[str, ...]]
+    unnamed: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Moments:
-    """Of the known values of a column in one arm: their number, sum and sum of squares."""
+    """The number, sum and sum of squares of the known values of a column in one arm.
+
+    ``smallest_cell`` is the count of the rarest value if there are few different ones, 0 if there is only
+    one, and None if there are many. With ``zero_one`` all values are 0 or 1, so that the mean is a share.
+    """
 
     count: int
     total: float
     squares: float
-    smallest_cell: int | None = None  # of the rarest value, where there are few; 0 where there is one
-    zero_one: bool = False  # all are 0 or 1, so that the mean is a share
+    smallest_cell: int | None = None
+    zero_one: bool = False
 
 
 @dataclass(frozen=True)
 class Lost:
-    """Rows lost to a missing value; ``fewest`` of them in one arm, where there are any: with a
-    column's sums by arm the total would tell that number as well."""
+    """The number of rows lost to a missing value.
+
+    ``fewest`` is the smallest nonzero number in one arm: with the sums by arm, the total would reveal it.
+    """
 
     count: int
     fewest: int = 0
@@ -59,7 +68,7 @@ class Lost:
 
 @dataclass(frozen=True, kw_only=True)
 class SiloTable:
-    """One silo's sums; None is a cell that may not leave it."""
+    """One silo's sums; None is a cell that the silo does not disclose."""
 
     n_rows: int
     arms: tuple[int | None, ...]
@@ -67,34 +76,32 @@ class SiloTable:
     missing: Mapping[str, Lost | None]
     numeric: Mapping[str, tuple[Moments | None, ...]]
     levels: Mapping[tuple[str, str], tuple[int | None, ...]]
-    constant: frozenset[str] = frozenset()  # numeric columns with one value in each arm, which is not told
+    constant: frozenset[str] = frozenset()  # numeric columns with one value in each arm, not disclosed
 
 
-def characteristics(
-    study: Study, tables: Sequence[Table], least: Sequence[int] | None = None
-) -> Characteristics:
-    """Covariates, strata and the columns that rules read; no predictions, weights or identifiers.
+def table1_columns(
+    study: Study, tables: Sequence[Table], min_level_rows: Sequence[int] | None = None
+) -> Table1Columns:
+    """Return covariates, strata and the columns that rules read; not predictions, weights or identifiers.
 
-    ``least`` has the number of people of each silo that a level needs for the silo to name it.
+    ``min_level_rows`` has, for each silo, the number of records that a level needs to be named.
     """
     target = study.target
     predictions = {c for m in study.models.values() if isinstance(m, Supplied) for c in m.columns}
-    apart = {target.outcome, target.treatment, study.weights, study.cluster, *predictions}
-    names = [name for name in schema_of(study).names if name not in apart]
-    least = [0] * len(tables) if least is None else least
+    excluded = {target.outcome, target.treatment, study.weights, study.cluster, *predictions}
+    names = [name for name in schema_of(study).names if name not in excluded]
+    minima = [0] * len(tables) if min_level_rows is None else min_level_rows
     factors: dict[str, tuple[str, ...]] = {}
     unnamed: dict[str, frozenset[str]] = {}
     for name in names:
-        held = [
-            (table.factors[name], k) for table, k in zip(tables, least, strict=True) if name in table.factors
-        ]
-        found = {level for factor, _ in held for level in factor.levels}
-        if found:
-            named = {level for factor, k in held for level in _held_by(factor, k)}
+        held = [(t.factors[name], k) for t, k in zip(tables, minima, strict=True) if name in t.factors]
+        levels = {level for factor, _ in held for level in factor.levels}
+        if levels:
+            named = {level for factor, k in held for level in _frequent_levels(factor, k)}
             factors[name] = tuple(sorted(named))
-            if found > named:
-                unnamed[name] = frozenset(found - named)
-    return Characteristics(
+            if levels > named:
+                unnamed[name] = frozenset(levels - named)
+    return Table1Columns(
         arms=target.arms,
         treatment=target.treatment,
         outcome=target.outcome,
@@ -104,58 +111,64 @@ def characteristics(
     )
 
 
-def _held_by(factor: Factor, least: int) -> list[str]:
+def _frequent_levels(factor: Factor, min_rows: int) -> list[str]:
     counts = np.bincount(factor.codes[factor.codes >= 0], minlength=len(factor.levels))
-    return [level for level, count in zip(factor.levels, counts, strict=True) if count >= least]
+    return [level for level, count in zip(factor.levels, counts, strict=True) if count >= min_rows]
 
 
 def _codes(factor: Factor, levels: tuple[str, ...]) -> IntArray:
-    """Codes into ``levels``; -1 for a value that is missing or not named."""
+    """Return codes of ``levels``; -1 for a value that is missing or not named."""
     position = {level: code for code, level in enumerate(levels)}
     lookup = np.array([position.get(level, -1) for level in factor.levels] + [-1], dtype=np.int64)
     return np.asarray(lookup[factor.codes])
 
 
-def describe_silo(what: Characteristics, table: Table) -> SiloTable:
-    """Everything, for the silo's own eyes."""
-    if what.treatment is None:
+def describe_silo(columns: Table1Columns, table: Table) -> SiloTable:
+    """Return the whole table of one silo, for its owner."""
+    if columns.treatment is None:
         arm = np.zeros(table.n_rows, dtype=np.int64)
     else:
-        arm = table.factors[what.treatment].recode(what.arms)
-    taken = [arm == code for code in range(len(what.arms))]
+        arm = table.factors[columns.treatment].recode(columns.arms)
+    in_arm = [arm == code for code in range(len(columns.arms))]
     unknown = {
-        **{name: np.isnan(table.numeric[name]) for name in what.numeric},
-        **{name: table.factors[name].codes < 0 for name in what.factors},
+        **{name: np.isnan(table.numeric[name]) for name in columns.numeric},
+        **{name: table.factors[name].codes < 0 for name in columns.factors},
     }
-    known = complete(what, table)
-    seen = ~np.isnan(table.numeric[what.outcome])
-    codes = {name: _codes(table.factors[name], levels) for name, levels in what.factors.items()}
-    missing = {**unknown, **({what.treatment: arm < 0} if what.treatment else {}), what.outcome: ~seen}
+    known = complete(columns, table)
+    observed = ~np.isnan(table.numeric[columns.outcome])
+    codes = {name: _codes(table.factors[name], levels) for name, levels in columns.factors.items()}
+    missing = {
+        **unknown,
+        **({columns.treatment: arm < 0} if columns.treatment else {}),
+        columns.outcome: ~observed,
+    }
 
     def lost(rows: Bools) -> Lost:
-        parts = [int((rows & group).sum()) for group in (*taken, arm < 0)]
+        parts = [int((rows & group).sum()) for group in (*in_arm, arm < 0)]
         return Lost(sum(parts), min((part for part in parts if part), default=0))
 
     return SiloTable(
         n_rows=table.n_rows,
-        arms=tuple(int(rows.sum()) for rows in taken),
-        lost=(lost(~known), lost(known & ~seen)),
+        arms=tuple(int(rows.sum()) for rows in in_arm),
+        lost=(lost(~known), lost(known & ~observed)),
         missing={name: lost(rows) for name, rows in missing.items()},
-        numeric={name: tuple(_moments(table.numeric[name][rows]) for rows in taken) for name in what.numeric},
+        numeric={
+            name: tuple(_moments(table.numeric[name][rows]) for rows in in_arm) for name in columns.numeric
+        },
         levels={
-            (name, level): tuple(int((codes[name][rows] == code).sum()) for rows in taken)
-            for name, levels in what.factors.items()
+            (name, level): tuple(int((codes[name][rows] == code).sum()) for rows in in_arm)
+            for name, levels in columns.factors.items()
             for code, level in enumerate(levels)
         },
     )
 
 
-def complete(what: Characteristics, table: Table) -> Bools:
-    """The rows that have their treatment and all covariates."""
+def complete(columns: Table1Columns, table: Table) -> Bools:
+    """Mark the rows with a treatment and all covariates."""
     known = np.ones(table.n_rows, dtype=bool)
-    for name in what.numeric:
+    for name in columns.numeric:
         known &= ~np.isnan(table.numeric[name])
-    for name in (*what.factors, *([what.treatment] if what.treatment else [])):
+    for name in (*columns.factors, *([columns.treatment] if columns.treatment else [])):
         known &= table.factors[name].codes >= 0
     return known
 
@@ -163,14 +176,19 @@ def complete(what: Characteristics, table: Table) -> Bools:
 def _moments(values: Array) -> Moments:
     values = values[~np.isnan(values)]
     distinct, counts = np.unique(values, return_counts=True)
-    # Of a few values the sums tell how many have each; of one value they tell everyone's.
-    few = None if len(distinct) > FEW else int(counts.min()) if len(distinct) > 1 else 0
-    shared = bool(np.isin(distinct, (0.0, 1.0)).all())
-    return Moments(len(values), float(values.sum()), float((values**2).sum()), few, shared)
+    # The sums of a few different values reveal the count of each; of a single value, the value itself.
+    smallest: int | None = int(counts.min()) if len(distinct) > 1 else 0
+    return Moments(
+        len(values),
+        float(values.sum()),
+        float((values**2).sum()),
+        smallest_cell=None if len(distinct) > DISTINGUISHED_VALUES else smallest,
+        zero_one=bool(np.isin(distinct, (0.0, 1.0)).all()),
+    )
 
 
 def thresholded(silo: SiloTable, floor: int) -> SiloTable:
-    """What of a silo's table may leave it."""
+    """Return the part of a silo's table that may be disclosed."""
     arms = visible(_counts(silo.arms), silo.n_rows, floor)
     levels: dict[tuple[str, str], list[int | None]] = {cell: [None] * len(arms) for cell in silo.levels}
     for a, count in enumerate(arms):
@@ -183,51 +201,51 @@ def thresholded(silo: SiloTable, floor: int) -> SiloTable:
         n_rows=silo.n_rows,
         arms=arms,
         lost=_flow(silo, floor),
-        missing={name: _tellable(lost, silo.n_rows, floor) for name, lost in silo.missing.items()},
+        missing={name: _disclosable_count(lost, silo.n_rows, floor) for name, lost in silo.missing.items()},
         numeric={
-            name: tuple(_releasable(m, arm, floor) for m, arm in zip(by_arm, arms, strict=True))
+            name: tuple(_disclosable_moments(m, arm, floor) for m, arm in zip(by_arm, arms, strict=True))
             for name, by_arm in silo.numeric.items()
         },
         levels={cell: tuple(counts) for cell, counts in levels.items()},
         constant=frozenset(
             name
             for name, by_arm in silo.numeric.items()
-            if all(_one_value(m, arm, floor) for m, arm in zip(by_arm, arms, strict=True))
+            if all(_is_constant(m, arm, floor) for m, arm in zip(by_arm, arms, strict=True))
         ),
     )
 
 
 def _counts(values: Iterable[int | None]) -> list[int]:
-    """Counts as numbers, of a table in which nothing is hidden yet."""
+    """Return the counts of a table in which nothing is hidden yet."""
     return [value or 0 for value in values]
 
 
-def _tellable(lost: Lost | None, total: int, floor: int) -> Lost | None:
+def _disclosable_count(lost: Lost | None, total: int, floor: int) -> Lost | None:
     if lost is None or (lost.count and (lost.fewest < floor or total - lost.count < floor)):
         return None
     return Lost(lost.count)
 
 
 def _flow(silo: SiloTable, floor: int) -> tuple[Lost | None, ...]:
-    """The losses up to the first that may not be told: a later one would be told with it."""
+    """Return the losses up to the first that may not be disclosed, which a later one would reveal."""
     shown: list[Lost | None] = []
-    left = silo.n_rows
+    remaining = silo.n_rows
     for lost in silo.lost:
-        told = None if None in shown else _tellable(lost, left, floor)
-        shown.append(told)
-        left -= 0 if told is None else told.count
+        disclosed = None if None in shown else _disclosable_count(lost, remaining, floor)
+        shown.append(disclosed)
+        remaining -= 0 if disclosed is None else disclosed.count
     return tuple(shown)
 
 
-def _releasable(moments: Moments | None, arm: int | None, floor: int) -> Moments | None:
+def _disclosable_moments(moments: Moments | None, arm: int | None, floor: int) -> Moments | None:
     if moments is None or arm is None or _too_few(moments, arm, floor):
         return None
-    telling = moments.smallest_cell is not None and moments.smallest_cell < floor
-    return None if telling else moments
+    reveals_few = moments.smallest_cell is not None and moments.smallest_cell < floor
+    return None if reveals_few else moments
 
 
-def _one_value(moments: Moments | None, arm: int | None, floor: int) -> bool:
-    """Whether everybody in an arm that may be seen has the same value, so that a sum would tell it."""
+def _is_constant(moments: Moments | None, arm: int | None, floor: int) -> bool:
+    """Return whether all records of a disclosed arm have one value, which a sum would reveal."""
     if moments is None or arm is None or _too_few(moments, arm, floor):
         return False
     return moments.smallest_cell == 0

@@ -1,4 +1,4 @@
-"""Checking a study, its silo files and their data together, so that all complaints come at once."""
+"""Checking a study file, its silo files and their data together, so that all defects are reported at once."""
 
 from __future__ import annotations
 
@@ -13,59 +13,57 @@ import numpy as np
 
 from fedtmle.data import Database, DatabaseQuery, DataErrors, Schema, SiloFile, load, read_silo_file
 from fedtmle.data.drivers import WriteAccessWarning
+from fedtmle.defects import Defect, Lines, near
 from fedtmle.errors import FedTMLEError, InputError
 from fedtmle.model.table import AnyTable
 from fedtmle.studyfile.file import StudyFile, StudyFileErrors, read_study
 from fedtmle.studyfile.schema import check_streams, schema_of
-from fedtmle.studyfile.toml import Lines, near
-
-
-@dataclass(frozen=True, kw_only=True)
-class Complaint:
-    """One thing to mend, with the file and line where they are known."""
-
-    message: str
-    file: str | None = None
-    line: int | None = None
-    silo: str | None = None
-
-    def __str__(self) -> str:
-        place = ":".join(str(part) for part in (self.file, self.line) if part is not None)
-        return f"{place}: {self.message}" if place else self.message
 
 
 @dataclass(frozen=True, kw_only=True)
 class Validation:
-    """What was checked: the study if it could be read, each readable silo's table, and the complaints.
+    """The result of `validate`.
 
-    ``warnings`` are about what may be meant as it is.
+    ``file`` and ``schema`` are the study and the columns that it reads, None if the study cannot be read.
+    ``tables`` has the table of each silo without a defect. A study with ``defects`` cannot run; ``warnings``
+    are about what may be intended.
     """
 
     file: StudyFile | None
     schema: Schema | None
     tables: Mapping[str, AnyTable]
-    complaints: tuple[Complaint, ...]
-    warnings: tuple[Complaint, ...] = ()
+    defects: tuple[Defect, ...]
+    warnings: tuple[Defect, ...] = ()
 
 
 def validate(path: str | Path) -> Validation:
-    """Checks the study file, the silo files it names and, where the study is readable, their data."""
+    """Check the study file at ``path``, the silo files that it lists and their data.
+
+    No defect stops the search for others, except that data cannot be checked without a readable target and
+    models. Nothing is raised for a defect, and nothing leaves this machine:
+
+        checked = validate("study.toml")
+        for defect in checked.defects:
+            print(defect)  # study.toml:12: [target] outcome: ...
+
+    A defect names files, lines, columns and counts of rows, never a record's value.
+    """
     file, schema = None, None
     silos: Mapping[str, Path] = {}
-    found: list[Complaint] = []
+    defects: list[Defect] = []
     try:
         file = read_study(path)
         silos = file.silos
         schema = schema_of(file.study)
     except StudyFileErrors as errors:
-        found += complaints(errors)
+        defects += defects_of(errors)
         silos = errors.silos
         schema = None if errors.study is None else schema_of(errors.study)
     except FedTMLEError as error:
-        found += complaints(error)
+        defects += defects_of(error)
     tables: dict[str, AnyTable] = {}
     absent: list[set[str]] = []
-    accounts: list[Complaint] = []
+    warnings: list[Defect] = []
     for name, source in silos.items():
         with catch_warnings(record=True) as raised:
             simplefilter("always", WriteAccessWarning)
@@ -75,30 +73,30 @@ def validate(path: str | Path) -> Validation:
                 elif source.suffix.lower() == ".toml":
                     read_silo_file(source)
             except DataErrors as errors:
-                found += complaints(errors.at(name))
-                absent.append({p.column for p in errors.problems if p.column and "has no column" in p.what})
-        accounts += [Complaint(message=str(w.message), file=str(source), silo=name) for w in raised]
+                defects += defects_of(errors.at(name))
+                absent.append({d.column for d in errors.defects if d.column and "has no column" in d.message})
+        warnings += [Defect(message=str(w.message), file=str(source), silo=name) for w in raised]
     files = _silo_files(silos)
-    found += _misnamed(files)
+    defects += _misnamed(files)
     if schema is not None and len(absent) == len(silos) > 1:
-        found += _nobodys(set.intersection(*absent), Path(path), silos, schema)
+        defects += _absent_everywhere(set.intersection(*absent), Path(path), files, schema)
     if file is not None and len(tables) == len(silos):
-        found += _empty_arms(file, tables)
+        defects += _empty_arms(file, tables)
         try:
             check_streams(file.study, tables)
         except InputError as error:
-            found += complaints(error)
+            defects += defects_of(error)
     return Validation(
         file=file,
         schema=schema,
         tables=tables,
-        complaints=tuple(found),
-        warnings=(*accounts, *_read_twice(Path(path), silos, files)),
+        defects=tuple(defects),
+        warnings=(*warnings, *_read_twice(Path(path), silos, files)),
     )
 
 
 def _silo_files(silos: Mapping[str, Path]) -> dict[str, SiloFile]:
-    """The silo files that can be read; whatever is wrong with the others is told where data are loaded."""
+    """Return the silo files that can be read; the defects of the others are found when data are loaded."""
     files = {}
     for name, source in silos.items():
         if source.suffix.lower() == ".toml":
@@ -107,25 +105,24 @@ def _silo_files(silos: Mapping[str, Path]) -> dict[str, SiloFile]:
     return files
 
 
-def _misnamed(files: Mapping[str, SiloFile]) -> list[Complaint]:
-    """Silo files that belong, by what they say, to another silo than the study lists them for."""
+def _misnamed(files: Mapping[str, SiloFile]) -> list[Defect]:
+    """Return a defect for each silo file that states another name than the study lists it by."""
     return [
-        Complaint(
-            message=f"the silo is called '{file.name}' here and '{name}' in the study; write the same name, "
-            "or list that silo's own file",
+        Defect(
+            message=f"the silo is called '{file.name}' here and '{name}' in the study",
+            fix="write the same name, or list that silo's own file",
             file=str(file.path),
             line=Lines(file.path.read_text(encoding="utf-8")).of(("silo", "name")),
-            silo=name,
         )
         for name, file in files.items()
         if file.name != name
     ]
 
 
-def _read_twice(study: Path, silos: Mapping[str, Path], files: Mapping[str, SiloFile]) -> list[Complaint]:
-    """Data that two silos list: the records would count twice."""
+def _read_twice(study: Path, silos: Mapping[str, Path], files: Mapping[str, SiloFile]) -> list[Defect]:
+    """Return a warning for each two silos that list the same data, whose records would count twice."""
     first: dict[object, str] = {}
-    found = []
+    warnings = []
     for name, source in silos.items():
         data = files[name].data if name in files else source
         where = data.place if isinstance(data, DatabaseQuery) else data
@@ -139,48 +136,38 @@ def _read_twice(study: Path, silos: Mapping[str, Path], files: Mapping[str, Silo
                 f"silos '{first[key]}' and '{name}' read the same data, {where}: each record counts twice"
             )
             line = Lines(study.read_text(encoding="utf-8")).of(("silos", name))
-            found.append(Complaint(message=message, file=str(study), line=line, silo=name))
+            warnings.append(Defect(message=message, file=str(study), line=line))
         first.setdefault(key, name)
-    return found
+    return warnings
 
 
-def _nobodys(names: set[str], path: Path, silos: Mapping[str, Path], schema: Schema) -> list[Complaint]:
-    """Columns that no silo has: misspelt in the study, most likely."""
-    known = {name for name in schema.names if name not in names}
-    for source in silos.values():
-        if source.suffix.lower() == ".toml":
-            known |= set(read_silo_file(source).columns)
+def _absent_everywhere(
+    names: set[str], path: Path, files: Mapping[str, SiloFile], schema: Schema
+) -> list[Defect]:
+    """Return a defect for each column that no silo has, which the study probably misspells."""
+    mapped = {name for file in files.values() for name in file.columns}
+    known = mapped | {name for name in schema.names if name not in names}
     lines = path.read_text(encoding="utf-8").splitlines()
-    found = []
+    defects = []
     for name in sorted(names):
         word = re.compile(rf"(?<!\w){re.escape(name)}(?!\w)")
         line = next((k for k, text in enumerate(lines, start=1) if word.search(text.partition("#")[0])), None)
         message = f"no silo has a column '{name}'{near(name, known)}"
-        found.append(Complaint(message=message, file=str(path), line=line))
-    return found
+        defects.append(Defect(message=message, file=str(path), line=line))
+    return defects
 
 
-def complaints(error: FedTMLEError) -> list[Complaint]:
-    """An error's parts, each with its place."""
-    if isinstance(error, StudyFileErrors):
-        return [Complaint(message=m.what, file=m.file, line=m.line) for m in error.mistakes]
-    if isinstance(error, DataErrors):
-        found = []
-        for problem in error.problems:
-            silo = problem.silo and f"silo '{problem.silo}'"
-            column = problem.column and f"column '{problem.column}'"
-            rows = "" if problem.rows is None else f" in {problem.rows} row{'' if problem.rows == 1 else 's'}"
-            told = f"{problem.what}{rows}; {problem.fix}"
-            message = ": ".join(part for part in (silo, column, told) if part)
-            found.append(Complaint(message=message, file=problem.file, line=problem.line, silo=problem.silo))
-        return found
-    return [Complaint(message=str(error))]
+def defects_of(error: FedTMLEError) -> list[Defect]:
+    """Return the defects that an error reports, or its message as one defect."""
+    if isinstance(error, StudyFileErrors | DataErrors):
+        return list(error.defects)
+    return [Defect(message=str(error))]
 
 
-def _empty_arms(file: StudyFile, tables: Mapping[str, AnyTable]) -> list[Complaint]:
-    """Arms in which no silo has an observed outcome."""
+def _empty_arms(file: StudyFile, tables: Mapping[str, AnyTable]) -> list[Defect]:
+    """Return a defect for each arm in which no silo has an observed outcome."""
     target = file.study.target
-    seen = [0] * len(target.arms)
+    observed_counts = [0] * len(target.arms)
     for block in (block for table in tables.values() for block in table.blocks()):
         observed = ~np.isnan(block.numeric[target.outcome])
         arm = (
@@ -188,10 +175,10 @@ def _empty_arms(file: StudyFile, tables: Mapping[str, AnyTable]) -> list[Complai
             if target.treatment
             else np.zeros(block.n_rows)
         )
-        for code in range(len(seen)):
-            seen[code] += int((observed & (arm == code)).sum())
+        for code in range(len(observed_counts)):
+            observed_counts[code] += int((observed & (arm == code)).sum())
     return [
-        Complaint(message=f"no silo has an observed outcome in arm '{arm}'", file=str(file.path))
-        for arm, count in zip(target.arms, seen, strict=True)
+        Defect(message=f"no silo has an observed outcome in arm '{arm}'", file=str(file.path))
+        for arm, count in zip(target.arms, observed_counts, strict=True)
         if not count
     ]

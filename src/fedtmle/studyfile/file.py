@@ -1,6 +1,6 @@
-"""`study.toml`: the study that a consortium's statistician writes, and where its silos are.
+"""`study.toml`: the study that a consortium's statistician writes, where its silos are, and its plan.
 
-Every mistake is reported at once, with the line it stands on; `keys` has the format.
+All defects are reported at once, each with its line. `keys` has the format, `toml` reads it.
 """
 
 from __future__ import annotations
@@ -11,96 +11,108 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from fedtmle.algorithms.coded import Coded
+from fedtmle.defects import Defect, Lines, Place, Toml, near
 from fedtmle.errors import InputError
 from fedtmle.initial.glm import GLM, Supplied
 from fedtmle.initial.pilot import Pilot
 from fedtmle.initial.superlearner import pilots
 from fedtmle.initial.trees import GradientBoostedTrees
+from fedtmle.initial.variables import Variables, read_variable
 from fedtmle.programs.flow import StudyProgram
-from fedtmle.programs.study import NuisanceModel, Study
+from fedtmle.programs.study import NuisanceModel, Study, declared_target
 from fedtmle.protocol.learners import absent_pilot
 from fedtmle.protocol.plan import Member, Plan
 from fedtmle.studyfile import keys
+from fedtmle.studyfile.keys import FAMILIES
 from fedtmle.studyfile.sample import fit_on_sample
-from fedtmle.studyfile.toml import Lines, Mistake, Place, Sections, near
-from fedtmle.studyfile.values import FAMILIES, model_kinds
+from fedtmle.studyfile.toml import Arguments, Sections
 from fedtmle.targets.effects.estimands import ATE, AbstractEffect, OutcomeMean
 
 
 @dataclass(frozen=True, kw_only=True)
 class StudyFile:
-    """A study, each silo's file by its name, and what the plan of a deployed run says beside these."""
+    """A study, the file of each silo by its name, and what the plan of a deployed run adds.
+
+    ``keys`` are the public keys with which silos sign what they received; ``expires`` is the last day on
+    which silos answer.
+    """
 
     path: Path
     study: Study
     silos: Mapping[str, Path]
-    keys: Mapping[str, bytes] = field(default_factory=dict)  # with which silos sign what they heard
+    keys: Mapping[str, bytes] = field(default_factory=dict)
     expires: datetime.date | None = None
 
 
 class StudyFileErrors(InputError):  # noqa: N818 (several errors in one)
-    """Everything that is wrong with a study file; ``silos`` are those it names all the same, and
-    ``study`` what it asks of their data, where its mistakes leave no doubt about that."""
+    """All defects of a study file.
+
+    ``silos`` are the silos that can be read nevertheless, and ``study`` is the study as far as its target and
+    models are free of defects, so that the silos' data can be checked as well.
+    """
 
     def __init__(
         self,
-        mistakes: Iterable[Mistake],
+        defects: Iterable[Defect],
         silos: Mapping[str, Path] | None = None,
         study: Study | None = None,
     ) -> None:
         self.study = study
-        self.mistakes = tuple(sorted(dict.fromkeys(mistakes), key=lambda mistake: mistake.line or 0))
+        self.defects = tuple(sorted(dict.fromkeys(defects), key=lambda defect: defect.line or 0))
         self.silos = dict(silos or {})
-        super().__init__("\n".join(map(str, self.mistakes)))
+        super().__init__("\n".join(map(str, self.defects)))
 
-    def __reduce__(self) -> tuple[type[StudyFileErrors], tuple[Any, ...]]:
+    def __reduce__(self) -> tuple[type[StudyFileErrors], tuple[object, ...]]:
         # The default would rebuild from the message, and fail in the parent of a worker process.
-        return (StudyFileErrors, (self.mistakes, self.silos, self.study))
+        return (StudyFileErrors, (self.defects, self.silos, self.study))
 
 
 def read_study(path: str | Path, *, samples: bool = True) -> StudyFile:
-    """The study file at ``path``; raises `StudyFileErrors` with all its mistakes.
+    """Read the study file at ``path``; raise `StudyFileErrors` with all its defects.
 
-    Without ``samples``, a study that names a file to fit a pilot on is refused: one that came from
-    elsewhere must not say what is read here.
+    Without ``samples``, a study that names a file to fit a pilot on is refused: a study that came from
+    another machine must not decide which files are read here.
     """
     path = Path(path)
     line, text = None, ""
     try:
         text = path.read_text(encoding="utf-8")
-        return _Reader(path, text, tomllib.loads(text), samples=samples).file()
+        return _StudyReader(path, text, tomllib.loads(text), samples=samples).file()
     except tomllib.TOMLDecodeError as error:
         at = re.search(r" \(at line (\d+), column \d+\)", str(error))
         line = int(at[1]) if at else len(text.splitlines())
-        what = f"not TOML: {re.sub(r' [(]at .*[)]', '', str(error))}"
+        message = f"not TOML: {re.sub(r' [(]at .*[)]', '', str(error))}"
     except FileNotFoundError:
-        what = "there is no such file"
+        message = "there is no such file"
     except (OSError, UnicodeDecodeError):
-        what = "the file cannot be read; check its permissions and that it is UTF-8 text"
-    raise StudyFileErrors([Mistake(file=str(path), line=line, what=what)])
+        message = "the file cannot be read; check its permissions and that it is UTF-8 text"
+    raise StudyFileErrors([Defect(file=str(path), line=line, message=message)])
 
 
-class _Reader:
-    """Turns a document into a study."""
+class _StudyReader:
+    """Reads the study that a TOML document describes, and collects its defects."""
 
-    def __init__(self, path: Path, text: str, document: dict[str, Any], *, samples: bool) -> None:
+    def __init__(self, path: Path, text: str, document: dict[str, Toml], *, samples: bool) -> None:
         self._samples = samples
         self._path, self._document = path, document
-        self._reads_clearly = False  # whether target and models are what was written
+        self._columns_known = False  # whether target and models, and so the columns, are free of defects
         self._sections = Sections(str(path), Lines(text), document, keys.homes())
 
     def file(self) -> StudyFile:
         sections = self._sections
         sections.refuse_unknown((), self._document, keys.SECTIONS)
         target = self._target()
+        variables = self._variables()
+        if target is not None and variables is not None and not sections.defects:
+            target = self._declared(target, variables)
         models = self._models(target)
-        self._reads_clearly = not sections.mistakes  # which columns are asked depends on these alone
+        self._columns_known = not sections.defects
         study = self._study(
             {
                 "target": target or _stand_in_target("treatment_model" in models),
+                "variables": variables if target is not None and self._columns_known else None,
                 **models,
                 "algorithm": sections.make(("algorithm",), keys.ALGORITHMS, default="Coded") or Coded(),
                 **sections.values(("options",), keys.OPTIONS),
@@ -111,30 +123,60 @@ class _Reader:
         plan = sections.values(("plan",), keys.PLAN)
         for name in (name for name in plan.get("keys", {}) if name not in silos):
             sections.add(("plan",), "keys", f"no silo is called '{name}'{near(name, silos)}")
-        if sections.mistakes or study is None:
-            raise StudyFileErrors(sections.mistakes, silos, study if self._reads_clearly else None)
+        if sections.defects or study is None:
+            raise StudyFileErrors(sections.defects, silos, study if self._columns_known else None)
         return StudyFile(path=self._path, study=study, silos=silos, **plan)
 
-    def _study(self, arguments: dict[str, Any]) -> Study | None:
-        """The study; an argument that it refuses is noted and left out, so that the next can be tried."""
+    def _study(self, arguments: Arguments) -> Study | None:
+        """Return the study; an argument that it refuses is a defect and left out, to try the others."""
         while True:
             try:
                 return Study(**arguments)
             except InputError as error:
-                named, _, rest = str(error).partition(": ")
-                role = named.removesuffix("_model")
+                name, _, rest = str(error).partition(": ")
+                role = name.removesuffix("_model")
                 if role in FAMILIES:
                     section = ("models", role)
-                    formula = "formula" in (self._sections.table(section) or {}) and named in arguments
+                    formula = "formula" in (self._sections.table(section) or {}) and name in arguments
                     self._sections.add(section, "formula" if formula else None, rest)
                     treated = arguments["target"].treatment is not None
-                    arguments[named] = _STAND_IN if treated or role != "treatment" else None
-                    self._reads_clearly = False
+                    arguments[name] = _STAND_IN if treated or role != "treatment" else None
+                    self._columns_known = False
                     continue
-                self._sections.add(("options",), named, rest)
-                if named not in arguments:
+                if name == "variables":
+                    self._sections.add(("variables",), None, rest)
+                    self._columns_known = False
+                else:
+                    self._sections.add(("options",), name, rest)
+                if name not in arguments:
                     return None
-                del arguments[named]
+                del arguments[name]
+
+    def _variables(self) -> Variables | None:
+        """Return the dictionary, None if there is no section; every entry's defects are collected."""
+        table = self._sections.table(("variables",))
+        if table is None:
+            return None
+        variables = {}
+        for name, entry in table.items():
+            try:
+                variables[name] = read_variable(entry)
+            except InputError as error:
+                key, _, rest = str(error).partition(": ")
+                is_there = isinstance(entry, dict) and key in entry
+                message = rest if is_there else str(error)
+                self._sections.add(("variables", name), key if is_there else None, message)
+        return Variables(variables)
+
+    def _declared(self, target: AbstractEffect, variables: Variables) -> AbstractEffect | None:
+        """Return the target with what the dictionary declares of the outcome; else note what is wrong."""
+        try:
+            return declared_target(target, variables)
+        except InputError as error:
+            key, _, rest = str(error).partition(": ")
+            is_key = key != "variables"
+            self._sections.add(("target",) if is_key else ("variables",), key if is_key else None, rest)
+            return None
 
     def _target(self) -> AbstractEffect | None:
         table = self._sections.table(("target",))
@@ -145,29 +187,30 @@ class _Reader:
         if isinstance(kind, str) and kind in kinds:
             known = kinds[kind].keys
             rules = [name for name, key in known.items() if key.kinds is keys.RULES]
-            fits = [self._rules_fit(table, name) for name in rules]  # every one, to note all mistakes
+            fits = [self._rules_fit(table, name) for name in rules]  # all of them, for all defects
             if not all(fits):
                 self._sections.values(("target",), known, kind=kind)
                 return None
-        made: AbstractEffect | None = self._sections.make(("target",), kinds)
-        return made
+        return self._sections.make(("target",), kinds)
 
-    def _rules_fit(self, target: Mapping[str, Any], name: str) -> bool:
-        """Return whether the rules at a key are about the arms; note each that is not at its own line."""
+    def _rules_fit(self, target: Mapping[str, Toml], name: str) -> bool:
+        """Return whether the rules at a key name only arms of the study; add a defect for each other one."""
         arms, written = target.get("arms", ["0", "1"]), target.get(name)
         if not (isinstance(written, list) and isinstance(arms, list)):
             return True
-        arms, before = [str(arm) for arm in arms], len(self._sections.mistakes)
+        names, before = [str(arm) for arm in arms], len(self._sections.defects)
         for index, rule in enumerate(written):
             section = ("target", name, index)
-            for key in ("arm", "otherwise") if isinstance(rule, dict) else ():
+            if not isinstance(rule, dict):
+                continue
+            for key in ("arm", "otherwise"):
                 arm = rule.get(key)
-                if isinstance(arm, str | int) and str(arm) not in arms:
-                    self._sections.add(section, key, f"'{arm}' is none of the arms{near(arm, arms)}")
-            shares = rule.get("shares") if isinstance(rule, dict) else None
-            if isinstance(shares, list) and len(shares) != len(arms):
-                self._sections.add(section, "shares", f"expected one share per arm, {len(arms)}")
-        return before == len(self._sections.mistakes)
+                if isinstance(arm, str | int) and str(arm) not in names:
+                    self._sections.add(section, key, f"'{arm}' is none of the arms{near(arm, names)}")
+            shares = rule.get("shares")
+            if isinstance(shares, list) and len(shares) != len(names):
+                self._sections.add(section, "shares", f"expected one share per arm, {len(names)}")
+        return before == len(self._sections.defects)
 
     def _models(self, target: AbstractEffect | None) -> dict[str, NuisanceModel]:
         table = self._sections.table(("models",)) or {}
@@ -186,15 +229,13 @@ class _Reader:
         def on_sample(model: GLM | GradientBoostedTrees, sample: str) -> Pilot:
             if not self._samples:
                 raise InputError("sample: a study that is run across machines cannot name a file")
-            if target is None:  # which is a mistake already
+            if target is None:  # the target's own defect is known already
                 return Pilot.from_coefficients("1", {}, "gaussian", (0.0,))
             return fit_on_sample(target, role, model, self._path.parent / sample)
 
         table = self._sections.table(section) or {}
         default = "Supplied" if "supplied" in table else "GLM"
-        made: NuisanceModel | None = self._sections.make(
-            section, model_kinds(role, on_sample), default=default
-        )
+        made = self._sections.make(section, keys.model_kinds(role, on_sample), default=default)
         arms = self._arm_count(target)
         if isinstance(made, Supplied) and arms is not None:
             expected = {"outcome": (arms,), "treatment": (arms - 1,), "missingness": (1, arms)}[role]
@@ -205,22 +246,22 @@ class _Reader:
         return made or _STAND_IN
 
     def _arm_count(self, target: AbstractEffect | None) -> int | None:
-        """How many arms there are, if that can be read although the target has other mistakes."""
+        """Return the number of arms, which may be readable although the target has defects."""
         if target is not None:
             return len(target.arms)
         arms = (self._sections.table(("target",)) or {}).get("arms", ["0", "1"])
         return len(arms) if isinstance(arms, list) else None
 
     def _check_names(self, silos: Mapping[str, Path]) -> None:
-        """Pilots are at silos of the study, and a weight per silo is for each of them."""
+        """Check that pilots are fitted at silos of the study, and that each silo has a weight if any has."""
         for role in FAMILIES:
             table = self._sections.table(("models", role)) or {}
             learners = table.get("learners")
-            places: list[tuple[Place, Any]] = [(("models", role), table)]
+            places: list[tuple[Place, Toml]] = [(("models", role), table)]
             if isinstance(learners, list):
-                places += [(("models", role, "learners", i), own) for i, own in enumerate(learners)]
-            for place, own in places:
-                at = own.get("at") if isinstance(own, dict) else None
+                places += [(("models", role, "learners", i), each) for i, each in enumerate(learners)]
+            for place, model in places:
+                at = model.get("at") if isinstance(model, dict) else None
                 if isinstance(at, str) and at not in silos:
                     self._sections.add(place, "at", f"no silo is called '{at}'{near(at, silos)}")
         algorithm = self._sections.table(("algorithm",)) or {}
@@ -243,7 +284,7 @@ class _Reader:
         return silos
 
 
-# For what cannot be read, so that the rest of the study is checked as well.
+# Stand-ins for what cannot be read, so that the rest of the study is checked as well.
 _STAND_IN = GLM("1")
 
 
@@ -252,11 +293,8 @@ def _stand_in_target(treated: bool) -> AbstractEffect:
     return ATE(outcome=outcome, treatment=treatment) if treated else OutcomeMean(outcome=outcome)
 
 
-# The plan of a study: what every party derives from the study and the roster.
-
-
 def study_plan(study: Study, silos: tuple[Member, ...], expires: datetime.date | None = None) -> Plan:
-    """The plan that every party of a study derives from the study and the roster."""
+    """Return the plan that every party derives from the study and the roster."""
     names = {member.name for member in silos}
     for pilot in (pilot for model in study.models.values() for pilot in pilots(model)):
         if pilot.at is not None and pilot.at not in names and not study.algorithm.pools_rows:
@@ -267,11 +305,11 @@ def study_plan(study: Study, silos: tuple[Member, ...], expires: datetime.date |
 def study_of(plan: Plan) -> Study:
     """Return the study that a plan is about."""
     if not isinstance(plan.program, StudyProgram):
-        raise TypeError("this plan is not a study's")
+        raise TypeError("this plan is not the plan of a study")
     return plan.program.study
 
 
 def file_plan(file: StudyFile) -> Plan:
-    """The plan of a study file: its roster is the silos that the file lists, in its order."""
+    """Return the plan of a study file; its roster is the silos of the file, in their order."""
     members = tuple(Member(name=name, key=file.keys.get(name, b"")) for name in file.silos)
     return study_plan(file.study, members, file.expires)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, fields, replace
+from functools import partial
 from types import NoneType, UnionType
 from typing import Literal, Union, get_args, get_origin, get_type_hints
 
@@ -11,6 +12,13 @@ from fedtmle.algorithms.coded import Coded
 from fedtmle.algorithms.gradient import Central, Exact, Gradient
 from fedtmle.algorithms.local import LocalAverage, Personalized
 from fedtmle.algorithms.optimizers import Backtracking, GradientDescent, Newton, StochasticGradientDescent
+from fedtmle.defects import Toml
+from fedtmle.errors import InputError
+from fedtmle.initial.glm import GLM, Supplied
+from fedtmle.initial.pilot import Pilot
+from fedtmle.initial.superlearner import PerSilo, SuperLearner
+from fedtmle.initial.trees import GradientBoostedTrees
+from fedtmle.programs.study import NuisanceModel
 from fedtmle.protocol.coded import Certified, Estimated
 from fedtmle.studyfile.values import (
     BOUNDS,
@@ -22,27 +30,32 @@ from fedtmle.studyfile.values import (
     NUMBERS,
     POSITIVE,
     TEXT,
+    TEXTS,
     TRUTH,
     Key,
-    Kind,
+    SectionKind,
     choice,
     date,
     either,
+    level,
     named,
     number,
     one_of,
     public_key,
     required,
+    several,
+    table,
     table_of,
     tables,
+    text,
 )
 from fedtmle.targets.effects import estimands
 from fedtmle.targets.effects.components import AbstractRegime, Static, Stochastic, Threshold
 from fedtmle.targets.effects.estimands import AbstractEffect
 
 RULES = {
-    "Static": Kind(make=Static, keys={"arm": required(LEVEL)}),
-    "Threshold": Kind(
+    "Static": SectionKind(make=Static, keys={"arm": required(LEVEL)}),
+    "Threshold": SectionKind(
         make=Threshold,
         keys={
             "column": required(TEXT),
@@ -51,7 +64,7 @@ RULES = {
             "otherwise": required(LEVEL),
         },
     ),
-    "Stochastic": Kind(make=Stochastic, keys={"shares": required(NUMBERS)}),
+    "Stochastic": SectionKind(make=Stochastic, keys={"shares": required(NUMBERS)}),
 }
 
 # How an argument of an estimand is read, by its type.
@@ -66,10 +79,10 @@ _BY_TYPE: dict[object, Key] = {
 }
 
 
-def target_kinds() -> dict[str, Kind]:
+def target_kinds() -> dict[str, SectionKind[AbstractEffect]]:
     """Return the kinds of [target], one for each registered estimand."""
     return {
-        estimand.__name__: Kind(make=estimand, keys=_target_keys(estimand))
+        estimand.__name__: SectionKind(make=estimand, keys=_target_keys(estimand))
         for estimand in estimands.ESTIMANDS
     }
 
@@ -103,15 +116,121 @@ def _argument_key(estimand: type[AbstractEffect], name: str, kind: object) -> Ke
     return _BY_TYPE[kind]
 
 
+FAMILIES = {
+    "outcome": ("binomial", "gaussian", "poisson"),
+    "treatment": ("binomial",),
+    "missingness": ("binomial",),
+}
+FitOnSample = Callable[[GLM | GradientBoostedTrees, str], Pilot]
+
+
+def _columns_or_formula(value: Toml) -> str | tuple[str, ...]:
+    return several(text)(value) if isinstance(value, list) else text(value)
+
+
+TREES = {
+    "GradientBoostedTrees": SectionKind(
+        make=GradientBoostedTrees,
+        keys={
+            "formula": Key(
+                read=_columns_or_formula, expected="a formula, or a list of columns", required=True
+            ),
+            "rounds": COUNT,
+            "depth": COUNT,
+            "rate": POSITIVE,
+            "min_leaf": COUNT,
+        },
+    )
+}
+_TREES_KEY = table(TREES, default="GradientBoostedTrees", expected='a table such as {formula = "age + sex"}')
+_LEVELS_KEY = Key(read=table_of(several(level)), expected='a table such as {site = ["a", "b"]}')
+
+
+def _per_silo(trees: GradientBoostedTrees) -> PerSilo:
+    return PerSilo(trees)
+
+
+def _supplied(supplied: tuple[str, ...]) -> Supplied:
+    return Supplied(*supplied)
+
+
+def model_kinds(role: str, on_sample: FitOnSample) -> Mapping[str, SectionKind[NuisanceModel]]:
+    """Return the kinds of model that a role may have; ``on_sample`` fits a pilot on a public file."""
+    glm_keys = {"formula": required(TEXT), "family": choice("auto", *FAMILIES[role]), "ridge": NUMBER}
+    glm = SectionKind(make=GLM, keys=glm_keys)
+    pilot = SectionKind(
+        make=partial(make_pilot, on_sample),
+        keys={
+            "at": TEXT,
+            "sample": TEXT,
+            "coefficients": NUMBERS,
+            "levels": _LEVELS_KEY,
+            "trees": _TREES_KEY,
+            **glm_keys,
+            "formula": TEXT,
+        },
+    )
+    per_silo = SectionKind(make=_per_silo, keys={"trees": required(_TREES_KEY)})
+    learners: dict[str, SectionKind[object]] = {"GLM": glm, "Pilot": pilot, "PerSilo": per_silo}
+    return {
+        "GLM": glm,
+        "Pilot": pilot,
+        "SuperLearner": SectionKind(
+            make=SuperLearner,
+            keys={
+                "learners": tables(learners, default="GLM", expected=f"[[models.{role}.learners]] tables"),
+                "folds": COUNT,
+                "seed": COUNT,
+            },
+        ),
+        "Supplied": SectionKind(make=_supplied, keys={"supplied": required(TEXTS)}),
+    }
+
+
+def make_pilot(
+    on_sample: FitOnSample,
+    *,
+    at: str | None = None,
+    sample: str | None = None,
+    coefficients: Sequence[float] | None = None,
+    levels: Mapping[str, tuple[str, ...]] | None = None,
+    trees: GradientBoostedTrees | None = None,
+    formula: str | None = None,
+    family: str = "auto",
+    ridge: float = 0.0,
+) -> Pilot:
+    """Return the pilot that a section describes: where it comes from, and its model."""
+    sources = [source for source in (at, sample, coefficients) if source is not None]
+    if len(sources) != 1:
+        raise InputError(
+            'Pilot: say where it comes from, once: at = "a silo", sample = "a public file" or '
+            "coefficients = [...]"
+        )
+    if (trees is None) == (formula is None):
+        raise InputError('Pilot: give formula = "..." or trees = {formula = "..."}, one of the two')
+    if trees is not None and (family != "auto" or ridge):
+        raise InputError("trees: family and ridge go with a formula, not with trees")
+    if coefficients is None:
+        if levels is not None:
+            raise InputError("levels: they go with coefficients; a fit takes them from the data")
+        model = trees or GLM(formula or "", family, ridge)  # type: ignore[arg-type]  # read as a choice
+        return Pilot(model, at=at) if sample is None else on_sample(model, sample)
+    if formula is None:
+        raise InputError("coefficients: they go with a formula, not with trees")
+    if family == "auto" or ridge:
+        raise InputError("family: public coefficients need one, and no ridge")
+    return Pilot.from_coefficients(formula, levels or {}, family, coefficients)
+
+
 BACKTRACKING = {
-    "Backtracking": Kind(
+    "Backtracking": SectionKind(
         make=Backtracking,
         keys={"first": POSITIVE, "armijo": POSITIVE, "grow": POSITIVE, "max_halvings": COUNT},
     )
 }
 OPTIMIZERS = {
-    "newton": Kind(make=Newton, keys={"max_steps": COUNT, "stop": POSITIVE}),
-    "descent": Kind(
+    "newton": SectionKind(make=Newton, keys={"max_steps": COUNT, "stop": POSITIVE}),
+    "descent": SectionKind(
         make=GradientDescent,
         keys={
             "step": replace(POSITIVE, kinds=BACKTRACKING, default="Backtracking"),
@@ -119,7 +238,7 @@ OPTIMIZERS = {
             "stop": POSITIVE,
         },
     ),
-    "sgd": Kind(
+    "sgd": SectionKind(
         make=StochasticGradientDescent,
         keys={
             "batch": required(COUNT),
@@ -131,14 +250,14 @@ OPTIMIZERS = {
         },
     ),
 }
-EXACT = {"exact": Kind(make=Exact, keys={"radius": POSITIVE, "exhaustive": TRUTH})}
+EXACT = {"exact": SectionKind(make=Exact, keys={"radius": POSITIVE, "exhaustive": TRUTH})}
 SMOOTHNESS_KINDS = {
-    "estimated": Kind(make=Estimated, keys={"factor": POSITIVE, "over": choice("silos", "pooled")})
+    "estimated": SectionKind(make=Estimated, keys={"factor": POSITIVE, "over": choice("silos", "pooled")})
 }
 
 
-def _optimizer(kinds: dict[str, Kind]) -> Key:
-    """A name, for its defaults, or a table with settings."""
+def _optimizer(kinds: Mapping[str, SectionKind[object]]) -> Key:
+    """Return the key of an optimizer: its name, for the default settings, or a table with settings."""
     plain = {
         name: kind.make() for name, kind in kinds.items() if not any(k.required for k in kind.keys.values())
     }
@@ -165,7 +284,7 @@ _AVERAGING = {"max_updates": INTEGER, "radius": NUMBER, "exhaustive": TRUTH}
 _DESCENT = {"tolerance": TOLERANCE, "max_updates": INTEGER}
 
 ALGORITHMS = {
-    "Coded": Kind(
+    "Coded": SectionKind(
         make=Coded,
         keys={
             "tolerance": TOLERANCE,
@@ -176,9 +295,9 @@ ALGORITHMS = {
             "fixed_width": INTEGER,
         },
     ),
-    "Gradient": Kind(make=Gradient, keys={**_DESCENT, "optimizer": _optimizer(OPTIMIZERS)}),
-    "Central": Kind(make=Central, keys={**_DESCENT, "optimizer": _optimizer({**EXACT, **OPTIMIZERS})}),
-    "LocalAverage": Kind(
+    "Gradient": SectionKind(make=Gradient, keys={**_DESCENT, "optimizer": _optimizer(OPTIMIZERS)}),
+    "Central": SectionKind(make=Central, keys={**_DESCENT, "optimizer": _optimizer({**EXACT, **OPTIMIZERS})}),
+    "LocalAverage": SectionKind(
         make=LocalAverage,
         keys={
             "tolerance": TOLERANCE,
@@ -187,7 +306,7 @@ ALGORITHMS = {
             "progress_tolerance": NUMBER,
         },
     ),
-    "Personalized": Kind(
+    "Personalized": SectionKind(
         make=Personalized, keys={"weights": SIZE_OR_UNIFORM, **_AVERAGING, "lattice": NUMBER, "noise": NUMBER}
     ),
 }
@@ -209,7 +328,7 @@ OPTIONS = {
 }
 
 
-# What a deployed run's plan holds beside the study and the roster's names.
+# What the plan of a deployed run holds in addition to the study and the names of its silos.
 PLAN = {
     "expires": Key(read=date, expected="a date, such as 2027-06-30"),
     "keys": Key(
@@ -218,11 +337,11 @@ PLAN = {
     ),
 }
 
-SECTIONS = ("target", "models", "algorithm", "options", "plan", "silos")
+SECTIONS = ("target", "variables", "models", "algorithm", "options", "plan", "silos")
 
 
 def homes() -> Mapping[str, set[str]]:
-    """Return the keys of each section, to tell where a key that was written elsewhere belongs."""
+    """Return the keys of each section, to say where a misplaced key belongs."""
     return {
         "target": {name for kind in target_kinds().values() for name in kind.keys},
         "algorithm": {name for kind in ALGORITHMS.values() for name in kind.keys},

@@ -1,4 +1,4 @@
-"""What a study asks of each silo's table."""
+"""The schema of a study: what it asks of each silo's table, and whether a table may be streamed."""
 
 from __future__ import annotations
 
@@ -10,27 +10,51 @@ from fedtmle.data import Column, Kind, Schema
 from fedtmle.errors import InputError
 from fedtmle.initial.glm import GLM, Supplied
 from fedtmle.initial.superlearner import formulas
+from fedtmle.initial.variables import Variables
 from fedtmle.model.table import AnyTable, StreamedTable, Table
 from fedtmle.programs.study import MOST_STRATA, Study
 
-# What is said of an outcome whose bounds are those of a study that declares none.
+# The message about an outcome outside the default bounds, and what to do.
 OUTSIDE_UNIT = (
     "is outside 0 to 1",
-    "declare outcome_bounds, the least and the largest possible value, or check the unit and the records",
+    "declare outcome_bounds, the smallest and the largest possible value, or check the unit and the records",
+)
+OUTSIDE_RANGE = (
+    "is outside the declared range",
+    "check the unit (scale and shift in the silo file), correct the records, or widen the variable's range",
 )
 NEGATIVE = ("is negative", "weights must not be negative; correct it, or name another column of weights")
 
 
 def schema_of(study: Study) -> Schema:
-    """The columns, their kinds, bounds and levels, and where values may be missing."""
+    """Return the columns that a study reads, with their kinds, bounds and levels."""
     columns: dict[tuple[str, bool], Column] = {}
     for column in (*_roles(study), *_covariates(study)):
-        columns.setdefault((column.name, column.kind is Kind.FACTOR), column)
+        as_declared = column if study.variables is None else _declared(column, study.variables)
+        columns.setdefault((column.name, column.kind is Kind.FACTOR), as_declared)
     return Schema(tuple(columns.values()))
 
 
+def _declared(column: Column, variables: Variables) -> Column:
+    """Return the column with what the dictionary declares: its kind, range and levels."""
+    variable = variables.get(column.name)
+    if variable is None:  # identifiers of clusters, predictions that the silos supply, the treatment's arms
+        return column
+    if column.kind is Kind.FACTOR:
+        return column if column.levels else replace(column, levels=variable.codes, max_levels=None)
+    kind = {"binary": Kind.BINARY, "count": Kind.COUNT, "number": Kind.NUMERIC}[variable.kind]
+    return Column(
+        name=column.name,
+        kind=kind,
+        may_be_missing=column.may_be_missing,
+        bounds=None if kind is Kind.BINARY else variable.range,
+        levels=variable.codes or None if kind is Kind.BINARY else None,
+        outside=OUTSIDE_RANGE,
+    )
+
+
 def _roles(study: Study) -> Iterator[Column]:
-    """Columns that play a part of their own; asked first, because they are declared in more detail."""
+    """Yield the columns with a role of their own; first, because they are declared in more detail."""
     target = study.target
     outcome = Column(
         name=target.outcome,
@@ -42,7 +66,7 @@ def _roles(study: Study) -> Iterator[Column]:
     if target.treatment is not None:
         yield Column(name=target.treatment, kind=Kind.FACTOR, levels=target.arms)
     if target.strata is not None:
-        yield Column(name=target.strata, kind=Kind.FACTOR, most=MOST_STRATA)
+        yield Column(name=target.strata, kind=Kind.FACTOR, max_levels=MOST_STRATA)
     if study.weights is not None:
         yield Column(name=study.weights, kind=Kind.NUMERIC, bounds=(0.0, math.inf), outside=NEGATIVE)
     if study.cluster is not None:
@@ -61,11 +85,8 @@ def _covariates(study: Study) -> Iterator[Column]:
             yield from (Column(name=name, kind=Kind.FACTOR) for name in sorted(factors))
 
 
-# Which studies can read a silo's table in batches, and where whole columns are needed.
-
-
 def check_streams(study: Study, tables: Mapping[str, AnyTable]) -> None:
-    """Raises where a silo streams its table and the study needs all its rows at once."""
+    """Raise `InputError` if a silo streams its table and the study needs all rows at once."""
     streams = [name for name, table in tables.items() if isinstance(table, StreamedTable)]
     if not streams:
         return
@@ -83,13 +104,13 @@ def check_streams(study: Study, tables: Mapping[str, AnyTable]) -> None:
         )
 
 
-def in_memory(tables: Mapping[str, AnyTable], what: str) -> dict[str, Table]:
-    """The tables, if no silo streams its own."""
+def in_memory(tables: Mapping[str, AnyTable], user: str) -> dict[str, Table]:
+    """Return the tables, which ``user`` needs in memory; raise `InputError` if a silo streams its table."""
     held: dict[str, Table] = {}
     for name, table in tables.items():
         if isinstance(table, StreamedTable):
             raise InputError(
-                f"silo '{name}' streams its table, and {what} needs all rows at once; leave out stream in "
+                f"silo '{name}' streams its table, and {user} needs all rows at once; leave out stream in "
                 "the silo file, or give it a smaller table"
             )
         held[name] = table

@@ -1,4 +1,4 @@
-"""The example that `fedtmle init` writes: a commented study, two hospitals' silo files, and toy records."""
+"""The example that `fedtmle init` writes: a commented study, the silo files of two hospitals, toy records."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fedtmle.errors import InputError
 from fedtmle.targets.effects import estimands
 
 _QUESTION = """\
-# A study: what is asked, how, and of whom. Check it with `fedtmle validate study.toml`, look at
+# A study: the question, the method and the silos. Check it with `fedtmle validate study.toml`, describe
 # the cohort with `fedtmle preflight study.toml`, run it with `fedtmle run study.toml`.
 # Lines that start with '#' are comments; commented settings show the default or an alternative.
 
@@ -20,19 +20,17 @@ kind = "ATE"                    # or another of these:
 """
 
 _REST = """\
-outcome = "sbp_12"              # systolic blood pressure after 12 months; missing for some
-outcome_bounds = [70, 260]      # declared, because a sample's minimum and maximum are two patients
-# outcome_type = "auto"         # which is continuous; say so if it is binary (0 and 1) or a count
+outcome = "sbp_12"              # missing for some
 treatment = "programme"
 arms = ["usual", "exercise"]    # the first is the reference
 # strata = "sex"                # effects by subgroup as well
 
-# The means under rules that are known, for kind = "PolicyMeans":
+# Means under known rules, for kind = "PolicyMeans":
 # [[target.rules]]
 # kind = "Static"               # everyone gets one arm
 # arm = "exercise"
 # [[target.rules]]
-# kind = "Threshold"            # one arm where a column is at least the cut, else another
+# kind = "Threshold"            # one arm if a column is at least the cut, otherwise another
 # column = "sbp_0"
 # cut = 140
 # arm = "exercise"
@@ -41,28 +39,38 @@ arms = ["usual", "exercise"]    # the first is the reference
 # kind = "Stochastic"           # each arm with a probability, in the order of the arms
 # shares = [0.5, 0.5]
 
+# The dictionary: what each variable is, the same for every silo. A silo checks every value against it, and
+# nobody is asked for labels or for the size of values. Ranges are what is possible, never a sample's minimum
+# and maximum, which are two patients. Kinds: number, count, binary (0 and 1), category.
+[variables]
+sbp_12 = {kind = "number", range = [70, 260], label = "Systolic blood pressure at 12 months", unit = "mmHg"}
+sbp_0 = {kind = "number", range = [70, 260], label = "Systolic blood pressure at baseline", unit = "mmHg"}
+age = {kind = "number", range = [18, 110], label = "Age", unit = "years"}
+sex = {kind = "category", levels = ["female", "male"], label = "Sex"}
+smoker = {kind = "binary", label = "Current smoker"}
+
 [models.outcome]                # its formula may use the treatment
 formula = "C(programme) + sbp_0 + age + C(sex) + smoker"
 # family = "auto"               # by outcome_type: gaussian (continuous), binomial (binary), poisson (count)
 # ridge = 0.0
 
-# Instead: predictions that each silo already has as columns, one per arm.
+# Alternative: predictions that each silo already has as columns, one per arm.
 # [models.outcome]
 # supplied = ["q_usual", "q_exercise"]
 
-# Instead: a model fitted at one silo on its own records, and shown to all.
+# Alternative: a model that one silo fits on its own records and discloses to all.
 # [models.outcome]
 # kind = "Pilot"
 # at = "north"
 # formula = "C(programme) + sbp_0 + age"
 
-# Instead: the same on a public file with the study's names; nothing is sent then.
+# Alternative: a model that is fitted on a public file with the study's names; no silo sends anything for it.
 # [models.outcome]
 # kind = "Pilot"
 # sample = "public.csv"
 # trees = {formula = "C(programme) + sbp_0", rounds = 50, depth = 3, rate = 0.1, min_leaf = 20}
 
-# Instead: coefficients that are known, in the order of the formula's columns, on the outcome's own scale.
+# Alternative: known coefficients, in the order of the formula's columns, on the outcome's scale.
 # [models.outcome]
 # kind = "Pilot"
 # formula = "C(programme) + sbp_0"
@@ -70,7 +78,7 @@ formula = "C(programme) + sbp_0 + age + C(sex) + smoker"
 # levels = {programme = ["usual", "exercise"]}
 # coefficients = [40.0, -6.0, 0.7]
 
-# Instead: several models, weighted by how well each predicts the records that it was not fitted on.
+# Alternative: a super learner, which weights models by how well they predict records not used in their fit.
 # [models.outcome]
 # kind = "SuperLearner"
 # folds = 5
@@ -84,13 +92,13 @@ formula = "C(programme) + sbp_0 + age + C(sex) + smoker"
 # at = "north"
 # trees = {formula = ["sbp_0", "age", "smoker"]}
 # [[models.outcome.learners]]
-# kind = "PerSilo"              # each silo's own trees, shown to all
+# kind = "PerSilo"              # trees that each silo fits on its own records and discloses to all
 # trees = {formula = "sbp_0 + age + smoker", rounds = 20}
 
-[models.treatment]              # always logistic; the same kinds
+[models.treatment]              # the propensity score: always logistic, with the same kinds of model
 formula = "sbp_0 + age + C(sex) + smoker"
 
-[models.missingness]            # who has an outcome; leave it out if no outcome may be missing
+[models.missingness]            # whether the outcome is observed; leave it out if none may be missing
 formula = "C(programme) + age + smoker"
 
 [algorithm]
@@ -102,14 +110,14 @@ tolerance = "practical"         # 1e-6 of a standard error; "negligible", or a n
 # max_rounds = 10000
 # fixed_width = 1000            # send absolute integers instead of differences
 
-# Instead: pooled gradients, here with stochastic gradient descent.
+# Alternative: pooled gradients, here with stochastic gradient descent.
 # [algorithm]
 # kind = "Gradient"
 # tolerance = 0.5
 # max_updates = 100
 # optimizer = {kind = "sgd", batch = 64, step = 1e-4, steps = 9, seed = 0, batches = "fixed", replace = false}
 
-# Instead: gradient descent whose steps are found by backtracking; "newton" and "descent" are short.
+# Alternative: gradient descent with backtracking; optimizer = "newton" or "descent" has the defaults.
 # [algorithm]
 # kind = "Gradient"
 # [algorithm.optimizer]
@@ -118,12 +126,12 @@ tolerance = "practical"         # 1e-6 of a standard error; "negligible", or a n
 # stop = 0.1
 # step = {first = 1.0, armijo = 1e-4, grow = 2.0, max_halvings = 50}    # or a fixed number
 
-# Instead: all rows in one place, each update an exact fit; to compare with.
+# Alternative: all rows in one place, each update an exact fit; for comparison.
 # [algorithm]
 # kind = "Central"
 # optimizer = {kind = "exact", radius = 64, exhaustive = false}
 
-# Instead: each silo's own fit, averaged.
+# Alternative: the average of the silos' own fits.
 # [algorithm]
 # kind = "LocalAverage"
 # weights = {north = 0.6, south = 0.4}          # size, uniform, or one number per silo
@@ -132,7 +140,7 @@ tolerance = "practical"         # 1e-6 of a standard error; "negligible", or a n
 # exhaustive = false
 # progress_tolerance = 1e-9
 
-# Instead: each silo leaves with its own estimate once its own equation holds.
+# Alternative: each silo leaves with its own estimate once its own equation holds.
 # [algorithm]
 # kind = "Personalized"
 # weights = "size"              # uniform
@@ -140,24 +148,24 @@ tolerance = "practical"         # 1e-6 of a standard error; "negligible", or a n
 # lattice = 1e-3                # or: round fits to this spacing, so that small ones are zero
 
 [options]
-g_bounds = "auto"               # 5/(sqrt(n) log n); a number below 0.5, or "none"
+g_bounds = "auto"               # truncation at 5/(sqrt(n) log n); or a number below 0.5, or "none"
 confidence = 0.95
-# diagnostics = true            # false: no last round of tables on overlap and fit; less leaves the silos
+# diagnostics = true            # false: no tables of overlap and fit; the silos disclose less
 # clever = "covariate"          # weight
 # submodel = "per arm"          # contrast
 # link = "logistic"             # linear
 # weights = "sampling_weight"   # a column of observation weights
-# weight_ceiling = 64           # of a weight over the mean weight
+# weight_ceiling = 64           # the largest weight over the mean weight
 # cluster = "family"            # a column of cluster identifiers
-# cluster_scope = "shared"      # the same identifier is the same cluster everywhere, and clusters that are
-#                               # in two silos are refused; "silo": each silo numbers its own; "spanning":
-#                               # clusters may be in several silos, in parts above each silo's smallest cell
+# cluster_scope = "shared"      # "shared": an identifier means the same cluster in all silos, and a cluster
+#                               # in two silos is refused; "silo": each silo numbers its own; "spanning":
+#                               # a cluster may be in several silos, in parts above each silo's smallest cell
 # largest_cluster = 4096
-# folds = 10                    # cross-fit the models
+# folds = 10                    # cross-fitting of the models
 # seed = 0
 
-# Of a deployed run: the last day on which silos answer, and the keys with which they sign what they heard,
-# so that a server cannot tell them different things. `fedtmle silo decisions` prints a silo's key.
+# For a deployed run: the last day on which silos answer, and the keys with which they sign what they receive,
+# so that a server cannot send them different broadcasts. `fedtmle silo decisions` prints a silo's key.
 # [plan]
 # expires = 2027-06-30
 # keys = {north = "00..", south = "00.."}
@@ -168,7 +176,7 @@ south = "south.toml"
 """
 
 NORTH = """\
-# What the northern hospital calls the study's columns. It keeps this file; the study never sees it.
+# The northern hospital's names for the study's columns. The file stays at the hospital.
 
 [silo]
 name = "north"
@@ -176,17 +184,17 @@ name = "north"
 [data]
 path = "north.csv"              # or .parquet; or database = "records.duckdb" with table or query
 
-[columns]                       # study's name = this hospital's; columns not listed keep their name
+[columns]                       # study's name = this hospital's name; columns not listed keep their name
 sbp_12 = "SBP_FOLLOWUP"
 sbp_0 = "SBP_BASELINE"
 age = "AGE_YEARS"
 sex = {column = "SEX", levels = {M = "male", F = "female"}}
 programme = {column = "GROUP", levels = {0 = "usual", 1 = "exercise"}}
-smoker = {column = "smoker", missing = [9]}     # codes that stand for no value
+smoker = {column = "smoker", missing = [9]}     # codes for a missing value
 # family = {column = "FAM_NO", secret = "words that the hospitals alone share"}   # cluster identifiers
 
-[policy]                        # what this hospital allows; it may be stricter than the package, never laxer
-min_cell = 10                   # people in any cell of a table that leaves
+[policy]                        # what this hospital allows; it may be stricter than the defaults, never laxer
+min_cell = 10                   # the smallest count that it discloses in a table
 # release = true                # its own estimate may be shown
 """
 
@@ -229,9 +237,9 @@ def write_template(folder: Path, *, force: bool) -> list[Path]:
         "south.csv": "\n".join(_south()) + "\n",
         "public.csv": "\n".join(_public()) + "\n",
     }
-    there = [name for name in files if (folder / name).exists()]
-    if there and not force:
-        raise InputError(f"{folder}: {', '.join(there)} already there; choose another folder, or --force")
+    existing = [name for name in files if (folder / name).exists()]
+    if existing and not force:
+        raise InputError(f"{folder}: {', '.join(existing)} already exist; choose another folder, or --force")
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
         (folder / name).write_text(text, encoding="utf-8")
@@ -267,7 +275,7 @@ def _public() -> Iterator[str]:
 
 
 def _patients(count: int, *, seed: int, shift: float) -> Iterator[Patient]:
-    """Invented patients: the fitter ones take part, older ones are lost; the programme lowers by 6."""
+    """Yield invented patients: younger ones take part more often, older ones are lost; the effect is -6."""
     draw = random.Random(seed)  # noqa: S311 - toy records, the same on every machine
     for _ in range(count):
         age = min(85.0, max(30.0, draw.gauss(58, 10)))
@@ -275,12 +283,12 @@ def _patients(count: int, *, seed: int, shift: float) -> Iterator[Patient]:
         before = 142 + shift + 0.4 * (age - 58) + 4 * smoker + draw.gauss(0, 12)
         treated = draw.random() < 1 / (1 + math.exp(0.2 + 0.03 * (age - 58) + 0.5 * smoker))
         after = 40 + 0.7 * before - 6 * treated + 2 * smoker - 1.5 * female + draw.gauss(0, 8)
-        seen = draw.random() < 1 / (1 + math.exp(-2.4 + 0.03 * (age - 58) - 0.4 * treated))
+        observed = draw.random() < 1 / (1 + math.exp(-2.4 + 0.03 * (age - 58) - 0.4 * treated))
         yield {
             "age": age,
             "female": female,
             "smoker": smoker,
             "before": before,
             "treated": treated,
-            "after": after if seen else math.nan,
+            "after": after if observed else math.nan,
         }

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import final
 
 import numpy as np
@@ -32,9 +32,10 @@ from fedtmle.model.types import Array, RowBound, exponent
 @final
 @dataclass(frozen=True, kw_only=True)
 class MeanLaw:
-    """mu: the only feature of the density that this target sees."""
+    """mu: the only feature of the density that this target sees, and the fluctuations that led to it."""
 
     mu: float
+    history: tuple[tuple[float, ...], ...] = field(default=(), compare=False)  # laws of one mu are equal
 
 
 @final
@@ -54,7 +55,7 @@ class Mean(AbstractProblem[MeanLaw, Array]):
         return ("mean",)
 
     def start(self, mu: float) -> MeanLaw:
-        """The initial estimate, a number within the bounds."""
+        """Return the initial law; ``mu`` is an initial estimate within the bounds."""
         if not self.bounds[0] <= mu <= self.bounds[1]:
             raise InputError(f"mu: expected a number within the bounds {self.bounds}, not {mu}")
         return MeanLaw(mu=float(mu))
@@ -102,13 +103,17 @@ class Mean(AbstractProblem[MeanLaw, Array]):
     def move(self, law: MeanLaw, eps: Array) -> MeanLaw:
         if not self.admits(law, eps):
             raise NumericalError("eps: the fluctuation would move the mean outside its declared bounds")
-        return MeanLaw(mu=law.mu - float(eps[0]))
+        step = float(eps[0])
+        return MeanLaw(mu=law.mu - step, history=(*law.history, (step,)))
 
     def admits(self, law: MeanLaw, eps: Array) -> bool:
         # Half a width of slack: a rounded gradient step may pass a mean that lies on the boundary.
         low, high = self.bounds
         slack = 0.5 * (high - low)
         return bool(low - slack <= law.mu - float(eps[0]) <= high + slack)
+
+    def path(self, law: MeanLaw) -> tuple[tuple[float, ...], ...]:
+        return law.history
 
     def displacement(self, law: MeanLaw) -> Array:
         return np.array([-law.mu])

@@ -26,6 +26,7 @@ from fedtmle.model.density.fluctuation import AbstractFluctuation, LogisticFluct
 from fedtmle.model.density.law import AbstractFunctional
 from fedtmle.model.density.problem import AbstractDensityProblem
 from fedtmle.model.density.quadrature import combine, combined, expectation, second_moment
+from fedtmle.model.linear import cholesky, congruence, invert, multiply, solve_factored
 from fedtmle.model.types import Array
 
 SQUARE = ((-2.0, -2.0), (2.0, -2.0), (-2.0, 2.0), (2.0, 2.0))  # S.3
@@ -39,7 +40,11 @@ HALVINGS = 40
 @final
 @dataclass(frozen=True, kw_only=True)
 class OptimalTransport(AbstractDensityProblem):
-    """The relative allocation offsets theta_1..theta_d; the defaults are the paper's benchmark."""
+    """Entropic optimal transport: the relative allocation offsets theta_1..theta_d.
+
+    Mass at each record is allocated to ``destinations`` with the ``capacities``; ``regularisation`` is the
+    entropy's weight, ``spacing`` that of the quadrature's grid. The defaults are the paper's benchmark.
+    """
 
     destinations: Sequence[Sequence[float]] = SQUARE
     capacities: Sequence[float] = (0.25, 0.25, 0.25, 0.25)
@@ -85,12 +90,12 @@ class OptimalTransport(AbstractDensityProblem):
         return self._newton(nodes, masses, theta)
 
     def direct(self, rows: object) -> Array:
-        """theta of the empirical transport problem on pooled rows (N, q): what targeting must arrive at."""
+        """Return theta of the empirical transport problem on pooled rows (N, q): the limit of targeting."""
         points = self.read(rows)
         return self._newton(points, np.full(points.shape[1], 1.0 / points.shape[1]), np.zeros(self.dim)).psi
 
     def shares(self, points: Array, theta: Array) -> Array:
-        """s_{1:d} at points (q, N), shape (d, N)."""
+        """Return s_{1:d} at points (q, N), shape (d, N)."""
         # |o|^2/2 is common to all destinations and cancels.
         logits = [
             (combined(np.array(z), points) + (offset - 0.5 * math.fsum(x * x for x in z)))
@@ -100,7 +105,7 @@ class OptimalTransport(AbstractDensityProblem):
         return kernels.softmax(np.stack(logits))[: self.dim]
 
     def _newton(self, points: Array, masses: Array, theta: Array) -> Transport:
-        """The root of g(theta) = E[s_{1:d}] - c_{1:d}, the gradient of the convex objective."""
+        """Return the root of g(theta) = E[s_{1:d}] - c_{1:d}, the gradient of the convex objective."""
         g, H = self._residual(points, masses, theta)
         for _ in range(NEWTON_STEPS):
             # theta/l, a logit, is resolved to its rounding; g can be no better.
@@ -108,8 +113,10 @@ class OptimalTransport(AbstractDensityProblem):
                 break
             # The ridge is for starts where some s_j is nearly zero everywhere, so that H nearly is; of order
             # |g|^2, it leaves the convergence quadratic.
-            ridge = RIDGE * _size(g) ** 2 * np.eye(self.dim)
-            step = -self.regularisation * np.linalg.solve(H + ridge, g)
+            factor = cholesky(H, shift=RIDGE * _size(g) ** 2)
+            if factor is None:
+                break
+            step = -self.regularisation * solve_factored(factor, g)
             for _ in range(HALVINGS):
                 ahead, H_ahead = self._residual(points, masses, theta + step)
                 # Either the objective is still falling at the end of the step, or |g| has fallen.
@@ -119,19 +126,16 @@ class OptimalTransport(AbstractDensityProblem):
             else:
                 break
             theta, g, H = theta + step, ahead, H_ahead
-        try:
-            gain = np.asarray(-self.regularisation * np.linalg.inv(H))
-        except np.linalg.LinAlgError:
-            gain = np.full((self.dim, self.dim), np.inf)
-        if _size(g) > ACCEPTED or not np.isfinite(gain).all():
+        inverse = invert(H)
+        if _size(g) > ACCEPTED or inverse is None or not np.isfinite(inverse).all():
             raise NumericalError(
                 "psi: the transport problem has no solution to working precision; the destinations may be "
                 "too far apart for this regularisation"
             )
-        return Transport(problem=self, theta=theta, gain=gain)
+        return Transport(problem=self, theta=theta, gain=-self.regularisation * inverse)
 
     def _residual(self, points: Array, masses: Array, theta: Array) -> tuple[Array, Array]:
-        """g and H at theta."""
+        """Return g and H at theta."""
         s = self.shares(points, theta)
         mean = expectation(masses, s, 0)
         return mean - np.array(self.capacities)[: self.dim], np.diag(mean) - second_moment(masses, s, 0)
@@ -160,11 +164,15 @@ class Transport(AbstractFunctional):
 
     def correction(self, mean: Array, second: Array) -> Array:
         # s - c = gain^-1 D, so the moments of D are those of s, and H_n = diag(P_n s) - P_n s s^T.
-        inverse, c = np.linalg.inv(self.gain), self._capacities[:, 0]
-        off = inverse @ mean  # P_n s - c
-        products = inverse @ second @ inverse.T + np.outer(off, c) + np.outer(c, off) + np.outer(c, c)
-        H = np.diag(c + off) - products
-        return np.asarray(-self.problem.regularisation * np.linalg.inv(H) @ inverse)
+        scale, c = invert(-self.gain), self._capacities[:, 0]  # H/l
+        if scale is None:
+            raise NumericalError("psi: the curvature of the transport problem is singular")
+        off = -multiply(scale, mean[:, None])[:, 0]  # P_n s - c
+        products = congruence(scale, second) + np.outer(off, c) + np.outer(c, off) + np.outer(c, c)
+        inverse = invert(np.diag(c + off) - products)
+        if inverse is None:
+            raise NumericalError("psi: the rows do not determine the curvature of the transport problem")
+        return self.problem.regularisation * multiply(inverse, scale)
 
     @property
     def _capacities(self) -> Array:

@@ -1,4 +1,4 @@
-"""A preflight as a person reads it, at 80 columns."""
+"""A preflight as 80 columns of text."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import replace
 from itertools import groupby
 
 from fedtmle.layout import aligned, histogram_table, share, wrapped
-from fedtmle.studies.preflight import Count, Line, Preflight
+from fedtmle.studies.preflight import Characteristic, Count, Preflight
 
-NOTABLE = 0.25  # a standardised difference that leans on the models (Imbens and Rubin, 2015)
+NOTABLE = 0.25  # a larger standardised difference relies on the models (Imbens and Rubin, 2015)
 
 
 def render(view: Preflight) -> str:
-    """The whole view; the first line is its title."""
+    """Return the whole view; its first line is the title."""
     parts = (
         _title(view),
         _flow(view),
@@ -39,7 +39,7 @@ def _number(view: Preflight, count: Count) -> str:
 
 
 def _with_silos(view: Preflight, row: list[str], silos: int | str) -> list[str]:
-    """The row with the number of silos it is made of, where there are several to choose from."""
+    """Append the number of silos behind a row, unless the view is of one silo."""
     if view.floor is None:
         return row
     return [*row, f"{silos} of {len(view.silos)}" if isinstance(silos, int) else silos]
@@ -47,7 +47,7 @@ def _with_silos(view: Preflight, row: list[str], silos: int | str) -> list[str]:
 
 def _flow(view: Preflight) -> Iterator[str]:
     rows = [_with_silos(view, ["cohort", "records"], "silos")]
-    rows.append(_with_silos(view, ["in all", f"{view.n_rows:,}"], len(view.silos)))
+    rows.append(_with_silos(view, ["total", f"{view.n_rows:,}"], len(view.silos)))
     rows += [_with_silos(view, [count.name, _number(view, count)], count.silos) for count in view.lost]
     yield from aligned(rows)
 
@@ -60,10 +60,10 @@ def _table(view: Preflight) -> Iterator[str]:
     fewest = min(count.silos for count in view.arm_counts)
     rows.append(_with_silos(view, ["records", *records, *([""] if several else [])], fewest))
     for _, lines in groupby(view.lines, key=lambda line: line.name):
-        own = list(lines)
-        if len(own) > 1 and not any(line.silos for line in own):
-            own = [replace(own[0], level=None)]  # one line for a factor of which nothing is shown
-        for line in own:
+        levels = list(lines)
+        if len(levels) > 1 and not any(line.silos for line in levels):
+            levels = [replace(levels[0], level=None)]  # one line for a factor of which nothing is shown
+        for line in levels:
             row = [_label(line), *(_cell(view, line, a) for a in range(len(view.arms)))]
             if several:
                 row.append("-" if line.difference is None else f"{line.difference:+.2f}")
@@ -71,11 +71,11 @@ def _table(view: Preflight) -> Iterator[str]:
     yield from aligned(rows)
 
 
-def _label(line: Line) -> str:
+def _label(line: Characteristic) -> str:
     return line.name if line.level is None else f"{line.name} = {line.level}"
 
 
-def _cell(view: Preflight, line: Line, arm: int) -> str:
+def _cell(view: Preflight, line: Characteristic, arm: int) -> str:
     if line.constant:
         return "one value"
     if not line.silos:
@@ -86,13 +86,13 @@ def _cell(view: Preflight, line: Line, arm: int) -> str:
 
 
 def _missing(view: Preflight) -> Iterator[str]:
-    """Columns of which some value is missing, or may be: in some silo the count is hidden."""
-    found = [count for count in view.missing if count.count or count.silos < len(view.silos)]
-    if not found:
+    """Yield the columns with missing values, or with a count that some silo hides."""
+    columns = [count for count in view.missing if count.count or count.silos < len(view.silos)]
+    if not columns:
         yield "No value is missing."
         return
     rows = [_with_silos(view, ["missing values", "records", "share"], "silos")]
-    for count in found:
+    for count in columns:
         part = "-" if count.count is None else share(count.count, count.of)
         rows.append(_with_silos(view, [count.name, _number(view, count), part], count.silos))
     yield from aligned(rows)
@@ -101,22 +101,24 @@ def _missing(view: Preflight) -> Iterator[str]:
 def _overlap(view: Preflight) -> Iterator[str]:
     if len(view.arms) < 2:
         return
-    apart = [line for line in view.lines if line.difference is not None and abs(line.difference) > NOTABLE]
-    names = ", ".join(map(_label, apart))
-    both = min(count.silos for count in view.arm_counts)
+    different = [
+        line for line in view.lines if line.difference is not None and abs(line.difference) > NOTABLE
+    ]
+    names = ", ".join(map(_label, different))
+    in_every_arm = min(count.silos for count in view.arm_counts)
     text = "Overlap: "
     if view.floor is not None:
-        text += f"{both} of {len(view.silos)} silos have at least {view.floor} records in every arm. "
+        text += f"{in_every_arm} of {len(view.silos)} silos have at least {view.floor} records in every arm. "
     text += (
         f"The arms differ by more than {NOTABLE:g} standard deviations in {names}."
-        if apart
+        if different
         else f"No characteristic shown differs between the arms by more than {NOTABLE:g} standard deviations."
     )
     yield from wrapped(text)
 
 
 def _fitted(view: Preflight) -> Iterator[str]:
-    """What the study's treatment model predicts, arm by arm."""
+    """Yield histograms of the fitted propensity score by arm."""
     if view.overlap is None:
         return
     if view.overlap.problem is not None:
@@ -128,13 +130,15 @@ def _fitted(view: Preflight) -> Iterator[str]:
 def _note(view: Preflight) -> Iterator[str]:
     if view.floor is not None:
         yield from wrapped(
-            "Each line is made of the silos in its last column: those whose cells, and what is left of "
-            f"their totals, are at least {view.floor} in every arm; <{view.floor} where there are none. "
+            "Each line is computed from the silos in its last column: those whose cells, and the rest of "
+            f"their totals, are at least {view.floor} in every arm; <{view.floor} if there are none. "
             "A count with + leaves out silos in which it is smaller. Outcomes by arm are not shown before "
             "the study runs."
         )
         if any(line.constant for line in view.lines):
-            yield from wrapped("One value: everybody in an arm of a silo has the same; it is not told.")
+            yield from wrapped(
+                "One value: all records in an arm of a silo have the same value, which is not disclosed."
+            )
         if view.unnamed:
             names = ", ".join(view.unnamed)
-            yield from wrapped(f"Not named: levels of {names} that too few people of each silo have.")
+            yield from wrapped(f"Not named: levels of {names} that too few records of each silo have.")

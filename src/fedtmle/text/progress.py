@@ -1,4 +1,4 @@
-"""Following a run: a live display where standard error is a terminal, and a file of events."""
+"""Following a run: a live display if standard error is a terminal, and a file of events."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from fedtmle.runtime.events import EventLog, logging_to
 from fedtmle.runtime.session import Progress, RoundReport
 from fedtmle.studyfile.file import study_plan
 
-TITLE = 14  # characters of a title that leave a line of 80 room for the rest
+TITLE_WIDTH = 14  # characters, so that the rest fits a line of 80
 
 
 @contextmanager
-def live_progress(what: str, *, quiet: bool) -> Iterator[Progress | None]:
-    """A callback that keeps one line up to date; None, and nothing shown, if quiet or no terminal."""
+def live_progress(title: str, *, quiet: bool) -> Iterator[Progress | None]:
+    """Yield a callback that updates one line of the terminal, or None if quiet or without a terminal."""
     from rich.console import Console
     from rich.progress import Progress as Bar
     from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -29,12 +29,12 @@ def live_progress(what: str, *, quiet: bool) -> Iterator[Progress | None]:
         return
     columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
     with Bar(*columns, console=console, transient=True) as bar:
-        short = shortened(what, TITLE)
+        short = shortened(title, TITLE_WIDTH)
         task = bar.add_task(f"{short}: reading the silos")
 
         def report(round_: RoundReport) -> None:
-            known = round_.gradient_norm
-            last = "so far" if known is None else f"so far, {known:.1e}"  # the residual on its way down
+            norm = round_.gradient_norm
+            last = "so far" if norm is None else f"so far, {norm:.1e}"
             bar.update(
                 task,
                 description=f"{short}: round {round_.round}, {phase_name(round_.phase)}, "
@@ -46,7 +46,7 @@ def live_progress(what: str, *, quiet: bool) -> Iterator[Progress | None]:
 
 @contextmanager
 def following(path: Path | None, title: str, study: Study, silos: Sequence[str]) -> Iterator[EventLog | None]:
-    """A log of events that has said what starts; None without a path."""
+    """Yield a log of events that has recorded the start of the run, or None without a path."""
     with logging_to(path) as log:
         if log is not None:
             names = ["pooled"] if study.algorithm.pools_rows else list(silos)
@@ -61,11 +61,11 @@ def following(path: Path | None, title: str, study: Study, silos: Sequence[str])
 
 
 def each(*callbacks: Progress | None) -> Progress | None:
-    """One callback for all that are there."""
-    there = [callback for callback in callbacks if callback is not None]
+    """Return one callback that calls all of those given, or None if all are None."""
+    given = [callback for callback in callbacks if callback is not None]
 
     def report(round_: RoundReport) -> None:
-        for callback in there:
+        for callback in given:
             callback(round_)
 
-    return report if there else None
+    return report if given else None

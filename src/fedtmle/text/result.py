@@ -1,12 +1,12 @@
-"""A result as a person reads it: plain text at 80 columns, made from the saved document alone."""
+"""The result of a study as 80 columns of text, made from its document alone."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from itertools import pairwise
-from typing import Any
 
 from fedtmle.layout import (
+    Document,
     aligned,
     bits,
     decimals,
@@ -20,13 +20,12 @@ from fedtmle.layout import (
     wrapped,
 )
 
-Document = Mapping[str, Any]
 WAYS = ("bits_up", "bits_down")
 PHASES = ("nuisance", "calibration", "targeting", "closing", "diagnostics")
 
 
 def render(document: Document) -> str:
-    """The whole result; the first line is its title."""
+    """Return the whole result; its first line is the title."""
     parts = (
         _question(document),
         _cohort(document),
@@ -57,35 +56,35 @@ def _silo_count(document: Document) -> str:
 
 
 def _cohort(document: Document) -> Iterator[str]:
-    rows = [("arm", "records", "with outcome", "below g bound")]
+    rows = [("arm", "records", "with outcome", "truncated")]
     counts = ("arms", "arm_counts", "observed_counts", "truncated", "truncated_hidden")
-    for arm, count, seen, below, hidden in zip(*(document[key] for key in counts), strict=True):
-        rows.append((arm, f"{count:,}", f"{seen:,} ({share(seen, count)})", partial(below, hidden)))
+    for arm, count, observed, below, hidden in zip(*(document[key] for key in counts), strict=True):
+        rows.append((arm, f"{count:,}", f"{observed:,} ({share(observed, count)})", partial(below, hidden)))
     yield from aligned(rows)
 
 
 def _how(document: Document) -> Iterator[str]:
-    """Models, the bound on g, and how many rows the inverse probabilities leave in effect."""
+    """Yield the outcome, the models, the algorithm, the truncation and the effective sample sizes."""
     study = document["study"]
     target = study["target"]
     low, high = target["outcome_bounds"]
     auto = " (outcome_type auto)" if target["outcome_type"] == "auto" else ""
     lines = [("outcome", f"{target.get('response', target['outcome_type'])}, {low:g} to {high:g}{auto}")]
-    for role, text in study["models"].items():  # learners have a table of their own
+    for role, text in study["models"].items():  # the learners of a super learner have their own table
         lines.append((f"{role} model", text.partition(":")[0] if text.startswith("super learner") else text))
     lines.append(("algorithm", study["algorithm"]["kind"]))
     rule = study["options"]["g_bounds"]
-    floor = f"{document['g_floor']:.4g}" if document["g_floor"] else "none"
-    lines.append(("g bound", f"{floor}{' (auto)' if rule == 'auto' else ''}"))
+    bound = f"{document['g_floor']:.4g}" if document["g_floor"] else "none"
+    lines.append(("truncation", f"{bound}{' (auto)' if rule == 'auto' else ''}"))
     sizes = [f"{size:,.1f} for {name}" for name, size in document["effective_sizes"].items()]
-    lines.append(("effective n", "; ".join(sizes)))
+    lines.append(("effective sample size", "; ".join(sizes)))
     width = max(len(label) for label, _ in lines) + 2
     for label, text in lines:
         yield from wrapped(text, indent=" " * width, first=label.ljust(width))
 
 
 def _learners(document: Document) -> Iterator[str]:
-    """One line for each learner of a super learner."""
+    """Yield a line for each learner of a super learner."""
     for index, rows in enumerate(learner_tables(document)):
         yield from ([""] if index else [])
         yield from aligned(rows)
@@ -95,17 +94,17 @@ def interval_title(document: Document) -> str:
     return f"{100 * document['study']['options']['confidence']:.4g}% interval"
 
 
-def cells(row: Mapping[str, Any], digits: int | None = None) -> tuple[str, str, str]:
-    """Estimate, standard error and interval, by default with three digits of the standard error."""
+def cells(row: Document, digits: int | None = None) -> tuple[str, str, str]:
+    """Return estimate, standard error and interval, by default with three digits of the standard error."""
     digits = decimals(row["std_error"]) if digits is None else digits
     interval = f"{number(row['conf_low'], digits)} to {number(row['conf_high'], digits)}"
     return number(row["estimate"], digits), number(row["std_error"], digits), interval
 
 
 def _digits(document: Document) -> int:
-    """Decimals that suit the whole table."""
-    own = (row for silo in document["personalized"].values() for row in silo["estimates"])
-    return max(decimals(row["std_error"]) for row in (*document["estimates"], *own))
+    """Return the number of decimals that suits the whole table."""
+    released = (row for silo in document["personalized"].values() for row in silo["estimates"])
+    return max(decimals(row["std_error"]) for row in (*document["estimates"], *released))
 
 
 def _estimates(document: Document) -> Iterator[str]:
@@ -123,15 +122,15 @@ def _estimates(document: Document) -> Iterator[str]:
 
 
 def _personalized(document: Document) -> Iterator[str]:
-    kept = document["personalized"]
-    if kept:
+    silos = document["personalized"]
+    if silos:
         yield from wrapped("Each silo keeps its own estimate; there is no pooled one.")
         rows = [["silo", "records", "left at update"]]
-        for name, silo in kept.items():
-            left = "unfinished" if silo["retired_at"] is None else str(silo["retired_at"])
-            rows.append([name, f"{silo['n_rows']:,}", left])
+        for name, silo in silos.items():
+            update = "unfinished" if silo["retired_at"] is None else str(silo["retired_at"])
+            rows.append([name, f"{silo['n_rows']:,}", update])
         yield from aligned(rows)
-        released = [(name, row) for name, silo in kept.items() for row in silo["estimates"]]
+        released = [(name, row) for name, silo in silos.items() for row in silo["estimates"]]
         if released:
             yield ""
             digits, title = _digits(document), interval_title(document)
@@ -141,7 +140,7 @@ def _personalized(document: Document) -> Iterator[str]:
 
 
 def _silos(document: Document) -> Iterator[str]:
-    """The silos that released their own estimate, one estimand after the other."""
+    """Yield the estimates of the silos that released them, one estimand after the other."""
     released = document["silos"]
     if not released:
         return
@@ -153,7 +152,7 @@ def _silos(document: Document) -> Iterator[str]:
         if len(estimands) > 1:
             rows.append([estimand, "", "", ""])
             indent = "  "
-        rows += [[f"{indent}{name}", *cells(own[index], digits)] for name, own in released.items()]
+        rows += [[f"{indent}{name}", *cells(by[index], digits)] for name, by in released.items()]
     yield from aligned(rows)
     if document["without"]:
         yield ""
@@ -173,13 +172,13 @@ def _silos(document: Document) -> Iterator[str]:
 
 
 def _overlap(document: Document) -> Iterator[str]:
-    """How many have which probability of treatment, arm by arm."""
+    """Yield histograms of the propensity score by arm."""
     if document["diagnostics"]:
         yield from histogram_table(document["diagnostics"]["overlap"])
 
 
 def _fit(document: Document) -> Iterator[str]:
-    """How well the outcome model predicts, before and after targeting."""
+    """Yield how well the outcome model predicts, before and after targeting."""
     if not document["diagnostics"]:
         return
     fit = document["diagnostics"]["outcome_fit"]
@@ -193,57 +192,58 @@ def _fit(document: Document) -> Iterator[str]:
             rows.append([f"{number(low, digits)} to {number(high, digits)}", count, *means])
     yield from aligned(rows)
     shares = [("R2", fit["r_squared"]), ("deviance explained", fit["deviance_explained"])]
-    told = [
+    explained = [
         f"{name} {pair['initial']:.3f} before targeting, {pair['targeted']:.3f} after"
         for name, pair in shares
         if pair and None not in pair.values()
     ]
     means = [f"{mean:.1g} for {name}" for name, mean in document["diagnostics"]["eif_mean"].items()]
-    yield from wrapped(f"Outcome model: {'; '.join(told) or 'nothing to explain'}.")
+    yield from wrapped(f"Outcome model: {'; '.join(explained) or 'nothing to explain'}.")
     yield from wrapped(f"Mean of the EIF: {'; '.join(means)}.")
 
 
 def certificate(document: Document) -> Iterator[str]:
-    """How exactly the pooled equation was solved, in two sentences."""
+    """Yield how exactly the pooled equation was solved, in two sentences."""
     stated = document["certificate"]
     if not stated or stated["tolerance"] is None:
         yield from wrapped(f"Certificate: {document['status_text']}.")
         return
-    bound, asked = stated["residual_bound"], stated["tolerance"]
+    bound, tolerance = stated["residual_bound"], stated["tolerance"]
     if bound is None:
         yield from wrapped(f"Certificate: none, {document['status_text']}.")
         return
     errors = [row["std_error"] for row in document["estimates"] if row["std_error"]]
     relative = f", {bound / min(errors):.1g} of the smallest standard error" if errors else ""
-    first = f"The pooled estimating equation holds to within {bound:.2g} (asked: {asked:.2g}){relative}."
+    first = (
+        f"The pooled estimating equation holds to within {bound:.2g} (tolerance: {tolerance:.2g}){relative}."
+    )
     if document["residual_kind"] == "certified bound":
         smoothness = stated["smoothness"]
         second = (
-            "The bound includes all rounding; it is proved from what the silos sent and does not rest on the "
-            f"smoothness constant, which is {smoothness['basis']} and sets the number of rounds only."
+            "The bound includes all rounding. It is proved from what the silos sent and does not depend on "
+            f"the smoothness constant, which is {smoothness['basis']} and affects the number of rounds only."
         )
     else:
-        second = "This was computed from exact sums over all silos and rests on no estimated constant."
+        second = "This was computed from exact sums over all silos and depends on no estimated constant."
     yield from wrapped(f"Certificate: {first} {second}")
 
 
 def cost(document: Document) -> Iterator[str]:
-    """Rounds and bits by phase, over all links."""
+    """Yield rounds and bits by phase, over all links."""
     account = document["account"]
     rows = [["cost", "rounds", "from silos", "to silos"]]
     for phase in PHASES:
         if account["rounds"].get(phase):
             sent = [bits(_sent(account, way, phase)) for way in WAYS]
             rows.append([phase_name(phase), str(account["rounds"][phase]), *sent])
-    every = [bits(sum(_sent(account, way, phase) for phase in PHASES)) for way in WAYS]
-    yield from aligned([*rows, ["in all", str(sum(account["rounds"].values())), *every]])
+    totals = [bits(sum(_sent(account, way, phase) for phase in PHASES)) for way in WAYS]
+    yield from aligned([*rows, ["total", str(sum(account["rounds"].values())), *totals]])
 
 
-def _sent(account: Mapping[str, Any], way: str, phase: str) -> int:
+def _sent(account: Document, way: str, phase: str) -> int:
     return sum(by_phase.get(phase, 0) for by_phase in account[way].values())
 
 
 def _warnings(document: Document) -> Iterator[str]:
-    warnings: Sequence[str] = document["warnings"]
-    for warning in warnings:
+    for warning in document["warnings"]:
         yield from wrapped(warning, indent="         ", first="Warning: ")

@@ -1,35 +1,34 @@
-"""An audit as 80 columns of text: what is left of each column, a histogram, and a verdict in plain words."""
+"""A disclosure audit as 80 columns of text: what stays unknown of each column, and a verdict in words."""
 
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Any
 
-from fedtmle.layout import aligned, wrapped
+from fedtmle.layout import Document, aligned, wrapped
 from fedtmle.studies.risk import EDGES
 
-BAR = 36
-KNOWS = {
-    "others": "knows every other record, and of this one all but the attacked column",
+BAR_WIDTH = 36
+ATTACKERS = {
+    "others": "knows every other record, and all columns of this one but the attacked one",
     "design": "knows all columns but the attacked one, and that one's range",
     "nothing": "knows only how such records are distributed",
 }
 
 
-def render(document: dict[str, Any]) -> str:
-    """The whole report; ``document`` is `Risk.to_dict`."""
+def render(document: Document) -> str:
+    """Return the whole report; ``document`` is `Risk.to_dict`."""
     lines = [
         f"Disclosure audit of silo '{document['silo']}'",
         *wrapped(document["question"]),
         "",
-        *wrapped(_asked(document)),
+        *wrapped(_queries(document)),
         *(wrapped(_not_covered(document)) if document["not_covered"] else []),
         "",
         *_attackers(document),
     ]
     for column in dict.fromkeys(finding["column"] for finding in document["findings"]):
-        own = [finding for finding in document["findings"] if finding["column"] == column]
-        lines += ["", *_column(column, own, document)]
+        findings = [finding for finding in document["findings"] if finding["column"] == column]
+        lines += ["", *_column(column, findings, document)]
     lines += ["", "Verdict", *verdict(document), "", *wrapped(FOOTNOTE)]
     return "\n".join(lines)
 
@@ -40,12 +39,12 @@ FOOTNOTE = (
 )
 
 
-def _asked(document: dict[str, Any]) -> str:
+def _queries(document: Document) -> str:
     kinds = ", ".join(f"{count} {kind}" for kind, count in document["kinds"].items())
     if document["queries"] == "planned":
         how = (
             f"Planned: the study rehearsed on this silo alone, and {document['probes']} gradients at the "
-            "edge of what a silo accepts. The run itself may ask more or fewer."
+            "edge of what a silo accepts. The run itself may send more or fewer queries."
         )
     else:
         how = "Answered: the queries of the transcript, derived again from its broadcasts."
@@ -53,20 +52,20 @@ def _asked(document: dict[str, Any]) -> str:
     return f"{document['n_rows']:,} records; {answers}. {how}"
 
 
-def _not_covered(document: dict[str, Any]) -> str:
+def _not_covered(document: Document) -> str:
     kinds = ", ".join(f"{count} {kind}" for kind, count in document["not_covered"].items())
-    return f"Not covered, because they are no sums over records: {kinds}."
+    return f"Not covered, because they are not sums over records: {kinds}."
 
 
-def _attackers(document: dict[str, Any]) -> list[str]:
-    used = dict.fromkeys(finding["attacker"] for finding in document["findings"])
+def _attackers(document: Document) -> list[str]:
+    attackers = dict.fromkeys(finding["attacker"] for finding in document["findings"])
     lines = ["Attackers"]
-    for name in used:
-        lines += wrapped(KNOWS[name] + ".", indent=" " * 12, first=f"  {name:<10}")
+    for name in attackers:
+        lines += wrapped(ATTACKERS[name] + ".", indent=" " * 12, first=f"  {name:<10}")
     return lines
 
 
-def _column(column: str, findings: list[dict[str, Any]], document: dict[str, Any]) -> list[str]:
+def _column(column: str, findings: list[Document], document: Document) -> list[str]:
     noise = document["noise"]
     head = ["attacker", "before", "worst record", "median record", "known"]
     rows = [head]
@@ -102,16 +101,15 @@ def _column(column: str, findings: list[dict[str, Any]], document: dict[str, Any
                     ]
                 )
         lines += ["", *aligned(noisy, indent="  ")]
-    shown = findings[0]
-    return [*lines, "", *_histogram(shown)]
+    return [*lines, "", *_histogram(findings[0])]
 
 
-def _known(finding: dict[str, Any]) -> str:
+def _known(finding: Document) -> str:
     return "-" if finding["attacker"] == "nothing" else f"{finding['known']:,} of {finding['records']:,}"
 
 
-def _histogram(finding: dict[str, Any]) -> list[str]:
-    """Records by the share of their prior uncertainty that is left."""
+def _histogram(finding: Document) -> list[str]:
+    """Return a histogram of records by the remaining share of their prior uncertainty."""
     counts = finding["histogram"]["counts"]
     largest = max(counts) or 1
     names = [f"below {EDGES[1]:g}"]
@@ -122,47 +120,47 @@ def _histogram(finding: dict[str, Any]) -> list[str]:
     else:
         keep = list(range(len(counts)))
     rows = [
-        (names[k], f"{counts[k]:,}", "#" * max(round(BAR * counts[k] / largest), int(counts[k] > 0)))
+        (names[k], f"{counts[k]:,}", "#" * max(round(BAR_WIDTH * counts[k] / largest), int(counts[k] > 0)))
         for k in keep
     ]
     wide = max(len(row[1]) for row in rows)
     return [
-        f"  left of the prior, attacker '{finding['attacker']}' (records)",
+        f"  remaining share of the prior, attacker '{finding['attacker']}' (records)",
         *(f"  {name:>14}  {count:>{wide}}  {bar}".rstrip() for name, count, bar in rows),
     ]
 
 
-def verdict(document: dict[str, Any]) -> list[str]:
-    """One sentence per column and attacker."""
+def verdict(document: Document) -> list[str]:
+    """Return one sentence per column and attacker."""
     lines: list[str] = []
     for finding in document["findings"]:
         lines += wrapped(sentence(finding), indent="    ", first="  * ")
     return lines
 
 
-def sentence(finding: dict[str, Any]) -> str:
-    """What an attacker can know of a column, in plain words."""
+def sentence(finding: Document) -> str:
+    """Return what an attacker can learn about a column, in words."""
     column, records, known = finding["column"], finding["records"], finding["known"]
     if finding["attacker"] == "nothing":
         mean = finding["mean"]
         share = 1 - (mean["after"] / mean["prior"]) ** 2 if mean["prior"] else 0.0
         return (
-            f"{column}: who knows no record learns {share:.0%} of the variance of this silo's mean, and "
-            "next to nothing of a single record."
+            f"{column}: an attacker who knows no record learns {share:.0%} of the variance of this silo's "
+            "mean, and next to nothing about a single record."
         )
     who = "who knows every other record" if finding["attacker"] == "others" else "who knows the other columns"
     if known == records:
-        told = f"can work out the value of every one of the {records:,} records"
+        learned = f"can work out the value of every one of the {records:,} records"
     elif known:
-        told = f"can work out the value of {known:,} of {records:,} records"
+        learned = f"can work out the value of {known:,} of {records:,} records"
     elif finding["worst"] < 0.5 * finding["prior"]:
         share = finding["worst"] / finding["prior"]
-        told = f"can narrow some records to {share:.0%} of the range, and finds none out"
+        learned = f"can narrow some records to {share:.0%} of the range, and can work out none"
     else:
-        told = "cannot work out any single record from the answers alone"
+        learned = "cannot work out any single record from the answers alone"
     if finding["mean"] is not None and finding["mean"]["after"] < 0.01 * finding["mean"]["prior"]:
-        told += f", {'and' if known else 'but'} knows this silo's mean"
-    return f"{column}: an attacker {who} {told}."
+        learned += f", {'and' if known else 'but'} knows this silo's mean"
+    return f"{column}: an attacker {who} {learned}."
 
 
 def _size(value: float | None) -> str:

@@ -1,8 +1,9 @@
-"""A finished run of Algorithm 5, followed on the rows at hand: gaps and what averaging forfeits, by round.
+"""A finished personalised run (Algorithm 5), followed on the rows, beside the bounds of section 4.4.
 
-Constants are those of the run's path: zeta is the least for which eq:local-derivative-comparison holds at
-the points that the proof uses, so no covering number is needed; beta_4 comes from second differences of
-the Hessian along the segments from each fit to the average.
+`follow_fits` computes each round's local gaps and the improvement that averaging forfeits. The other
+functions compare them with their bounds. Constants are those of the run's path: zeta is the least for which
+eq:local-derivative-comparison holds at the points that the proof uses, so no covering number is needed;
+beta_4 comes from second differences of the Hessian along the segments from each fit to the average.
 """
 
 from __future__ import annotations
@@ -11,15 +12,15 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 
 from fedtmle.errors import InputError
 from fedtmle.model.fit import fit_local
+from fedtmle.model.problem import AbstractProblem, Law, Rows
 from fedtmle.model.submodel import AbstractNormaliser, AbstractSubmodel
 from fedtmle.model.types import Array, Part, unpack
-from fedtmle.protocol.query import Problem
 from fedtmle.theory import personalized
 from fedtmle.theory.checks import BoundCheck, check
 from fedtmle.theory.path import Basis, Constant
@@ -30,7 +31,7 @@ SEGMENT = np.linspace(0.0, 1.0, 5)
 
 @dataclass(frozen=True, kw_only=True)
 class Uploaded:
-    """What the server saw in one round: the fit of each silo it asked, zero if it retired; the update."""
+    """One round at the server: the fit of each silo asked, zero if the silo retired, and the update."""
 
     fits: Mapping[str, Array]
     update: Array
@@ -73,20 +74,28 @@ class FitRound:
         return disagreement(4, self.alpha, self.fits)
 
 
+class _Expansion(NamedTuple):
+    """A loss less its value at the origin, its gradient and its Hessian, at one point."""
+
+    loss: float
+    gradient: Array
+    hessian: Array
+
+
 class _Public:
     """The normaliser, evaluated once at each point: every silo is asked at the same ones."""
 
     def __init__(self, normaliser: AbstractNormaliser, dim: int) -> None:
         self.normaliser = normaliser
         self._base = normaliser.value(np.zeros(dim))
-        self._known: dict[bytes, tuple[float, Array, Array]] = {}
+        self._known: dict[bytes, _Expansion] = {}
 
-    def at(self, eps: Array) -> tuple[float, Array, Array]:
-        """A(eps) - A(0), gradient and Hessian."""
+    def at(self, eps: Array) -> _Expansion:
+        """Return A(eps) - A(0), gradient and Hessian."""
         key = eps.tobytes()
         if key not in self._known:
             A = self.normaliser
-            self._known[key] = (A.value(eps) - self._base, A.gradient(eps), A.hessian(eps))
+            self._known[key] = _Expansion(A.value(eps) - self._base, A.gradient(eps), A.hessian(eps))
         return self._known[key]
 
 
@@ -98,13 +107,17 @@ class _Local:
     public: _Public
     n_rows: int
 
-    def at(self, eps: Array) -> tuple[float, Array, Array]:
-        """l_m(eps) - l_m(0), gradient and Hessian."""
+    def at(self, eps: Array) -> _Expansion:
+        """Return l_m(eps) - l_m(0), gradient and Hessian."""
         d = len(eps)
         sums = self.submodel.sums(eps, Part.LOSS | Part.GRADIENT | Part.HESSIAN)
         values = sums.values(self.n_rows)
-        loss, gradient, hessian = self.public.at(eps)
-        return float(values[0]) + loss, values[1 : 1 + d] + gradient, unpack(values[1 + d :], d) + hessian
+        public = self.public.at(eps)
+        return _Expansion(
+            loss=float(values[0]) + public.loss,
+            gradient=values[1 : 1 + d] + public.gradient,
+            hessian=unpack(values[1 + d :], d) + public.hessian,
+        )
 
     def ceiling(self) -> float | None:
         try:
@@ -115,9 +128,9 @@ class _Local:
 
 
 def follow_fits(
-    problem: Problem,
-    law: Any,
-    rows: Mapping[str, Any],
+    problem: AbstractProblem[Law, Rows],
+    law: Law,
+    rows: Mapping[str, Rows],
     rounds: Sequence[Uploaded],
     base_weights: Mapping[str, float],
     *,
@@ -125,7 +138,7 @@ def follow_fits(
     radius: float,
     exhaustive: bool,
 ) -> tuple[FitRound, ...]:
-    """Each round that made an update; ``exact`` says that the fits were sent as they were found."""
+    """Return each round that made an update; ``exact`` says that the fits were sent without rounding."""
     followed = []
     for uploaded in rounds:
         public = _Public(problem.normaliser(law), problem.dim)
@@ -137,10 +150,8 @@ def follow_fits(
         def fit_of(name: str, sent: Array, local: Mapping[str, _Local] = local) -> Array:
             if exact:
                 return sent
-            own = local[name]
-            return fit_local(
-                own.submodel, own.public.normaliser, dim=problem.dim, radius=radius, exhaustive=exhaustive
-            ).eps
+            submodel, normaliser = local[name].submodel, local[name].public.normaliser
+            return fit_local(submodel, normaliser, dim=problem.dim, radius=radius, exhaustive=exhaustive).eps
 
         fits = {name: fit_of(name, sent) for name, sent in uploaded.fits.items()}
         active = [name for name, sent in uploaded.fits.items() if sent.any()]
@@ -161,48 +172,48 @@ def _round(
     d = len(update)
     local = {name: asked[name] for name in active}
     points = [update, *(fits[name] for name in active)]
-    values = {name: [own.at(point) for point in points] for name, own in local.items()}
-    ceilings = [own.ceiling() for own in asked.values()]
+    at_update = {name: silo.at(update) for name, silo in local.items()}
+    at_fits = {name: [silo.at(fits[other]) for other in active] for name, silo in local.items()}
+    values = {name: [at_update[name], *at_fits[name]] for name in active}
+    ceilings = [silo.ceiling() for silo in asked.values()]
     bounded = [ceiling for ceiling in ceilings if ceiling is not None]
-    visited = max(float(np.linalg.norm(at[2], 2)) for own in values.values() for at in own)
+    visited = max(float(np.linalg.norm(at.hessian, 2)) for of_silo in values.values() for at in of_silo)
     beta = max(bounded) if len(bounded) == len(ceilings) else visited
     public = asked[active[0]].public
     # One row's gradient: the declared bound of the row part, and the public part where it was seen.
-    G_1 = math.sqrt(d) * row_gradient + max(float(np.linalg.norm(public.at(p)[1])) for p in points)
-    left = [name for name in asked if name not in local]
+    G_1 = math.sqrt(d) * row_gradient + max(float(np.linalg.norm(public.at(p).gradient)) for p in points)
+    retired = [name for name in asked if name not in local]
     return FitRound(
         active=tuple(local),
         alpha=tuple(alpha[name] for name in local),
-        sizes=tuple(own.n_rows for own in local.values()),
+        sizes=tuple(silo.n_rows for silo in local.values()),
         fits=np.array([fits[name] for name in local]),
-        gap=np.array([-values[name][1 + m][0] for m, name in enumerate(local)]),
-        decrease=np.array([-values[name][0][0] for name in local]),
-        score_norm=np.array([np.linalg.norm(own.at(np.zeros(d))[1]) for own in local.values()]),
+        gap=np.array([-at_fits[name][m].loss for m, name in enumerate(local)]),
+        decrease=np.array([-at_update[name].loss for name in local]),
+        score_norm=np.array([np.linalg.norm(silo.at(np.zeros(d)).gradient) for silo in local.values()]),
         smoothness=beta,
         smoothness_is_bound=len(bounded) == len(ceilings),
         gradient_scale=G_1,
-        zeta=_zeta(values, {name: own.n_rows for name, own in local.items()}, G_1, beta),
-        fourth=max(_fourth(own, fits[name], update) for name, own in local.items()),
-        retired_mass=math.fsum(alpha[name] for name in left),
-        retired_gap=math.fsum(-alpha[name] * asked[name].at(fits[name])[0] for name in left),
+        zeta=_zeta(values, {name: silo.n_rows for name, silo in local.items()}, G_1, beta),
+        fourth=max(_fourth(silo, fits[name], update) for name, silo in local.items()),
+        retired_mass=math.fsum(alpha[name] for name in retired),
+        retired_gap=math.fsum(-alpha[name] * asked[name].at(fits[name]).loss for name in retired),
     )
 
 
 def _zeta(
-    values: Mapping[str, Sequence[tuple[float, Array, Array]]],
+    values: Mapping[str, Sequence[_Expansion]],
     sizes: Mapping[str, int],
     G_1: float,
     beta: float,
 ) -> float:
-    """The least zeta with eq:local-derivative-comparison at every point, for every pair of silos."""
+    """Return the least zeta with eq:local-derivative-comparison at every point, for every pair of silos."""
     ratios = [0.0]
-    for m, own in values.items():
-        for j, other in values.items():
-            scale = math.sqrt(1 / sizes[m] + 1 / sizes[j])
-            for (_, g, H), (_, g_other, H_other) in zip(own, other, strict=True):
-                if m != j:
-                    ratios.append(float(np.linalg.norm(g - g_other)) / (G_1 * scale))
-                    ratios.append(float(np.linalg.norm(H - H_other, 2)) / (beta * scale))
+    for m, j in itertools.permutations(values, 2):
+        scale = math.sqrt(1 / sizes[m] + 1 / sizes[j])
+        for here, there in zip(values[m], values[j], strict=True):
+            ratios.append(float(np.linalg.norm(here.gradient - there.gradient)) / (G_1 * scale))
+            ratios.append(float(np.linalg.norm(here.hessian - there.hessian, 2)) / (beta * scale))
     return max(ratios)
 
 
@@ -212,11 +223,8 @@ def _fourth(local: _Local, fit: Array, update: Array) -> float:
     length = float(np.linalg.norm(v))
     if length == 0:
         return 0.0
-    second = np.array([v @ local.at(fit + t * v)[2] @ v for t in SEGMENT])
+    second = np.array([v @ local.at(fit + t * v).hessian @ v for t in SEGMENT])
     return float(np.abs(np.diff(second, 2)).max() / (SEGMENT[1] ** 2 * length**4))
-
-
-# What averaging forfeited in a personalised run, round by round, beside the bounds of section 4.4.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -236,7 +244,7 @@ class Averaging:
 def averaging_rounds(
     followed: Sequence[FitRound], *, lattice: float | None, exact: bool
 ) -> tuple[Averaging, ...]:
-    """lem:local-fourth-order at each round; ``lattice`` is the spacing that fits were rounded to."""
+    """Return lem:local-fourth-order at each round; ``lattice`` is the spacing that fits were rounded to."""
     return tuple(
         Averaging(
             update=k,
@@ -261,7 +269,7 @@ def _fourth_order(r: FitRound) -> float:
 
 
 def personal_constants(followed: Sequence[FitRound]) -> tuple[Constant, ...]:
-    """beta, G_1, zeta and beta_4, each the largest over the rounds."""
+    """Return beta, G_1, zeta and beta_4, each the largest over the rounds."""
     if not followed:
         return ()
     return (
@@ -280,7 +288,7 @@ def personal_constants(followed: Sequence[FitRound]) -> tuple[Constant, ...]:
 def personal_checks(
     followed: Sequence[FitRound], rounds: Sequence[Averaging], *, lattice: float | None, covered: bool
 ) -> tuple[BoundCheck, ...]:
-    """The round nearest to its quadratic bound, and eq:personalized-convergence-bound over all rounds.
+    """Check the round nearest to its quadratic bound, and eq:personalized-convergence-bound over all rounds.
 
     ``covered`` is False where silos retired by a rule that the theorem does not cover.
     """
@@ -297,12 +305,12 @@ def personal_checks(
         for r in followed
         for a, score in zip(r.alpha, r.score_norm, strict=True)
     )
-    kept = [
+    lattice_gaps = [
         mass * personalized.lattice_gap_bound(r.smoothness, d, lattice or 0.0)
         for r, mass in zip(followed, itertools.accumulate(r.retired_mass for r in followed), strict=True)
     ]
     forfeited = [personalized.averaging_bound(r.quadratic_bound, r.fourth_order_bound) for r in rounds]
-    bound = personalized.convergence_bound(loss_budget(followed), forfeited, math.fsum(kept))
+    bound = personalized.convergence_bound(loss_budget(followed), forfeited, math.fsum(lattice_gaps))
     return (
         *check(label, tightest.error, tightest.quadratic_bound, "lem:local-fourth-order", basis),
         *(
@@ -318,9 +326,9 @@ def personal_checks(
 
 
 def _gaps(followed: Sequence[FitRound]) -> Iterator[float]:
-    """sum_m alpha_m Delta_m(p_m^k) of each round; a retired silo keeps the gap it left with."""
-    kept = itertools.accumulate(r.retired_gap for r in followed)
-    for r, retired in zip(followed, kept, strict=True):
+    """Yield sum_m alpha_m Delta_m(p_m^k) of each round; a retired silo keeps the gap at its retirement."""
+    retired_gaps = itertools.accumulate(r.retired_gap for r in followed)
+    for r, retired in zip(followed, retired_gaps, strict=True):
         yield math.fsum(a * float(g) for a, g in zip(r.alpha, r.gap, strict=True)) + retired
 
 

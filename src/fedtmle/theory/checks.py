@@ -39,7 +39,7 @@ class BoundCheck:
 def check(
     name: str, realised: float | None, bound: float | None, statement: str, basis: Basis
 ) -> Iterator[BoundCheck]:
-    """One check, or none where nothing was realised."""
+    """Yield one check, or none if nothing was realised."""
     if realised is None or not np.isfinite(realised):
         return
     yield BoundCheck(
@@ -70,7 +70,7 @@ class Cost:
 
 
 def open_checks(cost: Cost) -> tuple[BoundCheck, ...]:
-    """Without the rows: Delta and kappa are unknown, so most bounds stay open."""
+    """Return the checks of a run without its rows: Delta and kappa are unknown, so most bounds stay open."""
     return (
         *check("residual bound", cost.residual_bound, cost.tolerance, "thm:communication", Basis.BOUND),
         *check("rounds R", cost.R, None, "eq:main-communication", Basis.BOUND),
@@ -111,7 +111,7 @@ class Constants:
 
 
 def run_constants(path: TargetingPath, lattice: Lattice, beta: Constant) -> Constants:
-    """All of them from a followed run; a beta that a step disproves is only assumed."""
+    """Return the constants of a followed run; a beta that a step disproves is only assumed."""
     descends = step_decreases_hold(path, beta.value, LOSS_ROUNDING)
     return Constants(
         beta=beta if descends else replace(beta, basis=Basis.ASSUMED, note="disproved by a step"),
@@ -127,7 +127,7 @@ def run_constants(path: TargetingPath, lattice: Lattice, beta: Constant) -> Cons
 def coded_checks(
     path: TargetingPath, lattice: Lattice, cost: Cost, known: Constants
 ) -> tuple[BoundCheck, ...]:
-    """thm:communication and the code length of thm:statistical on a followed run."""
+    """Check thm:communication and the code length of thm:statistical on a followed run."""
     beta, kappa, Delta, delta = known.beta.value, known.effective_kappa, known.Delta.value, known.delta
     basis, with_kappa = weakest(known.beta, known.Delta), weakest(known.beta, known.Delta, known.kappa)
     ends_at_origin = path.step[-1] == 0

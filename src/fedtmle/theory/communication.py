@@ -8,21 +8,15 @@ Constants are named once, so that a test can replace one and see another test fa
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from fractions import Fraction
 
 from fedtmle.protocol.lattice import Lattice
 
-THRESHOLD = Fraction(3, 4)  # action 00 iff ||g~|| > 3 delta/4
 DECREASE = Fraction(1, 6)  # of ||g~||^2/beta that a rounded step keeps
-DECREASE_FLOOR = Fraction(3, 32)  # of delta^2/beta: DECREASE times THRESHOLD squared
 ENERGY = 6
 STEPS = Fraction(32, 3)
 ROUNDS = Fraction(64, 3)
-PATH_LENGTH = 8
-COARSEST = Fraction(1, 4)  # h sqrt(d)/delta is at most this,
 FINEST = Fraction(1, 8)  # and above this
-CODE_BASE, CODE_RATE = 3, 2  # |enc(a)| <= 3 + 2 log2(1 + |a|)
 ROUND_BITS, LOG_BITS = 8, 4  # of one coordinate in one round over both links of a silo
 UNIVERSAL_BITS = 256
 
@@ -32,27 +26,12 @@ def scaled_tolerance(lattice: Lattice) -> float:
     return math.sqrt(lattice.delta**2 / lattice.b_squared)
 
 
-def spacing_range(delta: float, d: int) -> tuple[float, float]:
-    """delta/(8 sqrt(d)) < h <= delta/(4 sqrt(d)): eq:lattice-spacing."""
-    return float(FINEST) * delta / math.sqrt(d), float(COARSEST) * delta / math.sqrt(d)
-
-
-def rounding_bound(h: float, d: int) -> float:
-    """||g~ - grad|| <= h sqrt(d): eq:rounding-guarantee."""
-    return h * math.sqrt(d)
-
-
 def residual_bound(beta: float, eps_norm: float, gradient_norm: float) -> float:
     """r^k <= beta ||eps^k|| + ||grad l_k(eps^k)||: section 2.3."""
     return beta * eps_norm + gradient_norm
 
 
 # Code lengths.
-
-
-def code_length_bound(values: Iterable[int]) -> float:
-    """|enc(v)| <= 3d + 2 sum_j log2(1 + |v_j|): eq:proof-code-length."""
-    return math.fsum(CODE_BASE + CODE_RATE * math.log2(1 + abs(value)) for value in values)
 
 
 def fixed_width_bits(G: float, h: float) -> int:
@@ -68,19 +47,9 @@ def fixed_width_cost(M: int, d: int, b: int, R: int) -> int:
 # Descent, energy, steps and rounds.
 
 
-def rounded_step_decrease(norm: float, beta: float, h: float, d: int) -> float:
-    """||g~||^2/(2 beta) (1 - 2 h sqrt(d)/||g~||): what a rounded step decreases the loss by, at least."""
-    return norm**2 / (2 * beta) * (1 - 2 * rounding_bound(h, d) / norm)
-
-
 def step_decrease(norm: float, beta: float) -> float:
-    """||g~||^2/(6 beta): the same once ||g~|| > 3 delta/4."""
+    """||g~||^2/(6 beta): the least decrease of a rounded step once ||g~|| > 3 delta/4."""
     return float(DECREASE) * norm**2 / beta
-
-
-def step_decrease_floor(delta: float, beta: float) -> float:
-    """3 delta^2/(32 beta): the same without the gradient."""
-    return float(DECREASE_FLOOR) * delta**2 / beta
 
 
 def energy_bound(beta: float, Delta: float) -> float:
@@ -91,11 +60,6 @@ def energy_bound(beta: float, Delta: float) -> float:
 def step_bound(beta: float, Delta: float, delta: float) -> float:
     """S <= 32 beta Delta/(3 delta^2): eq:proof-energy-and-steps."""
     return float(STEPS) * beta * Delta / delta**2
-
-
-def rounds(S: int, K: int) -> int:
-    """R = S + K + 1: eq:proof-rounds."""
-    return S + K + 1
 
 
 def round_bound(beta: float, Delta: float, delta: float) -> float:
@@ -117,54 +81,12 @@ def one_step_round_bound(beta: float, Delta: float, delta: float) -> float:
 # Path length and variation.
 
 
-def path_length_bound(beta: float, Delta: float, S: int) -> float:
-    """sum_k ||eps^k|| <= sqrt(6 Delta S/beta): eq:proof-path-length."""
-    return math.sqrt(ENERGY * Delta * S / beta)
-
-
-def path_length_ceiling(Delta: float, delta: float) -> float:
-    """sum_k ||eps^k|| <= 8 Delta/delta: eq:proof-path-length without S."""
-    return PATH_LENGTH * Delta / delta
-
-
-def variation_within(norm: float) -> float:
-    """||g_{m,r+1} - g_{m,r}|| <= ||g~_r|| after a step: eq:proof-within-variation."""
-    return norm
-
-
-def variation_across(beta: float, kappa: float, eps_norm: float) -> float:
-    """||g_{m,r+1} - g_{m,r}|| <= (kappa + beta) ||eps^k|| when re-centred: eq:proof-recenter-variation."""
-    return (kappa + beta) * eps_norm
-
-
 def variation_bound(beta: float, kappa: float, Delta: float, S: int) -> float:
     """sum_r ||g_{m,r} - g_{m,r-1}|| <= (2 + kappa/beta) sqrt(6 beta Delta S): eq:variation-summary."""
     return (2 + kappa / beta) * math.sqrt(ENERGY * beta * Delta * S)
 
 
 # Bits.
-
-
-def first_message_bits(M: int, d: int, G: float, h: float) -> float:
-    """8 M d + 4 M d log2(2 + G/h): eq:proof-initial-bits."""
-    return ROUND_BITS * M * d + LOG_BITS * M * d * math.log2(2 + G / h)
-
-
-def upload_bits(M: int, d: int, R: int, h: float, variation: float) -> float:
-    """3 M d (R-1) + 2 M d (R-1) log2(2 + V/((R-1) h sqrt(d))): eq:proof-upload-sum."""
-    return _difference_bits(M, d, R, h, variation, reach=2)
-
-
-def broadcast_bits(M: int, d: int, R: int, h: float, variation: float) -> float:
-    """The same with 3 for 2 in the logarithm, since q carries two roundings: eq:proof-broadcast-sum."""
-    return _difference_bits(M, d, R, h, variation, reach=3)
-
-
-def _difference_bits(M: int, d: int, R: int, h: float, variation: float, *, reach: int) -> float:
-    if R == 1:
-        return 0.0
-    per_round = variation / ((R - 1) * h * math.sqrt(d))
-    return M * d * (R - 1) * (CODE_BASE + CODE_RATE * math.log2(reach + per_round))
 
 
 def bits_at_spacing(M: int, d: int, R: int, G: float, h: float, variation: float) -> float:

@@ -1,6 +1,7 @@
-"""A finished run of Algorithm 4, followed on the rows at hand: silo gradients and losses query by query.
+"""A finished coded run (Algorithm 4), followed on the rows, and the constants of the assumptions.
 
-All vectors are in the run's coordinates: C g for gradients, u with eps = C^T u for fluctuations.
+`follow` computes the silos' gradients and the pooled loss query by query. All vectors are in the run's
+coordinates: C g for gradients, u with eps = C^T u for fluctuations.
 """
 
 from __future__ import annotations
@@ -10,14 +11,14 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import Any
 
 import numpy as np
 
+from fedtmle.model.problem import AbstractProblem, Law, Rows
 from fedtmle.model.types import Array, Part
 from fedtmle.protocol.lattice import Lattice, floating
 from fedtmle.protocol.outcome import Visit
-from fedtmle.protocol.query import Problem
+from fedtmle.theory.communication import step_decrease
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,16 +42,16 @@ class TargetingPath:
         return np.asarray(np.einsum("m,rmd->rd", self.share, self.gradient))
 
     def transitions(self) -> Iterator[tuple[int, bool]]:
-        """Each state but the last, with whether the next is in the same submodel (a step) or a new one."""
+        """Yield each state but the last, and whether the next one is in the same submodel (a step)."""
         for r in range(len(self.update) - 1):
             yield r, self.update[r + 1] == self.update[r]
 
     def origins(self) -> list[int]:
-        """The state at the origin of each submodel."""
+        """Return the state at the origin of each submodel."""
         return [r for r, t in enumerate(self.step) if t == 0]
 
     def endpoints(self) -> list[int]:
-        """The accepted state of each update: the last of its submodel, but for the last submodel."""
+        """Return the accepted state of each update: the last of its submodel, except in the last submodel."""
         return [r for r, is_step in self.transitions() if not is_step]
 
     def rounded_norms(self, beta: float) -> Array:
@@ -73,7 +74,7 @@ class _PathState:
 
 
 def _states(points: Sequence[Visit], accepted: Sequence[Sequence[float]]) -> Iterator[_PathState]:
-    """The queries, and the accepted eps that were not asked about, in their order."""
+    """Yield the queries, and the accepted eps that were not asked about, in their order."""
     for point, after in zip_longest(points, points[1:]):
         yield _PathState(update=point.update, step=point.step, eps=point.eps, queried=True)
         ends = after is not None and after.update > point.update
@@ -83,31 +84,31 @@ def _states(points: Sequence[Visit], accepted: Sequence[Sequence[float]]) -> Ite
 
 
 def follow(
-    problem: Problem,
-    law: Any,
-    rows: Mapping[str, Any],
+    problem: AbstractProblem[Law, Rows],
+    law: Law,
+    rows: Mapping[str, Rows],
     points: Sequence[Visit],
     accepted: Sequence[Sequence[float]],
     lattice: Lattice,
 ) -> TargetingPath:
-    """The path of a run from its initial law, on the silos' validated rows."""
+    """Return the path of a run from its initial law, on the silos' validated rows."""
     states = list(_states(points, accepted))
-    sizes = [problem.count(own) for own in rows.values()]
+    sizes = [problem.count(table) for table in rows.values()]
     n = sum(sizes)
     C, B = floating(lattice.C), floating(lattice.B)
     gradients, losses = [], []
     reached = 0.0  # pooled loss of the current law, less that of the first
     for k in range(len(accepted) + 1):
-        submodels = [problem.submodel(law, own) for own in rows.values()]
+        submodels = [problem.submodel(law, table) for table in rows.values()]
         normaliser = problem.normaliser(law)
         base = normaliser.value(np.zeros(problem.dim))
         for state in (state for state in states if state.update == k):
             eps = np.array(state.eps)
             sums = [submodel.sums(eps, Part.LOSS | Part.GRADIENT) for submodel in submodels]
             public = normaliser.gradient(eps)
-            gradients.append([C @ (own[1:].values(N) + public) for own, N in zip(sums, sizes, strict=True)])
+            gradients.append([C @ (each[1:].values(N) + public) for each, N in zip(sums, sizes, strict=True)])
             # Differences from the submodel's origin are exact sums: small decreases keep their digits.
-            change = float(sum(own[:1].fractions()[0] for own in sums) / n)
+            change = float(sum(each[:1].fractions()[0] for each in sums) / n)
             losses.append(reached + change + normaliser.value(eps) - base)
         if k < len(accepted):
             reached = losses[-1]  # l_{k+1}(0) = l_k(eps^k)
@@ -123,9 +124,6 @@ def follow(
     )
 
 
-# The constants of the assumptions, from a run whose rows are at hand, each with what it rests on.
-
-
 class Basis(enum.StrEnum):
     """What a constant rests on; the value is what people read."""
 
@@ -134,7 +132,7 @@ class Basis(enum.StrEnum):
     ASSUMED = "assumed"
 
 
-# How a run's own statement about its smoothness reads here (`protocol.outcome.Smoothness`).
+# The basis of a run's smoothness, by the run's own statement (`protocol.outcome.Smoothness`).
 SMOOTHNESS_BASIS = {
     "certified": Basis.BOUND,
     "certified at the start": Basis.PATH,
@@ -155,7 +153,7 @@ class Constant:
 
 
 def weakest(*constants: Constant) -> Basis:
-    """The basis of a bound computed from several constants."""
+    """Return the basis of a bound computed from several constants."""
     order = list(Basis)
     return max((constant.basis for constant in constants), key=order.index, default=Basis.BOUND)
 
@@ -203,10 +201,13 @@ def first_gradient(path: TargetingPath) -> Constant:
 
 
 def step_decreases_hold(path: TargetingPath, beta: float, slack: float) -> bool:
-    """Whether every step decreased the loss by ||g~||^2/(6 beta), as it must if beta is valid there."""
+    """Return whether every step decreased the loss by ||g~||^2/(6 beta), which a valid beta implies."""
     steps = [r for r, is_step in path.transitions() if is_step]
-    decreases = np.array([path.loss[r] - path.loss[r + 1] for r in steps])
-    return bool((decreases >= path.rounded_norms(beta) ** 2 / (6 * beta) - slack).all())
+    decreases = (path.loss[r] - path.loss[r + 1] for r in steps)
+    return all(
+        decrease >= step_decrease(float(norm), beta) - slack
+        for decrease, norm in zip(decreases, path.rounded_norms(beta), strict=True)
+    )
 
 
 def _slope(path: TargetingPath, a: int, b: int, distance: float) -> float:

@@ -72,7 +72,7 @@ def plan(
     bandwidth: float,
     share: float,
 ) -> CostPlan:
-    """thm:communication at the pilot's constants.
+    """Return the cost that thm:communication allows at the pilot's constants.
 
     ``latency`` is the seconds of one upload-broadcast round, ``bandwidth`` one silo's bits per second,
     ``share`` the part of a standard error that counts as negligible. The standard error goes as
@@ -113,7 +113,7 @@ def plan(
 
 
 def pilot_from_result(document: Mapping[str, Any], source: str) -> PilotConstants:
-    """The constants in a result's JSON (`Result.to_dict`), of a coded run that was observed."""
+    """Return the constants in the JSON (`Result.to_dict`) of a coded run that was observed."""
     certificate = document.get("certificate") or {}
     known = {line["name"]: line["value"] for line in certificate.get("constants", ())}
     missing = {"beta", "kappa", "Delta", "G", "delta/b"} - set(known)

@@ -1,33 +1,38 @@
-"""Following a growing file of events: whole lines only, from where the last look ended."""
+"""Follow a growing file: the events of a run, or a silo's ledger, whose lines become events.
+
+A silo's owner sees on the same page what the silo has sent so far.
+"""
 
 from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 from fedtmle.errors import JournalError
-from fedtmle.runtime.events import Event
-from fedtmle.runtime.ledger import read
-from fedtmle.watch.state import View
+from fedtmle.runtime.documents import Document
+from fedtmle.runtime.ledger import LedgerLine, read
+from fedtmle.watch.state import RunView
+
+THIS_SILO = "this silo"
+QUESTION = "What has this silo sent so far?"
 
 
-class Follower:
-    """Keeps a `View` of a file up to date; the file may not be there yet, or be replaced."""
+class EventTail:
+    """Keep a view of a file of events up to date; the file may not exist yet, or be replaced."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._view = View()
+        self._view = RunView()
         self._offset = 0
 
-    def look(self) -> dict[str, Any]:
-        """Reads what is new and returns what the page shows."""
+    def look(self) -> Document:
+        """Read the whole lines added since the last look, and return what the page shows."""
         try:
             size = self.path.stat().st_size
             if size < self._offset:  # another file took its place
-                self._view, self._offset = View(), 0
+                self._view, self._offset = RunView(), 0
             with self.path.open("rb") as file:
                 file.seek(self._offset)
                 data = file.read()
@@ -36,29 +41,53 @@ class Follower:
         whole = data.rfind(b"\n") + 1  # the last line may be half written
         self._offset += whole
         for line in data[:whole].splitlines():
-            self._hear(line)
+            self._apply(line)
         return self._view.show()
 
-    def _hear(self, line: bytes) -> None:
-        """A line that is no event is passed over: one bad line must not blind the view."""
+    def _apply(self, line: bytes) -> None:
+        """Apply one line; a line that is no event is ignored, so that the view goes on."""
         try:
             event = json.loads(line)
-            if event.get("event") == "start":  # a new run; the one before is history
-                self._view = View(heard=self._view.heard)
-            self._view.hear(event)
+            if event.get("event") == "start":  # of a new run, in the same file
+                self._view = RunView(events=self._view.events)
+            self._view.apply(event)
         except (ValueError, KeyError, TypeError, AttributeError):
             return
 
 
-# A silo's own ledger as events, so that its owner has the same view: what have I sent so far?
+class LedgerTail:
+    """Keep a view of a ledger up to date; it is checked from its first line whenever it has grown."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._view = RunView()
+        self._size = -1
+
+    def look(self) -> Document:
+        """Read the ledger if it has changed, and return what the page shows."""
+        try:
+            data = self.path.read_bytes()
+        except OSError:
+            return self._view.show()
+        if len(data) != self._size and data.endswith(b"\n"):  # else its last line is being written
+            self._size = len(data)
+            self._view = self._read()
+        return self._view.show()
+
+    def _read(self) -> RunView:
+        view = RunView()
+        try:
+            for event in ledger_events(read(self.path)):
+                if event["event"] == "start":
+                    view = RunView(events=view.events)
+                view.apply(event)
+        except JournalError as error:
+            view.status, view.text = "failed", str(error)
+        return view
 
 
-OWN = "this silo"
-QUESTION = "What has this silo sent so far?"
-
-
-def events(lines: Iterable[Mapping[str, Any]]) -> Iterator[Event]:
-    """Each line of a ledger as an event; a ledger's running totals become what each answer added."""
+def ledger_events(lines: Iterable[LedgerLine]) -> Iterator[Document]:
+    """Yield the lines of a ledger as events, with what each answer added to the running totals."""
     session, bits, functionals = "", 0, 0
     for line in lines:
         time = datetime.datetime.fromisoformat(line["time"]).timestamp()
@@ -71,7 +100,7 @@ def events(lines: Iterable[Mapping[str, Any]]) -> Iterator[Event]:
                 "question": QUESTION,
                 "algorithm": f"session {session[:16]}",
                 "plan": "",
-                "silos": [OWN],
+                "silos": [THIS_SILO],
                 "role": "silo",
             }
         if line["decision"] == "answered" and line["query"]:
@@ -80,7 +109,7 @@ def events(lines: Iterable[Mapping[str, Any]]) -> Iterator[Event]:
                 "time": time,
                 "round": line["round"],
                 "phase": line["phase"],
-                "up": {OWN: line["bits"] - bits},
+                "up": {THIS_SILO: line["bits"] - bits},
                 "down": {},
                 "message": line["query"],
                 "numbers": line["functionals"] - functionals,
@@ -92,37 +121,6 @@ def events(lines: Iterable[Mapping[str, Any]]) -> Iterator[Event]:
                 yield {"event": "finished", "time": time, "text": "the session is closed", "converged": True}
         elif line["decision"] == "refused":
             why = f"{line['reason']}" + (f" (policy: {line['key']})" if line["key"] else "")
-            yield {"event": "silo", "time": time, "silo": OWN, "status": "refused", "reason": why}
+            yield {"event": "silo", "time": time, "silo": THIS_SILO, "status": "refused", "reason": why}
         else:
             yield {"event": f"{line['decision']}: {line['request']}, round {line['round']}", "time": time}
-
-
-class LedgerFollower:
-    """The view of a ledger, which is checked from its first line whenever it has grown."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._view = View()
-        self._size = -1
-
-    def look(self) -> dict[str, Any]:
-        """Reads the ledger if it changed and returns what the page shows."""
-        try:
-            data = self.path.read_bytes()
-        except OSError:
-            return self._view.show()
-        if len(data) != self._size and data.endswith(b"\n"):  # else its last line is being written
-            self._size = len(data)
-            self._view = self._read()
-        return self._view.show()
-
-    def _read(self) -> View:
-        view = View()
-        try:
-            for event in events(read(self.path)):
-                if event["event"] == "start":
-                    view = View(heard=view.heard)
-                view.hear(event)
-        except JournalError as error:
-            view.status, view.text = "failed", str(error)
-        return view

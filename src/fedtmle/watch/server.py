@@ -1,4 +1,4 @@
-"""A small server for one page and its data, on this machine unless told otherwise."""
+"""A small HTTP server for one page and its data, on this machine by default."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from collections.abc import Callable
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
-from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-Look = Callable[[], dict[str, Any]]
+from fedtmle.runtime.documents import Document
+
+Look = Callable[[], Document]
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 POLICY = (
     "default-src 'none'; connect-src 'self'; img-src data:; style-src 'unsafe-inline'; "
@@ -23,7 +24,7 @@ POLICY = (
 
 
 class WatchServer(ThreadingHTTPServer):
-    """Serves what ``look`` returns; requests for another host name are refused (DNS rebinding)."""
+    """Serve what ``look`` returns; refuse requests for another host name (DNS rebinding)."""
 
     daemon_threads = True
 
@@ -39,8 +40,9 @@ class WatchServer(ThreadingHTTPServer):
     def url(self) -> str:
         return f"http://{self.server_address[0]!s}:{self.server_address[1]}/"
 
-    def state(self) -> dict[str, Any]:
-        with self._lock:  # one reader at a time: the view is folded in place
+    def state(self) -> Document:
+        """Return what the page shows, with this machine's time."""
+        with self._lock:  # one reader at a time: a look updates the view
             return {**self._look(), "now": round(time.time(), 3), "silence": self._silence}
 
 
@@ -50,7 +52,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         host = urlsplit(f"//{self.headers.get('Host', '')}").hostname or ""
         if "" not in self.server.allowed and host not in self.server.allowed:
-            self._send(HTTPStatus.FORBIDDEN, "text/plain", b"this page is for this machine")
+            self._send(HTTPStatus.FORBIDDEN, "text/plain", b"this page is served to this machine only")
             return
         address = urlsplit(self.path)
         if address.path == "/":
@@ -59,8 +61,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(HTTPStatus.OK, "text/html; charset=utf-8", page, nonce=nonce)
         elif address.path == "/state":
             state = self.server.state()
-            seen = parse_qs(address.query).get("seen", [""])[0]
-            if seen == str(state["seen"]):
+            last = parse_qs(address.query).get("seen", [""])[0]
+            if last == str(state["seen"]):
                 self._send(HTTPStatus.NO_CONTENT, "application/json", b"")
             else:
                 self._send(HTTPStatus.OK, "application/json", json.dumps(state, allow_nan=False).encode())
@@ -78,4 +80,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *_: object) -> None:
-        """No line per request: the terminal belongs to the user."""
+        """Print nothing for a request: the terminal belongs to the user."""

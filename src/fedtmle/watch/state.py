@@ -1,24 +1,22 @@
-"""What a page shows, folded from events one by one; nothing here knows a file or a clock."""
+"""The view of a run that the page shows, updated event by event, without a file or a clock."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from fedtmle.layout import phase_name
+from fedtmle.runtime.documents import Document
 
-Event = Mapping[str, Any]
-MOST_POINTS = 600
-MOST_EVENTS = 200
-RECENT = 10  # rounds that an estimate of the time left looks back on
+MAX_POINTS = 600
+MAX_EVENTS = 200
+RECENT_ROUNDS = 10  # from which the remaining time is estimated
 LAST_ROUNDS = 2  # after the tolerance is met: a look at the new origin, and the closing sums
 
 
 @dataclass
 class SiloView:
-    """One silo as the run has seen it so far."""
+    """One silo's part in the run so far."""
 
     status: str = "waiting"
     reason: str = ""
@@ -29,10 +27,10 @@ class SiloView:
 
 
 @dataclass
-class View:
-    """The run so far; `hear` takes the next event, `show` is plain data for the page."""
+class RunView:
+    """The run so far; `apply` takes the next event, `show` returns plain data for the page."""
 
-    about: dict[str, Any] = field(default_factory=dict)
+    about: dict[str, str] = field(default_factory=dict)
     status: str = "waiting"
     text: str = "no run has started"
     started: float | None = None
@@ -44,13 +42,13 @@ class View:
     norms: list[tuple[int, float]] = field(default_factory=list)
     tolerance: float | None = None
     times: list[float] = field(default_factory=list)
-    said: list[dict[str, Any]] = field(default_factory=list)
-    sent: dict[str, dict[str, int]] = field(default_factory=dict)  # of a ledger: by kind of message
-    heard: int = 0
+    log: list[Document] = field(default_factory=list)
+    sent: dict[str, dict[str, int]] = field(default_factory=dict)  # from a ledger: by kind of message
+    events: int = 0
 
-    def hear(self, event: Event) -> None:
-        """Takes one event; of a kind it does not know it only shows that there was one."""
-        self.heard += 1
+    def apply(self, event: Document) -> None:
+        """Update the view by one event; an event of an unknown kind is only listed."""
+        self.events += 1
         kind = str(event.get("event", ""))
         self.updated = float(event["time"])
         if kind == "start":
@@ -62,19 +60,21 @@ class View:
         elif kind in ("finished", "failed"):
             self._end(event, kind)
         else:
-            self._say(event, kind or "unknown event", "other")
+            self._log(event, kind or "unknown event", "other")
 
-    def _start(self, event: Event) -> None:
-        self.about = {key: event.get(key, "") for key in ("title", "question", "algorithm", "plan", "role")}
+    def _start(self, event: Document) -> None:
+        self.about = {
+            key: str(event.get(key, "")) for key in ("title", "question", "algorithm", "plan", "role")
+        }
         self.silos = {str(name): SiloView() for name in event.get("silos", [])}
         self.status, self.text = "running", "running"
         self.started = float(event["time"])
-        self._say(event, f"started with {len(self.silos)} silo(s)", "start")
+        self._log(event, f"started with {len(self.silos)} silo(s)", "start")
 
-    def _round(self, event: Event) -> None:
+    def _round(self, event: Document) -> None:
         self.round, phase = int(event["round"]), str(event["phase"])
         if phase != self.phase:
-            self._say(event, f"round {self.round}: {phase_name(phase)}", "phase")
+            self._log(event, f"round {self.round}: {phase_name(phase)}", "phase")
             self.phase = phase
         self.rounds[phase] = self.rounds.get(phase, 0) + 1
         for name, bits in event["up"].items():
@@ -86,7 +86,7 @@ class View:
             self.silos.setdefault(name, SiloView()).down += int(bits)
         for name in event.get("retired", []):
             self.silos.setdefault(name, SiloView()).status = "retired"
-            self._say(event, f"{name} retired", "silo")
+            self._log(event, f"{name} retired", "silo")
         if event.get("norm"):
             self.norms.append((self.round, float(event["norm"])))
         if event.get("tolerance"):
@@ -96,30 +96,30 @@ class View:
             kind["times"] += 1
             kind["numbers"] += int(event["numbers"])
             kind["bits"] += sum(map(int, event["up"].values()))
-        self.times = [*self.times, float(event["time"])][-RECENT - 1 :]
+        self.times = [*self.times, float(event["time"])][-RECENT_ROUNDS - 1 :]
 
-    def _silo(self, event: Event) -> None:
+    def _silo(self, event: Document) -> None:
         silo = self.silos.setdefault(str(event["silo"]), SiloView())
         silo.status = "answering" if event["status"] == "back" else str(event["status"])
         silo.reason = str(event.get("reason", ""))
         why = f": {silo.reason}" if silo.reason else ""
-        self._say(event, f"{event['silo']} {event['status']}{why}", "silo")
+        self._log(event, f"{event['silo']} {event['status']}{why}", "silo")
 
-    def _end(self, event: Event, kind: str) -> None:
+    def _end(self, event: Document, kind: str) -> None:
         converged = bool(event.get("converged"))
         self.status = kind if kind == "failed" or converged else "not converged"
         self.text = str(event["text"])
         for silo in self.silos.values():
             if silo.status in ("answering", "waiting"):
                 silo.status = "done" if kind == "finished" else "stopped"
-        self._say(event, f"{kind}: {self.text}", kind)
+        self._log(event, f"{kind}: {self.text}", kind)
 
-    def _say(self, event: Event, text: str, kind: str) -> None:
-        self.said = [*self.said, {"time": event["time"], "text": text, "kind": kind}][-MOST_EVENTS:]
+    def _log(self, event: Document, text: str, kind: str) -> None:
+        self.log = [*self.log, {"time": event["time"], "text": text, "kind": kind}][-MAX_EVENTS:]
 
     def seconds_left(self) -> float | None:
-        """From the recent decay of log residual to the tolerance, at the recent pace; None if unknown."""
-        recent = self.norms[-RECENT:]
+        """Estimate the remaining time from the recent decay of the log residual; None if unknown."""
+        recent = self.norms[-RECENT_ROUNDS:]
         if self.status != "running" or not self.tolerance or len(recent) < 3 or len(self.times) < 3:
             return None
         x = [float(r) for r, _ in recent]
@@ -132,14 +132,14 @@ class View:
         pace = (self.times[-1] - self.times[0]) / (len(self.times) - 1)
         return pace * (max(gap, 0.0) / -slope + LAST_ROUNDS) if slope < 0 else pace * LAST_ROUNDS
 
-    def show(self) -> dict[str, Any]:
-        """Plain data; a long path is thinned, its ends kept."""
-        step = max(1, math.ceil(len(self.norms) / MOST_POINTS))
+    def show(self) -> Document:
+        """Return plain data; a long path of residuals is thinned, its ends stay."""
+        step = max(1, math.ceil(len(self.norms) / MAX_POINTS))
         norms = self.norms[::step]
         if self.norms and norms[-1] != self.norms[-1]:
             norms.append(self.norms[-1])
         return {
-            "seen": self.heard,
+            "seen": self.events,
             "about": self.about,
             "status": self.status,
             "text": self.text,
@@ -157,5 +157,5 @@ class View:
             "norms": norms,
             "tolerance": self.tolerance,
             "seconds_left": self.seconds_left(),
-            "events": self.said,
+            "events": self.log,
         }

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, final
+from typing import final
 
 import numpy as np
 
@@ -57,7 +57,7 @@ class LinearAttack:
         return affine_decoder(self.A, c, radius=radius, noise=noise)
 
 
-def linear_attack(answered: Sequence[AnsweredQuery], guess: Local, rows: Any, name: str) -> LinearAttack:
+def linear_attack(answered: Sequence[AnsweredQuery], guess: Local, rows: object, name: str) -> LinearAttack:
     """The attack on column ``name``; ``rows`` are the known design with a guess in that column.
 
     ``guess`` are the same rows as a query sees them. Only answers that are linear in the column are used.
@@ -110,9 +110,9 @@ def fit_records(
                 damping *= 4.0
             if damping > 1e12:
                 break
-        found = RecordFit(u=u, misfit=float(np.linalg.norm(rest)))
-        if best is None or found.misfit < best.misfit:
-            best = found
+        fit = RecordFit(u=u, misfit=float(np.linalg.norm(rest)))
+        if best is None or fit.misfit < best.misfit:
+            best = fit
     if best is None:
         raise InputError("starts: expected at least one")
     return best

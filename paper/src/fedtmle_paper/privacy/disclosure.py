@@ -15,7 +15,8 @@ import numpy as np
 
 from fedtmle.errors import InputError
 from fedtmle.model.types import Array
-from fedtmle.privacy.modulus import design_modulus, modulus_forms, range_slope, require_at_least_zero
+from fedtmle.privacy.modulus import require_at_least_zero
+from fedtmle_paper.privacy.design import design_modulus, modulus_forms, range_slope
 
 GRID = 64  # radii tried for the reduced-radius bound; each gives a valid bound of its own
 NARROWINGS = 6
@@ -122,9 +123,9 @@ def reduced_radius_bound(
     low, high, best = 0.0, widest, 0.0
     for _ in range(NARROWINGS):
         radii = np.linspace(low, high, GRID if high == widest and low == 0.0 else 9)
-        found = [bound(float(rho)) for rho in radii]
-        at = int(np.argmax(found))
-        best = max(best, found[at])
+        bounds = [bound(float(rho)) for rho in radii]
+        at = int(np.argmax(bounds))
+        best = max(best, bounds[at])
         low, high = float(radii[max(at - 1, 0)]), float(radii[min(at + 1, len(radii) - 1)])
     return best
 
@@ -222,9 +223,9 @@ class Coordinate(AbstractAttribute):
         return float(x[self.record, self.column])
 
     def gradient(self, x: Array) -> Array:
-        found = np.zeros(x.shape)
-        found[self.record, self.column] = 1.0
-        return found.ravel()
+        gradient = np.zeros(x.shape)
+        gradient[self.record, self.column] = 1.0
+        return gradient.ravel()
 
     @property
     def bend(self) -> float:
@@ -242,9 +243,9 @@ class ColumnMean(AbstractAttribute):
         return float(x[:, self.column].mean())
 
     def gradient(self, x: Array) -> Array:
-        found = np.zeros(x.shape)
-        found[:, self.column] = 1.0 / len(x)
-        return found.ravel()
+        gradient = np.zeros(x.shape)
+        gradient[:, self.column] = 1.0 / len(x)
+        return gradient.ravel()
 
     @property
     def bend(self) -> float:

@@ -3,7 +3,7 @@
 A block is T queries of K accepted ones, repetitions allowed. A certified lower bound for all of them comes
 from one direction u that hides from each query alone: if ||u|| <= rho and ||A_k u|| <= eta/sqrt(T) for
 every k, then ||A u|| <= eta in every block, so c . u <= omega_T(eta). The best such u is the saddle point of
-the design problem with real instead of integer repetitions, found by a multiplicative rule.
+the design problem with real instead of integer repetitions, exchanged by a multiplicative rule.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 
 from fedtmle.errors import InputError
 from fedtmle.model.types import Array
-from fedtmle.privacy.modulus import design_modulus, kernel_floor, modulus_forms
+from fedtmle_paper.privacy.design import design_modulus, kernel_floor, modulus_forms
 
 EXHAUSTIVE = 5_000  # blocks that are all tried
 ITERATIONS = 400
@@ -44,7 +44,7 @@ class Infimum:
 def design_infimum(queries: Sequence[Array], c: Array, *, T: int, radius: float, noise: float) -> Infimum:
     """omega_T(eta) over blocks of T of the K ``queries``, each a Jacobian (d, q): eq:proof-design-infimum.
 
-    Exact if there are at most 5,000 blocks; else the best block found, with a certified gap.
+    Exact if there are at most 5,000 blocks; else the best block exchanged, with a certified gap.
     """
     if not queries or T < 1:
         raise InputError("queries, T: expected at least one query and T >= 1")
@@ -83,12 +83,12 @@ def _relaxed(
     for _ in range(ITERATIONS):
         block = np.concatenate([math.sqrt(T * p) * A for p, A in zip(shares, queries, strict=True)])
         forms = modulus_forms(block, c, radius=radius, noise=noise)
-        seen = np.array([float(np.linalg.norm(A @ forms.direction)) for A in queries])
+        responses = np.array([float(np.linalg.norm(A @ forms.direction)) for A in queries])
         allowed = noise / math.sqrt(T)
-        lower = max(lower, forms.primal * min(1.0, allowed / max(float(seen.max()), 1e-300)))
-        if forms.dual - lower <= 1e-9 * forms.dual or not seen.any():
+        lower = max(lower, forms.primal * min(1.0, allowed / max(float(responses.max()), 1e-300)))
+        if forms.dual - lower <= 1e-9 * forms.dual or not responses.any():
             break
-        shares = shares * seen**2
+        shares = shares * responses**2
         shares = shares / shares.sum()
     return lower, shares
 
@@ -104,7 +104,7 @@ def _rounded(shares: Array, T: int) -> list[int]:
 def _swapped(
     block: list[int], count: int, modulus: Callable[[Sequence[int]], float]
 ) -> tuple[float, list[int]]:
-    """Exchanges one query for another while that lowers the modulus."""
+    """Exchange one query for another while that lowers the modulus."""
     value = float(modulus(block))
     for _ in range(SWEEPS):
         before = value
@@ -112,9 +112,9 @@ def _swapped(
             rest = list(block)
             rest.remove(leaving)
             for entering in range(count):
-                found = float(modulus([*rest, entering]))
-                if found < value:
-                    value, block = found, [*rest, entering]
+                exchanged = float(modulus([*rest, entering]))
+                if exchanged < value:
+                    value, block = exchanged, [*rest, entering]
                     break
         if value >= before:
             break

@@ -185,21 +185,21 @@ def _adversary(
     view: Scene, eta: float, a: float, A: Array, weights: Array, rng: np.random.Generator
 ) -> list[tuple[Array, Array]]:
     """Datasets within the prior and transcripts within eta of theirs, chosen to mislead."""
-    found = []
+    attacks = []
     pair = collision_pair(S, radius=a, centre=np.zeros(1), direction=np.ones(1))
     plus, minus = pair.plus[:, 0], pair.minus[:, 0]
     midpoint = 0.5 * (view.response(plus) + view.response(minus))  # within eta of both
-    found += [(plus, midpoint), (minus, midpoint)]
+    attacks += [(plus, midpoint), (minus, midpoint)]
     worst = eta * weights / max(float(np.linalg.norm(weights)), 1e-300)
     hidden = np.linalg.svd(A)[2][-1] * RADIUS / math.sqrt(S)
     for u in (view.truth, hidden, -hidden, np.full(S, RADIUS / math.sqrt(S))):
         kick = rng.normal(size=len(view.answers))
-        found += [
+        attacks += [
             (u, view.response(u) + worst),
             (u, view.response(u) - worst),
             (u, view.response(u) + eta * kick / float(np.linalg.norm(kick))),
         ]
-    return found
+    return attacks
 
 
 def draw(out: Path, *, noises: tuple[float, ...] = NOISES) -> list[DisclosureErrors]:

@@ -30,8 +30,8 @@ from fedtmle.solver import solve
 from fedtmle.targets.optimal_transport import OptimalTransport
 from fedtmle.theory import communication
 from fedtmle.theory.path import first_gradient, follow, loss_budget, recentering
-from fedtmle.theory.personalized import chi_total_size, chi_total_uniform
 from fedtmle_paper.benchmark import COVARIANCES, MEANS, PROBABILITIES
+from fedtmle_paper.lemmas import chi_total_size, chi_total_uniform
 from fedtmle_paper.reproduce.measure import observed
 from fedtmle_paper.reproduce.scenario import Data, Dgp, Method, Partition, Scale, Scenario, build
 

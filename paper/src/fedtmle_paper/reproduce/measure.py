@@ -10,13 +10,13 @@ import struct
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
 from fedtmle.algorithms.base import TargetingProgram
 from fedtmle.model import kernels
-from fedtmle.model.density.law import KEPT_LAWS
+from fedtmle.model.density.law import KEPT_LAWS, DensityLaw
 from fedtmle.model.density.quadrature import Memo
 from fedtmle.model.types import Part
 from fedtmle.protocol.outcome import Targeted
@@ -108,7 +108,7 @@ def measure(scenario: Scenario, data: Data, method: Method) -> Measured:
 
 
 def observed(
-    data: Data, law: Any, accepted: Sequence[Sequence[float]]
+    data: Data, law: DensityLaw, accepted: Sequence[Sequence[float]]
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """P_n L(p^k) and r^k for k = 0..K on the pooled rows: `runtime.result` without its K kernel densities.
 

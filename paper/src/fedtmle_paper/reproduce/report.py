@@ -81,14 +81,14 @@ def _conditions(campaign: Campaign | None, effort: Effort) -> Iterator[str]:
 
 def _sentences(campaign: Campaign) -> Iterator[str]:
     yield from ("", "## The sentences of section 5", "")
-    found = sentence_results(campaign)
+    findings = sentence_results(campaign)
     for verdict in ("confirmed", "mixed", "not confirmed"):
-        names = [f.sentence.name for f in found if f.verdict == verdict]
+        names = [f.sentence.name for f in findings if f.verdict == verdict]
         yield f"* {verdict}: {len(names)} ({', '.join(names) or 'none'})"
-    required = [f for f in found if f.sentence.required]
+    required = [f for f in findings if f.sentence.required]
     counts = ", ".join(f"{f.sentence.name} in {f.held} of {len(f.evidence)} panels" for f in required)
     yield f"* required to hold: {counts}"
-    for finding in found:
+    for finding in findings:
         yield from _finding(finding)
 
 

@@ -79,7 +79,7 @@ def carry_out(order: Order, *, quiet: bool = False) -> Path:
     chosen = scenarios(order.seeds, order.clients, order.scale) if order.figures else []
     pieces = experiments(order.seeds, order.scale) if order.extra else []
     measured: list[Measured] = []
-    found = Extra() if order.extra else None
+    extra = Extra() if order.extra else None
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), disable=quiet, transient=True) as bar:
         if chosen:
@@ -87,17 +87,17 @@ def carry_out(order: Order, *, quiet: bool = False) -> Path:
             for done in shared(run_scenario, chosen, order.workers):
                 measured += done
                 bar.advance(task)
-        if found is not None:
+        if extra is not None:
             task = bar.add_task("extra experiments", total=len(pieces))
             for table in shared(perform, pieces, order.workers):
-                found.add(table)
+                extra.add(table)
                 bar.advance(task)
     campaign = Campaign(measured, order.latency) if measured else None
     wall = time.perf_counter() - began
-    return publish(order, campaign, found, wall)
+    return publish(order, campaign, extra, wall)
 
 
-def publish(order: Order, campaign: Campaign | None, found: Extra | None, wall: float) -> Path:
+def publish(order: Order, campaign: Campaign | None, extra: Extra | None, wall: float) -> Path:
     """Figures, tables and RESULTS.md of what was measured."""
     compute = 0.0
     if campaign is not None:
@@ -111,10 +111,10 @@ def publish(order: Order, campaign: Campaign | None, found: Extra | None, wall: 
         ):
             write(order.out / f"{name}.csv", table(campaign))
         compute = sum(t.silos + t.server for run in campaign.runs for t in run.times)
-    if found is not None:
-        _publish_extra(found, order.out)
+    if extra is not None:
+        _publish_extra(extra, order.out)
     path = order.out / "RESULTS.md"
-    text = report(campaign, found, Effort(wall=wall, compute=compute, workers=order.workers))
+    text = report(campaign, extra, Effort(wall=wall, compute=compute, workers=order.workers))
     path.write_text(text, encoding="utf-8")
     return path
 

@@ -6,7 +6,6 @@ import enum
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
@@ -15,6 +14,7 @@ from fedtmle.algorithms.coded import Coded
 from fedtmle.algorithms.gradient import Gradient
 from fedtmle.algorithms.local import LocalAverage
 from fedtmle.algorithms.optimizers import Backtracking, GradientDescent
+from fedtmle.model.density.law import DensityLaw
 from fedtmle.model.types import Array
 from fedtmle.targets.optimal_transport import OptimalTransport
 from fedtmle_paper.benchmark import (
@@ -118,7 +118,7 @@ class Data:
     """A scenario's problem, initial law, pooled rows (n, 2) and silos."""
 
     problem: OptimalTransport
-    law: Any
+    law: DensityLaw
     rows: Array
     silos: dict[str, Array]
 

@@ -162,6 +162,9 @@ class LedgerProblem(AbstractProblem[DensityLaw, Array]):
     def admits(self, law: DensityLaw, eps: Array) -> bool:
         return self.inner.admits(law, eps)
 
+    def path(self, law: DensityLaw) -> tuple[tuple[float, ...], ...]:
+        return self.inner.path(law)
+
     def moment_shifts(self, law: DensityLaw) -> tuple[int, ...]:
         return self.inner.moment_shifts(law)
 

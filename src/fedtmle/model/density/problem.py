@@ -17,8 +17,9 @@ from fedtmle.errors import DataError, InputError, NumericalError
 from fedtmle.model.density.fluctuation import AbstractFluctuation
 from fedtmle.model.density.law import AbstractFunctional, DensityLaw, Step
 from fedtmle.model.density.quadrature import DensityNormaliser, combined, reweight, second_moment
-from fedtmle.model.density.start import KernelDensity
+from fedtmle.model.density.start import kernel_density
 from fedtmle.model.exact import Sums
+from fedtmle.model.linear import congruence
 from fedtmle.model.problem import (
     AbstractProblem,
     Estimate,
@@ -65,7 +66,7 @@ class AbstractDensityProblem(AbstractProblem[DensityLaw, Array]):
     @final
     def start(self, pilot: object) -> DensityLaw:
         """p^0: the kernel density of a pilot sample, shape (n0, q)."""
-        density = KernelDensity(pilot=pilot)  # type: ignore[arg-type]  # it validates
+        density = kernel_density(pilot)
         if density.columns != self.columns:
             raise InputError(f"pilot: expected {self.columns} column(s), not {density.columns}")
         rule = density.quadrature(density.spacing(self.spacing, self.strip))
@@ -83,14 +84,22 @@ class AbstractDensityProblem(AbstractProblem[DensityLaw, Array]):
     @final
     def move(self, law: DensityLaw, eps: Array) -> DensityLaw:
         if not self.admits(law, eps):
-            raise NumericalError(f"eps: expected {self.dim} finite number(s)")
+            raise NumericalError(
+                f"eps: expected {self.dim} finite number(s) for which eps . D does not overflow"
+            )
         accepted = tuple(float(e) for e in eps)
         # Every silo repeats every move; those in one process share the quadrature.
         return law.moved.get((self, *law.history, accepted), lambda: self._moved(law, accepted))
 
     @final
-    def admits(self, law: DensityLaw, eps: Array) -> bool:  # noqa: ARG002 - D is bounded, so E^k is all of R^d
-        return bool(np.shape(eps) == (self.dim,) and np.isfinite(eps).all())
+    def admits(self, law: DensityLaw, eps: Array) -> bool:
+        # D is bounded, so E^k is all of R^d, as far as eps . D does not overflow.
+        with np.errstate(over="ignore"):
+            return bool(np.shape(eps) == (self.dim,) and np.isfinite(4 * law.reach * np.abs(eps).sum()))
+
+    @final
+    def path(self, law: DensityLaw) -> tuple[tuple[float, ...], ...]:
+        return law.history
 
     @final
     def normaliser(self, law: DensityLaw) -> DensityNormaliser:
@@ -117,7 +126,7 @@ class AbstractDensityProblem(AbstractProblem[DensityLaw, Array]):
         # A kernel density is wider than the data, and D takes expectations under it; the standard
         # errors take them over the rows. The closing moments hold all that this needs.
         T = law.functional.correction(mean, (n - 1) * covariance + np.outer(mean, mean))
-        return Estimate(psi=law.psi, covariance=T @ covariance @ T.T, correction=T)
+        return Estimate(psi=law.psi, covariance=congruence(T, covariance), correction=T)
 
     @final
     def curvature(self, law: DensityLaw) -> Array:

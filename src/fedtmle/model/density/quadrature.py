@@ -1,4 +1,9 @@
-"""A small bounded memory of pure computations, so that silos in one process share their work."""
+"""Public quadrature: expectations over nodes, the normaliser made of them, and a memory of what was computed.
+
+Expectations are exact integer sums, so no order of the nodes changes a bit. Masses add up to one, so a
+column bounded by 2^c has |sum| <= 2^c and the grid 2^-(62-c) fits an int64 for any number of nodes in use;
+each node's rounding is at most 2^-(63-c).
+"""
 
 from __future__ import annotations
 
@@ -19,13 +24,15 @@ from fedtmle.model.types import Array, exponent, unpack
 
 Value = TypeVar("Value")
 
+NODE_BITS = 62
+
 
 @final
 class Memo(Generic[Value]):
-    """The last ``size`` values, by key; the lock is held while a value is computed.
+    """A memory of the last ``size`` values, by key; the lock is held while a value is computed.
 
-    Forty silos that reach the same law at once then wait for one quadrature instead of doing
-    forty. Only pure functions of the key belong here.
+    Forty silos of one process that reach the same law at once wait for one quadrature instead of doing
+    forty. The values must be pure functions of the key.
     """
 
     def __init__(self, size: int) -> None:
@@ -47,29 +54,20 @@ class Memo(Generic[Value]):
         return Memo, (self._size,)
 
 
-# Expectations over quadrature nodes as exact integer sums: no order of the nodes changes a bit.
-#
-# Masses add up to one, so a column bounded by 2^c has |sum| <= 2^c and the grid 2^-(62-c) fits
-# an int64 for any number of nodes in use; each node's rounding is at most 2^-(63-c).
-
-
-NODE_BITS = 62
-
-
 def expectation(masses: Array, columns: Array, bound: int) -> Array:
-    """E[column], shape (p,), for columns (p, J) bounded by 2^bound."""
+    """Return E[column], shape (p,), for columns (p, J) bounded by 2^bound."""
     units = np.rint(columns * (masses * 2.0 ** (NODE_BITS - bound))).astype(np.int64)
     return np.asarray(units.sum(axis=1) * 2.0 ** (bound - NODE_BITS))
 
 
 def second_moment(masses: Array, columns: Array, bound: int) -> Array:
-    """E[column column^T], shape (p, p)."""
+    """Return E[column column^T], shape (p, p)."""
     upper, lower = np.triu_indices(len(columns))
     return unpack(expectation(masses, columns[upper] * columns[lower], 2 * bound), len(columns))
 
 
 def reweight(masses: Array, logs: Array) -> tuple[Array, float]:
-    """Masses proportional to m e^logs, adding up to one, and the log of their total before that."""
+    """Return masses proportional to m e^logs, adding up to one, and the log of their total before that."""
     top = float(logs.max())
     weights = masses * kernels.exp(logs - top)
     peak = float(weights.max())
@@ -84,25 +82,25 @@ def reweight(masses: Array, logs: Array) -> tuple[Array, float]:
 
 
 def combine(matrix: Array, columns: Array) -> Array:
-    """matrix @ columns, shape (p, N), added in a fixed order: BLAS would let the bits vary."""
+    """Return matrix @ columns, shape (p, N), added in a fixed order: BLAS would let the bits vary."""
     return np.stack([combined(row, columns) for row in matrix])
 
 
 def combined(weights: Array, columns: Array) -> Array:
-    """weights . columns, shape (N,), added in the order of the coordinates."""
+    """Return weights . columns, shape (N,), added in the order of the coordinates."""
     total = weights[0] * columns[0]
     for weight, column in zip(weights[1:], columns[1:], strict=True):
         total = total + weight * column
     return np.asarray(total)
 
 
-# The public normaliser of a density submodel: A(eps) = log Z(eps), by quadrature over the law's nodes.
-
-
 @final
 @dataclass(frozen=True, kw_only=True)
 class DensityNormaliser(AbstractNormaliser):
-    """A(eps) = log sum_j m_j f(eps . D_j), with D at the nodes, (d, J), and masses m, (J,)."""
+    """The public normaliser A(eps) = log Z(eps) = log sum_j m_j f(eps . D_j) of a density submodel.
+
+    ``eif`` is D at the law's nodes, (d, J), and ``masses`` m, (J,).
+    """
 
     fluctuation: AbstractFluctuation
     eif: Array

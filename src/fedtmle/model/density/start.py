@@ -19,6 +19,7 @@ import numpy as np
 from fedtmle.errors import InputError
 from fedtmle.model import kernels
 from fedtmle.model.density.quadrature import Memo, reweight
+from fedtmle.model.linear import cholesky, invert_lower, multiply
 from fedtmle.model.types import Array, IntArray
 
 REACH = 9.0  # kernel SDs around the pilot sample; outside lies less than 2 q 1.2e-19 of the mass
@@ -41,33 +42,13 @@ class Rule:
 @final
 @dataclass(frozen=True, kw_only=True)
 class KernelDensity:
-    """p^0 from a ``pilot`` sample, shape (n0, q); equal pilots make equal starts."""
+    """p^0 of a pilot sample, shape (n0, q), made by `kernel_density`; equal pilots make equal starts."""
 
     pilot: Array = field(repr=False, compare=False)
-    digest: str = field(init=False)
-    covariance: Array = field(init=False, repr=False, compare=False)  # S, shape (q, q)
-    factor: Array = field(init=False, repr=False, compare=False)  # S = factor factor^T, lower triangle
-    rules: Memo[Rule] = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        pilot = _checked(self.pilot)
-        covariance = _scott(pilot)
-        try:
-            factor = np.linalg.cholesky(covariance)
-        except np.linalg.LinAlgError:
-            factor = np.zeros_like(covariance)
-        # The share of each variance that the earlier columns leave: zero for a combination of them.
-        if (np.diag(factor) ** 2 <= 1e-12 * np.diag(covariance)).any():
-            raise InputError("pilot: its covariance is singular; a column is constant or repeats others")
-        kept = {
-            "pilot": pilot,
-            "digest": hashlib.sha256(repr(pilot.shape).encode() + pilot.tobytes()).hexdigest(),
-            "covariance": covariance,
-            "factor": factor,
-            "rules": Memo(KEPT_RULES),
-        }
-        for name, value in kept.items():
-            object.__setattr__(self, name, value)
+    digest: str
+    covariance: Array = field(repr=False, compare=False)  # S, shape (q, q)
+    factor: Array = field(repr=False, compare=False)  # S = factor factor^T, lower triangle
+    rules: Memo[Rule] = field(default_factory=lambda: Memo(KEPT_RULES), repr=False, compare=False)
 
     @property
     def columns(self) -> int:
@@ -87,7 +68,8 @@ class KernelDensity:
         analytic within |Im o_j| < a contributes e^-a|w - s|. The product decays like the slowest split,
         min over s of (sd s)^2/2 + a (w - s), and h makes that equal to DECAY.
         """
-        conditional_sd = 1.0 / np.sqrt(np.diag(np.linalg.inv(self.covariance)))
+        root = invert_lower(self.factor)
+        conditional_sd = 1.0 / np.sqrt(np.diag(multiply(root.T, root)))
         spacings = []
         for sd, a in zip(conditional_sd, strip, strict=True):
             kernel_alone = math.sqrt(2 * DECAY) / sd
@@ -112,11 +94,13 @@ class KernelDensity:
         index = np.stack(np.meshgrid(*map(np.arange, counts), indexing="ij")).reshape(len(counts), -1)
         nodes = low[:, None] + h[:, None] * index
         masses = kernels.exp(self.log_density(nodes)) * math.prod(spacing)
-        kept = masses > DROPPED / math.prod(counts)
+        relevant = masses > DROPPED / math.prod(counts)
         parity = sum((index[j] % 2) << j for j in range(len(counts)))
-        normalised, _ = reweight(masses[kept], np.zeros(int(kept.sum())))
+        normalised, _ = reweight(masses[relevant], np.zeros(int(relevant.sum())))
         return Rule(
-            nodes=np.ascontiguousarray(nodes[:, kept]), masses=normalised, parity=np.asarray(parity)[kept]
+            nodes=np.ascontiguousarray(nodes[:, relevant]),
+            masses=normalised,
+            parity=np.asarray(parity)[relevant],
         )
 
     def _whiten(self, points: Array) -> Array:
@@ -138,6 +122,18 @@ class KernelDensity:
         """log of the kernel's normalising constant, (2 pi)^(q/2) det S^(1/2)."""
         halves = [0.5 * kernels.log(2 * math.pi)] * self.columns
         return math.fsum([*halves, *map(kernels.log, map(float, np.diag(self.factor)))])
+
+
+def kernel_density(pilot: object) -> KernelDensity:
+    """Return p^0 of a pilot sample, shape (n0, q); `InputError` if it has no kernel density."""
+    sample = _checked(pilot)
+    covariance = _scott(sample)
+    factor = cholesky(covariance)
+    # The share of each variance that the earlier columns leave: zero for a combination of them.
+    if factor is None or (np.diag(factor) ** 2 <= 1e-12 * np.diag(covariance)).any():
+        raise InputError("pilot: its covariance is singular; a column is constant or repeats others")
+    digest = hashlib.sha256(repr(sample.shape).encode() + sample.tobytes()).hexdigest()
+    return KernelDensity(pilot=sample, digest=digest, covariance=covariance, factor=factor)
 
 
 def _checked(pilot: object) -> Array:

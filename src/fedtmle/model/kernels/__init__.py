@@ -11,12 +11,23 @@ from typing import TypeVar, cast
 import numpy as np
 
 from fedtmle.errors import InputError
+from fedtmle.model.concentration import RowSpread
 from fedtmle.model.exact import total
 from fedtmle.model.families import Family
-from fedtmle.model.kernels._backend import backend, done, mapped, module, set_threads, threads, using_backend
-from fedtmle.model.kernels._query import Rows, checked_eps, query, rows_of
-from fedtmle.model.scaled import Design
-from fedtmle.model.types import Array, Bools, Bytes, Codes, IntArray, Part
+from fedtmle.model.kernels._backend import (
+    Rows,
+    backend,
+    checked_eps,
+    done,
+    mapped,
+    module,
+    query,
+    rows_of,
+    set_threads,
+    threads,
+    using_backend,
+)
+from fedtmle.model.types import Array, Bools, Bytes, Codes, Design, IntArray, Part
 
 __all__ = [
     "Rows",
@@ -113,13 +124,13 @@ def glm_spread(
     *,
     few: int = 1,
     many: float = np.inf,
-) -> tuple[Array, int, bool]:
-    """How the rows' contributions to the gradient spread: the seven rows of `Concentration`, shape (7, d).
+) -> tuple[RowSpread, int, bool]:
+    """Return how the contributions to the gradient spread over the rows, by plain floating-point sums.
 
-    Plain floating-point sums: what a silo compares with its own thresholds, and sends to nobody. It
-    looks at ``few`` rows, and stops if by these it would take more than ``many``; else some time after every
-    total has come to ``until``, shape (d,), with at least ``least`` rows in each that asks for anything. It
-    says how many rows it has seen, and whether they were enough.
+    A silo compares these with its own thresholds and sends them to nobody. The pass reads ``few`` rows, and
+    stops if by these more than ``many`` would be needed; else some time after every total has reached
+    ``until``, shape (d,), with at least ``least`` rows in each coordinate whose ``until`` is not 0. The other
+    results are the number of rows read, and whether they were enough.
     """
     until = np.full(rows.dim, np.inf) if until is None else until
     return module().spread(rows, checked_eps(rows, eps), until, least, few, many)
@@ -137,10 +148,10 @@ def add_multiple(total: Array, factor: float, values: Array) -> None:
 
 def chosen(values: Array, codes: Codes) -> Array:
     """values[codes[i], i] for each row i; shapes (J, N) and (N,), codes from 0 to J - 1."""
-    rows = [np.ascontiguousarray(own, dtype=np.float64) for own in values]
-    if any(own.shape != codes.shape for own in rows) or codes.ndim != 1 or not rows:
+    columns = [np.ascontiguousarray(column, dtype=np.float64) for column in values]
+    if any(column.shape != codes.shape for column in columns) or codes.ndim != 1 or not columns:
         raise InputError(f"values, codes: expected shapes (J, N) and (N,), not {values.shape}, {codes.shape}")
-    return module().chosen(rows, np.ascontiguousarray(codes))
+    return module().chosen(columns, np.ascontiguousarray(codes))
 
 
 def weigh(
@@ -155,13 +166,13 @@ def weigh(
 ) -> None:
     """Fill H = numerator / max(probability, floor), ``taken`` with H in the rows that have the code, and
     ``below``, where the probability is less than the floor; shape (N,) each, or (1,) of a constant."""
-    own = np.ascontiguousarray(numerator, dtype=np.float64)
-    if len(own) not in (1, len(H)):
-        raise InputError(f"numerator: expected one value or {len(H)}, not {len(own)}")
-    each = np.ascontiguousarray(np.broadcast_to(probability, H.shape), dtype=np.float64)
+    numerators = np.ascontiguousarray(numerator, dtype=np.float64)
+    if len(numerators) not in (1, len(H)):
+        raise InputError(f"numerator: expected one value or {len(H)}, not {len(numerators)}")
+    probabilities = np.ascontiguousarray(np.broadcast_to(probability, H.shape), dtype=np.float64)
     if not codes.shape == taken.shape == below.shape == H.shape:
         raise InputError("codes, taken, below: expected the shape of H")
-    module().weigh(own, each, floor, codes, code, H, taken, below)
+    module().weigh(numerators, probabilities, floor, codes, code, H, taken, below)
 
 
 def bound(values: Array, low: float, high: float, bounded: Array, logits: Array) -> bool:

@@ -1,4 +1,4 @@
-"""How many threads the compiled kernels may use, and how a range of work is shared among them.
+"""What both backends are given, which of them runs, and how many threads it may use.
 
 The kernels release the interpreter's lock and write to disjoint ranges, so the number of threads
 cannot change a result.
@@ -7,25 +7,190 @@ cannot change a result.
 from __future__ import annotations
 
 import importlib
+import math
 import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import cache
+from dataclasses import dataclass
+from functools import cache, lru_cache
 from itertools import islice, pairwise
-from typing import Protocol, TypeVar, cast
+from typing import Any, NamedTuple, Protocol, TypeVar, cast, final
+
+import numpy as np
 
 from fedtmle.errors import InputError
-from fedtmle.model.kernels._query import Query, Rows
-from fedtmle.model.types import Array, Bools, Bytes, Codes, IntArray
+from fedtmle.model.concentration import RowSpread
+from fedtmle.model.exact import CHUNK, Layout, layout
+from fedtmle.model.families import Family
+from fedtmle.model.types import (
+    Array,
+    Bools,
+    Bytes,
+    Codes,
+    Design,
+    IntArray,
+    Part,
+    Scaled,
+    scaled,
+)
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
+# What a pass over the rows of a generalised linear loss is given.
+
+_NO_MATRIX = np.empty((0, 0))
+_ABSENT = np.empty(0)  # a column that is None; the kernels test its length and never read it
+LARGEST_POWER = 1000  # a shift beyond it needs two factors: 2^shift itself would overflow
+
+
+Fields = tuple[Any, ...]  # of a record: numba takes a plain tuple twice as fast, and makes the record itself
+
+
+class CompiledRows(NamedTuple):
+    """Rows as compiled loops take them.
+
+    ``matrix`` is the design if it is one array, else empty; ``addresses`` says where each of its columns
+    is, and ``constant`` whether it is one number. ``reach`` bounds every |x| of the design, or is infinite.
+    A column that is None is empty.
+    """
+
+    family: int
+    matrix: Array
+    addresses: IntArray
+    constant: Bools
+    factors: Array
+    reach: float
+    n_rows: int
+    offset: Array
+    y: Array
+    w: Array
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rows:
+    """The rows of a generalised linear loss, checked: the kernels index without checking.
+
+    ``compiled`` holds the same columns, which live as long as this value.
+    """
+
+    family: Family
+    X: Scaled
+    offset: Array | None
+    y: Array | None
+    w: Array | None
+    dim: int
+    n_rows: int
+    compiled: CompiledRows
+
+
+def rows_of(family: Family, X: Design, offset: Array | None, y: Array | None, w: Array | None) -> Rows:
+    """Return `Rows` whose shapes fit; `InputError` otherwise."""
+    if len(X.shape) != 2 or not len(X):
+        raise InputError(f"X: expected shape (d, N), d >= 1, not {X.shape}")
+    if isinstance(X, Scaled):
+        matrix, design = _NO_MATRIX, scaled(X)
+    else:
+        matrix = _contiguous(X)
+        design = Scaled(tuple(matrix), np.ones(len(matrix)))
+    dim, n_rows = design.shape
+    shape = (n_rows,)
+    if any(column.shape != shape for column in design.columns) or design.factors.shape != (len(X),):
+        raise InputError(f"X: expected {len(X)} columns of shape {shape}, and as many factors")
+    for name, column in (("offset", offset), ("y", y), ("w", w)):
+        if column is not None and np.shape(column) != shape:
+            raise InputError(f"{name}: expected shape {shape}, not {np.shape(column)}")
+    offset, y, w = (None if column is None else _contiguous(column) for column in (offset, y, w))
+    compiled = CompiledRows(
+        family=int(family),
+        matrix=matrix,
+        addresses=_addresses(matrix, design),
+        constant=np.array([column.strides == (0,) for column in design.columns]),
+        factors=design.factors,
+        reach=design.reach,
+        n_rows=n_rows,
+        offset=_ABSENT if offset is None else offset,
+        y=_ABSENT if y is None else y,
+        w=_ABSENT if w is None else w,
+    )
+    return Rows(family=family, X=design, offset=offset, y=y, w=w, dim=dim, n_rows=n_rows, compiled=compiled)
+
+
+def _addresses(matrix: Array, design: Scaled) -> IntArray:
+    """Return where each column of a design is in memory, shape (d,)."""
+    columns = (matrix,) if len(matrix) else design.columns
+    places = np.array([column.__array_interface__["data"][0] for column in columns], dtype=np.int64)
+    if len(matrix):  # its rows stand one after the other
+        places = places + matrix.strides[0] * np.arange(len(matrix))
+    return places
+
+
+class Grid(NamedTuple):
+    """Which parts are summed, and on which grid: 2^shifts[s] = first[s] * second[s], both exact floats."""
+
+    loss: bool
+    gradient: bool
+    hessian: bool
+    first: Array
+    second: Array
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Query:
+    """What is summed where, checked."""
+
+    rows: Rows
+    eps: Array
+    layout: Layout
+    grid: Grid
+
+    @property
+    def n_chunks(self) -> int:
+        return -(-self.rows.n_rows // CHUNK)
+
+
+def query(rows: Rows, eps: Array, parts: Part, shifts: tuple[int, ...]) -> Query:
+    """Return a `Query` whose shapes fit; `InputError` otherwise."""
+    places, grid = _grid(rows.dim, parts, shifts)
+    return Query(rows=rows, eps=checked_eps(rows, eps), layout=places, grid=grid)
+
+
+def checked_eps(rows: Rows, eps: Array) -> Array:
+    """Return eps as a contiguous array of shape (d,); `InputError` if it has another shape."""
+    eps = _contiguous(eps)
+    if eps.shape != (rows.dim,):
+        raise InputError(f"eps: expected shape ({rows.dim},), not {eps.shape}")
+    return eps
+
+
+@lru_cache(maxsize=256)
+def _grid(dim: int, parts: Part, shifts: tuple[int, ...]) -> tuple[Layout, Grid]:
+    """Return the layout and the grid of a query; they are shared by queries and must not be written to."""
+    places = layout(dim, parts)
+    if places.width != len(shifts):
+        raise InputError(f"shifts: expected {places.width} for the requested parts, not {len(shifts)}")
+    if any(len(set(shifts[place])) > 1 for place in places):
+        raise InputError("shifts: the sums of one part share one grid")
+    low = [max(min(shift, LARGEST_POWER), -LARGEST_POWER) for shift in shifts]
+    first = np.array([math.ldexp(1.0, power) for power in low])
+    second = np.array([math.ldexp(1.0, s - power) for s, power in zip(shifts, low, strict=True)])
+    loss, gradient, hessian = Part.LOSS in parts, Part.GRADIENT in parts, Part.HESSIAN in parts
+    return places, Grid(loss=loss, gradient=gradient, hessian=hessian, first=first, second=second)
+
+
+def _contiguous(values: Array) -> Array:
+    return np.ascontiguousarray(values, dtype=np.float64)
+
+
+# How many threads the compiled kernels use, and how a range of work is divided among them.
+
 _chosen_threads: int | None = None
-_here = threading.local()  # whether this thread is one of those that `mapped` shares its work among
+_here = threading.local()  # whether this thread is a worker of `mapped` or `done`
 
 
 def set_threads(n: int | None) -> None:
@@ -37,7 +202,7 @@ def set_threads(n: int | None) -> None:
 
 
 def threads() -> int:
-    """The number of threads in force."""
+    """Return the number of threads in use."""
     if _chosen_threads is not None:
         return _chosen_threads
     given = os.environ.get("FEDTMLE_THREADS")
@@ -49,7 +214,7 @@ def threads() -> int:
 
 
 def shared(work: Callable[[int, int], bool], length: int, *, serially: bool) -> bool:
-    """Run work(first, last) over contiguous shares of range(length); whether all returned True.
+    """Run work(first, last) over contiguous shares of range(length); return whether all returned True.
 
     The pool lives for one call: starting threads costs some 50 microseconds, and a pool kept for
     later would not survive a fork.
@@ -60,14 +225,14 @@ def shared(work: Callable[[int, int], bool], length: int, *, serially: bool) -> 
     edges = [length * share // workers for share in range(workers + 1)]
     with ThreadPoolExecutor(workers - 1) as pool:
         others = [pool.submit(work, *share) for share in pairwise(edges[1:])]
-        own = work(edges[0], edges[1])
-        return all([own, *(other.result() for other in others)])
+        here = work(edges[0], edges[1])
+        return all([here, *(other.result() for other in others)])
 
 
 def mapped(work: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
-    """work(item) of each, in order, side by side; few items are held at a time.
+    """Yield work(item) for each item, in order, computed in parallel; few items are held at a time.
 
-    What is mapped may itself map: it then does so in the thread that it has.
+    ``work`` may itself call this function, which then runs in the calling thread.
     """
     workers = threads()
     if workers == 1 or getattr(_here, "works", False):
@@ -89,9 +254,9 @@ def mapped(work: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Re
 
 
 def done(work: Callable[[Item], None], items: Iterable[Item]) -> None:
-    """work(item) of each, for what it does: each thread goes over consecutive items.
+    """Run work(item) for each item, for its side effect; each thread takes consecutive items.
 
-    Two threads that take turns would touch the same page of fresh memory at the same time, and each would
+    Threads that take turns would touch the same page of fresh memory at the same time, and each would
     have it cleared.
     """
     if threads() == 1 or getattr(_here, "works", False):
@@ -125,7 +290,7 @@ _chosen_backend: str | None = None  # by `using_backend`
 
 
 class Backend(Protocol):
-    """What a backend module offers; arguments are checked, contiguous float64 arrays."""
+    """The functions of a backend module; their arguments are checked, contiguous float64 arrays."""
 
     def elementwise(self, name: str, x: Array) -> Array: ...
 
@@ -135,7 +300,7 @@ class Backend(Protocol):
 
     def spread(
         self, rows: Rows, eps: Array, until: Array, least: int, few: int, many: float
-    ) -> tuple[Array, int, bool]: ...
+    ) -> tuple[RowSpread, int, bool]: ...
 
     def add_multiple(self, total: Array, factor: float, values: Array) -> None: ...
 
@@ -167,13 +332,13 @@ class Backend(Protocol):
 
 
 def backend() -> str:
-    """The name of the backend in force: 'numba' or 'numpy'."""
+    """Return the name of the backend in use: 'numba' or 'numpy'."""
     return _chosen_backend or _default()
 
 
 @cache
 def _default() -> str:
-    """Found out once: every kernel call asks."""
+    """Return the default backend; cached, because every kernel call needs it."""
     given = os.environ.get("FEDTMLE_BACKEND")
     if given is not None:
         return _checked(given)
@@ -196,7 +361,7 @@ def using_backend(name: str) -> Iterator[None]:
 
 
 def module() -> Backend:
-    """The backend in force, imported when it is first needed."""
+    """Return the backend in use, imported when it is first needed."""
     return _imported(_chosen_backend or _default())
 
 

@@ -1,20 +1,28 @@
-"""Columns of a design, read where they are: a block of rows is scaled into the first-level cache.
+"""The compiled pass over the rows of a generalised linear loss, chunk by chunk, and that of their spread.
 
-Numba takes no list of arrays whose length it does not know, so that columns come as addresses. Whoever
-calls holds the columns, and has checked their length and that each is contiguous or one constant.
+A block of rows goes through short stages that each vectorise: predictor, loss difference, slope,
+curvature; each stage's values are multiplied by columns of X, rounded to the grid and added as
+integers at once, while the block is in the first-level cache. A column that is None is a block of
+constants, which never leaves that cache.
+
+A design is read where its columns are. Numba takes no list of arrays whose length it does not know, so
+columns come as addresses. The caller holds the columns, and has checked their length and that each is
+contiguous or one constant.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import numba
 import numpy as np
 from numba import types
 from numba.extending import intrinsic
 
+from fedtmle.model.concentration import RowSpread
 from fedtmle.model.exact import CHUNK, GRID_BITS
 from fedtmle.model.families import Family
+from fedtmle.model.kernels._backend import CompiledRows, Fields, Grid
 from fedtmle.model.kernels._elementary import (
     NEAR,
     exp,
@@ -26,39 +34,44 @@ from fedtmle.model.kernels._elementary import (
     poisson_far,
     poisson_near,
 )
-from fedtmle.model.kernels._jit import jit
+from fedtmle.model.kernels._jit import jit, jit_unordered
 from fedtmle.model.kernels._primitives import MAGIC, MAGIC_BITS, bits, from_bits, select
-from fedtmle.model.types import Array, Bools, IntArray
+from fedtmle.model.types import Array, IntArray
+
+BLOCK = 384  # rows that stay in the first-level cache
+LIMIT = 2.0**GRID_BITS
+GAUSSIAN, LOGISTIC, POISSON = int(Family.GAUSSIAN), int(Family.LOGISTIC), int(Family.POISSON)
 
 
-def _as_pointer(_: Any, address: Any) -> Any:
-    """How numba makes a pointer to float64 of an address."""
+Untyped: TypeAlias = Any  # objects of numba's compiler, for which it has no types
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+
+def _as_pointer(_: Untyped, address: Untyped) -> Untyped:
+    """Return how numba makes a pointer to float64 of an address."""
+
+    def generate(context: Untyped, builder: Untyped, signature: Untyped, arguments: Untyped) -> Untyped:
         return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
 
-    pointer: Any = types.CPointer
+    pointer: Untyped = types.CPointer
     return pointer(types.float64)(address), generate
 
 
-_pointer: Any = intrinsic(_as_pointer)
-_array: Any = numba.carray  # type: ignore[attr-defined]  # of a pointer and a shape
+_pointer: Untyped = intrinsic(_as_pointer)
+_array: Untyped = numba.carray  # type: ignore[attr-defined]  # of a pointer and a shape
 
 
 @jit
-def gather(addresses: IntArray, constant: Bools, factors: Array, begin: int, size: int, block: Array) -> None:
+def gather(rows: CompiledRows, begin: int, size: int, block: Array) -> None:
     """Fill the first ``size`` places of ``block``, shape (d, BLOCK): the design from row ``begin`` on."""
-    for j in range(len(addresses)):
-        if constant[j]:
-            block[j, :size] = _array(_pointer(addresses[j]), 1)[0] * factors[j]
+    for j in range(len(rows.addresses)):
+        pointer, factor = _pointer(rows.addresses[j]), rows.factors[j]
+        if rows.constant[j]:
+            block[j, :size] = _array(pointer, 1)[0] * factor
         else:
-            scale(_array(_pointer(addresses[j]), begin + size)[begin:], factors[j], block[j, :size])
+            scale(_array(pointer, begin + size)[begin:], factor, block[j, :size])
 
 
-# The compiled stages of a generalised linear loss, for one block of rows: each loop vectorises.
-
-
-GAUSSIAN, LOGISTIC, POISSON = int(Family.GAUSSIAN), int(Family.LOGISTIC), int(Family.POISSON)
+# The stages, for one block of rows: each loop vectorises.
 
 
 @jit
@@ -183,16 +196,7 @@ def largest(values: Array) -> float:
     return from_bits(top)  # type: ignore[arg-type, return-value]
 
 
-# The compiled pass over the rows of a generalised linear loss, chunk by chunk.
-#
-# A block of rows goes through short stages that each vectorise: predictor, loss difference, slope,
-# curvature; each stage's values are multiplied by columns of X, rounded to the grid and added as
-# integers at once, while the block is in the first-level cache. A column that is None is a block of
-# constants, which never leaves that cache.
-
-
-BLOCK = 384
-LIMIT = 2.0**GRID_BITS
+# Exact sums of a stage's values times columns.
 
 
 @jit
@@ -294,8 +298,8 @@ def _add_hessian(
     if reach == np.inf:  # it is not known
         top = 0.0
         for j in range(len(X)):
-            own = largest(X[j, begin:end])
-            top = own if own > top or np.isnan(own) else top
+            column_top = largest(X[j, begin:end])
+            top = column_top if column_top > top or np.isnan(column_top) else top
     # Rounding keeps the order, so that this bounds every product of a value and two columns.
     bounded = second == 1.0 and largest(values) * top * top <= LIMIT
     for j in range(len(X)):
@@ -308,36 +312,22 @@ def _add_hessian(
     return everywhere
 
 
+# The pass itself.
+
+
 @jit
 def chunks(
-    family: int,
-    matrix: Array,
-    addresses: IntArray,
-    constant: Bools,
-    factors: Array,
-    n_rows: int,
-    offset: Array,
-    y: Array,
-    w: Array,
-    eps: Array,
-    reach: float,
-    loss: bool,
-    gradient: bool,
-    hessian: bool,
-    first: Array,
-    second: Array,
-    first_chunk: int,
-    last_chunk: int,
-    sums: IntArray,
+    rows_fields: Fields, grid_fields: Fields, eps: Array, first_chunk: int, last_chunk: int, sums: IntArray
 ) -> bool:
     """Fill rows first_chunk to last_chunk of ``sums``; False if a contribution is beyond the bound.
 
     Sum s is scaled by first[s] * second[s] = 2^shifts[s], the same for all sums of a part: by the first
-    before the values meet a column, by the second, nearly always 1, after. An empty column stands for None,
-    an empty matrix for a design whose columns are gathered block by block; ``reach`` bounds every |x| of the
-    design, or is infinite.
+    before the values meet a column, by the second, nearly always 1, after.
     """
-    dim = len(addresses)
+    rows, grid = CompiledRows(*rows_fields), Grid(*grid_fields)
+    family, matrix, n_rows, offset, y, w = rows.family, rows.matrix, rows.n_rows, rows.offset, rows.y, rows.w
+    first, second = grid.first, grid.second
+    dim = len(eps)
     X = matrix if len(matrix) else np.empty((dim, BLOCK))
     zeros, ones = np.zeros(BLOCK), np.ones(BLOCK)
     etas, means, deltas, starts = np.empty(BLOCK), np.empty(BLOCK), np.empty(BLOCK), np.empty(BLOCK)
@@ -353,16 +343,16 @@ def chunks(
             outcome = y[begin:end] if len(y) else zeros[:size]
             weight = w[begin:end] if len(w) else ones[:size]
             eta, values, product = etas[:size], buffer[:size], products[:size]
-            mean = means[:size] if loss or hessian else means[:0]
+            mean = means[:size] if grid.loss or grid.hessian else means[:0]
             if len(matrix):
                 at = begin
             else:
                 at = 0
-                gather(addresses, constant, factors, begin, size, X)
+                gather(rows, begin, size, X)
             predict(base, eps, X, at, eta)
             set_mean(family, eta, mean)
             s = 0
-            if loss:
+            if grid.loss:
                 delta, start = eta, starts[:size]
                 if len(offset):
                     delta = deltas[:size]
@@ -374,39 +364,123 @@ def chunks(
                 sums[chunk, s] += units
                 everywhere &= within
                 s += 1
-            if gradient:
+            if grid.gradient:
                 set_slope(family, outcome, eta, mean, first[s], values)
                 if len(w):
                     multiply(values, weight, values)
                 everywhere &= _add_products(values, X, 0, at, at + size, second[s], sums[chunk, s:])
                 s += dim
-            if hessian:
+            if grid.hessian:
                 set_curvature(family, mean, first[s], values)
                 if len(w):
                     multiply(values, weight, values)
                 everywhere &= _add_hessian(
-                    values, X, at, at + size, reach, second[s], product, sums[chunk, s:]
+                    values, X, at, at + size, rows.reach, second[s], product, sums[chunk, s:]
                 )
     return everywhere
 
 
 @jit
-def means(
-    family: int,
-    addresses: IntArray,
-    constant: Bools,
-    factors: Array,
-    eps: Array,
-    first: int,
-    last: int,
-    result: Array,
-) -> None:
+def means(rows_fields: Fields, eps: Array, first: int, last: int, result: Array) -> None:
     """Rows first to last of mu(eps . X): of the Gaussian family, the predictor itself."""
+    rows = CompiledRows(*rows_fields)
     X, zeros, etas = np.empty((len(eps), BLOCK)), np.zeros(BLOCK), np.empty(BLOCK)
     for begin in range(first, last, BLOCK):
         end = min(begin + BLOCK, last)
         mean, eta = result[begin:end], etas[: end - begin]
-        gather(addresses, constant, factors, begin, end - begin, X)
+        gather(rows, begin, end - begin, X)
         predict(zeros, eps, X, 0, eta)
         scale(eta, 1.0, mean)
-        set_mean(family, eta, mean)
+        set_mean(rows.family, eta, mean)
+
+
+# How the rows' contributions to a gradient spread, block by block, until enough rows were read.
+
+
+@jit_unordered
+def _add_sums(slope: Array, weight: Array, column: Array, spread: RowSpread, j: int) -> None:
+    """Add one column of a block to the sums and to the count of coordinate j."""
+    total, squares, reach_total, count = 0.0, 0.0, 0.0, 0.0
+    for i in range(len(slope)):
+        reach = abs(column[i]) * abs(weight[i])
+        size = reach * abs(slope[i])
+        total += size
+        squares += size * size
+        reach_total += reach
+        count += 1.0 if reach > 0.0 else 0.0
+    spread.total[j] += total
+    spread.squares[j] += squares
+    spread.reach_total[j] += reach_total
+    spread.rows[j] += count
+
+
+@jit
+def _raise_largest(slope: Array, weight: Array, column: Array, spread: RowSpread, j: int) -> None:
+    """Raise the maxima of coordinate j to those of one column: bit patterns are ordered as magnitudes are."""
+    largest, reach_largest = bits(spread.largest[j]), bits(spread.reach_largest[j])
+    top = bits(spread.columns[j])
+    for i in range(len(slope)):
+        x = abs(column[i])
+        reach = x * abs(weight[i])
+        largest = max(largest, bits(reach * abs(slope[i])))
+        reach_largest = max(reach_largest, bits(reach))
+        top = max(top, bits(x))
+    spread.largest[j], spread.reach_largest[j] = from_bits(largest), from_bits(reach_largest)
+    spread.columns[j] = from_bits(top)
+
+
+@jit
+def _is_enough(spread: RowSpread, until: Array, least: int) -> bool:
+    for j in range(len(until)):
+        if not spread.total[j] >= until[j]:  # also if either is not a number
+            return False
+        if until[j] > 0.0 and spread.rows[j] < least:
+            return False
+    return True
+
+
+@jit
+def _is_far(spread: RowSpread, until: Array, n_read: int, many: float) -> bool:
+    """Whether more than ``many`` rows would be needed, if the others are like those that were read."""
+    far = False
+    for j in range(len(until)):
+        far |= not n_read * until[j] <= many * spread.total[j]
+    return far and many < np.inf
+
+
+@jit
+def spread(
+    rows_fields: Fields, eps: Array, until: Array, least: int, few: int, many: float, block: Array
+) -> tuple[int, bool]:
+    """Fill ``block``, the rows of a `RowSpread`, from the first rows of the data.
+
+    Return how many were read, and whether they were enough.
+    """
+    rows = CompiledRows(*rows_fields)
+    result = RowSpread(block[0], block[1], block[2], block[3], block[4], block[5], block[6])
+    matrix, n_rows, offset, y, w = rows.matrix, rows.n_rows, rows.offset, rows.y, rows.w
+    X = matrix if len(matrix) else np.empty((len(eps), BLOCK))
+    zeros, ones = np.zeros(BLOCK), np.ones(BLOCK)
+    etas, slopes = np.empty(BLOCK), np.empty(BLOCK)
+    begin, enough, looked_ahead = 0, _is_enough(result, until, least), False
+    while begin < n_rows and not (enough and begin >= few):
+        if begin >= few and not looked_ahead:
+            if _is_far(result, until, begin, many):
+                break
+            looked_ahead = True
+        end = min(begin + BLOCK, n_rows)
+        size = end - begin
+        eta, slope = etas[:size], slopes[:size]
+        if len(matrix):
+            at = begin
+        else:
+            at = 0
+            gather(rows, begin, size, X)
+        predict(offset[begin:end] if len(offset) else zeros[:size], eps, X, at, eta)
+        set_slope(rows.family, y[begin:end] if len(y) else zeros[:size], eta, zeros[:0], 1.0, slope)
+        weight = w[begin:end] if len(w) else ones[:size]
+        for j in range(len(eps)):
+            _add_sums(slope, weight, X[j, at : at + size], result, j)
+            _raise_largest(slope, weight, X[j, at : at + size], result, j)
+        begin, enough = end, _is_enough(result, until, least)
+    return begin, enough

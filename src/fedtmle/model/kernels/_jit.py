@@ -9,7 +9,7 @@ import hashlib
 from collections.abc import Callable
 from pathlib import Path
 from types import FunctionType
-from typing import Any, TypeVar, cast
+from typing import TypeVar, cast
 
 import numba
 import numpy as np
@@ -17,11 +17,14 @@ from numba.extending import overload, register_jitable
 
 from fedtmle.model.kernels import _elementary, _primitives
 
-Function = TypeVar("Function", bound=Callable[..., Any])
+Function = TypeVar("Function", bound=Callable[..., object])
 
 # Numba's disk cache is stamped by the caller's file alone: a changed polynomial would leave stale
-# kernels behind. The digest of all sources in the cached name forgets them.
-SOURCES = sorted(Path(__file__).parent.glob("*.py"))
+# kernels behind. The digest of all sources in the cached name forgets them. Three modules outside this
+# folder are compiled in: constants of the grid, codes of the families, and the record of the spread.
+FOLDER = Path(__file__).parent
+OUTSIDE = [FOLDER.parent / name for name in ("concentration.py", "exact.py", "families.py")]
+SOURCES = [*sorted(FOLDER.glob("*.py")), *OUTSIDE]
 DIGEST = hashlib.sha256(b"".join(path.read_bytes() for path in SOURCES)).hexdigest()[:12]
 
 
@@ -43,7 +46,7 @@ def jit_unordered(function: Function) -> Function:
 
 
 def _compiled(function: Function, *, cache: bool, fastmath: bool | set[str]) -> Function:
-    decorate: Any = numba.njit(cache=cache, nogil=True, error_model="numpy", fastmath=fastmath)
+    decorate = numba.njit(cache=cache, nogil=True, error_model="numpy", fastmath=fastmath)
     return cast(Function, decorate(function))
 
 

@@ -1,24 +1,95 @@
-"""The compiled backend: drivers that share work among threads and call the serial kernels."""
+"""The compiled backend: serial loops, and drivers that divide their work among threads.
+
+The loops over the rows of a generalised linear loss are in `_compiled_glm`. Here are the elementary
+functions, the softmax and the kernel density, the rows of an effect, and exact sums of columns. Rows are
+taken in blocks that stay in the first-level cache; each inner loop is a single pass over a block, which
+LLVM vectorises.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from fedtmle.model.exact import CHUNK
-from fedtmle.model.kernels import _compiled, _compiled_glm, _numpy
-from fedtmle.model.kernels._backend import shared
-from fedtmle.model.kernels._query import Query, Rows
-from fedtmle.model.types import Array, Bools, Bytes, Codes, IntArray, Part
+from fedtmle.model.concentration import RowSpread
+from fedtmle.model.exact import CHUNK, FINE_BITS
+from fedtmle.model.kernels import _compiled_glm, _numpy
+from fedtmle.model.kernels._backend import Query, Rows, shared
+from fedtmle.model.kernels._compiled_glm import LIMIT, add_multiple, largest
+from fedtmle.model.kernels._elementary import exp, expit, log, logit, logit_inside, softplus
+from fedtmle.model.kernels._jit import jit
+from fedtmle.model.kernels._primitives import MAGIC, MAGIC_BITS, bits, select
+from fedtmle.model.types import Array, Bools, Bytes, Codes, IntArray
 
-SERIAL_ROWS = 1 << 17  # below, starting threads costs about what they save
+__all__ = [
+    "add_multiple",
+    "binned_chunks",
+    "bound",
+    "chosen",
+    "column_chunks",
+    "elementwise",
+    "glm_chunks",
+    "largest",
+    "log_mean_kernel",
+    "means",
+    "softmax",
+    "spread",
+    "weigh",
+]
+
+BLOCK = 512
+FINITE = 1.7976931348623157e308  # the largest float
+FINE = 2.0**FINE_BITS
+SERIAL_ROWS = 1 << 17  # with fewer, starting threads costs about as much as they save
 SERIAL_PAIRS = 1 << 18
+
+
+# Elementary functions.
+
+
+@jit
+def _exp(x: Array, result: Array) -> None:
+    for i in range(len(x)):
+        result[i] = exp(x[i])
+
+
+@jit
+def _log(x: Array, result: Array) -> None:
+    for i in range(len(x)):
+        result[i] = log(x[i])
+
+
+@jit
+def _expit(x: Array, result: Array) -> None:
+    for i in range(len(x)):
+        result[i] = expit(x[i])
+
+
+@jit
+def _softplus(x: Array, result: Array) -> None:
+    for i in range(len(x)):
+        result[i] = softplus(x[i])
+
+
+@jit
+def _logit(x: Array, result: Array) -> None:
+    for i in range(len(x)):
+        result[i] = logit(x[i])
+
+
+ELEMENTWISE: dict[str, Callable[[Array, Array], None]] = {
+    "exp": _exp,
+    "log": _log,
+    "expit": _expit,
+    "softplus": _softplus,
+    "logit": _logit,
+}
 
 
 def elementwise(name: str, x: Array) -> Array:
     """The elementary function of that name, of a flat array."""
-    kernel = _compiled.ELEMENTWISE[name]
+    kernel = ELEMENTWISE[name]
     result = np.empty_like(x)
 
     def work(first: int, last: int) -> bool:
@@ -29,39 +100,28 @@ def elementwise(name: str, x: Array) -> Array:
     return result
 
 
+# Passes over the rows of a generalised linear loss.
+
+
 def glm_chunks(query: Query) -> IntArray:
     """Sums of rounded contributions per chunk, shape (chunks, p)."""
-    rows = query.rows
-    sums = np.zeros((query.n_chunks, query.width), dtype=np.int64)
+    rows, grid, eps = tuple(query.rows.compiled), tuple(query.grid), query.eps
+    sums = np.zeros((query.n_chunks, query.layout.width), dtype=np.int64)
 
     def work(first: int, last: int) -> bool:
-        return _compiled_glm.chunks(
-            *rows.plain,
-            query.eps,
-            rows.X.reach,
-            Part.LOSS in query.parts,
-            Part.GRADIENT in query.parts,
-            Part.HESSIAN in query.parts,
-            query.first,
-            query.second,
-            first,
-            last,
-            sums,
-        )
+        return _compiled_glm.chunks(rows, grid, eps, first, last, sums)
 
-    if shared(work, query.n_chunks, serially=rows.n_rows < SERIAL_ROWS):
+    if shared(work, query.n_chunks, serially=query.rows.n_rows < SERIAL_ROWS):
         return sums
     return _numpy.glm_chunks(query)  # some row is beyond its bound: the twin counts such rows and raises
 
 
 def means(rows: Rows, eps: Array) -> Array:
     """mu(eps . X), shape (N,)."""
-    result = np.empty(rows.n_rows)
+    compiled, result = tuple(rows.compiled), np.empty(rows.n_rows)
 
     def work(first: int, last: int) -> bool:
-        _compiled_glm.means(
-            int(rows.family), rows.addresses, rows.constant, rows.X.factors, eps, first, last, result
-        )
+        _compiled_glm.means(compiled, eps, first, last, result)
         return True
 
     shared(work, rows.n_rows, serially=rows.n_rows < SERIAL_ROWS)
@@ -70,26 +130,117 @@ def means(rows: Rows, eps: Array) -> Array:
 
 def spread(
     rows: Rows, eps: Array, until: Array, least: int, few: int, many: float
-) -> tuple[Array, int, bool]:
-    """The seven rows of `concentration.Concentration`, shape (7, d), of as many rows as it takes."""
-    found = np.zeros((7, rows.dim))
-    seen, enough = _compiled.spread(*rows.plain, eps, until, least, few, many, found)
-    return found, seen, enough
+) -> tuple[RowSpread, int, bool]:
+    """See `kernels.glm_spread`."""
+    block = np.zeros((len(RowSpread._fields), rows.dim))
+    n_read, enough = _compiled_glm.spread(tuple(rows.compiled), eps, until, least, few, many, block)
+    return RowSpread(*block), n_read, enough
 
 
-def add_multiple(total: Array, factor: float, values: Array) -> None:
-    """Add a multiple of a column to another."""
-    _compiled_glm.add_multiple(total, factor, values)
+# The softmax and the kernel density.
 
 
-def chosen(values: Sequence[Array], codes: Codes) -> Array:
-    """Row by row the value that its code is the place of."""
-    result = values[0].copy()
-    for code, own in enumerate(values[1:], start=1):
-        _compiled.choose(own, codes, code, result)
+@jit
+def _softmax(logits: Array, first: int, last: int, result: Array) -> None:
+    """Columns first to last of exp(l_j - max_j l_j) over their sum, added in order of j."""
+    tops, totals = np.empty(BLOCK), np.empty(BLOCK)
+    for begin in range(first, last, BLOCK):
+        end = min(begin + BLOCK, last)
+        size = end - begin
+        top, total = tops[:size], totals[:size]
+        values = logits[0, begin:end]
+        for i in range(size):
+            top[i] = values[i]
+        for j in range(1, len(logits)):
+            values = logits[j, begin:end]
+            for i in range(size):
+                top[i] = select(values[i] > top[i], values[i], top[i])
+        for j in range(len(logits)):
+            values, powers = logits[j, begin:end], result[j, begin:end]
+            for i in range(size):
+                powers[i] = exp(values[i] - top[i])
+        powers = result[0, begin:end]
+        for i in range(size):
+            total[i] = powers[i]
+        for j in range(1, len(logits)):
+            powers = result[j, begin:end]
+            for i in range(size):
+                total[i] = total[i] + powers[i]
+        for j in range(len(logits)):
+            powers = result[j, begin:end]
+            for i in range(size):
+                powers[i] = powers[i] / total[i]
+
+
+def softmax(logits: Array) -> Array:
+    """exp(l_j - max_j l_j) over their sum, added in order of j."""
+    result = np.empty_like(logits)
+
+    def work(first: int, last: int) -> bool:
+        _softmax(logits, first, last, result)
+        return True
+
+    shared(work, logits.shape[1], serially=logits.size < SERIAL_ROWS)
     return result
 
 
+@jit
+def _squared_distance(points: Array, centres: Array, c: int, begin: int, squared: Array) -> None:
+    """|p - c|^2 for a block of points, coordinates added in order."""
+    size = len(squared)
+    coordinate, centre = points[0, begin : begin + size], centres[0, c]
+    for i in range(size):
+        difference = coordinate[i] - centre
+        squared[i] = difference * difference
+    for j in range(1, len(points)):
+        coordinate, centre = points[j, begin : begin + size], centres[j, c]
+        for i in range(size):
+            difference = coordinate[i] - centre
+            squared[i] = squared[i] + difference * difference
+
+
+@jit
+def _log_mean_kernel(points: Array, centres: Array, first: int, last: int, result: Array) -> None:
+    """Points first to last of log((1/n0) sum_i exp(-|p - c_i|^2/2)).
+
+    The smallest distance is found first, so that the largest term of the sum is 1.
+    """
+    n_centres = centres.shape[1]
+    distances, nearests, totals = np.empty(BLOCK), np.empty(BLOCK), np.empty(BLOCK)
+    for begin in range(first, last, BLOCK):
+        size = min(BLOCK, last - begin)
+        distance, nearest, total = distances[:size], nearests[:size], totals[:size]
+        for i in range(size):
+            nearest[i] = np.inf
+            total[i] = 0.0
+        for c in range(n_centres):
+            _squared_distance(points, centres, c, begin, distance)
+            for i in range(size):
+                nearest[i] = select(distance[i] < nearest[i], distance[i], nearest[i])
+        for c in range(n_centres):
+            _squared_distance(points, centres, c, begin, distance)
+            for i in range(size):
+                total[i] = total[i] + exp(0.5 * (nearest[i] - distance[i]))
+        for i in range(size):
+            result[begin + i] = log(total[i] / n_centres) - 0.5 * nearest[i]
+
+
+def log_mean_kernel(points: Array, centres: Array) -> Array:
+    """log of the mean over centres of exp(-|p - c|^2/2)."""
+    result = np.empty(points.shape[1])
+
+    def work(first: int, last: int) -> bool:
+        _log_mean_kernel(points, centres, first, last, result)
+        return True
+
+    shared(work, points.shape[1], serially=points.shape[1] * centres.shape[1] < SERIAL_PAIRS)
+    return result
+
+
+# The rows of an effect: weights, and predictions kept inside their bounds.
+
+
+@jit
 def weigh(
     numerator: Array,
     probability: Array,
@@ -100,18 +251,121 @@ def weigh(
     taken: Array,
     below: Bools,
 ) -> None:
-    """The weights of some rows in one arm."""
-    _compiled.weigh(numerator, probability, floor, codes, code, H, taken, below)
+    """See `kernels.weigh`; a numerator of length 1 is that of every row."""
+    size = len(H)
+    if len(numerator) == 1:
+        constant = numerator[0]
+        for i in range(size):
+            H[i] = constant / select(probability[i] < floor, floor, probability[i])
+    else:
+        for i in range(size):
+            H[i] = numerator[i] / select(probability[i] < floor, floor, probability[i])
+    for i in range(size):
+        below[i] = probability[i] < floor
+    for i in range(size):
+        taken[i] = select(codes[i] == code, H[i], taken[i])
 
 
+@jit
 def bound(values: Array, low: float, high: float, bounded: Array, logits: Array) -> bool:
-    """Values inside their bounds, and their logits."""
-    return _compiled.bound(values, low, high, bounded, logits)
+    """See `kernels.bound`."""
+    finite = True
+    for i in range(len(values)):
+        value = values[i]
+        finite &= abs(value) <= FINITE  # False for NaN
+        value = select(value < low, low, select(value > high, high, value))
+        bounded[i] = value
+        logits[i] = logit_inside(value)
+    return finite
 
 
-def largest(column: Array) -> float:
-    """The largest |x|, NaN if one is."""
-    return _compiled_glm.largest(column)
+@jit
+def _choose(values: Array, codes: Codes, code: int, result: Array) -> None:
+    """Put the values of the rows that have the code into the result."""
+    for i in range(len(result)):
+        result[i] = select(codes[i] == code, values[i], result[i])
+
+
+def chosen(values: Sequence[Array], codes: Codes) -> Array:
+    """Row by row the value that its code is the place of."""
+    result = values[0].copy()
+    for code, column in enumerate(values[1:], start=1):
+        _choose(column, codes, code, result)
+    return result
+
+
+# Exact sums of columns, of their products, and of columns by bin. The remainder of a row on the 50-bit grid
+# is rounded to a grid 2^-40 finer and added up too. Products are made in registers, and never leave them.
+
+
+@jit
+def _one(values: Array, scale: float) -> tuple[int, int, bool]:
+    """The sum of values * scale in units, of what they leave in units of 2^-40, and whether all fit."""
+    coarse, fine, within = 0, 0, True
+    for i in range(len(values)):
+        scaled = values[i] * scale
+        within &= abs(scaled) <= LIMIT  # False for NaN
+        rounded = scaled + MAGIC
+        coarse += bits(rounded)  # type: ignore[assignment]  # a scalar when compiled
+        fine += bits((scaled - (rounded - MAGIC)) * FINE + MAGIC)  # type: ignore[assignment]
+    shift = len(values) * MAGIC_BITS
+    return coarse - shift, fine - shift, within  # modulo 2^64, in which the sums themselves fit
+
+
+@jit
+def _two(values: Array, factor: Array, scale: float) -> tuple[int, int, bool]:
+    """The same of values * factor."""
+    coarse, fine, within = 0, 0, True
+    for i in range(len(values)):
+        scaled = values[i] * factor[i] * scale
+        within &= abs(scaled) <= LIMIT
+        rounded = scaled + MAGIC
+        coarse += bits(rounded)  # type: ignore[assignment]
+        fine += bits((scaled - (rounded - MAGIC)) * FINE + MAGIC)  # type: ignore[assignment]
+    shift = len(values) * MAGIC_BITS
+    return coarse - shift, fine - shift, within
+
+
+@jit
+def _column_chunks(
+    columns: Array, terms: IntArray, scale: Array, first_chunk: int, last_chunk: int, sums: IntArray
+) -> bool:
+    """Fill rows first_chunk to last_chunk of ``sums``; False if a contribution is beyond the bound.
+
+    Sum s, of which there are two, is of the product of columns ``terms[s]``, or of one of them before a -1.
+    """
+    n_rows = columns.shape[1]
+    everywhere = True
+    for chunk in range(first_chunk, last_chunk):
+        stop = min((chunk + 1) * CHUNK, n_rows)
+        for begin in range(chunk * CHUNK, stop, BLOCK):
+            end = min(begin + BLOCK, stop)
+            for s in range(len(scale)):
+                values, other = columns[terms[s, 0], begin:end], terms[s, 1]
+                if other < 0:
+                    coarse, fine, within = _one(values, scale[s])
+                else:
+                    coarse, fine, within = _two(values, columns[other, begin:end], scale[s])
+                sums[chunk, 2 * s] += coarse
+                sums[chunk, 2 * s + 1] += fine
+                everywhere &= within
+    return everywhere
+
+
+@jit
+def _binned_chunks(columns: Array, scale: Array, bins: Bytes, sums: IntArray) -> bool:
+    """Add to ``sums``, shape (chunks, bins, 2 p), the rows of each bin; False if one is beyond the bound."""
+    everywhere = True
+    for j in range(len(columns)):
+        values = columns[j]
+        for i in range(len(values)):
+            scaled = values[i] * scale[j]
+            everywhere &= abs(scaled) <= LIMIT
+            rounded = scaled + MAGIC
+            chunk, b = i // CHUNK, bins[i]
+            sums[chunk, b, 2 * j] += bits(rounded) - MAGIC_BITS
+            sums[chunk, b, 2 * j + 1] += bits((scaled - (rounded - MAGIC)) * FINE + MAGIC) - MAGIC_BITS
+    return everywhere
 
 
 def column_chunks(columns: Array, terms: IntArray, scale: Array, what: str) -> IntArray:
@@ -120,7 +374,7 @@ def column_chunks(columns: Array, terms: IntArray, scale: Array, what: str) -> I
     sums = np.zeros((-(-n_rows // CHUNK), 2 * len(scale)), dtype=np.int64)
 
     def work(first: int, last: int) -> bool:
-        return _compiled.chunks(columns, terms, scale, first, last, sums)
+        return _column_chunks(columns, terms, scale, first, last, sums)
 
     if shared(work, len(sums), serially=n_rows < SERIAL_ROWS):
         return sums
@@ -130,30 +384,6 @@ def column_chunks(columns: Array, terms: IntArray, scale: Array, what: str) -> I
 def binned_chunks(columns: Array, bins: Bytes, count: int, scale: Array, what: str) -> IntArray:
     """The same of the rows of each bin, shape (chunks, bins, 2 p)."""
     sums = np.zeros((-(-columns.shape[1] // CHUNK), count, 2 * len(scale)), dtype=np.int64)
-    if _compiled.binned(columns, scale, bins, sums):
+    if _binned_chunks(columns, scale, bins, sums):
         return sums
     return _numpy.binned_chunks(columns, bins, count, scale, what)
-
-
-def softmax(logits: Array) -> Array:
-    """exp(l_j - max_j l_j) over their sum, added in order of j."""
-    result = np.empty_like(logits)
-
-    def work(first: int, last: int) -> bool:
-        _compiled.softmax(logits, first, last, result)
-        return True
-
-    shared(work, logits.shape[1], serially=logits.size < SERIAL_ROWS)
-    return result
-
-
-def log_mean_kernel(points: Array, centres: Array) -> Array:
-    """log of the mean over centres of exp(-|p - c|^2/2)."""
-    result = np.empty(points.shape[1])
-
-    def work(first: int, last: int) -> bool:
-        _compiled.log_mean_kernel(points, centres, first, last, result)
-        return True
-
-    shared(work, points.shape[1], serially=points.shape[1] * centres.shape[1] < SERIAL_PAIRS)
-    return result

@@ -6,15 +6,16 @@ is about six times slower.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
 from fedtmle.errors import ContributionError
+from fedtmle.model.concentration import RowSpread
 from fedtmle.model.exact import CHUNK, FINE_BITS, GRID_BITS, beyond_bound
 from fedtmle.model.families import Family
 from fedtmle.model.kernels import _elementary
-from fedtmle.model.kernels._query import Query, Rows
+from fedtmle.model.kernels._backend import Query, Rows
 from fedtmle.model.types import Array, Bools, Bytes, Codes, IntArray, Part
 
 POINTS = 2048  # a block of points of `log_mean_kernel` that stays in the cache
@@ -42,22 +43,20 @@ def elementwise(name: str, x: Array) -> Array:
 
 def glm_chunks(query: Query) -> IntArray:
     """Sums of rounded contributions per chunk, shape (chunks, p)."""
-    sums = np.zeros((query.n_chunks, query.width), dtype=np.int64)
+    sums = np.zeros((query.n_chunks, query.layout.width), dtype=np.int64)
     beyond = dict.fromkeys(Part, 0)
     with np.errstate(all="ignore"):
         for chunk in range(query.n_chunks):
-            column = 0
-            for part, contributions in _contributions(query, slice(chunk * CHUNK, (chunk + 1) * CHUNK)):
-                stop = column + len(contributions)
-                scaled = contributions * query.second[column:stop, None]
+            rows = slice(chunk * CHUNK, (chunk + 1) * CHUNK)
+            for part, place, contributions in _contributions(query, rows):
+                scaled = contributions * query.grid.second[place, None]
                 outside = ~(np.abs(scaled) <= 2.0**GRID_BITS)  # written so that NaN is outside
                 beyond[part] += int(outside.any(axis=0).sum())
-                sums[chunk, column:stop] = np.rint(scaled).astype(np.int64).sum(axis=1)
-                column = stop
+                sums[chunk, place] = np.rint(scaled).astype(np.int64).sum(axis=1)
     names = {Part.LOSS: "loss", Part.GRADIENT: "gradient", Part.HESSIAN: "Hessian"}
-    for part, rows in beyond.items():
-        if rows:
-            raise ContributionError(beyond_bound(rows, f"contribution to the {names[part]}"))
+    for part, rows_beyond in beyond.items():
+        if rows_beyond:
+            raise ContributionError(beyond_bound(rows_beyond, f"contribution to the {names[part]}"))
     return sums
 
 
@@ -66,42 +65,43 @@ def means(rows: Rows, eps: Array) -> Array:
     result = np.empty(rows.n_rows)
     with np.errstate(all="ignore"):
         for begin in range(0, rows.n_rows, CHUNK):
-            own = slice(begin, begin + CHUNK)
-            X = rows.X.part(own)
-            result[own] = MEAN[rows.family](_predictor(np.zeros(X.shape[1]), eps, X))
+            chunk = slice(begin, begin + CHUNK)
+            X = rows.X.part(chunk)
+            result[chunk] = MEAN[rows.family](_predictor(np.zeros(X.shape[1]), eps, X))
     return result
 
 
 def spread(
     rows: Rows, eps: Array, until: Array, least: int, few: int, many: float
-) -> tuple[Array, int, bool]:
-    """The seven rows of `concentration.Concentration`, shape (7, d), of as many rows as it takes."""
+) -> tuple[RowSpread, int, bool]:
+    """See `kernels.glm_spread`."""
 
     def is_enough() -> bool:
-        return bool(((found[0] >= until) & ((found[6] >= least) | (until == 0))).all())
+        return bool(((result.total >= until) & ((result.rows >= least) | (until == 0))).all())
 
-    found, seen, looked_ahead = np.zeros((7, rows.dim)), 0, False
+    result, n_read, looked_ahead = RowSpread(*np.zeros((len(RowSpread._fields), rows.dim))), 0, False
     with np.errstate(all="ignore"):
-        while seen < rows.n_rows and not (seen >= few and is_enough()):
-            if seen >= few and not looked_ahead:
-                if many < np.inf and not (seen * until <= many * found[0]).all():
+        while n_read < rows.n_rows and not (n_read >= few and is_enough()):
+            if n_read >= few and not looked_ahead:
+                if many < np.inf and not (n_read * until <= many * result.total).all():
                     break
                 looked_ahead = True
-            own = slice(seen, min(seen + CHUNK, rows.n_rows))
-            X = rows.X.part(own)
-            eta = _predictor(np.zeros(X.shape[1]) if rows.offset is None else rows.offset[own], eps, X)
-            slope = _slope(rows.family, eta, np.zeros(1) if rows.y is None else rows.y[own])
+            chunk = slice(n_read, min(n_read + CHUNK, rows.n_rows))
+            X = rows.X.part(chunk)
+            eta = _predictor(np.zeros(X.shape[1]) if rows.offset is None else rows.offset[chunk], eps, X)
+            slope = _slope(rows.family, eta, np.zeros(1) if rows.y is None else rows.y[chunk])
             columns = np.abs(X)
-            reach = columns if rows.w is None else columns * np.abs(rows.w[own])
+            reach = columns if rows.w is None else columns * np.abs(rows.w[chunk])
             size = reach * np.abs(slope)
-            found[0] += size.sum(axis=1)
-            found[1] += (size * size).sum(axis=1)
-            found[3] += reach.sum(axis=1)
-            found[6] += np.count_nonzero(reach, axis=1)
-            for at, values in ((2, size), (4, reach), (5, columns)):
-                found[at] = np.maximum(found[at], values.max(axis=1))
-            seen = own.stop
-        return found, seen, is_enough()
+            result.total[:] += size.sum(axis=1)
+            result.squares[:] += (size * size).sum(axis=1)
+            result.reach_total[:] += reach.sum(axis=1)
+            result.rows[:] += np.count_nonzero(reach, axis=1)
+            largest = ((result.largest, size), (result.reach_largest, reach), (result.columns, columns))
+            for before, values in largest:
+                np.maximum(before, values.max(axis=1), out=before)
+            n_read = chunk.stop
+        return result, n_read, is_enough()
 
 
 def add_multiple(total: Array, factor: float, values: Array) -> None:
@@ -169,33 +169,34 @@ def binned_chunks(columns: Array, bins: Bytes, count: int, scale: Array, what: s
     sums = np.zeros((-(-columns.shape[1] // CHUNK), count, 2 * len(scale)), dtype=np.int64)
     each = np.array([(j, -1) for j in range(len(columns))])
     for b in range(count):
-        own = column_chunks(columns[:, bins == b], each, scale, what)
-        sums[: len(own), b] = own
+        of_bin = column_chunks(columns[:, bins == b], each, scale, what)
+        sums[: len(of_bin), b] = of_bin
     return sums
 
 
-def _contributions(query: Query, rows: slice) -> list[tuple[Part, Array]]:
-    """Each asked part's contributions of some rows, shape (sums of the part, rows), times ``first``."""
-    own = query.rows
-    X = own.X.part(rows)
+def _contributions(query: Query, chunk: slice) -> Iterator[tuple[Part, slice, Array]]:
+    """Yield each requested part, its place, and the rows' contributions to it times ``first``.
+
+    The contributions have shape (sums of the part, rows).
+    """
+    rows, places, grid, eps = query.rows, query.layout, query.grid, query.eps
+    X = rows.X.part(chunk)
     zeros = np.zeros(X.shape[1])
-    offset = zeros if own.offset is None else own.offset[rows]
-    y = zeros if own.y is None else own.y[rows]
-    w = np.ones(X.shape[1]) if own.w is None else own.w[rows]
-    eta = _predictor(offset, query.eps, X)
-    answer: list[tuple[Part, Array]] = []
-    if Part.LOSS in query.parts:
-        delta = _predictor(zeros, query.eps, X)
-        change = _change(own.family, offset, y, eta, delta) * query.first[0]
-        answer.append((Part.LOSS, (change * w)[None]))
-    if Part.GRADIENT in query.parts:
-        slope = _slope(own.family, eta, y) * query.first[query.gradient_at] * w
-        answer.append((Part.GRADIENT, slope * X))
-    if Part.HESSIAN in query.parts:
+    offset = zeros if rows.offset is None else rows.offset[chunk]
+    y = zeros if rows.y is None else rows.y[chunk]
+    w = np.ones(X.shape[1]) if rows.w is None else rows.w[chunk]
+    eta = _predictor(offset, eps, X)
+    if grid.loss:
+        delta = _predictor(zeros, eps, X)
+        change = _change(rows.family, offset, y, eta, delta) * grid.first[places.loss.start]
+        yield Part.LOSS, places.loss, (change * w)[None]
+    if grid.gradient:
+        slope = _slope(rows.family, eta, y) * grid.first[places.gradient.start] * w
+        yield Part.GRADIENT, places.gradient, slope * X
+    if grid.hessian:
         j, k = np.triu_indices(len(X))
-        variance = VARIANCE[own.family](eta) * query.first[query.hessian_at] * w
-        answer.append((Part.HESSIAN, variance * X[j] * X[k]))
-    return answer
+        variance = VARIANCE[rows.family](eta) * grid.first[places.hessian.start] * w
+        yield Part.HESSIAN, places.hessian, variance * X[j] * X[k]
 
 
 def _predictor(offset: Array, eps: Array, X: Array) -> Array:

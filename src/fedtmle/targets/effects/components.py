@@ -25,7 +25,7 @@ from fedtmle.model.types import Array, Codes, IntArray, product
 
 
 class AbstractRegime(ABC):
-    """d(a | W): the probability of each arm under the regime."""
+    """A regime: d(a | W), the probability of each arm given the covariates."""
 
     @property
     @abstractmethod
@@ -33,12 +33,12 @@ class AbstractRegime(ABC):
 
     @abstractmethod
     def probabilities(self, table: Table, arms: tuple[str, ...]) -> Array:
-        """d(a | W), shape (arms, N)."""
+        """Return d(a | W), shape (arms, N)."""
 
     @property
     @abstractmethod
     def needs(self) -> tuple[str, ...]:
-        """Numeric columns that the regime reads."""
+        """The numeric columns that the regime reads."""
 
     @abstractmethod
     def check(self, arms: tuple[str, ...]) -> None:
@@ -142,19 +142,23 @@ class AbstractPopulation(ABC):
     @property
     @abstractmethod
     def label(self) -> str:
-        """Empty for everyone."""
+        """The population in words, as in "in arm 1"; empty for everyone."""
 
     @abstractmethod
     def indicator(self, table: Table, arm: Codes, strata: IntArray | None) -> Array:
-        """v, shape (N,)."""
+        """Return v, shape (N,)."""
 
     @abstractmethod
     def share(self, weights: PooledWeights) -> float:
-        """P(v): the population's part of the pooled weight."""
+        """Return P(v): the population's share of the pooled weight."""
 
     @abstractmethod
     def ratio(self, v: Array, arm: int, g: Array, pi: Array) -> tuple[Array, Array]:
-        """E[v | W] / (g_a pi_a) as numerator and the denominator to bound; g, pi of shape (arms, N)."""
+        """Return numerator and denominator (to be bounded) of E[v | W] / (g_a pi_a); g, pi are (arms, N)."""
+
+    def ratio_tangent(self, arm: int, g: Array, pi: Array, dg: Array, d_pi: Array) -> tuple[Array, Array]:
+        """Return the derivatives of both parts of `ratio`, given those of g and pi; v does not move."""
+        return np.zeros_like(pi[arm]), dg[arm] * pi[arm] + g[arm] * d_pi[arm]
 
 
 @final
@@ -197,6 +201,11 @@ class InArm(AbstractPopulation):
     def ratio(self, v: Array, arm: int, g: Array, pi: Array) -> tuple[Array, Array]:
         # In the population's own arm g cancels: a rare arm has no positivity problem there.
         return (np.ones_like(v), pi[arm]) if arm == self.code else (g[self.code], product(g[arm], pi[arm]))
+
+    def ratio_tangent(self, arm: int, g: Array, pi: Array, dg: Array, d_pi: Array) -> tuple[Array, Array]:
+        if arm == self.code:
+            return np.zeros_like(pi[arm]), d_pi[arm]
+        return dg[self.code], dg[arm] * pi[arm] + g[arm] * d_pi[arm]
 
 
 @final

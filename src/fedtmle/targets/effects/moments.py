@@ -1,94 +1,196 @@
-"""What stands for a cluster's identifier wherever clusters of several silos are compared."""
+"""The closing sums of an effect: psi, and an EIF covariance that accounts for weights and clusters.
+
+Row by row D_r = u_r - t_r (psi_r - low) with
+
+    u_r = w {width H_r Delta (y - Q) + v_r/P(v_r) width m_r},   t_r = w v_r / P(v_r).
+
+Rows of one cluster are added first; then sums of u, t, of w v/P(v) width m, of the products u u,
+u t and t t, and the number of clusters make psi and sum D D^T for any psi.
+
+A cluster c with parts in several silos m has u_c = sum_m u_mc, and u_c u_c^T is no sum over silos of
+u_mc u_mc^T: the products between parts are missing. But u_c and t_c are such sums. So the parts of a
+cluster that spans silos stay out of the products and of the count; they are sent as sums of their own, one
+set of (u, t, 1) for each such cluster, and the products are taken once these have been added:
+
+    sum_c D_c D_c^T = sum_m sum_{c in m only} D_mc D_mc^T + sum_{c spanning} (sum_m D_mc)(sum_m D_mc)^T.
+"""
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import NamedTuple, final
 
 import numpy as np
 
 from fedtmle.model.columns import column_sums
 from fedtmle.model.exact import Sums, column_shifts
-from fedtmle.model.types import Array, IntArray, first, upper_pairs
+from fedtmle.model.types import Array, IntArray, exponent, first, upper_pairs
 from fedtmle.targets.effects.rows import EffectRows
 
-DIGEST = 16  # bytes: none collide by chance
+WHAT = "EIF term"  # the columns' name in error messages
 
 
-def cluster_digest(label: str) -> bytes:
-    """128 bits of SHA-256."""
-    return hashlib.sha256(b"fedtmle cluster:" + label.encode()).digest()[:DIGEST]
+@final
+@dataclass(frozen=True)
+class MomentColumns:
+    """u, t and the plug-in part m of u, each of shape (components, N)."""
+
+    stacked: Array  # (3, components, N)
+
+    @property
+    def u(self) -> Array:
+        return np.asarray(self.stacked[0])
+
+    @property
+    def t(self) -> Array:
+        return np.asarray(self.stacked[1])
+
+    @property
+    def m(self) -> Array:
+        return np.asarray(self.stacked[2])
+
+    @property
+    def flat(self) -> Array:
+        """All columns one below the other, shape (3 components, N)."""
+        return self.stacked.reshape(3 * self.stacked.shape[1], -1)
 
 
-# The closing sums of an effect: psi, and an EIF covariance that knows weights and clusters.
-#
-# Row by row D_r = u_r - t_r (psi_r - low) with
-#
-# u_r = w {width H_r Delta (y - Q) + v_r/P(v_r) width m_r},   t_r = w v_r / P(v_r).
-#
-# Rows of one cluster are added first; then sums of u, t, of w v/P(v) width m, of the products u u,
-# u t and t t, and the number of clusters make psi and sum D D^T for any psi.
-#
-# A cluster c with parts in several silos m has u_c = sum_m u_mc, and u_c u_c^T is no sum over silos of
-# u_mc u_mc^T: the products between parts are missing. But u_c and t_c are such sums. So the parts of a
-# cluster that spans silos stay out of the products and of the count; they are sent as sums of their own, one
-# set of (u, t, 1) for each such cluster, and the products are taken once these have been added:
-#
-# sum_c D_c D_c^T = sum_m sum_{c in m only} D_mc D_mc^T + sum_{c spanning} (sum_m D_mc)(sum_m D_mc)^T.
-
-
-def moment_columns(own: EffectRows, q: Array, width: float) -> Array:
-    """u, t and the plug-in part m of u, one after the other, each of shape (components, N)."""
-    residual = width * (own.y - own.factual(q))
-    weight, columns = first(own.weight), np.empty((3, len(own.terms), own.n_rows))
-    for r, terms in enumerate(own.terms):
+def moment_columns(rows: EffectRows, q: Array, width: float) -> MomentColumns:
+    """Return the columns whose sums close a run, given Q_a at the law, shape (arms, N)."""
+    residual = width * (rows.y - rows.factual(q))
+    weight, columns = first(rows.weight), np.empty((3, len(rows.terms), rows.n_rows))
+    for r, terms in enumerate(rows.terms):
         u, t, m = columns[:, r]
-        t[:] = weight * first(own.v[r])
+        t[:] = weight * first(rows.v[r])
         m[:] = 0.0
         for term in terms:
             m += first(term.d) * q[term.arm]
-        m *= weight * first(own.v[r]) * width
-        np.multiply(weight * own.taken(r), residual, out=u)
+        m *= weight * first(rows.v[r]) * width
+        np.multiply(weight * rows.taken(r), residual, out=u)
         u += m
-    return columns
+    return MomentColumns(columns)
 
 
-def closing_terms(d: int) -> list[tuple[int, ...]]:
-    """Which of the columns u, t and m, one after the other, or products of two of them are summed."""
-    upper = upper_pairs(d)
-    cross = [(r, d + s) for r in range(d) for s in range(d)]
-    return [*((j,) for j in range(3 * d)), *upper, *cross, *((d + r, d + s) for r, s in upper)]
+class SpanningCluster(NamedTuple):
+    """The sums of u and t over the parts of one cluster that spans silos."""
+
+    u: list[Fraction]
+    t: list[Fraction]
 
 
-def closing_sums(rows: EffectRows, columns: Array, exponents: Sequence[int]) -> Sums:
-    """The sums that close a run, over rows or, where there are any, clusters; the last is their count."""
-    what, d = "EIF term", columns.shape[1]
-    flat, terms = columns.reshape(3 * d, -1), closing_terms(d)
+class ClosingSums(NamedTuple):
+    """The closing sums by name: over components (u, t, m), pairs r <= s (uu, tt), and all pairs (ut)."""
+
+    u: list[Fraction]
+    t: list[Fraction]
+    m: list[Fraction]
+    uu: list[Fraction]
+    ut: list[Fraction]
+    tt: list[Fraction]
+    clusters: Fraction
+    spanning: list[SpanningCluster]
+
+
+@final
+@dataclass(frozen=True)
+class ClosingLayout:
+    """The order of the closing sums of ``d`` components.
+
+    u, t and m, d each; u_r u_s over r <= s; u_r t_s over all r, s; t_r t_s over r <= s; the number of
+    clusters; then u, t and 1 for each cluster that spans silos.
+    """
+
+    d: int
+
+    @property
+    def pairs(self) -> int:
+        """How many pairs r <= s there are."""
+        return self.d * (self.d + 1) // 2
+
+    @property
+    def linear(self) -> int:
+        """How many of the sums are of single columns; products follow."""
+        return 3 * self.d
+
+    @property
+    def count_at(self) -> int:
+        """Where the number of clusters stands."""
+        return self.linear + 2 * self.pairs + self.d**2
+
+    @property
+    def part_size(self) -> int:
+        """How many sums there are for each cluster that spans silos."""
+        return 2 * self.d + 1
+
+    def terms(self) -> list[tuple[int, ...]]:
+        """Return which rows of `MomentColumns.flat`, or products of two of them, are summed."""
+        d, upper = self.d, upper_pairs(self.d)
+        cross = [(r, d + s) for r in range(d) for s in range(d)]
+        return [*((j,) for j in range(3 * d)), *upper, *cross, *((d + r, d + s) for r, s in upper)]
+
+    def exponents(self, u: float, t: float, spanning: int) -> list[int]:
+        """Return the exponents of all sums, given bounds of u and t in a cluster."""
+        d, pairs = self.d, self.pairs
+        return [
+            *[exponent(u)] * d,
+            *[exponent(t)] * d,
+            *[exponent(u)] * d,
+            *[exponent(u * u)] * pairs,
+            *[exponent(u * t)] * (d * d),
+            *[exponent(t * t)] * pairs,
+            1,  # clusters are counted
+            *[*[exponent(u)] * d, *[exponent(t)] * d, 1] * spanning,
+        ]
+
+    def read(self, pooled: Sums) -> ClosingSums:
+        """Return pooled sums by name; of the clusters that span silos those that anyone here has."""
+        d, total = self.d, iter(pooled.fractions())
+
+        def following(count: int) -> list[Fraction]:
+            return [next(total) for _ in range(count)]
+
+        u, t, m = following(d), following(d), following(d)
+        uu, ut, tt = following(self.pairs), following(d * d), following(self.pairs)
+        (clusters,) = following(1)
+        spanning = []
+        for value in total:
+            part, present = [value, *following(2 * d - 1)], next(total)
+            if present:
+                spanning.append(SpanningCluster(part[:d], part[d:]))
+        return ClosingSums(u, t, m, uu, ut, tt, clusters, spanning)
+
+
+def closing_sums(rows: EffectRows, columns: MomentColumns, exponents: Sequence[int]) -> Sums:
+    """Return the sums over rows or, if there are any, clusters; the last is their count."""
+    layout, flat = ClosingLayout(len(columns.u)), columns.flat
+    linear, terms = layout.linear, layout.terms()
     if rows.cluster is not None:
         flat = _by_cluster(rows.cluster, flat)
     count = flat.shape[1]
     if rows.spanned is None:
-        sums = column_sums(flat, exponents[:-1], what=what, terms=terms)
+        sums = column_sums(flat, exponents[: layout.count_at], what=WHAT, terms=terms)
     else:  # the products are of clusters that are here alone
         here = rows.spanned < 0
         count = int(np.count_nonzero(here))
-        sums = column_sums(flat, exponents[: 3 * d], what=what)
-        sums = sums.joined(column_sums(flat * here, exponents[3 * d : -1], what=what, terms=terms[3 * d :]))
-    (shift,) = column_shifts(exponents[-1:])
+        sums = column_sums(flat, exponents[:linear], what=WHAT)
+        products = exponents[linear : layout.count_at]
+        sums = sums.joined(column_sums(flat * here, products, what=WHAT, terms=terms[linear:]))
+    (shift,) = column_shifts(exponents[layout.count_at : layout.count_at + 1])
     return sums.joined(Sums((count << shift,), (shift,)))
 
 
-def spanning_sums(rows: EffectRows, columns: Array, count: int) -> Array:
-    """(u, t, 1) of the parts here of each of ``count`` clusters that span silos, as one column."""
-    d = columns.shape[1]
-    if rows.cluster is None or rows.spanned is None:
-        return np.zeros((count * (2 * d + 1), 1))
-    parts = np.zeros((count, 2 * d + 1))
-    here = rows.spanned >= 0
-    sums = _by_cluster(rows.cluster, columns[:2].reshape(2 * d, -1))
-    parts[rows.spanned[here], :-1] = sums[:, here].T
-    parts[rows.spanned[here], -1] = 1.0
-    return parts.reshape(-1, 1)
+def spanning_sums(rows: EffectRows, columns: MomentColumns, exponents: Sequence[int], count: int) -> Sums:
+    """Return u, t and 1 of the parts here of each of ``count`` clusters that span silos."""
+    layout = ClosingLayout(len(columns.u))
+    parts = np.zeros((count, layout.part_size))
+    if rows.cluster is not None and rows.spanned is not None:
+        here = rows.spanned >= 0
+        sums = _by_cluster(rows.cluster, columns.flat[: 2 * layout.d])
+        parts[rows.spanned[here], :-1] = sums[:, here].T
+        parts[rows.spanned[here], -1] = 1.0
+    return column_sums(parts.reshape(-1, 1), exponents[layout.count_at + 1 :], what=WHAT)
 
 
 def _by_cluster(cluster: IntArray, columns: Array) -> Array:
@@ -98,7 +200,7 @@ def _by_cluster(cluster: IntArray, columns: Array) -> Array:
 
 
 def estimate_components(pooled: Sums, d: int, *, one_step: bool = False) -> tuple[Array, Array]:
-    """psi - low per component and the covariance of its estimator, in exact rationals.
+    """Return psi - low per component and the covariance of its estimator, in exact rationals.
 
     ``one_step`` adds the mean EIF to the plug-in: for part of the silos, whose own equation the
     pooled fluctuation does not solve.
@@ -106,26 +208,18 @@ def estimate_components(pooled: Sums, d: int, *, one_step: bool = False) -> tupl
     C/(C - 1) sum over clusters of D_r D_s / (sum t_r sum t_s), centred: over all silos sum t = n, so
     with no clusters cov(D)/n, divisor n - 1; over some of them sum t is their share of the population.
     """
-    total = pooled.fractions()
-    u, t, m = total[:d], total[d : 2 * d], total[2 * d : 3 * d]
-    pairs = d * (d + 1) // 2
-    uu = total[3 * d : 3 * d + pairs]
-    ut = total[3 * d + pairs : 3 * d + pairs + d * d]
-    last = 3 * d + 2 * pairs + d * d
-    tt, clusters = total[last - pairs : last], total[last]
-    size = 2 * d + 1
-    parts = [total[k : k + size] for k in range(last + 1, len(total), size)]
-    spanning = [(part[:d], part[d : 2 * d]) for part in parts if part[-1]]  # those that anyone here has
-    clusters += len(spanning)
+    total = ClosingLayout(d).read(pooled)
+    u, t, clusters = total.u, total.t, total.clusters + len(total.spanning)
     if not all(t):  # nobody here is in some component's population
         return np.full(d, np.nan), np.full((d, d), np.inf)
-    psi = [mean / mass for mean, mass in zip(u if one_step else m, t, strict=True)]
+    psi = [mean / mass for mean, mass in zip(u if one_step else total.m, t, strict=True)]
     covariance = np.zeros((d, d))
-    for index, (r, s) in enumerate(zip(*map(np.ndarray.tolist, np.triu_indices(d)), strict=True)):
-        scatter = uu[index] - psi[s] * ut[r * d + s] - psi[r] * ut[s * d + r] + psi[r] * psi[s] * tt[index]
-        scatter += sum((v[r] - psi[r] * q[r]) * (v[s] - psi[s] * q[s]) for v, q in spanning)
-        sums = (u[r] - psi[r] * t[r]) * (u[s] - psi[s] * t[s])
-        centred = scatter - sums / clusters
+    for index, (r, s) in enumerate(upper_pairs(d)):
+        scatter = total.uu[index] + psi[r] * psi[s] * total.tt[index]
+        scatter -= psi[s] * total.ut[r * d + s] + psi[r] * total.ut[s * d + r]
+        for part in total.spanning:
+            scatter += (part.u[r] - psi[r] * part.t[r]) * (part.u[s] - psi[s] * part.t[s])
+        centred = scatter - (u[r] - psi[r] * t[r]) * (u[s] - psi[s] * t[s]) / clusters
         if clusters > 1:
             covariance[r, s] = float(centred * clusters / ((clusters - 1) * t[r] * t[s]))
         else:

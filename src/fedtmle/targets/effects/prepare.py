@@ -1,23 +1,22 @@
-"""The responses of a study's nuisance regressions, as values: treatment, being observed, and the outcome."""
+"""From a table and fitted nuisances to the rows of an effect problem, at one silo."""
 
 from __future__ import annotations
 
+import hashlib
 import math
 from dataclasses import dataclass
-from typing import Protocol, final
+from typing import final
 
 import numpy as np
 
 from fedtmle.errors import DataError
-from fedtmle.initial.crossfit import Folds
+from fedtmle.initial.crossfit import Fitted, Folds
 from fedtmle.initial.glm import AbstractResponse
 from fedtmle.model import kernels
 from fedtmle.model.table import Factor, Table, pieces
-from fedtmle.model.types import Array, Bytes, Codes, IntArray, is_one, product
+from fedtmle.model.types import Array, Bools, Bytes, Codes, IntArray, is_one, product
 from fedtmle.targets.effects.components import Component
-from fedtmle.targets.effects.moments import cluster_digest
 from fedtmle.targets.effects.rows import (
-    BoolArray,
     EffectRows,
     Term,
     is_ever,
@@ -25,6 +24,125 @@ from fedtmle.targets.effects.rows import (
     probability_bins,
     shown_arms,
 )
+
+Q_MARGIN = 1e-6  # predictions are truncated this far inside the outcome's bounds, on the unit scale
+DIGEST = 16  # bytes: none collide by chance
+
+
+def cluster_digest(label: str) -> bytes:
+    """Return 128 bits of SHA-256, which stand for a cluster's identifier between silos."""
+    return hashlib.sha256(b"fedtmle cluster:" + label.encode()).digest()[:DIGEST]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EffectColumns:
+    """The roles of the table's columns, and the study's declared levels and bounds."""
+
+    outcome: str
+    outcome_bounds: tuple[float, float]
+    treatment: str | None
+    arms: tuple[str, ...]
+    strata: str | None
+    strata_levels: tuple[str, ...]
+    weights: str | None
+    weight_ceiling: float
+    cluster: str | None
+    largest_cluster: int
+    spanning: tuple[bytes, ...] = ()  # digests of the clusters that are in more than one silo
+
+    def arm(self, table: Table) -> Codes:
+        """Return the arm taken, as a code into ``arms``."""
+        if self.treatment is None:
+            return np.zeros(table.n_rows, dtype=np.int16)
+        return table.factors[self.treatment].recode(self.arms).astype(np.int16)
+
+    def taken(self, table: Table, code: int) -> Array:
+        """Return whether the arm of this code was taken, 0 or 1."""
+        if self.treatment is None:
+            return np.full(table.n_rows, float(code == 0))
+        codes, taken = table.factors[self.treatment].recode(self.arms), np.empty(table.n_rows)
+
+        def fill(rows: slice) -> None:
+            np.equal(codes[rows], code, out=taken[rows])
+
+        kernels.done(fill, pieces(table.n_rows))
+        return taken
+
+    def in_arm(self, table: Table, code: int) -> Table:
+        """Return the table with everyone in one arm."""
+        if self.treatment is None:
+            return table
+        codes = np.broadcast_to(np.int64(code), (table.n_rows,))
+        moved = table.with_factor(self.treatment, Factor(codes, self.arms))
+        if self.treatment in table.numeric:
+            number = np.broadcast_to(np.float64(_number(self.arms[code])), (table.n_rows,))
+            moved = moved.with_numeric(self.treatment, number)
+        return moved
+
+    def observed(self, table: Table) -> Array:
+        """Return Delta: 1 where the outcome was observed, else 0."""
+        if not math.isnan(table.reach[self.outcome]):
+            return _ones(table.n_rows)
+        return (~np.isnan(table.numeric[self.outcome])).astype(np.float64)
+
+    def y(self, table: Table) -> Array:
+        """Return the outcome on the unit scale, zero where missing; do not write to it."""
+        low, high = self.outcome_bounds
+        column, complete = table.numeric[self.outcome], math.isfinite(table.reach[self.outcome])
+        if complete and (low, high) == (0.0, 1.0):
+            return column
+        y = np.empty(table.n_rows)
+
+        def fill(rows: slice) -> None:
+            np.subtract(column[rows], low, out=y[rows])
+            y[rows] /= high - low
+            if not complete:
+                np.nan_to_num(y[rows], copy=False, nan=0.0)
+
+        kernels.done(fill, pieces(table.n_rows))
+        return y
+
+    def weight(self, table: Table) -> Array:
+        return _ones(table.n_rows) if self.weights is None else table.numeric[self.weights]
+
+    def relative_weight(self, table: Table, mean: float) -> Array:
+        """Return the weights over their pooled mean; `DataError` if one is above the declared ceiling."""
+        if self.weights is None:
+            return self.weight(table)
+        relative = self.weight(table) / mean
+        heavy = int(np.count_nonzero(relative > self.weight_ceiling))
+        if heavy:
+            raise DataError(
+                f"column '{self.weights}' is above {self.weight_ceiling:g} times the mean weight in {heavy} "
+                "row(s); trim it, or declare a larger weight_ceiling"
+            )
+        return relative
+
+    def stratum(self, table: Table) -> IntArray | None:
+        return None if self.strata is None else table.factors[self.strata].recode(self.strata_levels)
+
+    def clusters(self, table: Table) -> IntArray | None:
+        if self.cluster is None:
+            return None
+        _, codes, sizes = np.unique(
+            table.factors[self.cluster].codes, return_inverse=True, return_counts=True
+        )
+        large = int(np.count_nonzero(sizes > self.largest_cluster))
+        if large:
+            raise DataError(
+                f"column '{self.cluster}' has {large} cluster(s) of more than {self.largest_cluster} rows; "
+                "declare a larger largest_cluster"
+            )
+        return np.asarray(codes)
+
+    def spanned(self, table: Table) -> IntArray | None:
+        """Return each cluster's place among those that span silos, -1 if it does not span any."""
+        if self.cluster is None or not self.spanning:
+            return None
+        place = {digest: position for position, digest in enumerate(self.spanning)}
+        factor = table.factors[self.cluster]
+        labels = (factor.levels[code] for code in np.unique(factor.codes))
+        return np.array([place.get(cluster_digest(label), -1) for label in labels], dtype=np.int64)
 
 
 @final
@@ -84,155 +202,33 @@ class WithoutFold(AbstractResponse):
         return y, w * (self.folds.of(table) != self.fold)
 
 
-# From a table and fitted nuisances to the rows of an effect problem, at one silo.
-
-
-Q_MARGIN = 1e-6  # predictions are kept this far inside the outcome's bounds, on the unit scale
-
-
-class Predictor(Protocol):
-    """A fitted nuisance: the mean of its response, shape (N,)."""
-
-    def predict(self, table: Table) -> Array: ...
-
-
-@dataclass(frozen=True, kw_only=True)
-class EffectColumns:
-    """Which columns play which part."""
-
-    outcome: str
-    outcome_bounds: tuple[float, float]
-    treatment: str | None
-    arms: tuple[str, ...]
-    strata: str | None
-    strata_levels: tuple[str, ...]
-    weights: str | None
-    weight_ceiling: float
-    cluster: str | None
-    largest_cluster: int
-    spanning: tuple[bytes, ...] = ()  # digests of the clusters that are in more than one silo
-
-    def arm(self, table: Table) -> Codes:
-        """The arm taken, as a code into ``arms``."""
-        if self.treatment is None:
-            return np.zeros(table.n_rows, dtype=np.int16)
-        return table.factors[self.treatment].recode(self.arms).astype(np.int16)
-
-    def taken(self, table: Table, code: int) -> Array:
-        """Whether that arm was taken, 0 or 1."""
-        if self.treatment is None:
-            return np.full(table.n_rows, float(code == 0))
-        codes, taken = table.factors[self.treatment].recode(self.arms), np.empty(table.n_rows)
-
-        def fill(rows: slice) -> None:
-            np.equal(codes[rows], code, out=taken[rows])
-
-        kernels.done(fill, pieces(table.n_rows))
-        return taken
-
-    def in_arm(self, table: Table, code: int) -> Table:
-        """The same people, all in one arm."""
-        if self.treatment is None:
-            return table
-        codes = np.broadcast_to(np.int64(code), (table.n_rows,))
-        moved = table.with_factor(self.treatment, Factor(codes, self.arms))
-        if self.treatment in table.numeric:
-            number = np.broadcast_to(np.float64(_number(self.arms[code])), (table.n_rows,))
-            moved = moved.with_numeric(self.treatment, number)
-        return moved
-
-    def observed(self, table: Table) -> Array:
-        """Delta."""
-        if not math.isnan(table.reach[self.outcome]):
-            return _ones(table.n_rows)
-        return (~np.isnan(table.numeric[self.outcome])).astype(np.float64)
-
-    def y(self, table: Table) -> Array:
-        """The outcome on the unit scale, zero where missing; not to be written to."""
-        low, high = self.outcome_bounds
-        column, complete = table.numeric[self.outcome], math.isfinite(table.reach[self.outcome])
-        if complete and (low, high) == (0.0, 1.0):
-            return column
-        y = np.empty(table.n_rows)
-
-        def fill(rows: slice) -> None:
-            np.subtract(column[rows], low, out=y[rows])
-            y[rows] /= high - low
-            if not complete:
-                np.nan_to_num(y[rows], copy=False, nan=0.0)
-
-        kernels.done(fill, pieces(table.n_rows))
-        return y
-
-    def weight(self, table: Table) -> Array:
-        return _ones(table.n_rows) if self.weights is None else table.numeric[self.weights]
-
-    def relative_weight(self, table: Table, mean: float) -> Array:
-        """The weights over their pooled mean, within the declared ceiling."""
-        if self.weights is None:
-            return self.weight(table)
-        relative = self.weight(table) / mean
-        heavy = int(np.count_nonzero(relative > self.weight_ceiling))
-        if heavy:
-            raise DataError(
-                f"column '{self.weights}' is above {self.weight_ceiling:g} times the mean weight in {heavy} "
-                "row(s); trim it, or declare a larger weight_ceiling"
-            )
-        return relative
-
-    def stratum(self, table: Table) -> IntArray | None:
-        return None if self.strata is None else table.factors[self.strata].recode(self.strata_levels)
-
-    def clusters(self, table: Table) -> IntArray | None:
-        if self.cluster is None:
-            return None
-        own = table.factors[self.cluster].codes
-        _, codes, sizes = np.unique(own, return_inverse=True, return_counts=True)
-        large = int(np.count_nonzero(sizes > self.largest_cluster))
-        if large:
-            raise DataError(
-                f"column '{self.cluster}' has {large} cluster(s) of more than {self.largest_cluster} rows; "
-                "declare a larger largest_cluster"
-            )
-        return np.asarray(codes)
-
-    def spanned(self, table: Table) -> IntArray | None:
-        """For each of the table's clusters its place among those that span silos, -1 if it does not."""
-        if self.cluster is None or not self.spanning:
-            return None
-        place = {digest: position for position, digest in enumerate(self.spanning)}
-        factor = table.factors[self.cluster]
-        labels = (factor.levels[code] for code in np.unique(factor.codes))
-        return np.array([place.get(cluster_digest(label), -1) for label in labels], dtype=np.int64)
-
-
 @dataclass(frozen=True, kw_only=True)
 class _Clever:
-    """What g and pi leave behind: see `EffectRows`."""
+    """The fields of `EffectRows` that are computed from g and pi."""
 
     terms: tuple[tuple[Term, ...], ...]
-    truncated: BoolArray
+    truncated: Bools
     covariates: Array
     g_bins: Bytes
 
 
 @dataclass(frozen=True, kw_only=True)
 class Preparation:
-    """Evaluates Q, g and pi on a table and builds the weights H of every component.
+    """Evaluate Q, g and pi on a table and compute the weights H of every component.
 
     ``treatment`` holds, for arms 1..J-1, the probability of that arm among those in none of the
-    arms before it (arm 1 first); arm 0 is what is left.
+    arms before it (arm 1 first); arm 0 has the remaining probability.
     """
 
     columns: EffectColumns
     components: tuple[Component, ...]
-    outcome: tuple[Predictor, ...]  # one per arm where predictions are supplied, else one
-    treatment: tuple[Predictor, ...]
-    missingness: tuple[Predictor, ...]  # none, one, or one per arm where probabilities are supplied
+    outcome: tuple[Fitted, ...]  # one per arm where predictions are supplied, else one
+    treatment: tuple[Fitted, ...]
+    missingness: tuple[Fitted, ...]  # none, one, or one per arm where probabilities are supplied
     g_floor: float
     weight_mean: float
     shares: tuple[float, ...]  # P(v) of each component's population
-    shows_g: bool = True  # whether anyone will ask for histograms of g
+    shows_g: bool = True  # whether the study reports histograms of g
 
     def __call__(self, table: Table) -> EffectRows:
         columns = self.columns
@@ -257,7 +253,7 @@ class Preparation:
         )
 
     def _clever(self, table: Table, arm: Codes, observed: Array, indicators: list[Array]) -> _Clever:
-        """The weights H of every component from g and pi, of which rows keep no more than bins."""
+        """Return the weights H of every component from g and pi; of g itself only bins are stored."""
         n, (shares, pi) = table.n_rows, self._predicted(table)
         shown = list(shown_arms(len(pi))) if self.shows_g else []
         terms = []
@@ -272,14 +268,14 @@ class Preparation:
         )
 
         def fill(rows: slice) -> None:
-            g, own = self._arms(shares, rows), part(pi, rows)
+            g, observed_share = self._arms(shares, rows), part(pi, rows)
             below = np.empty(g.shape[1], dtype=bool)
             for r, component in enumerate(self.components):
                 v, covariate = part(indicators[r], rows), clever.covariates[r, rows]
                 covariate[:] = 0.0
                 for term in terms[r]:
                     a, d, H = term.arm, part(term.d, rows), term.H[rows]
-                    expected, probability = component.population.ratio(v, a, g, own)
+                    expected, probability = component.population.ratio(v, a, g, observed_share)
                     weight = d * expected / self.shares[r]
                     kernels.weigh(weight, probability, self.g_floor, arm[rows], a, H, covariate, below)
                     clever.truncated[a, rows] |= below & (d > 0)
@@ -291,7 +287,7 @@ class Preparation:
         return clever
 
     def _regression(self, table: Table) -> tuple[Array, Array]:
-        """The initial Q per arm on the unit scale, kept inside the bounds, and its logit; (arms, N) each."""
+        """Return the initial Q per arm on the unit scale, truncated, and its logit; (arms, N) each."""
         arms = len(self.columns.arms)
         models = self.outcome if len(self.outcome) > 1 else self.outcome * arms
         q, logit_q = np.empty((arms, table.n_rows)), np.empty((arms, table.n_rows))
@@ -306,12 +302,12 @@ class Preparation:
         return q, logit_q
 
     def propensities(self, table: Table) -> tuple[Array, Array]:
-        """g_a and pi_a before bounding, each of shape (arms, N)."""
+        """Return g_a and pi_a before truncation, each of shape (arms, N)."""
         shares, pi = self._predicted(table)
         return self._arms(shares, slice(0, table.n_rows)), pi
 
     def _predicted(self, table: Table) -> tuple[list[Array], Array]:
-        """For each arm but the first its probability among those in none before it, (N,); pi, (arms, N)."""
+        """Return each later arm's probability among those in no arm before it, (N,), and pi, (arms, N)."""
         shares = [model.predict(table) for model in self.treatment]
         if not self.missingness:
             return shares, _ones(len(self.columns.arms), table.n_rows)
@@ -321,7 +317,7 @@ class Preparation:
         return shares, np.stack(pi)
 
     def _arms(self, shares: list[Array], rows: slice) -> Array:
-        """g_a of some rows, shape (arms, rows)."""
+        """Return g_a of some rows, shape (arms, rows)."""
         g = np.empty((len(self.columns.arms), rows.stop - rows.start))
         g[0] = 1.0
         for a, share in enumerate(shares, start=1):
@@ -330,12 +326,12 @@ class Preparation:
         return g
 
     def bounded(self, probability: Array) -> Array:
-        """g pi, no less than the floor."""
+        """Return g pi, truncated from below at ``g_floor``."""
         return np.maximum(probability, self.g_floor)
 
 
 def _ones(*shape: int) -> Array:
-    """Ones that take no memory."""
+    """Return ones that take no memory."""
     return np.broadcast_to(np.float64(1.0), shape)
 
 

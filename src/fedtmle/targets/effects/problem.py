@@ -22,14 +22,15 @@ import numpy as np
 
 from fedtmle.errors import NumericalError
 from fedtmle.model import kernels
-from fedtmle.model.columns import column_sums
 from fedtmle.model.exact import Sums, column_shifts, zero_sums
 from fedtmle.model.families import Family
+from fedtmle.model.linear import congruence, multiply
 from fedtmle.model.problem import AbstractProblem, Estimate
 from fedtmle.model.submodel import AbstractSubmodel, GeneralisedLinear, NoNormaliser, StreamedLinear
 from fedtmle.model.table import AnyTable, StreamedTable, Table, over_blocks, pieces
 from fedtmle.model.types import Array, RowBound, exponent
 from fedtmle.targets.effects.moments import (
+    ClosingLayout,
     closing_sums,
     estimate_components,
     moment_columns,
@@ -108,7 +109,7 @@ class EffectProblem(AbstractProblem[EffectLaw, AnyTable]):
         return rows
 
     def rows(self, table: AnyTable) -> EffectRows:
-        """Nuisances are evaluated once per table in memory: a party has one."""
+        """Return the prepared rows of a table in memory; nuisances are evaluated once for it."""
         if isinstance(table, StreamedTable):
             raise TypeError("the rows of a streamed table are never there all at once")
         return self._of(table).rows
@@ -119,72 +120,73 @@ class EffectProblem(AbstractProblem[EffectLaw, AnyTable]):
         return self._prepared[0]
 
     def over(self, table: AnyTable, work: Callable[[EffectRows], Result]) -> Iterator[Result]:
-        """``work`` of the rows in consecutive pieces, in order, side by side."""
+        """Return ``work`` of consecutive pieces of the rows, in order; the pieces run in parallel."""
         if isinstance(table, Table):
             return kernels.mapped(work, self.rows(table).blocks())
         return over_blocks(table, lambda block: work(self.prepare(block)))
 
-    def concatenate(self, parts: Sequence[AnyTable]) -> AnyTable:  # noqa: ARG002 - see the message
-        raise TypeError("tables are pooled by the data layer, before nuisances are fitted")
+    def concatenate(self, parts: Sequence[AnyTable]) -> AnyTable:
+        raise NotImplementedError("tables are pooled by the data layer, before nuisances are fitted")
 
     def count(self, rows: AnyTable) -> int:
         return rows.n_rows
 
     def submodel(self, law: EffectLaw, rows: AnyTable) -> AbstractSubmodel:
         if isinstance(rows, Table):
-            own = self._of(rows)
-            if own.fluctuation is None or own.fluctuation.combination != self.combination:
-                own.fluctuation = None  # the old one goes before the new one is built
-                own.fluctuation = self._fluctuation(own.rows)
-            return self._design(law, own.rows, own.fluctuation)
+            prepared = self._of(rows)
+            if prepared.fluctuation is None or prepared.fluctuation.combination != self.combination:
+                prepared.fluctuation = None  # the old one goes before the new one is built
+                prepared.fluctuation = self._fluctuation(prepared.rows)
+            return self._design(law, prepared.rows, prepared.fluctuation)
         return StreamedLinear(
             table=rows,
             family=self._family,
             dim=self.dim,
             bound=self.row_bound(law),
-            design=lambda batch: self._streamed(law, self.prepare(batch)),
+            design=lambda batch: self.design(law, self.prepare(batch)),
         )
 
     @property
     def _family(self) -> Family:
         return Family.GAUSSIAN if self.linear else Family.LOGISTIC
 
-    def _streamed(self, law: EffectLaw, own: EffectRows) -> GeneralisedLinear:
-        return self._design(law, own, self._fluctuation(own))
+    def design(self, law: EffectLaw, prepared: EffectRows) -> GeneralisedLinear:
+        """Return the submodel of prepared rows at the law."""
+        return self._design(law, prepared, self._fluctuation(prepared))
 
-    def _fluctuation(self, own: EffectRows) -> Fluctuation:
-        return Fluctuation.of(own, self.combination, self.width, as_weight=self.as_weight)
+    def _fluctuation(self, prepared: EffectRows) -> Fluctuation:
+        return Fluctuation.of(prepared, self.combination, self.width, as_weight=self.as_weight)
 
-    def _design(self, law: EffectLaw, own: EffectRows, fixed: Fluctuation) -> GeneralisedLinear:
-        offset = np.empty(own.n_rows)
+    def _design(self, law: EffectLaw, prepared: EffectRows, fixed: Fluctuation) -> GeneralisedLinear:
+        offset = np.empty(prepared.n_rows)
 
         def fill(rows: slice) -> None:
-            offset[rows] = self._taken_link(law, own.part(rows))
+            offset[rows] = self._taken_link(law, prepared.part(rows))
 
-        kernels.done(fill, pieces(own.n_rows))
+        kernels.done(fill, pieces(prepared.n_rows))
         return GeneralisedLinear(
             family=self._family,
             X=fixed.X,
             offset=offset,
-            y=own.y,
+            y=prepared.y,
             w=fixed.w,
             bound=self.row_bound(law),
             y_largest=1.0,  # on the unit scale
         )
 
     def losses(self, law: EffectLaw, rows: AnyTable) -> Array:
-        own = self.rows(rows)
-        eta = own.factual(self._linked(law, own))
-        loss = 0.5 * (eta - own.y) ** 2 if self.linear else kernels.softplus(eta) - own.y * eta
-        weight = own.covariates.sum(axis=0) if self.as_weight else 1.0
-        return np.asarray(own.weight * own.observed * weight * loss)
+        prepared = self.rows(rows)
+        eta = prepared.factual(self._linked(law, prepared))
+        loss = 0.5 * (eta - prepared.y) ** 2 if self.linear else kernels.softplus(eta) - prepared.y * eta
+        weight = prepared.covariates.sum(axis=0) if self.as_weight else 1.0
+        return np.asarray(prepared.weight * prepared.observed * weight * loss)
 
     def eif(self, law: EffectLaw, rows: AnyTable, psi: Array) -> Array:  # noqa: ARG002 - see below
-        """D_k = sum_r R_kr (u_r - t_r psi_r), psi_r the components' plug-ins on these rows."""
-        own = self.rows(rows)
-        u, t, m = moment_columns(own, self._regression(law, own), self.width)
-        components = m.sum(axis=1) / t.sum(axis=1)
-        return np.asarray((self.R @ (u - t * components[:, None])).T)
+        """Return D_k = sum_r R_kr (u_r - t_r psi_r), psi_r the components' plug-ins on these rows."""
+        prepared = self.rows(rows)
+        columns = moment_columns(prepared, self.regression(law, prepared), self.width)
+        components = columns.m.sum(axis=1) / columns.t.sum(axis=1)
+        return np.asarray((self.R @ (columns.u - columns.t * components[:, None])).T)
 
     def moments(self, law: EffectLaw, rows: AnyTable) -> Sums:
         if isinstance(rows, Table):
@@ -193,25 +195,26 @@ class EffectProblem(AbstractProblem[EffectLaw, AnyTable]):
         return reduce(add, parts, zero_sums(self.moment_shifts(law)))
 
     def _moments(self, law: EffectLaw, rows: EffectRows) -> Sums:
-        exponents, parts = self._moment_exponents(), self._spanning_exponents()
+        exponents = self._moment_exponents()
 
-        def closed(own: EffectRows) -> Sums:
-            columns = moment_columns(own, self._regression(law, own), self.width)
-            total = closing_sums(own, columns, exponents)
+        def closed(prepared: EffectRows) -> Sums:
+            columns = moment_columns(prepared, self.regression(law, prepared), self.width)
+            total = closing_sums(prepared, columns, exponents)
             if not self.spanning:
                 return total
-            spanning = spanning_sums(own, columns, self.spanning)  # then all rows are one block
-            return total.joined(column_sums(spanning, parts, what="EIF term"))
+            # All rows are one block here.
+            return total.joined(spanning_sums(prepared, columns, exponents, self.spanning))
 
         return reduce(add, kernels.mapped(closed, rows.blocks()), zero_sums(self.moment_shifts(law)))
 
     def moment_shifts(self, law: EffectLaw) -> tuple[int, ...]:  # noqa: ARG002 - declared, for every law
-        return column_shifts([*self._moment_exponents(), *self._spanning_exponents()])
+        return column_shifts(self._moment_exponents())
 
     def finish(self, law: EffectLaw, pooled: Sums, n: int) -> Estimate:  # noqa: ARG002 - all is pooled
         components, covariance = estimate_components(pooled, len(self.combination[0]))
         low = self.outcome_bounds[0] * self.R.sum(axis=1)
-        return Estimate(psi=low + self.R @ components, covariance=self.R @ covariance @ self.R.T)
+        psi = low + multiply(self.R, components[:, None])[:, 0]
+        return Estimate(psi=psi, covariance=congruence(self.R, covariance))
 
     def move(self, law: EffectLaw, eps: Array) -> EffectLaw:
         if not self.admits(law, eps):
@@ -223,6 +226,9 @@ class EffectProblem(AbstractProblem[EffectLaw, AnyTable]):
 
     def admits(self, law: EffectLaw, eps: Array) -> bool:  # noqa: ARG002 - the same set at every law
         return bool((np.abs(eps) * self.width <= LINK_REACH).all())
+
+    def path(self, law: EffectLaw) -> tuple[tuple[float, ...], ...]:
+        return law.history
 
     def displacement(self, law: EffectLaw) -> Array:
         return np.array([math.fsum(step) for step in zip(*law.history, strict=True)] or [0.0] * self.dim)
@@ -246,64 +252,45 @@ class EffectProblem(AbstractProblem[EffectLaw, AnyTable]):
     def curvature_is_fixed(self) -> bool:
         return True
 
-    def factual(self, law: EffectLaw, own: EffectRows) -> Array:
-        """Q(A, W) at the law on the unit scale, shape (N,), of rows whose outcome was observed."""
+    def factual(self, law: EffectLaw, prepared: EffectRows) -> Array:
+        """Return Q(A, W) at the law on the unit scale, shape (N,), of rows whose outcome was observed."""
         if not law.history:
-            return own.factual(own.q)
-        eta = self._taken_link(law, own)
+            return prepared.factual(prepared.q)
+        eta = self._taken_link(law, prepared)
         return eta if self.linear else kernels.expit(eta)
 
-    def _taken_link(self, law: EffectLaw, own: EffectRows) -> Array:
-        """link Q(A, W) at the law, shape (N,); as it was at first where the outcome was not observed."""
-        eta = own.factual(own.q if self.linear else own.logit_q)
+    def _taken_link(self, law: EffectLaw, prepared: EffectRows) -> Array:
+        """Return link Q(A, W) at the law, (N,); the initial one where the outcome was not observed."""
+        eta = prepared.factual(prepared.q if self.linear else prepared.logit_q)
         for r, shift in enumerate(self._shifts(law)):
             if shift:
-                h = own.taken(r)
+                h = prepared.taken(r)
                 kernels.add_multiple(eta, shift, np.sign(h) if self.as_weight else h)
         return eta
 
     def _shifts(self, law: EffectLaw) -> list[float]:
-        """What each component's H is multiplied by on the link scale, of all that was accepted."""
+        """Return the factor of each component's H on the link scale, after all accepted fluctuations."""
         total = self.displacement(law).tolist()
         return [
             -self.width * math.fsum(self.combination[k][r] * total[k] for k in range(self.dim))
             for r in range(len(self.combination[0]))
         ]
 
-    def _linked(self, law: EffectLaw, own: EffectRows) -> Array:
-        """link Q_a at the law, shape (arms, N)."""
-        linked = (own.q if self.linear else own.logit_q).copy()
-        for shift, terms in zip(self._shifts(law), own.terms, strict=True):
+    def _linked(self, law: EffectLaw, prepared: EffectRows) -> Array:
+        """Return link Q_a at the law, shape (arms, N)."""
+        linked = (prepared.q if self.linear else prepared.logit_q).copy()
+        for shift, terms in zip(self._shifts(law), prepared.terms, strict=True):
             for term in terms if shift else ():
                 kernels.add_multiple(linked[term.arm], shift, np.sign(term.H) if self.as_weight else term.H)
         return linked
 
-    def _regression(self, law: EffectLaw, own: EffectRows) -> Array:
-        """Q_a at the law on the unit scale, shape (arms, N)."""
-        linked = self._linked(law, own)
+    def regression(self, law: EffectLaw, prepared: EffectRows) -> Array:
+        """Return Q_a at the law on the unit scale, shape (arms, N)."""
+        linked = self._linked(law, prepared)
         return linked if self.linear else kernels.expit(linked)
 
-    def _cluster_bounds(self) -> tuple[float, float]:
-        """Of u and t summed over a cluster."""
-        reach = 16.0 if self.linear else 1.0
-        u = self.width * reach * (self.ceiling + self.population_ceiling)
-        return self.largest_cluster * u, self.largest_cluster * self.population_ceiling
-
-    def _spanning_exponents(self) -> list[int]:
-        u, t = self._cluster_bounds()
-        d = len(self.combination[0])
-        return [*[exponent(u)] * d, *[exponent(t)] * d, 1] * self.spanning
-
     def _moment_exponents(self) -> list[int]:
-        u, t = self._cluster_bounds()
-        d = len(self.combination[0])
-        pairs = d * (d + 1) // 2
-        return [
-            *[exponent(u)] * d,
-            *[exponent(t)] * d,
-            *[exponent(u)] * d,
-            *[exponent(u * u)] * pairs,
-            *[exponent(u * t)] * (d * d),
-            *[exponent(t * t)] * pairs,
-            1,  # clusters are counted
-        ]
+        reach = 16.0 if self.linear else 1.0
+        u = self.largest_cluster * self.width * reach * (self.ceiling + self.population_ceiling)
+        t = self.largest_cluster * self.population_ceiling
+        return ClosingLayout(len(self.combination[0])).exponents(u, t, self.spanning)

@@ -1,4 +1,4 @@
-"""One silo's rows as an effect target sees them: outcome, arms, initial Q, and weights H."""
+"""One silo's rows as an effect target sees them: outcome, arms, initial Q, weights H, and the fluctuation."""
 
 from __future__ import annotations
 
@@ -7,21 +7,18 @@ from dataclasses import dataclass
 from typing import final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedtmle.model import kernels
-from fedtmle.model.scaled import Scaled
 from fedtmle.model.table import pieces
-from fedtmle.model.types import Array, Bytes, Codes, IntArray, first, is_one
+from fedtmle.model.types import Array, Bools, Bytes, Codes, IntArray, Scaled, first, is_one
 
-BoolArray = NDArray[np.bool_]
-# Where the histogram of a probability is cut; a row keeps only the number of its bin.
+# Edges of the propensity score's histogram; a row stores only the number of its bin.
 PROBABILITY_EDGES = (0.0, 0.05, *(round(0.1 * k, 1) for k in range(1, 10)), 0.95, 1.0)
 
 
 @dataclass(frozen=True)
 class Term:
-    """Where a component puts its mass: ``arm``, with probability ``d`` and weight H(arm, W); (N,)."""
+    """One arm of a component's regime: its probability ``d`` and its weight H(arm, W), shape (N,) each."""
 
     arm: int
     d: Array
@@ -30,7 +27,7 @@ class Term:
 
 @dataclass(frozen=True, kw_only=True)
 class EffectRows:
-    """Columns of shape (N,) unless stated; y and Q are on the unit scale of the outcome's bounds."""
+    """Prepared rows. Columns have shape (N,) unless stated; y and Q are on the unit scale of the bounds."""
 
     y: Array  # zero where not observed
     observed: Array  # Delta, 0 or 1
@@ -40,9 +37,9 @@ class EffectRows:
     weight: Array  # observation weights over their pooled mean
     v: tuple[Array, ...]  # per component, the indicator over its pooled share
     terms: tuple[tuple[Term, ...], ...]  # per component
-    truncated: BoolArray  # (arms, N), where some component's probability is at the bound
+    truncated: Bools  # (arms, N): where the propensity score of some component is truncated
     cluster: IntArray | None  # codes 0..; None: every row is its own cluster
-    g_bins: Bytes  # (shown arms, N): where each row's probability of an arm lies among the edges
+    g_bins: Bytes  # (shown arms, N): the bin of each row's propensity score
     covariates: Array  # (components, N): H_r(A, W) Delta, the clever covariates at the arm that was taken
     spanned: IntArray | None = None  # (clusters,): the place among those that span silos, or -1
 
@@ -51,12 +48,12 @@ class EffectRows:
         return len(self.y)
 
     def blocks(self) -> Iterator[EffectRows]:
-        """Consecutive rows without copying, for sums of many columns; clusters are not cut."""
+        """Return consecutive pieces of the rows without copying; clusters are not split."""
         whole = (slice(0, self.n_rows),)
         return map(self.part, pieces(self.n_rows) if self.cluster is None else whole)
 
     def part(self, rows: slice) -> EffectRows:
-        """Some rows, without copying; clusters stay those of all."""
+        """Return some rows, without copying; clusters stay those of all rows."""
         return EffectRows(
             y=self.y[rows],
             observed=self.observed[rows],
@@ -65,7 +62,7 @@ class EffectRows:
             logit_q=self.logit_q[:, rows],
             weight=self.weight[rows],
             v=tuple(v[rows] for v in self.v),
-            terms=tuple(tuple(Term(t.arm, t.d[rows], t.H[rows]) for t in own) for own in self.terms),
+            terms=tuple(tuple(Term(t.arm, t.d[rows], t.H[rows]) for t in terms) for terms in self.terms),
             truncated=self.truncated[:, rows],
             cluster=self.cluster,
             g_bins=self.g_bins[:, rows],
@@ -74,26 +71,26 @@ class EffectRows:
         )
 
     def taken(self, component: int) -> Array:
-        """H_r(A_i, W_i) Delta_i."""
+        """Return H_r(A_i, W_i) Delta_i."""
         return np.asarray(self.covariates[component])
 
     def factual(self, per_arm: Array) -> Array:
-        """Of a value for each arm, shape (arms, N), that of the arm that was taken."""
+        """Return the value of the arm taken, from a value for each arm, shape (arms, N)."""
         return kernels.chosen(per_arm, self.arm)
 
 
 def shown_arms(arms: int) -> tuple[int, ...]:
-    """The arms whose probability is shown: of two, one tells the other's."""
+    """Return the arms whose propensity score is shown: of two arms, the second one only."""
     return () if arms == 1 else (1,) if arms == 2 else tuple(range(arms))
 
 
 def probability_bins(g: Array) -> Bytes:
-    """Where probabilities lie among the edges, the last bin closed; any shape."""
+    """Return the bin of each probability, the last bin closed; any shape."""
     return bins_between(PROBABILITY_EDGES[1:-1], g)
 
 
 def bins_between(edges: Sequence[float], values: Array) -> Bytes:
-    """How many of the few edges, in rising order, each value has reached; any shape."""
+    """Return how many of the edges, in rising order, each value has reached; any shape."""
     bins = np.zeros(values.shape, dtype=np.uint8)
     for edge in edges:
         bins += values >= edge
@@ -101,16 +98,13 @@ def bins_between(edges: Sequence[float], values: Array) -> Bytes:
 
 
 def is_ever(column: Array) -> bool:
-    """Whether a column is other than zero anywhere."""
+    """Return whether a column is other than zero anywhere."""
     return bool(first(column).any())
 
 
 def part(column: Array, rows: slice) -> Array:
-    """Some rows of a column, or of several, shape (..., N); of constants one row, which stands for all."""
+    """Return some rows of columns of shape (..., N); of a constant one row, which stands for all."""
     return column[..., :1] if column.strides[-1] == 0 else column[..., rows]
-
-
-# What of an effect's submodel is the same at every law: its covariates and weights.
 
 
 Combination = tuple[tuple[float, ...], ...]  # L, (d, components)
@@ -119,9 +113,10 @@ Combination = tuple[tuple[float, ...], ...]  # L, (d, components)
 @final
 @dataclass(frozen=True)
 class Fluctuation:
-    """X_k = -width sum_r L_kr H_r of the arm that was taken, shape (d, N), and w (None: ones).
+    """The covariates and weights of an effect's submodel, which are the same at every law.
 
-    With ``as_weight``, H is the weight and its sign the covariate.
+    X_k = -width sum_r L_kr H_r of the arm that was taken, shape (d, N), and w (None: ones). With
+    ``as_weight``, H is the weight and its sign the covariate.
     """
 
     combination: Combination
@@ -129,28 +124,28 @@ class Fluctuation:
     w: Array | None
 
     @classmethod
-    def of(cls, own: EffectRows, combination: Combination, width: float, *, as_weight: bool) -> Fluctuation:
+    def of(cls, rows: EffectRows, combination: Combination, width: float, *, as_weight: bool) -> Fluctuation:
         columns, factors = [], np.ones(len(combination))
         for k, row in enumerate(combination):
             shares = {r: -width * share for r, share in enumerate(row) if share}
             if len(shares) == 1 and not as_weight:  # a multiple of one covariate stays where that is
                 ((r, factors[k]),) = shares.items()
-                columns.append(own.covariates[r])
+                columns.append(rows.covariates[r])
             else:
-                columns.append(_combined(own, shares, as_weight))
-        weight = own.weight * own.covariates.sum(axis=0) if as_weight else own.weight
+                columns.append(_combined(rows, shares, as_weight))
+        weight = rows.weight * rows.covariates.sum(axis=0) if as_weight else rows.weight
         largest = np.array([kernels.largest(column) for column in columns])
         return cls(combination, Scaled(tuple(columns), factors, largest), None if is_one(weight) else weight)
 
 
-def _combined(own: EffectRows, shares: Mapping[int, float], as_weight: bool) -> Array:
-    """The sum of some covariates' shares, shape (N,)."""
-    combined = np.zeros(own.n_rows)
+def _combined(rows: EffectRows, shares: Mapping[int, float], as_weight: bool) -> Array:
+    """Return the sum of covariates times their shares, shape (N,)."""
+    combined = np.zeros(rows.n_rows)
 
-    def fill(rows: slice) -> None:
+    def fill(place: slice) -> None:
         for r, share in shares.items():
-            taken = own.covariates[r, rows]
-            combined[rows] += share * (np.sign(taken) if as_weight else taken)
+            taken = rows.covariates[r, place]
+            combined[place] += share * (np.sign(taken) if as_weight else taken)
 
-    kernels.done(fill, pieces(own.n_rows))
+    kernels.done(fill, pieces(rows.n_rows))
     return combined

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeVar, final
@@ -23,6 +24,7 @@ from fedtmle.targets.effects.rows import (
     shown_arms,
 )
 
+Piece = TypeVar("Piece")
 Result = TypeVar("Result")
 
 LARGEST_LOSS = 64.0  # of one row, where a prediction is all but certain and wrong
@@ -52,11 +54,67 @@ class WeightColumn(AbstractColumns[Table]):
 
 
 @final
+@dataclass(frozen=True)
+class Block:
+    """Columns of one kind: how people see each of them, and an exponent c with |value| < 2^c."""
+
+    names: tuple[str, ...]
+    exponent: int
+
+
+@final
+@dataclass(frozen=True)
+class TallyLayout:
+    """The one description of the columns of a tally: blocks by name, in the order in which they are sent."""
+
+    blocks: Mapping[str, Block]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(name for block in self.blocks.values() for name in block.names)
+
+    @property
+    def exponents(self) -> tuple[int, ...]:
+        return tuple(block.exponent for block in self.blocks.values() for _ in block.names)
+
+    @cached_property
+    def places(self) -> dict[str, range]:
+        """The places of each block's columns."""
+        places: dict[str, range] = {}
+        end = 0
+        for name, block in self.blocks.items():
+            places[name] = range(end, end + len(block.names))
+            end += len(block.names)
+        return places
+
+    def split(self, values: Array) -> dict[str, Array]:
+        """Return the part of ``values`` that belongs to each block, as views: shape (p, ...) to (k, ...)."""
+        return {name: values[at.start : at.stop] for name, at in self.places.items()}
+
+
+class AbstractLaidOutColumns(AbstractBoundedColumns[Piece]):
+    """Columns whose names, bounds and places follow from one `TallyLayout`."""
+
+    @property
+    @abstractmethod
+    def layout(self) -> TallyLayout: ...
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return self.layout.names
+
+    @property
+    def exponents(self) -> tuple[int, ...]:
+        return self.layout.exponents
+
+
+@final
 @dataclass(frozen=True, kw_only=True)
-class StudyCounts(AbstractBoundedColumns[Table]):
+class StudyCounts(AbstractLaidOutColumns[Table]):
     """Who is in each arm, observed in each arm, and in each stratum, and their weights.
 
-    ``weight_exponent`` bounds a weight. Without weights, the sums of weights by stratum are the counts.
+    ``weight_exponent`` bounds a weight. Without weights, the sums of weights by stratum are the counts, and
+    are sent once.
     """
 
     columns: EffectColumns
@@ -67,41 +125,21 @@ class StudyCounts(AbstractBoundedColumns[Table]):
         return "count"
 
     @cached_property
-    def blocks(self) -> dict[str, slice]:
-        """The place of each block of columns, in the order in which they are sent."""
-        arms, strata = len(self.columns.arms), len(self.columns.strata_levels)
-        sizes = {
-            "arm": arms,
-            "observed": arms,
-            "weight": 1,
-            "arm weight": arms,
-            "stratum weight": strata,
-            "stratum": strata if self.columns.weights else 0,
+    def layout(self) -> TallyLayout:
+        arms, strata, weight = self.columns.arms, self.columns.strata_levels, self.weight_exponent
+        blocks = {
+            "arm": Block(tuple(f"in arm {arm}" for arm in arms), 1),
+            "observed": Block(tuple(f"observed in arm {arm}" for arm in arms), 1),
+            "weight": Block(("weight",), weight),
+            "arm weight": Block(tuple(f"weight in arm {arm}" for arm in arms), weight),
         }
-        starts = np.cumsum([0, *sizes.values()]).tolist()
-        blocks = {name: slice(starts[k], starts[k + 1]) for k, name in enumerate(sizes)}
-        if not self.columns.weights:
-            blocks["stratum"] = blocks["stratum weight"]
-        return blocks
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        columns = self.columns
-        weighted = [f"weight in stratum {level}" for level in columns.strata_levels]
-        counted = [f"in stratum {level}" for level in columns.strata_levels]
-        return (
-            *(f"in arm {arm}" for arm in columns.arms),
-            *(f"observed in arm {arm}" for arm in columns.arms),
-            "weight",
-            *(f"weight in arm {arm}" for arm in columns.arms),
-            *([*weighted, *counted] if columns.weights else counted),
-        )
-
-    @property
-    def exponents(self) -> tuple[int, ...]:
-        arms, strata = len(self.columns.arms), len(self.columns.strata_levels)
-        weights = (self.weight_exponent,) * (1 + arms + strata)
-        return (1,) * (2 * arms) + weights + (1,) * (strata if self.columns.weights else 0)
+        counted = tuple(f"in stratum {level}" for level in strata)
+        if self.columns.weights:
+            blocks["stratum weight"] = Block(tuple(f"weight in stratum {level}" for level in strata), weight)
+            blocks["stratum"] = Block(counted, 1)
+        else:
+            blocks["stratum"] = Block(counted, weight)
+        return TallyLayout(blocks)
 
     def over(self, rows: AnyTable, work: Callable[[Table], Result]) -> Iterable[Result]:
         return over_blocks(rows, work)
@@ -110,18 +148,17 @@ class StudyCounts(AbstractBoundedColumns[Table]):
         columns = self.columns
         weight, observed, stratum = columns.weight(piece), columns.observed(piece), columns.stratum(piece)
         values = np.empty((len(self.exponents), piece.n_rows))
-        block = {name: values[place] for name, place in self.blocks.items()}
-        block["weight"][:] = weight
+        part = self.layout.split(values)
+        part["weight"][:] = weight
         for code in range(len(columns.arms)):
             taken = columns.taken(piece, code)
-            block["arm"][code] = taken
-            block["observed"][code] = product(taken, observed)
-            block["arm weight"][code] = product(taken, weight)
+            part["arm"][code] = taken
+            part["observed"][code] = product(taken, observed)
+            part["arm weight"][code] = product(taken, weight)
         if stratum is not None:
-            inside = (stratum == np.arange(len(columns.strata_levels))[:, None]).astype(np.float64)
+            part["stratum"][:] = stratum == np.arange(len(columns.strata_levels))[:, None]
             if columns.weights:
-                block["stratum weight"][:] = inside * weight
-            block["stratum"][:] = inside
+                part["stratum weight"][:] = part["stratum"] * weight
         return values
 
 
@@ -136,7 +173,7 @@ class _OverEffectRows:
 
 @final
 @dataclass(frozen=True)
-class OverlapColumns(_OverEffectRows, AbstractBoundedColumns[EffectRows]):
+class OverlapColumns(_OverEffectRows, AbstractLaidOutColumns[EffectRows]):
     """The clever covariates H_r, their products, and the predicted outcomes with their squares."""
 
     effect: EffectProblem
@@ -154,32 +191,31 @@ class OverlapColumns(_OverEffectRows, AbstractBoundedColumns[EffectRows]):
     def pairs(self) -> list[tuple[int, int]]:
         return upper_pairs(self.count)
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        return (
-            *(f"H_{r}" for r in range(self.count)),
-            *(f"H_{r} H_{s}" for r, s in self.pairs),
-            "weight of the observed",
-            "predicted outcome",
-            "predicted outcome, squared",
+    @cached_property
+    def layout(self) -> TallyLayout:
+        h, weight = self.effect.ceiling, exponent(self.effect.population_ceiling)
+        return TallyLayout(
+            {
+                "H": Block(tuple(f"H_{r}" for r in range(self.count)), exponent(h)),
+                "products of H": Block(tuple(f"H_{r} H_{s}" for r, s in self.pairs), exponent(h * h)),
+                "observed weight": Block(("weight of the observed",), weight),
+                "prediction": Block(("predicted outcome",), weight),
+                "prediction squared": Block(("predicted outcome, squared",), weight),
+            }
         )
-
-    @property
-    def exponents(self) -> tuple[int, ...]:
-        h, weight = self.effect.ceiling, self.effect.population_ceiling
-        return (exponent(h),) * self.count + (exponent(h * h),) * len(self.pairs) + (exponent(weight),) * 3
 
     def evaluate(self, piece: EffectRows) -> Array:
         weight, q = first(piece.weight), piece.factual(piece.q)
         values = np.empty((len(self.names), piece.n_rows))
-        h, products, predicted = values[: self.count], values[self.count : -3], values[-3:]
+        part = self.layout.split(values)
+        h, (observed,) = part["H"], part["observed weight"]
         np.multiply(piece.covariates, weight, out=h)
-        for column, (r, s) in zip(products, self.pairs, strict=True):
+        for column, (r, s) in zip(part["products of H"], self.pairs, strict=True):
             np.multiply(h[r], h[s], out=column)
-        predicted[0] = weight * first(piece.observed)
-        np.multiply(predicted[0], q, out=predicted[1])
-        np.multiply(q, q, out=predicted[2])
-        predicted[2] *= predicted[0]
+        observed[:] = weight * first(piece.observed)
+        np.multiply(observed, q, out=part["prediction"][0])
+        np.multiply(q, q, out=part["prediction squared"][0])
+        part["prediction squared"] *= observed
         return values
 
 
@@ -264,7 +300,7 @@ class FittedPropensityBins(AbstractBins[Table]):
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class PredictionErrors(_OverEffectRows, AbstractBoundedColumns[EffectRows]):
+class PredictionErrors(_OverEffectRows, AbstractLaidOutColumns[EffectRows]):
     """Squared errors, and of a binary outcome log losses, of Q(A, W) before and after targeting."""
 
     effect: EffectProblem
@@ -275,22 +311,17 @@ class PredictionErrors(_OverEffectRows, AbstractBoundedColumns[EffectRows]):
     def label(self) -> str:
         return "error of a prediction"
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        losses = ("log loss before", "log loss after") if self.is_binary else ()
-        return (
-            "weight",
-            "outcome",
-            "outcome, squared",
-            "squared error before",
-            "squared error after",
-            *losses,
-        )
-
-    @property
-    def exponents(self) -> tuple[int, ...]:
+    @cached_property
+    def layout(self) -> TallyLayout:
         weight = self.effect.population_ceiling
-        return (exponent(weight),) * 3 + (exponent(LARGEST_LOSS * weight),) * (len(self.names) - 3)
+        largest = exponent(LARGEST_LOSS * weight)
+        blocks = {
+            "outcome moments": Block(("weight", "outcome", "outcome, squared"), exponent(weight)),
+            "squared errors": Block(("squared error before", "squared error after"), largest),
+        }
+        if self.is_binary:
+            blocks["log losses"] = Block(("log loss before", "log loss after"), largest)
+        return TallyLayout(blocks)
 
     def evaluate(self, piece: EffectRows) -> Array:
         weight, y = piece.weight * piece.observed, piece.y
@@ -326,12 +357,12 @@ class CalibrationBins(_OverEffectRows, AbstractBins[EffectRows]):
         return (exponent(2.0 * self.effect.population_ceiling),) * 4
 
     def groups(self, piece: EffectRows) -> Sequence[Group]:
-        seen = slice(None) if piece.observed.all() else piece.observed > 0
-        before, after = (q[seen] for q in _predictions(self.effect, self.law, piece))
-        values = np.stack([np.ones_like(before), piece.y[seen], before, np.clip(after, -1.0, 2.0)])
-        values *= piece.weight[seen]
+        observed = slice(None) if piece.observed.all() else piece.observed > 0
+        before, after = (q[observed] for q in _predictions(self.effect, self.law, piece))
+        values = np.stack([np.ones_like(before), piece.y[observed], before, np.clip(after, -1.0, 2.0)])
+        values *= piece.weight[observed]
         bins = bins_between(self.edges, before)
-        return [Group(bins=bins, values=values, sensitive=piece.y[seen])]
+        return [Group(bins=bins, values=values, sensitive=piece.y[observed])]
 
 
 def _predictions(effect: EffectProblem, law: EffectLaw, rows: EffectRows) -> tuple[Array, Array]:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
+from typing import Any
 
 import pytest
 
 from fedtmle.errors import InputError
-from fedtmle.protocol.policy import Direction, Policy
+from fedtmle.protocol.guard import Direction, Limit, Policy
 
-KEYS = Policy.keys()
+LIMITS = Policy.limits()
 
 
-@pytest.mark.parametrize(("name", "default", "direction", "says"), KEYS, ids=[key[0] for key in KEYS])
-def test_a_key_may_be_made_stricter_and_never_laxer(name, default, direction, says) -> None:
-    assert says
+@pytest.mark.parametrize("limit", LIMITS, ids=[limit.name for limit in LIMITS])
+def test_a_key_may_be_made_stricter_and_never_laxer(limit: Limit) -> None:
+    name, default, direction = limit.name, limit.default, limit.direction
+    assert limit.meaning
     if direction is Direction.CONSENT:
         policy, mistakes = Policy.parse({name: not default})
         assert not mistakes
@@ -34,7 +36,7 @@ def test_a_key_may_be_made_stricter_and_never_laxer(name, default, direction, sa
 
 
 @pytest.mark.parametrize("value", ["5", None, -1, float("nan"), True, [1]])
-def test_a_value_that_is_no_number_is_named(value: object) -> None:
+def test_a_value_that_is_no_number_is_named(value: Any) -> None:
     policy, mistakes = Policy.parse({"min_rows": value, "min_silo": 3})
     assert set(mistakes) == {"min_rows", "min_silo"}
     assert "unknown key" in mistakes["min_silo"]

@@ -1,4 +1,7 @@
-"""Counterfactual means of two arms, from supplied outcome regressions and treatment probabilities.
+"""A second small target: means of two arms, from supplied outcome regressions and propensity scores.
+
+A `Study` with `Supplied` models estimates the same. Here every formula is in one file: tests and benchmarks
+use it as a second target.
 
 Psi = (E[Y(1)], E[Y(0)]). Only the outcome regression Q moves; the covariate marginal is the
 pooled empirical one and is never shared. With y = (Y - low)/(high - low), one clever covariate
@@ -35,6 +38,7 @@ from fedtmle.model.problem import (
 )
 from fedtmle.model.submodel import GeneralisedLinear, NoNormaliser
 from fedtmle.model.types import Array, RowBound, exponent
+from fedtmle.privacy.charts import AbstractMomentsChart, Tangent, chart_of
 
 COLUMNS = ("outcome", "treatment", "Q1", "Q0", "g")
 LOGIT_REACH = 64.0  # |eps . X_a| beyond this is a runaway fluctuation, not a fit
@@ -135,7 +139,7 @@ class TwoArm(AbstractProblem[TwoArmLaw, TwoArmRows]):
         return len(rows.y)
 
     def submodel(self, law: TwoArmLaw, rows: TwoArmRows) -> GeneralisedLinear:
-        taken = np.stack([rows.treated, 1.0 - rows.treated])  # which arm the row was in
+        taken = _taken(rows)
         return GeneralisedLinear(
             family=Family.LOGISTIC,
             X=-self.width * taken * rows.inverse_g,
@@ -166,6 +170,9 @@ class TwoArm(AbstractProblem[TwoArmLaw, TwoArmRows]):
     def admits(self, law: TwoArmLaw, eps: Array) -> bool:  # noqa: ARG002 - the same set at every law
         # |eps . X_a| <= LOGIT_REACH for the smallest weight that any row can have, 1/g = 1.
         return bool(np.isfinite(eps).all() and (np.abs(eps) * self.width <= LOGIT_REACH).all())
+
+    def path(self, law: TwoArmLaw) -> tuple[tuple[float, ...], ...]:
+        return law.history
 
     def displacement(self, law: TwoArmLaw) -> Array:
         return law.total()
@@ -208,8 +215,7 @@ class TwoArm(AbstractProblem[TwoArmLaw, TwoArmRows]):
     def _uncentred(self, law: TwoArmLaw, rows: TwoArmRows) -> Array:
         """D + Psi - low, shape (2, N)."""
         q = self._regression(law, rows)
-        taken = np.stack([rows.treated, 1.0 - rows.treated])
-        return taken * rows.inverse_g * (self.width * rows.y - q) + q
+        return _taken(rows) * rows.inverse_g * (self.width * rows.y - q) + q
 
     def _exponents(self) -> tuple[int, ...]:
         q = exponent(self.width)
@@ -239,3 +245,72 @@ def _columns(rows: object) -> dict[str, Array]:
     if not len(columns["outcome"]):
         raise DataError("has no rows; leave the silo out of the study")
     return columns
+
+
+@final
+@dataclass(frozen=True)
+class TwoArmChart(AbstractMomentsChart[TwoArmLaw, TwoArmRows]):
+    """Derivatives in the outcome, the supplied regressions and the supplied propensity score."""
+
+    problem: TwoArm
+
+    def submodel(self, law: TwoArmLaw, rows: TwoArmRows) -> GeneralisedLinear:
+        return self.problem.submodel(law, rows)
+
+    @property
+    def coordinates(self) -> tuple[str, ...]:
+        return ("outcome", "Q1", "Q0", "g")
+
+    def submodel_tangent(self, law: TwoArmLaw, rows: TwoArmRows, name: str) -> Tangent:
+        self.require_coordinate(name)
+        width = self.problem.width
+        if name == "outcome":
+            return Tangent(y=np.full(len(rows.y), 1.0 / width))
+        taken = _taken(rows)
+        X = -width * taken * _inverse_g_tangent(rows) if name == "g" else None
+        return Tangent(X=X, offset=(taken * self._logits_tangent(law, rows, name)).sum(axis=0))
+
+    def closing_columns(self, law: TwoArmLaw, rows: TwoArmRows) -> Array:
+        q = self._fluctuated(law, rows)
+        return np.concatenate([q, _taken(rows) * rows.inverse_g * (self.problem.width * rows.y - q) + q])
+
+    def closing_tangent(self, law: TwoArmLaw, rows: TwoArmRows, name: str) -> Array:
+        self.require_coordinate(name)
+        width, q, taken = self.problem.width, self._fluctuated(law, rows), _taken(rows)
+        weight = taken * rows.inverse_g
+        if name == "outcome":
+            return np.concatenate([np.zeros_like(q), weight])
+        dq = q * (1.0 - q / width) * self._logits_tangent(law, rows, name)
+        moved = (1.0 - weight) * dq
+        if name == "g":
+            moved = moved + taken * _inverse_g_tangent(rows) * (width * rows.y - q)
+        return np.concatenate([dq, moved])
+
+    def _fluctuated(self, law: TwoArmLaw, rows: TwoArmRows) -> Array:
+        """Return Q_a - low at the law, in outcome units, (2, N)."""
+        width = self.problem.width
+        logits = rows.logit_q - width * law.total()[:, None] * rows.inverse_g
+        return np.asarray(width / (1.0 + np.exp(-logits)))
+
+    def _logits_tangent(self, law: TwoArmLaw, rows: TwoArmRows, name: str) -> Array:
+        """Return d logit Q_a(law) in g, or in Q_1 or Q_0 in outcome units: 1/(width q (1 - q)); (2, N)."""
+        width = self.problem.width
+        if name == "g":
+            return -width * law.total()[:, None] * _inverse_g_tangent(rows)
+        logits, arm = np.zeros_like(rows.logit_q), 0 if name == "Q1" else 1
+        q = 1.0 / (1.0 + np.exp(-rows.logit_q[arm]))
+        logits[arm] = 1.0 / (width * q * (1.0 - q))
+        return logits
+
+
+chart_of.register(TwoArm, TwoArmChart)
+
+
+def _taken(rows: TwoArmRows) -> Array:
+    """Return the indicators of arm 1 and arm 0, (2, N)."""
+    return np.stack([rows.treated, 1.0 - rows.treated])
+
+
+def _inverse_g_tangent(rows: TwoArmRows) -> Array:
+    """Return d(1/g, 1/(1 - g))/dg, (2, N)."""
+    return np.stack([-(rows.inverse_g[0] ** 2), rows.inverse_g[1] ** 2])

@@ -16,29 +16,30 @@ from typer.testing import CliRunner
 
 import fedtmle as ft
 from fedtmle.cli import app
-from fedtmle.data import DataErrors, load, read_silo_file
+from fedtmle.data import DataErrors, read_silo_file
 from fedtmle.errors import InputError, RefusedError
-from fedtmle.privacy.floor import OmegaFloor
-from fedtmle.privacy.modulus import design_modulus
+from fedtmle.privacy.limit import DisclosureLimit
 from fedtmle.protocol import messages
 from fedtmle.protocol.plan import Plan
 from fedtmle.protocol.query import Query
 from fedtmle.runtime.federation import InProcess
-from fedtmle.runtime.ledger import read
+from fedtmle.runtime.ledger import LedgerLine, read
 from fedtmle.runtime.replay import rehearse
 from fedtmle.runtime.rows import LocalRows
 from fedtmle.runtime.session import Session
-from fedtmle.studies.home import Home, floor_of, open_party
+from fedtmle.studies.home import Home, disclosure_limit, open_party
 from fedtmle.studies.preview import preview
 from fedtmle.studyfile.file import file_plan, read_study
 from fedtmle.studyfile.schema import schema_of
+from fedtmle_paper.privacy.design import design_modulus
+from tests.narrow import load
 
 runner = CliRunner()
 STATED = {
     "centre": '"public.csv"',
     "column": '"sbp_12"',
     "attributes": '["mean"]',
-    "floor": "1.0",
+    "min_uncertainty": "1.0",
     "radius": "95",
 }
 
@@ -73,12 +74,15 @@ class Mortal:
     def step(self, request: bytes) -> bytes:
         reply = self.silo.step(request)
         if self._restarts:
-            self.keeper.close()
+            self.close()
             self._open()
         return reply
 
+    def close(self) -> None:
+        self.keeper.close()
 
-def deployed(folder: Path, *, restarts: bool = False) -> tuple[ft.Transcript | None, list[dict[str, Any]]]:
+
+def deployed(folder: Path, *, restarts: bool = False) -> tuple[ft.Transcript | None, list[LedgerLine]]:
     """A run of approved silos: the transcript, if it came to its end, and the northern ledger."""
     file = read_study(folder / "study.toml")
     plan = file_plan(file)
@@ -88,7 +92,7 @@ def deployed(folder: Path, *, restarts: bool = False) -> tuple[ft.Transcript | N
         for name, home in homes.items():
             home.approvals.decide(plan.digest, approved=True)
             parties.append(Mortal(plan, home, restarts=restarts and name == "north"))
-            stack.callback(lambda party=parties[-1]: party.keeper.close())
+            stack.callback(parties[-1].close)
         try:
             transcript = Session(plan, InProcess(parties)).run().transcript  # type: ignore[arg-type]
         except RefusedError:
@@ -96,7 +100,7 @@ def deployed(folder: Path, *, restarts: bool = False) -> tuple[ft.Transcript | N
     return transcript, list(read(homes["north"].ledger_path))
 
 
-def answers(ledger: list[dict[str, Any]]) -> int:
+def answers(ledger: list[LedgerLine]) -> int:
     return sum(line["decision"] == "answered" and bool(line["query"]) for line in ledger)
 
 
@@ -141,7 +145,7 @@ def test_it_is_the_first_query_that_sees_the_column(folder: Path) -> None:
     first = first_telling(folder)
     view = preview(file_plan(read_study(folder / "study.toml")), read_silo_file(state(folder)))
     assert view.refused_by == "disclosure: mean of sbp_12"
-    assert view.told == messages.Reason.DISCLOSURE
+    assert view.reason == messages.Reason.DISCLOSURE
     assert sum(kind.times for kind in view.kinds) == first > 0
 
 
@@ -155,11 +159,11 @@ def test_the_embedded_run_is_refused_too(folder: Path) -> None:
 def test_a_low_floor_changes_nothing(folder: Path) -> None:
     file = read_study(folder / "study.toml")
     plain = ft.run(file.study, file.silos).run
-    state(folder, attributes='["mean", "record"]', floor="1e-9", noise="1e-3")
-    floored = ft.run(file.study, file.silos).run
+    state(folder, attributes='["mean", "record"]', min_uncertainty="1e-9", noise="1e-3")
+    limited = ft.run(file.study, file.silos).run
     assert plain is not None
-    assert floored is not None
-    assert floored.transcript == plain.transcript
+    assert limited is not None
+    assert limited.transcript == plain.transcript
     assert deployed(folder)[0] == plain.transcript
 
 
@@ -176,7 +180,7 @@ def test_the_silos_own_outcomes_do_not_matter(folder: Path) -> None:
     assert ends == [ends[0]] * 3
     assert ends[0][0] == "disclosure"
     (folder / "north.csv").unlink()  # nothing of it is needed to judge a query
-    assert floor_of(read_study(folder / "study.toml").study, read_silo_file(folder / "north.toml"))
+    assert disclosure_limit(read_study(folder / "study.toml").study, read_silo_file(folder / "north.toml"))
 
 
 def test_whatever_happened_to_the_process_it_is_the_same_query(folder: Path) -> None:
@@ -192,7 +196,7 @@ def test_what_was_answered_before_a_restart_counts(folder: Path) -> None:
     table = load(folder / "north.toml", schema_of(file.study), silo="north")
     asked = [one.query for one in rehearse(file_plan(file), table, "north").answered]
 
-    def left(floor: OmegaFloor | None, queries: list[Query]) -> list[float]:
+    def left(floor: DisclosureLimit | None, queries: list[Query]) -> list[float]:
         assert floor is not None
         meter = floor.meter()
         found = []
@@ -201,12 +205,12 @@ def test_what_was_answered_before_a_restart_counts(folder: Path) -> None:
             found.append(meter.omega()["mean of sbp_12"])
         return found
 
-    low = floor_of(file.study, read_silo_file(state(folder, floor="1e-9", noise="1e-2")))
+    low = disclosure_limit(file.study, read_silo_file(state(folder, min_uncertainty="1e-9", noise="1e-2")))
     together = left(low, asked)
     alone = [left(low, [query])[0] for query in asked]
     between = (min(alone) + together[-1]) / 2
     assert together[-1] < between < min(alone)
-    state(folder, floor=repr(between), noise="1e-2")
+    state(folder, min_uncertainty=repr(between), noise="1e-2")
     steady = last_line(folder)
     assert steady[0] == "disclosure"
     assert last_line(folder, restarts=True) == steady
@@ -218,7 +222,7 @@ def test_the_meter_is_omega_of_all_blocks_together(folder: Path) -> None:
     table = load(stated, schema_of(file.study), silo="north")
     pd.read_csv(folder / "public.csv").head(30).to_csv(folder / "public.csv", index=False)
     centre = load(folder / "public.csv", schema_of(file.study), silo="north")
-    floor = floor_of(file.study, read_silo_file(stated))
+    floor = disclosure_limit(file.study, read_silo_file(stated))
     assert floor is not None
     asked = [one.query for one in rehearse(file_plan(file), table, "north").answered]
     meter = floor.meter()
@@ -246,35 +250,35 @@ def test_the_preview_shows_the_refusal(folder: Path) -> None:
     [
         ({"centre": None}, "[disclosure] centre: this is missing"),
         ({"column": "3"}, "[disclosure] column: this is missing, or not text"),
-        ({"attributes": '["median"]'}, "[disclosure] attributes: this is no list"),
-        ({"attributes": "[]"}, "[disclosure] attributes: this is no list"),
-        ({"floor": "0"}, "[disclosure] floor: this is missing, or no number above 0"),
-        ({"floor": "96"}, "[disclosure] floor: more must stay unknown"),
-        ({"radius": "true"}, "[disclosure] radius: this is missing, or no number above 0"),
-        ({"noise": "-1"}, "[disclosure] noise: this is no number"),
-        ({"noise": "nan"}, "[disclosure] noise: this is no number"),
-        ({"flor": "1"}, "[disclosure] flor: unknown key"),
+        ({"attributes": '["median"]'}, "[disclosure] attributes: this is not a list"),
+        ({"attributes": "[]"}, "[disclosure] attributes: this is not a list"),
+        ({"min_uncertainty": "0"}, "[disclosure] min_uncertainty: this is missing, or not a number above 0"),
+        ({"min_uncertainty": "96"}, "[disclosure] min_uncertainty: more must stay unknown"),
+        ({"radius": "true"}, "[disclosure] radius: this is missing, or not a number above 0"),
+        ({"noise": "-1"}, "[disclosure] noise: this is not a number"),
+        ({"noise": "nan"}, "[disclosure] noise: this is not a number"),
+        ({"radus": "1"}, "[disclosure] radus: unknown key"),
     ],
 )
 def test_mistakes_are_named_with_their_line(folder: Path, changed: dict[str, str | None], what: str) -> None:
     silo = state(folder, **changed)
     with pytest.raises(DataErrors) as caught:
         read_silo_file(silo)
-    (mistake,) = caught.value.problems
-    assert what in mistake.what
+    (defect,) = caught.value.defects
+    assert what in defect.message
     ((key, value),) = changed.items()
     lines = silo.read_text().splitlines()
-    assert mistake.line is not None
-    assert lines[mistake.line - 1] == ("[disclosure]" if value is None else f"{key} = {value}")
+    assert defect.line is not None
+    assert lines[defect.line - 1] == ("[disclosure]" if value is None else f"{key} = {value}")
 
 
 @pytest.mark.parametrize(
     ("changed", "what"),
     [
         ({"centre": '"nowhere.csv"'}, "nowhere.csv"),
-        ({"column": '"height"'}, "reads no numbers 'height'; it reads sbp_12"),
-        ({"column": '"programme"'}, "reads no numbers 'programme'"),
-        ({"column": '"smoker"'}, "0 or 1 throughout"),
+        ({"column": '"height"'}, "reads no numeric column 'height'; it reads sbp_12"),
+        ({"column": '"programme"'}, "reads no numeric column 'programme'"),
+        ({"column": '"smoker"'}, "are 0 or 1"),
     ],
 )
 def test_a_section_that_does_not_fit_the_study_is_named(
@@ -282,6 +286,6 @@ def test_a_section_that_does_not_fit_the_study_is_named(
 ) -> None:
     silo = state(folder, **changed)
     with pytest.raises(InputError) as caught:
-        floor_of(read_study(folder / "study.toml").study, read_silo_file(silo))
+        disclosure_limit(read_study(folder / "study.toml").study, read_silo_file(silo))
     assert "[disclosure]" in str(caught.value)
     assert what in str(caught.value)

@@ -23,7 +23,7 @@ from fedtmle.errors import InputError
 from fedtmle.model.types import Array
 from fedtmle.privacy.modulus import require_at_least_zero
 
-MOST = 1 << 12  # assignments that are enumerated
+LARGEST = 1 << 12  # assignments that are enumerated
 ITERATIONS = 20_000
 GAP = 1e-9
 
@@ -80,8 +80,8 @@ def enumeration_risk(
     unless it is proved apart.
     """
     answers = np.asarray(answers, dtype=np.float64)
-    if len(answers) > MOST:
-        raise InputError(f"answers: {len(answers)} assignments are more than the {MOST} that are enumerated")
+    if len(answers) > LARGEST:
+        raise InputError(f"answers: expected at most {LARGEST} candidates, not {len(answers)}")
     if len(values) != len(answers) or (moves and len(moves) != len(answers)):
         raise InputError("answers, values, moves: expected one of each per candidate")
     worst = 0.0

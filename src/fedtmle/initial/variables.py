@@ -1,0 +1,192 @@
+"""The dictionary of a study: what each variable is, declared once and the same for every silo.
+
+It is public and part of the plan. A silo checks every value against it; grids of sums, levels of factors and
+the words of tables follow from it, so that no silo is asked for labels or for the size of its values.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Literal, final
+
+from fedtmle.errors import InputError
+from fedtmle.initial.ranges import UNIT, Range
+
+Kind = Literal["binary", "number", "count", "category"]
+KINDS: tuple[Kind, ...] = ("binary", "number", "count", "category")
+MOST_LEVELS = 200  # a variable with more is an identifier or a number
+LONGEST_TEXT = 200  # of a label or a unit: they are printed in tables
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Variable:
+    """One variable.
+
+    ``kind`` is "binary" (0 and 1), "number", "count" (0, 1, 2, ...) or "category". ``range`` is the least and
+    the largest possible value of a number or a count, by declaration and not from data. ``levels`` are the
+    codes of a category, in the order of its indicator columns, or of a binary variable's 0 and 1: a sequence
+    of codes, or a mapping from each code to its words. ``label`` and ``unit`` are printed in tables.
+    """
+
+    kind: Kind
+    range: Range | None = None
+    levels: tuple[tuple[str, str], ...] = ()  # (code, words)
+    label: str = ""
+    unit: str = ""
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise InputError(f"kind: expected one of {', '.join(KINDS)}, not {self.kind!r}")
+        object.__setattr__(self, "levels", _levels(self.levels))
+        object.__setattr__(self, "range", _range(self.range))
+        for name in ("label", "unit"):
+            _require_text(name, getattr(self, name))
+        if self.kind in ("number", "count"):
+            self._check_number()
+        else:
+            self._check_levels()
+
+    def _check_number(self) -> None:
+        if self.levels:
+            raise InputError(f"levels: a {self.kind} has none; a variable with levels is a category")
+        if self.range is None:
+            raise InputError(
+                f"range: a {self.kind} needs its least and its largest possible value, as in range = [0, 120]"
+            )
+        if self.kind == "count" and not (self.range[0] >= 0 and all(end.is_integer() for end in self.range)):
+            raise InputError(
+                f"range: a count goes from one whole number of at least 0 to another, not {self.range}"
+            )
+
+    def _check_levels(self) -> None:
+        if self.range is not None:
+            raise InputError(f"range: a {self.kind} variable has levels, not a range")
+        if self.kind == "category" and len(self.levels) < 2:
+            raise InputError('levels: a category needs at least two, as in levels = ["no", "yes"]')
+        if self.kind == "binary" and len(self.levels) not in (0, 2):
+            raise InputError("levels: a binary variable has two, that of 0 first, or none")
+
+    @property
+    def codes(self) -> tuple[str, ...]:
+        """The codes of the levels."""
+        return tuple(code for code, _ in self.levels)
+
+    @property
+    def bounds(self) -> Range | None:
+        """The range of the variable as a number; None for a category."""
+        return UNIT if self.kind == "binary" else self.range
+
+    @property
+    def is_numeric(self) -> bool:
+        """Whether formulas use the variable as a number; a category is written C(name)."""
+        return self.kind != "category"
+
+
+@final
+class Variables(Mapping[str, Variable]):
+    """The variables of a study by name.
+
+    Values may be `Variable` or plain mappings of its fields, as a study file has them:
+
+        ft.Variables({"age": {"kind": "number", "range": (18, 110), "unit": "years"},
+                      "sex": {"kind": "category", "levels": {"f": "female", "m": "male"}}})
+    """
+
+    def __init__(self, variables: Mapping[str, Variable | Mapping[str, object]]) -> None:
+        self._variables: dict[str, Variable] = {}
+        for name, entry in variables.items():
+            try:
+                self._variables[name] = read_variable(entry)
+            except InputError as error:
+                raise InputError(f"variable '{name}': {error}") from None
+
+    def __getitem__(self, name: str) -> Variable:
+        return self._variables[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._variables)
+
+    def __len__(self) -> int:
+        return len(self._variables)
+
+    def __repr__(self) -> str:
+        return f"Variables({self._variables!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Variables) and self._variables == other._variables
+
+    def __hash__(self) -> int:
+        return hash(tuple(self._variables.items()))
+
+    @property
+    def ranges(self) -> dict[str, Range]:
+        """The range of every variable that formulas use as a number."""
+        return {name: each.bounds for name, each in self.items() if each.bounds is not None}
+
+    def label(self, name: str) -> str:
+        """Return the words for a variable: its label, or its name where it has none."""
+        return (self[name].label if name in self else "") or name
+
+
+def read_variable(entry: object) -> Variable:
+    """Return one entry of a dictionary; an `InputError` begins with the key that is wrong."""
+    if isinstance(entry, Variable):
+        return entry
+    if not isinstance(entry, Mapping):
+        raise InputError('kind: describe the variable by keys, such as {kind = "number", range = [0, 120]}')
+    known = {field.name for field in fields(Variable)}
+    unknown = sorted(set(map(str, entry)) - known)
+    if unknown:
+        raise InputError(f"{unknown[0]}: there is no such key; there are {', '.join(sorted(known))}")
+    if "kind" not in entry:
+        raise InputError(f"kind: this is missing; it is one of {', '.join(KINDS)}")
+    return Variable(**dict(entry))  # the constructor checks every value
+
+
+def _range(given: object) -> Range | None:
+    if given is None:
+        return None
+    ends = tuple(given) if isinstance(given, Sequence) and not isinstance(given, str) else ()
+    if len(ends) != 2 or any(isinstance(end, bool) or not isinstance(end, int | float) for end in ends):
+        raise InputError("range: expected two numbers, the least and the largest possible value")
+    low, high = float(ends[0]), float(ends[1])
+    if not (math.isfinite(low) and math.isfinite(high) and low < high):
+        raise InputError(
+            f"range: expected two finite numbers, the first below the second, not {low:g} and {high:g}"
+        )
+    return low, high
+
+
+def _levels(given: object) -> tuple[tuple[str, str], ...]:
+    if isinstance(given, Mapping):
+        pairs = [(code, words) for code, words in given.items()]
+    elif isinstance(given, Sequence) and not isinstance(given, str):
+        pairs = [(item, "") if isinstance(item, str | int) else item for item in given]
+    else:
+        raise InputError("levels: expected a list of codes, or a table of codes and their words")
+    levels = []
+    for code, words in pairs:
+        if isinstance(code, bool) or not isinstance(code, str | int):
+            raise InputError("levels: a code is text or a whole number")
+        _require_text("levels", str(code))
+        _require_text("levels", words)
+        if not str(code):
+            raise InputError("levels: a code must not be empty")
+        levels.append((str(code), words))
+    if len({code for code, _ in levels}) < len(levels):
+        raise InputError("levels: two of them have the same code")
+    if len(levels) > MOST_LEVELS:
+        raise InputError(f"levels: at most {MOST_LEVELS}, not {len(levels)}")
+    return tuple(levels)
+
+
+def _require_text(name: str, text: object) -> None:
+    if not isinstance(text, str):
+        raise InputError(f"{name}: expected text, not {type(text).__name__}")
+    if len(text) > LONGEST_TEXT or not text.isprintable() or text != text.strip():
+        raise InputError(
+            f"{name}: expected one line of at most {LONGEST_TEXT} printable characters, no blanks at its ends"
+        )

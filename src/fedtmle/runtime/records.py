@@ -1,0 +1,190 @@
+"""A silo's records of its session: the journal, to resume after a crash, and the ledger, for its owner.
+
+The journal is written first. After a restart the silo follows its journal again, and adds to the ledger the
+line that a crash may have kept from it.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import msgspec
+
+from fedtmle.errors import FedTMLEError, JournalError
+from fedtmle.protocol import messages
+from fedtmle.protocol.codes import Uplink
+from fedtmle.protocol.follower import Follower
+from fedtmle.protocol.guard import Guard, RefusalError
+from fedtmle.protocol.messages import Ask, Begin, Reason, Refused, State
+from fedtmle.protocol.query import Query
+from fedtmle.runtime.journal import Journal
+from fedtmle.runtime.keeper import Keeper
+from fedtmle.runtime.ledger import Entry, Ledger, text
+
+
+class Record(msgspec.Struct, frozen=True, array_like=True):
+    """One admitted request and its reply, as the journal holds them."""
+
+    time: str
+    request: bytes
+    reply: bytes
+
+
+@dataclass
+class Position:
+    """Where a silo stands in its one session."""
+
+    state: State = State.NEW
+    session: bytes = b""
+    opened: datetime.datetime | None = None
+    follower: Follower | None = None
+    query: Query | None = None  # the last one derived
+    uplink: Uplink = field(default_factory=Uplink)
+    heard: hashlib._Hash = field(default_factory=hashlib.sha256)  # of all broadcasts
+    bits: int = 0  # of all answers
+    last: tuple[bytes, bytes] | None = None  # the last admitted request and its reply
+    every_silo_closes: bool = True  # whether every silo of the roster stays to the end of the run
+    strays: int = 0  # requests that were refused without a change of state
+
+    @property
+    def round(self) -> int:
+        """The round that the silo has reached, 0 before the first."""
+        return 0 if self.follower is None else self.follower.round
+
+
+class Records:
+    """Write what a silo admits into its journal and ledger, and compare the two at a restart.
+
+    ``position`` and ``guard`` are the silo's: each line of the ledger has the totals so far.
+    """
+
+    def __init__(self, name: str, position: Position, guard: Guard, keeper: Keeper) -> None:
+        self.broken = False  # the silo's state is ahead of its journal; only a restart repairs that
+        self._name = name
+        self._position = position
+        self._guard = guard
+        self._journal: Journal | None = keeper.journal
+        self._ledger: Ledger | None = keeper.ledger
+        self._clock = keeper.clock
+
+    def keep(
+        self,
+        time: datetime.datetime,
+        request: bytes,
+        reply: bytes,
+        message: messages.Request,
+        reason: Reason | None,
+        key: str,
+    ) -> None:
+        """Record an admitted request in both files; only then may the reply leave."""
+        self.broken = True  # until both are written
+        when = time.isoformat()
+        if self._journal is not None:
+            self._journal.append(msgspec.msgpack.encode(Record(when, request, reply)))
+        decision = "answered" if reason is None else "refused"
+        self.note(request, reply, message=message, decision=decision, reason=reason, key=key, time=when)
+        self.broken = False
+
+    def note(
+        self,
+        request: bytes,
+        reply: bytes,
+        *,
+        message: messages.Request | None = None,
+        decision: str,
+        reason: Reason | None = None,
+        key: str = "",
+        time: str = "",
+        recovered: bool = False,
+    ) -> None:
+        """Add a line to the ledger; ``time`` is when it happened, now if empty."""
+        ledger, position, query = self._ledger, self._position, self._position.query
+        if ledger is None:
+            return
+        has_query = decision == "answered" and isinstance(message, Begin | Ask)
+        ledger.add(
+            Entry(
+                time=time or self._clock().isoformat(),
+                session=position.session.hex(),
+                request=type(message).__name__.lower() if message is not None else decision,
+                round=position.round,
+                query=type(query).__name__ if has_query else "",
+                phase=query.phase.value if has_query and query is not None else "",
+                decision=decision,
+                reason="" if reason is None else reason.name.lower(),
+                key=key,
+                asked=_noted(request, decision),
+                replied=reply,
+                queries=self._guard.queries,
+                functionals=self._guard.functionals,
+                bits=position.bits,
+                recovered=recovered,
+            )
+        )
+
+    def resume(
+        self, identity: bytes, follow: Callable[[messages.Request, messages.Reply, str], None]
+    ) -> None:
+        """Resume from the journal: ``follow`` takes the silo through each request, its reply and its time.
+
+        ``identity`` is the journal's first record: the digest of plan, silo and rows.
+        """
+        journal, ledger = self._journal, self._ledger
+        if journal is None:
+            return
+        if not journal.records:
+            journal.append(identity)
+            return
+        if journal.records[0] != identity:
+            raise JournalError(
+                f"silo '{self._name}': the data, or the plan, changed since this run began; restore them, or "
+                "start the study again"
+            )
+        in_ledger: dict[tuple[str, str], str] | None = None
+        for data in journal.records[1:]:
+            try:
+                record = msgspec.msgpack.decode(data, type=Record)
+                message = messages.decode_request(record.request)
+                reply = messages.decode_reply(record.reply)
+                follow(message, reply, record.time)
+            except (msgspec.MsgspecError, ValueError, FedTMLEError, RefusalError):
+                raise JournalError(f"silo '{self._name}': the journal does not follow the plan") from None
+            self._position.last = (record.request, record.reply)
+            if ledger is not None:
+                if in_ledger is None:
+                    in_ledger = ledger.decisions(self._position.session.hex())
+                self._reconcile(in_ledger, record, message, reply)
+        if "answered" in (in_ledger or {}).values():
+            raise JournalError(
+                f"silo '{self._name}': the journal has lost answers that the ledger holds; was it restored "
+                "from a backup?"
+            )
+
+    def _reconcile(
+        self,
+        in_ledger: dict[tuple[str, str], str],
+        record: Record,
+        message: messages.Request,
+        reply: messages.Reply,
+    ) -> None:
+        """Add the journal's record to the ledger if a crash came between the two."""
+        reason = reply.reason if isinstance(reply, Refused) else None
+        decision = "answered" if reason is None else "refused"
+        if in_ledger.pop((text(_noted(record.request, decision)), text(record.reply)), None) is None:
+            self.note(
+                record.request,
+                record.reply,
+                message=message,
+                decision=decision,
+                reason=reason,
+                time=record.time,
+                recovered=True,
+            )
+
+
+def _noted(request: bytes, decision: str) -> bytes:
+    """Return what the ledger holds of a request: those that were not answered must not fill the disk."""
+    return request if decision == "answered" else request[: messages.LARGEST_NOTED]

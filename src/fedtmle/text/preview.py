@@ -1,0 +1,45 @@
+"""A preview as 80 columns of text: what a silo would send, its limits, and whether its policy allows it."""
+
+from __future__ import annotations
+
+from fedtmle.layout import aligned, bits, phase_name, wrapped
+from fedtmle.studies.preview import Preview
+
+
+def render(view: Preview) -> str:
+    """Return the whole preview."""
+    lines = [
+        *wrapped(f"What silo '{view.silo}' would send in plan {view.plan[:16]}, one of {view.silos} silos."),
+        "",
+        *wrapped(
+            f"Rehearsed on your {view.n_rows:,} rows alone. With the other silos the numbers and "
+            "the number of rounds differ; the kinds of message are the same. Nothing has been sent."
+        ),
+        "",
+    ]
+    for kind in view.kinds:
+        lines += wrapped(f"{kind.explanation} ({phase_name(kind.phase)})", first="* ", indent="  ")
+        lines += [
+            f"    {kind.times} time{'s'[: kind.times != 1]}, {kind.numbers:,} numbers, {bits(kind.bits)}; "
+            "the first begins",
+            f"    {kind.example}",
+        ]
+    lines += ["", "Your limits:"]
+    lines += aligned(
+        [(limit.name, limit.text, "ok" if limit.is_met else "NOT MET") for limit in view.limits], indent="  "
+    )
+    lines += ["", *_verdict(view)]
+    return "\n".join(lines)
+
+
+def _verdict(view: Preview) -> list[str]:
+    if view.refused_by:
+        return wrapped(
+            f"Your policy would refuse this study here, by its key {view.refused_by}. The server would learn "
+            f"only this reason: {view.reason}."
+        )
+    if view.stopped:
+        return wrapped(
+            f"The rehearsal on your rows alone stopped: {view.stopped}. With other silos it may continue."
+        )
+    return wrapped("Your policy would allow every one of these messages.")

@@ -1,0 +1,418 @@
+"""Break the protocol in one place at a time and report which test notices.
+
+    python -m tools.mutations            all mutations
+    python -m tools.mutations guard      those whose name contains "guard"
+    python -m tools.mutations --list     names only
+    python -m tools.mutations --quick    without a first run of the tests on the unchanged code
+
+Each mutation replaces one piece of code, which must occur exactly once in its file, in a copy of the source
+tree; the files of this tree are not touched. The tests named for it then run on the copy. The exit status
+is 1 if a mutation survives, or no longer applies because the code has changed: then mend the line here.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PATIENCE = 600.0  # seconds for the tests of one mutation: one that never ends counts as caught
+OPTIONS = ("-q", "-x", "--no-header", "--tb=no", "-p", "no:cacheprovider", "--hypothesis-profile=ci")
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """One piece of code of ``file`` (below src/fedtmle), its replacement, and the tests that run."""
+
+    name: str
+    file: str
+    code: str
+    instead: str
+    tests: tuple[str, ...]
+
+
+def _many(file: str, tests: str, *changes: tuple[str, str, str]) -> tuple[Mutation, ...]:
+    """Return mutations of one file with the same tests; a change is a name, the code and its replacement."""
+    room = Path(file).stem
+    return tuple(
+        Mutation(f"{room}: {name}", file, code, instead, tuple(tests.split()))
+        for name, code, instead in changes
+    )
+
+
+ATTACKS = "tests/attacks/test_attacks.py::test_a_guarded_silo_refuses_it"
+GUARD = f"tests/attacks/test_guard.py {ATTACKS} tests/attacks/test_decisions.py"
+CODES = "tests/protocol/test_bits.py"
+DECODERS = "tests/protocol/test_decoders.py"
+LATTICE = (
+    "tests/protocol/test_lattice.py "
+    f"{DECODERS}::test_extreme_but_canonical_lattices "
+    f"{DECODERS}::test_a_lattice_with_one_number_that_is_not_canonical_is_refused"
+)
+CODED = f"{ATTACKS} tests/protocol/test_calibration.py tests/algorithms/test_coded.py"
+FITS = "tests/algorithms/test_local.py"
+FOLLOWER = "tests/runtime/test_silo.py tests/algorithms/test_local.py"
+MESSAGES = f"tests/protocol/test_messages.py tests/runtime/test_silo.py {ATTACKS}"
+SILO = f"tests/runtime/test_silo.py {ATTACKS} tests/runtime/test_records.py"
+
+MUTATIONS: tuple[Mutation, ...] = (
+    *_many(
+        "protocol/guard.py",
+        GUARD,
+        (
+            "one silo fewer is enough",
+            "len(plan.roster) < self.policy.min_silos",
+            "len(plan.roster) + 1 < self.policy.min_silos",
+        ),
+        (
+            "one row fewer is enough",
+            "if n_rows < self.policy.min_rows:",
+            "if n_rows + 1 < self.policy.min_rows:",
+        ),
+        ("folds are not checked", "if smallest_part < min(self.policy.min_fold, n_rows):", "if False:"),
+        (
+            "one query too many",
+            "if self.queries > policy.max_queries:",
+            "if self.queries > policy.max_queries + 1:",
+        ),
+        ("numbers are not charged", "self.functionals += query.functionals", "self.functionals += 0"),
+        ("not a number is not far", "elif not size <= policy.max_eps:", "elif size > policy.max_eps:"),
+        (
+            "the path is not followed",
+            "self._length(point.law) + size <= policy.max_path",
+            "size <= policy.max_path",
+        ),
+        ("coefficients have no bound", "if not size <= policy.max_coefficient:", "if False:"),
+        ("labels of nobody are refused", "any(0 < people < floor for", "any(0 <= people < floor for"),
+        (
+            "the floor itself is refused",
+            "if 0 < people < self.policy.floor(key):",
+            "if 0 < people <= self.policy.floor(key):",
+        ),
+        ("the others are not counted", "(total - count, cell.rest_floor)", "(count, cell.rest_floor)"),
+        (
+            "an empty arm is told",
+            "if count == 0 and total > 0 and cell.is_arm and",
+            "if count < 0 and total > 0 and cell.is_arm and",
+        ),
+        (
+            "weights are compared unsquared",
+            "total * total < self.policy.min_effective * squares",
+            "total < self.policy.min_effective * squares",
+        ),
+        ("looks are skipped too far away", "<= self.radius", "<= 1.5 * self.radius + 0.1"),
+        ("another model's look is used", "if seen.model is not point.model:", "if False:"),
+        (
+            "the law's displacement is left out",
+            "map(add, here, origins[0].tolist())",
+            "map(add, here, origins[1].tolist())",
+        ),
+        (
+            "the share need not be small",
+            "enough = min(policy.max_share, 1.0 / max(policy.min_effective, 1.0))",
+            "enough = policy.max_share",
+        ),
+        ("support is not checked", "result.support < policy.min_support:", "result.support < 0:"),
+        (
+            "a batch may be small",
+            "if len(rows) < self.policy.min_batch:",
+            "if len(rows) < self.policy.min_batch - 1:",
+        ),
+        ("batches may overlap", "if (owners != first).any() or", "if"),
+        ("rows in no batch may be few", "if 0 < rest < self.policy.min_batch:", "if rest < 0:"),
+        (
+            "part of a batch may come again",
+            "elif self._batch_sizes[first] != len(rows):",
+            "elif self._batch_sizes[first] < len(rows):",
+        ),
+        (
+            "two-way tables are not looked at",
+            ".fewest_joint() < self.policy.min_joint:",
+            ".fewest_joint() < 0:",
+        ),
+        ("models may be shipped", "if not self.policy.allow_models and", "if self.policy.allow_models and"),
+    ),
+    *_many(
+        "protocol/codes.py",
+        CODES,
+        ("the sign is lost", "return 2 * a + 1 if a >= 0 else -2 * a", "return 2 * abs(a) + 1"),
+        (
+            "fixed width is one too small",
+            "return (2 * largest).bit_length()",
+            "return max(1, (2 * largest).bit_length() - 1)",
+        ),
+        ("the range is not checked", "if value > reach:", "if value > reach + 1:"),
+        ("bits may follow", "if self._at < self._end:", "if self._at + 8 < self._end:"),
+        ("padding may be anything", "if self._peek(bits.length, self._end):", "if False:"),
+        (
+            "the length is not compared",
+            "if bits.length < 0 or len(bits.data) != (bits.length + 7) // 8:",
+            "if bits.length < 0:",
+        ),
+        (
+            "a codeword may go on past the end",
+            "if width > self._end - self._at:",
+            "if width > self._end - self._at + 8:",
+        ),
+        ("a count may be too large", "if not least <= count <= most:", "if not least <= count:"),
+        (
+            "numbers may be infinite",
+            "if not all(map(math.isfinite, values)):",
+            "if any(map(math.isnan, values)):",
+        ),
+        ("differences from the wrong end", "tuple(before + step for", "tuple(before - step for"),
+    ),
+    *_many(
+        "protocol/lattice.py",
+        LATTICE,
+        ("half is rounded up", "(twice == 0 and quotient % 2 == 1)", "(twice == 0)"),
+        ("half is rounded to odd", "quotient % 2 == 1", "quotient % 2 == 0"),
+        ("the spacing is half as large", "h = Fraction(2) ** power", "h = Fraction(2) ** (power - 1)"),
+        (
+            "whitened spacing is rounded down twice",
+            "h = math.isqrt(math.floor(widest / unit**2)) * unit",
+            "h = (math.isqrt(math.floor(widest / unit**2)) - 1) * unit",
+        ),
+        (
+            "a step may be small",
+            "16 * self.raw_norm_squared(q) <= 9 * self.delta**2",
+            "16 * self.raw_norm_squared(q) <= 4 * self.delta**2",
+        ),
+        ("the certificate leaves rounding out", "+ root_up(rounding), math.inf)", ", math.inf)"),
+        (
+            "the check is not compared",
+            "if bits.uint(CHECK_BITS) != lattice.digest():",
+            "if bits.uint(CHECK_BITS) < 0:",
+        ),
+        ("an even mantissa is read", "if mantissa % 2 == 0 and not", "if mantissa % 4 == 2 and not"),
+        (
+            "an exponent has no bound",
+            "if abs(exponent) > LARGEST_EXPONENT:",
+            "if abs(exponent) > 2 * LARGEST_EXPONENT:",
+        ),
+        ("beta may be negative", "if beta <= 0 or any(", "if any("),
+        ("the public gradient is left out", "+ n_rows * round(", "+ 0 * round("),
+        (
+            "C is rounded to seven bits",
+            "unit = Fraction(2) ** (exponent - SIGNIFICANT_BITS)",
+            "unit = Fraction(2) ** (exponent - SIGNIFICANT_BITS + 1)",
+        ),
+        ("the norm's bound is not proved", "if pivot_row[i] <= 0:", "if False:"),
+    ),
+    *_many(
+        "protocol/coded.py",
+        CODED,
+        ("the action is not checked", "if action != self.query.action(q):", "if action > 3:"),
+        (
+            "the run ends where it accepts",
+            "return Action.FINISH if self.at_origin else Action.ACCEPT",
+            "return Action.FINISH",
+        ),
+        ("silos are not weighted", "sum(sizes[silo] * z[j] for", "sum(self.n // len(answers) * z[j] for"),
+        ("a curvature has no bound", "if abs(exponent) > LARGEST_EXPONENT:", "if False:"),
+        (
+            "the smallest silo's smoothness",
+            "significant(factor * (max(norms) + spread), up=True)",
+            "significant(factor * (min(norms) / 8 + spread), up=True)",
+        ),
+    ),
+    *_many(
+        "protocol/fits.py",
+        FITS,
+        (
+            "retired silos are averaged",
+            "if not (self.retiring and answer.outcome is FitOutcome.ZERO)",
+            "if True",
+        ),
+        ("an outcome need not agree", "eps.any() != (outcome is FitOutcome.FITTED):", "eps.any() is None:"),
+        ("the noise is not squared", "<= self.noise**2 * len(gradient))", "<= self.noise * len(gradient))"),
+        ("a fit beyond the ball", "min(max(z, -self.reach), self.reach)", "z"),
+        (
+            "the average is not divided",
+            "float(self.spacing * total / mass) for total",
+            "float(self.spacing * total) for total",
+        ),
+        (
+            "the gap is half as large",
+            "return beta * self.dim * self.rule.lattice**2 / 8",
+            "return beta * self.dim * self.rule.lattice**2 / 16",
+        ),
+        ("the mildest ending counts", "worst=max((answer.outcome", "worst=min((answer.outcome"),
+    ),
+    *_many(
+        "protocol/follower.py",
+        FOLLOWER,
+        ("a round is not counted", "self.round += 1", "self.round += 0"),
+        ("the outcome is lost", "self._query, self._outcome = None, stop.value", "self._query = None"),
+        ("the query stays", "self._query = self._flow.send(pooled)", "self._flow.send(pooled)"),
+    ),
+    *_many(
+        "protocol/messages.py",
+        MESSAGES,
+        ("a message has many forms", "if encode(message) != data:", "if len(encode(message)) > len(data):"),
+        ("a message has any length", "if len(data) > MAX_BYTES:", "if False:"),
+        (
+            "a refusal does not end the run",
+            "    Event.REFUSED: State.REFUSED,\n}",
+            "    Event.REFUSED: State.ANSWERING,\n}",
+        ),
+        ("a retired silo goes on", "Event.RETIRED: State.RETIRED,", "Event.RETIRED: State.ANSWERING,"),
+        (
+            "a refused opening ends it",
+            "{Event.REPLIED: State.OPENED, Event.REFUSED: State.NEW}",
+            "{Event.REPLIED: State.OPENED, Event.REFUSED: State.REFUSED}",
+        ),
+        (
+            "a closed silo answers",
+            "{Event.REPLIED: State.CLOSED, Event.REFUSED: State.REFUSED}",
+            "{Event.REPLIED: State.ANSWERING, Event.REFUSED: State.REFUSED}",
+        ),
+        ("a flood does not end", "EXHAUSTED = State.REFUSED", "EXHAUSTED = State.NEW"),
+    ),
+    *_many(
+        "runtime/silo.py",
+        SILO,
+        (
+            "any plan",
+            "return None if message.plan == self._plan.digest else Reason.OTHER_PLAN",
+            "return None",
+        ),
+        ("any format", "if message.format != messages.WIRE_FORMAT:", "if False:"),
+        ("any session", "fits = message.session == position.session", "fits = True"),
+        ("rows beyond n", "message.first_row + self.n_rows <= message.n", "message.first_row <= message.n"),
+        (
+            "any round",
+            "fits = fits and message.round == self._follower.round + 1",
+            "fits = fits and message.round > self._follower.round",
+        ),
+        ("a repeat is computed again", "if last is not None and request == last[0]:", "if False:"),
+        ("strays are not counted", "self._position.refusals += 1", "self._position.refusals += 0"),
+        ("rows are not examined", "    guard.examine(query, rows)\n", ""),
+        (
+            "the answer is not released by the guard",
+            "return guard.release(query, query.answer(rows), rows.n_rows)",
+            "return query.answer(rows)",
+        ),
+        (
+            "an approval is not asked for",
+            "if keeper.approves is not None and not keeper.approves(plan.digest):",
+            "if False:",
+        ),
+        ("a study does not expire", "time.date() > plan.expires", "time.date() < plan.expires"),
+        (
+            "a day has an hour",
+            "keeper.policy.lifetime_days * 86_400",
+            "keeper.policy.lifetime_days * 864_000",
+        ),
+        (
+            "a close may come early",
+            "        if outcome is None:\n            raise DecodeError",
+            "        if False:\n            raise DecodeError",
+        ),
+        (
+            "what was heard is not digested",
+            "position.heard.update(messages.encode(message))",
+            'position.heard.update(b"")',
+        ),
+        ("an answer is not charged", "self._guard.charge(query, reply.payload.length)", "pass"),
+    ),
+)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the mutations whose names contain every argument; return the exit status."""
+    words = [word for word in arguments if not word.startswith("--")]
+    chosen = [mutation for mutation in MUTATIONS if all(word in mutation.name for word in words)]
+    if "--list" in arguments:
+        _say(*(mutation.name for mutation in chosen))
+        return 0
+    with tempfile.TemporaryDirectory() as folder:
+        tree = Tree(Path(folder))
+        tests = sorted({test for mutation in chosen for test in mutation.tests})
+        failing = "" if "--quick" in arguments else tree.first_failure(tests)
+        if failing:
+            _say(f"without any mutation {failing} fails: mend it first")
+            return 1
+        results = []
+        for mutation in chosen:
+            results.append(tree.attempt(mutation))
+            _say(f"{mutation.name:60} {results[-1]}")
+    survived, obsolete = results.count(SURVIVED), sum(one.startswith(OBSOLETE) for one in results)
+    caught = len(results) - survived - obsolete
+    _say(f"{len(results)} mutations: {caught} caught, {survived} survived, {obsolete} no longer apply")
+    return int(survived + obsolete > 0)
+
+
+SURVIVED = "SURVIVED"
+OBSOLETE = "DOES NOT APPLY"
+
+
+class Tree:
+    """A copy of the source tree on which tests run."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._now = time.time()
+        shutil.copytree(ROOT / "src", folder / "src")  # with what is compiled already
+
+    def attempt(self, mutation: Mutation) -> str:
+        """Return the test that notices the mutation, or why there is none."""
+        path = self._folder / "src" / "fedtmle" / mutation.file
+        original = path.read_text(encoding="utf-8")
+        count = original.count(mutation.code)
+        if count != 1:
+            return f"{OBSOLETE}: its code occurs {count} times in {mutation.file}, expected once"
+        self._write(path, original.replace(mutation.code, mutation.instead))
+        try:
+            return self.first_failure(mutation.tests) or SURVIVED
+        finally:
+            self._write(path, original)
+
+    def _write(self, path: Path, text: str) -> None:
+        """Write the file with a time of its own: compiled files are kept by the second of the change."""
+        path.write_text(text, encoding="utf-8")
+        self._now += 2
+        os.utime(path, (self._now, self._now))
+
+    def first_failure(self, tests: Sequence[str]) -> str:
+        """Return the first test that fails on this tree, '' if none does."""
+        paths = (self._folder / "src", ROOT / "paper" / "src", ROOT)
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(map(str, paths)),
+            "HYPOTHESIS_STORAGE_DIRECTORY": str(self._folder / "hypothesis"),
+        }
+        command = [sys.executable, "-m", "pytest", *OPTIONS, *tests]
+        try:
+            done = subprocess.run(  # noqa: S603 - our own tests
+                command,
+                cwd=ROOT,
+                env=environment,
+                capture_output=True,
+                text=True,
+                timeout=PATIENCE,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            return "the tests, which do not end"
+        if done.returncode == 0:
+            return ""
+        failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", done.stdout, flags=re.MULTILINE)
+        return failed[1] if failed else f"pytest, which ends with status {done.returncode}"
+
+
+def _say(*lines: str) -> None:
+    sys.stdout.writelines(f"{line}\n" for line in lines)
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
