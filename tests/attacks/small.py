@@ -354,10 +354,10 @@ class ExactMean(TinySilo):
         floor = DisclosureLimit(
             attributes=(mean,), smallest_omega=1.0, noise=0.0, records=25, jacobian=jacobian
         )
-        return replace(super().keeper(policy, ledger), floor=floor)
+        return replace(super().keeper(policy, ledger), limit=floor)
 
     def disarmed_keeper(self) -> Keeper:
-        return replace(self.keeper(self.guarded()), floor=None)
+        return replace(self.keeper(self.guarded()), limit=None)
 
 
 ATTACKS: tuple[AbstractAttack, ...] = (

@@ -1,4 +1,4 @@
-"""The keeper of a silo: its owner's policy, disclosure floor, approval, key, journal and ledger."""
+"""The keeper of a silo: its owner's policy, disclosure limit, approval, key, journal and ledger."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ utc_now = functools.partial(datetime.datetime.now, datetime.UTC)
 class Keeper:
     """How a silo's owner guards and records its answers. Without any of it, the rows are unguarded.
 
-    ``floor`` is the uncertainty that must remain about named attributes. ``approves`` returns whether the
+    ``limit`` is the uncertainty that must remain about named attributes. ``approves`` returns whether the
     owner has approved the plan with this digest, and has not revoked it. ``witness`` is called with every
     query and the answer that leaves.
     """
 
     policy: Policy = field(default_factory=Policy.unguarded)
-    floor: DisclosureLimit | None = None
+    limit: DisclosureLimit | None = None
     approves: Callable[[bytes], bool] | None = None
     key: SigningKey | None = None
     journal: Journal | None = None

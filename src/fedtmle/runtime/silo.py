@@ -73,8 +73,8 @@ class Silo:
                 f"index: silo '{name}' has {count} rows and {len(index)} row numbers; give one for each row"
             )
         self._rows = LocalRows(name, rows, count, index)
-        policy, floor = self._keeper.policy, self._keeper.floor
-        self._guard = Guard(policy, None if floor is None else floor.meter())
+        policy, limit = self._keeper.policy, self._keeper.limit
+        self._guard = Guard(policy, None if limit is None else limit.meter())
         self._key = self._signing_key()
         self._position = Position()
         self._records: Records | None = None

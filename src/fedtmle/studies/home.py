@@ -71,7 +71,7 @@ class Home:
         """Return what guards this silo in a deployed run of ``plan``."""
         return Keeper(
             policy=self.file.policy,
-            floor=disclosure_limit(study_of(plan), self.file),
+            limit=disclosure_limit(study_of(plan), self.file),
             approves=self.approvals.approves,
             key=self.key,
             journal=FileJournal(self.journal_path(plan)),

@@ -84,7 +84,7 @@ def preview(plan: Plan, file: SiloFile) -> Preview:
     alone = replace(plan, roster=(Member(name=file.name),))
     # The number of silos is checked below, because the rehearsal has only one.
     policy = replace(file.policy, min_silos=0)
-    keeper = Keeper(policy=policy, floor=disclosure_limit(study_of(alone), file), witness=witness)
+    keeper = Keeper(policy=policy, limit=disclosure_limit(study_of(alone), file), witness=witness)
     silo = open_party(alone, file.name, file, keeper=keeper)
     refused_by = reason = stopped = ""
     try:

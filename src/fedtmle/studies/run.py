@@ -70,7 +70,7 @@ def run(
 def _keeper(study: Study, file: SiloFile | None) -> Keeper:
     """Return what guards a silo's rows: the policy of its silo file, in one's own session too."""
     policy = session_policy() if file is None else file.policy
-    return Keeper(policy=policy, floor=disclosure_limit(study, file))
+    return Keeper(policy=policy, limit=disclosure_limit(study, file))
 
 
 def pooled_rows(study: Study, tables: Mapping[str, Table]) -> Table:
