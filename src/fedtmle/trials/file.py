@@ -1,0 +1,442 @@
+"""`trial.toml`: a target trial and the silos on whose databases it is emulated.
+
+Every mistake is reported at once, with its file and line. A silo is a section of the trial file, or a file
+of the hospital's own with its policy:
+
+    [silo]
+    name = "north"
+
+    [cdm]
+    connection_variable = "NORTH_CDM"   # holds postgresql://...; or database = "cdm.duckdb"
+    schema = "cdm"
+
+    [policy]
+    min_cell = 10
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, final
+
+from fedtmle.algorithms.coded import Coded
+from fedtmle.errors import InputError
+from fedtmle.initial.glm import GLM
+from fedtmle.initial.pilot import Pilot
+from fedtmle.initial.trees import GradientBoostedTrees
+from fedtmle.programs.study import NuisanceModel
+from fedtmle.protocol.policy import Policy
+from fedtmle.studyfile import keys, values
+from fedtmle.studyfile.file import StudyFileErrors
+from fedtmle.studyfile.toml import Lines, Mistake, Sections
+from fedtmle.studyfile.values import COUNT, INTEGER, NUMBER, POSITIVE, TEXT, TRUTH, Key, Kind, required
+from fedtmle.trials.cohort import Cdm
+from fedtmle.trials.compile import CdmLayout
+from fedtmle.trials.trial import (
+    EFFECTS,
+    AbstractCovariate,
+    AgeAtBaseline,
+    AnyRecord,
+    Censoring,
+    ConceptSet,
+    Criterion,
+    Domain,
+    Eligibility,
+    LastMeasurement,
+    Sex,
+    TargetTrial,
+    TimeZero,
+    TreatmentStrategy,
+    TrialOutcome,
+    VisitCount,
+    contradictions,
+)
+
+SECTIONS = (
+    "trial",
+    "concepts",
+    "strategies",
+    "time_zero",
+    "eligibility",
+    "outcome",
+    "follow_up",
+    "covariates",
+    "models",
+    "algorithm",
+    "options",
+    "silos",
+)
+# Options of a study that name no column: a trial's table has only its own.
+OPTIONS = {
+    name: keys.OPTIONS[name]
+    for name in ("g_bounds", "clever", "submodel", "link", "folds", "seed", "confidence", "diagnostics")
+}
+IDS = Key(read=values.several(values.integer), expected="a list of concept ids, such as [1118084]")
+_TRIAL = {"name": required(TEXT), "effect": values.choice(*EFFECTS)}
+_CONCEPTS = {"ids": required(IDS), "exclude": IDS, "descendants": TRUTH}
+_TIME_ZERO_KEYS = ("condition", "grace_days", "washout_days")
+_ELIGIBILITY_KEYS = ("age", "observation_days_before", "present", "absent")
+_OUTCOME_KEYS = ("name", "days", "conditions", "death")
+_CENSOR = Key(
+    read=values.several(values.named({reason.value: reason for reason in Censoring})),
+    expected="a list of " + " and ".join(f'"{reason.value}"' for reason in Censoring),
+)
+_AGE = Key(read=values.several(values.integer), expected="[least, most], two whole numbers of years")
+CDM = {
+    "database": TEXT,
+    "connection_variable": TEXT,
+    "connection_file": TEXT,
+    "schema": TEXT,
+    "vocabulary_schema": TEXT,
+    "part": Key(read=values.several(values.count), expected="[index, count], two whole numbers"),
+    "timeout_seconds": POSITIVE,
+}
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class TrialFile:
+    """A trial, and the silos on whose databases it is emulated."""
+
+    path: Path
+    trial: TargetTrial
+    silos: Mapping[str, Cdm]
+
+
+def read_trial(path: str | Path) -> TrialFile:
+    """Return the trial file at ``path``; raise `StudyFileErrors` with its mistakes and its silo files'."""
+    path = Path(path)
+    text, document = _document(path)
+    reader = _TrialReader(path, text, document)
+    trial, silos = reader.trial(), reader.silos()
+    if reader.mistakes or trial is None:
+        raise StudyFileErrors(reader.mistakes)
+    return TrialFile(path=path, trial=trial, silos=silos)
+
+
+def _document(path: Path) -> tuple[str, dict[str, Any]]:
+    """Return a TOML file's text and content."""
+    line, text = None, ""
+    try:
+        text = path.read_text(encoding="utf-8")
+        return text, tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        at = re.search(r" \(at line (\d+), column \d+\)", str(error))
+        line = int(at[1]) if at else len(text.splitlines())
+        message = f"not TOML: {re.sub(r' [(]at .*[)]', '', str(error))}"
+    except FileNotFoundError:
+        message = "there is no such file"
+    except (OSError, UnicodeDecodeError):
+        message = "the file cannot be read; check its permissions and that it is UTF-8 text"
+    raise StudyFileErrors([Mistake(file=str(path), line=line, what=message)])
+
+
+class _TrialReader:
+    """Turns a document into a trial and its silos, noting every mistake."""
+
+    def __init__(self, path: Path, text: str, document: dict[str, Any]) -> None:
+        self._path, self._document = path, document
+        homes: dict[str, set[str]] = {
+            "trial": set(_TRIAL),
+            "time_zero": set(_TIME_ZERO_KEYS),
+            "eligibility": set(_ELIGIBILITY_KEYS),
+            "outcome": set(_OUTCOME_KEYS),
+            "follow_up": {"censor"},
+            "options": set(OPTIONS),
+        }
+        self._sections = Sections(str(path), Lines(text), document, homes)
+        self._others: list[Mistake] = []  # of the silos' own files
+        self._concepts: dict[str, ConceptSet] = {}
+
+    @property
+    def mistakes(self) -> list[Mistake]:
+        """All mistakes noted so far."""
+        return [*self._sections.mistakes, *self._others]
+
+    def trial(self) -> TargetTrial | None:
+        """Return the trial, None if a mistake leaves it unknown."""
+        sections = self._sections
+        sections.refuse_unknown((), self._document, SECTIONS)
+        self._read_concepts()
+        stated = self._required("trial", _TRIAL)
+        strategies = self._strategies()
+        outcome = self._outcome()
+        time_zero = self._made("time_zero", TimeZero, self._time_zero_keys())
+        eligibility = self._eligibility()
+        follow_up = sections.values(("follow_up",), {"censor": _CENSOR})
+        covariates = self._covariates()
+        models = self._models()
+        algorithm = sections.make(("algorithm",), keys.ALGORITHMS, default="Coded") or Coded()
+        options = sections.values(("options",), OPTIONS)
+        for place, message in contradictions(
+            strategies=strategies,
+            outcome=outcome,
+            time_zero=time_zero,
+            eligibility=eligibility,
+            censoring=follow_up.get("censor", ()),
+            covariates=covariates,
+            models={role: model for role, model in models.items() if model is not None},
+        ):
+            *section, key = place if len(place) > 1 else (*place, None)
+            if not (place == ("strategies",) and sections.mistakes):  # one that cannot be read is no fewer
+                sections.add(tuple(part for part in section if part is not None), key, message)
+        if sections.mistakes or outcome is None or time_zero is None or eligibility is None:
+            return None
+        try:
+            return TargetTrial(
+                **stated,
+                strategies=strategies,
+                outcome=outcome,
+                time_zero=time_zero,
+                eligibility=eligibility,
+                censoring=follow_up.get("censor", ()),
+                covariates=covariates,
+                models={role: model for role, model in models.items() if model is not None},
+                algorithm=algorithm,
+                options=options,
+            )
+        except InputError as error:
+            named, _, rest = str(error).partition(": ")
+            role = named.removesuffix("_model")
+            if role in values.FAMILIES:
+                sections.add(("models", role), None, rest)
+            elif named in OPTIONS:
+                sections.add(("options",), named, rest)
+            else:
+                sections.add(("trial",), None, str(error))
+            return None
+
+    def _required(self, name: str, known: Mapping[str, Key]) -> dict[str, Any]:
+        if self._sections.table((name,)) is None:
+            self._sections.add((name,), None, "the section is missing")
+            return {}
+        return self._sections.values((name,), known)
+
+    def _made(self, name: str, make: Callable[..., Any], known: Mapping[str, Key]) -> Any:
+        """Return what a section without kinds makes; None, with its mistakes noted, if it cannot."""
+        before = len(self._sections.mistakes)
+        given = self._sections.values((name,), known)
+        if before != len(self._sections.mistakes):
+            return None
+        return self._sections.construct((name,), make, given)
+
+    # Concept sets.
+
+    def _read_concepts(self) -> None:
+        for name, written in (self._sections.table(("concepts",)) or {}).items():
+            # One that cannot be read is known all the same, so that its uses are no mistakes.
+            self._concepts[name] = ConceptSet(name=name, ids=(1,))
+            if isinstance(written, dict):
+                place: tuple[str, ...] = ("concepts", name)
+                given = self._sections.values(place, _CONCEPTS)
+            else:
+                place, given = ("concepts",), self._ids(name, written)
+            if "ids" in given:
+                made = self._sections.construct(place, partial(ConceptSet, name=name), given)
+                self._concepts[name] = made or self._concepts[name]
+
+    def _ids(self, name: str, written: object) -> dict[str, Any]:
+        try:
+            return {"ids": IDS.read(written)}
+        except ValueError:
+            self._sections.add(("concepts",), name, f"expected {IDS.expected}, or a table with ids")
+            return {}
+
+    def _concept_key(self) -> Key:
+        """A key whose value is the name of a concept set."""
+        known = " or ".join(f'"{name}"' for name in self._concepts) or "none is defined"
+        return Key(read=values.named(self._concepts), expected=f"a name from [concepts]: {known}")
+
+    # Sections.
+
+    def _strategies(self) -> tuple[TreatmentStrategy, ...]:
+        written = self._document.get("strategies")
+        if not (isinstance(written, list) and all(isinstance(each, dict) for each in written)):
+            self._sections.add(
+                ("strategies",),
+                None,
+                "list them as [[strategies]] tables; the first is the reference",
+            )
+            return ()
+        known = {"name": required(TEXT), "drugs": required(self._concept_key())}
+        kinds = {"strategy": Kind(make=TreatmentStrategy, keys=known)}
+        made = [
+            self._sections.make(("strategies", index), kinds, default="strategy")
+            for index in range(len(written))
+        ]
+        return tuple(strategy for strategy in made if strategy is not None)
+
+    def _time_zero_keys(self) -> dict[str, Key]:
+        return {"condition": self._concept_key(), "grace_days": COUNT, "washout_days": COUNT}
+
+    def _eligibility(self) -> Eligibility | None:
+        def criteria(present: bool) -> Key:
+            def criterion(
+                conditions: ConceptSet | None = None, drugs: ConceptSet | None = None, **window: int
+            ) -> Criterion:
+                domain, concepts = _one_domain(conditions, drugs)
+                return Criterion(domain=domain, concepts=concepts, present=present, **window)
+
+            kinds = {"criterion": Kind(make=criterion, keys={**self._records(), **_WINDOW})}
+            section = f"[[eligibility.{'present' if present else 'absent'}]] tables"
+            return replace(values.tables(kinds, default="criterion", expected=section), required=False)
+
+        def eligibility(present: Any = (), absent: Any = (), **rest: Any) -> Eligibility:
+            return Eligibility(criteria=(*present, *absent), **rest)
+
+        known = {
+            "age": _AGE,
+            "observation_days_before": COUNT,
+            "present": criteria(True),
+            "absent": criteria(False),
+        }
+        made: Eligibility | None = self._made("eligibility", eligibility, known)
+        return made
+
+    def _records(self) -> dict[str, Key]:
+        return {"conditions": self._concept_key(), "drugs": self._concept_key()}
+
+    def _outcome(self) -> TrialOutcome | None:
+        def outcome(
+            days: int, name: str | None = None, conditions: ConceptSet | None = None, death: bool = False
+        ) -> TrialOutcome:
+            if death == (conditions is not None):
+                raise InputError('outcome: give conditions = "a concept set" or death = true, one of the two')
+            default = "death" if conditions is None else conditions.name
+            return TrialOutcome(name=name or default, days=days, conditions=conditions)
+
+        known = {"name": TEXT, "days": required(COUNT), "conditions": self._concept_key(), "death": TRUTH}
+        if self._sections.table(("outcome",)) is None:
+            self._sections.add(("outcome",), None, "the section is missing: which event is the outcome?")
+            return None
+        made: TrialOutcome | None = self._made("outcome", outcome, known)
+        return made
+
+    def _covariates(self) -> tuple[AbstractCovariate, ...]:
+        found = []
+        for name in self._sections.table(("covariates",)) or {}:
+            kinds = self._covariate_kinds(name)
+            if not isinstance(self._document["covariates"][name], dict):
+                self._sections.add(("covariates",), name, 'expected a table such as {kind = "age"}')
+                continue
+            found.append(self._sections.make(("covariates", name), kinds))
+        return tuple(covariate for covariate in found if covariate is not None)
+
+    def _covariate_kinds(self, name: str) -> dict[str, Kind]:
+        def named(make: Callable[..., AbstractCovariate], **fixed: Any) -> Callable[..., AbstractCovariate]:
+            return lambda **given: make(name=name, **fixed, **given)
+
+        concepts = {"concepts": required(self._concept_key())}
+        return {
+            "age": Kind(make=named(AgeAtBaseline), keys={}),
+            "sex": Kind(make=named(Sex), keys={}),
+            "visits": Kind(make=named(VisitCount), keys=_WINDOW),
+            "condition": Kind(make=named(AnyRecord, domain=Domain.CONDITION), keys={**concepts, **_WINDOW}),
+            "drug": Kind(make=named(AnyRecord, domain=Domain.DRUG), keys={**concepts, **_WINDOW}),
+            "measurement": Kind(
+                make=named(LastMeasurement),
+                keys={**concepts, **_WINDOW, "if_missing": required(NUMBER), "units": IDS},
+            ),
+        }
+
+    def _models(self) -> dict[str, NuisanceModel | None]:
+        def on_sample(model: GLM | GradientBoostedTrees, sample: str) -> Pilot:  # noqa: ARG001
+            raise InputError("sample: a trial file cannot name a file of records")
+
+        table = self._sections.table(("models",)) or {}
+        self._sections.refuse_unknown(("models",), table, values.FAMILIES)
+        return {
+            role: self._sections.make(("models", role), values.model_kinds(role, on_sample), default="GLM")
+            for role in values.FAMILIES
+            if role in table
+        }
+
+    # Silos.
+
+    def silos(self) -> dict[str, Cdm]:
+        """Return the silos, from their sections or their own files."""
+        table = self._sections.table(("silos",))
+        if not table:
+            self._sections.add(("silos",), None, 'list the silos, each as name = "its file" or [silos.name]')
+        found: dict[str, Cdm] = {}
+        for name, written in (table or {}).items():
+            if isinstance(written, str) and written.strip():
+                cdm = self._silo_file(name, self._path.parent / written)
+            elif isinstance(written, dict):
+                cdm = _cdm(self._sections, ("silos", name), name=name, folder=self._path.parent)
+            else:
+                self._sections.add(("silos",), name, "expected the path of a silo file, or a section")
+                continue
+            if cdm is not None:
+                found[name] = cdm
+        return found
+
+    def _silo_file(self, name: str, path: Path) -> Cdm | None:
+        try:
+            text, document = _document(path)
+        except StudyFileErrors as errors:
+            self._others += errors.mistakes
+            return None
+        sections = Sections(str(path), Lines(text), document, {"silo": {"name"}, "cdm": set(CDM)})
+        sections.refuse_unknown((), document, ("silo", "cdm", "policy"))
+        stated = sections.values(("silo",), {"name": required(TEXT)})
+        if stated.get("name", name) != name:
+            sections.add(
+                ("silo",), "name", f"the silo is called '{stated['name']}' here and '{name}' in the trial"
+            )
+        if sections.table(("cdm",)) is None:
+            sections.add(("cdm",), None, "the section is missing: where is the database?")
+        policy, wrong = Policy.parse(sections.table(("policy",)) or {})
+        for key, message in wrong.items():
+            sections.add(("policy",), key, message)
+        cdm = _cdm(sections, ("cdm",), name=name, folder=path.parent, policy=policy, path=path)
+        self._others += sections.mistakes
+        return cdm
+
+
+def _cdm(sections: Sections, place: tuple[str, ...], *, folder: Path, **fixed: Any) -> Cdm | None:
+    def make(
+        database: str | None = None,
+        connection_file: str | None = None,
+        schema: str | None = None,
+        vocabulary_schema: str | None = None,
+        part: tuple[int, ...] | None = None,
+        **rest: Any,
+    ) -> Cdm:
+        if part is not None and len(part) != 2:
+            raise InputError("part: expected [index, count], two whole numbers")
+        layout = CdmLayout(
+            schema=schema,
+            vocabulary_schema=vocabulary_schema,
+            part=None if part is None else (part[0], part[1]),
+        )
+        return Cdm(
+            database=None if database is None else folder / database,
+            connection_file=None if connection_file is None else folder / connection_file,
+            layout=layout,
+            **rest,
+            **fixed,
+        )
+
+    before = len(sections.mistakes)
+    given = sections.values(place, CDM)
+    if before != len(sections.mistakes):
+        return None
+    made: Cdm | None = sections.construct(place, make, given)
+    return made
+
+
+def _one_domain(conditions: ConceptSet | None, drugs: ConceptSet | None) -> tuple[Domain, ConceptSet]:
+    if conditions is not None and drugs is None:
+        return Domain.CONDITION, conditions
+    if drugs is not None and conditions is None:
+        return Domain.DRUG, drugs
+    raise InputError("give conditions or drugs, one of the two")
+
+
+_WINDOW = {"from_day": INTEGER, "to_day": INTEGER}
