@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, Protocol
 
 import duckdb
 import pytest
@@ -96,8 +97,16 @@ def postgresql(eunomia: Path, invented: Path) -> Iterator[str]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+class Cursor(Protocol):
+    """What the tests use of an ADBC cursor."""
+
+    def execute(self, operation: str) -> object: ...
+    def fetch_arrow_table(self) -> Any: ...
+    def adbc_ingest(self, table_name: str, data: object, *, db_schema_name: str) -> int: ...
+
+
 @contextmanager
-def cursor(uri: str) -> Iterator[object]:
+def cursor(uri: str) -> Iterator[Cursor]:
     """A cursor that may write, for setting the tests up."""
     from adbc_driver_postgresql import dbapi
 

@@ -8,7 +8,7 @@ from typing import Any, final
 
 from fedtmle.data import SiloFile
 from fedtmle.errors import InputError
-from fedtmle.layout import GAP, WIDTH, aligned, partial, wrapped
+from fedtmle.layout import GAP, WIDTH, aligned, wrapped
 from fedtmle.protocol.policy import Policy
 from fedtmle.results.result import StudyResult
 from fedtmle.runtime.session import Progress
@@ -102,9 +102,14 @@ def render_attrition(trial: TargetTrial, attrition: Mapping[str, Attrition]) -> 
     lines = [*wrapped(trial.name), ""]
     lines += _numbered_steps(views[0].steps, _table(views))
     lines += ["", *aligned(list(_arms(views)))]
-    if floor is not None and any(None in view.people for view in views):
-        lines += ["", *wrapped(f"few, and +: counts and losses of fewer than {floor} people are not shown.")]
+    if floor is not None and any(map(_hides, views)):
+        hidden = f"Counts and losses of fewer than {floor} people are not shown (-; +: in some silos)."
+        lines += ["", *wrapped(hidden)]
     return "\n".join(lines)
+
+
+def _hides(view: Attrition) -> bool:
+    return None in view.people or any(None in (arm.people, arm.events) for arm in view.arms)
 
 
 def _numbered_steps(steps: Sequence[str], cells: Sequence[Sequence[str]]) -> list[str]:
@@ -126,7 +131,7 @@ def _table(views: Sequence[Attrition]) -> list[list[str]]:
     rows = [head]
     for k in range(len(views[0].steps)):
         counts = [view.people[k] for view in views]
-        each = [partial(count, count is None) for count in counts] if by_silo else []
+        each = [_total([count]) for count in counts] if by_silo else []
         rows.append([_total(counts), *each])
     return rows
 
@@ -151,5 +156,6 @@ def _without(arm: ArmCounts) -> int | None:
 
 
 def _total(counts: Sequence[int | None]) -> str:
+    """Return the sum of the counts that are shown, with a + where some are not."""
     shown = [count for count in counts if count is not None]
-    return partial(sum(shown) if shown else None, len(counts) - len(shown))
+    return f"{sum(shown):,}{'+' if len(shown) < len(counts) else ''}" if shown else "-"

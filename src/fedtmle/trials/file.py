@@ -173,7 +173,7 @@ class _TrialReader:
         models = self._models()
         algorithm = sections.make(("algorithm",), keys.ALGORITHMS, default="Coded") or Coded()
         options = sections.values(("options",), OPTIONS)
-        for place, message in contradictions(
+        for section, key, message in contradictions(
             strategies=strategies,
             outcome=outcome,
             time_zero=time_zero,
@@ -182,9 +182,8 @@ class _TrialReader:
             covariates=covariates,
             models={role: model for role, model in models.items() if model is not None},
         ):
-            *section, key = place if len(place) > 1 else (*place, None)
-            if not (place == ("strategies",) and sections.mistakes):  # one that cannot be read is no fewer
-                sections.add(tuple(part for part in section if part is not None), key, message)
+            if not (section == ("strategies",) and sections.mistakes):  # one that cannot be read is no fewer
+                sections.add(section, key, message)
         if sections.mistakes or outcome is None or time_zero is None or eligibility is None:
             return None
         try:
@@ -221,9 +220,11 @@ class _TrialReader:
         """Return what a section without kinds makes; None, with its mistakes noted, if it cannot."""
         before = len(self._sections.mistakes)
         given = self._sections.values((name,), known)
-        if before != len(self._sections.mistakes):
+        sound = before == len(self._sections.mistakes)
+        if not {key for key, reader in known.items() if reader.required} <= given.keys():
             return None
-        return self._sections.construct((name,), make, given)
+        made = self._sections.construct((name,), make, given)  # whose own mistakes are told as well
+        return made if sound else None
 
     # Concept sets.
 
@@ -231,11 +232,9 @@ class _TrialReader:
         for name, written in (self._sections.table(("concepts",)) or {}).items():
             # One that cannot be read is known all the same, so that its uses are no mistakes.
             self._concepts[name] = ConceptSet(name=name, ids=(1,))
-            if isinstance(written, dict):
-                place: tuple[str, ...] = ("concepts", name)
-                given = self._sections.values(place, _CONCEPTS)
-            else:
-                place, given = ("concepts",), self._ids(name, written)
+            place = ("concepts", name)
+            table = isinstance(written, dict)
+            given = self._sections.values(place, _CONCEPTS) if table else self._ids(name, written)
             if "ids" in given:
                 made = self._sections.construct(place, partial(ConceptSet, name=name), given)
                 self._concepts[name] = made or self._concepts[name]

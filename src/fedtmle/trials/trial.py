@@ -404,7 +404,9 @@ class TargetTrial:
             )
         )
         if mistakes:
-            raise InputError("; ".join(f"{place[-1]}: {message}" for place, message in mistakes))
+            raise InputError(
+                "; ".join(f"{key or section[-1]}: {message}" for section, key, message in mistakes)
+            )
         self.study  # noqa: B018 - raises what is wrong with the models and options
 
     @property
@@ -445,7 +447,7 @@ def table_columns(outcome: str, covariates: Sequence[AbstractCovariate]) -> tupl
     return (TREATMENT_COLUMN, outcome, *(name for covariate in covariates for name in covariate.columns))
 
 
-Place = tuple[str, ...]
+Contradiction = tuple[tuple[str, ...], str | None, str]  # section, key of it if any, message
 
 
 def contradictions(
@@ -457,8 +459,8 @@ def contradictions(
     censoring: Sequence[Censoring],
     covariates: Sequence[AbstractCovariate],
     models: Mapping[str, NuisanceModel],
-) -> Iterator[tuple[Place, str]]:
-    """Yield every contradiction between parts of a trial, with the section and key that it is about.
+) -> Iterator[Contradiction]:
+    """Yield every contradiction between parts of a trial, with the section and the key that it is about.
 
     A part that could not be read is None.
     """
@@ -468,37 +470,44 @@ def contradictions(
         washout = None if time_zero is None else time_zero.washout_days
         if washout is not None and (observed is None or observed < washout):
             yield (
-                ("time_zero", "washout_days"),
+                ("time_zero",),
+                "washout_days",
                 "earlier use is on record only while a person is observed; set observation_days_before in "
                 f"[eligibility] to at least {washout}",
             )
         if Censoring.END_OF_OBSERVATION in censoring and observed is None:
             yield (
-                ("follow_up", "censor"),
+                ("follow_up",),
+                "censor",
                 "censoring at the end of observation needs people who are observed at time zero; set "
                 "observation_days_before in [eligibility], at least 0",
             )
     if "missingness" in models and not censoring:
-        yield ("models", "missingness"), "without censoring no outcome is missing; leave this model out"
+        yield ("models", "missingness"), None, "without censoring no outcome is missing; leave this model out"
     if outcome is not None:
         names = table_columns(outcome.name, covariates)
         for name, count in Counter(each.casefold() for each in names).items():
             if count > 1:
-                yield ("covariates", name), f"two columns of the table are called '{name}'; rename one"
+                yield ("covariates",), name, f"two columns of the table are called '{name}'; rename one"
         for role, model in models.items():
             for column in sorted(set(used_columns(model)) - set(names)):
                 yield (
                     ("models", role),
+                    None,
                     f"it uses '{column}', which the trial does not define; known: {', '.join(names)}",
                 )
 
 
-def _strategy_contradictions(strategies: Sequence[TreatmentStrategy]) -> Iterator[tuple[Place, str]]:
+def _strategy_contradictions(strategies: Sequence[TreatmentStrategy]) -> Iterator[Contradiction]:
     if len(strategies) < 2:
-        yield ("strategies",), "expected at least two strategies to compare"
+        yield ("strategies",), None, "expected at least two strategies to compare"
     for name, count in Counter(strategy.name for strategy in strategies).items():
         if count > 1:
-            yield ("strategies",), f"two strategies are called '{name}'; give each its own name"
+            yield ("strategies",), None, f"two strategies are called '{name}'; give each its own name"
     for concept, count in Counter(each for s in strategies for each in set(s.drugs.ids)).items():
         if count > 1:
-            yield ("strategies",), f"concept {concept} is in the drugs of two strategies; leave it in one"
+            yield (
+                ("strategies",),
+                None,
+                f"concept {concept} is in the drugs of two strategies; leave it in one",
+            )
