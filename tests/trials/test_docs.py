@@ -30,7 +30,7 @@ def test_the_page_runs(eunomia: Path, tmp_path: Path, monkeypatch: pytest.Monkey
         done = CliRunner().invoke(app, shlex.split(command)[1:])
         assert done.exit_code == 0, (command, done.output)
         printed[command] = done.output
-    sql, owner, others, effect = printed.values()
+    sql, owner, others, _, effect = printed.values()
     assert sql.count("-- silo ") == 4
     assert "people in the database                    672" in owner
     assert attrition in others

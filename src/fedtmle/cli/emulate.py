@@ -24,6 +24,9 @@ def emulate(
     silo: str | None = typer.Option(
         None, "--silo", help="For its owner: this silo alone, its SQL (with --sql) or its attrition in full."
     ),
+    write: Path | None = typer.Option(
+        None, "--write", help="Write the study, the silo files and the tables into this folder, and stop."
+    ),
     out: Path | None = typer.Option(None, "--out", help="Save the result here, as JSON."),
     as_json: bool = typer.Option(False, "--json", help="Print the result as JSON."),
     report: Path | None = typer.Option(None, "--report", help="Write the result here as an HTML page."),
@@ -38,6 +41,7 @@ def emulate(
     from fedtmle.trials.emulate import document_of, render_attrition, shown_attrition
     from fedtmle.trials.emulate import emulate as emulate_trial
     from fedtmle.trials.file import read_trial
+    from fedtmle.trials.write import write_study
 
     for option, path in {"--out": out, "--report": report}.items():
         require_folder(path, option)
@@ -52,11 +56,13 @@ def emulate(
             shown = shown_attrition(cohorts, silos)
         else:  # the reader is the owner
             shown = {name: cohort.attrition for name, cohort in cohorts.items()}
-        stops = attrition or silo is not None
+        stops = attrition or silo is not None or write is not None
         if not as_json:
             typer.echo(render_attrition(file.trial, shown))
         elif stops:
             typer.echo(json.dumps(document_of(file.trial, shown)))
+        for path in () if write is None else write_study(file, cohorts, write):
+            typer.echo(f"Wrote {path}.", err=True)
         if stops:
             return
         with live_progress(trial.stem, quiet=quiet or as_json) as progress:

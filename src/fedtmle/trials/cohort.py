@@ -361,6 +361,9 @@ def _postgresql(cdm: Cdm) -> Iterator[_Database]:
         def begin() -> None:
             cursor.execute("BEGIN TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
             cursor.execute(f"SET LOCAL statement_timeout = {int(1000 * cdm.timeout_seconds)}")
+            # The planner has no statistics of named selects and expects a row or two of each; nested loops
+            # over a whole cohort would then take hours. Every join has an equality, so that it can hash.
+            cursor.execute("SET LOCAL enable_nestloop = off")
 
         _attempt_postgresql(cdm, begin)
         yield _PostgreSQLDatabase(cdm, cursor)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, final
+from typing import final
 
 from fedtmle.data import SiloFile
 from fedtmle.errors import InputError
@@ -70,7 +70,7 @@ def shown_attrition(cohorts: Mapping[str, Cohort], silos: Mapping[str, Cdm]) -> 
     return {name: cohort.attrition.for_others(floor) for name, cohort in cohorts.items()}
 
 
-def document_of(trial: TargetTrial, attrition: Mapping[str, Attrition]) -> dict[str, Any]:
+def document_of(trial: TargetTrial, attrition: Mapping[str, Attrition]) -> dict[str, object]:
     """Return the trial and its attrition as plain data, for the saved result."""
     first = next(iter(attrition.values()))
     return {

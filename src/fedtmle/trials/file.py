@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, final
+from typing import Any, TypeVar, cast, final
 
 from fedtmle.algorithms.coded import Coded
 from fedtmle.errors import InputError
@@ -49,6 +49,7 @@ from fedtmle.trials.trial import (
     Eligibility,
     LastMeasurement,
     Sex,
+    StudyOptions,
     TargetTrial,
     TimeZero,
     TreatmentStrategy,
@@ -57,6 +58,7 @@ from fedtmle.trials.trial import (
     contradictions,
 )
 
+T = TypeVar("T")
 SECTIONS = (
     "trial",
     "concepts",
@@ -106,6 +108,7 @@ class TrialFile:
     path: Path
     trial: TargetTrial
     silos: Mapping[str, Cdm]
+    study_sections: Mapping[str, Mapping[str, object]]  # those that a study file has too, as written
 
 
 def read_trial(path: str | Path) -> TrialFile:
@@ -116,7 +119,8 @@ def read_trial(path: str | Path) -> TrialFile:
     trial, silos = reader.trial(), reader.silos()
     if reader.mistakes or trial is None:
         raise StudyFileErrors(reader.mistakes)
-    return TrialFile(path=path, trial=trial, silos=silos)
+    shared = {name: table for name, table in document.items() if name in ("models", "algorithm", "options")}
+    return TrialFile(path=path, trial=trial, silos=silos, study_sections=shared)
 
 
 def _document(path: Path) -> tuple[str, dict[str, Any]]:
@@ -197,7 +201,7 @@ class _TrialReader:
                 covariates=covariates,
                 models={role: model for role, model in models.items() if model is not None},
                 algorithm=algorithm,
-                options=options,
+                options=cast("StudyOptions", options),  # whose keys `OPTIONS` has
             )
         except InputError as error:
             named, _, rest = str(error).partition(": ")
@@ -210,20 +214,20 @@ class _TrialReader:
                 sections.add(("trial",), None, str(error))
             return None
 
-    def _required(self, name: str, known: Mapping[str, Key]) -> dict[str, Any]:
+    def _required(self, name: str, known: Mapping[str, Key]) -> dict[str, str]:
         if self._sections.table((name,)) is None:
             self._sections.add((name,), None, "the section is missing")
             return {}
         return self._sections.values((name,), known)
 
-    def _made(self, name: str, make: Callable[..., Any], known: Mapping[str, Key]) -> Any:
+    def _made(self, name: str, make: Callable[..., T], known: Mapping[str, Key]) -> T | None:
         """Return what a section without kinds makes; None, with its mistakes noted, if it cannot."""
         before = len(self._sections.mistakes)
         given = self._sections.values((name,), known)
         sound = before == len(self._sections.mistakes)
         if not {key for key, reader in known.items() if reader.required} <= given.keys():
             return None
-        made = self._sections.construct((name,), make, given)  # whose own mistakes are told as well
+        made: T | None = self._sections.construct((name,), make, given)  # its mistakes are told as well
         return made if sound else None
 
     # Concept sets.
@@ -239,7 +243,7 @@ class _TrialReader:
                 made = self._sections.construct(place, partial(ConceptSet, name=name), given)
                 self._concepts[name] = made or self._concepts[name]
 
-    def _ids(self, name: str, written: object) -> dict[str, Any]:
+    def _ids(self, name: str, written: object) -> dict[str, tuple[int, ...]]:
         try:
             return {"ids": IDS.read(written)}
         except ValueError:
@@ -285,8 +289,15 @@ class _TrialReader:
             section = f"[[eligibility.{'present' if present else 'absent'}]] tables"
             return replace(values.tables(kinds, default="criterion", expected=section), required=False)
 
-        def eligibility(present: Any = (), absent: Any = (), **rest: Any) -> Eligibility:
-            return Eligibility(criteria=(*present, *absent), **rest)
+        def eligibility(
+            age: tuple[int, int] | None = None,
+            observation_days_before: int | None = None,
+            present: tuple[Criterion, ...] = (),
+            absent: tuple[Criterion, ...] = (),
+        ) -> Eligibility:
+            return Eligibility(
+                age=age, observation_days_before=observation_days_before, criteria=(*present, *absent)
+            )
 
         known = {
             "age": _AGE,
@@ -294,8 +305,7 @@ class _TrialReader:
             "present": criteria(True),
             "absent": criteria(False),
         }
-        made: Eligibility | None = self._made("eligibility", eligibility, known)
-        return made
+        return self._made("eligibility", eligibility, known)
 
     def _records(self) -> dict[str, Key]:
         return {"conditions": self._concept_key(), "drugs": self._concept_key()}
@@ -313,8 +323,7 @@ class _TrialReader:
         if self._sections.table(("outcome",)) is None:
             self._sections.add(("outcome",), None, "the section is missing: which event is the outcome?")
             return None
-        made: TrialOutcome | None = self._made("outcome", outcome, known)
-        return made
+        return self._made("outcome", outcome, known)
 
     def _covariates(self) -> tuple[AbstractCovariate, ...]:
         found = []
@@ -327,18 +336,19 @@ class _TrialReader:
         return tuple(covariate for covariate in found if covariate is not None)
 
     def _covariate_kinds(self, name: str) -> dict[str, Kind]:
-        def named(make: Callable[..., AbstractCovariate], **fixed: Any) -> Callable[..., AbstractCovariate]:
-            return lambda **given: make(name=name, **fixed, **given)
-
         concepts = {"concepts": required(self._concept_key())}
         return {
-            "age": Kind(make=named(AgeAtBaseline), keys={}),
-            "sex": Kind(make=named(Sex), keys={}),
-            "visits": Kind(make=named(VisitCount), keys=_WINDOW),
-            "condition": Kind(make=named(AnyRecord, domain=Domain.CONDITION), keys={**concepts, **_WINDOW}),
-            "drug": Kind(make=named(AnyRecord, domain=Domain.DRUG), keys={**concepts, **_WINDOW}),
+            "age": Kind(make=partial(AgeAtBaseline, name=name), keys={}),
+            "sex": Kind(make=partial(Sex, name=name), keys={}),
+            "visits": Kind(make=partial(VisitCount, name=name), keys=_WINDOW),
+            "condition": Kind(
+                make=partial(AnyRecord, name=name, domain=Domain.CONDITION), keys={**concepts, **_WINDOW}
+            ),
+            "drug": Kind(
+                make=partial(AnyRecord, name=name, domain=Domain.DRUG), keys={**concepts, **_WINDOW}
+            ),
             "measurement": Kind(
-                make=named(LastMeasurement),
+                make=partial(LastMeasurement, name=name),
                 keys={**concepts, **_WINDOW, "if_missing": required(NUMBER), "units": IDS},
             ),
         }
@@ -398,14 +408,25 @@ class _TrialReader:
         return cdm
 
 
-def _cdm(sections: Sections, place: tuple[str, ...], *, folder: Path, **fixed: Any) -> Cdm | None:
+def _cdm(
+    sections: Sections,
+    place: tuple[str, ...],
+    *,
+    name: str,
+    folder: Path,
+    policy: Policy | None = None,
+    path: Path | None = None,
+) -> Cdm | None:
+    """Return the database that a section describes; None, with its mistakes noted, if it cannot be read."""
+
     def make(
         database: str | None = None,
+        connection_variable: str | None = None,
         connection_file: str | None = None,
+        timeout_seconds: float = Cdm.timeout_seconds,
         schema: str | None = None,
         vocabulary_schema: str | None = None,
         part: tuple[int, ...] | None = None,
-        **rest: Any,
     ) -> Cdm:
         if part is not None and len(part) != 2:
             raise InputError("part: expected [index, count], two whole numbers")
@@ -417,9 +438,12 @@ def _cdm(sections: Sections, place: tuple[str, ...], *, folder: Path, **fixed: A
         return Cdm(
             database=None if database is None else folder / database,
             connection_file=None if connection_file is None else folder / connection_file,
+            name=name,
+            connection_variable=connection_variable,
+            timeout_seconds=timeout_seconds,
             layout=layout,
-            **rest,
-            **fixed,
+            policy=policy,
+            path=path,
         )
 
     before = len(sections.mistakes)

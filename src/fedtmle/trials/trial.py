@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, final
+from typing import ClassVar, Literal, TypedDict, final
 
 from fedtmle.algorithms.base import AbstractAlgorithm
 from fedtmle.algorithms.coded import Coded
@@ -354,14 +354,27 @@ class LastMeasurement(AbstractWindowed):
 # The trial.
 
 
+class StudyOptions(TypedDict, total=False):
+    """The arguments of `Study` that a trial may set; the others name columns, and a trial has its own."""
+
+    g_bounds: Literal["auto"] | float | None
+    clever: Literal["covariate", "weight"]
+    submodel: Literal["per arm", "contrast"]
+    link: Literal["logistic", "linear"]
+    folds: int | None
+    seed: int
+    confidence: float
+    diagnostics: bool
+
+
 @final
 @dataclass(frozen=True, kw_only=True)
 class TargetTrial:
     """A target trial to emulate on OMOP databases; the first strategy is the reference.
 
     ``effect`` is "risk difference", "risk ratio", "odds ratio" or "risks" on the last day of the outcome's
-    window. A model that is not given uses every covariate as it is. ``options`` are further arguments of
-    `Study`. `study` is the study over the tables that `trials.compile` describes.
+    window. A model that is not given uses every covariate as it is. `study` is the study over the tables that
+    `trials.compile` describes.
     """
 
     name: str
@@ -374,7 +387,7 @@ class TargetTrial:
     effect: str = "risk difference"
     models: Mapping[str, NuisanceModel] = field(default_factory=dict)
     algorithm: AbstractAlgorithm = Coded()
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: StudyOptions = field(default_factory=StudyOptions)
 
     def __post_init__(self) -> None:
         expect("name", self.name, str, "text")
@@ -424,22 +437,34 @@ class TargetTrial:
     @property
     def study(self) -> Study:
         """The study over the table of each silo."""
-        models: dict[str, Any] = {f"{role}_model": model for role, model in self._models().items()}
+        models = self._models()
         target = EFFECTS[self.effect](
             outcome=self.outcome.name,
             outcome_type="binary",
             treatment=TREATMENT_COLUMN,
             arms=tuple(strategy.name for strategy in self.strategies),
         )
-        return Study(target=target, algorithm=self.algorithm, **models, **self.options)
+        return Study(
+            target=target,
+            outcome_model=models["outcome"],
+            treatment_model=models["treatment"],
+            missingness_model=models.get("missingness"),
+            algorithm=self.algorithm,
+            **self.options,
+        )
 
-    def _models(self) -> dict[str, NuisanceModel]:
+    @property
+    def default_formulas(self) -> dict[str, str]:
+        """The formulas of the models that are not given, by role: all covariates as they are."""
         terms = [term for covariate in self.covariates for term in covariate.terms]
         with_treatment = " + ".join([f"C({TREATMENT_COLUMN})", *terms])
         default = {"outcome": with_treatment, "treatment": " + ".join(terms) or "1"}
         if self.censoring:
             default["missingness"] = with_treatment
-        return {**{role: GLM(formula) for role, formula in default.items()}, **self.models}
+        return {role: formula for role, formula in default.items() if role not in self.models}
+
+    def _models(self) -> dict[str, NuisanceModel]:
+        return {**{role: GLM(formula) for role, formula in self.default_formulas.items()}, **self.models}
 
 
 def table_columns(outcome: str, covariates: Sequence[AbstractCovariate]) -> tuple[str, ...]:
