@@ -135,3 +135,4 @@ def _copy(source: Path, uri: str, schema: str) -> None:
             arrow = connection.sql(f"SELECT * FROM {table}").to_arrow_table()  # noqa: S608
             arrow = arrow.rename_columns([name.lower() for name in arrow.column_names])
             target.adbc_ingest(table, arrow, db_schema_name=schema)
+        target.execute("ANALYZE")

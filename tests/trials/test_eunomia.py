@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import duckdb
@@ -255,6 +256,10 @@ def test_a_silo_file_brings_the_owner_s_policy(eunomia: Path, tmp_path: Path) ->
     emulation = emulate(file.trial, file.silos)
     assert {view.floor for view in emulation.attrition.values()} == {45}
     assert emulation.result.document["converged"]
+    without_file = {name: replace(cdm, path=None) for name, cdm in file.silos.items()}
+    without_file["west"] = replace(without_file["west"], policy=ft.Policy(min_rows=3000))
+    with pytest.raises(ft.RefusedError):
+        emulate(file.trial, without_file)
     owns("west", "min_rows = 3000")
     ran = CliRunner().invoke(app, ["emulate", str(tmp_path / "trial.toml")])
     assert ran.exit_code == 4

@@ -285,6 +285,29 @@ def test_one_mistake(tmp_path: Path, old: str, new: str, message: str) -> None:
     assert len(reported) == 1 + (old == "observation_days_before = 365\n"), reported  # which two keys need
 
 
+@pytest.mark.parametrize(
+    ("parts", "overlap"),
+    [
+        (([0, 4], [1, 4]), False),
+        (([0, 2], [1, 4]), False),
+        (([0, 2], [2, 4]), True),
+        (([0, 3], [1, 4]), True),
+        (([1, 4], [1, 4]), True),
+        ((None, [1, 4]), True),
+    ],
+)
+def test_nobody_counts_twice(
+    tmp_path: Path, parts: tuple[list[int] | None, list[int]], overlap: bool
+) -> None:
+    head = FULL.partition("[silos]")[0]
+    for index, part in enumerate(parts):
+        head += f'[silos.s{index}]\ndatabase = "cdm.duckdb"\n' + (f"part = {part}\n" if part else "")
+    if overlap:
+        assert "silos 's0' and 's1' read the same people" in mistakes(tmp_path, head)[0]
+    else:
+        assert len(read(tmp_path, head).silos) == 2
+
+
 def test_missing_sections_are_told(tmp_path: Path) -> None:
     reported = mistakes(tmp_path, "")
     for section in ("trial", "strategies", "outcome", "silos"):

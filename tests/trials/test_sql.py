@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
 
 import duckdb
 import pytest
@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedtmle.errors import InputError
+from fedtmle.trials import sql
 from fedtmle.trials.compile import CdmLayout, compile_trial
 from fedtmle.trials.sql import (
     DIALECTS,
@@ -28,7 +29,7 @@ from fedtmle.trials.sql import (
     Statement,
     Value,
 )
-from fedtmle.trials.trial import Domain, TargetTrial, TreatmentStrategy
+from fedtmle.trials.trial import TargetTrial, TreatmentStrategy
 from tests.trials.conftest import Cursor, cursor
 from tests.trials.test_compile import TRIALS
 
@@ -79,12 +80,12 @@ def _is_text(text: str) -> bool:
     return True
 
 
-def tokens(sql: str) -> Iterator[Token]:
+def tokens(text: str) -> Iterator[Token]:
     """Yield the kind and the meaning of every token; fail at anything else, a comment or a semicolon too."""
     at = 0
-    while at < len(sql):
-        found = TOKEN.match(sql, at)
-        assert found is not None, sql[at : at + 40]
+    while at < len(text):
+        found = TOKEN.match(text, at)
+        assert found is not None, text[at : at + 40]
         at = found.end()
         kind, written = str(found.lastgroup), found[0]
         if kind == "identifier":
@@ -156,8 +157,8 @@ def test_strings_become_quoted_identifiers_or_literals(
 def test_what_is_printed_is_one_select(dialect: Dialect, names: list[str], schema: str, which: str) -> None:
     """DuckDB's parser reads the form for PostgreSQL too."""
     trial, layout = hostile(TRIALS[which], names, schema[:15])
-    for sql in statements(trial, layout, dialect):
-        (statement,) = duckdb.extract_statements(sql)
+    for text in statements(trial, layout, dialect):
+        (statement,) = duckdb.extract_statements(text)
         assert statement.type is duckdb.StatementType.SELECT
 
 
@@ -191,16 +192,31 @@ def test_postgresql_reads_a_literal_and_an_identifier_back(connected: Cursor, te
 @given(names=TWO, which=WHICH)
 def test_postgresql_plans_what_is_printed(connected: Cursor, names: list[str], which: str) -> None:
     trial, _ = hostile(TRIALS[which], names, "invented")
-    for sql in statements(trial, CdmLayout(schema="invented", part=(1, 3)), POSTGRESQL):
-        connected.execute(f"PREPARE planned AS {sql}")  # parsed and analysed, not run
+    for text in statements(trial, CdmLayout(schema="invented", part=(1, 3)), POSTGRESQL):
+        connected.execute(f"PREPARE planned AS {text}")  # parsed and analysed, not run
         connected.execute("DEALLOCATE planned")
 
 
 def test_no_node_holds_sql_text() -> None:
-    """Every operator, function and type is an enumeration's member; strings are names and values."""
-    for name in ("person", 'a"b', "select"):
+    """Strings are names and values; every operator, function and type is a member of an enumeration."""
+    nodes = [node for node in vars(sql).values() if isinstance(node, type) and is_dataclass(node)]
+    texts = {
+        f"{node.__name__}.{field.name}" for node in nodes for field in fields(node) if "str" in field.type
+    }
+    assert texts == {
+        "Combined.order_by",
+        "Ref.alias",
+        "Ref.column",
+        "Select.columns",
+        "Source.alias",
+        "Source.name",
+        "Source.schema",
+        "Statement.named",
+        "Value.value",
+    }
+    for place in texts:
+        name = place.replace(".", '"; --')
         assert DUCKDB.identifier(name) == '"' + name.replace('"', '""') + '"'
-    assert {domain.value for domain in Domain} == {"conditions", "drugs"}
 
 
 @BOTH

@@ -364,6 +364,7 @@ def _postgresql(cdm: Cdm) -> Iterator[_Database]:
             # The planner has no statistics of named selects and expects a row or two of each; nested loops
             # over a whole cohort would then take hours. Every join has an equality, so that it can hash.
             cursor.execute("SET LOCAL enable_nestloop = off")
+            cursor.execute("SET LOCAL work_mem = '256MB'")  # else a hash is spilled in thousands of parts
 
         _attempt_postgresql(cdm, begin)
         yield _PostgreSQLDatabase(cdm, cursor)

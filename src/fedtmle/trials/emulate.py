@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import final
 
 from fedtmle.data import SiloFile
@@ -53,10 +54,10 @@ def emulate(
 
 def _source(cohort: Cohort, cdm: Cdm) -> object:
     """Return what `run` reads: the table, guarded by the owner's policy where there is one."""
-    if cdm.policy is None or cdm.path is None:
+    if cdm.policy is None:
         return cohort.columns
     return SiloFile(
-        path=cdm.path,
+        path=cdm.path or Path(cdm.name),
         name=cdm.name,
         data=cohort.columns,  # type: ignore[arg-type]  # `load` reads a mapping of columns as well
         columns={},

@@ -16,6 +16,7 @@ of the hospital's own with its policy:
 
 from __future__ import annotations
 
+import math
 import re
 import tomllib
 from collections.abc import Callable, Mapping
@@ -382,6 +383,9 @@ class _TrialReader:
                 self._sections.add(("silos",), name, "expected the path of a silo file, or a section")
                 continue
             if cdm is not None:
+                for other in (other for other, earlier in found.items() if _share_people(cdm, earlier)):
+                    message = f"silos '{other}' and '{name}' read the same people, who would count twice"
+                    self._sections.add(("silos",), name, f"{message}; name another database, schema or part")
                 found[name] = cdm
         return found
 
@@ -452,6 +456,21 @@ def _cdm(
         return None
     made: Cdm | None = sections.construct(place, make, given)
     return made
+
+
+def _share_people(one: Cdm, other: Cdm) -> bool:
+    """Return whether two silos read the same schema of the same database, in parts that overlap."""
+
+    def place(cdm: Cdm) -> tuple[object, ...]:
+        path = cdm.database or cdm.connection_file
+        return (path and path.resolve(), cdm.connection_variable, cdm.layout.schema)
+
+    if place(one) != place(other):
+        return False
+    if one.layout.part is None or other.layout.part is None:
+        return True
+    (index, count), (other_index, other_count) = one.layout.part, other.layout.part
+    return (index - other_index) % math.gcd(count, other_count) == 0
 
 
 def _one_domain(conditions: ConceptSet | None, drugs: ConceptSet | None) -> tuple[Domain, ConceptSet]:
