@@ -33,6 +33,11 @@ def test_small_losses_are_not_shown() -> None:
     assert view.floor == 5
 
 
+def test_an_outcome_that_everybody_has_is_not_shown() -> None:
+    view = attrition([200], [(100, 0, 0), (100, 100, 0)]).for_others(5)
+    assert [(arm.people, arm.events) for arm in view.arms] == [(100, None), (100, None)]
+
+
 def test_an_arm_of_few_hides_the_other() -> None:
     view = attrition([100], [(96, 50, 0), (4, 2, 0)]).for_others(5)
     assert [arm.people for arm in view.arms] == [None, None]

@@ -125,10 +125,11 @@ def _tellable(count: int, floor: int) -> bool:
 
 def _arm_for_others(arm: ArmCounts, floor: int) -> ArmCounts:
     people, events, unknown = arm.people or 0, arm.events or 0, arm.unknown or 0
-    parts = (events, unknown, people - events - unknown)
+    without = people - events - unknown
     if not _tellable(people, floor):
         return ArmCounts(name=arm.name, people=None, events=None, unknown=None)
-    if not all(_tellable(part, floor) for part in parts):
+    # If all or none had the event, a count would disclose everybody's outcome.
+    if min(events, without) < floor or not _tellable(unknown, floor):
         return ArmCounts(name=arm.name, people=people, events=None, unknown=None)
     return arm
 
