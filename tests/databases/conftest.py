@@ -1,7 +1,4 @@
-"""A real PostgreSQL. Where it is not installed the tests are skipped, unless they are required.
-
-`make postgres` installs it; `.ci/run` does, and sets FEDTMLE_POSTGRES=required.
-"""
+"""One PostgreSQL server for all tests of databases."""
 
 from __future__ import annotations
 
@@ -9,18 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.databases.server import REQUIRED, Server, missing_programs
+from tests.databases.server import Server, running_server
 
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[Server]:
-    reason = missing_programs()
-    if reason is not None:
-        if REQUIRED:
-            pytest.fail(reason)
-        pytest.skip(reason)
-    started = Server()
-    try:
+    with running_server() as started:
         yield started
-    finally:
-        started.close()

@@ -1,4 +1,8 @@
-"""A PostgreSQL server in a temporary folder, reachable through a Unix socket only."""
+"""A PostgreSQL server in a temporary folder, reachable through a Unix socket only.
+
+Where PostgreSQL is not installed its tests are skipped, unless they are required. `make postgres` installs
+it; `.ci/run` does, and sets FEDTMLE_POSTGRES=required.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +13,13 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
+
+import pytest
 
 REQUIRED = os.environ.get("FEDTMLE_POSTGRES") == "required"
 _DEBIAN = Path("/usr/lib/postgresql")  # Debian keeps the programs off PATH
@@ -171,3 +178,18 @@ class Server:
         if self._user is None:
             return {}
         return {"user": self._user.pw_uid, "group": self._user.pw_gid, "extra_groups": []}
+
+
+@contextmanager
+def running_server() -> Iterator[Server]:
+    """Run a new server; skip the test, or fail it, if there is none to run."""
+    reason = missing_programs()
+    if reason is not None:
+        if REQUIRED:
+            pytest.fail(reason)
+        pytest.skip(reason)
+    started = Server()
+    try:
+        yield started
+    finally:
+        started.close()

@@ -8,6 +8,7 @@ from fedtmle import __version__
 from fedtmle.cli import deploy, ledger, parties, silo
 from fedtmle.cli.bounds import bounds
 from fedtmle.cli.demo import demo
+from fedtmle.cli.emulate import emulate
 from fedtmle.cli.exits import CODES
 from fedtmle.cli.extensions import ExtensibleGroup, reproduce
 from fedtmle.cli.init import init
@@ -44,7 +45,7 @@ def common(
     """Options that every command shares; `version` is handled before any of them runs."""
 
 
-for command in (demo, init, validate, preflight, risk, run, resume, show, report, watch):
+for command in (demo, init, validate, preflight, risk, run, emulate, resume, show, report, watch):
     app.command(epilog=CODES)(command)
 silo.app.command("start", epilog=CODES)(parties.start_silo)
 silo.app.command("stop", epilog=CODES)(parties.stop_silo)

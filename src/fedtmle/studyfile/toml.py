@@ -101,10 +101,10 @@ class Sections:
         sound = before == len(self.defects)
         expected = {name for name, key in keys.items() if key.required or name in table}
         # Even beside an unknown key, the values that can be read may be refused: report that as well.
-        made = self._construct(section, kinds[kind].make, values) if expected <= values.keys() else None
+        made = self.construct(section, kinds[kind].make, values) if expected <= values.keys() else None
         return made if sound else None
 
-    def _construct(self, section: Place, make: Callable[..., T], values: Arguments) -> T | None:
+    def construct(self, section: Place, make: Callable[..., T], values: Arguments) -> T | None:
         """Return the object of a section; if it is refused, add a defect at the key that the error names."""
         try:
             return make(**values)

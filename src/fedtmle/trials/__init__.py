@@ -1,0 +1,1 @@
+"""Target trials emulated on OMOP databases: the trial, its SQL, the cohorts and the effect."""

@@ -1,0 +1,104 @@
+"""A trial's study as files: `study.toml`, and for each silo its table and its silo file.
+
+`fedtmle validate`, `fedtmle preflight` and `fedtmle run` read them, on this machine or on a deployment.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+
+from fedtmle.data.duck import connect
+from fedtmle.errors import InputError
+from fedtmle.protocol.guard import Policy
+from fedtmle.trials.cohort import Cdm, Cohort
+from fedtmle.trials.file import TrialFile
+from fedtmle.trials.sql import DIALECTS
+from fedtmle.trials.trial import TREATMENT_COLUMN
+
+
+def write_study(file: TrialFile, cohorts: Mapping[str, Cohort], folder: Path) -> list[Path]:
+    """Write the study and the given silos' tables into ``folder``, and return the files.
+
+    A folder that holds a study is refused. The tables are records: the folder is made readable by its owner
+    only. The owner of one silo writes their own
+    with `--silo`; the study file lists all silos.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    study = folder / "study.toml"
+    if study.exists():
+        raise InputError(f"{study}: already there; choose another folder")
+    names = _file_names(file.silos)
+    study.write_text(_study_text(file, names), encoding="utf-8")
+    written = [study]
+    for name, cohort in cohorts.items():
+        table, silo = folder / f"{names[name]}.parquet", folder / f"{names[name]}.toml"
+        _write_parquet(cohort, table)
+        silo.write_text(_silo_text(file.silos[name], table.name), encoding="utf-8")
+        written += [table, silo]
+    return written
+
+
+def _file_names(silos: Mapping[str, Cdm]) -> dict[str, str]:
+    """Return a file name per silo: its own if that is plain, else a number."""
+    return {
+        name: name if re.fullmatch(r"[A-Za-z0-9_-]{1,50}", name) and name != "study" else f"silo-{index}"
+        for index, name in enumerate(silos, start=1)
+    }
+
+
+def _study_text(file: TrialFile, names: Mapping[str, str]) -> str:
+    trial, target = file.trial, file.trial.study.target
+    models = file.study_sections.get("models", {})
+    sections: dict[str, Mapping[str, object]] = {
+        "target": {
+            "kind": type(target).__name__,
+            "outcome": target.outcome,
+            "outcome_type": "binary",
+            "treatment": TREATMENT_COLUMN,
+            "arms": list(target.arms),
+        },
+        "models": {**{role: {"formula": f} for role, f in trial.default_formulas.items()}, **models},
+        **{name: section for name, section in file.study_sections.items() if name != "models"},
+        "silos": {name: f"{names[name]}.toml" for name in file.silos},
+    }
+    return "\n".join(f"[{name}]\n{_lines(section)}" for name, section in sections.items())
+
+
+def _silo_text(cdm: Cdm, table: str) -> str:
+    sections: dict[str, Mapping[str, object]] = {"silo": {"name": cdm.name}, "data": {"path": table}}
+    if cdm.policy is not None:
+        stated = {key.name: getattr(cdm.policy, key.name) for key in fields(Policy)}
+        default = Policy()
+        sections["policy"] = {key: value for key, value in stated.items() if value != getattr(default, key)}
+    return "\n".join(f"[{name}]\n{_lines(section)}" for name, section in sections.items())
+
+
+def _lines(section: Mapping[str, object]) -> str:
+    return "".join(f"{_toml(key)} = {_toml(value)}\n" for key, value in section.items())
+
+
+def _toml(value: object) -> str:
+    """Return a value as TOML; a table is inline."""
+    match value:
+        case bool():
+            return "true" if value else "false"
+        case int() | float():
+            return repr(value)
+        case str():
+            return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+        case list() | tuple():
+            return f"[{', '.join(map(_toml, value))}]"
+        case dict():
+            return f"{{{', '.join(f'{_toml(str(key))} = {_toml(item)}' for key, item in value.items())}}}"
+        case _:
+            raise InputError(f"a study file cannot hold a value of type {type(value).__name__}")
+
+
+def _write_parquet(cohort: Cohort, path: Path) -> None:
+    with connect(":memory:", read_only=False) as connection:
+        connection.register("cohort", cohort.frame())
+        connection.execute(f"COPY cohort TO {DIALECTS['duckdb'].literal(str(path))} (FORMAT parquet)")
