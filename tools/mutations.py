@@ -59,7 +59,7 @@ LATTICE = (
 )
 CODED = f"{ATTACKS} tests/protocol/test_calibration.py tests/algorithms/test_coded.py"
 FITS = "tests/algorithms/test_local.py"
-FOLLOWER = "tests/runtime/test_silo.py tests/algorithms/test_local.py"
+FOLLOWER = "tests/protocol/test_follower.py tests/runtime/test_silo.py tests/algorithms/test_local.py"
 MESSAGES = f"tests/protocol/test_messages.py tests/runtime/test_silo.py {ATTACKS}"
 SILO = f"tests/runtime/test_silo.py {ATTACKS} tests/runtime/test_records.py"
 
@@ -87,7 +87,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         ("not a number is not far", "elif not size <= policy.max_eps:", "elif size > policy.max_eps:"),
         (
             "the path is not followed",
-            "self._length(point.law) + size <= policy.max_path",
+            "self._length(point) + size <= policy.max_path",
             "size <= policy.max_path",
         ),
         ("coefficients have no bound", "if not size <= policy.max_coefficient:", "if False:"),
@@ -109,7 +109,7 @@ MUTATIONS: tuple[Mutation, ...] = (
             "total < self.policy.min_effective * squares",
         ),
         ("looks are skipped too far away", "<= self.radius", "<= 1.5 * self.radius + 0.1"),
-        ("another model's look is used", "if seen.model is not point.model:", "if False:"),
+        ("another model's look is used", "if examined.model is not point.model:", "if False:"),
         (
             "the law's displacement is left out",
             "map(add, here, origins[0].tolist())",
@@ -294,12 +294,12 @@ MUTATIONS: tuple[Mutation, ...] = (
             "fits = fits and message.round > self._follower.round",
         ),
         ("a repeat is computed again", "if last is not None and request == last[0]:", "if False:"),
-        ("strays are not counted", "self._position.refusals += 1", "self._position.refusals += 0"),
-        ("rows are not examined", "    guard.examine(query, rows)\n", ""),
+        ("strays are not counted", "self._position.strays += 1", "self._position.strays += 0"),
+        ("rows are not examined", "            guard.examine(query, self._rows)\n", ""),
         (
             "the answer is not released by the guard",
-            "return guard.release(query, query.answer(rows), rows.n_rows)",
-            "return query.answer(rows)",
+            "answer = guard.release(query, query.answer(self._rows), self.n_rows)",
+            "answer = query.answer(self._rows)",
         ),
         (
             "an approval is not asked for",
@@ -322,7 +322,7 @@ MUTATIONS: tuple[Mutation, ...] = (
             "position.heard.update(messages.encode(message))",
             'position.heard.update(b"")',
         ),
-        ("an answer is not charged", "self._guard.charge(query, reply.payload.length)", "pass"),
+        ("an answer is not charged", "        guard.charge(query, reply.payload.length)\n", ""),
     ),
 )
 
