@@ -12,6 +12,7 @@ is 1 if a mutation survives, or no longer applies because the code has changed: 
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 import shutil
@@ -328,16 +329,24 @@ MUTATIONS: tuple[Mutation, ...] = (
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the mutations whose names contain every argument; return the exit status."""
-    words = [word for word in arguments if not word.startswith("--")]
-    chosen = [mutation for mutation in MUTATIONS if all(word in mutation.name for word in words)]
-    if "--list" in arguments:
+    """Run the mutations whose names contain every word given; return the exit status."""
+    parser = argparse.ArgumentParser(description="Break the code one line at a time and see a test fail.")
+    parser.add_argument(
+        "words", nargs="*", help="run the mutations whose names contain every word; all if none"
+    )
+    parser.add_argument("--list", action="store_true", help="print the names and run nothing")
+    parser.add_argument(
+        "--quick", action="store_true", help="skip the first run of the tests on the unchanged code"
+    )
+    options = parser.parse_args(arguments)
+    chosen = [mutation for mutation in MUTATIONS if all(word in mutation.name for word in options.words)]
+    if options.list:
         _say(*(mutation.name for mutation in chosen))
         return 0
     with tempfile.TemporaryDirectory() as folder:
         tree = Tree(Path(folder))
         tests = sorted({test for mutation in chosen for test in mutation.tests})
-        failing = "" if "--quick" in arguments else tree.first_failure(tests)
+        failing = "" if options.quick else tree.first_failure(tests)
         if failing:
             _say(f"without any mutation {failing} fails: mend it first")
             return 1
