@@ -12,6 +12,7 @@ is 1 if a mutation survives, or no longer applies because the code has changed: 
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 import shutil
@@ -59,7 +60,7 @@ LATTICE = (
 )
 CODED = f"{ATTACKS} tests/protocol/test_calibration.py tests/algorithms/test_coded.py"
 FITS = "tests/algorithms/test_local.py"
-FOLLOWER = "tests/runtime/test_silo.py tests/algorithms/test_local.py"
+FOLLOWER = "tests/protocol/test_follower.py tests/runtime/test_silo.py tests/algorithms/test_local.py"
 MESSAGES = f"tests/protocol/test_messages.py tests/runtime/test_silo.py {ATTACKS}"
 SILO = f"tests/runtime/test_silo.py {ATTACKS} tests/runtime/test_records.py"
 
@@ -87,7 +88,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         ("not a number is not far", "elif not size <= policy.max_eps:", "elif size > policy.max_eps:"),
         (
             "the path is not followed",
-            "self._length(point.law) + size <= policy.max_path",
+            "self._length(point) + size <= policy.max_path",
             "size <= policy.max_path",
         ),
         ("coefficients have no bound", "if not size <= policy.max_coefficient:", "if False:"),
@@ -109,7 +110,7 @@ MUTATIONS: tuple[Mutation, ...] = (
             "total < self.policy.min_effective * squares",
         ),
         ("looks are skipped too far away", "<= self.radius", "<= 1.5 * self.radius + 0.1"),
-        ("another model's look is used", "if seen.model is not point.model:", "if False:"),
+        ("another model's look is used", "if examined.model is not point.model:", "if False:"),
         (
             "the law's displacement is left out",
             "map(add, here, origins[0].tolist())",
@@ -294,12 +295,12 @@ MUTATIONS: tuple[Mutation, ...] = (
             "fits = fits and message.round > self._follower.round",
         ),
         ("a repeat is computed again", "if last is not None and request == last[0]:", "if False:"),
-        ("strays are not counted", "self._position.refusals += 1", "self._position.refusals += 0"),
-        ("rows are not examined", "    guard.examine(query, rows)\n", ""),
+        ("strays are not counted", "self._position.strays += 1", "self._position.strays += 0"),
+        ("rows are not examined", "            guard.examine(query, self._rows)\n", ""),
         (
             "the answer is not released by the guard",
-            "return guard.release(query, query.answer(rows), rows.n_rows)",
-            "return query.answer(rows)",
+            "answer = guard.release(query, query.answer(self._rows), self.n_rows)",
+            "answer = query.answer(self._rows)",
         ),
         (
             "an approval is not asked for",
@@ -322,22 +323,30 @@ MUTATIONS: tuple[Mutation, ...] = (
             "position.heard.update(messages.encode(message))",
             'position.heard.update(b"")',
         ),
-        ("an answer is not charged", "self._guard.charge(query, reply.payload.length)", "pass"),
+        ("an answer is not charged", "        guard.charge(query, reply.payload.length)\n", ""),
     ),
 )
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the mutations whose names contain every argument; return the exit status."""
-    words = [word for word in arguments if not word.startswith("--")]
-    chosen = [mutation for mutation in MUTATIONS if all(word in mutation.name for word in words)]
-    if "--list" in arguments:
+    """Run the mutations whose names contain every word given; return the exit status."""
+    parser = argparse.ArgumentParser(description="Break the code one line at a time and see a test fail.")
+    parser.add_argument(
+        "words", nargs="*", help="run the mutations whose names contain every word; all if none"
+    )
+    parser.add_argument("--list", action="store_true", help="print the names and run nothing")
+    parser.add_argument(
+        "--quick", action="store_true", help="skip the first run of the tests on the unchanged code"
+    )
+    options = parser.parse_args(arguments)
+    chosen = [mutation for mutation in MUTATIONS if all(word in mutation.name for word in options.words)]
+    if options.list:
         _say(*(mutation.name for mutation in chosen))
         return 0
     with tempfile.TemporaryDirectory() as folder:
         tree = Tree(Path(folder))
         tests = sorted({test for mutation in chosen for test in mutation.tests})
-        failing = "" if "--quick" in arguments else tree.first_failure(tests)
+        failing = "" if options.quick else tree.first_failure(tests)
         if failing:
             _say(f"without any mutation {failing} fails: mend it first")
             return 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from contextlib import nullcontext
 from fractions import Fraction
 
 import numpy as np
@@ -15,6 +16,8 @@ from fedtmle.errors import DecodeError, InputError, PrecisionError
 from fedtmle.model.exact import Sums
 from fedtmle.protocol.codes import BitReader, BitWriter
 from fedtmle.protocol.lattice import (
+    CHECK_BITS,
+    LARGEST_MANTISSA,
     Lattice,
     build_lattice,
     divide,
@@ -182,6 +185,28 @@ def test_garbage_is_no_lattice(lattice: Lattice, data: st.DataObject) -> None:
     again = BitWriter()
     found.write(again, public_C=False)
     assert again.finish() == bits
+
+
+def written(exponent: int, mantissa: int) -> BitReader:
+    """Return the stream of a lattice in one raw coordinate whose beta is mantissa times 2^exponent."""
+    out = BitWriter()
+    out.gamma((exponent,))
+    out.fixed((mantissa,), (LARGEST_MANTISSA,))
+    beta = mantissa * Fraction(2) ** exponent
+    out.uint(build_lattice(delta=Fraction(1, 8), beta=beta, C=identity(1)).digest(), CHECK_BITS)
+    return BitReader(out.finish())
+
+
+@pytest.mark.parametrize(
+    ("exponent", "mantissa", "is_read"),
+    [(0, 3, True), (-1000, 1, True), (1000, 1, True), (1001, 1, False), (-1001, 1, False), (0, -3, False)],
+)
+def test_beta_is_positive_and_within_the_range_of_a_double(
+    exponent: int, mantissa: int, is_read: bool
+) -> None:
+    with nullcontext() if is_read else pytest.raises(DecodeError):
+        lattice = Lattice.read(written(exponent, mantissa), dim=1, delta=Fraction(1, 8), C=identity(1))
+        assert lattice.beta == mantissa * Fraction(2) ** exponent
 
 
 def test_parties_with_other_coordinates_do_not_go_on() -> None:
