@@ -2,7 +2,7 @@
 
     python gated_run.py STUDY EVENTS GATES [SILO ROUND]
 
-GATES are rounds, such as 5,27: after each the run waits until a file EVENTS.5 is there. With a silo
+GATES are rounds, such as 5,23: after each the run waits until a file EVENTS.5 is there. With a silo
 and a round, that silo dies there: its machine answers no more questions.
 """
 
@@ -17,6 +17,7 @@ from fedtmle.data import load_all
 from fedtmle.errors import FedTMLEError
 from fedtmle.protocol import messages
 from fedtmle.protocol.messages import Reason, Refused
+from fedtmle.protocol.outcome import Targeted
 from fedtmle.protocol.plan import roster
 from fedtmle.runtime.federation import InProcess
 from fedtmle.runtime.session import RoundReport, Session
@@ -24,7 +25,6 @@ from fedtmle.runtime.silo import Silo
 from fedtmle.studyfile.file import read_study, study_plan
 from fedtmle.studyfile.schema import schema_of
 from fedtmle.text.progress import following
-from tests.narrow import targeted
 
 
 class Mortal:
@@ -61,7 +61,8 @@ def main(study: str, events: str, gates: str, silo: str = "", at: str = "0") -> 
 
         carrier = Mortal(federation, silo, int(at)) if silo else federation
         finished = Session(plan, carrier, progress=gated).run()
-        status = targeted(finished).status
+        assert isinstance(finished.outcome, Targeted)
+        status = finished.outcome.status
         log.finished(text=status.value, converged=status.is_converged)
 
 

@@ -91,8 +91,9 @@ def test_validate_reports_study_silo_files_and_data_at_once(study: Path) -> None
     data = call("validate", study)
     assert data.exit_code == Exit.DEFECTS
     lines = data.stderr.splitlines()
-    assert len(lines) == 3
+    assert len(lines) == 4
     assert any("north.csv" in line and "AGE_YEARS" in line for line in lines)
+    assert any("is outside the declared range in 1 row;" in line for line in lines)
     assert any("column 'smoker'" in line and "1 row;" in line for line in lines)
     assert any("column 'programme'" in line for line in lines)
     assert "999" not in data.output  # no record's value is quoted
@@ -323,7 +324,7 @@ def test_a_certificate_above_the_tolerance_is_a_warning(study: Path, kind: str) 
     text = study.read_text(encoding="utf-8").replace('kind = "Coded"', f'kind = "{kind}"')
     text = text.replace('tolerance = "practical"', "tolerance = 1e-6")
     study.write_text(text, encoding="utf-8")
-    edit(study, outcome_bounds="[-1e8, 1e8]")
+    edit(study, sbp_12='{kind = "number", range = [-1e8, 1e8]}')
     result = call("run", study, "--out", "r.json")
     assert result.exit_code == Exit.FINE
     document = json.loads(Path("r.json").read_text(encoding="utf-8"))

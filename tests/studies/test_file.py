@@ -445,7 +445,8 @@ def test_the_commented_settings_of_the_template_are_valid(tmp_path: Path) -> Non
     for index, line in enumerate(lines):
         key = re.match(r"# (\w+) = ", line)
         if key and key[1] in {*keys.OPTIONS, *keys.ALGORITHMS["Coded"].keys, "family", "ridge", "strata"}:
-            read(tmp_path, "\n".join([*lines[:index], line[2:], *lines[index + 1 :]]))
+            text = "\n".join([*lines[:index], line[2:], *lines[index + 1 :]])
+            read(tmp_path, text.replace("# sampling_weight = {", "sampling_weight = {"))
             tried += 1
     assert tried >= 12
 

@@ -43,7 +43,7 @@ def test_an_approval_is_of_one_plan_and_can_be_taken_back(folder: Path) -> None:
     assert plan.digest.hex() in command("silo", "approve", study, "--silo", silo, "--yes")
     assert home.approvals.approves(plan.digest)
     text = study.read_text()
-    study.write_text(text.replace('"exercise"]', '"exercise"]\noutcome_type = "continuous"', 1))
+    study.write_text(text.replace('unit = "years"', 'unit = "months"', 1))
     assert file_plan(read_study(study)).digest != plan.digest  # any change is another plan
     study.write_text(text)
     command("silo", "reject", study, "--silo", silo, "--note", "we left")

@@ -344,6 +344,7 @@ ELSEWHERE = {
     ("Study", "target"): "every target has its cases",
     ("Study", "outcome_model"): "every model has its cases",
     ("Study", "algorithm"): "every algorithm has its cases",
+    ("Study", "variables"): "tests/studies/test_dictionary.py",
     ("StochasticGradientDescent", "stop"): "its number of steps is fixed, nothing is stopped",
     ("Pilot", "unit_scale"): "follows from `sample`, which has its own test",
 }

@@ -128,8 +128,8 @@ class Study:
         undeclared = dict.fromkeys(repr(name) for name, _ in self._used() if name not in variables)
         if undeclared:
             raise InputError(
-                f"variables: {', '.join(undeclared)} are used and not declared; describe each of them, or "
-                "draft the dictionary from a table with `fedtmle init --from`"
+                f"variables: {', '.join(undeclared)} are used and not declared; describe each of them by its "
+                "kind, and by its range or its levels"
             )
         for name, as_factor in self._used():
             variable = variables[name]

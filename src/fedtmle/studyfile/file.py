@@ -145,7 +145,6 @@ class _StudyReader:
                     continue
                 if name == "variables":
                     self._sections.add(("variables",), None, rest)
-                    self._columns_known = False
                 else:
                     self._sections.add(("options",), name, rest)
                 if name not in arguments:

@@ -21,6 +21,8 @@ kind = "ATE"                    # or another of these:
 
 _REST = """\
 outcome = "sbp_12"              # missing for some
+# outcome_bounds = [70, 260]    # only without [variables], and so is outcome_type: they follow from it
+# outcome_type = "continuous"   # or "binary", or "count"
 treatment = "programme"
 arms = ["usual", "exercise"]    # the first is the reference
 # strata = "sex"                # effects by subgroup as well
@@ -48,6 +50,7 @@ sbp_0 = {kind = "number", range = [70, 260], label = "Systolic blood pressure at
 age = {kind = "number", range = [18, 110], label = "Age", unit = "years"}
 sex = {kind = "category", levels = ["female", "male"], label = "Sex"}
 smoker = {kind = "binary", label = "Current smoker"}
+# sampling_weight = {kind = "number", range = [0, 50]}
 
 [models.outcome]                # its formula may use the treatment
 formula = "C(programme) + sbp_0 + age + C(sex) + smoker"
