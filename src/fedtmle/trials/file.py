@@ -377,7 +377,7 @@ class _TrialReader:
         table = self._sections.table(("silos",))
         if not table:
             self._sections.add(("silos",), None, 'list the silos, each as name = "its file" or [silos.name]')
-        found: dict[str, Cdm] = {}
+        silos: dict[str, Cdm] = {}
         for name, written in (table or {}).items():
             if isinstance(written, str) and written.strip():
                 cdm = self._silo_file(name, self._path.parent / written)
@@ -387,11 +387,11 @@ class _TrialReader:
                 self._sections.add(("silos",), name, "expected the path of a silo file, or a section")
                 continue
             if cdm is not None:
-                for other in (other for other, earlier in found.items() if _share_people(cdm, earlier)):
+                for other in (other for other, earlier in silos.items() if _share_people(cdm, earlier)):
                     message = f"silos '{other}' and '{name}' read the same people, who would count twice"
                     self._sections.add(("silos",), name, f"{message}; name another database, schema or part")
-                found[name] = cdm
-        return found
+                silos[name] = cdm
+        return silos
 
     def _silo_file(self, name: str, path: Path) -> Cdm | None:
         try:

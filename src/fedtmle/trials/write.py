@@ -23,9 +23,9 @@ from fedtmle.trials.trial import TREATMENT_COLUMN
 def write_study(file: TrialFile, cohorts: Mapping[str, Cohort], folder: Path) -> list[Path]:
     """Write the study and the given silos' tables into ``folder``, and return the files.
 
-    A folder that holds a study is refused. The tables are records: the folder is made readable by its owner
-    only. The owner of one silo writes their own
-    with `--silo`; the study file lists all silos.
+    A folder that holds a study is refused. The tables are records: a new folder is readable by its owner
+    alone.
+    The owner of one silo writes their own table with `--silo`; the study file lists all silos.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     study = folder / "study.toml"
