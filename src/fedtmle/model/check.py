@@ -371,12 +371,14 @@ def _leads_to_a_law(case: Case[Law, Rows], eps: Array) -> bool:
         return True
     try:
         at.submodel.sums(at.zero, Part.GRADIENT)
-        computed = (at.estimate.psi, at.problem.losses(at.law, at.rows))
-        return all(bool(np.isfinite(values).all()) for values in computed)
-    except ContributionError:
+        losses = at.problem.losses(at.law, at.rows)
+    except (ContributionError, NumericalError):
         return False
-    except NumericalError:  # a law that these rows do not determine: said so, instead of a wrong number
-        return True
+    try:
+        psi = at.estimate.psi
+    except NumericalError:  # the rows do not determine the estimate at this law: an error, not a wrong number
+        psi = at.zero
+    return bool(np.isfinite(losses).all() and np.isfinite(psi).all())
 
 
 def _curvature(case: Case[Law, Rows]) -> Iterator[Gap]:
