@@ -28,9 +28,8 @@ def measure(silo: str) -> None:
     import fedtmle as ft
     from fedtmle.protocol.guard import Policy
     from fedtmle.protocol.plan import roster
-    from fedtmle.runtime.federation import InProcess
     from fedtmle.runtime.keeper import Keeper
-    from fedtmle.runtime.session import Session
+    from fedtmle.runtime.session import InProcess, Session
     from fedtmle.studies.home import open_party
     from fedtmle.studyfile.file import study_plan
 

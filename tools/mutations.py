@@ -249,7 +249,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         ("the mildest ending counts", "worst=max((answer.outcome", "worst=min((answer.outcome"),
     ),
     *_many(
-        "protocol/follower.py",
+        "protocol/plan.py",
         FOLLOWER,
         ("a round is not counted", "self.round += 1", "self.round += 0"),
         ("the outcome is lost", "self._query, self._outcome = None, stop.value", "self._query = None"),

@@ -16,12 +16,11 @@ from fedtmle.algorithms.base import TargetingProgram
 from fedtmle.protocol import messages
 from fedtmle.protocol.guard import Policy
 from fedtmle.protocol.plan import Plan, roster
-from fedtmle.runtime.federation import InProcess
 from fedtmle.runtime.journal import MemoryJournal
 from fedtmle.runtime.keeper import Keeper
 from fedtmle.runtime.ledger import Ledger
 from fedtmle.runtime.rows import read_rows
-from fedtmle.runtime.session import Session
+from fedtmle.runtime.session import InProcess, Session
 from fedtmle.runtime.silo import Silo
 
 ROWS, ROUNDS = 10, 200

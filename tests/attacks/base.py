@@ -13,10 +13,9 @@ import pytest
 
 from fedtmle.protocol import messages
 from fedtmle.protocol.codes import Uplink, encode
-from fedtmle.protocol.follower import Follower
 from fedtmle.protocol.guard import Policy
 from fedtmle.protocol.messages import Answered, Ask, Begin, Open, Opened, Payload, Reason, Refused
-from fedtmle.protocol.plan import Plan
+from fedtmle.protocol.plan import Follower, Plan
 from fedtmle.runtime.journal import MemoryJournal
 from fedtmle.runtime.keeper import Keeper
 from fedtmle.runtime.ledger import Ledger

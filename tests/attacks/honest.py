@@ -13,10 +13,9 @@ from fedtmle.data import load_all
 from fedtmle.errors import FedTMLEError, RefusedError
 from fedtmle.protocol.guard import Policy
 from fedtmle.protocol.plan import Plan, roster
-from fedtmle.runtime.federation import InProcess
 from fedtmle.runtime.keeper import Keeper
 from fedtmle.runtime.rows import read_rows
-from fedtmle.runtime.session import Session
+from fedtmle.runtime.session import InProcess, Session
 from fedtmle.runtime.silo import Silo
 from fedtmle.studyfile.file import study_plan
 from fedtmle.studyfile.schema import schema_of

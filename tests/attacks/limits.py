@@ -13,10 +13,9 @@ from fedtmle.protocol.coded import Action, Rounded
 from fedtmle.protocol.guard import Policy
 from fedtmle.protocol.messages import Ask, Close, Compare
 from fedtmle.protocol.plan import Member, Plan
-from fedtmle.runtime.federation import InProcess
 from fedtmle.runtime.keeper import Keeper
 from fedtmle.runtime.rows import read_rows
-from fedtmle.runtime.session import Session
+from fedtmle.runtime.session import InProcess, Session
 from fedtmle.runtime.signing import SigningKey
 from fedtmle.runtime.silo import Silo
 from tests.attacks.base import AbstractAttack, Server, Victim

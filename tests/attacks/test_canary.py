@@ -23,12 +23,11 @@ from fedtmle.protocol.messages import Answered, Open, Reason, Refused
 from fedtmle.protocol.plan import roster
 from fedtmle.protocol.query import AbstractQuery
 from fedtmle.protocol.tables import LevelsQuery
-from fedtmle.runtime.federation import InProcess
 from fedtmle.runtime.journal import MemoryJournal
 from fedtmle.runtime.keeper import Keeper
 from fedtmle.runtime.ledger import Ledger, read
 from fedtmle.runtime.rows import LocalRows
-from fedtmle.runtime.session import Session
+from fedtmle.runtime.session import InProcess, Session
 from fedtmle.runtime.silo import Silo
 from fedtmle.studyfile.file import study_plan
 from tests.attacks.base import RefusedBySiloError

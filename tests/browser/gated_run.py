@@ -19,8 +19,7 @@ from fedtmle.protocol import messages
 from fedtmle.protocol.messages import Reason, Refused
 from fedtmle.protocol.outcome import Targeted
 from fedtmle.protocol.plan import roster
-from fedtmle.runtime.federation import InProcess
-from fedtmle.runtime.session import RoundReport, Session
+from fedtmle.runtime.session import InProcess, RoundReport, Session
 from fedtmle.runtime.silo import Silo
 from fedtmle.studyfile.file import read_study, study_plan
 from fedtmle.studyfile.schema import schema_of

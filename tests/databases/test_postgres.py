@@ -29,10 +29,9 @@ from fedtmle.errors import JournalError
 from fedtmle.model.table import StreamedTable, Table
 from fedtmle.protocol.guard import Policy
 from fedtmle.protocol.plan import roster
-from fedtmle.runtime.federation import InProcess, Journalled
 from fedtmle.runtime.journal import FileJournal
 from fedtmle.runtime.keeper import Keeper
-from fedtmle.runtime.session import Finished, Session
+from fedtmle.runtime.session import Finished, InProcess, Journalled, Session
 from fedtmle.runtime.silo import Silo
 from fedtmle.studies.home import open_party
 from fedtmle.studies.validate import validate

@@ -16,11 +16,10 @@ from fedtmle.algorithms.base import TargetingProgram
 from fedtmle.errors import JournalError
 from fedtmle.protocol.guard import Policy
 from fedtmle.protocol.plan import Member, Plan
-from fedtmle.runtime.federation import InProcess
 from fedtmle.runtime.journal import MemoryJournal
 from fedtmle.runtime.keeper import Keeper
 from fedtmle.runtime.rows import read_rows
-from fedtmle.runtime.session import Finished, Session
+from fedtmle.runtime.session import Finished, InProcess, Session
 from fedtmle.runtime.signing import SigningKey
 from fedtmle.runtime.silo import Silo
 from tests.narrow import targeted

@@ -13,8 +13,7 @@ from fedtmle.initial.glm import GLM
 from fedtmle.model.table import Factor, Table
 from fedtmle.programs.study import Study
 from fedtmle.protocol.plan import roster
-from fedtmle.runtime.federation import InProcess
-from fedtmle.runtime.session import Finished, Session
+from fedtmle.runtime.session import Finished, InProcess, Session
 from fedtmle.runtime.silo import Silo
 from fedtmle.studyfile.file import study_plan
 from fedtmle.targets.effects.estimands import ATE

@@ -25,8 +25,7 @@ from fedtmle.initial.trees import GradientBoostedTrees, TreeEnsemble
 from fedtmle.model.table import Table
 from fedtmle.protocol.plan import roster
 from fedtmle.protocol.query import Phase
-from fedtmle.runtime.federation import InProcess
-from fedtmle.runtime.session import Session
+from fedtmle.runtime.session import InProcess, Session
 from fedtmle.runtime.silo import Silo
 from fedtmle.solver import CompletedRun
 from fedtmle.studies.over import conclude

@@ -8,9 +8,8 @@ import pytest
 import fedtmle as ft
 from fedtmle.algorithms.base import TargetingProgram
 from fedtmle.errors import DecodeError
-from fedtmle.protocol.follower import Follower
 from fedtmle.protocol.outcome import Targeted
-from fedtmle.protocol.plan import Plan, roster
+from fedtmle.protocol.plan import Follower, Plan, roster
 from fedtmle.runtime.rows import LocalRows, read_rows
 
 PROBLEM = ft.Mean(bounds=(0.0, 10.0))

@@ -21,11 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from fedtmle.errors import DeadlineError
-from fedtmle.runtime.federation import Journalled
 from fedtmle.runtime.journal import MAGIC, FileJournal, scan
 from fedtmle.runtime.keeper import Keeper
 from fedtmle.runtime.ledger import Ledger
-from fedtmle.runtime.session import Session
+from fedtmle.runtime.session import Journalled, Session
 from fedtmle.runtime.silo import Silo
 from tests.runtime.faults import CASES, reference
 

@@ -23,11 +23,10 @@ from typing import Any
 from fedtmle.errors import DeadlineError, JournalError, ProtocolError, RefusedError
 from fedtmle.protocol.messages import Reason
 from fedtmle.protocol.plan import Plan
-from fedtmle.runtime.federation import Journalled
 from fedtmle.runtime.journal import MAGIC, START, Journal, frame, scan
 from fedtmle.runtime.keeper import Keeper
 from fedtmle.runtime.ledger import Ledger
-from fedtmle.runtime.session import Finished, Session
+from fedtmle.runtime.session import Finished, Journalled, Session
 from fedtmle.runtime.silo import Silo
 
 

@@ -27,11 +27,10 @@ from fedtmle.protocol.guard import Policy, RefusalError
 from fedtmle.protocol.messages import Reason, Refused
 from fedtmle.protocol.outcome import Targeted
 from fedtmle.runtime import ledger as ledgers
-from fedtmle.runtime.federation import InProcess, Journalled
 from fedtmle.runtime.journal import MAGIC, FileJournal, MemoryJournal, frame
 from fedtmle.runtime.keeper import Keeper
 from fedtmle.runtime.ledger import Entry, Ledger
-from fedtmle.runtime.session import Session
+from fedtmle.runtime.session import InProcess, Journalled, Session
 from fedtmle.runtime.silo import Silo
 from tests.premise import Premise
 from tests.runtime.faults import NOON, encoded, reference

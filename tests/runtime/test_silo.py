@@ -19,7 +19,6 @@ from fedtmle.algorithms.base import AbstractAlgorithm, TargetingProgram
 from fedtmle.errors import ContributionError, ProtocolError, RefusedError
 from fedtmle.protocol import messages
 from fedtmle.protocol.codes import decode
-from fedtmle.protocol.follower import Follower
 from fedtmle.protocol.messages import (
     Answered,
     Ask,
@@ -34,11 +33,10 @@ from fedtmle.protocol.messages import (
     Refused,
     State,
 )
-from fedtmle.protocol.plan import Plan, roster
+from fedtmle.protocol.plan import Follower, Plan, roster
 from fedtmle.protocol.query import Problem
-from fedtmle.runtime.federation import InProcess, Replay
 from fedtmle.runtime.rows import read_rows
-from fedtmle.runtime.session import Session
+from fedtmle.runtime.session import InProcess, Replay, Session
 from fedtmle.runtime.silo import Silo
 from fedtmle_paper.two_arm import TwoArm, TwoArmRows
 from tests.cases import targets

@@ -22,11 +22,10 @@ from fedtmle.privacy.limit import DisclosureLimit
 from fedtmle.protocol import messages
 from fedtmle.protocol.plan import Plan
 from fedtmle.protocol.query import Query
-from fedtmle.runtime.federation import InProcess
 from fedtmle.runtime.ledger import LedgerLine, read
 from fedtmle.runtime.replay import rehearse
 from fedtmle.runtime.rows import LocalRows
-from fedtmle.runtime.session import Session
+from fedtmle.runtime.session import InProcess, Session
 from fedtmle.studies.home import Home, disclosure_limit, open_party
 from fedtmle.studies.preview import preview
 from fedtmle.studyfile.file import file_plan, read_study

@@ -14,9 +14,8 @@ from fedtmle.cli import app
 from fedtmle.cli.exits import Exit
 from fedtmle.errors import JournalError, RefusedError
 from fedtmle.protocol import messages
-from fedtmle.runtime.federation import InProcess
 from fedtmle.runtime.keeper import Keeper
-from fedtmle.runtime.session import Session
+from fedtmle.runtime.session import InProcess, Session
 from fedtmle.studies.home import Home, open_party
 from fedtmle.studies.preview import preview
 from fedtmle.studyfile.file import file_plan, read_study

@@ -15,9 +15,8 @@ from fedtmle.engine import frames
 from fedtmle.engine.frames import Answer, Declined, Ready
 from fedtmle.engine.runs import RunFolder, RunState, RunStatus, Terms
 from fedtmle.errors import DeadlineError, FedTMLEError, ProtocolError, RefusedError
-from fedtmle.runtime.federation import Federation, Journalled
 from fedtmle.runtime.journal import FileJournal
-from fedtmle.runtime.session import RoundReport
+from fedtmle.runtime.session import Federation, Journalled, RoundReport
 from fedtmle.studies.over import run_over
 from fedtmle.studyfile.file import file_plan
 

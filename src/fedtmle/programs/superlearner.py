@@ -27,7 +27,6 @@ from fedtmle.model.statistics import AbstractBoundedColumns
 from fedtmle.model.table import Table
 from fedtmle.model.types import Array, exponent, upper_pairs
 from fedtmle.programs.nuisance import Regression, fit_glm
-from fedtmle.protocol.follower import follow_alone
 from fedtmle.protocol.learners import (
     AbstractLocalFit,
     GLMFormat,
@@ -36,6 +35,7 @@ from fedtmle.protocol.learners import (
     ModelsQuery,
     TreesFormat,
 )
+from fedtmle.protocol.plan import follow_alone
 from fedtmle.protocol.query import Flow, JointQuery, Local, Query
 from fedtmle.protocol.sums import TallyQuery
 

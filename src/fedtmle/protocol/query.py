@@ -1,7 +1,7 @@
 """A query: one question that every party derives for itself.
 
 An algorithm is a generator that yields queries and receives what was pooled. The server and every silo run
-the same generator on the same broadcasts (`protocol.follower`), so a query never crosses the wire: only
+the same generator on the same broadcasts (`protocol.plan.Follower`), so a query never crosses the wire: only
 answers go up, and only what was pooled comes down.
 
 A query is a value: problems, laws, named columns, statistics and public bounds. Most queries ask for integer

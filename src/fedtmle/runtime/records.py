@@ -16,9 +16,9 @@ import msgspec
 from fedtmle.errors import FedTMLEError, JournalError
 from fedtmle.protocol import messages
 from fedtmle.protocol.codes import Uplink
-from fedtmle.protocol.follower import Follower
 from fedtmle.protocol.guard import Guard, RefusalError
 from fedtmle.protocol.messages import Ask, Begin, Reason, Refused, State
+from fedtmle.protocol.plan import Follower
 from fedtmle.protocol.query import Query
 from fedtmle.runtime.journal import Journal
 from fedtmle.runtime.keeper import Keeper

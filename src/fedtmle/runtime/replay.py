@@ -10,10 +10,9 @@ from fedtmle.errors import DecodeError, InputError, ProtocolError
 from fedtmle.model.types import IntArray
 from fedtmle.protocol import messages
 from fedtmle.protocol.codes import Uplink
-from fedtmle.protocol.follower import Follower
 from fedtmle.protocol.guard import Policy, suppressed
 from fedtmle.protocol.messages import Answered, Ask, Begin, Close
-from fedtmle.protocol.plan import Plan, roster
+from fedtmle.protocol.plan import Follower, Plan, roster
 from fedtmle.protocol.query import AnsweredQuery, Query
 from fedtmle.runtime.keeper import Keeper
 from fedtmle.runtime.rows import LocalRows

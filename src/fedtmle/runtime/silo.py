@@ -13,7 +13,6 @@ import datetime
 from fedtmle.errors import DataError, DecodeError, InputError, JournalError
 from fedtmle.model.types import IntArray
 from fedtmle.protocol import messages
-from fedtmle.protocol.follower import Follower
 from fedtmle.protocol.guard import Guard, RefusalError
 from fedtmle.protocol.messages import (
     EXHAUSTED,
@@ -34,7 +33,7 @@ from fedtmle.protocol.messages import (
     transition,
 )
 from fedtmle.protocol.outcome import Personalised
-from fedtmle.protocol.plan import Plan
+from fedtmle.protocol.plan import Follower, Plan
 from fedtmle.protocol.query import Query
 from fedtmle.runtime.keeper import Keeper
 from fedtmle.runtime.records import Position, Records

@@ -10,8 +10,7 @@ from fedtmle.errors import InputError
 from fedtmle.protocol.plan import Plan
 from fedtmle.results.document import document
 from fedtmle.results.result import StudyResult
-from fedtmle.runtime.federation import Federation
-from fedtmle.runtime.session import Progress, Session
+from fedtmle.runtime.session import Federation, Progress, Session
 from fedtmle.solver import CompletedRun
 from fedtmle.studyfile.file import study_of
 from fedtmle.targets.effects.problem import EffectLaw

@@ -14,9 +14,8 @@ from fedtmle.protocol.guard import disclosed_numbers
 from fedtmle.protocol.messages import Answered, Reason
 from fedtmle.protocol.plan import Member, Plan
 from fedtmle.protocol.query import Query
-from fedtmle.runtime.federation import InProcess
 from fedtmle.runtime.keeper import Keeper
-from fedtmle.runtime.session import Session
+from fedtmle.runtime.session import InProcess, Session
 from fedtmle.runtime.silo import Silo
 from fedtmle.studies.home import disclosure_limit, open_party
 from fedtmle.studyfile.file import study_of
