@@ -16,6 +16,8 @@ from fedtmle.initial.ranges import UNIT, Range
 
 Kind = Literal["binary", "number", "count", "category"]
 KINDS: tuple[Kind, ...] = ("binary", "number", "count", "category")
+Missing = Literal["refuse", "indicator", "impute", "omit"]
+MISSING: tuple[Missing, ...] = ("refuse", "indicator", "impute", "omit")
 MOST_LEVELS = 200  # a variable with more is an identifier or a number
 LONGEST_TEXT = 200  # of a label or a unit: they are printed in tables
 
@@ -29,6 +31,9 @@ class Variable:
     the largest possible value of a number or a count, by declaration and not from data. ``levels`` are the
     codes of a category, in the order of its indicator columns, or of a binary variable's 0 and 1: a sequence
     of codes, or a mapping from each code to its words. ``label`` and ``unit`` are printed in tables.
+    ``missing`` says what happens where a value is missing: "refuse" stops the silo; "indicator" and "impute"
+    are for covariates ("impute": multiple imputation); "omit", for the treatment, leaves the
+    record out and counts it.
     """
 
     kind: Kind
@@ -36,10 +41,13 @@ class Variable:
     levels: tuple[tuple[str, str], ...] = ()  # (code, words)
     label: str = ""
     unit: str = ""
+    missing: Missing = "refuse"
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise InputError(f"kind: expected one of {', '.join(KINDS)}, not {self.kind!r}")
+        if self.missing not in MISSING:
+            raise InputError(f"missing: expected one of {', '.join(MISSING)}, not {self.missing!r}")
         object.__setattr__(self, "levels", _levels(self.levels))
         object.__setattr__(self, "range", _range(self.range))
         for name in ("label", "unit"):

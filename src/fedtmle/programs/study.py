@@ -131,6 +131,12 @@ class Study:
                 f"variables: {', '.join(undeclared)} are used and not declared; describe each of them by its "
                 "kind, and by its range or its levels"
             )
+        for name, variable in variables.items():
+            if variable.missing != "refuse":
+                raise InputError(
+                    f"variables: '{name}' declares missing = \"{variable.missing}\", "
+                    'which this version does not have; declare "refuse"'
+                )
         for name, as_factor in self._used():
             variable = variables[name]
             if as_factor and not variable.codes:

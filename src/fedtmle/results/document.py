@@ -255,6 +255,7 @@ def _dictionary(variables: Variables) -> Document:
             "unit": variable.unit,
             "range": None if variable.range is None else list(variable.range),
             "levels": dict(variable.levels),
+            "missing": variable.missing,
         }
         for name, variable in variables.items()
     }
