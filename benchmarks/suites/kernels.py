@@ -9,7 +9,7 @@ import numpy as np
 
 from benchmarks import native
 from benchmarks.table import Row, beside
-from fedtmle.model import kernels
+from fedtmle.model import kernels, parallel
 from fedtmle.model.families import Family
 from fedtmle.model.types import Part
 
@@ -23,7 +23,7 @@ def rows(quick: bool) -> Iterator[Row]:
 
 
 def _sums(X: np.ndarray, threads: int) -> tuple[int, ...]:
-    kernels.set_threads(threads)
+    parallel.set_threads(threads)
     return kernels.glm_sums(kernels.glm_rows(Family.LOGISTIC, X), EPS, Part.GRADIENT, SHIFTS)
 
 
@@ -62,7 +62,7 @@ def _gradient(n: int, repeats: int) -> Iterator[Row]:
                     most=most if goal else None,
                     note=note if goal else "",
                 )
-    kernels.set_threads(None)
+    parallel.set_threads(None)
 
 
 def _density(centres: int, points: int) -> Iterator[Row]:
@@ -79,7 +79,7 @@ def _density(centres: int, points: int) -> Iterator[Row]:
         "C loop, -ffast-math, 1 thread": lambda: native.kernel_density(p, c, 1),
     }
     for threads in (1, 2):
-        kernels.set_threads(threads)
+        parallel.set_threads(threads)
         found = beside([lambda: kernels.log_mean_kernel(p, c), *calls.values()], repeats=2)
         for (against, _), theirs in zip(calls.items(), found[1:], strict=True):
             yield Row(
@@ -92,4 +92,4 @@ def _density(centres: int, points: int) -> Iterator[Row]:
                 faster=True,
                 least=10.0 if "scipy" in against and threads == 2 else None,
             )
-    kernels.set_threads(None)
+    parallel.set_threads(None)

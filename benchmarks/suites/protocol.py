@@ -120,12 +120,12 @@ def _messages() -> float:
 
 def _dimensions(sizes: tuple[int, ...]) -> Iterator[Row]:
     """One fused gradient of d coordinates, beside d passes of one."""
-    from fedtmle.model import kernels
+    from fedtmle.model import kernels, parallel
     from fedtmle.model.families import Family
     from fedtmle.model.types import Part
 
     n = 200_000
-    kernels.set_threads(1)
+    parallel.set_threads(1)
     for d in sizes:
         X, eps = np.random.default_rng(d).normal(size=(d, n)), np.full(d, 0.1 / d)
         rows, least = kernels.glm_rows(Family.LOGISTIC, X), float("inf")
@@ -141,4 +141,4 @@ def _dimensions(sizes: tuple[int, ...]) -> Iterator[Row]:
             ours=1e9 * least / n,
             note=f"{1e9 * least / (n * d):.2f} ns a row and coordinate",
         )
-    kernels.set_threads(None)
+    parallel.set_threads(None)

@@ -13,8 +13,8 @@ WALK = TEXT.split("<!-- walk -->")[1].split("<!-- end -->")[0]
 
 # Named in the walk for other settings than the measured one: across machines, and with records on disk.
 ELSEWHERE = {"engine/flare.py", "runtime/records.py"}
-# Array types and tables, which any step may use.
-EVERYWHERE = {"model/types.py", "model/table.py"}
+# Array types, which any step may use.
+EVERYWHERE = {"model/types.py"}
 
 
 def named(text: str) -> set[str]:

@@ -238,7 +238,7 @@ def test_the_size_of_blocks_changes_no_bit(option: str, monkeypatch: pytest.Monk
     study = study_of(TARGETS["ATT"], **OPTIONS[option])
     data = people(study, 160, seed=11)
     whole = ft.run(study, {"s": data})
-    monkeypatch.setattr("fedtmle.model.table.BLOCK", 13)
+    monkeypatch.setattr("fedtmle.model.parallel.BLOCK", 13)
     assert numbers(ft.run(study, {"s": data})).tobytes() == numbers(whole).tobytes()
 
 

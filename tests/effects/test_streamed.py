@@ -14,7 +14,7 @@ import pytest
 import fedtmle as ft
 from fedtmle.data import DataErrors, load
 from fedtmle.errors import DataError, InputError
-from fedtmle.model.kernels import set_threads
+from fedtmle.model.parallel import set_threads
 from fedtmle.model.submodel import GeneralisedLinear, StreamedLinear
 from fedtmle.model.table import StreamedTable, Table
 from fedtmle.model.types import RowBound
@@ -33,7 +33,7 @@ CODED = ft.Coded(tolerance=1e-4)
 @pytest.fixture(autouse=True)
 def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedtmle.data.duck._VECTORS_PER_BATCH", 1)
-    monkeypatch.setattr("fedtmle.model.table.BLOCK", 700)
+    monkeypatch.setattr("fedtmle.model.parallel.BLOCK", 700)
 
 
 def silo_file(folder: Path, where: str, *, stream: bool) -> Path:

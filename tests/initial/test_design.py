@@ -251,7 +251,7 @@ def test_blocks_give_the_same_bytes_and_the_same_refusals(monkeypatch: pytest.Mo
         "missing": (np.nan, "has missing values in 3 rows"),
         "negative": (-1.0, "not positive in 3 rows"),
     }
-    monkeypatch.setattr("fedtmle.model.table.BLOCK", 2)
+    monkeypatch.setattr("fedtmle.model.parallel.BLOCK", 2)
     assert built(text).tobytes() == whole.tobytes()
     for value, message in wrong.values():
         with pytest.raises(DataError, match=message):

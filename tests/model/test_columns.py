@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from fedtmle.errors import ContributionError, InputError
-from fedtmle.model import kernels
-from fedtmle.model.columns import binned_sums, column_sums
+from fedtmle.model import kernels, parallel
 from fedtmle.model.exact import CHUNK, Sums, beyond_bound, query_shifts
 from fedtmle.model.families import Family
+from fedtmle.model.kernels import binned_sums, column_sums
 from fedtmle.model.types import Array, Part, RowBound
 
 BACKENDS = ("numba", "numpy")
@@ -21,7 +21,7 @@ EXPONENTS = (3, 6, 3, 6, 6)
 @pytest.fixture(autouse=True)
 def _default_threads() -> Iterator[None]:
     yield
-    kernels.set_threads(None)
+    parallel.set_threads(None)
 
 
 def columns(n: int) -> Array:
@@ -49,10 +49,10 @@ def test_threads_partition_and_backend_change_nothing() -> None:
     def summed(part: Array) -> Sums:
         return column_sums(part, EXPONENTS, what="term", terms=TERMS)
 
-    kernels.set_threads(1)
+    parallel.set_threads(1)
     want = summed(own)
     for threads in (2, 3):
-        kernels.set_threads(threads)
+        parallel.set_threads(threads)
         assert summed(own) == want
     one, other = np.split(own[:, np.random.default_rng(1).permutation(own.shape[1])], [4097], axis=1)
     assert summed(one) + summed(other) == want
@@ -170,9 +170,9 @@ def test_arguments_that_do_not_fit_are_refused() -> None:
 
 
 def test_what_is_mapped_may_map() -> None:
-    kernels.set_threads(2)
+    parallel.set_threads(2)
 
     def inner(k: int) -> list[int]:
-        return list(kernels.mapped(lambda j: 10 * k + j, range(5)))
+        return list(parallel.mapped(lambda j: 10 * k + j, range(5)))
 
-    assert list(kernels.mapped(inner, range(7))) == [[10 * k + j for j in range(5)] for k in range(7)]
+    assert list(parallel.mapped(inner, range(7))) == [[10 * k + j for j in range(5)] for k in range(7)]

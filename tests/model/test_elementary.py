@@ -6,7 +6,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from fedtmle.model import kernels
+from fedtmle.model import kernels, parallel
 from fedtmle.model.kernels import _elementary
 from fedtmle.model.types import Array
 
@@ -127,8 +127,8 @@ def test_threads_do_not_change_a_bit() -> None:
     x = uniform(-30, 30, 300_001)
     results = []
     for n in (1, 2, 3):
-        kernels.set_threads(n)
+        parallel.set_threads(n)
         results.append(kernels.softplus(x))
-    kernels.set_threads(None)
+    parallel.set_threads(None)
     np.testing.assert_array_equal(results[1], results[0])
     np.testing.assert_array_equal(results[2], results[0])

@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedtmle.errors import ContributionError
-from fedtmle.model.columns import column_sums
 from fedtmle.model.exact import (
     CHUNK,
     GRID_BITS,
@@ -19,6 +18,7 @@ from fedtmle.model.exact import (
     total,
     zero_sums,
 )
+from fedtmle.model.kernels import column_sums
 from fedtmle.model.types import Part, RowBound
 from tests.premise import Premise
 

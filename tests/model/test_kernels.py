@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from fedtmle.errors import ContributionError, InputError
-from fedtmle.model import kernels
+from fedtmle.model import kernels, parallel
 from fedtmle.model.exact import CHUNK, query_shifts
 from fedtmle.model.families import Family
 from fedtmle.model.types import Array, Part, RowBound
@@ -30,7 +30,7 @@ BACKENDS = ("numba", "numpy")
 @pytest.fixture(autouse=True)
 def _default_threads() -> Iterator[None]:
     yield
-    kernels.set_threads(None)
+    parallel.set_threads(None)
 
 
 class Rows:
@@ -123,10 +123,10 @@ def test_contributions_are_rounded_half_to_even() -> None:
 def test_threads_order_partition_and_backend_change_nothing(family: Family) -> None:
     n = (1 << 17) + CHUNK + 77  # enough rows for threads, and an incomplete last chunk
     rows = Rows(n)
-    kernels.set_threads(1)
+    parallel.set_threads(1)
     want = rows.sums(family, EPS)
     for threads in (2, 3):
-        kernels.set_threads(threads)
+        parallel.set_threads(threads)
         assert rows.sums(family, EPS) == want
     rng = np.random.default_rng(5)
     assert rows.sums(family, EPS, rows=rng.permutation(n)) == want
@@ -279,7 +279,7 @@ def both(function: Callable[..., Any], *arguments: Array) -> Array:
     """The value, after checking that threads and backends agree on every bit."""
     results = []
     for backend, threads in (("numba", 1), ("numba", 2), ("numba", 3), ("numpy", 1)):
-        kernels.set_threads(threads)
+        parallel.set_threads(threads)
         with kernels.using_backend(backend):
             results.append(function(*arguments))
     for result in results[1:]:
@@ -323,16 +323,16 @@ def test_backend_is_chosen_and_restored() -> None:
 
 def test_threads_are_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDTMLE_THREADS", "3")
-    assert kernels.threads() == 3
-    kernels.set_threads(2)
-    assert kernels.threads() == 2
-    kernels.set_threads(None)
+    assert parallel.threads() == 3
+    parallel.set_threads(2)
+    assert parallel.threads() == 2
+    parallel.set_threads(None)
     for wrong in ("0", "many"):
         monkeypatch.setenv("FEDTMLE_THREADS", wrong)
         with pytest.raises(InputError, match="FEDTMLE_THREADS"):
-            kernels.threads()
+            parallel.threads()
     with pytest.raises(InputError, match="threads"):
-        kernels.set_threads(0)
+        parallel.set_threads(0)
 
 
 CODE = (

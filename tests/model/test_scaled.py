@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fedtmle.errors import ContributionError, InputError
-from fedtmle.model import kernels
+from fedtmle.model import kernels, parallel
 from fedtmle.model.exact import CHUNK, query_shifts
 from fedtmle.model.families import Family
 from fedtmle.model.submodel import GeneralisedLinear
@@ -23,7 +23,7 @@ BOUND = RowBound(gradient=6, curvature=6)
 @pytest.fixture(autouse=True)
 def _default_threads() -> Iterator[None]:
     yield
-    kernels.set_threads(None)
+    parallel.set_threads(None)
 
 
 def design(n: int, seed: int = 0) -> Scaled:
@@ -66,7 +66,7 @@ def test_sums_are_those_of_the_matrix(n: int, family: Family) -> None:
 def test_threads_do_not_change_them() -> None:
     X, found = design(200_000), []
     for threads in (1, 2, 3):
-        kernels.set_threads(threads)
+        parallel.set_threads(threads)
         found.append((sums(X, Family.LOGISTIC), means(Family.LOGISTIC, X).tobytes()))
     assert found[0] == found[1] == found[2]
 

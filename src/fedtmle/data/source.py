@@ -34,7 +34,7 @@ from fedtmle.data.silofile import ColumnMap, Database, SiloFile, read_silo_file
 from fedtmle.data.snapshot import QueryReader, Snapshot, open_query
 from fedtmle.defects import DataErrors, Defect, Defects
 from fedtmle.errors import DataError, InputError
-from fedtmle.model import kernels
+from fedtmle.model.parallel import done
 from fedtmle.model.table import AnyTable, Factor, StreamedTable, Table
 from fedtmle.model.types import Array
 
@@ -196,7 +196,7 @@ class _Columns:
         numeric: dict[str, Array] = {}
         factors: dict[str, Factor] = {}
         reach: dict[str, float] = {}
-        kernels.done(_cache_reach, [column for column in cells.values() if isinstance(column, Numbers)])
+        done(_cache_reach, [column for column in cells.values() if isinstance(column, Numbers)])
         for name in names:
             converter = Converter(name=name, mapped=self.maps[name], defects=defects)
             translated = converter.translate(cells[self.maps[name].column])

@@ -40,6 +40,7 @@ from fedtmle.initial.syntax import (
     quoted_level,
 )
 from fedtmle.model import kernels
+from fedtmle.model.parallel import done
 from fedtmle.model.table import Table
 from fedtmle.model.types import Array, IntArray, Scaled
 
@@ -79,7 +80,7 @@ def scaled_design(formula: Formula, table: Table, levels: Levels, scales: Sequen
         columns_of(formula, table, levels)  # refuses what is missing or not finite
     else:
         try:
-            kernels.done(fill, table.placed_blocks())
+            done(fill, table.placed_blocks())
         except DataError:
             columns_of(formula, table, levels)  # refused for the same reason, with a count over all rows
             raise

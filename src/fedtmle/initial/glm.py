@@ -22,6 +22,7 @@ from fedtmle.initial.syntax import Formula
 from fedtmle.model import kernels
 from fedtmle.model.arguments import expect, expect_number
 from fedtmle.model.families import Family, Response
+from fedtmle.model.parallel import done
 from fedtmle.model.problem import AbstractModel
 from fedtmle.model.statistics import AbstractColumns
 from fedtmle.model.submodel import AbstractNormaliser, AbstractSubmodel, GeneralisedLinear, StreamedLinear
@@ -218,7 +219,7 @@ class FittedGLM:
             rows, block = place
             mean[rows] = self._mean(block)
 
-        kernels.done(fill, table.placed_blocks())
+        done(fill, table.placed_blocks())
         return mean
 
     def _mean(self, table: Table) -> Array:

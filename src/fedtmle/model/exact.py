@@ -111,7 +111,7 @@ def total(chunks: IntArray) -> tuple[int, ...]:
 
 
 def column_shifts(exponents: Sequence[int]) -> tuple[int, ...]:
-    """The grid of `columns.column_sums`."""
+    """The grid of `kernels.column_sums`."""
     return tuple(GRID_BITS + FINE_BITS - c for c in exponents)
 
 

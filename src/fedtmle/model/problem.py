@@ -16,8 +16,8 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from fedtmle.model.columns import column_sums
 from fedtmle.model.exact import Sums, column_shifts
+from fedtmle.model.kernels import column_sums
 from fedtmle.model.submodel import AbstractNormaliser, AbstractSubmodel
 from fedtmle.model.types import Array, RowBound, unpack, upper_pairs
 

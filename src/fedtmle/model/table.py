@@ -10,16 +10,10 @@ from typing import TypeVar, final
 import numpy as np
 
 from fedtmle.model import kernels
+from fedtmle.model.parallel import mapped, pieces
 from fedtmle.model.types import Array, IntArray
 
-BLOCK = 65_536  # rows of a block: the interpreter's share is small, and temporaries stay in the cache
-
 Result = TypeVar("Result")
-
-
-def pieces(n_rows: int) -> Iterator[slice]:
-    """Yield consecutive rows, as many as stay in the cache."""
-    return (slice(start, min(start + BLOCK, n_rows)) for start in range(0, n_rows, BLOCK))
 
 
 @dataclass(frozen=True)
@@ -136,7 +130,7 @@ class StreamedTable:
 
     def map(self, work: Callable[[Table], Result]) -> Iterator[Result]:
         """Yield ``work`` of every batch, in order, computed in parallel."""
-        return kernels.mapped(work, self.read())
+        return mapped(work, self.read())
 
 
 AnyTable = Table | StreamedTable
@@ -144,7 +138,7 @@ AnyTable = Table | StreamedTable
 
 def over_blocks(table: AnyTable, work: Callable[[Table], Result]) -> Iterator[Result]:
     """Yield ``work`` of consecutive rows, in order, computed in parallel."""
-    return kernels.mapped(work, table.blocks())
+    return mapped(work, table.blocks())
 
 
 def over_batches(table: AnyTable, work: Callable[[Table], Result]) -> Iterator[Result]:

@@ -15,8 +15,8 @@ from typing import Any, final
 import numpy as np
 
 from fedtmle.errors import DecodeError
-from fedtmle.model.columns import binned_sums
 from fedtmle.model.exact import FINE_BITS, GRID_BITS, Sums, column_shifts, zero_sums
+from fedtmle.model.kernels import binned_sums
 from fedtmle.model.statistics import AbstractBins, Group
 from fedtmle.model.types import Array
 from fedtmle.protocol.codes import MOST_SILOS, AbstractCode, BitReader, BitWriter

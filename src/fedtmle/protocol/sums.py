@@ -12,7 +12,6 @@ from typing import final
 import numpy as np
 
 from fedtmle.errors import NumericalError
-from fedtmle.model.columns import column_sums
 from fedtmle.model.exact import (
     FINE_BITS,
     GRID_BITS,
@@ -21,6 +20,7 @@ from fedtmle.model.exact import (
     query_shifts,
     zero_sums,
 )
+from fedtmle.model.kernels import column_sums
 from fedtmle.model.types import Array, IntArray, Part
 from fedtmle.protocol.query import (
     BoundedColumns,

@@ -15,7 +15,7 @@ from typing import TypeVar
 import numpy as np
 
 from fedtmle.algorithms.base import TargetingProgram
-from fedtmle.model import kernels
+from fedtmle.model import parallel
 from fedtmle.model.density.law import KEPT_LAWS, DensityLaw
 from fedtmle.model.density.quadrature import Memo
 from fedtmle.model.types import Part
@@ -177,19 +177,19 @@ def run_scenario(scenario: Scenario) -> list[Measured]:
 
 def prepare() -> None:
     """One thread per worker, whose CPU time is then all there is; compiled before anything is timed."""
-    kernels.set_threads(1)
+    parallel.set_threads(1)
     run_scenario(Scenario(seed=0, dgp=Dgp.GAUSSIAN, partition=Partition.RANDOM, clients=2, scale=WARM_UP))
 
 
 def shared(run: Callable[[Task], Answer], tasks: Sequence[Task], workers: int) -> Iterator[Answer]:
     """``run`` over ``tasks`` in their order, by so many processes; one works in this process."""
     if workers == 1:
-        before = kernels.threads()
+        before = parallel.threads()
         prepare()
         try:
             yield from map(run, tasks)
         finally:
-            kernels.set_threads(before)
+            parallel.set_threads(before)
         return
     spawn = multiprocessing.get_context("spawn")  # numba's threads do not survive a fork
     with ProcessPoolExecutor(workers, mp_context=spawn, initializer=prepare) as pool:

@@ -1,63 +1,282 @@
 """Elementary functions and fused row sums: numba when it can be had, a numpy twin otherwise.
 
-Both backends do the same IEEE operations in the same order, so their results are the same bits,
-for any number of threads. Numba is imported by the first call of a kernel, not by this package.
+A function here checks its arguments and calls the backend in use. Both backends do the same IEEE operations
+in the same order, so their results are the same bits, for any number of threads. Numba is imported by the
+first call of a kernel, not by this package.
 """
 
 from __future__ import annotations
 
-from typing import TypeVar, cast
+import importlib
+import math
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from typing import Any, NamedTuple, Protocol, TypeVar, cast, final
 
 import numpy as np
 
 from fedtmle.errors import InputError
 from fedtmle.model.concentration import RowSpread
-from fedtmle.model.exact import total
+from fedtmle.model.exact import CHUNK, FINE_BITS, GRID_BITS, Layout, Sums, column_shifts, layout, total
 from fedtmle.model.families import Family
-from fedtmle.model.kernels._backend import (
-    Rows,
-    backend,
-    checked_eps,
-    done,
-    mapped,
-    module,
-    query,
-    rows_of,
-    set_threads,
-    threads,
-    using_backend,
-)
-from fedtmle.model.types import Array, Bools, Bytes, Codes, Design, IntArray, Part
-
-__all__ = [
-    "Rows",
-    "add_multiple",
-    "backend",
-    "binned_chunks",
-    "bound",
-    "chosen",
-    "column_chunks",
-    "done",
-    "exp",
-    "expit",
-    "glm_means",
-    "glm_rows",
-    "glm_spread",
-    "glm_sums",
-    "largest",
-    "log",
-    "log_mean_kernel",
-    "logit",
-    "mapped",
-    "set_threads",
-    "softmax",
-    "softplus",
-    "threads",
-    "using_backend",
-    "weigh",
-]
+from fedtmle.model.types import Array, Bools, Bytes, Codes, Design, IntArray, Part, Scaled, scaled
 
 Real = TypeVar("Real", float, Array)
+
+# What a pass over the rows of a generalised linear loss is given.
+
+_NO_MATRIX = np.empty((0, 0))
+_ABSENT = np.empty(0)  # a column that is None; the kernels test its length and never read it
+LARGEST_POWER = 1000  # a shift beyond it needs two factors: 2^shift itself would overflow
+
+
+Fields = tuple[Any, ...]  # of a record: numba takes a plain tuple twice as fast, and makes the record itself
+
+
+class CompiledRows(NamedTuple):
+    """Rows as compiled loops take them.
+
+    ``matrix`` is the design if it is one array, else empty; ``addresses`` says where each of its columns
+    is, and ``constant`` whether it is one number. ``reach`` bounds every |x| of the design, or is infinite.
+    A column that is None is empty.
+    """
+
+    family: int
+    matrix: Array
+    addresses: IntArray
+    constant: Bools
+    factors: Array
+    reach: float
+    n_rows: int
+    offset: Array
+    y: Array
+    w: Array
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rows:
+    """The rows of a generalised linear loss, checked: the kernels index without checking.
+
+    ``compiled`` holds the same columns, which live as long as this value.
+    """
+
+    family: Family
+    X: Scaled
+    offset: Array | None
+    y: Array | None
+    w: Array | None
+    dim: int
+    n_rows: int
+    compiled: CompiledRows
+
+
+def glm_rows(
+    family: Family, X: Design, offset: Array | None = None, y: Array | None = None, w: Array | None = None
+) -> Rows:
+    """Return the rows of a generalised linear loss, checked once for many passes.
+
+    ``X`` has shape (d, N), as one array or as `Scaled` columns; ``offset``, ``y`` and ``w`` have shape
+    (N,), None standing for zeros, zeros and ones. None of them may be written to meanwhile. Shapes that
+    do not fit are an `InputError`.
+    """
+    if len(X.shape) != 2 or not len(X):
+        raise InputError(f"X: expected shape (d, N), d >= 1, not {X.shape}")
+    if isinstance(X, Scaled):
+        matrix, design = _NO_MATRIX, scaled(X)
+    else:
+        matrix = _contiguous(X)
+        design = Scaled(tuple(matrix), np.ones(len(matrix)))
+    dim, n_rows = design.shape
+    shape = (n_rows,)
+    if any(column.shape != shape for column in design.columns) or design.factors.shape != (len(X),):
+        raise InputError(f"X: expected {len(X)} columns of shape {shape}, and as many factors")
+    for name, column in (("offset", offset), ("y", y), ("w", w)):
+        if column is not None and np.shape(column) != shape:
+            raise InputError(f"{name}: expected shape {shape}, not {np.shape(column)}")
+    offset, y, w = (None if column is None else _contiguous(column) for column in (offset, y, w))
+    compiled = CompiledRows(
+        family=int(family),
+        matrix=matrix,
+        addresses=_addresses(matrix, design),
+        constant=np.array([column.strides == (0,) for column in design.columns]),
+        factors=design.factors,
+        reach=design.reach,
+        n_rows=n_rows,
+        offset=_ABSENT if offset is None else offset,
+        y=_ABSENT if y is None else y,
+        w=_ABSENT if w is None else w,
+    )
+    return Rows(family=family, X=design, offset=offset, y=y, w=w, dim=dim, n_rows=n_rows, compiled=compiled)
+
+
+def _addresses(matrix: Array, design: Scaled) -> IntArray:
+    """Return where each column of a design is in memory, shape (d,)."""
+    columns = (matrix,) if len(matrix) else design.columns
+    places = np.array([column.__array_interface__["data"][0] for column in columns], dtype=np.int64)
+    if len(matrix):  # its rows stand one after the other
+        places = places + matrix.strides[0] * np.arange(len(matrix))
+    return places
+
+
+class Grid(NamedTuple):
+    """Which parts are summed, and on which grid: 2^shifts[s] = first[s] * second[s], both exact floats."""
+
+    loss: bool
+    gradient: bool
+    hessian: bool
+    first: Array
+    second: Array
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Query:
+    """What is summed where, checked."""
+
+    rows: Rows
+    eps: Array
+    layout: Layout
+    grid: Grid
+
+    @property
+    def n_chunks(self) -> int:
+        return -(-self.rows.n_rows // CHUNK)
+
+
+def _checked_eps(rows: Rows, eps: Array) -> Array:
+    """Return eps as a contiguous array of shape (d,); `InputError` if it has another shape."""
+    eps = _contiguous(eps)
+    if eps.shape != (rows.dim,):
+        raise InputError(f"eps: expected shape ({rows.dim},), not {eps.shape}")
+    return eps
+
+
+@lru_cache(maxsize=256)
+def _grid(dim: int, parts: Part, shifts: tuple[int, ...]) -> tuple[Layout, Grid]:
+    """Return the layout and the grid of a query; they are shared by queries and must not be written to."""
+    places = layout(dim, parts)
+    if places.width != len(shifts):
+        raise InputError(f"shifts: expected {places.width} for the requested parts, not {len(shifts)}")
+    if any(len(set(shifts[place])) > 1 for place in places):
+        raise InputError("shifts: the sums of one part share one grid")
+    low = [max(min(shift, LARGEST_POWER), -LARGEST_POWER) for shift in shifts]
+    first = np.array([math.ldexp(1.0, power) for power in low])
+    second = np.array([math.ldexp(1.0, s - power) for s, power in zip(shifts, low, strict=True)])
+    loss, gradient, hessian = Part.LOSS in parts, Part.GRADIENT in parts, Part.HESSIAN in parts
+    return places, Grid(loss=loss, gradient=gradient, hessian=hessian, first=first, second=second)
+
+
+def _contiguous(values: Array | float) -> Array:
+    return np.ascontiguousarray(values, dtype=np.float64)
+
+
+# Which backend runs: FEDTMLE_BACKEND, read once, else numba where it can be imported, else numpy.
+
+
+_MODULES = {"numba": "_numba", "numpy": "_numpy"}
+_chosen_backend: str | None = None  # by `using_backend`
+
+
+class Backend(Protocol):
+    """The functions of a backend module; their arguments are checked, contiguous float64 arrays."""
+
+    def elementwise(self, name: str, x: Array) -> Array: ...
+
+    def glm_chunks(self, query: Query) -> IntArray: ...
+
+    def means(self, rows: Rows, eps: Array) -> Array: ...
+
+    def spread(
+        self, rows: Rows, eps: Array, until: Array, least: int, few: int, many: float
+    ) -> tuple[RowSpread, int, bool]: ...
+
+    def add_multiple(self, total: Array, factor: float, values: Array) -> None: ...
+
+    def chosen(self, values: Sequence[Array], codes: Codes) -> Array: ...
+
+    def weigh(
+        self,
+        numerator: Array,
+        probability: Array,
+        floor: float,
+        codes: Codes,
+        code: int,
+        H: Array,
+        taken: Array,
+        below: Bools,
+    ) -> None: ...
+
+    def bound(self, values: Array, low: float, high: float, bounded: Array, logits: Array) -> bool: ...
+
+    def largest(self, column: Array) -> float: ...
+
+    def column_chunks(self, columns: Array, terms: IntArray, scale: Array, what: str) -> IntArray:
+        """Return, per chunk of rows, sums of products of columns: ``terms``, shape (k, 2), says of which two.
+
+        A -1 in the second place stands for no second one. Term s is scaled by scale[s], rounded, and summed
+        as two integers: units, then what they leave in units of 2^-40; shape (chunks, 2 k).
+        """
+        ...
+
+    def binned_chunks(self, columns: Array, bins: Bytes, count: int, scale: Array, what: str) -> IntArray:
+        """Return `column_chunks` of every column by bin, shape (chunks, ``count``, 2 p)."""
+        ...
+
+    def softmax(self, logits: Array) -> Array: ...
+
+    def log_mean_kernel(self, points: Array, centres: Array) -> Array: ...
+
+
+def backend() -> str:
+    """Return the name of the backend in use: 'numba' or 'numpy'."""
+    return _chosen_backend or _default()
+
+
+@cache
+def _default() -> str:
+    """Return the default backend; cached, because every kernel call needs it."""
+    given = os.environ.get("FEDTMLE_BACKEND")
+    if given is not None:
+        return _checked(given)
+    try:
+        _imported("numba")
+    except ImportError:  # not there, or it refuses to be imported: often a numpy too new for it
+        return "numpy"
+    return "numba"
+
+
+@contextmanager
+def using_backend(name: str) -> Iterator[None]:
+    """Run the body with the named backend; for tests and comparisons."""
+    global _chosen_backend  # noqa: PLW0603 - one setting of the process, like the environment variable
+    before, _chosen_backend = _chosen_backend, _checked(name)
+    try:
+        yield
+    finally:
+        _chosen_backend = before
+
+
+def _module() -> Backend:
+    """Return the backend in use, imported when it is first needed."""
+    return _imported(_chosen_backend or _default())
+
+
+@cache
+def _imported(name: str) -> Backend:
+    return cast(Backend, importlib.import_module(f"fedtmle.model.kernels.{_MODULES[name]}"))
+
+
+def _checked(name: str) -> str:
+    if name not in _MODULES:
+        raise InputError(f"backend: expected one of {sorted(_MODULES)}, not '{name}'")
+    return name
+
+
+# The kernels.
 
 
 def exp(x: Real) -> Real:
@@ -86,20 +305,9 @@ def logit(p: Real) -> Real:
 
 
 def _elementwise(name: str, x: Real) -> Real:
-    values = np.ascontiguousarray(x, dtype=np.float64)
-    result = module().elementwise(name, values.reshape(-1))
+    values = _contiguous(x)
+    result = _module().elementwise(name, values.reshape(-1))
     return cast(Real, result.reshape(np.shape(x)) if np.ndim(x) else result.item())
-
-
-def glm_rows(
-    family: Family, X: Design, offset: Array | None = None, y: Array | None = None, w: Array | None = None
-) -> Rows:
-    """Rows of a generalised linear loss, checked once for many passes; not to be written to meanwhile.
-
-    ``X`` has shape (d, N), as one array or as `Scaled` columns; ``offset``, ``y`` and ``w`` have shape
-    (N,), None standing for zeros, zeros and ones.
-    """
-    return rows_of(family, X, offset, y, w)
 
 
 def glm_sums(rows: Rows, eps: Array, parts: Part, shifts: tuple[int, ...]) -> tuple[int, ...]:
@@ -108,12 +316,14 @@ def glm_sums(rows: Rows, eps: Array, parts: Part, shifts: tuple[int, ...]) -> tu
     Sum s is in units of 2^-shifts[s], in the order of `exact.query_shifts`. A row beyond 2^(50-shifts[s]),
     or not a number, is a `ContributionError`.
     """
-    return total(module().glm_chunks(query(rows, eps, parts, shifts)))
+    places, grid = _grid(rows.dim, parts, shifts)
+    query = Query(rows=rows, eps=_checked_eps(rows, eps), layout=places, grid=grid)
+    return total(_module().glm_chunks(query))
 
 
 def glm_means(rows: Rows, eps: Array) -> Array:
     """The mean of a generalised linear model row by row, mu(eps . X), columns added in order; shape (N,)."""
-    return module().means(rows, checked_eps(rows, eps))
+    return _module().means(rows, _checked_eps(rows, eps))
 
 
 def glm_spread(
@@ -133,7 +343,7 @@ def glm_spread(
     results are the number of rows read, and whether they were enough.
     """
     until = np.full(rows.dim, np.inf) if until is None else until
-    return module().spread(rows, checked_eps(rows, eps), until, least, few, many)
+    return _module().spread(rows, _checked_eps(rows, eps), until, least, few, many)
 
 
 def add_multiple(total: Array, factor: float, values: Array) -> None:
@@ -143,15 +353,15 @@ def add_multiple(total: Array, factor: float, values: Array) -> None:
     if values.strides == (0,):  # a constant
         total += factor * values[:1]
     else:
-        module().add_multiple(total, factor, np.ascontiguousarray(values, dtype=np.float64))
+        _module().add_multiple(total, factor, _contiguous(values))
 
 
 def chosen(values: Array, codes: Codes) -> Array:
     """values[codes[i], i] for each row i; shapes (J, N) and (N,), codes from 0 to J - 1."""
-    columns = [np.ascontiguousarray(column, dtype=np.float64) for column in values]
+    columns = [_contiguous(column) for column in values]
     if any(column.shape != codes.shape for column in columns) or codes.ndim != 1 or not columns:
         raise InputError(f"values, codes: expected shapes (J, N) and (N,), not {values.shape}, {codes.shape}")
-    return module().chosen(columns, np.ascontiguousarray(codes))
+    return _module().chosen(columns, np.ascontiguousarray(codes))
 
 
 def weigh(
@@ -166,13 +376,13 @@ def weigh(
 ) -> None:
     """Fill H = numerator / max(probability, floor), ``taken`` with H in the rows that have the code, and
     ``below``, where the probability is less than the floor; shape (N,) each, or (1,) of a constant."""
-    numerators = np.ascontiguousarray(numerator, dtype=np.float64)
+    numerators = _contiguous(numerator)
     if len(numerators) not in (1, len(H)):
         raise InputError(f"numerator: expected one value or {len(H)}, not {len(numerators)}")
-    probabilities = np.ascontiguousarray(np.broadcast_to(probability, H.shape), dtype=np.float64)
+    probabilities = _contiguous(np.broadcast_to(probability, H.shape))
     if not codes.shape == taken.shape == below.shape == H.shape:
         raise InputError("codes, taken, below: expected the shape of H")
-    module().weigh(numerators, probabilities, floor, codes, code, H, taken, below)
+    _module().weigh(numerators, probabilities, floor, codes, code, H, taken, below)
 
 
 def bound(values: Array, low: float, high: float, bounded: Array, logits: Array) -> bool:
@@ -180,55 +390,75 @@ def bound(values: Array, low: float, high: float, bounded: Array, logits: Array)
     ``logits`` with their logits; whether all values are finite. Shape (N,) each."""
     if not values.shape == bounded.shape == logits.shape or not 2.0**-60 <= low <= high <= 1 - 2.0**-60:
         raise InputError("values, bounded, logits: expected one shape, and bounds inside (0, 1)")
-    return module().bound(np.ascontiguousarray(values, dtype=np.float64), low, high, bounded, logits)
+    return _module().bound(_contiguous(values), low, high, bounded, logits)
 
 
 def largest(column: Array) -> float:
     """The largest magnitude in a column, 0 if it has no rows, NaN if one is not a number."""
     distinct = column[:1] if column.strides == (0,) else column  # a constant takes no memory, nor time
-    return module().largest(np.ascontiguousarray(distinct, dtype=np.float64))
+    return _module().largest(_contiguous(distinct))
 
 
-def column_chunks(columns: Array, terms: IntArray, scale: Array, what: str) -> IntArray:
-    """Per chunk of rows, exact sums of products of columns: ``terms``, shape (k, 2), says of which two.
+def column_sums(
+    columns: Array, exponents: Sequence[int], *, what: str, terms: Sequence[tuple[int, ...]] | None = None
+) -> Sums:
+    """Exact sums of columns, shape (p, N), or of ``terms``: a column's number, or two for their product.
 
-    A -1 in the second place stands for no second one. Term s is scaled by scale[s], rounded, and summed as
-    two integers: units, then what they leave in units of 2^-40; shape (chunks, 2 k). A row beyond 2^50
-    units, or not a number, is a `ContributionError` that says ``what``.
+    Term j, a product once rounded to a float, is bounded by 2^exponents[j]; a row beyond, or not a number, is
+    a `ContributionError` that says ``what``. These sums keep every digit of a double: what the 50-bit grid
+    leaves of each row is summed too, on a grid 2^-40 finer, so that a generous bound costs no digits.
     """
-    columns = np.ascontiguousarray(columns, dtype=np.float64)
-    inside = terms.min(initial=0, axis=0) >= (0, -1)
-    if not (columns.ndim == 2 and inside.all() and terms.max(initial=-1) < len(columns)):
+    asked = [(j,) for j in range(len(columns))] if terms is None else terms
+    places = np.array([(*term, -1)[:2] for term in asked], dtype=np.int64).reshape(-1, 2)
+    columns = _contiguous(columns)
+    inside = places.min(initial=0, axis=0) >= (0, -1)
+    if not (columns.ndim == 2 and inside.all() and places.max(initial=-1) < len(columns)):
         raise InputError("columns, terms: expected shape (p, N), and terms of columns that are there")
-    if terms.shape != (len(scale), 2):
-        raise InputError(f"terms: expected shape ({len(scale)}, 2), not {terms.shape}")
-    return module().column_chunks(columns, terms, scale, what)
+    if len(places) != len(exponents):
+        raise InputError(f"terms: expected {len(exponents)}, one for each exponent, not {len(places)}")
+    return _sums(_module().column_chunks(columns, places, _scale(exponents), what), exponents)
 
 
-def binned_chunks(columns: Array, bins: Bytes, count: int, scale: Array, what: str) -> IntArray:
-    """`column_chunks` of every column by bin, shape (chunks, ``count``, 2 p); ``bins`` has each row's."""
-    columns, bins = np.ascontiguousarray(columns, dtype=np.float64), np.ascontiguousarray(bins, np.uint8)
+def binned_sums(
+    columns: Array, bins: Bytes, count: int, exponents: Sequence[int], *, what: str
+) -> list[Sums]:
+    """`column_sums` of the rows of each of ``count`` bins; ``bins`` has each row's, shape (N,)."""
+    columns, bins = _contiguous(columns), np.ascontiguousarray(bins, np.uint8)
     inside = int(bins.max(initial=0)) < count
-    if columns.ndim != 2 or bins.shape != columns.shape[1:] or not inside or len(scale) != len(columns):
-        raise InputError("columns, bins: expected shapes (p, N) and (N,), bins below their count, p scales")
-    return module().binned_chunks(columns, bins, count, scale, what)
+    if columns.ndim != 2 or bins.shape != columns.shape[1:] or not inside or len(exponents) != len(columns):
+        raise InputError(
+            "columns, bins: expected shapes (p, N) and (N,), bins below their count, p exponents"
+        )
+    chunks = _module().binned_chunks(columns, bins, count, _scale(exponents), what)
+    return [_sums(chunks[:, b], exponents) for b in range(count)]
+
+
+def _scale(exponents: Sequence[int]) -> Array:
+    return np.exp2(GRID_BITS - np.array(exponents, dtype=np.float64))
+
+
+def _sums(chunks: IntArray, exponents: Sequence[int]) -> Sums:
+    """Return the sums of coarse and fine integers per chunk, which stand side by side."""
+    parts = total(chunks)
+    units = tuple((c << FINE_BITS) + f for c, f in zip(parts[::2], parts[1::2], strict=True))
+    return Sums(units, column_shifts(exponents))
 
 
 def softmax(logits: Array) -> Array:
     """exp(l_j) / sum_j exp(l_j) for each column of ``logits``, shape (J, N), J >= 1."""
-    logits = np.ascontiguousarray(logits, dtype=np.float64)
+    logits = _contiguous(logits)
     if logits.ndim != 2 or not len(logits):
         raise InputError(f"logits: expected shape (J, N) with J >= 1, not {logits.shape}")
-    return module().softmax(logits)
+    return _module().softmax(logits)
 
 
 def log_mean_kernel(points: Array, centres: Array) -> Array:
     """log((1/n0) sum_i exp(-|p - c_i|^2/2)) at each of N points; shapes (q, N), (q, n0) to (N,)."""
-    points = np.ascontiguousarray(points, dtype=np.float64)
-    centres = np.ascontiguousarray(centres, dtype=np.float64)
+    points = _contiguous(points)
+    centres = _contiguous(centres)
     if points.ndim != 2 or centres.ndim != 2 or len(points) != len(centres) or not centres.size:
         raise InputError(
             f"points, centres: expected shapes (q, N) and (q, n0), n0 >= 1, "
             f"not {points.shape} and {centres.shape}"
         )
-    return module().log_mean_kernel(points, centres)
+    return _module().log_mean_kernel(points, centres)

@@ -12,17 +12,12 @@ contiguous or one constant.
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
-
-import numba
 import numpy as np
-from numba import types
-from numba.extending import intrinsic
 
 from fedtmle.model.concentration import RowSpread
 from fedtmle.model.exact import CHUNK, GRID_BITS
 from fedtmle.model.families import Family
-from fedtmle.model.kernels._backend import CompiledRows, Fields, Grid
+from fedtmle.model.kernels import CompiledRows, Fields, Grid, Query, Rows, _numpy
 from fedtmle.model.kernels._elementary import (
     NEAR,
     exp,
@@ -34,41 +29,26 @@ from fedtmle.model.kernels._elementary import (
     poisson_far,
     poisson_near,
 )
-from fedtmle.model.kernels._jit import jit, jit_unordered
+from fedtmle.model.kernels._jit import array_at, jit, jit_unordered, pointer_to
 from fedtmle.model.kernels._primitives import MAGIC, MAGIC_BITS, bits, from_bits, select
+from fedtmle.model.parallel import shared
 from fedtmle.model.types import Array, IntArray
 
 BLOCK = 384  # rows that stay in the first-level cache
 LIMIT = 2.0**GRID_BITS
+SERIAL_ROWS = 1 << 17  # with fewer, starting threads costs about as much as they save
 GAUSSIAN, LOGISTIC, POISSON = int(Family.GAUSSIAN), int(Family.LOGISTIC), int(Family.POISSON)
-
-
-Untyped: TypeAlias = Any  # objects of numba's compiler, for which it has no types
-
-
-def _as_pointer(_: Untyped, address: Untyped) -> Untyped:
-    """Return how numba makes a pointer to float64 of an address."""
-
-    def generate(context: Untyped, builder: Untyped, signature: Untyped, arguments: Untyped) -> Untyped:
-        return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
-
-    pointer: Untyped = types.CPointer
-    return pointer(types.float64)(address), generate
-
-
-_pointer: Untyped = intrinsic(_as_pointer)
-_array: Untyped = numba.carray  # type: ignore[attr-defined]  # of a pointer and a shape
 
 
 @jit
 def gather(rows: CompiledRows, begin: int, size: int, block: Array) -> None:
     """Fill the first ``size`` places of ``block``, shape (d, BLOCK): the design from row ``begin`` on."""
     for j in range(len(rows.addresses)):
-        pointer, factor = _pointer(rows.addresses[j]), rows.factors[j]
+        pointer, factor = pointer_to(rows.addresses[j]), rows.factors[j]
         if rows.constant[j]:
-            block[j, :size] = _array(pointer, 1)[0] * factor
+            block[j, :size] = array_at(pointer, 1)[0] * factor
         else:
-            scale(_array(pointer, begin + size)[begin:], factor, block[j, :size])
+            scale(array_at(pointer, begin + size)[begin:], factor, block[j, :size])
 
 
 # The stages, for one block of rows: each loop vectorises.
@@ -316,7 +296,7 @@ def _add_hessian(
 
 
 @jit
-def chunks(
+def _chunks(
     rows_fields: Fields, grid_fields: Fields, eps: Array, first_chunk: int, last_chunk: int, sums: IntArray
 ) -> bool:
     """Fill rows first_chunk to last_chunk of ``sums``; False if a contribution is beyond the bound.
@@ -380,8 +360,21 @@ def chunks(
     return everywhere
 
 
+def glm_chunks(query: Query) -> IntArray:
+    """Sums of rounded contributions per chunk, shape (chunks, p)."""
+    rows, grid, eps = tuple(query.rows.compiled), tuple(query.grid), query.eps
+    sums = np.zeros((query.n_chunks, query.layout.width), dtype=np.int64)
+
+    def work(first: int, last: int) -> bool:
+        return _chunks(rows, grid, eps, first, last, sums)
+
+    if shared(work, query.n_chunks, serially=query.rows.n_rows < SERIAL_ROWS):
+        return sums
+    return _numpy.glm_chunks(query)  # some row is beyond its bound: the twin counts such rows and raises
+
+
 @jit
-def means(rows_fields: Fields, eps: Array, first: int, last: int, result: Array) -> None:
+def _means(rows_fields: Fields, eps: Array, first: int, last: int, result: Array) -> None:
     """Rows first to last of mu(eps . X): of the Gaussian family, the predictor itself."""
     rows = CompiledRows(*rows_fields)
     X, zeros, etas = np.empty((len(eps), BLOCK)), np.zeros(BLOCK), np.empty(BLOCK)
@@ -392,6 +385,18 @@ def means(rows_fields: Fields, eps: Array, first: int, last: int, result: Array)
         predict(zeros, eps, X, 0, eta)
         scale(eta, 1.0, mean)
         set_mean(rows.family, eta, mean)
+
+
+def means(rows: Rows, eps: Array) -> Array:
+    """mu(eps . X), shape (N,)."""
+    compiled, result = tuple(rows.compiled), np.empty(rows.n_rows)
+
+    def work(first: int, last: int) -> bool:
+        _means(compiled, eps, first, last, result)
+        return True
+
+    shared(work, rows.n_rows, serially=rows.n_rows < SERIAL_ROWS)
+    return result
 
 
 # How the rows' contributions to a gradient spread, block by block, until enough rows were read.
@@ -449,7 +454,7 @@ def _is_far(spread: RowSpread, until: Array, n_read: int, many: float) -> bool:
 
 
 @jit
-def spread(
+def _spread(
     rows_fields: Fields, eps: Array, until: Array, least: int, few: int, many: float, block: Array
 ) -> tuple[int, bool]:
     """Fill ``block``, the rows of a `RowSpread`, from the first rows of the data.
@@ -484,3 +489,12 @@ def spread(
             _raise_largest(slope, weight, X[j, at : at + size], result, j)
         begin, enough = end, _is_enough(result, until, least)
     return begin, enough
+
+
+def spread(
+    rows: Rows, eps: Array, until: Array, least: int, few: int, many: float
+) -> tuple[RowSpread, int, bool]:
+    """See `kernels.glm_spread`."""
+    block = np.zeros((len(RowSpread._fields), rows.dim))
+    n_read, enough = _spread(tuple(rows.compiled), eps, until, least, few, many, block)
+    return RowSpread(*block), n_read, enough

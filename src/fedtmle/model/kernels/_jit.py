@@ -9,11 +9,12 @@ import hashlib
 from collections.abc import Callable
 from pathlib import Path
 from types import FunctionType
-from typing import TypeVar, cast
+from typing import Any, TypeAlias, TypeVar, cast
 
 import numba
 import numpy as np
-from numba.extending import overload, register_jitable
+from numba import types
+from numba.extending import intrinsic, overload, register_jitable
 
 from fedtmle.model.kernels import _elementary, _primitives
 
@@ -48,6 +49,25 @@ def jit_unordered(function: Function) -> Function:
 def _compiled(function: Function, *, cache: bool, fastmath: bool | set[str]) -> Function:
     decorate = numba.njit(cache=cache, nogil=True, error_model="numpy", fastmath=fastmath)
     return cast(Function, decorate(function))
+
+
+# An array where its address says, for a list of columns whose length numba does not know.
+
+Untyped: TypeAlias = Any  # objects of numba's compiler, for which it has no types
+
+
+def _as_pointer(_: Untyped, address: Untyped) -> Untyped:
+    """Return how numba makes a pointer to float64 of an address."""
+
+    def generate(context: Untyped, builder: Untyped, signature: Untyped, arguments: Untyped) -> Untyped:
+        return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
+
+    pointer: Untyped = types.CPointer
+    return pointer(types.float64)(address), generate
+
+
+pointer_to: Untyped = intrinsic(_as_pointer)
+array_at: Untyped = numba.carray  # type: ignore[attr-defined]  # of a pointer and a shape
 
 
 # The shared sources, registered with numba for scalars: `_primitives` gets a spelling of its own, and

@@ -1,6 +1,6 @@
 """The compiled backend: serial loops, and drivers that divide their work among threads.
 
-The loops over the rows of a generalised linear loss are in `_compiled_glm`. Here are the elementary
+What passes over the rows of a generalised linear loss is in `_compiled_glm`. Here are the elementary
 functions, the softmax and the kernel density, the rows of an effect, and exact sums of columns. Rows are
 taken in blocks that stay in the first-level cache; each inner loop is a single pass over a block, which
 LLVM vectorises.
@@ -12,14 +12,21 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from fedtmle.model.concentration import RowSpread
 from fedtmle.model.exact import CHUNK, FINE_BITS
-from fedtmle.model.kernels import _compiled_glm, _numpy
-from fedtmle.model.kernels._backend import Query, Rows, shared
-from fedtmle.model.kernels._compiled_glm import LIMIT, add_multiple, largest
+from fedtmle.model.kernels import _numpy
+from fedtmle.model.kernels._compiled_glm import (
+    LIMIT,
+    SERIAL_ROWS,
+    add_multiple,
+    glm_chunks,
+    largest,
+    means,
+    spread,
+)
 from fedtmle.model.kernels._elementary import exp, expit, log, logit, logit_inside, softplus
 from fedtmle.model.kernels._jit import jit
 from fedtmle.model.kernels._primitives import MAGIC, MAGIC_BITS, bits, select
+from fedtmle.model.parallel import shared
 from fedtmle.model.types import Array, Bools, Bytes, Codes, IntArray
 
 __all__ = [
@@ -41,7 +48,6 @@ __all__ = [
 BLOCK = 512
 FINITE = 1.7976931348623157e308  # the largest float
 FINE = 2.0**FINE_BITS
-SERIAL_ROWS = 1 << 17  # with fewer, starting threads costs about as much as they save
 SERIAL_PAIRS = 1 << 18
 
 
@@ -98,43 +104,6 @@ def elementwise(name: str, x: Array) -> Array:
 
     shared(work, len(x), serially=len(x) < SERIAL_ROWS)
     return result
-
-
-# Passes over the rows of a generalised linear loss.
-
-
-def glm_chunks(query: Query) -> IntArray:
-    """Sums of rounded contributions per chunk, shape (chunks, p)."""
-    rows, grid, eps = tuple(query.rows.compiled), tuple(query.grid), query.eps
-    sums = np.zeros((query.n_chunks, query.layout.width), dtype=np.int64)
-
-    def work(first: int, last: int) -> bool:
-        return _compiled_glm.chunks(rows, grid, eps, first, last, sums)
-
-    if shared(work, query.n_chunks, serially=query.rows.n_rows < SERIAL_ROWS):
-        return sums
-    return _numpy.glm_chunks(query)  # some row is beyond its bound: the twin counts such rows and raises
-
-
-def means(rows: Rows, eps: Array) -> Array:
-    """mu(eps . X), shape (N,)."""
-    compiled, result = tuple(rows.compiled), np.empty(rows.n_rows)
-
-    def work(first: int, last: int) -> bool:
-        _compiled_glm.means(compiled, eps, first, last, result)
-        return True
-
-    shared(work, rows.n_rows, serially=rows.n_rows < SERIAL_ROWS)
-    return result
-
-
-def spread(
-    rows: Rows, eps: Array, until: Array, least: int, few: int, many: float
-) -> tuple[RowSpread, int, bool]:
-    """See `kernels.glm_spread`."""
-    block = np.zeros((len(RowSpread._fields), rows.dim))
-    n_read, enough = _compiled_glm.spread(tuple(rows.compiled), eps, until, least, few, many, block)
-    return RowSpread(*block), n_read, enough
 
 
 # The softmax and the kernel density.

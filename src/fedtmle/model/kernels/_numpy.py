@@ -14,8 +14,7 @@ from fedtmle.errors import ContributionError
 from fedtmle.model.concentration import RowSpread
 from fedtmle.model.exact import CHUNK, FINE_BITS, GRID_BITS, beyond_bound
 from fedtmle.model.families import Family
-from fedtmle.model.kernels import _elementary
-from fedtmle.model.kernels._backend import Query, Rows
+from fedtmle.model.kernels import Query, Rows, _elementary
 from fedtmle.model.types import Array, Bools, Bytes, Codes, IntArray, Part
 
 POINTS = 2048  # a block of points of `log_mean_kernel` that stays in the cache

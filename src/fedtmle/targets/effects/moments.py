@@ -24,8 +24,8 @@ from typing import NamedTuple, final
 
 import numpy as np
 
-from fedtmle.model.columns import column_sums
 from fedtmle.model.exact import Sums, column_shifts
+from fedtmle.model.kernels import column_sums
 from fedtmle.model.types import Array, IntArray, exponent, first, upper_pairs
 from fedtmle.targets.effects.rows import EffectRows
 

@@ -13,7 +13,8 @@ from fedtmle.errors import DataError
 from fedtmle.initial.crossfit import Fitted, Folds
 from fedtmle.initial.glm import AbstractResponse
 from fedtmle.model import kernels
-from fedtmle.model.table import Factor, Table, pieces
+from fedtmle.model.parallel import done, pieces
+from fedtmle.model.table import Factor, Table
 from fedtmle.model.types import Array, Bools, Bytes, Codes, IntArray, is_one, product
 from fedtmle.targets.effects.components import Component
 from fedtmle.targets.effects.rows import (
@@ -65,7 +66,7 @@ class EffectColumns:
         def fill(rows: slice) -> None:
             np.equal(codes[rows], code, out=taken[rows])
 
-        kernels.done(fill, pieces(table.n_rows))
+        done(fill, pieces(table.n_rows))
         return taken
 
     def in_arm(self, table: Table, code: int) -> Table:
@@ -99,7 +100,7 @@ class EffectColumns:
             if not complete:
                 np.nan_to_num(y[rows], copy=False, nan=0.0)
 
-        kernels.done(fill, pieces(table.n_rows))
+        done(fill, pieces(table.n_rows))
         return y
 
     def weight(self, table: Table) -> Array:
@@ -283,7 +284,7 @@ class Preparation:
                     covariate *= observed[rows]
             clever.g_bins[:, rows] = probability_bins(g[shown])
 
-        kernels.done(fill, pieces(n))
+        done(fill, pieces(n))
         return clever
 
     def _regression(self, table: Table) -> tuple[Array, Array]:
@@ -298,7 +299,7 @@ class Preparation:
                 if not kernels.bound(predicted[rows], Q_MARGIN, 1 - Q_MARGIN, q[a, rows], logit_q[a, rows]):
                     raise DataError("the outcome model's prediction is not finite in some rows")
 
-            kernels.done(fill, pieces(table.n_rows))
+            done(fill, pieces(table.n_rows))
         return q, logit_q
 
     def propensities(self, table: Table) -> tuple[Array, Array]:

@@ -25,9 +25,10 @@ from fedtmle.model import kernels
 from fedtmle.model.exact import Sums, column_shifts, zero_sums
 from fedtmle.model.families import Family
 from fedtmle.model.linear import congruence, multiply
+from fedtmle.model.parallel import done, mapped, pieces
 from fedtmle.model.problem import AbstractProblem, Estimate
 from fedtmle.model.submodel import AbstractSubmodel, GeneralisedLinear, NoNormaliser, StreamedLinear
-from fedtmle.model.table import AnyTable, StreamedTable, Table, over_blocks, pieces
+from fedtmle.model.table import AnyTable, StreamedTable, Table, over_blocks
 from fedtmle.model.types import Array, RowBound, exponent
 from fedtmle.targets.effects.moments import (
     ClosingLayout,
@@ -122,7 +123,7 @@ class EffectProblem(AbstractProblem[EffectLaw, AnyTable]):
     def over(self, table: AnyTable, work: Callable[[EffectRows], Result]) -> Iterator[Result]:
         """Return ``work`` of consecutive pieces of the rows, in order; the pieces run in parallel."""
         if isinstance(table, Table):
-            return kernels.mapped(work, self.rows(table).blocks())
+            return mapped(work, self.rows(table).blocks())
         return over_blocks(table, lambda block: work(self.prepare(block)))
 
     def concatenate(self, parts: Sequence[AnyTable]) -> AnyTable:
@@ -155,15 +156,18 @@ class EffectProblem(AbstractProblem[EffectLaw, AnyTable]):
         return self._design(law, prepared, self._fluctuation(prepared))
 
     def _fluctuation(self, prepared: EffectRows) -> Fluctuation:
-        return Fluctuation.of(prepared, self.combination, self.width, as_weight=self.as_weight)
+        return Fluctuation.of(
+            prepared, self.combination, self.width, linear=self.linear, as_weight=self.as_weight
+        )
 
     def _design(self, law: EffectLaw, prepared: EffectRows, fixed: Fluctuation) -> GeneralisedLinear:
-        offset = np.empty(prepared.n_rows)
+        offset, shifts = np.empty_like(fixed.link), self._shifts(law)
 
         def fill(rows: slice) -> None:
-            offset[rows] = self._taken_link(law, prepared.part(rows))
+            offset[rows] = fixed.link[rows]
+            self._move_link(offset[rows], shifts, prepared.covariates[:, rows])
 
-        kernels.done(fill, pieces(prepared.n_rows))
+        done(fill, pieces(len(offset)))
         return GeneralisedLinear(
             family=self._family,
             X=fixed.X,
@@ -205,7 +209,7 @@ class EffectProblem(AbstractProblem[EffectLaw, AnyTable]):
             # All rows are one block here.
             return total.joined(spanning_sums(prepared, columns, exponents, self.spanning))
 
-        return reduce(add, kernels.mapped(closed, rows.blocks()), zero_sums(self.moment_shifts(law)))
+        return reduce(add, mapped(closed, rows.blocks()), zero_sums(self.moment_shifts(law)))
 
     def moment_shifts(self, law: EffectLaw) -> tuple[int, ...]:  # noqa: ARG002 - declared, for every law
         return column_shifts(self._moment_exponents())
@@ -256,17 +260,15 @@ class EffectProblem(AbstractProblem[EffectLaw, AnyTable]):
         """Return Q(A, W) at the law on the unit scale, shape (N,), of rows whose outcome was observed."""
         if not law.history:
             return prepared.factual(prepared.q)
-        eta = self._taken_link(law, prepared)
+        eta = prepared.factual_link(linear=self.linear)
+        self._move_link(eta, self._shifts(law), prepared.covariates)
         return eta if self.linear else kernels.expit(eta)
 
-    def _taken_link(self, law: EffectLaw, prepared: EffectRows) -> Array:
-        """Return link Q(A, W) at the law, (N,); the initial one where the outcome was not observed."""
-        eta = prepared.factual(prepared.q if self.linear else prepared.logit_q)
-        for r, shift in enumerate(self._shifts(law)):
+    def _move_link(self, eta: Array, shifts: Sequence[float], covariates: Array) -> None:
+        """Move link Q(A, W), shape (N,), by the shifts; a row whose outcome was not observed stays."""
+        for shift, h in zip(shifts, covariates, strict=True):
             if shift:
-                h = prepared.taken(r)
                 kernels.add_multiple(eta, shift, np.sign(h) if self.as_weight else h)
-        return eta
 
     def _shifts(self, law: EffectLaw) -> list[float]:
         """Return the factor of each component's H on the link scale, after all accepted fluctuations."""

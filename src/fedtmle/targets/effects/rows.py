@@ -9,7 +9,7 @@ from typing import final
 import numpy as np
 
 from fedtmle.model import kernels
-from fedtmle.model.table import pieces
+from fedtmle.model.parallel import done, pieces
 from fedtmle.model.types import Array, Bools, Bytes, Codes, IntArray, Scaled, first, is_one
 
 # Edges of the propensity score's histogram; a row stores only the number of its bin.
@@ -74,6 +74,10 @@ class EffectRows:
         """Return H_r(A_i, W_i) Delta_i."""
         return np.asarray(self.covariates[component])
 
+    def factual_link(self, *, linear: bool) -> Array:
+        """Return the link of the initial Q(A, W), shape (N,), a new array."""
+        return self.factual(self.q if linear else self.logit_q)
+
     def factual(self, per_arm: Array) -> Array:
         """Return the value of the arm taken, from a value for each arm, shape (arms, N)."""
         return kernels.chosen(per_arm, self.arm)
@@ -113,18 +117,21 @@ Combination = tuple[tuple[float, ...], ...]  # L, (d, components)
 @final
 @dataclass(frozen=True)
 class Fluctuation:
-    """The covariates and weights of an effect's submodel, which are the same at every law.
+    """The parts of an effect's submodel that are the same at every law.
 
-    X_k = -width sum_r L_kr H_r of the arm that was taken, shape (d, N), and w (None: ones). With
-    ``as_weight``, H is the weight and its sign the covariate.
+    X_k = -width sum_r L_kr H_r of the arm that was taken, shape (d, N), w (None: ones), and the link of the
+    initial Q(A, W). With ``as_weight``, H is the weight and its sign the covariate.
     """
 
     combination: Combination
     X: Scaled
     w: Array | None
+    link: Array
 
     @classmethod
-    def of(cls, rows: EffectRows, combination: Combination, width: float, *, as_weight: bool) -> Fluctuation:
+    def of(
+        cls, rows: EffectRows, combination: Combination, width: float, *, linear: bool, as_weight: bool
+    ) -> Fluctuation:
         columns, factors = [], np.ones(len(combination))
         for k, row in enumerate(combination):
             shares = {r: -width * share for r, share in enumerate(row) if share}
@@ -135,7 +142,12 @@ class Fluctuation:
                 columns.append(_combined(rows, shares, as_weight))
         weight = rows.weight * rows.covariates.sum(axis=0) if as_weight else rows.weight
         largest = np.array([kernels.largest(column) for column in columns])
-        return cls(combination, Scaled(tuple(columns), factors, largest), None if is_one(weight) else weight)
+        return cls(
+            combination=combination,
+            X=Scaled(tuple(columns), factors, largest),
+            w=None if is_one(weight) else weight,
+            link=rows.factual_link(linear=linear),
+        )
 
 
 def _combined(rows: EffectRows, shares: Mapping[int, float], as_weight: bool) -> Array:
@@ -147,5 +159,5 @@ def _combined(rows: EffectRows, shares: Mapping[int, float], as_weight: bool) ->
             taken = rows.covariates[r, place]
             combined[place] += share * (np.sign(taken) if as_weight else taken)
 
-    kernels.done(fill, pieces(rows.n_rows))
+    done(fill, pieces(rows.n_rows))
     return combined
