@@ -124,7 +124,7 @@ def run_in_process(
     *,
     algorithm: AbstractAlgorithm,
     pool: Callable[[Mapping[str, Rows]], Rows],
-    keeper: Callable[[str], Keeper | None] = lambda _: None,
+    keeper: Callable[[Plan, str], Keeper | None] = lambda _plan, _name: None,
     index: Mapping[str, IntArray] | None = None,
     threads: int = 1,
     progress: Progress | None = None,
@@ -133,8 +133,8 @@ def run_in_process(
     """Run a plan over the validated ``rows`` of each silo: the core of `solve` and `run`.
 
     ``plan_for`` returns the plan of a roster. ``pool`` returns all rows in one place: the only silo of an
-    algorithm that pools the rows, and what ``observe`` reads. ``keeper`` returns the keeper of a silo by its
-    name; a silo without one is unguarded.
+    algorithm that pools the rows, and what ``observe`` reads. ``keeper`` returns the keeper of a silo in a
+    plan, by its name; a silo without one is unguarded.
     """
     pooled = pool(rows) if algorithm.pools_rows or observe else None
     if algorithm.pools_rows and pooled is not None:
@@ -143,7 +143,13 @@ def run_in_process(
         rows = {POOLED: pooled}
     plan = plan_for(roster(list(rows)))
     silos = [
-        Silo(name, plan, table, index=None if index is None else np.asarray(index[name]), keeper=keeper(name))
+        Silo(
+            name,
+            plan,
+            table,
+            index=None if index is None else np.asarray(index[name]),
+            keeper=keeper(plan, name),
+        )
         for name, table in rows.items()
     ]
     finished = run_embedded(plan, silos, threads=threads, progress=progress)

@@ -179,7 +179,9 @@ def test_the_silos_own_outcomes_do_not_matter(folder: Path) -> None:
     assert ends == [ends[0]] * 3
     assert ends[0][0] == "disclosure"
     (folder / "north.csv").unlink()  # nothing of it is needed to judge a query
-    assert disclosure_limit(read_study(folder / "study.toml").study, read_silo_file(folder / "north.toml"))
+    assert disclosure_limit(
+        file_plan(read_study(folder / "study.toml")), read_silo_file(folder / "north.toml")
+    )
 
 
 def test_whatever_happened_to_the_process_it_is_the_same_query(folder: Path) -> None:
@@ -204,7 +206,9 @@ def test_what_was_answered_before_a_restart_counts(folder: Path) -> None:
             found.append(meter.omega()["mean of sbp_12"])
         return found
 
-    low = disclosure_limit(file.study, read_silo_file(state(folder, min_uncertainty="1e-9", noise="1e-2")))
+    low = disclosure_limit(
+        file_plan(file), read_silo_file(state(folder, min_uncertainty="1e-9", noise="1e-2"))
+    )
     together = left(low, asked)
     alone = [left(low, [query])[0] for query in asked]
     between = (min(alone) + together[-1]) / 2
@@ -221,7 +225,7 @@ def test_the_meter_is_omega_of_all_blocks_together(folder: Path) -> None:
     table = load(stated, schema_of(file.study), silo="north")
     pd.read_csv(folder / "public.csv").head(30).to_csv(folder / "public.csv", index=False)
     centre = load(folder / "public.csv", schema_of(file.study), silo="north")
-    floor = disclosure_limit(file.study, read_silo_file(stated))
+    floor = disclosure_limit(file_plan(file), read_silo_file(stated))
     assert floor is not None
     asked = [one.query for one in rehearse(file_plan(file), table, "north").answered]
     meter = floor.meter()
@@ -285,6 +289,6 @@ def test_a_section_that_does_not_fit_the_study_is_named(
 ) -> None:
     silo = state(folder, **changed)
     with pytest.raises(InputError) as caught:
-        disclosure_limit(read_study(folder / "study.toml").study, read_silo_file(silo))
+        disclosure_limit(file_plan(read_study(folder / "study.toml")), read_silo_file(silo))
     assert "[disclosure]" in str(caught.value)
     assert what in str(caught.value)

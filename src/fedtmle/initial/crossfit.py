@@ -9,10 +9,8 @@ from typing import Protocol, final
 import numpy as np
 
 from fedtmle.errors import DataError
-from fedtmle.model.table import Table
+from fedtmle.model.table import SILO, Table
 from fedtmle.model.types import Array, IntArray
-
-POOLED_SILO = "\0silo"  # the factor of a pooled table that holds each row's silo
 
 
 @final
@@ -39,7 +37,7 @@ class Folds:
             if self.cluster is None
             else np.unique(table.factors[self.cluster].codes, return_inverse=True)[1]
         )
-        silo = table.factors.get(POOLED_SILO)
+        silo = table.factors.get(SILO)
         if silo is None:
             return self._draw(units)
         folds = np.empty(table.n_rows, dtype=np.int64)

@@ -13,6 +13,8 @@ from fedtmle.model import kernels
 from fedtmle.model.parallel import mapped, pieces
 from fedtmle.model.types import Array, IntArray
 
+SILO = "silo"  # the factor that holds each row's silo, for C(silo); no study reads a column of this name
+
 Result = TypeVar("Result")
 
 
@@ -134,6 +136,27 @@ class StreamedTable:
 
 
 AnyTable = Table | StreamedTable
+
+
+def with_silo(table: AnyTable, silo: str, silos: tuple[str, ...]) -> AnyTable:
+    """Return the rows of ``silo`` with the factor `SILO`, whose levels are the study's ``silos`` in order.
+
+    Pooled rows have the factor already, and are returned as they are.
+    """
+    if isinstance(table, StreamedTable):
+        read = table.read
+        counts = {name: table.n_rows if name == silo else 0 for name in silos}
+        return replace(
+            table,
+            factor_counts={**table.factor_counts, SILO: counts},
+            read=lambda: (_in_silo(batch, silo, silos) for batch in read()),
+        )
+    return table if SILO in table.factors else _in_silo(table, silo, silos)
+
+
+def _in_silo(table: Table, silo: str, silos: tuple[str, ...]) -> Table:
+    codes = np.broadcast_to(np.int64(silos.index(silo)), (table.n_rows,))  # takes no memory
+    return table.with_factor(SILO, Factor(codes, silos))
 
 
 def over_blocks(table: AnyTable, work: Callable[[Table], Result]) -> Iterator[Result]:

@@ -12,14 +12,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import final
+from typing import Self, final
 
 from fedtmle.errors import InputError
 from fedtmle.initial.crossfit import Fitted, SuppliedPrediction, SuppliedProbability
 from fedtmle.initial.glm import Supplied
 from fedtmle.initial.ranges import range_exponent
 from fedtmle.model import kernels
-from fedtmle.model.table import AnyTable
+from fedtmle.model.table import SILO, AnyTable, with_silo
 from fedtmle.programs.diagnostics import (
     Diagnostics,
     Histogram,
@@ -66,9 +66,15 @@ class StudyDetails:
 @final
 @dataclass(frozen=True, kw_only=True)
 class StudyProgram(AbstractProgram[AnyTable]):
-    """The whole study as one flow."""
+    """The whole study as one flow; ``silos`` are the levels of C(silo), none where no formula has it."""
 
     study: Study
+    silos: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, study: Study, silos: Sequence[str]) -> Self:
+        """Return the program of a study whose silos are these, in their order."""
+        return cls(study=study, silos=study.silo_levels(silos))
 
     def count(self, rows: AnyTable) -> int:
         return rows.n_rows
@@ -76,9 +82,15 @@ class StudyProgram(AbstractProgram[AnyTable]):
     def smallest_part(self, rows: AnyTable) -> int:
         return self.study.smallest_part(rows)
 
+    def at(self, silo: str, rows: AnyTable) -> AnyTable:
+        return with_silo(rows, silo, self.silos) if self.silos else rows
+
+    def alone(self, silo: str) -> Self:
+        return replace(self, silos=(silo,) if self.silos else ())
+
     def flow(self, n: int) -> Flow[Outcome]:
         study = self.study
-        levels = yield from _levels(study)
+        levels = yield from _levels(study, self.silos)
         columns = effect_columns(study, levels, (yield from _shared_clusters(study)))
         tally = yield from _tally(study, columns, n)
         _require_outcomes(study, tally, n)
@@ -138,7 +150,7 @@ def effect_problem(study: Study, preparation: Preparation) -> EffectProblem:
     )
 
 
-def _levels(study: Study) -> Flow[dict[str, tuple[str, ...]]]:
+def _levels(study: Study, silos: tuple[str, ...]) -> Flow[dict[str, tuple[str, ...]]]:
     levels: dict[str, tuple[str, ...]] = {}
     if study.variables is not None:
         levels = study.declared_levels(study.variables)
@@ -153,7 +165,7 @@ def _levels(study: Study) -> Flow[dict[str, tuple[str, ...]]]:
         )
     if study.target.treatment is not None:
         levels[study.target.treatment] = study.target.arms
-    return levels
+    return {**levels, SILO: silos} if silos else levels
 
 
 def _shared_clusters(study: Study) -> Flow[tuple[bytes, ...]]:
@@ -258,9 +270,9 @@ def _nuisances(
 Treatment = tuple[EffectColumns, tuple[Fitted, ...], float]
 
 
-def fit_treatment(study: Study, n: int) -> Flow[Treatment]:
+def fit_treatment(study: Study, silos: tuple[str, ...], n: int) -> Flow[Treatment]:
     """Fit the treatment model alone; return it with the mean weight that its fit is relative to."""
-    levels = yield from _levels(study)
+    levels = yield from _levels(study, silos)
     columns = effect_columns(study, levels)
     tally = yield from _tally(study, columns, n)
     fitted = yield from _nuisances(study, columns, levels, tally, n, roles=("treatment",))
@@ -315,6 +327,12 @@ class PreflightProgram(AbstractProgram[AnyTable]):
     """Fits a study's treatment model across silos and estimates nothing; ``details`` has the histograms."""
 
     study: Study
+    silos: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, study: Study, silos: Sequence[str]) -> Self:
+        """Return the program of a study whose silos are these, in their order."""
+        return cls(study=study, silos=study.silo_levels(silos))
 
     def count(self, rows: AnyTable) -> int:
         return rows.n_rows
@@ -322,8 +340,11 @@ class PreflightProgram(AbstractProgram[AnyTable]):
     def smallest_part(self, rows: AnyTable) -> int:
         return self.study.smallest_part(rows)
 
+    def at(self, silo: str, rows: AnyTable) -> AnyTable:
+        return with_silo(rows, silo, self.silos) if self.silos else rows
+
     def flow(self, n: int) -> Flow[Described]:
-        columns, models, weight_mean = yield from fit_treatment(self.study, n)
+        columns, models, weight_mean = yield from fit_treatment(self.study, self.silos, n)
         preparation = Preparation(
             columns=replace(columns, strata=None, strata_levels=()),
             components=(),

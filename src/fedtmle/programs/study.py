@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, final
 
@@ -17,9 +17,10 @@ from fedtmle.initial.glm import GLM, Supplied
 from fedtmle.initial.pilot import Pilot
 from fedtmle.initial.ranges import column_ranges
 from fedtmle.initial.superlearner import SuperLearner, formulas, pilots, used_columns
+from fedtmle.initial.syntax import Categorical, quoted_level
 from fedtmle.initial.variables import Variables
 from fedtmle.model.arguments import expect, expect_column, expect_integer, expect_number
-from fedtmle.model.table import AnyTable, StreamedTable
+from fedtmle.model.table import SILO, AnyTable, StreamedTable
 from fedtmle.model.types import IntArray
 from fedtmle.targets.effects.components import Static
 from fedtmle.targets.effects.estimands import AbstractEffect
@@ -69,6 +70,7 @@ class Study:
 
     def __post_init__(self) -> None:
         self._refuse_types()
+        self._refuse_silo_column()
         if self.variables is not None:
             self._check_variables(self.variables)
         if (self.treatment_model is None) != (self.target.treatment is None):
@@ -144,10 +146,13 @@ class Study:
             if not as_factor and not variable.is_numeric:
                 raise InputError(f"variables: '{name}' is a category; write C({name}) in a formula")
         object.__setattr__(self, "target", declared_target(self.target, variables))
+        # The silos are not known yet; an indicator's range is the same for all of them.
+        stand_in = ("\0", *dict.fromkeys(reference for _, reference in self._silo_references()))
         for role, model in self.models.items():
             for formula in formulas(model):
                 try:
-                    column_ranges(formula, self.declared_levels(variables), variables.ranges)
+                    levels = self.declared_levels(variables) | {SILO: stand_in}
+                    column_ranges(formula, levels, variables.ranges)
                 except InputError as error:
                     raise InputError(f"{role}_model: {error}") from None
 
@@ -164,12 +169,56 @@ class Study:
         for model in self.models.values():
             for formula in formulas(model, public=True):
                 yield from ((name, False) for name in formula.numeric_names)
-                yield from ((name, True) for name in formula.factor_names if name != target.treatment)
+                factors = (name for name in formula.factor_names if name not in (target.treatment, SILO))
+                yield from ((name, True) for name in factors)
 
     def declared_levels(self, variables: Variables) -> dict[str, tuple[str, ...]]:
         """Return the levels of every factor, from the dictionary; those of the treatment are its arms."""
         levels = {name: variables[name].codes for name in self.factors}
         return levels | ({} if self.target.treatment is None else {self.target.treatment: self.target.arms})
+
+    @property
+    def uses_silo(self) -> bool:
+        """Whether the silo is a variable of some model: its formula has C(silo)."""
+        return any(SILO in used_columns(model) for model in self.models.values())
+
+    def silo_levels(self, silos: Sequence[str]) -> tuple[str, ...]:
+        """Return the levels of C(silo) in a run over ``silos``: they, or none if no formula has it."""
+        if not self.uses_silo:
+            return ()
+        for role, reference in self._silo_references():
+            if reference not in silos:
+                raise InputError(
+                    f"{role}_model: C(silo, ref={quoted_level(reference)}) names no silo of this run; the "
+                    f"silos are {', '.join(map(quoted_level, silos))}"
+                )
+        return tuple(silos)
+
+    def _silo_references(self) -> Iterator[tuple[str, str]]:
+        for role, model in self.models.items():
+            for formula in formulas(model):
+                for variable in (variable for term in formula.terms for variable in term):
+                    if isinstance(variable, Categorical) and variable.name == SILO and variable.reference:
+                        yield role, variable.reference
+
+    def _refuse_silo_column(self) -> None:
+        """Refuse "silo" as the name of a column: it stands for the silo, which is a variable by itself."""
+        target = self.target
+        roles = {
+            "target": (target.outcome, target.treatment, target.strata),
+            "weights": (self.weights,),
+            "cluster": (self.cluster,),
+            "variables": tuple(self.variables or ()),
+        }
+        for role, names in roles.items():
+            if SILO in names:
+                raise InputError(
+                    f"{role}: 'silo' is no column; it stands for the silo of a record, as in C(silo). Give "
+                    "the column another name, which silo files can map to their own"
+                )
+        for role, model in self.models.items():
+            if any(SILO in formula.numeric_names for formula in formulas(model, public=True)):
+                raise InputError(f"{role}_model: the silo is a factor; write C(silo)")
 
     def _refuse_responses(self) -> None:
         """Refuse a model that uses its response, and a treatment or missingness model that uses the outcome.
@@ -204,7 +253,7 @@ class Study:
             for model in self.models.values()
             for formula in formulas(model)
             for name in formula.factor_names
-        } - {self.target.treatment}
+        } - {self.target.treatment, SILO}
         return tuple(sorted({*names, *({self.target.strata} if self.target.strata else ())}))
 
     @property

@@ -19,12 +19,12 @@ import linecache
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from importlib import metadata
 from pathlib import Path
 from types import FunctionType
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Self, TypeVar
 from urllib.parse import unquote, urlsplit
 
 import msgspec
@@ -66,6 +66,14 @@ class AbstractProgram(ABC, Generic[Rows]):
     def smallest_part(self, rows: Rows) -> int:
         """Return the fewest rows that the program sets apart from the others, as in a fold."""
 
+    def at(self, silo: str, rows: Rows) -> Rows:
+        """Return the rows as the program reads them at ``silo``, with columns that follow from the plan."""
+        return rows
+
+    def alone(self, silo: str) -> Self:
+        """Return the program of a run whose only party is ``silo``, as for a rehearsal."""
+        return self
+
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
@@ -90,6 +98,10 @@ class Plan:
     def silos(self) -> tuple[str, ...]:
         """The roster's names, in its order."""
         return tuple(member.name for member in self.roster)
+
+    def alone(self, silo: str) -> Plan:
+        """Return the plan of a rehearsal: ``silo`` is the only party, and signs nothing."""
+        return replace(self, program=self.program.alone(silo), roster=roster([silo]))
 
     @cached_property
     def digest(self) -> bytes:

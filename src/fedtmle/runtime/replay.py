@@ -12,7 +12,7 @@ from fedtmle.protocol import messages
 from fedtmle.protocol.codes import Uplink
 from fedtmle.protocol.guard import Policy, suppressed
 from fedtmle.protocol.messages import Answered, Ask, Begin, Close
-from fedtmle.protocol.plan import Follower, Plan, roster
+from fedtmle.protocol.plan import Follower, Plan
 from fedtmle.protocol.query import AnsweredQuery, Query
 from fedtmle.runtime.keeper import Keeper
 from fedtmle.runtime.rows import LocalRows
@@ -68,7 +68,8 @@ def replay(
     Rows, or a study, that do not give the recorded answers are refused. The plan's digest is not compared:
     keys and dates in it change no answer.
     """
-    local = LocalRows(silo, rows, plan.program.count(rows), index)
+    read = plan.program.at(silo, rows)
+    local = LocalRows(silo, read, plan.program.count(read), index)
     try:
         answered, n = _follow(plan, transcript, silo, local, policy or Policy.unguarded())
     except ProtocolError:
@@ -83,7 +84,7 @@ def overhear(plan: Plan, transcript: Transcript, silo: str) -> tuple[AnsweredQue
 
 def rehearse(plan: Plan, rows: object, silo: str, *, policy: Policy | None = None) -> Replayed:
     """Return the queries that the plan would ask if this silo were the only one; nothing is sent."""
-    alone = replace(plan, roster=roster([silo]))
+    alone = plan.alone(silo)
     keeper = Keeper() if policy is None else Keeper(policy=policy)
     finished = run_embedded(alone, [Silo(silo, alone, rows, keeper=keeper)])
     return replay(alone, rows, finished.transcript, silo, policy=policy)

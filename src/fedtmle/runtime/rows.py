@@ -11,11 +11,10 @@ from typing import Any, TypeVar
 import numpy as np
 
 from fedtmle.errors import DataError
-from fedtmle.initial.crossfit import POOLED_SILO
 from fedtmle.model.exact import Sums
 from fedtmle.model.problem import AbstractProblem, Estimate
 from fedtmle.model.submodel import AbstractNormaliser, AbstractSubmodel
-from fedtmle.model.table import StreamedTable, Table
+from fedtmle.model.table import SILO, StreamedTable, Table
 from fedtmle.model.types import IntArray
 from fedtmle.protocol.query import Model, Problem
 
@@ -112,7 +111,7 @@ class LocalRows:
             return self
         if not isinstance(self._rows, Table):
             return None
-        factor = self._rows.factors.get(POOLED_SILO)
+        factor = self._rows.factors.get(SILO)
         if factor is None or silo not in factor.levels:
             return None
         rows = self._rows.take(np.flatnonzero(factor.codes == factor.levels.index(silo)))

@@ -66,12 +66,13 @@ class Silo:
         self.disagreement = False  # whether silos received different broadcasts
         self._plan = plan
         self._keeper = keeper or Keeper()
-        count = plan.program.count(rows)
+        read = plan.program.at(name, rows)
+        count = plan.program.count(read)
         if index is not None and len(index) != count:
             raise InputError(
                 f"index: silo '{name}' has {count} rows and {len(index)} row numbers; give one for each row"
             )
-        self._rows = LocalRows(name, rows, count, index)
+        self._rows = LocalRows(name, read, count, index)
         policy, limit = self._keeper.policy, self._keeper.limit
         self._guard = Guard(policy, None if limit is None else limit.meter())
         self._key = self._signing_key()

@@ -71,7 +71,7 @@ class Home:
         """Return what guards this silo in a deployed run of ``plan``."""
         return Keeper(
             policy=self.file.policy,
-            limit=disclosure_limit(study_of(plan), self.file),
+            limit=disclosure_limit(plan, self.file),
             approves=self.approvals.approves,
             key=self.key,
             journal=FileJournal(self.journal_path(plan)),
@@ -112,18 +112,17 @@ def released(policies: Mapping[str, Policy | None], named: Sequence[str]) -> tup
     return tuple(name for name, policy in policies.items() if name in named or (policy and policy.release))
 
 
-def disclosure_limit(study: Study, file: SiloFile | None) -> DisclosureLimit | None:
+def disclosure_limit(plan: Plan, file: SiloFile | None) -> DisclosureLimit | None:
     """Return the limit of [disclosure] on what a study may disclose of a column, or None if there is none.
 
     It is computed at the public table that the section names as the centre.
     """
     if file is None or file.disclosure is None:
         return None
-    stated, name = file.disclosure, file.disclosure.column
+    study, stated, name = study_of(plan), file.disclosure, file.disclosure.column
     try:
-        table = in_memory({file.name: load(stated.centre, schema_of(study), silo=file.name)}, "a centre")[
-            file.name
-        ]
+        centre_table = load(stated.centre, schema_of(study), silo=file.name)
+        table = in_memory({file.name: plan.program.at(file.name, centre_table)}, "a centre")[file.name]
         known = ~np.isnan(_column(study, table, name))
     except DataErrors as errors:
         defects = "; ".join(map(str, errors.defects))

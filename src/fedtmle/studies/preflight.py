@@ -275,7 +275,7 @@ def fitted_overlap(
             usable[name] = table if len(rows) == table.n_rows else table.take(rows)
     if not usable:
         return FittedOverlap(problem="no record has both its treatment and its covariates")
-    plan = Plan(program=PreflightProgram(study=study), roster=roster(list(usable)))
+    plan = Plan(program=PreflightProgram.of(study, list(usable)), roster=roster(list(usable)))
     silos = [Silo(name, plan, table, keeper=Keeper(policy=policies[name])) for name, table in usable.items()]
     try:
         finished = run_embedded(plan, silos)

@@ -12,13 +12,12 @@ from fedtmle.data.silofile import SiloFile
 from fedtmle.errors import FedTMLEError, InputError, RefusedError
 from fedtmle.protocol.guard import disclosed_numbers
 from fedtmle.protocol.messages import Answered, Reason
-from fedtmle.protocol.plan import Member, Plan
+from fedtmle.protocol.plan import Plan
 from fedtmle.protocol.query import Query
 from fedtmle.runtime.keeper import Keeper
 from fedtmle.runtime.session import InProcess, Session
 from fedtmle.runtime.silo import Silo
 from fedtmle.studies.home import disclosure_limit, open_party
-from fedtmle.studyfile.file import study_of
 
 EXAMPLE_BYTES = 12  # shown of a message
 
@@ -80,10 +79,10 @@ def preview(plan: Plan, file: SiloFile) -> Preview:
         kind.bits += reply.payload.length
         kind.example = kind.example or reply.payload.data[:EXAMPLE_BYTES].hex(" ")
 
-    alone = replace(plan, roster=(Member(name=file.name),))
+    alone = plan.alone(file.name)
     # The number of silos is checked below, because the rehearsal has only one.
     policy = replace(file.policy, min_silos=0)
-    keeper = Keeper(policy=policy, limit=disclosure_limit(study_of(alone), file), witness=witness)
+    keeper = Keeper(policy=policy, limit=disclosure_limit(alone, file), witness=witness)
     silo = open_party(alone, file.name, file, keeper=keeper)
     refused_by = reason = stopped = ""
     try:

@@ -140,6 +140,7 @@ def risk(
     if study.algorithm.pools_rows:
         raise InputError("algorithm: 'Central' pools the rows themselves, so that there is nothing to audit")
     table = in_memory({name: load(source, schema_of(study), silo=name)}, "the audit")[name]
+    table = file_plan(file).program.at(name, table)
     columns = [attacked(study, table, column, radius) for column in attributes or _default(study)]
     replayed = _answered(file, source, table, name, transcript)
     extra = probes(replayed) if transcript is None else ()

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from fedtmle.data import SiloFile, load_all
-from fedtmle.initial.crossfit import POOLED_SILO
 from fedtmle.model.arguments import expect
-from fedtmle.model.table import AnyTable, Factor, Table
+from fedtmle.model.table import SILO, AnyTable, Factor, Table
 from fedtmle.programs.study import Study
 from fedtmle.protocol.clusters import ClustersQuery
+from fedtmle.protocol.plan import Plan
 from fedtmle.protocol.tables import sort_levels
 from fedtmle.results.result import StudyResult
 from fedtmle.runtime.keeper import Keeper
@@ -55,11 +55,11 @@ def run(
         return pooled_rows(study, in_memory(parts, purpose))
 
     completed = run_in_process(
-        lambda members: study_plan(study, members),
+        lambda members: study_plan(study, members, silos=tuple(silos)),
         tables,
         algorithm=study.algorithm,
         pool=pool,
-        keeper=lambda name: _keeper(study, files.get(name)),
+        keeper=lambda plan, name: _keeper(plan, files.get(name)),
         threads=threads,
         progress=progress,
         observe=observe,
@@ -67,10 +67,10 @@ def run(
     return conclude(completed, release=release)
 
 
-def _keeper(study: Study, file: SiloFile | None) -> Keeper:
+def _keeper(plan: Plan, file: SiloFile | None) -> Keeper:
     """Return what guards a silo's rows: the policy of its silo file, in one's own session too."""
     policy = session_policy() if file is None else file.policy
-    return Keeper(policy=policy, limit=disclosure_limit(study, file))
+    return Keeper(policy=policy, limit=disclosure_limit(plan, file))
 
 
 def pooled_rows(study: Study, tables: Mapping[str, Table]) -> Table:
@@ -89,7 +89,7 @@ def pool_tables(silos: Mapping[str, Table], cluster: str | None = None) -> Table
     """
     tables = list(silos.values())
     silo = np.repeat(np.arange(len(tables)), [table.n_rows for table in tables])
-    factors = {POOLED_SILO: Factor(silo, tuple(silos))}
+    factors = {SILO: Factor(silo, tuple(silos))}
     for name in tables[0].factors:
         by_silo = [table.factors[name] for table in tables]
         if name == cluster:

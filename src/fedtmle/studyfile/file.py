@@ -292,13 +292,23 @@ def _stand_in_target(treated: bool) -> AbstractEffect:
     return ATE(outcome=outcome, treatment=treatment) if treated else OutcomeMean(outcome=outcome)
 
 
-def study_plan(study: Study, silos: tuple[Member, ...], expires: datetime.date | None = None) -> Plan:
-    """Return the plan that every party derives from the study and the roster."""
-    names = {member.name for member in silos}
+def study_plan(
+    study: Study,
+    members: tuple[Member, ...],
+    expires: datetime.date | None = None,
+    *,
+    silos: tuple[str, ...] | None = None,
+) -> Plan:
+    """Return the plan that every party derives from the study and the roster.
+
+    ``silos`` are the levels of C(silo), by default the roster; where one member has the pooled rows of all
+    silos, they are given.
+    """
+    names = tuple(member.name for member in members) if silos is None else silos
     for pilot in (pilot for model in study.models.values() for pilot in pilots(model)):
         if pilot.at is not None and pilot.at not in names and not study.algorithm.pools_rows:
             raise InputError(absent_pilot(pilot.at))
-    return Plan(program=StudyProgram(study=study), roster=silos, expires=expires)
+    return Plan(program=StudyProgram.of(study, names), roster=members, expires=expires)
 
 
 def study_of(plan: Plan) -> Study:

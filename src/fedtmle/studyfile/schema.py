@@ -11,7 +11,7 @@ from fedtmle.errors import InputError
 from fedtmle.initial.glm import GLM, Supplied
 from fedtmle.initial.superlearner import formulas
 from fedtmle.initial.variables import Variables
-from fedtmle.model.table import AnyTable, StreamedTable, Table
+from fedtmle.model.table import SILO, AnyTable, StreamedTable, Table
 from fedtmle.programs.study import MOST_STRATA, Study
 
 # The message about an outcome outside the default bounds, and what to do.
@@ -81,7 +81,7 @@ def _covariates(study: Study) -> Iterator[Column]:
             yield from (Column(name=name, kind=Kind.NUMERIC) for name in model.columns)
         for formula in formulas(model, public=True):
             yield from (Column(name=name, kind=Kind.NUMERIC) for name in sorted(formula.numeric_names))
-            factors = set(formula.factor_names) - {study.target.treatment}
+            factors = set(formula.factor_names) - {study.target.treatment, SILO}
             yield from (Column(name=name, kind=Kind.FACTOR) for name in sorted(factors))
 
 

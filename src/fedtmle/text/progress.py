@@ -54,7 +54,7 @@ def following(path: Path | None, title: str, study: Study, silos: Sequence[str])
                 title=title,
                 question=study.target.question,
                 algorithm=type(study.algorithm).__name__,
-                plan=study_plan(study, roster(names)).digest.hex(),
+                plan=study_plan(study, roster(names), silos=tuple(silos)).digest.hex(),
                 silos=names,
             )
         yield log
