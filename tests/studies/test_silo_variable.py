@@ -25,7 +25,7 @@ from tests.effects.studies import CENTRAL, NEWTON, change, expit
 HOSPITALS = ("north", "south", "east")
 RATES = (0.2, 0.5, 0.8)  # treated
 RISKS = (-1.5, 0.0, 1.5)  # of the outcome, on the logit scale
-DICTIONARY = {
+DICTIONARY: dict[str, Any] = {
     "age": {"kind": "number", "range": (-6, 6)},
     "a": {"kind": "binary"},
     "y": {"kind": "binary"},
