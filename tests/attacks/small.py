@@ -10,7 +10,6 @@ import numpy as np
 
 import fedtmle as ft
 from fedtmle.algorithms.base import TargetingProgram
-from fedtmle.model.exact import Sums
 from fedtmle.privacy.limit import DisclosureLimit, LimitedAttribute, at_centre
 from fedtmle.protocol.guard import Policy
 from fedtmle.protocol.messages import Reason
@@ -299,12 +298,11 @@ class ManyFolds(AbstractStudyAttack):
 
     def run(self, victim: Victim) -> np.ndarray:
         server, tally = self.server(victim)
-        answer, left_out = tally, []
-        for _ in range(30):
-            scales = server.tell(answer)
-            at_zero = server.tell(scales)
-            left_out.append(float(at_zero.values()[0]) * 2.0 ** scales[0])
-            answer = Sums((0, *at_zero.units[1:]), at_zero.shifts)  # no gradient: the fit ends at zero
+        scales = server.tell(tally)
+        at_zero = server.tell(scales)  # all folds in one round
+        left_out = [
+            float(sums.values()[0]) * 2.0**exponent for sums, (exponent,) in zip(at_zero, scales, strict=True)
+        ]
         within = sum(left_out) / 29 - np.array(left_out)  # sums of 1/2 - a over each fold
         return np.asarray(1.0 - within)
 

@@ -28,9 +28,9 @@ from fedtmle.programs.diagnostics import (
     find_overlap,
     named_histograms,
 )
-from fedtmle.programs.nuisance import effect_columns, regressions
+from fedtmle.programs.nuisance import Regression, effect_columns, regressions
 from fedtmle.programs.study import MOST_STRATA, Study
-from fedtmle.programs.superlearner import fit_nuisance
+from fedtmle.programs.superlearner import fit_together
 from fedtmle.protocol.bins import BinsQuery
 from fedtmle.protocol.clusters import ClustersQuery, SpanningQuery
 from fedtmle.protocol.outcome import Described, Outcome, Targeted
@@ -250,9 +250,9 @@ def _nuisances(
     n: int,
     roles: Sequence[str] = ("treatment", "missingness", "outcome"),
 ) -> Flow[dict[str, tuple[Fitted, ...]]]:
-    folds = study.outer_folds
     asked = regressions(study, columns, tally.weight_mean)
     fitted: dict[str, tuple[Fitted, ...]] = {}
+    to_fit: list[tuple[str, Regression]] = []
     for role in roles:
         model = study.models.get(role)
         if isinstance(model, Supplied):
@@ -260,10 +260,10 @@ def _nuisances(
         elif role == "missingness" and sum(tally.observed) == n:
             continue  # nothing is missing: pi = 1, and there is nothing to fit
         elif model is not None:
-            fits = []
-            for regression in asked[role]:
-                fits.append((yield from fit_nuisance(regression, levels, n, folds)))
-            fitted[role] = tuple(fits)
+            to_fit += [(role, regression) for regression in asked[role]]
+    fits = yield from fit_together([part for _, part in to_fit], levels, n, study.outer_folds)
+    for (role, _), fit in zip(to_fit, fits, strict=True):
+        fitted[role] = (*fitted.get(role, ()), fit)
     return fitted
 
 

@@ -42,8 +42,17 @@ from fedtmle.protocol.sums import TallyQuery
 Result = TypeVar("Result")
 
 
-def fit_nuisance(regression: Regression, levels: Levels, n: int, folds: Folds | None) -> Flow[Fitted]:
-    """Fit a regression on all rows or, with folds, once per fold left out; return the fit."""
+def fit_together(
+    regressions: Sequence[Regression], levels: Levels, n: int, folds: Folds | None
+) -> Flow[list[Fitted]]:
+    """Fit several regressions in the same rounds; return the fits in their order.
+
+    Each is fitted on all rows or, with folds, once per fold left out. No fit waits for another.
+    """
+    return (yield from together([_fit(regression, levels, n, folds) for regression in regressions]))
+
+
+def _fit(regression: Regression, levels: Levels, n: int, folds: Folds | None) -> Flow[Fitted]:
     if folds is None:
         return (yield from _fit_each([regression], levels, n))[0]
     parts = [replace(regression.without(folds, v), fold=v + 1) for v in range(folds.count)]
@@ -57,10 +66,7 @@ def _fit_each(parts: Sequence[Regression], levels: Levels, n: int) -> Flow[Seque
         return (yield from together([_fit_super(part, model, levels, n) for part in parts]))
     if isinstance(model, Pilot):
         return (yield from _pilot(model, parts, levels))
-    fits = []
-    for part in parts:
-        fits.append((yield from fit_glm(part, model, levels, n)))
-    return fits
+    return (yield from together([fit_glm(part, model, levels, n) for part in parts]))
 
 
 def together(flows: Sequence[Flow[Result]]) -> Flow[list[Result]]:
@@ -76,8 +82,12 @@ def together(flows: Sequence[Flow[Result]]) -> Flow[list[Result]]:
                 results[k] = stop.value
         if not waiting:
             return [results[k] for k in range(len(flows))]
-        pooled = yield JointQuery(tuple(waiting.values()))
-        replies = dict(zip(waiting, pooled, strict=True))
+        if len(waiting) == 1:
+            ((k, query),) = waiting.items()
+            replies = {k: (yield query)}
+        else:
+            pooled = yield JointQuery(tuple(waiting.values()))
+            replies = dict(zip(waiting, pooled, strict=True))
         waiting = {}
 
 

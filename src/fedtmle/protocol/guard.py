@@ -210,7 +210,7 @@ class Guard:
         self.queries = 0
         self.functionals = 0
         self._travelled: tuple[object, float] = (None, 0.0)  # a law, and the length of its history
-        self._examined: _Examined | None = None
+        self._examined: dict[int, _Examined] = {}  # by model: several are asked about in turn
         self._joint: Evaluation | None = None  # where two-way tables were last looked at
         self._batch_of: np.ndarray | None = None  # own row -> number of its batch, -1 if in none yet
         self._batch_sizes: list[int] = []
@@ -323,7 +323,8 @@ class Guard:
         usually suffices. The result is reused at nearby eps.
         """
         is_batch = point.batch is not None
-        if not is_batch and self._examined is not None and self._examined.covers(point):
+        examined = None if is_batch else self._examined.get(id(point.model))
+        if examined is not None and examined.covers(point):
             return
         policy = self.policy
         enough = min(policy.max_share, 1.0 / max(policy.min_effective, 1.0))
@@ -336,7 +337,7 @@ class Guard:
         radius = result.radius(enough)
         if radius >= 0:
             if not is_batch:
-                self._examined = _Examined(point, result, radius)
+                self._examined[id(point.model)] = _Examined(point, result, radius)
             return
         if result.share > policy.max_share:
             raise RefusalError(Reason.POLICY, "max_share")

@@ -21,6 +21,8 @@ from fedtmle.protocol.query import Model, Problem
 Result = TypeVar("Result")
 Rows = TypeVar("Rows")
 
+CACHED_NUMBERS = 1 << 25  # rows times columns of the models that are kept side by side: 256 MiB
+
 
 def read_rows(problem: AbstractProblem[Any, Rows], name: str, rows: object) -> Rows:
     """Return the rows of silo ``name`` as ``problem`` reads and validates them; an error names the silo."""
@@ -65,7 +67,7 @@ class LocalRows:
         self._rows = rows
         self._index = index
         self._first_row: int | None = None
-        self._cached: _PerLaw | None = None
+        self._cached: list[_PerLaw] = []  # the models asked about in the last rounds, the latest at the end
         self._batch: tuple[IntArray, IntArray] | None = None  # the last one, as pooled and as local rows
 
     def place(self, first_row: int) -> None:
@@ -103,7 +105,7 @@ class LocalRows:
         )
 
     def evaluate(self, rule: Callable[[Any], Result]) -> Result:
-        self._cached = None  # the last model's arrays are not needed any more
+        self._cached = []  # the last models' arrays are not needed any more
         return rule(self._rows)
 
     def part(self, silo: str) -> LocalRows | None:
@@ -136,12 +138,16 @@ class LocalRows:
 
     def _at(self, model: Model, law: object) -> _PerLaw:
         """Return the work for a law, done once: the same law object is asked many times in a row."""
-        cached = self._cached
-        if cached is None or cached.law is not law or cached.model is not model:
-            self._cached = cached = None  # the old one goes before the new one is built
-            cached = _PerLaw(model, law, model.submodel(law, self._rows), model.normaliser(law))
-            self._cached = cached
-        return cached
+        for cached in self._cached:
+            if cached.law is law and cached.model is model:
+                return cached
+        kept = [cached for cached in self._cached if cached.model is not model]
+        while kept and self.n_rows * (model.dim + sum(cached.model.dim for cached in kept)) > CACHED_NUMBERS:
+            kept.pop(0)
+        self._cached = kept  # the old one goes before the new one is built
+        built = _PerLaw(model, law, model.submodel(law, self._rows), model.normaliser(law))
+        kept.append(built)
+        return built
 
 
 def fingerprint(plan: bytes, name: str, rows: object) -> bytes:
