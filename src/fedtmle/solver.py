@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -10,13 +11,13 @@ import numpy as np
 
 from fedtmle.algorithms.base import AbstractAlgorithm, TargetingProgram
 from fedtmle.errors import InputError
-from fedtmle.model.types import IntArray
-from fedtmle.protocol.outcome import Described, Targeted
+from fedtmle.model.types import IntArray, Part
+from fedtmle.protocol.outcome import Described, Personalised, Targeted
 from fedtmle.protocol.plan import Member, Plan, roster
 from fedtmle.protocol.query import Problem
 from fedtmle.runtime.certificate import certify
 from fedtmle.runtime.keeper import Keeper
-from fedtmle.runtime.result import Result, observed_trajectory, trajectory
+from fedtmle.runtime.result import Result, Trajectory
 from fedtmle.runtime.rows import LocalOutcome, read_rows
 from fedtmle.runtime.session import Finished, Progress, run_embedded
 from fedtmle.runtime.silo import Silo
@@ -96,7 +97,8 @@ class CompletedRun:
         if isinstance(outcome, Described):
             raise TypeError("a run that only describes has no result")
         targeted = outcome if isinstance(outcome, Targeted) else None
-        path = trajectory(outcome) if self.pooled is None else observed_trajectory(law, self.pooled, outcome)
+        pooled = self.pooled
+        path = _trajectory(outcome) if pooled is None else _observed_trajectory(law, pooled, outcome)
         return Result(
             names=outcome.problem.names,
             psi=None if targeted is None else targeted.estimate.psi,
@@ -116,6 +118,48 @@ class CompletedRun:
             retired_at=finished.retired_at,
             silos=dict(self.local),
         )
+
+
+def _trajectory(outcome: Targeted | Personalised) -> Trajectory:
+    """Return a run's trajectory as its parties know it."""
+    learned = {point.update: point.gradient_norm for point in outcome.trajectory if point.at_origin}
+    return Trajectory(
+        points=outcome.trajectory,
+        accepted=outcome.accepted,
+        residual=tuple(learned.get(k) for k in range(outcome.updates + 1)),
+    )
+
+
+def _observed_trajectory(law: object, rows: object, outcome: Targeted | Personalised) -> Trajectory:
+    """Return a run's trajectory from its initial ``law``, with losses and residuals on the pooled ``rows``.
+
+    This is for the study of algorithms where the rows are at hand. It is outside the protocol: a deployed
+    run cannot do it, and no account counts it.
+    """
+    problem = outcome.problem
+    n = problem.count(rows)
+    origin = np.zeros(problem.dim)
+    loss: list[float] = []
+    residual: list[float] = []
+    loss_by_round: list[float] = []
+    for k in range(outcome.updates + 1):
+        submodel, normaliser = problem.submodel(law, rows), problem.normaliser(law)
+        loss.append(float(np.mean(problem.losses(law, rows))))
+        score = submodel.sums(origin, Part.GRADIENT).values(n) + normaliser.gradient(origin)
+        residual.append(math.sqrt(math.fsum(score * score)))
+        for point in (point for point in outcome.trajectory if point.update == k):
+            eps = np.array(point.eps)
+            change = float(submodel.sums(eps, Part.LOSS).values(n)[0])
+            loss_by_round.append(loss[k] + change + normaliser.value(eps))
+        if k < outcome.updates:
+            law = problem.move(law, np.array(outcome.accepted[k]))
+    return Trajectory(
+        points=outcome.trajectory,
+        accepted=outcome.accepted,
+        residual=tuple(residual),
+        loss=tuple(loss),
+        loss_by_round=tuple(loss_by_round),
+    )
 
 
 def run_in_process(

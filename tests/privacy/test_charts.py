@@ -15,8 +15,8 @@ from fedtmle.model.types import Array, Part
 from fedtmle.privacy.answers import Explained, Submodels, explain, single
 from fedtmle.privacy.charts import chart_of
 from fedtmle.protocol.plan import roster
-from fedtmle.protocol.query import AnsweredQuery
-from fedtmle.protocol.sums import MomentsQuery, SumsQuery
+from fedtmle.protocol.query import AnsweredQuery, MomentsQuery
+from fedtmle.protocol.sums import SumsQuery
 from fedtmle.runtime.replay import rehearse
 from fedtmle.runtime.rows import LocalRows
 from fedtmle.studyfile.file import study_plan

@@ -11,8 +11,8 @@ import pytest
 
 import fedtmle as ft
 from fedtmle.model.fit import fit_local
+from fedtmle.runtime.certificate import Constants
 from fedtmle.runtime.replay import heard_rounds
-from fedtmle.theory.checks import Constants
 from fedtmle.theory.path import Basis, Constant
 from tests.cases import ALGORITHMS, TARGETS, Case, targets
 from tests.theory.runs import personal_run, plan_of

@@ -12,7 +12,7 @@ import pytest
 
 import fedtmle as ft
 from fedtmle.theory import personalized as p
-from fedtmle.theory.averaging import FitRound, loss_budget
+from fedtmle.theory.averaging import FitRound, personal_loss_budget
 from fedtmle_paper import lemmas as lem
 from tests.cases import TARGETS, targets
 from tests.theory.runs import coded_run, personal_run
@@ -112,7 +112,7 @@ def test_gaps_split_into_descent_and_averaging_and_telescope(followed: Followed)
     gaps = math.fsum(a * g for r in rounds for a, g in zip(r.alpha, r.gap, strict=True))
     fell = math.fsum(a * x for r in rounds for a, x in zip(r.alpha, r.decrease, strict=True))
     assert gaps == pytest.approx(fell + math.fsum(r.error for r in rounds), abs=EXACT)
-    assert fell <= loss_budget(rounds) + EXACT
+    assert fell <= personal_loss_budget(rounds) + EXACT
     assert result.updates == len(rounds)
 
 

@@ -42,7 +42,7 @@ _SANDWICH = "privacy/test_disclosure.py::test_the_sandwich_holds_against_brute_f
 _DECODER = "privacy/test_disclosure.py::test_no_adversary_beats_the_decoders_guarantee"
 
 
-_PAPER = {
+_ELSEWHERE = {
     "history": "fedtmle_paper.history",
     "lemmas": "fedtmle_paper.lemmas",
     "design": "fedtmle_paper.privacy.design",
@@ -50,7 +50,8 @@ _PAPER = {
     "collision": "fedtmle_paper.privacy.collision",
     "disclosure": "fedtmle_paper.privacy.disclosure",
     "family": "fedtmle_paper.privacy.family",
-}  # modules of this package; all others are in fedtmle
+    "certificate": "fedtmle.runtime.certificate",
+}  # modules of this package, and those elsewhere in fedtmle than the statement's room
 
 
 def _computed(label: str, functions: str, *tests: str) -> Statement:
@@ -64,9 +65,9 @@ def _disclosed(label: str, functions: str, *tests: str) -> Statement:
 
 
 def _named(package: str, functions: str) -> tuple[str, ...]:
-    """Return the full names of ``functions``, whose modules are in ``_PAPER`` or in ``package``."""
+    """Return the full names of ``functions``, whose modules are in ``_ELSEWHERE`` or in ``package``."""
     split = (name.split(".") for name in functions.split())
-    return tuple(f"{_PAPER.get(module, f'{package}.{module}')}.{name}" for module, name in split)
+    return tuple(f"{_ELSEWHERE.get(module, f'{package}.{module}')}.{name}" for module, name in split)
 
 
 def _not(label: str, reason: str) -> Statement:
@@ -123,7 +124,7 @@ STATEMENTS: tuple[Statement, ...] = (
     ),
     _computed(
         "thm:communication",
-        "communication.round_bound communication.universal_bit_bound checks.coded_checks",
+        "communication.round_bound communication.universal_bit_bound certificate.coded_checks",
         _RUNS,
         _CHAIN,
     ),
@@ -373,7 +374,7 @@ STATEMENTS: tuple[Statement, ...] = (
     _computed("eq:local-fourth-order-error", "personalized.fourth_order_bound", _PERSONAL, _FOURTH),
     _computed(
         "thm:personalized-convergence",
-        "personalized.convergence_bound averaging.personal_checks",
+        "personalized.convergence_bound certificate.personal_checks",
         _PERSONAL,
         _GAPS,
     ),
@@ -399,7 +400,7 @@ STATEMENTS: tuple[Statement, ...] = (
         _QUADRATICS,
         "theory/test_identities.py::test_each_gap_is_at_least_its_squared_eif_norm_over_two_beta",
     ),
-    _computed("eq:proof-retire-loss-identity", "averaging.follow_fits averaging.loss_budget", _GAPS),
+    _computed("eq:proof-retire-loss-identity", "averaging.follow_fits averaging.personal_loss_budget", _GAPS),
     _computed(
         "eq:retirement-imbalance",
         "lemmas.imbalance",

@@ -18,8 +18,8 @@ from fedtmle.model.types import Array, IntArray, Part
 from fedtmle.protocol.lattice import finest_tolerance
 from fedtmle.protocol.outcome import Certificate, Personalised, Status, Targeted, Visit
 from fedtmle.protocol.plan import AbstractProgram
-from fedtmle.protocol.query import Flow, Law, Model, Phase, Problem
-from fedtmle.protocol.sums import MomentsQuery, SumsQuery, mean_gradient, norm
+from fedtmle.protocol.query import Flow, Law, Model, MomentsQuery, Phase, Problem
+from fedtmle.protocol.sums import SumsQuery, mean_gradient, norm
 
 
 class AbstractAlgorithm(ABC):

@@ -5,9 +5,10 @@ the same generator on the same broadcasts (`protocol.plan.Follower`), so a query
 answers go up, and only what was pooled comes down.
 
 A query is a value: problems, laws, named columns, statistics and public bounds. Most queries ask for integer
-sums (`IntegerSums`); the others are exceptions that define their own pooling and codes. What the guard, an
-audit or an onlooker needs to know of a query is a method of it: the gradients it evaluates, the people it
-counts, the model it ships, and the means over the rows that its answer consists of (`RowMeans`).
+sums (`IntegerSums`; `MomentsQuery` is its smallest instance). The others are exceptions that define their own
+pooling and codes. What the guard, an audit or an onlooker needs to know of a query is a method of it: the
+gradients it evaluates, the people it counts, the model it ships, and the means over the rows that its answer
+consists of (`RowMeans`).
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ import enum
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass
-from functools import reduce
+from functools import cached_property, reduce
 from operator import add
 from typing import Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar, final
 
 import numpy as np
 
-from fedtmle.model.exact import Sums
+from fedtmle.model.exact import FINE_BITS, GRID_BITS, Sums
 from fedtmle.model.problem import AbstractModel, AbstractProblem, Estimate
 from fedtmle.model.statistics import AbstractBoundedColumns
 from fedtmle.model.submodel import AbstractNormaliser, AbstractSubmodel
@@ -343,6 +344,40 @@ class IntegerSums(AbstractQuery[Sums, Sums]):
     def grid_box(self) -> Array:
         """The most by which a sum's mean differs from what was sent: each row is rounded to the grid."""
         return 2.0 ** -np.array(self.shifts, dtype=np.float64)
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class MomentsQuery(IntegerSums):
+    """Additive sums for psi and the EIF covariance: the closing message, or a first look at the SE."""
+
+    problem: Problem
+    law: Law
+    n: int
+    phase: Phase = Phase.CLOSING
+
+    @cached_property
+    def shifts(self) -> tuple[int, ...]:
+        return self.problem.moment_shifts(self.law)
+
+    @property
+    def row_units(self) -> int:
+        return 1 << (GRID_BITS + FINE_BITS)
+
+    @property
+    def explanation(self) -> str:
+        return "exact sums over the rows for the estimate and its standard error"
+
+    def answer(self, local: Local) -> Sums:
+        return local.moments(self.problem, self.law)
+
+    def row_means(self, answer: Sums, local: Local) -> RowMeans:
+        return RowMeans(
+            label="closing sums",
+            terms=(ClosingTerms(self.problem, self.law),),
+            box=self.grid_box,
+            sent=answer.values(local.n_rows),
+        )
 
 
 @final

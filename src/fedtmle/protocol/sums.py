@@ -1,4 +1,4 @@
-"""Queries for integer sums over the rows: derivatives of the loss, closing moments, and column totals."""
+"""Queries for integer sums over the rows: derivatives of the loss, and column totals."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ from fedtmle.model.kernels import column_sums
 from fedtmle.model.types import Array, IntArray, Part
 from fedtmle.protocol.query import (
     BoundedColumns,
-    ClosingTerms,
     ColumnTerms,
     CountCell,
     Derivatives,
@@ -34,7 +33,6 @@ from fedtmle.protocol.query import (
     Local,
     Model,
     Phase,
-    Problem,
     RowMeans,
     WeightSum,
 )
@@ -106,40 +104,6 @@ class SumsQuery(IntegerSums):
         first = 1 if Part.LOSS in self.parts else 0
         sums = pooled[first : first + self.problem.dim]
         return norm(mean_gradient(self.problem, self.law, self.eps, sums, self.n))
-
-
-@final
-@dataclass(frozen=True, kw_only=True)
-class MomentsQuery(IntegerSums):
-    """Additive sums for psi and the EIF covariance: the closing message, or a first look at the SE."""
-
-    problem: Problem
-    law: Law
-    n: int
-    phase: Phase = Phase.CLOSING
-
-    @cached_property
-    def shifts(self) -> tuple[int, ...]:
-        return self.problem.moment_shifts(self.law)
-
-    @property
-    def row_units(self) -> int:
-        return 1 << (GRID_BITS + FINE_BITS)
-
-    @property
-    def explanation(self) -> str:
-        return "exact sums over the rows for the estimate and its standard error"
-
-    def answer(self, local: Local) -> Sums:
-        return local.moments(self.problem, self.law)
-
-    def row_means(self, answer: Sums, local: Local) -> RowMeans:
-        return RowMeans(
-            label="closing sums",
-            terms=(ClosingTerms(self.problem, self.law),),
-            box=self.grid_box,
-            sent=answer.values(local.n_rows),
-        )
 
 
 @final

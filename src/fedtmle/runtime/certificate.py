@@ -7,106 +7,53 @@ most bounds stay open. With the rows at hand (`solve` or `run` with ``observe=Tr
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+
+import numpy as np
 
 from fedtmle.algorithms.base import AbstractAlgorithm
 from fedtmle.algorithms.coded import Coded
 from fedtmle.algorithms.local import Personalized
 from fedtmle.protocol.fits import Weighting
-from fedtmle.protocol.outcome import Certificate, Described, Personalised, Smoothness, Targeted
+from fedtmle.protocol.lattice import Lattice, floating
+from fedtmle.protocol.outcome import Certificate, Described, Personalised, Targeted
 from fedtmle.protocol.plan import Plan
 from fedtmle.protocol.query import Phase, Problem
-from fedtmle.runtime.markup import element, table, text
 from fedtmle.runtime.replay import heard_rounds
+from fedtmle.runtime.result import BoundCheck, RunCertificate
 from fedtmle.runtime.session import Finished
 from fedtmle.runtime.transcript import Transcript
+from fedtmle.theory import communication, personalized, statistical
 from fedtmle.theory.averaging import (
     Averaging,
     FitRound,
     Uploaded,
     averaging_rounds,
     follow_fits,
-    personal_checks,
-    personal_constants,
+    gaps,
+    personal_loss_budget,
+    smoothness_basis,
 )
-from fedtmle.theory.checks import (
+from fedtmle.theory.path import (
     LOSS_ROUNDING,
-    BoundCheck,
-    Cost,
-    check,
-    coded_checks,
-    open_checks,
-    run_constants,
+    SMOOTHNESS_BASIS,
+    Basis,
+    Constant,
+    TargetingPath,
+    first_gradient,
+    follow,
+    loss_budget,
+    realised_smoothness,
+    recentering,
+    step_decreases_hold,
+    weakest,
 )
-from fedtmle.theory.path import SMOOTHNESS_BASIS, Basis, Constant, follow
 
-WIDTH = 80
 OPEN = "Delta and kappa are open: observe the run, or count two loss messages"
 DISPROVED = "beta: a step decreased the loss by less than beta implies; no bound is proved"
 NOISE_RULE = "the noise rule retires silos with a gap above zero: outside the theorem"
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunCertificate:
-    """The statements proved about a run, the assumptions behind them, and the slack of each bound.
-
-    The fields up to ``assumptions`` are the algorithm's statement. They are None for `Personalized`, where
-    no party knows a pooled residual. ``descent`` has the pooled loss change of each update, if observed.
-    """
-
-    tolerance: float | None = None
-    residual_bound: float | None = None
-    arithmetic: float | None = None
-    smoothness: Smoothness | None = None
-    spacing: float | None = None
-    coordinates: str = "raw"
-    history_bits: int | None = None
-    assumptions: tuple[str, ...] = ()
-    checks: tuple[BoundCheck, ...] = ()
-    constants: tuple[Constant, ...] = ()
-    descent: tuple[float, ...] | None = None
-    averaging: tuple[Averaging, ...] | None = None
-
-    def __str__(self) -> str:
-        """Return a table of at most 80 columns."""
-        lines = [f"{'':23} {'realised':>10} {'bound':>10} {'slack':>9}  rests on"] if self.checks else []
-        for line in self.checks:
-            bound = "open" if line.bound is None else f"{line.bound:.4g}"
-            slack = "" if line.slack is None else f"{line.slack:.3g}x"
-            basis = line.basis or ""
-            lines.append(f"{line.name:23} {line.realised:>10.5g} {bound:>10} {slack:>9}  {basis}".rstrip())
-        if self.descent:
-            rises = sum(change > LOSS_ROUNDING for change in self.descent)
-            lines.append(f"the pooled loss rose in {rises} of {len(self.descent)} update(s)")
-        lines += [f"{c.name} = {c.value:.4g} ({c.basis})" for c in self.constants]
-        lines += self.assumptions
-        return "\n".join(line if len(line) <= WIDTH else f"{line[: WIDTH - 3]}..." for line in lines)
-
-    def _repr_html_(self) -> str:
-        """Return what a notebook shows: the bounds, their basis, and the assumptions."""
-        parts = []
-        if self.residual_bound is not None and self.tolerance is not None:
-            statement = f"Residual at most {self.residual_bound:.2g} (asked: {self.tolerance:.2g})."
-            parts.append(text("p", statement))
-        if self.smoothness is not None:
-            parts.append(text("p", f"Smoothness {self.smoothness.value:.4g} ({self.smoothness.basis})."))
-        if self.checks:
-            rows = [
-                [
-                    line.name,
-                    f"{line.realised:.5g}",
-                    "open" if line.bound is None else f"{line.bound:.4g}",
-                    line.basis or "",
-                    line.statement,
-                ]
-                for line in self.checks
-            ]
-            parts.append(table(["", "realised", "bound", "rests on", "statement"], rows))
-        parts += [text("p", f"{c.name} = {c.value:.4g} ({c.basis})") for c in self.constants]
-        if self.assumptions:
-            parts.append(element("ul", "".join(text("li", line) for line in self.assumptions)))
-        return element("div", "".join(parts))
 
 
 def certify(
@@ -135,7 +82,7 @@ def certify(
     asked = stated.tolerance if outcome.status.is_converged else None  # no theorem says that it is reached
     return replace(
         _stated(stated),
-        checks=tuple(check("residual r^K", outcome.residual, asked, "eq:eif-equation", Basis.BOUND)),
+        checks=tuple(_check("residual r^K", outcome.residual, asked, "eq:eif-equation", Basis.BOUND)),
         descent=None if loss is None else tuple(b - a for a, b in itertools.pairwise(loss)),
     )
 
@@ -175,10 +122,10 @@ def _coded(
         one_step=algorithm.inner == "step",
     )
     if rows is None:
-        return replace(_stated(stated), checks=open_checks(cost), assumptions=(*stated.assumptions, OPEN))
+        return replace(_stated(stated), checks=_open_checks(cost), assumptions=(*stated.assumptions, OPEN))
     path = follow(problem, law, rows, outcome.trajectory, outcome.accepted, lattice)
     basis = SMOOTHNESS_BASIS[stated.smoothness.basis]
-    known = run_constants(path, lattice, Constant(name="beta", value=stated.smoothness.value, basis=basis))
+    known = _run_constants(path, lattice, Constant(name="beta", value=stated.smoothness.value, basis=basis))
     fits = zip(path.origins(), path.endpoints(), strict=False)
     return replace(
         _stated(stated),
@@ -204,7 +151,7 @@ def _personalized(
     rounds = averaging_rounds(followed, lattice=algorithm.lattice, exact=exact)
     return RunCertificate(
         checks=personal_checks(followed, rounds, lattice=algorithm.lattice, covered=algorithm.noise is None),
-        constants=personal_constants(followed),
+        constants=_personal_constants(followed),
         averaging=rounds,
         assumptions=() if algorithm.noise is None else (NOISE_RULE,),
     )
@@ -237,4 +184,194 @@ def personal_rounds(
         exact=algorithm.lattice is None and algorithm.noise is None,
         radius=algorithm.radius,
         exhaustive=algorithm.exhaustive,
+    )
+
+
+# Realised quantities beside their bounds: of a coded run, then of a personalised one.
+
+
+def _check(
+    name: str, realised: float | None, bound: float | None, statement: str, basis: Basis
+) -> Iterator[BoundCheck]:
+    """Yield one check, or none if nothing was realised."""
+    if realised is None or not np.isfinite(realised):
+        return
+    yield BoundCheck(
+        name=name,
+        realised=float(realised),
+        bound=bound,
+        slack=bound / realised if bound is not None and realised > 0 else None,
+        statement=statement,
+        basis=None if bound is None else basis,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """What a coded run cost and certified, as every party knows it."""
+
+    M: int
+    d: int
+    R: int
+    bits: int
+    S: int
+    K: int
+    history_bits: int
+    tolerance: float
+    residual_bound: float
+    fixed_width: int | None  # J, where absolute integers were sent
+    one_step: bool  # whether every step was an update at once
+
+
+def _open_checks(cost: Cost) -> tuple[BoundCheck, ...]:
+    """Return the checks of a run without its rows: Delta and kappa are unknown, so most bounds stay open."""
+    return (
+        *_check("residual bound", cost.residual_bound, cost.tolerance, "thm:communication", Basis.BOUND),
+        *_check("rounds R", cost.R, None, "eq:main-communication", Basis.BOUND),
+        *_check("steps S", cost.S, None, "eq:proof-energy-and-steps", Basis.BOUND),
+        *_check("updates K", cost.K, cost.S, "eq:proof-rounds", Basis.BOUND),
+        *_check("bits B", cost.bits, None, "eq:pathwise-bit-bound", Basis.BOUND),
+        *_check("history bits H_K", cost.history_bits, None, "eq:history-length", Basis.BOUND),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Constants:
+    """The constants of thm:communication for one run, in its coordinates."""
+
+    beta: Constant  # the run's own
+    realised: Constant
+    kappa: Constant
+    Delta: Constant
+    G: Constant
+    delta: float  # the tolerance in the run's coordinates
+    descends: bool  # whether every step decreased the loss as a valid beta implies
+
+    @property
+    def effective_kappa(self) -> float:
+        """kappa + 2 (beta_m - beta)^+, beta_m the realised slope of a silo's own gradient.
+
+        Descent needs only the pooled smoothness. Where a silo's is larger, its variation is at most
+        beta_m/beta times each step and (kappa + beta_m)/beta times each update, that is
+        (2 + kappa'/beta) sqrt(6 beta Delta S) with this kappa'.
+        """
+        return self.kappa.value + 2 * max(0.0, self.realised.value - self.beta.value)
+
+    def __iter__(self) -> Iterator[Constant]:
+        scaled = Constant(
+            name="delta/b", value=self.delta, basis=Basis.BOUND, note="in the run's coordinates"
+        )
+        yield from (self.beta, self.realised, self.kappa, self.Delta, self.G, scaled)
+
+
+def _run_constants(path: TargetingPath, lattice: Lattice, beta: Constant) -> Constants:
+    """Return the constants of a followed run; a beta that a step disproves is only assumed."""
+    descends = step_decreases_hold(path, beta.value, LOSS_ROUNDING)
+    return Constants(
+        beta=beta if descends else replace(beta, basis=Basis.ASSUMED, note="disproved by a step"),
+        realised=realised_smoothness(path),
+        kappa=recentering(path),
+        Delta=loss_budget(path),
+        G=first_gradient(path),
+        delta=communication.scaled_tolerance(lattice),
+        descends=descends,
+    )
+
+
+def coded_checks(
+    path: TargetingPath, lattice: Lattice, cost: Cost, known: Constants
+) -> tuple[BoundCheck, ...]:
+    """Check thm:communication and the code length of thm:statistical on a followed run."""
+    beta, kappa, Delta, delta = known.beta.value, known.effective_kappa, known.Delta.value, known.delta
+    basis, with_kappa = weakest(known.beta, known.Delta), weakest(known.beta, known.Delta, known.kappa)
+    ends_at_origin = path.step[-1] == 0
+    residual = float(np.linalg.norm(floating(lattice.B) @ path.pooled[-1])) if ends_at_origin else None
+    rounds = communication.one_step_round_bound if cost.one_step else communication.round_bound
+    R_bound, S_bound = (f(beta, Delta, delta) for f in (rounds, communication.step_bound))
+    energy = float((path.rounded_norms(beta) ** 2).sum())
+    variation = communication.variation_bound(beta, kappa, Delta, cost.S)
+    H_bound = statistical.history_bits_ceiling(cost.K, cost.d, beta, Delta, delta)
+    return (
+        *_check("residual r^K", residual, cost.residual_bound, "thm:communication", Basis.BOUND),
+        *_check("residual bound", cost.residual_bound, cost.tolerance, "thm:communication", Basis.BOUND),
+        *_check("rounds R", cost.R, R_bound, "eq:main-communication", basis),
+        *_check("steps S", cost.S, S_bound, "eq:proof-energy-and-steps", basis),
+        *_check("updates K", cost.K, cost.S, "eq:proof-rounds", Basis.BOUND),
+        *_bit_checks(cost, known, with_kappa),
+        *_check("history bits H_K", cost.history_bits, H_bound, "eq:history-length", basis),
+        *_check("energy", energy, communication.energy_bound(beta, Delta), "eq:variation-summary", basis),
+        *_check(
+            "largest variation", float(path.variation().max()), variation, "eq:variation-summary", with_kappa
+        ),
+    )
+
+
+def _bit_checks(cost: Cost, known: Constants, basis: Basis) -> Iterator[BoundCheck]:
+    M, d, R = cost.M, cost.d, cost.R
+    if cost.fixed_width is not None:
+        width = communication.fixed_width_bits(cost.fixed_width, 1.0)
+        price = communication.fixed_width_cost(M, d, width, R)
+        yield from _check("bits B, fixed width", cost.bits, price, "thm:communication", Basis.BOUND)
+        return
+    constants = (known.beta.value, known.effective_kappa, known.Delta.value, known.G.value, known.delta)
+    pathwise = communication.pathwise_bit_bound(M, d, R, cost.S, *constants)
+    universal = communication.universal_bit_bound(M, d, *constants)
+    yield from _check("bits B, this path", cost.bits, pathwise, "eq:pathwise-bit-bound", basis)
+    yield from _check("bits B, any path", cost.bits, universal, "eq:main-communication", basis)
+
+
+def _personal_constants(followed: Sequence[FitRound]) -> tuple[Constant, ...]:
+    """Return beta, G_1, zeta and beta_4, each the largest over the rounds."""
+    if not followed:
+        return ()
+    return (
+        Constant(name="beta", value=max(r.smoothness for r in followed), basis=smoothness_basis(followed)),
+        Constant(name="G_1", value=max(r.gradient_scale for r in followed), basis=Basis.PATH),
+        Constant(
+            name="zeta",
+            value=max(r.zeta for r in followed),
+            basis=Basis.PATH,
+            note="the least that the derivatives seen allow; no covering number is assumed",
+        ),
+        Constant(name="beta_4", value=max(r.fourth for r in followed), basis=Basis.PATH),
+    )
+
+
+def personal_checks(
+    followed: Sequence[FitRound], rounds: Sequence[Averaging], *, lattice: float | None, covered: bool
+) -> tuple[BoundCheck, ...]:
+    """Check the round nearest to its quadratic bound, and eq:personalized-convergence-bound over all rounds.
+
+    ``covered`` is False where silos retired by a rule that the theorem does not cover.
+    """
+    if not followed:
+        return ()
+    basis = smoothness_basis(followed)
+    tightest = max(rounds, key=lambda r: r.error / r.quadratic_bound if r.quadratic_bound else 0.0)
+    label = f"averaging, round {tightest.update}"
+    fourth = "eq:local-fourth-order-error"
+    K, d = len(followed), followed[0].fits.shape[1]
+    gap = math.fsum(gaps(followed)) / K
+    floor = math.fsum(
+        a * personalized.gap_floor(r.smoothness, float(score))
+        for r in followed
+        for a, score in zip(r.alpha, r.score_norm, strict=True)
+    )
+    lattice_gaps = [
+        mass * personalized.lattice_gap_bound(r.smoothness, d, lattice or 0.0)
+        for r, mass in zip(followed, itertools.accumulate(r.retired_mass for r in followed), strict=True)
+    ]
+    forfeited = [personalized.averaging_bound(r.quadratic_bound, r.fourth_order_bound) for r in rounds]
+    bound = personalized.convergence_bound(personal_loss_budget(followed), forfeited, math.fsum(lattice_gaps))
+    return (
+        *_check(label, tightest.error, tightest.quadratic_bound, "lem:local-fourth-order", basis),
+        *(
+            line
+            for line in _check(
+                f"{label}, 4th", tightest.error, tightest.fourth_order_bound, fourth, Basis.PATH
+            )
+            if line.bound is not None
+        ),
+        *_check("EIF means squared/2beta", floor / K, gap, "eq:proof-retire-gap-score", basis),
+        *_check("average gap", gap, bound if covered else None, "eq:personalized-convergence-bound", basis),
     )

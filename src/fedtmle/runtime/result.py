@@ -10,15 +10,18 @@ from typing import Any
 import numpy as np
 
 from fedtmle.errors import InputError
-from fedtmle.model.types import Array, Part
-from fedtmle.protocol.outcome import Personalised, Status, Targeted, Visit
+from fedtmle.model.types import Array
+from fedtmle.protocol.outcome import Smoothness, Status, Visit
 from fedtmle.protocol.query import Phase
-from fedtmle.runtime.certificate import RunCertificate
 from fedtmle.runtime.documents import Document
 from fedtmle.runtime.markup import element, table, text
 from fedtmle.runtime.rows import LocalOutcome
 from fedtmle.runtime.session import Account
 from fedtmle.runtime.transcript import Transcript
+from fedtmle.theory.averaging import Averaging
+from fedtmle.theory.path import LOSS_ROUNDING, Basis, Constant
+
+WIDTH = 80
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,46 +41,78 @@ class Trajectory:
     loss_by_round: tuple[float, ...] | None = None
 
 
-def trajectory(outcome: Targeted | Personalised) -> Trajectory:
-    """Return a run's trajectory as its parties know it."""
-    learned = {point.update: point.gradient_norm for point in outcome.trajectory if point.at_origin}
-    return Trajectory(
-        points=outcome.trajectory,
-        accepted=outcome.accepted,
-        residual=tuple(learned.get(k) for k in range(outcome.updates + 1)),
-    )
+@dataclass(frozen=True, kw_only=True)
+class BoundCheck:
+    """One realised quantity beside its bound; ``slack`` is bound over realised, None where either is open."""
+
+    name: str
+    realised: float
+    bound: float | None
+    slack: float | None
+    statement: str  # the paper's label
+    basis: Basis | None
 
 
-def observed_trajectory(law: object, rows: object, outcome: Targeted | Personalised) -> Trajectory:
-    """Return a run's trajectory from its initial ``law``, with losses and residuals on the pooled ``rows``.
+@dataclass(frozen=True, kw_only=True)
+class RunCertificate:
+    """The statements proved about a run, the assumptions behind them, and the slack of each bound.
 
-    This is for the study of algorithms where the rows are at hand. It is outside the protocol: a deployed
-    run cannot do it, and no account counts it.
+    The fields up to ``assumptions`` are the algorithm's statement. They are None for `Personalized`, where
+    no party knows a pooled residual. ``descent`` has the pooled loss change of each update, if observed.
     """
-    problem = outcome.problem
-    n = problem.count(rows)
-    origin = np.zeros(problem.dim)
-    loss: list[float] = []
-    residual: list[float] = []
-    loss_by_round: list[float] = []
-    for k in range(outcome.updates + 1):
-        submodel, normaliser = problem.submodel(law, rows), problem.normaliser(law)
-        loss.append(float(np.mean(problem.losses(law, rows))))
-        score = submodel.sums(origin, Part.GRADIENT).values(n) + normaliser.gradient(origin)
-        residual.append(math.sqrt(math.fsum(score * score)))
-        for point in (point for point in outcome.trajectory if point.update == k):
-            eps = np.array(point.eps)
-            change = float(submodel.sums(eps, Part.LOSS).values(n)[0])
-            loss_by_round.append(loss[k] + change + normaliser.value(eps))
-        if k < outcome.updates:
-            law = problem.move(law, np.array(outcome.accepted[k]))
-    return Trajectory(
-        points=outcome.trajectory,
-        accepted=outcome.accepted,
-        residual=tuple(residual),
-        loss=tuple(loss),
-        loss_by_round=tuple(loss_by_round),
-    )
+
+    tolerance: float | None = None
+    residual_bound: float | None = None
+    arithmetic: float | None = None
+    smoothness: Smoothness | None = None
+    spacing: float | None = None
+    coordinates: str = "raw"
+    history_bits: int | None = None
+    assumptions: tuple[str, ...] = ()
+    checks: tuple[BoundCheck, ...] = ()
+    constants: tuple[Constant, ...] = ()
+    descent: tuple[float, ...] | None = None
+    averaging: tuple[Averaging, ...] | None = None
+
+    def __str__(self) -> str:
+        """Return a table of at most 80 columns."""
+        lines = [f"{'':23} {'realised':>10} {'bound':>10} {'slack':>9}  rests on"] if self.checks else []
+        for line in self.checks:
+            bound = "open" if line.bound is None else f"{line.bound:.4g}"
+            slack = "" if line.slack is None else f"{line.slack:.3g}x"
+            basis = line.basis or ""
+            lines.append(f"{line.name:23} {line.realised:>10.5g} {bound:>10} {slack:>9}  {basis}".rstrip())
+        if self.descent:
+            rises = sum(change > LOSS_ROUNDING for change in self.descent)
+            lines.append(f"the pooled loss rose in {rises} of {len(self.descent)} update(s)")
+        lines += [f"{c.name} = {c.value:.4g} ({c.basis})" for c in self.constants]
+        lines += self.assumptions
+        return "\n".join(line if len(line) <= WIDTH else f"{line[: WIDTH - 3]}..." for line in lines)
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: the bounds, their basis, and the assumptions."""
+        parts = []
+        if self.residual_bound is not None and self.tolerance is not None:
+            statement = f"Residual at most {self.residual_bound:.2g} (asked: {self.tolerance:.2g})."
+            parts.append(text("p", statement))
+        if self.smoothness is not None:
+            parts.append(text("p", f"Smoothness {self.smoothness.value:.4g} ({self.smoothness.basis})."))
+        if self.checks:
+            rows = [
+                [
+                    line.name,
+                    f"{line.realised:.5g}",
+                    "open" if line.bound is None else f"{line.bound:.4g}",
+                    line.basis or "",
+                    line.statement,
+                ]
+                for line in self.checks
+            ]
+            parts.append(table(["", "realised", "bound", "rests on", "statement"], rows))
+        parts += [text("p", f"{c.name} = {c.value:.4g} ({c.basis})") for c in self.constants]
+        if self.assumptions:
+            parts.append(element("ul", "".join(text("li", line) for line in self.assumptions)))
+        return element("div", "".join(parts))
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

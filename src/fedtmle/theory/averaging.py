@@ -1,7 +1,7 @@
 """A finished personalised run (Algorithm 5), followed on the rows, beside the bounds of section 4.4.
 
 `follow_fits` computes each round's local gaps and the improvement that averaging forfeits. The other
-functions compare them with their bounds. Constants are those of the run's path: zeta is the least for which
+functions return what their bounds need. Constants are those of the run's path: zeta is the least for which
 eq:local-derivative-comparison holds at the points that the proof uses, so no covering number is needed;
 beta_4 comes from second differences of the Hessian along the segments from each fit to the average.
 """
@@ -22,8 +22,7 @@ from fedtmle.model.problem import AbstractProblem, Law, Rows
 from fedtmle.model.submodel import AbstractNormaliser, AbstractSubmodel
 from fedtmle.model.types import Array, Part, unpack
 from fedtmle.theory import personalized
-from fedtmle.theory.checks import BoundCheck, check
-from fedtmle.theory.path import Basis, Constant
+from fedtmle.theory.path import Basis
 from fedtmle.theory.personalized import chi, disagreement
 
 SEGMENT = np.linspace(0.0, 1.0, 5)
@@ -268,71 +267,14 @@ def _fourth_order(r: FitRound) -> float:
     )
 
 
-def personal_constants(followed: Sequence[FitRound]) -> tuple[Constant, ...]:
-    """Return beta, G_1, zeta and beta_4, each the largest over the rounds."""
-    if not followed:
-        return ()
-    return (
-        Constant(name="beta", value=max(r.smoothness for r in followed), basis=_smoothness_basis(followed)),
-        Constant(name="G_1", value=max(r.gradient_scale for r in followed), basis=Basis.PATH),
-        Constant(
-            name="zeta",
-            value=max(r.zeta for r in followed),
-            basis=Basis.PATH,
-            note="the least that the derivatives seen allow; no covering number is assumed",
-        ),
-        Constant(name="beta_4", value=max(r.fourth for r in followed), basis=Basis.PATH),
-    )
-
-
-def personal_checks(
-    followed: Sequence[FitRound], rounds: Sequence[Averaging], *, lattice: float | None, covered: bool
-) -> tuple[BoundCheck, ...]:
-    """Check the round nearest to its quadratic bound, and eq:personalized-convergence-bound over all rounds.
-
-    ``covered`` is False where silos retired by a rule that the theorem does not cover.
-    """
-    if not followed:
-        return ()
-    basis = _smoothness_basis(followed)
-    tightest = max(rounds, key=lambda r: r.error / r.quadratic_bound if r.quadratic_bound else 0.0)
-    label = f"averaging, round {tightest.update}"
-    fourth = "eq:local-fourth-order-error"
-    K, d = len(followed), followed[0].fits.shape[1]
-    gap = math.fsum(_gaps(followed)) / K
-    floor = math.fsum(
-        a * personalized.gap_floor(r.smoothness, float(score))
-        for r in followed
-        for a, score in zip(r.alpha, r.score_norm, strict=True)
-    )
-    lattice_gaps = [
-        mass * personalized.lattice_gap_bound(r.smoothness, d, lattice or 0.0)
-        for r, mass in zip(followed, itertools.accumulate(r.retired_mass for r in followed), strict=True)
-    ]
-    forfeited = [personalized.averaging_bound(r.quadratic_bound, r.fourth_order_bound) for r in rounds]
-    bound = personalized.convergence_bound(loss_budget(followed), forfeited, math.fsum(lattice_gaps))
-    return (
-        *check(label, tightest.error, tightest.quadratic_bound, "lem:local-fourth-order", basis),
-        *(
-            line
-            for line in check(
-                f"{label}, 4th", tightest.error, tightest.fourth_order_bound, fourth, Basis.PATH
-            )
-            if line.bound is not None
-        ),
-        *check("EIF means squared/2beta", floor / K, gap, "eq:proof-retire-gap-score", basis),
-        *check("average gap", gap, bound if covered else None, "eq:personalized-convergence-bound", basis),
-    )
-
-
-def _gaps(followed: Sequence[FitRound]) -> Iterator[float]:
+def gaps(followed: Sequence[FitRound]) -> Iterator[float]:
     """Yield sum_m alpha_m Delta_m(p_m^k) of each round; a retired silo keeps the gap at its retirement."""
     retired_gaps = itertools.accumulate(r.retired_gap for r in followed)
     for r, retired in zip(followed, retired_gaps, strict=True):
         yield math.fsum(a * float(g) for a, g in zip(r.alpha, r.gap, strict=True)) + retired
 
 
-def loss_budget(followed: Sequence[FitRound]) -> float:
+def personal_loss_budget(followed: Sequence[FitRound]) -> float:
     """sum_m alpha_m {l_m(p^0) - min of l_m over the laws that m had}: the traversed lower bound."""
     weight: dict[str, float] = {}
     fallen: dict[str, list[float]] = {}
@@ -344,5 +286,5 @@ def loss_budget(followed: Sequence[FitRound]) -> float:
     return math.fsum(alpha * max(fallen[name]) for name, alpha in weight.items())
 
 
-def _smoothness_basis(followed: Sequence[FitRound]) -> Basis:
+def smoothness_basis(followed: Sequence[FitRound]) -> Basis:
     return Basis.BOUND if all(r.smoothness_is_bound for r in followed) else Basis.PATH

@@ -20,6 +20,8 @@ from fedtmle.protocol.lattice import Lattice, floating
 from fedtmle.protocol.outcome import Visit
 from fedtmle.theory.communication import step_decrease
 
+LOSS_ROUNDING = 1e-13  # of a pooled loss difference, for comparisons that hold in exact arithmetic
+
 
 @dataclass(frozen=True, kw_only=True)
 class TargetingPath:
