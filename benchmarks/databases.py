@@ -34,9 +34,17 @@ def measure(silo: str) -> None:
     from fedtmle.studyfile.file import study_plan
 
     study = ft.Study(
-        target=ft.ATE(outcome="y", treatment="a", outcome_bounds=(0.0, 20.0)),
+        target=ft.ATE(outcome="y", treatment="a"),
         outcome_model=ft.GLM("a + x1 + x2 + x3 + x4 + C(site)"),
         treatment_model=ft.GLM("x1 + x2 + C(site)"),
+        variables=ft.Variables(
+            {
+                "y": {"kind": "number", "range": (0, 20)},
+                "a": {"kind": "binary"},
+                **{f"x{k}": {"kind": "number", "range": (-1, 1)} for k in range(1, 5)},
+                "site": {"kind": "category", "levels": [f"site {k}" for k in range(5)]},
+            }
+        ),
     )
     plan = study_plan(study, roster(["silo"]))
     begin = time.perf_counter()

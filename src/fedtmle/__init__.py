@@ -66,6 +66,9 @@ _HOME = {
     "AbstractQuery": "fedtmle.protocol.query",
     "IntegerSums": "fedtmle.protocol.query",
     "Policy": "fedtmle.protocol.guard",
+    "TargetTrial": "fedtmle.trials.trial",
+    "Cdm": "fedtmle.trials.cohort",
+    "emulate": "fedtmle.trials.emulate",
     "Variable": "fedtmle.initial.variables",
     "Variables": "fedtmle.initial.variables",
     "read_study": "fedtmle.studyfile.file",
@@ -149,6 +152,9 @@ if TYPE_CHECKING:  # for type checkers and editors; at run time, __getattr__ bel
     from fedtmle.targets.effects.estimands import *  # noqa: F403 - all that is public there is public here
     from fedtmle.targets.mean import Mean as Mean
     from fedtmle.targets.optimal_transport import OptimalTransport as OptimalTransport
+    from fedtmle.trials.cohort import Cdm as Cdm
+    from fedtmle.trials.emulate import emulate as emulate
+    from fedtmle.trials.trial import TargetTrial as TargetTrial
 
 
 def __getattr__(name: str) -> Any:

@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import duckdb
 import pytest
@@ -46,13 +46,29 @@ def invented(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+class Urls(NamedTuple):
+    """The URLs of two accounts: one that may write, and one that only reads."""
+
+    admin: str
+    reader: str
+
+
 @pytest.fixture(scope="session")
-def postgresql(eunomia: Path, invented: Path) -> Iterator[str]:
-    """The connection of a server of our own, with the schemas `eunomia` and `invented`."""
+def urls(eunomia: Path, invented: Path) -> Iterator[Urls]:
+    """The URLs of a server of our own, with the schemas `eunomia` and `invented`."""
     with running_server() as server:
-        _copy(eunomia, server.url(), "eunomia")
-        _copy(invented, server.url(), "invented")
-        yield server.url()
+        admin = server.url()
+        with cursor(admin) as target:
+            target.execute("CREATE ROLE reader LOGIN PASSWORD 'reader'")
+        _copy(eunomia, admin, "eunomia")
+        _copy(invented, admin, "invented")
+        yield Urls(admin=admin, reader=server.url(user="reader", password="reader"))  # noqa: S106
+
+
+@pytest.fixture
+def postgresql(urls: Urls) -> str:
+    """The URL of an account that only reads."""
+    return urls.reader
 
 
 class Cursor(Protocol):
@@ -80,4 +96,6 @@ def _copy(source: Path, uri: str, schema: str) -> None:
             arrow = connection.sql(f"SELECT * FROM {table}").to_arrow_table()  # noqa: S608
             arrow = arrow.rename_columns([name.lower() for name in arrow.column_names])
             target.adbc_ingest(table, arrow, db_schema_name=schema)
+        target.execute(f"GRANT USAGE ON SCHEMA {schema} TO reader")
+        target.execute(f"GRANT SELECT ON ALL TABLES IN SCHEMA {schema} TO reader")
         target.execute("ANALYZE")

@@ -16,7 +16,7 @@ from typing import Any
 import duckdb
 import pandas as pd
 
-from fedtmle.trials.trial import (
+from fedtmle.trials import (
     AgeAtBaseline,
     AnyRecord,
     Censoring,
@@ -285,10 +285,11 @@ def _covariate(covariate: object, c: Candidate) -> dict[str, object]:
                 (day, number, value)
                 for day, number, value, unit in person.labs
                 if value is not None
+                and covariate.range[0] <= value <= covariate.range[1]
                 and between(day, c.day, covariate.from_day, covariate.to_day)
                 and (not covariate.units or unit in covariate.units)
             ]
             value = max(taken)[2] if taken else covariate.if_missing
             return {name: float(value), f"{name}_measured": float(bool(taken))}
     count = sum(between(day, c.day, first, last) for day in days)
-    return {name: float(count if isinstance(covariate, VisitCount) else count > 0)}
+    return {name: float(min(count, covariate.most) if isinstance(covariate, VisitCount) else count > 0)}

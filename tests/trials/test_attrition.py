@@ -7,8 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedtmle.trials.cohort import ArmCounts, Attrition
-from fedtmle.trials.emulate import render_attrition
+from fedtmle.trials.attrition import ArmCounts, Attrition, render_attrition
 from tests.trials.test_compile import BASE
 
 

@@ -9,9 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedtmle.trials.cohort import Cdm, read_cohort
-from fedtmle.trials.compile import CdmLayout
-from fedtmle.trials.trial import (
+import fedtmle as ft
+from fedtmle.trials import (
     AgeAtBaseline,
     AnyRecord,
     Censoring,
@@ -27,6 +26,7 @@ from fedtmle.trials.trial import (
     TrialOutcome,
     VisitCount,
 )
+from fedtmle.trials.cohort import Cdm, read_cohort
 from tests.trials import invented as record
 
 DRUG_A = ConceptSet(name="a", ids=(record.DRUG_A,))
@@ -47,15 +47,17 @@ BASE = TargetTrial(
     outcome=TrialOutcome(name="event", days=180, conditions=EVENT),
     covariates=(
         AgeAtBaseline(name="age"),
-        Sex(name="sex"),
-        VisitCount(name="visits", from_day=-365),
+        Sex(name="sex", other=True),
+        VisitCount(name="visits", from_day=-365, most=2),
         VisitCount(name="visits_long_ago", from_day=-365, to_day=-60),
         AnyRecord(name="ill", domain=Domain.CONDITION, concepts=ILL, from_day=-90),
         AnyRecord(name="mild", domain=Domain.CONDITION, concepts=NOT_SEVERE),
         AnyRecord(name="ill_itself", domain=Domain.CONDITION, concepts=ILL_ITSELF, to_day=-1),
         AnyRecord(name="drug_c", domain=Domain.DRUG, concepts=DRUG_C, from_day=-180, to_day=-30),
-        LastMeasurement(name="lab", concepts=LAB, if_missing=5.5, from_day=-365),
-        LastMeasurement(name="unit", concepts=LAB, if_missing=-0.1, units=(record.LAB_UNIT,)),
+        LastMeasurement(name="lab", concepts=LAB, range=(0.1, 100), if_missing=5.5, from_day=-365),
+        LastMeasurement(
+            name="unit", concepts=LAB, range=(-1, 200), if_missing=-0.1, units=(record.LAB_UNIT,)
+        ),
     ),
 )
 OBSERVED = Eligibility(observation_days_before=0)
@@ -102,7 +104,7 @@ def check(trial: TargetTrial, cdm: Cdm, everyone: list[record.Person]) -> None:
     assert cohort.n_rows == len(rows) == counts[-1]
     for name, column in cohort.columns.items():
         wanted = [row[name] for row in rows]
-        if name in trial.factors:
+        if trial.variables[name].kind == "category":
             assert column.tolist() == wanted, name
         else:
             np.testing.assert_array_equal(column, np.array(wanted, dtype=float), err_msg=name)
@@ -114,8 +116,8 @@ def check(trial: TargetTrial, cdm: Cdm, everyone: list[record.Person]) -> None:
 @pytest.mark.parametrize("name", TRIALS)
 def test_attrition_and_table_are_those_of_plain_loops(name: str, invented: Path) -> None:
     everyone = record.people()
-    check(TRIALS[name], Cdm(name="north", database=invented), everyone)
-    part = Cdm(name="north", database=invented, layout=CdmLayout(part=(1, 3)))
+    check(TRIALS[name], Cdm(name="north", path=invented), everyone)
+    part = Cdm(name="north", path=invented, part=(1, 3))
     check(TRIALS[name], part, [person for person in everyone if person.id % 3 == 1])
 
 
@@ -129,10 +131,26 @@ def test_the_invented_records_exercise_the_rules() -> None:
         assert 1.0 in outcomes
         assert len(rows) > 30
         assert any(np.isnan(outcomes)) == bool(trial.censoring)
+        values = {name: {row[name] for row in rows} for name in ("visits", "lab", "unit")}
+        assert max(values["visits"]) == 2.0
+        assert {1e-3, 120.25} < values["unit"]
+        assert {0.1, 4.5} < values["lab"] <= {0.1, 4.5, 5.5, 7.0}
     counts, _ = record.expected(TRIALS["strict"], everyone)
     losses = [earlier - later for earlier, later in pairwise(counts)]
     assert losses.pop(1) == 0  # everybody who has a drug has a first one
     assert min(losses) > 0
+
+
+def test_another_sex_is_refused_unless_it_is_a_level(invented: Path) -> None:
+    covariates = tuple(c for c in BASE.covariates if c.name != "sex")
+    trial = replace(BASE, covariates=(*covariates, Sex(name="gender")))
+    _, rows = record.expected(trial, record.people())
+    others = sum(row["gender"] == "other" for row in rows)
+    assert others > 0
+    with pytest.raises(
+        ft.DataError, match=rf"sex of {others} people .* other = true in \[covariates.gender\]"
+    ):
+        read_cohort(trial, Cdm(name="north", path=invented))
 
 
 @pytest.mark.parametrize("name", TRIALS)
@@ -140,8 +158,8 @@ def test_postgresql_gives_the_same_bytes(
     name: str, invented: Path, postgresql: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("INVENTED_CDM", postgresql)
-    there = Cdm(name="north", connection_variable="INVENTED_CDM", layout=CdmLayout(schema="invented"))
-    here = read_cohort(TRIALS[name], Cdm(name="north", database=invented))
+    there = Cdm(name="north", url_env="INVENTED_CDM", schema="invented")
+    here = read_cohort(TRIALS[name], Cdm(name="north", path=invented))
     cohort = read_cohort(TRIALS[name], there)
     assert cohort.attrition == here.attrition
     assert cohort.digest == here.digest

@@ -103,7 +103,7 @@ def in_duckdb(database: Path) -> Iterator[str]:
 
 def in_postgresql() -> Iterator[str]:
     for index, name in enumerate(SILOS):
-        yield f'[silos.{name}]\nconnection_variable = "CDM"\nschema = "eunomia"\npart = [{index}, 4]'
+        yield f'[silos.{name}]\ndatabase = {{url_env = "CDM"}}\nschema = "eunomia"\npart = [{index}, 4]'
 
 
 @pytest.fixture(scope="module")
@@ -164,12 +164,25 @@ def test_the_effect_is_that_of_the_tables_run_directly(
     study = ft.Study(
         target=ft.ATE(
             outcome="gi_bleed",
-            outcome_type="binary",
             treatment="strategy",
             arms=("diclofenac", "celecoxib"),
         ),
         outcome_model=ft.GLM(f"C(strategy) + {covariates}"),
         treatment_model=ft.GLM(covariates),
+        variables=ft.Variables(
+            {
+                "strategy": {
+                    "kind": "category",
+                    "levels": ["diclofenac", "celecoxib"],
+                    "label": "treatment strategy",
+                },
+                "gi_bleed": {"kind": "binary", "label": "condition gi_bleed, day 1 to 365"},
+                "age": {"kind": "number", "range": (18, 100), "label": "age at time zero", "unit": "years"},
+                "sex": {"kind": "category", "levels": ["female", "male"], "label": "sex"},
+                "peptic_ulcer": {"kind": "binary", "label": "condition peptic_ulcer, any day to 0"},
+                "aspirin": {"kind": "binary", "label": "drug aspirin, any day to 0"},
+            }
+        ),
     )
     direct = ft.run(study, frames)
     document = dict(emulated.result.document)
@@ -257,7 +270,7 @@ def test_a_silo_file_brings_the_owner_s_policy(eunomia: Path, tmp_path: Path) ->
     emulation = emulate(file.trial, file.silos)
     assert {view.floor for view in emulation.attrition.values()} == {45}
     assert emulation.result.document["converged"]
-    without_file = {name: replace(cdm, path=None) for name, cdm in file.silos.items()}
+    without_file = {name: replace(cdm, silo_file=None) for name, cdm in file.silos.items()}
     without_file["west"] = replace(without_file["west"], policy=ft.Policy(min_rows=3000))
     with pytest.raises(ft.RefusedError):
         emulate(file.trial, without_file)
@@ -277,4 +290,4 @@ def test_cdm_that_lacks_a_table_or_column_is_told_without_its_message(tmp_path: 
     assert caught.value.__context__ is None
     (tmp_path / "text.duckdb").write_text("no database", encoding="utf-8")
     with pytest.raises(ft.DataError, match="cannot be opened"):
-        read_cohort(file.trial, Cdm(name="north", database=tmp_path / "text.duckdb"))
+        read_cohort(file.trial, Cdm(name="north", path=tmp_path / "text.duckdb"))

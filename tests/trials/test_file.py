@@ -9,8 +9,7 @@ import pytest
 import fedtmle as ft
 from fedtmle.errors import InputError
 from fedtmle.studyfile.file import StudyFileErrors
-from fedtmle.trials.file import TrialFile, read_trial
-from fedtmle.trials.trial import (
+from fedtmle.trials import (
     AgeAtBaseline,
     AnyRecord,
     Censoring,
@@ -26,6 +25,7 @@ from fedtmle.trials.trial import (
     TrialOutcome,
     VisitCount,
 )
+from fedtmle.trials.file import TrialFile, read_trial
 
 FULL = """\
 [trial]
@@ -75,11 +75,11 @@ censor = ["end of observation", "switch"]
 
 [covariates]
 age = {kind = "age"}
-sex = {kind = "sex"}
-visits = {kind = "visits", from_day = -365}
+sex = {kind = "sex", other = true}
+visits = {kind = "visits", from_day = -365, most = 50}
 ill = {kind = "condition", concepts = "ill", to_day = -1}
 old = {kind = "drug", concepts = "old"}
-lab = {kind = "measurement", concepts = "lab", if_missing = 4.5, units = [9], from_day = -30}
+lab = {kind = "measurement", concepts = "lab", range = [1, 9], if_missing = 4.5, units = [9], from_day = -30}
 
 [models.outcome]
 formula = "C(strategy)*age + lab + lab_measured"
@@ -104,9 +104,8 @@ SOUTH = """\
 name = "south"
 
 [cdm]
-connection_variable = "SOUTH_CDM"
+database = {url_env = "SOUTH_CDM", timeout = 60}
 schema = "omop"
-timeout_seconds = 60
 
 [policy]
 min_cell = 11
@@ -152,11 +151,11 @@ def test_every_key_is_the_same_word_in_python(tmp_path: Path) -> None:
         censoring=(Censoring.END_OF_OBSERVATION, Censoring.SWITCH),
         covariates=(
             AgeAtBaseline(name="age"),
-            Sex(name="sex"),
-            VisitCount(name="visits", from_day=-365),
+            Sex(name="sex", other=True),
+            VisitCount(name="visits", from_day=-365, most=50),
             AnyRecord(name="ill", domain=Domain.CONDITION, concepts=ill, to_day=-1),
             AnyRecord(name="old", domain=Domain.DRUG, concepts=old),
-            LastMeasurement(name="lab", concepts=lab, if_missing=4.5, units=(9,), from_day=-30),
+            LastMeasurement(name="lab", concepts=lab, range=(1, 9), if_missing=4.5, units=(9,), from_day=-30),
         ),
         models={"outcome": ft.GLM("C(strategy)*age + lab + lab_measured")},
         algorithm=ft.Gradient(),
@@ -166,7 +165,6 @@ def test_every_key_is_the_same_word_in_python(tmp_path: Path) -> None:
     assert file.trial.study == ft.Study(
         target=ft.RR(
             outcome="bad_end",
-            outcome_type="binary",
             treatment="strategy",
             arms=("the old drug", "the new drug"),
         ),
@@ -175,13 +173,30 @@ def test_every_key_is_the_same_word_in_python(tmp_path: Path) -> None:
         missingness_model=ft.GLM(f"C(strategy) + {covariates}"),
         algorithm=ft.Gradient(),
         folds=5,
+        variables=ft.Variables(
+            {
+                "strategy": {
+                    "kind": "category",
+                    "levels": ["the old drug", "the new drug"],
+                    "label": "treatment strategy",
+                },
+                "bad_end": {"kind": "binary", "label": "condition event, day 1 to 180"},
+                "age": {"kind": "number", "range": (18, 80), "label": "age at time zero", "unit": "years"},
+                "sex": {"kind": "category", "levels": ["female", "male", "other"], "label": "sex"},
+                "visits": {"kind": "count", "range": (0, 50), "label": "visits, day -365 to 0"},
+                "ill": {"kind": "binary", "label": "condition ill, any day to -1"},
+                "old": {"kind": "binary", "label": "drug old, any day to 0"},
+                "lab": {"kind": "number", "range": (1, 9), "label": "last lab, day -30 to 0"},
+                "lab_measured": {"kind": "binary", "label": "lab was measured, day -30 to 0"},
+            }
+        ),
     )
     north, south = file.silos["north"], file.silos["south"]
-    assert north.database == tmp_path / "north.duckdb"
+    assert north.path == tmp_path / "north.duckdb"
     assert north.layout.part == (1, 4)
     assert (north.layout.schema, north.layout.vocabulary_schema) == ("cdm", "vocab")
     assert north.policy is None
-    assert (south.connection_variable, south.timeout_seconds) == ("SOUTH_CDM", 60.0)
+    assert (south.url_env, south.timeout) == ("SOUTH_CDM", 60.0)
     assert south.policy is not None
     assert south.policy.min_cell == 11
     assert (north.dialect.name, south.dialect.name) == ("duckdb", "postgresql")
@@ -209,7 +224,7 @@ def test_all_defects_come_at_once_with_file_and_line(tmp_path: Path) -> None:
         .replace("from_day = -90", "from_day = 3")
         .replace("days = 180\n\n[follow", "dayz = 180\n\n[follow")
         .replace('"switch"]', '"swich"]')
-        .replace('{kind = "sex"}', '{kind = "gender"}')
+        .replace('{kind = "sex", other = true}', '{kind = "gender"}')
         .replace("if_missing = 4.5, ", "")
         .replace('formula = "C(strategy)*age + lab + lab_measured"', 'formula = "age + ("')
         .replace("folds = 5", "folds = 5\nweights = 3")
@@ -235,7 +250,7 @@ def test_all_defects_come_at_once_with_file_and_line(tmp_path: Path) -> None:
         "[silos.north] part: expected [index, count]",
         "south.toml:2: [silo] name: the silo is called 'sud' here and 'south' in the trial",
         "south.toml:6: [cdm] shema: unknown key; did you mean 'schema'?",
-        "south.toml:10: [policy] min_cell: may only be raised",
+        "south.toml:9: [policy] min_cell: may only be raised",
     )
     for message in expected:
         assert any(message in defect for defect in reported), (message, reported)
@@ -261,7 +276,7 @@ def test_all_defects_come_at_once_with_file_and_line(tmp_path: Path) -> None:
         ("visits = {kind", '"a b" = {kind', "'a b' cannot be a column"),
         ('condition = "ill"\n', "", "[time_zero] grace_days: with time zero at the start of a drug"),
         ("folds = 5", "folds = 1", "[options] folds: expected at least 2"),
-        ('database = "north.duckdb"\n', "", "give one of database, connection_variable and connection_file"),
+        ('database = "north.duckdb"\n', "", "[silos.north] database: is missing"),
         ("days = 180\n\n[follow", "days = 0\n\n[follow", "[outcome] days: expected a number of days, 1 to"),
         ('conditions = "event"', 'conditions = "event"\ndeath = true', "one of the two"),
         ('drugs = "old"\nfrom', 'drugs = "old"\nconditions = "ill"\nfrom', "give conditions or drugs"),
@@ -270,6 +285,15 @@ def test_all_defects_come_at_once_with_file_and_line(tmp_path: Path) -> None:
         ("old = [1]", 'old = "1"', "expected a list of concept ids"),
         ("exclude = [4]", "exclude = [2]", "both included and excluded"),
         ("lab = {kind", "lab_measured = {kind", "no defect"),
+        ("range = [1, 9]", "range = [9, 1]", "[covariates.lab] range: expected the least and the largest"),
+        ("range = [1, 9]", "range = [1]", "[covariates.lab] range: expected the least and the largest"),
+        ("range = [1, 9]", "range = [5, 9]", "[covariates.lab] if_missing: expected a number in range"),
+        ("range = [1, 9], ", "", "[covariates.lab] range: is missing"),
+        ("most = 50", "most = 0", "[covariates.visits] most: expected a number of visits"),
+        ('name = "the new drug"', 'name = "the\\nnew drug"', "expected one line of at most 200 printable"),
+        ('"north.duckdb"', '"postgresql://reader:hunter2@host/cdm"', "[silos.north] database: this is a URL"),
+        ('"north.duckdb"', '{url_env = "A B"}', "[silos.north] database: url_env is no name"),
+        ('"north.duckdb"', '{url_file = "secret.url"}', "[silos.north] database: url_file is inside"),
     ],
 )
 def test_one_defect(tmp_path: Path, old: str, new: str, message: str) -> None:

@@ -11,10 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedtmle.errors import InputError
-from fedtmle.trials import sql
-from fedtmle.trials.compile import CdmLayout, compile_trial
-from fedtmle.trials.sql import (
+from fedtmle.data import sql
+from fedtmle.data.sql import (
     DIALECTS,
     AllOf,
     AnyOf,
@@ -29,8 +27,11 @@ from fedtmle.trials.sql import (
     Statement,
     Value,
 )
-from fedtmle.trials.trial import ConceptSet, TargetTrial, TreatmentStrategy
-from tests.trials.conftest import Cursor, cursor
+from fedtmle.errors import InputError
+from fedtmle.trials import ConceptSet, TargetTrial, TreatmentStrategy
+from fedtmle.trials.compile import compile_trial
+from fedtmle.trials.records import CdmLayout
+from tests.trials.conftest import Cursor, Urls, cursor
 from tests.trials.test_compile import TRIALS
 
 ATTACKS = (
@@ -50,7 +51,7 @@ HOSTILE = st.one_of(
     st.text(alphabet="'\"\\;-*/$ \nEe\u2019ab", min_size=1, max_size=20),
     st.text(min_size=1, max_size=20),
 )
-NAMES = HOSTILE.filter(lambda text: "\0" not in text and text == text.strip() and _is_text(text))
+NAMES = HOSTILE.filter(lambda text: text.isprintable() and text == text.strip() and _is_text(text))
 TWO = st.lists(NAMES, min_size=2, max_size=2, unique=True)
 WHICH = st.sampled_from(sorted(name for name, trial in TRIALS.items() if len(trial.strategies) == 2))
 DUCKDB, POSTGRESQL = DIALECTS["duckdb"], DIALECTS["postgresql"]
@@ -66,8 +67,8 @@ Token = tuple[str, str]
 
 
 @pytest.fixture(scope="module")
-def connected(postgresql: str) -> Iterator[Cursor]:
-    with cursor(postgresql) as opened:
+def connected(urls: Urls) -> Iterator[Cursor]:
+    with cursor(urls.admin) as opened:
         opened.execute("SET escape_string_warning = off")
         yield opened
 

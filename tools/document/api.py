@@ -32,6 +32,7 @@ GROUPS = {
         "Estimated",
     ),
     "Targets": ("Mean", "OptimalTransport", "LogisticFluctuation", "ExponentialTilt"),
+    "Target trials": ("TargetTrial", "Cdm", "emulate"),
     "Results": ("StudyResult", "Result", "Estimate", "Status", "Transcript"),
     "A target or an algorithm of your own": (
         "AbstractProblem",

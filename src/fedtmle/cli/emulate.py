@@ -37,9 +37,10 @@ def emulate(
     import json
 
     from fedtmle.text.progress import live_progress
+    from fedtmle.trials.attrition import document_of, render_attrition
     from fedtmle.trials.cohort import read_cohort
-    from fedtmle.trials.emulate import document_of, render_attrition, shown_attrition
     from fedtmle.trials.emulate import emulate as emulate_trial
+    from fedtmle.trials.emulate import shown_attrition
     from fedtmle.trials.file import read_trial
     from fedtmle.trials.write import write_study
 

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypedDict
 
 from fedtmle.errors import InputError
 
@@ -119,8 +119,9 @@ class DatabaseQuery:
             for key in section
             if key not in _KEYS
         }
-        database = section.get("database")
-        place, limits = _parse_database(database, folder, defects)
+        place, defect = parse_place(section.get("database"), folder)
+        if defect is not None:
+            defects["database"] = defect
         text = _parse_query(section, folder, defects)
         snapshot = section.get("snapshot")
         if snapshot is not None and not (isinstance(snapshot, str) and snapshot.endswith(".parquet")):
@@ -128,7 +129,7 @@ class DatabaseQuery:
         if defects:
             return None, defects
         extract = folder / str(snapshot) if snapshot is not None else None
-        return cls(**place, **limits, **text, snapshot=extract), {}  # type: ignore[arg-type] # checked above
+        return cls(**place, **text, snapshot=extract), {}  # type: ignore[arg-type] # checked above
 
 
 def names_database(section: Mapping[str, object]) -> bool:
@@ -149,55 +150,68 @@ def sqlite_query(path: Path, table: str | None, query: str | None) -> DatabaseQu
     return DatabaseQuery(path=path, table=table, query=query) if magic == SQLITE_MAGIC else None
 
 
-def _parse_database(
-    database: object, folder: Path, defects: dict[str, tuple[str, str]]
-) -> tuple[dict[str, object], dict[str, object]]:
-    """Return where the database is, and the limits; defects never quote a URL."""
+class Place(TypedDict, total=False):
+    """Where a database is, and the limits of a query in it: fields of `DatabaseQuery`."""
+
+    url_env: str
+    url_file: Path
+    path: Path
+    timeout: float
+    max_rows: int
+
+
+def parse_place(  # noqa: PLR0911 - one return per defect
+    database: object, folder: Path
+) -> tuple[Place, tuple[str, str] | None]:
+    """Return what the key `database` says: the place of a database and its limits, by names of fields.
+
+    The second value is what is wrong and what to do, or None. It never quotes a URL.
+    """
     if isinstance(database, str) and not _URL.match(database):
         database = {"path": database}
     if isinstance(database, str):
-        defects["database"] = (
+        return {}, (
             "this is a URL, which a silo file must not hold because it may have a password in it",
             'put the URL into an environment variable and write database = {url_env = "ITS_NAME"}',
         )
-        return {}, {}
     if not isinstance(database, dict):
-        defects["database"] = (
+        return {}, (
             "this does not say where the database is",
             'write database = {url_env = "NAME"} or {url_file = "path"}, or the path of a file',
         )
-        return {}, {}
     if any(key not in _DATABASE_KEYS for key in database):
-        defects["database"] = ("unknown key", f"the keys of database are {', '.join(_DATABASE_KEYS)}")
-        return {}, {}
+        return {}, ("unknown key", f"the keys of database are {', '.join(_DATABASE_KEYS)}")
     places = [key for key in _PLACES if key in database]
     if len(places) != 1 or not (isinstance(database[places[0]], str) and database[places[0]]):
-        defects["database"] = (
+        return {}, (
             "this does not say where the database is",
             f"give exactly one of {', '.join(_PLACES)}, in quotes",
         )
-        return {}, {}
     (key,) = places
-    place: dict[str, object] = {key: database[key]}
     if key == "url_env" and not _VARIABLE.fullmatch(database[key]):
         # It may be the URL itself, so it is not quoted.
-        defects["database"] = (
+        return {}, (
             "url_env is no name of an environment variable",
             'write the name of the variable that holds the URL, such as "HOSPITAL_DB"',
         )
-    if key != "url_env":
-        place[key] = folder / database[key]
     if key == "url_file" and (folder / database[key]).resolve().is_relative_to(folder.resolve()):
-        defects["database"] = (
+        return {}, (
             "url_file is inside the folder of the silo file, which is copied and shared",
             "keep the file with the URL elsewhere, such as in /etc/fedtmle",
         )
     timeout, max_rows = database.get("timeout", TIMEOUT), database.get("max_rows", MAX_ROWS)
     if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout <= 86_400:
-        defects["database"] = ("timeout is no number of seconds", "give more than 0 and at most 86400")
+        return {}, ("timeout is no number of seconds", "give more than 0 and at most 86400")
     if isinstance(max_rows, bool) or not isinstance(max_rows, int) or max_rows < 1:
-        defects["database"] = ("max_rows is no number of rows", "give an integer of at least 1")
-    return place, {"timeout": timeout, "max_rows": max_rows}
+        return {}, ("max_rows is no number of rows", "give an integer of at least 1")
+    place = Place(timeout=timeout, max_rows=max_rows)
+    if key == "url_env":
+        place["url_env"] = database[key]
+    elif key == "url_file":
+        place["url_file"] = folder / database[key]
+    else:
+        place["path"] = folder / database[key]
+    return place, None
 
 
 def _parse_query(

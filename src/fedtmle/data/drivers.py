@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from enum import Enum
 from typing import TYPE_CHECKING, Any
@@ -86,6 +86,10 @@ class Trouble(Enum):
     NO_COLUMNS = ("the query yields no columns", "write one SELECT with columns, and without INTO")
     NO_TABLE = ("the database has no table {name}", "correct the name in the silo file")
     SYNTAX = ("the database cannot understand the query", "run it with the database's own client to see why")
+    NO_COHORT = (
+        "no cohort can be selected in a database of this kind",
+        "an OMOP CDM is a PostgreSQL database (postgresql:) or a DuckDB file",
+    )
     NOT_A_DATABASE = ("the file is no SQLite database", "check the path")
     NO_FILE = ("the database's file does not exist or cannot be read", "check the path and its permissions")
     LOCKED = ("another program holds the database locked", f"wait until it is done, then {_AGAIN}")
@@ -159,6 +163,7 @@ _BY_STATE = {
     "57P01": Trouble.LOST,
     "57P02": Trouble.LOST,
     "08": Trouble.LOST,
+    "22": Trouble.FAILED,
     "42": Trouble.SYNTAX,
     "0A": Trouble.SYNTAX,
 }
@@ -211,6 +216,26 @@ class QueryRows:
 @contextmanager
 def postgresql(url: str, query: str, *, timeout: float) -> Iterator[ArrowRows]:
     """Run a query of PostgreSQL in one read-only transaction that sees one state of the database."""
+    with transaction(url, timeout=timeout) as database:
+        yield database.rows(query)
+
+
+class Transaction:
+    """A read-only transaction of PostgreSQL: the queries in it, one after the other, see one state."""
+
+    def __init__(self, cursor: Any) -> None:
+        self._cursor = cursor
+        self._warning = _write_access(cursor)
+
+    def rows(self, query: str) -> QueryRows:
+        """Return the rows of a query; those of an earlier one must have been read."""
+        query += "\n"  # the driver puts it into brackets, which a comment at the end must not hide
+        return QueryRows(self._cursor, query, self._cursor.adbc_execute_schema(query), self._warning)
+
+
+@contextmanager
+def transaction(url: str, *, timeout: float, settings: Sequence[str] = ()) -> Iterator[Transaction]:
+    """Open a connection to PostgreSQL and a read-only transaction with further ``settings`` for SET LOCAL."""
     dbapi = importlib.import_module("adbc_driver_postgresql.dbapi")
     with dbapi.connect(_with_timeout(url)) as connection, connection.cursor() as cursor:
         # All of it is in one transaction, so that it also holds behind a pooler of connections.
@@ -220,11 +245,10 @@ def postgresql(url: str, query: str, *, timeout: float) -> Iterator[ArrowRows]:
             # The same rows in the same order each time, also for a query without ORDER BY.
             "LOCAL synchronize_seqscans = off",
             "LOCAL max_parallel_workers_per_gather = 0",
+            *(f"LOCAL {setting}" for setting in settings),
         ):
             cursor.execute(f"SET {setting}")
-        warning = _write_access(cursor)
-        query += "\n"  # the driver puts it into brackets, which a comment at the end must not hide
-        yield QueryRows(cursor, query, cursor.adbc_execute_schema(query), warning)
+        yield Transaction(cursor)
 
 
 def _with_timeout(url: str) -> str:

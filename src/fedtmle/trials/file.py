@@ -1,24 +1,10 @@
 """`trial.toml`: a target trial and the silos on whose databases it is emulated.
 
-Every defect is reported at once, with its file and line. A silo is a section of the trial file, or a file
-of the hospital's own with its policy:
-
-    [silo]
-    name = "north"
-
-    [cdm]
-    connection_variable = "NORTH_CDM"   # holds postgresql://...; or database = "cdm.duckdb"
-    schema = "cdm"
-
-    [policy]
-    min_cell = 10
+Every defect is reported at once, with its file and line.
 """
 
 from __future__ import annotations
 
-import math
-import re
-import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -32,33 +18,31 @@ from fedtmle.initial.glm import GLM
 from fedtmle.initial.pilot import Pilot
 from fedtmle.initial.trees import GradientBoostedTrees
 from fedtmle.programs.study import NuisanceModel
-from fedtmle.protocol.guard import Policy
 from fedtmle.studyfile import keys, values
 from fedtmle.studyfile.file import StudyFileErrors
 from fedtmle.studyfile.toml import Arguments, Sections
-from fedtmle.studyfile.values import COUNT, INTEGER, NUMBER, POSITIVE, TEXT, TRUTH, Key, SectionKind, required
+from fedtmle.studyfile.values import COUNT, INTEGER, NUMBER, TEXT, TRUTH, Key, SectionKind, required
 from fedtmle.trials.cohort import Cdm
-from fedtmle.trials.compile import CdmLayout
-from fedtmle.trials.trial import (
-    EFFECTS,
+from fedtmle.trials.covariates import (
     AbstractCovariate,
     AgeAtBaseline,
     AnyRecord,
+    LastMeasurement,
+    Sex,
+    VisitCount,
+)
+from fedtmle.trials.elements import (
     Censoring,
     ConceptSet,
     Criterion,
     Domain,
     Eligibility,
-    LastMeasurement,
-    Sex,
-    StudyOptions,
-    TargetTrial,
     TimeZero,
     TreatmentStrategy,
     TrialOutcome,
-    VisitCount,
-    contradictions,
 )
+from fedtmle.trials.silofile import read_cdm, read_silo, read_toml, share_people
+from fedtmle.trials.trial import EFFECTS, StudyOptions, TargetTrial, contradictions
 
 T = TypeVar("T")
 SECTIONS = (
@@ -90,16 +74,10 @@ _CENSOR = Key(
     read=values.several(values.named({reason.value: reason for reason in Censoring})),
     expected="a list of " + " and ".join(f'"{reason.value}"' for reason in Censoring),
 )
+_RANGE = Key(
+    read=values.several(values.number), expected="[least, largest], two plausible numbers, such as [20, 250]"
+)
 _AGE = Key(read=values.several(values.integer), expected="[least, most], two whole numbers of years")
-CDM = {
-    "database": TEXT,
-    "connection_variable": TEXT,
-    "connection_file": TEXT,
-    "schema": TEXT,
-    "vocabulary_schema": TEXT,
-    "part": Key(read=values.several(values.count), expected="[index, count], two whole numbers"),
-    "timeout_seconds": POSITIVE,
-}
 
 
 @final
@@ -116,7 +94,7 @@ class TrialFile:
 def read_trial(path: str | Path) -> TrialFile:
     """Return the trial file at ``path``; raise `StudyFileErrors` with its defects and its silo files'."""
     path = Path(path)
-    text, document = _document(path)
+    text, document = read_toml(path)
     reader = _TrialReader(path, text, document)
     trial, silos = reader.trial(), reader.silos()
     if reader.defects or trial is None:
@@ -127,23 +105,6 @@ def read_trial(path: str | Path) -> TrialFile:
         if name in ("models", "algorithm", "options") and isinstance(table, dict)
     }
     return TrialFile(path=path, trial=trial, silos=silos, study_sections=shared)
-
-
-def _document(path: Path) -> tuple[str, dict[str, Toml]]:
-    """Return a TOML file's text and content."""
-    line, text = None, ""
-    try:
-        text = path.read_text(encoding="utf-8")
-        return text, tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        at = re.search(r" \(at line (\d+), column \d+\)", str(error))
-        line = int(at[1]) if at else len(text.splitlines())
-        message = f"not TOML: {re.sub(r' [(]at .*[)]', '', str(error))}"
-    except FileNotFoundError:
-        message = "there is no such file"
-    except (OSError, UnicodeDecodeError):
-        message = "the file cannot be read; check its permissions and that it is UTF-8 text"
-    raise StudyFileErrors([Defect(file=str(path), line=line, message=message)])
 
 
 class _TrialReader:
@@ -180,6 +141,7 @@ class _TrialReader:
         eligibility = self._eligibility()
         follow_up = sections.values(("follow_up",), {"censor": _CENSOR})
         covariates = self._covariates()
+        covariates_unread = len(covariates) < len(sections.table(("covariates",)) or {})
         models = self._models()
         algorithm = sections.make(("algorithm",), keys.ALGORITHMS, default="Coded") or Coded()
         options = sections.values(("options",), OPTIONS)
@@ -192,7 +154,9 @@ class _TrialReader:
             covariates=covariates,
             models={role: model for role, model in models.items() if model is not None},
         ):
-            if not (section == ("strategies",) and sections.defects):  # one that cannot be read is no fewer
+            # A part that cannot be read is not absent.
+            unread = covariates_unread if section[0] == "models" else bool(sections.defects)
+            if not (section[0] in ("strategies", "models") and unread):
                 sections.add(section, key, message)
         if sections.defects or outcome is None or time_zero is None or eligibility is None:
             return None
@@ -344,8 +308,8 @@ class _TrialReader:
         concepts = {"concepts": required(self._concept_key())}
         return {
             "age": SectionKind(make=partial(AgeAtBaseline, name=name), keys={}),
-            "sex": SectionKind(make=partial(Sex, name=name), keys={}),
-            "visits": SectionKind(make=partial(VisitCount, name=name), keys=_WINDOW),
+            "sex": SectionKind(make=partial(Sex, name=name), keys={"other": TRUTH}),
+            "visits": SectionKind(make=partial(VisitCount, name=name), keys={**_WINDOW, "most": COUNT}),
             "condition": SectionKind(
                 make=partial(AnyRecord, name=name, domain=Domain.CONDITION), keys={**concepts, **_WINDOW}
             ),
@@ -354,7 +318,13 @@ class _TrialReader:
             ),
             "measurement": SectionKind(
                 make=partial(LastMeasurement, name=name),
-                keys={**concepts, **_WINDOW, "if_missing": required(NUMBER), "units": IDS},
+                keys={
+                    **concepts,
+                    **_WINDOW,
+                    "range": required(_RANGE),
+                    "if_missing": required(NUMBER),
+                    "units": IDS,
+                },
             ),
         }
 
@@ -379,102 +349,25 @@ class _TrialReader:
             self._sections.add(("silos",), None, 'list the silos, each as name = "its file" or [silos.name]')
         silos: dict[str, Cdm] = {}
         for name, written in (table or {}).items():
-            if isinstance(written, str) and written.strip():
-                cdm = self._silo_file(name, self._path.parent / written)
-            elif isinstance(written, dict):
-                cdm = _cdm(self._sections, ("silos", name), name=name, folder=self._path.parent)
-            else:
-                self._sections.add(("silos",), name, "expected the path of a silo file, or a section")
-                continue
+            cdm = self._silo(name, written)
             if cdm is not None:
-                for other in (other for other, earlier in silos.items() if _share_people(cdm, earlier)):
+                for other in (other for other, earlier in silos.items() if share_people(cdm, earlier)):
                     message = f"silos '{other}' and '{name}' read the same people, who would count twice"
                     self._sections.add(("silos",), name, f"{message}; name another database, schema or part")
                 silos[name] = cdm
         return silos
 
-    def _silo_file(self, name: str, path: Path) -> Cdm | None:
+    def _silo(self, name: str, written: Toml) -> Cdm | None:
+        if isinstance(written, dict):
+            return read_cdm(self._sections, ("silos", name), name=name, folder=self._path.parent)
+        if not (isinstance(written, str) and written.strip()):
+            self._sections.add(("silos",), name, "expected the path of a silo file, or a section")
+            return None
         try:
-            text, document = _document(path)
+            return read_silo(self._path.parent / written, name)
         except StudyFileErrors as errors:
             self._others += errors.defects
-            return None
-        sections = Sections(str(path), Lines(text), document, {"silo": {"name"}, "cdm": set(CDM)})
-        sections.refuse_unknown((), document, ("silo", "cdm", "policy"))
-        stated = sections.values(("silo",), {"name": required(TEXT)})
-        if stated.get("name", name) != name:
-            sections.add(
-                ("silo",), "name", f"the silo is called '{stated['name']}' here and '{name}' in the trial"
-            )
-        if sections.table(("cdm",)) is None:
-            sections.add(("cdm",), None, "the section is missing: where is the database?")
-        policy, wrong = Policy.parse(sections.table(("policy",)) or {})
-        for key, message in wrong.items():
-            sections.add(("policy",), key, message)
-        cdm = _cdm(sections, ("cdm",), name=name, folder=path.parent, policy=policy, path=path)
-        self._others += sections.defects
-        return cdm
-
-
-def _cdm(
-    sections: Sections,
-    place: tuple[str, ...],
-    *,
-    name: str,
-    folder: Path,
-    policy: Policy | None = None,
-    path: Path | None = None,
-) -> Cdm | None:
-    """Return the database that a section describes; None, with its defects added, if it cannot be read."""
-
-    def make(
-        database: str | None = None,
-        connection_variable: str | None = None,
-        connection_file: str | None = None,
-        timeout_seconds: float = Cdm.timeout_seconds,
-        schema: str | None = None,
-        vocabulary_schema: str | None = None,
-        part: tuple[int, ...] | None = None,
-    ) -> Cdm:
-        if part is not None and len(part) != 2:
-            raise InputError("part: expected [index, count], two whole numbers")
-        layout = CdmLayout(
-            schema=schema,
-            vocabulary_schema=vocabulary_schema,
-            part=None if part is None else (part[0], part[1]),
-        )
-        return Cdm(
-            database=None if database is None else folder / database,
-            connection_file=None if connection_file is None else folder / connection_file,
-            name=name,
-            connection_variable=connection_variable,
-            timeout_seconds=timeout_seconds,
-            layout=layout,
-            policy=policy,
-            path=path,
-        )
-
-    before = len(sections.defects)
-    given = sections.values(place, CDM)
-    if before != len(sections.defects):
         return None
-    made: Cdm | None = sections.construct(place, make, given)
-    return made
-
-
-def _share_people(one: Cdm, other: Cdm) -> bool:
-    """Return whether two silos read the same schema of the same database, in parts that overlap."""
-
-    def place(cdm: Cdm) -> tuple[object, ...]:
-        path = cdm.database or cdm.connection_file
-        return (path and path.resolve(), cdm.connection_variable, cdm.layout.schema)
-
-    if place(one) != place(other):
-        return False
-    if one.layout.part is None or other.layout.part is None:
-        return True
-    (index, count), (other_index, other_count) = one.layout.part, other.layout.part
-    return (index - other_index) % math.gcd(count, other_count) == 0
 
 
 def _one_domain(conditions: ConceptSet | None, drugs: ConceptSet | None) -> tuple[Domain, ConceptSet]:

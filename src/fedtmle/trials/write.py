@@ -12,11 +12,12 @@ from dataclasses import fields
 from pathlib import Path
 
 from fedtmle.data.duck import connect
+from fedtmle.data.sql import DIALECTS
 from fedtmle.errors import InputError
+from fedtmle.initial.variables import Variable
 from fedtmle.protocol.guard import Policy
 from fedtmle.trials.cohort import Cdm, Cohort
 from fedtmle.trials.file import TrialFile
-from fedtmle.trials.sql import DIALECTS
 from fedtmle.trials.trial import TREATMENT_COLUMN
 
 
@@ -57,15 +58,23 @@ def _study_text(file: TrialFile, names: Mapping[str, str]) -> str:
         "target": {
             "kind": type(target).__name__,
             "outcome": target.outcome,
-            "outcome_type": "binary",
             "treatment": TREATMENT_COLUMN,
             "arms": list(target.arms),
         },
+        "variables": {name: _entry(variable) for name, variable in trial.variables.items()},
         "models": {**{role: {"formula": f} for role, f in trial.default_formulas.items()}, **models},
         **{name: section for name, section in file.study_sections.items() if name != "models"},
         "silos": {name: f"{names[name]}.toml" for name in file.silos},
     }
     return "\n".join(f"[{name}]\n{_lines(section)}" for name, section in sections.items())
+
+
+def _entry(variable: Variable) -> dict[str, object]:
+    """Return an entry of the dictionary as a study file has it."""
+    stated = {key.name: getattr(variable, key.name) for key in fields(Variable)}
+    default = {key.name: key.default for key in fields(Variable)}
+    entry = {key: value for key, value in stated.items() if value != default[key]}
+    return entry | ({"levels": list(variable.codes)} if variable.levels else {})
 
 
 def _silo_text(cdm: Cdm, table: str) -> str:

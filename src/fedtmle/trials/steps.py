@@ -1,0 +1,229 @@
+"""Who enters a trial, as SQL: its candidates, and one step of the attrition for each condition on them."""
+
+from __future__ import annotations
+
+from typing import final
+
+from fedtmle.data.sql import (
+    Aggregate,
+    Aggregated,
+    AllOf,
+    Combined,
+    ExistsIn,
+    Expression,
+    Infix,
+    InSelect,
+    Inverse,
+    IsNull,
+    Join,
+    Operator,
+    Ref,
+    RowNumber,
+    Select,
+    SetOperator,
+    Source,
+    Value,
+    YearOf,
+)
+from fedtmle.trials.elements import ConceptSet, Criterion, Domain
+from fedtmle.trials.records import (
+    CANDIDATE,
+    ONE,
+    RECORDS,
+    WITH_ARMS,
+    NamedSelects,
+    above,
+    at_least,
+    at_most,
+    below,
+    date,
+    equal,
+    plus,
+    same_person,
+    window,
+)
+from fedtmle.trials.trial import TargetTrial
+
+
+def name_cohort(trial: TargetTrial, selects: NamedSelects) -> tuple[tuple[str, str], ...]:
+    """Add the selects that lead to the one named "cohort": every person's first eligible candidate.
+
+    Return the steps of the attrition: the words of each, and the named select whose people it counts.
+    """
+    return _Steps(trial, selects).named()
+
+
+@final
+class _Steps:
+    def __init__(self, trial: TargetTrial, selects: NamedSelects) -> None:
+        self._trial, self._selects = trial, selects
+        self._steps: list[tuple[str, str]] = []
+
+    def named(self) -> tuple[tuple[str, str], ...]:
+        everyone = (("person_id", Ref("p", "person_id")),)
+        people = Select(columns=everyone, source=self._selects.cdm("person", "p"), where=self._part())
+        self._steps.append(("people in the database", self._selects.name("people", people)))
+        self._exposures()
+        self._candidates()
+        self._eligible()
+        place = RowNumber((Ref("c", "person_id"),), ((Ref("c", "day"), False),))
+        ordered = Select(columns=(*CANDIDATE, ("place", place)), source=Source(self._steps[-1][1], "c"))
+        self._selects.name("ordered", ordered)
+        first = equal(Ref("c", "place"), Value(1))
+        cohort = Select(columns=CANDIDATE, source=Source("ordered", "c"), where=(first,))
+        self._selects.name("cohort", cohort)
+        return tuple(self._steps)
+
+    def _part(self) -> tuple[Expression, ...]:
+        if self._selects.layout.part is None:
+            return ()
+        index, count = self._selects.layout.part
+        return (equal(Infix(Ref("p", "person_id"), Operator.MODULO, Value(count)), Value(index)),)
+
+    # Candidates.
+
+    def _exposures(self) -> None:
+        """Name the days on which a person begins a drug of a strategy, as (person_id, day, arm)."""
+        table, started, concept = RECORDS[Domain.DRUG]
+        selects = []
+        for arm, strategy in enumerate(self._trial.strategies):
+            concepts = self._selects.concepts(strategy.drugs)
+            selects.append(
+                Select(
+                    columns=(
+                        ("person_id", Ref("x", "person_id")),
+                        ("day", date("x", started)),
+                        ("arm", Value(arm)),
+                    ),
+                    source=self._selects.cdm(table, "x"),
+                    joins=(Join(Source("people", "p"), same_person("p", "x")),),
+                    where=(InSelect(Ref("x", concept), concepts), Inverse(IsNull(Ref("x", started)))),
+                )
+            )
+        self._selects.name("exposures", Combined(SetOperator.UNION, tuple(selects)))
+
+    def _candidates(self) -> None:
+        """Name the candidates, (person_id, day, start, arm, arms); ``arms`` counts the strategies begun."""
+        time_zero = self._trial.time_zero
+        person, day = Ref("x", "person_id"), Ref("x", "day")
+        if time_zero.condition is None:
+            source, arm = Source("exposures", "x"), Ref("x", "arm")
+            joins: tuple[Join, ...] = ()
+            words = "with a drug of a strategy"
+        else:
+            self._first_condition(time_zero.condition)
+            within = AllOf(
+                (
+                    same_person("x", "e"),
+                    at_least(Ref("e", "day"), day),
+                    at_most(Ref("e", "day"), plus(day, time_zero.grace_days)),
+                )
+            )
+            source, arm = Source("conditions", "x"), Ref("e", "arm")
+            joins = (Join(Source("exposures", "e"), within),)
+            words = f"with a drug of a strategy within {time_zero.grace_days} days"
+        candidates = Select(
+            columns=(
+                ("person_id", person),
+                ("day", day),
+                ("start", plus(day, time_zero.grace_days)),
+                ("arm", Aggregated(Aggregate.MIN, arm)),
+                ("arms", Aggregated(Aggregate.COUNT_DISTINCT, arm)),
+            ),
+            source=source,
+            joins=joins,
+            group_by=(person, day),
+        )
+        self._steps.append((words, self._selects.name("candidates", candidates)))
+        earlier: list[Expression] = [same_person("e", "c"), below(Ref("e", "day"), Ref("c", "day"))]
+        words = "without an earlier drug of any strategy"
+        if time_zero.washout_days is not None:
+            earlier.append(at_least(Ref("e", "day"), plus(Ref("c", "day"), -time_zero.washout_days)))
+            words = f"without a drug of any strategy in the {time_zero.washout_days} days before"
+        used = Select(columns=ONE, source=Source("exposures", "e"), where=tuple(earlier))
+        self._step(words, Inverse(ExistsIn(used)))
+        self._step("with a drug of one strategy only", equal(Ref("c", "arms"), Value(1)))
+
+    def _first_condition(self, concepts: ConceptSet) -> None:
+        table, started, concept = RECORDS[Domain.CONDITION]
+        person = Ref("x", "person_id")
+        first = Select(
+            columns=(("person_id", person), ("day", Aggregated(Aggregate.MIN, date("x", started)))),
+            joins=(Join(Source("people", "p"), same_person("p", "x")),),
+            where=(InSelect(Ref("x", concept), self._selects.concepts(concepts)),),
+            source=self._selects.cdm(table, "x"),
+            group_by=(person,),
+        )
+        self._steps.append((f"with condition {concepts.name}", self._selects.name("conditions", first)))
+
+    def _step(self, words: str, condition: Expression) -> None:
+        """Keep the candidates that meet a condition, as a line of the attrition."""
+        before = self._steps[-1][1]
+        kept = Select(columns=WITH_ARMS, source=Source(before, "c"), where=(condition,))
+        self._steps.append((words, self._selects.name(f"step_{len(self._steps)}", kept)))
+
+    # Eligibility.
+
+    def _eligible(self) -> None:
+        eligibility = self._trial.eligibility
+        if eligibility.age is not None:
+            least, most = eligibility.age
+            age = Infix(YearOf(Ref("c", "day")), Operator.MINUS, Ref("p", "year_of_birth"))
+            aged = (same_person("p", "c"), at_least(age, Value(least)), at_most(age, Value(most)))
+            person = Select(columns=ONE, source=self._selects.cdm("person", "p"), where=aged)
+            self._step(f"aged {least} to {most}", ExistsIn(person))
+        if eligibility.observation_days_before is not None:
+            days = eligibility.observation_days_before
+            self._step(f"observed for {days} days before time zero", self._observed("day", days))
+        for criterion in eligibility.criteria:
+            self._step(criterion.words, self._criterion(criterion))
+        if self._trial.time_zero.condition is not None:
+            self._step("free of the outcome, alive and observed when follow-up starts", self._at_landmark())
+
+    def _observed(self, column: str, days: int) -> Expression:
+        """Return whether a period of observation holds a candidate's day and so many days before it."""
+        day = Ref("c", column)
+        covers = (
+            same_person("o", "c"),
+            at_most(date("o", "observation_period_start_date"), plus(day, -days)),
+            at_least(date("o", "observation_period_end_date"), day),
+        )
+        return ExistsIn(
+            Select(columns=ONE, source=self._selects.cdm("observation_period", "o"), where=covers)
+        )
+
+    def _criterion(self, criterion: Criterion) -> Expression:
+        table, started, concept = RECORDS[criterion.domain]
+        where = (
+            same_person("x", "c"),
+            InSelect(Ref("x", concept), self._selects.concepts(criterion.concepts)),
+            *window(date("x", started), criterion.from_day, criterion.to_day),
+        )
+        records = ExistsIn(Select(columns=ONE, source=self._selects.cdm(table, "x"), where=where))
+        return records if criterion.present else Inverse(records)
+
+    def _at_landmark(self) -> Expression:
+        """Return whether a candidate has neither the outcome nor death up to the start of follow-up."""
+        died = Select(
+            columns=ONE,
+            source=self._selects.cdm("death", "x"),
+            where=(same_person("x", "c"), at_most(date("x", "death_date"), Ref("c", "start"))),
+        )
+        conditions: list[Expression] = [Inverse(ExistsIn(died))]
+        if self._trial.outcome.conditions is not None:
+            table, started, concept = RECORDS[Domain.CONDITION]
+            day = date("x", started)
+            event = Select(
+                columns=ONE,
+                source=self._selects.cdm(table, "x"),
+                where=(
+                    same_person("x", "c"),
+                    InSelect(Ref("x", concept), self._selects.concepts(self._trial.outcome.conditions)),
+                    above(day, Ref("c", "day")),
+                    at_most(day, Ref("c", "start")),
+                ),
+            )
+            conditions.append(Inverse(ExistsIn(event)))
+        if self._trial.eligibility.observation_days_before is not None:
+            conditions.append(self._observed("start", 0))
+        return AllOf(tuple(conditions))
