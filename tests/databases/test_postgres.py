@@ -736,6 +736,7 @@ ELSEWHERE = {  # seen by reading them
     Trouble.REFUSED,
     Trouble.CANCELLED,
     Trouble.NO_COLUMNS,
+    Trouble.NO_COHORT,
     Trouble.NO_TABLE,
     Trouble.SYNTAX,
     Trouble.NOT_A_DATABASE,
