@@ -7,7 +7,8 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedtmle.trials.attrition import ArmCounts, Attrition, render_attrition
+from fedtmle.text.emulation import render
+from fedtmle.trials.attrition import ArmCounts, Attrition, document_of
 from tests.trials.test_compile import BASE
 
 
@@ -61,13 +62,13 @@ def test_the_text_adds_up_what_is_shown() -> None:
         "north": attrition([100, 60], [(30, 10, 0), (30, 12, 5)]).for_others(5),
         "south": attrition([100, 98], [(50, 10, 0), (48, 3, 5)], "south").for_others(5),
     }
-    text = render_attrition(BASE, views)
+    text = render(document_of(BASE, views))
     assert "step number 0  100+    100      -" in text
     assert "step number 1   158     60     98" in text
     assert "arm 1      78     12+      13+       5+" in text
     assert "fewer than 5 people are not shown" in text
     many = {f"silo-{k}": attrition([100, 60], [(30, 10, 0), (30, 12, 5)], f"silo-{k}") for k in range(20)}
-    text = render_attrition(BASE, many)
+    text = render(document_of(BASE, many))
     assert "silo-3" not in text
     assert "2,000" in text
     assert max(map(len, text.splitlines())) <= 80

@@ -36,8 +36,10 @@ def emulate(
     """Emulate a target trial on OMOP databases: the cohorts, the attrition and the effect."""
     import json
 
+    from fedtmle.text import preflight as table1_text
+    from fedtmle.text.emulation import render as render_attrition
     from fedtmle.text.progress import live_progress
-    from fedtmle.trials.attrition import document_of, render_attrition
+    from fedtmle.trials.attrition import document_of
     from fedtmle.trials.cohort import read_cohort
     from fedtmle.trials.emulate import emulate as emulate_trial
     from fedtmle.trials.emulate import shown_attrition
@@ -59,7 +61,7 @@ def emulate(
             shown = {name: cohort.attrition for name, cohort in cohorts.items()}
         stops = attrition or silo is not None or write is not None
         if not as_json:
-            typer.echo(render_attrition(file.trial, shown))
+            typer.echo(render_attrition(document_of(file.trial, shown)))
         elif stops:
             typer.echo(json.dumps(document_of(file.trial, shown)))
         for path in () if write is None else write_study(file, cohorts, write):
@@ -68,6 +70,8 @@ def emulate(
             return
         with live_progress(trial.stem, quiet=quiet or as_json) as progress:
             emulated = emulate_trial(file.trial, silos, threads=threads, progress=progress, cohorts=cohorts)
+        if not as_json:
+            typer.echo(f"\n{table1_text.render(emulated.table1)}")
         _conclude(emulated.result, out=out, report=report, as_json=as_json, quiet=quiet)
 
 
@@ -87,7 +91,8 @@ def _conclude(
         result.save(out)
     if report is not None:
         write_page(result.document, report)
-    typer.echo(result.to_json() if as_json else f"\n{render(result.document)}")
+    shown = {key: value for key, value in result.document.items() if key != "emulation"}  # printed before
+    typer.echo(result.to_json() if as_json else f"\n{render(shown)}")
     for path in () if as_json or quiet else (out, report):
         if path is not None:
             typer.echo(f"Saved to {path}.", err=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from importlib.resources import files
 
 from fedtmle.layout import Document, bits, decimals, learner_tables, phase_name, probability, share
-from fedtmle.report import charts, series, words
-from fedtmle.runtime.markup import element, table, text
+from fedtmle.report import charts, emulation, series, words
+from fedtmle.runtime.markup import element, scrolling, table, text
 from fedtmle.text.result import PHASES, cells, interval_title
 
 CONTENT_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
@@ -20,6 +20,7 @@ def render(document: Document) -> str:
             ("Estimates", _estimates(document)),
             ("Silo by silo", _forest(document)),
             ("Heterogeneity", _heterogeneity(document)),
+            *emulation.sections(document),
             ("Who was studied, and how", _cohort(document)),
             ("How exactly", _exactness(document)),
             ("What left the silos", _sent(document)),
@@ -69,12 +70,6 @@ def _header(document: Document) -> str:
 
 def _interval_title(document: Document) -> str:
     return interval_title(document) if "study" in document else "95% interval"
-
-
-def scrolling(content: str, name: str, style: str = "") -> str:
-    """Return a wide table in a region of its own, which the keyboard can scroll."""
-    classes = f"scroll {style}".strip()
-    return element("div", content, class_=classes, role="region", aria_label=name, tabindex="0")
 
 
 def _estimates(document: Document) -> str:

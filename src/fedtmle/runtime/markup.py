@@ -19,6 +19,12 @@ def text(tag: str, content: str, **attributes: str) -> str:
     return element(tag, escape(content), **attributes)
 
 
+def scrolling(content: str, name: str, style: str = "") -> str:
+    """Return a wide table in a region of its own, which the keyboard can scroll."""
+    classes = f"scroll {style}".strip()
+    return element("div", content, class_=classes, role="region", aria_label=name, tabindex="0")
+
+
 def table(head: Cells, rows: Iterable[Cells], *, caption: str = "") -> str:
     """Return a table of plain text; the first cell of a row is its header."""
     titles = "".join(text("th", title, scope="col") for title in head)

@@ -19,6 +19,7 @@ from fedtmle.layout import (
     share,
     wrapped,
 )
+from fedtmle.text import emulation
 
 WAYS = ("bits_up", "bits_down")
 PHASES = ("nuisance", "calibration", "targeting", "closing", "diagnostics")
@@ -27,6 +28,7 @@ PHASES = ("nuisance", "calibration", "targeting", "closing", "diagnostics")
 def render(document: Document) -> str:
     """Return the whole result; its first line is the title."""
     parts = (
+        _emulation(document),
         _question(document),
         _cohort(document),
         _how(document),
@@ -41,6 +43,11 @@ def render(document: Document) -> str:
         _warnings(document),
     )
     return "\n\n".join("\n".join(lines) for lines in map(list, parts) if lines)
+
+
+def _emulation(document: Document) -> Iterator[str]:
+    if "emulation" in document:
+        yield emulation.render(document["emulation"])
 
 
 def _question(document: Document) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from fedtmle.errors import InputError
 from fedtmle.protocol.guard import Policy
 from fedtmle.results.result import StudyResult
 from fedtmle.runtime.session import Progress
+from fedtmle.studies.preflight import Preflight, preflight
 from fedtmle.studies.run import run
 from fedtmle.trials.attrition import Attrition, document_of
 from fedtmle.trials.cohort import Cdm, Cohort, read_cohort
@@ -21,10 +23,15 @@ from fedtmle.trials.trial import TargetTrial
 @final
 @dataclass(frozen=True, kw_only=True)
 class Emulation:
-    """The result of a trial's study, and each silo's attrition as people other than its owner may see it."""
+    """The result of a trial's study, and the cohort before it.
+
+    ``attrition`` is each silo's, as people other than its owner may see it. ``table1`` describes the cohort
+    of all silos by strategy.
+    """
 
     trial: TargetTrial
     attrition: Mapping[str, Attrition]
+    table1: Preflight
     result: StudyResult
 
 
@@ -47,9 +54,17 @@ def emulate(
         cohorts = {name: read_cohort(trial, cdm) for name, cdm in silos.items()}
     attrition = shown_attrition(cohorts, silos)
     sources = {name: _source(cohorts[name], cdm) for name, cdm in silos.items()}
+    table1 = preflight(trial.study, sources)
     result = run(trial.study, sources, threads=threads, progress=progress)
-    document = {**result.document, "emulation": document_of(trial, attrition)}
-    return Emulation(trial=trial, attrition=attrition, result=StudyResult(document=document, run=result.run))
+    described = {**table1.to_dict(), "overlap": None}  # the result has its own
+    emulation = {**document_of(trial, attrition), "table1": json.loads(json.dumps(described))}
+    document = {**result.document, "emulation": emulation}
+    return Emulation(
+        trial=trial,
+        attrition=attrition,
+        table1=table1,
+        result=StudyResult(document=document, run=result.run),
+    )
 
 
 def _source(cohort: Cohort, cdm: Cdm) -> object:

@@ -1,0 +1,245 @@
+"""The sections of the report about an emulated trial: its protocol, the flow of people, Table 1, and TARGET.
+
+They are made from the key `emulation` of the result's document.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections import defaultdict
+from collections.abc import Sequence
+from itertools import pairwise
+
+from fedtmle.layout import Document
+from fedtmle.report import charts
+from fedtmle.report.svg import CHARACTER, Canvas
+from fedtmle.runtime.markup import element, scrolling, table, text
+from fedtmle.text.emulation import arms, total
+
+TARGET = "https://doi.org/10.1001/jama.2025.13350"
+LINE = 16.0  # pixels from one line of a box to the next
+PAD = 8.0
+
+
+def sections(document: Document) -> list[tuple[str, str]]:
+    """Return the titles and the HTML of the sections; none if the study emulated no trial."""
+    emulation = document.get("emulation")
+    if emulation is None:
+        return []
+    parts = [
+        ("The target trial", _protocol(emulation)),
+        ("Flow of people", _flow(emulation)),
+        ("Baseline characteristics", _table1(emulation)),
+        ("TARGET checklist", _checklist(emulation)),
+    ]
+    return [(title, html) for title, html in parts if html]
+
+
+def _protocol(emulation: Document) -> str:
+    rows = [[part["name"], part["target"], part["emulation"]] for part in emulation["protocol"]]
+    html = text("p", f"{emulation['trial']}.")
+    return html + scrolling(table(["", "target trial", "emulation"], rows), "Protocol", "prose")
+
+
+# The flow of people.
+
+
+def _flow(emulation: Document) -> str:
+    silos, steps = emulation["silos"], emulation["steps"]
+    if not silos:
+        return text("p", "No silo has shared the counts of its people at each step.")
+    known = [[silo["people"][k] for silo in silos.values()] for k in range(len(steps))]
+    lost = [_lost(before, after) for before, after in pairwise(known)]
+    counted = list(zip(steps, known, strict=True))
+    boxes = [f"{step[:1].upper()}{step[1:]}: {total(counts)}" for step, counts in counted]
+    ends = [_arm(row) for row in arms(emulation)]
+    description = ". ".join([*boxes, *ends]) + "."
+    title = "People who remain after each step, and the arms that are compared"
+    figure = charts.figure(_diagram(boxes, lost, ends), title=title, description=description, key="flow")
+    rows = [[step, total(counts), *(total([count]) for count in counts)] for step, counts in counted]
+    numbers = scrolling(table(["step", "all", *silos], rows), "People by silo")
+    head = ["arm", "people", "events", "without", "unknown outcome"]
+    numbers += scrolling(table(head, list(arms(emulation))), "Arms")
+    note = ""
+    absent = emulation.get("not_shared", [])
+    if absent:
+        note += text("p", f"Without the counts of {', '.join(absent)}, which did not share them.")
+    if emulation["floor"] is not None:
+        note += text(
+            "p",
+            f"Counts and losses of fewer than {emulation['floor']} people are not shown (-). A number with "
+            "a + is of the silos that show theirs.",
+            class_="soft",
+        )
+    return figure + note + element("details", text("summary", "The numbers by silo") + numbers)
+
+
+def _lost(before: Sequence[int | None], after: Sequence[int | None]) -> str:
+    if None in before or None in after:
+        return "left out: not shown"
+    return f"left out: {sum(b for b in before if b is not None) - sum(a for a in after if a is not None):,}"
+
+
+def _arm(row: Sequence[str]) -> str:
+    name, people, events, _, unknown = row
+    return f"{name}: {people} people, {events} with the event, {unknown} unknown"
+
+
+def _diagram(boxes: Sequence[str], lost: Sequence[str], ends: Sequence[str]) -> charts.Draw:
+    """Draw a column of boxes from step to step, those who leave beside it, and the arms below."""
+
+    def draw(width: float) -> Canvas:
+        side = 150.0 if charts.is_wide(width) else 96.0
+        main = width - side - 24.0
+        canvas = Canvas(width, 0.0)
+        y = 4.0
+        for k, words in enumerate(boxes):
+            if k:
+                canvas.line(main / 2, y, main / 2, y + 22.0, "flow")
+                canvas.line(main / 2, y + 11.0, main + 16.0, y + 11.0, "flow")
+                for place, line in enumerate(_lines(lost[k - 1], side)):
+                    canvas.text(main + 24.0, y + 15.0 + place * LINE, line, "tick")
+                y += 22.0
+            y = _box(canvas, 0.0, y, main, words)
+        beside = charts.is_wide(width)  # the arms side by side, or one below the other
+        each = (main - 12.0 * (len(ends) - 1)) / len(ends) if beside else main
+        places = [k * (each + 12.0) if beside else 0.0 for k in range(len(ends))]
+        canvas.line(main / 2, y, main / 2, y + 10.0, "flow")
+        canvas.line(places[0] + each / 2, y + 10.0, places[-1] + each / 2, y + 10.0, "flow")
+        bottom = y + 10.0
+        for x, words in zip(places, ends, strict=True):
+            top = y + 20.0 if beside else bottom + 10.0
+            canvas.line(x + each / 2, top - 10.0, x + each / 2, top, "flow")
+            bottom = max(bottom, _box(canvas, x, top, each, words, "arm"))
+        canvas.height = bottom + 4.0
+        return canvas
+
+    return draw
+
+
+def _box(canvas: Canvas, x: float, y: float, width: float, words: str, style: str = "") -> float:
+    """Draw a box of words; return where it ends."""
+    lines = _lines(words, width - 2 * PAD)
+    height = len(lines) * LINE + 2 * PAD - 2.0
+    canvas.rect(x, y, width, height, f"box {style}".strip())
+    for k, line in enumerate(lines):
+        canvas.text(x + PAD, y + PAD + 11.0 + k * LINE, line)
+    return y + height
+
+
+def _lines(words: str, pixels: float) -> list[str]:
+    return textwrap.wrap(words, max(8, int(pixels / CHARACTER))) or [""]
+
+
+# Table 1.
+
+
+def _table1(emulation: Document) -> str:
+    described = emulation.get("table1")
+    if not described:
+        return ""
+    arms_ = described["arms"]
+    rows = [["people", *(_count(described, count["count"]) for count in described["arm_counts"]), ""]]
+    labels, levels = emulation["labels"], defaultdict(list)
+    for line in described["lines"]:
+        levels[line["name"]].append(line["level"])
+    for line in described["lines"]:
+        name = labels.get(line["name"]) or line["name"]
+        if line["level"] is not None and levels[line["name"]] != ["1"]:  # the share of 1 needs no level
+            name = f"{name}: {line['level']}"
+        difference = "-" if line["difference"] is None else f"{line['difference']:+.2f}"
+        rows.append([name, *(_cell(line, k) for k in range(len(arms_))), difference])
+    head = ["mean (sd) or share", *arms_, "largest standardised difference"]
+    note = f"No cell of fewer than {described['floor']} people leaves a silo; such cells are not in the sums."
+    return scrolling(table(head, rows), "Table 1", "prose") + text("p", note, class_="soft")
+
+
+def _count(described: Document, count: int | None) -> str:
+    return f"<{described['floor']}" if count is None else f"{count:,}"
+
+
+def _cell(line: Document, arm: int) -> str:
+    if line["constant"]:
+        return "one value"
+    if not line["mean"]:
+        return "-"
+    mean = line["mean"][arm]
+    return f"{mean:.1%}" if line["sd"] is None else f"{mean:.2f} ({line['sd'][arm]:.2f})"
+
+
+# The checklist of the TARGET statement. Items are in our words, by its six sections; a tuple has the item,
+# and the section of the page that reports it, or why it does not.
+
+AUTHORS = "for the authors"
+_PROTOCOL = "#the-target-trial"
+CHECKLIST: tuple[tuple[str, tuple[tuple[str, str, str], ...]], ...] = (
+    ("Abstract", (("a summary that names the target trial, the data and the main estimate", AUTHORS, ""),)),
+    (
+        "Introduction",
+        (
+            ("what is known, and why the question is open", AUTHORS, ""),
+            ("the causal question", "the title of this page", "#main"),
+            ("why a target trial is emulated", AUTHORS, ""),
+        ),
+    ),
+    (
+        "Methods",
+        (
+            ("data sources: where, when and for what the records were made", AUTHORS, ""),
+            ("data sources: silos and their records", "Flow of people", "#flow-of-people"),
+            ("each component of the protocol, as the target trial has it", "The target trial", _PROTOCOL),
+            ("each component, as the records emulate it, with code lists", "The target trial", _PROTOCOL),
+            ("models, estimator and intervals", "Who was studied, and how", "#who-was-studied-and-how"),
+            ("exactness and rounds of the computation", "How exactly", "#how-exactly"),
+        ),
+    ),
+    (
+        "Results",
+        (
+            ("selection of people: numbers at each step", "Flow of people", "#flow-of-people"),
+            ("baseline characteristics by strategy", "Baseline characteristics", "#baseline-characteristics"),
+            ("length of follow-up, and reasons for its end", "The target trial", _PROTOCOL),
+            ("missing data: unknown outcomes by strategy", "Flow of people", "#flow-of-people"),
+            ("events by strategy", "Flow of people", "#flow-of-people"),
+            ("effect estimates with intervals", "Estimates", "#estimates"),
+            ("overlap of the strategies", "Who was studied, and how", "#who-was-studied-and-how"),
+            ("sensitivity and other additional analyses", AUTHORS, ""),
+        ),
+    ),
+    (
+        "Discussion",
+        (
+            ("interpretation, and other evidence", AUTHORS, ""),
+            ("limitations: assumptions that may not hold", "How exactly (What is assumed)", "#how-exactly"),
+        ),
+    ),
+    (
+        "Other information",
+        (
+            ("ethics, registration, funding and interests", AUTHORS, ""),
+            ("involvement of patients and the public", AUTHORS, ""),
+            ("access to data: what left the silos", "What left the silos", "#what-left-the-silos"),
+            ("access to the protocol and code", "To reproduce this", "#to-reproduce-this"),
+        ),
+    ),
+)
+
+
+def _checklist(emulation: Document) -> str:
+    rows = []
+    for section, items in CHECKLIST:
+        for k, (item, where, link) in enumerate(items):
+            absent = link == "#baseline-characteristics" and not emulation.get("table1")
+            place = (
+                text("a", where, href=link) if link and not absent else text("span", AUTHORS, class_="soft")
+            )
+            cells = text("td", item) + element("td", place)
+            rows.append(element("tr", text("th", section if k == 0 else "", scope="row") + cells))
+    head = "".join(text("th", title, scope="col") for title in ("section", "item", "reported in"))
+    body = element("table", f"<thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody>")
+    note = (
+        "Where this page reports what the TARGET statement (Cashin et al., JAMA 2025) asks of a study that "
+        "emulates a target trial. The items are in our words; the statement has the checklist itself: "
+    )
+    cited = element("p", text("span", note) + text("a", TARGET, href=TARGET))
+    return cited + scrolling(body, "TARGET checklist", "prose")
