@@ -66,6 +66,21 @@ def in_stratum(level: int) -> Callable[[Law, int], complex]:
     return lambda p, w: share(p, w == W) * (w // 2 == level)
 
 
+def overlapping(arms: int) -> Callable[[Law, int], complex]:
+    """P(w) h(w), the overlap weight h = 1 / sum_a 1/g_a with g taken from the law."""
+
+    def of(p: Law, w: int) -> complex:
+        there = share(p, w == W)
+        return there / sum(there / share(p, w == W, a == A) for a in range(arms))
+
+    return of
+
+
+def among_each_arm(p: Law) -> np.ndarray:
+    """For arms 1 and 2, the effect against arm 0 among those in that arm."""
+    return np.array([contrast(difference, 3, in_arm(arm))(p)[arm - 1] for arm in (1, 2)])
+
+
 def static(arm: int) -> Callable[[int, int], float]:
     return lambda a, _: float(a == arm)
 
@@ -128,6 +143,10 @@ CASES: dict[str, tuple[type, dict[str, Any], int, Functional]] = {
     "OR": (ft.OR, {"arms": TWO}, 2, contrast(odds_ratio, 2)),
     "ATT": (ft.ATT, {"arms": TWO}, 2, contrast(difference, 2, in_arm(1))),
     "ATC": (ft.ATC, {"arms": TWO}, 2, contrast(difference, 2, in_arm(0))),
+    "ATT of three arms": (ft.ATT, {"arms": THREE}, 3, among_each_arm),
+    "ATC of three arms": (ft.ATC, {"arms": THREE}, 3, contrast(difference, 3, in_arm(0))),
+    "ATO": (ft.ATO, {"arms": TWO}, 2, contrast(difference, 2, overlapping(2))),
+    "ATO of three arms": (ft.ATO, {"arms": THREE}, 3, contrast(difference, 3, overlapping(3))),
     "by stratum": (ft.ATE, {"arms": TWO, "strata": "half"}, 2, by_stratum),
     "rules": (ft.PolicyMeans, {"arms": THREE, "rules": RULES}, 3, policies),
     "a mean": (ft.OutcomeMean, {"treatment": None}, 1, arm_means(1)),
@@ -168,7 +187,7 @@ def supplied(kind: type, declared: dict[str, Any], arms: int, missing: bool) -> 
         treatment_model=ft.Supplied(*(f"g{a}" for a in every[1:])) if arms > 1 else None,
         missingness_model=ft.Supplied(*(f"pi{a}" for a in every)) if missing else None,
         weights="mass",
-        g_bounds=None,
+        g_bounds=0.01,  # below every probability of the law
         algorithm=NEWTON,
     )
 
@@ -180,6 +199,7 @@ def test_the_eif_is_the_derivative_of_psi(name: str, missing: bool) -> None:
     study, p = supplied(kind, declared, arms, missing), masses(arms, missing)
     finished, tables = finish(study, {"law": atoms(p, arms)})
     assert targeted(finished).updates == 0  # the law's own Q solves its own equation
+    assert not any(targeted(finished).details.overlap.truncated)
     table = tables["law"]
     problem, components = targeted(finished).problem, targeted(finished).details.components
     estimate = targeted(finished).estimate
@@ -193,7 +213,7 @@ def test_the_eif_is_the_derivative_of_psi(name: str, missing: bool) -> None:
         np.testing.assert_allclose(row, psi(p + 1j * STEP * direction).imag / STEP, atol=1e-10)
 
 
-@pytest.mark.parametrize("kind", [ft.ATE, ft.ATT])
+@pytest.mark.parametrize("kind", [ft.ATE, ft.ATT, ft.ATO])
 def test_the_contrast_alone_has_the_same_eif(kind: type) -> None:
     p, arms = masses(2, missing=True), 2
     study = supplied(kind, {"arms": TWO}, arms, missing=True)
@@ -222,4 +242,4 @@ def test_among_a_rare_arm_its_own_probability_needs_no_bound() -> None:
     assert targeted(finished).details.overlap.truncated == (0, 0)
     rows = targeted(finished).problem.rows(tables["one"])
     np.testing.assert_allclose(rows.taken(1)[a], n / 12)
-    np.testing.assert_allclose(rows.taken(0)[~a], 0.01 / 0.99 * n / 12)
+    np.testing.assert_allclose(rows.taken(0)[~a], 0.025 / 0.99 * n / 12)  # both parts of the odds are bounded

@@ -329,6 +329,8 @@ QUESTIONS = {
     "OR": "By what factor does a (1 against 0) change the odds of y?",
     "ATT": "How much does a (1 against 0) change the mean of y among those in arm 1?",
     "ATC": "How much does a (1 against 0) change the mean of y among those in arm 0?",
+    "ATO": "How much does a (1 against 0) change the mean of y among people for whom every arm was likely "
+    "(overlap weights)?",
     "OutcomeMean": "What is the mean of y, its missing values accounted for?",
     "PolicyMeans": "What would the mean of y be under each rule for a?",
 }

@@ -12,7 +12,7 @@ from fedtmle.initial.crossfit import CrossFitted, Folds
 from fedtmle.initial.glm import FittedGLM
 from fedtmle.model.table import Table
 from tests.effects.longhand import irls, least_squares
-from tests.effects.studies import NEWTON, Columns, cut, expit, finish, population
+from tests.effects.studies import NEWTON, Columns, cut, finish, population
 from tests.narrow import targeted
 
 TARGET = ft.ATE(outcome="y", treatment="a", outcome_bounds=(0.0, 10.0))
@@ -22,7 +22,7 @@ EVENT = ft.ATE(outcome="event", treatment="a", outcome_type="binary")
 def coefficients(
     study: ft.Study, data: Columns, silos: int, role: str = "outcome"
 ) -> list[tuple[float, ...]]:
-    """Those of each model of a role: one per fold, one per sequential logit."""
+    """Those of each model of a role: one per fold."""
     parts = np.array_split(np.random.default_rng(2).permutation(len(data["w"])), silos)
     finished, _ = finish(study, cut(data, parts))
     found: list[tuple[float, ...]] = []
@@ -112,25 +112,6 @@ def test_ridge_is_on_columns_scaled_by_powers_of_two_and_spares_the_intercept(fa
     else:
         expected = irls(X * scale, y, np.ones(n), penalty=penalty)
     np.testing.assert_allclose(one[0], expected * scale, atol=1e-10)
-
-
-def test_arms_are_modelled_one_after_the_other() -> None:
-    """P(A = 1), then P(A = 2 | A != 1): coefficients and the probabilities made of them."""
-    data = population(400, seed=13, arms=3)
-    target = ft.TSM(outcome="y", treatment="a", outcome_bounds=(0, 10), arms=("0", "1", "2"))
-    own = ft.Study(
-        target=target, outcome_model=ft.GLM("C(a) + w"), treatment_model=ft.GLM("w + z"), algorithm=NEWTON
-    )
-    one, seven = (coefficients(own, data, silos, "treatment") for silos in (1, 7))
-    assert one == seven
-    X, a = np.column_stack([np.ones(400), data["w"], data["z"]]), data["a"]
-    first = irls(X, (a == 1).astype(float), np.ones(400))
-    second = irls(X, (a == 2).astype(float), (a != 1).astype(float))
-    np.testing.assert_allclose(one, [first, second], atol=1e-10)
-    finished, tables = finish(own, {"all": data})
-    g, _ = targeted(finished).problem.prepare.propensities(tables["all"])
-    p1, p2 = expit(X @ first), expit(X @ second)
-    np.testing.assert_allclose(g, [(1 - p1) * (1 - p2), p1, (1 - p1) * p2], atol=1e-10)
 
 
 def test_a_column_that_is_zero_in_one_silo_changes_no_bit() -> None:

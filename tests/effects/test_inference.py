@@ -134,7 +134,7 @@ def one_step(own: ft.Study, data: dict[str, Columns], chosen: list[str]) -> tupl
     terms, masses = [], []
     for name in chosen:
         prepared = problem.rows(tables[name])
-        q = problem.regression(law, prepared)
+        q = problem.regression(law, prepared, problem.parts[0])
         at = np.arange(prepared.n_rows)
         residual = prepared.observed * (prepared.y - q[prepared.arm, at])
         scaled = []

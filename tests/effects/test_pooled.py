@@ -10,7 +10,7 @@ import pytest
 
 import fedtmle as ft
 from fedtmle.model.types import matrix
-from tests.effects.longhand import Longhand, irls, least_squares, tmle
+from tests.effects.longhand import Longhand, irls, least_squares, softmax, tmle
 from tests.effects.studies import CENTRAL, NEWTON, Columns, change, cut, expit, finish, population
 from tests.narrow import targeted
 
@@ -25,6 +25,10 @@ TARGETS = {
     "OR": ft.OR(outcome="event", treatment="a", outcome_type="binary"),
     "ATT": ft.ATT(outcome="y", treatment="a", outcome_bounds=BOUNDS),
     "ATC": ft.ATC(outcome="event", treatment="a", outcome_type="binary"),
+    "ATT, three arms": ft.ATT(outcome="y", treatment="a", outcome_bounds=BOUNDS, arms=("0", "1", "2")),
+    "ATC, three arms": ft.ATC(outcome="y", treatment="a", outcome_bounds=BOUNDS, arms=("0", "1", "2")),
+    "ATO": ft.ATO(outcome="y", treatment="a", outcome_bounds=BOUNDS),
+    "ATO, three arms": ft.ATO(outcome="y", treatment="a", outcome_bounds=BOUNDS, arms=("0", "1", "2")),
     "strata": ft.ATE(outcome="y", treatment="a", outcome_bounds=BOUNDS, strata="old"),
     "rules": ft.PolicyMeans(outcome="y", treatment="a", outcome_bounds=BOUNDS, rules=RULES),
     "mean": ft.OutcomeMean(outcome="y", outcome_bounds=BOUNDS),
@@ -133,13 +137,9 @@ def oracle(study: ft.Study, data: Columns) -> Longhand:
     beta = fit(X, y, w * observed)
     q = np.stack([design(data, a, "w", "z", "site") @ beta for a in every])
     q = np.clip(expit(q) if target.is_binary else q, 1e-6, 1 - 1e-6)
-    g, left = np.ones((arms, n)), np.ones(n)
-    for a in range(1, arms):
-        at_risk = (arm == 0) | (arm >= a)
-        V = design(data, None, "w", "site")
-        chance = expit(V @ irls(V, (arm == a).astype(float), w * at_risk))
-        g[a], left = left * chance, left * (1 - chance)
-    g[0] = left
+    g = np.ones((arms, n))
+    if treated:
+        g = softmax(design(data, None, "w", "site"), arm, w, arms)
     pi = np.ones((arms, n))
     if study.missingness_model is not None:
         beta = irls(design(data, arm if treated else None, "w"), observed.astype(float), w)
@@ -148,12 +148,29 @@ def oracle(study: ft.Study, data: Columns) -> Longhand:
     if isinstance(target, ft.PolicyMeans):
         above = (data["w"] >= 0.2).astype(float)
         regimes = [np.stack([1 - above, above]), np.array([[0.25], [0.75]]) * np.ones(n)]
-    groups = [(np.ones(n), np.ones(n))]
+    bound = 5 / np.sqrt(observed.sum()) / np.log(observed.sum())
+    groups: list[tuple[np.ndarray, np.ndarray, tuple[int, ...]]]
+    groups = [(np.ones(n), np.ones(n), ())]  # v, its expectation, and the arms whose g cancels
     if isinstance(target, ft.ATT | ft.ATC):
-        code = int(isinstance(target, ft.ATT))
-        groups = [((arm == code).astype(float), g[code])]
+        groups = [
+            ((arm == code).astype(float), np.maximum(g[code], bound), (code,))
+            for code in (range(1, arms) if isinstance(target, ft.ATT) else (0,))
+        ]
+    elif isinstance(target, ft.ATO):
+        h = 1 / (1 / g).sum(axis=0)
+        groups = [((h / g[arm, np.arange(n)]) ** 2, h, tuple(range(arms)))]
     elif target.strata:
-        groups += [((data["old"] == s).astype(float),) * 2 for s in (0, 1)]
+        members = [(data["old"] == s).astype(float) for s in (0, 1)]
+        groups += [(member, member, ()) for member in members]
+    parts = [(group, regime) for group in groups for regime in regimes]
+    if isinstance(target, ft.ATT):  # each arm among its own, and the reference
+        parts = [(group, regimes[code]) for group in groups for code in (0, *group[2])]
+    own = np.array([[a in cancels for a in range(arms)] for (_, _, cancels), _ in parts])
+    # In the arm whose g cancels the ratio is E[v | W] / g, without a bound.
+    expected = np.stack([v_bar for (_, v_bar, _), _ in parts])
+    for r, ((_, _, cancels), regime) in enumerate(parts):
+        if isinstance(target, ft.ATT | ft.ATC) and any(regime[a].any() for a in cancels):
+            expected[r] = g[cancels[0]]
     return tmle(
         y=y,
         observed=observed,
@@ -161,12 +178,13 @@ def oracle(study: ft.Study, data: Columns) -> Longhand:
         q=q,
         g=g,
         pi=pi,
-        d=np.stack([regime for _ in groups for regime in regimes]),
-        v=np.stack([v for v, _ in groups for _ in regimes]),
-        expected=np.stack([expected for _, expected in groups for _ in regimes]),
+        d=np.stack([regime for _, regime in parts]),
+        v=np.stack([v for (v, _, _), _ in parts]),
+        expected=expected,
         w=w,
         cluster=data["family"] if study.cluster else None,
-        floor=5 / np.sqrt(n) / np.log(n),
+        floor=bound,
+        own=own,
     )
 
 
@@ -246,7 +264,7 @@ def test_a_submodel_keeps_its_covariates_from_law_to_law() -> None:
     finished, tables = finish(study_of(TARGETS["ATE"]), cut(population(400, 3), [np.arange(400)]))
     effect, law, (table,) = targeted(finished).problem, targeted(finished).law, tables.values()
     start, end = effect.submodel(effect.start(), table), effect.submodel(law, table)
-    assert end.X is start.X
+    assert all(a is b for a, b in zip(end.X.columns, start.X.columns, strict=True))
     assert end.offset.tobytes() != start.offset.tobytes()
     anew = dataclasses.replace(effect, _prepared=[]).submodel(law, table)
     assert (matrix(anew.X).tobytes(), anew.offset.tobytes()) == (

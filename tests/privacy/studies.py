@@ -13,7 +13,7 @@ from fedtmle.studyfile.schema import schema_of
 from tests.narrow import load_all
 
 
-def study_with_everything(kind: str) -> Study:
+def study_with_everything(kind: str) -> Study:  # noqa: PLR0911 - one return per kind
     common: dict[str, Any] = {
         "outcome_model": ft.GLM("C(arm) + spline(age, knots=[40, 55, 70]) + I(dose**2 / age) + log(dose)"),
         "treatment_model": ft.GLM("age + bs(dose, knots=[2, 4], low=0, high=9)"),
@@ -29,6 +29,12 @@ def study_with_everything(kind: str) -> Study:
         return Study(target=ft.TSM(**columns), link="linear", cluster="family", **common)
     if kind == "ATT":
         return Study(target=ft.ATT(**columns), **{**common, "algorithm": ft.Coded(tolerance=1e-4)})
+    if kind == "overlap":
+        return Study(target=ft.ATO(**columns), weights="w", **common)
+    if kind == "three arms":
+        three = {**columns, "treatment": "third", "arms": ("a", "b", "c")}
+        outcome_model = ft.GLM("C(third) + age + log(dose)")
+        return Study(target=ft.ATT(**three), weights="w", **{**common, "outcome_model": outcome_model})
     return Study(target=ft.ATE(**columns), submodel="contrast", **{**common, "algorithm": ft.LocalAverage()})
 
 
@@ -41,6 +47,7 @@ def frame(n: int, seed: int = 0) -> dict[str, Any]:
     return {
         "y": y,
         "arm": arm.astype(str),
+        "third": np.where(arm == 1, "a", np.where(dose + 9 * rng.random(n) < 9, "b", "c")),
         "age": age,
         "dose": dose,
         "w": rng.uniform(0.5, 2.0, size=n),

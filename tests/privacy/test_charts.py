@@ -102,7 +102,9 @@ def test_jacobians_of_every_target(case: str) -> None:
             np.testing.assert_allclose(explained.tangents(rows, name), numeric, rtol=1e-6, atol=1e-7)
 
 
-@pytest.mark.parametrize("kind", ["everything", "weighted", "linear", "ATT", "contrast"])
+@pytest.mark.parametrize(
+    "kind", ["everything", "weighted", "linear", "ATT", "contrast", "three arms", "overlap"]
+)
 def test_jacobians_of_a_whole_study(kind: str) -> None:
     """Nuisance regressions, overlap, targeting and closing sums, in the outcome and in covariates."""
     study = study_with_everything(kind)

@@ -12,6 +12,8 @@ from fedtmle.errors import DataError
 from fedtmle.model.table import SILO, Table
 from fedtmle.model.types import Array, IntArray
 
+SUPPLIED_SLACK = 1e-6  # supplied probabilities of all arms may miss 1 by this
+
 
 @final
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +59,7 @@ class Folds:
 
 
 class Fitted(Protocol):
-    """A fitted regression: the mean of its response, shape (N,)."""
+    """A fitted regression: the mean of its response, shape (N,), or of each class, shape (J, N)."""
 
     def predict(self, table: Table) -> Array: ...
 
@@ -72,7 +74,13 @@ class CrossFitted:
 
     def predict(self, table: Table) -> Array:
         predictions = np.stack([model.predict(table) for model in self.models])
-        return np.asarray(np.take_along_axis(predictions, self.folds.of(table)[None, :], axis=0)[0])
+        return chosen_fold(predictions, self.folds.of(table))
+
+
+def chosen_fold(values: Array, folds: IntArray) -> Array:
+    """Return each row's value of its own fold; shapes (folds, ..., N) and (N,)."""
+    places = folds.reshape((1,) * (values.ndim - 1) + (-1,))
+    return np.asarray(np.take_along_axis(values, places, axis=0)[0])
 
 
 @final
@@ -91,17 +99,28 @@ class SuppliedPrediction:
 @final
 @dataclass(frozen=True)
 class SuppliedProbability:
-    """A probability of an arm that the silo already has, among those in none of the arms ``before``."""
+    """A probability that the silo already has; with those of the columns ``others`` it is at most 1.
+
+    If ``is_last``, they are the probabilities of all arms and add up to 1.
+    """
 
     name: str
-    before: tuple[str, ...] = ()  # the columns of those arms
+    others: tuple[str, ...] = ()
+    is_last: bool = False
 
     def predict(self, table: Table) -> Array:
-        given, rest = table.numeric[self.name], np.ones(table.n_rows)
-        for name in self.before:
-            rest = rest - table.numeric[name]
-        outside = int(np.count_nonzero(~((given >= 0) & (given <= rest + 1e-9))))
+        given = table.numeric[self.name]
+        total = given.copy()
+        for name in self.others:
+            total = total + table.numeric[name]
+        largest = 1.0 + SUPPLIED_SLACK
+        smallest = 1.0 - SUPPLIED_SLACK if self.is_last else 0.0
+        within = (given >= 0) & (given <= largest) & (total <= largest) & (total >= smallest)
+        outside = int(np.count_nonzero(~within))
         if outside:
-            limit = f"1 less {' and '.join(map(repr, self.before))}" if self.before else "1"
-            raise DataError(f"column '{self.name}' is not between 0 and {limit} in {outside} row(s)")
-        return np.clip(np.divide(given, rest, out=np.zeros_like(given), where=rest > 0), 0.0, 1.0)
+            others = f", or with {' and '.join(map(repr, self.others))}" if self.others else ""
+            rule = " it does not add up to 1" if self.is_last else " it is above 1"
+            raise DataError(
+                f"column '{self.name}' is not between 0 and 1{others and others + rule} in {outside} row(s)"
+            )
+        return np.clip(given, 0.0, 1.0)

@@ -233,8 +233,8 @@ class FittedGLM:
 class Supplied:
     """Predictions that each silo already has, named by their columns.
 
-    An outcome model needs one column per arm, a treatment model the probability of each arm but the first,
-    and a missingness model the probability of being observed: one column, or one per arm.
+    An outcome model needs one column per arm, a treatment model the probability of each arm (or of each but
+    the first), and a missingness model the probability of being observed: one column, or one per arm.
     """
 
     columns: tuple[str, ...]

@@ -10,9 +10,10 @@ from functools import singledispatch
 import numpy as np
 
 from fedtmle.errors import InputError
-from fedtmle.initial.crossfit import CrossFitted, SuppliedPrediction, SuppliedProbability
+from fedtmle.initial.crossfit import CrossFitted, SuppliedPrediction, SuppliedProbability, chosen_fold
 from fedtmle.initial.design import DesignPart, Levels, design_columns, part_values, study_codes
 from fedtmle.initial.glm import FittedGLM
+from fedtmle.initial.multinomial import FittedMultinomial
 from fedtmle.initial.syntax import (
     Arithmetic,
     BSpline,
@@ -52,7 +53,7 @@ def design_tangent(formula: Formula, table: Table, levels: Levels, name: str) ->
 
 @singledispatch
 def prediction_tangent(model: object, table: Table, name: str) -> Array:  # noqa: ARG001 - the interface's
-    """Return d(prediction)/d(column ``name``) row by row, shape (N,)."""
+    """Return d(prediction)/d(column ``name``) row by row, in the shape of the prediction."""
     raise InputError(f"a {type(model).__name__} has no derivative in a covariate; audit the outcome instead")
 
 
@@ -70,7 +71,17 @@ def _(model: FittedGLM, table: Table, name: str) -> Array:
 @prediction_tangent.register
 def _(model: CrossFitted, table: Table, name: str) -> Array:
     slopes = np.stack([prediction_tangent(fitted, table, name) for fitted in model.models])
-    return np.asarray(np.take_along_axis(slopes, model.folds.of(table)[None, :], axis=0)[0])
+    return chosen_fold(slopes, model.folds.of(table))
+
+
+@prediction_tangent.register
+def _(model: FittedMultinomial, table: Table, name: str) -> Array:
+    p = model.predict(table)
+    if name not in model.formula.numeric_names:
+        return np.zeros_like(p)
+    slope = np.zeros_like(p)
+    slope[1:] = np.array(model.coefficients) @ design_tangent(model.formula, table, model.levels, name)
+    return np.asarray(p * (slope - (p * slope).sum(axis=0)))
 
 
 @prediction_tangent.register
@@ -80,13 +91,7 @@ def _(model: SuppliedPrediction, table: Table, name: str) -> Array:
 
 @prediction_tangent.register
 def _(model: SuppliedProbability, table: Table, name: str) -> Array:
-    rest = np.ones(table.n_rows)
-    for before in model.before:
-        rest = rest - table.numeric[before]
-    given = table.numeric[model.name]
-    if name == model.name:
-        return np.asarray(1.0 / rest)
-    return np.asarray(given / rest**2) if name in model.before else np.zeros(table.n_rows)
+    return np.full(table.n_rows, float(name == model.name))
 
 
 @prediction_tangent.register

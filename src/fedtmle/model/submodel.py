@@ -68,9 +68,21 @@ class AbstractSubmodel(ABC):
         """A matrix B, shape (d, d), with 0 <= mean Hessian of the row part <= B at every eps."""
 
 
+class AbstractRowsSubmodel(AbstractSubmodel):
+    """A submodel of rows in memory; those of a streamed table's batches are added up."""
+
+    @abstractmethod
+    def joint(self) -> Array:
+        """In how many rows two coordinates both have a covariate, shape (d, d); below 2^53 exact."""
+
+    @abstractmethod
+    def gram(self) -> Sums:
+        """Exact sums, upper triangle, whose multiple by the family's ceiling bounds the Hessian."""
+
+
 @final
 @dataclass(frozen=True, kw_only=True)
-class GeneralisedLinear(AbstractSubmodel):
+class GeneralisedLinear(AbstractRowsSubmodel):
     """The submodel above; ``X`` has shape (d, N): one array, or columns where they are.
 
     ``offset``, ``y`` and ``w`` have shape (N,); None stands for zeros, zeros and ones and is
@@ -105,7 +117,11 @@ class GeneralisedLinear(AbstractSubmodel):
 
     def sums(self, eps: Array, parts: Part) -> Sums:
         shifts = query_shifts(self.bound, eps, parts)
-        return Sums(kernels.glm_sums(self._rows, eps, parts, shifts), shifts)
+        return Sums(self.units(eps, parts, shifts), shifts)
+
+    def units(self, eps: Array, parts: Part, shifts: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the sums in units of 2^-shifts[j]."""
+        return kernels.glm_sums(self._rows, eps, parts, shifts)
 
     @cached_property
     def _rows(self) -> kernels.Rows:
@@ -191,7 +207,6 @@ class GeneralisedLinear(AbstractSubmodel):
         return _fewest(self.joint())
 
     def joint(self) -> Array:
-        """In how many rows two coordinates both have a covariate, shape (d, d); below 2^53 exact."""
         inside = np.stack([(column != 0).astype(np.float64) for column in scaled(self.X).columns])
         if self.w is not None:
             inside *= self.w != 0
@@ -218,7 +233,7 @@ class StreamedLinear(AbstractSubmodel):
     family: Family
     dim: int
     bound: RowBound
-    design: Callable[[Table], GeneralisedLinear]
+    design: Callable[[Table], AbstractRowsSubmodel]
 
     @property
     def n_rows(self) -> int:
@@ -246,7 +261,7 @@ class StreamedLinear(AbstractSubmodel):
         return _largest_mean_hessian(self.family, self.gram, self.n_rows, self.dim)
 
     def gram(self) -> Sums:
-        """See `GeneralisedLinear.gram`."""
+        """See `AbstractRowsSubmodel.gram`."""
         return reduce(add, self.table.map(lambda batch: self.design(batch).gram()))
 
 

@@ -109,6 +109,12 @@ class Scaled:
             [column[rows] * factor for column, factor in zip(self.columns, self.factors, strict=True)]
         )
 
+    def chosen(self, columns: Sequence[int]) -> Scaled:
+        """Return the design of some columns, in the given order."""
+        places = list(columns)
+        largest = None if self.largest is None else self.largest[places]
+        return Scaled(tuple(self.columns[j] for j in places), self.factors[places], largest)
+
     def take(self, rows: IntArray) -> Scaled:
         """Return the design of the given rows, in the given order."""
         return Scaled(tuple(column[rows] for column in self.columns), self.factors)

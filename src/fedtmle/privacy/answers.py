@@ -12,11 +12,19 @@ from typing import final
 
 import numpy as np
 
-from fedtmle.model.submodel import GeneralisedLinear
+from fedtmle.model.submodel import AbstractRowsSubmodel
 from fedtmle.model.table import Table
-from fedtmle.model.types import Array, matrix
+from fedtmle.model.types import Array, Part, matrix
 from fedtmle.privacy import effects as _effects  # noqa: F401 - registers the charts of tables
-from fedtmle.privacy.charts import Chart, Tangent, chart_of, row_tangents, row_terms
+from fedtmle.privacy import multinomial as _multinomial  # noqa: F401 - and that of their regressions
+from fedtmle.privacy.charts import (
+    Chart,
+    Tangent,
+    blocks_of,
+    chart_of,
+    row_tangents,
+    row_terms,
+)
 from fedtmle.protocol.query import (
     AnsweredQuery,
     ClosingTerms,
@@ -52,8 +60,8 @@ class Submodels:
         self._charts: dict[int, tuple[object, Chart]] = {}  # holding an object keeps its id
         self._law: object = None
         self._chart: Chart | None = None
-        self._submodels: dict[int, tuple[object, GeneralisedLinear]] = {}
-        self._tangents: dict[tuple[int, str], Tangent] = {}
+        self._submodels: dict[int, tuple[object, AbstractRowsSubmodel]] = {}
+        self._tangents: dict[tuple[int, str], tuple[Tangent, ...]] = {}
 
     def chart(self, model: object) -> Chart:
         """Return the chart of a target or nuisance regression."""
@@ -61,18 +69,19 @@ class Submodels:
             self._charts[id(model)] = model, chart_of(model)
         return self._charts[id(model)][1]
 
-    def submodel(self, model: object, law: object, rows: object) -> GeneralisedLinear:
+    def submodel(self, model: object, law: object, rows: object) -> AbstractRowsSubmodel:
         """Return the submodel of the rows at the law."""
         chart = self._at(model, law)
         if id(rows) not in self._submodels:
             self._submodels[id(rows)] = rows, chart.submodel(law, rows)
         return self._submodels[id(rows)][1]
 
-    def tangent(self, model: object, law: object, rows: object, name: str) -> Tangent:
-        """Return the derivatives of the submodel's columns in coordinate ``name``."""
+    def tangent(self, model: object, law: object, rows: object, name: str) -> tuple[Tangent, ...]:
+        """Return the derivatives of each block's columns in coordinate ``name``."""
         self.submodel(model, law, rows)
         if (id(rows), name) not in self._tangents:
-            self._tangents[id(rows), name] = self.chart(model).submodel_tangent(law, rows, name)
+            moved = self.chart(model).submodel_tangent(law, rows, name)
+            self._tangents[id(rows), name] = (moved,) if isinstance(moved, Tangent) else moved
         return self._tangents[id(rows), name]
 
     def _at(self, model: object, law: object) -> Chart:
@@ -162,12 +171,15 @@ def _derivatives(term: Derivatives, local: Local, submodels: Submodels) -> _Eval
     return _Evaluated(terms=terms, tangents=tangents)
 
 
-def _curvature_bound(submodel: GeneralisedLinear) -> Array:
-    weight = np.ones(submodel.n_rows) if submodel.w is None else submodel.w
-    bend = submodel.family.curvature_ceiling or 0.0
-    X = matrix(submodel.X)
-    upper, lower = np.triu_indices(len(X))
-    return np.asarray(bend * weight * X[upper] * X[lower])
+def _curvature_bound(submodel: AbstractRowsSubmodel) -> Array:
+    whole, bounds = blocks_of(submodel), []
+    for block in whole.blocks:
+        weight = np.ones(block.n_rows) if block.w is None else block.w
+        bend = block.family.curvature_ceiling or 0.0
+        X = matrix(block.X)
+        upper, lower = np.triu_indices(len(X))
+        bounds.append(np.asarray(bend * weight * X[upper] * X[lower]))
+    return whole.joined(Part.HESSIAN, bounds)
 
 
 def _numeric(terms: Terms) -> _Evaluated:

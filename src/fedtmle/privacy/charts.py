@@ -23,11 +23,12 @@ import numpy as np
 
 from fedtmle.errors import InputError
 from fedtmle.model import kernels
+from fedtmle.model.blocks import Blocks
 from fedtmle.model.density.law import AbstractFunctional, DensityLaw
 from fedtmle.model.density.problem import AbstractDensityProblem
 from fedtmle.model.families import Family
 from fedtmle.model.problem import Law, Rows
-from fedtmle.model.submodel import GeneralisedLinear
+from fedtmle.model.submodel import AbstractRowsSubmodel, GeneralisedLinear
 from fedtmle.model.types import Array, Part, matrix
 from fedtmle.targets.mean import Mean, MeanLaw
 from fedtmle.targets.optimal_transport import Transport
@@ -47,8 +48,44 @@ class Tangent:
     w: Array | None = None
 
 
-def row_terms(submodel: GeneralisedLinear, eps: Array, parts: Part) -> Array:
+def blocks_of(submodel: AbstractRowsSubmodel) -> Blocks:
+    """Return a generalised linear submodel as blocks."""
+    if isinstance(submodel, Blocks):
+        return submodel
+    if not isinstance(submodel, GeneralisedLinear):
+        raise InputError(f"the disclosure audit does not know the rows of a {_kind(submodel)}")
+    return Blocks(blocks=(submodel,), places=(tuple(range(len(submodel.X))),))
+
+
+@singledispatch
+def row_terms(submodel: AbstractRowsSubmodel, eps: Array, parts: Part) -> Array:
     """Return each row's share in the requested sums, shape (p, N), in the order of the wire."""
+    whole = blocks_of(submodel)
+    return whole.joined(
+        parts,
+        [
+            _block_terms(block, eps[list(place)], parts)
+            for block, place in zip(whole.blocks, whole.places, strict=True)
+        ],
+    )
+
+
+@singledispatch
+def row_tangents(
+    submodel: AbstractRowsSubmodel, eps: Array, parts: Part, tangents: tuple[Tangent, ...]
+) -> Array:
+    """Return the derivative of `row_terms` in a coordinate of each row's record, shape (p, N)."""
+    whole = blocks_of(submodel)
+    return whole.joined(
+        parts,
+        [
+            _block_tangents(block, eps[list(place)], parts, tangent)
+            for block, place, tangent in zip(whole.blocks, whole.places, tangents, strict=True)
+        ],
+    )
+
+
+def _block_terms(submodel: GeneralisedLinear, eps: Array, parts: Part) -> Array:
     offset, y, w = _columns(submodel)
     X = matrix(submodel.X)
     eta = offset + eps @ X
@@ -63,8 +100,7 @@ def row_terms(submodel: GeneralisedLinear, eps: Array, parts: Part) -> Array:
     return np.concatenate(terms)
 
 
-def row_tangents(submodel: GeneralisedLinear, eps: Array, parts: Part, tangent: Tangent) -> Array:
-    """Return the derivative of `row_terms` in a coordinate of each row's record, shape (p, N)."""
+def _block_tangents(submodel: GeneralisedLinear, eps: Array, parts: Part, tangent: Tangent) -> Array:
     offset, y, w = _columns(submodel)
     family, X = submodel.family, matrix(submodel.X)
     zero = np.zeros(submodel.n_rows)
@@ -141,12 +177,12 @@ class AbstractChart(ABC, Generic[Law, Rows]):
         return ()
 
     @abstractmethod
-    def submodel(self, law: Law, rows: Rows) -> GeneralisedLinear:
+    def submodel(self, law: Law, rows: Rows) -> AbstractRowsSubmodel:
         """Return the submodel of these rows at the law."""
 
     @abstractmethod
-    def submodel_tangent(self, law: Law, rows: Rows, name: str) -> Tangent:
-        """Return the derivatives of the submodel's columns in coordinate ``name`` of each row's record."""
+    def submodel_tangent(self, law: Law, rows: Rows, name: str) -> Tangent | tuple[Tangent, ...]:
+        """Return the derivatives of each block's columns in coordinate ``name`` of each row's record."""
 
     def closing_terms(self, law: Law, rows: Rows, base: Rows) -> Array:  # noqa: ARG002 - for targets
         """Return each row's share in the closing sums, shape (p, N); ``base`` holds the rows as they are.

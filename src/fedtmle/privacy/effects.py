@@ -10,13 +10,14 @@ import numpy as np
 from fedtmle.errors import InputError
 from fedtmle.initial.glm import GLMModel
 from fedtmle.initial.tangent import design_tangent, prediction_tangent
+from fedtmle.model.blocks import Blocks
 from fedtmle.model.submodel import GeneralisedLinear
 from fedtmle.model.table import Table
 from fedtmle.model.types import Array, Codes, IntArray
 from fedtmle.privacy.charts import AbstractChart, Tangent, chart_of
-from fedtmle.targets.effects.moments import ClosingLayout, MomentColumns, moment_columns
+from fedtmle.targets.effects.moments import ClosingLayout, MomentColumns
 from fedtmle.targets.effects.prepare import Q_MARGIN, Preparation
-from fedtmle.targets.effects.problem import EffectLaw, EffectProblem
+from fedtmle.targets.effects.problem import EffectLaw, EffectProblem, FluctuatedPart
 from fedtmle.targets.effects.rows import EffectRows
 
 LARGEST = 50_000_000  # numbers held at once for clusters that span silos
@@ -47,11 +48,12 @@ class RegressionChart(AbstractChart[None, Table]):
 @final
 @dataclass(frozen=True, kw_only=True)
 class RowsTangent:
-    """Derivatives of an `EffectRows` in one column: y, q (arms, N) and each term's H."""
+    """Derivatives of an `EffectRows` in one column: y, q (arms, N), each term's H and each component's v."""
 
     y: Array
     q: Array
     H: tuple[tuple[Array, ...], ...]
+    v: tuple[Array, ...]
 
     def taken(self, rows: EffectRows, component: int) -> Array:
         """Return the derivative of ``rows.taken(component)``."""
@@ -89,10 +91,10 @@ class EffectChart(AbstractChart[EffectLaw, Table]):
             self._tangents[id(table), name] = self._derive(rows, table, name)
         return self._tangents[id(table), name]
 
-    def submodel(self, law: EffectLaw, rows: Table) -> GeneralisedLinear:
+    def submodel(self, law: EffectLaw, rows: Table) -> GeneralisedLinear | Blocks:
         return self._problem.design(law, self.rows(rows))
 
-    def submodel_tangent(self, law: EffectLaw, rows: Table, name: str) -> Tangent:
+    def submodel_tangent(self, law: EffectLaw, rows: Table, name: str) -> tuple[Tangent, ...]:
         problem, prepared, moved = self._problem, self.rows(rows), self.rows_tangent(rows, name)
         taken = np.stack([moved.taken(prepared, r) for r in range(len(prepared.terms))])
         X = np.zeros((problem.dim, prepared.n_rows))
@@ -100,18 +102,21 @@ class EffectChart(AbstractChart[EffectLaw, Table]):
             for k, row in enumerate(problem.combination):
                 for r, share in enumerate(row):
                     X[k] += -problem.width * share * taken[r]
-        return Tangent(
-            X=X,
-            offset=_factual(prepared.arm, self._linked_tangent(law, prepared, moved)),
-            y=moved.y,
-            w=prepared.weight * taken.sum(axis=0) if problem.as_weight else None,
+        return tuple(
+            Tangent(
+                X=X[list(part.coordinates)],
+                offset=_factual(prepared.arm, self._linked_tangent(law, prepared, moved, part)),
+                y=moved.y,
+                w=prepared.weight * taken.sum(axis=0) if problem.as_weight else None,
+            )
+            for part in problem.parts
         )
 
     def closing_terms(self, law: EffectLaw, rows: Table, base: Table) -> Array:
         prepared, cluster = self.rows(rows), self.rows(base).cluster
-        columns = self._moments(law, prepared)
+        columns = self._problem.moment_columns(law, prepared)
         if cluster is not None:
-            before = self._moments(law, self.rows(base))
+            before = self._problem.moment_columns(law, self.rows(base))
             columns = MomentColumns(columns.stacked - before.stacked + _gathered(cluster, before).stacked)
         terms = ClosingLayout(len(columns.u)).terms()
         sums = [np.prod(columns.flat[list(term)], axis=0) for term in terms]
@@ -119,63 +124,68 @@ class EffectChart(AbstractChart[EffectLaw, Table]):
 
     def closing_terms_tangent(self, law: EffectLaw, rows: Table, name: str) -> Array:
         problem, prepared, moved = self._problem, self.rows(rows), self.rows_tangent(rows, name)
-        q = problem.regression(law, prepared)
-        dq = self._linked_tangent(law, prepared, moved)
-        dq = dq if problem.linear else q * (1.0 - q) * dq
-        moments = self._moments(law, prepared)
+        moments = problem.moment_columns(law, prepared)
         if prepared.cluster is not None:
             moments = _gathered(prepared.cluster, moments)
         u, t = moments.u, moments.t
-        residual = problem.width * (prepared.y - _factual(prepared.arm, q))
-        d_residual = problem.width * (moved.y - _factual(prepared.arm, dq))
-        du, dm = np.zeros_like(u), np.zeros_like(u)
-        for r, terms in enumerate(prepared.terms):
-            for term in terms:
-                dm[r] += prepared.weight * prepared.v[r] * problem.width * term.d * dq[term.arm]
-            fluctuated = moved.taken(prepared, r) * residual + prepared.taken(r) * d_residual
-            du[r] = prepared.weight * fluctuated + dm[r]
+        du, dt, dm = np.zeros_like(u), np.zeros_like(u), np.zeros_like(u)
+        for part in problem.parts:
+            q = problem.regression(law, prepared, part)
+            dq = self._linked_tangent(law, prepared, moved, part)
+            dq = dq if problem.linear else q * (1.0 - q) * dq
+            residual = problem.width * (prepared.y - _factual(prepared.arm, q))
+            d_residual = problem.width * (moved.y - _factual(prepared.arm, dq))
+            for r in part.components:
+                dt[r] = prepared.weight * moved.v[r]
+                for term in prepared.terms[r]:
+                    mean = prepared.v[r] * dq[term.arm] + moved.v[r] * q[term.arm]
+                    dm[r] += prepared.weight * problem.width * term.d * mean
+                fluctuated = moved.taken(prepared, r) * residual + prepared.taken(r) * d_residual
+                du[r] = prepared.weight * fluctuated + dm[r]
         upper, lower = np.triu_indices(len(u))
         d = len(u)
         columns = np.concatenate(
             [
                 du,
-                np.zeros_like(t),
+                dt,
                 dm,
                 du[upper] * u[lower] + u[upper] * du[lower],
-                (du[:, None] * t[None, :]).reshape(d * d, -1),
-                np.zeros((len(upper) + 1, prepared.n_rows)),
+                (du[:, None] * t[None, :] + u[:, None] * dt[None, :]).reshape(d * d, -1),
+                dt[upper] * t[lower] + t[upper] * dt[lower],
+                np.zeros((1, prepared.n_rows)),
             ]
         )
-        return self._closed(prepared, columns, du, np.zeros_like(t))
+        return self._closed(prepared, columns, du, dt)
 
     def _derive(self, rows: EffectRows, table: Table, name: str) -> RowsTangent:
         prepare, columns = self._prepare, self._prepare.columns
         if name == columns.outcome:
             still = tuple(tuple(np.zeros(rows.n_rows) for _ in terms) for terms in rows.terms)
-            return RowsTangent(y=rows.observed / self._problem.width, q=np.zeros_like(rows.q), H=still)
+            return RowsTangent(
+                y=rows.observed / self._problem.width,
+                q=np.zeros_like(rows.q),
+                H=still,
+                v=tuple(np.zeros(rows.n_rows) for _ in rows.v),
+            )
         if name == columns.weights:
             raise InputError(f"attribute: '{name}' is the weight of the observations; audit another column")
         models = prepare.outcome if len(prepare.outcome) > 1 else prepare.outcome * len(columns.arms)
         dq = np.stack([prediction_tangent(m, columns.in_arm(table, a), name) for a, m in enumerate(models)])
         dq = np.where((rows.q > Q_MARGIN) & (rows.q < 1 - Q_MARGIN), dq, 0.0)
-        return RowsTangent(y=np.zeros(rows.n_rows), q=dq, H=_weights_tangent(prepare, rows, table, name))
+        H, v = _weights_tangent(prepare, rows, table, name)
+        return RowsTangent(y=np.zeros(rows.n_rows), q=dq, H=H, v=v)
 
-    def _linked_tangent(self, law: EffectLaw, rows: EffectRows, moved: RowsTangent) -> Array:
-        """Return d link Q_a at the law, (arms, N)."""
+    def _linked_tangent(
+        self, law: EffectLaw, rows: EffectRows, moved: RowsTangent, part: FluctuatedPart
+    ) -> Array:
+        """Return d link Q_a of one block at the law, (arms, N)."""
         problem = self._problem
         linked = moved.q.copy() if problem.linear else moved.q / (rows.q * (1.0 - rows.q))
-        total = np.array(law.history).sum(axis=0) if law.history else np.zeros(problem.dim)
-        for r, terms in enumerate(rows.terms):
-            shift = -problem.width * float(
-                sum(problem.combination[k][r] * total[k] for k in range(problem.dim))
-            )
-            for term, slope in zip(terms, moved.H[r], strict=True):
-                if not problem.as_weight:
+        if not problem.as_weight:
+            for r, shift in problem.shifts(law, part).items():
+                for term, slope in zip(rows.terms[r], moved.H[r], strict=True):
                     linked[term.arm] += shift * slope
         return linked
-
-    def _moments(self, law: EffectLaw, rows: EffectRows) -> MomentColumns:
-        return moment_columns(rows, self._problem.regression(law, rows), self._problem.width)
 
     def _closed(self, rows: EffectRows, columns: Array, u: Array, t: Array) -> Array:
         """Leave clusters that span silos out of the products, and append the sums that are sent for them."""
@@ -201,8 +211,8 @@ chart_of.register(EffectProblem, EffectChart)
 
 def _weights_tangent(
     prepare: Preparation, rows: EffectRows, table: Table, name: str
-) -> tuple[tuple[Array, ...], ...]:
-    """Return dH of every component and arm: a ratio E[v|W]/(g pi), constant where it is truncated."""
+) -> tuple[tuple[tuple[Array, ...], ...], tuple[Array, ...]]:
+    """Return dH of every component and arm, a ratio E[v|W]/(g pi), constant where it is truncated, and dv."""
     g, pi = prepare.propensities(table)
     dg, d_pi = _propensity_tangents(prepare, table, name)
     tangents = []
@@ -210,27 +220,35 @@ def _weights_tangent(
         population, v = component.population, rows.v[r] * prepare.shares[r]
         slopes = []
         for term in terms:
-            numerator, denominator = population.ratio(v, term.arm, g, pi)
-            d_numerator, d_denominator = population.ratio_tangent(term.arm, g, pi, dg, d_pi)
+            numerator, denominator = population.ratio(v, term.arm, g, pi, prepare.g_floor)
+            d_numerator, d_denominator = population.ratio_tangent(term.arm, g, pi, prepare.g_floor, dg, d_pi)
             free = denominator > prepare.g_floor
             bounded = prepare.bounded(denominator)
             slope = d_numerator / bounded - np.where(free, numerator * d_denominator / bounded**2, 0.0)
             slopes.append(term.d * slope / prepare.shares[r])
         tangents.append(tuple(slopes))
-    return tuple(tangents)
+    indicators = tuple(
+        component.population.indicator_tangent(rows.arm, g, dg) / share
+        for component, share in zip(prepare.components, prepare.shares, strict=True)
+    )
+    return tuple(tangents), indicators
 
 
 def _propensity_tangents(prepare: Preparation, table: Table, name: str) -> tuple[Array, Array]:
     """Return dg_a and dpi_a, each of shape (arms, N)."""
     arms = len(prepare.columns.arms)
-    rest, d_rest = np.ones(table.n_rows), np.zeros(table.n_rows)  # the probability of none of the arms so far
     dg = np.zeros((arms, table.n_rows))
-    for a, model in enumerate(prepare.treatment, start=1):
-        share, d_share = model.predict(table), prediction_tangent(model, table, name)
-        dg[a] = d_rest * share + rest * d_share
-        rest, d_rest = rest * (1.0 - share), d_rest * (1.0 - share) - rest * d_share
-    if prepare.treatment:
-        dg[0] = d_rest
+    slopes = [prediction_tangent(model, table, name) for model in prepare.treatment]
+    if slopes and slopes[0].ndim == 2:
+        dg = slopes[0]
+    elif len(slopes) < arms:
+        for a, slope in enumerate(slopes, start=1):
+            dg[a] = slope
+            dg[0] -= slope
+    else:  # g_a = p_a / sum_b p_b
+        total = sum(model.predict(table) for model in prepare.treatment)
+        g, _ = prepare.propensities(table)
+        dg = (np.stack(slopes) - g * np.sum(slopes, axis=0)) / total
     if not prepare.missingness:
         return dg, np.zeros_like(dg)
     models = prepare.missingness * arms if len(prepare.missingness) == 1 else prepare.missingness

@@ -7,10 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 
-import numpy as np
-
 from fedtmle.errors import InputError
-from fedtmle.model.types import Array, unpack
 from fedtmle.programs.study import Study
 from fedtmle.protocol.bins import BinsQuery, PooledBin
 from fedtmle.protocol.query import Flow, JointQuery, Phase, WeightSum
@@ -27,7 +24,6 @@ from fedtmle.targets.effects.statistics import (
 )
 
 DECILES = tuple(NormalDist().inv_cdf(k / 10) for k in range(1, 10))
-DEPENDENT_SHARE = 1e-9  # a clever covariate depends on others that leave less of its square unexplained
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,21 +33,19 @@ class Overlap:
     truncated: tuple[int, ...]  # rows whose g pi is below the bound, per arm
     disclosing: tuple[int, ...]  # silos that disclose their count, per arm; the others have too few rows
     effective_sizes: tuple[float, ...]  # (sum H)^2 / sum H^2 of those observed, per component
-    spanning: tuple[int, ...]  # components whose clever covariates span those of all
     predicted: tuple[float, float]  # mean and standard deviation of Q(A, W) on the unit scale
 
 
 def find_overlap(effect: EffectProblem, preparation: Preparation, n: int) -> Flow[Overlap]:
     """Ask for overlap in one round; refuse a study whose arms do not overlap."""
     arms, columns = len(preparation.columns.arms), OverlapColumns(effect)
-    covariates, products = columns.layout.places["H"], columns.layout.places["products of H"]
-    squares = {r: at for (r, s), at in zip(columns.pairs, products, strict=True) if r == s}
+    at = columns.layout.places
     pooled, bins = yield JointQuery(
         (
             TallyQuery(
                 columns=columns,
                 n=n,
-                weights=tuple(WeightSum(at, squares[r]) for r, at in enumerate(covariates)),
+                weights=tuple(map(WeightSum, at["H"], at["squares of H"])),
             ),
             BinsQuery(
                 bins=TruncationBins(effect, arms),
@@ -62,13 +56,12 @@ def find_overlap(effect: EffectProblem, preparation: Preparation, n: int) -> Flo
         )
     )
     sums = columns.layout.split(pooled.values())
-    gram = unpack(sums["products of H"], columns.count)
     truncated = tuple(below.count for _, below in bins)
     _refuse_no_overlap(preparation, truncated, n)
-    for component, mass in zip(preparation.components, np.diag(gram), strict=True):
+    for component, mass in zip(preparation.components, sums["squares of H"], strict=True):
         if not mass > 0:
             raise InputError(f"target: no observed outcome contributes to {component.name}")
-    effective = tuple(float(a * a / b) for a, b in zip(sums["H"], np.diag(gram), strict=True))
+    effective = tuple(float(a * a / b) for a, b in zip(sums["H"], sums["squares of H"], strict=True))
     mean, mean_square = (
         float(sums[name][0]) / float(sums["observed weight"][0])
         for name in ("prediction", "prediction squared")
@@ -77,7 +70,6 @@ def find_overlap(effect: EffectProblem, preparation: Preparation, n: int) -> Flo
         truncated=truncated,
         disclosing=tuple(below.silos for _, below in bins),
         effective_sizes=effective,
-        spanning=_spanning(gram, effective),
         predicted=(mean, math.sqrt(max(mean_square - mean * mean, 0.0))),
     )
 
@@ -90,21 +82,6 @@ def _refuse_no_overlap(preparation: Preparation, truncated: tuple[int, ...], n: 
                 f"{rows} of {n} rows; there is no overlap to learn from. Restrict the cohort, or simplify "
                 "the treatment model"
             )
-
-
-def _spanning(gram: Array, effective: tuple[float, ...]) -> tuple[int, ...]:
-    """Return the components whose covariates are no combination of others', the narrowest first.
-
-    The rest are mixtures of narrower ones, as everyone is of strata: their residuals are no larger.
-    """
-    root = np.sqrt(np.diag(gram))
-    rest = gram / (root[:, None] * root)
-    spanning = []
-    for r in sorted(range(len(gram)), key=lambda r: (effective[r], r)):
-        if rest[r, r] > DEPENDENT_SHARE:
-            spanning.append(r)
-            rest = rest - rest[:, r, None] * rest[r] / rest[r, r]
-    return tuple(sorted(spanning))
 
 
 @dataclass(frozen=True, kw_only=True)

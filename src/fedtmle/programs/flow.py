@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Self, final
+from typing import Literal, Self, final
 
 from fedtmle.errors import InputError
 from fedtmle.initial.crossfit import Fitted, SuppliedPrediction, SuppliedProbability
@@ -35,13 +35,18 @@ from fedtmle.protocol.bins import BinsQuery
 from fedtmle.protocol.clusters import ClustersQuery, SpanningQuery
 from fedtmle.protocol.outcome import Described, Outcome, Targeted
 from fedtmle.protocol.plan import AbstractProgram
-from fedtmle.protocol.query import CountCell, Flow
+from fedtmle.protocol.query import CountCell, Flow, WeightSum
 from fedtmle.protocol.sums import TallyQuery
 from fedtmle.protocol.tables import LevelsQuery, ScalesQuery
-from fedtmle.targets.effects.components import Component, PooledWeights
+from fedtmle.targets.effects.components import Component, PooledWeights, component_blocks
 from fedtmle.targets.effects.prepare import EffectColumns, Preparation
 from fedtmle.targets.effects.problem import EffectLaw, EffectProblem
-from fedtmle.targets.effects.statistics import FittedPropensityBins, StudyCounts, WeightColumn
+from fedtmle.targets.effects.statistics import (
+    FittedPropensityBins,
+    OverlapMass,
+    StudyCounts,
+    WeightColumn,
+)
 
 SMALLEST_EXPONENT = -512  # of weights: below it, their grid would leave the range of a double
 UNBOUNDED_CEILING = 4096.0  # declared for 1/(g pi) where g is not bounded
@@ -95,11 +100,9 @@ class StudyProgram(AbstractProgram[AnyTable]):
         tally = yield from _tally(study, columns, n)
         _require_outcomes(study, tally, n)
         fitted = yield from _nuisances(study, columns, levels, tally, n)
-        preparation = _preparation(study, columns, fitted, tally, n)
+        preparation = yield from _preparation(study, columns, fitted, tally, n)
         effect = effect_problem(study, preparation)
         overlap = yield from find_overlap(effect, preparation, n)
-        if study.submodel == "per arm":
-            effect = replace(effect, combination=tuple(effect.combination[r] for r in overlap.spanning))
         outcome = yield from study.algorithm.flow(effect, effect.start(), n)
         diagnostics = None
         if study.diagnostics and isinstance(outcome, Targeted) and isinstance(outcome.law, EffectLaw):
@@ -134,14 +137,16 @@ def effect_problem(study: Study, preparation: Preparation) -> EffectProblem:
     smallest_share = min(preparation.shares)
     inverse = 1.0 / preparation.g_floor if preparation.g_floor else UNBOUNDED_CEILING
     weight = study.weight_ceiling if study.weights else 1.0
+    is_complete = not preparation.missingness
+    ratios = [c.population.largest_ratio(inverse, is_complete=is_complete) for c in components]
     rows = identity if contrast is None else (contrast,)
     return EffectProblem(
         labels=tuple(c.name for c in components) if contrast is None else ("contrast",),
         combination=rows,
-        reported=rows,
+        blocks=component_blocks(components) if contrast is None else (),
         outcome_bounds=study.target.outcome_bounds,
         prepare=preparation,
-        ceiling=weight * inverse / smallest_share,
+        ceiling=weight * max(ratio / share for ratio, share in zip(ratios, preparation.shares, strict=True)),
         population_ceiling=weight / smallest_share,
         largest_cluster=study.largest_cluster if study.cluster else 1,
         spanning=len(preparation.columns.spanning),
@@ -282,12 +287,15 @@ def fit_treatment(study: Study, silos: tuple[str, ...], n: int) -> Flow[Treatmen
 def _supplied(model: Supplied, role: str, study: Study) -> tuple[Fitted, ...]:
     """Return the predictors of a role whose predictions each silo has as columns."""
     arms, names = len(study.target.arms), model.columns
-    counts = {"treatment": (arms - 1,), "missingness": (1, arms), "outcome": (arms,)}[role]
+    counts = {"treatment": (arms - 1, arms), "missingness": (1, arms), "outcome": (arms,)}[role]
     if len(names) not in counts:
         expected = " or ".join(str(count) for count in dict.fromkeys(counts))
         raise InputError(f"{role}_model: expected {expected} supplied column(s), not {len(names)}")
     if role == "treatment":
-        return tuple(SuppliedProbability(name, names[:j]) for j, name in enumerate(names))
+        is_all = len(names) == arms
+        *others, last = names  # the last one is checked with all the others
+        final = SuppliedProbability(last, tuple(others), is_last=is_all)
+        return (*map(SuppliedProbability, others), final)
     if role == "missingness":
         return tuple(map(SuppliedProbability, names))
     low, high = study.target.outcome_bounds
@@ -300,24 +308,53 @@ def _preparation(
     fitted: Mapping[str, tuple[Fitted, ...]],
     tally: Tally,
     n: int,
-) -> Preparation:
+) -> Flow[Preparation]:
     components = study.target.components(columns.strata_levels)
-    shares = tuple(component.population.share(tally.weights) for component in components)
+    weights = tally.weights
+    if any(component.population.needs_scores for component in components):
+        scores = scores_alone(columns, fitted["treatment"], tally.weight_mean)
+        ceiling = study.weight_ceiling if study.weights else 1.0
+        mass = OverlapMass(preparation=scores, weight_ceiling=ceiling)
+        pooled = yield TallyQuery(columns=mass, n=n, weights=(WeightSum(0, 1),))
+        weights = replace(weights, overlap=float(pooled.values()[0]) * tally.weight_mean)
+    shares = tuple(component.population.share(weights) for component in components)
     for component, share in zip(components, shares, strict=True):
         if share <= 0:
-            raise InputError(f"strata: no record with a positive weight is {component.population.label}")
-    auto = 5.0 / (math.sqrt(n) * kernels.log(float(max(n, 2))))
-    floor = auto if study.g_bounds == "auto" else float(study.g_bounds or 0.0)
+            raise InputError(f"target: no record with a positive weight is {component.population.label}")
     return Preparation(
         columns=columns,
         components=components,
         outcome=fitted["outcome"],
         treatment=fitted.get("treatment", ()),
         missingness=fitted.get("missingness", ()),
-        g_floor=min(floor, 0.5),
+        g_floor=score_bound(study.g_bounds, sum(tally.observed)),
         weight_mean=tally.weight_mean,
         shares=shares,
         shows_g=study.diagnostics,
+    )
+
+
+def score_bound(rule: Literal["auto"] | float | None, observed: int) -> float:
+    """Return the bound on g: "auto" is 5/(sqrt(n) log n), n the number of observed outcomes, as in R's tmle.
+
+    No bound is above 1/2. None is no bound, 0.
+    """
+    n = max(observed, 2)
+    floor = 5.0 / (math.sqrt(n) * kernels.log(float(n))) if rule == "auto" else float(rule or 0.0)
+    return min(floor, 0.5)
+
+
+def scores_alone(columns: EffectColumns, treatment: tuple[Fitted, ...], weight_mean: float) -> Preparation:
+    """Return a preparation that gives propensity scores alone, before anything else is known."""
+    return Preparation(
+        columns=replace(columns, strata=None, strata_levels=()),
+        components=(),
+        outcome=(),
+        treatment=treatment,
+        missingness=(),
+        g_floor=0.0,
+        weight_mean=weight_mean,
+        shares=(),
     )
 
 
@@ -345,16 +382,7 @@ class PreflightProgram(AbstractProgram[AnyTable]):
 
     def flow(self, n: int) -> Flow[Described]:
         columns, models, weight_mean = yield from fit_treatment(self.study, self.silos, n)
-        preparation = Preparation(
-            columns=replace(columns, strata=None, strata_levels=()),
-            components=(),
-            outcome=(),
-            treatment=models,
-            missingness=(),
-            g_floor=0.0,
-            weight_mean=weight_mean,
-            shares=(),
-        )
+        preparation = scores_alone(columns, models, weight_mean)
         bins = yield BinsQuery(bins=FittedPropensityBins(preparation), n=n)
         return Described(details=named_histograms(bins, self.study.target.arms))
 

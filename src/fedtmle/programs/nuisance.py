@@ -13,7 +13,7 @@ a round asks for the gradient alone: d sums instead of d + d(d+1)/2.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -43,6 +43,7 @@ from fedtmle.protocol.query import Flow, Model, Phase
 from fedtmle.protocol.tables import ScalesQuery
 from fedtmle.targets.effects.prepare import (
     ArmResponse,
+    ArmsResponse,
     EffectColumns,
     ObservedResponse,
     OutcomeResponse,
@@ -75,6 +76,7 @@ class Regression:
     spanning: bool = False  # whether a cluster may be in several silos
     bounds: tuple[float, float] = (0.0, 1.0)  # the response's own scale, which public models predict on
     fold: int = 0  # the study's fold that is left out, counted from 1; 0: none
+    classes: tuple[str, ...] = ()  # of a multinomial response, by name
     constant: str = ""  # the message if the response is the same in every row used
     ranges: Ranges | None = None  # of the variables, where the study declares them
 
@@ -110,7 +112,7 @@ def effect_columns(
 def regressions(
     study: Study, columns: EffectColumns, weight_mean: float
 ) -> dict[str, tuple[Regression, ...]]:
-    """Return the regressions of each role whose model is to be fitted: one, or one per arm but the first."""
+    """Return the regressions of each role whose model is to be fitted: one, or one per arm."""
     regression = partial(
         Regression,
         weight_ceiling=study.weight_ceiling if study.weights else 1.0,
@@ -121,19 +123,7 @@ def regressions(
     by_role: dict[str, tuple[Regression, ...]] = {}
     treatment, missingness, outcome = study.treatment_model, study.missingness_model, study.outcome_model
     if treatment is not None and not isinstance(treatment, Supplied):
-        by_role["treatment"] = tuple(
-            regression(
-                label="treatment model" if len(columns.arms) == 2 else f"treatment model, arm '{arm}'",
-                model=treatment,
-                kind="binary",
-                response=ArmResponse(columns=columns, weight_mean=weight_mean, code=code),
-                family=Family.LOGISTIC,
-                constant="everyone it is fitted on has the same treatment; check the treatment's column "
-                "and arms, or use fewer folds",
-            )
-            for code, arm in enumerate(columns.arms)
-            if code > 0
-        )
+        by_role["treatment"] = _treatment_regressions(treatment, columns, weight_mean, regression)
     if missingness is not None and not isinstance(missingness, Supplied):
         by_role["missingness"] = (
             regression(
@@ -159,6 +149,32 @@ def regressions(
             ),
         )
     return by_role
+
+
+def _treatment_regressions(
+    model: ToFit, columns: EffectColumns, weight_mean: float, regression: Callable[..., Regression]
+) -> tuple[Regression, ...]:
+    """Return the fits of g: one for two arms; for more, one multinomial GLM, or one arm against the rest."""
+    constant = (
+        "everyone it is fitted on has the same treatment; check the treatment's column and arms, or use "
+        "fewer folds"
+    )
+    arms, fit = columns.arms, partial(regression, model=model, kind="binary", family=Family.LOGISTIC)
+    if len(arms) > 2 and isinstance(model, GLM):
+        response = ArmsResponse(columns=columns, weight_mean=weight_mean)
+        missing = "someone in each arm is needed to fit it; check the treatment's column, or use fewer folds"
+        return (fit(label="treatment model", response=response, classes=arms, constant=missing),)
+    labels = {1: "treatment model"}
+    if len(arms) > 2:
+        labels = {code: f"treatment model, arm '{arm}'" for code, arm in enumerate(arms)}
+    return tuple(
+        fit(
+            label=label,
+            response=ArmResponse(columns=columns, weight_mean=weight_mean, code=code),
+            constant=constant,
+        )
+        for code, label in labels.items()
+    )
 
 
 def fit_glm(regression: Regression, glm: GLM, levels: Levels, n: int) -> Flow[FittedGLM]:
@@ -190,7 +206,7 @@ def fit_glm(regression: Regression, glm: GLM, levels: Levels, n: int) -> Flow[Fi
     hessian = unpack(sums[len(names) :].values(n), len(names)) + model.normaliser(None).hessian(zero)
     if family is Family.LOGISTIC:
         _refuse_constant(gradient, hessian, names, scales, regression)
-    _refuse_collinear(hessian, names, regression.label)
+    refuse_collinear(hessian, names, regression.label)
     fit = yield from minimise(
         run,
         gradient,
@@ -204,7 +220,7 @@ def fit_glm(regression: Regression, glm: GLM, levels: Levels, n: int) -> Flow[Fi
             f"{regression.label}: the fit did not converge; give it a small ridge, or fewer terms"
         )
     if family is Family.LOGISTIC:
-        _refuse_separation(hessian, fit.hessian, names, regression.label)
+        refuse_separation(hessian, fit.hessian, names, regression.label)
     beta = np.ldexp(fit.eps, -np.array(scales))
     return FittedGLM(
         formula=formula,
@@ -229,7 +245,7 @@ def _refuse_constant(
         raise InputError(f"{regression.label}: {regression.constant}")
 
 
-def _refuse_collinear(hessian: Array, names: tuple[str, ...], label: str) -> None:
+def refuse_collinear(hessian: Array, names: tuple[str, ...], label: str) -> None:
     """Refuse columns that the ones before determine, by name: pivots of the scaled Hessian that vanish."""
     diagonal = np.sqrt(np.maximum(np.diag(hessian), 0.0))
     empty = [name for name, d in zip(names, diagonal, strict=True) if d == 0]
@@ -251,7 +267,7 @@ def _refuse_collinear(hessian: Array, names: tuple[str, ...], label: str) -> Non
         )
 
 
-def _refuse_separation(at_zero: Array, at_fit: Array, names: tuple[str, ...], label: str) -> None:
+def refuse_separation(at_zero: Array, at_fit: Array, names: tuple[str, ...], label: str) -> None:
     """Refuse a logistic fit whose curvature has vanished in some direction: it has no finite coefficients.
 
     The message names the columns that move most along that direction, in units of their standard deviations.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar, final
 
@@ -26,6 +26,7 @@ from fedtmle.model.families import Family
 from fedtmle.model.statistics import AbstractBoundedColumns
 from fedtmle.model.table import Table
 from fedtmle.model.types import Array, exponent, upper_pairs
+from fedtmle.programs.multinomial import fit_multinomial
 from fedtmle.programs.nuisance import Regression, fit_glm
 from fedtmle.protocol.learners import (
     AbstractLocalFit,
@@ -66,7 +67,8 @@ def _fit_each(parts: Sequence[Regression], levels: Levels, n: int) -> Flow[Seque
         return (yield from together([_fit_super(part, model, levels, n) for part in parts]))
     if isinstance(model, Pilot):
         return (yield from _pilot(model, parts, levels))
-    return (yield from together([fit_glm(part, model, levels, n) for part in parts]))
+    fit: Callable[..., Flow[Fitted]] = fit_multinomial if parts[0].classes else fit_glm
+    return (yield from together([fit(part, model, levels, n) for part in parts]))
 
 
 def together(flows: Sequence[Flow[Result]]) -> Flow[list[Result]]:

@@ -28,7 +28,13 @@ from fedtmle.programs.study import Study
 from fedtmle.protocol.bins import PooledBin
 from fedtmle.protocol.outcome import Status
 from fedtmle.protocol.plan import Plan
-from fedtmle.results.inference import Row, SiloEstimates, heterogeneity, table_rows
+from fedtmle.results.inference import (
+    Row,
+    SiloEstimates,
+    heterogeneity,
+    interaction_tests,
+    table_rows,
+)
 from fedtmle.results.result import FORMAT, versions
 from fedtmle.runtime.result import Result
 from fedtmle.runtime.rows import LocalOutcome
@@ -47,7 +53,9 @@ def document(plan: Plan, finished: Finished, result: Result, release: Sequence[s
     simultaneous: list[Row] = []
     per_silo: dict[str, list[Row]] = {}
     without: dict[str, list[Row]] = {}
+    interaction: list[Document] = []
     if result.psi is not None and result.covariance is not None:
+        interaction = interaction_tests(study, details.components, result.psi, result.covariance)
         estimates, simultaneous = table_rows(study, details.components, result.psi, result.covariance)
         closing = SiloEstimates(
             study=study,
@@ -66,6 +74,7 @@ def document(plan: Plan, finished: Finished, result: Result, release: Sequence[s
         "study": describe(study),
         "estimates": [row.to_dict() for row in estimates],
         "simultaneous": [row.to_dict() for row in simultaneous],
+        "interaction": interaction,
         "silos": {name: [row.to_dict() for row in rows] for name, rows in per_silo.items()},
         "without": {name: [row.to_dict() for row in rows] for name, rows in without.items()},
         "heterogeneity": heterogeneity(per_silo),
@@ -201,14 +210,21 @@ def describe(study: Study) -> Document:
             "regimes": [regime.label for regime in target.regimes()],
             "assumptions": list(target.assumptions()),
         },
-        "models": {
-            role: model_text(model, target.response if role == "outcome" else "binary")
-            for role, model in study.models.items()
-        },
+        "models": {role: _role_text(role, model, study) for role, model in study.models.items()},
         "algorithm": {"kind": type(study.algorithm).__name__, **_settings(study.algorithm)},
         **({} if study.variables is None else {"variables": _dictionary(study.variables)}),
         "options": settings,
     }
+
+
+def _role_text(role: str, model: object, study: Study) -> str:
+    """Return a nuisance model in words, with how it is fitted to more than two arms."""
+    text = model_text(model, study.target.response if role == "outcome" else "binary")
+    if role == "treatment" and len(study.target.arms) > 2 and not isinstance(model, Supplied):
+        if isinstance(model, GLM):
+            return text.replace("(binomial", "(multinomial")
+        return f"{text}; each arm against the rest, normalised"
+    return text
 
 
 def model_text(model: object, response: Response) -> str:
@@ -353,8 +369,8 @@ def learners_document(study: Study, details: StudyDetails) -> list[Document]:
             continue
         kind = study.target.response if role == "outcome" else "binary"
         scale = (high - low) ** 2 if role == "outcome" else 1.0
-        for k, fit in enumerate(fits, start=1):
-            arm = study.target.arms[k] if len(fits) > 1 else None
+        for k, fit in enumerate(fits):
+            arm = study.target.arms[k] if len(fits) > 1 else None  # each arm against the rest
             parts = enumerate(fit.models, start=1) if isinstance(fit, CrossFitted) else [(None, fit)]
             for fold, part in parts:
                 learners += [

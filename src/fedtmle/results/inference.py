@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import reduce
+from itertools import groupby
 from operator import add
 from statistics import NormalDist
 
@@ -20,7 +21,7 @@ from fedtmle.layout import Document
 from fedtmle.model.exact import Sums
 from fedtmle.model.types import Array
 from fedtmle.programs.study import Study
-from fedtmle.targets.effects.components import Component
+from fedtmle.targets.effects.components import Component, InStratum
 from fedtmle.targets.effects.estimands import Scale, Summary
 from fedtmle.targets.effects.moments import estimate_components
 from fedtmle.targets.effects.problem import EffectProblem
@@ -49,11 +50,11 @@ def summaries(study: Study, components: Sequence[Component], psi: Array) -> list
     if study.submodel == "contrast":  # the contrast was targeted by itself
         (only,) = study.target.summarise(np.array([0.0, 1.0]), "")
         return [replace(only, value=float(psi[0]), gradient=np.ones(1))]
-    per_population = len(study.target.regimes())
-    reported = []
-    for start in range(0, len(components), per_population):
-        part = slice(start, start + per_population)
-        for summary in study.target.summarise(psi[part], components[start].population.label):
+    reported, start = [], 0
+    for population, group in groupby(components, key=lambda component: component.population):
+        part = slice(start, start + len(list(group)))
+        start = part.stop
+        for summary in study.target.summarise(psi[part], population.label):
             gradient = np.zeros(len(psi))
             gradient[part] = summary.gradient
             reported.append(replace(summary, gradient=gradient))
@@ -71,6 +72,52 @@ def table_rows(
     quantiles = (pointwise, simultaneous_quantile(joint, study.confidence, study.seed))
     rows = [[_row(s, math.sqrt(joint[i, i]), z) for i, s in enumerate(reported)] for z in quantiles]
     return rows[0], rows[1]
+
+
+def interaction_tests(
+    study: Study, components: Sequence[Component], psi: Array, covariance: Array
+) -> list[Document]:
+    """Return a Wald test, for each estimand, that it is the same in every stratum; none without strata.
+
+    With theta the estimates by stratum (logarithms of ratios) and C their differences from the first,
+    (C theta)' (C V C')^-1 C theta is chi-squared with one degree of freedom less than there are strata.
+    """
+    groups: dict[str, list[Summary]] = {}
+    if study.target.strata is None:
+        return []
+    strata = {c.population.label for c in components if isinstance(c.population, InStratum)}
+    for summary in summaries(study, components, psi):
+        for label in strata:
+            if summary.name.endswith(f" {label}"):
+                groups.setdefault(summary.name.removesuffix(f" {label}"), []).append(summary)
+    tests: list[Document] = []
+    for estimand, by_stratum in groups.items():
+        slopes = [s.gradient / s.value if s.scale.is_log else s.gradient for s in by_stratum]
+        values = np.array([math.log(s.value) if s.scale.is_log else s.value for s in by_stratum])
+        V = np.stack(slopes) @ covariance @ np.stack(slopes).T
+        contrast, contrast_V = values[1:] - values[0], V[1:, 1:] - V[1:, :1] - V[:1, 1:] + V[0, 0]
+        df = len(contrast)
+        if not df or not np.isfinite(contrast_V).all() or np.linalg.matrix_rank(contrast_V) < df:
+            continue
+        statistic = float(contrast @ np.linalg.solve(contrast_V, contrast))
+        p_value = chi_squared_tail(statistic, df)
+        tests.append({"estimand": estimand, "statistic": statistic, "df": df, "p_value": p_value})
+    return tests
+
+
+def chi_squared_tail(statistic: float, df: int) -> float:
+    """Return P(X >= statistic) for X chi-squared with ``df`` degrees of freedom.
+
+    The tail is that of a Poisson sum: erfc and a finite series for odd df, a finite series for even df.
+    """
+    half = statistic / 2
+    if df % 2:
+        tail, term, k = math.erfc(math.sqrt(half)), math.sqrt(half / math.pi) * math.exp(-half) * 2, 3
+    else:
+        tail, term, k = math.exp(-half), half * math.exp(-half), 4
+    for _ in range((df - 1) // 2):
+        tail, term, k = tail + term, term * half / (k / 2), k + 2
+    return min(1.0, tail)
 
 
 def simultaneous_quantile(covariance: Array, confidence: float, seed: int) -> float:
@@ -136,17 +183,17 @@ class SiloEstimates:
 
     def _rows(self, sums: Sums) -> list[Row]:
         """Return the table of some silos; empty if a component has no record of its own in them."""
-        R: Array = self.problem.R
-        d = R.shape[1]
+        L: Array = self.problem.L
+        d = L.shape[1]
         # If no record follows a component's regime, then u = m in every row.
         if any(u == m for u, m in zip(sums.units[:d], sums.units[2 * d : 3 * d], strict=True)):
             return []
         unit, covariance = estimate_components(sums, d, one_step=True)
         if not (np.isfinite(unit).all() and np.isfinite(covariance).all()):
             return []
-        psi = self.problem.outcome_bounds[0] * R.sum(axis=1) + R @ unit
+        psi = self.problem.outcome_bounds[0] * L.sum(axis=1) + L @ unit
         try:
-            pointwise, _ = table_rows(self.study, self.components, psi, R @ covariance @ R.T)
+            pointwise, _ = table_rows(self.study, self.components, psi, L @ covariance @ L.T)
         except NumericalError:  # a one-step mean may leave the range of a ratio
             return []
         return pointwise

@@ -126,6 +126,14 @@ def _estimates(document: Document) -> Iterator[str]:
         yield ""
         rows = [[row["estimand"], cells(row, digits)[2]] for row in simultaneous]
         yield from aligned([["all estimands at once", f"simultaneous {title}"], *rows])
+    if document.get("interaction"):
+        strata = document["study"]["target"]["strata"]
+        yield ""
+        tests = [
+            [row["estimand"], f"{row['statistic']:.2f}", str(row["df"]), probability(row["p_value"])]
+            for row in document["interaction"]
+        ]
+        yield from aligned([[f"difference between {strata}", "chi-squared", "df", "p"], *tests])
 
 
 def _personalized(document: Document) -> Iterator[str]:

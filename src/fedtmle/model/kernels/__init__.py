@@ -409,14 +409,26 @@ def column_sums(
     leaves of each row is summed too, on a grid 2^-40 finer, so that a generous bound costs no digits.
     """
     asked = [(j,) for j in range(len(columns))] if terms is None else terms
-    places = np.array([(*term, -1)[:2] for term in asked], dtype=np.int64).reshape(-1, 2)
+    return _sums(_term_chunks(columns, asked, _scale(exponents), what), exponents)
+
+
+def term_sums(
+    columns: Array, terms: Sequence[tuple[int, ...]], shifts: tuple[int, ...], *, what: str
+) -> tuple[int, ...]:
+    """Exact sums of ``terms`` as in `column_sums`, each row rounded to the grid 2^-shifts[j] of a query."""
+    scale = np.exp2(np.array(shifts, dtype=np.float64))
+    return total(_term_chunks(columns, terms, scale, what))[::2]
+
+
+def _term_chunks(columns: Array, terms: Sequence[tuple[int, ...]], scale: Array, what: str) -> IntArray:
+    places = np.array([(*term, -1)[:2] for term in terms], dtype=np.int64).reshape(-1, 2)
     columns = _contiguous(columns)
     inside = places.min(initial=0, axis=0) >= (0, -1)
     if not (columns.ndim == 2 and inside.all() and places.max(initial=-1) < len(columns)):
         raise InputError("columns, terms: expected shape (p, N), and terms of columns that are there")
-    if len(places) != len(exponents):
-        raise InputError(f"terms: expected {len(exponents)}, one for each exponent, not {len(places)}")
-    return _sums(_module().column_chunks(columns, places, _scale(exponents), what), exponents)
+    if len(places) != len(scale):
+        raise InputError(f"terms: expected {len(scale)}, one for each exponent, not {len(places)}")
+    return _module().column_chunks(columns, places, scale, what)
 
 
 def binned_sums(

@@ -28,6 +28,7 @@ from fedtmle.targets.effects.components import (
     Everyone,
     InArm,
     InStratum,
+    OverlapWeighted,
     Static,
 )
 
@@ -170,7 +171,7 @@ class AbstractEffect(ABC):
         return tuple(
             Component(regime, population)
             for population in self.populations(strata)
-            for regime in self.regimes()
+            for regime in self.regimes_in(population)
         )
 
     def populations(self, strata: Sequence[str]) -> tuple[AbstractPopulation, ...]:
@@ -182,12 +183,16 @@ class AbstractEffect(ABC):
         """Return what everyone is given in each of the means; a subclass may name others."""
         return tuple(Static(arm) for arm in self.arms)
 
+    def regimes_in(self, population: AbstractPopulation) -> tuple[AbstractRegime, ...]:  # noqa: ARG002
+        """Return the regimes whose means are needed in one population; all, unless a subclass says which."""
+        return self.regimes()
+
     @abstractmethod
     def summarise(self, psi: Array, label: str) -> list[Summary]:
         """Return the numbers to report for one population.
 
-        ``psi`` are its means, one per regime, in which gradients are taken; ``label`` names it ("in army"),
-        empty for everyone.
+        ``psi`` are its means, one per regime of `regimes_in`, in which gradients are taken; ``label`` names
+        it ("in army"), empty for everyone.
         """
 
     def contrast(self) -> tuple[float, ...] | None:
@@ -207,6 +212,19 @@ def _joined(name: str, label: str) -> str:
     return f"{name} {label}".strip()
 
 
+def _differences(effect: AbstractEffect, psi: Array, label: str) -> list[Summary]:
+    """Return the difference of each arm's mean from that of the reference."""
+    return [
+        Summary(
+            name=effect.name_of(arm, label),
+            value=float(psi[j] - psi[0]),
+            gradient=_unit(j, len(psi)) - _unit(0, len(psi)),
+        )
+        for j, arm in enumerate(effect.arms)
+        if j
+    ]
+
+
 def _unit(index: int, size: int) -> Array:
     return np.asarray(np.eye(size)[index])
 
@@ -222,15 +240,7 @@ class ATE(AbstractEffect):
         return f"How much does {self.comparison} change the mean of {self.outcome}"
 
     def summarise(self, psi: Array, label: str) -> list[Summary]:
-        return [
-            Summary(
-                name=self.name_of(arm, label),
-                value=float(psi[j] - psi[0]),
-                gradient=_unit(j, len(psi)) - _unit(0, len(psi)),
-            )
-            for j, arm in enumerate(self.arms)
-            if j
-        ]
+        return _differences(self, psi, label)
 
     def contrast(self) -> tuple[float, ...] | None:
         return (-1.0, 1.0) if len(self.arms) == 2 and self.strata is None else None
@@ -311,58 +321,89 @@ class OR(AbstractEffect):
 
 @dataclass(frozen=True, kw_only=True)
 class AbstractArmEffect(AbstractEffect):
-    """E[Y(1) - Y(0) | A = a]: empirical (A, W), only Q is fluctuated (the Q-only convention)."""
+    """E[Y(arm) - Y(reference) | A = a]: empirical (A, W), only Q is fluctuated (the Q-only convention)."""
 
     has_strata = False
 
-    def __post_init__(self) -> None:
-        AbstractEffect.__post_init__(self)
-        if len(self.arms) != 2:
-            raise InputError(f"arms: {type(self).__name__} compares exactly two arms, not {len(self.arms)}")
-
-    @property
-    @abstractmethod
-    def arm_code(self) -> int:
-        """The code of the arm whose records are the population."""
-
-    def question_stem(self) -> str:
-        among = f"among those in arm {self.arms[self.arm_code]}"
-        return f"How much does {self.comparison} change the mean of {self.outcome} {among}"
-
-    def populations(self, strata: Sequence[str]) -> tuple[AbstractPopulation, ...]:  # noqa: ARG002
-        return (InArm(self.arm_code, self.arms[self.arm_code]),)
-
-    def summarise(self, psi: Array, label: str) -> list[Summary]:  # noqa: ARG002 - one population
-        return [
-            Summary(name=type(self).__name__, value=float(psi[1] - psi[0]), gradient=np.array([-1.0, 1.0]))
-        ]
-
     def contrast(self) -> tuple[float, ...] | None:
-        return (-1.0, 1.0)
+        return (-1.0, 1.0) if len(self.arms) == 2 else None
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class ATT(AbstractArmEffect):
-    """The effect among those in the second arm."""
+    """For each arm but the reference, its effect against the reference among those in that arm."""
 
     description = "the effect among the treated"
 
-    @property
-    def arm_code(self) -> int:
-        return 1
+    def question_stem(self) -> str:
+        among = f"arm {self.arms[1]}" if len(self.arms) == 2 else "that arm"
+        return f"How much does {self.comparison} change the mean of {self.outcome} among those in {among}"
+
+    def populations(self, strata: Sequence[str]) -> tuple[AbstractPopulation, ...]:  # noqa: ARG002
+        return tuple(InArm(code, arm) for code, arm in enumerate(self.arms) if code)
+
+    def regimes_in(self, population: AbstractPopulation) -> tuple[AbstractRegime, ...]:
+        if not isinstance(population, InArm):
+            raise TypeError("the population of an ATT is an arm")
+        return Static(self.arms[0]), Static(population.arm)
+
+    def summarise(self, psi: Array, label: str) -> list[Summary]:
+        own = {InArm(code, arm).label: arm for code, arm in enumerate(self.arms)}
+        name = self.name_of(own.get(label, self.arms[1]), "")
+        return [Summary(name=name, value=float(psi[1] - psi[0]), gradient=np.array([-1.0, 1.0]))]
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class ATC(AbstractArmEffect):
-    """The effect among those in the reference arm."""
+    """E[Y(arm) - Y(reference)] for each arm but the reference, among those in the reference arm."""
 
     description = "the effect among the untreated"
 
-    @property
-    def arm_code(self) -> int:
-        return 0
+    def question_stem(self) -> str:
+        among = f"among those in arm {self.arms[0]}"
+        return f"How much does {self.comparison} change the mean of {self.outcome} {among}"
+
+    def populations(self, strata: Sequence[str]) -> tuple[AbstractPopulation, ...]:  # noqa: ARG002
+        return (InArm(0, self.arms[0]),)
+
+    def summarise(self, psi: Array, label: str) -> list[Summary]:  # noqa: ARG002 - one population
+        return _differences(self, psi, "")
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class ATO(AbstractEffect):
+    """E[h (Y(arm) - Y(reference))] / E[h] with the overlap weight h = 1 / sum_a 1/g_a.
+
+    For two arms h = g (1 - g): people count most for whom either arm was about as likely. Nobody's weight is
+    large, so it is the effect to ask for where overlap is poor. For more arms these are the generalised
+    overlap weights of Li and Li (2019).
+    """
+
+    description = "the effect among those who could have had any arm (overlap weights)"
+    has_strata = False
+
+    def question_stem(self) -> str:
+        among = "among people for whom every arm was likely (overlap weights)"
+        return f"How much does {self.comparison} change the mean of {self.outcome} {among}"
+
+    def populations(self, strata: Sequence[str]) -> tuple[AbstractPopulation, ...]:  # noqa: ARG002
+        return (OverlapWeighted(),)
+
+    def assumptions(self) -> tuple[str, ...]:
+        return (
+            "Within levels of the covariates of the models, treatment is as good as random (no unmeasured "
+            "confounding), and nobody's treatment changes another's outcome. The population is defined by "
+            "the propensity score: where its model is wrong, it is another population.",
+        )
+
+    def summarise(self, psi: Array, label: str) -> list[Summary]:  # noqa: ARG002 - one population
+        return _differences(self, psi, "")
+
+    def contrast(self) -> tuple[float, ...] | None:
+        return (-1.0, 1.0) if len(self.arms) == 2 else None
 
 
 @final
@@ -421,4 +462,4 @@ def _require(condition: bool, message: str) -> None:
 
 
 # The estimands that study files, templates, pages and `import fedtmle` offer, in the order of their lists.
-ESTIMANDS: tuple[type[AbstractEffect], ...] = (ATE, TSM, RR, OR, ATT, ATC, OutcomeMean, PolicyMeans)
+ESTIMANDS: tuple[type[AbstractEffect], ...] = (ATE, TSM, RR, OR, ATT, ATC, ATO, OutcomeMean, PolicyMeans)

@@ -17,7 +17,7 @@ set of (u, t, 1) for each such cluster, and the products are taken once these ha
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import NamedTuple, final
@@ -57,19 +57,22 @@ class MomentColumns:
         return self.stacked.reshape(3 * self.stacked.shape[1], -1)
 
 
-def moment_columns(rows: EffectRows, q: Array, width: float) -> MomentColumns:
-    """Return the columns whose sums close a run, given Q_a at the law, shape (arms, N)."""
-    residual = width * (rows.y - rows.factual(q))
+def moment_columns(
+    rows: EffectRows, regressions: Iterable[tuple[Sequence[int], Array]], width: float
+) -> MomentColumns:
+    """Return the columns whose sums close a run, given components and their Q_a at the law, (arms, N)."""
     weight, columns = first(rows.weight), np.empty((3, len(rows.terms), rows.n_rows))
-    for r, terms in enumerate(rows.terms):
-        u, t, m = columns[:, r]
-        t[:] = weight * first(rows.v[r])
-        m[:] = 0.0
-        for term in terms:
-            m += first(term.d) * q[term.arm]
-        m *= weight * first(rows.v[r]) * width
-        np.multiply(weight * rows.taken(r), residual, out=u)
-        u += m
+    for components, q in regressions:
+        residual = width * (rows.y - rows.factual(q))
+        for r in components:
+            u, t, m = columns[:, r]
+            t[:] = weight * first(rows.v[r])
+            m[:] = 0.0
+            for term in rows.terms[r]:
+                m += first(term.d) * q[term.arm]
+            m *= weight * first(rows.v[r]) * width
+            np.multiply(weight * rows.taken(r), residual, out=u)
+            u += m
     return MomentColumns(columns)
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import final
 
 import numpy as np
@@ -149,7 +151,7 @@ class EffectColumns:
 @final
 @dataclass(frozen=True, kw_only=True)
 class ArmResponse(AbstractResponse):
-    """1{A = arm ``code``} among those in arm 0 or in an arm from ``code`` on."""
+    """1{A = arm ``code``}."""
 
     columns: EffectColumns
     weight_mean: float
@@ -157,11 +159,20 @@ class ArmResponse(AbstractResponse):
 
     def of(self, table: Table) -> tuple[Array, Array]:
         columns = self.columns
-        taken, w = columns.taken(table, self.code), columns.relative_weight(table, self.weight_mean)
-        if self.code == 1:  # everyone is in arm 0, in arm 1 or in a later one
-            return taken, w
-        arm = columns.arm(table)
-        return taken, w * ((arm == 0) | (arm >= self.code))
+        return columns.taken(table, self.code), columns.relative_weight(table, self.weight_mean)
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class ArmsResponse(AbstractResponse):
+    """A: the code of the arm taken, the class of a multinomial regression."""
+
+    columns: EffectColumns
+    weight_mean: float
+
+    def of(self, table: Table) -> tuple[Array, Array]:
+        columns = self.columns
+        return columns.arm(table).astype(np.float64), columns.relative_weight(table, self.weight_mean)
 
 
 @final
@@ -217,8 +228,7 @@ class _Clever:
 class Preparation:
     """Evaluate Q, g and pi on a table and compute the weights H of every component.
 
-    ``treatment`` holds, for arms 1..J-1, the probability of that arm among those in none of the
-    arms before it (arm 1 first); arm 0 has the remaining probability.
+    ``treatment`` holds the fits of g, from which `arm_probabilities` takes the propensity scores.
     """
 
     columns: EffectColumns
@@ -234,8 +244,14 @@ class Preparation:
     def __call__(self, table: Table) -> EffectRows:
         columns = self.columns
         arm, strata, observed = columns.arm(table), columns.stratum(table), columns.observed(table)
-        indicators = [c.population.indicator(table, arm, strata) for c in self.components]
-        clever = self._clever(table, arm, observed, indicators)
+        fits, pi = self._predicted(table)
+        scores = cache(lambda: arm_probabilities(fits, len(pi), slice(0, table.n_rows)))
+        of_population = {
+            population: population.indicator(table, arm, strata, scores)
+            for population in dict.fromkeys(component.population for component in self.components)
+        }
+        indicators = [of_population[component.population] for component in self.components]
+        clever = self._clever(table, arm, observed, indicators, fits, pi)
         q, logit_q = self._regression(table)
         return EffectRows(
             y=columns.y(table),
@@ -253,9 +269,17 @@ class Preparation:
             spanned=columns.spanned(table),
         )
 
-    def _clever(self, table: Table, arm: Codes, observed: Array, indicators: list[Array]) -> _Clever:
+    def _clever(
+        self,
+        table: Table,
+        arm: Codes,
+        observed: Array,
+        indicators: list[Array],
+        fits: list[Array],
+        pi: Array,
+    ) -> _Clever:
         """Return the weights H of every component from g and pi; of g itself only bins are stored."""
-        n, (shares, pi) = table.n_rows, self._predicted(table)
+        n = table.n_rows
         shown = list(shown_arms(len(pi))) if self.shows_g else []
         terms = []
         for component in self.components:
@@ -269,14 +293,14 @@ class Preparation:
         )
 
         def fill(rows: slice) -> None:
-            g, observed_share = self._arms(shares, rows), part(pi, rows)
+            g, observed_share = arm_probabilities(fits, len(pi), rows), part(pi, rows)
             below = np.empty(g.shape[1], dtype=bool)
             for r, component in enumerate(self.components):
                 v, covariate = part(indicators[r], rows), clever.covariates[r, rows]
                 covariate[:] = 0.0
                 for term in terms[r]:
                     a, d, H = term.arm, part(term.d, rows), term.H[rows]
-                    expected, probability = component.population.ratio(v, a, g, observed_share)
+                    expected, probability = component.population.ratio(v, a, g, observed_share, self.g_floor)
                     weight = d * expected / self.shares[r]
                     kernels.weigh(weight, probability, self.g_floor, arm[rows], a, H, covariate, below)
                     clever.truncated[a, rows] |= below & (d > 0)
@@ -304,31 +328,47 @@ class Preparation:
 
     def propensities(self, table: Table) -> tuple[Array, Array]:
         """Return g_a and pi_a before truncation, each of shape (arms, N)."""
-        shares, pi = self._predicted(table)
-        return self._arms(shares, slice(0, table.n_rows)), pi
+        fits, pi = self._predicted(table)
+        return arm_probabilities(fits, len(self.columns.arms), slice(0, table.n_rows)), pi
 
     def _predicted(self, table: Table) -> tuple[list[Array], Array]:
-        """Return each later arm's probability among those in no arm before it, (N,), and pi, (arms, N)."""
-        shares = [model.predict(table) for model in self.treatment]
+        """Return the predictions of each fit of g, and pi, (arms, N)."""
+        fits, arms = [model.predict(table) for model in self.treatment], len(self.columns.arms)
         if not self.missingness:
-            return shares, _ones(len(self.columns.arms), table.n_rows)
-        arms = len(self.columns.arms)
+            return fits, _ones(arms, table.n_rows)
         models = self.missingness * arms if len(self.missingness) == 1 else self.missingness
         pi = [model.predict(self.columns.in_arm(table, a)) for a, model in enumerate(models)]
-        return shares, np.stack(pi)
-
-    def _arms(self, shares: list[Array], rows: slice) -> Array:
-        """Return g_a of some rows, shape (arms, rows)."""
-        g = np.empty((len(self.columns.arms), rows.stop - rows.start))
-        g[0] = 1.0
-        for a, share in enumerate(shares, start=1):
-            np.multiply(g[0], share[rows], out=g[a])
-            g[0] *= 1.0 - share[rows]
-        return g
+        return fits, np.stack(pi)
 
     def bounded(self, probability: Array) -> Array:
         """Return g pi, truncated from below at ``g_floor``."""
         return np.maximum(probability, self.g_floor)
+
+
+def arm_probabilities(fits: Sequence[Array], arms: int, rows: slice) -> Array:
+    """Return the propensity scores of some rows, shape (arms, rows), from the predictions of the fits of g.
+
+    One fit with a probability per arm is multinomial. With a fit for each arm, of one arm against the rest,
+    g_a is that of arm a over the sum of all. With one fewer, the reference has the remaining probability.
+    """
+    g = np.empty((arms, rows.stop - rows.start))
+    if fits and fits[0].ndim == 2:
+        g[:] = fits[0][:, rows]
+    elif len(fits) < arms:
+        g[0] = 1.0
+        for a, fit in enumerate(fits, start=1):
+            g[a] = fit[rows]
+            g[0] -= g[a]
+        np.maximum(g[0], 0.0, out=g[0])
+    else:
+        for a, fit in enumerate(fits):
+            g[a] = fit[rows]
+        total = g[0].copy()
+        for share in g[1:]:
+            total += share
+        np.divide(g, total, out=g, where=total > 0)
+        g[:, total <= 0] = 1.0 / arms  # no fit gives its arm any chance
+    return g
 
 
 def _ones(*shape: int) -> Array:

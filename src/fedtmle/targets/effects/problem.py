@@ -1,27 +1,31 @@
-"""The effect problem: components (or a combination of them), targeted by one fluctuation of Q.
+"""The effect problem: components (or a combination of them), targeted by fluctuations of Q.
 
-With y on the unit scale of the outcome's bounds (low, high) and width = high - low,
+Components are in blocks, and each block fluctuates a Q of its own. With y on the unit scale of the outcome's
+bounds (low, high), width = high - low, and k over the coordinates of the block,
 
     link Q_a(eps) = link Q_a + sum_k eps_k X_k(a),   X_k(a) = -width sum_r L_kr H_r(a, W),
 
-logistic (or linear, by choice) loss in y on the rows whose outcome was observed. The score at
-eps = 0 is L times the first part of D; the second has pooled mean exactly zero because Psi is the
-pooled mean of m_r. X does not depend on Q, so the law is the sum of what was accepted.
+logistic (or linear, by choice) loss in y on the rows whose outcome was observed, added over the blocks. The
+score at eps = 0 is L times the first part of D; the second has pooled mean exactly zero because Psi is the
+pooled mean of m_r. X does not depend on Q, so the law is the sum of what was accepted. The clever covariates
+of one block's components are never both other than zero, so that the estimate of a component is the same
+whichever others are asked for: an overall effect with or without effects by stratum.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, reduce
 from operator import add
-from typing import TypeVar, final
+from typing import NamedTuple, TypeVar, final
 
 import numpy as np
 
 from fedtmle.errors import NumericalError
 from fedtmle.model import kernels
+from fedtmle.model.blocks import Blocks
 from fedtmle.model.exact import Sums, column_shifts, zero_sums
 from fedtmle.model.families import Family
 from fedtmle.model.linear import congruence, multiply
@@ -32,6 +36,7 @@ from fedtmle.model.table import AnyTable, StreamedTable, Table, over_blocks
 from fedtmle.model.types import Array, RowBound, exponent
 from fedtmle.targets.effects.moments import (
     ClosingLayout,
+    MomentColumns,
     closing_sums,
     estimate_components,
     moment_columns,
@@ -52,6 +57,13 @@ class EffectLaw:
     history: tuple[tuple[float, ...], ...] = ()
 
 
+class FluctuatedPart(NamedTuple):
+    """A block: the components whose means are those of one fluctuated Q, and the coordinates that move it."""
+
+    components: tuple[int, ...]
+    coordinates: tuple[int, ...]
+
+
 @dataclass
 class _Prepared:
     """One table's rows, and its submodel, each made once."""
@@ -64,17 +76,15 @@ class _Prepared:
 @final
 @dataclass(frozen=True, kw_only=True)
 class EffectProblem(AbstractProblem[EffectLaw, AnyTable]):
-    """Means of the outcome per component; the rows of ``reported`` (R) combine them into psi.
+    """Means of the outcome per component; the rows of ``combination`` (L) combine them into psi.
 
-    The rows of ``combination`` (L) are fluctuated. They are those of R, less any whose covariate the
-    others span: a mean over everyone beside the means in all strata, say. Its equation then holds too.
-    ``ceiling`` bounds H_r times the observation's weight over all rows; it follows from the bound
-    on g, or is declared. ``as_weight`` puts H into the loss's weight instead of the covariate.
+    ``blocks`` lists the components that share a fluctuated Q; empty: all of them do. A row of L combines
+    components of one block. ``ceiling`` bounds H_r times the observation's weight over all rows; it follows
+    from the bound on g, or is declared. ``as_weight`` puts H into the loss's weight instead of the covariate.
     """
 
     labels: tuple[str, ...]
     combination: tuple[tuple[float, ...], ...]
-    reported: tuple[tuple[float, ...], ...]
     outcome_bounds: tuple[float, float]
     prepare: Callable[[Table], EffectRows] = field(compare=False)
     ceiling: float
@@ -83,6 +93,7 @@ class EffectProblem(AbstractProblem[EffectLaw, AnyTable]):
     spanning: int = 0  # clusters that are in more than one silo
     linear: bool = False
     as_weight: bool = False
+    blocks: tuple[tuple[int, ...], ...] = ()
     _prepared: list[_Prepared] = field(default_factory=list, compare=False, repr=False)
 
     @property
@@ -94,8 +105,20 @@ class EffectProblem(AbstractProblem[EffectLaw, AnyTable]):
         return len(self.combination)
 
     @cached_property
-    def R(self) -> Array:
-        return np.array(self.reported)
+    def L(self) -> Array:
+        return np.array(self.combination)
+
+    @cached_property
+    def parts(self) -> tuple[FluctuatedPart, ...]:
+        """The blocks, each with its components and its coordinates."""
+        blocks = self.blocks or (tuple(range(len(self.combination[0]))),)
+        return tuple(
+            FluctuatedPart(
+                components=block,
+                coordinates=tuple(k for k, row in enumerate(self.combination) if any(row[r] for r in block)),
+            )
+            for block in blocks
+        )
 
     @property
     def width(self) -> float:
@@ -151,7 +174,7 @@ class EffectProblem(AbstractProblem[EffectLaw, AnyTable]):
     def _family(self) -> Family:
         return Family.GAUSSIAN if self.linear else Family.LOGISTIC
 
-    def design(self, law: EffectLaw, prepared: EffectRows) -> GeneralisedLinear:
+    def design(self, law: EffectLaw, prepared: EffectRows) -> GeneralisedLinear | Blocks:
         """Return the submodel of prepared rows at the law."""
         return self._design(law, prepared, self._fluctuation(prepared))
 
@@ -160,8 +183,16 @@ class EffectProblem(AbstractProblem[EffectLaw, AnyTable]):
             prepared, self.combination, self.width, linear=self.linear, as_weight=self.as_weight
         )
 
-    def _design(self, law: EffectLaw, prepared: EffectRows, fixed: Fluctuation) -> GeneralisedLinear:
-        offset, shifts = np.empty_like(fixed.link), self._shifts(law)
+    def _design(self, law: EffectLaw, prepared: EffectRows, fixed: Fluctuation) -> GeneralisedLinear | Blocks:
+        blocks = tuple(self._block(law, prepared, fixed, part) for part in self.parts)
+        if len(blocks) == 1:
+            return blocks[0]
+        return Blocks(blocks=blocks, places=tuple(part.coordinates for part in self.parts))
+
+    def _block(
+        self, law: EffectLaw, prepared: EffectRows, fixed: Fluctuation, part: FluctuatedPart
+    ) -> GeneralisedLinear:
+        offset, shifts = np.empty_like(fixed.link), self.shifts(law, part)
 
         def fill(rows: slice) -> None:
             offset[rows] = fixed.link[rows]
@@ -170,7 +201,7 @@ class EffectProblem(AbstractProblem[EffectLaw, AnyTable]):
         done(fill, pieces(len(offset)))
         return GeneralisedLinear(
             family=self._family,
-            X=fixed.X,
+            X=fixed.X.chosen(part.coordinates),
             offset=offset,
             y=prepared.y,
             w=fixed.w,
@@ -179,18 +210,18 @@ class EffectProblem(AbstractProblem[EffectLaw, AnyTable]):
         )
 
     def losses(self, law: EffectLaw, rows: AnyTable) -> Array:
-        prepared = self.rows(rows)
-        eta = prepared.factual(self._linked(law, prepared))
-        loss = 0.5 * (eta - prepared.y) ** 2 if self.linear else kernels.softplus(eta) - prepared.y * eta
+        prepared, loss = self.rows(rows), np.zeros(rows.n_rows)
+        for part in self.parts:
+            eta = prepared.factual(self._linked(law, prepared, part))
+            loss += 0.5 * (eta - prepared.y) ** 2 if self.linear else kernels.softplus(eta) - prepared.y * eta
         weight = prepared.covariates.sum(axis=0) if self.as_weight else 1.0
         return np.asarray(prepared.weight * prepared.observed * weight * loss)
 
     def eif(self, law: EffectLaw, rows: AnyTable, psi: Array) -> Array:  # noqa: ARG002 - see below
-        """Return D_k = sum_r R_kr (u_r - t_r psi_r), psi_r the components' plug-ins on these rows."""
-        prepared = self.rows(rows)
-        columns = moment_columns(prepared, self.regression(law, prepared), self.width)
+        """Return D_k = sum_r L_kr (u_r - t_r psi_r), psi_r the components' plug-ins on these rows."""
+        columns = self.moment_columns(law, self.rows(rows))
         components = columns.m.sum(axis=1) / columns.t.sum(axis=1)
-        return np.asarray((self.R @ (columns.u - columns.t * components[:, None])).T)
+        return np.asarray((self.L @ (columns.u - columns.t * components[:, None])).T)
 
     def moments(self, law: EffectLaw, rows: AnyTable) -> Sums:
         if isinstance(rows, Table):
@@ -202,7 +233,7 @@ class EffectProblem(AbstractProblem[EffectLaw, AnyTable]):
         exponents = self._moment_exponents()
 
         def closed(prepared: EffectRows) -> Sums:
-            columns = moment_columns(prepared, self.regression(law, prepared), self.width)
+            columns = self.moment_columns(law, prepared)
             total = closing_sums(prepared, columns, exponents)
             if not self.spanning:
                 return total
@@ -216,9 +247,9 @@ class EffectProblem(AbstractProblem[EffectLaw, AnyTable]):
 
     def finish(self, law: EffectLaw, pooled: Sums, n: int) -> Estimate:  # noqa: ARG002 - all is pooled
         components, covariance = estimate_components(pooled, len(self.combination[0]))
-        low = self.outcome_bounds[0] * self.R.sum(axis=1)
-        psi = low + multiply(self.R, components[:, None])[:, 0]
-        return Estimate(psi=psi, covariance=congruence(self.R, covariance))
+        low = self.outcome_bounds[0] * self.L.sum(axis=1)
+        psi = low + multiply(self.L, components[:, None])[:, 0]
+        return Estimate(psi=psi, covariance=congruence(self.L, covariance))
 
     def move(self, law: EffectLaw, eps: Array) -> EffectLaw:
         if not self.admits(law, eps):
@@ -256,39 +287,48 @@ class EffectProblem(AbstractProblem[EffectLaw, AnyTable]):
     def curvature_is_fixed(self) -> bool:
         return True
 
+    def moment_columns(self, law: EffectLaw, prepared: EffectRows) -> MomentColumns:
+        """Return the columns whose sums close a run at the law."""
+        q = ((part.components, self.regression(law, prepared, part)) for part in self.parts)
+        return moment_columns(prepared, q, self.width)
+
     def factual(self, law: EffectLaw, prepared: EffectRows) -> Array:
-        """Return Q(A, W) at the law on the unit scale, shape (N,), of rows whose outcome was observed."""
+        """Return Q(A, W) at the law on the unit scale, shape (N,), of rows whose outcome was observed.
+
+        With several blocks it is the Q of the first: that of the overall means.
+        """
         if not law.history:
             return prepared.factual(prepared.q)
         eta = prepared.factual_link(linear=self.linear)
-        self._move_link(eta, self._shifts(law), prepared.covariates)
+        self._move_link(eta, self.shifts(law, self.parts[0]), prepared.covariates)
         return eta if self.linear else kernels.expit(eta)
 
-    def _move_link(self, eta: Array, shifts: Sequence[float], covariates: Array) -> None:
+    def _move_link(self, eta: Array, shifts: Mapping[int, float], covariates: Array) -> None:
         """Move link Q(A, W), shape (N,), by the shifts; a row whose outcome was not observed stays."""
-        for shift, h in zip(shifts, covariates, strict=True):
-            if shift:
-                kernels.add_multiple(eta, shift, np.sign(h) if self.as_weight else h)
+        for r, shift in shifts.items():
+            h = covariates[r]
+            kernels.add_multiple(eta, shift, np.sign(h) if self.as_weight else h)
 
-    def _shifts(self, law: EffectLaw) -> list[float]:
-        """Return the factor of each component's H on the link scale, after all accepted fluctuations."""
+    def shifts(self, law: EffectLaw, part: FluctuatedPart) -> dict[int, float]:
+        """Return the factors of the components' H on the link scale, unless zero, at the law."""
         total = self.displacement(law).tolist()
-        return [
-            -self.width * math.fsum(self.combination[k][r] * total[k] for k in range(self.dim))
-            for r in range(len(self.combination[0]))
-        ]
+        factors = {
+            r: -self.width * math.fsum(self.combination[k][r] * total[k] for k in part.coordinates)
+            for r in part.components
+        }
+        return {r: factor for r, factor in factors.items() if factor}
 
-    def _linked(self, law: EffectLaw, prepared: EffectRows) -> Array:
-        """Return link Q_a at the law, shape (arms, N)."""
+    def _linked(self, law: EffectLaw, prepared: EffectRows, part: FluctuatedPart) -> Array:
+        """Return link Q_a of one block at the law, shape (arms, N)."""
         linked = (prepared.q if self.linear else prepared.logit_q).copy()
-        for shift, terms in zip(self._shifts(law), prepared.terms, strict=True):
-            for term in terms if shift else ():
+        for r, shift in self.shifts(law, part).items():
+            for term in prepared.terms[r]:
                 kernels.add_multiple(linked[term.arm], shift, np.sign(term.H) if self.as_weight else term.H)
         return linked
 
-    def regression(self, law: EffectLaw, prepared: EffectRows) -> Array:
-        """Return Q_a at the law on the unit scale, shape (arms, N)."""
-        linked = self._linked(law, prepared)
+    def regression(self, law: EffectLaw, prepared: EffectRows, part: FluctuatedPart) -> Array:
+        """Return Q_a of one block at the law on the unit scale, shape (arms, N)."""
+        linked = self._linked(law, prepared, part)
         return linked if self.linear else kernels.expit(linked)
 
     def _moment_exponents(self) -> list[int]:

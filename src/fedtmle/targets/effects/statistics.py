@@ -13,7 +13,8 @@ import numpy as np
 
 from fedtmle.model.statistics import AbstractBins, AbstractBoundedColumns, AbstractColumns, Group
 from fedtmle.model.table import AnyTable, Table, over_blocks
-from fedtmle.model.types import Array, Bytes, Codes, exponent, first, product, upper_pairs
+from fedtmle.model.types import Array, Bytes, Codes, exponent, first, product
+from fedtmle.targets.effects.components import overlap_weight
 from fedtmle.targets.effects.prepare import EffectColumns, Preparation
 from fedtmle.targets.effects.problem import EffectLaw, EffectProblem
 from fedtmle.targets.effects.rows import (
@@ -162,6 +163,37 @@ class StudyCounts(AbstractLaidOutColumns[Table]):
         return values
 
 
+@final
+@dataclass(frozen=True, kw_only=True)
+class OverlapMass(AbstractBoundedColumns[Table]):
+    """The overlap weights of the rows times those of the observations, and their squares."""
+
+    preparation: Preparation
+    weight_ceiling: float
+
+    @property
+    def label(self) -> str:
+        return "overlap weight"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return ("overlap weight", "overlap weight, squared")
+
+    @property
+    def exponents(self) -> tuple[int, ...]:
+        return exponent(self.weight_ceiling), exponent(self.weight_ceiling**2)
+
+    def over(self, rows: AnyTable, work: Callable[[Table], Result]) -> Iterable[Result]:
+        return over_blocks(rows, work)
+
+    def evaluate(self, piece: Table) -> Array:
+        columns = self.preparation.columns
+        g, _ = self.preparation.propensities(piece)
+        v = overlap_weight(g, columns.arm(piece))
+        v = v * columns.relative_weight(piece, self.preparation.weight_mean)
+        return np.stack([v, v * v])
+
+
 class _OverEffectRows:
     """Reads the rows of an effect problem, nuisances evaluated, in consecutive pieces."""
 
@@ -174,7 +206,7 @@ class _OverEffectRows:
 @final
 @dataclass(frozen=True)
 class OverlapColumns(_OverEffectRows, AbstractLaidOutColumns[EffectRows]):
-    """The clever covariates H_r, their products, and the predicted outcomes with their squares."""
+    """The clever covariates H_r and the predicted outcomes, with their squares."""
 
     effect: EffectProblem
 
@@ -188,16 +220,12 @@ class OverlapColumns(_OverEffectRows, AbstractLaidOutColumns[EffectRows]):
         return len(self.effect.combination[0])
 
     @cached_property
-    def pairs(self) -> list[tuple[int, int]]:
-        return upper_pairs(self.count)
-
-    @cached_property
     def layout(self) -> TallyLayout:
         h, weight = self.effect.ceiling, exponent(self.effect.population_ceiling)
         return TallyLayout(
             {
                 "H": Block(tuple(f"H_{r}" for r in range(self.count)), exponent(h)),
-                "products of H": Block(tuple(f"H_{r} H_{s}" for r, s in self.pairs), exponent(h * h)),
+                "squares of H": Block(tuple(f"H_{r}, squared" for r in range(self.count)), exponent(h * h)),
                 "observed weight": Block(("weight of the observed",), weight),
                 "prediction": Block(("predicted outcome",), weight),
                 "prediction squared": Block(("predicted outcome, squared",), weight),
@@ -210,8 +238,7 @@ class OverlapColumns(_OverEffectRows, AbstractLaidOutColumns[EffectRows]):
         part = self.layout.split(values)
         h, (observed,) = part["H"], part["observed weight"]
         np.multiply(piece.covariates, weight, out=h)
-        for column, (r, s) in zip(part["products of H"], self.pairs, strict=True):
-            np.multiply(h[r], h[s], out=column)
+        np.multiply(h, h, out=part["squares of H"])
         observed[:] = weight * first(piece.observed)
         np.multiply(observed, q, out=part["prediction"][0])
         np.multiply(q, q, out=part["prediction squared"][0])

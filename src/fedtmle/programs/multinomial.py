@@ -1,0 +1,84 @@
+"""The federated multinomial regression: Newton's method on pooled exact sums, as for a GLM."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from fedtmle.algorithms.base import Run
+from fedtmle.errors import InputError
+from fedtmle.initial.glm import GLM, FormulaColumns, Levels
+from fedtmle.initial.multinomial import FittedMultinomial, MultinomialModel
+from fedtmle.initial.ranges import column_exponents
+from fedtmle.model.types import Array, Part, unpack
+from fedtmle.programs.nuisance import (
+    GRADIENT_GOAL,
+    LARGEST_GRADIENT,
+    MINORITY_WEIGHT,
+    Regression,
+    minimise,
+    refuse_collinear,
+    refuse_separation,
+)
+from fedtmle.protocol.query import Flow, Phase
+from fedtmle.protocol.tables import ScalesQuery
+
+
+def fit_multinomial(regression: Regression, glm: GLM, levels: Levels, n: int) -> Flow[FittedMultinomial]:
+    """Fit one softmax model of all classes to the pooled rows: some six rounds."""
+    formula, classes = glm.parsed, len(regression.classes)
+    columns = FormulaColumns(formula, levels)
+    names = columns.names
+    scales: tuple[int, ...]
+    if regression.ranges is None:
+        scales = yield ScalesQuery(columns=columns)
+    else:
+        scales = column_exponents(formula, levels, regression.ranges)
+    model = MultinomialModel(
+        formula=formula,
+        levels=levels,
+        scales=scales,
+        classes=classes,
+        response=regression.response,
+        weight_ceiling=regression.weight_ceiling,
+        ridge=glm.ridge,
+    )
+    run = Run(model, n, Phase.NUISANCE)
+    zero, dim = np.zeros(model.dim), model.dim
+    sums = yield from run.ask(None, zero, Part.GRADIENT | Part.HESSIAN)
+    gradient = run.pooled_gradient(sums[:dim], None, zero)
+    hessian = unpack(sums[dim:].values(n), dim) + model.normaliser(None).hessian(zero)
+    if names[0] == "1":
+        _refuse_absent_class(gradient, hessian, scales[0], classes, regression)
+    refuse_collinear(hessian[: len(names), : len(names)], names, regression.label)
+    fit = yield from minimise(
+        run, gradient, hessian, goal=GRADIENT_GOAL, acceptable=LARGEST_GRADIENT, is_quadratic=False
+    )
+    if fit.norm > LARGEST_GRADIENT:
+        raise InputError(
+            f"{regression.label}: the fit did not converge; give it a small ridge, or fewer terms"
+        )
+    per_class = tuple(f"{name} (arm {arm})" for arm in regression.classes[1:] for name in names)
+    refuse_separation(hessian, fit.hessian, per_class, regression.label)
+    beta = np.ldexp(fit.eps.reshape(classes - 1, -1), -np.array(scales))
+    return FittedMultinomial(
+        formula=formula, levels=levels, coefficients=tuple(tuple(map(float, row)) for row in beta)
+    )
+
+
+def _refuse_absent_class(
+    gradient: Array, hessian: Array, scale: int, classes: int, regression: Regression
+) -> None:
+    """Refuse a fit without records of some class.
+
+    At zero the intercept's gradient of class j is W (1/J - share_j), and its curvature W (1/J)(1 - 1/J),
+    with W the total weight.
+    """
+    p = len(gradient) // (classes - 1)
+    total = math.ldexp(hessian[0, 0], 2 * scale) / ((1 - 1 / classes) / classes)
+    if not total > 0:
+        return
+    shares = [1 / classes - math.ldexp(gradient[j * p], scale) / total for j in range(classes - 1)]
+    if min(*shares, 1.0 - math.fsum(shares)) <= MINORITY_WEIGHT:
+        raise InputError(f"{regression.label}: {regression.constant}")
