@@ -220,7 +220,7 @@ def test_supplied_probabilities_are_probabilities(column: str, value: float, sai
 def test_supplied_columns_are_counted() -> None:
     half = np.full(120, 0.5)
     for options, said in (
-        ({"treatment_model": ft.Supplied("p", "p")}, "treatment_model: expected 1"),
+        ({"treatment_model": ft.Supplied("p", "p", "p")}, "treatment_model: expected 1 or 2"),
         ({"outcome_model": ft.Supplied("p")}, "outcome_model: expected 2"),
         ({"missingness_model": ft.Supplied("p", "p", "p")}, "missingness_model: expected 1 or 2"),
     ):
@@ -274,7 +274,7 @@ def test_a_rule_that_nobody_followed_is_named() -> None:
             "outcome_bounds",
         ),
         (lambda: ft.ATT(outcome="y", treatment="a", strata="s"), "strata"),
-        (lambda: ft.ATC(outcome="y", treatment="a", arms=("0", "1", "2")), "arms"),
+        (lambda: ft.ATO(outcome="y", treatment="a", strata="s"), "strata"),
         (lambda: ft.Stochastic((0.5, 0.6)), "shares"),
         (lambda: ft.Stochastic((float("nan"), 0.6)), "shares"),
         (lambda: ft.PolicyMeans(outcome="y", treatment="a", rules=()), "rules"),

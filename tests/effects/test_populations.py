@@ -14,6 +14,7 @@ from fedtmle.targets.effects.components import (
     Everyone,
     InArm,
     InStratum,
+    OverlapWeighted,
     PooledWeights,
 )
 from tests.effects.studies import NEWTON, Columns, cut, population
@@ -67,13 +68,14 @@ def test_a_stratum_without_weight_is_named() -> None:
         ft.run(study, data)
 
 
-WEIGHTS = PooledWeights(total=8.0, by_arm=(5.0, 3.0), by_stratum=(1.0, 2.0, 5.0))
+WEIGHTS = PooledWeights(total=8.0, by_arm=(5.0, 3.0), by_stratum=(1.0, 2.0, 5.0), overlap=0.5)
 SHARES: dict[AbstractPopulation, float] = {
     Everyone(): 1.0,
     InArm(0, "usual"): 5 / 8,
     InArm(1, "new"): 3 / 8,
     InStratum(0, "army"): 1 / 8,
     InStratum(2, "navy"): 5 / 8,
+    OverlapWeighted(): 1 / 16,
 }
 
 

@@ -320,7 +320,7 @@ def _preparation(
     shares = tuple(component.population.share(weights) for component in components)
     for component, share in zip(components, shares, strict=True):
         if share <= 0:
-            raise InputError(f"target: no record with a positive weight is {component.population.label}")
+            raise InputError(f"strata: no record with a positive weight is {component.population.label}")
     return Preparation(
         columns=columns,
         components=components,

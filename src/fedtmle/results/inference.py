@@ -21,7 +21,7 @@ from fedtmle.layout import Document
 from fedtmle.model.exact import Sums
 from fedtmle.model.types import Array
 from fedtmle.programs.study import Study
-from fedtmle.targets.effects.components import Component, InStratum
+from fedtmle.targets.effects.components import AbstractPopulation, Component, InStratum
 from fedtmle.targets.effects.estimands import Scale, Summary
 from fedtmle.targets.effects.moments import estimate_components
 from fedtmle.targets.effects.problem import EffectProblem
@@ -50,14 +50,23 @@ def summaries(study: Study, components: Sequence[Component], psi: Array) -> list
     if study.submodel == "contrast":  # the contrast was targeted by itself
         (only,) = study.target.summarise(np.array([0.0, 1.0]), "")
         return [replace(only, value=float(psi[0]), gradient=np.ones(1))]
+    return [summary for _, part in _by_population(study, components, psi) for summary in part]
+
+
+def _by_population(
+    study: Study, components: Sequence[Component], psi: Array, *, named: bool = True
+) -> list[tuple[AbstractPopulation, list[Summary]]]:
+    """Return each population's numbers; unless ``named``, they are called as for everyone."""
     reported, start = [], 0
     for population, group in groupby(components, key=lambda component: component.population):
         part = slice(start, start + len(list(group)))
         start = part.stop
-        for summary in study.target.summarise(psi[part], population.label):
+        own = []
+        for summary in study.target.summarise(psi[part], population.label if named else ""):
             gradient = np.zeros(len(psi))
             gradient[part] = summary.gradient
-            reported.append(replace(summary, gradient=gradient))
+            own.append(replace(summary, gradient=gradient))
+        reported.append((population, own))
     return reported
 
 
@@ -82,18 +91,14 @@ def interaction_tests(
     With theta the estimates by stratum (logarithms of ratios) and C their differences from the first,
     (C theta)' (C V C')^-1 C theta is chi-squared with one degree of freedom less than there are strata.
     """
-    groups: dict[str, list[Summary]] = {}
     if study.target.strata is None:
         return []
-    strata = {c.population.label for c in components if isinstance(c.population, InStratum)}
-    for summary in summaries(study, components, psi):
-        for label in strata:
-            if summary.name.endswith(f" {label}"):
-                groups.setdefault(summary.name.removesuffix(f" {label}"), []).append(summary)
+    populations = _by_population(study, components, psi, named=False)
+    by_stratum = [part for population, part in populations if isinstance(population, InStratum)]
     tests: list[Document] = []
-    for estimand, by_stratum in groups.items():
-        slopes = [s.gradient / s.value if s.scale.is_log else s.gradient for s in by_stratum]
-        values = np.array([math.log(s.value) if s.scale.is_log else s.value for s in by_stratum])
+    for same in zip(*by_stratum, strict=True):
+        slopes = [s.gradient / s.value if s.scale.is_log else s.gradient for s in same]
+        values = np.array([math.log(s.value) if s.scale.is_log else s.value for s in same])
         V = np.stack(slopes) @ covariance @ np.stack(slopes).T
         contrast, contrast_V = values[1:] - values[0], V[1:, 1:] - V[1:, :1] - V[:1, 1:] + V[0, 0]
         df = len(contrast)
@@ -101,7 +106,7 @@ def interaction_tests(
             continue
         statistic = float(contrast @ np.linalg.solve(contrast_V, contrast))
         p_value = chi_squared_tail(statistic, df)
-        tests.append({"estimand": estimand, "statistic": statistic, "df": df, "p_value": p_value})
+        tests.append({"estimand": same[0].name, "statistic": statistic, "df": df, "p_value": p_value})
     return tests
 
 
