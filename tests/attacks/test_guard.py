@@ -280,6 +280,7 @@ class OneColumn:
     """A model without a law, as a nuisance model is, of one of the rows' columns."""
 
     which: int
+    dim: int = 1
 
     def submodel(self, law: None, rows: np.ndarray) -> AbstractSubmodel:  # noqa: ARG002
         return GeneralisedLinear(

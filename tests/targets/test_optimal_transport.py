@@ -333,6 +333,28 @@ def test_accuracy_is_honest_on_coarse_and_on_proper_rules(pilot, rules, rows, mo
         assert problem.accuracy(law) <= 2e-10
 
 
+@pytest.mark.parametrize("fluctuation", [LOGISTIC, TILT])
+def test_the_accuracy_of_the_normaliser_bounds_its_error_away_from_zero(fluctuation):
+    # The poles of a logistic fluctuation come nearer as eps grows: there eta of the law, which is about
+    # eps = 0, is no bound. The tilt has no poles.
+    beyond_eta = 0
+    for seed in range(12):
+        rng = np.random.default_rng(seed)
+        pilot, destinations = rng.normal(size=(30, 1)), rng.normal(size=(3, 1)) * 2
+        parts = {"destinations": destinations, "capacities": (0.3, 0.3, 0.4), "fluctuation": fluctuation}
+        problem, finer = OptimalTransport(**parts), OptimalTransport(**parts, spacing=0.15 / 8)
+        law, fine = problem.start(pilot), finer.start(pilot)
+        A, exact = problem.normaliser(law), finer.normaliser(fine)
+        assert problem.accuracy_at(law, np.zeros(2)) == problem.accuracy(law)
+        for size in (0.05, 0.5, 2.0, 8.0):
+            direction = rng.normal(size=2)
+            eps = direction * size / (np.abs(direction).sum() * law.reach)
+            error = np.abs(A.gradient(eps) - exact.gradient(eps)).max()
+            assert error <= problem.accuracy_at(law, eps) + finer.accuracy_at(fine, eps)
+            beyond_eta += error > problem.accuracy(law)
+    assert beyond_eta >= 12 if fluctuation == LOGISTIC else beyond_eta <= 2
+
+
 # Laws as values.
 
 

@@ -37,11 +37,10 @@ class Origin:
 
 @dataclass(frozen=True, kw_only=True)
 class Inner:
-    """Where an inner solve stopped; ``descended`` is False if no step decreased the loss."""
+    """Where an inner solve stopped; eps is 0 if no step decreased the loss."""
 
     eps: Array
     steps: int
-    descended: bool = True
     hessian: Array | None = None  # there, where the optimiser knows it
 
 
@@ -142,7 +141,7 @@ class GradientDescent(AbstractOptimizer):
                 run, origin, state, -state.gradient, length, rule, Part.LOSS | Part.GRADIENT, t
             )
             if trial is None:
-                return Inner(eps=state.eps, steps=t - 1, descended=False)
+                return Inner(eps=state.eps, steps=t - 1)
             taken = run.norm(trial.eps - state.eps) / run.norm(state.gradient)
             state, length = trial, rule.grow * taken
             if run.norm(state.gradient) <= origin.goal:
@@ -177,7 +176,7 @@ class Newton(AbstractOptimizer):
             direction = newton_direction(state.hessian, state.gradient)
             trial = yield from _line_search(run, origin, state, direction, 1.0, rule, parts, t)
             if trial is None:
-                return Inner(eps=state.eps, steps=t - 1, descended=False, hessian=state.hessian)
+                return Inner(eps=state.eps, steps=t - 1, hessian=state.hessian)
             state = trial
             if run.norm(state.gradient) <= origin.goal:
                 return Inner(eps=state.eps, steps=t, hessian=state.hessian)

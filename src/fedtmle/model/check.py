@@ -442,11 +442,18 @@ def _finer_accuracy(case: Case[Law, Rows]) -> Iterator[Gap]:
     pairs = [
         ("psi", case.estimate.psi, finer.estimate.psi),
         ("D", case.eif, finer.eif),
-        ("grad A(0)", case.normaliser.gradient(case.zero), finer.normaliser.gradient(case.zero)),
     ]
     for name, coarse, fine in pairs:
-        gap, size = float(np.abs(coarse - fine).max()), float(np.abs(fine).max())
-        yield Gap(gap, tolerance + ROUNDING * max(1.0, size), subject=f"the error of {name}")
+        yield _distance(coarse, fine, tolerance, f"the error of {name}")
+    for eps in case.points:
+        tolerance = case.problem.accuracy_at(case.law, eps) + problem.accuracy_at(law, eps)
+        coarse, fine = case.normaliser.gradient(eps), finer.normaliser.gradient(eps)
+        yield _distance(coarse, fine, tolerance, f"the error of grad A at eps {'!=' if eps.any() else '='} 0")
+
+
+def _distance(coarse: Array, fine: Array, tolerance: float, subject: str) -> Gap:
+    gap, size = float(np.abs(coarse - fine).max()), float(np.abs(fine).max())
+    return Gap(gap, tolerance + ROUNDING * max(1.0, size), subject=subject)
 
 
 # Psi itself, at a law with finitely many atoms.

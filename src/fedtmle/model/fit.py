@@ -1,15 +1,17 @@
-"""The exact local fit of FedTMLE-L: argmin over a public ball of one silo's loss,
+"""The exact local fit of FedTMLE-L: the minimiser of one silo's loss over a public ball,
 
     l_m(eps) = (1/N_m) sum_i L(p^k(eps))(O_i),   ||eps|| <= radius.
 
-A trust-region Newton method whose d x d subproblem is solved exactly, so that saddles and the
-hard case are left behind and nonconvex density fluctuations can be fitted. The sums carry their
-grid, and every tolerance here is read off it: below the loss's resolution a step is accepted on
-the gradient, and a fit ends at ||g|| <= 8 sqrt(d) C_row 2^-51 (each coordinate's sum errs by at
-most C_row 2^-51). A convex loss has one basin; otherwise a fixed set of public points is searched
-for a lower one, descents from there compete, and ties go to the point nearest zero. That is a
-search, not a proof of a global minimum. Zero is selected whenever zero is a minimiser
-(assumption local-regularity).
+The method is trust-region Newton. It solves the d x d subproblem exactly, so it escapes saddle points and
+handles the hard case, and it can fit nonconvex density fluctuations. All tolerances follow from the grid of
+the sums. Where the loss cannot resolve the predicted decrease, a step is accepted if it decreases the
+gradient. A fit ends at ||g|| <= 8 sqrt(d) C_row 2^-51, since the sum of each coordinate has an error of at
+most C_row 2^-51.
+
+A convex loss has one basin. For other losses the method also descends from those of a fixed set of public
+points where the loss is lower, and keeps the lowest minimum; of equal ones, the nearest to zero. This is a
+search, not a proof of a global minimum. Zero is selected whenever zero is a minimiser (assumption
+local-regularity).
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ NORMALISER_ROUNDING = 2.0**-46  # a sum over some 10^4 quadrature nodes, relativ
 
 
 class FitStatus(enum.Enum):
-    """How a local fit ended, as the sentence shown to people."""
+    """How a local fit ended; the value is the sentence that people read."""
 
     MINIMUM = "a minimum inside the ball, to the resolution of the exact sums"
     BOUNDARY = "the fit lies on the edge of the ball; the data may have no finite fit"
@@ -44,10 +46,10 @@ class FitStatus(enum.Enum):
 @final
 @dataclass(frozen=True, kw_only=True)
 class LocalMinimum:
-    """eps-hat_m and how exact it is.
+    """The local fit eps-hat_m and how exact it is.
 
-    ``gradient_norm`` is ||grad l_m(eps)||, on the boundary without its inward normal part;
-    ``decrease`` is l_m(0) - l_m(eps), at least zero; ``curvature`` the Hessian's least eigenvalue.
+    ``gradient_norm`` is ||grad l_m(eps)||; on the boundary its inward normal part is left out. ``decrease``
+    is l_m(0) - l_m(eps), at least zero. ``curvature`` is the smallest eigenvalue of the Hessian.
     """
 
     eps: Array
@@ -67,15 +69,15 @@ def fit_local(
     zero_floor: float = 0.0,
     exhaustive: bool = False,
 ) -> LocalMinimum:
-    """The selected minimiser of l_m over the ball, eps of shape (dim,).
+    """Return the selected minimiser of l_m over the ball, eps of shape (dim,).
 
-    ``exhaustive`` descends from every public start, not only from those below the first minimum.
-    Zero counts as stationary if ||grad l_m(0)|| is at most the sums' resolution or ``zero_floor``.
+    With ``exhaustive``, the search descends from every public start, not only from those below the first
+    minimum. Zero counts as stationary if ||grad l_m(0)|| is at most ``zero_floor`` or the sums' resolution.
     """
     objective = _Objective(submodel, normaliser, normaliser.value(np.zeros(dim)))
     origin = objective.evaluate(np.zeros(dim))
     if _norm(origin.gradient) <= max(zero_floor, origin.floor) and origin.spectrum()[0][0] >= 0:
-        # Whatever a step could still gain at zero is unresolved, or declared negligible.
+        # The decrease that a step from zero could still gain is unresolved, or declared negligible.
         _, slack = _step(origin, radius, radius)
         ends = [_End(origin, converged=True, steps=0, slack=slack)]
     else:
@@ -100,31 +102,33 @@ def fit_local(
 
 @dataclass(frozen=True)
 class _Point:
-    """l_m and its derivatives at eps, each with the resolution at which the sums hold it."""
+    """The loss l_m and its derivatives at eps, with their resolutions."""
 
     eps: Array
     loss: float  # l_m(eps) - l_m(0)
     gradient: Array
     hessian: Array
-    noise: float
-    floor: float
-    flat: float
+    noise: float  # the resolution of the loss
+    floor: float  # of the gradient
+    flat: float  # of an eigenvalue of the Hessian
 
     def residual(self, radius: float) -> float:
-        """||g||, or ||g + mu eps|| with the multiplier mu >= 0 of an active ||eps|| <= radius."""
+        """Return ||g||, or ||g + mu eps|| with the multiplier mu >= 0 if ||eps|| <= radius is active."""
         if _norm(self.eps) < ON_SPHERE * radius:
             return _norm(self.gradient)
         mu = max(0.0, -float(self.gradient @ self.eps) / float(self.eps @ self.eps))
         return _norm(self.gradient + mu * self.eps)
 
     def spectrum(self) -> tuple[Array, Array]:
-        """Eigenvalues and eigenvectors of the Hessian; what it cannot resolve from zero is zero."""
+        """Return eigenvalues and eigenvectors of the Hessian; unresolved eigenvalues are set to zero."""
         values, vectors = np.linalg.eigh(self.hessian)
         return np.where(np.abs(values) <= self.flat, 0.0, values), vectors
 
 
 @dataclass(frozen=True)
 class _Objective:
+    """The loss l_m of one silo's rows, public part included."""
+
     submodel: AbstractSubmodel
     normaliser: AbstractNormaliser
     base: float  # A(0)
@@ -148,7 +152,7 @@ class _Objective:
         )
 
     def is_below(self, eps: Array, point: _Point) -> bool:
-        """Whether l_m(eps) is lower than at ``point``: a pass for the loss alone."""
+        """Return whether l_m(eps) is lower than at ``point``; the pass over the rows sums the loss only."""
         try:
             rows = float(self.submodel.sums(eps, Part.LOSS).values(self.submodel.n_rows)[0])
             return rows + self.normaliser.value(eps) - self.base < point.loss - point.noise
@@ -156,7 +160,7 @@ class _Objective:
             return False
 
     def attempt(self, eps: Array) -> _Point | None:
-        """None where l_m cannot be evaluated: not a density, or beyond the bound of exact sums."""
+        """Return l_m at eps, or None if it is not finite or a row exceeds the bound of the exact sums."""
         try:
             point = self.evaluate(eps)
         except (ContributionError, NumericalError):
@@ -167,6 +171,8 @@ class _Objective:
 
 @dataclass(frozen=True)
 class _End:
+    """Where a descent ended; ``slack`` is a loss difference below which it ties with another."""
+
     point: _Point
     converged: bool
     steps: int
@@ -174,7 +180,7 @@ class _End:
 
 
 def _descend(objective: _Objective, start: _Point, radius: float) -> _End:
-    """Trust-region Newton from a start, to a second-order point at the sums' resolution."""
+    """Run trust-region Newton from ``start`` to a second-order point at the sums' resolution."""
     point, reach = start, radius
     for steps in range(STEPS):
         eps, predicted = _step(point, reach, radius)
@@ -196,7 +202,7 @@ def _descend(objective: _Objective, start: _Point, radius: float) -> _End:
 
 
 def _accepts(point: _Point, trial: _Point, predicted: float, radius: float) -> bool:
-    """Enough of the predicted decrease; where losses cannot resolve it, a smaller gradient."""
+    """Return whether a step gains enough of its predicted decrease or, if unresolved, a smaller gradient."""
     decrease, noise = point.loss - trial.loss, point.noise + trial.noise
     if predicted > noise:
         return decrease >= 0.1 * predicted
@@ -204,7 +210,7 @@ def _accepts(point: _Point, trial: _Point, predicted: float, radius: float) -> b
 
 
 def _step(point: _Point, reach: float, radius: float) -> tuple[Array, float]:
-    """The next eps and its predicted decrease -m(p), m(p) = g.p + p.Hp/2, ||p|| <= reach, in the ball."""
+    """Return the next eps, p away, and its predicted decrease -m(p), m(p) = g.p + p.Hp/2, ||p|| <= reach."""
     values, vectors = point.spectrum()
     hessian = (vectors * values) @ vectors.T
     eps, gradient = point.eps, point.gradient
@@ -217,20 +223,20 @@ def _step(point: _Point, reach: float, radius: float) -> tuple[Array, float]:
     if _norm(free) <= radius / ON_SPHERE:
         free = _project(free, radius)
         return free, decrease(free)
-    # The step leaves the ball. The model's minimiser over the whole ball is Newton's step on the
-    # sphere; while it is out of reach, project: a short enough step is the projected gradient's.
+    # The step leaves the ball. The model's minimiser over the whole ball is Newton's step on the sphere.
+    # While that is out of reach, project the step: if short enough, it is a projected gradient step.
     sphere = _ball_minimiser(gradient - hessian @ eps, values, vectors, radius, point.floor)
     target = sphere if _norm(sphere - eps) <= reach else _project(free, radius)
     return target, decrease(target)
 
 
 def _ball_minimiser(linear: Array, values: Array, vectors: Array, radius: float, floor: float) -> Array:
-    """argmin of b.p + p.Hp/2 over ||p|| <= radius, exactly: H = V diag(values) V', hard case included.
+    """Return the exact minimiser of b.p + p.Hp/2 over ||p|| <= radius, for H = V diag(values) V'.
 
-    p = -(H + nu)^+ b with the multiplier nu; we solve for s = nu + min(values), free of cancellation.
+    p = -(H + nu)^+ b with the multiplier nu. We solve for s = nu + min(values), which avoids cancellation.
     """
     b = vectors.T @ linear
-    b = np.where((values == 0) & (np.abs(b) <= floor), 0.0, b)  # flat to the resolution: stay
+    b = np.where((values == 0) & (np.abs(b) <= floor), 0.0, b)  # unresolved along a flat direction: stay
     gaps = values - values[0]
     lowest = max(0.0, float(values[0]))  # nu >= 0 and H + nu >= 0
     s = max(lowest, float(np.max(np.abs(b) / radius - gaps)))  # a lower bound of the solution
@@ -250,14 +256,14 @@ def _ball_minimiser(linear: Array, values: Array, vectors: Array, radius: float,
 
 
 def _ratio(a: Array, b: Array) -> Array:
-    """a / b, zero where a is."""
+    """Return a / b, and zero where a is zero."""
     return np.divide(a, b, out=np.zeros_like(a), where=a != 0)
 
 
 def _outward(objective: _Objective, point: _Point, radius: float) -> _Point:
-    """The edge of the ball, if the fit ran out along a direction that has become flat.
+    """Return the point on the edge of the ball, if the fit moved outward along a direction that became flat.
 
-    Separated outcomes: the loss falls for ever, by less than the sums resolve.
+    Separated outcomes do this: the loss decreases for ever, by less than the sums resolve.
     """
     values, vectors = point.spectrum()
     flat = vectors[:, values == 0]
@@ -271,7 +277,7 @@ def _outward(objective: _Objective, point: _Point, radius: float) -> _Point:
 
 
 def _select(ends: list[_End]) -> _End:
-    """The lowest loss; where losses cannot tell, a minimum before a stall, then the nearest zero."""
+    """Return the end of the lowest loss; of tied ones a minimum before a stall, then the nearest to zero."""
     lowest = min(ends, key=lambda end: end.point.loss)
     level = lowest.point.loss + lowest.point.noise
     tied = [end for end in ends if end.point.loss <= level + end.point.noise + end.slack]

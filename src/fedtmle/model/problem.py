@@ -94,6 +94,13 @@ class AbstractModel(ABC, Generic[Law, Rows]):
         It is 0 only if A is zero and Psi and D are computed without integrals.
         """
 
+    def accuracy_at(self, law: Law, eps: Array) -> float:  # noqa: ARG002 - most are as accurate everywhere
+        """Return how accurately the gradient of A at eps is computed; by default as at eps = 0.
+
+        No certificate rests on it: a certificate is about the residual at the origin of its law.
+        """
+        return self.accuracy(law)
+
 
 class AbstractProblem(AbstractModel[Law, Rows]):
     """(Psi, D, L, fluctuation). Laws are immutable public values; rows are a silo's own."""

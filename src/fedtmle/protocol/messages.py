@@ -239,16 +239,3 @@ _ADMITTED = {(t.state, t.request): t for t in TABLE}
 def transition(state: State, request: Request) -> Transition | None:
     """Return the table's line for a request in a state, or None if the request is out of order."""
     return _ADMITTED.get((state, type(request)))
-
-
-def diagram() -> str:
-    """Return the table as a Mermaid state diagram, for the documentation."""
-    lines = ["stateDiagram-v2", f"    [*] --> {State.NEW}"]
-    for t in TABLE:
-        kind = t.request.__name__.lower()
-        lines += [
-            f"    {t.state} --> {state}: {'policy says no' if event is Event.REFUSED else kind}"
-            for event, state in t.leads_to.items()
-        ]
-    ends = [state for state in State if all(t.state is not state for t in TABLE)]
-    return "\n".join([*lines, *(f"    {state} --> [*]" for state in ends)]) + "\n"

@@ -1,8 +1,9 @@
-"""The law p^k: the start and the accepted history, with what anyone can rebuild from these two."""
+"""The law p^k: its start, its accepted history, and the values and errors that follow from them."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import final
@@ -12,12 +13,12 @@ import numpy as np
 from fedtmle.model import kernels
 from fedtmle.model.density.fluctuation import AbstractFluctuation
 from fedtmle.model.density.quadrature import Memo, combined, expectation, reweight, second_moment
-from fedtmle.model.density.start import KernelDensity, Rule
-from fedtmle.model.types import Array, exponent
+from fedtmle.model.density.start import DROPPED, KernelDensity, Rule
+from fedtmle.model.types import Array, Bools, exponent
 
-KEPT_LAWS = 16
-SLACK = 1.0 + 2.0**-20  # D is bounded by its vertices up to rounding
-FLOOR = 2.0**-45  # of the quadrature's relative error: rounding, and nodes left out
+KEPT_LAWS = 16  # of each start
+SLACK = 1.0 + 2.0**-20  # the vertices bound D up to rounding
+FLOOR = 2.0**-45  # the least relative error of the quadrature: rounding, and nodes that were dropped
 
 
 class AbstractFunctional(ABC):
@@ -30,7 +31,7 @@ class AbstractFunctional(ABC):
 
     @abstractmethod
     def eif(self, points: Array) -> Array:
-        """D(p) at points (q, N), shape (d, N)."""
+        """Return D(p) at points (q, N), shape (d, N)."""
 
     @property
     @abstractmethod
@@ -39,9 +40,9 @@ class AbstractFunctional(ABC):
 
     @abstractmethod
     def correction(self, mean: Array, second: Array) -> Array:
-        """T, (d, d), such that T D(p) is the EIF whose factor of the law is taken over the rows.
+        """Return T, shape (d, d), for which T D(p) is the EIF with its expectations taken over the rows.
 
-        ``mean`` and ``second`` are P_n D and P_n D D^T. The identity where D has no such factor.
+        ``mean`` and ``second`` are P_n D and P_n D D^T. T is the identity if D contains no expectation.
         """
 
 
@@ -56,7 +57,7 @@ class Step:
     log_z: float
 
     def log_ratio(self, points: Array) -> Array:
-        """log p^{k+1} - log p^k at points (q, N)."""
+        """Return log p^{k+1} - log p^k at points (q, N), shape (N,)."""
         t = combined(np.array(self.eps), self.functional.eif(points))
         return self.fluctuation.log_factor(t) - self.log_z
 
@@ -64,20 +65,20 @@ class Step:
 @final
 @dataclass(frozen=True, kw_only=True)
 class DensityLaw:
-    """p^k; two laws of one problem are equal when their starts and histories are."""
+    """The density p^k. Two laws of one problem are equal if their starts and histories are."""
 
     start: KernelDensity
     history: tuple[tuple[float, ...], ...]
     steps: tuple[Step, ...] = field(repr=False, compare=False)
     rule: Rule = field(repr=False, compare=False)
-    masses: Array = field(repr=False, compare=False)  # of p^k at the rule's nodes, (J,)
+    masses: Array = field(repr=False, compare=False)  # p^k at the rule's nodes, (J,)
     functional: AbstractFunctional = field(repr=False, compare=False)
     eif: Array = field(repr=False, compare=False)  # D(p^k) at the nodes, (d, J)
     # Laws moved to from this start, by problem and history: one memory for all its descendants.
     moved: Memo[DensityLaw] = field(default_factory=lambda: Memo(KEPT_LAWS), repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        for shared in (self.masses, self.eif, self.psi):  # among all parties of a process
+        for shared in (self.masses, self.eif, self.psi):  # all silos of a process use the same arrays
             shared.setflags(write=False)
 
     @property
@@ -97,26 +98,60 @@ class DensityLaw:
 
     @cached_property
     def quadrature_error(self) -> float:
-        """eta, from how well each half-rule of doubled spacing integrates D and D D^T.
+        """eta, estimated from the errors of the half-rules of doubled spacing in D and D D^T.
 
-        The trapezoid converges geometrically: doubling the spacing takes the square root of the relative
-        error, so the square of what the half-rules show estimates what the rule itself has left. D is of
-        the order of H^-1, and its error of the order of H^-2.
+        The trapezoid rule converges geometrically, so doubling the spacing takes the square root of the
+        relative error. The square of a half-rule's error therefore estimates the error of the rule itself.
+        D is of the order of H^-1, and its error of the order of H^-2.
         """
-        bound, reach, halves = max(self.exponents), self.reach, 2**self.start.columns
+        bound, reach = max(self.exponents), self.reach
         whole = second_moment(self.masses, self.eif, bound)
         shown = 0.0
-        for half in range(halves):
-            chosen = self.rule.parity == half
-            masses, log_share = reweight(self.masses[chosen], np.zeros(int(chosen.sum())))
+        for chosen, masses, share in self._half_rules(np.zeros_like(self.masses), 0.0):
             first = expectation(masses, self.eif[:, chosen], bound) / reach
             second = (second_moment(masses, self.eif[:, chosen], bound) - whole) / reach**2
-            share = halves * kernels.exp(log_share) - 1.0
-            shown = max(shown, abs(share), float(np.abs(first).max()), float(np.abs(second).max()))
+            shown = max(shown, abs(share - 1.0), float(np.abs(first).max()), float(np.abs(second).max()))
         return reach * max(1.0, reach) * (4 * shown**2 + FLOOR)
 
+    def gradient_error(self, fluctuation: AbstractFluctuation, eps: Array) -> float:
+        """Return a bound of the error of grad A(eps) = E_p[f phi' D] / Z, with f and phi' at t = eps . D.
+
+        As eps grows, the poles of a logistic f move towards the real line and the rule converges more slowly
+        than D alone shows: the square of the half-rules' errors is no bound any more, but these errors
+        themselves are, as long as the integrand's Fourier transform decays. With |phi'| <= 2,
+        |phi'' + phi'^2| <= 4 and |D| <= reach, three errors add up:
+
+        * of D, by eta: f phi' D moves by f (4 |eps|_1 reach + 2) eta, Z by 2 Z |eps|_1 eta;
+        * of the rule: 2 reach times the relative errors of numerator and Z, each at most ``shown``;
+        * of the dropped nodes: their mass times the largest f / Z, which is at a vertex as phi is monotone.
+        """
+        t = combined(eps, self.eif)
+        logs, columns = fluctuation.log_factor(t), fluctuation.slope(t) * self.eif
+        masses, log_z = reweight(self.masses, logs)
+        bound, reach = 1 + max(self.exponents), self.reach
+        whole = expectation(masses, columns, bound)
+        shown = 0.0
+        for chosen, half, share in self._half_rules(logs, log_z):
+            gap = float(np.abs(expectation(half, columns[:, chosen], bound) - whole).max())
+            shown = max(shown, abs(share - 1.0), gap / (2 * reach))
+        corners = fluctuation.log_factor(combined(eps, self.functional.vertices))
+        dropped = DROPPED * kernels.exp(float(corners.max()) - log_z)
+        of_eif = 2 * (1 + 4 * float(np.abs(eps).sum()) * reach) * self.quadrature_error
+        return of_eif + 4 * reach * (shown + dropped)
+
+    def _half_rules(self, logs: Array, log_z: float) -> Iterator[tuple[Bools, Array, float]]:
+        """Yield, for weights p^k e^logs, each half-rule's nodes, its masses there, and its estimate of 1.
+
+        ``log_z`` is the log of the weights' total by the whole rule.
+        """
+        halves = 2**self.start.columns
+        for half in range(halves):
+            chosen = self.rule.parity == half
+            masses, log_share = reweight(self.masses[chosen], logs[chosen])
+            yield chosen, masses, halves * kernels.exp(log_share - log_z)
+
     def log_density(self, points: Array) -> Array:
-        """log p^k at points (q, N): log p^0 and what each accepted step added."""
+        """Return log p^k at points (q, N), shape (N,): log p^0 plus the log ratio of each accepted step."""
         total = self.start.log_density(points)
         for step in self.steps:
             total = total + step.log_ratio(points)

@@ -137,6 +137,10 @@ class AbstractDensityProblem(AbstractProblem[DensityLaw, Array]):
     def accuracy(self, law: DensityLaw) -> float:
         return law.quadrature_error
 
+    @final
+    def accuracy_at(self, law: DensityLaw, eps: Array) -> float:
+        return law.gradient_error(self.fluctuation, eps) if eps.any() else self.accuracy(law)
+
     @property
     @final
     def curvature_is_fixed(self) -> bool:
