@@ -37,7 +37,11 @@ def test_the_page_runs(eunomia: Path, tmp_path: Path, monkeypatch: pytest.Monkey
     shutil.copy(eunomia, "eunomia.duckdb")
     trial, silo = blocks("toml")
     Path("trial.toml").write_text(trial, encoding="utf-8")
-    commands, attrition = blocks("text")
+    commands, attrition, owner, on, later = blocks("text")
+    assert [line.split()[:2] for line in (*on.splitlines(), *later.splitlines())] == [
+        ["fedtmle", "emulate"]
+    ] * 2
+    assert len(owner.splitlines()) == 5  # tests/trials/test_deployed.py runs them
     printed = {}
     for command in commands.splitlines():
         done = CliRunner().invoke(app, shlex.split(command)[1:])

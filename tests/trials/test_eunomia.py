@@ -174,7 +174,7 @@ def test_the_effect_is_that_of_the_tables_run_directly(
                 "strategy": {
                     "kind": "category",
                     "levels": ["diclofenac", "celecoxib"],
-                    "label": "treatment strategy",
+                    "label": f"treatment strategy of trial {file.trial.digest[:16]}",
                 },
                 "gi_bleed": {"kind": "binary", "label": "condition gi_bleed, day 1 to 365"},
                 "age": {"kind": "number", "range": (18, 100), "label": "age at time zero", "unit": "years"},

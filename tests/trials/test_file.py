@@ -178,7 +178,7 @@ def test_every_key_is_the_same_word_in_python(tmp_path: Path) -> None:
                 "strategy": {
                     "kind": "category",
                     "levels": ["the old drug", "the new drug"],
-                    "label": "treatment strategy",
+                    "label": f"treatment strategy of trial {file.trial.digest[:16]}",
                 },
                 "bad_end": {"kind": "binary", "label": "condition event, day 1 to 180"},
                 "age": {"kind": "number", "range": (18, 80), "label": "age at time zero", "unit": "years"},

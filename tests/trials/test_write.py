@@ -63,6 +63,7 @@ def test_an_owner_writes_their_own_table_only(eunomia: Path, tmp_path: Path) -> 
     done = CliRunner().invoke(app, command)
     assert done.exit_code == 0, done.output
     assert sorted(path.name for path in (tmp_path / "mine").iterdir()) == [
+        "east.counts.json",
         "east.parquet",
         "east.toml",
         "study.toml",

@@ -69,7 +69,7 @@ def run(
 
             deployment = read_deployment(on)
             folder = new_run(deployment, file, deadline=deadline, patience=patience)
-            last = _deployed(deployment, folder, as_json=as_json, quiet=quiet)
+            last = deployed(deployment, folder, as_json=as_json, quiet=quiet)
             if transcript is not None:
                 transcript.write_bytes(folder.transcript.read_bytes())
             _conclude(last, out=out, transcript=transcript, report=report, as_json=as_json, quiet=quiet)
@@ -120,11 +120,11 @@ def resume(
     with reporting(as_json=as_json):
         deployment, folder = find_run(run)
         _conclude(
-            _deployed(deployment, folder, as_json=as_json, quiet=quiet), out=out, as_json=as_json, quiet=quiet
+            deployed(deployment, folder, as_json=as_json, quiet=quiet), out=out, as_json=as_json, quiet=quiet
         )
 
 
-def _deployed(deployment: Deployment, folder: RunFolder, *, as_json: bool, quiet: bool) -> StudyResult:
+def deployed(deployment: Deployment, folder: RunFolder, *, as_json: bool, quiet: bool) -> StudyResult:
     """Start or resume a run on a deployment, wait for its end, and return its result."""
     from fedtmle.defects import Defect
     from fedtmle.deploy.launch import follow, launch

@@ -10,6 +10,8 @@ from fedtmle.layout import GAP, WIDTH, Document, aligned, wrapped
 def render(emulation: Document) -> str:
     """Return the attrition: one line per step and one per arm, over the silos and by silo."""
     silos = emulation["silos"]
+    if not silos:
+        return "\n".join([*wrapped(emulation["trial"]), "", "No silo has shared its counts."])
     lines = [*wrapped(emulation["trial"]), ""]
     lines += _numbered_steps(emulation["steps"], _table(emulation))
     lines += ["", *aligned([["arm", "people", "events", "without", "unknown"], *arms(emulation)])]
@@ -17,6 +19,8 @@ def render(emulation: Document) -> str:
         floor = emulation["floor"]
         hidden = f"Counts and losses of fewer than {floor} people are not shown (-; +: in some silos)."
         lines += ["", *wrapped(hidden)]
+    if emulation.get("not_shared"):
+        lines += ["", *wrapped(f"Without the counts of {', '.join(emulation['not_shared'])}.")]
     return "\n".join(lines)
 
 

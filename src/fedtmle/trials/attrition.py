@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import final
 
+from fedtmle.trials.compile import compile_trial
 from fedtmle.trials.protocol import protocol
 from fedtmle.trials.trial import TargetTrial
 
@@ -73,15 +74,16 @@ def _arm_for_others(arm: ArmCounts, floor: int) -> ArmCounts:
 
 def document_of(trial: TargetTrial, attrition: Mapping[str, Attrition]) -> dict[str, object]:
     """Return the trial's protocol and its attrition as plain data, for the saved result."""
-    first = next(iter(attrition.values()))
+    steps = next((view.steps for view in attrition.values()), compile_trial(trial).steps)
+    floors = [view.floor for view in attrition.values() if view.floor is not None]
     return {
         "trial": trial.name,
         "days": trial.outcome.days,
         "censoring": [reason.value for reason in trial.censoring],
         "protocol": [asdict(component) for component in protocol(trial)],
         "labels": {name: variable.label for name, variable in trial.variables.items()},
-        "steps": list(first.steps),
-        "floor": first.floor,
+        "steps": list(steps),
+        "floor": max(floors, default=None),
         "silos": {
             name: {"people": list(silo.people), "arms": [asdict(arm) for arm in silo.arms]}
             for name, silo in attrition.items()

@@ -5,7 +5,7 @@ Every defect is reported at once, with its file and line.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -83,20 +83,28 @@ _AGE = Key(read=values.several(values.integer), expected="[least, most], two who
 @final
 @dataclass(frozen=True, kw_only=True)
 class TrialFile:
-    """A trial, and the silos on whose databases it is emulated."""
+    """A trial, and the silos on whose databases it is emulated.
+
+    ``names`` are those of all silos; ``silos`` has the databases of those that were asked for.
+    """
 
     path: Path
     trial: TargetTrial
+    names: tuple[str, ...]
     silos: Mapping[str, Cdm]
     study_sections: Mapping[str, Mapping[str, object]]  # those that a study file has too, as written
 
 
-def read_trial(path: str | Path) -> TrialFile:
-    """Return the trial file at ``path``; raise `StudyFileErrors` with its defects and its silo files'."""
+def read_trial(path: str | Path, *, only: Collection[str] | None = None) -> TrialFile:
+    """Return the trial file at ``path``; raise `StudyFileErrors` with its defects and its silo files'.
+
+    ``only`` names the silos whose databases are needed, so that the files of the others, which are at other
+    hospitals, are not looked for; None means all silos.
+    """
     path = Path(path)
     text, document = read_toml(path)
     reader = _TrialReader(path, text, document)
-    trial, silos = reader.trial(), reader.silos()
+    trial, silos = reader.trial(), reader.silos(only)
     if reader.defects or trial is None:
         raise StudyFileErrors(reader.defects)
     shared = {
@@ -104,7 +112,7 @@ def read_trial(path: str | Path) -> TrialFile:
         for name, table in document.items()
         if name in ("models", "algorithm", "options") and isinstance(table, dict)
     }
-    return TrialFile(path=path, trial=trial, silos=silos, study_sections=shared)
+    return TrialFile(path=path, trial=trial, names=reader.names, silos=silos, study_sections=shared)
 
 
 class _TrialReader:
@@ -342,13 +350,20 @@ class _TrialReader:
 
     # Silos.
 
-    def silos(self) -> dict[str, Cdm]:
-        """Return the silos, from their sections or their own files."""
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of all silos."""
+        return tuple(self._sections.table(("silos",)) or {})
+
+    def silos(self, only: Collection[str] | None) -> dict[str, Cdm]:
+        """Return the silos that are asked for, from their sections or their own files."""
         table = self._sections.table(("silos",))
         if not table:
             self._sections.add(("silos",), None, 'list the silos, each as name = "its file" or [silos.name]')
         silos: dict[str, Cdm] = {}
         for name, written in (table or {}).items():
+            if only is not None and name not in only:
+                continue
             cdm = self._silo(name, written)
             if cdm is not None:
                 for other in (other for other, earlier in silos.items() if share_people(cdm, earlier)):

@@ -5,6 +5,7 @@ The same words are the keys of `trial.toml` (`trials.file`).
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -106,11 +107,21 @@ class TargetTrial:
         return table_columns(self.outcome.name, self.covariates)
 
     @property
+    def digest(self) -> str:
+        """SHA-256 of what decides the table: silos that emulate the same trial have the same digest."""
+        parts = (self.strategies, self.outcome, self.time_zero, self.eligibility, self.censoring)
+        return hashlib.sha256(repr((*parts, self.covariates)).encode()).hexdigest()
+
+    @property
     def variables(self) -> Variables:
-        """The dictionary of the study's table: every column, in order."""
+        """The dictionary of the study's table: every column, in order.
+
+        The label of the strategy names the trial by its digest, so that a plan is of one trial only.
+        """
         strategies = tuple((strategy.name, "") for strategy in self.strategies)
+        label = f"treatment strategy of trial {self.digest[:16]}"
         table = {
-            TREATMENT_COLUMN: Variable(kind="category", levels=strategies, label="treatment strategy"),
+            TREATMENT_COLUMN: Variable(kind="category", levels=strategies, label=label),
             self.outcome.name: Variable(kind="binary", label=self.outcome.label),
         }
         for covariate in self.covariates:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 
@@ -16,7 +16,10 @@ from fedtmle.data.sql import DIALECTS
 from fedtmle.errors import InputError
 from fedtmle.initial.variables import Variable
 from fedtmle.protocol.guard import Policy
+from fedtmle.protocol.plan import Plan, roster
+from fedtmle.studyfile.file import study_plan
 from fedtmle.trials.cohort import Cdm, Cohort
+from fedtmle.trials.counts import write_counts
 from fedtmle.trials.file import TrialFile
 from fedtmle.trials.trial import TREATMENT_COLUMN
 
@@ -26,24 +29,27 @@ def write_study(file: TrialFile, cohorts: Mapping[str, Cohort], folder: Path) ->
 
     A folder that holds a study is refused. The tables are records: a new folder is readable by its owner
     alone.
-    The owner of one silo writes their own table with `--silo`; the study file lists all silos.
+    The owner of one silo writes their own table with `--silo`; the study file lists all silos. Beside each
+    table are the counts of the attrition that its owner may share.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     study = folder / "study.toml"
     if study.exists():
         raise InputError(f"{study}: already there; choose another folder")
-    names = _file_names(file.silos)
-    study.write_text(_study_text(file, names), encoding="utf-8")
+    names = _file_names(file.names)
+    study.write_text(study_text(file), encoding="utf-8")
     written = [study]
     for name, cohort in cohorts.items():
         table, silo = folder / f"{names[name]}.parquet", folder / f"{names[name]}.toml"
         _write_parquet(cohort, table)
         silo.write_text(_silo_text(file.silos[name], table.name), encoding="utf-8")
-        written += [table, silo]
+        counts = folder / f"{names[name]}.counts.json"
+        write_counts(counts, file.trial, cohort, file.silos[name])
+        written += [table, silo, counts]
     return written
 
 
-def _file_names(silos: Mapping[str, Cdm]) -> dict[str, str]:
+def _file_names(silos: Sequence[str]) -> dict[str, str]:
     """Return a file name per silo: its own if that is plain, else a number."""
     return {
         name: name if re.fullmatch(r"[A-Za-z0-9_-]{1,50}", name) and name != "study" else f"silo-{index}"
@@ -51,7 +57,9 @@ def _file_names(silos: Mapping[str, Cdm]) -> dict[str, str]:
     }
 
 
-def _study_text(file: TrialFile, names: Mapping[str, str]) -> str:
+def study_text(file: TrialFile) -> str:
+    """Return the trial's study as the text of a study file, which is the same at every party."""
+    names = _file_names(file.names)
     trial, target = file.trial, file.trial.study.target
     models = file.study_sections.get("models", {})
     sections: dict[str, Mapping[str, object]] = {
@@ -64,9 +72,14 @@ def _study_text(file: TrialFile, names: Mapping[str, str]) -> str:
         "variables": {name: _entry(variable) for name, variable in trial.variables.items()},
         "models": {**{role: {"formula": f} for role, f in trial.default_formulas.items()}, **models},
         **{name: section for name, section in file.study_sections.items() if name != "models"},
-        "silos": {name: f"{names[name]}.toml" for name in file.silos},
+        "silos": {name: f"{names[name]}.toml" for name in file.names},
     }
     return "\n".join(f"[{name}]\n{_lines(section)}" for name, section in sections.items())
+
+
+def study_plan_of(file: TrialFile) -> Plan:
+    """Return the plan of the trial's study over all silos of the trial."""
+    return study_plan(file.trial.study, roster(file.names))
 
 
 def _entry(variable: Variable) -> dict[str, object]:
