@@ -9,7 +9,7 @@ from typing import Protocol, final
 import numpy as np
 
 from fedtmle.errors import DataError
-from fedtmle.model.table import SILO, Table
+from fedtmle.model.table import SILO, Factor, Table
 from fedtmle.model.types import Array, IntArray
 
 SUPPLIED_SLACK = 1e-6  # supplied probabilities of all arms may miss 1 by this
@@ -29,8 +29,22 @@ class Folds:
     cluster: str | None = None
     spanning: bool = False
 
+    @property
+    def column(self) -> str:
+        """The name of the column that holds the folds of a marked table."""
+        return f"\0fold {self.count} {self.seed} {self.cluster} {self.spanning}"
+
+    def mark(self, table: Table) -> Table:
+        """Return a whole table with the fold of each row as a column, which its parts and long rows keep."""
+        if self.column in table.factors:
+            return table
+        levels = tuple(str(fold) for fold in range(self.count))
+        return table.with_factor(self.column, Factor(self.of(table), levels))
+
     def of(self, table: Table) -> IntArray:
         """Return the fold of each row, as a code from 0."""
+        if self.column in table.factors:
+            return table.factors[self.column].codes
         if self.spanning and self.cluster is not None:
             factor = table.factors[self.cluster]
             return np.array([self._drawn(label) for label in factor.levels], dtype=np.int64)[factor.codes]

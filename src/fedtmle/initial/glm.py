@@ -8,7 +8,7 @@ pooled fit. Columns are scaled by public powers of two so that |x| <= 1 bounds a
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, TypeVar, final
@@ -22,12 +22,20 @@ from fedtmle.initial.syntax import Formula
 from fedtmle.model import kernels
 from fedtmle.model.arguments import expect, expect_number
 from fedtmle.model.families import Family, Response
-from fedtmle.model.parallel import done
+from fedtmle.model.grouped import GroupedLinear, LongRows
+from fedtmle.model.parallel import done, mapped
 from fedtmle.model.problem import AbstractModel
 from fedtmle.model.statistics import AbstractColumns
 from fedtmle.model.submodel import AbstractNormaliser, AbstractSubmodel, GeneralisedLinear, StreamedLinear
-from fedtmle.model.table import AnyTable, StreamedTable, Table, over_batches, over_blocks
-from fedtmle.model.types import Array, RowBound, exponent, is_one
+from fedtmle.model.table import (
+    AnyTable,
+    StreamedTable,
+    Table,
+    over_batches,
+    over_blocks,
+    people_blocks,
+)
+from fedtmle.model.types import Array, IntArray, RowBound, exponent, is_one
 
 Result = TypeVar("Result")
 Levels = Mapping[str, tuple[str, ...]]
@@ -73,11 +81,34 @@ class GLM:
 
 
 class AbstractResponse(ABC):
-    """The response of a nuisance regression."""
+    """The response of a nuisance regression: one for each row of the table or, if it has several
+    ``periods``, one for each of the long rows that `expand` makes of a person's row."""
 
     @abstractmethod
     def of(self, table: Table) -> tuple[Array, Array]:
-        """Return y on the unit scale and the weights, shape (N,) each."""
+        """Return y on the unit scale and the weights, shape (N,) each; of long rows where there are any."""
+
+    @property
+    def periods(self) -> int:
+        """The most long rows of one person; 0 if the regression is over the table's own rows."""
+        return 0
+
+    def mark(self, table: Table) -> Table:
+        """Return a whole table with what its parts could not know by themselves, such as folds."""
+        return table
+
+    def expand(self, table: Table) -> tuple[Table, IntArray]:
+        """Return the long rows of a part of a marked table, and where those of each person begin."""
+        return table, np.arange(table.n_rows)
+
+
+def over_long(
+    response: AbstractResponse, table: AnyTable, work: Callable[[Table, IntArray], Result]
+) -> Iterator[Result]:
+    """Yield ``work`` of the long rows of consecutive people and of where each person's begin, in order."""
+    whole = response.mark(table) if isinstance(table, Table) else table
+    blocks = people_blocks(whole, response.periods)
+    return kernels.mapped(lambda block: work(*response.expand(block)), blocks)
 
 
 @final
@@ -147,6 +178,14 @@ class GLMModel(AbstractModel[None, AnyTable]):
         return column_names(self.formula, self.levels)
 
     def submodel(self, law: None, rows: AnyTable) -> AbstractSubmodel:
+        if self.response.periods:
+            return GroupedLinear(
+                people=rows.n_rows,
+                dim=self.dim,
+                family=self.family,
+                bound=self.row_bound(law),
+                over=lambda work: over_long(self.response, rows, lambda *long: work(self._long(*long))),
+            )
         if isinstance(rows, StreamedTable):
             return StreamedLinear(
                 table=rows,
@@ -169,6 +208,9 @@ class GLMModel(AbstractModel[None, AnyTable]):
             y_largest=1.0,  # responses are on the unit scale
         )
 
+    def _long(self, table: Table, starts: IntArray) -> LongRows:
+        return LongRows(self.design(table), starts)
+
     def normaliser(self, law: None) -> Ridge:  # noqa: ARG002 - there is no law
         return self._ridge
 
@@ -182,9 +224,8 @@ class GLMModel(AbstractModel[None, AnyTable]):
         slope, bend = {Family.LOGISTIC: (1.0, 0.25), Family.GAUSSIAN: (64.0, 1.0)}.get(
             self.family, (4096.0, 4096.0)
         )
-        return RowBound(
-            gradient=exponent(slope * self.weight_ceiling), curvature=exponent(bend * self.weight_ceiling)
-        )
+        most = self.weight_ceiling * max(self.response.periods, 1)  # of all long rows of a person
+        return RowBound(gradient=exponent(slope * most), curvature=exponent(bend * most))
 
     def admits(self, law: None, eps: Array) -> bool:  # noqa: ARG002 - there is no law
         return bool((np.abs(eps) <= LARGEST_COEFFICIENT).all())

@@ -84,13 +84,16 @@ class Table:
 
     def blocks(self) -> Iterator[Table]:
         """Yield consecutive rows without copying: a design of all rows is as large as the data."""
-        for rows in pieces(self.n_rows):
-            yield Table(
-                n_rows=rows.stop - rows.start,
-                numeric={name: column[rows] for name, column in self.numeric.items()},
-                factors={name: Factor(f.codes[rows], f.levels) for name, f in self.factors.items()},
-                known_reach=self.reach,
-            )
+        return map(self.part, pieces(self.n_rows))
+
+    def part(self, rows: slice) -> Table:
+        """Return consecutive rows without copying."""
+        return Table(
+            n_rows=rows.stop - rows.start,
+            numeric={name: column[rows] for name, column in self.numeric.items()},
+            factors={name: Factor(f.codes[rows], f.levels) for name, f in self.factors.items()},
+            known_reach=self.reach,
+        )
 
     def placed_blocks(self) -> Iterator[tuple[slice, Table]]:
         """Yield the blocks, each with its place."""
@@ -167,3 +170,19 @@ def over_blocks(table: AnyTable, work: Callable[[Table], Result]) -> Iterator[Re
 def over_batches(table: AnyTable, work: Callable[[Table], Result]) -> Iterator[Result]:
     """Yield ``work`` of a table in memory as it is, or of each batch of one that is streamed."""
     return iter((work(table),)) if isinstance(table, Table) else table.map(work)
+
+
+def people_blocks(table: AnyTable, periods: int) -> Iterator[Table]:
+    """Yield consecutive people, as many as have about `BLOCK` long rows."""
+    if isinstance(table, StreamedTable):
+        for batch in table.read():
+            yield from people_blocks(batch, periods)
+        return
+    for rows in people_slices(table.n_rows, periods):
+        yield table.part(rows)
+
+
+def people_slices(n_rows: int, periods: int) -> Iterator[slice]:
+    """Yield the places of these blocks."""
+    size = max(64, BLOCK // max(periods, 1))
+    return (slice(start, min(start + size, n_rows)) for start in range(0, n_rows, size))

@@ -31,6 +31,14 @@ from fedtmle.programs.diagnostics import (
 from fedtmle.programs.nuisance import Regression, effect_columns, regressions
 from fedtmle.programs.study import MOST_STRATA, Study
 from fedtmle.programs.superlearner import fit_together
+from fedtmle.programs.time import (
+    TimeDetails,
+    count_at_risk,
+    count_time,
+    find_time_overlap,
+    fit_hazards,
+    time_problem,
+)
 from fedtmle.protocol.bins import BinsQuery
 from fedtmle.protocol.clusters import ClustersQuery, SpanningQuery
 from fedtmle.protocol.outcome import Described, Outcome, Targeted
@@ -47,6 +55,7 @@ from fedtmle.targets.effects.statistics import (
     StudyCounts,
     WeightColumn,
 )
+from fedtmle.targets.time.estimands import AbstractTimeEffect
 
 SMALLEST_EXPONENT = -512  # of weights: below it, their grid would leave the range of a double
 UNBOUNDED_CEILING = 4096.0  # declared for 1/(g pi) where g is not bounded
@@ -96,6 +105,8 @@ class StudyProgram(AbstractProgram[AnyTable]):
     def flow(self, n: int) -> Flow[Outcome]:
         study = self.study
         levels = yield from _levels(study, self.silos)
+        if isinstance(study.target, AbstractTimeEffect):
+            return (yield from time_flow(study, study.target, levels, n))
         columns = effect_columns(study, levels, (yield from _shared_clusters(study)))
         tally = yield from _tally(study, columns, n)
         _require_outcomes(study, tally, n)
@@ -153,6 +164,35 @@ def effect_problem(study: Study, preparation: Preparation) -> EffectProblem:
         linear=study.link == "linear",
         as_weight=study.clever == "weight",
     )
+
+
+def time_flow(
+    study: Study, target: AbstractTimeEffect, declared: Mapping[str, tuple[str, ...]], n: int
+) -> Flow[Outcome]:
+    """Run a study of time to an event, with these levels of factors; `programs.time` has its parts."""
+    levels = {**declared, **study.derived_levels}
+    columns = effect_columns(study, levels, (yield from _shared_clusters(study)))
+    tally = yield from count_time(study, target, columns, n)
+    fitted = yield from fit_hazards(study, target, columns, levels, tally, n)
+    problem = time_problem(study, target, columns, fitted, tally, n)
+    overlap = yield from find_time_overlap(problem, n)
+    outcome = yield from study.algorithm.flow(problem, problem.start(), n)
+    shown = None
+    if study.diagnostics:
+        shown = yield from count_at_risk(study, target, problem, n)
+    details = TimeDetails(
+        problem=problem,
+        components=target.components(columns.strata_levels),
+        strata=columns.strata_levels,
+        levels=levels,
+        arm_counts=tally.arms,
+        event_counts=tally.events,
+        g_floor=problem.prepare.g_floor,
+        overlap=overlap,
+        at_risk=shown,
+        nuisances=fitted,
+    )
+    return replace(outcome, details=details)
 
 
 def _levels(study: Study, silos: tuple[str, ...]) -> Flow[dict[str, tuple[str, ...]]]:

@@ -118,7 +118,7 @@ def regressions(
         weight_ceiling=study.weight_ceiling if study.weights else 1.0,
         cluster=study.cluster,
         spanning=study.cluster_scope == "spanning",
-        ranges=None if study.variables is None else study.variables.ranges,
+        ranges=None if study.variables is None else study.ranges(study.variables),
     )
     by_role: dict[str, tuple[Regression, ...]] = {}
     treatment, missingness, outcome = study.treatment_model, study.missingness_model, study.outcome_model
@@ -136,7 +136,7 @@ def regressions(
                 "the model out, or use fewer folds",
             ),
         )
-    if not isinstance(outcome, Supplied):
+    if outcome is not None and not isinstance(outcome, Supplied):
         by_role["outcome"] = (
             regression(
                 label="outcome model",

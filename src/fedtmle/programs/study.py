@@ -15,7 +15,7 @@ from fedtmle.errors import InputError
 from fedtmle.initial.crossfit import Folds
 from fedtmle.initial.glm import GLM, Supplied
 from fedtmle.initial.pilot import Pilot
-from fedtmle.initial.ranges import column_ranges
+from fedtmle.initial.ranges import Range, column_ranges
 from fedtmle.initial.superlearner import SuperLearner, formulas, pilots, used_columns
 from fedtmle.initial.syntax import Categorical, quoted_level
 from fedtmle.initial.variables import Variables
@@ -24,9 +24,12 @@ from fedtmle.model.table import SILO, AnyTable, StreamedTable
 from fedtmle.model.types import IntArray
 from fedtmle.targets.effects.components import Static
 from fedtmle.targets.effects.estimands import AbstractEffect
+from fedtmle.targets.time.estimands import AbstractTimeEffect
+from fedtmle.targets.time.followup import PERIOD, period_levels
 
 MOST_STRATA = 50  # every one has its own estimates: a column with more is a number, most likely
 NuisanceModel = GLM | Pilot | SuperLearner | Supplied
+ROLES = ("outcome", "hazard", "treatment", "missingness", "censoring")  # of nuisance models
 OutcomeType = Literal["binary", "count", "continuous"]
 OUTCOME_TYPES: dict[str, OutcomeType] = {"binary": "binary", "count": "count", "number": "continuous"}
 
@@ -44,14 +47,19 @@ class Study:
     cluster, and one that is in two silos stops the run; "spanning", the same, and it may be in several;
     "silo", nothing, each silo numbers its own (`protocol.clusters` has what each discloses).
     ``diagnostics`` False leaves out the last round: tables of overlap and fit, which no estimate needs.
+    A target of time to an event has a ``hazard_model`` and a ``censoring_model`` over person-periods, whose
+    formulas may use ``period``, instead of an ``outcome_model`` and a ``missingness_model``; without one, the
+    hazard is counted by arm and period (Kaplan-Meier).
     ``variables`` is the dictionary: with it the silos are asked neither for the levels of factors nor for the
     size of their values, and the outcome's type and bounds are those that it declares.
     """
 
     target: AbstractEffect
-    outcome_model: NuisanceModel
+    outcome_model: NuisanceModel | None = None
     treatment_model: NuisanceModel | None = None
     missingness_model: NuisanceModel | None = None
+    hazard_model: NuisanceModel | None = None
+    censoring_model: NuisanceModel | None = None
     algorithm: AbstractAlgorithm = Coded()
     g_bounds: Literal["auto"] | float | None = "auto"
     clever: Literal["covariate", "weight"] = "covariate"
@@ -107,13 +115,34 @@ class Study:
             raise InputError(f"largest_cluster: expected at least 1, not {self.largest_cluster}")
         if self.folds is not None and self.folds < 2:
             raise InputError(f"folds: expected at least 2, or None, not {self.folds}")
+        if isinstance(self.target, AbstractTimeEffect):
+            self._check_time()
         if not 0.5 < self.confidence < 1:
             raise InputError(f"confidence: expected a number between 0.5 and 1, not {self.confidence}")
 
+    def _check_time(self) -> None:
+        """Refuse what a target of time to an event has not."""
+        if self.variables is None:
+            raise InputError("variables: a target of time to an event needs the dictionary of its variables")
+        if PERIOD in self.variables:
+            raise InputError(f"variables: '{PERIOD}' is the period's name in formulas; rename the variable")
+        fixed = {"clever": "covariate", "submodel": "per arm", "link": "logistic"}
+        for name, value in fixed.items():
+            if getattr(self, name) != value:
+                raise InputError(f"{name}: a target of time to an event has {value!r} only; leave it out")
+        for role in ("hazard", "censoring"):
+            if isinstance(self.models.get(role), Supplied):
+                raise InputError(f"{role}_model: hazards cannot be supplied as a column; give a GLM")
+
     def _refuse_types(self) -> None:
         expect("target", self.target, AbstractEffect, 'an effect such as ATE(outcome="y", treatment="a")')
-        for role, model in {"outcome": self.outcome_model, **self.models}.items():
+        for role, model in {**self.needed_models, **self.given_models}.items():
             expect(f"{role}_model", model, NuisanceModel, 'a model such as GLM("age + C(sex)")')
+        for role in (role for role in self.given_models if role not in self.target.roles):
+            known = ", ".join(f"{each}_model" for each in self.target.roles)
+            raise InputError(
+                f"{role}_model: the models of {type(self.target).__name__} are {known}; leave it out"
+            )
         expect("algorithm", self.algorithm, AbstractAlgorithm, "an algorithm such as Coded()")
         expect("diagnostics", self.diagnostics, bool, "True or False")
         for name in ("weights", "cluster"):
@@ -152,14 +181,18 @@ class Study:
             for formula in formulas(model):
                 try:
                     levels = self.declared_levels(variables) | {SILO: stand_in}
-                    column_ranges(formula, levels, variables.ranges)
+                    column_ranges(formula, levels, self.ranges(variables))
                 except InputError as error:
                     raise InputError(f"{role}_model: {error}") from None
 
     def _used(self) -> Iterator[tuple[str, bool]]:
         """Yield the columns that the dictionary must declare, and whether each is used as a factor."""
         target = self.target
-        yield target.outcome, False
+        if isinstance(target, AbstractTimeEffect):
+            yield target.time, False
+            yield from ((name, False) for name in (target.entry,) if name is not None)
+        else:
+            yield target.outcome, False
         if target.strata is not None:
             yield target.strata, True
         if self.weights is not None:
@@ -168,13 +201,15 @@ class Study:
             yield from ((name, False) for name in regime.needs)
         for model in self.models.values():
             for formula in formulas(model, public=True):
-                yield from ((name, False) for name in formula.numeric_names)
-                factors = (name for name in formula.factor_names if name not in (target.treatment, SILO))
+                derived = self.derived_levels
+                yield from ((name, False) for name in formula.numeric_names if name not in derived)
+                known = (target.treatment, SILO, *derived)
+                factors = (name for name in formula.factor_names if name not in known)
                 yield from ((name, True) for name in factors)
 
     def declared_levels(self, variables: Variables) -> dict[str, tuple[str, ...]]:
         """Return the levels of every factor, from the dictionary; those of the treatment are its arms."""
-        levels = {name: variables[name].codes for name in self.factors}
+        levels = {name: variables[name].codes for name in self.factors} | self.derived_levels
         return levels | ({} if self.target.treatment is None else {self.target.treatment: self.target.arms})
 
     @property
@@ -225,25 +260,36 @@ class Study:
 
         Only the outcome comes after the treatment, so the latter would silently give a wrong estimate.
         """
-        outcome, treatment = self.target.outcome, self.target.treatment
-        refused = {"outcome": (outcome,), "treatment": (outcome, treatment), "missingness": (outcome,)}
+        target = self.target
+        after = {target.outcome: "outcome"}
+        if isinstance(target, AbstractTimeEffect):
+            after |= {target.time: "time", **({} if target.entry is None else {target.entry: "entry"})}
+        before = after | dict.fromkeys(self.derived_levels, "period")
+        before |= {} if target.treatment is None else {target.treatment: "treatment"}
         for role, model in self.models.items():
+            refused = before if role == "treatment" else after
             for column in used_columns(model):
-                if column in refused[role]:
-                    part = "outcome" if column == outcome else "treatment"
+                if column in refused:
                     raise InputError(
-                        f"{role}_model: it uses '{column}', which is the study's {part}; leave it out"
+                        f"{role}_model: it uses '{column}', which is the study's {refused[column]}; leave it "
+                        "out"
                     )
 
     @property
     def models(self) -> dict[str, NuisanceModel]:
+        """The nuisance models that are there and that the target uses, by role."""
+        return {role: model for role, model in self.given_models.items() if role in self.target.roles}
+
+    @property
+    def given_models(self) -> dict[str, NuisanceModel]:
         """The nuisance models that are there, by role."""
-        named = {
-            "outcome": self.outcome_model,
-            "treatment": self.treatment_model,
-            "missingness": self.missingness_model,
-        }
+        named = {role: getattr(self, f"{role}_model") for role in ROLES}
         return {role: model for role, model in named.items() if model is not None}
+
+    @property
+    def needed_models(self) -> dict[str, NuisanceModel | None]:
+        """The models that must be there, by role: an outcome has no estimate without a model."""
+        return {"outcome": self.outcome_model} if "outcome" in self.target.roles else {}
 
     @property
     def factors(self) -> tuple[str, ...]:
@@ -253,8 +299,20 @@ class Study:
             for model in self.models.values()
             for formula in formulas(model)
             for name in formula.factor_names
-        } - {self.target.treatment, SILO}
+        } - {self.target.treatment, SILO, *self.derived_levels}
         return tuple(sorted({*names, *({self.target.strata} if self.target.strata else ())}))
+
+    @property
+    def derived_levels(self) -> dict[str, tuple[str, ...]]:
+        """The levels of factors that no silo has as a column: the period of a person-period."""
+        if not isinstance(self.target, AbstractTimeEffect):
+            return {}
+        return {PERIOD: period_levels(len(self.target.edges))}
+
+    def ranges(self, variables: Variables) -> dict[str, Range]:
+        """Return the range of every number that formulas may use, that of the period included."""
+        derived = {name: (1.0, float(len(levels))) for name, levels in self.derived_levels.items()}
+        return {**variables.ranges, **derived}
 
     @property
     def outer_folds(self) -> Folds | None:
@@ -289,6 +347,9 @@ class Study:
 
 def declared_target(target: AbstractEffect, variables: Variables) -> AbstractEffect:
     """Return the target with the outcome's type and bounds as the dictionary declares them."""
+    if isinstance(target, AbstractTimeEffect):
+        _check_event(target, variables)
+        return target
     outcome = variables.get(target.outcome)
     if outcome is None or outcome.bounds is None:
         raise InputError(f"variables: declare the outcome '{target.outcome}' as a number, a count or binary")
@@ -298,6 +359,22 @@ def declared_target(target: AbstractEffect, variables: Variables) -> AbstractEff
     if target.outcome_type not in ("auto", outcome_type):
         raise InputError("outcome_type: leave it out; the dictionary declares the kind of the outcome")
     return replace(target, outcome_bounds=bounds, outcome_type=outcome_type)
+
+
+def _check_event(target: AbstractTimeEffect, variables: Variables) -> None:
+    """Check that the dictionary declares the event, with the codes that the target names."""
+    event = variables.get(target.outcome)
+    if event is None or event.kind not in ("binary", "category"):
+        raise InputError(
+            f"variables: declare the event '{target.outcome}' as binary, or as a category of causes"
+        )
+    codes = event.codes or ("0", "1")
+    absent = [code for code in (target.censored, *target.causes) if code not in codes]
+    if absent or len(codes) != 1 + len(target.causes):
+        raise InputError(
+            f"causes: with censored they are the levels that the dictionary declares of '{target.outcome}', "
+            f"{', '.join(map(repr, codes))}"
+        )
 
 
 def _fewest(fold: IntArray, count: int) -> int:

@@ -13,6 +13,7 @@ from fedtmle.initial.superlearner import formulas
 from fedtmle.initial.variables import Variables
 from fedtmle.model.table import SILO, AnyTable, StreamedTable, Table
 from fedtmle.programs.study import MOST_STRATA, Study
+from fedtmle.targets.time.estimands import AbstractTimeEffect
 
 # The message about an outcome outside the default bounds, and what to do.
 OUTSIDE_UNIT = (
@@ -56,13 +57,10 @@ def _declared(column: Column, variables: Variables) -> Column:
 def _roles(study: Study) -> Iterator[Column]:
     """Yield the columns with a role of their own; first, because they are declared in more detail."""
     target = study.target
-    outcome = Column(
-        name=target.outcome,
-        kind={"binary": Kind.BINARY, "count": Kind.COUNT, "continuous": Kind.NUMERIC}[target.response],
-        bounds=None if target.is_binary else target.outcome_bounds,
-        may_be_missing=study.missingness_model is not None,
-    )
-    yield replace(outcome, outside=OUTSIDE_UNIT) if target.outcome_bounds == (0.0, 1.0) else outcome
+    if isinstance(target, AbstractTimeEffect):
+        yield from _time_roles(target)
+    else:
+        yield _outcome(study)
     if target.treatment is not None:
         yield Column(name=target.treatment, kind=Kind.FACTOR, levels=target.arms)
     if target.strata is not None:
@@ -75,13 +73,32 @@ def _roles(study: Study) -> Iterator[Column]:
         yield from (Column(name=name, kind=Kind.NUMERIC) for name in regime.needs)
 
 
+def _time_roles(target: AbstractTimeEffect) -> Iterator[Column]:
+    yield Column(name=target.outcome, kind=Kind.FACTOR, levels=(target.censored, *target.causes))
+    yield Column(name=target.time, kind=Kind.NUMERIC)
+    if target.entry is not None:
+        yield Column(name=target.entry, kind=Kind.NUMERIC)
+
+
+def _outcome(study: Study) -> Column:
+    target = study.target
+    outcome = Column(
+        name=target.outcome,
+        kind={"binary": Kind.BINARY, "count": Kind.COUNT, "continuous": Kind.NUMERIC}[target.response],
+        bounds=None if target.is_binary else target.outcome_bounds,
+        may_be_missing=study.missingness_model is not None,
+    )
+    return replace(outcome, outside=OUTSIDE_UNIT) if target.outcome_bounds == (0.0, 1.0) else outcome
+
+
 def _covariates(study: Study) -> Iterator[Column]:
     for model in study.models.values():
         if isinstance(model, Supplied):
             yield from (Column(name=name, kind=Kind.NUMERIC) for name in model.columns)
         for formula in formulas(model, public=True):
-            yield from (Column(name=name, kind=Kind.NUMERIC) for name in sorted(formula.numeric_names))
-            factors = set(formula.factor_names) - {study.target.treatment, SILO}
+            numbers = set(formula.numeric_names) - set(study.derived_levels)
+            yield from (Column(name=name, kind=Kind.NUMERIC) for name in sorted(numbers))
+            factors = set(formula.factor_names) - {study.target.treatment, SILO, *study.derived_levels}
             yield from (Column(name=name, kind=Kind.FACTOR) for name in sorted(factors))
 
 

@@ -347,10 +347,13 @@ class Component:
 
     regime: AbstractRegime
     population: AbstractPopulation
+    quantity: str | None = None  # the name of what has a mean, if it is not Y
 
     @property
     def name(self) -> str:
         population = f" {self.population.label}" if self.population.label else ""
+        if self.quantity is not None:
+            return f"{self.quantity} under {self.regime.label}{population}"
         return f"E[Y({self.regime.label})]{population}"
 
     def is_apart(self, other: Component) -> bool:

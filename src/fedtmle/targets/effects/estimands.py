@@ -83,6 +83,7 @@ class AbstractEffect(ABC):
     description: ClassVar[str] = ""  # a noun phrase for lists of estimands
     has_treatment: ClassVar[bool] = True  # whether a study must name a treatment; else it must name none
     has_strata: ClassVar[bool] = True  # whether a study may name strata
+    roles: ClassVar[tuple[str, ...]] = ("outcome", "treatment", "missingness")  # of the nuisance models
 
     outcome: str
     outcome_bounds: tuple[float, float] = (0.0, 1.0)

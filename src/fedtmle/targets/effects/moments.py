@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import NamedTuple, final
+from typing import NamedTuple, Protocol, final
 
 import numpy as np
 
@@ -74,6 +74,17 @@ def moment_columns(
             np.multiply(weight * rows.taken(r), residual, out=u)
             u += m
     return MomentColumns(columns)
+
+
+class Clustered(Protocol):
+    """Rows with clusters: codes from 0, None if each row is its own, and each cluster's place among those
+    that span silos."""
+
+    @property
+    def cluster(self) -> IntArray | None: ...
+
+    @property
+    def spanned(self) -> IntArray | None: ...
 
 
 class SpanningCluster(NamedTuple):
@@ -165,7 +176,7 @@ class ClosingLayout:
         return ClosingSums(u, t, m, uu, ut, tt, clusters, spanning)
 
 
-def closing_sums(rows: EffectRows, columns: MomentColumns, exponents: Sequence[int]) -> Sums:
+def closing_sums(rows: Clustered, columns: MomentColumns, exponents: Sequence[int]) -> Sums:
     """Return the sums over rows or, if there are any, clusters; the last is their count."""
     layout, flat = ClosingLayout(len(columns.u)), columns.flat
     linear, terms = layout.linear, layout.terms()
@@ -184,7 +195,7 @@ def closing_sums(rows: EffectRows, columns: MomentColumns, exponents: Sequence[i
     return sums.joined(Sums((count << shift,), (shift,)))
 
 
-def spanning_sums(rows: EffectRows, columns: MomentColumns, exponents: Sequence[int], count: int) -> Sums:
+def spanning_sums(rows: Clustered, columns: MomentColumns, exponents: Sequence[int], count: int) -> Sums:
     """Return u, t and 1 of the parts here of each of ``count`` clusters that span silos."""
     layout = ClosingLayout(len(columns.u))
     parts = np.zeros((count, layout.part_size))

@@ -209,6 +209,16 @@ class WithoutFold(AbstractResponse):
     folds: Folds
     fold: int
 
+    @property
+    def periods(self) -> int:
+        return self.response.periods
+
+    def mark(self, table: Table) -> Table:
+        return self.folds.mark(self.response.mark(table))
+
+    def expand(self, table: Table) -> tuple[Table, IntArray]:
+        return self.response.expand(table)
+
     def of(self, table: Table) -> tuple[Array, Array]:
         y, w = self.response.of(table)
         return y, w * (self.folds.of(table) != self.fold)

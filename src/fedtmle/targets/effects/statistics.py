@@ -271,12 +271,12 @@ def histogram_pairs(arms: int) -> list[tuple[int, int]]:
     return [(a, b) for a in shown_arms(arms) for b in range(arms)]
 
 
-def _histogram_groups(bins: Bytes, arm: Codes, arms: int) -> list[Group]:
+def histogram_groups(bins: Bytes, arm: Codes, arms: int) -> list[Group]:
     of, rows = shown_arms(arms), [arm == b for b in range(arms)]
     return [Group(bins=bins[of.index(a)][rows[b]]) for a, b in histogram_pairs(arms)]
 
 
-def _histogram_sizes(arms: int) -> tuple[int, ...]:
+def histogram_sizes(arms: int) -> tuple[int, ...]:
     return (len(PROBABILITY_EDGES) - 1,) * len(histogram_pairs(arms))
 
 
@@ -294,10 +294,10 @@ class PropensityBins(_OverEffectRows, AbstractBins[EffectRows]):
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        return _histogram_sizes(self.arms)
+        return histogram_sizes(self.arms)
 
     def groups(self, piece: EffectRows) -> list[Group]:
-        return _histogram_groups(piece.g_bins, piece.arm, self.arms)
+        return histogram_groups(piece.g_bins, piece.arm, self.arms)
 
 
 @final
@@ -317,12 +317,12 @@ class FittedPropensityBins(AbstractBins[Table]):
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        return _histogram_sizes(self.arms)
+        return histogram_sizes(self.arms)
 
     def groups(self, piece: Table) -> list[Group]:
         g, _ = self.preparation.propensities(piece)
         bins = probability_bins(g[list(shown_arms(len(g)))])
-        return _histogram_groups(bins, self.preparation.columns.arm(piece), self.arms)
+        return histogram_groups(bins, self.preparation.columns.arm(piece), self.arms)
 
 
 @final

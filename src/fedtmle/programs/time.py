@@ -1,0 +1,386 @@
+"""The parts of a study of time to an event: counts, hazards, the problem, overlap and people at risk.
+
+levels -> clusters -> counts -> treatment, hazard and censoring models -> overlap -> targeting -> at risk
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from fedtmle.errors import InputError
+from fedtmle.initial.crossfit import Fitted, SuppliedProbability
+from fedtmle.initial.glm import Supplied
+from fedtmle.initial.ranges import range_exponent
+from fedtmle.initial.superlearner import used_columns
+from fedtmle.model import kernels
+from fedtmle.model.families import Family
+from fedtmle.programs.diagnostics import Histogram, named_histograms
+from fedtmle.programs.nuisance import Regression, regressions
+from fedtmle.programs.study import Study
+from fedtmle.programs.superlearner import fit_nuisance, together
+from fedtmle.protocol.bins import BinsQuery
+from fedtmle.protocol.query import CountCell, Flow, JointQuery, Phase, WeightSum
+from fedtmle.protocol.sums import TallyQuery
+from fedtmle.targets.effects.components import Component, Everyone, PooledWeights
+from fedtmle.targets.effects.prepare import EffectColumns
+from fedtmle.targets.time.estimands import AbstractTimeEffect
+from fedtmle.targets.time.prepare import Group, TimePreparation
+from fedtmle.targets.time.problem import TimeProblem
+from fedtmle.targets.time.responses import CensoringResponse, CountedHazard, EventResponse
+from fedtmle.targets.time.statistics import (
+    AtRiskBins,
+    LifeTable,
+    TimeCounts,
+    TimeOverlapColumns,
+    TimePropensityBins,
+    TimeTruncationBins,
+)
+
+SMALLEST_EXPONENT = -512  # of weights: below it, their grid would leave the range of a double
+UNBOUNDED_CEILING = 4096.0  # declared for 1/(g G) where it is not bounded
+MOST_SHOWN = 12  # periods whose number at risk is shown
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimeTally:
+    """Pooled counts: people per arm, events per arm and cause, the censored, and the sums of weights."""
+
+    arms: tuple[int, ...]
+    events: tuple[tuple[int, ...], ...]  # per arm, per cause
+    censored: int
+    weight_mean: float
+    weights: PooledWeights
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimeOverlap:
+    """Overlap from pooled sums; ``truncated`` is over the silos that disclose theirs."""
+
+    truncated: tuple[int, ...]  # people with a truncated probability, per arm
+    disclosing: tuple[int, ...]  # silos that disclose their count, per arm
+    effective_sizes: tuple[float, ...]  # (sum omega)^2 / sum omega^2, per regime in a population
+
+
+@dataclass(frozen=True, kw_only=True)
+class AtRisk:
+    """People at risk in some periods per arm, the number of silos that show theirs, and propensity scores."""
+
+    periods: tuple[int, ...]
+    counts: tuple[tuple[int, ...], ...]  # per arm, per period
+    silos: tuple[tuple[int, ...], ...]
+    overlap: tuple[Histogram, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimeDetails:
+    """What a study of time to an event learned besides its estimate; all of it is pooled and public."""
+
+    problem: TimeProblem
+    components: tuple[Component, ...]
+    strata: tuple[str, ...]
+    levels: Mapping[str, tuple[str, ...]]
+    arm_counts: tuple[int, ...]
+    event_counts: tuple[tuple[int, ...], ...]
+    g_floor: float
+    overlap: TimeOverlap
+    at_risk: AtRisk | None
+    nuisances: Mapping[str, tuple[Fitted, ...]]
+
+
+def count_time(study: Study, target: AbstractTimeEffect, columns: EffectColumns, n: int) -> Flow[TimeTally]:
+    """Ask who is in each arm and stratum, with which event, and at risk in the last period; one round."""
+    exponent = 1
+    if study.weights and study.variables is not None:
+        exponent = max(range_exponent(study.variables.ranges[study.weights]), SMALLEST_EXPONENT)
+    horizon = max(each.horizon for each in target.functionals)
+    counts = TimeCounts(
+        columns=columns, follow_up=target.follow_up, horizon=horizon, weight_exponent=exponent
+    )
+    at = counts.layout.places
+    pooled = yield TallyQuery(
+        columns=counts,
+        n=n,
+        counts=(
+            *(CountCell(k, is_arm=True) for k in at["arm"]),
+            *(
+                CountCell(k, of=arm, floor="min_support", rest_floor="min_joint")
+                for k, arm in zip(at["at risk"], at["arm"], strict=True)
+            ),
+            *(CountCell(k) for k in at["stratum"]),
+        ),
+    )
+    sums = {name: part.tolist() for name, part in counts.layout.split(pooled.values()).items()}
+    causes = len(target.causes)
+    events = tuple(
+        tuple(map(int, sums["events"][a * causes : (a + 1) * causes])) for a in range(len(columns.arms))
+    )
+    weight_mean = sums["weight"][0] / n
+    if not weight_mean > 0:
+        raise InputError(f"weights: column '{study.weights}' is zero in every row")
+    _refuse_counts(target, sums["arm"], sums["at risk"], events, horizon)
+    return TimeTally(
+        arms=tuple(map(int, sums["arm"])),
+        events=events,
+        censored=int(sums["censored"][0]),
+        weight_mean=weight_mean,
+        weights=PooledWeights(
+            total=weight_mean * n,
+            by_arm=tuple(sums["arm weight"]),
+            by_stratum=tuple(sums["stratum weight"]),
+        ),
+    )
+
+
+def _refuse_counts(
+    target: AbstractTimeEffect,
+    arms: list[float],
+    at_risk: list[float],
+    events: tuple[tuple[int, ...], ...],
+    horizon: int,
+) -> None:
+    for arm, people, risk in zip(target.arms, arms, at_risk, strict=True):
+        if not people:
+            raise InputError(
+                f"treatment: no silo has a record in arm '{arm}'; check the treatment's column and its arms"
+            )
+        if not risk:
+            raise InputError(
+                f"horizons: nobody in arm '{arm}' is at risk in period {horizon}; choose an earlier horizon, "
+                "or longer periods"
+            )
+    for j, cause in enumerate(target.causes):
+        if not sum(by_cause[j] for by_cause in events):
+            raise InputError(
+                f"causes: nobody has an event of cause '{cause}'; check the codes of column "
+                f"'{target.outcome}', or leave the cause out"
+            )
+
+
+def fit_hazards(
+    study: Study,
+    target: AbstractTimeEffect,
+    columns: EffectColumns,
+    levels: Mapping[str, tuple[str, ...]],
+    tally: TimeTally,
+    n: int,
+) -> Flow[dict[str, tuple[Fitted, ...]]]:
+    """Fit all nuisance models in shared rounds; hazards without a model are counted in one round before."""
+    censors = tally.censored > 0
+    asked = regressions(study, columns, tally.weight_mean)
+    asked |= _hazard_regressions(study, target, columns, tally.weight_mean, censors)
+    fitted = yield from _counted(study, target, columns, tally.weight_mean, censors, n)
+    treatment = study.treatment_model
+    if isinstance(treatment, Supplied):
+        names = treatment.columns
+        if len(names) != len(columns.arms) - 1:
+            raise InputError(
+                f"treatment_model: expected {len(columns.arms) - 1} supplied column(s), not {len(names)}"
+            )
+        fitted["treatment"] = tuple(SuppliedProbability(name, names[:j]) for j, name in enumerate(names))
+    places = [(role, regression) for role, each in asked.items() for regression in each]
+    fits = yield from together(
+        [fit_nuisance(regression, levels, n, study.outer_folds) for _, regression in places]
+    )
+    for (role, _), fit in zip(places, fits, strict=True):
+        fitted[role] = (*fitted.get(role, ()), fit)
+    return fitted
+
+
+def _hazard_regressions(
+    study: Study, target: AbstractTimeEffect, columns: EffectColumns, weight_mean: float, censors: bool
+) -> dict[str, tuple[Regression, ...]]:
+    regression = partial(
+        Regression,
+        kind="binary",
+        family=Family.LOGISTIC,
+        weight_ceiling=study.weight_ceiling if study.weights else 1.0,
+        cluster=study.cluster,
+        spanning=study.cluster_scope == "spanning",
+        ranges=None if study.variables is None else study.ranges(study.variables),
+    )
+    asked: dict[str, tuple[Regression, ...]] = {}
+    event = partial(EventResponse, columns=columns, follow_up=target.follow_up, weight_mean=weight_mean)
+    hazard, censoring = study.hazard_model, study.censoring_model
+    if hazard is not None and not isinstance(hazard, Supplied):
+        asked["hazard"] = tuple(
+            regression(
+                label="hazard model" if len(target.causes) == 1 else f"hazard model of '{cause}'",
+                model=hazard,
+                response=event(cause=j),
+                constant="no person-period that it is fitted on has an event, or every one has",
+            )
+            for j, cause in enumerate(target.causes, start=1)
+        )
+    if censors and censoring is not None and not isinstance(censoring, Supplied):
+        asked["censoring"] = (
+            regression(
+                label="censoring model",
+                model=censoring,
+                response=CensoringResponse(
+                    columns=columns, follow_up=target.follow_up, weight_mean=weight_mean
+                ),
+                constant="nobody that it is fitted on is censored before the last period, or everyone is",
+            ),
+        )
+    return asked
+
+
+def _counted(
+    study: Study,
+    target: AbstractTimeEffect,
+    columns: EffectColumns,
+    weight_mean: float,
+    censors: bool,
+    n: int,
+) -> Flow[dict[str, tuple[Fitted, ...]]]:
+    """Return the hazards that have no model, by arm and period, from a life table; one round if any."""
+    causes = tuple(range(1, len(target.causes) + 1)) if study.hazard_model is None else ()
+    if censors and study.censoring_model is None:
+        causes = (*causes, 0)
+    if not causes:
+        return {}
+    table = LifeTable(
+        columns=columns,
+        follow_up=target.follow_up,
+        causes=causes,
+        weight_mean=weight_mean,
+        weight_ceiling=study.weight_ceiling if study.weights else 1.0,
+    )
+    cells = []
+    if not study.weights:
+        at = table.layout.places
+        cells = [
+            CountCell(k, floor="min_support", rest_floor="min_joint")
+            for c in causes
+            for k in at[f"at risk {c}"]
+        ]
+    pooled = yield TallyQuery(columns=table, n=n, counts=tuple(cells))
+    sums = table.layout.split(pooled.values())
+    periods = target.follow_up.periods
+
+    def hazard(cause: int) -> CountedHazard:
+        risk, events = sums[f"at risk {cause}"], sums[f"events {cause}"]
+        share = np.divide(events, risk, out=np.zeros_like(events), where=risk > 0)
+        if cause == 0:  # nobody is censored before a period in which all who are left die
+            share[share >= 1.0] = 1.0 - 2.0**-20
+        return CountedHazard(
+            columns=columns,
+            hazards=tuple(map(tuple, share.reshape(len(columns.arms), periods).tolist())),
+        )
+
+    fitted: dict[str, tuple[Fitted, ...]] = {}
+    counted = tuple(hazard(cause) for cause in causes if cause)
+    if counted:
+        fitted["hazard"] = counted
+    if 0 in causes:
+        fitted["censoring"] = (hazard(0),)
+    return fitted
+
+
+def time_problem(
+    study: Study,
+    target: AbstractTimeEffect,
+    columns: EffectColumns,
+    fitted: Mapping[str, tuple[Fitted, ...]],
+    tally: TimeTally,
+    n: int,
+) -> TimeProblem:
+    """Return the problem that is targeted, once hazards are known."""
+    groups = []
+    for regime, population in target.groups(columns.strata_levels):
+        share = population.share(tally.weights)
+        if share <= 0:
+            raise InputError(f"strata: no record with a positive weight is {population.label}")
+        groups.append(Group(regime, population, share))
+    auto = 5.0 / (math.sqrt(n) * kernels.log(float(max(n, 2))))
+    floor = min(auto if study.g_bounds == "auto" else float(study.g_bounds or 0.0), 0.5)
+    used = {name for model in study.models.values() for name in used_columns(model)}
+    used |= {name for name in (target.treatment, study.weights) if name is not None}
+    preparation = TimePreparation(
+        columns=columns,
+        follow_up=target.follow_up,
+        groups=tuple(groups),
+        events=fitted["hazard"],
+        censoring=fitted["censoring"][0] if "censoring" in fitted else None,
+        treatment=fitted["treatment"],
+        horizon=max(each.horizon for each in target.functionals),
+        g_floor=floor,
+        weight_mean=tally.weight_mean,
+        used=frozenset(used),
+        folds=study.outer_folds,
+    )
+    per_group = len(target.functionals)
+    overall = {s for s, group in enumerate(groups) if isinstance(group.population, Everyone)}
+    skipped = overall if len(overall) < len(groups) else set()  # everyone is a mixture of the strata
+    smallest = min(group.share for group in groups)
+    weight = study.weight_ceiling if study.weights else 1.0
+    inverse = 1.0 / floor if floor else UNBOUNDED_CEILING
+    return TimeProblem(
+        labels=tuple(component.name for component in target.components(columns.strata_levels)),
+        functionals=target.functionals,
+        prepare=preparation,
+        active=tuple(r for r in range(len(groups) * per_group) if r // per_group not in skipped),
+        ceiling=weight * inverse / smallest,
+        population_ceiling=weight / smallest,
+        largest_cluster=study.largest_cluster if study.cluster else 1,
+        spanning=len(columns.spanning),
+    )
+
+
+def find_time_overlap(problem: TimeProblem, n: int) -> Flow[TimeOverlap]:
+    """Ask for overlap in one round; refuse a study whose arms do not overlap."""
+    columns, arms = TimeOverlapColumns(problem), problem.prepare.columns.arms
+    at = columns.layout.places
+    pooled, bins = yield JointQuery(
+        (
+            TallyQuery(
+                columns=columns,
+                n=n,
+                weights=tuple(WeightSum(a, b) for a, b in zip(at["omega"], at["squares"], strict=True)),
+            ),
+            BinsQuery(
+                bins=TimeTruncationBins(problem),
+                n=n,
+                phase=Phase.NUISANCE,
+                floors=("min_cell", "min_truncated"),
+            ),
+        )
+    )
+    sums = columns.layout.split(pooled.values())
+    truncated = tuple(below.count for _, below in bins)
+    for arm, people in zip(arms, truncated, strict=True):
+        if people > n / 2:
+            raise InputError(
+                f"g_bounds: the probability of arm '{arm}' and of not being censored is below "
+                f"{problem.prepare.g_floor:.3g} for {people} of {n} people; there is no overlap to learn "
+                "from. Restrict the cohort, choose an earlier horizon, or simplify the models"
+            )
+    return TimeOverlap(
+        truncated=truncated,
+        disclosing=tuple(below.silos for _, below in bins),
+        effective_sizes=tuple(
+            float(a * a / b) if b > 0 else 0.0 for a, b in zip(sums["omega"], sums["squares"], strict=True)
+        ),
+    )
+
+
+def count_at_risk(study: Study, target: AbstractTimeEffect, problem: TimeProblem, n: int) -> Flow[AtRisk]:
+    """Ask, after the closing round, who is at risk when; counts below the floor are hidden."""
+    last = problem.prepare.periods
+    step = math.ceil(last / MOST_SHOWN)
+    shown = tuple(range(1, last + 1, step))
+    people, propensities = yield JointQuery(
+        (BinsQuery(bins=AtRiskBins(problem, shown), n=n), BinsQuery(bins=TimePropensityBins(problem), n=n))
+    )
+    by_arm = [people[a * len(shown) : (a + 1) * len(shown)] for a in range(len(study.target.arms))]
+    return AtRisk(
+        periods=shown,
+        counts=tuple(tuple(risk.count for _, risk in each) for each in by_arm),
+        silos=tuple(tuple(risk.silos for _, risk in each) for each in by_arm),
+        overlap=named_histograms(propensities, target.arms),
+    )

@@ -1,0 +1,345 @@
+"""The problem of time to an event: functionals of cumulative incidences, targeted by fluctuating hazards.
+
+Component r is a functional f under a regime in a population. In the world of arm a, with q_l(t) the hazards,
+
+    logit q_l(t; eps) = logit q_l(t) - sum_r eps_r omega_r(t) c_{f,l}(t),
+    omega_r(t) = d_r(a | W) E[v_r | W] / (g_a(W) G_a(t- | W) P(v_r)),
+
+with the logistic loss over person-periods at risk. Its score at eps = 0 is the first part of the EIF; the
+second, v/P(v) (functional given W - psi), has pooled mean zero because psi is the pooled mean. The covariates
+c depend on q, so that the law is the sequence of the accepted fluctuations and is replayed: the paper's outer
+loop. A silo keeps the hazards of its rows at the last law and moves them on from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, reduce
+from operator import add
+from typing import TypeVar, final
+
+import numpy as np
+
+from fedtmle.errors import NumericalError
+from fedtmle.model import kernels
+from fedtmle.model.exact import Sums, column_shifts, zero_sums
+from fedtmle.model.families import Family
+from fedtmle.model.grouped import GroupedLinear, LongRows
+from fedtmle.model.problem import AbstractProblem, Estimate
+from fedtmle.model.submodel import AbstractSubmodel, GeneralisedLinear, NoNormaliser
+from fedtmle.model.table import AnyTable, StreamedTable, Table, people_blocks, people_slices
+from fedtmle.model.types import Array, RowBound, exponent
+from fedtmle.targets.effects.moments import (
+    ClosingLayout,
+    MomentColumns,
+    closing_sums,
+    estimate_components,
+    spanning_sums,
+)
+from fedtmle.targets.time.curves import Functional, covariates, payments, plug_in, reach
+from fedtmle.targets.time.prepare import People, TimePreparation, World
+
+Result = TypeVar("Result")
+
+LINK_REACH = 64.0  # a logit of a hazard moved further than this is a runaway fluctuation, not a fit
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class TimeLaw:
+    """The accepted fluctuations; the initial hazards are functions that each silo evaluates."""
+
+    history: tuple[tuple[float, ...], ...] = ()
+
+
+@dataclass
+class _Kept:
+    """One table's logits of hazards, (causes, periods, N), in the world of each row's own arm at a law."""
+
+    table: Table
+    marked: Table
+    logits: Array
+    history: tuple[tuple[float, ...], ...] = ()
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class TimeProblem(AbstractProblem[TimeLaw, AnyTable]):
+    """Functionals under regimes in populations, in the order population, regime, functional.
+
+    ``active`` are the components that are fluctuated; the others are combinations of them, as everyone is of
+    strata. ``ceiling`` bounds omega times the observation's weight. With ``keeps``, the hazards of a table in
+    memory are kept between queries.
+    """
+
+    labels: tuple[str, ...]
+    functionals: tuple[Functional, ...]
+    prepare: TimePreparation = field(compare=False)
+    active: tuple[int, ...]
+    ceiling: float
+    population_ceiling: float
+    largest_cluster: int = 1
+    spanning: int = 0
+    _kept: list[_Kept] = field(default_factory=list, compare=False, repr=False)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return self.labels
+
+    @property
+    def dim(self) -> int:
+        return len(self.active)
+
+    @property
+    def R(self) -> Array:
+        """The combinations of components that are reported: each by itself."""
+        return np.eye(len(self.labels))
+
+    @property
+    def outcome_bounds(self) -> tuple[float, float]:
+        """The bounds of a component's value, 0 and its largest."""
+        return 0.0, self.reach
+
+    @cached_property
+    def paid(self) -> Array:
+        return payments(self.functionals, self.prepare.periods)
+
+    @cached_property
+    def reach(self) -> float:
+        """A bound of every covariate c, and of every value of a functional."""
+        return reach(self.functionals, self.prepare.periods)
+
+    @property
+    def terms(self) -> int:
+        """The most long rows of one person."""
+        return self.prepare.periods * self.prepare.causes
+
+    def start(self) -> TimeLaw:
+        return TimeLaw()
+
+    def read(self, rows: object) -> AnyTable:
+        if not isinstance(rows, Table | StreamedTable):
+            raise TypeError("a time-to-event problem reads tables that the data layer made")
+        return rows
+
+    def concatenate(self, parts: Sequence[AnyTable]) -> AnyTable:
+        raise NotImplementedError("tables are pooled by the data layer, before nuisances are fitted")
+
+    def count(self, rows: AnyTable) -> int:
+        return rows.n_rows
+
+    # The worlds of a block of people, and how a law moves them.
+
+    def moved(self, world: World, history: Sequence[tuple[float, ...]]) -> World:
+        """Return the world after further accepted fluctuations."""
+        for eps in history:
+            c, _ = covariates(self.paid, kernels.expit(world.logits))
+            world = world.with_logits(world.logits + self._shift(eps, world.omega, c))
+        return world
+
+    def _shift(self, eps: Sequence[float], omega: Array, c: Array) -> Array:
+        """Return how eps moves the logits, shape (causes, periods, N)."""
+        shift = np.zeros(c.shape[1:])
+        per_group = len(self.functionals)
+        for k, r in enumerate(self.active):
+            if eps[k]:
+                shift -= (eps[k] * omega[r // per_group]) * c[r % per_group]
+        return shift
+
+    def over(self, table: AnyTable, work: Callable[[People], Result]) -> Iterator[Result]:
+        """Return ``work`` of consecutive people, in order; the blocks run in parallel."""
+        marked = self.prepare.mark(table) if isinstance(table, Table) else table
+        blocks = people_blocks(marked, self.terms)
+        return kernels.mapped(lambda block: work(self.prepare.people(block)), blocks)
+
+    def _own(self, law: TimeLaw, table: Table) -> _Kept:
+        """Return the kept hazards of a table's own arms at the law; they move on from the last law."""
+        kept = self._kept[0] if self._kept else None
+        if kept is None or kept.table is not table or law.history[: len(kept.history)] != kept.history:
+            self._kept[:] = []
+            logits = np.empty((self.prepare.causes, self.prepare.periods, table.n_rows))
+            kept = _Kept(table, self.prepare.mark(table), logits)
+
+            def fill(rows: slice) -> None:
+                logits[:, :, rows] = self.prepare.people(kept.marked.part(rows)).logits(None)
+
+            kernels.done(fill, people_slices(table.n_rows, self.terms))
+            self._kept[:] = [kept]
+        further = law.history[len(kept.history) :]
+        if further:
+
+            def move(rows: slice) -> None:
+                world = self._own_world(kept, rows)
+                kept.logits[:, :, rows] = self.moved(world, further).logits
+
+            kernels.done(move, people_slices(table.n_rows, self.terms))
+            kept.history = law.history
+        return kept
+
+    def _own_world(self, kept: _Kept, rows: slice) -> World:
+        people = self.prepare.people(kept.marked.part(rows))
+        return people.world(None, logits=np.ascontiguousarray(kept.logits[:, :, rows]))
+
+    def submodel(self, law: TimeLaw, rows: AnyTable) -> AbstractSubmodel:
+        if isinstance(rows, Table):
+            kept = self._own(law, rows)
+            slices = list(people_slices(rows.n_rows, self.terms))
+
+            def over(work: Callable[[LongRows], Result]) -> Iterator[Result]:
+                return kernels.mapped(lambda part: work(self._long(law, self._own_world(kept, part))), slices)
+
+        else:
+
+            def over(work: Callable[[LongRows], Result]) -> Iterator[Result]:
+                return self.over(
+                    rows, lambda people: work(self._long(law, self.moved(people.world(None), law.history)))
+                )
+
+        return GroupedLinear(
+            people=rows.n_rows,
+            dim=self.dim,
+            family=Family.LOGISTIC,
+            bound=self.row_bound(law),
+            over=over,
+        )
+
+    def _long(self, law: TimeLaw, world: World) -> LongRows:
+        """Return the person-periods at risk of each cause, with the covariates at the world's law."""
+        c, _ = covariates(self.paid, kernels.expit(world.logits))
+        at_risk = world.people.at_risk  # (causes, periods, N)
+        person, period, cause = np.nonzero(at_risk.transpose(2, 1, 0))
+        place = cause, period, person
+        X = np.empty((self.dim, len(person)))
+        omega, per_group = world.omega, len(self.functionals)
+        for k, r in enumerate(self.active):
+            np.multiply(omega[r // per_group][period, person], c[r % per_group][place], out=X[k])
+        np.negative(X, out=X)
+        weight = world.people.weight
+        counts = np.bincount(person, minlength=world.people.n_rows)
+        design = GeneralisedLinear(
+            family=Family.LOGISTIC,
+            X=X,
+            offset=np.ascontiguousarray(world.logits[place]),
+            y=world.people.events[place],
+            w=None if weight is None else weight[person],
+            bound=self.row_bound(law),
+            y_largest=1.0,
+        )
+        starts = np.cumsum(counts) - counts
+        return LongRows(design, starts[counts > 0])
+
+    # What the rows add to the closing sums.
+
+    def columns(self, law: TimeLaw, people: People) -> MomentColumns:
+        """Return u, t and m of each component: the EIF's parts, times the weight."""
+        prepare, per_group = self.prepare, len(self.functionals)
+        stacked = np.zeros((3, len(self.labels), people.n_rows))
+        u, t, m = stacked
+        for arm in prepare.arms_needed:
+            world = self.moved(people.world(arm), law.history)
+            q = kernels.expit(world.logits)
+            c, value = covariates(self.paid, q)
+            residual = np.where(people.at_risk & (people.arm == arm), people.events - q, 0.0)
+            for s, group in enumerate(prepare.groups):
+                d = group.regime.probabilities(people.table, prepare.columns.arms)[arm]
+                for f in range(per_group):
+                    r = s * per_group + f
+                    m[r] += d * value[f]
+                    u[r] += (world.omega[s] * (c[f] * residual).sum(axis=0)).sum(axis=0)
+        for s, v in enumerate(people.indicators):
+            for r in range(s * per_group, (s + 1) * per_group):
+                m[r] *= v
+                t[r] = v
+        u += m
+        if people.weight is not None:
+            stacked *= people.weight
+        return MomentColumns(stacked)
+
+    def _whole(self, law: TimeLaw, rows: AnyTable) -> MomentColumns:
+        parts = [columns.stacked for columns in self.over(rows, lambda people: self.columns(law, people))]
+        return MomentColumns(np.concatenate(parts, axis=2))
+
+    def losses(self, law: TimeLaw, rows: AnyTable) -> Array:
+        def of(people: People) -> Array:
+            eta = self.moved(people.world(None), law.history).logits
+            loss = np.where(people.at_risk, kernels.softplus(eta) - people.events * eta, 0.0).sum(axis=(0, 1))
+            return loss if people.weight is None else loss * people.weight
+
+        return np.asarray(np.concatenate(list(self.over(rows, of))))
+
+    def eif(self, law: TimeLaw, rows: AnyTable, psi: Array) -> Array:  # noqa: ARG002 - plug-ins on these rows
+        columns = self._whole(law, rows)
+        components = columns.m.sum(axis=1) / columns.t.sum(axis=1)
+        return np.asarray((columns.u - columns.t * components[:, None]).T)
+
+    def moments(self, law: TimeLaw, rows: AnyTable) -> Sums:
+        exponents, zero = self._moment_exponents(), zero_sums(self.moment_shifts(law))
+        if self.prepare.columns.cluster is None:
+            return reduce(
+                add,
+                self.over(rows, lambda p: closing_sums(p.clusters, self.columns(law, p), exponents)),
+                zero,
+            )
+        columns, clusters = self._whole(law, rows), self.prepare.clusters(rows)
+        total = closing_sums(clusters, columns, exponents)
+        if self.spanning:
+            total = total.joined(spanning_sums(clusters, columns, exponents, self.spanning))
+        return total
+
+    def moment_shifts(self, law: TimeLaw) -> tuple[int, ...]:  # noqa: ARG002 - declared, for every law
+        return column_shifts(self._moment_exponents())
+
+    def _moment_exponents(self) -> list[int]:
+        u = self.largest_cluster * self.reach * (self.ceiling * self.terms + self.population_ceiling)
+        t = self.largest_cluster * self.population_ceiling
+        return ClosingLayout(len(self.labels)).exponents(u, t, self.spanning)
+
+    def finish(self, law: TimeLaw, pooled: Sums, n: int) -> Estimate:  # noqa: ARG002 - all is pooled
+        """Return psi and its covariance with divisor n: Greenwood's where there are no covariates."""
+        psi, covariance = estimate_components(pooled, len(self.labels))
+        layout = ClosingLayout(len(self.labels)).read(pooled)
+        units = int(layout.clusters) + len(layout.spanning)
+        return Estimate(psi=psi, covariance=covariance * ((units - 1) / units))
+
+    # The law.
+
+    def move(self, law: TimeLaw, eps: Array) -> TimeLaw:
+        if not self.admits(law, eps):
+            raise NumericalError(
+                f"eps: the fluctuation would move a hazard by more than {LINK_REACH:g} on the logit scale; "
+                "an event may be perfectly predicted"
+            )
+        return TimeLaw(history=(*law.history, tuple(map(float, eps))))
+
+    def admits(self, law: TimeLaw, eps: Array) -> bool:  # noqa: ARG002 - the same set at every law
+        return bool((np.abs(eps) * self.reach <= LINK_REACH).all())
+
+    def path(self, law: TimeLaw) -> tuple[tuple[float, ...], ...]:
+        return law.history
+
+    def normaliser(self, law: TimeLaw) -> NoNormaliser:  # noqa: ARG002 - a regression loss
+        return NoNormaliser(self.dim)
+
+    def row_bound(self, law: TimeLaw) -> RowBound:  # noqa: ARG002 - declared, for every law
+        x = self.ceiling * self.reach
+        return RowBound(gradient=exponent(self.terms * x), curvature=exponent(0.25 * self.terms * x * x))
+
+    def curvature(self, law: TimeLaw) -> None:  # noqa: ARG002 - it is a sum over rows
+        return None
+
+    def accuracy(self, law: TimeLaw) -> float:  # noqa: ARG002 - no quadrature
+        return 0.0
+
+    @property
+    def curvature_is_fixed(self) -> bool:
+        return False  # the covariates move with the hazards
+
+    def values(self, law: TimeLaw, rows: AnyTable, arm: int) -> Array:
+        """Return every functional given the covariates in the world of an arm, shape (functionals, N)."""
+
+        def of(people: People) -> Array:
+            world = self.moved(people.world(arm), law.history)
+            return plug_in(self.paid, kernels.expit(world.logits))
+
+        return np.concatenate(list(self.over(rows, of)), axis=1)

@@ -1,0 +1,91 @@
+"""The responses of hazard models over person-periods, and hazards that are counted instead of modelled."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass, replace
+from typing import final
+
+import numpy as np
+
+from fedtmle.initial.glm import AbstractResponse
+from fedtmle.model.table import Table
+from fedtmle.model.types import Array, IntArray
+from fedtmle.targets.effects.prepare import EffectColumns
+from fedtmle.targets.time.followup import PERIOD, FollowUp, Seen
+
+RESPONSE = "\0response"  # the column of person-periods that holds their response
+
+
+class AbstractPeriodResponse(AbstractResponse):
+    """A response in each person-period at risk; weights are those of the person."""
+
+    columns: EffectColumns
+    follow_up: FollowUp
+    weight_mean: float
+
+    @abstractmethod
+    def at_risk(self, seen: Seen) -> tuple[IntArray, IntArray]:
+        """Return each person's last period at risk, and the period of the response 1, or 0 if there is none."""
+
+    @property
+    def periods(self) -> int:
+        return self.follow_up.periods
+
+    def expand(self, table: Table) -> tuple[Table, IntArray]:
+        counts, happened = self.at_risk(self.follow_up.read(table))
+        long, rows, starts = self.follow_up.long(table, counts)
+        y = (long.factors[PERIOD].codes + 1 == happened[rows]).astype(np.float64)
+        reach = {**long.reach, RESPONSE: 1.0}
+        return replace(long, numeric={**long.numeric, RESPONSE: y}, known_reach=reach), starts[counts > 0]
+
+    def of(self, table: Table) -> tuple[Array, Array]:
+        return table.numeric[RESPONSE], self.columns.relative_weight(table, self.weight_mean)
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class EventResponse(AbstractPeriodResponse):
+    """An event of one cause in a period, among those at risk without an event of an earlier cause in it.
+
+    ``cause`` is counted from 1. The hazards of the causes are conditional in this order, so that their sum
+    never exceeds 1.
+    """
+
+    columns: EffectColumns
+    follow_up: FollowUp
+    weight_mean: float
+    cause: int
+
+    def at_risk(self, seen: Seen) -> tuple[IntArray, IntArray]:
+        earlier = (seen.cause > 0) & (seen.cause < self.cause)
+        return seen.last - earlier, np.where(seen.cause == self.cause, seen.last, 0)
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class CensoringResponse(AbstractPeriodResponse):
+    """Censoring in a period before the last, among those at risk without an event in it."""
+
+    columns: EffectColumns
+    follow_up: FollowUp
+    weight_mean: float
+
+    def at_risk(self, seen: Seen) -> tuple[IntArray, IntArray]:
+        final = self.follow_up.periods - 1
+        counts = np.minimum(seen.last - (seen.cause > 0), final)
+        return counts, np.where((seen.cause == 0) & (seen.last <= final), seen.last, 0)
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class CountedHazard:
+    """A hazard by arm and period alone: events over people at risk, ``hazards[arm][period]``."""
+
+    columns: EffectColumns
+    hazards: tuple[tuple[float, ...], ...]
+
+    def predict(self, table: Table) -> Array:
+        """Return the hazard of each person-period, shape (N,)."""
+        arm, period = self.columns.arm(table), table.factors[PERIOD].codes
+        return np.asarray(np.array(self.hazards)[arm, period])

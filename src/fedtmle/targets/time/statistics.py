@@ -1,0 +1,250 @@
+"""The statistics that a study of time to an event asks of its silos, as values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeVar, final
+
+import numpy as np
+
+from fedtmle.model.statistics import AbstractBins
+from fedtmle.model.statistics import Group as Binned
+from fedtmle.model.table import AnyTable, Table, over_blocks
+from fedtmle.model.types import Array, exponent
+from fedtmle.targets.effects.prepare import EffectColumns
+from fedtmle.targets.effects.rows import probability_bins, shown_arms
+from fedtmle.targets.effects.statistics import (
+    AbstractLaidOutColumns,
+    Block,
+    TallyLayout,
+    histogram_groups,
+    histogram_sizes,
+)
+from fedtmle.targets.time.followup import FollowUp
+from fedtmle.targets.time.prepare import People
+from fedtmle.targets.time.problem import TimeProblem
+
+Result = TypeVar("Result")
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class TimeCounts(AbstractLaidOutColumns[Table]):
+    """People and their weights by arm and stratum, events by cause, and people at risk at the horizon."""
+
+    columns: EffectColumns
+    follow_up: FollowUp
+    horizon: int
+    weight_exponent: int
+
+    @property
+    def label(self) -> str:
+        return "count"
+
+    @cached_property
+    def layout(self) -> TallyLayout:
+        arms, strata, weight = self.columns.arms, self.columns.strata_levels, self.weight_exponent
+        causes = self.follow_up.causes
+        return TallyLayout(
+            {
+                "arm": Block(tuple(f"in arm {arm}" for arm in arms), 1),
+                "at risk": Block(tuple(f"at risk in period {self.horizon} in arm {arm}" for arm in arms), 1),
+                "events": Block(
+                    tuple(f"with event {cause} in arm {arm}" for arm in arms for cause in causes), 1
+                ),
+                "censored": Block(("censored before the last period",), 1),
+                "stratum": Block(tuple(f"in stratum {level}" for level in strata), 1),
+                "weight": Block(("weight",), weight),
+                "arm weight": Block(tuple(f"weight in arm {arm}" for arm in arms), weight),
+                "stratum weight": Block(tuple(f"weight in stratum {level}" for level in strata), weight),
+            }
+        )
+
+    def over(self, rows: AnyTable, work: Callable[[Table], Result]) -> Iterable[Result]:
+        return over_blocks(rows, work)
+
+    def evaluate(self, piece: Table) -> Array:
+        columns, seen = self.columns, self.follow_up.read(piece)
+        weight, stratum = columns.weight(piece), columns.stratum(piece)
+        values = np.zeros((len(self.exponents), piece.n_rows))
+        part, causes = self.layout.split(values), len(self.follow_up.causes)
+        part["weight"][:] = weight
+        part["censored"][:] = (seen.cause == 0) & (seen.last < self.follow_up.periods)
+        for code in range(len(columns.arms)):
+            taken = columns.taken(piece, code)
+            part["arm"][code] = taken
+            part["at risk"][code] = taken * (seen.last >= self.horizon)
+            part["arm weight"][code] = taken * weight
+            for cause in range(causes):
+                part["events"][code * causes + cause] = taken * (seen.cause == cause + 1)
+        if stratum is not None:
+            part["stratum"][:] = stratum == np.arange(len(columns.strata_levels))[:, None]
+            part["stratum weight"][:] = part["stratum"] * weight
+        return values
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class LifeTable(AbstractLaidOutColumns[Table]):
+    """Weights at risk and of events in each arm and period, for hazards that are counted.
+
+    ``causes`` are the causes whose hazards are counted, from 1, and 0 for censoring. People at risk of a
+    cause have no event of an earlier one in the period, and those at risk of censoring none at all.
+    """
+
+    columns: EffectColumns
+    follow_up: FollowUp
+    causes: tuple[int, ...]
+    weight_mean: float
+    weight_ceiling: float
+
+    @property
+    def label(self) -> str:
+        return "count"
+
+    @cached_property
+    def layout(self) -> TallyLayout:
+        names = [
+            f"in period {t + 1} in arm {arm}"
+            for arm in self.columns.arms
+            for t in range(self.follow_up.periods)
+        ]
+        bound, blocks = exponent(self.weight_ceiling), {}
+        for cause in self.causes:
+            what = f"event {self.follow_up.causes[cause - 1]}" if cause else "censoring"
+            blocks[f"at risk {cause}"] = Block(tuple(f"at risk of {what} {name}" for name in names), bound)
+            blocks[f"events {cause}"] = Block(tuple(f"{what} {name}" for name in names), bound)
+        return TallyLayout(blocks)
+
+    def over(self, rows: AnyTable, work: Callable[[Table], Result]) -> Iterable[Result]:
+        return over_blocks(rows, work)
+
+    def evaluate(self, piece: Table) -> Array:
+        columns, seen = self.columns, self.follow_up.read(piece)
+        weight = columns.relative_weight(piece, self.weight_mean)
+        values = np.zeros((len(self.exponents), piece.n_rows))
+        part, periods = self.layout.split(values), self.follow_up.periods
+        for code in range(len(columns.arms)):
+            taken = columns.taken(piece, code) * weight
+            for t in range(1, periods + 1):
+                place = code * periods + t - 1
+                last = seen.last == t
+                for cause in self.causes:
+                    before = (seen.cause > 0) & ((seen.cause < cause) if cause else True)
+                    part[f"at risk {cause}"][place] = taken * ((seen.last >= t) & ~(last & before))
+                    part[f"events {cause}"][place] = taken * (last & (seen.cause == cause))
+        return values
+
+
+class _OverPeople:
+    """Reads the people of a time-to-event problem, in consecutive pieces."""
+
+    problem: TimeProblem
+
+    def over(self, rows: AnyTable, work: Callable[[People], Result]) -> Iterable[Result]:
+        return self.problem.over(rows, work)
+
+
+@final
+@dataclass(frozen=True)
+class TimeOverlapColumns(_OverPeople, AbstractLaidOutColumns[People]):
+    """Each group's weight omega in a person's last period at risk, and its square."""
+
+    problem: TimeProblem
+
+    @property
+    def label(self) -> str:
+        return "inverse probability"
+
+    @cached_property
+    def layout(self) -> TallyLayout:
+        groups, h = range(len(self.problem.prepare.groups)), self.problem.ceiling
+        return TallyLayout(
+            {
+                "omega": Block(tuple(f"omega_{s}" for s in groups), exponent(h)),
+                "squares": Block(tuple(f"omega_{s}, squared" for s in groups), exponent(h * h)),
+            }
+        )
+
+    def evaluate(self, piece: People) -> Array:
+        world = piece.world(None, logits=np.empty(0))
+        last = np.minimum(piece.seen.last, self.problem.prepare.periods) - 1
+        omega = world.omega[:, last, np.arange(piece.n_rows)]
+        if piece.weight is not None:
+            omega = omega * piece.weight
+        return np.concatenate([omega, omega * omega])
+
+
+@final
+@dataclass(frozen=True)
+class TimeTruncationBins(_OverPeople, AbstractBins[People]):
+    """Per arm, how many people in it have a truncated probability in some period (bin 1)."""
+
+    problem: TimeProblem
+
+    @property
+    def label(self) -> str:
+        return "probabilities below their bound"
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return (2,) * len(self.problem.prepare.columns.arms)
+
+    def groups(self, piece: People) -> list[Binned]:
+        below = piece.world(None, logits=np.empty(0)).truncated
+        return [Binned(bins=(below & (piece.arm == arm)).astype(np.uint8)) for arm in range(len(self.sizes))]
+
+
+@final
+@dataclass(frozen=True)
+class AtRiskBins(_OverPeople, AbstractBins[People]):
+    """Per arm and shown period, how many people of the arm are at risk in it (bin 1) or no more (bin 0)."""
+
+    problem: TimeProblem
+    shown: tuple[int, ...]
+
+    @property
+    def label(self) -> str:
+        return "people at risk"
+
+    @property
+    def arms(self) -> int:
+        return len(self.problem.prepare.columns.arms)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return (2,) * (self.arms * len(self.shown))
+
+    def groups(self, piece: People) -> list[Binned]:
+        last = piece.seen.last
+        return [
+            Binned(bins=(last[piece.arm == arm] >= t).astype(np.uint8))
+            for arm in range(self.arms)
+            for t in self.shown
+        ]
+
+
+@final
+@dataclass(frozen=True)
+class TimePropensityBins(_OverPeople, AbstractBins[People]):
+    """Histograms of the propensity scores, by observed arm."""
+
+    problem: TimeProblem
+
+    @property
+    def label(self) -> str:
+        return "probabilities of treatment"
+
+    @property
+    def arms(self) -> int:
+        return len(self.problem.prepare.columns.arms)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return histogram_sizes(self.arms)
+
+    def groups(self, piece: People) -> list[Binned]:
+        bins = probability_bins(piece.g[list(shown_arms(self.arms))])
+        return histogram_groups(bins, piece.arm, self.arms)
