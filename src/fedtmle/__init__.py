@@ -42,6 +42,8 @@ _HOME = {
     "check_problem": "fedtmle.model.check",
     "solve": "fedtmle.solver",
     "ESTIMANDS": "fedtmle.targets.effects.estimands",
+    "TIME_ESTIMANDS": "fedtmle.targets.time.estimands",
+    "AbstractTimeEffect": "fedtmle.targets.time.estimands",
     "AbstractEffect": "fedtmle.targets.effects.estimands",
     "AbstractArmEffect": "fedtmle.targets.effects.estimands",
     "Scale": "fedtmle.targets.effects.estimands",
@@ -155,6 +157,7 @@ if TYPE_CHECKING:  # for type checkers and editors; at run time, __getattr__ bel
     from fedtmle.trials.cohort import Cdm as Cdm
     from fedtmle.trials.emulate import emulate as emulate
     from fedtmle.trials.trial import TargetTrial as TargetTrial
+    from fedtmle.targets.time.estimands import *  # noqa: F403 - likewise
 
 
 def __getattr__(name: str) -> Any:
@@ -173,8 +176,9 @@ def __getattr__(name: str) -> Any:
 def _estimands() -> dict[str, type]:
     """Return the registered estimands by name."""
     from fedtmle.targets.effects import estimands
+    from fedtmle.targets.time.estimands import TIME_ESTIMANDS
 
-    return {estimand.__name__: estimand for estimand in estimands.ESTIMANDS}
+    return {estimand.__name__: estimand for estimand in (*estimands.ESTIMANDS, *TIME_ESTIMANDS)}
 
 
 def __dir__() -> list[str]:

@@ -12,13 +12,21 @@ from typing import Any
 import fedtmle as ft
 from fedtmle import errors
 from fedtmle.targets.effects import estimands
+from fedtmle.targets.time.estimands import TIME_ESTIMANDS
 
+REGISTERED = (*estimands.ESTIMANDS, *TIME_ESTIMANDS)
 ESTIMANDS_TITLE = "A study"  # the group that has the registered estimands as well
 GROUPS = {
     "Run": ("run", "solve", "load", "plots"),
     "Before a run": ("read_study", "validate", "preflight", "Policy"),
-    ESTIMANDS_TITLE: ("Study", "Variables", "Variable", "ESTIMANDS"),
-    "An estimand of your own": ("AbstractEffect", "AbstractArmEffect", "Summary", "Scale"),
+    ESTIMANDS_TITLE: ("Study", "Variables", "Variable", "ESTIMANDS", "TIME_ESTIMANDS"),
+    "An estimand of your own": (
+        "AbstractEffect",
+        "AbstractArmEffect",
+        "AbstractTimeEffect",
+        "Summary",
+        "Scale",
+    ),
     "Rules": ("Static", "Threshold", "Stochastic"),
     "Models": ("GLM", "Supplied", "Pilot", "PerSilo", "GradientBoostedTrees", "SuperLearner"),
     "Algorithms": ("Central", "Gradient", "LocalAverage", "Coded", "Personalized"),
@@ -49,7 +57,7 @@ GROUPS = {
 
 def page() -> str:
     """The whole page."""
-    registered = tuple(estimand.__name__ for estimand in estimands.ESTIMANDS)
+    registered = tuple(estimand.__name__ for estimand in REGISTERED)
     groups = {
         title: (*names, *registered) if title == ESTIMANDS_TITLE else names for title, names in GROUPS.items()
     }
@@ -90,7 +98,7 @@ def estimand_table() -> Iterator[str]:
     """Yield the lines of a table of the registered estimands."""
     yield "| you want | write |"
     yield "|---|---|"
-    yield from (f"| {estimand.description} | `{estimand.__name__}` |" for estimand in estimands.ESTIMANDS)
+    yield from (f"| {estimand.description} | `{estimand.__name__}` |" for estimand in REGISTERED)
 
 
 def _one(name: str, thing: Any) -> Iterator[str]:

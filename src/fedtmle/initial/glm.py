@@ -97,6 +97,10 @@ class AbstractResponse(ABC):
         """Return a whole table with what its parts could not know by themselves, such as folds."""
         return table
 
+    def long(self, table: Table) -> Table:
+        """Return all rows of the regression from a whole table: the table itself if it has no long rows."""
+        return self.expand(self.mark(table))[0] if self.periods else table
+
     def expand(self, table: Table) -> tuple[Table, IntArray]:
         """Return the long rows of a part of a marked table, and where those of each person begin."""
         return table, np.arange(table.n_rows)

@@ -47,6 +47,7 @@ from fedtmle.protocol.query import CountCell, Flow, WeightSum
 from fedtmle.protocol.sums import TallyQuery
 from fedtmle.protocol.tables import LevelsQuery, ScalesQuery
 from fedtmle.targets.effects.components import Component, PooledWeights, component_blocks
+from fedtmle.targets.effects.estimands import AbstractEffect
 from fedtmle.targets.effects.prepare import EffectColumns, Preparation
 from fedtmle.targets.effects.problem import EffectLaw, EffectProblem
 from fedtmle.targets.effects.statistics import (
@@ -75,6 +76,15 @@ class StudyDetails:
     overlap: Overlap
     diagnostics: Diagnostics | None  # None if not wanted, or where each silo has its own law (Personalized)
     nuisances: Mapping[str, tuple[Fitted, ...]]
+
+    @property
+    def groups(self) -> tuple[str, ...]:
+        """What effective sample sizes are of."""
+        return tuple(component.name for component in self.components)
+
+    def fit_names(self, target: AbstractEffect, role: str) -> tuple[str, ...]:
+        """Return what each fit of a role is of, where there are several."""
+        return target.arms
 
 
 @final
@@ -133,9 +143,9 @@ class StudyProgram(AbstractProgram[AnyTable]):
         return replace(outcome, details=details)
 
 
-def study_details(outcome: Outcome) -> StudyDetails:
+def study_details(outcome: Outcome) -> StudyDetails | TimeDetails:
     """Return what a study learned, from its outcome."""
-    if not isinstance(outcome.details, StudyDetails):
+    if not isinstance(outcome.details, StudyDetails | TimeDetails):
         raise TypeError("this outcome is not a study's")
     return outcome.details
 

@@ -115,12 +115,18 @@ class ResidualProducts(AbstractBoundedColumns[Table]):
 
     @property
     def exponents(self) -> tuple[int, ...]:
-        return (exponent(self.regression.weight_ceiling),) * (1 + len(self.pairs))
+        most = self.regression.weight_ceiling * max(self.regression.response.periods, 1)
+        return (exponent(most),) * (1 + len(self.pairs))
 
     def evaluate(self, piece: Table) -> Array:
-        y, w = self.regression.response.of(piece)
-        residuals = [y - unit(model.predict(piece)) for model in self.candidates]
-        return np.stack([w, *(w * (residuals[k] * residuals[j]) for k, j in self.pairs)])
+        response = self.regression.response
+        long, starts = piece, None
+        if response.periods:
+            long, starts = response.expand(self.candidates[0].folds.mark(response.mark(piece)))
+        y, w = response.of(long)
+        residuals = [y - unit(model.predict(long)) for model in self.candidates]
+        products = np.stack([w, *(w * (residuals[k] * residuals[j]) for k, j in self.pairs)])
+        return products if starts is None else np.add.reduceat(products, starts, axis=1)
 
 
 def _fit_super(regression: Regression, spec: SuperLearner, levels: Levels, n: int) -> Flow[SuperLearned]:
@@ -200,7 +206,7 @@ class LearnerFit(AbstractLocalFit):
     def _can_split(self, table: Table) -> bool:
         model = self.model
         return isinstance(model, GradientBoostedTrees) and all(
-            model.enough(part.response.of(table)[1]) for part in self.parts
+            model.enough(part.response.of(part.response.long(table))[1]) for part in self.parts
         )
 
 
@@ -225,7 +231,8 @@ def fit_alone(
         return follow_alone(fit_glm(part, model, levels, local.n_rows), local)
 
     def grow(table: Table) -> TreeEnsemble:
-        return model.fit(table, levels, *part.response.of(table), binary=part.kind == "binary")
+        rows = part.response.long(table)
+        return model.fit(rows, levels, *part.response.of(rows), binary=part.kind == "binary")
 
     return local.evaluate(grow)
 

@@ -27,6 +27,7 @@ from fedtmle.protocol.bins import BinsQuery
 from fedtmle.protocol.query import CountCell, Flow, JointQuery, Phase, WeightSum
 from fedtmle.protocol.sums import TallyQuery
 from fedtmle.targets.effects.components import Component, Everyone, PooledWeights
+from fedtmle.targets.effects.estimands import AbstractEffect
 from fedtmle.targets.effects.prepare import EffectColumns
 from fedtmle.targets.time.estimands import AbstractTimeEffect
 from fedtmle.targets.time.prepare import Group, TimePreparation
@@ -90,6 +91,23 @@ class TimeDetails:
     overlap: TimeOverlap
     at_risk: AtRisk | None
     nuisances: Mapping[str, tuple[Fitted, ...]]
+
+    @property
+    def observed_counts(self) -> tuple[int, ...]:
+        """People with an event of any cause, per arm."""
+        return tuple(map(sum, self.event_counts))
+
+    @property
+    def groups(self) -> tuple[str, ...]:
+        """What effective sample sizes are of: regimes in populations."""
+        groups = self.problem.prepare.groups
+        return tuple(f"{each.regime.label} {each.population.label}".strip() for each in groups)
+
+    def fit_names(self, target: AbstractEffect, role: str) -> tuple[str, ...]:
+        """Return what each fit of a role is of, where there are several."""
+        if role == "hazard" and isinstance(target, AbstractTimeEffect):
+            return target.causes
+        return target.arms
 
 
 def count_time(study: Study, target: AbstractTimeEffect, columns: EffectColumns, n: int) -> Flow[TimeTally]:

@@ -25,6 +25,7 @@ from fedtmle.model.families import Response
 from fedtmle.programs.diagnostics import Histogram, OutcomeFit
 from fedtmle.programs.flow import StudyDetails, study_details
 from fedtmle.programs.study import Study
+from fedtmle.programs.time import TimeDetails
 from fedtmle.protocol.bins import PooledBin
 from fedtmle.protocol.outcome import Status
 from fedtmle.protocol.plan import Plan
@@ -36,6 +37,7 @@ from fedtmle.results.inference import (
     table_rows,
 )
 from fedtmle.results.result import FORMAT, versions
+from fedtmle.results.time import time_document
 from fedtmle.runtime.result import Result
 from fedtmle.runtime.rows import LocalOutcome
 from fedtmle.runtime.session import Finished
@@ -89,12 +91,15 @@ def document(plan: Plan, finished: Finished, result: Result, release: Sequence[s
         "arms": list(study.target.arms),
         "arm_counts": list(details.arm_counts),
         "observed_counts": list(details.observed_counts),
+        **(
+            time_document(study, details, result, len(finished.sizes))
+            if isinstance(details, TimeDetails)
+            else {}
+        ),
         "g_floor": details.g_floor,
         "truncated": list(details.overlap.truncated),
         "truncated_hidden": [len(finished.sizes) - count for count in details.overlap.disclosing],
-        "effective_sizes": dict(
-            zip([c.name for c in details.components], details.overlap.effective_sizes, strict=True)
-        ),
+        "effective_sizes": dict(zip(details.groups, details.overlap.effective_sizes, strict=True)),
         "learners": learners_document(study, details),
         "diagnostics": diagnostics_document(study, finished),
         "warnings": [
@@ -108,7 +113,7 @@ def document(plan: Plan, finished: Finished, result: Result, release: Sequence[s
     }
 
 
-def _personal(study: Study, details: StudyDetails, local: LocalOutcome | None) -> list[Document]:
+def _personal(study: Study, details: Details, local: LocalOutcome | None) -> list[Document]:
     """Return a releasing silo's own estimates in a personalised run; none if it is in another process."""
     if local is None:
         return []
@@ -131,10 +136,12 @@ def _unsupported(estimates: Sequence[Row], result: Result) -> list[str]:
     return warnings
 
 
-def _unneeded_models(study: Study, details: StudyDetails) -> list[str]:
+def _unneeded_models(study: Study, details: Details) -> list[str]:
     """Warn about a model that was not fitted, because it is not needed."""
     if "missingness" in study.models and "missingness" not in details.nuisances:
         return ["no outcome is missing, so the missingness model was not needed and is left out"]
+    if "censoring" in study.models and "censoring" not in details.nuisances:
+        return ["nobody is censored before the last period, so the censoring model is left out"]
     return []
 
 
@@ -184,6 +191,7 @@ def _unfinished_silos(study: Study, result: Result) -> list[str]:
     ]
 
 
+Details = StudyDetails | TimeDetails
 _EVERY_EFFECT = {field.name for field in fields(AbstractEffect)}
 
 
@@ -291,10 +299,19 @@ def _plain(value: object) -> object:
 
 def diagnostics_document(study: Study, finished: Finished) -> Document | None:
     """Return overlap, outcome fit and EIF means; None for a personalised run, or without diagnostics."""
-    details = study_details(finished.outcome)
+    details, silos = study_details(finished.outcome), len(finished.sizes)
+    if isinstance(details, TimeDetails):
+        return (
+            None
+            if details.at_risk is None
+            else {
+                "overlap": [histogram_document(histogram, silos) for histogram in details.at_risk.overlap],
+                "outcome_fit": None,
+                "eif_mean": eif_means(finished),
+            }
+        )
     if details.diagnostics is None:
         return None
-    silos = len(finished.sizes)
     return {
         "overlap": [histogram_document(histogram, silos) for histogram in details.diagnostics.overlap],
         "outcome_fit": _fit_document(details.diagnostics.fit, study, silos),
@@ -359,18 +376,18 @@ def eif_means(finished: Finished) -> dict[str, float]:
     }
 
 
-def learners_document(study: Study, details: StudyDetails) -> list[Document]:
+def learners_document(study: Study, details: Details) -> list[Document]:
     """Return the weight and the cross-validated mean squared error of each learner of each super learner."""
     learners: list[Document] = []
     low, high = study.target.outcome_bounds
     for role, fits in details.nuisances.items():
-        spec = study.models[role]
+        spec = study.models.get(role)  # None where hazards were counted
         if not isinstance(spec, SuperLearner):
             continue
         kind = study.target.response if role == "outcome" else "binary"
         scale = (high - low) ** 2 if role == "outcome" else 1.0
         for k, fit in enumerate(fits):
-            arm = study.target.arms[k] if len(fits) > 1 else None  # each arm against the rest
+            arm = details.fit_names(study.target, role)[k] if len(fits) > 1 else None  # each against the rest
             parts = enumerate(fit.models, start=1) if isinstance(fit, CrossFitted) else [(None, fit)]
             for fold, part in parts:
                 learners += [

@@ -25,6 +25,7 @@ from fedtmle.targets.effects.components import AbstractPopulation, Component, In
 from fedtmle.targets.effects.estimands import Scale, Summary
 from fedtmle.targets.effects.moments import estimate_components
 from fedtmle.targets.effects.problem import EffectProblem
+from fedtmle.targets.time.problem import TimeProblem
 
 DRAWS = 200_000  # of the simulated maximum, for simultaneous intervals
 
@@ -167,7 +168,7 @@ class SiloEstimates:
     """Estimates of single silos from their closing ``answers``, for the silos in ``release`` only."""
 
     study: Study
-    problem: EffectProblem
+    problem: EffectProblem | TimeProblem
     components: Sequence[Component]
     answers: Mapping[str, Sums]
     release: Sequence[str]

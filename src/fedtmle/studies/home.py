@@ -30,7 +30,7 @@ from fedtmle.runtime.rows import LocalRows
 from fedtmle.runtime.signing import Approvals, SigningKey
 from fedtmle.runtime.silo import Silo
 from fedtmle.studyfile.file import study_of
-from fedtmle.studyfile.schema import check_streams, in_memory, schema_of
+from fedtmle.studyfile.schema import check_follow_up, check_streams, in_memory, schema_of
 
 
 @dataclass(frozen=True)
@@ -164,4 +164,5 @@ def open_party(plan: Plan, name: str, source: object, *, keeper: Keeper | None =
     """Return the silo ``name`` of a study's plan over its ``source``, usually the path of a silo file."""
     table = load(source, schema_of(study_of(plan)), silo=name)
     check_streams(study_of(plan), {name: table})
+    check_follow_up(study_of(plan), {name: table})
     return Silo(name, plan, table, keeper=keeper)

@@ -7,13 +7,13 @@ from dataclasses import replace
 
 from fedtmle.algorithms.coded import Coded
 from fedtmle.errors import InputError
+from fedtmle.programs.flow import study_details
 from fedtmle.protocol.plan import Plan
 from fedtmle.results.document import document
 from fedtmle.results.result import StudyResult
 from fedtmle.runtime.session import Federation, Progress, Session
 from fedtmle.solver import CompletedRun
 from fedtmle.studyfile.file import study_of
-from fedtmle.targets.effects.problem import EffectLaw
 
 
 def run_over(
@@ -43,7 +43,8 @@ def conclude(completed: CompletedRun, *, release: Sequence[str] = ()) -> StudyRe
     algorithm = study_of(completed.plan).algorithm
     if not isinstance(algorithm, Coded):
         completed = replace(completed, rows=None)
-    result = completed.result(law=EffectLaw(), algorithm=algorithm)
+    start = study_details(completed.finished.outcome).problem.start()
+    result = completed.result(law=start, algorithm=algorithm)
     return StudyResult(document=document(completed.plan, completed.finished, result, release), run=result)
 
 

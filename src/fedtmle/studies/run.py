@@ -20,7 +20,7 @@ from fedtmle.solver import check_silos, run_in_process
 from fedtmle.studies.home import disclosure_limit, released, session_policy, silo_file
 from fedtmle.studies.over import check_release, conclude
 from fedtmle.studyfile.file import study_plan
-from fedtmle.studyfile.schema import check_streams, in_memory, schema_of
+from fedtmle.studyfile.schema import check_follow_up, check_streams, in_memory, schema_of
 
 
 def run(
@@ -46,6 +46,7 @@ def run(
     check_release(release, silos)
     tables = load_all(silos, schema_of(study))
     check_streams(study, tables)
+    check_follow_up(study, tables)
     files = {name: silo_file(source) for name, source in silos.items()}
     policies = {name: None if file is None else file.policy for name, file in files.items()}
     release = released(policies, release)

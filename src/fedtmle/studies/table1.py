@@ -19,6 +19,7 @@ from fedtmle.model.types import Array, IntArray
 from fedtmle.programs.study import Study
 from fedtmle.protocol.bins import visible
 from fedtmle.studyfile.schema import schema_of
+from fedtmle.targets.time.estimands import AbstractTimeEffect
 
 Bools = NDArray[np.bool_]
 DISTINGUISHED_VALUES = 10  # up to this many different values, a sum and a sum of squares reveal the counts
@@ -89,6 +90,8 @@ def table1_columns(
     target = study.target
     predictions = {c for m in study.models.values() if isinstance(m, Supplied) for c in m.columns}
     excluded = {target.outcome, target.treatment, study.weights, study.cluster, *predictions}
+    if isinstance(target, AbstractTimeEffect):
+        excluded |= {target.time, target.entry}
     names = [name for name in schema_of(study).names if name not in excluded]
     minima = [0] * len(tables) if min_level_rows is None else min_level_rows
     factors: dict[str, tuple[str, ...]] = {}
@@ -135,7 +138,10 @@ def describe_silo(columns: Table1Columns, table: Table) -> SiloTable:
         **{name: table.factors[name].codes < 0 for name in columns.factors},
     }
     known = complete(columns, table)
-    observed = ~np.isnan(table.numeric[columns.outcome])
+    if columns.outcome in table.numeric:
+        observed = ~np.isnan(table.numeric[columns.outcome])
+    else:  # an event
+        observed = table.factors[columns.outcome].codes >= 0
     codes = {name: _codes(table.factors[name], levels) for name, levels in columns.factors.items()}
     missing = {
         **unknown,

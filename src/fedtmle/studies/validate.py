@@ -14,10 +14,10 @@ import numpy as np
 from fedtmle.data import Database, DatabaseQuery, DataErrors, Schema, SiloFile, load, read_silo_file
 from fedtmle.data.drivers import WriteAccessWarning
 from fedtmle.defects import Defect, Lines, near
-from fedtmle.errors import FedTMLEError, InputError
+from fedtmle.errors import DataError, FedTMLEError, InputError
 from fedtmle.model.table import AnyTable
 from fedtmle.studyfile.file import StudyFile, StudyFileErrors, read_study
-from fedtmle.studyfile.schema import check_streams, schema_of
+from fedtmle.studyfile.schema import check_follow_up, check_streams, schema_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +84,8 @@ def validate(path: str | Path) -> Validation:
         defects += _empty_arms(file, tables)
         try:
             check_streams(file.study, tables)
-        except InputError as error:
+            check_follow_up(file.study, tables)
+        except (InputError, DataError) as error:
             defects += defects_of(error)
     return Validation(
         file=file,
@@ -169,7 +170,9 @@ def _empty_arms(file: StudyFile, tables: Mapping[str, AnyTable]) -> list[Defect]
     target = file.study.target
     observed_counts = [0] * len(target.arms)
     for block in (block for table in tables.values() for block in table.blocks()):
-        observed = ~np.isnan(block.numeric[target.outcome])
+        observed = np.ones(block.n_rows, dtype=bool)
+        if target.outcome in block.numeric:  # an event is a factor, and never missing
+            observed = ~np.isnan(block.numeric[target.outcome])
         arm = (
             block.factors[target.treatment].recode(target.arms)
             if target.treatment

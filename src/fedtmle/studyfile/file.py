@@ -140,7 +140,8 @@ class _StudyReader:
                     formula = "formula" in (self._sections.table(section) or {}) and name in arguments
                     self._sections.add(section, "formula" if formula else None, rest)
                     treated = arguments["target"].treatment is not None
-                    arguments[name] = _STAND_IN if treated or role != "treatment" else None
+                    used = role in arguments["target"].roles and (treated or role != "treatment")
+                    arguments[name] = _STAND_IN if used else None
                     self._columns_known = False
                     continue
                 if name == "variables":
@@ -215,7 +216,7 @@ class _StudyReader:
         table = self._sections.table(("models",)) or {}
         self._sections.refuse_unknown(("models",), table, FAMILIES)
         models = {role: self._model(role, target) for role in FAMILIES if role in table}
-        if "outcome" not in models:
+        if "outcome" not in models and (target is None or "outcome" in target.roles):
             self._sections.add(
                 ("models", "outcome"), None, "the section is missing: what does the outcome depend on?"
             )
@@ -237,8 +238,9 @@ class _StudyReader:
         made = self._sections.make(section, keys.model_kinds(role, on_sample), default=default)
         arms = self._arm_count(target)
         if isinstance(made, Supplied) and arms is not None:
-            expected = {"outcome": (arms,), "treatment": (arms - 1,), "missingness": (1, arms)}[role]
-            if len(made.columns) not in expected:
+            counts = {"outcome": (arms,), "treatment": (arms - 1,), "missingness": (1, arms)}
+            expected = counts.get(role)
+            if expected is not None and len(made.columns) not in expected:
                 self._sections.add(
                     section, "supplied", f"expected {expected[0]} column(s), one per prediction"
                 )

@@ -24,6 +24,7 @@ from fedtmle.studyfile.values import (
     BOUNDS,
     COUNT,
     INTEGER,
+    INTEGERS,
     LEVEL,
     LEVELS,
     NUMBER,
@@ -52,6 +53,7 @@ from fedtmle.studyfile.values import (
 from fedtmle.targets.effects import estimands
 from fedtmle.targets.effects.components import AbstractRegime, Static, Stochastic, Threshold
 from fedtmle.targets.effects.estimands import AbstractEffect
+from fedtmle.targets.time.estimands import TIME_ESTIMANDS
 
 RULES = {
     "Static": SectionKind(make=Static, keys={"arm": required(LEVEL)}),
@@ -75,6 +77,7 @@ _BY_TYPE: dict[object, Key] = {
     float: NUMBER,
     tuple[float, float]: BOUNDS,
     tuple[float, ...]: NUMBERS,
+    tuple[int, ...]: INTEGERS,
     tuple[str, ...]: LEVELS,
 }
 
@@ -83,7 +86,7 @@ def target_kinds() -> dict[str, SectionKind[AbstractEffect]]:
     """Return the kinds of [target], one for each registered estimand."""
     return {
         estimand.__name__: SectionKind(make=estimand, keys=_target_keys(estimand))
-        for estimand in estimands.ESTIMANDS
+        for estimand in (*estimands.ESTIMANDS, *TIME_ESTIMANDS)
     }
 
 
@@ -120,6 +123,8 @@ FAMILIES = {
     "outcome": ("binomial", "gaussian", "poisson"),
     "treatment": ("binomial",),
     "missingness": ("binomial",),
+    "hazard": ("binomial",),
+    "censoring": ("binomial",),
 }
 FitOnSample = Callable[[GLM | GradientBoostedTrees, str], Pilot]
 

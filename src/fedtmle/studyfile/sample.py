@@ -29,6 +29,8 @@ def fit_on_sample(
     columns of the model and its response. Rows are not weighted; those without an outcome are used for
     missingness only.
     """
+    if role in ("hazard", "censoring"):
+        raise InputError("sample: hazards are fitted across the silos, or at one of them; give a GLM")
     if role == "treatment" and len(target.arms) > 2:
         raise InputError("sample: a public model gives one probability, so it is for two arms")
     study = _study(target, role, model)

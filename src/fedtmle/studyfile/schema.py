@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from fedtmle.data import Column, Kind, Schema
-from fedtmle.errors import InputError
+from fedtmle.errors import DataError, InputError
 from fedtmle.initial.glm import GLM, Supplied
 from fedtmle.initial.superlearner import formulas
 from fedtmle.initial.variables import Variables
@@ -119,6 +119,18 @@ def check_streams(study: Study, tables: Mapping[str, AnyTable]) -> None:
             f"silo '{streams[0]}' streams its table, and this study needs all rows at once "
             f"({'; '.join(whole)}); leave out stream in the silo file, or change the study"
         )
+
+
+def check_follow_up(study: Study, tables: Mapping[str, AnyTable]) -> None:
+    """Raise `DataError`, which names the silo, if times and events of a table are not on the study's grid."""
+    target = study.target
+    if isinstance(target, AbstractTimeEffect):
+        for name, table in tables.items():
+            try:
+                for block in table.blocks():
+                    target.follow_up.read(block)
+            except DataError as error:
+                raise error.at(name) from None
 
 
 def in_memory(tables: Mapping[str, AnyTable], user: str) -> dict[str, Table]:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from fedtmle.errors import InputError
 from fedtmle.targets.effects import estimands
+from fedtmle.targets.time.estimands import TIME_ESTIMANDS
 
 _QUESTION = """\
 # A study: the question, the method and the silos. Check it with `fedtmle validate study.toml`, describe
@@ -224,7 +225,7 @@ Patient = dict[str, float]
 
 def study_text() -> str:
     """Return the commented study file, with a line for each registered estimand."""
-    kinds = estimands.ESTIMANDS
+    kinds = (*estimands.ESTIMANDS, *TIME_ESTIMANDS)
     width = max(len(kind.__name__) for kind in kinds) + 2
     lines = [f"{' ' * 32}#   {kind.__name__.ljust(width)}{kind.description}\n" for kind in kinds]
     return "".join([_QUESTION, *lines, _REST])

@@ -36,6 +36,7 @@ def render(document: Document) -> str:
         _estimates(document),
         _personalized(document),
         _silos(document),
+        _at_risk(document),
         _overlap(document),
         _fit(document),
         certificate(document),
@@ -63,7 +64,7 @@ def _silo_count(document: Document) -> str:
 
 
 def _cohort(document: Document) -> Iterator[str]:
-    rows = [("arm", "records", "with outcome", "truncated")]
+    rows = [("arm", "records", "with event" if "curves" in document else "with outcome", "truncated")]
     counts = ("arms", "arm_counts", "observed_counts", "truncated", "truncated_hidden")
     for arm, count, observed, below, hidden in zip(*(document[key] for key in counts), strict=True):
         rows.append((arm, f"{count:,}", f"{observed:,} ({share(observed, count)})", partial(below, hidden)))
@@ -74,9 +75,12 @@ def _how(document: Document) -> Iterator[str]:
     """Yield the outcome, the models, the algorithm, the truncation and the effective sample sizes."""
     study = document["study"]
     target = study["target"]
-    low, high = target["outcome_bounds"]
-    auto = " (outcome_type auto)" if target["outcome_type"] == "auto" else ""
-    lines = [("outcome", f"{target.get('response', target['outcome_type'])}, {low:g} to {high:g}{auto}")]
+    if "grid" in document:
+        lines = list(_grid(document))
+    else:
+        low, high = target["outcome_bounds"]
+        auto = " (outcome_type auto)" if target["outcome_type"] == "auto" else ""
+        lines = [("outcome", f"{target.get('response', target['outcome_type'])}, {low:g} to {high:g}{auto}")]
     for role, text in study["models"].items():  # the learners of a super learner have their own table
         lines.append((f"{role} model", text.partition(":")[0] if text.startswith("super learner") else text))
     lines.append(("algorithm", study["algorithm"]["kind"]))
@@ -88,6 +92,31 @@ def _how(document: Document) -> Iterator[str]:
     width = max(len(label) for label, _ in lines) + 2
     for label, text in lines:
         yield from wrapped(text, indent=" " * width, first=label.ljust(width))
+
+
+def _grid(document: Document) -> Iterator[tuple[str, str]]:
+    """Yield the event, its causes and the grid, and the hazards that were counted."""
+    target, grid = document["study"]["target"], document["grid"]
+    edges = grid["edges"]
+    causes = f", causes {', '.join(grid['causes'])}" if len(grid["causes"]) > 1 else ""
+    yield "event", f"{target['outcome']} at {target['time']}{causes}"
+    ends = f"{len(edges)} periods to {edges[-1]:g}"
+    longest = max(b - a for a, b in zip((0.0, *edges), edges, strict=False))
+    yield "grid", f"{ends}, the longest {longest:g}; times within a period are not told apart"
+    for role in ("hazard", "censoring"):
+        if role not in document["study"]["models"]:
+            yield f"{role} model", "none: counted by arm and period"
+
+
+def _at_risk(document: Document) -> Iterator[str]:
+    """Yield the numbers at risk, with the silos that hide theirs."""
+    shown = document.get("at_risk")
+    if not shown:
+        return
+    rows = [["at risk in period", *map(str, shown["periods"])]]
+    for arm, counts, hidden in zip(document["arms"], shown["counts"], shown["hidden_in"], strict=True):
+        rows.append([arm, *(partial(c, h) for c, h in zip(counts, hidden, strict=True))])
+    yield from aligned(rows)
 
 
 def _learners(document: Document) -> Iterator[str]:
@@ -197,6 +226,8 @@ def _fit(document: Document) -> Iterator[str]:
     if not document["diagnostics"]:
         return
     fit = document["diagnostics"]["outcome_fit"]
+    if fit is None:  # hazards have no such table
+        return
     calibration = fit["calibration"]
     digits = max((decimals(row["std_error"]) for row in document["estimates"]), default=3)
     rows = [["outcome by its prediction", "records", "observed", "predicted", "targeted"]]

@@ -83,7 +83,9 @@ class EffectColumns:
         return moved
 
     def observed(self, table: Table) -> Array:
-        """Return Delta: 1 where the outcome was observed, else 0."""
+        """Return Delta: 1 where the outcome was observed, else 0; an event is never missing."""
+        if self.outcome not in table.numeric:
+            return _ones(table.n_rows)
         if not math.isnan(table.reach[self.outcome]):
             return _ones(table.n_rows)
         return (~np.isnan(table.numeric[self.outcome])).astype(np.float64)

@@ -79,7 +79,7 @@ class FollowUp:
         return Seen(np.minimum(last, self.periods), np.where(beyond, 0, cause))
 
     def long(self, table: Table, counts: IntArray) -> tuple[Table, IntArray, IntArray]:
-        """Return the person-periods 1..counts[i] of row i, the row of each, and where those of a row begin."""
+        """Return the person-periods 1..counts[i] of row i, the row of each, and where a row's begin."""
         starts = np.cumsum(counts) - counts
         rows = np.repeat(np.arange(table.n_rows), counts)
         period = np.arange(len(rows)) - starts[rows]

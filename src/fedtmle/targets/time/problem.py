@@ -264,7 +264,7 @@ class TimeProblem(AbstractProblem[TimeLaw, AnyTable]):
         def of(people: People) -> Array:
             eta = self.moved(people.world(None), law.history).logits
             loss = np.where(people.at_risk, kernels.softplus(eta) - people.events * eta, 0.0).sum(axis=(0, 1))
-            return loss if people.weight is None else loss * people.weight
+            return np.asarray(loss if people.weight is None else loss * people.weight)
 
         return np.asarray(np.concatenate(list(self.over(rows, of))))
 

@@ -26,7 +26,7 @@ class AbstractPeriodResponse(AbstractResponse):
 
     @abstractmethod
     def at_risk(self, seen: Seen) -> tuple[IntArray, IntArray]:
-        """Return each person's last period at risk, and the period of the response 1, or 0 if there is none."""
+        """Return each person's last period at risk, and the period of the response 1, 0 if none."""
 
     @property
     def periods(self) -> int:

@@ -1,0 +1,87 @@
+"""The further parts of the document of a study of time to an event: grid, curves, people at risk."""
+
+from __future__ import annotations
+
+import math
+from statistics import NormalDist
+
+import numpy as np
+
+from fedtmle.layout import Document
+from fedtmle.programs.study import Study
+from fedtmle.programs.time import AtRisk, TimeDetails
+from fedtmle.results.inference import simultaneous_quantile
+from fedtmle.runtime.result import Result
+from fedtmle.targets.time.estimands import AbstractTimeEffect
+
+
+def time_document(study: Study, details: TimeDetails, result: Result, silos: int) -> Document:
+    """Return the grid, the counts of events, the curve of each arm, and the numbers at risk."""
+    target = study.target
+    if not isinstance(target, AbstractTimeEffect):
+        raise TypeError("this study is not of time to an event")
+    return {
+        "grid": {
+            "edges": list(target.edges),
+            "horizons": list(target.horizons),
+            "causes": list(target.causes),
+            "measure": type(target).__name__,
+        },
+        "event_counts": [list(counts) for counts in details.event_counts],
+        "curves": [] if result.psi is None else _curves(study, target, details, result),
+        "at_risk": None if details.at_risk is None else _at_risk(details.at_risk, silos),
+    }
+
+
+def _curves(study: Study, target: AbstractTimeEffect, details: TimeDetails, result: Result) -> list[Document]:
+    """Return each arm's measure by horizon, one curve for each population, arm and cause.
+
+    Bands hold for all horizons of all curves at once. Risks and survival are kept within 0 and 1.
+    """
+    psi, covariance = result.psi, result.covariance
+    if psi is None or covariance is None:
+        return []
+    error = np.sqrt(np.diag(covariance))
+    pointwise = NormalDist().inv_cdf(0.5 + study.confidence / 2)
+    band = simultaneous_quantile(covariance, study.confidence, study.seed)
+    low, high = (-math.inf, math.inf) if target.is_area else (0.0, 1.0)
+
+    def within(values: list[float]) -> list[float]:
+        return [min(max(value, low), high) for value in values]
+
+    curves: list[Document] = []
+    horizons, at = target.horizons, 0
+    for group in details.problem.prepare.groups:
+        for cause in target.shown_causes:
+            place = range(at, at := at + len(horizons))
+            values = [target.value_of(float(psi[r]), h) for r, h in zip(place, horizons, strict=True)]
+            errors = [float(error[r]) for r in place]
+            pairs = list(zip(values, errors, strict=True))
+            curves.append(
+                {
+                    "arm": group.regime.label,
+                    "population": group.population.label,
+                    "cause": None if cause < 0 else target.causes[cause],
+                    "horizons": list(horizons),
+                    "times": [target.edges[h - 1] for h in horizons],
+                    "estimate": values,
+                    "std_error": errors,
+                    "conf_low": within([v - pointwise * e for v, e in pairs]),
+                    "conf_high": within([v + pointwise * e for v, e in pairs]),
+                    "band_low": within([v - band * e for v, e in pairs]),
+                    "band_high": within([v + band * e for v, e in pairs]),
+                }
+            )
+    return curves
+
+
+def _at_risk(shown: AtRisk, silos: int) -> Document:
+    """Return people at risk per arm and period, over the silos that disclose them; None if none does."""
+    return {
+        "periods": list(shown.periods),
+        "counts": [
+            [count if by else None for count, by in zip(counts, disclosing, strict=True)]
+            for counts, disclosing in zip(shown.counts, shown.silos, strict=True)
+        ],
+        "hidden_in": [[silos - by for by in disclosing] for disclosing in shown.silos],
+    }
