@@ -42,7 +42,8 @@ from tests.report import studies
 from tests.studies import test_file
 from tests.theory.problems import KINDS, random_case
 
-A_STUDY = {"EffectProblem"}  # a study builds it; tests/effects has its own examples
+A_STUDY = {"EffectProblem", "TimeProblem"}  # a study builds it; tests/effects and tests/time have examples
+TIMED = {kind.__name__ for kind in ft.TIME_ESTIMANDS}  # tests/time has their examples
 
 
 def cases_of_targets() -> Iterable[object]:
@@ -89,15 +90,15 @@ REGISTRIES: dict[str, tuple[type[Any], Callable[[], Iterable[object]], set[str]]
         A_STUDY,
     ),
     "algorithms of tests/report": (AbstractAlgorithm, studies.ALGORITHMS.values, set()),
-    "effects of tests/report": (AbstractEffect, studies.TARGETS.values, set()),
+    "effects of tests/report": (AbstractEffect, studies.TARGETS.values, TIMED),
     "algorithms of honest studies": (
         AbstractAlgorithm,
         algorithms_of_honest_studies,
         {"Central"},  # no silo: all rows in one place
     ),
     "optimisers of honest studies": (AbstractOptimizer, algorithms_of_honest_studies, set()),
-    "registered estimands": (AbstractEffect, lambda: ft.ESTIMANDS, set()),
-    "effects of test_eif": (AbstractEffect, lambda: [kind for kind, *_ in test_eif.CASES.values()], set()),
+    "registered estimands": (AbstractEffect, lambda: (*ft.ESTIMANDS, *ft.TIME_ESTIMANDS), set()),
+    "effects of test_eif": (AbstractEffect, lambda: [kind for kind, *_ in test_eif.CASES.values()], TIMED),
     "regimes of test_eif": (AbstractRegime, lambda: test_eif.RULES, set()),
     "regimes of estimands": (AbstractRegime, lambda: parts([example(kind) for kind in ft.ESTIMANDS]), set()),
     "populations": (AbstractPopulation, lambda: test_populations.SHARES, set()),

@@ -154,10 +154,10 @@ if TYPE_CHECKING:  # for type checkers and editors; at run time, __getattr__ bel
     from fedtmle.targets.effects.estimands import *  # noqa: F403 - all that is public there is public here
     from fedtmle.targets.mean import Mean as Mean
     from fedtmle.targets.optimal_transport import OptimalTransport as OptimalTransport
+    from fedtmle.targets.time.estimands import *  # noqa: F403 - likewise
     from fedtmle.trials.cohort import Cdm as Cdm
     from fedtmle.trials.emulate import emulate as emulate
     from fedtmle.trials.trial import TargetTrial as TargetTrial
-    from fedtmle.targets.time.estimands import *  # noqa: F403 - likewise
 
 
 def __getattr__(name: str) -> Any:

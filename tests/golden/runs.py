@@ -24,6 +24,7 @@ from fedtmle.studyfile.template import write_template
 from fedtmle_paper.two_arm import TwoArm
 from tests.golden import wire
 from tests.golden.data import SIZES, Columns, cohort, mixture, people, silo_file
+from tests.time import studies as time_studies
 
 Run = Callable[[Path], Any]
 RUNS: dict[str, Run] = {}
@@ -160,6 +161,26 @@ def cancelling(how: AbstractAlgorithm, _: Path) -> Any:
 add("solve/mean/retires at once", retiring)
 add("solve/mean/local cancels", partial(cancelling, ft.LocalAverage(weights="uniform")))
 add("solve/mean/personalized cancels", partial(cancelling, ft.Personalized(weights="uniform", lattice=0.5)))
+
+
+# Studies of time to an event.
+
+
+def timed(study: ft.Study, records: Callable[[], Any], _: Path) -> Any:
+    return ft.run(study, time_studies.split(records(), 3))
+
+
+for _kind in ft.TIME_ESTIMANDS:
+    _timed = time_studies.rossi_study(_kind, horizons=(6, 13), algorithm=ft.Coded())
+    add(f"study/time/{_kind.__name__}", partial(timed, _timed, time_studies.rossi))
+CENSORED = time_studies.colon_study(
+    hazard_model=ft.GLM("C(period) + C(rx) + age"),
+    censoring_model=ft.GLM("period + C(rx) + age"),
+    treatment_model=ft.GLM("age + node4"),
+    horizons=(3, 10),
+)
+add("study/time/Kaplan-Meier", partial(timed, time_studies.colon_study(), time_studies.colon))
+add("study/time/censoring", partial(timed, CENSORED, time_studies.colon))
 
 
 # Studies: effects with their nuisance models.

@@ -91,6 +91,20 @@ TARGET = {
     "treatment": "b",
     "arms": [3, "four"],
     "strata": "s",
+    "time": "week",
+    "entry": "begun",
+    "periods": 7,
+    "period_length": 2.5,
+    "grid": [1.0, 2.5, 7.0],
+    "horizons": [2, 3],
+    "causes": ["2"],
+    "censored": "3",
+    "beyond": "truncate",
+}
+TIMED: dict[str, dict[str, Any]] = {
+    **{name: {"kind": "number", "range": [0, 9]} for name in ("time", "week", "begun")},
+    **{name: {"kind": "category", "levels": ["0", "1"]} for name in ("y", "z", "s", "a", "b")},
+    "x": {"kind": "number", "range": [0, 9]},
 }
 ALGORITHM: dict[str, Any] = {
     "tolerance": "negligible",
@@ -144,6 +158,10 @@ def of_kind(kind: str) -> Document:
     else:
         del document["models.treatment"]
         document["models.outcome"]["formula"] = "x"
+    if "time" in known:
+        del document["models.outcome"]
+        document["target"] |= {"time": "time", "periods": 4}
+        document["variables"] = dict(TIMED)
     if "rules" in known:
         document["target"]["rules"] = [{"kind": "Stochastic", "shares": [0.5, 0.5]}]
     return document
@@ -157,11 +175,17 @@ def test_every_key_of_a_target_is_read(tmp_path: Path, kind: str, key: str) -> N
     document = of_kind(kind)
     before = read(tmp_path, document).study
     document["target"][key] = TARGET[key]
+    if key in ("causes", "censored"):  # which the dictionary declares as well
+        levels = {"causes": ["0", "2"], "censored": ["3", "1"]}[key]
+        document["variables"]["y"] = {"kind": "category", "levels": levels}
+    if key == "grid":  # instead of periods
+        del document["target"]["periods"]
     after = read(tmp_path, document).study
     assert type(after.target).__name__ == kind
     assert before.target != after.target
     expected = {"outcome_bounds": (0.0, 2.5), "arms": ("3", "four")}.get(key, TARGET[key])
-    assert getattr(after.target, key) == expected
+    read_value = getattr(after.target, key)
+    assert (list(read_value) if isinstance(expected, list) else read_value) == expected
 
 
 @pytest.mark.parametrize(

@@ -45,11 +45,11 @@ class Tree:
     def incidences(self, p: Array) -> Array:
         """Return F_j(t | a, w) = sum_{s<=t} S(s-1) lambda_j(s), shape (W, A, T, causes)."""
         hazards = self.hazards(p)
-        curve, total, survival = np.zeros_like(hazards), 0.0, 1.0
+        curve, total = np.zeros_like(hazards), np.zeros_like(hazards[:, :, 0])
+        survival = np.ones_like(total[..., :1])
         for t in range(PERIODS):
-            total = total + survival * hazards[:, :, t] if t else hazards[:, :, t]
-            left = 1 - hazards[:, :, t].sum(axis=2, keepdims=True)
-            survival = survival * left if t else left
+            total = total + survival * hazards[:, :, t]
+            survival = survival * (1 - hazards[:, :, t].sum(axis=2, keepdims=True))
             curve[:, :, t] = total
         return curve
 

@@ -14,7 +14,6 @@ from fedtmle import errors
 from fedtmle.targets.effects import estimands
 from fedtmle.targets.time.estimands import TIME_ESTIMANDS
 
-REGISTERED = (*estimands.ESTIMANDS, *TIME_ESTIMANDS)
 ESTIMANDS_TITLE = "A study"  # the group that has the registered estimands as well
 GROUPS = {
     "Run": ("run", "solve", "load", "plots"),
@@ -55,9 +54,13 @@ GROUPS = {
 }
 
 
+def _registered() -> tuple[type[ft.AbstractEffect], ...]:
+    return (*estimands.ESTIMANDS, *TIME_ESTIMANDS)
+
+
 def page() -> str:
     """The whole page."""
-    registered = tuple(estimand.__name__ for estimand in REGISTERED)
+    registered = tuple(estimand.__name__ for estimand in _registered())
     groups = {
         title: (*names, *registered) if title == ESTIMANDS_TITLE else names for title, names in GROUPS.items()
     }
@@ -98,7 +101,7 @@ def estimand_table() -> Iterator[str]:
     """Yield the lines of a table of the registered estimands."""
     yield "| you want | write |"
     yield "|---|---|"
-    yield from (f"| {estimand.description} | `{estimand.__name__}` |" for estimand in REGISTERED)
+    yield from (f"| {estimand.description} | `{estimand.__name__}` |" for estimand in _registered())
 
 
 def _one(name: str, thing: Any) -> Iterator[str]:

@@ -112,7 +112,7 @@ def over_long(
     """Yield ``work`` of the long rows of consecutive people and of where each person's begin, in order."""
     whole = response.mark(table) if isinstance(table, Table) else table
     blocks = people_blocks(whole, response.periods)
-    return kernels.mapped(lambda block: work(*response.expand(block)), blocks)
+    return mapped(lambda block: work(*response.expand(block)), blocks)
 
 
 @final

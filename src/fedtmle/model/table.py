@@ -10,7 +10,7 @@ from typing import TypeVar, final
 import numpy as np
 
 from fedtmle.model import kernels
-from fedtmle.model.parallel import mapped, pieces
+from fedtmle.model.parallel import BLOCK, mapped, pieces
 from fedtmle.model.types import Array, IntArray
 
 SILO = "silo"  # the factor that holds each row's silo, for C(silo); no study reads a column of this name

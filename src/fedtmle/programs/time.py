@@ -22,7 +22,7 @@ from fedtmle.model.families import Family
 from fedtmle.programs.diagnostics import Histogram, named_histograms
 from fedtmle.programs.nuisance import Regression, regressions
 from fedtmle.programs.study import Study
-from fedtmle.programs.superlearner import fit_nuisance, together
+from fedtmle.programs.superlearner import fit_together
 from fedtmle.protocol.bins import BinsQuery
 from fedtmle.protocol.query import CountCell, Flow, JointQuery, Phase, WeightSum
 from fedtmle.protocol.sums import TallyQuery
@@ -201,9 +201,7 @@ def fit_hazards(
             )
         fitted["treatment"] = tuple(SuppliedProbability(name, names[:j]) for j, name in enumerate(names))
     places = [(role, regression) for role, each in asked.items() for regression in each]
-    fits = yield from together(
-        [fit_nuisance(regression, levels, n, study.outer_folds) for _, regression in places]
-    )
+    fits = yield from fit_together([regression for _, regression in places], levels, n, study.outer_folds)
     for (role, _), fit in zip(places, fits, strict=True):
         fitted[role] = (*fitted.get(role, ()), fit)
     return fitted

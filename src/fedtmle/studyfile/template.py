@@ -42,6 +42,19 @@ arms = ["usual", "exercise"]    # the first is the reference
 # kind = "Stochastic"           # each arm with a probability, in the order of the arms
 # shares = [0.5, 0.5]
 
+# Time to an event, for the kinds from Risk on. The outcome is then the column that says what ended a person's
+# follow-up, and the models are [models.hazard], [models.treatment] and [models.censoring]; formulas of the
+# first and the last may use period, or C(period). Without them hazards are counted by arm and period.
+# time = "days"                 # when follow-up ended
+# entry = "day_of_entry"        # when it began; by default at 0
+# periods = 10                  # a public grid: no event time is told, only the period
+# period_length = 182.625
+# grid = [30, 90, 180, 365]     # or: the end of each period
+# horizons = [2, 10]            # numbers of periods; by default the last
+# causes = ["relapse", "death"] # codes of the outcome that are events; by default 1
+# censored = "none"             # the code of no event; by default 0
+# beyond = "truncate"           # follow-up ends with the grid; by default a time beyond it is refused
+
 # The dictionary: what each variable is, the same for every silo. A silo checks every value against it, and
 # nobody is asked for labels or for the size of values. Ranges are what is possible, never a sample's minimum
 # and maximum, which are two patients. Kinds: number, count, binary (0 and 1), category.

@@ -26,6 +26,7 @@ from fedtmle.model import kernels
 from fedtmle.model.exact import Sums, column_shifts, zero_sums
 from fedtmle.model.families import Family
 from fedtmle.model.grouped import GroupedLinear, LongRows
+from fedtmle.model.parallel import done, mapped
 from fedtmle.model.problem import AbstractProblem, Estimate
 from fedtmle.model.submodel import AbstractSubmodel, GeneralisedLinear, NoNormaliser
 from fedtmle.model.table import AnyTable, StreamedTable, Table, people_blocks, people_slices
@@ -151,7 +152,7 @@ class TimeProblem(AbstractProblem[TimeLaw, AnyTable]):
         """Return ``work`` of consecutive people, in order; the blocks run in parallel."""
         marked = self.prepare.mark(table) if isinstance(table, Table) else table
         blocks = people_blocks(marked, self.terms)
-        return kernels.mapped(lambda block: work(self.prepare.people(block)), blocks)
+        return mapped(lambda block: work(self.prepare.people(block)), blocks)
 
     def _own(self, law: TimeLaw, table: Table) -> _Kept:
         """Return the kept hazards of a table's own arms at the law; they move on from the last law."""
@@ -164,7 +165,7 @@ class TimeProblem(AbstractProblem[TimeLaw, AnyTable]):
             def fill(rows: slice) -> None:
                 logits[:, :, rows] = self.prepare.people(kept.marked.part(rows)).logits(None)
 
-            kernels.done(fill, people_slices(table.n_rows, self.terms))
+            done(fill, people_slices(table.n_rows, self.terms))
             self._kept[:] = [kept]
         further = law.history[len(kept.history) :]
         if further:
@@ -173,7 +174,7 @@ class TimeProblem(AbstractProblem[TimeLaw, AnyTable]):
                 world = self._own_world(kept, rows)
                 kept.logits[:, :, rows] = self.moved(world, further).logits
 
-            kernels.done(move, people_slices(table.n_rows, self.terms))
+            done(move, people_slices(table.n_rows, self.terms))
             kept.history = law.history
         return kept
 
@@ -187,7 +188,7 @@ class TimeProblem(AbstractProblem[TimeLaw, AnyTable]):
             slices = list(people_slices(rows.n_rows, self.terms))
 
             def over(work: Callable[[LongRows], Result]) -> Iterator[Result]:
-                return kernels.mapped(lambda part: work(self._long(law, self._own_world(kept, part))), slices)
+                return mapped(lambda part: work(self._long(law, self._own_world(kept, part))), slices)
 
         else:
 
