@@ -124,7 +124,6 @@ def problem_of(tree: Tree, p: Array, target: ft.AbstractTimeEffect, groups: list
             weight_mean=1.0,
             used=frozenset({"w", "a"}),
         ),
-        active=tuple(range(count)),
         ceiling=128.0,
         population_ceiling=1e2,
     )

@@ -183,7 +183,11 @@ def time_flow(
     levels = {**declared, **study.derived_levels}
     columns = effect_columns(study, levels, (yield from _shared_clusters(study)))
     tally = yield from count_time(study, target, columns, n)
-    fitted = yield from fit_hazards(study, target, columns, levels, tally, n)
+    treatment = study.treatment_model
+    supplied = {}
+    if isinstance(treatment, Supplied):
+        supplied["treatment"] = _supplied(treatment, "treatment", study)
+    fitted = yield from fit_hazards(study, target, columns, levels, tally, n, supplied)
     problem = time_problem(study, target, columns, fitted, tally, n)
     overlap = yield from find_time_overlap(problem, n)
     outcome = yield from study.algorithm.flow(problem, problem.start(), n)

@@ -13,7 +13,7 @@ from functools import partial
 import numpy as np
 
 from fedtmle.errors import InputError
-from fedtmle.initial.crossfit import Fitted, SuppliedProbability
+from fedtmle.initial.crossfit import Fitted
 from fedtmle.initial.glm import Supplied
 from fedtmle.initial.ranges import range_exponent
 from fedtmle.initial.superlearner import used_columns
@@ -26,7 +26,7 @@ from fedtmle.programs.superlearner import fit_together
 from fedtmle.protocol.bins import BinsQuery
 from fedtmle.protocol.query import CountCell, Flow, JointQuery, Phase, WeightSum
 from fedtmle.protocol.sums import TallyQuery
-from fedtmle.targets.effects.components import Component, Everyone, PooledWeights
+from fedtmle.targets.effects.components import Component, PooledWeights
 from fedtmle.targets.effects.estimands import AbstractEffect
 from fedtmle.targets.effects.prepare import EffectColumns
 from fedtmle.targets.time.estimands import AbstractTimeEffect
@@ -186,20 +186,17 @@ def fit_hazards(
     levels: Mapping[str, tuple[str, ...]],
     tally: TimeTally,
     n: int,
+    supplied: Mapping[str, tuple[Fitted, ...]],
 ) -> Flow[dict[str, tuple[Fitted, ...]]]:
-    """Fit all nuisance models in shared rounds; hazards without a model are counted in one round before."""
+    """Fit all nuisance models in shared rounds; hazards without a model are counted in one round before.
+
+    ``supplied`` are the predictors of roles whose predictions the silos have.
+    """
     censors = tally.censored > 0
     asked = regressions(study, columns, tally.weight_mean)
     asked |= _hazard_regressions(study, target, columns, tally.weight_mean, censors)
     fitted = yield from _counted(study, target, columns, tally.weight_mean, censors, n)
-    treatment = study.treatment_model
-    if isinstance(treatment, Supplied):
-        names = treatment.columns
-        if len(names) != len(columns.arms) - 1:
-            raise InputError(
-                f"treatment_model: expected {len(columns.arms) - 1} supplied column(s), not {len(names)}"
-            )
-        fitted["treatment"] = tuple(SuppliedProbability(name, names[:j]) for j, name in enumerate(names))
+    fitted |= supplied
     places = [(role, regression) for role, each in asked.items() for regression in each]
     fits = yield from fit_together([regression for _, regression in places], levels, n, study.outer_folds)
     for (role, _), fit in zip(places, fits, strict=True):
@@ -330,9 +327,6 @@ def time_problem(
         used=frozenset(used),
         folds=study.outer_folds,
     )
-    per_group = len(target.functionals)
-    overall = {s for s, group in enumerate(groups) if isinstance(group.population, Everyone)}
-    skipped = overall if len(overall) < len(groups) else set()  # everyone is a mixture of the strata
     smallest = min(group.share for group in groups)
     weight = study.weight_ceiling if study.weights else 1.0
     inverse = 1.0 / floor if floor else UNBOUNDED_CEILING
@@ -340,7 +334,6 @@ def time_problem(
         labels=tuple(component.name for component in target.components(columns.strata_levels)),
         functionals=target.functionals,
         prepare=preparation,
-        active=tuple(r for r in range(len(groups) * per_group) if r // per_group not in skipped),
         ceiling=weight * inverse / smallest,
         population_ceiling=weight / smallest,
         largest_cluster=study.largest_cluster if study.cluster else 1,

@@ -14,7 +14,7 @@ from fedtmle.model import kernels
 from fedtmle.model.table import AnyTable, StreamedTable, Table
 from fedtmle.model.types import Array, Bools, Codes, IntArray
 from fedtmle.targets.effects.components import AbstractPopulation, AbstractRegime
-from fedtmle.targets.effects.prepare import EffectColumns
+from fedtmle.targets.effects.prepare import EffectColumns, arm_probabilities
 from fedtmle.targets.time.followup import FollowUp, Seen
 
 MARGIN = 2.0**-60  # hazards are truncated this far inside (0, 1)
@@ -70,6 +70,12 @@ class TimePreparation:
         return len(self.follow_up.causes)
 
     @cached_property
+    def blocks(self) -> tuple[int, ...]:
+        """The number of each group's population: populations are fluctuated apart from each other."""
+        populations = list(dict.fromkeys(group.population for group in self.groups))
+        return tuple(populations.index(group.population) for group in self.groups)
+
+    @cached_property
     def arms_needed(self) -> tuple[int, ...]:
         return tuple(range(len(self.columns.arms)))
 
@@ -110,13 +116,8 @@ class TimePreparation:
 
     def propensities(self, table: Table) -> Array:
         """Return g_a, shape (arms, N)."""
-        g = np.empty((len(self.columns.arms), table.n_rows))
-        g[0] = 1.0
-        for a, model in enumerate(self.treatment, start=1):
-            share = model.predict(table)
-            np.multiply(g[0], share, out=g[a])
-            g[0] *= 1.0 - share
-        return g
+        fits = [model.predict(table) for model in self.treatment]
+        return arm_probabilities(fits, len(self.columns.arms), slice(0, table.n_rows))
 
 
 @final
@@ -168,7 +169,7 @@ class People:
         """v/P(v) of each group."""
         stratum = self.preparation.columns.stratum(self.table)
         return [
-            group.population.indicator(self.table, self.arm, stratum) / group.share
+            group.population.indicator(self.table, self.arm, stratum, lambda: self.g) / group.share
             for group in self.preparation.groups
         ]
 
@@ -204,7 +205,10 @@ class People:
     def world(self, arm: int | None, logits: Array | None = None) -> World:
         """Return the world of an arm, or of each one's own, at the start or with the given logits."""
         omega, truncated = self._omega(arm)
-        return World(self, omega, truncated, self.logits(arm) if logits is None else logits)
+        if logits is None:
+            start = self.logits(arm)
+            logits = np.broadcast_to(start, (max(self.preparation.blocks) + 1, *start.shape))
+        return World(self, omega, truncated, logits)
 
     def _omega(self, arm: int | None) -> tuple[Array, Bools]:
         prepare, G = self.preparation, self.uncensored(arm)
@@ -218,7 +222,7 @@ class People:
                 if not d.any():
                     continue
                 v = self.indicators[s] * group.share
-                expected, probability = group.population.ratio(v[None, :], a, g, pi)
+                expected, probability = group.population.ratio(v[None, :], a, g, pi, prepare.g_floor)
                 probability = np.broadcast_to(probability, G.shape)
                 weight = (d * here) * expected / group.share / np.maximum(probability, prepare.g_floor)
                 omega[s] += weight
@@ -232,8 +236,8 @@ class People:
 class World:
     """Hazards and weights of people in the world of one arm, or of each one's own.
 
-    ``omega`` has shape (groups, periods, N), ``logits`` (causes, periods, N); ``truncated`` says whose
-    probability of the arm and of not being censored was truncated in some period.
+    ``omega`` has shape (groups, periods, N), ``logits`` (populations, causes, periods, N); ``truncated`` says
+    whose probability of the arm and of not being censored was truncated in some period.
     """
 
     people: People

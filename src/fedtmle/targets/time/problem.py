@@ -56,7 +56,7 @@ class TimeLaw:
 
 @dataclass
 class _Kept:
-    """One table's logits of hazards, (causes, periods, N), in the world of each row's own arm at a law."""
+    """One table's logits of hazards in the world of each row's own arm at a law; shape as in `World`."""
 
     table: Table
     marked: Table
@@ -69,15 +69,13 @@ class _Kept:
 class TimeProblem(AbstractProblem[TimeLaw, AnyTable]):
     """Functionals under regimes in populations, in the order population, regime, functional.
 
-    ``active`` are the components that are fluctuated; the others are combinations of them, as everyone is of
-    strata. ``ceiling`` bounds omega times the observation's weight. With ``keeps``, the hazards of a table in
-    memory are kept between queries.
+    Each population has hazards and a fluctuation of its own, so that asking for strata leaves the estimates
+    of everyone as they are. ``ceiling`` bounds omega times the observation's weight.
     """
 
     labels: tuple[str, ...]
     functionals: tuple[Functional, ...]
     prepare: TimePreparation = field(compare=False)
-    active: tuple[int, ...]
     ceiling: float
     population_ceiling: float
     largest_cluster: int = 1
@@ -89,13 +87,25 @@ class TimeProblem(AbstractProblem[TimeLaw, AnyTable]):
         return self.labels
 
     @property
-    def dim(self) -> int:
-        return len(self.active)
-
-    @property
     def R(self) -> Array:
         """The combinations of components that are reported: each by itself."""
         return np.eye(len(self.labels))
+
+    @property
+    def L(self) -> Array:
+        """The combinations of components that are fluctuated: each by itself."""
+        return self.R
+
+    @cached_property
+    def places(self) -> tuple[tuple[int, int, int], ...]:
+        """The population, group and functional of each component."""
+        groups = enumerate(self.prepare.blocks)
+        return tuple((block, s, f) for s, block in groups for f in range(len(self.functionals)))
+
+    @property
+    def blocks(self) -> int:
+        """The number of populations."""
+        return max(self.prepare.blocks) + 1
 
     @property
     def outcome_bounds(self) -> tuple[float, float]:
@@ -114,7 +124,7 @@ class TimeProblem(AbstractProblem[TimeLaw, AnyTable]):
     @property
     def terms(self) -> int:
         """The most long rows of one person."""
-        return self.prepare.periods * self.prepare.causes
+        return self.prepare.periods * self.prepare.causes * self.blocks
 
     def start(self) -> TimeLaw:
         return TimeLaw()
@@ -135,18 +145,15 @@ class TimeProblem(AbstractProblem[TimeLaw, AnyTable]):
     def moved(self, world: World, history: Sequence[tuple[float, ...]]) -> World:
         """Return the world after further accepted fluctuations."""
         for eps in history:
-            c, _ = covariates(self.paid, kernels.expit(world.logits))
-            world = world.with_logits(world.logits + self._shift(eps, world.omega, c))
+            logits = np.empty(world.logits.shape)
+            for block, before in enumerate(world.logits):
+                c, _ = covariates(self.paid, kernels.expit(before))
+                logits[block] = before
+                for move, (of, s, f) in zip(eps, self.places, strict=True):
+                    if of == block and move:
+                        logits[block] -= (move * world.omega[s]) * c[f]
+            world = world.with_logits(logits)
         return world
-
-    def _shift(self, eps: Sequence[float], omega: Array, c: Array) -> Array:
-        """Return how eps moves the logits, shape (causes, periods, N)."""
-        shift = np.zeros(c.shape[1:])
-        per_group = len(self.functionals)
-        for k, r in enumerate(self.active):
-            if eps[k]:
-                shift -= (eps[k] * omega[r // per_group]) * c[r % per_group]
-        return shift
 
     def over(self, table: AnyTable, work: Callable[[People], Result]) -> Iterator[Result]:
         """Return ``work`` of consecutive people, in order; the blocks run in parallel."""
@@ -159,11 +166,12 @@ class TimeProblem(AbstractProblem[TimeLaw, AnyTable]):
         kept = self._kept[0] if self._kept else None
         if kept is None or kept.table is not table or law.history[: len(kept.history)] != kept.history:
             self._kept[:] = []
-            logits = np.empty((self.prepare.causes, self.prepare.periods, table.n_rows))
+            shape = self.blocks, self.prepare.causes, self.prepare.periods, table.n_rows
+            logits = np.empty(shape)
             kept = _Kept(table, self.prepare.mark(table), logits)
 
             def fill(rows: slice) -> None:
-                logits[:, :, rows] = self.prepare.people(kept.marked.part(rows)).logits(None)
+                logits[..., rows] = self.prepare.people(kept.marked.part(rows)).logits(None)
 
             done(fill, people_slices(table.n_rows, self.terms))
             self._kept[:] = [kept]
@@ -172,7 +180,7 @@ class TimeProblem(AbstractProblem[TimeLaw, AnyTable]):
 
             def move(rows: slice) -> None:
                 world = self._own_world(kept, rows)
-                kept.logits[:, :, rows] = self.moved(world, further).logits
+                kept.logits[..., rows] = self.moved(world, further).logits
 
             done(move, people_slices(table.n_rows, self.terms))
             kept.history = law.history
@@ -180,7 +188,7 @@ class TimeProblem(AbstractProblem[TimeLaw, AnyTable]):
 
     def _own_world(self, kept: _Kept, rows: slice) -> World:
         people = self.prepare.people(kept.marked.part(rows))
-        return people.world(None, logits=np.ascontiguousarray(kept.logits[:, :, rows]))
+        return people.world(None, logits=np.ascontiguousarray(kept.logits[..., rows]))
 
     def submodel(self, law: TimeLaw, rows: AnyTable) -> AbstractSubmodel:
         if isinstance(rows, Table):
@@ -207,22 +215,27 @@ class TimeProblem(AbstractProblem[TimeLaw, AnyTable]):
 
     def _long(self, law: TimeLaw, world: World) -> LongRows:
         """Return the person-periods at risk of each cause, with the covariates at the world's law."""
-        c, _ = covariates(self.paid, kernels.expit(world.logits))
-        at_risk = world.people.at_risk  # (causes, periods, N)
-        person, period, cause = np.nonzero(at_risk.transpose(2, 1, 0))
-        place = cause, period, person
-        X = np.empty((self.dim, len(person)))
-        omega, per_group = world.omega, len(self.functionals)
-        for k, r in enumerate(self.active):
-            np.multiply(omega[r // per_group][period, person], c[r % per_group][place], out=X[k])
-        np.negative(X, out=X)
-        weight = world.people.weight
-        counts = np.bincount(person, minlength=world.people.n_rows)
+        people, omega = world.people, world.omega
+        used = np.zeros((self.blocks, people.n_rows), dtype=bool)  # who is in each population
+        for s, of in enumerate(self.prepare.blocks):
+            used[of] |= omega[s].any(axis=0)
+        at_risk = used[:, None, None] & people.at_risk  # (populations, causes, periods, N)
+        person, block, period, cause = np.nonzero(at_risk.transpose(3, 0, 2, 1))
+        X = np.zeros((self.dim, len(person)))
+        for b in range(self.blocks):
+            here = np.flatnonzero(block == b)
+            place = cause[here], period[here], person[here]
+            c, _ = covariates(self.paid, kernels.expit(world.logits[b]))
+            for row, (of, s, f) in zip(X, self.places, strict=True):
+                if of == b:
+                    row[here] = -omega[s][place[1:]] * c[f][place]
+        weight = people.weight
+        counts = np.bincount(person, minlength=people.n_rows)
         design = GeneralisedLinear(
             family=Family.LOGISTIC,
             X=X,
-            offset=np.ascontiguousarray(world.logits[place]),
-            y=world.people.events[place],
+            offset=np.ascontiguousarray(world.logits[block, cause, period, person]),
+            y=people.events[cause, period, person],
             w=None if weight is None else weight[person],
             bound=self.row_bound(law),
             y_largest=1.0,
@@ -239,11 +252,14 @@ class TimeProblem(AbstractProblem[TimeLaw, AnyTable]):
         u, t, m = stacked
         for arm in prepare.arms_needed:
             world = self.moved(people.world(arm), law.history)
-            q = kernels.expit(world.logits)
-            c, value = covariates(self.paid, q)
-            residual = np.where(people.at_risk & (people.arm == arm), people.events - q, 0.0)
+            here = people.at_risk & (people.arm == arm)
             for s, group in enumerate(prepare.groups):
                 d = group.regime.probabilities(people.table, prepare.columns.arms)[arm]
+                if not d.any():
+                    continue
+                q = kernels.expit(world.logits[prepare.blocks[s]])
+                c, value = covariates(self.paid, q)
+                residual = np.where(here, people.events - q, 0.0)
                 for f in range(per_group):
                     r = s * per_group + f
                     m[r] += d * value[f]
@@ -263,8 +279,14 @@ class TimeProblem(AbstractProblem[TimeLaw, AnyTable]):
 
     def losses(self, law: TimeLaw, rows: AnyTable) -> Array:
         def of(people: People) -> Array:
-            eta = self.moved(people.world(None), law.history).logits
-            loss = np.where(people.at_risk, kernels.softplus(eta) - people.events * eta, 0.0).sum(axis=(0, 1))
+            world = self.moved(people.world(None), law.history)
+            loss = np.zeros(people.n_rows)
+            for block, eta in enumerate(world.logits):
+                inside = np.zeros(people.n_rows, dtype=bool)
+                for s in (s for s, of in enumerate(self.prepare.blocks) if of == block):
+                    inside |= world.omega[s].any(axis=0)
+                terms = np.where(people.at_risk & inside, kernels.softplus(eta) - people.events * eta, 0.0)
+                loss += terms.sum(axis=(0, 1))
             return np.asarray(loss if people.weight is None else loss * people.weight)
 
         return np.asarray(np.concatenate(list(self.over(rows, of))))
@@ -341,6 +363,6 @@ class TimeProblem(AbstractProblem[TimeLaw, AnyTable]):
 
         def of(people: People) -> Array:
             world = self.moved(people.world(arm), law.history)
-            return plug_in(self.paid, kernels.expit(world.logits))
+            return plug_in(self.paid, kernels.expit(world.logits[0]))
 
         return np.concatenate(list(self.over(rows, of)), axis=1)
