@@ -23,9 +23,15 @@ STUDY = """\
 [target]
 kind = "ATE"
 outcome = "y"
-outcome_bounds = [-20, 20]
 treatment = "a"
-arms = [0, 1]
+[variables]
+y = {{kind = "number", range = [-20, 20]}}
+a = {{kind = "binary"}}
+x0 = {{kind = "number", range = [-10, 10]}}
+x1 = {{kind = "number", range = [-10, 10]}}
+x2 = {{kind = "number", range = [-10, 10]}}
+x3 = {{kind = "number", range = [-10, 10]}}
+x4 = {{kind = "number", range = [-10, 10]}}
 [models.outcome]
 formula = "a + x0 + x1 + x2 + x3 + x4"
 [models.treatment]

@@ -43,10 +43,17 @@ REPEATS = 31
 WAYS = ("bare", "checked", "with ledger")
 COVARIATES = [f"x{j}" for j in range(10)]
 STUDY = ft.Study(
-    target=ft.ATE(outcome="outcome", treatment="treatment", outcome_bounds=(-20.0, 20.0)),
+    target=ft.ATE(outcome="outcome", treatment="treatment"),
     outcome_model=ft.GLM(" + ".join(["treatment", *COVARIATES])),
     treatment_model=ft.GLM(" + ".join(COVARIATES)),
     algorithm=ft.Coded(),
+    variables=ft.Variables(
+        {
+            "outcome": {"kind": "number", "range": (-20, 20)},
+            "treatment": {"kind": "binary"},
+            **{name: {"kind": "number", "range": (-10, 10)} for name in COVARIATES},
+        }
+    ),
 )
 SMALL = replace(STUDY, outcome_model=ft.GLM("treatment"), treatment_model=ft.GLM("x0"))
 TWO_ARM = TwoArm(outcome_bounds=(-10.0, 10.0), weight_ceiling=64.0)

@@ -84,9 +84,16 @@ def effect(rows: int, silos: int, binary: bool) -> Callable[[], object]:
     )
     columns = {**dict(zip(names, X, strict=True)), "a": a, "y": y.astype(float)}
     study = ft.Study(
-        target=ft.ATE(outcome="y", treatment="a", outcome_bounds=(0.0, 1.0) if binary else (-15.0, 15.0)),
+        target=ft.ATE(outcome="y", treatment="a"),
         outcome_model=ft.GLM("a + " + " + ".join(names), family="binomial" if binary else "gaussian"),
         treatment_model=ft.GLM(" + ".join(names)),
+        variables=ft.Variables(
+            {
+                "y": {"kind": "number", "range": (0, 1) if binary else (-15, 15)},
+                "a": {"kind": "binary"},
+                **{name: {"kind": "number", "range": (-10, 10)} for name in names},
+            }
+        ),
     )
     cuts = np.array_split(np.arange(rows), silos)
     parts = {str(m): {name: column[at] for name, column in columns.items()} for m, at in enumerate(cuts)}

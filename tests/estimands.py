@@ -21,7 +21,7 @@ def example(kind: type[ft.AbstractEffect], **arguments: Any) -> ft.AbstractEffec
         for field in dataclasses.fields(kind)
         if field.default is dataclasses.MISSING and field.name != "outcome"
     }
-    treatment = {"treatment": "a"} if kind.has_treatment else {}
+    treatment: dict[str, Any] = {"treatment": "a", "arms": ("0", "1")} if kind.has_treatment else {}
     return kind(**{"outcome": "y", **treatment, **needed, **arguments})
 
 

@@ -88,10 +88,13 @@ def one_round() -> set[str]:
         for name, rows in (("north", slice(0, 200)), ("south", slice(200, 400)))
     }
     study = ft.Study(
-        target=ft.ATE(outcome="y", treatment="a", outcome_bounds=(0.0, 1.0)),
+        target=ft.ATE(outcome="y", treatment="a"),
         outcome_model=ft.GLM("a + x"),
         treatment_model=ft.GLM("x"),
         algorithm=ft.Coded(tolerance=1e-6),
+        variables=ft.Variables(
+            {"y": {"kind": "binary"}, "a": {"kind": "binary"}, "x": {"kind": "number", "range": (-9, 9)}}
+        ),
     )
     walk, rounds = Walk(), 0
 

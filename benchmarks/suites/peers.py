@@ -34,13 +34,18 @@ def people(n: int, *, binary: bool) -> pd.DataFrame:
 
 
 def ours(data: pd.DataFrame, *, binary: bool) -> float:
-    declared = {"outcome_type": "binary"} if binary else {"outcome_bounds": BOUNDS}
+    variables = {
+        "y": {"kind": "binary"} if binary else {"kind": "number", "range": BOUNDS},
+        "a": {"kind": "binary"},
+        **{name: {"kind": "number", "range": (-10, 10)} for name in COVARIATES},
+    }
     study = ft.Study(
-        target=ft.ATE(outcome="y", treatment="a", **declared),
+        target=ft.ATE(outcome="y", treatment="a"),
         outcome_model=ft.GLM(" + ".join(["a", *COVARIATES])),
         treatment_model=ft.GLM(" + ".join(COVARIATES)),
         algorithm=ft.Gradient(tolerance=1e-8, optimizer=ft.Newton()),
         diagnostics=False,
+        variables=ft.Variables(variables),
     )
     return float(ft.run(study, {"pooled": data}).table()["estimate"].iloc[0])
 

@@ -68,10 +68,16 @@ def study(folder: Path) -> dict[str, float]:
     import fedtmle as ft
 
     asked = ft.Study(
-        target=ft.ATE(outcome="y", treatment="a", outcome_type="binary"),
+        target=ft.ATE(outcome="y", treatment="a"),
         outcome_model=ft.GLM("a + w + z"),
         treatment_model=ft.GLM("w + z"),
         algorithm=ft.Gradient(tolerance=1e-8, optimizer=ft.Newton()),
+        variables=ft.Variables(
+            {
+                **{name: {"kind": "binary"} for name in ("y", "a")},
+                **{name: {"kind": "number", "range": (-1, 1)} for name in ("w", "z")},
+            }
+        ),
     )
     wall, cpu = time.perf_counter(), time.process_time()
     rounds = []

@@ -73,6 +73,7 @@ _HOME = {
     "emulate": "fedtmle.trials.emulate",
     "Variable": "fedtmle.initial.variables",
     "Variables": "fedtmle.initial.variables",
+    "draft": "fedtmle.data.draft",
     "read_study": "fedtmle.studyfile.file",
     "validate": "fedtmle.studies.validate",
     "preflight": "fedtmle.studies.preflight",
@@ -105,6 +106,7 @@ if TYPE_CHECKING:  # for type checkers and editors; at run time, __getattr__ bel
     from fedtmle.algorithms.optimizers import GradientDescent as GradientDescent
     from fedtmle.algorithms.optimizers import Newton as Newton
     from fedtmle.algorithms.optimizers import StochasticGradientDescent as StochasticGradientDescent
+    from fedtmle.data.draft import draft as draft
     from fedtmle.errors import CheckFailedError as CheckFailedError
     from fedtmle.errors import ContributionError as ContributionError
     from fedtmle.errors import DataError as DataError

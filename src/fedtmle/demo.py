@@ -10,6 +10,7 @@ import numpy as np
 
 from fedtmle.algorithms.gradient import Central
 from fedtmle.datasets import ihdp as ihdp_columns
+from fedtmle.datasets import ihdp_variables
 from fedtmle.initial.glm import GLM
 from fedtmle.layout import Document, aligned, number, probability, wrapped
 from fedtmle.model.types import Array
@@ -22,10 +23,11 @@ from fedtmle.text.result import cells, certificate, cost
 BABY = "bw + nnhealth + sex + mlt_birt"  # birth weight, neonatal health, sex, twin or more
 MOTHER = "momage + b_marr + mom_lths + mom_hs + mom_scoll + momblack + momhisp + cigs"
 IHDP = Study(
-    target=ATE(outcome="iqsb_36", treatment="treat", outcome_bounds=(40.0, 160.0)),
+    target=ATE(outcome="iqsb_36", treatment="treat"),
     outcome_model=GLM(f"treat + {BABY} + {MOTHER} + C(site)"),
     treatment_model=GLM("bw + C(site)"),  # randomised within hospitals and birth-weight groups
     missingness_model=GLM(f"treat + {BABY} + {MOTHER} + C(site)"),
+    variables=ihdp_variables(),
 )
 
 

@@ -21,7 +21,7 @@ from fedtmle.studyfile.file import study_plan
 from fedtmle.studyfile.schema import schema_of
 from fedtmle_paper.benchmark import gaussian_mixture
 from fedtmle_paper.two_arm import TwoArm
-from tests.effects.studies import cut, population
+from tests.effects.studies import VARIABLES, cut, population
 
 FLOORS = Policy()
 Rng = np.random.Generator
@@ -143,10 +143,8 @@ def study(rng: Rng) -> tuple[Plan, dict[str, Any]]:
         silos = cut(data, np.split(np.arange(sum(size)), np.cumsum(size)[:-1]))
         if all(_above_floors(own) for own in silos.values()):
             break
-    name, bounds = ("event", (0.0, 1.0)) if binary else ("y", (0.0, 10.0))
-    scale = {"outcome": name, "outcome_bounds": bounds, "outcome_type": "binary" if binary else "continuous"}
     kind = rng.choice(["ATE", "TSM", "ATT", "ATC", "RR", "OR"] if binary else ["ATE", "TSM", "ATT", "ATC"])
-    target = getattr(ft, str(kind))(treatment="a", arms=("0", "1"), **scale)
+    target = getattr(ft, str(kind))(outcome="event" if binary else "y", treatment="a")
     formulas = ["a + w", "a + w + z", "a * w + z", *(["a + w + C(site)"] if folds is None else [])]
     how = algorithm(rng, size, 1e-3)
     asked = ft.Study(
@@ -160,6 +158,7 @@ def study(rng: Rng) -> tuple[Plan, dict[str, Any]]:
         cluster="family" if rng.random() < 0.2 else None,
         cluster_scope="silo",
         seed=int(rng.integers(1000)),
+        variables=VARIABLES,
     )
     return study_plan(asked, roster(list(silos))), dict(load_all(silos, schema_of(asked)))
 
@@ -168,7 +167,7 @@ def _above_floors(rows: Mapping[str, np.ndarray]) -> bool:
     seen = ~np.isnan(rows["y"])
     arms = [int(np.count_nonzero(seen & (rows["a"] == a))) for a in (0, 1)]
     sites = [int(np.count_nonzero(seen & (rows["site"] == site))) for site in np.unique(rows["site"])]
-    return min(arms) >= FLOORS.min_arm_rows and min(sites) >= max(FLOORS.min_level_rows, FLOORS.min_support)
+    return min(arms) >= FLOORS.min_arm_rows and min(sites) >= FLOORS.min_support
 
 
 KINDS: dict[str, Callable[[Rng], tuple[Plan, dict[str, Any]]]] = {

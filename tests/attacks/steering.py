@@ -15,6 +15,7 @@ from fedtmle.studyfile.file import study_plan
 from fedtmle_paper.two_arm import TwoArm
 from tests.attacks.base import AbstractAttack, Server, Victim
 from tests.attacks.tables import table_of
+from tests.declare import declare
 
 N = 60
 TREATED = np.arange(N) < 30
@@ -172,9 +173,10 @@ class RangeQuery(AbstractAttack):
 
     def study(self) -> ft.Study:
         return ft.Study(
-            target=ft.ATE(outcome="y", treatment="a", arms=("0", "1"), outcome_bounds=(0.0, 1.0)),
+            target=ft.ATE(outcome="y", treatment="a"),
             outcome_model=ft.Supplied("q0", "q1"),
             treatment_model=ft.GLM("w"),
+            variables=declare(y=(0, 1), a="binary", w=(-0.99, 0.99)),
         )
 
     def plan(self) -> Plan:
@@ -188,7 +190,6 @@ class RangeQuery(AbstractAttack):
         n = server.open()
         tally = server.begin(n)
         server.tell(tally)  # the counts, as they are
-        server.tell((1, 0))  # every column within 2^0, the intercept within 2^1
         query = server.query
         target = np.array([-2 * self.steep * self.cut, self.steep])  # of the scaled columns 1/2 and w
         small = 2.0**-12

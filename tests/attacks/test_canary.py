@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import logging
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import fields
 from pathlib import Path
@@ -22,8 +22,6 @@ from fedtmle.protocol.guard import Guard, Policy
 from fedtmle.protocol.messages import Answered, Open, Reason, Refused
 from fedtmle.protocol.plan import roster
 from fedtmle.protocol.query import AbstractQuery
-from fedtmle.protocol.tables import LevelsQuery
-from fedtmle.runtime.journal import MemoryJournal
 from fedtmle.runtime.keeper import Keeper
 from fedtmle.runtime.ledger import Ledger, read
 from fedtmle.runtime.rows import LocalRows
@@ -34,16 +32,18 @@ from tests.attacks.base import RefusedBySiloError
 from tests.attacks.tables import table_of
 from tests.attacks.test_attacks import ATTACKS
 from tests.data_layer.test_canary import told
+from tests.declare import declare
 from tests.kinds import concrete_names
 from tests.queries import RUNS, examples
 
 NUMBER = 7.130952718281
 WORD = "k4n4r1e"
 STUDY = ft.Study(
-    target=ft.ATE(outcome="y", treatment="a", arms=("0", "1"), outcome_bounds=(0.0, 10.0)),
+    target=ft.ATE(outcome="y", treatment="a"),
     outcome_model=ft.Pilot(ft.GLM("a + w"), at="a"),
     treatment_model=ft.GLM("w + C(site)"),
     algorithm=ft.Gradient(tolerance=1e-6, optimizer=ft.Newton()),
+    variables=declare(y=(0, 10), a="binary", w=(-1, 1), site=["north", "south", WORD]),
 )
 
 
@@ -97,7 +97,6 @@ def loud(*_: Any, **__: Any) -> None:
 
 
 PLACES: dict[str, tuple[type, str]] = {
-    "who holds a level": (LevelsQuery, "people"),
     "submodel": (LocalRows, "submodel"),
     "evaluation": (LocalRows, "evaluate"),
     "guard, before": (Guard, "examine"),
@@ -203,34 +202,6 @@ def test_no_refusal_of_an_attack_tells_a_value(
     for line in read(tmp_path / "ledger"):
         assert line["key"] in keys
         assert line["reason"] in words
-
-
-def too_many_levels() -> dict[str, np.ndarray]:
-    n = 5000
-    return {name: np.resize(column, n) for name, column in rows().items()} | {
-        "site": np.array([f"{WORD}{k}" for k in range(n)])
-    }
-
-
-def too_long_a_level() -> dict[str, np.ndarray]:
-    return {**rows(), "site": np.where(np.arange(60) < 30, WORD * 60, "b")}
-
-
-@pytest.mark.parametrize("bad", [too_many_levels, too_long_a_level])
-def test_rows_that_cannot_be_answered_for_are_described_without_a_value(
-    bad: Callable[[], dict[str, np.ndarray]], tmp_path: Path
-) -> None:
-    plan = study_plan(STUDY, roster(["a", "b"]))
-    journal = MemoryJournal()
-    with closing(Keeper(journal=journal, ledger=Ledger(tmp_path / "ledger", sync=False))) as keeper:
-        silo = Silo("a", plan, table_of(STUDY, bad()), keeper=keeper)
-        federation = Watched([silo, Silo("b", plan, table_of(STUDY, rows()))])
-        with pytest.raises(RefusedError):
-            Session(plan, federation).run()
-        assert silo.error is not None
-        text = "\n".join(told(silo.error)).encode()
-        found = b"\n".join([text, *leaving(silo, federation.replies, tmp_path / "ledger"), *journal.records])
-    assert not [form for form in traces(NUMBER) if form in found]
 
 
 def test_a_stray_request_is_not_told_why() -> None:

@@ -29,7 +29,7 @@ from fedtmle.protocol.query import AbstractQuery, CountCell, JointQuery, Model, 
 from fedtmle.protocol.sums import SumsQuery, TallyQuery
 from fedtmle.runtime.rows import LocalRows
 from fedtmle_paper.two_arm import TwoArm, TwoArmLaw
-from tests.attacks.small import AbstractStudyAttack, TinyArm
+from tests.attacks.small import VARIABLES, AbstractStudyAttack, TinyArm
 from tests.attacks.tables import table_of
 from tests.premise import Premise
 
@@ -231,13 +231,11 @@ def test_the_limit_of_coefficients_is_exact(size: float, is_refused: bool) -> No
     ("people", "is_refused"),
     [((), False), ((0, 10), False), ((10, 11), False), ((40, 9), True), ((1,), True)],
 )
-def test_the_floor_of_labels_is_exact(people: tuple[int, ...], is_refused: bool) -> None:
-    query: Any = SimpleNamespace(
-        floors=("min_level_rows",), people=lambda _: people, ships_model=lambda _: False
-    )
-    guard = Guard(dataclasses.replace(Policy(), min_level_rows=10))
-    with pytest.raises(RefusalError, match="min_level_rows") if is_refused else nullcontext():
-        guard._examine_labels(query, LocalRows("a", ALIKE, 61, None))
+def test_the_floor_of_people_is_exact(people: tuple[int, ...], is_refused: bool) -> None:
+    query: Any = SimpleNamespace(floors=("min_cell",), people=lambda _: people, ships_model=lambda _: False)
+    guard = Guard(dataclasses.replace(Policy(), min_cell=10))
+    with pytest.raises(RefusalError, match="min_cell") if is_refused else nullcontext():
+        guard._examine_people(query, LocalRows("a", ALIKE, 61, None))
 
 
 def test_the_limits_of_batches_are_exact() -> None:
@@ -372,9 +370,10 @@ def test_a_sum_and_its_squares_tell_how_many_rows_are_behind_it() -> None:
 @pytest.mark.parametrize(("folds", "smallest"), [(None, 60), (2, 30), (7, 8), (30, 2)])
 def test_the_smallest_fold(folds: int | None, smallest: int) -> None:
     study = ft.Study(
-        target=ft.ATE(outcome="y", treatment="a", arms=("0", "1"), outcome_bounds=(0.0, 1.0)),
+        target=ft.ATE(outcome="y", treatment="a"),
         outcome_model=ft.GLM("a"),
         treatment_model=ft.GLM("1"),
+        variables=VARIABLES,
         folds=folds,
     )
     columns = AbstractStudyAttack.columns(TinyArm())
@@ -383,9 +382,10 @@ def test_the_smallest_fold(folds: int | None, smallest: int) -> None:
 
 def test_the_folds_of_a_super_learner_count_too_within_those_of_the_study() -> None:
     study = ft.Study(
-        target=ft.ATE(outcome="y", treatment="a", arms=("0", "1"), outcome_bounds=(0.0, 1.0)),
+        target=ft.ATE(outcome="y", treatment="a"),
         outcome_model=ft.SuperLearner((ft.GLM("a"), ft.GLM("a + w")), folds=5),
         treatment_model=ft.GLM("1"),
+        variables=VARIABLES,
     )
     columns = AbstractStudyAttack.columns(TinyArm())
     table = table_of(study, columns)

@@ -11,7 +11,6 @@ from fedtmle.initial.trees import SMALLEST_LEAF
 from fedtmle.model.concentration import Concentration
 from fedtmle.protocol.guard import Policy
 from fedtmle.protocol.plan import roster
-from fedtmle.runtime.rows import LocalRows
 from fedtmle.studyfile.file import study_plan
 from fedtmle.studyfile.schema import schema_of
 from tests.attacks import limits
@@ -54,18 +53,6 @@ def test_rounded_answers_are_narrowed_down() -> None:
 
 def test_a_cell_of_one_is_told() -> None:
     assert limits.two_way_cell() == 1.0
-
-
-def test_the_binade_of_the_largest_value_is_told() -> None:
-    from fedtmle.initial.glm import FormulaColumns
-    from fedtmle.model.table import Table
-    from fedtmle.protocol.tables import ScalesQuery
-
-    income = np.linspace(1e4, 1.3e6, 60)
-    table = Table(n_rows=60, numeric={"income": income}, factors={})
-    query = ScalesQuery(columns=FormulaColumns(ft.GLM("0 + income").parsed, {}))
-    (exponent,) = query.answer(LocalRows("a", table, 60, None))
-    assert f"between {2 ** (exponent - 1):,} and {2**exponent:,}" in TEXT
 
 
 def test_an_omission_said_to_be_a_retirement_is_not_noticed() -> None:

@@ -15,11 +15,23 @@ from fedtmle.runtime.session import Finished, run_embedded
 from fedtmle.runtime.silo import Silo
 from fedtmle.studyfile.file import study_plan
 from fedtmle.studyfile.schema import schema_of
+from tests.declare import declare
 from tests.narrow import load_all
 
 Columns = dict[str, np.ndarray]
 
 NEWTON = ft.Gradient(tolerance=1e-10, optimizer=ft.Newton())
+VARIABLES = declare(
+    w=(-8, 8),
+    z=(-1, 1),
+    site=["east", "north", "south", "west"],
+    old="binary",
+    a="binary",
+    y=(0, 10),
+    event="binary",
+    weight=(0, 4),
+    family="identifier",
+)  # of `population`
 CENTRAL = ft.Central(tolerance=1e-10, optimizer=ft.Newton())
 
 

@@ -11,17 +11,19 @@ import pytest
 import fedtmle as ft
 from fedtmle.errors import DataError, FedTMLEError, InputError
 from fedtmle.text.result import render
-from tests.effects.studies import NEWTON, Columns, change, cut, population
+from tests.declare import declare
+from tests.effects.studies import NEWTON, VARIABLES, Columns, change, cut, population
 
 any_ft: Any = ft  # for arguments of a wrong type, which mypy would refuse
 
 SECRET = 7654.25  # a value that only a record holds
-ATE = ft.ATE(outcome="y", treatment="a", outcome_bounds=(0.0, 10.0))
+ATE = ft.ATE(outcome="y", treatment="a")
+WIDE = declare(VARIABLES, weight=(0, 1e7), always=(0, 5), twice=(-40, 40))
 
 
 def study(target: Any = ATE, **options: Any) -> ft.Study:
     models = {"outcome_model": ft.GLM("a + w + z"), "treatment_model": ft.GLM("w + z"), "algorithm": NEWTON}
-    return ft.Study(target=target, **{**models, **options})
+    return ft.Study(target=target, **{**models, "variables": WIDE, **options})
 
 
 def silos(n: int = 120, **changed: Any) -> dict[str, Columns]:
@@ -55,12 +57,12 @@ def test_an_unknown_column_is_named_with_its_silo_and_the_nearest() -> None:
 
 def test_an_outcome_outside_its_bounds_is_counted() -> None:
     data = silos(**with_secret("y", 3, 5, 100))
-    refused(study(), data, "column 'y'", "outside the declared bounds in 2 rows", "in 1 row", kind=DataError)
+    refused(study(), data, "column 'y'", "outside the declared range in 2 rows", "in 1 row", kind=DataError)
 
 
 def test_a_binary_outcome_is_zero_or_one() -> None:
     data = silos(**with_secret("event", 3))
-    binary = ft.ATE(outcome="event", treatment="a", outcome_type="binary")
+    binary = ft.ATE(outcome="event", treatment="a")
     refused(
         study(binary), data, "silo 'silo 0'", "column 'event'", "neither 0 nor 1 in 1 row", kind=DataError
     )
@@ -82,7 +84,7 @@ def test_missing_where_none_is_declared_is_counted(name: str) -> None:
     column = population(120, seed=40)[name].astype(float)
     column[[70, 80]] = np.nan
     known: dict[str, Any] = {name: column}
-    own = study(ft.ATE(outcome="y", treatment="a", outcome_bounds=(0, 10), strata="old"), weights="weight")
+    own = study(ft.ATE(outcome="y", treatment="a", strata="old"), weights="weight")
     own = change(own, cluster="family")
     refused(
         own,
@@ -235,16 +237,13 @@ def test_weights_that_are_too_unequal_or_all_zero_or_negative() -> None:
         own, silos(weight=weight), "silo 'silo 0'", "column 'weight'", "16 times", "2 row(s)", kind=DataError
     )
     refused(own, silos(weight=np.zeros(120)), "weights", "'weight'", "zero in every row")
-    message = refused(
-        own, silos(weight=-np.ones(120)), "column 'weight'", "must not be negative", kind=DataError
-    )
-    assert "bounds" not in message
+    refused(own, silos(weight=-np.ones(120)), "column 'weight'", "outside the declared range", kind=DataError)
 
 
 def test_a_stratum_without_one_arm_is_named() -> None:
     data = population(120, seed=40)
     arm = np.where(data["old"] == 1, 1, data["a"])
-    own = study(ft.ATE(outcome="y", treatment="a", outcome_bounds=(0, 10), strata="old"))
+    own = study(ft.ATE(outcome="y", treatment="a", strata="old"))
     refused(own, silos(a=arm), "no observed outcome contributes", "E[Y(0)] in 1")
 
 
@@ -252,7 +251,7 @@ def test_a_rule_that_nobody_followed_is_named() -> None:
     data = population(120, seed=40)
     contrary = (data["w"] < 0.1).astype(int)
     rule = ft.Threshold("w", 0.1, arm="1", otherwise="0")
-    target = ft.PolicyMeans(outcome="y", treatment="a", outcome_bounds=(0, 10), rules=(rule,))
+    target = ft.PolicyMeans(outcome="y", treatment="a", rules=(rule,))
     own = study(target, treatment_model=ft.Supplied("p"))
     half = np.full(120, 0.5)
     refused(own, silos(a=contrary, p=half), "no observed outcome contributes", "1 if w >= 0.1 else 0")
@@ -267,23 +266,35 @@ def test_a_rule_that_nobody_followed_is_named() -> None:
         (lambda: ft.OutcomeMean(outcome="y", treatment="a"), "treatment"),
         (lambda: ft.ATE(outcome="y", treatment="a", arms=("1",)), "arms"),
         (lambda: ft.ATE(outcome="y", treatment="a", arms=("1", "1")), "arms"),
-        (lambda: ft.ATE(outcome="y", treatment="a", outcome_bounds=(1, 0)), "outcome_bounds"),
-        (lambda: ft.ATE(outcome="y", treatment="a", outcome_bounds=(0, float("inf"))), "outcome_bounds"),
-        (
-            lambda: ft.RR(outcome="y", treatment="a", outcome_type="binary", outcome_bounds=(0, 2)),
-            "outcome_bounds",
-        ),
+        (lambda: study(ft.ATE(outcome="y", treatment="a", arms=("0", "2"))), "arms: expected the levels"),
+        (lambda: study(variables=declare(WIDE, a=(0, 1))), "arms: 'a' is declared as a number"),
+        (lambda: study(variables=5), "variables: expected a dictionary"),
         (lambda: ft.ATT(outcome="y", treatment="a", strata="s"), "strata"),
         (lambda: ft.ATO(outcome="y", treatment="a", strata="s"), "strata"),
         (lambda: ft.Stochastic((0.5, 0.6)), "shares"),
         (lambda: ft.Stochastic((float("nan"), 0.6)), "shares"),
         (lambda: ft.PolicyMeans(outcome="y", treatment="a", rules=()), "rules"),
-        (lambda: ft.PolicyMeans(outcome="y", treatment="a", rules=(ft.Static("2"),)), "rules"),
-        (lambda: ft.PolicyMeans(outcome="y", treatment="a", rules=(ft.Stochastic((1.0,)),)), "shares"),
+        (
+            lambda: ft.PolicyMeans(outcome="y", treatment="a", rules=(ft.Static("2"),), arms=("0", "1")),
+            "rules",
+        ),
         (
             lambda: ft.PolicyMeans(
-                outcome="y", treatment="a", rules=(ft.Threshold("w", 0.0, arm="1", otherwise="x"),)
+                outcome="y", treatment="a", rules=(ft.Stochastic((1.0,)),), arms=("0", "1")
             ),
+            "shares",
+        ),
+        (
+            lambda: ft.PolicyMeans(
+                outcome="y",
+                treatment="a",
+                arms=("0", "1"),
+                rules=(ft.Threshold("w", 0.0, arm="1", otherwise="x"),),
+            ),
+            "rules",
+        ),
+        (
+            lambda: study(ft.PolicyMeans(outcome="y", treatment="a", rules=(ft.Static("2"),))),
             "rules",
         ),
         (lambda: study(treatment_model=None), "treatment_model"),
@@ -314,9 +325,7 @@ def test_a_release_of_nobody_is_named() -> None:
 
 
 def test_a_ratio_of_zero_is_refused() -> None:
-    own = study(
-        ft.RR(outcome="event", treatment="a", outcome_type="binary"), outcome_model=ft.GLM("1", ridge=1.0)
-    )
+    own = study(ft.RR(outcome="event", treatment="a"), outcome_model=ft.GLM("1", ridge=1.0))
     with pytest.raises(FedTMLEError):
         ft.run(own, silos(event=np.zeros(120)))
 
@@ -338,7 +347,7 @@ def test_a_missingness_model_is_left_out_where_no_outcome_is_missing() -> None:
 @pytest.mark.parametrize("value", [0.0, 1.0])
 @pytest.mark.parametrize("options", [{}, {"weights": "weight"}])
 def test_a_constant_outcome_is_called_so(value: float, options: dict[str, str]) -> None:
-    binary = ft.ATE(outcome="event", treatment="a", outcome_type="binary")
+    binary = ft.ATE(outcome="event", treatment="a")
     message = refused(study(binary, **options), silos(event=np.full(120, value)), "outcome model: every obs")
     assert "is the same" in message
     one_other = np.full(120, value)
@@ -382,39 +391,28 @@ def test_no_model_uses_what_it_predicts_or_what_comes_later(options: dict[str, A
 
 
 def test_a_count_is_a_whole_number_from_zero() -> None:
-    count = ft.ATE(outcome="y", treatment="a", outcome_bounds=(0, 10), outcome_type="count")
+    own = study(variables=declare(WIDE, y=("count", 10)))
     y = np.round(population(120, seed=40)["y"])
-    assert ft.run(study(count), silos(y=y)).run.status.is_converged
+    assert ft.run(own, silos(y=y)).run.status.is_converged
     y[[3, 70]] = 1.25, -2.0
-    message = refused(study(count), silos(y=y), "silo 'silo 0'", "column 'y'", kind=DataError)
+    message = refused(own, silos(y=y), "silo 'silo 0'", "column 'y'", kind=DataError)
     assert message.count("is not a count (0, 1, 2, ...) in 1 row") == 2
     assert "1.25" not in message
-    with pytest.raises(InputError, match="outcome_bounds: those of a count are 0 and"):
-        ft.ATE(outcome="y", treatment="a", outcome_bounds=(-1, 10), outcome_type="count")
 
 
 def test_a_result_says_what_the_outcome_was_taken_as() -> None:
     told = {}
-    for kind in ("auto", "continuous", "count"):
-        target = ft.ATE(outcome="y", treatment="a", outcome_bounds=(0, 10), outcome_type=kind)
-        document = ft.run(study(target), silos(y=np.round(population(120, seed=40)["y"]))).document
+    for kind in ("continuous", "count"):
+        own = study(variables=declare(WIDE, y=("count", 10) if kind == "count" else (0, 10)))
+        document = ft.run(own, silos(y=np.round(population(120, seed=40)["y"]))).document
         told[kind] = [line for line in render(document).splitlines() if line.startswith("outcome  ")]
         family = "poisson" if kind == "count" else "gaussian"
         assert document["study"]["models"]["outcome"] == f"a + w + z ({family})"
-        assert document["study"]["target"]["response"] == ("continuous" if kind == "auto" else kind)
+        assert document["study"]["target"]["response"] == kind
     assert [line.split(maxsplit=1)[1] for lines in told.values() for line in lines] == [
-        "continuous, 0 to 10 (outcome_type auto)",
         "continuous, 0 to 10",
         "count, 0 to 10",
     ]
-
-
-def test_bounds_that_nobody_declared_are_asked_for() -> None:
-    message = refused(
-        study(ft.ATE(outcome="y", treatment="a")), silos(), "is outside 0 to 1 in", kind=DataError
-    )
-    assert "declare outcome_bounds" in message
-    assert "declared bounds" not in message
 
 
 @pytest.mark.parametrize(
@@ -437,15 +435,6 @@ def test_bounds_that_nobody_declared_are_asked_for() -> None:
         (lambda: study(g_bounds=[0.1]), "g_bounds: expected a number"),
         (lambda: any_ft.GLM(5), "formula: expected text"),
         (lambda: any_ft.GLM("w", ridge="0.1"), "ridge: expected a number"),
-        (
-            lambda: any_ft.ATE(outcome="y", treatment="a", outcome_bounds=(1, 0, 3)),
-            "outcome_bounds: .* not 3",
-        ),
-        (lambda: any_ft.ATE(outcome="y", treatment="a", outcome_bounds=5), "outcome_bounds: expected two"),
-        (
-            lambda: any_ft.ATE(outcome="y", treatment="a", outcome_bounds=("0", 1)),
-            "outcome_bounds: expected a n",
-        ),
         (lambda: any_ft.ATE(outcome="y", treatment="a", arms="01"), "arms: expected the levels"),
         (lambda: any_ft.ATE(outcome="y", treatment="a", arms=(0.5, 1)), "arms: expected an integer"),
         (lambda: any_ft.ATE(outcome=5, treatment="a"), "outcome: expected the name"),
@@ -463,15 +452,12 @@ def test_arguments_of_another_type_are_named_at_once(make, said: str) -> None:
 
 
 def test_arms_may_be_written_as_numbers() -> None:
-    numbers = any_ft.ATE(outcome="y", treatment="a", outcome_bounds=(0, 10), arms=[0, np.int64(1)])
-    assert numbers == ATE
+    numbers = any_ft.ATE(outcome="y", treatment="a", arms=[0, np.int64(1)])
+    assert study(numbers) == study(ATE)
     assert ft.run(study(numbers), silos()).document["estimates"]
 
 
 def test_strata_are_few() -> None:
-    own = study(ft.ATE(outcome="y", treatment="a", outcome_bounds=(0, 10), strata="w"))
-    refused(
-        own, silos(), "column 'w'", "60 levels, and strata at most 50", "group its values", kind=DataError
-    )
-    code = np.arange(120) % 30 + 30 * (np.arange(120) >= 60)  # 30 in either silo
-    refused(own, silos(w=code), "strata: column 'w' has 60 levels over all silos, more than 50; group")
+    many = declare(WIDE, old=[str(k) for k in range(60)])
+    with pytest.raises(InputError, match="strata: 'old' has 60 levels, more than 50; group its values"):
+        study(ft.ATE(outcome="y", treatment="a", strata="old"), variables=many)

@@ -146,7 +146,7 @@ def test_folds_keep_clusters_that_span_silos_together() -> None:
 def test_a_secret_keys_the_identifiers_where_they_are_read(tmp_path: Path) -> None:
     (tmp_path / "data.csv").write_text(
         "FAM,y,a,w,z,site\n"
-        + "\n".join(f"{k // 2},{k % 10},{k % 2},{k / 7},{-k % 3},north" for k in range(40)),
+        + "\n".join(f"{k // 2},{k % 10},{k % 2},{k / 7},{-k % 2},north" for k in range(40)),
         encoding="utf-8",
     )
     (tmp_path / "silo.toml").write_text(

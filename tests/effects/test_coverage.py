@@ -14,6 +14,7 @@ import pytest
 
 import fedtmle as ft
 from fedtmle.results.inference import table_rows
+from tests.declare import declare
 from tests.effects.studies import NEWTON, Columns, change, expit
 
 REPLICATIONS = 2_000
@@ -52,13 +53,13 @@ def truth() -> dict[str, float]:
 
 
 RUNS = {
-    "whole": ft.ATE(outcome="y", treatment="a", outcome_type="binary"),
-    "treated": ft.ATT(outcome="y", treatment="a", outcome_type="binary"),
-    "partly": ft.ATE(outcome="partly", treatment="a", outcome_type="binary"),
+    "whole": ft.ATE(outcome="y", treatment="a"),
+    "treated": ft.ATT(outcome="y", treatment="a"),
+    "partly": ft.ATE(outcome="partly", treatment="a"),
 }
 # The estimands read off each run; RR is made of the same two means as ATE.
 ESTIMANDS = {
-    "whole": {"ATE": RUNS["whole"], "RR": ft.RR(outcome="y", treatment="a", outcome_type="binary")},
+    "whole": {"ATE": RUNS["whole"], "RR": ft.RR(outcome="y", treatment="a")},
     "treated": {"ATT": RUNS["treated"]},
     "partly": {"missing": RUNS["partly"]},
 }
@@ -78,6 +79,7 @@ def replicate(run: str, models: str) -> dict[str, np.ndarray]:
         treatment_model=ft.GLM(treatment),
         missingness_model=ft.GLM(missingness) if run == "partly" else None,
         algorithm=NEWTON,
+        variables=declare(w=(-2, 2), b="binary", a="binary", y="binary", partly="binary"),
     )
     components = study.target.components(())
     rows: dict[str, list[list[float]]] = {name: [] for name in ESTIMANDS[run]}

@@ -11,6 +11,7 @@ import pytest
 
 import fedtmle as ft
 from fedtmle.results.inference import summaries
+from tests.declare import declare
 from tests.effects.studies import NEWTON, Columns, change, finish
 from tests.narrow import targeted
 
@@ -189,6 +190,13 @@ def supplied(kind: type, declared: dict[str, Any], arms: int, missing: bool) -> 
         weights="mass",
         g_bounds=0.01,  # below every probability of the law
         algorithm=NEWTON,
+        variables=declare(
+            w=(0, 3),
+            half=["0", "1"],
+            a=[str(a) for a in every] if arms > 1 else "binary",
+            y=(0, 1),
+            mass=(0, 999),
+        ),
     )
 
 
@@ -237,6 +245,7 @@ def test_among_a_rare_arm_its_own_probability_needs_no_bound() -> None:
         treatment_model=ft.Supplied("g"),
         g_bounds=0.025,
         algorithm=NEWTON,
+        variables=declare(a="binary", y=(0, 1)),
     )
     finished, tables = finish(study, {"one": data})
     assert targeted(finished).details.overlap.truncated == (0, 0)

@@ -28,10 +28,8 @@ from fedtmle.studyfile.template import study_text, write_template
 from fedtmle.targets.effects import estimands
 from fedtmle.targets.effects.components import AbstractPopulation, InArm
 from fedtmle.text.result import render
-from tests.effects.studies import NEWTON, Columns, cut, population
+from tests.effects.studies import NEWTON, VARIABLES, Columns, cut, population
 from tests.estimands import example, names
-
-BOUNDS = (0.0, 10.0)
 
 
 @final
@@ -95,6 +93,7 @@ def run(target: ft.AbstractEffect, **options: Any) -> ft.StudyResult:
         outcome_model=ft.GLM("C(a) + w + z"),
         treatment_model=ft.GLM("w"),
         algorithm=NEWTON,
+        variables=VARIABLES,
         **options,
     )
     return ft.run(study, silos(), release=["silo 0"])
@@ -105,7 +104,7 @@ def words(html: str) -> str:
 
 
 def test_a_custom_effect_reaches_the_result_its_texts_and_its_report(tmp_path: Path) -> None:
-    columns: dict[str, Any] = {"outcome": "y", "treatment": "a", "outcome_bounds": BOUNDS, "strata": "old"}
+    columns: dict[str, Any] = {"outcome": "y", "treatment": "a", "strata": "old"}
     result, usual = run(Excess(margin=0.25, **columns)), run(ft.ATE(**columns))
     means = run(ft.TSM(**columns))
     table = result.table().set_index("estimand")
@@ -144,7 +143,7 @@ def test_the_documented_estimand_reaches_its_document_text_and_report() -> None:
     exec(compile(blocks[-1], "target.md", "exec"), names)  # noqa: S102 - our own page
     rng = np.random.default_rng(1)
     data = {"north": names["hospital"](200, rng), "south": names["hospital"](150, rng)}
-    study, arms = names["study"], ft.TSM(outcome="y", treatment="a", outcome_type="binary")
+    study, arms = names["study"], ft.TSM(outcome="y", treatment="a")
     assert isinstance(study.target, ft.AbstractEffect)
     document = ft.run(study, data).to_dict()
     means = ft.run(replace(study, target=arms), data).to_dict()["estimates"]
@@ -168,9 +167,14 @@ STUDY = """\
 [target]
 kind = "RTT"
 outcome = "y"
-outcome_bounds = [0, 10]
 treatment = "a"
 power = 1
+
+[variables]
+y = {kind = "number", range = [0, 10]}
+a = {kind = "binary"}
+w = {kind = "number", range = [-8, 8]}
+z = {kind = "number", range = [-1, 1]}
 
 [models.outcome]
 formula = "C(a) + w + z"
@@ -204,12 +208,12 @@ def test_one_line_registers_an_estimand_everywhere(
 ) -> None:
     study = write(tmp_path)
     question = "By what factor does a (1 against 0) change the mean of y among the treated?"
-    assert read_study(study).study.target == registered(outcome="y", outcome_bounds=BOUNDS, treatment="a")
+    assert read_study(study).study.target == registered(outcome="y", treatment="a", arms=("0", "1"))
     assert question in " ".join(called("validate", study).split())
     out, html = tmp_path / "result.json", tmp_path / "report.html"
     called("run", study, "--out", out)
     (row,) = ft.load(out).document["estimates"]
-    att = run(ft.ATT(outcome="y", treatment="a", outcome_bounds=BOUNDS))
+    att = run(ft.ATT(outcome="y", treatment="a"))
     psi = att.run.psi  # the same means among the treated
     assert row["estimate"] == pytest.approx(psi[1] / psi[0], rel=1e-5)
     assert row["conf_low"] * row["conf_high"] == pytest.approx(row["estimate"] ** 2)  # on the log scale
@@ -240,10 +244,10 @@ def test_one_line_registers_an_estimand_everywhere(
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ('strata = "w"', "7: [target] strata: unknown key of RTT"),
-        ('powr = "w"', "7: [target] powr: unknown key of RTT; did you mean 'power'?"),
-        ("note = 3", "7: [target] note: expected text in quotes"),
-        ("arms = [0]", "7: [target] arms: expected at least two different levels"),
+        ('strata = "w"', "6: [target] strata: unknown key of RTT"),
+        ('powr = "w"', "6: [target] powr: unknown key of RTT; did you mean 'power'?"),
+        ("note = 3", "6: [target] note: expected text in quotes"),
+        ("arms = [0]", "6: [target] arms: expected at least two different levels"),
     ],
 )
 def test_mistakes_about_a_registered_estimand_have_their_line(

@@ -11,12 +11,13 @@ import fedtmle as ft
 from fedtmle.initial.crossfit import CrossFitted, Folds
 from fedtmle.initial.glm import FittedGLM
 from fedtmle.model.table import Table
+from tests.declare import declare
 from tests.effects.longhand import irls, least_squares
-from tests.effects.studies import NEWTON, Columns, cut, finish, population
+from tests.effects.studies import NEWTON, VARIABLES, Columns, cut, finish, population
 from tests.narrow import targeted
 
-TARGET = ft.ATE(outcome="y", treatment="a", outcome_bounds=(0.0, 10.0))
-EVENT = ft.ATE(outcome="event", treatment="a", outcome_type="binary")
+TARGET = ft.ATE(outcome="y", treatment="a")
+EVENT = ft.ATE(outcome="event", treatment="a")
 
 
 def coefficients(
@@ -35,7 +36,11 @@ def coefficients(
 def study(target: ft.AbstractEffect = TARGET, outcome: Any = None, **options: Any) -> ft.Study:
     model = outcome or ft.GLM("a + w + z")
     return ft.Study(
-        target=target, outcome_model=model, treatment_model=ft.GLM("w + z"), algorithm=NEWTON, **options
+        target=target,
+        outcome_model=model,
+        treatment_model=ft.GLM("w + z"),
+        algorithm=NEWTON,
+        **{"variables": VARIABLES, **options},
     )
 
 
@@ -74,8 +79,8 @@ def test_auto_is_binomial_for_a_binary_outcome_and_gaussian_else() -> None:
 def test_auto_is_poisson_for_a_count() -> None:
     data = population(300, seed=9)
     data["y"] = np.round(data["y"])
-    count = ft.ATE(outcome="y", treatment="a", outcome_bounds=(0.0, 10.0), outcome_type="count")
-    (fitted,) = coefficients(study(count), data, 2)
+    own = study(variables=declare(VARIABLES, y=("count", 10)))
+    (fitted,) = coefficients(own, data, 2)
     np.testing.assert_allclose(fitted, poisson(design(data), data["y"] / 10, np.ones(300)), atol=1e-10)
 
 
@@ -100,11 +105,14 @@ def test_missing_outcomes_are_left_out_of_the_outcome_model_only() -> None:
 def test_ridge_is_on_columns_scaled_by_powers_of_two_and_spares_the_intercept(family: Any) -> None:
     data, n = population(300, seed=12), 300
     data["w"] = 100 * data["w"]
-    own = study(outcome=ft.GLM("a + w + z", family=family, ridge=0.03))
+    own = study(
+        outcome=ft.GLM("a + w + z", family=family, ridge=0.03),
+        variables=declare(VARIABLES, w=(-500, 500), z=(-3, 3)),
+    )
     one, seven = (coefficients(own, data, silos) for silos in (1, 7))
     assert one == seven
     X, y = design(data), data["y"] / 10
-    scale = 2.0 ** -np.frexp(np.abs(X).max(axis=0))[1]
+    scale = 2.0 ** -np.frexp([1, 1, 500, 3])[1]  # of the declared ranges
     penalty = 0.03 * n * np.array([0.0, 1.0, 1.0, 1.0])
     if family == "gaussian":
         Z = X * scale
@@ -128,7 +136,8 @@ def test_a_column_that_is_zero_in_one_silo_changes_no_bit() -> None:
 def test_large_and_small_units_cost_no_digits() -> None:
     data = population(300, seed=14)
     plain = coefficients(study(), data, 3)[0]
-    scaled = coefficients(study(), {**data, "w": 1e9 * data["w"], "z": 1e-7 * data["z"]}, 3)[0]
+    other = study(variables=declare(VARIABLES, w=(-8e9, 8e9), z=(-1e-7, 1e-7)))
+    scaled = coefficients(other, {**data, "w": 1e9 * data["w"], "z": 1e-7 * data["z"]}, 3)[0]
     np.testing.assert_allclose(np.array(scaled) * [1, 1, 1e9, 1e-7], plain, atol=1e-10)
 
 

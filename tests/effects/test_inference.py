@@ -13,20 +13,22 @@ import pytest
 
 import fedtmle as ft
 from fedtmle.results.inference import heterogeneity, simultaneous_quantile, table_rows
-from tests.effects.studies import NEWTON, Columns, change, cut, finish, population
+from tests.declare import declare
+from tests.effects.studies import NEWTON, VARIABLES, Columns, change, cut, finish, population
 from tests.narrow import targeted
 
 Z = NormalDist().inv_cdf(0.975)
 BOUNDS = (0.0, 10.0)
-ATE = ft.ATE(outcome="y", treatment="a", outcome_bounds=BOUNDS)
+ATE = ft.ATE(outcome="y", treatment="a")
 
 
 def study(target: ft.AbstractEffect = ATE, **options: Any) -> ft.Study:
     return ft.Study(
         target=target,
-        outcome_model=ft.GLM("a + w + z"),
+        outcome_model=ft.GLM("a + w + z" if len(target.arms) < 3 else "C(a) + w + z"),
         treatment_model=ft.GLM("w + z"),
         algorithm=NEWTON,
+        variables=declare(VARIABLES, a=list(target.arms)) if len(target.arms) > 2 else VARIABLES,
         **options,
     )
 
@@ -66,7 +68,7 @@ def test_the_standard_error_is_that_of_the_eif(weights: str | None, cluster: str
 
 @pytest.mark.parametrize("kind", [ft.RR, ft.OR])
 def test_ratios_have_intervals_on_the_log_scale(kind: type) -> None:
-    own = study(kind(outcome="event", treatment="a", outcome_type="binary"), confidence=0.9)
+    own = study(kind(outcome="event", treatment="a"), confidence=0.9)
     result = ft.run(own, silos())
     (row,) = rows(result)
     (zero, one), cov = result.run.psi, result.run.covariance
@@ -88,8 +90,8 @@ def test_ratios_have_intervals_on_the_log_scale(kind: type) -> None:
 def test_contrasts_of_three_arms_share_one_covariance() -> None:
     data = silos(arms=3)
     arms = ("0", "1", "2")
-    means = ft.run(study(ft.TSM(outcome="y", treatment="a", outcome_bounds=BOUNDS, arms=arms)), data)
-    ates = ft.run(study(ft.ATE(outcome="y", treatment="a", outcome_bounds=BOUNDS, arms=arms)), data)
+    means = ft.run(study(ft.TSM(outcome="y", treatment="a", arms=arms)), data)
+    ates = ft.run(study(ft.ATE(outcome="y", treatment="a", arms=arms)), data)
     assert [row["estimand"] for row in rows(ates)] == ["ATE 1 vs 0", "ATE 2 vs 0"]
     assert [row["p_value"] for row in rows(means)] == [None] * 3
     for row, contrast in zip(rows(ates), ([-1, 1, 0], [-1, 0, 1]), strict=True):
@@ -115,7 +117,7 @@ def test_the_simultaneous_quantile_is_that_of_the_largest_score() -> None:
 
 
 def test_simultaneous_intervals_are_wider_by_one_factor() -> None:
-    own = study(ft.TSM(outcome="y", treatment="a", outcome_bounds=BOUNDS, arms=("0", "1", "2")))
+    own = study(ft.TSM(outcome="y", treatment="a", arms=("0", "1", "2")))
     result = ft.run(own, silos(arms=3))
     c = simultaneous_quantile(result.run.covariance, 0.95, own.seed)
     assert c > Z
@@ -153,7 +155,7 @@ def one_step(own: ft.Study, data: dict[str, Columns], chosen: list[str]) -> tupl
 @pytest.mark.parametrize("weights", [None, "weight"])
 @pytest.mark.parametrize("kind", [ft.ATE, ft.ATT])
 def test_estimates_of_one_silo_and_of_all_but_one(kind: type, weights: str | None) -> None:
-    own = study(kind(outcome="y", treatment="a", outcome_bounds=BOUNDS), weights=weights)
+    own = study(kind(outcome="y", treatment="a"), weights=weights)
     data = silos()
     found = ft.run(own, data, release=["silo 0", "silo 2"]).to_dict()
     assert set(found["silos"]) == set(found["without"]) == {"silo 0", "silo 2"}  # silo 1 did not consent
@@ -194,7 +196,7 @@ def test_a_silo_without_the_target_population_or_of_one_row_breaks_nothing() -> 
     rest = np.setdiff1d(np.arange(240), untreated)
     parts = [untreated, rest[:1], rest[1:100], rest[100:]]
     names = [f"silo {m}" for m in range(4)]
-    att = study(ft.ATT(outcome="y", treatment="a", outcome_bounds=BOUNDS))
+    att = study(ft.ATT(outcome="y", treatment="a"))
     result = ft.run(att, cut(data, parts), release=names)
     assert set(result.to_dict()["silos"]) == {"silo 2", "silo 3"}
     result.to_json()
@@ -231,7 +233,7 @@ def test_a_ratio_that_is_no_ratio_in_one_silo_is_left_out() -> None:
     data = population(n, seed=2)
     data["event"] = (np.arange(n) % 9 == 0).astype(float)
     small = np.flatnonzero(data["event"] == 0)[:6]
-    own = study(ft.RR(outcome="event", treatment="a", outcome_type="binary"))
+    own = study(ft.RR(outcome="event", treatment="a"))
     result = ft.run(own, cut(data, [small, np.setdiff1d(np.arange(n), small)]), release=["silo 0", "silo 1"])
     assert "silo 1" in result.to_dict()["silos"]
     result.to_json()

@@ -18,6 +18,7 @@ ARMS = ("0", "1", "2")
 VARIABLES = ft.Variables(
     {
         "y": {"kind": "number", "range": (0.0, 10.0)},
+        "a": {"kind": "category", "levels": ARMS},
         "w": {"kind": "number", "range": (-8.0, 8.0)},
         "z": {"kind": "number", "range": (-1.0, 1.0)},
         "weight": {"kind": "number", "range": (0.0, 2.0)},
@@ -134,8 +135,6 @@ def supplied(data: Columns, *columns: str) -> tuple[ft.Study, Columns]:
     columns_of = {f"g{a}": share for a, share in enumerate(g)}
     return study(
         treatment_model=ft.Supplied(*columns),
-        variables=None,
-        target=ft.TSM(outcome="y", treatment="a", arms=ARMS, outcome_bounds=(0.0, 10.0)),
     ), {**data, **columns_of}
 
 

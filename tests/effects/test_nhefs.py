@@ -13,11 +13,24 @@ import numpy as np
 import pytest
 
 import fedtmle as ft
+from tests.declare import declare
 from tests.effects.studies import NEWTON, Columns, change, cut
 
 COVARIATES = (
     "sex + race + poly(age, 2) + C(education) + poly(smokeintensity, 2) + poly(smokeyrs, 2) "
     "+ C(exercise) + C(active) + poly(wt71, 2)"
+)
+VARIABLES = declare(
+    qsmk="binary",
+    sex="binary",
+    race="binary",
+    age=(0, 120),
+    education=["1", "2", "3", "4", "5"],
+    smokeintensity=(0, 100),
+    smokeyrs=(0, 100),
+    exercise=["0", "1", "2"],
+    active=["0", "1", "2"],
+    wt71=(20, 300),
 )
 STANDARD_ERROR = 0.4870586364
 REFERENCE: dict[str, tuple[dict[str, str], float]] = {
@@ -37,11 +50,12 @@ def nhefs() -> Columns:
 def study(data: Columns, **options: Any) -> ft.Study:
     y = data["wt82_71"]
     return ft.Study(
-        target=ft.ATE(outcome="wt82_71", treatment="qsmk", outcome_bounds=(float(y.min()), float(y.max()))),
+        target=ft.ATE(outcome="wt82_71", treatment="qsmk"),
         outcome_model=ft.GLM(f"qsmk + {COVARIATES}"),
         treatment_model=ft.GLM(COVARIATES),
         g_bounds=None,
         algorithm=NEWTON,
+        variables=declare(VARIABLES, wt82_71=(float(y.min()), float(y.max()))),  # as the reference scales y
         **options,
     )
 

@@ -10,28 +10,28 @@ import pytest
 
 import fedtmle as ft
 from fedtmle.model.types import matrix
+from tests.declare import declare
 from tests.effects.longhand import Longhand, irls, least_squares, softmax, tmle
-from tests.effects.studies import CENTRAL, NEWTON, Columns, change, cut, expit, finish, population
+from tests.effects.studies import CENTRAL, NEWTON, VARIABLES, Columns, change, cut, expit, finish, population
 from tests.narrow import targeted
 
-BOUNDS = (0.0, 10.0)
 Q_FORMULA, G_FORMULA, MISSING_FORMULA = "C(a) + w + z + C(site)", "w + C(site)", "C(a) + w"
 RULES = (ft.Threshold("w", 0.2, arm="1", otherwise="0"), ft.Stochastic((0.25, 0.75)))
 TARGETS = {
-    "TSM": ft.TSM(outcome="y", treatment="a", outcome_bounds=BOUNDS),
-    "three arms": ft.TSM(outcome="y", treatment="a", outcome_bounds=BOUNDS, arms=("0", "1", "2")),
-    "ATE": ft.ATE(outcome="y", treatment="a", outcome_bounds=BOUNDS),
-    "RR": ft.RR(outcome="event", treatment="a", outcome_type="binary"),
-    "OR": ft.OR(outcome="event", treatment="a", outcome_type="binary"),
-    "ATT": ft.ATT(outcome="y", treatment="a", outcome_bounds=BOUNDS),
-    "ATC": ft.ATC(outcome="event", treatment="a", outcome_type="binary"),
-    "ATT, three arms": ft.ATT(outcome="y", treatment="a", outcome_bounds=BOUNDS, arms=("0", "1", "2")),
-    "ATC, three arms": ft.ATC(outcome="y", treatment="a", outcome_bounds=BOUNDS, arms=("0", "1", "2")),
-    "ATO": ft.ATO(outcome="y", treatment="a", outcome_bounds=BOUNDS),
-    "ATO, three arms": ft.ATO(outcome="y", treatment="a", outcome_bounds=BOUNDS, arms=("0", "1", "2")),
-    "strata": ft.ATE(outcome="y", treatment="a", outcome_bounds=BOUNDS, strata="old"),
-    "rules": ft.PolicyMeans(outcome="y", treatment="a", outcome_bounds=BOUNDS, rules=RULES),
-    "mean": ft.OutcomeMean(outcome="y", outcome_bounds=BOUNDS),
+    "TSM": ft.TSM(outcome="y", treatment="a"),
+    "three arms": ft.TSM(outcome="y", treatment="a", arms=("0", "1", "2")),
+    "ATE": ft.ATE(outcome="y", treatment="a"),
+    "RR": ft.RR(outcome="event", treatment="a"),
+    "OR": ft.OR(outcome="event", treatment="a"),
+    "ATT": ft.ATT(outcome="y", treatment="a"),
+    "ATC": ft.ATC(outcome="event", treatment="a"),
+    "ATT, three arms": ft.ATT(outcome="y", treatment="a", arms=("0", "1", "2")),
+    "ATC, three arms": ft.ATC(outcome="y", treatment="a", arms=("0", "1", "2")),
+    "ATO": ft.ATO(outcome="y", treatment="a"),
+    "ATO, three arms": ft.ATO(outcome="y", treatment="a", arms=("0", "1", "2")),
+    "strata": ft.ATE(outcome="y", treatment="a", strata="old"),
+    "rules": ft.PolicyMeans(outcome="y", treatment="a", rules=RULES),
+    "mean": ft.OutcomeMean(outcome="y"),
 }
 OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -46,6 +46,8 @@ def test_every_estimand_is_a_target_here() -> None:
 
 
 def study_of(target: ft.AbstractEffect, **options: Any) -> ft.Study:
+    variables = declare(VARIABLES, a=list(target.arms)) if len(target.arms) > 2 else VARIABLES
+    options = {"variables": variables, **options}
     if target.treatment is None:
         options["missingness_model"] = ft.GLM("w")
         return ft.Study(target=target, outcome_model=ft.GLM("w + z + C(site)"), algorithm=NEWTON, **options)
@@ -123,7 +125,7 @@ def design(data: Columns, arm: np.ndarray | None, *columns: str) -> np.ndarray:
 def oracle(study: ft.Study, data: Columns) -> Longhand:
     """The whole study longhand."""
     target, n = study.target, len(data["w"])
-    low, high = target.outcome_bounds
+    low, high = study.outcome_bounds
     raw = data[target.outcome]
     observed = ~np.isnan(raw)
     y = np.where(observed, (raw - low) / (high - low), 0.0)
@@ -133,10 +135,10 @@ def oracle(study: ft.Study, data: Columns) -> Longhand:
     arms = len(target.arms)
     every = [np.full(n, a) for a in range(arms)] if treated else [None]
     X = design(data, arm if treated else None, "w", "z", "site")
-    fit = irls if target.is_binary else least_squares
+    fit = irls if study.response == "binary" else least_squares
     beta = fit(X, y, w * observed)
     q = np.stack([design(data, a, "w", "z", "site") @ beta for a in every])
-    q = np.clip(expit(q) if target.is_binary else q, 1e-6, 1 - 1e-6)
+    q = np.clip(expit(q) if study.response == "binary" else q, 1e-6, 1 - 1e-6)
     g = np.ones((arms, n))
     if treated:
         g = softmax(design(data, None, "w", "site"), arm, w, arms)
@@ -195,7 +197,7 @@ def test_the_study_is_the_longhand_one(name: str, option: str) -> None:
     data = people(study, 400, seed=21 + len(name))
     result = ft.run(study, cut(data, partitions(data, 8)["random"]))
     assert result.document["truncated"] == [0] * len(study.target.arms)
-    low, high = study.target.outcome_bounds
+    low, high = study.outcome_bounds
     expected = oracle(study, data)
     np.testing.assert_allclose(result.run.psi, low + (high - low) * expected.psi, atol=1e-8)
     np.testing.assert_allclose(
@@ -208,15 +210,17 @@ def test_the_unit_of_the_weights_changes_nothing(factor: float) -> None:
     study = study_of(TARGETS["ATE"], weights="weight")
     data = people(study, 160, seed=1)
     scaled = {**data, "weight": factor * data["weight"]}
-    assert numbers(ft.run(study, {"s": scaled})).tobytes() == numbers(ft.run(study, {"s": data})).tobytes()
+    other = change(study, variables=declare(VARIABLES, weight=(0, 4 * factor)))
+    assert numbers(ft.run(other, {"s": scaled})).tobytes() == numbers(ft.run(study, {"s": data})).tobytes()
 
 
 def test_weights_of_any_unit_agree() -> None:
     study = study_of(TARGETS["RR"], weights="weight")
     data = people(study, 160, seed=1)
     scaled = {**data, "weight": 1e7 / 3 * data["weight"]}
+    other = change(study, variables=declare(VARIABLES, weight=(0, 1e8)))
     np.testing.assert_allclose(
-        numbers(ft.run(study, {"s": scaled})), numbers(ft.run(study, {"s": data})), rtol=1e-10
+        numbers(ft.run(other, {"s": scaled})), numbers(ft.run(study, {"s": data})), rtol=1e-10
     )
 
 

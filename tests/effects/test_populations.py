@@ -17,7 +17,8 @@ from fedtmle.targets.effects.components import (
     OverlapWeighted,
     PooledWeights,
 )
-from tests.effects.studies import NEWTON, Columns, cut, population
+from tests.declare import declare
+from tests.effects.studies import NEWTON, VARIABLES, Columns, cut, population
 from tests.kinds import without_example
 
 HARMLESS = ("b", "c", "d")  # in the same order as the levels they stand for
@@ -33,10 +34,11 @@ def silos(levels: tuple[str, ...]) -> dict[str, Columns]:
 
 def run(levels: tuple[str, ...], **options: Any) -> ft.StudyResult:
     study = ft.Study(
-        target=ft.ATE(outcome="y", treatment="a", outcome_bounds=(0, 10), strata="corps"),
+        target=ft.ATE(outcome="y", treatment="a", strata="corps"),
         outcome_model=ft.GLM("C(a) + w + z"),
         treatment_model=ft.GLM("w"),
         algorithm=NEWTON,
+        variables=declare(VARIABLES, corps=list(levels)),
         **options,
     )
     return ft.run(study, silos(levels))
@@ -58,11 +60,12 @@ def test_a_stratum_without_weight_is_named() -> None:
     for columns in data.values():
         columns["weight"] = np.where(columns["corps"] == "army", 0.0, 1.0)
     study = ft.Study(
-        target=ft.ATE(outcome="y", treatment="a", outcome_bounds=(0, 10), strata="corps"),
+        target=ft.ATE(outcome="y", treatment="a", strata="corps"),
         outcome_model=ft.GLM("C(a) + w + z"),
         treatment_model=ft.GLM("w"),
         algorithm=NEWTON,
         weights="weight",
+        variables=declare(VARIABLES, corps=["army", "navy"]),
     )
     with pytest.raises(InputError, match="strata: no record with a positive weight is in army"):
         ft.run(study, data)

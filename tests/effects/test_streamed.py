@@ -22,7 +22,8 @@ from fedtmle.protocol.query import Phase
 from fedtmle.studies.validate import validate
 from fedtmle.studyfile.schema import schema_of
 from tests.data_layer.asking import as_csv, as_parquet, make_database
-from tests.effects.studies import change, finish, population
+from tests.declare import declare
+from tests.effects.studies import VARIABLES, change, finish, population
 from tests.effects.test_pooled import TARGETS, numbers, study_of
 from tests.narrow import targeted
 
@@ -111,6 +112,7 @@ def test_supplied_predictions(tmp_path: Path) -> None:
         outcome_model=ft.Supplied("q0", "q1"),
         treatment_model=ft.Supplied("g"),
         algorithm=CODED,
+        variables=VARIABLES,
     )
     frame = rows(study, tmp_path).assign(q0=4.0, q1=5.0, g=0.5)
     pd.read_csv(held(tmp_path)).assign(q0=4.0, q1=5.0, g=0.5).to_csv(held(tmp_path), index=False)
@@ -176,7 +178,8 @@ def test_concentration_reads_no_further_than_it_must(tmp_path: Path) -> None:
 
 
 def test_the_tables_are_the_same(tmp_path: Path) -> None:
-    study = study_of(TARGETS["strata"])
+    sites = ["it's north", *VARIABLES["site"].codes]
+    study = study_of(TARGETS["strata"], variables=declare(VARIABLES, site=sites))
     frame = rows(study, tmp_path)
     frame.loc[:2_100, "site"] = "it's north"  # a level that later batches lack, with a quote in it
     where = parquet(frame, tmp_path)

@@ -11,12 +11,12 @@ import fedtmle as ft
 from fedtmle.model.exact import Sums
 from fedtmle.model.submodel import GeneralisedLinear
 from fedtmle.model.types import Array, Part
-from tests.effects.studies import cut, finish, population
+from tests.effects.studies import VARIABLES, cut, finish, population
 
-BOUNDS = {"y": (0.0, 10.0), "event": (0.0, 1.0)}
+OUTCOMES = ("y", "event")
 
 
-@pytest.mark.parametrize("outcome", BOUNDS)
+@pytest.mark.parametrize("outcome", OUTCOMES)
 @pytest.mark.parametrize("missing", [False, True])
 @pytest.mark.parametrize(
     "options", [{}, {"link": "linear"}, {"weights": "weight"}, {"folds": 2}, {"clever": "weight"}]
@@ -35,10 +35,11 @@ def test_no_response_goes_beyond_what_is_declared(
 
     monkeypatch.setattr(GeneralisedLinear, "sums", watched)
     study = ft.Study(
-        target=ft.ATE(outcome=outcome, treatment="a", outcome_bounds=BOUNDS[outcome]),
+        target=ft.ATE(outcome=outcome, treatment="a"),
         outcome_model=ft.GLM("a + w + C(site)"),
         treatment_model=ft.GLM("w"),
         missingness_model=ft.GLM("a + w") if missing else None,
+        variables=VARIABLES,
         **options,
     )
     data = population(600, seed=7, missing=missing)

@@ -116,7 +116,7 @@ def test_an_owner_can_say_no_and_can_take_a_yes_back(tmp_path: Path, study: Stud
 def test_a_tampered_plan_is_refused(tmp_path: Path, study: StudyFile) -> None:
     approve(study, H1)
     kit, text, plan = kit_of(tmp_path, study, H1), study.path.read_bytes(), file_plan(study).digest
-    changed = text.replace(b"outcome_bounds = [40, 160]", b"outcome_bounds = [40, 161]")
+    changed = text.replace(b"range = [40, 160]", b"range = [40, 161]")
     assert ask(opening_of(kit, "hospital-1", changed, plan)) is Declined.PLAN
     study.path.write_bytes(changed)
     other = file_plan(read_study(study.path)).digest

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+import fedtmle as ft
+
 Columns = dict[str, np.ndarray]
 SILOS = ("a", "b", "c")
 SIZES = (120, 90, 70)
@@ -50,6 +52,23 @@ def people(n: int, seed: int, *, arms: int = 2, missing: bool = False) -> Column
         "g": expit(0.3 * w),
         "pi": np.full(n, 0.8),
     }
+
+
+VARIABLES = ft.Variables(
+    {
+        "w": {"kind": "number", "range": (-8, 8)},
+        "z": {"kind": "number", "range": (-1, 1)},
+        "site": {"kind": "category", "levels": ["east", "north", "south"]},
+        "old": {"kind": "category", "levels": ["no", "yes"]},
+        "arm": {"kind": "binary"},
+        "y": {"kind": "number", "range": (0, 10)},
+        "event": {"kind": "binary"},
+        "visits": {"kind": "count", "range": (0, 20)},
+        "weight": {"kind": "number", "range": (0.25, 2)},
+        "family": {"kind": "identifier"},
+        "clinic": {"kind": "identifier"},
+    }
+)
 
 
 def cohort(*, arms: int = 2, missing: bool = False, scale: float = 1.0) -> dict[str, Columns]:

@@ -17,8 +17,19 @@ from fedtmle.runtime.session import Finished, InProcess, Session
 from fedtmle.runtime.silo import Silo
 from fedtmle.studyfile.file import study_plan
 from fedtmle.targets.effects.estimands import ATE
+from tests.declare import declare
 
 LEVELS = {"site": ("a", "b", "c")}
+VARIABLES = declare(
+    y=(-8, 8),
+    a="binary",
+    x=(-1, 1),
+    z=(-1, 1),
+    w=(0, 2),
+    fold=(0, 3),
+    site=["a", "b", "c"],
+    family="identifier",
+)
 
 
 def pooled_table(n: int, seed: int, *, binary: bool = False) -> Table:
@@ -43,15 +54,13 @@ def split(table: Table, silos: int, seed: int = 0) -> dict[str, Table]:
 
 def trial(outcome_model: Any, *, binary: bool = False, **options: Any) -> Study:
     """The study of the effect of a on y."""
-    scale: dict[str, Any] = {"outcome_bounds": (-8.0, 8.0)}
-    if binary:
-        scale = {"outcome_bounds": (0.0, 1.0), "outcome_type": "binary"}
     settings: dict[str, Any] = {
         "treatment_model": GLM("x"),
         "algorithm": ft.Gradient(tolerance=1e-9, optimizer=ft.Newton()),
+        "variables": declare(VARIABLES, y="binary") if binary else VARIABLES,
     }
     return Study(
-        target=ATE(outcome="y", treatment="a", **scale),
+        target=ATE(outcome="y", treatment="a"),
         outcome_model=outcome_model,
         **(settings | options),
     )

@@ -31,7 +31,8 @@ from fedtmle.solver import CompletedRun
 from fedtmle.studies.over import conclude
 from fedtmle.studyfile.file import study_plan
 from fedtmle.text.result import render
-from tests.initial.silos import pooled_table, run, split, trial
+from tests.declare import declare
+from tests.initial.silos import VARIABLES, pooled_table, run, split, trial
 from tests.premise import Premise
 
 FORMULAS = {"a + x": ("a", "x"), "a + z": ("a", "z"), "x + z": ("x", "z")}
@@ -187,7 +188,10 @@ def test_cross_fitting_nests_the_whole_learner_on_other_folds(monkeypatch: pytes
     monkeypatch.setattr(Folds, "of", recorded)
     spec = SuperLearner((GLM("a + x + z"), GLM("a")), folds=3)
     tables = split(pooled_table(300, 11), 2)
-    result = learned(run(trial(spec, folds=3, cluster="site", cluster_scope="silo"), tables))
+    clusters = declare(VARIABLES, site="identifier")
+    result = learned(
+        run(trial(spec, folds=3, cluster="site", cluster_scope="silo", variables=clusters), tables)
+    )
     # The study's folds drawn again would leave a nested fold without rows.
     assert drawn == {(3, seed, "site") for seed in (0, 2 << 32, 3 << 32, 4 << 32)}
     assert isinstance(result, CrossFitted)

@@ -10,7 +10,18 @@ import fedtmle as ft
 from fedtmle.model.table import Table
 from fedtmle.programs.study import Study
 from fedtmle.studyfile.schema import schema_of
+from tests.declare import declare
 from tests.narrow import load_all
+
+VARIABLES = declare(
+    y=(-20, 40),
+    arm="binary",
+    age=(30, 80),
+    dose=(0.5, 8.5),
+    w=(0.25, 2),
+    sex=["f", "m"],
+    family="identifier",
+)
 
 
 def study_with_everything(kind: str) -> Study:  # noqa: PLR0911 - one return per kind
@@ -19,8 +30,9 @@ def study_with_everything(kind: str) -> Study:  # noqa: PLR0911 - one return per
         "treatment_model": ft.GLM("age + bs(dose, knots=[2, 4], low=0, high=9)"),
         "missingness_model": ft.GLM("age + sqrt(dose)"),
         "algorithm": ft.Gradient(optimizer=ft.Newton(), tolerance=1e-8),
+        "variables": VARIABLES,
     }
-    columns: dict[str, Any] = {"outcome": "y", "treatment": "arm", "outcome_bounds": (-20.0, 40.0)}
+    columns: dict[str, Any] = {"outcome": "y", "treatment": "arm"}
     if kind == "everything":
         return Study(target=ft.ATE(**columns, strata="sex"), weights="w", **common)
     if kind == "weighted":

@@ -22,7 +22,6 @@ from fedtmle.protocol.lattice import (
     build_lattice,
 )
 from fedtmle.protocol.messages import Answered, Ask, Payload
-from fedtmle.protocol.tables import LevelsQuery
 from fedtmle.runtime.journal import MAGIC, scan
 from tests.damage import damaged
 from tests.decoders import Decoder, decoders
@@ -225,24 +224,6 @@ def test_reading_many_codewords_takes_time_in_proportion() -> None:
         Counting.looked = 0
         Counting(bits).gamma(count)
         assert Counting.looked < 12 * bits.length
-
-
-def test_many_levels_of_a_long_message_are_read_in_place() -> None:
-    """4,096 labels before sixteen megabytes of nothing: no label costs a copy of what follows it."""
-    out = BitWriter()
-    out.gamma((4096,))
-    for level in range(4096):
-        label = f"{level:04}".encode()
-        out.gamma((len(label),))
-        out.uint(int.from_bytes(label, "big"), 8 * len(label))
-    short = out.finish()
-    padded = Bits(8 * (len(short.data) + messages.MAX_BYTES), short.data + bytes(messages.MAX_BYTES))
-    query = LevelsQuery(factors=("a",))
-    tracemalloc.start()
-    query.pooled_code.read(BitReader(padded))
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert peak < CHEAP
 
 
 def test_a_deeply_nested_ledger_line_or_record_is_refused() -> None:

@@ -8,6 +8,7 @@ import numpy as np
 
 import fedtmle as ft
 from fedtmle.results.result import StudyResult
+from tests.declare import declare
 from tests.estimands import example
 
 ALGORITHMS = {
@@ -20,9 +21,12 @@ ALGORITHMS = {
     "unfinished": ft.Coded(max_rounds=2),
 }
 TARGETS = {
-    **{kind.__name__: example(kind, outcome_bounds=(0.0, 1.0)) for kind in ft.ESTIMANDS},
-    "strata": ft.ATE(outcome="y", treatment="a", outcome_bounds=(0.0, 1.0), strata="s"),
+    **{kind.__name__: example(kind) for kind in ft.ESTIMANDS},
+    "strata": ft.ATE(outcome="y", treatment="a", strata="s"),
 }
+
+
+VARIABLES = declare(x=(-8, 8), a="binary", y="binary", s=["high", "low"])
 
 
 def silos(count: int = 3, rows: int = 120) -> dict[str, dict[str, np.ndarray]]:
@@ -48,5 +52,6 @@ def result(
         outcome_model=ft.GLM("C(a) + x" if treated else "x"),
         treatment_model=ft.GLM("x") if treated else None,
         algorithm=ALGORITHMS[algorithm],
+        variables=VARIABLES,
     )
     return ft.run(study, data, release=tuple(data)[:release], observe=observe)

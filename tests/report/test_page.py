@@ -15,7 +15,7 @@ from fedtmle.layout import decimals
 from fedtmle.report.page import render
 from fedtmle.report.series import document_of
 from fedtmle.results.result import load
-from tests.report.studies import ALGORITHMS, TARGETS, result, silos
+from tests.report.studies import ALGORITHMS, TARGETS, VARIABLES, result, silos
 
 LIMIT = 3_000_000  # bytes of a report of 1,000 rounds and 40 silos
 
@@ -112,6 +112,7 @@ def long_run(rounds: int) -> dict[str, Any]:
         treatment_model=ft.GLM("x"),
         # So large a smoothness makes steps so small that the budget of rounds is what ends the run.
         algorithm=ft.Coded(smoothness=1e5, max_rounds=rounds, tolerance=1e-6),
+        variables=VARIABLES,
     )
     document = ft.run(study, data, release=tuple(data), observe=True).document
     assert document["account"]["rounds"]["targeting"] == rounds

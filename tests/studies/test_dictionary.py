@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
 import fedtmle as ft
 from fedtmle.data import DataErrors
 from fedtmle.errors import InputError
 from fedtmle.initial.variables import Variables
+from fedtmle.protocol.bins import BinsQuery
 from fedtmle.protocol.plan import roster
-from fedtmle.protocol.tables import LevelsQuery, ScalesQuery
+from fedtmle.protocol.query import MomentsQuery
+from fedtmle.protocol.sums import SumsQuery, TallyQuery
 from fedtmle.runtime.replay import heard_rounds
 from fedtmle.studyfile.file import StudyFileErrors, read_study, study_plan
 from fedtmle.studyfile.template import write_template
@@ -45,50 +49,108 @@ DICTIONARY: dict[str, Any] = {
 }
 
 
-def study(dictionary: dict[str, Any] | None = None, **options: Any) -> ft.Study:
-    bounds: dict[str, Any] = {} if dictionary else {"outcome_type": "binary"}
+def study(dictionary: dict[str, Any] = DICTIONARY, **options: Any) -> ft.Study:
     return ft.Study(
-        target=ft.ATE(outcome="y", treatment="a", **bounds),
+        target=ft.ATE(outcome="y", treatment="a"),
         outcome_model=ft.GLM("a + age + C(sex) + log(age) + I(visits**2):C(sex)"),
         treatment_model=ft.GLM("age + C(sex)"),
         algorithm=ft.Gradient(optimizer=ft.Newton(), tolerance=1e-10),
-        variables=None if dictionary is None else Variables({**dictionary, "a": {"kind": "binary"}}),
+        variables=Variables({"a": {"kind": "binary"}, **dictionary}),
         **options,
     )
 
 
-def asked(chosen: ft.Study, data: dict[str, Any]) -> list[type]:
-    result = ft.run(chosen, silos(data)).run
+OPTIONS = pytest.mark.parametrize(
+    "options", [{}, {"weights": "w"}, {"folds": 2}], ids=["plain", "weights", "folds"]
+)
+
+
+@OPTIONS
+def test_no_labels_and_no_scales_are_asked(options: dict[str, Any]) -> None:
+    """Every answer of the transcript is a tally, sums, bins or moments: additive numbers."""
+    chosen = study(**options)
+    result = ft.run(chosen, silos(columns())).run
     assert result is not None
     plan = study_plan(chosen, roster(list(result.sizes)))
-    return [
-        type(member)
-        for heard in heard_rounds(plan, result.transcript, result.sizes)
-        for member in heard.query.members
-    ]
+    rounds = list(heard_rounds(plan, result.transcript, result.sizes))
+    asked = {type(member) for heard in rounds for member in heard.query.members}
+    assert asked == {TallyQuery, SumsQuery, MomentsQuery, BinsQuery}
+    assert type(rounds[0].query) is TallyQuery  # nothing comes before the counts
+    said = b"".join(reply for exchange in result.transcript.exchanges for reply in exchange.replies.values())
+    assert not [word for word in ("female", "male", "sex", "age", "visits") if word.encode() in said]
 
 
-@pytest.mark.parametrize("options", [{}, {"weights": "w"}, {"folds": 2}], ids=["plain", "weights", "folds"])
-def test_no_labels_and_no_scales_are_asked(options: dict[str, Any]) -> None:
-    with_dictionary = asked(study(DICTIONARY, **options), columns())
-    without = asked(study(**options), columns())
-    assert {LevelsQuery, ScalesQuery} & set(with_dictionary) == set()
-    assert {LevelsQuery, ScalesQuery} <= set(without)
-    assert len(with_dictionary) < len(without)
-
-
-@pytest.mark.parametrize("options", [{}, {"weights": "w"}, {"folds": 2}], ids=["plain", "weights", "folds"])
-def test_the_estimate_is_the_same(options: dict[str, Any]) -> None:
-    one, other = (ft.run(study(d, **options), silos(columns())) for d in (None, DICTIONARY))
+def test_the_declared_range_changes_the_grid_and_no_number() -> None:
+    wide = {
+        **DICTIONARY,
+        "age": {"kind": "number", "range": (1, 1e4)},
+        "w": {"kind": "number", "range": (0, 1e4)},
+    }
     numbers = ["estimate", "std_error"]
-    np.testing.assert_allclose(one.table()[numbers], other.table()[numbers], rtol=1e-9)
+    for options in ({}, {"weights": "w"}, {"folds": 2}):
+        one, other = (ft.run(study(d, **options), silos(columns())).table() for d in (DICTIONARY, wide))
+        np.testing.assert_allclose(one[numbers], other[numbers], rtol=1e-9)
+
+
+def test_a_range_far_too_wide_is_named() -> None:
+    wide = {**DICTIONARY, "age": {"kind": "number", "range": (1, 1e8)}}
+    with pytest.raises(InputError, match=r"model: .* the declared range behind age is far wider"):
+        ft.run(study(wide), silos(columns()))
+
+
+def test_a_level_that_nobody_has_changes_no_number() -> None:
+    """Its column is zero in every row: the coefficient stays 0, as R drops unused levels."""
+    more = {**DICTIONARY, "sex": {"kind": "category", "levels": ["f", "m", "x"]}}
+    one, other = (ft.run(study(d), silos(columns())).table() for d in (DICTIONARY, more))
+    pd.testing.assert_frame_equal(one, other)
+
+
+def test_a_reference_level_that_nobody_has_is_explained() -> None:
+    first = {**DICTIONARY, "sex": {"kind": "category", "levels": ["x", "f", "m"]}}
+    with pytest.raises(InputError, match="nobody has the reference level of a factor"):
+        ft.run(study(first), silos(columns()))
 
 
 def test_the_outcome_is_what_the_dictionary_says() -> None:
-    target = study(DICTIONARY).target
-    assert (target.outcome_type, target.outcome_bounds) == ("binary", (0.0, 1.0))
-    cost = study({**DICTIONARY, "y": {"kind": "number", "range": (0, 50_000)}}).target
-    assert (cost.outcome_type, cost.outcome_bounds) == ("continuous", (0.0, 50_000.0))
+    chosen = study(DICTIONARY)
+    assert (chosen.response, chosen.outcome_bounds) == ("binary", (0.0, 1.0))
+    cost = study({**DICTIONARY, "y": {"kind": "number", "range": (0, 50_000)}})
+    assert (cost.response, cost.outcome_bounds) == ("continuous", (0.0, 50_000.0))
+
+
+def test_a_binary_outcome_is_fitted_as_one() -> None:
+    """Without a declared kind a 0/1 outcome was once fitted as a number, silently."""
+    models = ft.run(study(), silos(columns())).document["study"]["models"]
+    assert models["outcome"].endswith("(binomial)")
+
+
+def test_the_arms_are_the_levels_of_the_treatment() -> None:
+    named = {**DICTIONARY, "a": {"kind": "category", "levels": {"0": "usual care", "1": "exercise"}}}
+    chosen = dataclasses.replace(study(), outcome_model=ft.GLM("C(a) + age"), variables=Variables(named))
+    assert chosen.target.arms == ("0", "1")
+    swapped = dataclasses.replace(chosen, target=ft.ATE(outcome="y", treatment="a", arms=("1", "0")))
+    (one,), (other,) = (ft.run(each, silos(columns())).document["estimates"] for each in (chosen, swapped))
+    assert one["estimate"] == pytest.approx(-other["estimate"], rel=1e-9)
+    with pytest.raises(InputError, match="arms: expected the levels that the dictionary declares for 'a'"):
+        dataclasses.replace(chosen, target=ft.ATE(outcome="y", treatment="a", arms=("0", "2")))
+
+
+def test_a_study_without_a_dictionary_says_what_it_lacks_and_how_to_draft_it() -> None:
+    with pytest.raises(InputError) as caught:
+        dataclasses.replace(study(weights="w"), variables=Variables({}), cluster="family")
+    message = str(caught.value)
+    assert message.startswith("variables: the dictionary does not declare 'y' (the outcome: kind ")
+    for name, words in {
+        "a": "the treatment",
+        "w": "the weights",
+        "family": 'the cluster: kind "identifier"',
+        "age": "a number",
+        "sex": "a factor",
+        "visits": "a number",
+    }.items():
+        assert f"'{name}' ({words}" in message
+    assert "`fedtmle init --from table.csv`" in message
+    assert "`ft.draft(table)`" in message
 
 
 @pytest.mark.parametrize(
@@ -115,11 +177,18 @@ def test_a_silo_checks_every_value_and_quotes_none(name: str, value: Any, messag
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"age": None}, "variables: 'age' are used and not declared"),
-        ({"age": {"kind": "category", "levels": ["young", "old"]}}, "'age' is a category; write C\\(age\\)"),
-        ({"sex": {"kind": "binary"}}, "'sex' is used as a factor; declare it as a category"),
+        ({"age": None}, r"variables: the dictionary does not declare 'age' \(a number"),
+        (
+            {"age": {"kind": "category", "levels": ["young", "old"]}},
+            "'age' is declared as a category, and used as a number",
+        ),
+        ({"sex": {"kind": "number", "range": (0, 1)}}, "'sex' is declared as a number, and used as a factor"),
         ({"age": {"kind": "number", "range": (0, 110)}}, "outcome_model: log\\(age\\) has no finite range"),
-        ({"y": {"kind": "category", "levels": ["no", "yes"]}}, "'y' is a category"),
+        (
+            {"y": {"kind": "category", "levels": ["no", "yes"]}},
+            "'y' is declared as a category, and used as the outcome",
+        ),
+        ({"a": {"kind": "identifier"}}, "'a' is declared as an identifier, and used as the treatment"),
     ],
 )
 def test_a_study_that_its_dictionary_does_not_fit_is_refused(change: dict[str, Any], message: str) -> None:
@@ -172,7 +241,7 @@ def study_and_silos(path: Path) -> tuple[ft.Study, Any]:
             'smoker = "binary"',
             "describe the variable by keys",
         ),
-        ('smoker = {kind = "binary", label = "Current smoker"}', "", "'smoker' are used and not declared"),
+        ('smoker = {kind = "binary", label = "Current smoker"}', "", "[variables] does not declare 'smoker'"),
         (
             'smoker = {kind = "binary", label',
             'smoker = {kind = "binary", labels',
@@ -181,7 +250,7 @@ def study_and_silos(path: Path) -> tuple[ft.Study, Any]:
         (
             'outcome = "sbp_12" ',
             'outcome_bounds = [0, 300]\noutcome = "sbp_12" ',
-            "[target] outcome_bounds: leave it out",
+            "[target] outcome_bounds: unknown key of ATE",
         ),
     ],
 )

@@ -17,6 +17,7 @@ from fedtmle.studyfile.file import StudyFile, StudyFileErrors, read_study
 from fedtmle.studyfile.keys import model_kinds
 from fedtmle.studyfile.template import study_text, write_template
 from fedtmle.studyfile.values import SectionKind
+from tests.declare import declare
 
 Document = dict[str, dict[str, Any]]
 STUDY = study_text()
@@ -50,6 +51,11 @@ def write(folder: Path, document: Document | str) -> Path:
 def base() -> Document:
     return {
         "target": {"kind": "ATE", "outcome": "y", "treatment": "a"},
+        "variables": {
+            **{name: {"kind": "binary"} for name in ("y", "z", "a", "b", "s")},
+            **{name: {"kind": "number", "range": [0, 9]} for name in ("x", "w")},
+            "family": {"kind": "identifier"},
+        },
         "models.outcome": {"formula": "a + x"},
         "models.treatment": {"formula": "x"},
         "algorithm": {"kind": "Coded"},
@@ -78,6 +84,9 @@ def test_a_small_file_is_the_study_one_would_write_in_python(tmp_path: Path) -> 
             target=ft.ATE(outcome="y", treatment="a"),
             outcome_model=ft.GLM("a + x"),
             treatment_model=ft.GLM("x"),
+            variables=declare(
+                **dict.fromkeys(("y", "z", "a", "b", "s"), "binary"), x=(0, 9), w=(0, 9), family="identifier"
+            ),
         ),
         silos={"one": tmp_path / "one.csv", "two": tmp_path / "sub" / "two.toml"},
     )
@@ -86,10 +95,8 @@ def test_a_small_file_is_the_study_one_would_write_in_python(tmp_path: Path) -> 
 # Another value for every key of every kind; what is missing here fails the tests below.
 TARGET = {
     "outcome": "z",
-    "outcome_bounds": [0, 2.5],
-    "outcome_type": "count",
     "treatment": "b",
-    "arms": [3, "four"],
+    "arms": [1, "0"],
     "strata": "s",
     "time": "week",
     "entry": "begun",
@@ -183,7 +190,7 @@ def test_every_key_of_a_target_is_read(tmp_path: Path, kind: str, key: str) -> N
     after = read(tmp_path, document).study
     assert type(after.target).__name__ == kind
     assert before.target != after.target
-    expected = {"outcome_bounds": (0.0, 2.5), "arms": ("3", "four")}.get(key, TARGET[key])
+    expected = ("1", "0") if key == "arms" else TARGET[key]
     read_value = getattr(after.target, key)
     assert (list(read_value) if isinstance(expected, list) else read_value) == expected
 
@@ -249,7 +256,7 @@ WRONG = """\
 kind = "ATT"
 outcom = "y"
 treatment = "t"
-outcome_bounds = [1, "a"]
+strata = 5
 clever = "weight"
 
 [models.outcome]
@@ -280,9 +287,11 @@ folds = 2
 def test_all_mistakes_come_at_once_with_lines_and_suggestions(tmp_path: Path) -> None:
     found = defects(tmp_path, WRONG)
     assert found == [
+        " [variables]: declare every variable that the study uses; draft the dictionary from a table with "
+        "`fedtmle init --from table.csv` or `ft.draft(table)`, and edit the draft",
         "1: [target] outcome: is missing; expected text in quotes",
         "3: [target] outcom: unknown key of ATT; did you mean 'outcome'?",
-        "5: [target] outcome_bounds: expected [low, high], two numbers",
+        "5: [target] strata: unknown key of ATT; known: kind, outcome, treatment, arms",
         "6: [target] clever: unknown key of ATT; it belongs in [options]",
         "9: [models.outcome] formula: there is no function '__import__'; there are C, I, log, sqrt, poly, "
         "spline, bs\n    a + __import__('os')\n        ^",
@@ -324,7 +333,9 @@ treatment.supplied = ["g", "h"]
 
 
 def test_mistakes_in_rules_and_inline_tables_have_lines(tmp_path: Path) -> None:
-    assert defects(tmp_path, RULES_WRONG) == [
+    missing, *found = defects(tmp_path, RULES_WRONG)
+    assert missing.startswith(" [variables]: declare every variable")
+    assert found == [
         "9: [target.rules] arm: 'hihg' is none of the arms; did you mean 'high'?",
         "12: [target.rules] shares: expected one share per arm, 2",
         "14: [target.rules] kind: is not known; did you mean 'Threshold'?",
@@ -348,7 +359,7 @@ def test_mistakes_in_rules_and_inline_tables_have_lines(tmp_path: Path) -> None:
         ("[models]\noutcome = 3\n", ["2: [models.outcome]: this is not a section"]),
         (
             "[target]\nkind='ATE'\noutcome='y'\noutcome_bounds=[2,1]\ntreatment='a'\n",
-            ["4: [target] outcome_bounds"],
+            ["4: [target] outcome_bounds: unknown key of ATE"],
         ),
         (
             "[target]\nkind='ATE'\noutcome='y'\ntreatment='a'\n",
@@ -381,7 +392,8 @@ def test_bad_documents(tmp_path: Path, text: str, expected: list[str]) -> None:
         ("models.treatment", "family", '"poisson"'),
         ("algorithm", "tolerance", "true"),
         ("algorithm", "max_rounds", "-3"),
-        ("target", "arms", "[]"),
+        ("target", "arms", "[0]"),
+        ("target", "arms", "[0, 2]"),
         ("target", "arms", '["1", "1"]'),
     ],
 )
@@ -470,7 +482,7 @@ def test_the_commented_settings_of_the_template_are_valid(tmp_path: Path) -> Non
         key = re.match(r"# (\w+) = ", line)
         if key and key[1] in {*keys.OPTIONS, *keys.ALGORITHMS["Coded"].keys, "family", "ridge", "strata"}:
             text = "\n".join([*lines[:index], line[2:], *lines[index + 1 :]])
-            read(tmp_path, text.replace("# sampling_weight = {", "sampling_weight = {"))
+            read(tmp_path, re.sub(r"# (sampling_weight|family) = {", r"\1 = {", text))
             tried += 1
     assert tried >= 12
 

@@ -72,6 +72,7 @@ def test_weights_per_silo_are_for_the_silos_of_the_run(study: Path) -> None:
                 treatment_model=file.study.treatment_model,
                 missingness_model=file.study.missingness_model,
                 algorithm=ft.LocalAverage(weights=weights),
+                variables=file.study.variables,
             ),
             file.silos,
         )

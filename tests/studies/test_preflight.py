@@ -25,15 +25,17 @@ from fedtmle.studies.table1 import SiloTable, describe_silo, table1_columns, thr
 from fedtmle.studyfile.file import StudyFile
 from fedtmle.studyfile.schema import schema_of
 from fedtmle.text.preflight import render
+from tests.declare import declare
 from tests.effects.longhand import irls
 from tests.narrow import load
 from tests.premise import Premise
 
 STUDY = ft.Study(
-    target=ft.ATE(outcome="y", treatment="a", outcome_bounds=(-10, 10)),
+    target=ft.ATE(outcome="y", treatment="a"),
     outcome_model=ft.GLM("a + x + b + C(f)"),
     treatment_model=ft.GLM("x"),
     missingness_model=ft.GLM("x"),
+    variables=declare(y=(-9, 9), a="binary", x=(-20, 30), b="binary", f=["u", "v", "w"]),
 )
 
 
@@ -149,14 +151,14 @@ def test_outcomes_by_arm_are_nowhere_in_it(tmp_path: Path) -> None:
 
 def test_predictions_weights_and_clusters_are_no_characteristics() -> None:
     study = ft.Study(
-        target=ft.ATE(outcome="y", treatment="a", outcome_bounds=(-10, 10)),
+        target=ft.ATE(outcome="y", treatment="a"),
         outcome_model=ft.Supplied("q0", "q1"),
         treatment_model=ft.GLM("x"),
         weights="b",
         cluster="f",
+        variables=declare(STUDY.variables, f="identifier"),
     )
-    data = frame(50, 1).assign(q0=0.0, q1=1.0)
-    what = table1_columns(study, [load(data, schema_of(study), silo="one")])
+    what = table1_columns(study)
     assert what.numeric == ("x",)
     assert what.factors == {}
 
@@ -217,7 +219,7 @@ def test_no_count_below_the_floor_leaves_a_silo(
     schema = schema_of(STUDY)
     lenient = type(schema)(tuple(type(c)(**{**vars(c), "may_be_missing": True}) for c in schema.columns))
     table = load(data, lenient, silo="one")
-    left = thresholded(describe_silo(table1_columns(STUDY, [table]), table), floor)
+    left = thresholded(describe_silo(table1_columns(STUDY), table), floor)
     shown = list(sums(left))
     if is_shown.holds(shown):
         assert min(shown) >= floor
@@ -326,70 +328,6 @@ def test_rows_without_a_covariate_or_an_outcome_do_not_stop_the_overlap(tmp_path
     assert own.overlap is not None
     histograms: Any = own.overlap.histograms
     assert sum(sum(each["counts"]) for each in histograms) == 360  # in full, for its owner
-
-
-# A level's name: a silo names no label that too few of its people have.
-
-RARE = "Mr John Smith"
-
-
-def labelled(folder: Path, counts: dict[str, int], *, files: bool, policy: str = "") -> StudyFile:
-    frames = {}
-    for seed, (name, rare) in enumerate(counts.items()):
-        frames[name] = frame(300, seed)
-        frames[name].loc[: rare - 1, "f"] = RARE
-    file = study_file(folder, frames)
-    if not files:
-        return file
-    for name in frames:
-        text = f'[silo]\nname = "{name}"\n[data]\npath = "{name}.csv"\n[policy]\n{policy}\n'
-        (folder / f"{name}.toml").write_text(text, encoding="utf-8")
-    return dataclasses.replace(file, silos={name: folder / f"{name}.toml" for name in frames})
-
-
-@pytest.mark.parametrize("files", [True, False])
-def test_a_level_that_too_few_people_of_every_silo_have_is_not_named(tmp_path: Path, files: bool) -> None:
-    view = preflight(labelled(tmp_path, {"one": 3, "two": 4, "three": 0}, files=files))
-    assert RARE not in json.dumps(view.to_dict())
-    assert RARE not in render(view)
-    assert view.unnamed == ("f",)
-    assert "Not named: levels of f that too few records of each silo have." in render(view)
-    assert {each.level for each in view.lines if each.name == "f"} == {"u", "v", "w"}
-
-
-def test_the_owners_floor_on_names_holds_where_the_floor_on_cells_is_lower(tmp_path: Path) -> None:
-    strict = labelled(tmp_path, {"one": 30, "two": 30}, files=True, policy="min_level_rows = 40")
-    assert RARE not in json.dumps(preflight(strict).to_dict())
-    named = preflight(labelled(tmp_path, {"one": 30, "two": 30}, files=True))
-    assert RARE in {each.level for each in named.lines}
-    assert named.unnamed == ()
-
-
-def test_a_silo_that_may_name_a_level_names_it_and_the_other_adds_nothing(tmp_path: Path) -> None:
-    view = preflight(labelled(tmp_path, {"one": 60, "two": 3}, files=True))
-    assert line(view, "f", RARE).silos == 1
-    assert RARE in render(preflight(labelled(tmp_path, {"one": 3, "two": 3}, files=True), silo="one"))
-
-
-def test_a_model_that_a_rare_level_stops_does_not_name_it(tmp_path: Path) -> None:
-    frames = {"one": frame(300, 1), "two": frame(200, 2)}
-    frames["one"].loc[:2, ["f", "a"]] = ["zoe smith", 1]
-    file = study_file(tmp_path, frames)
-    study = dataclasses.replace(file.study, treatment_model=ft.GLM("x + C(f)"))
-    view = preflight(dataclasses.replace(file, study=study))
-    assert view.overlap is not None
-    assert "perfectly predicted, mostly by C(f)[not named]" in str(view.overlap.problem)
-    assert "zoe" not in json.dumps(view.to_dict())
-
-
-def test_a_factor_of_names_alone_is_one_line(tmp_path: Path) -> None:
-    frames = {"one": frame(300, 1), "two": frame(200, 2)}
-    for name, data in frames.items():
-        data["f"] = [f"{name} {row}" for row in range(len(data))]
-    view = preflight(study_file(tmp_path, frames))
-    assert [(each.level, each.silos) for each in view.lines if each.name == "f"] == [(None, 0)]
-    assert "one 7" not in json.dumps(view.to_dict())
-    assert len(re.findall(r"^f\b", render(view), flags=re.MULTILINE)) == 1
 
 
 @pytest.mark.parametrize("value", [0.0, 7.25])

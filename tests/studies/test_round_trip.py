@@ -18,10 +18,20 @@ from fedtmle.initial.trees import TreeEnsemble
 from fedtmle.protocol.plan import canonical
 from fedtmle.studyfile.file import StudyFileErrors, read_study
 from fedtmle.studyfile.sample import fit_on_sample
+from tests.declare import declare
 from tests.kinds import concrete
 
 BASE = {
     "target": """kind = "ATE"\noutcome = "y"\ntreatment = "a\"""",
+    "variables": "\n".join(
+        [
+            *(f'{name} = {{kind = "binary"}}' for name in "yzab"),
+            'x = {kind = "number", range = [-9, 9]}',
+            'w = {kind = "number", range = [0, 9]}',
+            's = {kind = "category", levels = ["u", "3"]}',
+            'family = {kind = "identifier"}',
+        ]
+    ),
     "models.outcome": 'formula = "a + x"',
     "models.treatment": 'formula = "x"',
     "algorithm": 'kind = "Coded"',
@@ -29,7 +39,8 @@ BASE = {
     "silos": 'one = "one.csv"\ntwo = "two.csv"',
 }
 ATE = ft.ATE(outcome="y", treatment="a")
-STUDY = ft.Study(target=ATE, outcome_model=ft.GLM("a + x"), treatment_model=ft.GLM("x"))
+VARIABLES = declare(**dict.fromkeys("yzab", "binary"), x=(-9, 9), w=(0, 9), s=["u", "3"], family="identifier")
+STUDY = ft.Study(target=ATE, outcome_model=ft.GLM("a + x"), treatment_model=ft.GLM("x"), variables=VARIABLES)
 TREES = ft.GradientBoostedTrees("a + x")
 
 
@@ -111,9 +122,7 @@ CASES: dict[tuple[str, str], tuple[dict[str, Any], dict[str, Any]]] = {
         for kind in PLAIN
         for field, (text, value) in dict[str, tuple[str, dict[str, Any]]](
             {
-                "outcome_bounds": ("outcome_bounds = [-1, 2]", {"outcome_bounds": (-1.0, 2.0)}),
-                "outcome_type": ('outcome_type = "binary"', {"outcome_type": "binary"}),
-                "arms": ('arms = ["u", 2]', {"arms": ("u", "2")}),
+                "arms": ('arms = ["1", 0]', {"arms": ("1", "0")}),
                 "strata": ('strata = "s"', {"strata": "s"}),
             }
         ).items()
@@ -350,7 +359,7 @@ ELSEWHERE = {
 }
 # A file names the sample on which a model is fitted, not the fit.
 FITTED: set[type[Any]] = {FittedGLM, TreeEnsemble}
-INHERITED = {"outcome", "treatment", "outcome_bounds", "outcome_type", "arms", "strata"}
+INHERITED = {"outcome", "treatment", "arms", "strata"}
 
 
 def kinds_of_a_study() -> set[type[Any]]:
@@ -387,7 +396,12 @@ def sample(n: int = 200) -> pd.DataFrame:
     return pd.DataFrame({"y": np.where(rng.random(n) < 0.1, np.nan, y), "a": a, "x": x, "s": s})
 
 
-WIDE = ft.ATE(outcome="y", treatment="a", outcome_bounds=(0, 10))
+WIDE = declare(VARIABLES, y=(0, 10), s=["u", "v"])
+WIDE_TEXT = {
+    "variables": BASE["variables"]
+    .replace('y = {kind = "binary"}', 'y = {kind = "number", range = [0, 10]}')
+    .replace('["u", "3"]', '["u", "v"]')
+}
 
 
 def test_a_pilot_on_a_public_sample_is_its_plain_regression(tmp_path: Path) -> None:
@@ -396,7 +410,7 @@ def test_a_pilot_on_a_public_sample_is_its_plain_regression(tmp_path: Path) -> N
     study = read(
         tmp_path,
         {
-            **target("ATE", "outcome_bounds = [0, 10]"),
+            **WIDE_TEXT,
             **pilot('sample = "public.csv"\nformula = "a + x + C(s)"'),
             "models.treatment": 'kind = "Pilot"\nsample = "public.csv"\nformula = "x"',
         },
@@ -409,9 +423,9 @@ def test_a_pilot_on_a_public_sample_is_its_plain_regression(tmp_path: Path) -> N
     np.testing.assert_allclose(study.outcome_model.model.coefficients, beta, atol=1e-10)
     assert study == dataclasses.replace(
         STUDY,
-        target=WIDE,
-        outcome_model=fit_on_sample(WIDE, "outcome", ft.GLM("a + x + C(s)"), frame),
-        treatment_model=fit_on_sample(WIDE, "treatment", ft.GLM("x"), frame),
+        variables=WIDE,
+        outcome_model=fit_on_sample(ATE, WIDE, "outcome", ft.GLM("a + x + C(s)"), frame),
+        treatment_model=fit_on_sample(ATE, WIDE, "treatment", ft.GLM("x"), frame),
     )
     rng = np.random.default_rng(1)
     rows = {"y": rng.uniform(0, 10, 90), "a": rng.integers(0, 2, 90), "x": rng.normal(size=90)}
@@ -422,10 +436,10 @@ def test_a_pilot_on_a_public_sample_is_its_plain_regression(tmp_path: Path) -> N
 def test_trees_on_a_public_sample_are_part_of_the_plan(tmp_path: Path) -> None:
     sample().to_csv(tmp_path / "public.csv", index=False)
     text = pilot('sample = "public.csv"\ntrees = {formula = "a + x + C(s)", rounds = 5}')
-    found = read(tmp_path, {**target("ATE", "outcome_bounds = [0, 10]"), **text})
+    found = read(tmp_path, {**WIDE_TEXT, **text})
     spec = ft.GradientBoostedTrees("a + x + C(s)", rounds=5)
     expected = dataclasses.replace(
-        STUDY, target=WIDE, outcome_model=fit_on_sample(WIDE, "outcome", spec, sample())
+        STUDY, variables=WIDE, outcome_model=fit_on_sample(ATE, WIDE, "outcome", spec, sample())
     )
     assert canonical(found) == canonical(expected)
 
@@ -433,11 +447,11 @@ def test_trees_on_a_public_sample_are_part_of_the_plan(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("sections", "expected"),
     [
-        (pilot('formula = "x"'), "6: [models.outcome]: Pilot: say where it comes from, once"),
-        (pilot('at = "one"'), "6: [models.outcome]: Pilot: give formula"),
+        (pilot('formula = "x"'), "[models.outcome]: Pilot: say where it comes from, once"),
+        (pilot('at = "one"'), "[models.outcome]: Pilot: give formula"),
         (
             pilot('at = "onne"\nformula = "x"'),
-            "8: [models.outcome] at: no silo is called 'onne'; did you mean 'one'?",
+            "[models.outcome] at: no silo is called 'onne'; did you mean 'one'?",
         ),
         (pilot('at = "one"\nformula = "x"\nlevels = {s = ["u"]}'), "[models.outcome] levels: they go with"),
         (
@@ -462,7 +476,7 @@ def test_trees_on_a_public_sample_are_part_of_the_plan(tmp_path: Path) -> None:
             learners(
                 'formula = "x"\n[[models.outcome.learners]]\nkind = "Pilot"\nformula = "q q"\nat = "two"'
             ),
-            "13: [models.outcome.learners] formula:",
+            "[models.outcome.learners] formula:",
         ),
         (model('kind = "SuperLearner"'), "[models.outcome] learners: is missing"),
         (learners('kind = "SuperLearner"'), "[models.outcome.learners] kind: is not known"),
@@ -498,13 +512,17 @@ def test_mistakes_in_models_and_algorithms_have_their_line(
 
 def test_a_sample_must_have_what_the_model_needs() -> None:
     with pytest.raises(InputError, match="no column 'z'"):
-        fit_on_sample(WIDE, "outcome", ft.GLM("z"), sample())
+        fit_on_sample(ATE, WIDE, "outcome", ft.GLM("z"), sample())
     with pytest.raises(InputError, match="sample: treatment model: column"):
-        fit_on_sample(WIDE, "treatment", ft.GLM("x + I(2*x)"), sample())
-    three = ft.ATE(outcome="y", treatment="a", arms=("0", "1", "2"))
+        fit_on_sample(ATE, WIDE, "treatment", ft.GLM("x + I(2*x)"), sample())
+    three = declare(WIDE, a=["0", "1", "2"])
     with pytest.raises(InputError, match="for two arms"):
-        fit_on_sample(three, "treatment", ft.GLM("x"), sample())
+        fit_on_sample(ATE, three, "treatment", ft.GLM("x"), sample())
     with pytest.raises(InputError, match="treatment_model: a public model"):
         dataclasses.replace(
-            STUDY, target=three, treatment_model=ft.Pilot.from_coefficients("x", {}, "binomial", (0.0, 1.0))
+            STUDY,
+            target=ft.ATE(outcome="y", treatment="a"),
+            variables=three,
+            outcome_model=ft.GLM("C(a)"),
+            treatment_model=ft.Pilot.from_coefficients("x", {}, "binomial", (0.0, 1.0)),
         )

@@ -14,11 +14,13 @@ from fedtmle.errors import InputError
 from fedtmle.studies.preflight import preflight
 from fedtmle.studies.validate import defects_of, validate
 from fedtmle.studyfile.template import write_template
+from tests.declare import declare
 
 STUDY = ft.Study(
-    target=ft.ATE(outcome="y", treatment="a", outcome_bounds=(-10, 10)),
+    target=ft.ATE(outcome="y", treatment="a"),
     outcome_model=ft.GLM("a + x"),
     treatment_model=ft.GLM("x"),
+    variables=declare(y=(-9, 9), a="binary", x=(-9, 9)),
 )
 
 

@@ -10,7 +10,7 @@ import pytest
 import fedtmle as ft
 from fedtmle.protocol.outcome import Targeted
 from tests.cases import TARGETS, targets
-from tests.effects.studies import NEWTON, finish, population
+from tests.effects.studies import NEWTON, VARIABLES, finish, population
 
 
 @pytest.mark.parametrize("moved", [False, True], ids=["start", "moved"])
@@ -24,7 +24,7 @@ def test_targets_hold_together(name: str, moved: bool) -> None:
     report.raise_if_failed()
 
 
-ARMS: dict[str, Any] = {"outcome": "y", "treatment": "a", "arms": ("0", "1"), "outcome_bounds": (0.0, 10.0)}
+ARMS: dict[str, Any] = {"outcome": "y", "treatment": "a"}
 
 EFFECTS: dict[str, tuple[type[ft.AbstractEffect], dict[str, Any]]] = {
     "means": (ft.TSM, {}),
@@ -44,6 +44,7 @@ def test_effects_hold_together(name: str) -> None:
         outcome_model=ft.GLM("C(a) + w"),
         treatment_model=ft.GLM("w"),
         algorithm=NEWTON,
+        variables=VARIABLES,
         **options,
     )
     finished, tables = finish(study, {"all rows": population(150, 3)})

@@ -22,7 +22,7 @@ from fedtmle.runtime.session import RoundReport
 from fedtmle.watch.follow import EventTail, LedgerTail
 from fedtmle.watch.server import WatchServer
 from fedtmle.watch.state import MAX_POINTS, RunView
-from tests.report.studies import ALGORITHMS, TARGETS, silos
+from tests.report.studies import ALGORITHMS, TARGETS, VARIABLES, silos
 from tests.watch.sessions import run_with_ledger
 
 START: dict[str, Any] = {
@@ -63,6 +63,7 @@ def test_a_run_reports_what_its_trajectory_says(algorithm: str) -> None:
         outcome_model=ft.GLM("C(a) + x"),
         treatment_model=ft.GLM("x"),
         algorithm=ALGORITHMS[algorithm],
+        variables=VARIABLES,
     )
     document = ft.run(study, silos(), progress=told.append).document
     points = [point["gradient_norm"] for point in document["trajectory"]["points"]]

@@ -17,7 +17,7 @@ from fedtmle.targets.time.estimands import TIME_ESTIMANDS
 ESTIMANDS_TITLE = "A study"  # the group that has the registered estimands as well
 GROUPS = {
     "Run": ("run", "solve", "load", "plots"),
-    "Before a run": ("read_study", "validate", "preflight", "Policy"),
+    "Before a run": ("draft", "read_study", "validate", "preflight", "Policy"),
     ESTIMANDS_TITLE: ("Study", "Variables", "Variable", "ESTIMANDS", "TIME_ESTIMANDS"),
     "An estimand of your own": (
         "AbstractEffect",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -19,12 +19,20 @@ from fedtmle.protocol.codes import encode
 from fedtmle.protocol.fits import FitAnswer
 from fedtmle.protocol.plan import roster
 from fedtmle.protocol.query import AbstractQuery, Query
-from fedtmle.protocol.tables import Levels
 from fedtmle.runtime.replay import heard_rounds
 from fedtmle.studyfile.file import study_plan
 
 SILO = "north"
 SHOWN_NUMBERS = 6
+VARIABLES = ft.Variables(
+    {
+        "y": {"kind": "binary"},
+        "a": {"kind": "binary"},
+        "x": {"kind": "number", "range": (-9, 9)},
+        "clinic": {"kind": "category", "levels": ["A", "B", "C"]},
+        "family": {"kind": "identifier"},
+    }
+)
 
 
 def classes(base: type[Query] = AbstractQuery) -> list[type[Query]]:
@@ -61,12 +69,13 @@ def examples() -> dict[str, Example]:
         (ft.GLM("x"), ft.Coded(), "family"),
     ):
         study = ft.Study(
-            target=ft.ATE(outcome="y", treatment="a", outcome_bounds=(0.0, 1.0)),
+            target=ft.ATE(outcome="y", treatment="a"),
             outcome_model=glm,
             treatment_model=treatment,
             algorithm=algorithm,
             cluster=cluster,
             cluster_scope="spanning",
+            variables=VARIABLES,
         )
         result = ft.run(study, _silos())
         if result.run is None:
@@ -116,8 +125,6 @@ def shown(answer: object) -> str:  # noqa: PLR0911 - one return per kind of answ
             return f"integers {_numbers(answer)}"
         case (FittedGLM() as model, *others):
             return f"{1 + len(others)} model(s); the first: coefficients {_numbers(model.coefficients)}"
-        case ((str(), *_), *_):
-            return "labels " + "; ".join(", ".join(levels) for levels in cast(Levels, answer))
         case Clusters():
             return f"{len(answer.digests)} digests; the first: {answer.digests[0].hex()}"
         case None:

@@ -74,13 +74,6 @@ RISKS = {
     "TallyQuery": (
         "Exact counts of your silo by arm and of observed outcomes; with weights or strata, their sums."
     ),
-    "LevelsQuery": (
-        "Which labels occur at your silo. A label that only one person has tells that this person "
-        "is here; a study that declares its levels asks nothing."
-    ),
-    "ScalesQuery": (
-        "The largest magnitude in each column within a factor of two: a bound on one record's value."
-    ),
     "CalibrationQuery": (
         "The curvature of your silo's records at the start, rounded to ten bits: the spread of "
         "the clever covariates, or one norm of it."

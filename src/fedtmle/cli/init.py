@@ -12,18 +12,35 @@ from fedtmle.cli.exits import reporting
 def init(
     folder: Path = typer.Argument(Path(), help="The folder to write to; it is created if need be."),
     force: bool = typer.Option(False, "--force", help="Overwrite existing files."),
+    table: Path | None = typer.Option(
+        None, "--from", help="Draft the study's dictionary from this table (.csv or .parquet)."
+    ),
+    outcome: str | None = typer.Option(None, help="With --from: the outcome's column."),
+    treatment: str | None = typer.Option(None, help="With --from: the treatment's column."),
     as_json: bool = typer.Option(False, "--json", help="Print the files' names as JSON."),
 ) -> None:
-    """Write a commented study with two example silos and toy records, ready to run."""
+    """Write a commented study with two example silos and toy records, ready to run.
+
+    With --from, write a study whose dictionary is drafted from a table instead, for a person to edit.
+    """
     import json
 
+    from fedtmle.studyfile.draft import write_draft
     from fedtmle.studyfile.template import write_template
 
     with reporting(as_json=as_json):
-        written = [str(path) for path in write_template(folder, force=force)]
+        if table is None:
+            written = [str(path) for path in write_template(folder, force=force)]
+        else:
+            written = [str(write_draft(folder, table, outcome, treatment, force=force))]
         if as_json:
             typer.echo(json.dumps({"written": written}))
             return
         study = written[0]
         typer.echo("\n".join(["Written:", *(f"  {path}" for path in written)]))
+        if table is not None:
+            typer.echo(
+                "Its dictionary is a draft: kinds are guesses, and ranges come from this table's records.\n"
+                "Edit it before you share it; the file says how."
+            )
         typer.echo(f"Next:\n  fedtmle validate {study}\n  fedtmle run {study}")

@@ -208,7 +208,7 @@ class Converter:
         if column.kind is Kind.COUNT:
             broken = ~np.isnan(values) & ((values < 0.0) | (values != np.floor(values)))
             self._count(
-                "is not a count (0, 1, 2, ...)", broken, "correct it, or declare another outcome_type"
+                "is not a count (0, 1, 2, ...)", broken, "correct it, or declare the variable as a number"
             )
         if column.bounds is not None and not -column.bounds[0] >= reach <= column.bounds[1]:
             low, high = column.bounds
@@ -227,11 +227,7 @@ class Converter:
         if self.mapped.secret is not None:
             return self._keyed(labels, column, self.mapped.secret)
         if column.levels is None:
-            factor = relabel(labels.codes, labels.levels)
-            if column.max_levels is not None and len(factor.levels) > column.max_levels:
-                message = f"has {len(factor.levels)} levels, and strata at most {column.max_levels}"
-                self._add(message, "group its values into a few, or name another column")
-            return factor
+            return relabel(labels.codes, labels.levels)
         undeclared = _rows_of(labels, [label not in column.levels for label in labels.levels])
         fix = "map it with levels in the silo file, or declare it in the study"
         self._count("has a level that the study does not declare", undeclared, fix)

@@ -23,7 +23,7 @@ class Column:
     """One column that a study needs.
 
     ``bounds`` are for numbers and counts. ``levels`` are for factors and binary columns; those of a binary
-    column are (the name of 0, the name of 1). A factor with more than ``max_levels`` levels is refused.
+    column are (the name of 0, the name of 1).
     ``outside`` is the message for values beyond the bounds, and what to do about them.
     """
 
@@ -32,7 +32,6 @@ class Column:
     may_be_missing: bool = False
     bounds: tuple[float, float] | None = None
     levels: tuple[str, ...] | None = None
-    max_levels: int | None = None
     outside: tuple[str, str] = (
         "is outside the declared bounds",
         "check the unit (scale and shift in the silo file), the records or the study's bounds",

@@ -103,6 +103,23 @@ def load_all(sources: Mapping[str, object], schema: Schema) -> dict[str, AnyTabl
     return tables
 
 
+def read_cells(source: object) -> tuple[int, Mapping[str, Cells]]:
+    """Return the number of rows and all columns of a table as they are.
+
+    ``source`` is a frame, a mapping of arrays, or the path of a .csv or .parquet file.
+    """
+    if isinstance(source, str | os.PathLike):
+        source = Path(source)
+    defects = Defects(silo="", file=_path_of(source))
+    try:
+        with _open(source, "") as reader:
+            return reader.read(reader.names)
+    except UnreadableError as error:
+        defects.add(error.message, error.fix, line=error.line)
+    defects.raise_if_any()
+    raise AssertionError("a table that cannot be read has a defect")
+
+
 def check_readable(silo: SiloFile) -> None:
     """Open a silo's source without reading a record; raise `DataErrors` if it cannot be opened."""
     defects = Defects(silo=silo.name, file=_path_of(silo.data))

@@ -10,17 +10,19 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from fedtmle.datasets import ihdp
+from fedtmle.datasets import ihdp, ihdp_variables
 from fedtmle.deploy.launch import follow, launch, new_run, show
 from fedtmle.deploy.local import approve_everywhere, local_deployment
 from fedtmle.engine.runs import RunFolder, RunState, RunStatus
 from fedtmle.errors import InputError, ProtocolError
+from fedtmle.initial.variables import Variables
 from fedtmle.layout import number, wrapped
 from fedtmle.results.result import StudyResult
 from fedtmle.studies.run import run
+from fedtmle.studyfile.dictionary import variables_text
 from fedtmle.studyfile.file import read_study
 
 # The study of `fedtmle demo` without the covariates that only a few people at some hospital have: a silo's
@@ -32,7 +34,6 @@ STUDY = f"""\
 [target]
 kind = "ATE"
 outcome = "iqsb_36"
-outcome_bounds = [40, 160]
 treatment = "treat"
 
 [models.outcome]
@@ -65,8 +66,16 @@ def write_example(folder: Path, hospitals: int = HOSPITALS, *, algorithm: str = 
         names.append(name)
     listed = "\n".join(f'"{name}" = "{name.replace(" ", "-")}/silo.toml"' for name in names)
     study = folder / "study.toml"
-    study.write_text(f"{STUDY}[algorithm]\n{algorithm}\n\n[silos]\n{listed}\n", encoding="utf-8")
+    variables = variables_text(_variables(names))
+    study.write_text(f"{STUDY}{variables}\n[algorithm]\n{algorithm}\n\n[silos]\n{listed}\n", encoding="utf-8")
     return study
+
+
+def _variables(names: list[str]) -> Variables:
+    """Return the dictionary of the study, with the hospitals that take part as the levels of the site."""
+    variables = {name: each for name, each in ihdp_variables().items() if name not in LEFT_OUT}
+    levels = tuple((code, words) for code, words in variables["site"].levels if words in names)
+    return Variables({**variables, "site": replace(variables["site"], levels=levels)})
 
 
 def _write_records(path: Path, columns: Mapping[str, Sequence[float]], is_here: Sequence[bool]) -> None:

@@ -14,8 +14,8 @@ from typing import Literal, final
 from fedtmle.errors import InputError
 from fedtmle.initial.ranges import UNIT, Range
 
-Kind = Literal["binary", "number", "count", "category"]
-KINDS: tuple[Kind, ...] = ("binary", "number", "count", "category")
+Kind = Literal["binary", "number", "count", "category", "identifier"]
+KINDS: tuple[Kind, ...] = ("binary", "number", "count", "category", "identifier")
 Missing = Literal["refuse", "indicator", "impute", "omit"]
 MISSING: tuple[Missing, ...] = ("refuse", "indicator", "impute", "omit")
 MOST_LEVELS = 200  # a variable with more is an identifier or a number
@@ -27,13 +27,13 @@ LONGEST_TEXT = 200  # of a label or a unit: they are printed in tables
 class Variable:
     """One variable.
 
-    ``kind`` is "binary" (0 and 1), "number", "count" (0, 1, 2, ...) or "category". ``range`` is the least and
-    the largest possible value of a number or a count, by declaration and not from data. ``levels`` are the
-    codes of a category, in the order of its indicator columns, or of a binary variable's 0 and 1: a sequence
-    of codes, or a mapping from each code to its words. ``label`` and ``unit`` are printed in tables.
-    ``missing`` says what happens where a value is missing: "refuse" stops the silo; "indicator" and "impute"
-    are for covariates ("impute": multiple imputation); "omit", for the treatment, leaves the
-    record out and counts it.
+    ``kind`` is "binary" (0 and 1), "number", "count" (0, 1, 2, ...), "category", or "identifier", which names
+    clusters and is never shown. ``range`` is the least and the largest possible value of a number or a count,
+    by declaration and not from data. ``levels`` are the codes of a category, in the order of its indicator
+    columns, or of a binary variable's 0 and 1: a sequence of codes, or a mapping from each code to its words.
+    ``label`` and ``unit`` are printed in tables. ``missing`` says what happens where a value is missing:
+    "refuse" stops the silo; "indicator" and "impute" are for covariates ("impute": multiple imputation);
+    "omit", for the treatment, leaves the record out and counts it.
     """
 
     kind: Kind
@@ -51,7 +51,7 @@ class Variable:
         object.__setattr__(self, "levels", _levels(self.levels))
         object.__setattr__(self, "range", _range(self.range))
         for name in ("label", "unit"):
-            _require_text(name, getattr(self, name))
+            require_text(name, getattr(self, name))
         if self.kind in ("number", "count"):
             self._check_number()
         else:
@@ -70,6 +70,10 @@ class Variable:
             )
 
     def _check_levels(self) -> None:
+        if self.kind == "identifier":
+            if self.range is not None or self.levels:
+                raise InputError("kind: an identifier has neither a range nor levels")
+            return
         if self.range is not None:
             raise InputError(f"range: a {self.kind} variable has levels, not a range")
         if self.kind == "category" and len(self.levels) < 2:
@@ -79,18 +83,20 @@ class Variable:
 
     @property
     def codes(self) -> tuple[str, ...]:
-        """The codes of the levels."""
+        """The codes of the levels; those of a binary variable without levels are 0 and 1."""
+        if self.kind == "binary" and not self.levels:
+            return ("0", "1")
         return tuple(code for code, _ in self.levels)
 
     @property
-    def bounds(self) -> Range | None:
-        """The range of the variable as a number; None for a category."""
-        return UNIT if self.kind == "binary" else self.range
+    def noun(self) -> str:
+        """The kind in words: "a category", "an identifier"."""
+        return {"identifier": "an identifier", "binary": "a binary variable"}.get(self.kind, f"a {self.kind}")
 
     @property
-    def is_numeric(self) -> bool:
-        """Whether formulas use the variable as a number; a category is written C(name)."""
-        return self.kind != "category"
+    def bounds(self) -> Range | None:
+        """The range of the variable as a number; None for a category or an identifier."""
+        return UNIT if self.kind == "binary" else self.range
 
 
 @final
@@ -179,8 +185,8 @@ def _levels(given: object) -> tuple[tuple[str, str], ...]:
     for code, words in pairs:
         if isinstance(code, bool) or not isinstance(code, str | int):
             raise InputError("levels: a code is text or a whole number")
-        _require_text("levels", str(code))
-        _require_text("levels", words)
+        require_text("levels", str(code))
+        require_text("levels", words)
         if not str(code):
             raise InputError("levels: a code must not be empty")
         levels.append((str(code), words))
@@ -191,7 +197,8 @@ def _levels(given: object) -> tuple[tuple[str, str], ...]:
     return tuple(levels)
 
 
-def _require_text(name: str, text: object) -> None:
+def require_text(name: str, text: object) -> None:
+    """Raise `InputError` unless the text is one printable line without blanks at its ends."""
     if not isinstance(text, str):
         raise InputError(f"{name}: expected text, not {type(text).__name__}")
     if len(text) > LONGEST_TEXT or not text.isprintable() or text != text.strip():

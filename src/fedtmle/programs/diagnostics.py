@@ -129,7 +129,7 @@ def diagnose(
     """Ask for the diagnostics in one round, after the closing one."""
     mean, spread = overlap.predicted
     edges = tuple(mean + spread * z for z in DECILES) if spread > 0 else ()
-    is_binary, arms = study.target.is_binary, study.target.arms
+    is_binary, arms = study.response == "binary", study.target.arms
     errors = PredictionErrors(effect=effect, law=law, is_binary=is_binary)
     pooled, propensities, (bins,) = yield JointQuery(
         (

@@ -1,9 +1,9 @@
 """The programs of a study and of its preflight: every party follows them on the same broadcasts.
 
-    factor levels -> clusters -> counts -> treatment, missingness and outcome models -> overlap
-                  -> targeting -> diagnostics
+    clusters -> counts -> treatment, missingness and outcome models -> overlap
+             -> targeting -> diagnostics
 
-Each arrow is a query or a sub-flow; nothing but pooled sums, levels and exponents comes down. A preflight
+Each arrow is a query or a sub-flow; nothing but pooled sums comes down. A preflight
 fits the treatment model alone, and asks for histograms of the propensity scores.
 """
 
@@ -29,7 +29,7 @@ from fedtmle.programs.diagnostics import (
     named_histograms,
 )
 from fedtmle.programs.nuisance import Regression, effect_columns, regressions
-from fedtmle.programs.study import MOST_STRATA, Study
+from fedtmle.programs.study import Study
 from fedtmle.programs.superlearner import fit_together
 from fedtmle.programs.time import (
     TimeDetails,
@@ -45,17 +45,11 @@ from fedtmle.protocol.outcome import Described, Outcome, Targeted
 from fedtmle.protocol.plan import AbstractProgram
 from fedtmle.protocol.query import CountCell, Flow, WeightSum
 from fedtmle.protocol.sums import TallyQuery
-from fedtmle.protocol.tables import LevelsQuery, ScalesQuery
 from fedtmle.targets.effects.components import Component, PooledWeights, component_blocks
 from fedtmle.targets.effects.estimands import AbstractEffect
 from fedtmle.targets.effects.prepare import EffectColumns, Preparation
 from fedtmle.targets.effects.problem import EffectLaw, EffectProblem
-from fedtmle.targets.effects.statistics import (
-    FittedPropensityBins,
-    OverlapMass,
-    StudyCounts,
-    WeightColumn,
-)
+from fedtmle.targets.effects.statistics import FittedPropensityBins, OverlapMass, StudyCounts
 from fedtmle.targets.time.estimands import AbstractTimeEffect
 
 SMALLEST_EXPONENT = -512  # of weights: below it, their grid would leave the range of a double
@@ -114,10 +108,10 @@ class StudyProgram(AbstractProgram[AnyTable]):
 
     def flow(self, n: int) -> Flow[Outcome]:
         study = self.study
-        levels = yield from _levels(study, self.silos)
+        levels = _levels(study, self.silos)
         if isinstance(study.target, AbstractTimeEffect):
             return (yield from time_flow(study, study.target, levels, n))
-        columns = effect_columns(study, levels, (yield from _shared_clusters(study)))
+        columns = effect_columns(study, (yield from _shared_clusters(study)))
         tally = yield from _tally(study, columns, n)
         _require_outcomes(study, tally, n)
         fitted = yield from _nuisances(study, columns, levels, tally, n)
@@ -165,7 +159,7 @@ def effect_problem(study: Study, preparation: Preparation) -> EffectProblem:
         labels=tuple(c.name for c in components) if contrast is None else ("contrast",),
         combination=rows,
         blocks=component_blocks(components) if contrast is None else (),
-        outcome_bounds=study.target.outcome_bounds,
+        outcome_bounds=study.outcome_bounds,
         prepare=preparation,
         ceiling=weight * max(ratio / share for ratio, share in zip(ratios, preparation.shares, strict=True)),
         population_ceiling=weight / smallest_share,
@@ -180,8 +174,8 @@ def time_flow(
     study: Study, target: AbstractTimeEffect, declared: Mapping[str, tuple[str, ...]], n: int
 ) -> Flow[Outcome]:
     """Run a study of time to an event, with these levels of factors; `programs.time` has its parts."""
-    levels = {**declared, **study.derived_levels}
-    columns = effect_columns(study, levels, (yield from _shared_clusters(study)))
+    levels = dict(declared)
+    columns = effect_columns(study, (yield from _shared_clusters(study)))
     tally = yield from count_time(study, target, columns, n)
     treatment = study.treatment_model
     supplied = {}
@@ -209,22 +203,9 @@ def time_flow(
     return replace(outcome, details=details)
 
 
-def _levels(study: Study, silos: tuple[str, ...]) -> Flow[dict[str, tuple[str, ...]]]:
-    levels: dict[str, tuple[str, ...]] = {}
-    if study.variables is not None:
-        levels = study.declared_levels(study.variables)
-    elif study.factors:
-        pooled = yield LevelsQuery(factors=study.factors)
-        levels = dict(zip(study.factors, pooled, strict=True))
-    strata = study.target.strata
-    if strata is not None and len(levels[strata]) > MOST_STRATA:
-        raise InputError(
-            f"strata: column '{strata}' has {len(levels[strata])} levels over all silos, more than "
-            f"{MOST_STRATA}; group its values into a few, or name another column"
-        )
-    if study.target.treatment is not None:
-        levels[study.target.treatment] = study.target.arms
-    return {**levels, SILO: silos} if silos else levels
+def _levels(study: Study, silos: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
+    """Return the levels of every factor: the dictionary's, and those of C(silo)."""
+    return {**study.levels, SILO: silos} if silos else study.levels
 
 
 def _shared_clusters(study: Study) -> Flow[tuple[bytes, ...]]:
@@ -251,11 +232,7 @@ class Tally:
 def _tally(study: Study, columns: EffectColumns, n: int) -> Flow[Tally]:
     exponent = 1
     if study.weights:  # whatever their unit, the sums keep their digits
-        if study.variables is not None:
-            largest = range_exponent(study.variables.ranges[study.weights])
-        else:
-            (largest,) = yield ScalesQuery(columns=WeightColumn(columns))
-        exponent = max(largest, SMALLEST_EXPONENT)
+        exponent = max(range_exponent(study.variables.ranges[study.weights]), SMALLEST_EXPONENT)
     counts = StudyCounts(columns=columns, weight_exponent=exponent)
     at = counts.layout.places
     pooled = yield TallyQuery(
@@ -331,10 +308,9 @@ Treatment = tuple[EffectColumns, tuple[Fitted, ...], float]
 
 def fit_treatment(study: Study, silos: tuple[str, ...], n: int) -> Flow[Treatment]:
     """Fit the treatment model alone; return it with the mean weight that its fit is relative to."""
-    levels = yield from _levels(study, silos)
-    columns = effect_columns(study, levels)
+    columns = effect_columns(study)
     tally = yield from _tally(study, columns, n)
-    fitted = yield from _nuisances(study, columns, levels, tally, n, roles=("treatment",))
+    fitted = yield from _nuisances(study, columns, _levels(study, silos), tally, n, roles=("treatment",))
     return columns, fitted["treatment"], tally.weight_mean
 
 
@@ -352,7 +328,7 @@ def _supplied(model: Supplied, role: str, study: Study) -> tuple[Fitted, ...]:
         return (*map(SuppliedProbability, others), final)
     if role == "missingness":
         return tuple(map(SuppliedProbability, names))
-    low, high = study.target.outcome_bounds
+    low, high = study.outcome_bounds
     return tuple(SuppliedPrediction(name, low, high - low) for name in names)
 
 

@@ -11,6 +11,7 @@ from fedtmle.errors import InputError
 from fedtmle.initial.glm import GLM, FormulaColumns, Levels
 from fedtmle.initial.multinomial import FittedMultinomial, MultinomialModel
 from fedtmle.initial.ranges import column_exponents
+from fedtmle.model.families import Family
 from fedtmle.model.types import Array, Part, unpack
 from fedtmle.programs.nuisance import (
     GRADIENT_GOAL,
@@ -20,9 +21,10 @@ from fedtmle.programs.nuisance import (
     minimise,
     refuse_collinear,
     refuse_separation,
+    remedy,
+    unused_levels,
 )
 from fedtmle.protocol.query import Flow, Phase
-from fedtmle.protocol.tables import ScalesQuery
 
 
 def fit_multinomial(regression: Regression, glm: GLM, levels: Levels, n: int) -> Flow[FittedMultinomial]:
@@ -30,11 +32,7 @@ def fit_multinomial(regression: Regression, glm: GLM, levels: Levels, n: int) ->
     formula, classes = glm.parsed, len(regression.classes)
     columns = FormulaColumns(formula, levels)
     names = columns.names
-    scales: tuple[int, ...]
-    if regression.ranges is None:
-        scales = yield ScalesQuery(columns=columns)
-    else:
-        scales = column_exponents(formula, levels, regression.ranges)
+    scales = column_exponents(formula, levels, regression.ranges)
     model = MultinomialModel(
         formula=formula,
         levels=levels,
@@ -49,16 +47,24 @@ def fit_multinomial(regression: Regression, glm: GLM, levels: Levels, n: int) ->
     sums = yield from run.ask(None, zero, Part.GRADIENT | Part.HESSIAN)
     gradient = run.pooled_gradient(sums[:dim], None, zero)
     hessian = unpack(sums[dim:].values(n), dim) + model.normaliser(None).hessian(zero)
+    of_class = np.diag(unused_levels(hessian[: len(names), : len(names)], formula, levels))
+    unused = np.diag(np.tile(of_class, classes - 1))
+    hessian = hessian + unused
     if names[0] == "1":
         _refuse_absent_class(gradient, hessian, scales[0], classes, regression)
     refuse_collinear(hessian[: len(names), : len(names)], names, regression.label)
     fit = yield from minimise(
-        run, gradient, hessian, goal=GRADIENT_GOAL, acceptable=LARGEST_GRADIENT, is_quadratic=False
+        run,
+        gradient,
+        hessian,
+        goal=GRADIENT_GOAL,
+        acceptable=LARGEST_GRADIENT,
+        is_quadratic=False,
+        pinned=unused,
     )
     if fit.norm > LARGEST_GRADIENT:
-        raise InputError(
-            f"{regression.label}: the fit did not converge; give it a small ridge, or fewer terms"
-        )
+        told = remedy(hessian[: len(names), : len(names)], names, Family.LOGISTIC)
+        raise InputError(f"{regression.label}: the fit did not converge; {told}")
     per_class = tuple(f"{name} (arm {arm})" for arm in regression.classes[1:] for name in names)
     refuse_separation(hessian, fit.hessian, per_class, regression.label)
     beta = np.ldexp(fit.eps.reshape(classes - 1, -1), -np.array(scales))

@@ -13,7 +13,7 @@ a round asks for the gradient alone: d sums instead of d + d(d+1)/2.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -22,6 +22,7 @@ import numpy as np
 from fedtmle.algorithms.base import Run
 from fedtmle.errors import InputError, NumericalError
 from fedtmle.initial.crossfit import Folds
+from fedtmle.initial.design import design_columns
 from fedtmle.initial.glm import (
     FAMILIES,
     GLM,
@@ -35,12 +36,12 @@ from fedtmle.initial.glm import (
 from fedtmle.initial.pilot import Pilot
 from fedtmle.initial.ranges import Ranges, column_exponents
 from fedtmle.initial.superlearner import SuperLearner
+from fedtmle.initial.syntax import Categorical, Formula
 from fedtmle.model.families import Family, Response
 from fedtmle.model.linear import cholesky, congruence, eigen, invert_lower, multiply, newton_direction
 from fedtmle.model.types import Array, Part, unpack
 from fedtmle.programs.study import Study
 from fedtmle.protocol.query import Flow, Model, Phase
-from fedtmle.protocol.tables import ScalesQuery
 from fedtmle.targets.effects.prepare import (
     ArmResponse,
     ArmsResponse,
@@ -54,6 +55,7 @@ GRADIENT_GOAL = 2.0**-42  # gradient norm on unit-scaled columns
 LARGEST_GRADIENT = 1e-8  # a fit that stalls above this has not converged
 COLLINEAR_PIVOT = 1e-10  # treat columns as collinear if a pivot of the scaled Hessian is below this
 MINORITY_WEIGHT = 1e-9  # treat the response as constant if the minority's share of the weight is below this
+NARROW_SQUARE = 2.0**-24  # a column's mean square, of its declared range: less leaves too few digits
 MAX_STEPS = 100
 MAX_HALVINGS = 50
 SMALLEST_DECREASE = 1e-4  # a step of length t lowers the norm by at least this share of t
@@ -78,7 +80,7 @@ class Regression:
     fold: int = 0  # the study's fold that is left out, counted from 1; 0: none
     classes: tuple[str, ...] = ()  # of a multinomial response, by name
     constant: str = ""  # the message if the response is the same in every row used
-    ranges: Ranges | None = None  # of the variables, where the study declares them
+    ranges: Ranges  # of the variables that formulas use as numbers
 
     def without(self, folds: Folds, fold: int) -> Regression:
         """Return the same regression on the other folds' rows."""
@@ -89,18 +91,16 @@ class Regression:
         return FAMILIES[glm.family_for(self.kind)] if self.family is None else self.family
 
 
-def effect_columns(
-    study: Study, levels: Mapping[str, tuple[str, ...]], spanning: tuple[bytes, ...] = ()
-) -> EffectColumns:
+def effect_columns(study: Study, spanning: tuple[bytes, ...] = ()) -> EffectColumns:
     """Return which columns of a table play which part in the study."""
     target = study.target
     return EffectColumns(
         outcome=target.outcome,
-        outcome_bounds=target.outcome_bounds,
+        outcome_bounds=study.outcome_bounds,
         treatment=target.treatment,
         arms=target.arms,
         strata=target.strata,
-        strata_levels=levels[target.strata] if target.strata else (),
+        strata_levels=study.levels[target.strata] if target.strata else (),
         weights=study.weights,
         weight_ceiling=study.weight_ceiling,
         cluster=study.cluster,
@@ -118,7 +118,7 @@ def regressions(
         weight_ceiling=study.weight_ceiling if study.weights else 1.0,
         cluster=study.cluster,
         spanning=study.cluster_scope == "spanning",
-        ranges=None if study.variables is None else study.ranges(study.variables),
+        ranges=study.ranges,
     )
     by_role: dict[str, tuple[Regression, ...]] = {}
     treatment, missingness, outcome = study.treatment_model, study.missingness_model, study.outcome_model
@@ -141,9 +141,9 @@ def regressions(
             regression(
                 label="outcome model",
                 model=outcome,
-                kind=study.target.response,
+                kind=study.response,
                 response=OutcomeResponse(columns=columns, weight_mean=weight_mean),
-                bounds=study.target.outcome_bounds,
+                bounds=study.outcome_bounds,
                 constant="every observed outcome is the same, so there is nothing to model; check the "
                 "outcome's column and how it is coded",
             ),
@@ -178,18 +178,11 @@ def _treatment_regressions(
 
 
 def fit_glm(regression: Regression, glm: GLM, levels: Levels, n: int) -> Flow[FittedGLM]:
-    """Fit one federated GLM by Newton's method: some six rounds.
-
-    Without declared ranges, a round before them asks for the scale of each column.
-    """
+    """Fit one federated GLM by Newton's method: some six rounds."""
     formula, family = glm.parsed, regression.family_of(glm)
     columns = FormulaColumns(formula, levels)
     names = columns.names
-    scales: tuple[int, ...]
-    if regression.ranges is None:
-        scales = yield ScalesQuery(columns=columns)
-    else:
-        scales = column_exponents(formula, levels, regression.ranges)
+    scales = column_exponents(formula, levels, regression.ranges)
     model = GLMModel(
         formula=formula,
         levels=levels,
@@ -204,6 +197,8 @@ def fit_glm(regression: Regression, glm: GLM, levels: Levels, n: int) -> Flow[Fi
     sums = yield from run.ask(None, zero, Part.GRADIENT | Part.HESSIAN)
     gradient = run.pooled_gradient(sums[: len(names)], None, zero)
     hessian = unpack(sums[len(names) :].values(n), len(names)) + model.normaliser(None).hessian(zero)
+    unused = unused_levels(hessian, formula, levels)
+    hessian = hessian + unused
     if family is Family.LOGISTIC:
         _refuse_constant(gradient, hessian, names, scales, regression)
     refuse_collinear(hessian, names, regression.label)
@@ -214,11 +209,10 @@ def fit_glm(regression: Regression, glm: GLM, levels: Levels, n: int) -> Flow[Fi
         goal=GRADIENT_GOAL,
         acceptable=LARGEST_GRADIENT,
         is_quadratic=family is Family.GAUSSIAN,
+        pinned=unused,
     )
     if fit.norm > LARGEST_GRADIENT:
-        raise InputError(
-            f"{regression.label}: the fit did not converge; give it a small ridge, or fewer terms"
-        )
+        raise InputError(f"{regression.label}: the fit did not converge; {remedy(hessian, names, family)}")
     if family is Family.LOGISTIC:
         refuse_separation(hessian, fit.hessian, names, regression.label)
     beta = np.ldexp(fit.eps, -np.array(scales))
@@ -228,6 +222,31 @@ def fit_glm(regression: Regression, glm: GLM, levels: Levels, n: int) -> Flow[Fi
         family=family,
         coefficients=tuple(map(float, beta)),
     )
+
+
+def unused_levels(hessian: Array, formula: Formula, levels: Levels) -> Array:
+    """Return a diagonal matrix with a one for each column of a declared level that no row used has.
+
+    Such a column is zero in every row. With this curvature added its coefficient stays 0.
+    """
+    is_factor = [
+        any(isinstance(part.variable, Categorical) for part in column)
+        for column in design_columns(formula, levels)
+    ]
+    return np.diag((np.array(is_factor) & (np.diag(hessian) == 0.0)).astype(np.float64))
+
+
+def remedy(hessian: Array, names: tuple[str, ...], family: Family) -> str:
+    """Return what to do about a fit that did not converge.
+
+    On columns that are scaled by their declared ranges, the curvature at zero is their mean square, over 4
+    for a logistic model. A range that is far wider than the values leaves sums without enough digits.
+    """
+    square = np.diag(hessian) * (4.0 if family is Family.LOGISTIC else 1.0)
+    wide = [name for name, mean in zip(names, square, strict=True) if mean < NARROW_SQUARE]
+    if wide:
+        return f"the declared range behind {', '.join(wide)} is far wider than the values: narrow it"
+    return "give it a small ridge, or fewer terms"
 
 
 def _refuse_constant(
@@ -263,7 +282,8 @@ def refuse_collinear(hessian: Array, names: tuple[str, ...], label: str) -> None
     if redundant:
         raise InputError(
             f"{label}: column(s) {', '.join(redundant)} are determined by the columns before them; "
-            "drop them, or give the model a small ridge"
+            "drop them, or give the model a small ridge. If nobody has the reference level of a factor, name "
+            "another reference, as in C(site, ref='b')"
         )
 
 
@@ -303,20 +323,30 @@ class NewtonPoint:
 
 
 def minimise(
-    run: Run[Model], gradient: Array, hessian: Array, *, goal: float, acceptable: float, is_quadratic: bool
+    run: Run[Model],
+    gradient: Array,
+    hessian: Array,
+    *,
+    goal: float,
+    acceptable: float,
+    is_quadratic: bool,
+    pinned: Array | None = None,
 ) -> Flow[NewtonPoint]:
     """Return the fit from eps = 0, where the gradient and the Hessian are given.
 
     It ends at a norm of ``goal``, or where exact sums allow no smaller one if that is at most
-    ``acceptable``. A quadratic loss has the same Hessian everywhere.
+    ``acceptable``. A quadratic loss has the same Hessian everywhere. ``pinned`` is curvature that is added to
+    every Hessian, for coordinates that stay 0.
     """
+    pinned = np.zeros_like(hessian) if pinned is None else pinned
     fit = NewtonPoint(
         eps=np.zeros(run.problem.dim), gradient=gradient, norm=run.norm(gradient), hessian=hessian
     )
     for _ in range(MAX_STEPS):
         if fit.norm <= goal:
             break
-        ahead = yield from _step(run, fit, not is_quadratic and _needs_hessian(fit, goal), acceptable)
+        with_hessian = not is_quadratic and _needs_hessian(fit, goal)
+        ahead = yield from _step(run, fit, with_hessian, acceptable, pinned)
         if ahead is None:
             break
         fit = ahead
@@ -332,7 +362,7 @@ def _needs_hessian(fit: NewtonPoint, goal: float) -> bool:
 
 
 def _step(
-    run: Run[Model], fit: NewtonPoint, with_hessian: bool, acceptable: float
+    run: Run[Model], fit: NewtonPoint, with_hessian: bool, acceptable: float, pinned: Array
 ) -> Flow[NewtonPoint | None]:
     """Return the first point along Newton's direction, halving, with a smaller norm, or None."""
     dim, direction, length = run.problem.dim, newton_direction(fit.hessian, fit.gradient), 1.0
@@ -346,9 +376,8 @@ def _step(
             if norm <= (1.0 - SMALLEST_DECREASE * length) * fit.norm:
                 hessian = fit.hessian
                 if with_hessian:
-                    hessian = unpack(sums[dim:].values(run.n), dim) + run.problem.normaliser(None).hessian(
-                        eps
-                    )
+                    told = unpack(sums[dim:].values(run.n), dim)
+                    hessian = told + run.problem.normaliser(None).hessian(eps) + pinned
                 return NewtonPoint(
                     eps=eps,
                     gradient=gradient,

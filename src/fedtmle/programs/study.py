@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import Enum
 from typing import Literal, final
 
 import numpy as np
@@ -15,11 +16,12 @@ from fedtmle.errors import InputError
 from fedtmle.initial.crossfit import Folds
 from fedtmle.initial.glm import GLM, Supplied
 from fedtmle.initial.pilot import Pilot
-from fedtmle.initial.ranges import Range, column_ranges
+from fedtmle.initial.ranges import UNIT, Range, column_ranges
 from fedtmle.initial.superlearner import SuperLearner, formulas, pilots, used_columns
 from fedtmle.initial.syntax import Categorical, quoted_level
-from fedtmle.initial.variables import Variables
+from fedtmle.initial.variables import Variable, Variables
 from fedtmle.model.arguments import expect, expect_column, expect_integer, expect_number
+from fedtmle.model.families import Response
 from fedtmle.model.table import SILO, AnyTable, StreamedTable
 from fedtmle.model.types import IntArray
 from fedtmle.targets.effects.components import Static
@@ -30,8 +32,39 @@ from fedtmle.targets.time.followup import PERIOD, period_levels
 MOST_STRATA = 50  # every one has its own estimates: a column with more is a number, most likely
 NuisanceModel = GLM | Pilot | SuperLearner | Supplied
 ROLES = ("outcome", "hazard", "treatment", "missingness", "censoring")  # of nuisance models
-OutcomeType = Literal["binary", "count", "continuous"]
-OUTCOME_TYPES: dict[str, OutcomeType] = {"binary": "binary", "count": "count", "number": "continuous"}
+RESPONSES: dict[str, Response] = {"binary": "binary", "count": "count", "number": "continuous"}
+DRAFT = (
+    "draft the dictionary from a table with `fedtmle init --from table.csv` or `ft.draft(table)`, and edit "
+    "the draft"
+)
+
+
+@final
+class Use(Enum):
+    """How a study uses a variable, in words that say which kinds suit it."""
+
+    OUTCOME = 'the outcome: kind "binary", "number" or "count"'
+    TREATMENT = 'the treatment: kind "category" with its arms as levels, or "binary"'
+    NUMBER = 'a number in a formula or a rule: kind "number" or "count" with its range, or "binary"'
+    FACTOR = 'a factor, as in C(name) or strata: kind "category" with its levels, or "binary"'
+    EVENT = 'the event: kind "category" with its codes as levels, or "binary"'
+    TIME = 'a time: kind "number" or "count" with its range'
+    WEIGHT = 'the weights: kind "number" with its range, not below 0'
+    CLUSTER = 'the cluster: kind "identifier"'
+
+    def admits(self, variable: Variable) -> bool:
+        """Return whether a variable of this kind can be used so."""
+        match self:
+            case Use.OUTCOME | Use.NUMBER | Use.TIME:
+                return variable.bounds is not None
+            case Use.WEIGHT:
+                return variable.bounds is not None and variable.bounds[0] >= 0
+            case Use.FACTOR | Use.EVENT:
+                return bool(variable.codes)
+            case Use.TREATMENT:
+                return variable.kind != "identifier"
+            case Use.CLUSTER:
+                return variable.kind == "identifier"
 
 
 @final
@@ -50,8 +83,9 @@ class Study:
     A target of time to an event has a ``hazard_model`` and a ``censoring_model`` over person-periods, whose
     formulas may use ``period``, instead of an ``outcome_model`` and a ``missingness_model``; without one, the
     hazard is counted by arm and period (Kaplan-Meier).
-    ``variables`` is the dictionary: with it the silos are asked neither for the levels of factors nor for the
-    size of their values, and the outcome's type and bounds are those that it declares.
+    ``variables`` is the dictionary: it declares every variable that the study uses (`Variables`, or a plain
+    mapping of its entries). The outcome's kind and bounds, the treatment's arms, the levels of factors and
+    the grid of every sum follow from it. `draft` drafts one from a table.
     """
 
     target: AbstractEffect
@@ -74,21 +108,22 @@ class Study:
     seed: int = 0
     confidence: float = 0.95
     diagnostics: bool = True
-    variables: Variables | None = None
+    variables: Variables = Variables({})
 
     def __post_init__(self) -> None:
+        expect("variables", self.variables, Mapping, "a dictionary such as ft.Variables({...})")
+        object.__setattr__(self, "variables", Variables(self.variables))
         self._refuse_types()
         self._refuse_silo_column()
-        if self.variables is not None:
-            self._check_variables(self.variables)
+        self._refuse_responses()
         if (self.treatment_model is None) != (self.target.treatment is None):
             raise InputError("treatment_model: give one if and only if the target names a treatment")
+        self._check_variables()
         if len(self.target.arms) > 2 and any(pilot.is_public for pilot in pilots(self.treatment_model)):
             raise InputError(
                 "treatment_model: a public model gives one probability, so it is for two arms; name a silo "
                 "that fits a Pilot, or give a GLM"
             )
-        self._refuse_responses()
         if not (self.g_bounds in ("auto", None) or 0 < float(self.g_bounds or 0) < 0.5):
             raise InputError(
                 f"g_bounds: expected 'auto', None or a number in (0, 0.5), not {self.g_bounds!r}"
@@ -122,8 +157,6 @@ class Study:
 
     def _check_time(self) -> None:
         """Refuse what a target of time to an event has not."""
-        if self.variables is None:
-            raise InputError("variables: a target of time to an event needs the dictionary of its variables")
         if PERIOD in self.variables:
             raise InputError(f"variables: '{PERIOD}' is the period's name in formulas; rename the variable")
         fixed = {"clever": "covariate", "submodel": "per arm", "link": "logistic"}
@@ -154,63 +187,94 @@ class Study:
         for name in ("weight_ceiling", "confidence", *bounded):
             expect_number(name, getattr(self, name))
 
-    def _check_variables(self, variables: Variables) -> None:
-        """Check that the dictionary declares what is used; take the outcome's type and bounds from it."""
-        undeclared = dict.fromkeys(repr(name) for name, _ in self._used() if name not in variables)
+    def _check_variables(self) -> None:
+        """Check that the dictionary declares what is used; take the treatment's arms from it."""
+        variables = self.variables
+        uses: dict[str, Use] = {}
+        for name, use in self._used():
+            uses.setdefault(name, use)
+        undeclared = [f"'{name}' ({use.value})" for name, use in uses.items() if name not in variables]
         if undeclared:
-            raise InputError(
-                f"variables: {', '.join(undeclared)} are used and not declared; describe each of them by its "
-                "kind, and by its range or its levels"
-            )
+            raise InputError(f"variables: the dictionary does not declare {'; '.join(undeclared)}; {DRAFT}")
         for name, variable in variables.items():
             if variable.missing != "refuse":
                 raise InputError(
                     f"variables: '{name}' declares missing = \"{variable.missing}\", "
                     'which this version does not have; declare "refuse"'
                 )
-        for name, as_factor in self._used():
-            variable = variables[name]
-            if as_factor and not variable.codes:
-                raise InputError(f"variables: '{name}' is used as a factor; declare it as a category")
-            if not as_factor and not variable.is_numeric:
-                raise InputError(f"variables: '{name}' is a category; write C({name}) in a formula")
-        object.__setattr__(self, "target", declared_target(self.target, variables))
+        for name, use in self._used():
+            if not use.admits(variables[name]):
+                raise InputError(
+                    f"variables: '{name}' is declared as {variables[name].noun}, and used as {use.value}"
+                )
+        if isinstance(self.target, AbstractTimeEffect):
+            _check_event(self.target, variables)
+        object.__setattr__(self, "target", replace(self.target, arms=declared_arms(self.target, variables)))
+        self._check_ranges()
+
+    def _check_ranges(self) -> None:
+        """Refuse a formula with a column that the declared ranges do not bound, and too many strata."""
         # The silos are not known yet; an indicator's range is the same for all of them.
         stand_in = ("\0", *dict.fromkeys(reference for _, reference in self._silo_references()))
+        levels = self.levels | {SILO: stand_in}
         for role, model in self.models.items():
             for formula in formulas(model):
                 try:
-                    levels = self.declared_levels(variables) | {SILO: stand_in}
-                    column_ranges(formula, levels, self.ranges(variables))
+                    column_ranges(formula, levels, self.ranges)
                 except InputError as error:
                     raise InputError(f"{role}_model: {error}") from None
+        strata = self.target.strata
+        if strata is not None and len(self.levels[strata]) > MOST_STRATA:
+            raise InputError(
+                f"strata: '{strata}' has {len(self.levels[strata])} levels, more than {MOST_STRATA}; group "
+                "its values into a few, or name another column"
+            )
 
-    def _used(self) -> Iterator[tuple[str, bool]]:
-        """Yield the columns that the dictionary must declare, and whether each is used as a factor."""
+    def _used(self) -> Iterator[tuple[str, Use]]:
+        """Yield every column that the dictionary must declare, and how it is used."""
         target = self.target
         if isinstance(target, AbstractTimeEffect):
-            yield target.time, False
-            yield from ((name, False) for name in (target.entry,) if name is not None)
+            yield target.outcome, Use.EVENT
+            yield target.time, Use.TIME
+            yield from ((name, Use.TIME) for name in (target.entry,) if name is not None)
         else:
-            yield target.outcome, False
+            yield target.outcome, Use.OUTCOME
+        if target.treatment is not None:
+            yield target.treatment, Use.TREATMENT
         if target.strata is not None:
-            yield target.strata, True
+            yield target.strata, Use.FACTOR
         if self.weights is not None:
-            yield self.weights, False
+            yield self.weights, Use.WEIGHT
+        if self.cluster is not None:
+            yield self.cluster, Use.CLUSTER
         for regime in target.regimes():
-            yield from ((name, False) for name in regime.needs)
+            yield from ((name, Use.NUMBER) for name in regime.needs)
         for model in self.models.values():
             for formula in formulas(model, public=True):
                 derived = self.derived_levels
-                yield from ((name, False) for name in formula.numeric_names if name not in derived)
+                yield from ((name, Use.NUMBER) for name in formula.numeric_names if name not in derived)
                 known = (target.treatment, SILO, *derived)
-                factors = (name for name in formula.factor_names if name not in known)
-                yield from ((name, True) for name in factors)
+                yield from ((name, Use.FACTOR) for name in formula.factor_names if name not in known)
 
-    def declared_levels(self, variables: Variables) -> dict[str, tuple[str, ...]]:
-        """Return the levels of every factor, from the dictionary; those of the treatment are its arms."""
-        levels = {name: variables[name].codes for name in self.factors} | self.derived_levels
+    @property
+    def levels(self) -> dict[str, tuple[str, ...]]:
+        """The levels of every factor, from the dictionary; those of the treatment are its arms."""
+        levels = {name: self.variables[name].codes for name in self.factors} | self.derived_levels
         return levels | ({} if self.target.treatment is None else {self.target.treatment: self.target.arms})
+
+    @property
+    def response(self) -> Response:
+        """How the outcome is modelled: "binary", "count" or "continuous"; an event is binary."""
+        if isinstance(self.target, AbstractTimeEffect):
+            return "binary"
+        return RESPONSES[self.variables[self.target.outcome].kind]
+
+    @property
+    def outcome_bounds(self) -> tuple[float, float]:
+        """The least and the largest possible value of the outcome; those of an event are 0 and 1."""
+        if isinstance(self.target, AbstractTimeEffect):
+            return UNIT
+        return self.variables.ranges[self.target.outcome]
 
     @property
     def uses_silo(self) -> bool:
@@ -243,7 +307,7 @@ class Study:
             "target": (target.outcome, target.treatment, target.strata),
             "weights": (self.weights,),
             "cluster": (self.cluster,),
-            "variables": tuple(self.variables or ()),
+            "variables": tuple(self.variables),
         }
         for role, names in roles.items():
             if SILO in names:
@@ -293,7 +357,7 @@ class Study:
 
     @property
     def factors(self) -> tuple[str, ...]:
-        """Factors whose levels are negotiated: those of formulas, and the strata."""
+        """The factors of formulas, and the strata; without the treatment."""
         names = {
             name
             for model in self.models.values()
@@ -309,10 +373,11 @@ class Study:
             return {}
         return {PERIOD: period_levels(len(self.target.edges))}
 
-    def ranges(self, variables: Variables) -> dict[str, Range]:
-        """Return the range of every number that formulas may use, that of the period included."""
+    @property
+    def ranges(self) -> dict[str, Range]:
+        """The range of every number that formulas may use, that of the period included."""
         derived = {name: (1.0, float(len(levels))) for name, levels in self.derived_levels.items()}
-        return {**variables.ranges, **derived}
+        return {**self.variables.ranges, **derived}
 
     @property
     def outer_folds(self) -> Folds | None:
@@ -345,30 +410,28 @@ class Study:
         return smallest
 
 
-def declared_target(target: AbstractEffect, variables: Variables) -> AbstractEffect:
-    """Return the target with the outcome's type and bounds as the dictionary declares them."""
-    if isinstance(target, AbstractTimeEffect):
-        _check_event(target, variables)
-        return target
-    outcome = variables.get(target.outcome)
-    if outcome is None or outcome.bounds is None:
-        raise InputError(f"variables: declare the outcome '{target.outcome}' as a number, a count or binary")
-    bounds, outcome_type = outcome.bounds, OUTCOME_TYPES[outcome.kind]
-    if target.outcome_bounds not in ((0.0, 1.0), bounds):
-        raise InputError("outcome_bounds: leave it out; the dictionary declares the range of the outcome")
-    if target.outcome_type not in ("auto", outcome_type):
-        raise InputError("outcome_type: leave it out; the dictionary declares the kind of the outcome")
-    return replace(target, outcome_bounds=bounds, outcome_type=outcome_type)
+def declared_arms(target: AbstractEffect, variables: Variables) -> tuple[str, ...]:
+    """Return the arms of the treatment: its levels, in the order that the target gives, if it gives any."""
+    if target.treatment is None:
+        return target.arms
+    treatment = variables[target.treatment]
+    if not treatment.codes:  # a number or a count: a dose, of which the arms are some values
+        if not target.arms:
+            raise InputError(
+                f"arms: '{target.treatment}' is declared as {treatment.noun}; list the values to compare"
+            )
+        return target.arms
+    if target.arms and set(target.arms) != set(treatment.codes):
+        raise InputError(
+            f"arms: expected the levels that the dictionary declares for '{target.treatment}' in any order, "
+            f"{', '.join(treatment.codes)}, or leave it out"
+        )
+    return target.arms or treatment.codes
 
 
 def _check_event(target: AbstractTimeEffect, variables: Variables) -> None:
     """Check that the dictionary declares the event, with the codes that the target names."""
-    event = variables.get(target.outcome)
-    if event is None or event.kind not in ("binary", "category"):
-        raise InputError(
-            f"variables: declare the event '{target.outcome}' as binary, or as a category of causes"
-        )
-    codes = event.codes or ("0", "1")
+    codes = variables[target.outcome].codes
     absent = [code for code in (target.censored, *target.causes) if code not in codes]
     if absent or len(codes) != 1 + len(target.causes):
         raise InputError(

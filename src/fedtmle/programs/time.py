@@ -113,7 +113,7 @@ class TimeDetails:
 def count_time(study: Study, target: AbstractTimeEffect, columns: EffectColumns, n: int) -> Flow[TimeTally]:
     """Ask who is in each arm and stratum, with which event, and at risk in the last period; one round."""
     exponent = 1
-    if study.weights and study.variables is not None:
+    if study.weights:
         exponent = max(range_exponent(study.variables.ranges[study.weights]), SMALLEST_EXPONENT)
     horizon = max(each.horizon for each in target.functionals)
     counts = TimeCounts(
@@ -214,7 +214,7 @@ def _hazard_regressions(
         weight_ceiling=study.weight_ceiling if study.weights else 1.0,
         cluster=study.cluster,
         spanning=study.cluster_scope == "spanning",
-        ranges=None if study.variables is None else study.ranges(study.variables),
+        ranges=study.ranges,
     )
     asked: dict[str, tuple[Regression, ...]] = {}
     event = partial(EventResponse, columns=columns, follow_up=target.follow_up, weight_mean=weight_mean)

@@ -218,27 +218,6 @@ class Uplink:
 
 @final
 @dataclass(frozen=True)
-class FixedIntegers(AbstractCode[tuple[int, ...]]):
-    """Integers of public bounds, value j in [-largest[j], largest[j]], at fixed width.
-
-    A width that depended on the value would disclose the value's size to whoever counts bytes.
-    """
-
-    largest: tuple[int, ...]
-
-    @property
-    def numbers(self) -> int:
-        return len(self.largest)
-
-    def write(self, value: tuple[int, ...], out: BitWriter) -> None:
-        out.fixed(value, self.largest)
-
-    def read(self, bits: BitReader) -> tuple[int, ...]:
-        return bits.fixed(self.largest)
-
-
-@final
-@dataclass(frozen=True)
 class FixedSums(AbstractCode[Sums]):
     """Exact sums on a public grid, each at the fixed width that its bound allows."""
 

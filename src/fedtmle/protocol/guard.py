@@ -94,7 +94,6 @@ class Policy:
     )
     min_missing: int = _key(_FLOOR, 1, 0, "missing outcomes in an arm, where there are any")
     min_truncated: int = _key(_FLOOR, 1, 0, "rows whose probability of an arm was truncated, if any")
-    min_level_rows: int = _key(_FLOOR, 5, 0, "rows with each label of a factor that the silo names")
     min_cell: int = _key(_FLOOR, 5, 1, "people in any cell of a table shown before the study (preflight)")
     min_silos: int = _key(_FLOOR, 2, 0, "silos in the study")
     min_batch: int = _key(_FLOOR, 20, 0, "own rows in a batch; batches are a fixed partition")
@@ -266,15 +265,15 @@ class Guard:
         """Check the limits that depend on the rows, before the answer is computed."""
         policy = self.policy
         for member in query.members:
-            self._examine_labels(member, local)
+            self._examine_people(member, local)
         for point in _evaluations(query):
             if policy.min_joint > 0 and point.curvature:
                 self._examine_joint(point, local)
             if policy.min_support > 0 or policy.min_effective > 0 or policy.max_share < 1:
                 self._examine_concentration(point, local)
 
-    def _examine_labels(self, query: Query, local: Local) -> None:
-        """Check who stands behind the labels of an answer, and whether it is a whole model."""
+    def _examine_people(self, query: Query, local: Local) -> None:
+        """Check how many people are behind each part of an answer, and whether it is a whole model."""
         if not self.policy.allow_models and query.ships_model(local.name):
             raise RefusalError(Reason.POLICY, "allow_models")
         floor = self.policy.floor(*query.floors)

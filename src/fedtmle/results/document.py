@@ -164,11 +164,11 @@ def _loose_bounds(study: Study, result: Result) -> list[str]:
     bound, tolerance, arithmetic = stated.residual_bound, stated.tolerance, stated.arithmetic
     if bound is None or tolerance is None or arithmetic is None or bound <= tolerance:
         return []
-    low, high = study.target.outcome_bounds
+    low, high = study.outcome_bounds
     return [
         f"the computed residual is within the tolerance {tolerance:.2g}, but exact sums certify only "
-        f"{bound:.2g}: rounding errors are relative to the declared bounds, outcome_bounds = "
-        f"[{low:g}, {high:g}] and g_bounds. Declare tighter bounds, or a tolerance well above "
+        f"{bound:.2g}: rounding errors are relative to the outcome's declared range, "
+        f"[{low:g}, {high:g}], and to g_bounds. Declare a tighter range, or a tolerance well above "
         f"{arithmetic:.2g}"
     ]
 
@@ -208,9 +208,8 @@ def describe(study: Study) -> Document:
         "target": {
             "kind": type(target).__name__,
             "outcome": target.outcome,
-            "outcome_bounds": list(target.outcome_bounds),
-            "outcome_type": target.outcome_type,
-            "response": target.response,
+            "outcome_bounds": list(study.outcome_bounds),
+            "response": study.response,
             "treatment": target.treatment,
             "arms": list(target.arms),
             "strata": target.strata,
@@ -220,14 +219,14 @@ def describe(study: Study) -> Document:
         },
         "models": {role: _role_text(role, model, study) for role, model in study.models.items()},
         "algorithm": {"kind": type(study.algorithm).__name__, **_settings(study.algorithm)},
-        **({} if study.variables is None else {"variables": _dictionary(study.variables)}),
+        "variables": _dictionary(study.variables),
         "options": settings,
     }
 
 
 def _role_text(role: str, model: object, study: Study) -> str:
     """Return a nuisance model in words, with how it is fitted to more than two arms."""
-    text = model_text(model, study.target.response if role == "outcome" else "binary")
+    text = model_text(model, study.response if role == "outcome" else "binary")
     if role == "treatment" and len(study.target.arms) > 2 and not isinstance(model, Supplied):
         if isinstance(model, GLM):
             return text.replace("(binomial", "(multinomial")
@@ -336,7 +335,7 @@ def _counts(bins: Sequence[PooledBin]) -> list[int | None]:
 
 def _fit_document(fit: OutcomeFit, study: Study, silos: int) -> Document:
     """Return the fit of the outcome model, with means on the outcome's scale."""
-    low, high = study.target.outcome_bounds
+    low, high = study.outcome_bounds
 
     def on_outcome_scale(share: float) -> float:
         return low + (high - low) * share
@@ -379,12 +378,12 @@ def eif_means(finished: Finished) -> dict[str, float]:
 def learners_document(study: Study, details: Details) -> list[Document]:
     """Return the weight and the cross-validated mean squared error of each learner of each super learner."""
     learners: list[Document] = []
-    low, high = study.target.outcome_bounds
+    low, high = study.outcome_bounds
     for role, fits in details.nuisances.items():
         spec = study.models.get(role)  # None where hazards were counted
         if not isinstance(spec, SuperLearner):
             continue
-        kind = study.target.response if role == "outcome" else "binary"
+        kind = study.response if role == "outcome" else "binary"
         scale = (high - low) ** 2 if role == "outcome" else 1.0
         for k, fit in enumerate(fits):
             arm = details.fit_names(study.target, role)[k] if len(fits) > 1 else None  # each against the rest

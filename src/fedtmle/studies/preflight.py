@@ -1,8 +1,7 @@
 """The cohort before a study runs: Table 1 by arm, missing values, cohort flow and overlap.
 
 The view of several silos is made of thresholded tables only. Every silo first hides the cells below the
-strictest of the silos' floors, which their own files state, and names no level of a factor that too few of
-its records have.
+strictest of the silos' floors, which their own files state.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ import numpy as np
 
 from fedtmle.data import Schema, load_all
 from fedtmle.errors import FedTMLEError, InputError
-from fedtmle.initial.syntax import quoted_level
 from fedtmle.model.table import Table
 from fedtmle.programs.flow import PreflightProgram, propensity_histograms
 from fedtmle.programs.study import Study
@@ -84,8 +82,7 @@ class Preflight:
     """The cohort of several silos together, or of one in full.
 
     ``lost`` counts the records that drop out, step by step. ``floor`` is the smallest count that is shown,
-    None if nothing is hidden. ``unnamed`` has the factors with a level that no silo may name. ``overlap`` is
-    None if there is only one arm.
+    None if nothing is hidden. ``overlap`` is None if there is only one arm.
     """
 
     silos: tuple[str, ...]
@@ -96,7 +93,6 @@ class Preflight:
     missing: tuple[Count, ...]
     lines: tuple[Characteristic, ...]
     floor: int | None
-    unnamed: tuple[str, ...] = ()
     overlap: FittedOverlap | None = None
 
     def to_dict(self) -> dict[str, object]:
@@ -123,29 +119,17 @@ def preflight(study: Study, silos: Mapping[str, object], *, silo: str | None = N
     sources = silos if silo is None else {silo: silos[silo]}
     tables = in_memory(load_all(sources, _lenient(schema_of(study))), "preflight")
     if silo is not None:
-        columns = table1_columns(study, list(tables.values()))
+        columns = table1_columns(study)
         full = {name: describe_silo(columns, table) for name, table in tables.items()}
         overlap = fitted_overlap(study, columns, tables, dict.fromkeys(tables, Policy.unguarded()))
         return pool(columns, full, floor=None, overlap=overlap)
     policies = {name: policy_of(source) or session_policy() for name, source in sources.items()}
     floor = max(policy.min_cell for policy in policies.values())
     strict = {name: replace(policy, min_cell=floor) for name, policy in policies.items()}
-    min_level_rows = [max(policies[name].min_level_rows, floor) for name in tables]
-    columns = table1_columns(study, list(tables.values()), min_level_rows)
-    overlap = _without_names(fitted_overlap(study, columns, tables, strict), columns)
+    columns = table1_columns(study)
+    overlap = fitted_overlap(study, columns, tables, strict)
     hidden = {name: thresholded(describe_silo(columns, table), floor) for name, table in tables.items()}
     return pool(columns, hidden, floor=floor, overlap=overlap)
-
-
-def _without_names(overlap: FittedOverlap | None, columns: Table1Columns) -> FittedOverlap | None:
-    """Remove unnamed levels from the message why the model could not be fitted."""
-    if overlap is None or overlap.problem is None:
-        return overlap
-    problem = overlap.problem
-    for level in (level for levels in columns.unnamed.values() for level in levels):
-        for label in (level, quoted_level(level)):  # as columns of a design are called
-            problem = problem.replace(f"[{label}]", "[not named]")
-    return replace(overlap, problem=problem)
 
 
 def _lenient(schema: Schema) -> Schema:
@@ -184,14 +168,9 @@ def pool(
         ),
         lines=(
             *(_mean(name, tables) for name in columns.numeric),
-            *(
-                _share(name, level, tables)
-                for name, levels in columns.factors.items()
-                for level in levels or (None,)
-            ),
+            *(_share(name, level, tables) for name, levels in columns.factors.items() for level in levels),
         ),
         floor=floor,
-        unnamed=tuple(columns.unnamed),
         overlap=overlap,
     )
 
@@ -233,9 +212,9 @@ def _mean(name: str, tables: Sequence[SiloTable]) -> Characteristic:
     )
 
 
-def _share(name: str, level: str | None, tables: Sequence[SiloTable]) -> Characteristic:
-    """Return a level's share of each arm; a factor without a level that may be named has no shares."""
-    silos = [] if level is None else [(table.levels[name, level], table.arms) for table in tables]
+def _share(name: str, level: str, tables: Sequence[SiloTable]) -> Characteristic:
+    """Return a level's share of each arm."""
+    silos = [(table.levels[name, level], table.arms) for table in tables]
     shown = [(cells, arms) for cells, arms in silos if None not in cells]
     shares = []
     for a in range(len(tables[0].arms) if shown else 0):

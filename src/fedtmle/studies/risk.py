@@ -214,7 +214,7 @@ def attacked(
     if name == target.treatment:
         return _arms(study, table), f"one of {len(target.arms)} arms"
     if name == target.outcome and not _is_binary(table.numeric[name]):
-        low, high = target.outcome_bounds
+        low, high = study.outcome_bounds
         half = radius if radius is not None else (high - low) / 2
         return _continuous(table, name, half), "the declared bounds" if radius is None else "as given"
     if name in table.numeric:

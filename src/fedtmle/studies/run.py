@@ -12,7 +12,6 @@ from fedtmle.model.table import SILO, AnyTable, Factor, Table
 from fedtmle.programs.study import Study
 from fedtmle.protocol.clusters import ClustersQuery
 from fedtmle.protocol.plan import Plan
-from fedtmle.protocol.tables import sort_levels
 from fedtmle.results.result import StudyResult
 from fedtmle.runtime.keeper import Keeper
 from fedtmle.runtime.session import Progress
@@ -84,7 +83,7 @@ def pooled_rows(study: Study, tables: Mapping[str, Table]) -> Table:
 
 
 def pool_tables(silos: Mapping[str, Table], cluster: str | None = None) -> Table:
-    """Return all rows in one table; the levels of a factor are the union over the silos.
+    """Return all rows in one table; the levels of an identifier are the union over the silos.
 
     Folds stay within silos, as in a federated run, and so do the identifiers of ``cluster``.
     """
@@ -98,7 +97,7 @@ def pool_tables(silos: Mapping[str, Table], cluster: str | None = None) -> Table
             first = np.cumsum([0, *(len(factor.levels) for factor in by_silo)])
             codes = [factor.codes + start for factor, start in zip(by_silo, first, strict=False)]
         else:
-            levels = sort_levels({level for factor in by_silo for level in factor.levels})
+            levels = tuple(dict.fromkeys(level for factor in by_silo for level in factor.levels))
             codes = [factor.recode(levels) for factor in by_silo]
         factors[name] = Factor(np.concatenate(codes), levels)
     return Table(

@@ -1,21 +1,21 @@
 """Table 1 of one silo by arm, as additive sums, and the part of it that the silo may disclose.
 
 A count may be disclosed if it, and the rest of its total, are at least the silo's floor. A sum may be
-disclosed if the count behind it may, and if it does not reveal a small count by itself. A level of a factor
-is named if it has enough records in some silo.
+disclosed if the count behind it may, and if it does not reveal a small count by itself. The levels of factors
+are the dictionary's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedtmle.initial.glm import Supplied
-from fedtmle.model.table import Factor, Table
-from fedtmle.model.types import Array, IntArray
+from fedtmle.model.table import Table
+from fedtmle.model.types import Array
 from fedtmle.programs.study import Study
 from fedtmle.protocol.bins import visible
 from fedtmle.studyfile.schema import schema_of
@@ -28,17 +28,13 @@ STEPS = ("without treatment or a covariate", "of the rest, without an outcome")
 
 @dataclass(frozen=True, kw_only=True)
 class Table1Columns:
-    """The columns that a study's Table 1 describes; the outcome is not among them, as it is no baseline.
-
-    ``factors`` has the levels that some silo may name; ``unnamed`` has those that none may, if there are any.
-    """
+    """The columns that a study's Table 1 describes; the outcome is not among them, as it is no baseline."""
 
     arms: tuple[str, ...]
     treatment: str | None
     outcome: str
     numeric: tuple[str, ...]
     factors: Mapping[str, tuple[str, ...]]
-    unnamed: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -80,50 +76,22 @@ class SiloTable:
     constant: frozenset[str] = frozenset()  # numeric columns with one value in each arm, not disclosed
 
 
-def table1_columns(
-    study: Study, tables: Sequence[Table], min_level_rows: Sequence[int] | None = None
-) -> Table1Columns:
-    """Return covariates, strata and the columns that rules read; not predictions, weights or identifiers.
-
-    ``min_level_rows`` has, for each silo, the number of records that a level needs to be named.
-    """
+def table1_columns(study: Study) -> Table1Columns:
+    """Return covariates, strata and the columns that rules read; not predictions, weights or identifiers."""
     target = study.target
     predictions = {c for m in study.models.values() if isinstance(m, Supplied) for c in m.columns}
     excluded = {target.outcome, target.treatment, study.weights, study.cluster, *predictions}
     if isinstance(target, AbstractTimeEffect):
         excluded |= {target.time, target.entry}
     names = [name for name in schema_of(study).names if name not in excluded]
-    minima = [0] * len(tables) if min_level_rows is None else min_level_rows
-    factors: dict[str, tuple[str, ...]] = {}
-    unnamed: dict[str, frozenset[str]] = {}
-    for name in names:
-        held = [(t.factors[name], k) for t, k in zip(tables, minima, strict=True) if name in t.factors]
-        levels = {level for factor, _ in held for level in factor.levels}
-        if levels:
-            named = {level for factor, k in held for level in _frequent_levels(factor, k)}
-            factors[name] = tuple(sorted(named))
-            if levels > named:
-                unnamed[name] = frozenset(levels - named)
+    factors = {name: study.levels[name] for name in names if name in study.factors}
     return Table1Columns(
         arms=target.arms,
         treatment=target.treatment,
         outcome=target.outcome,
         numeric=tuple(name for name in names if name not in factors),
         factors=factors,
-        unnamed=unnamed,
     )
-
-
-def _frequent_levels(factor: Factor, min_rows: int) -> list[str]:
-    counts = np.bincount(factor.codes[factor.codes >= 0], minlength=len(factor.levels))
-    return [level for level, count in zip(factor.levels, counts, strict=True) if count >= min_rows]
-
-
-def _codes(factor: Factor, levels: tuple[str, ...]) -> IntArray:
-    """Return codes of ``levels``; -1 for a value that is missing or not named."""
-    position = {level: code for code, level in enumerate(levels)}
-    lookup = np.array([position.get(level, -1) for level in factor.levels] + [-1], dtype=np.int64)
-    return np.asarray(lookup[factor.codes])
 
 
 def describe_silo(columns: Table1Columns, table: Table) -> SiloTable:
@@ -142,7 +110,7 @@ def describe_silo(columns: Table1Columns, table: Table) -> SiloTable:
         observed = ~np.isnan(table.numeric[columns.outcome])
     else:  # an event
         observed = table.factors[columns.outcome].codes >= 0
-    codes = {name: _codes(table.factors[name], levels) for name, levels in columns.factors.items()}
+    codes = {name: table.factors[name].recode(levels) for name, levels in columns.factors.items()}
     missing = {
         **unknown,
         **({columns.treatment: arm < 0} if columns.treatment else {}),

@@ -17,11 +17,12 @@ from fedtmle.defects import Defect, Lines, Place, Toml, near
 from fedtmle.errors import InputError
 from fedtmle.initial.glm import GLM, Supplied
 from fedtmle.initial.pilot import Pilot
-from fedtmle.initial.superlearner import pilots
+from fedtmle.initial.superlearner import formulas, pilots
 from fedtmle.initial.trees import GradientBoostedTrees
 from fedtmle.initial.variables import Variables, read_variable
+from fedtmle.model.table import SILO
 from fedtmle.programs.flow import StudyProgram
-from fedtmle.programs.study import NuisanceModel, Study, declared_target
+from fedtmle.programs.study import DRAFT, NuisanceModel, Study
 from fedtmle.protocol.learners import absent_pilot
 from fedtmle.protocol.plan import Member, Plan
 from fedtmle.studyfile import keys
@@ -103,16 +104,18 @@ class _StudyReader:
     def file(self) -> StudyFile:
         sections = self._sections
         sections.refuse_unknown((), self._document, keys.SECTIONS)
-        target = self._target()
         variables = self._variables()
-        if target is not None and variables is not None and not sections.defects:
-            target = self._declared(target, variables)
-        models = self._models(target)
+        target = self._target(variables)
+        models = self._models(target, variables)
         self._columns_known = not sections.defects
+        if self._columns_known and variables:
+            self._refuse_undeclared(models, target, variables)
+        if not self._columns_known and not variables:
+            sections.add(("variables",), None, f"declare every variable that the study uses; {DRAFT}")
         study = self._study(
             {
                 "target": target or _stand_in_target("treatment_model" in models),
-                "variables": variables if target is not None and self._columns_known else None,
+                "variables": variables if target else Variables({**variables, **_STAND_IN_VARIABLES}),
                 **models,
                 "algorithm": sections.make(("algorithm",), keys.ALGORITHMS, default="Coded") or Coded(),
                 **sections.values(("options",), keys.OPTIONS),
@@ -129,6 +132,7 @@ class _StudyReader:
 
     def _study(self, arguments: Arguments) -> Study | None:
         """Return the study; an argument that it refuses is a defect and left out, to try the others."""
+        has_stand_ins = False
         while True:
             try:
                 return Study(**arguments)
@@ -144,21 +148,45 @@ class _StudyReader:
                     arguments[name] = _STAND_IN if used else None
                     self._columns_known = False
                     continue
-                if name == "variables":
-                    self._sections.add(("variables",), None, rest)
-                else:
-                    self._sections.add(("options",), name, rest)
+                if name in ("variables", "arms", "strata") and not has_stand_ins:
+                    has_stand_ins = True
+                    self._refuse_dictionary(name, rest)
+                    arguments |= _stand_ins(arguments["target"].treatment is not None)
+                    arguments |= {"weights": None, "cluster": None}
+                    continue
+                self._sections.add(("options",), name, rest)
                 if name not in arguments:
                     return None
                 del arguments[name]
 
-    def _variables(self) -> Variables | None:
-        """Return the dictionary, None if there is no section; every entry's defects are collected."""
-        table = self._sections.table(("variables",))
-        if table is None:
-            return None
+    def _refuse_undeclared(
+        self, models: dict[str, NuisanceModel], target: AbstractEffect | None, variables: Variables
+    ) -> None:
+        """Note the columns of each model that the dictionary lacks; a stand-in takes that model's place."""
+        known = {*variables, SILO, *(() if target is None else (target.outcome, target.treatment))}
+        for name, model in models.items():
+            names = [
+                each for f in formulas(model, public=True) for each in (*f.numeric_names, *f.factor_names)
+            ]
+            for column in (column for column in dict.fromkeys(names) if column not in known):
+                role = name.removesuffix("_model")
+                has_formula = "formula" in (self._sections.table(("models", role)) or {})
+                message = f"[variables] does not declare '{column}'{near(column, variables)}"
+                self._sections.add(("models", role), "formula" if has_formula else None, message)
+                models[name] = _STAND_IN
+
+    def _refuse_dictionary(self, name: str, message: str) -> None:
+        """Note what the dictionary lacks, unless it or the columns that are used have defects already."""
+        if self._columns_known and name == "variables":
+            self._sections.add(("variables",), None, message)
+        elif self._columns_known:
+            self._sections.add(("target",), name, message)
+        self._columns_known = False
+
+    def _variables(self) -> Variables:
+        """Return the dictionary; every entry's defects are collected."""
         variables = {}
-        for name, entry in table.items():
+        for name, entry in (self._sections.table(("variables",)) or {}).items():
             try:
                 variables[name] = read_variable(entry)
             except InputError as error:
@@ -168,17 +196,7 @@ class _StudyReader:
                 self._sections.add(("variables", name), key if is_there else None, message)
         return Variables(variables)
 
-    def _declared(self, target: AbstractEffect, variables: Variables) -> AbstractEffect | None:
-        """Return the target with what the dictionary declares of the outcome; else note what is wrong."""
-        try:
-            return declared_target(target, variables)
-        except InputError as error:
-            key, _, rest = str(error).partition(": ")
-            is_key = key != "variables"
-            self._sections.add(("target",) if is_key else ("variables",), key if is_key else None, rest)
-            return None
-
-    def _target(self) -> AbstractEffect | None:
+    def _target(self, variables: Variables) -> AbstractEffect | None:
         table = self._sections.table(("target",))
         if table is None:
             self._sections.add(("target",), None, "the section is missing: what should be estimated?")
@@ -187,18 +205,18 @@ class _StudyReader:
         if isinstance(kind, str) and kind in kinds:
             known = kinds[kind].keys
             rules = [name for name, key in known.items() if key.kinds is keys.RULES]
-            fits = [self._rules_fit(table, name) for name in rules]  # all of them, for all defects
+            fits = [self._rules_fit(table, name, variables) for name in rules]  # all of them, for all defects
             if not all(fits):
                 self._sections.values(("target",), known, kind=kind)
                 return None
         return self._sections.make(("target",), kinds)
 
-    def _rules_fit(self, target: Mapping[str, Toml], name: str) -> bool:
+    def _rules_fit(self, target: Mapping[str, Toml], name: str, variables: Variables) -> bool:
         """Return whether the rules at a key name only arms of the study; add a defect for each other one."""
-        arms, written = target.get("arms", ["0", "1"]), target.get(name)
-        if not (isinstance(written, list) and isinstance(arms, list)):
+        names, written = self._arms(target, variables), target.get(name)
+        if not (isinstance(written, list) and names):
             return True
-        names, before = [str(arm) for arm in arms], len(self._sections.defects)
+        before = len(self._sections.defects)
         for index, rule in enumerate(written):
             section = ("target", name, index)
             if not isinstance(rule, dict):
@@ -212,10 +230,17 @@ class _StudyReader:
                 self._sections.add(section, "shares", f"expected one share per arm, {len(names)}")
         return before == len(self._sections.defects)
 
-    def _models(self, target: AbstractEffect | None) -> dict[str, NuisanceModel]:
+    def _arms(self, target: Mapping[str, Toml], variables: Variables) -> tuple[str, ...]:
+        """Return the arms that the target lists, or else those that the dictionary declares."""
+        arms, treatment = target.get("arms"), target.get("treatment")
+        if isinstance(arms, list):
+            return tuple(map(str, arms))
+        return variables[treatment].codes if isinstance(treatment, str) and treatment in variables else ()
+
+    def _models(self, target: AbstractEffect | None, variables: Variables) -> dict[str, NuisanceModel]:
         table = self._sections.table(("models",)) or {}
         self._sections.refuse_unknown(("models",), table, FAMILIES)
-        models = {role: self._model(role, target) for role in FAMILIES if role in table}
+        models = {role: self._model(role, target, variables) for role in FAMILIES if role in table}
         if "outcome" not in models and (target is None or "outcome" in target.roles):
             self._sections.add(
                 ("models", "outcome"), None, "the section is missing: what does the outcome depend on?"
@@ -223,7 +248,7 @@ class _StudyReader:
             models["outcome"] = _STAND_IN
         return {f"{role}_model": model for role, model in models.items()}
 
-    def _model(self, role: str, target: AbstractEffect | None) -> NuisanceModel:
+    def _model(self, role: str, target: AbstractEffect | None, variables: Variables) -> NuisanceModel:
         section = ("models", role)
 
         def on_sample(model: GLM | GradientBoostedTrees, sample: str) -> Pilot:
@@ -231,13 +256,13 @@ class _StudyReader:
                 raise InputError("sample: a study that is run across machines cannot name a file")
             if target is None:  # the target's own defect is known already
                 return Pilot.from_coefficients("1", {}, "gaussian", (0.0,))
-            return fit_on_sample(target, role, model, self._path.parent / sample)
+            return fit_on_sample(target, variables, role, model, self._path.parent / sample)
 
         table = self._sections.table(section) or {}
         default = "Supplied" if "supplied" in table else "GLM"
         made = self._sections.make(section, keys.model_kinds(role, on_sample), default=default)
-        arms = self._arm_count(target)
-        if isinstance(made, Supplied) and arms is not None:
+        arms = len(self._arms(self._sections.table(("target",)) or {}, variables)) or 1
+        if isinstance(made, Supplied) and (arms > 1 or (target is not None and target.treatment is None)):
             counts = {"outcome": (arms,), "treatment": (arms - 1,), "missingness": (1, arms)}
             expected = counts.get(role)
             if expected is not None and len(made.columns) not in expected:
@@ -245,13 +270,6 @@ class _StudyReader:
                     section, "supplied", f"expected {expected[0]} column(s), one per prediction"
                 )
         return made or _STAND_IN
-
-    def _arm_count(self, target: AbstractEffect | None) -> int | None:
-        """Return the number of arms, which may be readable although the target has defects."""
-        if target is not None:
-            return len(target.arms)
-        arms = (self._sections.table(("target",)) or {}).get("arms", ["0", "1"])
-        return len(arms) if isinstance(arms, list) else None
 
     def _check_names(self, silos: Mapping[str, Path]) -> None:
         """Check that pilots are fitted at silos of the study, and that each silo has a weight if any has."""
@@ -287,11 +305,23 @@ class _StudyReader:
 
 # Stand-ins for what cannot be read, so that the rest of the study is checked as well.
 _STAND_IN = GLM("1")
+_OUTCOME, _TREATMENT = "\0outcome", "\0treatment"  # which no formula can name
+_STAND_IN_VARIABLES = Variables({_OUTCOME: {"kind": "binary"}, _TREATMENT: {"kind": "binary"}})
 
 
 def _stand_in_target(treated: bool) -> AbstractEffect:
-    outcome, treatment = "\0outcome", "\0treatment"  # which no formula can name
-    return ATE(outcome=outcome, treatment=treatment) if treated else OutcomeMean(outcome=outcome)
+    return ATE(outcome=_OUTCOME, treatment=_TREATMENT) if treated else OutcomeMean(outcome=_OUTCOME)
+
+
+def _stand_ins(treated: bool) -> Arguments:
+    """Return stand-ins for everything that names a column."""
+    return {
+        "target": _stand_in_target(treated),
+        "variables": _STAND_IN_VARIABLES,
+        "outcome_model": _STAND_IN,
+        "treatment_model": _STAND_IN if treated else None,
+        "missingness_model": None,
+    }
 
 
 def study_plan(

@@ -10,6 +10,7 @@ from fedtmle.initial.glm import GLM
 from fedtmle.initial.pilot import Pilot
 from fedtmle.initial.superlearner import formulas
 from fedtmle.initial.trees import GradientBoostedTrees
+from fedtmle.initial.variables import Variables
 from fedtmle.programs.nuisance import effect_columns, regressions
 from fedtmle.programs.study import Study
 from fedtmle.programs.superlearner import fit_alone
@@ -21,19 +22,23 @@ SAMPLE = "public sample"
 
 
 def fit_on_sample(
-    target: AbstractEffect, role: str, model: GLM | GradientBoostedTrees, sample: object
+    target: AbstractEffect,
+    variables: Variables,
+    role: str,
+    model: GLM | GradientBoostedTrees,
+    sample: object,
 ) -> Pilot:
     """Return the pilot that a silo with the rows of ``sample`` would send.
 
-    ``role`` is "outcome", "treatment" or "missingness". ``sample`` is a frame or the path of a file, with the
-    columns of the model and its response. Rows are not weighted; those without an outcome are used for
-    missingness only.
+    ``variables`` is the study's dictionary, and ``role`` is "outcome", "treatment" or "missingness".
+    ``sample`` is a frame or the path of a file, with the columns of the model and its response. Rows are not
+    weighted; those without an outcome are used for missingness only.
     """
     if role in ("hazard", "censoring"):
         raise InputError("sample: hazards are fitted across the silos, or at one of them; give a GLM")
-    if role == "treatment" and len(target.arms) > 2:
+    study = _study(target, variables, role, model)
+    if role == "treatment" and len(study.target.arms) > 2:
         raise InputError("sample: a public model gives one probability, so it is for two arms")
-    study = _study(target, role, model)
     needed = {name for f in formulas(model) for name in (*f.numeric_names, *f.factor_names)}
     needed.add(str(target.treatment) if role == "treatment" else target.outcome)
     schema = Schema(tuple(column for column in schema_of(study).columns if column.name in needed))
@@ -41,8 +46,8 @@ def fit_on_sample(
         table = in_memory({SAMPLE: load(sample, schema, silo=SAMPLE)}, "a public model")[SAMPLE]
     except DataErrors as errors:
         raise InputError(f"sample: {'; '.join(map(str, errors.defects))}") from None
-    levels = {name: factor.levels for name, factor in table.factors.items()}
-    (regression,) = regressions(study, effect_columns(study, levels), 1.0)[role]
+    levels = study.levels
+    (regression,) = regressions(study, effect_columns(study), 1.0)[role]
     local = LocalRows(SAMPLE, table, table.n_rows, None)
     try:
         return Pilot(fit_alone(model, regression, levels, local), unit_scale=True)
@@ -50,7 +55,9 @@ def fit_on_sample(
         raise InputError(f"sample: {error}") from None
 
 
-def _study(target: AbstractEffect, role: str, model: GLM | GradientBoostedTrees) -> Study:
+def _study(
+    target: AbstractEffect, variables: Variables, role: str, model: GLM | GradientBoostedTrees
+) -> Study:
     """Return a study that reads the columns of this model only; trees are read by their formula."""
     read = GLM(str(model.parsed)) if isinstance(model, GradientBoostedTrees) else model
     models = {"outcome": GLM("1"), "missingness": GLM("1"), role: read}
@@ -61,4 +68,5 @@ def _study(target: AbstractEffect, role: str, model: GLM | GradientBoostedTrees)
         outcome_model=models["outcome"],
         missingness_model=models["missingness"],
         treatment_model=models.get("treatment"),
+        variables=variables,
     )

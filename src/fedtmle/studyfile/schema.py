@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
@@ -12,44 +11,38 @@ from fedtmle.initial.glm import GLM, Supplied
 from fedtmle.initial.superlearner import formulas
 from fedtmle.initial.variables import Variables
 from fedtmle.model.table import SILO, AnyTable, StreamedTable, Table
-from fedtmle.programs.study import MOST_STRATA, Study
+from fedtmle.programs.study import Study
 from fedtmle.targets.time.estimands import AbstractTimeEffect
 
-# The message about an outcome outside the default bounds, and what to do.
-OUTSIDE_UNIT = (
-    "is outside 0 to 1",
-    "declare outcome_bounds, the smallest and the largest possible value, or check the unit and the records",
-)
 OUTSIDE_RANGE = (
     "is outside the declared range",
     "check the unit (scale and shift in the silo file), correct the records, or widen the variable's range",
 )
-NEGATIVE = ("is negative", "weights must not be negative; correct it, or name another column of weights")
 
 
 def schema_of(study: Study) -> Schema:
-    """Return the columns that a study reads, with their kinds, bounds and levels."""
+    """Return the columns that a study reads, with their kinds, ranges and levels."""
     columns: dict[tuple[str, bool], Column] = {}
     for column in (*_roles(study), *_covariates(study)):
-        as_declared = column if study.variables is None else _declared(column, study.variables)
-        columns.setdefault((column.name, column.kind is Kind.FACTOR), as_declared)
+        declared = _declared(column, study.variables)
+        columns.setdefault((column.name, column.kind is Kind.FACTOR), declared)
     return Schema(tuple(columns.values()))
 
 
 def _declared(column: Column, variables: Variables) -> Column:
     """Return the column with what the dictionary declares: its kind, range and levels."""
     variable = variables.get(column.name)
-    if variable is None:  # identifiers of clusters, predictions that the silos supply, the treatment's arms
+    if variable is None or variable.kind == "identifier":  # predictions that the silos supply, clusters
         return column
     if column.kind is Kind.FACTOR:
-        return column if column.levels else replace(column, levels=variable.codes, max_levels=None)
+        return column if column.levels else replace(column, levels=variable.codes)
     kind = {"binary": Kind.BINARY, "count": Kind.COUNT, "number": Kind.NUMERIC}[variable.kind]
     return Column(
         name=column.name,
         kind=kind,
         may_be_missing=column.may_be_missing,
         bounds=None if kind is Kind.BINARY else variable.range,
-        levels=variable.codes or None if kind is Kind.BINARY else None,
+        levels=variable.codes if kind is Kind.BINARY else None,
         outside=OUTSIDE_RANGE,
     )
 
@@ -60,13 +53,14 @@ def _roles(study: Study) -> Iterator[Column]:
     if isinstance(target, AbstractTimeEffect):
         yield from _time_roles(target)
     else:
-        yield _outcome(study)
+        may_be_missing = study.missingness_model is not None
+        yield Column(name=target.outcome, kind=Kind.NUMERIC, may_be_missing=may_be_missing)
     if target.treatment is not None:
         yield Column(name=target.treatment, kind=Kind.FACTOR, levels=target.arms)
     if target.strata is not None:
-        yield Column(name=target.strata, kind=Kind.FACTOR, max_levels=MOST_STRATA)
+        yield Column(name=target.strata, kind=Kind.FACTOR)
     if study.weights is not None:
-        yield Column(name=study.weights, kind=Kind.NUMERIC, bounds=(0.0, math.inf), outside=NEGATIVE)
+        yield Column(name=study.weights, kind=Kind.NUMERIC)
     if study.cluster is not None:
         yield Column(name=study.cluster, kind=Kind.FACTOR)
     for regime in target.regimes():
@@ -78,17 +72,6 @@ def _time_roles(target: AbstractTimeEffect) -> Iterator[Column]:
     yield Column(name=target.time, kind=Kind.NUMERIC)
     if target.entry is not None:
         yield Column(name=target.entry, kind=Kind.NUMERIC)
-
-
-def _outcome(study: Study) -> Column:
-    target = study.target
-    outcome = Column(
-        name=target.outcome,
-        kind={"binary": Kind.BINARY, "count": Kind.COUNT, "continuous": Kind.NUMERIC}[target.response],
-        bounds=None if target.is_binary else target.outcome_bounds,
-        may_be_missing=study.missingness_model is not None,
-    )
-    return replace(outcome, outside=OUTSIDE_UNIT) if target.outcome_bounds == (0.0, 1.0) else outcome
 
 
 def _covariates(study: Study) -> Iterator[Column]:

@@ -22,10 +22,8 @@ kind = "ATE"                    # or another of these:
 
 _REST = """\
 outcome = "sbp_12"              # missing for some
-# outcome_bounds = [70, 260]    # only without [variables], and so is outcome_type: they follow from it
-# outcome_type = "continuous"   # or "binary", or "count"
-treatment = "programme"
-arms = ["usual", "exercise"]    # the first is the reference
+treatment = "programme"         # its levels in [variables] are the arms
+# arms = ["usual", "exercise"]  # the arms in another order; the first is the reference
 # strata = "sex"                # effects by subgroup as well
 
 # Means under known rules, for kind = "PolicyMeans":
@@ -57,18 +55,21 @@ arms = ["usual", "exercise"]    # the first is the reference
 
 # The dictionary: what each variable is, the same for every silo. A silo checks every value against it, and
 # nobody is asked for labels or for the size of values. Ranges are what is possible, never a sample's minimum
-# and maximum, which are two patients. Kinds: number, count, binary (0 and 1), category.
+# and maximum, which are two patients. Kinds: number, count, binary (0 and 1), category, identifier (of
+# clusters). `fedtmle init --from table.csv` drafts this section from a table.
 [variables]
 sbp_12 = {kind = "number", range = [70, 260], label = "Systolic blood pressure at 12 months", unit = "mmHg"}
+programme = {kind = "category", levels = ["usual", "exercise"], label = "Programme"}
 sbp_0 = {kind = "number", range = [70, 260], label = "Systolic blood pressure at baseline", unit = "mmHg"}
 age = {kind = "number", range = [18, 110], label = "Age", unit = "years"}
 sex = {kind = "category", levels = ["female", "male"], label = "Sex"}
 smoker = {kind = "binary", label = "Current smoker"}
 # sampling_weight = {kind = "number", range = [0, 50]}
+# family = {kind = "identifier"}
 
 [models.outcome]                # its formula may use the treatment
 formula = "C(programme) + sbp_0 + age + C(sex) + smoker"
-# family = "auto"               # by outcome_type: gaussian (continuous), binomial (binary), poisson (count)
+# family = "auto"               # by the kind of the outcome: gaussian, binomial or poisson
 # ridge = 0.0
 
 # Alternative: predictions that each silo already has as columns, one per arm.

@@ -139,6 +139,3 @@ def _note(view: Preflight) -> Iterator[str]:
             yield from wrapped(
                 "One value: all records in an arm of a silo have the same value, which is not disclosed."
             )
-        if view.unnamed:
-            names = ", ".join(view.unnamed)
-            yield from wrapped(f"Not named: levels of {names} that too few records of each silo have.")

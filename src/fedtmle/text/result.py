@@ -79,8 +79,7 @@ def _how(document: Document) -> Iterator[str]:
         lines = list(_grid(document))
     else:
         low, high = target["outcome_bounds"]
-        auto = " (outcome_type auto)" if target["outcome_type"] == "auto" else ""
-        lines = [("outcome", f"{target.get('response', target['outcome_type'])}, {low:g} to {high:g}{auto}")]
+        lines = [("outcome", f"{target['response']}, {low:g} to {high:g}")]
     for role, text in study["models"].items():  # the learners of a super learner have their own table
         lines.append((f"{role} model", text.partition(":")[0] if text.startswith("super learner") else text))
     lines.append(("algorithm", study["algorithm"]["kind"]))

@@ -49,7 +49,7 @@ class AbstractCovariate(ABC):
     def terms(self) -> tuple[str, ...]:
         """The terms of a formula that uses the covariate as it is."""
         entries = self.variables(Eligibility()).items()
-        return tuple(name if entry.is_numeric else f"C({name})" for name, entry in entries)
+        return tuple(f"C({name})" if entry.kind == "category" else name for name, entry in entries)
 
 
 @dataclass(frozen=True, kw_only=True)

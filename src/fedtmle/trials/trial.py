@@ -132,13 +132,8 @@ class TargetTrial:
     def study(self) -> Study:
         """The study over the table of each silo."""
         models = self._models()
-        target = EFFECTS[self.effect](
-            outcome=self.outcome.name,
-            treatment=TREATMENT_COLUMN,
-            arms=tuple(strategy.name for strategy in self.strategies),
-        )
         return Study(
-            target=target,
+            target=EFFECTS[self.effect](outcome=self.outcome.name, treatment=TREATMENT_COLUMN),
             outcome_model=models["outcome"],
             treatment_model=models["treatment"],
             missingness_model=models.get("missingness"),

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
@@ -14,9 +13,9 @@ from pathlib import Path
 from fedtmle.data.duck import connect
 from fedtmle.data.sql import DIALECTS
 from fedtmle.errors import InputError
-from fedtmle.initial.variables import Variable
 from fedtmle.protocol.guard import Policy
 from fedtmle.protocol.plan import Plan, roster
+from fedtmle.studyfile.dictionary import entry, toml_text
 from fedtmle.studyfile.file import study_plan
 from fedtmle.trials.cohort import Cdm, Cohort
 from fedtmle.trials.counts import write_counts
@@ -67,9 +66,8 @@ def study_text(file: TrialFile) -> str:
             "kind": type(target).__name__,
             "outcome": target.outcome,
             "treatment": TREATMENT_COLUMN,
-            "arms": list(target.arms),
         },
-        "variables": {name: _entry(variable) for name, variable in trial.variables.items()},
+        "variables": {name: entry(variable) for name, variable in trial.variables.items()},
         "models": {**{role: {"formula": f} for role, f in trial.default_formulas.items()}, **models},
         **{name: section for name, section in file.study_sections.items() if name != "models"},
         "silos": {name: f"{names[name]}.toml" for name in file.names},
@@ -82,14 +80,6 @@ def study_plan_of(file: TrialFile) -> Plan:
     return study_plan(file.trial.study, roster(file.names))
 
 
-def _entry(variable: Variable) -> dict[str, object]:
-    """Return an entry of the dictionary as a study file has it."""
-    stated = {key.name: getattr(variable, key.name) for key in fields(Variable)}
-    default = {key.name: key.default for key in fields(Variable)}
-    entry = {key: value for key, value in stated.items() if value != default[key]}
-    return entry | ({"levels": list(variable.codes)} if variable.levels else {})
-
-
 def _silo_text(cdm: Cdm, table: str) -> str:
     sections: dict[str, Mapping[str, object]] = {"silo": {"name": cdm.name}, "data": {"path": table}}
     if cdm.policy is not None:
@@ -100,24 +90,7 @@ def _silo_text(cdm: Cdm, table: str) -> str:
 
 
 def _lines(section: Mapping[str, object]) -> str:
-    return "".join(f"{_toml(key)} = {_toml(value)}\n" for key, value in section.items())
-
-
-def _toml(value: object) -> str:
-    """Return a value as TOML; a table is inline."""
-    match value:
-        case bool():
-            return "true" if value else "false"
-        case int() | float():
-            return repr(value)
-        case str():
-            return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-        case list() | tuple():
-            return f"[{', '.join(map(_toml, value))}]"
-        case dict():
-            return f"{{{', '.join(f'{_toml(str(key))} = {_toml(item)}' for key, item in value.items())}}}"
-        case _:
-            raise InputError(f"a study file cannot hold a value of type {type(value).__name__}")
+    return "".join(f"{toml_text(key)} = {toml_text(value)}\n" for key, value in section.items())
 
 
 def _write_parquet(cohort: Cohort, path: Path) -> None:

@@ -8,18 +8,16 @@ To add one, write the class and add it to that tuple.
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import ClassVar, Literal, final
+from typing import ClassVar, final
 
 import numpy as np
 
 from fedtmle.errors import InputError, NumericalError
-from fedtmle.model.arguments import expect, expect_column, expect_number, label
-from fedtmle.model.families import Response
+from fedtmle.model.arguments import expect, expect_column, label
 from fedtmle.model.types import Array
 from fedtmle.targets.effects.components import (
     AbstractPopulation,
@@ -71,13 +69,13 @@ class Summary:
 
 @dataclass(frozen=True, kw_only=True)
 class AbstractEffect(ABC):
-    """An estimand: the outcome and its bounds, the treatment, and strata if any.
+    """An estimand: the outcome, the treatment and its arms, and strata if any.
 
     A subclass gives its question (`question_stem`) and its values (`summarise`). It may change the regimes
     and populations of its components, and what `assumptions` lists.
 
-    Bounds are declared because a sample's minimum and maximum are two patients' values. So is the type:
-    "auto" asks the silos nothing and takes the outcome as continuous within its bounds.
+    The study's dictionary says what these variables are. ``arms`` puts the treatment's levels in another
+    order than the dictionary's; the first is the reference. An estimand in a `Study` has its arms.
     """
 
     description: ClassVar[str] = ""  # a noun phrase for lists of estimands
@@ -86,43 +84,21 @@ class AbstractEffect(ABC):
     roles: ClassVar[tuple[str, ...]] = ("outcome", "treatment", "missingness")  # of the nuisance models
 
     outcome: str
-    outcome_bounds: tuple[float, float] = (0.0, 1.0)
     treatment: str | None = None
-    arms: tuple[str, ...] = ("0", "1")  # the first is the reference
+    arms: tuple[str, ...] = ()  # none: the levels of the treatment, in the dictionary's order
     strata: str | None = None
-    outcome_type: Literal["auto", "binary", "continuous", "count"] = "auto"
 
     def __post_init__(self) -> None:
         self._read_arguments()
-        low, high = self.outcome_bounds
-        if not (math.isfinite(low) and math.isfinite(high) and low < high):
-            raise InputError(
-                f"outcome_bounds: expected finite (low, high) with low < high, not {self.outcome_bounds}"
-            )
         self._check_treatment()
         if self.strata is not None and not self.has_strata:
             raise InputError(f"strata: {type(self).__name__} has no estimates by stratum; leave strata out")
-        if self.outcome_type not in ("auto", "binary", "continuous", "count"):
-            raise InputError(
-                f"outcome_type: expected 'auto', 'binary', 'continuous' or 'count', not {self.outcome_type!r}"
-            )
-        if self.outcome_type == "binary" and self.outcome_bounds != (0.0, 1.0):
-            raise InputError("outcome_bounds: a binary outcome has the bounds (0, 1)")
-        if self.outcome_type == "count" and self.outcome_bounds[0] != 0.0:
-            raise InputError("outcome_bounds: those of a count are 0 and its largest possible value")
 
     def _read_arguments(self) -> None:
-        """Check that names are text and bounds two numbers; make arms text, as they are at every silo."""
+        """Check that names are text; make arms text, as they are at every silo."""
         for name in ("outcome", "treatment", "strata"):
             if name == "outcome" or getattr(self, name) is not None:
                 expect_column(name, getattr(self, name))
-        expect("outcome_bounds", self.outcome_bounds, tuple | list, "two numbers, (low, high)")
-        if len(self.outcome_bounds) != 2:
-            raise InputError(
-                f"outcome_bounds: expected two numbers, (low, high), not {len(self.outcome_bounds)}"
-            )
-        for bound in self.outcome_bounds:
-            expect_number("outcome_bounds", bound)
         expect("arms", self.arms, tuple | list, 'the levels of the treatment, such as ("0", "1")')
         object.__setattr__(self, "arms", tuple(label("arms", arm) for arm in self.arms))
         if self.treatment == self.outcome:
@@ -136,7 +112,7 @@ class AbstractEffect(ABC):
             object.__setattr__(self, "arms", ("all",))
         elif not self.has_treatment:
             raise InputError(f"treatment: {name} has no arms; leave it out, or use TSM for a mean per arm")
-        elif len(set(self.arms)) != len(self.arms) or len(self.arms) < 2:
+        elif len(set(self.arms)) != len(self.arms) or len(self.arms) == 1:
             raise InputError("arms: expected at least two different levels, the reference first")
 
     @abstractmethod
@@ -157,15 +133,6 @@ class AbstractEffect(ABC):
     def assumptions(self) -> tuple[str, ...]:
         """Return what no computation on the records can show, beside the models, as whole sentences."""
         return (_NO_CONFOUNDING,) if self.has_treatment else ()
-
-    @property
-    def response(self) -> Response:
-        """How the outcome is modelled."""
-        return "continuous" if self.outcome_type == "auto" else self.outcome_type
-
-    @property
-    def is_binary(self) -> bool:
-        return self.response == "binary"
 
     def components(self, strata: Sequence[str]) -> tuple[Component, ...]:
         """Return the means that the effect is made of, population by population."""
@@ -436,7 +403,7 @@ class PolicyMeans(AbstractEffect):
         AbstractEffect.__post_init__(self)
         if not self.rules:
             raise InputError("rules: expected at least one")
-        for rule in self.rules:
+        for rule in self.rules if self.arms else ():
             rule.check(self.arms)
 
     def question_stem(self) -> str:

@@ -11,7 +11,7 @@ from typing import TypeVar, final
 
 import numpy as np
 
-from fedtmle.model.statistics import AbstractBins, AbstractBoundedColumns, AbstractColumns, Group
+from fedtmle.model.statistics import AbstractBins, AbstractBoundedColumns, Group
 from fedtmle.model.table import AnyTable, Table, over_blocks
 from fedtmle.model.types import Array, Bytes, Codes, exponent, first, product
 from fedtmle.targets.effects.components import overlap_weight
@@ -30,28 +30,6 @@ Result = TypeVar("Result")
 
 LARGEST_LOSS = 64.0  # of one row, where a prediction is all but certain and wrong
 SMALLEST_CHANCE = math.exp(-LARGEST_LOSS)
-
-
-@final
-@dataclass(frozen=True)
-class WeightColumn(AbstractColumns[Table]):
-    """The observation weights, whose scale a study does not declare."""
-
-    columns: EffectColumns
-
-    @property
-    def label(self) -> str:
-        return "weights"
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return ("weight",)
-
-    def over(self, rows: AnyTable, work: Callable[[Table], Result]) -> Iterable[Result]:
-        return over_blocks(rows, work)
-
-    def evaluate(self, piece: Table) -> list[Array]:
-        return [self.columns.weight(piece)]
 
 
 @final

@@ -1,0 +1,111 @@
+"""A draft of a study's dictionary, from one table, for a person to edit.
+
+The draft is made from records and so belongs to their owner: levels are labels that occur, and ranges are
+rounded outward from the least and the largest value. Both must be replaced by what is possible before the
+study is shared.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from fedtmle.data.convert import Cells, Numbers, in_order
+from fedtmle.data.source import read_cells
+from fedtmle.errors import InputError
+from fedtmle.initial.variables import MOST_LEVELS, Variable, Variables
+from fedtmle.model.table import Factor
+from fedtmle.model.types import Array
+
+FEW_CODES = 8  # whole numbers with as few different values may be codes of a category
+LARGEST_COUNT = 30  # whole numbers up to this are drafted as counts, others as numbers
+MOST_REPEATED = 0.5  # text of which a larger share is different names records or clusters
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drafted:
+    """One column: what it seems to be, None if that cannot be guessed, and a note to the table's owner."""
+
+    name: str
+    variable: Variable | None
+    note: str = ""
+    has_missing: bool = False
+
+
+def draft(table: object) -> Variables:
+    """Return a dictionary of the columns of ``table``, for a person to edit.
+
+    ``table`` is a pandas or polars frame, a mapping of arrays, or the path of a .csv or .parquet file. Kinds
+    are guessed, and ranges are rounded outward: both are yours to correct. A range says what is possible, for
+    every silo, and not what occurs in one table. Columns of dates, and those without values, are left out.
+    """
+    return Variables({each.name: each.variable for each in drafted(table) if each.variable is not None})
+
+
+def drafted(table: object) -> list[Drafted]:
+    """Return what each column of a table seems to be, in the table's order."""
+    _, cells = read_cells(table)
+    return [replace(_of(name, each), has_missing=_has_missing(each)) for name, each in cells.items()]
+
+
+def _has_missing(cells: Cells) -> bool:
+    if isinstance(cells, Numbers):
+        return bool(np.isnan(cells.values).any())
+    return isinstance(cells, Factor) and bool((cells.codes < 0).any())
+
+
+def _of(name: str, cells: Cells) -> Drafted:
+    match cells:
+        case Numbers():
+            return _numbers(name, cells.values[~np.isnan(cells.values)])
+        case Factor():
+            return _labels(name, cells)
+        case _:
+            return Drafted(name=name, variable=None, note=f"has {cells.contents}: derive numbers from it")
+
+
+def _numbers(name: str, values: Array) -> Drafted:
+    if not len(values):
+        return Drafted(name=name, variable=None, note="has no values")
+    if not np.isfinite(values).all():
+        return Drafted(name=name, variable=None, note="has infinite values: correct them")
+    low, high = float(values.min()), float(values.max())
+    distinct = np.unique(values)
+    if np.isin(distinct, (0.0, 1.0)).all():
+        return Drafted(name=name, variable=Variable(kind="binary"))
+    is_whole = bool((values == np.floor(values)).all())
+    if is_whole and len(distinct) == len(values) > MOST_LEVELS:
+        return Drafted(name=name, variable=Variable(kind="identifier"), note="differs in every row")
+    ends = rounded_out(low, high)
+    codes = "or a category with these codes as levels" if is_whole and len(distinct) <= FEW_CODES else ""
+    if is_whole and low >= 0 and high <= LARGEST_COUNT:
+        return Drafted(name=name, variable=Variable(kind="count", range=(0.0, ends[1])), note=codes)
+    return Drafted(name=name, variable=Variable(kind="number", range=ends), note=codes)
+
+
+def _labels(name: str, factor: Factor) -> Drafted:
+    used = in_order(level for level, count in zip(factor.levels, factor.counts, strict=True) if count)
+    if not used:
+        return Drafted(name=name, variable=None, note="has no values")
+    if len(used) > max(MOST_REPEATED * sum(factor.counts), 2) or len(used) > MOST_LEVELS:
+        return Drafted(name=name, variable=Variable(kind="identifier"), note="labels that hardly repeat")
+    if len(used) == 1:
+        return Drafted(name=name, variable=None, note="has one level: list the others that are possible")
+    try:
+        variable = Variable(kind="category", levels=tuple((level, "") for level in used))
+    except InputError:
+        return Drafted(name=name, variable=None, note="has labels that cannot be codes: map them")
+    return Drafted(name=name, variable=variable, note="add levels that other silos may have")
+
+
+def rounded_out(low: float, high: float) -> tuple[float, float]:
+    """Return ends at one significant digit that enclose both, so that neither is a record's value."""
+    unit = 10.0 ** math.floor(math.log10(max(abs(low), abs(high)) or 1.0))
+    below, above = math.floor(low / unit) * unit, math.ceil(high / unit) * unit
+    if below == low and below != 0.0:
+        below -= unit
+    if above == high:
+        above += unit
+    return below, above
