@@ -4,6 +4,7 @@
     |-- InputError (also a ValueError)   an argument is wrong: the message names it
     |   |-- DataError                    rows are wrong: the message names the silo
     |   |   `-- ContributionError        a row exceeds the declared contribution bound
+    |   |-- FitError                     a model cannot be fitted to these rows, with a coarse reason
     |   `-- PrecisionError               the tolerance asks for more than exact sums or quadrature hold
     |-- CheckFailedError                 a problem does not hold together (`check_problem`)
     |-- NumericalError                   a computation left the model: a non-finite loss, not a density
@@ -42,6 +43,21 @@ class DataError(InputError):
 
 class ContributionError(DataError):
     """A row's contribution is beyond the bound that the plan declares for exact sums."""
+
+
+class FitError(InputError):
+    """A model cannot be fitted to the rows; ``reason`` is coarse enough to be sent.
+
+    It is "separation", "collinear", "convergence", "arm" (an arm, a stratum or all of an outcome is absent),
+    "overlap" or "few".
+    """
+
+    def __init__(self, reason: str, message: str) -> None:
+        self.reason = reason
+        super().__init__(message)
+
+    def __reduce__(self) -> tuple[type[FitError], tuple[str, str]]:
+        return (FitError, (self.reason, str(self)))
 
 
 class PrecisionError(InputError):

@@ -91,6 +91,15 @@ RISKS = {
         "trees lie between values of records. The most telling answer of all: agree to it "
         "expressly."
     ),
+    "DeparturesQuery": (
+        "One number for each of the models of treatment and outcome: how far your silo as a whole departs from "
+        "the pooled fit, in standard errors squared, without the direction. Only their sum over the silos is "
+        "reported, as a test of whether silos differ."
+    ),
+    "OwnEstimateQuery": (
+        "Only that it is withheld, unless your policy has release = true: then the estimate of the study on "
+        "your records alone with its covariance, or a coarse reason why there is none, to all parties."
+    ),
     "JointQuery": ("Several of the others in one message; it tells what they tell."),
 }
 EVERY = ("min_rows", "min_silos", "min_fold", "max_queries", "max_functionals", "lifetime_days")

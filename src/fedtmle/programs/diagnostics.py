@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 
-from fedtmle.errors import InputError
+from fedtmle.errors import FitError
 from fedtmle.programs.study import Study
 from fedtmle.protocol.bins import BinsQuery, PooledBin
 from fedtmle.protocol.query import Flow, JointQuery, Phase, WeightSum
@@ -60,7 +60,7 @@ def find_overlap(effect: EffectProblem, preparation: Preparation, n: int) -> Flo
     _refuse_no_overlap(preparation, truncated, n)
     for component, mass in zip(preparation.components, sums["squares of H"], strict=True):
         if not mass > 0:
-            raise InputError(f"target: no observed outcome contributes to {component.name}")
+            raise FitError("arm", f"target: no observed outcome contributes to {component.name}")
     effective = tuple(float(a * a / b) for a, b in zip(sums["H"], sums["squares of H"], strict=True))
     mean, mean_square = (
         float(sums[name][0]) / float(sums["observed weight"][0])
@@ -77,10 +77,11 @@ def find_overlap(effect: EffectProblem, preparation: Preparation, n: int) -> Flo
 def _refuse_no_overlap(preparation: Preparation, truncated: tuple[int, ...], n: int) -> None:
     for arm, rows in zip(preparation.columns.arms, truncated, strict=True):
         if rows > n / 2:
-            raise InputError(
+            raise FitError(
+                "overlap",
                 f"g_bounds: the probability of arm '{arm}' is below {preparation.g_floor:.3g} for "
                 f"{rows} of {n} rows; there is no overlap to learn from. Restrict the cohort, or simplify "
-                "the treatment model"
+                "the treatment model",
             )
 
 

@@ -12,9 +12,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, Self, final
+from typing import Any, Literal, Self, final
 
-from fedtmle.errors import InputError
+from fedtmle.errors import FitError, InputError
 from fedtmle.initial.crossfit import Fitted, SuppliedPrediction, SuppliedProbability
 from fedtmle.initial.glm import Supplied
 from fedtmle.initial.ranges import range_exponent
@@ -29,8 +29,9 @@ from fedtmle.programs.diagnostics import (
     named_histograms,
 )
 from fedtmle.programs.nuisance import Regression, effect_columns, regressions
+from fedtmle.programs.sites import ComparedSilos, OwnTMLE, compare_silos
 from fedtmle.programs.study import Study
-from fedtmle.programs.superlearner import fit_together
+from fedtmle.programs.superlearner import fit_together, together
 from fedtmle.programs.time import (
     TimeDetails,
     count_at_risk,
@@ -70,6 +71,7 @@ class StudyDetails:
     overlap: Overlap
     diagnostics: Diagnostics | None  # None if not wanted, or where each silo has its own law (Personalized)
     nuisances: Mapping[str, tuple[Fitted, ...]]
+    silos: ComparedSilos | None  # None where diagnostics are
 
     @property
     def groups(self) -> tuple[str, ...]:
@@ -107,34 +109,46 @@ class StudyProgram(AbstractProgram[AnyTable]):
         return replace(self, silos=(silo,) if self.silos else ())
 
     def flow(self, n: int) -> Flow[Outcome]:
-        study = self.study
-        levels = _levels(study, self.silos)
-        if isinstance(study.target, AbstractTimeEffect):
-            return (yield from time_flow(study, study.target, levels, n))
-        columns = effect_columns(study, (yield from _shared_clusters(study)))
-        tally = yield from _tally(study, columns, n)
-        _require_outcomes(study, tally, n)
-        fitted = yield from _nuisances(study, columns, levels, tally, n)
-        preparation = yield from _preparation(study, columns, fitted, tally, n)
-        effect = effect_problem(study, preparation)
-        overlap = yield from find_overlap(effect, preparation, n)
-        outcome = yield from study.algorithm.flow(effect, effect.start(), n)
-        diagnostics = None
-        if study.diagnostics and isinstance(outcome, Targeted) and isinstance(outcome.law, EffectLaw):
-            diagnostics = yield from diagnose(study, effect, outcome.law, overlap, n)
-        details = StudyDetails(
-            problem=effect,
-            components=preparation.components,
-            strata=columns.strata_levels,
-            levels=levels,
-            arm_counts=tally.arms,
-            observed_counts=tally.observed,
-            g_floor=preparation.g_floor,
-            overlap=overlap,
-            diagnostics=diagnostics,
-            nuisances=fitted,
+        levels = _levels(self.study, self.silos)
+        return (yield from study_flow(self.study, levels, n))
+
+
+def study_flow(study: Study, levels: Mapping[str, tuple[str, ...]], n: int) -> Flow[Outcome]:
+    """Return the flow of a study over n pooled rows, once the levels of its factors are known."""
+    if isinstance(study.target, AbstractTimeEffect):
+        return (yield from time_flow(study, study.target, levels, n))
+    columns = effect_columns(study, (yield from _shared_clusters(study)))
+    tally = yield from _tally(study, columns, n)
+    _require_outcomes(study, tally, n)
+    fitted = yield from _nuisances(study, columns, levels, tally, n)
+    preparation = yield from _preparation(study, columns, fitted, tally, n)
+    effect = effect_problem(study, preparation)
+    overlap = yield from find_overlap(effect, preparation, n)
+    outcome = yield from study.algorithm.flow(effect, effect.start(), n)
+    diagnostics = silos = None
+    if study.diagnostics and isinstance(outcome, Targeted) and isinstance(outcome.law, EffectLaw):
+        own = OwnTMLE(
+            study=study, columns=columns, levels=levels, dim=len(outcome.estimate.psi), flow=study_flow
         )
-        return replace(outcome, details=details)
+        last: list[Flow[Any]] = [
+            diagnose(study, effect, outcome.law, overlap, n),
+            compare_silos(study, preparation, own, n),
+        ]
+        diagnostics, silos = yield from together(last)
+    details = StudyDetails(
+        problem=effect,
+        components=preparation.components,
+        strata=columns.strata_levels,
+        levels=levels,
+        arm_counts=tally.arms,
+        observed_counts=tally.observed,
+        g_floor=preparation.g_floor,
+        overlap=overlap,
+        diagnostics=diagnostics,
+        nuisances=fitted,
+        silos=silos,
+    )
+    return replace(outcome, details=details)
 
 
 def study_details(outcome: Outcome) -> StudyDetails | TimeDetails:
@@ -185,9 +199,15 @@ def time_flow(
     problem = time_problem(study, target, columns, fitted, tally, n)
     overlap = yield from find_time_overlap(problem, n)
     outcome = yield from study.algorithm.flow(problem, problem.start(), n)
-    shown = None
+    shown = silos = None
     if study.diagnostics:
-        shown = yield from count_at_risk(study, target, problem, n)
+        last: list[Flow[Any]] = [count_at_risk(study, target, problem, n)]
+        if isinstance(outcome, Targeted):
+            dim = len(outcome.estimate.psi)
+            own = OwnTMLE(study=study, columns=columns, levels=declared, dim=dim, flow=study_flow)
+            last.append(compare_silos(study, None, own, n))
+        shown, *compared = yield from together(last)
+        silos = compared[0] if compared else None
     details = TimeDetails(
         problem=problem,
         components=target.components(columns.strata_levels),
@@ -199,6 +219,7 @@ def time_flow(
         overlap=overlap,
         at_risk=shown,
         nuisances=fitted,
+        silos=silos,
     )
     return replace(outcome, details=details)
 
@@ -263,9 +284,10 @@ def _tally(study: Study, columns: EffectColumns, n: int) -> Flow[Tally]:
         raise InputError(f"weights: column '{study.weights}' is zero in every row")
     for arm, count in zip(columns.arms, tally.observed, strict=True):
         if not count:
-            raise InputError(
+            raise FitError(
+                "arm",
                 f"treatment: no silo has an observed outcome in arm '{arm}'; check the treatment's column, "
-                "its arms and who has an outcome"
+                "its arms and who has an outcome",
             )
     return tally
 
@@ -350,7 +372,7 @@ def _preparation(
     shares = tuple(component.population.share(weights) for component in components)
     for component, share in zip(components, shares, strict=True):
         if share <= 0:
-            raise InputError(f"strata: no record with a positive weight is {component.population.label}")
+            raise FitError("arm", f"strata: no record with a positive weight is {component.population.label}")
     return Preparation(
         columns=columns,
         components=components,

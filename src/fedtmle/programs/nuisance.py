@@ -20,7 +20,7 @@ from functools import partial
 import numpy as np
 
 from fedtmle.algorithms.base import Run
-from fedtmle.errors import InputError, NumericalError
+from fedtmle.errors import FitError, NumericalError
 from fedtmle.initial.crossfit import Folds
 from fedtmle.initial.design import design_columns
 from fedtmle.initial.glm import (
@@ -212,7 +212,10 @@ def fit_glm(regression: Regression, glm: GLM, levels: Levels, n: int) -> Flow[Fi
         pinned=unused,
     )
     if fit.norm > LARGEST_GRADIENT:
-        raise InputError(f"{regression.label}: the fit did not converge; {remedy(hessian, names, family)}")
+        raise FitError(
+            "convergence",
+            f"{regression.label}: the fit did not converge; {remedy(hessian, names, family)}",
+        )
     if family is Family.LOGISTIC:
         refuse_separation(hessian, fit.hessian, names, regression.label)
     beta = np.ldexp(fit.eps, -np.array(scales))
@@ -261,7 +264,7 @@ def _refuse_constant(
         return
     slope, bend = math.ldexp(abs(gradient[0]), scales[0]), math.ldexp(hessian[0, 0], 2 * scales[0])
     if bend > 0 and abs(slope - 2.0 * bend) <= 2.0 * bend * MINORITY_WEIGHT:
-        raise InputError(f"{regression.label}: {regression.constant}")
+        raise FitError("arm", f"{regression.label}: {regression.constant}")
 
 
 def refuse_collinear(hessian: Array, names: tuple[str, ...], label: str) -> None:
@@ -269,7 +272,9 @@ def refuse_collinear(hessian: Array, names: tuple[str, ...], label: str) -> None
     diagonal = np.sqrt(np.maximum(np.diag(hessian), 0.0))
     empty = [name for name, d in zip(names, diagonal, strict=True) if d == 0]
     if empty:
-        raise InputError(f"{label}: column(s) {', '.join(empty)} are zero in every row used; drop them")
+        raise FitError(
+            "collinear", f"{label}: column(s) {', '.join(empty)} are zero in every row used; drop them"
+        )
     rest = hessian / np.outer(diagonal, diagonal)
     redundant = []
     for j, name in enumerate(names):
@@ -280,10 +285,11 @@ def refuse_collinear(hessian: Array, names: tuple[str, ...], label: str) -> None
         column = rest[:, j].copy()
         rest = rest - np.outer(column, column) / pivot
     if redundant:
-        raise InputError(
+        raise FitError(
+            "collinear",
             f"{label}: column(s) {', '.join(redundant)} are determined by the columns before them; "
             "drop them, or give the model a small ridge. If nobody has the reference level of a factor, name "
-            "another reference, as in C(site, ref='b')"
+            "another reference, as in C(site, ref='b')",
         )
 
 
@@ -304,9 +310,10 @@ def refuse_separation(at_zero: Array, at_fit: Array, names: tuple[str, ...], lab
     spread = np.diag(at_zero) - (at_zero[:, 0] ** 2 / at_zero[0, 0] if names[0] == "1" else 0.0)
     moved = np.abs(multiply(root.T, vectors[:, :1])[:, 0]) * np.sqrt(np.maximum(spread, 0.0))
     most = [name for name, size in zip(names, moved, strict=True) if size > 0.3 * moved.max()]
-    raise InputError(
+    raise FitError(
+        "separation",
         f"{label}: its response is perfectly predicted, mostly by {', '.join(most)}, so the fit has no "
-        "finite coefficients; drop columns, or give the model a small ridge"
+        "finite coefficients; drop columns, or give the model a small ridge",
     )
 
 

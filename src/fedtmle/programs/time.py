@@ -21,6 +21,7 @@ from fedtmle.model import kernels
 from fedtmle.model.families import Family
 from fedtmle.programs.diagnostics import Histogram, named_histograms
 from fedtmle.programs.nuisance import Regression, regressions
+from fedtmle.programs.sites import ComparedSilos
 from fedtmle.programs.study import Study
 from fedtmle.programs.superlearner import fit_together
 from fedtmle.protocol.bins import BinsQuery
@@ -91,6 +92,7 @@ class TimeDetails:
     overlap: TimeOverlap
     at_risk: AtRisk | None
     nuisances: Mapping[str, tuple[Fitted, ...]]
+    silos: ComparedSilos | None = None  # None without diagnostics
 
     @property
     def observed_counts(self) -> tuple[int, ...]:

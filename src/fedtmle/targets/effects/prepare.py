@@ -338,6 +338,10 @@ class Preparation:
             done(fill, pieces(table.n_rows))
         return q, logit_q
 
+    def predictions(self, table: Table) -> Array:
+        """Return the initial Q per arm on the unit scale, truncated; shape (arms, N)."""
+        return self._regression(table)[0]
+
     def propensities(self, table: Table) -> tuple[Array, Array]:
         """Return g_a and pi_a before truncation, each of shape (arms, N)."""
         fits, pi = self._predicted(table)

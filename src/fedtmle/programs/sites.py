@@ -1,0 +1,222 @@
+"""The silos beside the pooled answer: whether they differ, and the estimate of each from its own rows.
+
+Where treatment or outcome differs between silos beyond what the models explain, and the silo is in none of
+them, the pooled estimate may be the effect of the silos. With r the residuals of a pooled model at silo m,
+
+    T = sum_m (sum r)^2 / sum r^2
+
+is at most chi^2 with M - 1 degrees of freedom if the model holds at every silo: the fit makes the residuals
+of all silos add up to zero, and what it takes away besides makes T smaller. A silo tells T_m, not in which
+direction it differs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, final
+
+import numpy as np
+
+from fedtmle.algorithms.gradient import Gradient
+from fedtmle.algorithms.optimizers import Newton
+from fedtmle.errors import FedTMLEError, FitError
+from fedtmle.initial.glm import Supplied
+from fedtmle.initial.superlearner import used_columns
+from fedtmle.model.exact import Sums
+from fedtmle.model.table import SILO, AnyTable, Table, over_batches, over_blocks
+from fedtmle.model.types import Array, IntArray
+from fedtmle.programs.study import Study
+from fedtmle.programs.superlearner import together
+from fedtmle.protocol.outcome import Outcome, Targeted
+from fedtmle.protocol.plan import follow_alone
+from fedtmle.protocol.query import AbstractQuery, Flow, Local
+from fedtmle.protocol.sites import (
+    AbstractDepartures,
+    AbstractOwnFit,
+    DeparturesQuery,
+    OwnEstimate,
+    OwnEstimateQuery,
+    OwnStatus,
+)
+from fedtmle.targets.effects.prepare import EffectColumns, Preparation
+
+FEWEST_IN_ARM = 10  # records with an outcome that a silo's own estimate needs in every arm
+
+
+@dataclass(frozen=True, kw_only=True)
+class SiteTest:
+    """Whether the silos depart from a pooled model: T over the ``silos`` that have residuals at all."""
+
+    model: str  # "treatment model" or "outcome model", of an arm where there are several
+    statistic: float
+    silos: int
+
+    @property
+    def df(self) -> int:
+        """The degrees of freedom."""
+        return self.silos - 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparedSilos:
+    """Tests of the models without the silo, and the silos' own estimates in the order of the roster."""
+
+    tests: tuple[SiteTest, ...]
+    own: tuple[OwnEstimate, ...]
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class ModelDepartures(AbstractDepartures):
+    """The residuals of the treatment and the outcome model, of those that do not have the silo in them."""
+
+    preparation: Preparation
+    roles: tuple[str, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        arms = self.preparation.columns.arms
+        several = len(arms) > 2
+        treatment = [f"treatment model, arm '{arm}'" if several else "treatment model" for arm in arms[1:]]
+        names = {"treatment": treatment, "outcome": ["outcome model"]}
+        return tuple(name for role in self.roles for name in names[role])
+
+    def of(self, local: Local) -> tuple[tuple[float, float], ...]:
+        return local.evaluate(self._of)
+
+    def _of(self, table: AnyTable) -> tuple[tuple[float, float], ...]:
+        parts = list(over_batches(table, self._units))  # a cluster is in one batch
+        return tuple(
+            (
+                math.fsum(math.fsum(part[k].tolist()) for part in parts),
+                math.fsum(math.fsum((part[k] * part[k]).tolist()) for part in parts),
+            )
+            for k in range(len(self.names))
+        )
+
+    def _units(self, table: Table) -> list[Array]:
+        return [self._by_cluster(table, r) for r in self._residuals(table)]
+
+    def _by_cluster(self, table: Table, residual: Array) -> Array:
+        clusters = self.preparation.columns.clusters(table)
+        return residual if clusters is None else np.bincount(clusters, residual).astype(np.float64)
+
+    def _residuals(self, table: Table) -> Iterator[Array]:
+        columns, preparation = self.preparation.columns, self.preparation
+        weight = columns.relative_weight(table, preparation.weight_mean)
+        arm = columns.arm(table)
+        if "treatment" in self.roles:
+            g, _ = preparation.propensities(table)
+            for code in range(1, len(columns.arms)):
+                yield weight * ((arm == code) - g[code])
+        if "outcome" in self.roles:
+            q, observed = preparation.predictions(table), columns.observed(table)
+            taken = np.take_along_axis(q, arm[None, :].astype(np.int64), axis=0)[0]
+            yield weight * observed * (columns.y(table) - taken)
+
+
+OwnFlow = Callable[[Study, Mapping[str, tuple[str, ...]], int], Flow[Outcome]]
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class OwnTMLE(AbstractOwnFit):
+    """The study on one silo's rows alone: its own fits of the study's models, and its own targeting.
+
+    ``flow`` makes the flow of a study over n rows, given the levels of its factors. Levels that do not occur
+    at the silo have no columns there.
+    """
+
+    study: Study
+    columns: EffectColumns
+    levels: Mapping[str, tuple[str, ...]]
+    dim: int
+    flow: OwnFlow
+
+    def estimate(self, local: Local) -> OwnEstimate:
+        if min(local.evaluate(self._observed)) < FEWEST_IN_ARM:
+            return OwnEstimate(status=OwnStatus.FEW)
+        study = replace(self.study, algorithm=Gradient(optimizer=Newton()), diagnostics=False)
+        levels = {**self.levels, **local.evaluate(self._present)}
+        if SILO in levels:
+            levels[SILO] = (local.name,)
+        try:
+            outcome = follow_alone(self.flow(study, levels, local.n_rows), local)
+        except FitError as error:
+            return OwnEstimate(status=_STATUS.get(error.reason, OwnStatus.OTHER))
+        except (FedTMLEError, ArithmeticError):
+            return OwnEstimate(status=OwnStatus.OTHER)
+        if not isinstance(outcome, Targeted) or not outcome.status.is_converged:
+            return OwnEstimate(status=OwnStatus.CONVERGENCE)
+        psi, covariance = outcome.estimate.psi, outcome.estimate.covariance
+        if len(psi) != self.dim or not (np.isfinite(psi).all() and np.isfinite(covariance).all()):
+            return OwnEstimate(status=OwnStatus.OTHER)
+        return OwnEstimate(status=OwnStatus.SENT, psi=psi, covariance=covariance)
+
+    def _observed(self, table: AnyTable) -> list[int]:
+        """Return the records with an outcome in each arm."""
+
+        def counted(block: Table) -> IntArray:
+            arm = self.columns.arm(block)
+            if self.columns.outcome in block.numeric:
+                arm = arm[self.columns.observed(block) > 0]
+            return np.bincount(arm, minlength=len(self.columns.arms))
+
+        return [int(count) for count in sum(over_blocks(table, counted), np.zeros(1, dtype=np.int64))]
+
+    def _present(self, table: AnyTable) -> dict[str, tuple[str, ...]]:
+        """Return the levels of the covariates that occur in the rows."""
+        present = {}
+        for name in self.study.factors:
+            if name in self.levels and name != self.study.target.strata:
+                counts = dict(zip(table.levels(name), table.counts(name), strict=True))
+                present[name] = tuple(level for level in self.levels[name] if counts.get(level))
+        return present
+
+
+_STATUS = {
+    "separation": OwnStatus.SEPARATION,
+    "collinear": OwnStatus.COLLINEAR,
+    "convergence": OwnStatus.CONVERGENCE,
+    "overlap": OwnStatus.OVERLAP,
+    "arm": OwnStatus.ARM,
+}
+
+
+def compare_silos(
+    study: Study, preparation: Preparation | None, own: OwnTMLE | None, n: int
+) -> Flow[ComparedSilos]:
+    """Ask in one round whether the silos differ and, with ``own``, for the silos' own estimates."""
+    flows: list[Flow[Any]] = [] if own is None else [_asked(OwnEstimateQuery(own_fit=own))]
+    departures = None
+    if preparation is not None and roles_without_silo(study):
+        departures = ModelDepartures(preparation=preparation, roles=roles_without_silo(study))
+        flows.append(_asked(DeparturesQuery(departures=departures, n=n)))
+    answers = (yield from together(flows)) if flows else []
+    tests = () if departures is None else _tests(departures, answers[-1])
+    return ComparedSilos(tests=tests, own=() if own is None else answers[0])
+
+
+def _asked(query: AbstractQuery[Any, Any]) -> Flow[Any]:
+    return (yield query)
+
+
+def roles_without_silo(study: Study) -> tuple[str, ...]:
+    """Return the fitted models, of treatment and outcome, in whose formulas the silo is not."""
+    return tuple(
+        role
+        for role in ("treatment", "outcome")
+        if role in study.models
+        and not isinstance(study.models[role], Supplied)
+        and SILO not in used_columns(study.models[role])
+    )
+
+
+def _tests(departures: ModelDepartures, pooled: Sums) -> tuple[SiteTest, ...]:
+    values, count = pooled.values().tolist(), len(departures.names)
+    return tuple(
+        SiteTest(model=name, statistic=values[k], silos=int(values[count + k]))
+        for k, name in enumerate(departures.names)
+    )
