@@ -107,7 +107,7 @@ REGISTRIES: dict[str, tuple[type[Any], Callable[[], Iterable[object]], set[str]]
     "programs of queries": (
         AbstractProgram,
         lambda: [run()[0].program for run in RUNS.values()],
-        {"PreflightProgram"},  # it asks what a study asks first
+        {"PreflightProgram", "SitesProgram"},  # they ask what a study asks
     ),
 }
 

@@ -70,19 +70,6 @@ def test_with_coded_messages_too_and_in_one_closing_round() -> None:
     assert coded.run.account.rounds[Phase.CLOSING] == 1
 
 
-def test_leaving_a_silo_out_is_the_study_of_the_others_clusters() -> None:
-    study = study_of(TARGETS["ATE"], cluster="family", cluster_scope="spanning")
-    data = clinics(900, 12, seed=5)
-    silos = silos_of(data, 3)
-    found = ft.run(study, silos, release=list(silos)).document["without"]["silo 0"]
-    # Clinics 0 and 1 are in silo 0 alone; ten are left, and their parts in the other two silos.
-    apart = ft.run(change(study, cluster_scope="silo"), silos, release=list(silos)).document["without"][
-        "silo 0"
-    ]
-    assert found[0]["estimate"] == apart[0]["estimate"]
-    assert found[0]["std_error"] != apart[0]["std_error"]
-
-
 def test_a_cluster_that_spans_silos_is_refused_unless_declared() -> None:
     study = study_of(TARGETS["ATE"], cluster="family")
     silos = silos_of(clinics(300, 12, seed=1), 2)

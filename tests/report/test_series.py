@@ -54,8 +54,8 @@ def test_forest_rows_are_the_documents() -> None:
     assert [row.name for row in data.rows] == [
         "silo 0",
         "silo 1",
-        "without silo 0",
-        "without silo 1",
+        "random effects",
+        "prediction",
         "pooled",
     ]
     assert data.rows[-1].estimate == document["estimates"][0]["estimate"]
@@ -80,13 +80,6 @@ def test_distances_square_up_to_q() -> None:
     (data,) = series.heterogeneity(result(release=3).document)
     assert sum(value**2 for value in data.distance.values()) == pytest.approx(data.Q, rel=1e-12)
     assert data.p == pytest.approx(stats.chi2.sf(data.Q, data.df), rel=1e-12)
-
-
-@pytest.mark.parametrize("df", [1, 2, 3, 4, 7, 10, 39, 100])
-def test_the_tail_of_chi_square(df: int) -> None:
-    for x in (1e-6, 0.5, 3.0, df, 2.0 * df, 300.0):
-        assert series.chi_square_tail(x, df) == pytest.approx(stats.chi2.sf(x, df), rel=1e-10)
-    assert series.chi_square_tail(0.0, df) == 1.0
 
 
 def test_the_observed_loss_is_the_pooled_one() -> None:

@@ -92,9 +92,9 @@ RISKS = {
         "expressly."
     ),
     "DeparturesQuery": (
-        "One number for each of the models of treatment and outcome: how far your silo as a whole departs from "
-        "the pooled fit, in standard errors squared, without the direction. Only their sum over the silos is "
-        "reported, as a test of whether silos differ."
+        "One number for each of the models of treatment and outcome: how far your silo as a whole departs "
+        "from the pooled fit, in standard errors squared, without the direction. Only their sum over the "
+        "silos is reported, as a test of whether silos differ."
     ),
     "OwnEstimateQuery": (
         "Only that it is withheld, unless your policy has release = true: then the estimate of the study on "

@@ -29,7 +29,7 @@ from fedtmle.programs.diagnostics import (
     named_histograms,
 )
 from fedtmle.programs.nuisance import Regression, effect_columns, regressions
-from fedtmle.programs.sites import ComparedSilos, OwnTMLE, compare_silos
+from fedtmle.programs.sites import ComparedSilos, OwnTMLE, SiteTest, compare_silos
 from fedtmle.programs.study import Study
 from fedtmle.programs.superlearner import fit_together, together
 from fedtmle.programs.time import (
@@ -437,6 +437,38 @@ class PreflightProgram(AbstractProgram[AnyTable]):
         preparation = scores_alone(columns, models, weight_mean)
         bins = yield BinsQuery(bins=FittedPropensityBins(preparation), n=n)
         return Described(details=named_histograms(bins, self.study.target.arms))
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class SitesProgram(AbstractProgram[AnyTable]):
+    """Fits the models of treatment and outcome and asks whether silos differ; ``details`` has the tests."""
+
+    study: Study
+
+    def count(self, rows: AnyTable) -> int:
+        return rows.n_rows
+
+    def smallest_part(self, rows: AnyTable) -> int:
+        return self.study.smallest_part(rows)
+
+    def flow(self, n: int) -> Flow[Described]:
+        study = self.study
+        levels = _levels(study, ())
+        columns = effect_columns(study)
+        tally = yield from _tally(study, columns, n)
+        roles = ("treatment", "outcome")
+        fitted = yield from _nuisances(study, columns, levels, tally, n, roles=roles)
+        preparation = yield from _preparation(study, columns, fitted, tally, n)
+        compared = yield from compare_silos(study, preparation, None, n)
+        return Described(details=compared.tests)
+
+
+def site_tests(outcome: Outcome) -> tuple[SiteTest, ...]:
+    """Return the tests of a `SitesProgram`, of those that have two silos to compare."""
+    if not isinstance(outcome, Described) or not isinstance(outcome.details, tuple):
+        raise TypeError("this outcome has no tests")
+    return tuple(test for test in outcome.details if test.df > 0)
 
 
 def propensity_histograms(outcome: Outcome) -> tuple[Histogram, ...]:

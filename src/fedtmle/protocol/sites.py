@@ -122,12 +122,9 @@ WITHHELD = OwnEstimate(status=OwnStatus.WITHHELD)
 
 
 class AbstractOwnFit(ABC):
-    """How a silo estimates the target from its own rows alone."""
+    """How a silo estimates the target, of ``dim`` numbers, from its own rows alone."""
 
-    @property
-    @abstractmethod
-    def dim(self) -> int:
-        """How many numbers psi has."""
+    dim: int
 
     @abstractmethod
     def estimate(self, local: Local) -> OwnEstimate:

@@ -24,7 +24,12 @@ from fedtmle.runtime.markup import element, text
 WIDE, NARROW = 720.0, 340.0
 ROW = 20.0
 SHADES = 6
-GROUPS = {"silo": "Silos that consented", "without": "Leaving one silo out", "pooled": "All silos"}
+GROUPS = {
+    "silo": "Silos that consented",
+    "summary": "Summary of these silos",
+    "without": "Summary without one silo",
+    "pooled": "All silos, pooled data",
+}
 Draw = Callable[[float], Canvas]
 
 

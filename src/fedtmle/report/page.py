@@ -128,8 +128,9 @@ def _forest(document: Document) -> str:
     if not figures:
         return ""
     note = (
-        "Only silos that consented are shown by themselves; the estimate without one of them reveals that "
-        "one's estimate as well. A silo's own estimate is one step from the pooled fit on its records alone."
+        "Only silos that consented are shown by themselves. A silo's own estimate is its own TMLE: the "
+        "study's models fitted and targeted on its records alone. The summary is their random-effects mean "
+        "(REML, Hartung-Knapp interval), with the interval for the effect at another such silo."
         if document.get("silos")
         else "No silo consented to showing an estimate of its own, so only the pooled one is drawn."
     )

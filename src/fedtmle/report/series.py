@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from statistics import NormalDist
 
@@ -39,7 +39,11 @@ def document_of(result: StudyResult | Result | Document) -> Document:
 
 @dataclass(frozen=True, kw_only=True)
 class Interval:
-    """One row of a forest plot: ``kind`` is "pooled", "silo", or "without" for all silos but ``label``."""
+    """One row of a forest plot.
+
+    ``kind`` is "pooled", "silo", "summary" (of the silos' own estimates, or its prediction interval), or
+    "without" for that summary of all silos but ``label``.
+    """
 
     label: str  # the silo, or "pooled"
     kind: str
@@ -55,7 +59,7 @@ class Interval:
 
 @dataclass(frozen=True, kw_only=True)
 class Forest:
-    """One estimand: the pooled estimate, those of consenting silos, and those without each of them."""
+    """One estimand: the pooled estimate, those of consenting silos, and their random-effects summary."""
 
     estimand: str
     rows: tuple[Interval, ...]
@@ -73,6 +77,7 @@ def forests(document: Document) -> list[Forest]:
                 _interval(silo, "silo", estimates[index], sizes[silo])
                 for silo, estimates in _per_silo(document, "silos")
             ),
+            *_summaries(document, pooled["estimand"]),
             *(
                 _interval(silo, "without", estimates[index], n - sizes[silo])
                 for silo, estimates in _per_silo(document, "without")
@@ -84,6 +89,17 @@ def forests(document: Document) -> list[Forest]:
             scale = Scale(pooled["scale"])
             drawn.append(Forest(estimand=pooled["estimand"], rows=shown, null=scale.null, ratio=scale.is_log))
     return drawn
+
+
+def _summaries(document: Document, estimand: str) -> Iterator[Interval | None]:
+    """Yield the random-effects summary of the silos' own estimates, and its prediction interval."""
+    n = sum(document["sizes"][silo] for silo, _ in _per_silo(document, "silos"))
+    for line in document.get("heterogeneity", []):
+        if line["estimand"] == estimand:
+            summary = line["summaries"][0]
+            yield _interval("random effects", "summary", summary, n)
+            ends = {f"conf_{end}": summary[f"prediction_{end}"] for end in ("low", "high")}
+            yield _interval("prediction", "summary", {**summary, **ends}, n)
 
 
 def _per_silo(document: Document, key: str) -> list[tuple[str, list[Document]]]:
@@ -230,32 +246,16 @@ class Spread:
 
 def heterogeneity(document: Document) -> list[Spread]:
     """Return the spread of each estimand that at least two silos released."""
-    names = [row["estimand"] for row in document["estimates"]]
     spreads = []
     for line in document.get("heterogeneity", []):
-        index = names.index(line["estimand"])
-        rows = {silo: estimates[index] for silo, estimates in document["silos"].items()}
-        weight = {silo: 1.0 / row["std_error"] ** 2 for silo, row in rows.items()}
-        centre = sum(weight[silo] * row["estimate"] for silo, row in rows.items()) / sum(weight.values())
         spreads.append(
             Spread(
                 estimand=line["estimand"],
-                distance={s: (row["estimate"] - centre) / row["std_error"] for s, row in rows.items()},
+                distance=line["distance"],
                 Q=line["Q"],
                 df=line["df"],
                 I2=line["I2"],
-                p=chi_square_tail(line["Q"], line["df"]),
+                p=line["p_value"],
             )
         )
     return spreads
-
-
-def chi_square_tail(x: float, df: int) -> float:
-    """Return P(chi^2_df > x): Q_df(x) = Q_{df-2}(x) + (x/2)^{df/2 - 1} e^{-x/2} / Gamma(df/2)."""
-    if x <= 0:
-        return 1.0
-    half = x / 2
-    tail, first = (math.erfc(math.sqrt(half)), 3) if df % 2 else (math.exp(-half), 4)
-    for k in range(first, df + 1, 2):
-        tail += math.exp((k / 2 - 1) * math.log(half) - half - math.lgamma(k / 2))
-    return min(tail, 1.0)

@@ -13,6 +13,8 @@ from dataclasses import fields, is_dataclass
 from functools import reduce
 from operator import add
 
+from scipy.special import chdtrc
+
 from fedtmle.algorithms.local import Personalized
 from fedtmle.initial.crossfit import CrossFitted
 from fedtmle.initial.glm import FAMILIES, GLM, FittedGLM, Supplied
@@ -24,18 +26,15 @@ from fedtmle.layout import Document
 from fedtmle.model.families import Response
 from fedtmle.programs.diagnostics import Histogram, OutcomeFit
 from fedtmle.programs.flow import StudyDetails, study_details
+from fedtmle.programs.sites import SiteTest
 from fedtmle.programs.study import Study
 from fedtmle.programs.time import TimeDetails
 from fedtmle.protocol.bins import PooledBin
 from fedtmle.protocol.outcome import Status
 from fedtmle.protocol.plan import Plan
-from fedtmle.results.inference import (
-    Row,
-    SiloEstimates,
-    heterogeneity,
-    interaction_tests,
-    table_rows,
-)
+from fedtmle.protocol.sites import OwnEstimate, OwnStatus
+from fedtmle.results.inference import Row, interaction_tests, silo_tables, table_rows
+from fedtmle.results.meta import heterogeneity, leave_one_out
 from fedtmle.results.result import FORMAT, versions
 from fedtmle.results.time import time_document
 from fedtmle.runtime.result import Result
@@ -54,19 +53,14 @@ def document(plan: Plan, finished: Finished, result: Result, release: Sequence[s
     estimates: list[Row] = []
     simultaneous: list[Row] = []
     per_silo: dict[str, list[Row]] = {}
-    without: dict[str, list[Row]] = {}
+    own: dict[str, OwnEstimate] = {}
     interaction: list[Document] = []
     if result.psi is not None and result.covariance is not None:
         interaction = interaction_tests(study, details.components, result.psi, result.covariance)
         estimates, simultaneous = table_rows(study, details.components, result.psi, result.covariance)
-        closing = SiloEstimates(
-            study=study,
-            problem=details.problem,
-            components=details.components,
-            answers=finished.closing,
-            release=release,
-        )
-        per_silo, without = closing.per_silo(), closing.leave_one_out()
+    if details.silos is not None:
+        own = dict(zip(finished.sizes, details.silos.own, strict=True))
+        per_silo = silo_tables(study, details.components, own)
     return {
         "format": FORMAT,
         "version": __version__,
@@ -78,8 +72,12 @@ def document(plan: Plan, finished: Finished, result: Result, release: Sequence[s
         "simultaneous": [row.to_dict() for row in simultaneous],
         "interaction": interaction,
         "silos": {name: [row.to_dict() for row in rows] for name, rows in per_silo.items()},
-        "without": {name: [row.to_dict() for row in rows] for name, rows in without.items()},
-        "heterogeneity": heterogeneity(per_silo),
+        "without": {
+            name: [row.to_dict() for row in rows]
+            for name, rows in leave_one_out(per_silo, study.confidence).items()
+        },
+        "heterogeneity": heterogeneity(per_silo, study.confidence),
+        "site_tests": [_site_test(test) for test in _tested(details)],
         "personalized": {
             name: {
                 "retired_at": update,
@@ -107,7 +105,8 @@ def document(plan: Plan, finished: Finished, result: Result, release: Sequence[s
             *_unneeded_models(study, details),
             *_unfinished_silos(study, result),
             *_loose_bounds(study, result),
-            *([] if result.psi is None else _silos_without_estimate(per_silo, release, finished.sizes)),
+            *_differing_silos(study, details),
+            *([] if result.psi is None else _silos_without_estimate(study, own, release)),
         ],
         **result.to_dict(),
     }
@@ -146,13 +145,53 @@ def _unneeded_models(study: Study, details: Details) -> list[str]:
 
 
 def _silos_without_estimate(
-    per_silo: Mapping[str, Sequence[Row]], release: Sequence[str], sizes: Mapping[str, int]
+    study: Study, own: Mapping[str, OwnEstimate], release: Sequence[str]
 ) -> list[str]:
-    """Warn about releasing silos without an estimate of their own."""
+    """Warn about silos that release an estimate of their own and have none, with the reason."""
+    known = (OwnStatus.SENT, OwnStatus.WITHHELD)
+    warnings = [
+        f"silo '{silo}' has no estimate of its own: {each.status.reason}"
+        for silo, each in own.items()
+        if each.status not in known
+    ]
+    if release and not own and not study.diagnostics:
+        warnings.append("no silo has an estimate of its own: the study leaves out its diagnostics")
+    return warnings
+
+
+def _tested(details: Details) -> tuple[SiteTest, ...]:
+    """Return the tests of whether silos differ, of those that have two silos to compare."""
+    return () if details.silos is None else tuple(test for test in details.silos.tests if test.df > 0)
+
+
+def _site_test(test: SiteTest) -> Document:
+    return {
+        "model": test.model,
+        "statistic": test.statistic,
+        "df": test.df,
+        "p_value": float(chdtrc(test.df, test.statistic)),
+    }
+
+
+def _differing_silos(study: Study, details: Details) -> list[str]:
+    return site_warnings(study, _tested(details))
+
+
+def site_warnings(study: Study, tests: Sequence[SiteTest]) -> list[str]:
+    """Warn if treatment or outcome differs between silos beyond chance and the silo is in no model."""
+    if study.uses_silo:
+        return []
+    beyond = [test for test in tests if float(chdtrc(test.df, test.statistic)) < SITE_LEVEL]
+    words = {"treatment": study.target.treatment, "outcome": study.target.outcome}
+    differing = list(dict.fromkeys(str(words[test.model.partition(" ")[0]]) for test in beyond))
+    if not differing:
+        return []
+    largest = max(float(chdtrc(test.df, test.statistic)) for test in beyond)
+    p = "p < 0.001" if largest < 0.001 else f"p = {largest:.3f}"
     return [
-        f"silo '{silo}' has no estimate of its own: an arm or a population is absent from it, or too small"
-        for silo in sizes
-        if silo in release and silo not in per_silo
+        f"{' and '.join(map(repr, differing))} {'differ' if len(differing) > 1 else 'differs'} between silos "
+        f"beyond what the models explain ({p}), and the silo is in no model: the estimate may "
+        "be the effect of the silos. Add C(silo) to the formulas"
     ]
 
 
@@ -192,6 +231,7 @@ def _unfinished_silos(study: Study, result: Result) -> list[str]:
 
 
 Details = StudyDetails | TimeDetails
+SITE_LEVEL = 0.01  # below this p-value, silos are said to differ
 _EVERY_EFFECT = {field.name for field in fields(AbstractEffect)}
 
 

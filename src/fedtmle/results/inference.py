@@ -1,31 +1,26 @@
 """From components to the table of estimates: Wald intervals, pointwise and simultaneous.
 
-The closing answers of silos that consent give their own estimates, the estimate without each of them, and the
-heterogeneity between them.
+`results.meta` puts the tables of the silos' own estimates together.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from functools import reduce
 from itertools import groupby
-from operator import add
 from statistics import NormalDist
 
 import numpy as np
 
 from fedtmle.errors import NumericalError
 from fedtmle.layout import Document
-from fedtmle.model.exact import Sums
 from fedtmle.model.types import Array
 from fedtmle.programs.study import Study
+from fedtmle.protocol.sites import OwnEstimate
 from fedtmle.targets.effects.components import AbstractPopulation, Component, InStratum
 from fedtmle.targets.effects.estimands import Scale, Summary
-from fedtmle.targets.effects.moments import estimate_components
-from fedtmle.targets.effects.problem import EffectProblem
-from fedtmle.targets.time.problem import TimeProblem
 
 DRAWS = 200_000  # of the simulated maximum, for simultaneous intervals
 
@@ -163,66 +158,13 @@ def _row(summary: Summary, error: float, z: float) -> Row:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class SiloEstimates:
-    """Estimates of single silos from their closing ``answers``, for the silos in ``release`` only."""
-
-    study: Study
-    problem: EffectProblem | TimeProblem
-    components: Sequence[Component]
-    answers: Mapping[str, Sums]
-    release: Sequence[str]
-
-    def per_silo(self) -> dict[str, list[Row]]:
-        """Return the one-step estimates of each releasing silo at the pooled law."""
-        tables = {silo: self._rows(sums) for silo, sums in self.answers.items() if silo in self.release}
-        return {silo: rows for silo, rows in tables.items() if rows}
-
-    def leave_one_out(self) -> dict[str, list[Row]]:
-        """Return the estimates without each releasing silo; with the pooled ones, they reveal that silo's."""
-        tables = {}
-        for silo in self.answers:
-            others = [sums for name, sums in self.answers.items() if name != silo]
-            if silo in self.release and others:
-                tables[silo] = self._rows(reduce(add, others))
-        return {silo: rows for silo, rows in tables.items() if rows}
-
-    def _rows(self, sums: Sums) -> list[Row]:
-        """Return the table of some silos; empty if a component has no record of its own in them."""
-        L: Array = self.problem.L
-        d = L.shape[1]
-        # If no record follows a component's regime, then u = m in every row.
-        if any(u == m for u, m in zip(sums.units[:d], sums.units[2 * d : 3 * d], strict=True)):
-            return []
-        unit, covariance = estimate_components(sums, d, one_step=True)
-        if not (np.isfinite(unit).all() and np.isfinite(covariance).all()):
-            return []
-        psi = self.problem.outcome_bounds[0] * L.sum(axis=1) + L @ unit
-        try:
-            pointwise, _ = table_rows(self.study, self.components, psi, L @ covariance @ L.T)
-        except NumericalError:  # a one-step mean may leave the range of a ratio
-            return []
-        return pointwise
-
-
-def heterogeneity(rows: Mapping[str, Sequence[Row]]) -> list[Document]:
-    """Return Cochran's Q and I^2 of each estimand over the silos that released their own estimate."""
-    tests: list[Document] = []
-    for estimates in zip(*rows.values(), strict=True):
-        value = np.array([row.estimate for row in estimates])
-        weight = 1.0 / np.array([row.std_error for row in estimates]) ** 2
-        if len(value) < 2:
-            continue
-        centre = float(weight @ value / weight.sum())
-        q = float(weight @ (value - centre) ** 2)
-        df = len(value) - 1
-        tests.append(
-            {
-                "estimand": estimates[0].estimand,
-                "silos": len(value),
-                "Q": q,
-                "df": df,
-                "I2": max(0.0, (q - df) / q) if q > 0 else 0.0,
-            }
-        )
-    return tests
+def silo_tables(
+    study: Study, components: Sequence[Component], own: Mapping[str, OwnEstimate]
+) -> dict[str, list[Row]]:
+    """Return the table of each silo that sent an estimate of its own."""
+    tables = {}
+    for silo, estimate in own.items():
+        if estimate.psi is not None and estimate.covariance is not None:
+            with suppress(NumericalError):  # a mean may leave the range of a ratio
+                tables[silo] = table_rows(study, components, estimate.psi, estimate.covariance)[0]
+    return tables

@@ -15,11 +15,11 @@ import numpy as np
 from fedtmle.data import Schema, load_all
 from fedtmle.errors import FedTMLEError, InputError
 from fedtmle.model.table import Table
-from fedtmle.programs.flow import PreflightProgram, propensity_histograms
+from fedtmle.programs.flow import PreflightProgram, SitesProgram, propensity_histograms, site_tests
 from fedtmle.programs.study import Study
 from fedtmle.protocol.guard import Policy
 from fedtmle.protocol.plan import Plan, roster
-from fedtmle.results.document import histogram_document
+from fedtmle.results.document import histogram_document, site_warnings
 from fedtmle.runtime.keeper import Keeper
 from fedtmle.runtime.session import run_embedded
 from fedtmle.runtime.silo import Silo
@@ -35,6 +35,7 @@ from fedtmle.studies.table1 import (
     thresholded,
 )
 from fedtmle.studyfile.schema import in_memory, schema_of
+from fedtmle.targets.time.estimands import AbstractTimeEffect
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +83,8 @@ class Preflight:
     """The cohort of several silos together, or of one in full.
 
     ``lost`` counts the records that drop out, step by step. ``floor`` is the smallest count that is shown,
-    None if nothing is hidden. ``overlap`` is None if there is only one arm.
+    None if nothing is hidden. ``overlap`` is None if there is only one arm. ``warnings`` say if treatment or
+    outcome differs between silos beyond what the models explain, and the silo is in none of them.
     """
 
     silos: tuple[str, ...]
@@ -94,6 +96,7 @@ class Preflight:
     lines: tuple[Characteristic, ...]
     floor: int | None
     overlap: FittedOverlap | None = None
+    warnings: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, object]:
         """Return the view as plain data."""
@@ -129,7 +132,34 @@ def preflight(study: Study, silos: Mapping[str, object], *, silo: str | None = N
     columns = table1_columns(study)
     overlap = fitted_overlap(study, columns, tables, strict)
     hidden = {name: thresholded(describe_silo(columns, table), floor) for name, table in tables.items()}
-    return pool(columns, hidden, floor=floor, overlap=overlap)
+    view = pool(columns, hidden, floor=floor, overlap=overlap)
+    return replace(view, warnings=tuple(differing_silos(study, complete_rows(columns, tables))))
+
+
+def differing_silos(study: Study, tables: Mapping[str, Table]) -> list[str]:
+    """Return a warning if treatment or outcome differs between silos and the silo is in no model.
+
+    The tables are those of all silos, without missing covariates; nothing but the pooled test leaves this
+    function. Models that cannot be fitted give no warning here: `run` says why.
+    """
+    if study.uses_silo or len(tables) < 2 or isinstance(study.target, AbstractTimeEffect):
+        return []
+    plan = Plan(program=SitesProgram(study=study), roster=roster(list(tables)))
+    try:
+        finished = run_embedded(plan, [Silo(name, plan, table) for name, table in tables.items()])
+    except FedTMLEError:
+        return []
+    return site_warnings(study, site_tests(finished.outcome))
+
+
+def complete_rows(columns: Table1Columns, tables: Mapping[str, Table]) -> dict[str, Table]:
+    """Return the rows with a treatment and all covariates, of the silos that have any."""
+    usable = {}
+    for name, table in tables.items():
+        rows = np.flatnonzero(complete(columns, table))
+        if len(rows):
+            usable[name] = table if len(rows) == table.n_rows else table.take(rows)
+    return usable
 
 
 def _lenient(schema: Schema) -> Schema:
@@ -247,11 +277,7 @@ def fitted_overlap(
     """Fit the study's treatment model across silos; a model that cannot be fitted is reported, not raised."""
     if study.target.treatment is None:
         return None
-    usable = {}
-    for name, table in tables.items():
-        rows = np.flatnonzero(complete(columns, table))
-        if len(rows):
-            usable[name] = table if len(rows) == table.n_rows else table.take(rows)
+    usable = complete_rows(columns, tables)
     if not usable:
         return FittedOverlap(problem="no record has both its treatment and its covariates")
     plan = Plan(program=PreflightProgram.of(study, list(usable)), roster=roster(list(usable)))

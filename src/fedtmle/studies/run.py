@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -59,7 +60,7 @@ def run(
         tables,
         algorithm=study.algorithm,
         pool=pool,
-        keeper=lambda plan, name: _keeper(plan, files.get(name)),
+        keeper=lambda plan, name: _keeper(plan, files.get(name), release=name in release),
         threads=threads,
         progress=progress,
         observe=observe,
@@ -67,9 +68,9 @@ def run(
     return conclude(completed, release=release)
 
 
-def _keeper(plan: Plan, file: SiloFile | None) -> Keeper:
+def _keeper(plan: Plan, file: SiloFile | None, *, release: bool) -> Keeper:
     """Return what guards a silo's rows: the policy of its silo file, in one's own session too."""
-    policy = session_policy() if file is None else file.policy
+    policy = replace(session_policy(), release=release) if file is None else file.policy
     return Keeper(policy=policy, limit=disclosure_limit(plan, file))
 
 

@@ -15,7 +15,8 @@ from fedtmle.data import Database, DatabaseQuery, DataErrors, Schema, SiloFile, 
 from fedtmle.data.drivers import WriteAccessWarning
 from fedtmle.defects import Defect, Lines, near
 from fedtmle.errors import DataError, FedTMLEError, InputError
-from fedtmle.model.table import AnyTable
+from fedtmle.model.table import AnyTable, Table
+from fedtmle.studies.preflight import differing_silos
 from fedtmle.studyfile.file import StudyFile, StudyFileErrors, read_study
 from fedtmle.studyfile.schema import check_follow_up, check_streams, schema_of
 
@@ -87,6 +88,11 @@ def validate(path: str | Path) -> Validation:
             check_follow_up(file.study, tables)
         except (InputError, DataError) as error:
             defects += defects_of(error)
+        if not defects:
+            warnings += [
+                Defect(message=warning, file=str(path))
+                for warning in differing_silos(file.study, _held(tables))
+            ]
     return Validation(
         file=file,
         schema=schema,
@@ -94,6 +100,12 @@ def validate(path: str | Path) -> Validation:
         defects=tuple(defects),
         warnings=(*warnings, *_read_twice(Path(path), silos, files)),
     )
+
+
+def _held(tables: Mapping[str, AnyTable]) -> dict[str, Table]:
+    """Return the tables if all are in memory: one that is streamed may take long to read often."""
+    held = {name: table for name, table in tables.items() if isinstance(table, Table)}
+    return held if len(held) == len(tables) else {}
 
 
 def _silo_files(silos: Mapping[str, Path]) -> dict[str, SiloFile]:

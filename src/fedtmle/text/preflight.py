@@ -22,9 +22,15 @@ def render(view: Preflight) -> str:
         _missing(view),
         _overlap(view),
         _fitted(view),
+        _warnings(view),
         _note(view),
     )
     return "\n\n".join("\n".join(lines) for lines in map(list, parts) if lines)
+
+
+def _warnings(view: Preflight) -> Iterator[str]:
+    for warning in view.warnings:
+        yield from wrapped(warning, indent="         ", first="Warning: ")
 
 
 def _title(view: Preflight) -> Iterator[str]:

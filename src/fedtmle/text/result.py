@@ -199,7 +199,7 @@ def _silos(document: Document) -> Iterator[str]:
     yield from aligned(rows)
     if document["without"]:
         yield ""
-        rows = [["leaving one silo out", "estimate", "std. error", interval_title(document)]]
+        rows = [["summary without a silo", "estimate", "std. error", interval_title(document)]]
         for index, estimand in enumerate(estimands):
             rows += [[estimand, "", "", ""]] if len(estimands) > 1 else []
             indent = "  " if len(estimands) > 1 else ""
@@ -208,9 +208,19 @@ def _silos(document: Document) -> Iterator[str]:
         yield from aligned(rows)
     if document["heterogeneity"]:
         yield ""
-        rows = [["heterogeneity", "Q", "df", "I2"]]
+        rows = [
+            ["summary of these silos", "estimate", "std. error", interval_title(document), "another silo"]
+        ]
         for line in document["heterogeneity"]:
-            rows.append([line["estimand"], f"{line['Q']:.2f}", str(line["df"]), f"{line['I2']:.0%}"])
+            summary = line["summaries"][0]
+            ends = (number(summary[f"prediction_{end}"], digits) for end in ("low", "high"))
+            rows.append([line["estimand"], *cells(summary, digits), " to ".join(ends)])
+        yield from aligned(rows)
+        yield ""
+        rows = [["heterogeneity", "Q", "df", "p", "I2"]]
+        for line in document["heterogeneity"]:
+            test = [f"{line['Q']:.2f}", str(line["df"]), probability(line["p_value"]), f"{line['I2']:.0%}"]
+            rows.append([line["estimand"], *test])
         yield from aligned(rows)
 
 
