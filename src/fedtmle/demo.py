@@ -94,8 +94,14 @@ def _ihdp_lines(federated: Document, pooled: Document, complete_cases: Document)
     rows = [["hospital by hospital", "infants", "estimate", "std. error", "95% interval"]]
     rows += [[name, str(federated["sizes"][name]), *cells(by[0])] for name, by in federated["silos"].items()]
     yield from aligned(rows)
-    (spread,) = federated["heterogeneity"]
-    yield f"Heterogeneity: Q = {spread['Q']:.2f} on {spread['df']} df, I2 = {spread['I2']:.0%}."
+    for spread in federated["heterogeneity"]:
+        summary = spread["summaries"][0]
+        yield from wrapped(
+            f"Each is the hospital's own TMLE. Heterogeneity: Q = {spread['Q']:.2f} on {spread['df']} df, "
+            f"I2 = {spread['I2']:.0%}. Random-effects summary: {' / '.join(cells(summary)[:2])} (SE), "
+            f"{cells(summary)[2]}; at another hospital {number(summary['prediction_low'], 2)} to "
+            f"{number(summary['prediction_high'], 2)}."
+        )
     yield ""
     yield from certificate(federated)
     yield ""

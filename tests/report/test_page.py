@@ -70,7 +70,7 @@ def test_only_consenting_silos_are_shown_by_themselves() -> None:
     page = render(result(release=2).document)
     (forest,) = re.findall(r'<svg class="wide"[^>]*aria-labelledby="forest-0.*?</svg>', page, flags=re.DOTALL)
     assert "silo 0: " in forest
-    assert "without silo 1: " in forest
+    assert "random effects: " in forest
     assert "silo 2" not in forest
     alone = render(result(release=0).document)
     assert "only the pooled one is drawn" in alone
@@ -123,7 +123,9 @@ def require_small(document: dict[str, Any]) -> None:
     assert len(document["account"]["by_round"]["up"]) == 40
     page = render(document)
     assert len(page.encode()) < LIMIT
-    assert len(re.findall(r"without silo \d+: ", page)) == 2 * 40  # a wide and a narrow drawing
+    without = len(document["without"])
+    assert without > 30  # some of the silos are too small for an estimate of their own
+    assert len(re.findall(r"without silo \d+: ", page)) == 2 * without  # a wide and a narrow drawing
 
 
 @pytest.mark.slow

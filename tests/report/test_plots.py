@@ -28,7 +28,7 @@ def test_forest_draws_the_estimates() -> None:
     kept = result(release=2)
     ax: Any = ft.plots.forest(kept)
     names = [text.get_text() for text in ax.get_yticklabels()]
-    assert names == ["pooled", "without silo 1", "without silo 0", "silo 1", "silo 0"]
+    assert names == ["pooled", "prediction", "random effects", "silo 1", "silo 0"]
     pooled = kept.document["estimates"][0]
     assert ax.lines[0].get_xdata().tolist() == [pooled["conf_low"], pooled["conf_high"]]
     assert ax.lines[1].get_xdata().tolist() == [pooled["estimate"]]

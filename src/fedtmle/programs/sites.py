@@ -13,7 +13,7 @@ direction it differs.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, final
 
@@ -22,8 +22,8 @@ import numpy as np
 from fedtmle.algorithms.gradient import Gradient
 from fedtmle.algorithms.optimizers import Newton
 from fedtmle.errors import FedTMLEError, FitError
-from fedtmle.initial.glm import Supplied
-from fedtmle.initial.superlearner import used_columns
+from fedtmle.initial.glm import GLM, Supplied
+from fedtmle.initial.superlearner import SuperLearner, used_columns
 from fedtmle.model.exact import Sums
 from fedtmle.model.table import SILO, AnyTable, Table, over_batches, over_blocks
 from fedtmle.model.types import Array, IntArray
@@ -42,6 +42,7 @@ from fedtmle.protocol.sites import (
 )
 from fedtmle.targets.effects.prepare import EffectColumns, Preparation
 
+PRIOR_VARIANCE = 10.0  # of a coefficient on a column scaled to at most 1
 FEWEST_IN_ARM = 10  # records with an outcome that a silo's own estimate needs in every arm
 
 
@@ -126,7 +127,10 @@ class OwnTMLE(AbstractOwnFit):
     """The study on one silo's rows alone: its own fits of the study's models, and its own targeting.
 
     ``flow`` makes the flow of a study over n rows, given the levels of its factors. Levels that do not occur
-    at the silo have no columns there.
+    at the silo have no columns there. Where a fit does not exist, as under separation, the models of outcome
+    and missingness are fitted again with a weak penalty, a normal prior of variance `PRIOR_VARIANCE` for each
+    coefficient of a column that is scaled to at most 1. The treatment model is not, unless its columns are
+    collinear: if the treatment is perfectly predicted, there is no effect to estimate.
     """
 
     study: Study
@@ -142,18 +146,34 @@ class OwnTMLE(AbstractOwnFit):
         levels = {**self.levels, **local.evaluate(self._present)}
         if SILO in levels:
             levels[SILO] = (local.name,)
+        first, reason = self._attempt(study, levels, local, OwnStatus.SENT)
+        if reason not in ("separation", "collinear", "convergence"):
+            return first
+        roles = ["outcome", "missingness", *(["treatment"] if reason == "collinear" else [])]
+        penalised = _penalised(study, roles, 1.0 / (PRIOR_VARIANCE * local.n_rows))
+        return self._attempt(penalised, levels, local, OwnStatus.PENALISED)[0]
+
+    def _attempt(
+        self, study: Study, levels: Mapping[str, tuple[str, ...]], local: Local, status: OwnStatus
+    ) -> tuple[OwnEstimate, str]:
+        """Return the estimate, and the reason if a model could not be fitted."""
         try:
-            outcome = follow_alone(self.flow(study, levels, local.n_rows), local)
+            return self._estimate(study, levels, local, status), ""
         except FitError as error:
-            return OwnEstimate(status=_STATUS.get(error.reason, OwnStatus.OTHER))
+            return OwnEstimate(status=_STATUS.get(error.reason, OwnStatus.OTHER)), error.reason
         except (FedTMLEError, ArithmeticError):
-            return OwnEstimate(status=OwnStatus.OTHER)
+            return OwnEstimate(status=OwnStatus.OTHER), ""
+
+    def _estimate(
+        self, study: Study, levels: Mapping[str, tuple[str, ...]], local: Local, status: OwnStatus
+    ) -> OwnEstimate:
+        outcome = follow_alone(self.flow(study, levels, local.n_rows), local)
         if not isinstance(outcome, Targeted) or not outcome.status.is_converged:
             return OwnEstimate(status=OwnStatus.CONVERGENCE)
         psi, covariance = outcome.estimate.psi, outcome.estimate.covariance
         if len(psi) != self.dim or not (np.isfinite(psi).all() and np.isfinite(covariance).all()):
             return OwnEstimate(status=OwnStatus.OTHER)
-        return OwnEstimate(status=OwnStatus.SENT, psi=psi, covariance=covariance)
+        return OwnEstimate(status=status, psi=psi, covariance=covariance)
 
     def _observed(self, table: AnyTable) -> list[int]:
         """Return the records with an outcome in each arm."""
@@ -183,6 +203,20 @@ _STATUS = {
     "overlap": OwnStatus.OVERLAP,
     "arm": OwnStatus.ARM,
 }
+
+
+def _penalised(study: Study, roles: Sequence[str], ridge: float) -> Study:
+    """Return the study with at least this ridge on the GLMs of some roles."""
+
+    def of(model: Any) -> Any:
+        if isinstance(model, GLM):
+            return replace(model, ridge=max(model.ridge, ridge))
+        if isinstance(model, SuperLearner):
+            return replace(model, learners=tuple(map(of, model.learners)))
+        return model
+
+    models = {f"{role}_model": of(model) for role, model in study.models.items() if role in roles}
+    return replace(study, **models)
 
 
 def compare_silos(

@@ -89,11 +89,17 @@ class OwnStatus(enum.IntEnum):
     OVERLAP = 6
     CONVERGENCE = 7
     OTHER = 8
+    PENALISED = 9
 
     @property
     def reason(self) -> str:
         """Why the silo has no estimate of its own, in words."""
         return _REASONS[self]
+
+    @property
+    def has_estimate(self) -> bool:
+        """Whether an estimate comes with the status."""
+        return self in (OwnStatus.SENT, OwnStatus.PENALISED)
 
 
 _REASONS = {
@@ -106,12 +112,13 @@ _REASONS = {
     OwnStatus.OVERLAP: "its arms do not overlap",
     OwnStatus.CONVERGENCE: "a fit did not converge there",
     OwnStatus.OTHER: "the study's models cannot be fitted to its records alone",
+    OwnStatus.PENALISED: "it has one, from weakly penalised fits",
 }
 
 
 @dataclass(frozen=True, kw_only=True)
 class OwnEstimate:
-    """A silo's own psi, shape (d,), and its covariance, (d, d); None unless the status is `SENT`."""
+    """A silo's own psi, shape (d,), and its covariance, (d, d); None unless the status has an estimate."""
 
     status: OwnStatus
     psi: Array | None = None
@@ -166,7 +173,7 @@ class OwnCode(AbstractCode["OwnEstimate | _Pending"]):
         if number not in OwnStatus._value2member_map_:
             raise DecodeError("a silo's own estimate has an unknown status")
         status = OwnStatus(number)
-        if status is not OwnStatus.SENT:
+        if not status.has_estimate:
             return OwnEstimate(status=status)
         psi = read_floats(bits, self.dim)
         upper = read_floats(bits, self.dim * (self.dim + 1) // 2)

@@ -148,12 +148,17 @@ def _silos_without_estimate(
     study: Study, own: Mapping[str, OwnEstimate], release: Sequence[str]
 ) -> list[str]:
     """Warn about silos that release an estimate of their own and have none, with the reason."""
-    known = (OwnStatus.SENT, OwnStatus.WITHHELD)
     warnings = [
         f"silo '{silo}' has no estimate of its own: {each.status.reason}"
         for silo, each in own.items()
-        if each.status not in known
+        if not each.status.has_estimate and each.status is not OwnStatus.WITHHELD
     ]
+    penalised = [silo for silo, each in own.items() if each.status is OwnStatus.PENALISED]
+    if penalised:
+        warnings.append(
+            f"the own estimate of {', '.join(penalised)} is from weakly penalised fits of the outcome or the "
+            "missingness model: without a penalty there is no fit to its records alone"
+        )
     if release and not own and not study.diagnostics:
         warnings.append("no silo has an estimate of its own: the study leaves out its diagnostics")
     return warnings

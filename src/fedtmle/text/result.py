@@ -208,13 +208,14 @@ def _silos(document: Document) -> Iterator[str]:
         yield from aligned(rows)
     if document["heterogeneity"]:
         yield ""
-        rows = [
-            ["summary of these silos", "estimate", "std. error", interval_title(document), "another silo"]
-        ]
-        for line in document["heterogeneity"]:
-            summary = line["summaries"][0]
-            ends = (number(summary[f"prediction_{end}"], digits) for end in ("low", "high"))
-            rows.append([line["estimand"], *cells(summary, digits), " to ".join(ends)])
+        summaries = {line["estimand"]: line["summaries"][0] for line in document["heterogeneity"]}
+        rows = [["random effects", "estimate", "std. error", interval_title(document)]]
+        yield from aligned(rows + [[name, *cells(each, digits)] for name, each in summaries.items()])
+        yield ""
+        rows = [["at another silo", f"prediction {interval_title(document)}"]]
+        for name, each in summaries.items():
+            ends = (number(each[f"prediction_{end}"], digits) for end in ("low", "high"))
+            rows.append([name, " to ".join(ends)])
         yield from aligned(rows)
         yield ""
         rows = [["heterogeneity", "Q", "df", "p", "I2"]]
