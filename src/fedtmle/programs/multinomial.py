@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from fedtmle.algorithms.base import Run
-from fedtmle.errors import InputError
+from fedtmle.errors import FitError
 from fedtmle.initial.glm import GLM, FormulaColumns, Levels
 from fedtmle.initial.multinomial import FittedMultinomial, MultinomialModel
 from fedtmle.initial.ranges import column_exponents
@@ -64,7 +64,7 @@ def fit_multinomial(regression: Regression, glm: GLM, levels: Levels, n: int) ->
     )
     if fit.norm > LARGEST_GRADIENT:
         told = remedy(hessian[: len(names), : len(names)], names, Family.LOGISTIC)
-        raise InputError(f"{regression.label}: the fit did not converge; {told}")
+        raise FitError("convergence", f"{regression.label}: the fit did not converge; {told}")
     per_class = tuple(f"{name} (arm {arm})" for arm in regression.classes[1:] for name in names)
     refuse_separation(hessian, fit.hessian, per_class, regression.label)
     beta = np.ldexp(fit.eps.reshape(classes - 1, -1), -np.array(scales))
@@ -87,4 +87,4 @@ def _refuse_absent_class(
         return
     shares = [1 / classes - math.ldexp(gradient[j * p], scale) / total for j in range(classes - 1)]
     if min(*shares, 1.0 - math.fsum(shares)) <= MINORITY_WEIGHT:
-        raise InputError(f"{regression.label}: {regression.constant}")
+        raise FitError("arm", f"{regression.label}: {regression.constant}")
