@@ -81,6 +81,7 @@ _HOME = {
     "InputError": "fedtmle.errors",
     "DataError": "fedtmle.errors",
     "ContributionError": "fedtmle.errors",
+    "FitError": "fedtmle.errors",
     "PrecisionError": "fedtmle.errors",
     "CheckFailedError": "fedtmle.errors",
     "NumericalError": "fedtmle.errors",
@@ -113,6 +114,7 @@ if TYPE_CHECKING:  # for type checkers and editors; at run time, __getattr__ bel
     from fedtmle.errors import DeadlineError as DeadlineError
     from fedtmle.errors import DecodeError as DecodeError
     from fedtmle.errors import FedTMLEError as FedTMLEError
+    from fedtmle.errors import FitError as FitError
     from fedtmle.errors import InputError as InputError
     from fedtmle.errors import JournalError as JournalError
     from fedtmle.errors import NumericalError as NumericalError

@@ -19,6 +19,7 @@ from fedtmle.protocol.codes import encode
 from fedtmle.protocol.fits import FitAnswer
 from fedtmle.protocol.plan import roster
 from fedtmle.protocol.query import AbstractQuery, Query
+from fedtmle.protocol.sites import OwnEstimate
 from fedtmle.runtime.replay import heard_rounds
 from fedtmle.studyfile.file import study_plan
 
@@ -125,6 +126,10 @@ def shown(answer: object) -> str:  # noqa: PLR0911 - one return per kind of answ
             return f"integers {_numbers(answer)}"
         case (FittedGLM() as model, *others):
             return f"{1 + len(others)} model(s); the first: coefficients {_numbers(model.coefficients)}"
+        case OwnEstimate():
+            return (
+                f"no number: {answer.status.reason}" if answer.psi is None else f"psi {_numbers(answer.psi)}"
+            )
         case Clusters():
             return f"{len(answer.digests)} digests; the first: {answer.digests[0].hex()}"
         case None:
