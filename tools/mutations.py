@@ -110,7 +110,11 @@ MUTATIONS: tuple[Mutation, ...] = (
             "total < self.policy.min_effective * squares",
         ),
         ("looks are skipped too far away", "<= self.radius", "<= 1.5 * self.radius + 0.1"),
-        ("another model's look is used", "if examined.model is not point.model:", "if False:"),
+        (
+            "another model's look is used",
+            "self._examined.get(id(point.model))",
+            "next(iter(self._examined.values()), None)",
+        ),
         (
             "the law's displacement is left out",
             "map(add, here, origins[0].tolist())",

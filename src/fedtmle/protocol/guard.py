@@ -188,9 +188,8 @@ class _Examined(NamedTuple):
     radius: float
 
     def covers(self, point: Evaluation) -> bool:
+        """Return whether the result holds at another point of the same model."""
         examined = self.point
-        if examined.model is not point.model:
-            return False
         here, there = point.eps.tolist(), examined.eps.tolist()
         if examined.law is not point.law:  # move both to the submodel that the laws share, if any
             origins = point.model.displacement(point.law), point.model.displacement(examined.law)
@@ -209,7 +208,7 @@ class Guard:
         self.queries = 0
         self.functionals = 0
         self._travelled: tuple[object, float] = (None, 0.0)  # a law, and the length of its history
-        self._examined: dict[int, _Examined] = {}  # by model: several are asked about in turn
+        self._examined: dict[int, _Examined] = {}  # by id of the model, which the value keeps alive
         self._joint: Evaluation | None = None  # where two-way tables were last looked at
         self._batch_of: np.ndarray | None = None  # own row -> number of its batch, -1 if in none yet
         self._batch_sizes: list[int] = []
