@@ -132,13 +132,13 @@ def test_a_study_file_names_every_kind() -> None:
 
 def test_every_reader_reads_a_source(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[object] = []
-    available = source._Columns.available
+    available = source.Columns.available
 
     def watched(columns: Any, reader: AbstractReader, *rest: Any) -> list[str]:
         opened.append(reader)
         return available(columns, reader, *rest)
 
-    monkeypatch.setattr(source._Columns, "available", watched)
+    monkeypatch.setattr(source.Columns, "available", watched)
     for number, make in enumerate([*SOURCES, *SERVED]):
         folder = tmp_path / str(number)
         folder.mkdir()

@@ -6,6 +6,7 @@ the columns; `source` has `load`, which returns a table or raises all its defect
 
 from __future__ import annotations
 
+from fedtmle.data.counted import CountedTable, check
 from fedtmle.data.database import DatabaseQuery
 from fedtmle.data.schema import Column, Kind, Schema
 from fedtmle.data.silofile import ColumnMap, Database, Disclosure, SiloFile, read_silo_file
@@ -15,6 +16,7 @@ from fedtmle.defects import DataErrors, Defect
 __all__ = [
     "Column",
     "ColumnMap",
+    "CountedTable",
     "DataErrors",
     "Database",
     "DatabaseQuery",
@@ -23,6 +25,7 @@ __all__ = [
     "Kind",
     "Schema",
     "SiloFile",
+    "check",
     "check_readable",
     "load",
     "load_all",

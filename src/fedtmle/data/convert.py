@@ -166,11 +166,15 @@ _SMALL_CODES = 256.0  # counts below this are their own codes
 
 @dataclass(frozen=True, kw_only=True)
 class Converter:
-    """Converts the hospital's column behind one name of the study, and adds its defects to ``defects``."""
+    """Converts the hospital's column behind one name of the study, and adds its defects to ``defects``.
+
+    With ``weights``, each cell stands for so many rows.
+    """
 
     name: str
     mapped: ColumnMap
     defects: Defects
+    weights: IntArray | None = None
 
     def translate(self, cells: Cells) -> Numbers | Factor | None:
         """Return the cells in the study's units and level names, or None if that is impossible."""
@@ -334,6 +338,8 @@ class Converter:
     def _count(self, message: str, rows: Bools, fix: str) -> bool:
         """Add a defect of the marked rows, if there are any; return whether there are."""
         count = int(np.count_nonzero(rows))
+        if count and self.weights is not None:
+            count = int(self.weights[rows].sum())
         if count:
             self._add(message, fix, rows=count)
         return count > 0

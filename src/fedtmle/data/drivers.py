@@ -251,6 +251,38 @@ def transaction(url: str, *, timeout: float, settings: Sequence[str] = ()) -> It
         yield Transaction(cursor)
 
 
+class TwoQueries:
+    """A driver that first runs a query of ours, in the transaction that then gives the rows of the owner's.
+
+    ``rows`` has the rows of the first query once the driver has been opened. ``settings`` are for SET LOCAL.
+    """
+
+    def __init__(self, first: str, settings: Sequence[str] = ()) -> None:
+        self._first, self._settings = first, tuple(settings)
+        self.rows: list[tuple[Any, ...]] = []
+
+    @contextmanager
+    def __call__(self, url: str, query: str, *, timeout: float) -> Iterator[ArrowRows]:
+        if driver_of(url) is not postgresql:
+            raise DatabaseError(Trouble.NO_COHORT)
+        with transaction(url, timeout=timeout, settings=self._settings) as database:
+            failure = self._run(database)
+            if failure is not None:
+                raise failure
+            yield database.rows(query)
+
+    def _run(self, database: Transaction) -> DatabaseError | None:
+        """Run the first query; return what went wrong, for raising it without its cause."""
+        rows: list[tuple[Any, ...]] = []
+        try:
+            for batch in database.rows(self._first):
+                rows += zip(*(column.to_pylist() for column in batch.columns), strict=True)
+        except Exception as error:
+            return explained(error, connecting=False)
+        self.rows = rows
+        return None
+
+
 def _with_timeout(url: str) -> str:
     """Return the URL with limits for the connection, unless it has its own."""
     for option in (f"connect_timeout={CONNECT_TIMEOUT}", "fallback_application_name=fedtmle"):

@@ -26,6 +26,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedtmle.data.convert import (
+    DATES,
+    OTHER,
     AbstractReader,
     AbstractStreamReader,
     Cells,
@@ -66,6 +68,21 @@ class QueryReader(AbstractReader):
     @property
     def names(self) -> tuple[str, ...]:
         return tuple(self._pull.schema.names)
+
+    def kinds(self, names: Sequence[str]) -> dict[str, str | Unusable]:
+        """Return what the named columns hold: "number", "boolean" or "text", or nothing usable."""
+        import pyarrow as pa
+
+        kinds: dict[str, str | Unusable] = {}
+        for name, (_, field) in zip(names, self._columns(names), strict=True):
+            kind = _plain_type(field)
+            if kind in (pa.date32(), pa.binary()):
+                kinds[name] = DATES if kind == pa.date32() else OTHER
+            elif pa.types.is_boolean(kind):
+                kinds[name] = "boolean"
+            else:
+                kinds[name] = "text" if str(kind).endswith("string") else "number"
+        return kinds
 
     def read(self, names: Sequence[str]) -> tuple[int, Mapping[str, Cells]]:
         import pyarrow as pa

@@ -61,7 +61,7 @@ def load(
     if isinstance(source, str | os.PathLike):
         source = Path(source)
     if isinstance(source, Path) and source.suffix.lower() == ".toml":
-        source = _silo_file(source, silo)
+        source = silo_file_of(source, silo)
     if isinstance(source, SiloFile):
         if mapping is not None:
             raise InputError(f"silo '{silo}': a silo file brings its own mapping; give no other")
@@ -69,7 +69,7 @@ def load(
     if isinstance(source, Database):
         source = sqlite_query(source.path, source.table, source.query) or source
     defects = Defects(silo=silo, file=_path_of(source))
-    columns = _Columns(schema=schema, maps=_maps(schema, mapping or {}, defects))
+    columns = Columns.of(schema, mapping or {}, defects)
     table: AnyTable | None = None
     try:
         if stream:
@@ -132,7 +132,8 @@ def check_readable(silo: SiloFile) -> None:
     defects.raise_if_any()
 
 
-def _silo_file(path: Path, silo: str) -> SiloFile:
+def silo_file_of(path: Path, silo: str) -> SiloFile:
+    """Return the silo file at ``path``; its defects are those of ``silo``."""
     try:
         return read_silo_file(path)
     except DataErrors as errors:
@@ -182,11 +183,16 @@ def _open(source: object, silo: str, copy: bool = True) -> Iterator[AbstractRead
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Columns:
+class Columns:
     """The columns that a study asks for, and the hospital's column behind each of their names."""
 
     schema: Schema
     maps: Mapping[str, ColumnMap]
+
+    @classmethod
+    def of(cls, schema: Schema, mapping: Mapping[str, ColumnMap | str], defects: Defects) -> Columns:
+        """Return the columns of a schema under the hospital's mapping; add its defects."""
+        return cls(schema=schema, maps=_maps(schema, mapping, defects))
 
     def available(self, reader: AbstractReader, defects: Defects) -> list[str]:
         """Return the study's names whose column the source has exactly once; add a defect for the others."""
@@ -246,7 +252,7 @@ def _suggestion(theirs: str, reader: AbstractReader) -> str:
     return f"{question}map it in [columns] of the silo file"
 
 
-def _load_whole(reader: AbstractReader, columns: _Columns, defects: Defects) -> Table | None:
+def _load_whole(reader: AbstractReader, columns: Columns, defects: Defects) -> Table | None:
     """Return the table as far as it can be read."""
     names = columns.available(reader, defects)
     if not names:
@@ -258,7 +264,7 @@ def _load_whole(reader: AbstractReader, columns: _Columns, defects: Defects) -> 
     return columns.convert(n_rows, cells, names, defects)
 
 
-def _load_streamed(source: object, columns: _Columns, silo: str, defects: Defects) -> StreamedTable | None:
+def _load_streamed(source: object, columns: Columns, silo: str, defects: Defects) -> StreamedTable | None:
     """Return a table that reads its source again at every pass."""
     label = _path_of(source)
     with _open(source, silo) as reader:

@@ -39,6 +39,7 @@ class Operator(enum.Enum):
     AT_LEAST = ">="
     PLUS = "+"
     MINUS = "-"
+    TIMES = "*"
     MODULO = "%"
 
 
@@ -124,6 +125,30 @@ class IsNull:
 
 @final
 @dataclass(frozen=True)
+class IsNaN:
+    """Whether a double is not a number."""
+
+    operand: Expression
+
+
+@final
+@dataclass(frozen=True)
+class FloorOf:
+    """The largest whole number that is not above a double."""
+
+    operand: Expression
+
+
+@final
+@dataclass(frozen=True)
+class GroupingOf:
+    """The columns that a row of `each_by_itself` is not grouped by, as bits; the first one's is highest."""
+
+    columns: tuple[Ref, ...]
+
+
+@final
+@dataclass(frozen=True)
 class InSelect:
     """Whether an expression is among the rows of a select of one column."""
 
@@ -200,6 +225,9 @@ Expression = (
     | AnyOf
     | Inverse
     | IsNull
+    | IsNaN
+    | FloorOf
+    | GroupingOf
     | InSelect
     | InValues
     | ExistsIn
@@ -237,14 +265,19 @@ class Join:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Select:
-    """One SELECT; ``columns`` are (name, expression) pairs."""
+    """One SELECT; ``columns`` are (name, expression) pairs.
+
+    With ``each_by_itself`` the rows are grouped by each expression of ``group_by`` in turn.
+    """
 
     columns: tuple[tuple[str, Expression], ...]
     source: Source | None = None
     joins: tuple[Join, ...] = ()
     where: tuple[Expression, ...] = ()
     group_by: tuple[Expression, ...] = ()
+    each_by_itself: bool = False
     order_by: tuple[Expression, ...] = ()
+    limit: int | None = None
 
 
 @final
@@ -326,9 +359,15 @@ class Dialect(ABC):
             lines.append(f"{kind} {self._source(join.source)} ON {self._expression(join.on)}")
         if select.where:
             lines.append("WHERE " + "\n  AND ".join(map(self._expression, select.where)))
-        for clause, expressions in (("GROUP BY", select.group_by), ("ORDER BY", select.order_by)):
-            if expressions:
-                lines.append(f"{clause} {self._listed(expressions)}")
+        if select.group_by and select.each_by_itself:
+            sets = ", ".join(f"({self._expression(key)})" for key in select.group_by)
+            lines.append(f"GROUP BY GROUPING SETS ({sets})")
+        elif select.group_by:
+            lines.append(f"GROUP BY {self._listed(select.group_by)}")
+        if select.order_by:
+            lines.append(f"ORDER BY {self._listed(select.order_by)}")
+        if select.limit is not None:
+            lines.append(f"LIMIT {self.literal(select.limit)}")
         return "\n".join(lines)
 
     def _source(self, source: Source) -> str:
@@ -360,6 +399,13 @@ class Dialect(ABC):
                 return f"(NOT {self._expression(operand)})"
             case IsNull(operand):
                 return f"({self._expression(operand)} IS NULL)"
+            case IsNaN(operand):
+                not_a_number = f"CAST({self.text('NaN')} AS {self.types[SqlType.DOUBLE]})"
+                return f"({self._expression(operand)} = {not_a_number})"
+            case FloorOf(operand):
+                return f"floor({self._expression(operand)})"
+            case GroupingOf(columns):
+                return f"GROUPING({self._listed(columns)})"
             case InSelect(operand, rows):
                 return f"({self._expression(operand)} IN {self._nested(rows)})"
             case InValues(operand, values):

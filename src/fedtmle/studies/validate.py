@@ -11,14 +11,26 @@ from warnings import catch_warnings, simplefilter
 
 import numpy as np
 
-from fedtmle.data import Database, DatabaseQuery, DataErrors, Schema, SiloFile, load, read_silo_file
+from fedtmle.data import (
+    CountedTable,
+    Database,
+    DatabaseQuery,
+    DataErrors,
+    Schema,
+    SiloFile,
+    check,
+    load,
+    read_silo_file,
+)
 from fedtmle.data.drivers import WriteAccessWarning
 from fedtmle.defects import Defect, Lines, near
 from fedtmle.errors import DataError, FedTMLEError, InputError
-from fedtmle.model.table import AnyTable, Table
+from fedtmle.model.table import AnyTable, StreamedTable, Table
+from fedtmle.programs.study import Study
 from fedtmle.studies.preflight import differing_silos
 from fedtmle.studyfile.file import StudyFile, StudyFileErrors, read_study
-from fedtmle.studyfile.schema import check_follow_up, check_streams, schema_of
+from fedtmle.studyfile.schema import check_follow_up, check_streaming, schema_of
+from fedtmle.targets.time.estimands import AbstractTimeEffect
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,13 +38,13 @@ class Validation:
     """The result of `validate`.
 
     ``file`` and ``schema`` are the study and the columns that it reads, None if the study cannot be read.
-    ``tables`` has the table of each silo without a defect. A study with ``defects`` cannot run; ``warnings``
-    are about what may be intended.
+    ``tables`` has the table of each silo without a defect, or its counts: a streamed table of PostgreSQL is
+    checked in the database. A study with ``defects`` cannot run; ``warnings`` are about what may be intended.
     """
 
     file: StudyFile | None
     schema: Schema | None
-    tables: Mapping[str, AnyTable]
+    tables: Mapping[str, AnyTable | CountedTable]
     defects: tuple[Defect, ...]
     warnings: tuple[Defect, ...] = ()
 
@@ -49,34 +61,35 @@ def validate(path: str | Path) -> Validation:
 
     A defect names files, lines, columns and counts of rows, never a record's value.
     """
-    file, schema = None, None
+    file, study, schema = None, None, None
     silos: Mapping[str, Path] = {}
     defects: list[Defect] = []
     try:
         file = read_study(path)
-        silos = file.silos
-        schema = schema_of(file.study)
+        silos, study = file.silos, file.study
+        schema = schema_of(study)
     except StudyFileErrors as errors:
         defects += defects_of(errors)
-        silos = errors.silos
-        schema = None if errors.study is None else schema_of(errors.study)
+        silos, study = errors.silos, errors.study
+        schema = None if study is None else schema_of(study)
     except FedTMLEError as error:
         defects += defects_of(error)
-    tables: dict[str, AnyTable] = {}
+    tables: dict[str, AnyTable | CountedTable] = {}
     absent: list[set[str]] = []
     warnings: list[Defect] = []
     for name, source in silos.items():
         with catch_warnings(record=True) as raised:
             simplefilter("always", WriteAccessWarning)
             try:
-                if schema is not None:
-                    tables[name] = load(source, schema, silo=name)
+                if schema is not None and study is not None:
+                    tables[name] = _checked(study, schema, source, name)
                 elif source.suffix.lower() == ".toml":
                     read_silo_file(source)
             except DataErrors as errors:
                 defects += defects_of(errors.at(name))
                 absent.append({d.column for d in errors.defects if d.column and "has no column" in d.message})
-        warnings += [Defect(message=str(w.message), file=str(source), silo=name) for w in raised]
+        told = dict.fromkeys(str(warning.message) for warning in raised)
+        warnings += [Defect(message=message, file=str(source), silo=name) for message in told]
     files = _silo_files(silos)
     defects += _misnamed(files)
     if schema is not None and len(absent) == len(silos) > 1:
@@ -84,8 +97,8 @@ def validate(path: str | Path) -> Validation:
     if file is not None and len(tables) == len(silos):
         defects += _empty_arms(file, tables)
         try:
-            check_streams(file.study, tables)
-            check_follow_up(file.study, tables)
+            check_streaming(file.study, [name for name, table in tables.items() if _streams(table)])
+            check_follow_up(file.study, {k: t for k, t in tables.items() if not isinstance(t, CountedTable)})
         except (InputError, DataError) as error:
             defects += defects_of(error)
         if not defects:
@@ -102,10 +115,22 @@ def validate(path: str | Path) -> Validation:
     )
 
 
-def _held(tables: Mapping[str, AnyTable]) -> dict[str, Table]:
+def _held(tables: Mapping[str, AnyTable | CountedTable]) -> dict[str, Table]:
     """Return the tables if all are in memory: one that is streamed may take long to read often."""
     held = {name: table for name, table in tables.items() if isinstance(table, Table)}
     return held if len(held) == len(tables) else {}
+
+
+def _checked(study: Study, schema: Schema, source: Path, name: str) -> AnyTable | CountedTable:
+    """Return a silo's table, or its counts; those of times and events are checked together, row by row."""
+    target = study.target
+    if isinstance(target, AbstractTimeEffect):
+        return load(source, schema, silo=name)
+    return check(source, schema, silo=name, outcome=target.outcome, treatment=target.treatment)
+
+
+def _streams(table: AnyTable | CountedTable) -> bool:
+    return isinstance(table, StreamedTable | CountedTable)
 
 
 def _silo_files(silos: Mapping[str, Path]) -> dict[str, SiloFile]:
@@ -177,11 +202,16 @@ def defects_of(error: FedTMLEError) -> list[Defect]:
     return [Defect(message=str(error))]
 
 
-def _empty_arms(file: StudyFile, tables: Mapping[str, AnyTable]) -> list[Defect]:
+def _empty_arms(file: StudyFile, tables: Mapping[str, AnyTable | CountedTable]) -> list[Defect]:
     """Return a defect for each arm in which no silo has an observed outcome."""
     target = file.study.target
     observed_counts = [0] * len(target.arms)
-    for block in (block for table in tables.values() for block in table.blocks()):
+    counted = [table for table in tables.values() if isinstance(table, CountedTable)]
+    for code, level in enumerate(target.arms):
+        known = [table.known.get(level, 0) if target.treatment else table.n_known for table in counted]
+        observed_counts[code] += sum(known)
+    held = [table for table in tables.values() if not isinstance(table, CountedTable)]
+    for block in (block for table in held for block in table.blocks()):
         observed = np.ones(block.n_rows, dtype=bool)
         if target.outcome in block.numeric:  # an event is a factor, and never missing
             observed = ~np.isnan(block.numeric[target.outcome])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from fedtmle.data import Column, Kind, Schema
@@ -87,7 +87,11 @@ def _covariates(study: Study) -> Iterator[Column]:
 
 def check_streams(study: Study, tables: Mapping[str, AnyTable]) -> None:
     """Raise `InputError` if a silo streams its table and the study needs all rows at once."""
-    streams = [name for name, table in tables.items() if isinstance(table, StreamedTable)]
+    check_streaming(study, [name for name, table in tables.items() if isinstance(table, StreamedTable)])
+
+
+def check_streaming(study: Study, streams: Sequence[str]) -> None:
+    """Raise `InputError` if there are silos that stream their tables and the study needs all rows at once."""
     if not streams:
         return
     whole = [

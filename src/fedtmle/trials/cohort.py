@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, final
@@ -17,16 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedtmle.data.convert import Cells, Numbers, UnreadableError
-from fedtmle.data.database import MAX_ROWS, TIMEOUT, ArrowRows, DatabaseQuery
-from fedtmle.data.drivers import (
-    DatabaseError,
-    Transaction,
-    Trouble,
-    driver_of,
-    explained,
-    postgresql,
-    transaction,
-)
+from fedtmle.data.database import MAX_ROWS, TIMEOUT, DatabaseQuery
+from fedtmle.data.drivers import DatabaseError, Trouble, TwoQueries
 from fedtmle.data.duck import RelationReader, connect
 from fedtmle.data.snapshot import open_query
 from fedtmle.data.sql import DIALECTS, Dialect
@@ -233,48 +224,20 @@ def _read_duckdb(
         raise UnreadableError(message, fix)  # outside of `except`: the cause may quote a record
 
 
-class _CohortDriver:
-    """Reads the attrition first, in the transaction that then gives the rows of the table."""
-
-    # The planner has no statistics of named selects and expects a row or two of each; nested loops over a
-    # whole cohort would then take hours. Every join has an equality, so that it can hash.
-    _SETTINGS = (
-        "enable_nestloop = off",
-        "work_mem = '256MB'",  # else a hash is spilled in thousands of parts
-        "max_parallel_workers_per_gather TO DEFAULT",  # the table is in the order of person_id
-    )
-
-    def __init__(self, counts: str) -> None:
-        self._counts = counts
-        self.people: tuple[int, ...] = ()
-
-    @contextmanager
-    def __call__(self, url: str, query: str, *, timeout: float) -> Iterator[ArrowRows]:
-        if driver_of(url) is not postgresql:
-            raise DatabaseError(Trouble.NO_COHORT)
-        with transaction(url, timeout=timeout, settings=self._SETTINGS) as database:
-            failure = self._count(database)
-            if failure is not None:
-                raise failure
-            yield database.rows(query)
-
-    def _count(self, database: Transaction) -> DatabaseError | None:
-        """Read the people of each step; return what went wrong, for raising it without its cause."""
-        steps: dict[int, int] = {}
-        try:
-            for batch in database.rows(self._counts):
-                steps.update(zip(*(column.to_pylist() for column in batch.columns), strict=True))
-        except Exception as error:
-            return explained(error, connecting=False)
-        self.people = tuple(steps[step] for step in sorted(steps))
-        return None
+# The planner has no statistics of named selects and expects a row or two of each; nested loops over a whole
+# cohort would then take hours. Every join has an equality, so that it can hash.
+_SETTINGS = (
+    "enable_nestloop = off",
+    "work_mem = '256MB'",  # else a hash is spilled in thousands of parts
+    "max_parallel_workers_per_gather TO DEFAULT",  # the table is in the order of person_id
+)
 
 
 def _read_postgresql(
     cdm: Cdm, counts: str, table: str, names: Sequence[str]
 ) -> tuple[tuple[int, ...], Mapping[str, Cells]]:
     """Return the people of each step and the table's columns, from a PostgreSQL server."""
-    driver = _CohortDriver(counts)
+    driver = TwoQueries(counts, _SETTINGS)
     source = DatabaseQuery(
         url_env=cdm.url_env,
         url_file=cdm.url_file,
@@ -285,4 +248,4 @@ def _read_postgresql(
     )
     with open_query(source) as reader:
         _, cells = reader.read(names)
-    return driver.people, cells
+    return tuple(int(people) for _, people in sorted(driver.rows)), cells
