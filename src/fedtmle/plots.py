@@ -20,7 +20,13 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 AnyResult = StudyResult | Result | Document
-COLOURS = {"silo": "#0b5cad", "summary": "#9a4a00", "without": "#9a4a00", "pooled": "#1b1f24"}
+COLOURS = {
+    "silo": "#0b5cad",
+    "summary": "#9a4a00",
+    "prediction": "#9a4a00",
+    "without": "#9a4a00",
+    "pooled": "#1b1f24",
+}
 WARN = "#b3261e"
 
 

@@ -14,7 +14,7 @@ from fedtmle.studies.run import run
 from tests.browser.conftest import Page
 
 WIDTHS = (360, 768, 1440)
-FIGURES = ("forest-0", "spread-0", "overlap", "probability-0", "trajectory", "bits")
+FIGURES = ("overlap-sizes", "probability-0", "forest-0", "spread-0", "trajectory", "bits")
 SEEN = """
 const box = e => e.getBoundingClientRect();
 return [...document.querySelectorAll('figure svg')].filter(s => box(s).width > 0).map(s => {
@@ -58,7 +58,7 @@ def test_the_report_renders(page: Page, report: Path, width: int, dark: bool) ->
     page.open(report.as_uri(), width=width, dark=dark)
     assert page.complaints() == []
     assert not page.overflows()
-    assert "change the mean of iqsb_36" in page.text("h1")
+    assert page.text("h1").startswith("Difference of means")
     figures = page.ask(SEEN)
     assert isinstance(figures, list)
     assert [figure["key"] for figure in figures] == list(FIGURES)  # each once: wide or narrow
@@ -74,11 +74,58 @@ def test_the_report_renders(page: Page, report: Path, width: int, dark: bool) ->
 
 def test_the_keyboard_reaches_what_scrolls(page: Page, report: Path) -> None:
     page.open(report.as_uri(), width=360)
-    wide = "return [...document.querySelectorAll('.scroll')].filter(e => e.scrollWidth > e.clientWidth)"
-    assert page.ask(f"{wide}.length > 0")
-    assert page.ask(f"{wide}.every(e => e.tabIndex === 0 && e.getAttribute('aria-label'))")
+    regions = "return [...document.querySelectorAll('.scroll')]"
+    assert page.ask(f"{regions}.length > 5")
+    assert page.ask(f"{regions}.every(e => e.tabIndex === 0 && e.getAttribute('aria-label'))")
     links = "return [...document.querySelectorAll('nav a')].every(a => document.querySelector(a.hash))"
     assert page.ask(links)
+
+
+def test_tables_of_many_columns_reflow_on_a_telephone(page: Page, report: Path) -> None:
+    page.open(report.as_uri(), width=360)
+    many = "[...document.querySelectorAll('table.many')].filter(t => t.getBoundingClientRect().width > 0)"
+    assert page.ask(f"return {many}.length > 3")
+    assert (
+        page.ask(
+            f"return {many}.filter(t => t.parentElement.scrollWidth > t.parentElement.clientWidth).length"
+        )
+        == 0
+    )
+    shown = f"getComputedStyle({many}[0].querySelector('td'), '::before').content"
+    assert page.ask(f"return {shown}") == '"estimate"'
+    page.open(report.as_uri(), width=1440)
+    assert page.ask(f"return {shown}") == "none"
+
+
+ACCESSIBLE = """
+const all = selector => [...document.querySelectorAll(selector)];
+const levels = all('h1,h2,h3,h4').map(h => +h.tagName[1]);
+const ids = all('[id]').map(e => e.id);
+const known = new Set(ids);
+const named = e => (e.getAttribute('aria-labelledby') || '').split(' ').every(id => known.has(id));
+return {
+  'one h1': levels.filter(l => l === 1).length === 1,
+  'headings skip no level': levels.every((l, k) => k === 0 || l <= levels[k - 1] + 1),
+  'identifiers are unique': known.size === ids.length,
+  'every column header has its scope': all('thead th').every(h => h.scope === 'col'),
+  'every row header has its scope': all('tbody th').every(h => h.scope === 'row'),
+  'every table is a named region': all('table').every(t => t.closest('[role=region][aria-label]')),
+  'every figure has a caption': all('figure').every(f => f.querySelector('figcaption').textContent.trim()),
+  'every drawing has a name and a description':
+    all('figure svg').every(s => named(s) && s.querySelector('desc')),
+  'landmarks': ['header', 'nav', 'main', 'footer'].every(tag => all(tag).length === 1),
+  'links lead somewhere':
+    all('a').every(a => a.textContent.trim() && (!a.hash || known.has(a.hash.slice(1)))),
+  'the language is declared': document.documentElement.lang === 'en',
+};"""
+
+
+def test_the_report_is_accessible(page: Page, report: Path) -> None:
+    page.open(report.as_uri(), width=1440)
+    checks = page.ask(ACCESSIBLE)
+    assert isinstance(checks, dict)
+    assert len(checks) == 11
+    assert [name for name, holds in checks.items() if not holds] == []
 
 
 def test_the_report_prints(page: Page, report: Path) -> None:

@@ -50,7 +50,7 @@ def test_the_page_holds_what_the_issue_lists() -> None:
     page = render(document)
     text = words(page)
     assert document["question"] in text
-    for key in ("forest-0", "spread-0", "overlap", "probability-0", "trajectory", "bits"):
+    for key in ("forest-0", "spread-0", "overlap-sizes", "probability-0", "trajectory", "bits"):
         assert f'<figure id="{key}">' in page
     for said in ("What is proved", "What is assumed", "tolerance", "pooled loss", "not in itself a privacy"):
         assert said in text

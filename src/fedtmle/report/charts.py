@@ -27,6 +27,7 @@ SHADES = 6
 GROUPS = {
     "silo": "Silos that consented",
     "summary": "Summary of these silos",
+    "prediction": "The effect at another such silo",
     "without": "Summary without one silo",
     "pooled": "All silos, pooled data",
 }
@@ -73,12 +74,12 @@ def forest(data: Forest, digits: int) -> Draw:
         x_axis(canvas, scale, marks, top, bottom)
         if data.null is not None:
             canvas.line(scale(data.null), top, scale(data.null), bottom, "null")
-        y = top
+        y, weights = top, data.weights
         for kind in kinds:
             canvas.text(0, y + 14, GROUPS[kind], "group")
             y += ROW
             for row in (row for row in data.rows if row.kind == kind):
-                _interval(canvas, row, scale, y + ROW / 2, left, digits)
+                _interval(canvas, row, scale, y + ROW / 2, left, digits, weights.get(row.label, 0.0))
                 if wide:
                     numbers = f"{row.estimate:.{digits}f} ({row.low:.{digits}f} to {row.high:.{digits}f})"
                     shown = numbers.replace("-", "\N{MINUS SIGN}")
@@ -90,14 +91,27 @@ def forest(data: Forest, digits: int) -> Draw:
     return draw
 
 
-def _interval(canvas: Canvas, row: Interval, scale: Scale, y: float, left: float, digits: int) -> None:
+def _interval(
+    canvas: Canvas, row: Interval, scale: Scale, y: float, left: float, digits: int, weight: float
+) -> None:
+    """Draw a silo as a square whose area is its weight, a summary as a diamond as wide as its interval."""
     canvas.text(10, y + 4, shortened(row.label, left - 18), "name")
-    canvas.line(scale(row.low), y, scale(row.high), y, f"whisker {row.kind}")
-    value, low, high = (f"{number:.{digits}f}" for number in (row.estimate, row.low, row.high))
-    description = f"{row.name}: {value} ({low} to {high}), n = {row.n:,}"
-    canvas.circle(
-        scale(row.estimate), y, 5.5 if row.kind == "pooled" else 4.0, f"dot {row.kind}", description
-    )
+    low, middle, high = scale(row.low), scale(row.estimate), scale(row.high)
+    value, first, last = (f"{number:.{digits}f}" for number in (row.estimate, row.low, row.high))
+    description = f"{row.name}: {value} ({first} to {last}), n = {row.n:,}"
+    if row.is_summary:
+        canvas.path(
+            f"M{low:.1f} {y:.1f}L{middle:.1f} {y - 6:.1f}L{high:.1f} {y:.1f}L{middle:.1f} {y + 6:.1f}Z",
+            f"dot {row.kind}",
+            description,
+        )
+        return
+    canvas.line(low, y, high, y, f"whisker {row.kind}")
+    if row.kind == "silo":
+        half = 2.5 + 5.0 * math.sqrt(weight)
+        canvas.rect(middle - half, y - half, 2 * half, 2 * half, "dot silo", description)
+    elif row.kind == "without":
+        canvas.circle(middle, y, 4.0, f"dot {row.kind}", description)
 
 
 def trajectory(data: Path) -> Draw:

@@ -12,11 +12,11 @@ from itertools import pairwise
 
 from fedtmle.layout import Document
 from fedtmle.report import charts
+from fedtmle.report.checklist import Checklist, Item
 from fedtmle.report.svg import CHARACTER, Canvas
 from fedtmle.runtime.markup import element, scrolling, table, text
 from fedtmle.text.emulation import arms, total
 
-TARGET = "https://doi.org/10.1001/jama.2025.13350"
 LINE = 16.0  # pixels from one line of a box to the next
 PAD = 8.0
 
@@ -30,7 +30,6 @@ def sections(document: Document) -> list[tuple[str, str]]:
         ("The target trial", _protocol(emulation)),
         ("Flow of people", _flow(emulation)),
         ("Baseline characteristics", _table1(emulation)),
-        ("TARGET checklist", _checklist(emulation)),
     ]
     return [(title, html) for title, html in parts if html]
 
@@ -167,79 +166,64 @@ def _cell(line: Document, arm: int) -> str:
     return f"{mean:.1%}" if line["sd"] is None else f"{mean:.2f} ({line['sd'][arm]:.2f})"
 
 
-# The checklist of the TARGET statement. Items are in our words, by its six sections; a tuple has the item,
-# and the section of the page that reports it, or why it does not.
+# The TARGET statement's items, in our words, by its six sections.
 
-AUTHORS = "for the authors"
-_PROTOCOL = "#the-target-trial"
-CHECKLIST: tuple[tuple[str, tuple[tuple[str, str, str], ...]], ...] = (
-    ("Abstract", (("a summary that names the target trial, the data and the main estimate", AUTHORS, ""),)),
-    (
-        "Introduction",
-        (
-            ("what is known, and why the question is open", AUTHORS, ""),
-            ("the causal question", "the title of this page", "#main"),
-            ("why a target trial is emulated", AUTHORS, ""),
-        ),
+TARGET = Checklist(
+    name="TARGET checklist",
+    note=(
+        "Where this page reports what the TARGET statement (Cashin et al., JAMA 2025) asks of a study that "
+        "emulates a target trial. The items are in our words; the statement has the checklist itself:"
     ),
-    (
-        "Methods",
+    source="doi:10.1001/jama.2025.13350",
+    parts=(
+        ("Abstract", (Item("a summary that names the target trial, the data and the main estimate"),)),
         (
-            ("data sources: where, when and for what the records were made", AUTHORS, ""),
-            ("data sources: silos and their records", "Flow of people", "#flow-of-people"),
-            ("each component of the protocol, as the target trial has it", "The target trial", _PROTOCOL),
-            ("each component, as the records emulate it, with code lists", "The target trial", _PROTOCOL),
-            ("models, estimator and intervals", "Who was studied, and how", "#who-was-studied-and-how"),
-            ("exactness and rounds of the computation", "How exactly", "#how-exactly"),
+            "Introduction",
+            (
+                Item("what is known, and why the question is open"),
+                Item("the causal question", ("Methods",)),
+                Item("why a target trial is emulated"),
+            ),
         ),
-    ),
-    (
-        "Results",
         (
-            ("selection of people: numbers at each step", "Flow of people", "#flow-of-people"),
-            ("baseline characteristics by strategy", "Baseline characteristics", "#baseline-characteristics"),
-            ("length of follow-up, and reasons for its end", "The target trial", _PROTOCOL),
-            ("missing data: unknown outcomes by strategy", "Flow of people", "#flow-of-people"),
-            ("events by strategy", "Flow of people", "#flow-of-people"),
-            ("effect estimates with intervals", "Estimates", "#estimates"),
-            ("overlap of the strategies", "Who was studied, and how", "#who-was-studied-and-how"),
-            ("sensitivity and other additional analyses", AUTHORS, ""),
+            "Methods",
+            (
+                Item("data sources: where, when and for what the records were made"),
+                Item("data sources: silos and their records", ("Flow of people",)),
+                Item("each component of the protocol, as the target trial has it", ("The target trial",)),
+                Item("each component, as the records emulate it, with code lists", ("The target trial",)),
+                Item("models, estimator and intervals", ("Methods",)),
+                Item("exactness and rounds of the computation", ("How exactly",)),
+            ),
         ),
-    ),
-    (
-        "Discussion",
         (
-            ("interpretation, and other evidence", AUTHORS, ""),
-            ("limitations: assumptions that may not hold", "How exactly (What is assumed)", "#how-exactly"),
+            "Results",
+            (
+                Item("selection of people: numbers at each step", ("Flow of people",)),
+                Item("baseline characteristics by strategy", ("Baseline characteristics", "Balance")),
+                Item("length of follow-up, and reasons for its end", ("The target trial",)),
+                Item("missing data: unknown outcomes by strategy", ("Flow of people", "Missing data")),
+                Item("events by strategy", ("Flow of people",)),
+                Item("effect estimates with intervals", ("Estimates",)),
+                Item("overlap of the strategies", ("Overlap",)),
+                Item("sensitivity and other additional analyses", ("Sensitivity",)),
+            ),
         ),
-    ),
-    (
-        "Other information",
         (
-            ("ethics, registration, funding and interests", AUTHORS, ""),
-            ("involvement of patients and the public", AUTHORS, ""),
-            ("access to data: what left the silos", "What left the silos", "#what-left-the-silos"),
-            ("access to the protocol and code", "To reproduce this", "#to-reproduce-this"),
+            "Discussion",
+            (
+                Item("interpretation, and other evidence"),
+                Item("limitations: assumptions that may not hold", ("How exactly",)),
+            ),
+        ),
+        (
+            "Other information",
+            (
+                Item("ethics, registration, funding and interests"),
+                Item("involvement of patients and the public"),
+                Item("access to data: what left the silos", ("What left the silos",)),
+                Item("access to the protocol and code", ("To reproduce this",)),
+            ),
         ),
     ),
 )
-
-
-def _checklist(emulation: Document) -> str:
-    rows = []
-    for section, items in CHECKLIST:
-        for k, (item, where, link) in enumerate(items):
-            absent = link == "#baseline-characteristics" and not emulation.get("table1")
-            place = (
-                text("a", where, href=link) if link and not absent else text("span", AUTHORS, class_="soft")
-            )
-            cells = text("td", item) + element("td", place)
-            rows.append(element("tr", text("th", section if k == 0 else "", scope="row") + cells))
-    head = "".join(text("th", title, scope="col") for title in ("section", "item", "reported in"))
-    body = element("table", f"<thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody>")
-    note = (
-        "Where this page reports what the TARGET statement (Cashin et al., JAMA 2025) asks of a study that "
-        "emulates a target trial. The items are in our words; the statement has the checklist itself: "
-    )
-    cited = element("p", text("span", note) + text("a", TARGET, href=TARGET))
-    return cited + scrolling(body, "TARGET checklist", "prose")

@@ -2,44 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from importlib.resources import files
 
-from fedtmle.layout import Document, bits, decimals, learner_tables, phase_name, probability, share
-from fedtmle.report import charts, emulation, series, words
+from fedtmle.layout import Document, decimals, number, probability
+from fedtmle.report import charts, emulation, people, series, technical, wording
+from fedtmle.report import checklist as checklists
+from fedtmle.report.checklist import STROBE, anchor
 from fedtmle.runtime.markup import element, scrolling, table, text
-from fedtmle.text.result import PHASES, cells, interval_title
+from fedtmle.text.result import cells, interval_title
 
 CONTENT_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+APPENDIX = ("How exactly", "What left the silos", "To reproduce this")
+CHECKLISTS = (STROBE, emulation.TARGET)  # the second if the study emulates a trial
 
 
 def render(document: Document) -> str:
     """Return the page, which loads no other file."""
-    sections = {
-        title: body
-        for title, body in (
-            ("Estimates", _estimates(document)),
-            ("Silo by silo", _forest(document)),
-            ("Heterogeneity", _heterogeneity(document)),
-            *emulation.sections(document),
-            ("Who was studied, and how", _cohort(document)),
-            ("How exactly", _exactness(document)),
-            ("What left the silos", _sent(document)),
-            ("To reproduce this", _reproduce(document)),
-        )
-        if body
-    }
-    keys = {title: title.lower().replace(" ", "-").replace(",", "") for title in sections}
-    links = "".join(element("li", text("a", title, href=f"#{keys[title]}")) for title in sections)
+    sections = {title: html for title, html in _sections(document) if html}
+    checklist = CHECKLISTS["emulation" in document]
+    if "study" in document:
+        appendix = {title: sections.pop(title) for title in APPENDIX if title in sections}
+        titles = {*sections, *appendix, checklist.name}
+        sections |= {checklist.name: checklists.render(checklist, titles), **appendix}
+    links = "".join(element("li", text("a", title, href=f"#{anchor(title)}")) for title in sections)
     body = "".join(
-        element("section", text("h2", title) + html, id=keys[title]) for title, html in sections.items()
+        element("section", text("h2", title) + html, id=anchor(title)) for title, html in sections.items()
     )
     nav = element("nav", element("ul", links), aria_label="Sections")
     style = files("fedtmle.report").joinpath("style.css").read_text(encoding="utf-8")
-    question = str(document["question"])
     head = (
         '<meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1">'
         f'<meta http-equiv="Content-Security-Policy" content="{CONTENT_POLICY}">'
-        f"{text('title', question)}<style>{style}</style>"
+        f"{text('title', wording.title(document))}<style>{style}</style>"
     )
     return (
         f'<!DOCTYPE html>\n<html lang="en"><head>{head}</head><body>'
@@ -50,22 +45,59 @@ def render(document: Document) -> str:
     )
 
 
+def _sections(document: Document) -> Iterator[tuple[str, str]]:
+    """Yield the titles and the HTML of the sections, in their order; those without HTML are left out."""
+    yield "Estimates", _estimates(document)
+    if "study" in document:
+        yield "Survival curves", people.curves(document)
+        yield "Participants", people.participants(document)
+    yield from emulation.sections(document)
+    if "study" in document:
+        yield "Missing data", people.missing(document)
+        yield "Balance", people.balance(document)
+        yield "Overlap", people.overlap(document)
+        yield "Outcome model", people.fit(document)
+        yield "Sensitivity", people.sensitivity(document)
+    yield "Silo by silo", _forest(document)
+    yield "Heterogeneity", _heterogeneity(document)
+    if "study" in document:
+        yield "Methods", _methods(document)
+    yield "How exactly", technical.exactness(document)
+    yield "What left the silos", technical.sent(document)
+    yield "To reproduce this", technical.reproduce(document)
+
+
+def _methods(document: Document) -> str:
+    note = "A paragraph to paste, from the values of this run; the reasons for them are the authors' to give."
+    return text("p", note, class_="soft") + text(
+        "blockquote", " ".join(wording.methods(document)), class_="paste"
+    )
+
+
 def _header(document: Document) -> str:
-    parts = [text("h1", str(document["question"]))]
-    sizes = document["sizes"]
-    silos = "1 silo" if len(sizes) == 1 else f"{len(sizes)} silos"
-    parts.append(text("p", f"{document['n']:,} records in {silos}", class_="soft"))
+    parts = [text("h1", wording.title(document))]
+    silos = f"{document['n']:,} records in {wording.silos(document)}"
+    question = f"{document['question']} " if wording.title(document) != document["question"] else ""
+    parts.append(text("p", f"{question}{silos}.", class_="soft"))
     if len(document["estimates"]) == 1:
         (row,) = document["estimates"]
         value, _, interval = cells(row)
         aside = text("small", f"{_interval_title(document)}: {interval}")
-        answer = text("span", f"{row['estimand']}: {value}")
+        answer = text("span", f"{_measure(document, row)}: {value}")
         parts.append(element("p", f"{answer} {aside}", class_="answer"))
-    style = "status" if document["converged"] else "status bad"
+    style = "status" if document["converged"] and not document.get("warnings") else "status bad"
     status = str(document["status_text"])
     parts.append(element("p", text("span", status[:1].upper() + status[1:], class_=style)))
     parts += [text("p", f"Warning: {warning}", class_="warning") for warning in document.get("warnings", [])]
     return "".join(parts)
+
+
+def _measure(document: Document, row: Document) -> str:
+    """Return an estimate's name for a reader: its measure, where the study asks for one value."""
+    if "study" not in document or len(document["estimates"]) > 1:
+        return str(row["estimand"])
+    first = wording.measure(document)
+    return f"{first[:1].upper()}{first[1:]}"
 
 
 def _interval_title(document: Document) -> str:
@@ -80,12 +112,28 @@ def _estimates(document: Document) -> str:
     title = _interval_title(document)
     head = ["estimand", "estimate", "std. error", title, "p"]
     rows = [[row["estimand"], *cells(row, digits), probability(row["p_value"])] for row in estimates]
-    html = scrolling(table(head, rows), "Estimates")
+    caption = wording.caption(document) if "study" in document else ""
+    html = scrolling(table(head, rows, caption=caption), "Estimates") + _means(document, digits)
     if len(estimates) > 1 and document.get("simultaneous"):
         rows = [[row["estimand"], cells(row, digits)[2]] for row in document["simultaneous"]]
         html += text("p", "Simultaneous intervals: all of them hold together with the same confidence.")
         html += scrolling(table(["estimand", f"simultaneous {title}"], rows), "Simultaneous intervals")
     return html
+
+
+def _means(document: Document, digits: int) -> str:
+    """Return the mean outcome in each arm, for an estimand that compares arms."""
+    is_comparison = any(row["scale"] != "value" for row in document["estimates"])
+    if "study" not in document or not is_comparison or not document["psi"] or document.get("curves"):
+        return ""
+    each = zip(document["names"], document["psi"], document["std_error"], strict=True)
+    rows = [
+        [wording.component(document, name), number(value, digits), number(error, digits)]
+        for name, value, error in each
+    ]
+    kind = "Risk" if document["study"]["target"]["response"] == "binary" else "Mean"
+    caption = f"{kind} of {wording.outcome(document)} under each arm"
+    return scrolling(table(["", "estimate", "std. error"], rows, caption=caption), "Means by arm")
 
 
 def _personalized(document: Document) -> str:
@@ -135,11 +183,18 @@ def _forest(document: Document) -> str:
         else "No silo consented to showing an estimate of its own, so only the pooled one is drawn."
     )
     rows = [
-        [row.name, f"{row.n:,}", *(f"{v:.{digits}f}" for v in (row.estimate, row.low, row.high))]
+        [
+            row.name,
+            f"{row.n:,}",
+            f"{data.weights[row.label]:.1%}" if row.kind == "silo" and row.label in data.weights else "",
+            *(f"{v:.{digits}f}" for v in (row.estimate, row.low, row.high)),
+        ]
         for data in series.forests(document)
         for row in data.rows
     ]
-    numbers = scrolling(table(["", "records", "estimate", "from", "to"], rows), "Numbers of the forest plot")
+    numbers = scrolling(
+        table(["", "records", "weight", "estimate", "from", "to"], rows), "Numbers of the forest plot"
+    )
     return text("p", note) + "".join(figures) + element("details", text("summary", "The numbers") + numbers)
 
 
@@ -164,128 +219,6 @@ def _heterogeneity(document: Document) -> str:
         "I\N{SUPERSCRIPT TWO} is the share of the spread beyond chance. With few silos both are rough."
     )
     return scrolling(table(head, rows), "Heterogeneity") + text("p", note) + "".join(figures)
-
-
-def _cohort(document: Document) -> str:
-    data = series.overlap(document)
-    if data is None:
-        return ""
-    rows = [
-        [
-            arm.name,
-            f"{arm.records:,}",
-            f"{arm.observed:,} ({share(arm.observed, arm.records)})",
-            f"{arm.truncated:,} ({share(arm.truncated, arm.records)})"
-            + (f"; hidden in {arm.hidden_in}" if arm.hidden_in else ""),
-        ]
-        for arm in data.arms
-    ]
-    html = scrolling(table(["arm", "records", "with outcome", "truncated"], rows), "Arms")
-    study = document["study"]
-    models = [[f"{role} model", formula] for role, formula in study["models"].items()]
-    truncation = "none" if data.truncation is None else f"{data.truncation:.4g}"
-    rule = " (auto)" if study["options"]["g_bounds"] == "auto" else ""
-    models += [["algorithm", study["algorithm"]["kind"]], ["truncation of g", truncation + rule]]
-    html += scrolling(table(["", ""], models), "Models", "prose")
-    for head, *learners in learner_tables(document):
-        html += scrolling(table(head, learners), head[0].capitalize())
-    truncated = "; ".join(f"{arm.name} {arm.truncated:,}" for arm in data.arms)
-    sizes = "; ".join(f"{name} {size:,.0f}" for name, size in data.effective.items())
-    description = f"Truncated records: {truncated}. Effective sample size: {sizes}."
-    title = (
-        "Overlap: records by arm (dark: with an outcome; red: truncated, because the probability "
-        "of the arm and of an observed outcome is below the bound), and effective sample sizes"
-    )
-    html += charts.figure(charts.overlap(data), title=title, description=description, key="overlap")
-    for k, spread in enumerate(series.probabilities(document)):
-        title = f"Modelled probability of arm {spread.of} by observed arm (?: hidden, too few records)"
-        counts = "; ".join(
-            f"{arm}: {', '.join('hidden' if count is None else str(count) for count in by_bin)}"
-            for arm, by_bin in spread.counts.items()
-        )
-        description = (
-            f"Counts in bins that begin at {', '.join(f'{edge:g}' for edge in spread.edges[:-1])}. {counts}."
-        )
-        drawn = charts.probabilities(spread)
-        html += charts.figure(drawn, title=title, description=description, key=f"probability-{k}")
-    return html
-
-
-def _exactness(document: Document) -> str:
-    data = series.path(document)
-    parts = []
-    known = [norm for norm in data.norm if norm]
-    if known:
-        tolerance = "" if data.tolerance is None else f"; the tolerance is {data.tolerance:.2g}"
-        ends = f"from {known[0]:.2g} to {known[-1]:.2g}"
-        description = f"Norm of the pooled gradient in {len(known)} rounds: {ends}{tolerance}."
-        title = (
-            "Residual by round, with the tolerance (filled: at the current fit; open: on the way to the next)"
-        )
-        parts.append(
-            charts.figure(charts.trajectory(data), title=title, description=description, key="trajectory")
-        )
-        if data.loss is None:
-            note = "The pooled loss is not drawn: the run did not ask for it, as that discloses one more sum."
-            parts.append(text("p", note, class_="soft"))
-    for title, lines in (("What is proved", words.proved), ("What is assumed", words.assumed)):
-        items = "".join(text("li", line) for line in lines(document))
-        parts.append(text("h3", title) + element("ul", items))
-    checks = (document["certificate"] or {}).get("checks", [])
-    if checks:
-        rows = [
-            [
-                line["name"],
-                f"{line['realised']:.5g}",
-                "open" if line["bound"] is None else f"{line['bound']:.4g}",
-                line["basis"] or "",
-                line["statement"],
-            ]
-            for line in checks
-        ]
-        caption = "The cost of the run, and the bounds of the paper's theorems"
-        head = ["", "realised", "bound", "depends on", "statement"]
-        parts.append(scrolling(table(head, rows, caption=caption), "Bounds"))
-    return "".join(parts)
-
-
-def _sent(document: Document) -> str:
-    account = document["account"]
-    data = series.bits_by_round(document)
-    phases = [phase for phase in PHASES if account["rounds"].get(phase)]
-    html = "".join(text("p", line) for line in words.disclosed(document))
-    html += scrolling(table(["phase", "a message holds"], words.messages(document)), "Messages", "prose")
-    up, down = account["bits_up"], account["bits_down"]
-    rows = [
-        [silo, *(bits(up[silo].get(phase, 0)) for phase in phases), bits(sum(up[silo].values())),
-         bits(sum(down.get(silo, {}).values()))]
-        for silo in up
-    ]  # fmt: skip
-    heads = [f"{phase_name(phase)} ({account['rounds'][phase]})" for phase in phases]
-    caption = "Bits that each silo sent, by phase (with the number of rounds), and received"
-    html += scrolling(table(["silo", *heads, "sent", "received"], rows, caption=caption), "Bits by silo")
-    total = sum(sum(sent) for sent in data.up.values())
-    description = f"{len(data.phases)} rounds, {len(data.up)} silos, {total:,} bits from silos in all."
-    title = "Bits of each silo's answers, and of the broadcast to each, by round"
-    return html + charts.figure(charts.bits(data), title=title, description=description, key="bits")
-
-
-def _reproduce(document: Document) -> str:
-    study = document.get("study", {})
-    rows = [
-        ["plan (SHA-256)", str(document.get("plan", "-"))],
-        ["transcript (SHA-256)", str(document["transcript"])],
-        ["seed", str(study.get("options", {}).get("seed", "-"))],
-        *([name, str(value)] for name, value in document.get("versions", {}).items()),
-    ]
-    for name, value in study.get("algorithm", {}).items():
-        rows.append([f"algorithm: {name}", str(value)])
-    for name, value in study.get("options", {}).items():
-        rows.append([f"option: {name}", str(value)])
-    note = (
-        "The same plan on the same records gives the same transcript with these versions on such a machine."
-    )
-    return text("p", note) + scrolling(table(["", ""], rows), "Reproducibility", "prose mono")
 
 
 def _footer(document: Document) -> str:

@@ -41,8 +41,8 @@ def document_of(result: StudyResult | Result | Document) -> Document:
 class Interval:
     """One row of a forest plot.
 
-    ``kind`` is "pooled", "silo", "summary" (of the silos' own estimates, or its prediction interval), or
-    "without" for that summary of all silos but ``label``.
+    ``kind`` is "pooled", "silo", "summary" (of the silos' own estimates), "prediction" (its interval for the
+    effect at another silo), or "without" for that summary of all silos but ``label``.
     """
 
     label: str  # the silo, or "pooled"
@@ -56,6 +56,11 @@ class Interval:
     def name(self) -> str:
         return f"without {self.label}" if self.kind == "without" else self.label
 
+    @property
+    def is_summary(self) -> bool:
+        """Whether it puts all records, or all silos, together."""
+        return self.kind in ("pooled", "summary")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Forest:
@@ -65,6 +70,7 @@ class Forest:
     rows: tuple[Interval, ...]
     null: float | None
     ratio: bool
+    weights: Mapping[str, float]  # of each silo in the random-effects summary; they add up to 1
 
 
 def forests(document: Document) -> list[Forest]:
@@ -87,7 +93,18 @@ def forests(document: Document) -> list[Forest]:
         shown = tuple(row for row in rows if row is not None)
         if shown:
             scale = Scale(pooled["scale"])
-            drawn.append(Forest(estimand=pooled["estimand"], rows=shown, null=scale.null, ratio=scale.is_log))
+            spread = [
+                line for line in document.get("heterogeneity", []) if line["estimand"] == pooled["estimand"]
+            ]
+            drawn.append(
+                Forest(
+                    estimand=pooled["estimand"],
+                    rows=shown,
+                    null=scale.null,
+                    ratio=scale.is_log,
+                    weights=spread[0]["weights"] if spread else {},
+                )
+            )
     return drawn
 
 
@@ -99,7 +116,7 @@ def _summaries(document: Document, estimand: str) -> Iterator[Interval | None]:
             summary = line["summaries"][0]
             yield _interval("random effects", "summary", summary, n)
             ends = {f"conf_{end}": summary[f"prediction_{end}"] for end in ("low", "high")}
-            yield _interval("prediction", "summary", {**summary, **ends}, n)
+            yield _interval("prediction", "prediction", {**summary, **ends}, n)
 
 
 def _per_silo(document: Document, key: str) -> list[tuple[str, list[Document]]]:
@@ -188,6 +205,7 @@ class CohortOverlap:
     """Counts by arm, effective sample sizes, and the truncation of the propensity score, if any."""
 
     arms: tuple[Arm, ...]
+    records: int  # in all: everyone has a score of every arm, which may be truncated
     effective: Mapping[str, float]
     truncation: float | None
 
@@ -204,8 +222,43 @@ def overlap(document: Document) -> CohortOverlap | None:
                 *(document[key] for key in keys), strict=True
             )
         ),
+        records=document["n"],
         effective=document["effective_sizes"],
         truncation=document["g_floor"] or None,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Love:
+    """Standardised differences of the covariates between an arm and the reference; None is hidden."""
+
+    arm: str
+    reference: str
+    names: tuple[str, ...]
+    unweighted: tuple[float | None, ...]
+    weighted: tuple[float | None, ...]
+    is_complete: bool  # whether every silo discloses every covariate
+
+
+def balance(document: Document) -> tuple[Love, ...]:
+    """Return the numbers of a Love plot for each arm but the reference; empty if there are none."""
+    data = document.get("balance")
+    if not data:
+        return ()
+    lines = data["covariates"]
+    return tuple(
+        Love(
+            arm=arm,
+            reference=data["reference"],
+            names=tuple(
+                line["label"] if line["level"] is None else f"{line['label']} = {line['level']}"
+                for line in lines
+            ),
+            unweighted=tuple(line["differences"][k] for line in lines),
+            weighted=tuple(line["weighted_differences"][k] for line in lines),
+            is_complete=data["is_complete"],
+        )
+        for k, arm in enumerate(data["arms"])
     )
 
 

@@ -94,8 +94,11 @@ class Canvas:
             f"{shape}><title>{escape(description)}</title></rect>" if description else f"{shape}/>"
         )
 
-    def path(self, d: str, style: str) -> None:
-        self.items.append(f'<path class="{style}" d="{d}"/>')
+    def path(self, d: str, style: str, description: str = "") -> None:
+        shape = f'<path class="{style}" d="{d}"'
+        self.items.append(
+            f"{shape}><title>{escape(description)}</title></path>" if description else f"{shape}/>"
+        )
 
     def curve(self, points: Sequence[tuple[float, float]], style: str) -> None:
         """Draw a polyline."""

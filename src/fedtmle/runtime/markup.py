@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 
 Cells = Sequence[str]
+FEW_COLUMNS = 3  # so many fit on the narrowest screen
 
 
 def element(tag: str, content: str, **attributes: str) -> str:
@@ -26,11 +27,22 @@ def scrolling(content: str, name: str, style: str = "") -> str:
 
 
 def table(head: Cells, rows: Iterable[Cells], *, caption: str = "") -> str:
-    """Return a table of plain text; the first cell of a row is its header."""
+    """Return a table of plain text; the first cell of a row is its header.
+
+    A table of many columns becomes a list of records on a narrow screen (`.many` in the style sheet), where
+    each cell shows the title of its column.
+    """
+    is_wide = len(head) > FEW_COLUMNS
     titles = "".join(text("th", title, scope="col") for title in head)
     body = "".join(
-        element("tr", text("th", first, scope="row") + "".join(text("td", cell) for cell in rest))
+        element("tr", text("th", first, scope="row") + "".join(_cells(rest, head[1:], named=is_wide)))
         for first, *rest in rows
     )
     title = text("caption", caption) if caption else ""
-    return element("table", f"{title}<thead><tr>{titles}</tr></thead><tbody>{body}</tbody>")
+    content = f"{title}<thead><tr>{titles}</tr></thead><tbody>{body}</tbody>"
+    return element("table", content, class_="many") if is_wide else element("table", content)
+
+
+def _cells(cells: Cells, titles: Cells, *, named: bool) -> Iterator[str]:
+    for cell, title in zip(cells, titles, strict=True):
+        yield text("td", cell, data_title=title) if named else text("td", cell)

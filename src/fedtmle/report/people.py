@@ -1,0 +1,260 @@
+"""The sections of the report about the people of a study: who they are, and what the estimate rests on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from fedtmle.layout import Document, decimals, learner_tables, share
+from fedtmle.report import charts, clinical, series, wording
+from fedtmle.runtime.markup import element, scrolling, table, text
+from fedtmle.targets.effects.estimands import Scale
+
+
+def participants(document: Document) -> str:
+    """Return the numbers of records and outcomes by arm, with the outcome's mean in each arm if targeted."""
+    data = series.overlap(document)
+    if data is None:
+        return ""
+    head = ["", *(wording.arm(document, arm.name) for arm in data.arms), "all"]
+    records = [arm.records for arm in data.arms]
+    observed = [arm.observed for arm in data.arms]
+    rows = [
+        ["records", *(f"{count:,}" for count in records), f"{document['n']:,}"],
+        [
+            "with an outcome",
+            *(f"{known:,} ({share(known, count)})" for known, count in zip(observed, records, strict=True)),
+            f"{sum(observed):,} ({share(sum(observed), document['n'])})",
+        ],
+    ]
+    for counted in document.get("flow", ()):
+        rows.append([str(counted["step"]), *("" for _ in data.arms), f"{counted['records']:,}"])
+    by_silo = [[silo, f"{size:,}"] for silo, size in document["sizes"].items()]
+    numbers = scrolling(table(["silo", "records"], by_silo), "Records by silo")
+    return scrolling(table(head, rows), "Participants") + element(
+        "details", text("summary", "Records by silo") + numbers
+    )
+
+
+def balance(document: Document) -> str:
+    """Return a Love plot for each arm but the reference."""
+    html = ""
+    for k, data in enumerate(series.balance(document)):
+        pairs = zip(data.names, data.unweighted, data.weighted, strict=True)
+        rows = [[name, *(_signed(value) for value in values)] for name, *values in pairs]
+        worst = max((abs(v) for v in data.weighted if v is not None), default=math.nan)
+        where = "" if data.is_complete else ", some silos only"
+        named = f"{wording.arm(document, data.arm)} against {wording.arm(document, data.reference)}"
+        description = (
+            f"Standardised differences of {len(data.names)} covariates between {named}{where}; the largest "
+            f"after weighting is {worst:.2f}."
+        )
+        title = f"Balance of covariates, {named}{where}"
+        html += charts.figure(clinical.love(data), title=title, description=description, key=f"balance-{k}")
+        if not data.is_complete:
+            html += text("p", "Silos that hide a covariate are left out of it, so this is not all records.")
+        numbers = scrolling(table(["covariate", "unweighted", "weighted"], rows), f"Balance, {named}")
+        html += element("details", text("summary", "The numbers") + numbers)
+    if html:
+        html = (
+            text(
+                "p",
+                "Differences of means in standard deviations, before and after weighting by the inverse "
+                "propensity score. Differences within 0.1 (shaded) usually need no attention.",
+            )
+            + html
+        )
+    return html
+
+
+def _signed(value: float | None) -> str:
+    return "hidden" if value is None else f"{value:+.3f}"
+
+
+def overlap(document: Document) -> str:
+    """Return truncation, effective sample sizes and the histograms of the propensity score."""
+    data = series.overlap(document)
+    if data is None or "treatment" not in document["study"]["models"]:
+        return ""
+    truncated = "; ".join(f"{arm.name} {arm.truncated:,}" for arm in data.arms)
+    sizes = "; ".join(f"{name} {size:,.0f}" for name, size in data.effective.items())
+    description = f"Truncated records: {truncated}. Effective sample size: {sizes}."
+    title = (
+        "Records by arm (dark: with an outcome; red: truncated, because the probability of the arm and of an "
+        "observed outcome is below the bound), and effective sample sizes"
+    )
+    html = charts.figure(charts.overlap(data), title=title, description=description, key="overlap-sizes")
+    for k, spread in enumerate(series.probabilities(document)):
+        title = f"Propensity score of arm {spread.of} by observed arm (?: hidden, too few records)"
+        counts = "; ".join(
+            f"{arm}: {', '.join('hidden' if count is None else str(count) for count in by_bin)}"
+            for arm, by_bin in spread.counts.items()
+        )
+        edges = ", ".join(f"{edge:g}" for edge in spread.edges[:-1])
+        drawn = charts.probabilities(spread)
+        description = f"Counts in bins that begin at {edges}. {counts}."
+        html += charts.figure(drawn, title=title, description=description, key=f"probability-{k}")
+    return html
+
+
+def fit(document: Document) -> str:
+    """Return the outcome model's fit: R squared and calibration, and the weights of super learners."""
+    html = "".join(
+        scrolling(table(head, learners), head[0].capitalize()) for head, *learners in learner_tables(document)
+    )
+    fitted = (document.get("diagnostics") or {}).get("outcome_fit")
+    if not fitted:
+        return html
+    shown = fitted.get("r_squared") or {}
+    if shown.get("initial") is not None:
+        html += text(
+            "p",
+            f"The outcome model explains {shown['initial']:.0%} of the outcome's variance before targeting, "
+            f"{shown['targeted']:.0%} after.",
+        )
+    calibration = fitted.get("calibration")
+    if calibration:
+        rows = [
+            [f"{low:.4g} to {high:.4g}", "hidden" if count is None else f"{count:,}", *map(_plain, means)]
+            for low, high, count, *means in zip(
+                calibration["edges"][:-1],
+                calibration["edges"][1:],
+                calibration["counts"],
+                calibration["observed"],
+                calibration["initial"],
+                calibration["targeted"],
+                strict=True,
+            )
+        ]
+        caption = "Calibration: mean outcome by bins of the model's prediction"
+        head = ["prediction", "records", "observed", "initial model", "targeted"]
+        html += scrolling(table(head, rows, caption=caption), "Calibration")
+    return html
+
+
+def _plain(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}"
+
+
+def sensitivity(document: Document) -> str:
+    """Return the estimate over other bounds, E-values and bounds on the bias of an omitted variable."""
+    return _ladder(document) + "".join(_confounding(document))
+
+
+def _ladder(document: Document) -> str:
+    steps = document.get("ladder") or []
+    if not steps or not document["estimates"]:
+        return ""
+    html = ""
+    for k, first in enumerate(steps[0]["estimates"]):
+        rows = []
+        for step in steps:
+            row = step["estimates"][k]
+            ends = (row["estimate"], row["conf_low"], row["conf_high"])
+            if None not in ends:
+                rows.append((f"bound {step['bound']:.3g}", *ends))
+        if not rows:
+            continue
+        own = document.get("g_floor") or 0.0
+        title = f"{first['estimand']} over other bounds on the propensity score; the study's own is {own:.3g}"
+        description = "; ".join(f"{name}: {estimate:.4g}" for name, estimate, _, _ in rows)
+        drawn = clinical.ladder(rows, Scale(first["scale"]).null, first["estimand"])
+        html += charts.figure(drawn, title=title, description=description, key=f"ladder-{k}")
+    return html
+
+
+def _confounding(document: Document) -> Iterator[str]:
+    lines = document.get("sensitivity") or []
+    if not lines:
+        return
+    rows = []
+    for line in lines:
+        robustness = [line.get("robustness_value"), line.get("robustness_value_interval")]
+        rows.append(
+            [
+                str(line.get("estimand", "")),
+                *(_plain(line.get(key)) for key in ("e_value", "e_value_interval")),
+                *("-" if value is None else f"{value:.1%}" for value in robustness),
+            ]
+        )
+    head = ["", "E-value", "of the interval", "robustness value", "of the interval"]
+    yield scrolling(table(head, rows), "Unmeasured confounding")
+    yield text(
+        "p",
+        "The E-value is the risk ratio that an unmeasured confounder would need with both treatment and "
+        "outcome to explain the estimate away (VanderWeele and Ding 2017). The robustness value is the share "
+        "of the residual variation of outcome and weights that it would have to explain.",
+    )
+
+
+def missing(document: Document) -> str:
+    """Return what is missing, and how the analysis accounts for it."""
+    data = series.overlap(document)
+    if data is None:
+        return ""
+    html = ""
+    unknown = sum(arm.records - arm.observed for arm in data.arms)
+    models = document["study"]["models"]
+    if unknown and "missingness" in models:
+        html += text(
+            "p",
+            f"{unknown:,} of {document['n']:,} records have no outcome. They count: inverse probability of "
+            f"observation weights come from {models['missingness']}.",
+        )
+    elif unknown and "censoring" in models:
+        html += text("p", f"{unknown:,} of {document['n']:,} records have no outcome.")
+    elif not unknown:
+        html += text("p", "Every record has an outcome.")
+    imputed = document.get("imputation") or {}
+    if imputed.get("variables"):
+        rows = [
+            [wording.label(document, name), *(f"{value}" for value in values.values())]
+            if isinstance(values, dict)
+            else [wording.label(document, name), str(values)]
+            for name, values in imputed["variables"].items()
+        ]
+        html += scrolling(table(["covariate", "missing"], [row[:2] for row in rows]), "Missing covariates")
+    return html
+
+
+def curves(document: Document) -> str:
+    """Return the curves of a study of time to an event, with numbers at risk."""
+    drawn = document.get("curves") or []
+    if not drawn:
+        return ""
+    html = ""
+    groups = list(dict.fromkeys((curve["population"], curve["cause"]) for curve in drawn))
+    for k, (population, cause) in enumerate(groups):
+        same = [
+            {**curve, "name": wording.arm(document, curve["arm"])}
+            for curve in drawn
+            if (curve["population"], curve["cause"]) == (population, cause)
+        ]
+        named = ", ".join(str(part) for part in (cause, population) if part)
+        title = f"{document['grid']['measure']} by time and arm" + (f": {named}" if named else "")
+        ends = "; ".join(
+            f"{curve['name']} {curve['estimate'][-1]:.{decimals(curve['std_error'][-1])}f}" for curve in same
+        )
+        description = f"At the last horizon: {ends}. Bands hold for all times and arms at once."
+        html += charts.figure(
+            clinical.curves(same, "time"), title=title, description=description, key=f"curve-{k}"
+        )
+    return html + _at_risk(document)
+
+
+def _at_risk(document: Document) -> str:
+    shown = document.get("at_risk")
+    if not shown:
+        return ""
+    head = ["at risk in period", *(f"{period}" for period in shown["periods"])]
+    rows = [
+        [
+            wording.arm(document, arm),
+            *(
+                "hidden" if count is None else f"{count:,}{'+' if hidden else ''}"
+                for count, hidden in zip(counts, hides, strict=True)
+            ),
+        ]
+        for arm, counts, hides in zip(document["arms"], shown["counts"], shown["hidden_in"], strict=True)
+    ]
+    return scrolling(table(head, rows), "Numbers at risk")

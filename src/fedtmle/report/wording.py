@@ -1,0 +1,162 @@
+"""The words of a study that a clinician reads: its measure, title and labels, and a methods paragraph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fedtmle.layout import Document
+
+ALGORITHMS = {
+    "Coded": "federated TMLE with rounded gradients (FedTMLE, Algorithm 4 of Li, Wang and Gan)",
+    "Gradient": "federated TMLE with exact pooled gradients (FedTMLE-G)",
+    "LocalAverage": "federated TMLE by averaged local fits (FedTMLE-L)",
+    "Personalized": "federated TMLE with retirement (FedTMLE-LR)",
+    "Central": "TMLE on pooled records",
+    "OneStep": "a one-step (augmented inverse probability weighted) correction",
+}
+# By estimand: the measure for a binary outcome, and for any other.
+MEASURES = {
+    "ATE": ("risk difference", "difference of means"),
+    "TSM": ("risk per arm", "mean per arm"),
+    "RR": ("risk ratio", "ratio of means"),
+    "OR": ("odds ratio", "odds ratio of means"),
+    "ATT": ("risk difference among the treated", "difference of means among the treated"),
+    "ATC": ("risk difference among the untreated", "difference of means among the untreated"),
+    "ATO": (
+        "risk difference in the overlap population",
+        "difference of means in the overlap population",
+    ),
+    "OutcomeMean": ("risk", "mean"),
+    "PolicyMeans": ("risk under each rule", "mean under each rule"),
+}
+
+
+def label(document: Document, name: str | None) -> str:
+    """Return the label of a variable from the dictionary, or its name."""
+    declared = document.get("study", {}).get("variables", {}).get(name, {})
+    return str(declared.get("label") or name)
+
+
+def outcome(document: Document) -> str:
+    """Return the outcome's label, with its unit."""
+    name = document["study"]["target"]["outcome"]
+    unit = document["study"].get("variables", {}).get(name, {}).get("unit")
+    return f"{label(document, name)} ({unit})" if unit else label(document, name)
+
+
+def arm(document: Document, code: str) -> str:
+    """Return the words of an arm from the dictionary's levels of the treatment, or its code."""
+    treatment = document["study"]["target"]["treatment"]
+    levels = document["study"].get("variables", {}).get(treatment, {}).get("levels") or {}
+    return str((levels.get(code) if isinstance(levels, dict) else None) or code)
+
+
+def component(document: Document, name: str) -> str:
+    """Return the words of a component such as "E[Y(usual)]": the arm, and the population if not everyone."""
+    regime, _, population = name.removeprefix("E[Y(").partition(")]")
+    return f"{arm(document, regime)}{population}" if name.startswith("E[Y(") else name
+
+
+def caption(document: Document) -> str:
+    """Return what a table of estimates shows: the measure, the outcome and what is compared."""
+    first, compared = measure(document), comparison(document)
+    named = f"{first[:1].upper()}{first[1:]} of {outcome(document)}"
+    return f"{named}: {compared}" if compared else named
+
+
+def measure(document: Document) -> str:
+    """Return what is estimated, such as "risk difference"; the name of an estimand of another package."""
+    target = document["study"]["target"]
+    known = MEASURES.get(target["kind"])
+    if known is None:
+        return str(document.get("grid", {}).get("measure") or target["kind"])
+    return known[0 if target["response"] == "binary" else 1]
+
+
+def title(document: Document) -> str:
+    """Return the title of the page: the study's own, or one made of measure, outcome and arms."""
+    if "study" not in document:
+        return str(document["question"])
+    own = document["study"].get("title")
+    if own:
+        return str(own)
+    if document["study"]["target"]["kind"] not in MEASURES:
+        return str(document["question"])
+    first = measure(document)
+    named = f"{first[:1].upper()}{first[1:]}: {label(document, document['study']['target']['outcome'])}"
+    compared = comparison(document)
+    return f"{named}, {compared}" if compared else named
+
+
+def comparison(document: Document) -> str:
+    """Return the arms that are compared, as in "exercise against usual"; empty without a treatment."""
+    target = document["study"]["target"]
+    if target["treatment"] is None or target["kind"] == "PolicyMeans":
+        return ""
+    reference, *others = (arm(document, code) for code in target["arms"])
+    treatment = label(document, target["treatment"])
+    return f"{treatment} {' and '.join(others)} against {reference}"
+
+
+def silos(document: Document) -> str:
+    """Return how many silos took part, of how many the study names."""
+    joined = len(document["sizes"])
+    absent = len(document.get("absent", ()))
+    noun = "silo" if joined + absent == 1 else "silos"
+    return f"{joined} of {joined + absent} {noun}" if absent else f"{joined} {noun}"
+
+
+def methods(document: Document) -> Iterator[str]:
+    """Yield the sentences of a methods paragraph, all from the values of this run."""
+    study = document["study"]
+    target, options, models = study["target"], study["options"], study["models"]
+    compared = comparison(document)
+    yield (
+        f"We estimated the {measure(document)} of {outcome(document)}"
+        + (f", comparing {compared}," if compared else "")
+        + " by targeted maximum likelihood estimation (TMLE) over "
+        f"{document['n']:,} records held by {silos(document)}; records were not pooled."
+    )
+    if "outcome" in models:
+        yield f"The outcome regression was {models['outcome']}."
+    if "hazard" in models:
+        yield f"The hazard of the event was modelled by {models['hazard']}."
+    if "treatment" in models:
+        floor = document.get("g_floor")
+        bound = f", truncated from below at {floor:.3g}" if floor else ", not truncated"
+        yield f"The propensity score was {models['treatment']}{bound}."
+    if "missingness" in models:
+        yield (
+            "Missing outcomes were accounted for by inverse probability of observation weights from "
+            f"{models['missingness']}."
+        )
+    if "censoring" in models:
+        yield f"Censoring was modelled by {models['censoring']}."
+    if target["strata"]:
+        yield f"Effects were also estimated within levels of {label(document, target['strata'])}."
+    if options.get("folds"):
+        yield f"Models were cross-fitted over {options['folds']} folds."
+    if options.get("weights"):
+        yield f"Records were weighted by {label(document, options['weights'])}."
+    clustered = (
+        f", with records clustered by {label(document, options['cluster'])}" if options.get("cluster") else ""
+    )
+    yield (
+        f"Standard errors are those of the efficient influence function{clustered}; intervals are Wald "
+        f"intervals with {options['confidence']:.0%} confidence, on the log scale for ratios."
+    )
+    kind = study["algorithm"]["kind"]
+    stated = document.get("certificate") or {}
+    sentence = f"The estimating equation was solved by {ALGORITHMS.get(kind, kind)}"
+    errors = [row["std_error"] for row in document["estimates"] if row["std_error"]]
+    if stated.get("residual_bound") is not None and errors:
+        relative = stated["residual_bound"] / min(errors)
+        sentence += (
+            f" until it held over all records to within {relative:.1g} of the smallest standard error, so "
+            "that the estimate is that of the pooled records to this accuracy"
+        )
+    yield f"{sentence}."
+    yield (
+        f"Analyses used fedtmle {document.get('version', '')} (plan {str(document.get('plan', ''))[:16]}, "
+        f"random seed {options.get('seed', 0)})."
+    )

@@ -1,0 +1,82 @@
+"""Words, methods paragraph and checklists of the report, from documents of real runs."""
+
+from __future__ import annotations
+
+import copy
+import re
+from typing import Any
+
+import pytest
+
+from fedtmle.report import checklist, wording
+from fedtmle.report.page import render
+from tests.report.studies import result
+
+
+@pytest.fixture(scope="module")
+def document() -> dict[str, Any]:
+    return result().document
+
+
+def test_a_binary_outcome_has_risks_and_any_other_has_means(document: dict[str, Any]) -> None:
+    changed = copy.deepcopy(document)
+    target = changed["study"]["target"]
+    for response, expected in (("binary", "risk difference"), ("continuous", "difference of means")):
+        target["kind"], target["response"] = "ATE", response
+        assert wording.measure(changed) == expected
+        assert wording.title(changed).lower().startswith(expected)
+    target["kind"] = "OfAnotherPackage"
+    assert wording.measure(changed) == "OfAnotherPackage"
+    assert wording.title(changed) == changed["question"]
+
+
+def test_labels_units_and_levels_come_from_the_dictionary(document: dict[str, Any]) -> None:
+    changed = copy.deepcopy(document)
+    target = changed["study"]["target"]
+    changed["study"]["variables"] = {
+        target["outcome"]: {"label": "Blood pressure", "unit": "mmHg"},
+        target["treatment"]: {"label": "Programme", "levels": {target["arms"][1]: "exercise"}},
+    }
+    assert wording.outcome(changed) == "Blood pressure (mmHg)"
+    assert wording.arm(changed, target["arms"][1]) == "exercise"
+    assert wording.arm(changed, target["arms"][0]) == target["arms"][0]
+    assert wording.component(changed, f"E[Y({target['arms'][1]})] in x") == "exercise in x"
+    assert f"Programme exercise against {target['arms'][0]}" in wording.caption(changed)
+
+
+def test_the_methods_paragraph_states_what_was_done(document: dict[str, Any]) -> None:
+    paragraph = " ".join(wording.methods(document))
+    for role, model in document["study"]["models"].items():
+        assert model in paragraph, role
+    assert f"{document['n']:,} records" in paragraph
+    assert document["plan"][:16] in paragraph
+    changed = copy.deepcopy(document)
+    changed["study"]["options"] |= {"folds": 7, "weights": "w", "cluster": "c"}
+    changed["g_floor"] = 0.0
+    paragraph = " ".join(wording.methods(changed))
+    for expected in ("over 7 folds", "weighted by w", "clustered by c", "not truncated"):
+        assert expected in paragraph
+
+
+def test_a_checklist_links_only_to_sections_of_the_page(document: dict[str, Any]) -> None:
+    page = render(document)
+    ids = set(re.findall(r'id="([^"]+)"', page))
+    links = re.findall(r'href="#([^"]+)"', page)
+    assert "strobe-checklist" in ids
+    assert set(links) <= ids
+    items = [item for _, part in checklist.STROBE.parts for item in part]
+    numbers = {int(match[0]) for item in items if (match := re.match(r"\d+", item.words))}
+    assert numbers == set(range(1, 23))
+
+
+def test_a_section_that_is_missing_is_for_the_authors() -> None:
+    small = checklist.Checklist("x", "note", "source", (("Part", (checklist.Item("a", ("Here",)),)),))
+    assert 'href="#here"' in checklist.render(small, {"Here"})
+    assert checklist.AUTHORS in checklist.render(small, {"Elsewhere"})
+
+
+def test_silos_that_stayed_away_are_counted(document: dict[str, Any]) -> None:
+    changed = copy.deepcopy(document)
+    changed["absent"] = ["east"]
+    joined = len(document["sizes"])
+    assert f"{joined} of {joined + 1} silos" in render(changed)
