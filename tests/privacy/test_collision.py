@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -96,6 +97,35 @@ def test_conditioning_is_no_better_than_its_bound(s: int, a: float) -> None:
     least = np.linalg.svd(np.concatenate([A, np.zeros((s, s))]), compute_uv=False)[-1]
     bound = conditioning_ceiling(s, a, smoothness=max(frequencies) ** s, n_rows=N, T=len(frequencies))
     assert least <= bound + 1e-16
+
+
+@pytest.mark.parametrize("T", [40, 200])
+def test_the_conditioning_bound_is_nearly_attained(T: int) -> None:
+    """s = 2, records at -a and a: steep linear queries leave one direction, T quadratic ones see it.
+
+    gamma(z) = C z^2/2 has gamma' = C z, so |A w| = C a sqrt(2 T)/N at w = (1, -1)/sqrt(2): the bound.
+    """
+    a, C, N = 0.3, 1.7, 12
+    linear = np.full((1, 2), 1e3) / N
+    quadratic = np.tile(C * np.array([-a, a]) / N, (T, 1))
+    least = np.linalg.svd(np.concatenate([linear, quadratic]), compute_uv=False)[-1]
+    bound = conditioning_ceiling(2, a, smoothness=C, n_rows=N, T=T + 1)
+    assert 0.98 * bound <= least <= bound
+
+
+@pytest.mark.parametrize("s", ORDERS)
+def test_bounds_are_the_papers_fractions(s: int) -> None:
+    """Squares of eq:collision-jacobian in exact fractions, and the left half of eq:collision-pair."""
+    a, C, N, T = Fraction(1, 4), Fraction(3, 2), 12, 5
+    square = C**2 * s * T * a ** (2 * s - 2) / (N**2 * Fraction(math.factorial(s - 1)) ** 2)
+    ours = conditioning_ceiling(s, float(a), smoothness=float(C), n_rows=N, T=T)
+    assert ours**2 == pytest.approx(float(square), rel=1e-12)
+    assert distance_floor(s, 0.25) == pytest.approx(float(a * Fraction(1, 3 * s)), rel=1e-14)
+    # The exact distance is 2.196 floors at s = 2 and approaches pi floors from below.
+    assert 2.19 < collision_distance(s, 0.25) / distance_floor(s, 0.25) < math.pi
+    # One query moves by twice what the midpoint transcript needs.
+    one = response_ceiling(s, 0.25, smoothness=1.5, n_rows=N)
+    assert transcript_ceiling(s, 0.25, smoothness=1.5, n_rows=N, T=4) == pytest.approx(one, rel=1e-14)
 
 
 def test_matching_is_the_best_over_all_permutations() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
@@ -11,9 +12,10 @@ import pytest
 import fedtmle as ft
 from fedtmle.algorithms.coded import Coded
 from fedtmle.protocol.codes import gamma_length
-from fedtmle.protocol.lattice import divide
+from fedtmle.protocol.lattice import divide, floating
 from fedtmle.theory import communication as c
 from fedtmle.theory import statistical as s
+from fedtmle.theory.path import first_gradient, loss_budget, realised_smoothness, recentering
 from fedtmle_paper import lemmas as lem
 from fedtmle_paper.history import history_integers
 from tests.premise import Premise
@@ -98,6 +100,54 @@ def check_path(run: CodedRun) -> None:
     assert total <= lem.history_sum_ceiling(d, beta, Delta, delta) * ROUNDING
     assert s.history_bits(history) <= lem.history_bits_bound(K, d, total) * ROUNDING
     assert s.history_bits(history) <= lem.history_bits_rate(K, d, beta, Delta, delta) * ROUNDING
+
+
+def test_recentering_and_smoothness_against_constants_known_beforehand() -> None:
+    """Constants of ass:recentering and ass:smooth from the formulas, not from the path that they bound.
+
+    The mean: D(p) = y - mu and mu(eps) = mu - eps, so every silo's gradient moves by eps itself, inside a
+    submodel and across: kappa = beta = 1 in raw coordinates, and G is the largest |mean_m - mu^0|.
+    """
+    for seed, inner in itertools.product(range(6), ("step", "adaptive")):
+        case = random_case("mean", 1, 300 + seed)
+        parts = case.split(3, seed)
+        algorithm = Coded(tolerance=1e-3, coordinates="raw", smoothness=2.0, inner=inner)
+        run = coded_run(case, parts, algorithm)
+        assert run.result.updates >= 1
+        assert recentering(run.path).value == pytest.approx(1.0, rel=1e-9)
+        assert realised_smoothness(run.path).value == pytest.approx(1.0, rel=1e-9)
+        means = [float(np.mean(case.take(part))) for part in parts]
+        G = max(abs(mean - case.law.mu) for mean in means)
+        assert first_gradient(run.path).value == pytest.approx(G, rel=1e-9)
+        pooled = float(np.mean(case.pooled()))
+        Delta = ((pooled - case.law.mu) ** 2 - (pooled - run.result.law.mu) ** 2) / 2
+        assert loss_budget(run.path).value == pytest.approx(Delta, rel=1e-6)
+        S, beta = run.result.steps, 2.0
+        variation = run.path.variation().max()
+        assert variation <= c.variation_bound(beta, 1.0, Delta, S) * ROUNDING
+        if inner == "step":  # kappa/beta of the steps' lengths, exactly: gradients move by eps
+            assert variation == pytest.approx(sum(run.path.rounded_norms(beta)) / beta, rel=1e-9)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.startswith("transport")])
+def test_recentering_from_the_influence_function_itself(kind: str) -> None:
+    """kappa of a path again from D evaluated row by row at the laws, without the path's gradients."""
+    case = random_case(kind, 2, 321)
+    parts = case.split(3)
+    run = coded_run(case, parts, Coded(tolerance=case.tolerance, coordinates="whitened"))
+    C, B = floating(run.lattice.C), floating(run.lattice.B)
+    rows = [case.problem.read(case.take(part)) for part in parts]
+
+    def means(law: Any) -> np.ndarray:
+        return np.array([case.problem.eif(law, own, law.psi).mean(axis=0) for own in rows])
+
+    law, slopes = case.law, []
+    for eps in run.result.trajectory.accepted:
+        after = case.problem.move(law, np.array(eps))
+        change = (means(after) - means(law)) @ C.T
+        slopes.append(np.linalg.norm(change, axis=1).max() / np.linalg.norm(B.T @ np.array(eps)))
+        law = after
+    assert recentering(run.path).value == pytest.approx(max(slopes), rel=1e-6)
 
 
 def check_messages(run: CodedRun) -> None:
