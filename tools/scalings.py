@@ -5,9 +5,9 @@
     python -m tools.scalings --list             names only
 
 A function's numbers (those of arrays, tuples, mappings and dataclasses too) are multiplied; a truth value is
-negated. The tests that `docs/proved.md` names for the function run first. If they pass, all
-other tests that call it run, and the table says so. The exit status is 1 if a scaling passes both. Every scaling has a process of its
-own, forked after the tests are collected, so that no cache outlives it.
+negated. The tests that `docs/proved.md` names for the function run first. If they pass, all other tests that
+call it run, and the table says so. The exit status is 1 if a scaling passes both. Every scaling has a process
+of its own, forked after the tests are collected, so that no cache outlives it.
 """
 
 from __future__ import annotations
@@ -160,6 +160,10 @@ def _replace(function: str, change: Callable[[Any], Any]) -> None:
                 setattr(known, attribute, wrapper)
             elif isinstance(value, dict):
                 _patch_table(value, original, wrapper)
+            elif hasattr(
+                value, "cache_clear"
+            ):  # a table of functions that was built when tests were imported
+                value.cache_clear()
 
 
 def _patch_table(table: dict[Any, Any], original: object, wrapper: Callable[..., Any]) -> None:

@@ -32,6 +32,8 @@ _HOME = {
     "Newton": "fedtmle.algorithms.optimizers",
     "StochasticGradientDescent": "fedtmle.algorithms.optimizers",
     "LocalAverage": "fedtmle.algorithms.local",
+    "NewtonFits": "fedtmle.model.fit",
+    "FirstOrderFits": "fedtmle.model.fit",
     "Coded": "fedtmle.algorithms.coded",
     "Certified": "fedtmle.protocol.coded",
     "Estimated": "fedtmle.protocol.coded",
@@ -132,6 +134,8 @@ if TYPE_CHECKING:  # for type checkers and editors; at run time, __getattr__ bel
     from fedtmle.model.check import check_problem as check_problem
     from fedtmle.model.density.fluctuation import ExponentialTilt as ExponentialTilt
     from fedtmle.model.density.fluctuation import LogisticFluctuation as LogisticFluctuation
+    from fedtmle.model.fit import FirstOrderFits as FirstOrderFits
+    from fedtmle.model.fit import NewtonFits as NewtonFits
     from fedtmle.model.problem import AbstractProblem as AbstractProblem
     from fedtmle.model.problem import Estimate as Estimate
     from fedtmle.model.submodel import AbstractSubmodel as AbstractSubmodel

@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
@@ -75,7 +76,7 @@ class Silent(AbstractSubmodel):
         return np.zeros((self.dim, self.dim))
 
 
-def surface(f, g, h, dim: int, radius: float, *, exhaustive: bool = True, **options: float) -> LocalMinimum:
+def surface(f, g, h, dim: int, radius: float, *, exhaustive: bool = True, **options: Any) -> LocalMinimum:
     normaliser = Formula(f, g, h)
     return fit_local(Silent(dim), normaliser, dim=dim, radius=radius, exhaustive=exhaustive, **options)
 

@@ -11,7 +11,7 @@ from fedtmle_paper.reproduce import checks
 from fedtmle_paper.reproduce.campaign import Campaign
 from fedtmle_paper.reproduce.checks import Evidence
 from fedtmle_paper.reproduce.measure import Checkpoint, Measured
-from fedtmle_paper.reproduce.scenario import Dgp, Method, Partition, Scale, Scenario
+from fedtmle_paper.reproduce.scenario import Dgp, Method, Partition, Profile, Scale, Scenario
 from fedtmle_paper.reproduce.sentences import SENTENCES, SentenceResult, Verdict, sentence_results
 from fedtmle_paper.reproduce.timing import RoundTime
 
@@ -34,6 +34,7 @@ def _run(scenario: Scenario, method: Method, path: Path, seconds: float) -> Meas
     rounds = 3 if method is Method.GRADIENT else 1  # per update
     return Measured(
         scenario=scenario,
+        profile=Profile.A,
         method=method,
         status="converged",
         converged=method is not Method.LOCAL_SIZE,

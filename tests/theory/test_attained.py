@@ -198,13 +198,65 @@ def test_lattice_retirement_is_attained_at_a_corner_of_the_box() -> None:
     assert not np.rint(fit / spacing).any()
     assert nearly(beta / 2 * float(fit @ fit), p.lattice_gap_bound(beta, d, spacing), 1 - 1e-12)
     assert nearly(beta * float(np.linalg.norm(fit)), lem.lattice_score_bound(beta, d, spacing), 1 - 1e-12)
-    # The average of rounded fits lies within a box of half a spacing around that of the fits.
+    # The update lies within a box around the average of the fits: half a spacing, and 1/32 for its own
+    # lattice.
     alpha, fits = np.array([0.25, 0.25]), np.array([[0.05] * d, [2.05] * d])
     V_2 = p.disagreement(2, alpha.tolist(), fits)
-    corner = alpha @ fits / 0.5 + spacing / 2
+    corner = alpha @ fits / 0.5 + spacing / 2 + spacing / 32
     error = sum(a * beta / 2 * np.sum((corner - fit) ** 2) for a, fit in zip(alpha, fits, strict=True))
     bound = p.lattice_quadratic_bound(beta, V_2, d, spacing, 0.5)
     assert nearly(float(error), bound, 1 - 1e-12)
+
+
+def test_quadratics_attain_the_gains_of_rounding_and_of_inexact_fits() -> None:
+    """Quadratics l_m = beta |x - c_m|^2/2: every inequality behind the gains is an equality in some case."""
+    rng = np.random.default_rng(9)
+    beta, d, spacing = 2.0, 3, 0.3
+    alpha = np.array([0.3, 0.3])
+    fits = np.array([[-1.0] * d, [1.0] * d])
+    V_2 = p.disagreement(2, alpha.tolist(), fits)
+    # Rounding: the gradient of sum alpha_m l_m at the average is zero for equal curvatures, so only the
+    # square.
+    offset = np.full(d, 17 / 32 * spacing)
+    gain = 0.6 * beta / 2 * float(offset @ offset)
+    assert gain <= p.lattice_fourth_order(beta, V_2, d, spacing, 0.6)
+    assert nearly(gain, p.lattice_fourth_order(beta, 0.0, d, spacing, 0.6), 1 - 1e-12)
+    # Inexact fits: l_m(average) - l_m(fit_m) = g_m . u_m + beta |u_m|^2/2, with g_m along u_m of length tau.
+    average = alpha @ fits / 0.6
+    tau = 0.7
+    error = sum(
+        a * (tau * np.linalg.norm(average - f) + beta / 2 * np.sum((average - f) ** 2))
+        for a, f in zip(alpha, fits, strict=True)
+    )
+    assert nearly(float(error), p.quadratic_bound(beta, V_2) + p.inexact_bound(tau, 0.6, V_2), 1 - 1e-12)
+    # Unequal distances leave room, never the other way.
+    for _ in range(50):
+        some, mass = rng.normal(size=(4, d)), rng.dirichlet(np.ones(4))
+        middle = mass @ some
+        loss = float(mass @ (tau * np.linalg.norm(middle - some, axis=1)))
+        assert loss <= p.inexact_bound(tau, 1.0, p.disagreement(2, mass.tolist(), some))
+    # Retirement: |g| = c sqrt(d v) and curvature mu leave exactly |g|^2/(2 mu).
+    assert p.noise_gap_bound(0.5, d, 0.04, 2.0) == pytest.approx(0.25 * d * 0.04 / 4)
+    assert p.noise_gap_bound(0.5, d, 0.04, 0.0) == math.inf
+    assert p.tolerance_gap_bound(0.2, 0.1) == 0.2
+
+
+def test_quadratics_with_population_gaps_attain_half_of_the_bound() -> None:
+    """Two silos, l_m = x^2/2 - c_m x: gradients differ by B_g = |c_1 - c_2| everywhere, and so do fits.
+
+    Averaging forfeits V_2/2 = B_g^2/8; the bound (2/3) B_g sqrt(a V_2/2) is 1.89 times that.
+    """
+    for gap in (0.1, 3.0):
+        fits = np.array([[0.0], [gap]])
+        V_2, V_4 = (p.disagreement(order, [0.5, 0.5], fits) for order in (2, 4))
+        error = V_2 / 2
+        bound = p.population_bound(gap, 0.0, 1.0, V_2, V_4)
+        assert error <= bound
+        assert bound == pytest.approx(2 / 3 * gap * math.sqrt(V_2 / 2))
+        assert error / bound == pytest.approx(0.5303, abs=1e-3)
+        # Hessians that differ by B_H add sqrt(a V_4/2)/6 of it.
+        more = p.population_bound(gap, 2.0, 1.0, V_2, V_4) - bound
+        assert more == pytest.approx(2.0 / 6 * math.sqrt(V_4 / 2))
 
 
 def test_diameter_form_is_nearly_attained_by_a_simplex() -> None:

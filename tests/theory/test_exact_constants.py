@@ -8,6 +8,7 @@ from __future__ import annotations
 from fractions import Fraction
 from math import factorial, isqrt
 
+from fedtmle.protocol.fits import AVERAGE_STEPS
 from fedtmle.theory import communication as c
 from fedtmle.theory import personalized as p
 from fedtmle.theory import statistical as s
@@ -93,6 +94,7 @@ def test_other_constants_of_section_4_4() -> None:
     assert p.QUADRATIC == p.GAP == _beta_integral(1, 0) == Fraction(1, 2)  # int_0^1 t dt
     assert Fraction(1, 2) * Fraction(1, 2) ** 2 == p.LATTICE_GAP  # beta/2 (sqrt(d) lambda/2)^2
     assert Fraction(1, 2) == lem.LATTICE_SCORE
+    assert Fraction(1, 2) + Fraction(1, 2) / AVERAGE_STEPS == p.LATTICE_OFFSET
 
 
 def _beta_integral(a: int, b: int) -> Fraction:

@@ -349,5 +349,31 @@ def lattice_score_bound(beta, d, spacing):
     return beta * (sqrt(d) * spacing / 2)
 
 
+# The update is rounded twice, to half a unit and to half of a sixteenth of one
 def lattice_quadratic_bound(beta, V_2, d, spacing, mass):
-    return beta / 2 * (V_2 + mass * (sqrt(d) * spacing / 2) ** 2)
+    return beta / 2 * (V_2 + mass * d * (spacing / 2 + spacing / 32) ** 2)
+
+
+def lattice_fourth_order(beta, V_2, d, spacing, mass):
+    s = sqrt(d) * (spacing / 2 + spacing / 32)
+    return beta * s * sqrt(mass * V_2) + beta * mass * s * s / 2
+
+
+def tolerance_gap_bound(tau, lattice):
+    return tau if tau > lattice else lattice
+
+
+# ||g||^2/(2 mu), ||g||^2 <= c^2 d v
+def noise_gap_bound(c, d, v, mu):
+    return (c * sqrt(d * v)) ** 2 / (2 * mu)
+
+
+# 2/3 tau sqrt(a V_2) + 1/6 (2 tau sqrt(a V_2)) + 1/6 nu V_2
+def inexact_bound(tau, a, V_2, nu):
+    return 2 * tau / 3 * sqrt(a * V_2) + 2 * tau / 6 * sqrt(a * V_2) + nu / 6 * V_2
+
+
+# \frac13\frac{B_g}{2a}a\sqrt{2aV_2}+\frac16\{2...\}
+def population_bound(B_g, B_H, a, V_2, V_4):
+    linear = B_g / (2 * a) * a * sqrt(2 * a * V_2)
+    return linear / 3 + (2 * linear + B_H / (2 * a) * a * sqrt(2 * a * V_4)) / 6

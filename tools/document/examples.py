@@ -120,8 +120,8 @@ def shown(answer: object) -> str:  # noqa: PLR0911 - one return per kind of answ
         case SiloCurvature():
             return f"entries {_numbers(answer.entries)} in units of 2^{answer.exponent}"
         case FitAnswer():
-            origin = _numbers(answer.origin.values())
-            return f"{answer.outcome.name.lower()}, fit {_numbers(answer.eps)}, sums {origin}"
+            sums = "" if answer.origin is None else f", sums {_numbers(answer.origin.values())}"
+            return f"{answer.outcome.name.lower()}, fit {_numbers(answer.eps)}{sums}"
         case tuple() if answer and all(isinstance(part, int) for part in answer):
             return f"integers {_numbers(answer)}"
         case (FittedGLM() as model, *others):

@@ -34,6 +34,9 @@ def reproduce(
     latency: float = typer.Option(5.0, min=0.0, help="Milliseconds per round on the link."),
     workers: int | None = typer.Option(None, min=1, help="Worker processes; as a rule 2, for --quick 1."),
     out: Path = typer.Option(Path("reproduce"), help="The folder for figures, tables and RESULTS.md."),
+    cache: Path | None = typer.Option(
+        None, help="A folder that keeps what was measured, so that an interrupted run goes on."
+    ),
     as_json: bool = typer.Option(False, "--json", help="Print the names of the written files as JSON."),
     quiet: bool = typer.Option(False, "--quiet", help="No progress display."),
 ) -> None:
@@ -58,6 +61,7 @@ def reproduce(
         # A worker compiles the kernels first: on small data one process is done before two have started.
         workers=workers or (1 if quick else min(2, os.cpu_count() or 1)),
         out=out,
+        cache=cache,
     )
     results = carry_out(order, quiet=quiet or as_json)
     if as_json:

@@ -35,6 +35,9 @@ _QUADRATICS = "theory/test_attained.py::test_quadratics_attain_the_averaging_and
 _FOURTH = "theory/test_exact_constants.py::test_fourth_order_terms"
 _IDENTITIES = "theory/test_identities.py::test_interpolation_and_trapezoid_identities_are_exact"
 
+_GAINS = "theory/test_attained.py::test_quadratics_attain_the_gains_of_rounding_and_of_inexact_fits"
+_RETIREMENT = "theory/test_future.py::test_early_retirement_stays_within_its_bound"
+
 _FORMS = "privacy/test_modulus.py::test_primal_dual_and_spectral_agree"
 _SOLVERS = "privacy/test_modulus.py::test_against_general_solvers"
 _COLLISION = "privacy/test_collision.py::test_distance_and_response_stay_on_their_sides"
@@ -419,9 +422,30 @@ STATEMENTS: tuple[Statement, ...] = (
     ),
     _computed(
         "lattice retirement",
-        "personalized.lattice_gap_bound lemmas.lattice_score_bound personalized.lattice_quadratic_bound",
+        "personalized.lattice_gap_bound lemmas.lattice_score_bound personalized.lattice_quadratic_bound "
+        "personalized.lattice_fourth_order",
         "theory/test_attained.py::test_lattice_retirement_is_attained_at_a_corner_of_the_box",
+        _GAINS,
         _PERSONAL,
+    ),
+    _computed(
+        "future work: retirement by tolerance",
+        "personalized.tolerance_gap_bound personalized.convergence_bound",
+        _RETIREMENT,
+        _GAINS,
+    ),
+    _computed("future work: the noise rule", "personalized.noise_gap_bound", _RETIREMENT, _GAINS),
+    _computed(
+        "future work: inexact local fits",
+        "personalized.inexact_bound",
+        _GAINS,
+        "theory/test_future.py::test_inexact_fits_stay_within_their_bound",
+    ),
+    _computed(
+        "future work: population gaps",
+        "personalized.population_bound",
+        "theory/test_attained.py::test_quadratics_with_population_gaps_attain_half_of_the_bound",
+        "theory/test_future.py::test_the_population_bound_holds_where_silos_differ",
     ),
     _not("eq:experiment-target", "targets.optimal_transport.OptimalTransport"),
 )

@@ -181,15 +181,15 @@ def _settled(run: Run[Problem], law: Law, tolerance: Tolerance) -> Flow[float]:
         )
     if tolerance == "negligible":
         return 0.1 * smallest / kernels.log(float(max(run.n, 3)))
-    wanted = _power_below(1e-6 * smallest)
+    wanted = power_below(1e-6 * smallest)
     finest = finest_tolerance(arithmetic_error(run.problem, law))
     if wanted < finest <= 1e-3 * smallest:
-        power = _power_below(finest)
+        power = power_below(finest)
         return power if power == finest else 2.0 * power
     return wanted
 
 
-def _power_below(value: float) -> float:
+def power_below(value: float) -> float:
     """Return the largest power of two that is at most ``value``, which must be positive."""
     return math.ldexp(0.5, math.frexp(value)[1])
 

@@ -120,5 +120,6 @@ class Central(AbstractAlgorithm):
                 max_updates=self.max_updates,
                 radius=self.optimizer.radius,
                 exhaustive=self.optimizer.exhaustive,
+                lattice=None,  # nothing is sent
             )
         return Gradient(tolerance=self.tolerance, optimizer=self.optimizer, max_updates=self.max_updates)

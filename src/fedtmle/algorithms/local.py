@@ -1,4 +1,4 @@
-"""Exact local fits in the common submodel, averaged.
+"""Local fits in the common submodel, averaged.
 
 FedTMLE-L (Algorithm 3, `LocalAverage`) averages the fits of all silos until the pooled EIF equation holds. In
 FedTMLE-LR (Algorithm 5, `Personalized`) a silo whose fit is zero retires with an estimate of its own.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import final
+from typing import Literal, final
 
 import numpy as np
 
@@ -18,17 +18,20 @@ from fedtmle.algorithms.base import (
     Run,
     Tolerance,
     conclude,
+    power_below,
     require_budget,
     require_positive,
     require_tolerance,
     settle_tolerance,
 )
 from fedtmle.errors import InputError
+from fedtmle.model.fit import EXACT_NEWTON, LocalSolver
 from fedtmle.model.types import Part
 from fedtmle.protocol.fits import FitAverage, FitOutcome, FitQuery, RetirementRule, Weighting
 from fedtmle.protocol.outcome import Personalised, Status, Targeted
 from fedtmle.protocol.query import Flow, Law, Problem
 
+FINEST = 2.0**-48  # the finest lattice of messages: with the default radius, 56 bits a number
 FAILED_FITS = {FitOutcome.BOUNDARY: Status.BOUNDARY_FIT, FitOutcome.STALLED: Status.STALLED_FIT}
 
 
@@ -40,7 +43,9 @@ class LocalAverage(AbstractAlgorithm):
     Fits are searched in the public ball of ``radius``; ``exhaustive`` descends from more public
     starts where the loss is not convex. ``progress_tolerance``, if given, ends the run when an
     update is no longer than it: a fixed point is approached without being hit. That is
-    stagnation, never convergence.
+    stagnation, never convergence. ``solver`` says how silos fit. Fits and averages travel as integers of
+    a ``lattice``: "fine" is 2^-10 of the tolerance, rounded down to a power of two; a number is its
+    spacing; None sends doubles.
     """
 
     tolerance: Tolerance = "practical"
@@ -49,10 +54,14 @@ class LocalAverage(AbstractAlgorithm):
     radius: float = 64.0
     exhaustive: bool = False
     progress_tolerance: float | None = None
+    solver: LocalSolver = EXACT_NEWTON
+    lattice: float | Literal["fine"] | None = "fine"
 
     def __post_init__(self) -> None:
         require_tolerance(self.tolerance)
         require_positive(radius=self.radius, progress_tolerance=self.progress_tolerance)
+        if self.lattice != "fine":
+            require_spacing(self.lattice, self.radius)
         require_budget(max_updates=self.max_updates)
         check_weights(self.weights)
 
@@ -63,6 +72,7 @@ class LocalAverage(AbstractAlgorithm):
     def flow(self, problem: Problem, law: Law, n: int) -> Flow[Targeted]:
         run = Run(problem, n)
         tolerance = yield from settle_tolerance(run, law, self.tolerance)
+        rule = RetirementRule(lattice=self._spacing(tolerance))
         accepted: list[tuple[float, ...]] = []
         origin = np.zeros(problem.dim)
         while True:
@@ -76,10 +86,12 @@ class LocalAverage(AbstractAlgorithm):
                     radius=self.radius,
                     exhaustive=self.exhaustive,
                     weights=named_weights(self.weights),
-                    rule=RetirementRule(),
+                    rule=rule,
                     retiring=False,
                     tolerance=tolerance,
+                    solver=self.solver,
                 )
+            if average is not None and average.origin is not None:
                 sums = average.origin
             else:  # at k = K only the EIF evaluation is needed
                 sums = yield from run.ask(law, origin, Part.GRADIENT)
@@ -102,6 +114,12 @@ class LocalAverage(AbstractAlgorithm):
             )
         )
 
+    def _spacing(self, tolerance: float) -> float | None:
+        """Return the spacing of the messages' lattice, None for doubles."""
+        if self.lattice != "fine":
+            return self.lattice
+        return max(FINEST, power_below(2.0**-10 * tolerance)) if tolerance else FINEST
+
     def _status(
         self, run: Run[Problem], law: Law, average: FitAverage | None, residual: float, tolerance: float
     ) -> Status | None:
@@ -118,27 +136,36 @@ class LocalAverage(AbstractAlgorithm):
 @final
 @dataclass(frozen=True, kw_only=True)
 class Personalized(AbstractAlgorithm):
-    """Algorithm 5: a silo whose exact fit is zero freezes its law and estimate, and leaves.
+    """Algorithm 5: a silo whose fit is zero freezes its law and estimate, and leaves.
 
-    With continuous data a fit is never exactly zero in floating point, so two named rules may
-    be added: ``lattice`` rounds fits to a public lattice of that spacing; ``noise`` retires a
-    silo whose EIF mean is within that fraction of its own sampling noise. ``radius`` and
-    ``exhaustive`` are as in `LocalAverage`.
+    Fits travel as integers of a ``lattice`` of that spacing, and one that rounds to zero is zero; None
+    sends doubles, which are never exactly zero for continuous data. Two rules let a silo leave earlier:
+    ``gap`` retires one whose fit gains no more than that, Delta_m <= gap; ``noise`` one whose EIF mean is
+    within that fraction of its own sampling noise. ``radius``, ``exhaustive`` and ``solver`` are as in
+    `LocalAverage`.
     """
 
     weights: Weighting | str = Weighting.SIZE
     max_updates: int = 100
     radius: float = 64.0
     exhaustive: bool = False
-    lattice: float | None = None
+    lattice: float | None = 2.0**-40
     noise: float | None = None
+    gap: float | None = None
+    solver: LocalSolver = EXACT_NEWTON
 
     def __post_init__(self) -> None:
-        require_positive(radius=self.radius, lattice=self.lattice, noise=self.noise)
+        require_positive(radius=self.radius, noise=self.noise, gap=self.gap)
+        require_spacing(self.lattice, self.radius)
         require_budget(max_updates=self.max_updates)
         check_weights(self.weights)
         if not isinstance(self.weights, str):
             raise InputError("weights: expected 'size' or 'uniform', eq. (retirement-weights)")
+
+    @property
+    def rule(self) -> RetirementRule:
+        """When a silo's fit counts as zero."""
+        return RetirementRule(lattice=self.lattice, noise=self.noise, gap=self.gap)
 
     def flow(self, problem: Problem, law: Law, n: int) -> Flow[Personalised]:
         run = Run(problem, n)
@@ -152,8 +179,9 @@ class Personalized(AbstractAlgorithm):
                 radius=self.radius,
                 exhaustive=self.exhaustive,
                 weights=Weighting(self.weights),
-                rule=RetirementRule(lattice=self.lattice, noise=self.noise),
+                rule=self.rule,
                 retiring=True,
+                solver=self.solver,
             )
             # Only the silos still in the run were asked, so no pooled residual can be stated.
             run.record(update=len(accepted), step=0, eps=np.zeros(problem.dim), gradient_norm=None)
@@ -193,6 +221,13 @@ def stagnation(
     if progress_tolerance is not None and run.norm(average.eps) <= progress_tolerance:
         return Status.NO_PROGRESS
     return None
+
+
+def require_spacing(spacing: float | None, radius: float) -> None:
+    """Check the spacing of a lattice of fits: above zero, at most the radius, and not absurdly fine."""
+    require_positive(lattice=spacing)
+    if spacing is not None and not radius * 2.0**-60 <= spacing <= radius:
+        raise InputError(f"lattice: expected a spacing from 2^-60 of the radius to the radius, not {spacing}")
 
 
 def check_weights(weights: Weighting | str | Mapping[str, float]) -> None:

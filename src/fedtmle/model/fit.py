@@ -12,18 +12,23 @@ A convex loss has one basin. For other losses the method also descends from thos
 points where the loss is lower, and keeps the lowest minimum; of equal ones, the nearest to zero. This is a
 search, not a proof of a global minimum. Zero is selected whenever zero is a minimiser (assumption
 local-regularity).
+
+`FirstOrderFits` uses gradients alone (L-BFGS). A fit may stop at a declared gradient norm;
+`fedtmle.theory.personalized.inexact_bound` says what that costs.
 """
 
 from __future__ import annotations
 
 import enum
+from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import final
 
 import numpy as np
 
-from fedtmle.errors import ContributionError, NumericalError
+from fedtmle.errors import ContributionError, InputError, NumericalError
 from fedtmle.model.exact import layout
 from fedtmle.model.submodel import AbstractNormaliser, AbstractSubmodel, NoNormaliser
 from fedtmle.model.types import Array, Part, unpack
@@ -33,6 +38,41 @@ STEPS = 200
 START_FRACTIONS = (0.75, 0.375, 0.125)  # of the radius, along +-e_j
 ON_SPHERE = 1 - 2.0**-40
 NORMALISER_ROUNDING = 2.0**-46  # a sum over some 10^4 quadrature nodes, relative to Z
+
+
+MEMORY = 10  # pairs that L-BFGS keeps
+FIRST_ORDER_STEPS = 1000
+ARMIJO = 1e-4
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Solver:
+    """``gradient`` is the norm at which a fit stops; None stops at the resolution of the exact sums."""
+
+    gradient: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.gradient is not None and not 0 < self.gradient < np.inf:
+            raise InputError(f"solver: gradient must be a finite number above zero, got {self.gradient}")
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class NewtonFits(_Solver):
+    """Local fits by Newton's method with a trust region.
+
+    ``gradient`` is the gradient norm at which a fit stops; None stops at the resolution of the exact sums.
+    """
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class FirstOrderFits(_Solver):
+    """Local fits by L-BFGS, from losses and gradients alone; ``gradient`` is as in `NewtonFits`."""
+
+
+LocalSolver = NewtonFits | FirstOrderFits
+EXACT_NEWTON = NewtonFits()
 
 
 class FitStatus(enum.Enum):
@@ -48,8 +88,9 @@ class FitStatus(enum.Enum):
 class LocalMinimum:
     """The local fit eps-hat_m and how exact it is.
 
-    ``gradient_norm`` is ||grad l_m(eps)||; on the boundary its inward normal part is left out. ``decrease``
-    is l_m(0) - l_m(eps), at least zero. ``curvature`` is the smallest eigenvalue of the Hessian.
+    ``gradient_norm`` is ||grad l_m(eps)||, on the boundary without its inward normal part;
+    ``decrease`` is l_m(0) - l_m(eps), at least zero; ``curvature`` the Hessian's least eigenvalue, not a
+    number if the solver sees gradients alone.
     """
 
     eps: Array
@@ -68,16 +109,18 @@ def fit_local(
     radius: float,
     zero_floor: float = 0.0,
     exhaustive: bool = False,
+    solver: LocalSolver = EXACT_NEWTON,
 ) -> LocalMinimum:
     """Return the selected minimiser of l_m over the ball, eps of shape (dim,).
 
-    With ``exhaustive``, the search descends from every public start, not only from those below the first
-    minimum. Zero counts as stationary if ||grad l_m(0)|| is at most ``zero_floor`` or the sums' resolution.
+    ``exhaustive`` descends from every public start, not only from those below the first minimum.
+    Zero counts as stationary if ||grad l_m(0)|| is at most the sums' resolution, ``zero_floor`` or the
+    gradient norm at which the ``solver`` stops.
     """
-    objective = _Objective(submodel, normaliser, normaliser.value(np.zeros(dim)))
+    objective = _Objective(submodel, normaliser, normaliser.value(np.zeros(dim)), solver)
     origin = objective.evaluate(np.zeros(dim))
-    if _norm(origin.gradient) <= max(zero_floor, origin.floor) and origin.spectrum()[0][0] >= 0:
-        # The decrease that a step from zero could still gain is unresolved, or declared negligible.
+    if _norm(origin.gradient) <= max(zero_floor, origin.stop) and origin.spectrum()[0][0] >= 0:
+        # Whatever a step could still gain at zero is unresolved, or declared negligible.
         _, slack = _step(origin, radius, radius)
         ends = [_End(origin, converged=True, steps=0, slack=slack)]
     else:
@@ -94,7 +137,9 @@ def fit_local(
         eps=best.point.eps,
         gradient_norm=best.point.residual(radius),
         decrease=max(0.0, -best.point.loss),
-        curvature=float(np.linalg.eigvalsh(best.point.hessian)[0]),
+        curvature=float(np.linalg.eigvalsh(best.point.hessian)[0])
+        if isinstance(solver, NewtonFits)
+        else np.nan,
         status=_status(best, radius),
         iterations=sum(end.steps for end in ends),
     )
@@ -104,13 +149,30 @@ def fit_local(
 class _Point:
     """The loss l_m and its derivatives at eps, with their resolutions."""
 
+    objective: _Objective
     eps: Array
     loss: float  # l_m(eps) - l_m(0)
     gradient: Array
-    hessian: Array
-    noise: float  # the resolution of the loss
-    floor: float  # of the gradient
-    flat: float  # of an eigenvalue of the Hessian
+    noise: float
+    floor: float
+    curvature: tuple[Array, float] | None = None  # the Hessian and its resolution, if asked for at once
+
+    @property
+    def stop(self) -> float:
+        """The gradient norm at which a fit ends."""
+        return max(self.floor, self.objective.solver.gradient or 0.0)
+
+    @cached_property
+    def _second(self) -> tuple[Array, float]:
+        return self.curvature or self.objective.second(self.eps)
+
+    @property
+    def hessian(self) -> Array:
+        return self._second[0]
+
+    @property
+    def flat(self) -> float:
+        return self._second[1]
 
     def residual(self, radius: float) -> float:
         """Return ||g||, or ||g + mu eps|| with the multiplier mu >= 0 if ||eps|| <= radius is active."""
@@ -132,24 +194,38 @@ class _Objective:
     submodel: AbstractSubmodel
     normaliser: AbstractNormaliser
     base: float  # A(0)
+    solver: LocalSolver
 
     def evaluate(self, eps: Array) -> _Point:
-        sums = self.submodel.sums(eps, ALL_PARTS)
-        mean, d = sums.values(self.submodel.n_rows), len(eps)
+        """Return the point, with its Hessian in the same pass if the solver is Newton's."""
+        d, second_order = len(eps), isinstance(self.solver, NewtonFits)
+        parts = ALL_PARTS if second_order else Part.LOSS | Part.GRADIENT
+        sums = self.submodel.sums(eps, parts)
+        mean = sums.values(self.submodel.n_rows)
         _, gradient, second = layout(d, ALL_PARTS)
         resolution = [2.0 ** -(shift + 1) for shift in sums.shifts]  # of a mean: half a unit
         value = self.normaliser.value(eps)
-        hessian = unpack(mean[second], d) + self.normaliser.hessian(eps)
         public = 0.0 if isinstance(self.normaliser, NoNormaliser) else NORMALISER_ROUNDING
         return _Point(
+            objective=self,
             eps=eps,
             loss=float(mean[0]) + (value - self.base),
             gradient=mean[gradient] + self.normaliser.gradient(eps),
-            hessian=hessian,
             noise=8 * resolution[0] + public * max(1.0, abs(value)) if eps.any() else 0.0,
             floor=8 * d**0.5 * max(resolution[gradient]),
-            flat=8 * d * max(resolution[second]) + 2.0**-46 * _norm(hessian),
+            curvature=self._curvature(eps, mean[second], resolution[second]) if second_order else None,
         )
+
+    def second(self, eps: Array) -> tuple[Array, float]:
+        """Return the Hessian at eps and its resolution, by a pass of its own."""
+        sums = self.submodel.sums(eps, Part.HESSIAN)
+        resolution = [2.0 ** -(shift + 1) for shift in sums.shifts]
+        return self._curvature(eps, sums.values(self.submodel.n_rows), resolution)
+
+    def _curvature(self, eps: Array, packed: Array, resolution: list[float]) -> tuple[Array, float]:
+        d = len(eps)
+        hessian = unpack(packed, d) + self.normaliser.hessian(eps)
+        return hessian, 8 * d * max(resolution) + 2.0**-46 * _norm(hessian)
 
     def is_below(self, eps: Array, point: _Point) -> bool:
         """Return whether l_m(eps) is lower than at ``point``; the pass over the rows sums the loss only."""
@@ -166,7 +242,8 @@ class _Objective:
         except (ContributionError, NumericalError):
             return None
         finite = np.isfinite(point.loss) and np.isfinite(point.gradient).all()
-        return point if finite and np.isfinite(point.hessian).all() else None
+        curved = point.curvature is None or np.isfinite(point.hessian).all()
+        return point if finite and curved else None
 
 
 @dataclass(frozen=True)
@@ -180,14 +257,69 @@ class _End:
 
 
 def _descend(objective: _Objective, start: _Point, radius: float) -> _End:
-    """Run trust-region Newton from ``start`` to a second-order point at the sums' resolution."""
+    """Descend from a start by the solver's method."""
+    if isinstance(objective.solver, NewtonFits):
+        return _newton(objective, start, radius)
+    end = _lbfgs(objective, start, radius)
+    if end.converged:
+        return end
+    # At the edge of the ball, or stalled: second-order steps decide which.
+    rest = _newton(objective, end.point, radius)
+    return replace(rest, steps=end.steps + rest.steps)
+
+
+def _lbfgs(objective: _Objective, start: _Point, radius: float) -> _End:
+    """Limited-memory BFGS with backtracking, inside the ball."""
+    point = start
+    memory: deque[tuple[Array, Array]] = deque(maxlen=MEMORY)  # changes of eps and of the gradient
+    for steps in range(FIRST_ORDER_STEPS):
+        if _norm(point.gradient) <= point.stop:
+            return _End(point, True, steps)
+        direction = -_inverse_hessian_times(point.gradient, memory)
+        slope = float(point.gradient @ direction)
+        if slope >= 0:  # rounding has spoilt the memory
+            memory.clear()
+            direction, slope = -point.gradient, -float(point.gradient @ point.gradient)
+        length = 1.0
+        while True:
+            eps = point.eps + length * direction
+            if length * _norm(direction) < 2.0**-80 * radius:
+                return _End(point, False, steps)
+            trial = objective.attempt(eps) if _norm(eps) < ON_SPHERE * radius else None
+            if trial is not None and _accepts(point, trial, -10 * ARMIJO * length * slope, radius):
+                break
+            length /= 2
+        change, turn = trial.eps - point.eps, trial.gradient - point.gradient
+        if float(change @ turn) > 2.0**-40 * _norm(change) * _norm(turn):
+            memory.append((change, turn))
+        point = trial
+    return _End(point, False, FIRST_ORDER_STEPS)
+
+
+def _inverse_hessian_times(gradient: Array, memory: deque[tuple[Array, Array]]) -> Array:
+    """The two-loop recursion; without memory a step of length one."""
+    if not memory:
+        return gradient / max(1.0, _norm(gradient))
+    q, weights = gradient.copy(), []
+    for change, turn in reversed(memory):
+        weights.append(float(change @ q) / float(change @ turn))
+        q = q - weights[-1] * turn
+    change, turn = memory[-1]
+    q = q * (float(change @ turn) / float(turn @ turn))
+    for (change, turn), weight in zip(memory, reversed(weights), strict=True):
+        q = q + (weight - float(turn @ q) / float(change @ turn)) * change
+    return q
+
+
+def _newton(objective: _Objective, start: _Point, radius: float) -> _End:
+    """Trust-region Newton from a start, to a second-order point at the sums' resolution."""
     point, reach = start, radius
     for steps in range(STEPS):
         eps, predicted = _step(point, reach, radius)
         length = _norm(eps - point.eps)
         # A separated fit has tiny gradients and long steps: it has not settled.
         settled = length <= 2.0**-10 * _norm(point.eps) + 2.0**-30 * radius
-        if settled and point.residual(radius) <= point.floor:
+        if settled and point.residual(radius) <= point.stop:
             return _End(_outward(objective, point, radius), True, steps)
         if length < 2.0**-80 * radius:
             return _End(point, False, steps)

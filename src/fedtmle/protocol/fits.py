@@ -1,4 +1,8 @@
-"""Queries of Algorithms 3 and 5: exact local fits, averaged by the server."""
+"""Queries of Algorithms 3 and 5: local fits, averaged by the server.
+
+Fits and their average travel as integers of a public lattice, or as doubles if there is none. Algorithm 3
+tests the pooled EIF equation, so its answers hold exact EIF sums too; Algorithm 5 does not, and sends none.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,7 @@ import numpy as np
 
 from fedtmle.errors import DecodeError
 from fedtmle.model.exact import GRID_BITS, Sums, query_shifts
-from fedtmle.model.fit import FitStatus, fit_local
+from fedtmle.model.fit import EXACT_NEWTON, FitStatus, LocalMinimum, LocalSolver, fit_local
 from fedtmle.model.types import Array, Part
 from fedtmle.protocol.codes import (
     MOST_SILOS,
@@ -37,6 +41,8 @@ from fedtmle.protocol.query import (
     RowMeans,
 )
 from fedtmle.protocol.sums import mean_gradient, norm
+
+AVERAGE_STEPS = 16  # of an average, in one step of a fit
 
 
 class Weighting(enum.StrEnum):
@@ -60,7 +66,8 @@ class RetirementRule:
     """When a silo's fit counts as zero.
 
     An exact zero always does. With ``lattice`` = lambda, fits are rounded to multiples of
-    lambda and one that rounds to zero counts. With ``noise`` = c, so does a fit whose EIF mean
+    lambda and one that rounds to zero counts. With ``gap`` = tau, so does a fit that gains no more than
+    tau: Delta_m <= tau. With ``noise`` = c, so does a fit whose EIF mean
     g is within that fraction of the silo's own sampling noise: g . Sigma^-1 g <= c^2 d, Sigma
     the covariance of the silo's own estimate. (For a likelihood loss that is 2 N_m Delta_m to
     second order; unlike it, it holds for every loss.)
@@ -68,6 +75,7 @@ class RetirementRule:
 
     lattice: float | None = None
     noise: float | None = None
+    gap: float | None = None
 
     def is_noise(self, gradient: Array, covariance: Array) -> bool:
         """Return whether the silo's EIF mean is within the declared fraction of its sampling noise."""
@@ -79,13 +87,18 @@ class RetirementRule:
 
 @dataclass(frozen=True, kw_only=True)
 class FitLattice:
-    """The lattice of rounded fits: eps = lambda z for integers z, so an average of fits is exact.
+    """The lattice of rounded fits, eps = lambda z for integers z, and the finer one of their averages.
 
-    ``spacing`` is lambda. ``reach`` bounds each |z|: fits lie in a public ball.
+    ``spacing`` is lambda; averages have the spacing lambda/16. ``reach`` bounds each |z|: fits lie in a
+    public ball.
     """
 
     spacing: Fraction
     reach: int
+
+    @property
+    def of_averages(self) -> FitLattice:
+        return FitLattice(spacing=self.spacing / AVERAGE_STEPS, reach=self.reach * AVERAGE_STEPS)
 
     def steps(self, eps: Array) -> tuple[int, ...]:
         """Return the integers z nearest to eps / lambda, half to even."""
@@ -96,105 +109,120 @@ class FitLattice:
         """Return lambda z, each coordinate correctly rounded."""
         return np.array([float(self.spacing * z) for z in steps])
 
-    def average(self, fits: Sequence[tuple[Fraction, tuple[int, ...]]], dim: int) -> Array:
-        """Return lambda sum_m w_m z_m / sum_m w_m for pairs (w_m, z_m), correctly rounded.
+    def average(self, fits: Sequence[tuple[Fraction, tuple[int, ...]]], dim: int) -> tuple[int, ...]:
+        """Return sum_m w_m z_m / sum_m w_m for pairs (w_m, z_m), in steps of averages, half to even.
 
-        It is zero if and only if the rational average is, and the order of the pairs does not matter.
+        The order of the pairs does not matter.
         """
         mass = sum((weight for weight, _ in fits), Fraction(0)) or Fraction(1)
         totals = [sum((weight * z[j] for weight, z in fits), Fraction(0)) for j in range(dim)]
-        return np.array([float(self.spacing * total / mass) for total in totals])
+        return tuple(round(AVERAGE_STEPS * total / mass) for total in totals)
 
 
 @dataclass(frozen=True, kw_only=True)
 class FitAnswer:
-    """A local fit, how it ended, and the local EIF sums at the origin.
+    """A local fit, how it ended, and the local EIF sums at the origin if the query asks for them.
 
     ``steps`` holds the integers eps / lambda if fits are rounded to a lattice, and is None otherwise.
     """
 
     outcome: FitOutcome
     eps: Array
-    origin: Sums
+    origin: Sums | None = None
     steps: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class FitAverage:
-    """The average over the silos still fitting, the pooled EIF sums, and what happened."""
+    """The average over the silos still fitting, the pooled EIF sums if asked for, and what happened."""
 
     eps: Array
-    origin: Sums
     fitting: int  # silos whose fit was averaged
     worst: FitOutcome
+    origin: Sums | None = None
+    steps: tuple[int, ...] | None = None
 
 
-@final
 @dataclass(frozen=True, kw_only=True)
-class FitCode(AbstractCode[FitAnswer]):
-    """How the fit ended in two bits, the fit (integers on a lattice, else doubles), and the EIF sums."""
+class _Fields:
+    """The parts that a fit and an average of fits have in common: d numbers, and EIF sums or none."""
 
     dim: int
     lattice: FitLattice | None
     shifts: tuple[int, ...]
-    largest: tuple[int, ...]
+    largest: tuple[int, ...]  # empty if no EIF sums are sent
 
-    @property
-    def numbers(self) -> int:
-        return 2 * self.dim
-
-    def write(self, value: FitAnswer, out: BitWriter) -> None:
-        out.uint(value.outcome, 2)
-        if self.lattice is None or value.steps is None:
-            write_floats(value.eps, out)
+    def write(self, eps: Array, steps: tuple[int, ...] | None, origin: Sums | None, out: BitWriter) -> None:
+        if self.lattice is None or steps is None:
+            write_floats(eps, out)
         else:
-            out.fixed(value.steps, (self.lattice.reach,) * self.dim)
-        out.fixed(value.origin.units, self.largest)
+            out.fixed(steps, (self.lattice.reach,) * self.dim)
+        if origin is not None:
+            out.fixed(origin.units, self.largest)
 
-    def read(self, bits: BitReader) -> FitAnswer:
-        outcome = FitOutcome(bits.uint(2))
+    def read(self, bits: BitReader) -> tuple[Array, tuple[int, ...] | None, Sums | None]:
         steps = None if self.lattice is None else bits.fixed((self.lattice.reach,) * self.dim)
         if self.lattice is None or steps is None:
             eps = read_floats(bits, self.dim)
         else:
             eps = self.lattice.eps(steps)
+        return eps, steps, Sums(bits.fixed(self.largest), self.shifts) if self.largest else None
+
+    @property
+    def numbers(self) -> int:
+        return self.dim + len(self.largest)
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class FitCode(AbstractCode[FitAnswer]):
+    """How the fit ended in two bits, the fit (integers on a lattice, else doubles), and any EIF sums."""
+
+    fields: _Fields
+
+    @property
+    def numbers(self) -> int:
+        return self.fields.numbers
+
+    def write(self, value: FitAnswer, out: BitWriter) -> None:
+        out.uint(value.outcome, 2)
+        self.fields.write(value.eps, value.steps, value.origin, out)
+
+    def read(self, bits: BitReader) -> FitAnswer:
+        outcome = FitOutcome(bits.uint(2))
+        eps, steps, origin = self.fields.read(bits)
         if outcome in (FitOutcome.ZERO, FitOutcome.FITTED) and eps.any() != (outcome is FitOutcome.FITTED):
             raise DecodeError("a fit's outcome does not agree with the fit")
-        origin = Sums(bits.fixed(self.largest), self.shifts)
         return FitAnswer(outcome=outcome, eps=eps, origin=origin, steps=steps)
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class FitAverageCode(AbstractCode[FitAverage]):
-    """The worst ending, how many fits were averaged, the average as doubles, and the pooled EIF sums."""
+    """The worst ending, how many fits were averaged, the average, and any pooled EIF sums."""
 
-    dim: int
-    shifts: tuple[int, ...]
-    largest: tuple[int, ...]
+    fields: _Fields
 
     @property
     def numbers(self) -> int:
-        return 2 * self.dim
+        return self.fields.numbers
 
     def write(self, value: FitAverage, out: BitWriter) -> None:
         out.uint(value.worst, 2)
         out.gamma((value.fitting,))
-        write_floats(value.eps, out)
-        out.fixed(value.origin.units, self.largest)
+        self.fields.write(value.eps, value.steps, value.origin, out)
 
     def read(self, bits: BitReader) -> FitAverage:
         worst = FitOutcome(bits.uint(2))
         fitting = read_count(bits, MOST_SILOS)
-        eps = read_floats(bits, self.dim)
-        origin = Sums(bits.fixed(self.largest), self.shifts)
-        return FitAverage(eps=eps, origin=origin, fitting=fitting, worst=worst)
+        eps, steps, origin = self.fields.read(bits)
+        return FitAverage(eps=eps, origin=origin, fitting=fitting, worst=worst, steps=steps)
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class FitQuery(AbstractQuery[FitAnswer, FitAverage]):
-    """Each silo's exact fit in the common submodel and its EIF sums; one exchange for both."""
+    """Each silo's fit in the common submodel, and its EIF sums unless silos retire; one exchange for both."""
 
     problem: Problem
     law: Law
@@ -206,6 +234,7 @@ class FitQuery(AbstractQuery[FitAnswer, FitAverage]):
     rule: RetirementRule
     retiring: bool
     tolerance: float | None = None
+    solver: LocalSolver = EXACT_NEWTON
 
     @property
     def phase(self) -> Phase:
@@ -213,21 +242,26 @@ class FitQuery(AbstractQuery[FitAnswer, FitAverage]):
 
     @property
     def explanation(self) -> str:
-        return "the fluctuation that fits the silo's own rows best, and exact sums of their gradient"
+        fit = "the fluctuation that fits the silo's own rows best"
+        return fit if self.retiring else f"{fit}, and exact sums of their gradient"
 
     @property
     def answer_code(self) -> FitCode:
-        return FitCode(dim=self.dim, lattice=self.lattice, shifts=self.shifts, largest=self._largest)
+        return FitCode(fields=self._fields(self.lattice))
 
     @property
     def pooled_code(self) -> FitAverageCode:
-        return FitAverageCode(dim=self.dim, shifts=self.shifts, largest=self._largest)
+        return FitAverageCode(fields=self._fields(None if self.lattice is None else self.lattice.of_averages))
+
+    def _fields(self, lattice: FitLattice | None) -> _Fields:
+        largest = () if self.retiring else (self.n << GRID_BITS,) * self.dim
+        return _Fields(dim=self.dim, lattice=lattice, shifts=self.shifts, largest=largest)
 
     def evaluations(self) -> tuple[Evaluation, ...]:
         return (Evaluation(self.problem, self.law, np.zeros(self.dim)),)
 
     def residual(self, pooled: FitAverage) -> float | None:
-        if self.retiring:  # the silos that left are not asked, so no pooled residual is known
+        if pooled.origin is None:  # the silos that left are not asked, so no pooled residual is known
             return None
         return norm(mean_gradient(self.problem, self.law, np.zeros(self.dim), pooled.origin, self.n))
 
@@ -253,20 +287,36 @@ class FitQuery(AbstractQuery[FitAnswer, FitAverage]):
     def answer(self, local: Local) -> FitAnswer:
         submodel = local.submodel(self.problem, self.law)
         normaliser = local.normaliser(self.problem, self.law)
-        fit = fit_local(submodel, normaliser, dim=self.dim, radius=self.radius, exhaustive=self.exhaustive)
+        fit = fit_local(
+            submodel,
+            normaliser,
+            dim=self.dim,
+            radius=self.radius,
+            exhaustive=self.exhaustive,
+            solver=self.solver,
+        )
         zero = np.zeros(self.dim)
-        origin = submodel.sums(zero, Part.GRADIENT)
+        origin = None if self.retiring else submodel.sums(zero, Part.GRADIENT)
         if fit.status is not FitStatus.MINIMUM:
             outcome = FitOutcome.BOUNDARY if fit.status is FitStatus.BOUNDARY else FitOutcome.STALLED
             return self._rounded(outcome, fit.eps, origin)
         answer = self._rounded(FitOutcome.FITTED, fit.eps, origin)
-        if self.rule.noise is not None:
-            score = origin.values(local.n_rows) + normaliser.gradient(zero)
-            if self.rule.is_noise(score, local.estimate(self.problem, self.law).covariance):
-                answer = self._rounded(FitOutcome.ZERO, zero, origin)
+        if self._retires_early(local, fit):
+            answer = self._rounded(FitOutcome.ZERO, zero, origin)
         return answer if answer.eps.any() else replace(answer, outcome=FitOutcome.ZERO)
 
-    def _rounded(self, outcome: FitOutcome, eps: Array, origin: Sums) -> FitAnswer:
+    def _retires_early(self, local: Local, fit: LocalMinimum) -> bool:
+        """Return whether a rule lets the silo leave though its fit is not zero."""
+        if self.rule.gap is not None and fit.decrease <= self.rule.gap:
+            return True
+        if self.rule.noise is None:
+            return False
+        zero = np.zeros(self.dim)
+        sums = local.submodel(self.problem, self.law).sums(zero, Part.GRADIENT)
+        score = sums.values(local.n_rows) + local.normaliser(self.problem, self.law).gradient(zero)
+        return self.rule.is_noise(score, local.estimate(self.problem, self.law).covariance)
+
+    def _rounded(self, outcome: FitOutcome, eps: Array, origin: Sums | None) -> FitAnswer:
         """Return the answer with the fit on the lattice, if there is one."""
         if self.lattice is None:
             return FitAnswer(outcome=outcome, eps=eps, origin=origin)
@@ -280,18 +330,23 @@ class FitQuery(AbstractQuery[FitAnswer, FitAverage]):
             for silo, answer in answers.items()
             if not (self.retiring and answer.outcome is FitOutcome.ZERO)
         }
+        if self.lattice is None:
+            eps, steps = self._average(fitting, sizes), None
+        else:
+            fits = [(self._exact_weight(silo, sizes), answer.steps or ()) for silo, answer in fitting.items()]
+            steps = self.lattice.average(fits, self.dim)
+            eps = self.lattice.of_averages.eps(steps)
+        origins = [answer.origin for answer in answers.values() if answer.origin is not None]
         return FitAverage(
-            eps=self._average(fitting, sizes),
-            origin=reduce(add, (answer.origin for answer in answers.values())),
+            eps=eps,
+            steps=steps,
+            origin=reduce(add, origins) if origins else None,
             fitting=len(fitting),
             worst=max((answer.outcome for answer in answers.values()), key=_severity),
         )
 
     def _average(self, fitting: Mapping[str, FitAnswer], sizes: Mapping[str, int]) -> Array:
-        """Return the average of eq. (retirement-weights): exact on a lattice, else in floats."""
-        if self.lattice is not None:
-            fits = [(self._exact_weight(silo, sizes), answer.steps or ()) for silo, answer in fitting.items()]
-            return self.lattice.average(fits, self.dim)
+        """Return the average of eq. (retirement-weights) in floats."""
         alpha = {silo: self._weight(silo, sizes) for silo in fitting}
         mass = math.fsum(alpha.values())
         return np.array(
@@ -316,35 +371,37 @@ class FitQuery(AbstractQuery[FitAnswer, FitAverage]):
         return Fraction(self._weight(silo, sizes))
 
     def row_means(self, answer: FitAnswer, local: Local) -> RowMeans:
-        """Return the gradient at the fit, which a minimiser discloses to be zero, and that at the origin."""
+        """Return the gradient at the fit, which a minimiser discloses to be zero, and any at the origin."""
         zero = np.zeros(self.dim)
-        points = [answer.eps, zero] if answer.eps.any() else [zero]
         fine = 2.0 ** -np.array(self.shifts, dtype=np.float64)
-        coarse = np.zeros(self.dim)
+        coarse = fine + (self.solver.gradient or 0.0)
         if self.rule.lattice is not None:  # rounded: the gradient is zero within beta lambda sqrt(d)/2
             beta = float(np.linalg.norm(local.submodel(self.problem, self.law).curvature_ceiling(), 2))
-            coarse += beta * self.rule.lattice * np.sqrt(self.dim) / 2
+            coarse = coarse + beta * self.rule.lattice * np.sqrt(self.dim) / 2
+        told = [(answer.eps, coarse)] if answer.eps.any() or answer.origin is None else []
+        if answer.origin is not None:
+            told.append((zero, fine))
         return RowMeans(
             label="local fit",
-            terms=tuple(Derivatives(self.problem, self.law, eps, Part.GRADIENT) for eps in points),
-            box=np.concatenate([fine + coarse, fine]) if len(points) == 2 else fine,
+            terms=tuple(Derivatives(self.problem, self.law, eps, Part.GRADIENT) for eps, _ in told),
+            box=np.concatenate([box for _, box in told]),
         )
 
     def gap_bound(self, local: Local) -> float | None:
-        """Return a bound of the local gap that is left when a fit is rounded to zero: beta d lambda^2/8.
+        """Return a bound of the local gap that is left when a silo retires; None if no rule gives one.
 
-        For beta a bound of the silo's Hessian at every eps. None without a lattice.
+        A fit that rounds to zero leaves at most beta d lambda^2/8, for beta a bound of the silo's Hessian at
+        every eps; a retirement by gap leaves at most that gap.
         """
-        if self.rule.lattice is None:
+        if self.rule.noise is not None or (self.rule.lattice is None and self.rule.gap is None):
             return None
-        rows = local.submodel(self.problem, self.law).curvature_ceiling()
-        public = local.normaliser(self.problem, self.law).curvature_ceiling(np.eye(self.dim))
-        beta = float(np.linalg.norm(rows, 2)) + public
-        return beta * self.dim * self.rule.lattice**2 / 8
-
-    @property
-    def _largest(self) -> tuple[int, ...]:
-        return (self.n << GRID_BITS,) * self.dim
+        rounded = 0.0
+        if self.rule.lattice is not None:
+            rows = local.submodel(self.problem, self.law).curvature_ceiling()
+            public = local.normaliser(self.problem, self.law).curvature_ceiling(np.eye(self.dim))
+            beta = float(np.linalg.norm(rows, 2)) + public
+            rounded = beta * self.dim * self.rule.lattice**2 / 8
+        return max(rounded, self.rule.gap or 0.0)
 
 
 def _severity(outcome: FitOutcome) -> int:

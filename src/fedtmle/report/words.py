@@ -11,7 +11,7 @@ TARGETING = {
     "Coded": "the silo's mean gradient, rounded to a public grid, as a difference from its last message",
     "Gradient": "exact sums over the silo's records of the gradient; for Newton steps, of the curvature too",
     "LocalAverage": "the silo's own fit of the fluctuation, and exact sums of the influence function",
-    "Personalized": "the silo's own fit, exact sums of the influence function, and when it left",
+    "Personalized": "the silo's own fit of the fluctuation, and when it left",
     "Central": "nothing beyond the records themselves, which are in one place",
 }
 MODELS = (

@@ -224,7 +224,7 @@ def _unfinished_silos(study: Study, result: Result) -> list[str]:
     if not (isinstance(algorithm, Personalized) and open_ended):
         return []
     still = ", ".join(name for name, update in result.retired_at.items() if update is None)
-    rules = {"noise": algorithm.noise, "lattice": algorithm.lattice}
+    rules = {"noise": algorithm.noise, "gap": algorithm.gap, "lattice": algorithm.lattice}
     now = ", ".join(f"{key} = {value:g}" for key, value in rules.items() if value is not None)
     return [
         f"unfinished: {still}. A silo leaves once its own fit is zero, to the last digit unless the "

@@ -53,7 +53,7 @@ from fedtmle.theory.path import (
 
 OPEN = "Delta and kappa are open: observe the run, or count two loss messages"
 DISPROVED = "beta: a step decreased the loss by less than beta implies; no bound is proved"
-NOISE_RULE = "the noise rule retires silos with a gap above zero: outside the theorem"
+NOISE_RULE = "a silo left by the noise rule where its loss is not convex: its gap has no bound"
 
 
 def certify(
@@ -147,13 +147,13 @@ def _personalized(
     followed = personal_rounds(
         plan, outcome.problem, law, algorithm, finished.transcript, rows, outcome.updates
     )
-    exact = algorithm.lattice is None and algorithm.noise is None
-    rounds = averaging_rounds(followed, lattice=algorithm.lattice, exact=exact)
+    rounds = averaging_rounds(followed, lattice=algorithm.lattice)
+    open_gap = any(not math.isfinite(r.retired_bound) for r in followed)
     return RunCertificate(
-        checks=personal_checks(followed, rounds, lattice=algorithm.lattice, covered=algorithm.noise is None),
+        checks=personal_checks(followed, rounds),
         constants=_personal_constants(followed),
         averaging=rounds,
-        assumptions=() if algorithm.noise is None else (NOISE_RULE,),
+        assumptions=(NOISE_RULE,) if open_gap else (),
     )
 
 
@@ -181,7 +181,8 @@ def personal_rounds(
         rows,
         uploads[:updates],
         {silo: N / n if by_size else 1 / M for silo, N in sizes.items()},
-        exact=algorithm.lattice is None and algorithm.noise is None,
+        rule=algorithm.rule,
+        solver=algorithm.solver,
         radius=algorithm.radius,
         exhaustive=algorithm.exhaustive,
     )
@@ -337,41 +338,28 @@ def _personal_constants(followed: Sequence[FitRound]) -> tuple[Constant, ...]:
     )
 
 
-def personal_checks(
-    followed: Sequence[FitRound], rounds: Sequence[Averaging], *, lattice: float | None, covered: bool
-) -> tuple[BoundCheck, ...]:
-    """Check the round nearest to its quadratic bound, and eq:personalized-convergence-bound over all rounds.
-
-    ``covered`` is False where silos retired by a rule that the theorem does not cover.
-    """
+def personal_checks(followed: Sequence[FitRound], rounds: Sequence[Averaging]) -> tuple[BoundCheck, ...]:
+    """Check the round nearest to its quadratic bound, and eq:personalized-convergence-bound over all."""
     if not followed:
         return ()
     basis = smoothness_basis(followed)
     tightest = max(rounds, key=lambda r: r.error / r.quadratic_bound if r.quadratic_bound else 0.0)
     label = f"averaging, round {tightest.update}"
     fourth = "eq:local-fourth-order-error"
-    K, d = len(followed), followed[0].fits.shape[1]
+    K = len(followed)
     gap = math.fsum(gaps(followed)) / K
     floor = math.fsum(
         a * personalized.gap_floor(r.smoothness, float(score))
         for r in followed
         for a, score in zip(r.alpha, r.score_norm, strict=True)
     )
-    lattice_gaps = [
-        mass * personalized.lattice_gap_bound(r.smoothness, d, lattice or 0.0)
-        for r, mass in zip(followed, itertools.accumulate(r.retired_mass for r in followed), strict=True)
-    ]
+    retired = math.fsum(itertools.accumulate(r.retired_bound for r in followed))
     forfeited = [personalized.averaging_bound(r.quadratic_bound, r.fourth_order_bound) for r in rounds]
-    bound = personalized.convergence_bound(personal_loss_budget(followed), forfeited, math.fsum(lattice_gaps))
+    bound = personalized.convergence_bound(personal_loss_budget(followed), forfeited, retired)
+    finite = bound if math.isfinite(bound) else None  # a silo left by noise where its loss has no curvature
     return (
         *_check(label, tightest.error, tightest.quadratic_bound, "lem:local-fourth-order", basis),
-        *(
-            line
-            for line in _check(
-                f"{label}, 4th", tightest.error, tightest.fourth_order_bound, fourth, Basis.PATH
-            )
-            if line.bound is not None
-        ),
+        *_check(f"{label}, 4th", tightest.error, tightest.fourth_order_bound, fourth, Basis.PATH),
         *_check("EIF means squared/2beta", floor / K, gap, "eq:proof-retire-gap-score", basis),
-        *_check("average gap", gap, bound if covered else None, "eq:personalized-convergence-bound", basis),
+        *_check("average gap", gap, finite, "eq:personalized-convergence-bound", basis),
     )

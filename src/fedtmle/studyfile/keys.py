@@ -18,6 +18,7 @@ from fedtmle.initial.glm import GLM, Supplied
 from fedtmle.initial.pilot import Pilot
 from fedtmle.initial.superlearner import PerSilo, SuperLearner
 from fedtmle.initial.trees import GradientBoostedTrees
+from fedtmle.model.fit import FirstOrderFits, NewtonFits
 from fedtmle.programs.study import NuisanceModel
 from fedtmle.protocol.coded import Certified, Estimated
 from fedtmle.studyfile.values import (
@@ -286,7 +287,17 @@ SILO_WEIGHTS = Key(
     expected='"size" or "uniform" or a number per silo, such as {north = 0.25, south = 0.75}',
 )
 
-_AVERAGING = {"max_updates": INTEGER, "radius": NUMBER, "exhaustive": TRUTH}
+SOLVERS = {
+    "newton": SectionKind(make=NewtonFits, keys={"gradient": POSITIVE}),
+    "lbfgs": SectionKind(make=FirstOrderFits, keys={"gradient": POSITIVE}),
+}
+_AVERAGING = {
+    "max_updates": INTEGER,
+    "radius": NUMBER,
+    "exhaustive": TRUTH,
+    "solver": _optimizer(SOLVERS),
+}
+SPACING = either({"none": None}, number, "a number")
 _DESCENT = {"tolerance": TOLERANCE, "max_updates": INTEGER}
 
 ALGORITHMS = {
@@ -310,10 +321,18 @@ ALGORITHMS = {
             "weights": SILO_WEIGHTS,
             **_AVERAGING,
             "progress_tolerance": NUMBER,
+            "lattice": either({"fine": "fine", "none": None}, number, "a number"),
         },
     ),
     "Personalized": SectionKind(
-        make=Personalized, keys={"weights": SIZE_OR_UNIFORM, **_AVERAGING, "lattice": NUMBER, "noise": NUMBER}
+        make=Personalized,
+        keys={
+            "weights": SIZE_OR_UNIFORM,
+            **_AVERAGING,
+            "lattice": SPACING,
+            "noise": NUMBER,
+            "gap": NUMBER,
+        },
     ),
 }
 

@@ -157,12 +157,15 @@ tolerance = "practical"         # 1e-6 of a standard error; "negligible", or a n
 # radius = 64
 # exhaustive = false
 # progress_tolerance = 1e-9
+# solver = {kind = "lbfgs", gradient = 1e-8}    # newton; fits stop at this gradient norm
+# lattice = "fine"              # 2^-10 of the tolerance; a spacing, or "none" to send doubles
 
 # Alternative: each silo leaves with its own estimate once its own equation holds.
 # [algorithm]
 # kind = "Personalized"
 # weights = "size"              # uniform
 # noise = 0.5                   # leave once the EIF mean is within half of the silo's own sampling error
+# gap = 1e-6                    # or: leave once the silo's own fit would gain no more than this
 # lattice = 1e-3                # or: round fits to this spacing, so that small ones are zero
 
 [options]

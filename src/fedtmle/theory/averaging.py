@@ -17,10 +17,11 @@ from typing import NamedTuple
 import numpy as np
 
 from fedtmle.errors import InputError
-from fedtmle.model.fit import fit_local
+from fedtmle.model.fit import LocalSolver, fit_local
 from fedtmle.model.problem import AbstractProblem, Law, Rows
 from fedtmle.model.submodel import AbstractNormaliser, AbstractSubmodel
 from fedtmle.model.types import Array, Part, unpack
+from fedtmle.protocol.fits import RetirementRule
 from fedtmle.theory import personalized
 from fedtmle.theory.path import Basis
 from fedtmle.theory.personalized import chi, disagreement
@@ -54,6 +55,9 @@ class FitRound:
     fourth: float  # beta_4
     retired_mass: float  # sum of alpha_m over the silos that left in this round
     retired_gap: float  # sum of alpha_m Delta_m over them: zero if their fits were
+    retired_bound: float  # sum of alpha_m times the bound of Delta_m that their rule of retirement gives
+    slope: float  # the largest gradient norm of a silo's loss at its fit as sent, before any lattice
+    negative: float  # nu: Hessians at the fits are at least -nu
 
     @property
     def error(self) -> float:
@@ -133,12 +137,14 @@ def follow_fits(
     rounds: Sequence[Uploaded],
     base_weights: Mapping[str, float],
     *,
-    exact: bool,
+    rule: RetirementRule,
+    solver: LocalSolver,
     radius: float,
     exhaustive: bool,
 ) -> tuple[FitRound, ...]:
-    """Return each round that made an update; ``exact`` says that the fits were sent without rounding."""
+    """Return each round that made an update; ``rule`` and ``solver`` are those of the silos."""
     followed = []
+    as_sent = rule == RetirementRule()  # neither rounded nor replaced by zero
     for uploaded in rounds:
         public = _Public(problem.normaliser(law), problem.dim)
         local = {
@@ -147,15 +153,22 @@ def follow_fits(
         }
 
         def fit_of(name: str, sent: Array, local: Mapping[str, _Local] = local) -> Array:
-            if exact:
+            if as_sent:
                 return sent
             submodel, normaliser = local[name].submodel, local[name].public.normaliser
-            return fit_local(submodel, normaliser, dim=problem.dim, radius=radius, exhaustive=exhaustive).eps
+            return fit_local(
+                submodel, normaliser, dim=problem.dim, radius=radius, exhaustive=exhaustive, solver=solver
+            ).eps
 
         fits = {name: fit_of(name, sent) for name, sent in uploaded.fits.items()}
         active = [name for name, sent in uploaded.fits.items() if sent.any()]
         row_gradient = 2.0 ** problem.row_bound(law).gradient
-        followed.append(_round(local, active, fits, uploaded.update, base_weights, row_gradient))
+        left = [name for name in uploaded.fits if name not in active]
+        spread = {
+            name: _variance(problem, law, rows[name]) if rule.noise is not None else 0.0 for name in left
+        }
+        allowance = _Allowance(rule=rule, variance=spread)
+        followed.append(_round(local, active, fits, uploaded.update, base_weights, row_gradient, allowance))
         law = problem.move(law, uploaded.update)
     return tuple(followed)
 
@@ -167,6 +180,7 @@ def _round(
     update: Array,
     alpha: Mapping[str, float],
     row_gradient: float,
+    allowance: _Allowance,
 ) -> FitRound:
     d = len(update)
     local = {name: asked[name] for name in active}
@@ -197,7 +211,36 @@ def _round(
         fourth=max(_fourth(silo, fits[name], update) for name, silo in local.items()),
         retired_mass=math.fsum(alpha[name] for name in retired),
         retired_gap=math.fsum(-alpha[name] * asked[name].at(fits[name]).loss for name in retired),
+        retired_bound=math.fsum(
+            alpha[name] * allowance.gap(asked[name], name, fits[name], beta) for name in retired
+        ),
+        slope=max(float(np.linalg.norm(at_fits[name][m].gradient)) for m, name in enumerate(local)),
+        negative=max(
+            max(0.0, -float(np.linalg.eigvalsh(at_fits[name][m].hessian)[0])) for m, name in enumerate(local)
+        ),
     )
+
+
+@dataclass(frozen=True)
+class _Allowance:
+    """What a rule of retirement allows the gap of a silo that leaves to be."""
+
+    rule: RetirementRule
+    variance: Mapping[str, float]  # the largest eigenvalue of the covariance of each such silo's estimate
+
+    def gap(self, local: _Local, name: str, fit: Array, beta: float) -> float:
+        d, rule = len(fit), self.rule
+        rounded = personalized.lattice_gap_bound(beta, d, rule.lattice or 0.0)
+        bound = personalized.tolerance_gap_bound(rule.gap or 0.0, rounded)
+        if rule.noise is None:
+            return bound
+        least = min(float(np.linalg.eigvalsh(local.at(t * fit).hessian)[0]) for t in SEGMENT)
+        return max(bound, personalized.noise_gap_bound(rule.noise, d, self.variance[name], least))
+
+
+def _variance(problem: AbstractProblem[Law, Rows], law: Law, rows: Rows) -> float:
+    estimate = problem.finish(law, problem.moments(law, rows), problem.count(rows))
+    return float(np.linalg.eigvalsh(estimate.covariance)[-1])
 
 
 def _zeta(
@@ -234,25 +277,27 @@ class Averaging:
     active: int
     error: float
     quadratic_bound: float
-    fourth_order_bound: float | None  # None where fits were rounded: it does not transfer
+    fourth_order_bound: float
     chi: float
     V_2: float
     V_4: float
 
 
-def averaging_rounds(
-    followed: Sequence[FitRound], *, lattice: float | None, exact: bool
-) -> tuple[Averaging, ...]:
-    """Return lem:local-fourth-order at each round; ``lattice`` is the spacing that fits were rounded to."""
+def averaging_rounds(followed: Sequence[FitRound], *, lattice: float | None) -> tuple[Averaging, ...]:
+    """Return lem:local-fourth-order at each round, with the gains of a lattice and of inexact fits.
+
+    ``lattice`` is the spacing that fits were rounded to.
+    """
     return tuple(
         Averaging(
             update=k,
             active=len(r.active),
             error=r.error,
-            quadratic_bound=personalized.lattice_quadratic_bound(
+            quadratic_bound=_inexact(r)
+            + personalized.lattice_quadratic_bound(
                 r.smoothness, r.V_2, r.fits.shape[1], lattice or 0.0, math.fsum(r.alpha)
             ),
-            fourth_order_bound=_fourth_order(r) if exact else None,
+            fourth_order_bound=_fourth_order(r, lattice or 0.0) + _inexact(r),
             chi=r.chi,
             V_2=r.V_2,
             V_4=r.V_4,
@@ -261,10 +306,15 @@ def averaging_rounds(
     )
 
 
-def _fourth_order(r: FitRound) -> float:
+def _inexact(r: FitRound) -> float:
+    return personalized.inexact_bound(r.slope, math.fsum(r.alpha), r.V_2, r.negative)
+
+
+def _fourth_order(r: FitRound, lattice: float) -> float:
+    mass, d = math.fsum(r.alpha), r.fits.shape[1]
     return personalized.fourth_order_bound(
         r.gradient_scale, r.smoothness, r.fourth, r.zeta, r.chi, r.V_2, r.V_4
-    )
+    ) + personalized.lattice_fourth_order(r.smoothness, r.V_2, d, lattice, mass)
 
 
 def gaps(followed: Sequence[FitRound]) -> Iterator[float]:

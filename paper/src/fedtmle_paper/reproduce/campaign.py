@@ -14,7 +14,15 @@ from typing import final
 
 from fedtmle.errors import InputError
 from fedtmle_paper.reproduce.measure import Measured
-from fedtmle_paper.reproduce.scenario import ROUND_BUDGET, Dgp, Method, Partition, Scale, Scenario
+from fedtmle_paper.reproduce.scenario import (
+    ROUND_BUDGET,
+    Dgp,
+    Method,
+    Partition,
+    Profile,
+    Scale,
+    Scenario,
+)
 
 LATENCY = 0.005  # seconds per round, request and reply together
 REFERENCE_DROP = 0.01
@@ -23,15 +31,27 @@ TIME_BUDGET = 1.5  # of figure 3, in reference units
 
 @final
 class Campaign:
-    """The runs of a campaign, read at one link latency."""
+    """The runs of one profile, read at one link latency; Algorithm 4's are the same under each."""
 
-    def __init__(self, runs: Sequence[Measured], latency: float = LATENCY) -> None:
+    def __init__(
+        self, runs: Sequence[Measured], latency: float = LATENCY, profile: Profile = Profile.A
+    ) -> None:
         if not runs:
             raise InputError("runs: a campaign needs at least one")
-        self.runs = tuple(runs)
+        self.measured = tuple(runs)
+        self.runs = tuple(run for run in runs if run.profile is profile or not run.method.is_papers)
         self.latency = latency
+        self.profile = profile
         self.scale: Scale = runs[0].scenario.scale
         self._by_key = {_key(run.scenario, run.method): run for run in runs}
+
+    def under(self, profile: Profile) -> Campaign:
+        """The same measurements, read under another profile."""
+        return Campaign(self.measured, self.latency, profile)
+
+    def at(self, latency: float) -> Campaign:
+        """The same measurements, read at another latency."""
+        return Campaign(self.measured, latency, self.profile)
 
     @cached_property
     def seeds(self) -> list[int]:
@@ -76,11 +96,11 @@ class Campaign:
         return sum(c.loss * (b - a) for c, (a, b) in zip(seen, pairwise(times), strict=True)) / end
 
     def best(self, scenario: Scenario) -> float:
-        """The lowest loss that any method reached on this scenario's data, at any number of clients."""
+        """The lowest loss that one of the paper's methods reached on this data, at any number of clients."""
         return min(
             c.loss
             for run in self.runs
-            if (run.scenario.seed, run.scenario.dgp) == (scenario.seed, scenario.dgp)
+            if run.method.is_papers and (run.scenario.seed, run.scenario.dgp) == (scenario.seed, scenario.dgp)
             for c in run.checkpoints
         )
 
@@ -105,6 +125,13 @@ def write(path: Path, rows: Iterable[Row]) -> None:
         writer.writerows({name: _cell(value) for name, value in row.items()} for row in table)
 
 
+def _each(campaign: Campaign) -> Iterator[tuple[Campaign, Measured]]:
+    """Every measured run, with the campaign read under its profile."""
+    views = {profile: campaign.under(profile) for profile in Profile}
+    for run in campaign.measured:
+        yield views[run.profile], run
+
+
 def trajectories(campaign: Campaign) -> list[Row]:
     """Figures 1 and 2: every completed density of every method at the reference number of clients."""
     return [
@@ -113,11 +140,11 @@ def trajectories(campaign: Campaign) -> list[Row]:
             "update": c.update,
             "rounds": c.rounds,
             "compute_s": c.compute,
-            "elapsed_units": c.elapsed(campaign.latency) / campaign.unit(run.scenario.seed),
+            "elapsed_units": c.elapsed(view.latency) / view.unit(run.scenario.seed),
             "loss": c.loss,
             "residual": c.residual,
         }
-        for run in campaign.runs
+        for view, run in _each(campaign)
         if run.scenario.clients == campaign.scale.reference_clients
         for c in run.checkpoints
     ]
@@ -128,18 +155,20 @@ def at_time_budget(campaign: Campaign) -> list[Row]:
     return [
         {
             **_where(run),
-            "unit_s": campaign.unit(run.scenario.seed),
-            "residual": campaign.residual(run, TIME_BUDGET),
-            "loss": campaign.loss(run, TIME_BUDGET),
+            "unit_s": view.unit(run.scenario.seed),
+            "residual": view.residual(run, TIME_BUDGET),
+            "loss": view.loss(run, TIME_BUDGET),
+            "stopped_before": run.checkpoints[-1].elapsed(view.latency)
+            < TIME_BUDGET * view.unit(run.scenario.seed),
         }
-        for run in campaign.runs
+        for view, run in _each(campaign)
     ]
 
 
 def at_round_budget(campaign: Campaign) -> list[Row]:
     """Figure 4: the last density completed within 200 rounds, and the fall of its loss from p^0's."""
     table: list[Row] = []
-    for run in campaign.runs:
+    for run in campaign.measured:
         last = run.at_round(ROUND_BUDGET)
         table.append(
             {
@@ -171,7 +200,7 @@ def runs(campaign: Campaign) -> list[Row]:
             "server_s": sum(time.server for time in run.times),
             "all_silos_s": sum(time.silos for time in run.times),
         }
-        for run in campaign.runs
+        for run in campaign.measured
     ]
 
 
@@ -185,7 +214,7 @@ def rounds(campaign: Campaign) -> list[Row]:
             "server_s": time.server,
             "silos_s": time.silos,
         }
-        for run in campaign.runs
+        for run in campaign.measured
         for at, time in enumerate(run.times, start=1)
     ]
 
@@ -193,21 +222,23 @@ def rounds(campaign: Campaign) -> list[Row]:
 def reference(campaign: Campaign) -> list[Row]:
     """The reference unit of each seed, with what it was measured from."""
     table: list[Row] = []
-    for seed in campaign.seeds:
-        run = campaign.run(next(campaign.scenarios(seed)), Method.GRADIENT)
-        unit = campaign.unit(seed)
-        reached = run.at_time(unit, campaign.latency)
-        table.append(
-            {
-                "seed": seed,
-                "unit_s": unit,
-                "rounds": reached.rounds,
-                "compute_s": reached.compute,
-                "latency_s": campaign.latency,
-                "residual": reached.residual,
-                "residual_start": run.checkpoints[0].residual,
-            }
-        )
+    for view in map(campaign.under, Profile):
+        for seed in view.seeds:
+            run = view.run(next(view.scenarios(seed)), Method.GRADIENT)
+            unit = view.unit(seed)
+            reached = run.at_time(unit, view.latency)
+            table.append(
+                {
+                    "seed": seed,
+                    "profile": view.profile.value,
+                    "unit_s": unit,
+                    "rounds": reached.rounds,
+                    "compute_s": reached.compute,
+                    "latency_s": view.latency,
+                    "residual": reached.residual,
+                    "residual_start": run.checkpoints[0].residual,
+                }
+            )
     return table
 
 
@@ -218,6 +249,7 @@ def _where(run: Measured) -> dict[str, object]:
         "dgp": scenario.dgp.value,
         "partition": scenario.partition.value,
         "clients": scenario.clients,
+        "profile": run.profile.value,
         "method": run.method.value,
     }
 

@@ -173,7 +173,8 @@ def size_weights_miss(campaign: Campaign, seed: int) -> Iterator[Evidence]:
     for dgp in Dgp:
         scenario = _reference(campaign, seed, dgp, Partition.SPATIAL)
         run = campaign.run(scenario, Method.LOCAL_SIZE)
-        yield Evidence(where=_panel(scenario), holds=not run.converged, value=run.checkpoints[-1].residual)
+        residual = run.checkpoints[-1].residual
+        yield Evidence(where=_panel(scenario), holds=residual > campaign.scale.targeted, value=residual)
 
 
 def spatial_dispersion(campaign: Campaign, seed: int) -> Iterator[Evidence]:

@@ -33,7 +33,7 @@ from fedtmle.theory.path import first_gradient, follow, loss_budget, recentering
 from fedtmle_paper.benchmark import COVARIANCES, MEANS, PROBABILITIES
 from fedtmle_paper.lemmas import chi_total_size, chi_total_uniform
 from fedtmle_paper.reproduce.measure import observed
-from fedtmle_paper.reproduce.scenario import Data, Dgp, Method, Partition, Scale, Scenario, build
+from fedtmle_paper.reproduce.scenario import Data, Dgp, Method, Partition, Profile, Scale, Scenario, build
 
 TOLERANCES = (1e-1, 3e-2, 1e-2, 3e-3, 1e-3)
 Coordinates = Literal["raw", "whitened"]
@@ -164,7 +164,7 @@ def rebounds(number: int, dgp: Dgp, scale: Scale) -> list[Rebound]:
     uniform, pooled = (
         observed(data, data.law, solve(data.problem, data.law, data.silos, method).trajectory.accepted)[0]
         for method in (
-            Method.LOCAL_UNIFORM.algorithm(scale),
+            Method.LOCAL_UNIFORM.algorithm(scale, Profile.A),
             Gradient(tolerance=OPTIMUM, optimizer=Newton()),
         )
     )

@@ -10,8 +10,10 @@ import struct
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from typing import TypeVar
+from pathlib import Path
+from typing import Any, Generic, TypeVar, final, get_type_hints
 
+import msgspec
 import numpy as np
 
 from fedtmle.algorithms.base import TargetingProgram
@@ -24,7 +26,7 @@ from fedtmle.protocol.plan import Plan, roster
 from fedtmle.protocol.query import Phase
 from fedtmle.runtime.session import Session
 from fedtmle.runtime.silo import Silo
-from fedtmle_paper.reproduce.scenario import Data, Dgp, Method, Partition, Scale, Scenario, build
+from fedtmle_paper.reproduce.scenario import Data, Dgp, Method, Partition, Profile, Scale, Scenario, build
 from fedtmle_paper.reproduce.timing import LedgerProblem, RoundTime, TimedFederation, WorkLedger
 
 
@@ -47,6 +49,7 @@ class Measured:
     """One run: what was measured and where it ended."""
 
     scenario: Scenario
+    profile: Profile
     method: Method
     status: str
     converged: bool
@@ -68,11 +71,11 @@ class Measured:
         return [c for c in self.checkpoints if c.rounds <= rounds][-1]
 
 
-def measure(scenario: Scenario, data: Data, method: Method) -> Measured:
+def measure(scenario: Scenario, data: Data, method: Method, profile: Profile = Profile.A) -> Measured:
     """Runs the method on the scenario's silos."""
     # A memory of its own: another run on the same path must not find its quadratures done.
     law = dataclasses.replace(data.law, moved=Memo(KEPT_LAWS))
-    algorithm = method.algorithm(scenario.scale)
+    algorithm = method.algorithm(scenario.scale, profile)
     ledger = WorkLedger()
     problem = LedgerProblem(inner=data.problem, ledger=ledger)
     plan = Plan(
@@ -93,6 +96,7 @@ def measure(scenario: Scenario, data: Data, method: Method) -> Measured:
     loss, residual = observed(data, law, outcome.accepted)
     return Measured(
         scenario=scenario,
+        profile=profile,
         method=method,
         status=outcome.status.name.lower(),
         converged=outcome.status.is_converged,
@@ -170,9 +174,9 @@ def scenarios(seeds: Sequence[int], clients: Sequence[int], scale: Scale) -> lis
 
 
 def run_scenario(scenario: Scenario) -> list[Measured]:
-    """Every method on one scenario's data."""
+    """Every method under every profile on one scenario's data."""
     data = build(scenario)
-    return [measure(scenario, data, method) for method in Method]
+    return [measure(scenario, data, method, profile) for profile in Profile for method in profile.methods]
 
 
 def prepare() -> None:
@@ -181,16 +185,71 @@ def prepare() -> None:
     run_scenario(Scenario(seed=0, dgp=Dgp.GAUSSIAN, partition=Partition.RANDOM, clients=2, scale=WARM_UP))
 
 
-def shared(run: Callable[[Task], Answer], tasks: Sequence[Task], workers: int) -> Iterator[Answer]:
-    """``run`` over ``tasks`` in their order, by so many processes; one works in this process."""
-    if workers == 1:
+def shared(
+    run: Callable[[Task], Answer], tasks: Sequence[Task], workers: int, cache: Path | None = None
+) -> Iterator[Answer]:
+    """``run`` over ``tasks`` in their order, by so many processes; one works in this process.
+
+    Answers are kept in the folder ``cache`` and read from there again, so that an interrupted campaign goes
+    on where it stopped. The caller empties the folder when the code has changed.
+    """
+    kept = Kept(run, cache)
+    missing = [task for task in tasks if kept.read(task) is None]
+    fresh = _alone(kept, missing) if workers == 1 else _in_parallel(kept, missing, workers)
+    for task in tasks:
+        answer = kept.read(task) if task not in missing else next(fresh)
+        if answer is None:
+            raise AssertionError("an answer that was kept is gone")
+        yield answer
+
+
+@final
+@dataclass(frozen=True)
+class Kept(Generic[Task, Answer]):
+    """A function whose answers are kept as JSON files, one per task; no folder keeps none."""
+
+    run: Callable[[Task], Answer]
+    cache: Path | None
+
+    def __call__(self, task: Task) -> Answer:
+        answer = self.run(task)
+        if self.cache is not None:
+            self.cache.mkdir(parents=True, exist_ok=True)
+            path = self._path(self.cache, task)
+            path.with_suffix(".part").write_bytes(msgspec.json.encode(answer))
+            path.with_suffix(".part").replace(path)
+        return answer
+
+    def read(self, task: Task) -> Answer | None:
+        path = None if self.cache is None else self._path(self.cache, task)
+        if path is None or not path.exists():
+            return None
+        answer: Answer = msgspec.json.decode(path.read_bytes(), type=_answer_type(self.run, task))
+        return answer
+
+    def _path(self, cache: Path, task: Task) -> Path:
+        what = getattr(task, "run", self.run).__qualname__, getattr(task, "arguments", task)
+        name = hashlib.sha256(repr(what).encode()).hexdigest()[:24]
+        return cache / f"{name}.json"
+
+
+def _answer_type(run: Callable[..., object], task: object) -> Any:
+    """What a function returns, by its annotation; of an experiment, what its own function returns."""
+    return get_type_hints(getattr(task, "run", run))["return"]
+
+
+def _alone(run: Callable[[Task], Answer], tasks: Sequence[Task]) -> Iterator[Answer]:
+    if tasks:
         before = parallel.threads()
         prepare()
         try:
             yield from map(run, tasks)
         finally:
             parallel.set_threads(before)
-        return
-    spawn = multiprocessing.get_context("spawn")  # numba's threads do not survive a fork
-    with ProcessPoolExecutor(workers, mp_context=spawn, initializer=prepare) as pool:
-        yield from pool.map(run, tasks)
+
+
+def _in_parallel(run: Callable[[Task], Answer], tasks: Sequence[Task], workers: int) -> Iterator[Answer]:
+    if tasks:
+        spawn = multiprocessing.get_context("spawn")  # numba's threads do not survive a fork
+        with ProcessPoolExecutor(workers, mp_context=spawn, initializer=prepare) as pool:
+            yield from pool.map(run, tasks)

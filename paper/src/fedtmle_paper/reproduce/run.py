@@ -57,6 +57,7 @@ class Order:
     latency: float = LATENCY
     workers: int = 1
     out: Path = Path("reproduce")
+    cache: Path | None = None
 
     def __post_init__(self) -> None:
         if not self.seeds:
@@ -84,12 +85,12 @@ def carry_out(order: Order, *, quiet: bool = False) -> Path:
     with Progress(*columns, console=Console(stderr=True), disable=quiet, transient=True) as bar:
         if chosen:
             task = bar.add_task("scenarios of the figures", total=len(chosen))
-            for done in shared(run_scenario, chosen, order.workers):
+            for done in shared(run_scenario, chosen, order.workers, order.cache):
                 measured += done
                 bar.advance(task)
         if extra is not None:
             task = bar.add_task("extra experiments", total=len(pieces))
-            for table in shared(perform, pieces, order.workers):
+            for table in shared(perform, pieces, order.workers, order.cache):
                 extra.add(table)
                 bar.advance(task)
     campaign = Campaign(measured, order.latency) if measured else None
@@ -110,7 +111,7 @@ def publish(order: Order, campaign: Campaign | None, extra: Extra | None, wall: 
             ("reference", reference),
         ):
             write(order.out / f"{name}.csv", table(campaign))
-        compute = sum(t.silos + t.server for run in campaign.runs for t in run.times)
+        compute = sum(t.silos + t.server for run in campaign.measured for t in run.times)
     if extra is not None:
         _publish_extra(extra, order.out)
     path = order.out / "RESULTS.md"
