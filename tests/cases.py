@@ -112,6 +112,7 @@ ALGORITHMS: dict[str, Callable[[float], AbstractAlgorithm]] = {
     "coded whitened": lambda tol: ft.Coded(tolerance=tol),
     "coded adaptive": lambda tol: ft.Coded(tolerance=tol, inner="adaptive"),
     "coded certified": lambda tol: ft.Coded(tolerance=tol, smoothness=ft.Certified(), max_rounds=60),
+    "adaptive": lambda tol: ft.Adaptive(tolerance=tol),
     "personalized lattice": lambda _: ft.Personalized(lattice=0.02, max_updates=5),
     "personalized noise": lambda _: ft.Personalized(noise=0.5, weights="uniform", max_updates=5),
 }

@@ -35,6 +35,7 @@ _HOME = {
     "NewtonFits": "fedtmle.model.fit",
     "FirstOrderFits": "fedtmle.model.fit",
     "Coded": "fedtmle.algorithms.coded",
+    "Adaptive": "fedtmle.algorithms.adaptive",
     "Certified": "fedtmle.protocol.coded",
     "Estimated": "fedtmle.protocol.coded",
     "Personalized": "fedtmle.algorithms.local",
@@ -98,6 +99,7 @@ _HOME = {
 
 if TYPE_CHECKING:  # for type checkers and editors; at run time, __getattr__ below
     from fedtmle import plots as plots
+    from fedtmle.algorithms.adaptive import Adaptive as Adaptive
     from fedtmle.algorithms.base import AbstractAlgorithm as AbstractAlgorithm
     from fedtmle.algorithms.coded import Coded as Coded
     from fedtmle.algorithms.gradient import Central as Central

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from typing import Any
 
 import numpy as np
 import pytest
@@ -33,7 +34,8 @@ def test_early_retirement_stays_within_its_bound(name: str, rule: str) -> None:
                 continue
             median = float(np.median(free[0].gap))
             level = {"gap": 1.001 * median, "noise": 1.0}[rule]  # half of the silos may leave at once
-            algorithm = ft.Personalized(max_updates=4, lattice=None, **{rule: level})
+            given: dict[str, Any] = {rule: level}
+            algorithm = ft.Personalized(max_updates=4, lattice=None, **given)
             result, rounds = personal_run(case, parts, algorithm)
             for r in rounds:
                 assert r.retired_gap <= r.retired_bound * ROUNDING + 1e-15

@@ -82,8 +82,12 @@ RISKS = {
         "Your silo's mean gradient on a public grid, at every point of the path. Differences from "
         "the last message are sent, so the length of a message tells how large the change was."
     ),
+    "SwitchQuery": (
+        "Your silo's mean gradient and its own fit on a public grid: the fit tells how your silo differs "
+        "from the others."
+    ),
     "FitQuery": (
-        "Your silo's own fit, to full precision, at each update: it tells how your silo differs "
+        "Your silo's own fit, on a fine public grid, at each update: it tells how your silo differs "
         "from the others. A two-bit outcome tells whether a fit was found."
     ),
     "ModelsQuery": (

@@ -40,6 +40,8 @@ from fedtmle.protocol.lattice import (
 from fedtmle.protocol.outcome import Certificate, Smoothness, Status, Targeted
 from fedtmle.protocol.query import Flow, Law, Problem
 
+History = list[tuple[tuple[int, ...], tuple[float, ...]]]  # beta u^k/h in integers, and eps^k
+
 
 @final
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +78,12 @@ class Coded(AbstractAlgorithm):
 
     def flow(self, problem: Problem, law: Law, n: int) -> Flow[Targeted]:
         run = Run(problem, n)
+        tolerance, lattice = yield from self.calibrate(run, law)
+        return (yield from self.descend(run, law, lattice, tolerance, [], (0,) * lattice.dim))
+
+    def calibrate(self, run: Run[Problem], law: Law) -> Flow[tuple[float, Lattice]]:
+        """Settle the tolerance and the lattice of a run that starts at ``law``."""
+        problem = run.problem
         tolerance = yield from settle_tolerance(run, law, self.tolerance)
         rule = self.tolerance if isinstance(self.tolerance, str) else None
         delta = working_tolerance(tolerance, arithmetic_error(problem, law), rule)
@@ -86,12 +94,20 @@ class Coded(AbstractAlgorithm):
             lattice = yield CalibrationQuery(
                 problem=problem, law=law, delta=delta, C=C, smoothness=self.smoothness
             )
-        return (yield from self._descend(run, law, lattice, tolerance))
+        return tolerance, lattice
 
-    def _descend(self, run: Run[Problem], law: Law, lattice: Lattice, tolerance: float) -> Flow[Targeted]:
+    def descend(
+        self,
+        run: Run[Problem],
+        law: Law,
+        lattice: Lattice,
+        tolerance: float,
+        history: History,
+        q: tuple[int, ...],
+    ) -> Flow[Targeted]:
+        """Take rounded gradient steps from ``law`` after ``history``; q is the last broadcast."""
         zero = (0,) * lattice.dim
-        history: list[tuple[tuple[int, ...], tuple[float, ...]]] = []
-        q, steps, t, n_steps = zero, zero, 0, 0
+        steps, t, n_steps = zero, 0, len(history)
         while True:
             eps = lattice.eps(steps)
             rounded: Rounded = yield RoundedGradientQuery(
@@ -124,20 +140,21 @@ class Coded(AbstractAlgorithm):
                 law = run.problem.move(law, eps)
                 history.append((steps, tuple(map(float, eps))))
                 steps, t = zero, 0
-        return (yield from self._finish(run, law, lattice, tolerance, q, t, status, history, n_steps))
+        return (yield from self.finish(run, law, lattice, tolerance, q, history, t, status, n_steps))
 
-    def _finish(
+    def finish(
         self,
         run: Run[Problem],
         law: Law,
         lattice: Lattice,
         tolerance: float,
         q: tuple[int, ...],
-        t: int,
-        status: Status,
-        history: list[tuple[tuple[int, ...], tuple[float, ...]]],
-        n_steps: int,
+        history: History,
+        t: int = 0,
+        status: Status = Status.CONVERGED,
+        n_steps: int | None = None,
     ) -> Flow[Targeted]:
+        """Close a run at ``law``, whose last rounded gradient is q at step t of the current submodel."""
         arithmetic = arithmetic_error(run.problem, law)
         # Away from an origin the last gradient says nothing of the EIF mean at the returned law.
         bound = lattice.certificate(q) + arithmetic if t == 0 else float("inf")
@@ -146,7 +163,7 @@ class Coded(AbstractAlgorithm):
             problem=run.problem,
             law=law,
             status=status,
-            steps=n_steps,
+            steps=len(history) if n_steps is None else n_steps,
             updates=len(history),
             residual=bound,
             residual_kind="certified bound",

@@ -9,6 +9,7 @@ from fedtmle.runtime.certificate import OPEN
 
 TARGETING = {
     "Coded": "the silo's mean gradient, rounded to a public grid, as a difference from its last message",
+    "Adaptive": "the silo's mean gradient and its own fit of the fluctuation, rounded to a public grid",
     "Gradient": "exact sums over the silo's records of the gradient; for Newton steps, of the curvature too",
     "LocalAverage": "the silo's own fit of the fluctuation, and exact sums of the influence function",
     "Personalized": "the silo's own fit of the fluctuation, and when it left",

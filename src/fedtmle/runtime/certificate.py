@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from fedtmle.algorithms.adaptive import Adaptive
 from fedtmle.algorithms.base import AbstractAlgorithm
 from fedtmle.algorithms.coded import Coded
 from fedtmle.algorithms.local import Personalized
@@ -76,6 +77,8 @@ def certify(
         if rows is None or not isinstance(algorithm, Personalized):
             return None
         return _personalized(plan, outcome, law, algorithm, finished, rows)
+    if isinstance(algorithm, Adaptive):
+        return _adaptive(outcome, law, finished, rows)
     if isinstance(algorithm, Coded):
         return _coded(outcome, law, algorithm, finished, rows)
     stated = outcome.certificate
@@ -132,6 +135,36 @@ def _coded(
         assumptions=stated.assumptions if known.descends else (*stated.assumptions, DISPROVED),
         checks=coded_checks(path, lattice, cost, known),
         constants=tuple(known),
+        descent=tuple(float(path.loss[end] - path.loss[origin]) for origin, end in fits),
+    )
+
+
+def _adaptive(
+    outcome: Targeted, law: object, finished: Finished, rows: Mapping[str, object] | None
+) -> RunCertificate:
+    """Return the residual, and R beside the bound for one step per update, since every round descends."""
+    stated = outcome.certificate
+    if stated.smoothness is None or stated.lattice is None:
+        raise AssertionError("an adaptive run states its smoothness and lattice")
+    basis = SMOOTHNESS_BASIS[stated.smoothness.basis]
+    R = float(finished.account.rounds[Phase.TARGETING])
+    residual = _check(
+        "residual r^K", stated.residual_bound, stated.tolerance, "eq:rounding-guarantee", Basis.BOUND
+    )
+    if rows is None:
+        rounds = _check("rounds R", R, None, "future work, adaptive switching", basis)
+        return replace(_stated(stated), checks=(*residual, *rounds), assumptions=(*stated.assumptions, OPEN))
+    path = follow(outcome.problem, law, rows, outcome.trajectory, outcome.accepted, stated.lattice)
+    delta = communication.scaled_tolerance(stated.lattice)
+    bound = communication.one_step_round_bound(stated.smoothness.value, loss_budget(path).value, delta)
+    fits = zip(path.origins(), path.endpoints(), strict=False)
+    return replace(
+        _stated(stated),
+        checks=(*residual, *_check("rounds R", R, bound, "future work, adaptive switching", basis)),
+        constants=(
+            Constant(name="beta", value=stated.smoothness.value, basis=basis),
+            loss_budget(path),
+        ),
         descent=tuple(float(path.loss[end] - path.loss[origin]) for origin, end in fits),
     )
 

@@ -8,6 +8,7 @@ from functools import partial
 from types import NoneType, UnionType
 from typing import Literal, Union, get_args, get_origin, get_type_hints
 
+from fedtmle.algorithms.adaptive import Adaptive
 from fedtmle.algorithms.coded import Coded
 from fedtmle.algorithms.gradient import Central, Exact, Gradient
 from fedtmle.algorithms.local import LocalAverage, Personalized
@@ -310,6 +311,18 @@ ALGORITHMS = {
             "inner": choice("step", "adaptive"),
             "max_rounds": INTEGER,
             "fixed_width": INTEGER,
+        },
+    ),
+    "Adaptive": SectionKind(
+        make=Adaptive,
+        keys={
+            "tolerance": TOLERANCE,
+            "coordinates": choice("raw", "whitened"),
+            "smoothness": SMOOTHNESS,
+            "cost": POSITIVE,
+            "max_rounds": INTEGER,
+            "radius": NUMBER,
+            "solver": _optimizer(SOLVERS),
         },
     ),
     "Gradient": SectionKind(make=Gradient, keys={**_DESCENT, "optimizer": _optimizer(OPTIMIZERS)}),

@@ -120,13 +120,18 @@ formula = "sbp_0 + age + C(sex) + smoker"
 formula = "C(programme) + age + smoker"
 
 [algorithm]
-kind = "Coded"                  # Gradient, LocalAverage, Personalized; Central pools the rows
+kind = "Coded"                  # Adaptive, Gradient, LocalAverage, Personalized; Central pools the rows
 tolerance = "practical"         # 1e-6 of a standard error; "negligible", or a number
 # coordinates = "whitened"      # raw
 # smoothness = "estimated"      # certified, pooled, a number, or {factor = 1.05, over = "silos"}
 # inner = "step"                # adaptive: the paper's inner solves, more rounds, a shorter history
 # max_rounds = 10000
 # fixed_width = 1000            # send absolute integers instead of differences
+
+# Alternative: the average of the silos' own fits while it pays, then coded gradients.
+# [algorithm]
+# kind = "Adaptive"
+# cost = 1.0                    # of a local round, in gradient rounds
 
 # Alternative: pooled gradients, here with stochastic gradient descent.
 # [algorithm]
