@@ -28,10 +28,10 @@ class Adaptive(AbstractAlgorithm):
 
     In a local round every silo sends its gradient and its own fit. The average of the fits is taken if it
     is sure to decrease the pooled loss by ``cost`` times what a gradient step is sure to. Otherwise a
-    gradient step is taken, and `Coded` goes on (`fedtmle.protocol.switching` has the rule). With ``cost`` >= 1
-    every round decreases the loss by at least ||g~||^2/(6 beta), so the bound on R of Algorithm 4 with one step
-    per update holds. beta must bound every silo's curvature: ``smoothness`` is as in `Coded`, over silos.
-    ``radius`` and ``solver`` are those of local fits, as in `LocalAverage`.
+    gradient step is taken, and `Coded` goes on (`fedtmle.protocol.switching` has the rule). With ``cost`` of
+    at least one, every round decreases the loss by at least ||g~||^2/(6 beta), so the bound on R of
+    Algorithm 4 with one step per update holds. beta must bound every silo's curvature: ``smoothness`` is as
+    in `Coded`, over silos. ``radius`` and ``solver`` are those of local fits, as in `LocalAverage`.
     """
 
     tolerance: Tolerance = "practical"
