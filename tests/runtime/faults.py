@@ -101,6 +101,7 @@ CASES: dict[str, Callable[[], tuple[Plan, Mapping[str, Any]]]] = {
     "mean, coded raw": lambda: _small("mean", ft.Coded(tolerance=0.2, coordinates="raw"), (20, 21, 22)),
     "mean, personalized": lambda: _small("mean", ft.Personalized(lattice=0.05, max_updates=3), (20, 25, 22)),
     "mean, personalized by noise": lambda: _small("mean", ft.Personalized(noise=0.5, max_updates=2)),
+    "two arms, adaptive": lambda: _small("two arms", ft.Adaptive(tolerance=0.1)),
     "study": _study,
 }
 NAMES = tuple(CASES)

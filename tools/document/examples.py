@@ -20,6 +20,7 @@ from fedtmle.protocol.fits import FitAnswer
 from fedtmle.protocol.plan import roster
 from fedtmle.protocol.query import AbstractQuery, Query
 from fedtmle.protocol.sites import OwnEstimate
+from fedtmle.protocol.switching import SwitchAnswer
 from fedtmle.runtime.replay import heard_rounds
 from fedtmle.studyfile.file import study_plan
 
@@ -68,6 +69,7 @@ def examples() -> dict[str, Example]:
         (learned, ft.Gradient(optimizer=ft.Newton()), None),
         (ft.Pilot(ft.GLM("x"), at=SILO), ft.LocalAverage(max_updates=2), None),
         (ft.GLM("x"), ft.Coded(), "family"),
+        (ft.GLM("x"), ft.Adaptive(), None),
     ):
         study = ft.Study(
             target=ft.ATE(outcome="y", treatment="a"),
@@ -119,6 +121,9 @@ def shown(answer: object) -> str:  # noqa: PLR0911 - one return per kind of answ
             return f"sums {_numbers(answer.values())}"
         case SiloCurvature():
             return f"entries {_numbers(answer.entries)} in units of 2^{answer.exponent}"
+        case SwitchAnswer():
+            fit = "no fit" if answer.steps is None else f"fit {_numbers(answer.steps)}"
+            return f"integers {_numbers(answer.z)}, {fit}"
         case FitAnswer():
             sums = "" if answer.origin is None else f", sums {_numbers(answer.origin.values())}"
             return f"{answer.outcome.name.lower()}, fit {_numbers(answer.eps)}{sums}"

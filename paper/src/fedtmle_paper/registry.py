@@ -429,6 +429,12 @@ STATEMENTS: tuple[Statement, ...] = (
         _PERSONAL,
     ),
     _computed(
+        "future work, adaptive switching",
+        "communication.one_step_round_bound communication.step_decrease",
+        "theory/test_future.py::test_adaptive_rounds_descend_and_stay_within_the_bound",
+        _TRANSCRIPTION,
+    ),
+    _computed(
         "future work, retirement by tolerance",
         "personalized.tolerance_gap_bound personalized.convergence_bound",
         _RETIREMENT,
