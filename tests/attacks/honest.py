@@ -72,6 +72,7 @@ def algorithm(rng: Rng, rows: list[int], tolerance: float) -> AbstractAlgorithm:
         lambda: ft.Coded(tolerance=tolerance, smoothness=ft.Certified(), max_rounds=100),
         lambda: ft.Personalized(lattice=0.05, max_updates=5),
         lambda: ft.Personalized(noise=0.5, weights="uniform", max_updates=5),
+        lambda: ft.Adaptive(tolerance=tolerance),
     ]
     return choices[int(rng.integers(len(choices)))]()
 

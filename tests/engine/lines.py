@@ -17,6 +17,7 @@ from fedtmle.studyfile.file import StudyFile, file_plan, read_study
 
 ALGORITHMS = {
     "Coded": 'kind = "Coded"',
+    "Adaptive": 'kind = "Adaptive"',
     "Gradient": 'kind = "Gradient"\ntolerance = 1e-8',
     "LocalAverage": 'kind = "LocalAverage"',
     "Personalized": 'kind = "Personalized"',
