@@ -110,7 +110,8 @@ def test_adaptive_rounds_descend_and_stay_within_the_bound(kind: str, coordinate
         ]
         beta = result.certificate.smoothness.value
         for each, fall in zip(heard, result.certificate.descent, strict=False):
-            g = float(each.query.lattice.h) * np.linalg.norm(np.array(each.pooled.q, dtype=float))
+            query: Any = each.query
+            g = float(query.lattice.h) * np.linalg.norm(np.array(each.pooled.q, dtype=float))
             assert -fall >= step_decrease(float(g), beta) - 1e-12
             local += getattr(each.pooled, "choice", None) is Choice.LOCAL
     # In raw coordinates, and on small samples of a density target, the rule is too careful to choose fits.
