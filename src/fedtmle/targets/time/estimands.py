@@ -226,6 +226,9 @@ class AbstractArmValues(AbstractTimeEffect):
     def _asks(self) -> str:
         return f"What would {self.measure} be in each arm of {self.treatment} ({', '.join(self.arms)})"
 
+    def _labels(self) -> list[str]:
+        return [regime.label for regime in self.regimes()]
+
     def _compared(
         self, values: list[float], gradients: list[Array], cause: int, horizon: int, label: str
     ) -> list[Summary]:
@@ -233,7 +236,7 @@ class AbstractArmValues(AbstractTimeEffect):
             Summary(
                 name=self._title(arm, cause, horizon, label), value=value, gradient=slope, scale=Scale.VALUE
             )
-            for arm, value, slope in zip(self.arms, values, gradients, strict=True)
+            for arm, value, slope in zip(self._labels(), values, gradients, strict=True)
         ]
 
 
@@ -292,6 +295,30 @@ class Risk(AbstractArmValues):
 
     description = "risks by given horizons, per arm"
     measure = "the risk of an event"
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class PolicyRisk(AbstractArmValues):
+    """The risk by each horizon under known rules at baseline: `Static`, `Threshold` or `Stochastic`."""
+
+    description = "risks by given horizons under known rules"
+    measure = "the risk of an event"
+
+    rules: tuple[AbstractRegime, ...]
+
+    def __post_init__(self) -> None:
+        AbstractTimeEffect.__post_init__(self)
+        if not self.rules:
+            raise InputError("rules: expected at least one")
+        for rule in self.rules:
+            rule.check(self.arms)
+
+    def regimes(self) -> tuple[AbstractRegime, ...]:
+        return self.rules
+
+    def _asks(self) -> str:
+        return f"What would {self.measure} be under each rule for {self.treatment}"
 
 
 @final
@@ -393,6 +420,7 @@ class TimeLostDifference(_TimeLost, AbstractTimeDifference):
 
 TIME_ESTIMANDS: tuple[type[AbstractTimeEffect], ...] = (
     Risk,
+    PolicyRisk,
     RiskDifference,
     RiskRatio,
     Survival,
