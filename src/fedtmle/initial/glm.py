@@ -102,14 +102,14 @@ class AbstractResponse(ABC):
         return self.expand(self.mark(table))[0] if self.periods else table
 
     def expand(self, table: Table) -> tuple[Table, IntArray]:
-        """Return the long rows of a part of a marked table, and where those of each person begin."""
-        return table, np.arange(table.n_rows)
+        """Return the long rows of a part of a marked table, and how many each person has."""
+        return table, np.ones(table.n_rows, dtype=np.int64)
 
 
 def over_long(
     response: AbstractResponse, table: AnyTable, work: Callable[[Table, IntArray], Result]
 ) -> Iterator[Result]:
-    """Yield ``work`` of the long rows of consecutive people and of where each person's begin, in order."""
+    """Yield ``work`` of the long rows of consecutive people and of how many each has, in order."""
     whole = response.mark(table) if isinstance(table, Table) else table
     blocks = people_blocks(whole, response.periods)
     return mapped(lambda block: work(*response.expand(block)), blocks)
@@ -212,8 +212,8 @@ class GLMModel(AbstractModel[None, AnyTable]):
             y_largest=1.0,  # responses are on the unit scale
         )
 
-    def _long(self, table: Table, starts: IntArray) -> LongRows:
-        return LongRows(self.design(table), starts)
+    def _long(self, table: Table, counts: IntArray) -> LongRows:
+        return LongRows(self.design(table), counts)
 
     def normaliser(self, law: None) -> Ridge:  # noqa: ARG002 - there is no law
         return self._ridge

@@ -21,20 +21,34 @@ from fedtmle.model import kernels
 from fedtmle.model.concentration import Concentration, RowSpread
 from fedtmle.model.exact import Sums, query_shifts, zero_sums
 from fedtmle.model.families import Family
-from fedtmle.model.submodel import AbstractSubmodel, GeneralisedLinear
+from fedtmle.model.submodel import AbstractRowsSubmodel, GeneralisedLinear
 from fedtmle.model.types import Array, IntArray, Part, RowBound, matrix, unpack, upper_pairs
 
 Result = TypeVar("Result")
 
 
 class LongRows(NamedTuple):
-    """The long rows of consecutive people; the rows of the k-th person begin at ``starts[k]``.
-
-    Each of these people has at least one row.
-    """
+    """The long rows of consecutive people, one person after the other, and how many each of them has."""
 
     design: GeneralisedLinear
-    starts: IntArray
+    counts: IntArray
+
+    @property
+    def starts(self) -> IntArray:
+        """Where the rows of each person begin who has any."""
+        return starts_of(self.counts)
+
+    def by_person(self, values: Array) -> Array:
+        """Return sums over each person's rows, shape (p, people), of values of shape (p, rows)."""
+        people = np.zeros((len(values), len(self.counts)))
+        if values.shape[1]:
+            people[:, self.counts > 0] = np.add.reduceat(values, self.starts, axis=1)
+        return people
+
+
+def starts_of(counts: IntArray) -> IntArray:
+    """Return where the rows of each person begin who has any, given how many each has."""
+    return np.asarray((np.cumsum(counts) - counts)[counts > 0])
 
 
 class OverPieces(Protocol):
@@ -45,7 +59,7 @@ class OverPieces(Protocol):
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class GroupedLinear(AbstractSubmodel):
+class GroupedLinear(AbstractRowsSubmodel):
     """The submodel whose long rows ``over`` makes piece by piece, at every query.
 
     ``people`` is the number of people, with or without a long row; ``bound`` bounds the sum of one person's
@@ -87,8 +101,16 @@ class GroupedLinear(AbstractSubmodel):
         return math.inf if ceiling is None else ceiling
 
     def fewest_joint(self) -> float:
-        joint = reduce(np.add, self.over(_joint), np.zeros((self.dim, self.dim)))
+        joint = self.joint()
         return float(joint[joint > 0].min(initial=math.inf))
+
+    def joint(self) -> Array:
+        """In how many people's long rows two coordinates both have a covariate, shape (d, d)."""
+        return np.asarray(reduce(np.add, self.over(_joint), np.zeros((self.dim, self.dim))))
+
+    def gram(self) -> Sums:
+        total: Sums = reduce(add, self.over(lambda piece: piece.design.gram()))
+        return total
 
     def curvature_ceiling(self) -> Array:
         ceiling = self.family.curvature_ceiling
@@ -97,8 +119,7 @@ class GroupedLinear(AbstractSubmodel):
                 "smoothness: this loss has no curvature bound on the whole line; "
                 "give a number, or use smoothness=Estimated()"
             )
-        gram: Sums = reduce(add, self.over(lambda piece: piece.design.gram()))
-        return ceiling * unpack(gram.values(max(self.people, 1)), self.dim)
+        return ceiling * unpack(self.gram().values(max(self.people, 1)), self.dim)
 
 
 def _no_spread(dim: int) -> RowSpread:
@@ -107,7 +128,7 @@ def _no_spread(dim: int) -> RowSpread:
 
 def _spread(piece: LongRows, eps: Array) -> RowSpread:
     """Return the spread over people: a person contributes the sum of the long rows of that person."""
-    design, starts = piece
+    design, starts = piece.design, piece.starts
     if not len(starts):
         return _no_spread(len(eps))
     X = matrix(design.X)

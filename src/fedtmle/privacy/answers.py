@@ -17,6 +17,7 @@ from fedtmle.model.table import Table
 from fedtmle.model.types import Array, Part, matrix
 from fedtmle.privacy import effects as _effects  # noqa: F401 - registers the charts of tables
 from fedtmle.privacy import multinomial as _multinomial  # noqa: F401 - and that of their regressions
+from fedtmle.privacy import time as _time  # noqa: F401 - and those over person-periods
 from fedtmle.privacy.charts import (
     Chart,
     Tangent,
@@ -143,6 +144,8 @@ def _evaluated(term: RowTerms, local: Local, base: object, submodels: Submodels)
             return _numeric(lambda rows: _curvature_bound(submodels.submodel(term.model, term.law, rows)))
         case ClosingTerms():
             chart = submodels.chart(term.problem)
+            if chart.is_numeric:
+                return _numeric(lambda rows: chart.closing_terms(term.law, rows, base))
             return _Evaluated(
                 terms=lambda rows: chart.closing_terms(term.law, rows, base),
                 tangents=lambda rows, name: chart.closing_terms_tangent(term.law, rows, name),
@@ -162,6 +165,9 @@ def _derivatives(term: Derivatives, local: Local, submodels: Submodels) -> _Eval
 
     def terms(rows: object) -> Array:
         return chosen(row_terms(submodels.submodel(term.model, term.law, rows), term.eps, term.parts))
+
+    if submodels.chart(term.model).is_numeric:
+        return _numeric(terms)
 
     def tangents(rows: object, name: str) -> Array:
         submodel = submodels.submodel(term.model, term.law, rows)

@@ -176,6 +176,11 @@ class AbstractChart(ABC, Generic[Law, Rows]):
         """The continuous coordinates of a record; empty if they are the numeric columns of the table."""
         return ()
 
+    @property
+    def is_numeric(self) -> bool:
+        """Whether the audit takes derivatives by central differences, since the chart knows none."""
+        return False
+
     @abstractmethod
     def submodel(self, law: Law, rows: Rows) -> AbstractRowsSubmodel:
         """Return the submodel of these rows at the law."""

@@ -15,6 +15,7 @@ from fedtmle.model.submodel import GeneralisedLinear
 from fedtmle.model.table import Table
 from fedtmle.model.types import Array, Codes, IntArray
 from fedtmle.privacy.charts import AbstractChart, Tangent, chart_of
+from fedtmle.privacy.time import PersonPeriodChart
 from fedtmle.targets.effects.moments import ClosingLayout, MomentColumns
 from fedtmle.targets.effects.prepare import Q_MARGIN, Preparation
 from fedtmle.targets.effects.problem import EffectLaw, EffectProblem, FluctuatedPart
@@ -205,7 +206,11 @@ class EffectChart(AbstractChart[EffectLaw, Table]):
         return np.concatenate([columns, parts.reshape(spanning * width, rows.n_rows)])
 
 
-chart_of.register(GLMModel, RegressionChart)
+@chart_of.register
+def _(model: GLMModel) -> AbstractChart[None, Table]:
+    return PersonPeriodChart(model) if model.response.periods else RegressionChart(model)
+
+
 chart_of.register(EffectProblem, EffectChart)
 
 

@@ -200,14 +200,14 @@ def time_flow(
     overlap = yield from find_time_overlap(problem, n)
     outcome = yield from study.algorithm.flow(problem, problem.start(), n)
     shown = silos = None
-    if study.diagnostics:
-        last: list[Flow[Any]] = [count_at_risk(study, target, problem, n)]
-        if isinstance(outcome, Targeted):
-            dim = len(outcome.estimate.psi)
-            own = OwnTMLE(study=study, columns=columns, levels=declared, dim=dim, flow=study_flow)
-            last.append(compare_silos(study, None, own, n))
-        shown, *compared = yield from together(last)
-        silos = compared[0] if compared else None
+    if study.diagnostics and isinstance(outcome, Targeted):
+        dim = len(outcome.estimate.psi)
+        own = OwnTMLE(study=study, columns=columns, levels=declared, dim=dim, flow=study_flow)
+        last: list[Flow[Any]] = [
+            count_at_risk(study, target, problem, n),
+            compare_silos(study, None, own, n),
+        ]
+        shown, silos = yield from together(last)
     details = TimeDetails(
         problem=problem,
         components=target.components(columns.strata_levels),

@@ -23,6 +23,7 @@ from fedtmle.initial.superlearner import (
 )
 from fedtmle.initial.trees import GradientBoostedTrees, TreeEnsemble
 from fedtmle.model.families import Family
+from fedtmle.model.grouped import starts_of
 from fedtmle.model.statistics import AbstractBoundedColumns
 from fedtmle.model.table import Table
 from fedtmle.model.types import Array, exponent, upper_pairs
@@ -120,13 +121,13 @@ class ResidualProducts(AbstractBoundedColumns[Table]):
 
     def evaluate(self, piece: Table) -> Array:
         response = self.regression.response
-        long, starts = piece, None
+        long, counts = piece, None
         if response.periods:
-            long, starts = response.expand(self.candidates[0].folds.mark(response.mark(piece)))
+            long, counts = response.expand(self.candidates[0].folds.mark(response.mark(piece)))
         y, w = response.of(long)
         residuals = [y - unit(model.predict(long)) for model in self.candidates]
         products = np.stack([w, *(w * (residuals[k] * residuals[j]) for k, j in self.pairs)])
-        return products if starts is None else np.add.reduceat(products, starts, axis=1)
+        return products if counts is None else np.add.reduceat(products, starts_of(counts), axis=1)
 
 
 def _fit_super(regression: Regression, spec: SuperLearner, levels: Levels, n: int) -> Flow[SuperLearned]:

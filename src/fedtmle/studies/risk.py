@@ -25,6 +25,7 @@ from fedtmle.studies.home import policy_of, session_policy
 from fedtmle.studyfile.file import StudyFile, file_plan
 from fedtmle.studyfile.schema import in_memory, schema_of
 from fedtmle.targets.effects.problem import LINK_REACH, EffectProblem
+from fedtmle.targets.time.estimands import AbstractTimeEffect
 
 EDGES = (0.0, 1e-6, 1e-3, 0.01, 0.1, 0.5, 0.99, 1.0)  # remaining shares of the prior uncertainty
 KNOWN = 0.01  # a value counts as known if less than this share remains
@@ -203,7 +204,9 @@ def probes(replayed: Replayed) -> tuple[AnsweredQuery, ...]:
 
 
 def _default(study: Study) -> list[str]:
-    return [study.target.outcome, *([study.target.treatment] if study.target.treatment else [])]
+    target = study.target
+    time = [target.time] if isinstance(target, AbstractTimeEffect) else []
+    return [target.outcome, *time, *([target.treatment] if target.treatment else [])]
 
 
 def attacked(
@@ -213,6 +216,8 @@ def attacked(
     target = study.target
     if name == target.treatment:
         return _arms(study, table), f"one of {len(target.arms)} arms"
+    if isinstance(target, AbstractTimeEffect) and name in (target.outcome, target.time, target.entry):
+        return _follow_up(target, table, name)
     if name == target.outcome and not _is_binary(table.numeric[name]):
         low, high = study.outcome_bounds
         half = radius if radius is not None else (high - low) / 2
@@ -274,8 +279,33 @@ def _arms(study: Study, table: Table) -> Discrete[Table]:
     return Discrete(name=name, levels=levels, truth=table.factors[name].recode(target.arms), assign=assign)
 
 
-def _factor(table: Table, name: str) -> Discrete[Table]:
+def _follow_up(target: AbstractTimeEffect, table: Table, name: str) -> tuple[Discrete[Table], str]:
+    """Return the event, or its period, as the audit attacks it."""
+    if name == target.entry:
+        raise InputError(f"attribute: '{name}' is the time of entry; audit '{target.time}' instead")
+    if name == target.time:
+        return _periods(target, table), f"one of {len(target.edges)} periods"
+    codes = (target.censored, *target.causes)
+    return _factor(table, name, codes), f"one of {len(codes)} codes"
+
+
+def _periods(target: AbstractTimeEffect, table: Table) -> Discrete[Table]:
+    """Return the time of an event as the audit attacks it: in which period of the grid it is."""
+    truth = target.follow_up.read(table).last - 1
+
+    def assign(rows: Table, k: int) -> Table:
+        begun = 0.0 if target.entry is None else rows.numeric[target.entry]
+        own = rows.numeric[target.time]  # within its period, or beyond the grid, the time stays as it is
+        return rows.with_numeric(target.time, np.where(truth == k, own, begun + target.edges[k]))
+
+    levels = tuple(float(k + 1) for k in range(len(target.edges)))
+    return Discrete(name=target.time, levels=levels, truth=truth, assign=assign)
+
+
+def _factor(table: Table, name: str, codes: tuple[str, ...] = ()) -> Discrete[Table]:
     factor = table.factors[name]
+    if codes:
+        factor = Factor(factor.recode(codes), codes)
     if len(factor.levels) < 2:
         raise InputError(
             f"attribute: column '{name}' has one level here, so that there is nothing to learn about it"

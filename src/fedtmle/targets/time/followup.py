@@ -78,8 +78,8 @@ class FollowUp:
         last = np.searchsorted(np.array(self.edges), time, side="left") + 1
         return Seen(np.minimum(last, self.periods), np.where(beyond, 0, cause))
 
-    def long(self, table: Table, counts: IntArray) -> tuple[Table, IntArray, IntArray]:
-        """Return the person-periods 1..counts[i] of row i, the row of each, and where a row's begin."""
+    def long(self, table: Table, counts: IntArray) -> tuple[Table, IntArray]:
+        """Return the person-periods 1..counts[i] of each row i, and the row of each."""
         starts = np.cumsum(counts) - counts
         rows = np.repeat(np.arange(table.n_rows), counts)
         period = np.arange(len(rows)) - starts[rows]
@@ -90,7 +90,7 @@ class FollowUp:
             factors={**taken.factors, PERIOD: Factor(period, period_levels(self.periods))},
             known_reach={**table.reach, PERIOD: float(self.periods)},
         )
-        return long, rows, starts
+        return long, rows
 
 
 def period_levels(periods: int) -> tuple[str, ...]:

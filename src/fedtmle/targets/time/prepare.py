@@ -95,7 +95,7 @@ class TimePreparation:
     def hazards(self, model: Fitted, table: Table, periods: int) -> Array:
         """Return the hazard of each person in each period, shape (periods, N)."""
         counts = np.full(table.n_rows, periods)
-        long, _, _ = self.follow_up.long(self._thin(table), counts)
+        long, _ = self.follow_up.long(self._thin(table), counts)
         predicted = model.predict(long)
         if not np.isfinite(predicted).all():
             raise DataError("a hazard model's prediction is not finite in some person-periods")

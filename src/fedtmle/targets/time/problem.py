@@ -240,8 +240,7 @@ class TimeProblem(AbstractProblem[TimeLaw, AnyTable]):
             bound=self.row_bound(law),
             y_largest=1.0,
         )
-        starts = np.cumsum(counts) - counts
-        return LongRows(design, starts[counts > 0])
+        return LongRows(design, counts)
 
     # What the rows add to the closing sums.
 
@@ -273,7 +272,7 @@ class TimeProblem(AbstractProblem[TimeLaw, AnyTable]):
             stacked *= people.weight
         return MomentColumns(stacked)
 
-    def _whole(self, law: TimeLaw, rows: AnyTable) -> MomentColumns:
+    def whole(self, law: TimeLaw, rows: AnyTable) -> MomentColumns:
         parts = [columns.stacked for columns in self.over(rows, lambda people: self.columns(law, people))]
         return MomentColumns(np.concatenate(parts, axis=2))
 
@@ -292,7 +291,7 @@ class TimeProblem(AbstractProblem[TimeLaw, AnyTable]):
         return np.asarray(np.concatenate(list(self.over(rows, of))))
 
     def eif(self, law: TimeLaw, rows: AnyTable, psi: Array) -> Array:  # noqa: ARG002 - plug-ins on these rows
-        columns = self._whole(law, rows)
+        columns = self.whole(law, rows)
         components = columns.m.sum(axis=1) / columns.t.sum(axis=1)
         return np.asarray((columns.u - columns.t * components[:, None]).T)
 
@@ -304,7 +303,7 @@ class TimeProblem(AbstractProblem[TimeLaw, AnyTable]):
                 self.over(rows, lambda p: closing_sums(p.clusters, self.columns(law, p), exponents)),
                 zero,
             )
-        columns, clusters = self._whole(law, rows), self.prepare.clusters(rows)
+        columns, clusters = self.whole(law, rows), self.prepare.clusters(rows)
         total = closing_sums(clusters, columns, exponents)
         if self.spanning:
             total = total.joined(spanning_sums(clusters, columns, exponents, self.spanning))

@@ -34,10 +34,10 @@ class AbstractPeriodResponse(AbstractResponse):
 
     def expand(self, table: Table) -> tuple[Table, IntArray]:
         counts, happened = self.at_risk(self.follow_up.read(table))
-        long, rows, starts = self.follow_up.long(table, counts)
+        long, rows = self.follow_up.long(table, counts)
         y = (long.factors[PERIOD].codes + 1 == happened[rows]).astype(np.float64)
         reach = {**long.reach, RESPONSE: 1.0}
-        return replace(long, numeric={**long.numeric, RESPONSE: y}, known_reach=reach), starts[counts > 0]
+        return replace(long, numeric={**long.numeric, RESPONSE: y}, known_reach=reach), counts
 
     def of(self, table: Table) -> tuple[Array, Array]:
         return table.numeric[RESPONSE], self.columns.relative_weight(table, self.weight_mean)
