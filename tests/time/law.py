@@ -21,6 +21,7 @@ VARIABLES = ft.Variables(
         "x": {"kind": "number", "range": (-1, 1)},
         "z": {"kind": "binary"},
         "w": {"kind": "number", "range": (0, 4)},
+        "pair": {"kind": "identifier"},
         "centre": {"kind": "category", "levels": ["p", "q"]},
     }
 )

@@ -61,8 +61,10 @@ def colon_study(kind: type[ft.AbstractTimeEffect] = ft.Risk, **options: Any) -> 
 
 
 def rossi_study(kind: type[ft.AbstractTimeEffect] = ft.Risk, **options: Any) -> ft.Study:
-    """Return a study of arrest in periods of four weeks over a year."""
+    """Return a study of arrest in periods of four weeks over a year; `PolicyRisk` has a rule by age."""
+    rules: dict[str, Any] = {"rules": (ft.Threshold("age", 25.0, arm="1", otherwise="0"),)}
     target = kind(
+        **(rules if kind is ft.PolicyRisk else {}),
         outcome="arrest",
         time="week",
         treatment="fin",

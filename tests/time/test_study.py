@@ -12,7 +12,7 @@ import pytest
 
 import fedtmle as ft
 from fedtmle.results import inference
-from tests.time.law import HAZARD, PERIODS, Law, study
+from tests.time.law import HAZARD, PERIODS, VARIABLES, Law, study
 from tests.time.studies import split
 
 RECORDS = Law(2).draw(400, seed=3)
@@ -170,11 +170,14 @@ def test_clusters_widen_by_the_sum_of_their_members() -> None:
 def test_three_arms() -> None:
     rng = np.random.default_rng(0)
     records = ONE.assign(a=rng.integers(0, 3, len(ONE)))
-    asked = study(ft.RiskDifference, target={"arms": ("0", "1", "2")})
-    assert asked.variables is not None
-    three = ft.Variable(kind="category", levels=("0", "1", "2"))  # type: ignore[arg-type]  # read as levels
-    variables = ft.Variables({**asked.variables, "a": three})
-    result = ft.run(replace(asked, variables=variables), silos(records))
+    variables = ft.Variables(
+        {
+            **VARIABLES,
+            "what": {"kind": "category", "levels": ["none", "first"]},
+            "a": {"kind": "category", "levels": ["0", "1", "2"]},
+        }
+    )
+    result = ft.run(study(ft.RiskDifference, variables=variables), silos(records))
     names = [row["estimand"] for row in result.document["estimates"]]
     assert names == ["RiskDifference 1 vs 0 at 4", "RiskDifference 2 vs 0 at 4"]
 

@@ -311,7 +311,7 @@ class PolicyRisk(AbstractArmValues):
         AbstractTimeEffect.__post_init__(self)
         if not self.rules:
             raise InputError("rules: expected at least one")
-        for rule in self.rules:
+        for rule in self.rules if self.arms else ():
             rule.check(self.arms)
 
     def regimes(self) -> tuple[AbstractRegime, ...]:
