@@ -134,6 +134,67 @@ def heterogeneity(result: AnyResult, *, estimand: str | None = None, ax: Axes | 
     return ax
 
 
+def curves(result: AnyResult, *, cause: str | None = None, ax: Axes | None = None) -> Axes:
+    """Draw each arm's risk, survival or mean time by horizon, with bands and the numbers at risk below.
+
+    The shaded band holds for all horizons and arms at once. Of several causes the first is drawn, or
+    ``cause``. A number at risk that some silos hide has a +, one that all hide is "few".
+    """
+    document = document_of(result)
+    drawn = document.get("curves") or []
+    if not drawn:
+        raise InputError("curves: the result is not of a study of time to an event")
+    causes = list(dict.fromkeys(curve["cause"] for curve in drawn))
+    chosen = causes[0] if cause is None else cause
+    if chosen not in causes:
+        raise InputError(f"cause: expected one of {', '.join(map(str, causes))}, not {cause!r}")
+    ax = ax or _axes(height=4.0)
+    start = 1.0 if document["grid"]["measure"] == "Survival" else 0.0
+    for curve in (each for each in drawn if each["cause"] == chosen and not each["population"]):
+        times = [0.0, *curve["times"]]
+        (line,) = ax.step(times, [start, *curve["estimate"]], where="post", label=curve["arm"])
+        band = [start, *curve["band_low"]], [start, *curve["band_high"]]
+        ax.fill_between(times, *band, step="post", alpha=0.15, color=line.get_color(), linewidth=0)
+    ax.legend(frameon=False)
+    _write_at_risk(document, ax)
+    measure = str(document["grid"]["measure"])
+    ax.set_ylabel(measure if chosen is None or len(causes) == 1 else f"{measure} of {chosen}")
+    return ax
+
+
+def _write_at_risk(document: Document, ax: Axes) -> None:
+    """Write the numbers at risk below the time axis, a line for each arm."""
+    at_risk, edges = document.get("at_risk"), [0.0, *document["grid"]["edges"]]
+    ax.set_xlabel("time, and people at risk" if at_risk else "time")
+    if not at_risk:
+        return
+    arms = zip(document["arms"], at_risk["counts"], at_risk["hidden_in"], strict=True)
+    for row, (arm, counts, hidden) in enumerate(arms):
+        y = -0.2 - 0.07 * row
+        ax.annotate(arm, (-0.02, y), xycoords="axes fraction", ha="right", fontsize=7)
+        for period, count, silos in zip(at_risk["periods"], counts, hidden, strict=True):
+            text = "few" if count is None else f"{count}{'+' if silos else ''}"
+            place = edges[period - 1], y
+            ax.annotate(text, place, xycoords=("data", "axes fraction"), ha="center", fontsize=7)
+
+
+def horizons(result: AnyResult, *, estimand: str | None = None, ax: Axes | None = None) -> Axes:
+    """Draw one estimand of time to an event by horizon, such as a difference of restricted means.
+
+    Bars are pointwise intervals; the shaded band holds for all horizons at once.
+    """
+    data = _chosen(series.by_horizon(document_of(result)), estimand)
+    ax, colour = ax or _axes(), COLOURS["silo"]
+    ax.fill_between(data.horizons, data.band_low, data.band_high, color=colour, alpha=0.15, linewidth=0)
+    ax.vlines(data.horizons, data.low, data.high, color=colour)
+    ax.plot(data.horizons, data.estimate, "o-", color=colour, markersize=4)
+    if data.null is not None:
+        ax.axhline(data.null, color="0.5", linewidth=1)
+    ax.set_xlabel("horizon, in periods")
+    ax.set_ylabel(data.estimand)
+    return ax
+
+
 def _axes(height: float = 3.2) -> Axes:
     import importlib.util
 

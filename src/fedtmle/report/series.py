@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from statistics import NormalDist
@@ -312,3 +313,39 @@ def heterogeneity(document: Document) -> list[Spread]:
             )
         )
     return spreads
+
+
+@dataclass(frozen=True, kw_only=True)
+class Horizons:
+    """One estimand by horizon, with pointwise intervals and the band that holds for all of them at once."""
+
+    estimand: str
+    horizons: tuple[int, ...]
+    estimate: tuple[float, ...]
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+    band_low: tuple[float, ...]
+    band_high: tuple[float, ...]
+    null: float | None
+
+
+def by_horizon(document: Document) -> list[Horizons]:
+    """Return each estimand of time to an event over its horizons; none for other studies."""
+    rows: dict[str, list[tuple[int, Document, Document]]] = {}
+    for row, joint in zip(document["estimates"], document.get("simultaneous", []), strict=False):
+        named = re.fullmatch(r"(.*) at (\d+)(.*)", row["estimand"]) if "grid" in document else None
+        if named:
+            rows.setdefault(named[1] + named[3], []).append((int(named[2]), row, joint))
+    return [
+        Horizons(
+            estimand=name,
+            horizons=tuple(horizon for horizon, _, _ in points),
+            estimate=tuple(row["estimate"] for _, row, _ in points),
+            low=tuple(row["conf_low"] for _, row, _ in points),
+            high=tuple(row["conf_high"] for _, row, _ in points),
+            band_low=tuple(joint["conf_low"] for _, _, joint in points),
+            band_high=tuple(joint["conf_high"] for _, _, joint in points),
+            null=Scale(points[0][1]["scale"]).null,
+        )
+        for name, points in rows.items()
+    ]

@@ -30,6 +30,8 @@ from fedtmle.studyfile.keys import FAMILIES
 from fedtmle.studyfile.sample import fit_on_sample
 from fedtmle.studyfile.toml import Arguments, Sections
 from fedtmle.targets.effects.estimands import ATE, AbstractEffect, OutcomeMean
+from fedtmle.targets.time.estimands import AbstractTimeEffect
+from fedtmle.targets.time.followup import PERIOD
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,7 +118,7 @@ class _StudyReader:
             {
                 "target": target or _stand_in_target("treatment_model" in models),
                 "variables": variables if target else Variables({**variables, **_STAND_IN_VARIABLES}),
-                **models,
+                **(models if target is not None else {**models, **_NO_HAZARDS}),
                 "algorithm": sections.make(("algorithm",), keys.ALGORITHMS, default="Coded") or Coded(),
                 **sections.values(("options",), keys.OPTIONS),
             }
@@ -152,7 +154,7 @@ class _StudyReader:
                     has_stand_ins = True
                     self._refuse_dictionary(name, rest)
                     arguments |= _stand_ins(arguments["target"].treatment is not None)
-                    arguments |= {"weights": None, "cluster": None}
+                    arguments |= {"weights": None, "cluster": None, **_NO_HAZARDS}
                     continue
                 self._sections.add(("options",), name, rest)
                 if name not in arguments:
@@ -164,6 +166,8 @@ class _StudyReader:
     ) -> None:
         """Note the columns of each model that the dictionary lacks; a stand-in takes that model's place."""
         known = {*variables, SILO, *(() if target is None else (target.outcome, target.treatment))}
+        if target is None or isinstance(target, AbstractTimeEffect):
+            known.add(PERIOD)
         for name, model in models.items():
             names = [
                 each for f in formulas(model, public=True) for each in (*f.numeric_names, *f.factor_names)
@@ -304,6 +308,7 @@ class _StudyReader:
 
 
 # Stand-ins for what cannot be read, so that the rest of the study is checked as well.
+_NO_HAZARDS = {"hazard_model": None, "censoring_model": None}  # a stand-in target has no time
 _STAND_IN = GLM("1")
 _OUTCOME, _TREATMENT = "\0outcome", "\0treatment"  # which no formula can name
 _STAND_IN_VARIABLES = Variables({_OUTCOME: {"kind": "binary"}, _TREATMENT: {"kind": "binary"}})

@@ -1,0 +1,112 @@
+"""A study of time to an event from its file: every command, the report and the figures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import pytest
+from typer.testing import CliRunner
+
+import fedtmle as ft
+from fedtmle.cli import app
+from tests.time.law import Law
+from tests.time.studies import split
+
+mpl.use("Agg")
+STUDY = """\
+[target]
+kind = "{kind}"
+outcome = "what"
+time = "t"
+treatment = "a"
+periods = 4
+horizons = {horizons}
+causes = ["first", "second"]
+censored = "none"
+
+[variables]
+t = {{kind = "count", range = [0, 4], label = "Time", unit = "years"}}
+what = {{kind = "category", levels = ["none", "first", "second"], label = "Event"}}
+a = {{kind = "category", levels = ["0", "1"], label = "Arm"}}
+x = {{kind = "number", range = [-1, 1]}}
+z = {{kind = "binary"}}
+
+[models.hazard]
+formula = "C(a) + x + z + period"
+
+[models.treatment]
+formula = "x + z"
+
+[models.censoring]
+formula = "C(a) + x"
+
+[silos]
+silo0 = "silo0.toml"
+silo1 = "silo1.toml"
+"""
+
+
+def write(folder: Path, kind: str = "RiskDifference", horizons: str = "[2, 4]") -> Path:
+    for name, part in split(Law(2).draw(500, seed=9), 2).items():
+        part[["t", "what", "a", "x", "z"]].to_csv(folder / f"{name}.csv", index=False)
+        (folder / f"{name}.toml").write_text(f'[silo]\nname = "{name}"\n[data]\npath = "{name}.csv"\n')
+    (folder / "study.toml").write_text(STUDY.format(kind=kind, horizons=horizons))
+    return folder / "study.toml"
+
+
+def called(*arguments: Any, code: int = 0) -> str:
+    done = CliRunner().invoke(app, list(map(str, arguments)))
+    assert done.exit_code == code, done.output
+    return " ".join(done.output.split())
+
+
+def test_every_command(tmp_path: Path) -> None:
+    study, out, html = write(tmp_path), tmp_path / "result.json", tmp_path / "report.html"
+    question = "How much does a (1 against 0) change the risk of an event by the end of period 2, 4 of 4?"
+    assert question in called("validate", study)
+    assert "x" in called("preflight", study)
+    assert (
+        "hazard"
+        not in called("silo", "preview", study, "--silo", tmp_path / "silo0.toml").split("stopped")[0]
+    )
+    transcript = tmp_path / "t.bin"
+    called("run", study, "--out", out, "--transcript", transcript)
+    text = called("show", out)
+    assert "what at t, causes first, second" in text
+    assert "at risk in period" in text
+    assert "RiskDifference of second at 4" in text
+    called("report", out, "--out", html)
+    assert "Survival curves" in html.read_text()
+    audited = called("risk", study, "--silo", "silo0", "--transcript", transcript, "--attribute", "t")
+    assert "one of 4 periods" in audited
+
+
+def test_defects_have_their_lines(tmp_path: Path) -> None:
+    study = write(tmp_path, horizons="[2, 9]")
+    text = called("validate", study, code=1)
+    assert "horizons: expected numbers of periods from 1 to 4, not 9" in text
+    assert "hazard" not in text  # no defect but this one
+    study = write(tmp_path)
+    study.write_text(study.read_text().replace("periods = 4", "periods = 3").replace("[2, 4]", "[2]"))
+    text = called("validate", study, code=1)
+    assert "silo 'silo0': column 't' is beyond the end of the grid, 3, in" in text
+
+
+def test_figures() -> None:
+    from tests.time.law import study
+
+    records = split(Law(2).draw(300, seed=9), 2)
+    result = ft.run(study(ft.RMSTDifference, 2, horizons=(2, 3, 4)), records)
+    line = ft.plots.horizons(result)
+    assert line.get_ylabel() == "RMSTDifference"
+    drawn = ft.plots.curves(result)
+    assert [text.get_text() for text in drawn.get_legend().get_texts()] == ["0", "1"]
+    shown = {text.get_text() for text in drawn.texts}
+    for counts in result.document["at_risk"]["counts"]:
+        assert {str(count) for count in counts if count is not None} <= {text.rstrip("+") for text in shown}
+    risks = ft.run(study(ft.Risk, 2, horizons=(2, 4)), records)
+    assert ft.plots.curves(risks, cause="second").get_ylabel() == "Risk of second"
+    with pytest.raises(ft.InputError, match="cause: expected one of first, second"):
+        ft.plots.curves(risks, cause="third")
