@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 
 from fedtmle.layout import Document
 from fedtmle.report.charts import ROW, Draw, is_wide, x_axis
@@ -74,7 +73,7 @@ def ladder(rows: Sequence[tuple[str, float, float, float]], null: float | None, 
 
 
 def curves(drawn: Sequence[Document], axis: str) -> Draw:
-    """Draw one step curve per arm with its simultaneous band; times on the horizontal axis."""
+    """Draw the estimate at each horizon, joined by lines, one colour per arm, with the simultaneous band."""
 
     def draw(width: float) -> Canvas:
         left, right, top, bottom = 46.0, width - 12, 10.0, 250.0
@@ -89,8 +88,12 @@ def curves(drawn: Sequence[Document], axis: str) -> Draw:
             canvas.text(left - 6, y(value) + 4, label(value), "tick", "end")
         for k, curve in enumerate(drawn):
             _band(canvas, curve, x, y, k % CURVES)
-            steps = _steps(curve["times"], curve["estimate"], x, y)
-            canvas.curve(steps, f"curve arm{k % CURVES}")
+            points = _points(curve["times"], curve["estimate"], x, y)
+            canvas.curve(points, f"curve arm{k % CURVES}")
+            for (at, height), time, value in zip(points, curve["times"], curve["estimate"], strict=True):
+                canvas.circle(
+                    at, height, 2.5, f"dot arm{k % CURVES}", f"{curve['name']}, {time:g}: {value:.4g}"
+                )
             place = bottom + 56 + 18.0 * k
             canvas.line(left, place - 4, left + 22, place - 4, f"curve arm{k % CURVES}")
             canvas.text(left + 30, place, shortened(str(curve["name"]), right - left - 40), "tick")
@@ -101,15 +104,11 @@ def curves(drawn: Sequence[Document], axis: str) -> Draw:
 
 
 def _band(canvas: Canvas, curve: Document, x: Scale, y: Scale, style: int) -> None:
-    upper = _steps(curve["times"], curve["band_high"], x, y)
-    lower = _steps(curve["times"], curve["band_low"], x, y)
+    upper = _points(curve["times"], curve["band_high"], x, y)
+    lower = _points(curve["times"], curve["band_low"], x, y)
     outline = "L".join(f"{a:.1f} {b:.1f}" for a, b in [*upper, *reversed(lower)])
     canvas.path(f"M{outline}Z", f"band arm{style}")
 
 
-def _steps(times: Sequence[float], values: Sequence[float], x: Scale, y: Scale) -> list[tuple[float, float]]:
-    """Return a curve that holds each value from its time to the next."""
-    points = [(x(times[0]), y(values[0]))]
-    for (_, before), (time, value) in pairwise(zip(times, values, strict=True)):
-        points += [(x(time), y(before)), (x(time), y(value))]
-    return points
+def _points(times: Sequence[float], values: Sequence[float], x: Scale, y: Scale) -> list[tuple[float, float]]:
+    return [(x(time), y(value)) for time, value in zip(times, values, strict=True)]

@@ -22,7 +22,7 @@ def participants(document: Document) -> str:
     rows = [
         ["records", *(f"{count:,}" for count in records), f"{document['n']:,}"],
         [
-            "with an outcome",
+            "with the event" if "curves" in document else "with an outcome",
             *(f"{known:,} ({share(known, count)})" for known, count in zip(observed, records, strict=True)),
             f"{sum(observed):,} ({share(sum(observed), document['n'])})",
         ],
@@ -230,14 +230,19 @@ def curves(document: Document) -> str:
             for curve in drawn
             if (curve["population"], curve["cause"]) == (population, cause)
         ]
-        named = ", ".join(str(part) for part in (cause, population) if part)
-        title = f"{document['grid']['measure']} by time and arm" + (f": {named}" if named else "")
+        causes = document["grid"]["causes"]
+        named = ", ".join(str(part) for part in (cause if len(causes) > 1 else "", population) if part)
+        measure = wording.curve_measure(document)
+        title = f"{measure[:1].upper()}{measure[1:]} by time and arm" + (f": {named}" if named else "")
         ends = "; ".join(
             f"{curve['name']} {curve['estimate'][-1]:.{decimals(curve['std_error'][-1])}f}" for curve in same
         )
         description = f"At the last horizon: {ends}. Bands hold for all times and arms at once."
         html += charts.figure(
-            clinical.curves(same, "time"), title=title, description=description, key=f"curve-{k}"
+            clinical.curves(same, wording.time(document)),
+            title=title,
+            description=description,
+            key=f"curve-{k}",
         )
     return html + _at_risk(document)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from fedtmle.layout import Document
@@ -44,6 +45,13 @@ def outcome(document: Document) -> str:
     return f"{label(document, name)} ({unit})" if unit else label(document, name)
 
 
+def time(document: Document) -> str:
+    """Return the label of the time to the event, with its unit."""
+    name = document["study"]["target"].get("time")
+    unit = document["study"].get("variables", {}).get(name, {}).get("unit")
+    return f"{label(document, name)} ({unit})" if unit else label(document, name)
+
+
 def arm(document: Document, code: str) -> str:
     """Return the words of an arm from the dictionary's levels of the treatment, or its code."""
     treatment = document["study"]["target"]["treatment"]
@@ -69,8 +77,20 @@ def measure(document: Document) -> str:
     target = document["study"]["target"]
     known = MEASURES.get(target["kind"])
     if known is None:
-        return str(document.get("grid", {}).get("measure") or target["kind"])
+        return _spaced(target["kind"])
     return known[0 if target["response"] == "binary" else 1]
+
+
+def curve_measure(document: Document) -> str:
+    """Return what the curves of a study of time to an event show for each arm, such as "risk"."""
+    kind = str(document["grid"]["measure"])
+    return _spaced(kind.removesuffix("Difference").removesuffix("Ratio"))
+
+
+def _spaced(name: str) -> str:
+    """Return the name of a class as words: "RiskDifference" is "risk difference", "RMST" stays as it is."""
+    words = re.findall(r"[A-Z]+(?![a-z])|[A-Z][a-z]+|[^A-Z]+", name)
+    return " ".join(word if word.isupper() and len(word) > 1 else word.lower() for word in words)
 
 
 def title(document: Document) -> str:
