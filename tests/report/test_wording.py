@@ -26,7 +26,7 @@ def test_a_binary_outcome_has_risks_and_any_other_has_means(document: dict[str, 
         assert wording.measure(changed) == expected
         assert wording.title(changed).lower().startswith(expected)
     target["kind"] = "OfAnotherPackage"
-    assert wording.measure(changed) == "OfAnotherPackage"
+    assert wording.measure(changed) == "of another package"
     assert wording.title(changed) == changed["question"]
 
 
