@@ -209,6 +209,7 @@ EFFECTS = {
     "OR three arms": ft.OR(**EVENT, **ARM, arms=("0", "1", "2")),
     "ATT": ft.ATT(**Y, **ARM),
     "ATC": ft.ATC(**EVENT, **ARM),
+    "ATO": ft.ATO(**Y, **ARM),
     "OutcomeMean": ft.OutcomeMean(**Y),
     "OutcomeMean strata": ft.OutcomeMean(**EVENT, strata="old"),
     "PolicyMeans": ft.PolicyMeans(**Y, **ARM, rules=RULES),
@@ -417,6 +418,7 @@ REFUSALS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 for _name, (_options, _policy) in REFUSALS.items():
     add(f"refusal/{_name}", partial(with_files, study_of(**_options), **_policy))
+add("refusal/heavy weights", partial(studied, study_of(weights="weight", weight_ceiling=1.0)))
 add("refusal/clusters in two silos", partial(studied, study_of(cluster="clinic")))
 add(
     "refusal/no overlap",

@@ -29,7 +29,7 @@ from fedtmle.algorithms.base import AbstractAlgorithm
 from fedtmle.algorithms.optimizers import AbstractOptimizer
 from fedtmle.initial.glm import AbstractResponse
 from fedtmle.model.problem import AbstractProblem
-from fedtmle.model.statistics import AbstractBins, AbstractColumns
+from fedtmle.model.statistics import AbstractBins, AbstractBoundedColumns
 from fedtmle.model.submodel import AbstractNormaliser
 from fedtmle.protocol.codes import AbstractCode
 from fedtmle.protocol.query import AbstractQuery
@@ -51,7 +51,7 @@ USED_BY: dict[type[Any], str] = {
     AbstractRegime: "probabilities",
     AbstractPopulation: "indicator",
     AbstractResponse: "of",
-    AbstractColumns: "evaluate",
+    AbstractBoundedColumns: "evaluate",
     AbstractBins: "groups",
     AbstractCode: "write",
     AbstractNormaliser: "gradient",

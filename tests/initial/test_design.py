@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedtmle.errors import DataError, InputError
-from fedtmle.initial.design import column_names, design, extremes_of, scaled_design
+from fedtmle.initial.design import column_names, design, scaled_design
 from fedtmle.initial.formula import parse_formula
 from fedtmle.initial.syntax import Categorical, Formula, Name
 from fedtmle.model.table import Factor, Table
@@ -258,14 +258,6 @@ def test_blocks_give_the_same_bytes_and_the_same_refusals(monkeypatch: pytest.Mo
             built(text, TABLE.with_numeric("w", np.where(np.arange(len(W)) % 2 == 1, value, W)))
     with pytest.raises(DataError, match=r"I\(x\*\*2\) is not finite in 3 rows"):
         built(text, TABLE.with_numeric("x", np.where(np.arange(len(X)) % 2 == 1, 1e200, X)))
-
-
-def test_extremes_are_those_of_the_columns() -> None:
-    formula = parse_formula("C(site)*x + log(w) + w")
-    found = extremes_of(formula, TABLE, LEVELS)
-    want = np.abs(design(formula, TABLE, LEVELS)).max(axis=1)
-    assert [float(np.abs(values).max()) for values in found] == want.tolist()
-    assert len(found[column_names(formula, LEVELS).index("w")]) == 1
 
 
 def test_the_table_is_left_alone() -> None:

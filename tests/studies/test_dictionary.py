@@ -17,6 +17,7 @@ from fedtmle.initial.variables import Variables
 from fedtmle.protocol.bins import BinsQuery
 from fedtmle.protocol.plan import roster
 from fedtmle.protocol.query import MomentsQuery
+from fedtmle.protocol.sites import DeparturesQuery, OwnEstimateQuery
 from fedtmle.protocol.sums import SumsQuery, TallyQuery
 from fedtmle.runtime.replay import heard_rounds
 from fedtmle.studyfile.file import StudyFileErrors, read_study, study_plan
@@ -67,14 +68,14 @@ OPTIONS = pytest.mark.parametrize(
 
 @OPTIONS
 def test_no_labels_and_no_scales_are_asked(options: dict[str, Any]) -> None:
-    """Every answer of the transcript is a tally, sums, bins or moments: additive numbers."""
+    """Every answer of the transcript is numbers: a tally, sums, bins, moments, or a silo's own estimate."""
     chosen = study(**options)
     result = ft.run(chosen, silos(columns())).run
     assert result is not None
     plan = study_plan(chosen, roster(list(result.sizes)))
     rounds = list(heard_rounds(plan, result.transcript, result.sizes))
     asked = {type(member) for heard in rounds for member in heard.query.members}
-    assert asked == {TallyQuery, SumsQuery, MomentsQuery, BinsQuery}
+    assert asked == {TallyQuery, SumsQuery, MomentsQuery, BinsQuery, OwnEstimateQuery, DeparturesQuery}
     assert type(rounds[0].query) is TallyQuery  # nothing comes before the counts
     said = b"".join(reply for exchange in result.transcript.exchanges for reply in exchange.replies.values())
     assert not [word for word in ("female", "male", "sex", "age", "visits") if word.encode() in said]

@@ -16,6 +16,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from fedtmle.data.hints import fitting_units, is_outside, near_level
 from fedtmle.data.schema import Column, Kind
 from fedtmle.data.silofile import ColumnMap
 from fedtmle.defects import Defects
@@ -219,6 +220,7 @@ class Converter:
             outside = (values < low) | (values > high)
             message, fix = column.outside
             self._count(message, outside, fix)
+            self._hint_unit(values, low, high)
         return values
 
     def factor(self, cells: Numbers | Factor, column: Column) -> Factor | None:
@@ -232,10 +234,27 @@ class Converter:
             return self._keyed(labels, column, self.mapped.secret)
         if column.levels is None:
             return relabel(labels.codes, labels.levels)
-        undeclared = _rows_of(labels, [label not in column.levels for label in labels.levels])
-        fix = "map it with levels in the silo file, or declare it in the study"
-        self._count("has a level that the study does not declare", undeclared, fix)
+        self._refuse_undeclared(labels, column.levels)
         return Factor(recode(labels.codes, labels.levels, column.levels), column.levels)
+
+    def _refuse_undeclared(self, labels: Factor, levels: tuple[str, ...]) -> None:
+        """Add a defect of the rows whose level is not declared; one of its own for each near miss."""
+        unknown = [label for label in labels.levels if label not in levels]
+        meant = {label: near_level(label, levels) for label in unknown}
+        for level, difference in dict.fromkeys(near for near in meant.values() if near is not None):
+            chosen = [meant.get(label) == (level, difference) for label in labels.levels]
+            message = f"has labels that differ from the declared level '{level}' {difference} only,"
+            self._count(message, _rows_of(labels, chosen), "map them with levels in the silo file")
+        others = [label in meant and meant[label] is None for label in labels.levels]
+        fix = "map it with levels in the silo file, or declare it in the study"
+        self._count("has a level that the study does not declare", _rows_of(labels, others), fix)
+
+    def _hint_unit(self, values: Array, low: float, high: float) -> None:
+        """Tell the owner of a likely unit, if most values are outside the range."""
+        units = fitting_units(values, low, high) if is_outside(values, low, high) else ()
+        if units:
+            message = "most values are outside the declared range, as if the unit were another"
+            self._add(message, f"check the unit in the silo file: {'; '.join(units)}")
 
     def _without_missing(self, cells: Numbers | Factor) -> Numbers | Factor:
         """Return the cells with the hospital's codes for "missing" removed; "9" and 9.0 are one code."""

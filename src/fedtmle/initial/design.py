@@ -106,14 +106,6 @@ def columns_of(formula: Formula, table: Table, levels: Levels) -> list[Array]:
     return [values for values, _ in _evaluated(formula, table, levels)]
 
 
-def extremes_of(formula: Formula, table: Table, levels: Levels) -> list[Array]:
-    """Return the columns of the design, but of a column of the table only its largest magnitude."""
-    return [
-        values if name is None else np.array([table.reach[name]])
-        for values, name in _evaluated(formula, table, levels)
-    ]
-
-
 def _evaluated(formula: Formula, table: Table, levels: Levels) -> Iterator[tuple[Array, str | None]]:
     """Yield each column's values, and its name if it is a column of the table."""
     columns = design_columns(formula, levels)

@@ -8,7 +8,7 @@ pooled fit. Columns are scaled by public powers of two so that |x| <= 1 bounds a
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, TypeVar, final
@@ -16,7 +16,7 @@ from typing import Literal, TypeVar, final
 import numpy as np
 
 from fedtmle.errors import InputError
-from fedtmle.initial.design import column_names, extremes_of, in_place, scaled_design
+from fedtmle.initial.design import column_names, in_place, scaled_design
 from fedtmle.initial.formula import parse_formula
 from fedtmle.initial.syntax import Formula
 from fedtmle.model import kernels
@@ -25,14 +25,11 @@ from fedtmle.model.families import Family, Response
 from fedtmle.model.grouped import GroupedLinear, LongRows
 from fedtmle.model.parallel import done, mapped
 from fedtmle.model.problem import AbstractModel
-from fedtmle.model.statistics import AbstractColumns
 from fedtmle.model.submodel import AbstractNormaliser, AbstractSubmodel, GeneralisedLinear, StreamedLinear
 from fedtmle.model.table import (
     AnyTable,
     StreamedTable,
     Table,
-    over_batches,
-    over_blocks,
     people_blocks,
 )
 from fedtmle.model.types import Array, IntArray, RowBound, exponent, is_one
@@ -113,30 +110,6 @@ def over_long(
     whole = response.mark(table) if isinstance(table, Table) else table
     blocks = people_blocks(whole, response.periods)
     return mapped(lambda block: work(*response.expand(block)), blocks)
-
-
-@final
-@dataclass(frozen=True)
-class FormulaColumns(AbstractColumns[Table]):
-    """The columns of a formula's design, for their largest magnitudes."""
-
-    formula: Formula
-    levels: Levels
-
-    @property
-    def label(self) -> str:
-        return "columns of a model"
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return column_names(self.formula, self.levels)
-
-    def over(self, rows: AnyTable, work: Callable[[Table], Result]) -> Iterable[Result]:
-        pieces = over_batches if in_place(self.formula, self.levels) else over_blocks
-        return pieces(rows, work)
-
-    def evaluate(self, piece: Table) -> list[Array]:
-        return extremes_of(self.formula, piece, self.levels)
 
 
 @final

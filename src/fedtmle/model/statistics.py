@@ -30,20 +30,12 @@ class AbstractStatistic(ABC, Generic[Piece]):
         return (work(rows),)
 
 
-class AbstractColumns(AbstractStatistic[Piece]):
-    """Columns by name."""
+class AbstractBoundedColumns(AbstractStatistic[Piece]):
+    """Columns by name, to be summed exactly; column j is declared below 2^exponents[j] in magnitude."""
 
     @property
     @abstractmethod
     def names(self) -> tuple[str, ...]: ...
-
-    @abstractmethod
-    def evaluate(self, piece: Piece) -> Iterable[Array]:
-        """Return each column, shape (N,), in the order of the names."""
-
-
-class AbstractBoundedColumns(AbstractColumns[Piece]):
-    """Columns to be summed exactly: column j is below 2^exponents[j] in magnitude, by declaration."""
 
     @property
     @abstractmethod

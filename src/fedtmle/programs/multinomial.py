@@ -8,7 +8,8 @@ import numpy as np
 
 from fedtmle.algorithms.base import Run
 from fedtmle.errors import FitError
-from fedtmle.initial.glm import GLM, FormulaColumns, Levels
+from fedtmle.initial.design import column_names
+from fedtmle.initial.glm import GLM, Levels
 from fedtmle.initial.multinomial import FittedMultinomial, MultinomialModel
 from fedtmle.initial.ranges import column_exponents
 from fedtmle.model.families import Family
@@ -30,8 +31,7 @@ from fedtmle.protocol.query import Flow, Phase
 def fit_multinomial(regression: Regression, glm: GLM, levels: Levels, n: int) -> Flow[FittedMultinomial]:
     """Fit one softmax model of all classes to the pooled rows: some six rounds."""
     formula, classes = glm.parsed, len(regression.classes)
-    columns = FormulaColumns(formula, levels)
-    names = columns.names
+    names = column_names(formula, levels)
     scales = column_exponents(formula, levels, regression.ranges)
     model = MultinomialModel(
         formula=formula,
@@ -62,11 +62,11 @@ def fit_multinomial(regression: Regression, glm: GLM, levels: Levels, n: int) ->
         is_quadratic=False,
         pinned=unused,
     )
+    per_class = tuple(f"{name} (arm {arm})" for arm in regression.classes[1:] for name in names)
+    refuse_separation(hessian, fit.hessian, per_class, regression.label)
     if fit.norm > LARGEST_GRADIENT:
         told = remedy(hessian[: len(names), : len(names)], names, Family.LOGISTIC)
         raise FitError("convergence", f"{regression.label}: the fit did not converge; {told}")
-    per_class = tuple(f"{name} (arm {arm})" for arm in regression.classes[1:] for name in names)
-    refuse_separation(hessian, fit.hessian, per_class, regression.label)
     beta = np.ldexp(fit.eps.reshape(classes - 1, -1), -np.array(scales))
     return FittedMultinomial(
         formula=formula, levels=levels, coefficients=tuple(tuple(map(float, row)) for row in beta)

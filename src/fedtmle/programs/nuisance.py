@@ -22,13 +22,12 @@ import numpy as np
 from fedtmle.algorithms.base import Run
 from fedtmle.errors import FitError, NumericalError
 from fedtmle.initial.crossfit import Folds
-from fedtmle.initial.design import design_columns
+from fedtmle.initial.design import column_names, design_columns
 from fedtmle.initial.glm import (
     FAMILIES,
     GLM,
     AbstractResponse,
     FittedGLM,
-    FormulaColumns,
     GLMModel,
     Levels,
     Supplied,
@@ -180,8 +179,7 @@ def _treatment_regressions(
 def fit_glm(regression: Regression, glm: GLM, levels: Levels, n: int) -> Flow[FittedGLM]:
     """Fit one federated GLM by Newton's method: some six rounds."""
     formula, family = glm.parsed, regression.family_of(glm)
-    columns = FormulaColumns(formula, levels)
-    names = columns.names
+    names = column_names(formula, levels)
     scales = column_exponents(formula, levels, regression.ranges)
     model = GLMModel(
         formula=formula,
@@ -211,13 +209,13 @@ def fit_glm(regression: Regression, glm: GLM, levels: Levels, n: int) -> Flow[Fi
         is_quadratic=family is Family.GAUSSIAN,
         pinned=unused,
     )
+    if family is Family.LOGISTIC:  # first: separation is also why a fit does not converge
+        refuse_separation(hessian, fit.hessian, names, regression.label)
     if fit.norm > LARGEST_GRADIENT:
         raise FitError(
             "convergence",
             f"{regression.label}: the fit did not converge; {remedy(hessian, names, family)}",
         )
-    if family is Family.LOGISTIC:
-        refuse_separation(hessian, fit.hessian, names, regression.label)
     beta = np.ldexp(fit.eps, -np.array(scales))
     return FittedGLM(
         formula=formula,

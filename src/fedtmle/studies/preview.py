@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
 
-from fedtmle.data.silofile import SiloFile
+from fedtmle.data import SiloFile, load
 from fedtmle.errors import FedTMLEError, InputError, RefusedError
+from fedtmle.model.table import Table
+from fedtmle.programs.flow import StudyProgram
 from fedtmle.protocol.guard import disclosed_numbers
 from fedtmle.protocol.messages import Answered, Reason
 from fedtmle.protocol.plan import Plan
@@ -18,6 +20,8 @@ from fedtmle.runtime.keeper import Keeper
 from fedtmle.runtime.session import InProcess, Session
 from fedtmle.runtime.silo import Silo
 from fedtmle.studies.home import disclosure_limit, open_party
+from fedtmle.studies.obstacles import obstacles
+from fedtmle.studyfile.schema import schema_of
 
 EXAMPLE_BYTES = 12  # shown of a message
 
@@ -49,6 +53,7 @@ class Preview:
 
     ``refused_by`` is the key of the policy that would refuse the study, and ``reason`` what the server would
     learn; both are empty if it would not. ``stopped`` is any other error that ended the rehearsal.
+    ``obstacles`` name the columns and levels behind a refusal, and what to do, for the owner's eyes only.
     """
 
     silo: str
@@ -60,6 +65,7 @@ class Preview:
     refused_by: str
     reason: str
     stopped: str
+    obstacles: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, object]:
         return asdict(self)
@@ -107,7 +113,20 @@ def preview(plan: Plan, file: SiloFile) -> Preview:
         refused_by=refused_by,
         reason=reason,
         stopped=stopped,
+        obstacles=_obstacles(plan, file),
     )
+
+
+def _obstacles(plan: Plan, file: SiloFile) -> tuple[str, ...]:
+    """Return what the policy would refuse of this silo's own table, with column, level and remedy."""
+    if not isinstance(plan.program, StudyProgram) or file.stream:
+        return ()
+    study = plan.program.study
+    table = load(file, schema_of(study), silo=file.name)
+    if not isinstance(table, Table):
+        return ()
+    found = obstacles(study, {file.name: table}, {file.name: replace(file.policy, min_silos=0)})
+    return tuple(defect.text for defect in found if defect.silo is not None)
 
 
 def _limits(

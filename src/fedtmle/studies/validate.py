@@ -16,6 +16,7 @@ from fedtmle.data import (
     Database,
     DatabaseQuery,
     DataErrors,
+    Kind,
     Schema,
     SiloFile,
     check,
@@ -23,14 +24,20 @@ from fedtmle.data import (
     read_silo_file,
 )
 from fedtmle.data.drivers import WriteAccessWarning
+from fedtmle.data.hints import fitting_units, is_at_edge
 from fedtmle.defects import Defect, Lines, near
-from fedtmle.errors import DataError, FedTMLEError, InputError
+from fedtmle.errors import DataError, FedTMLEError, InputError, RefusedError
 from fedtmle.model.table import AnyTable, StreamedTable, Table
 from fedtmle.programs.study import Study
+from fedtmle.studies.home import policy_of, session_policy
+from fedtmle.studies.obstacles import obstacles
 from fedtmle.studies.preflight import differing_silos
+from fedtmle.studies.run import run
 from fedtmle.studyfile.file import StudyFile, StudyFileErrors, read_study
 from fedtmle.studyfile.schema import check_follow_up, check_streaming, schema_of
 from fedtmle.targets.time.estimands import AbstractTimeEffect
+
+MOST_REHEARSED = 200_000  # records: a study of more takes long to rehearse
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +66,9 @@ def validate(path: str | Path) -> Validation:
         for defect in checked.defects:
             print(defect)  # study.toml:12: [target] outcome: ...
 
-    A defect names files, lines, columns and counts of rows, never a record's value.
+    A study without such defects is rehearsed on this machine: whatever would stop it, or make a silo's policy
+    refuse it, is a defect too. A defect names files, lines, columns, levels and counts of rows, never a
+    record's value.
     """
     file, study, schema = None, None, None
     silos: Mapping[str, Path] = {}
@@ -101,6 +110,9 @@ def validate(path: str | Path) -> Validation:
             check_follow_up(file.study, {k: t for k, t in tables.items() if not isinstance(t, CountedTable)})
         except (InputError, DataError) as error:
             defects += defects_of(error)
+        held = _held(tables)
+        if held and not defects:
+            defects += _obstacles(file, held)
         if not defects:
             warnings += [
                 Defect(message=warning, file=str(path))
@@ -111,7 +123,7 @@ def validate(path: str | Path) -> Validation:
         schema=schema,
         tables=tables,
         defects=tuple(defects),
-        warnings=(*warnings, *_read_twice(Path(path), silos, files)),
+        warnings=(*warnings, *_read_twice(Path(path), silos, files), *_at_edges(schema, _held(tables))),
     )
 
 
@@ -193,6 +205,45 @@ def _absent_everywhere(
         message = f"no silo has a column '{name}'{near(name, known)}"
         defects.append(Defect(message=message, file=str(path), line=line))
     return defects
+
+
+def _obstacles(file: StudyFile, tables: Mapping[str, Table]) -> list[Defect]:
+    """Return what would stop the study or make a silo refuse it; a rehearsal finds what else there is."""
+    policies = {name: policy_of(source) or session_policy() for name, source in file.silos.items()}
+    found = obstacles(file.study, tables, policies)
+    if found or sum(table.n_rows for table in tables.values()) > MOST_REHEARSED:
+        return found
+    try:
+        run(file.study, file.silos)
+    except RefusedError as refused:
+        return [Defect(message=f"the study would stop: {refused}", file=str(file.path))]
+    except FedTMLEError as error:
+        return defects_of(error)
+    return []
+
+
+def _at_edges(schema: Schema | None, tables: Mapping[str, AnyTable]) -> list[Defect]:
+    """Return a warning for each column that lies at the edge of its declared range, as in another unit."""
+    warnings = []
+    for column in () if schema is None else schema.columns:
+        if column.bounds is None or column.kind is not Kind.NUMERIC:
+            continue
+        low, high = column.bounds
+        for silo, table in tables.items():
+            values = np.concatenate([block.numeric[column.name] for block in table.blocks()])
+            if not is_at_edge(values, low, high):
+                continue
+            units = fitting_units(values, low, high)
+            fix = f": {'; '.join(units)}" if units else ""
+            warnings.append(
+                Defect(
+                    message="nearly all values are at the edge of the declared range",
+                    fix=f"check the unit in the silo file{fix}, or declare a narrower range",
+                    silo=silo,
+                    column=column.name,
+                )
+            )
+    return warnings
 
 
 def defects_of(error: FedTMLEError) -> list[Defect]:

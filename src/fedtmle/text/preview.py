@@ -29,6 +29,8 @@ def render(view: Preview) -> str:
         [(limit.name, limit.text, "ok" if limit.is_met else "NOT MET") for limit in view.limits], indent="  "
     )
     lines += ["", *_verdict(view)]
+    for obstacle in view.obstacles:
+        lines += wrapped(obstacle, first="* ", indent="  ")
     return "\n".join(lines)
 
 
@@ -42,4 +44,7 @@ def _verdict(view: Preview) -> list[str]:
         return wrapped(
             f"The rehearsal on your rows alone stopped: {view.stopped}. With other silos it may continue."
         )
-    return wrapped("Your policy would allow every one of these messages.")
+    return wrapped(
+        "Your policy would allow every one of these messages. The study's own path depends on all silos and "
+        "is not known here: your silo decides on each request anew, and may still refuse one."
+    )
