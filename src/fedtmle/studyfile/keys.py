@@ -55,7 +55,7 @@ from fedtmle.studyfile.values import (
 from fedtmle.targets.effects import estimands
 from fedtmle.targets.effects.components import AbstractRegime, Static, Stochastic, Threshold
 from fedtmle.targets.effects.estimands import AbstractEffect
-from fedtmle.targets.time.estimands import TIME_ESTIMANDS, AbstractTimeEffect
+from fedtmle.targets.time.estimands import TIME_ESTIMANDS
 
 RULES = {
     "Static": SectionKind(make=Static, keys={"arm": required(LEVEL)}),
@@ -97,7 +97,6 @@ def _target_keys(estimand: type[AbstractEffect]) -> dict[str, Key]:
     unused = {
         *(() if estimand.has_treatment else ("treatment", "arms")),
         *(() if estimand.has_strata else ("strata",)),
-        *(("outcome_bounds", "outcome_type") if issubclass(estimand, AbstractTimeEffect) else ()),
     }
     types = get_type_hints(estimand)
     keys = {}
