@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 import fedtmle as ft
 from fedtmle.cli import app
 from tests.time.law import Law
-from tests.time.studies import split
+from tests.time.studies import colon, split
 
 mpl.use("Agg")
 STUDY = """\
@@ -110,3 +110,16 @@ def test_figures() -> None:
     assert ft.plots.curves(risks, cause="second").get_ylabel() == "Risk of second"
     with pytest.raises(ft.InputError, match="cause: expected one of first, second"):
         ft.plots.curves(risks, cause="third")
+
+
+def test_the_example_of_the_page_runs(tmp_path: Path) -> None:
+    """The study of docs/survival.md, on the trial's records."""
+    page = (Path(__file__).parents[2] / "docs" / "survival.md").read_text()
+    text = page.split("```toml\n")[1].split("```")[0] + '\n[silos]\none = "one.csv"\ntwo = "two.csv"\n'
+    (tmp_path / "study.toml").write_text(text)
+    records = colon().rename(columns={"time": "days"})[["days", "status", "rx", "age", "node4"]]
+    records[::2].to_csv(tmp_path / "one.csv", index=False)
+    records[1::2].to_csv(tmp_path / "two.csv", index=False)
+    assert "RiskDifference at 10" in called("run", tmp_path / "study.toml")
+    offered = {kind.__name__ for kind in ft.TIME_ESTIMANDS}
+    assert offered == {name for name in offered if f"`{name}`" in page}

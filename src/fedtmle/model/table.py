@@ -10,11 +10,12 @@ from typing import TypeVar, final
 import numpy as np
 
 from fedtmle.model import kernels
-from fedtmle.model.parallel import BLOCK, mapped, pieces
+from fedtmle.model.parallel import mapped, pieces
 from fedtmle.model.types import Array, IntArray
 
 SILO = "silo"  # the factor that holds each row's silo, for C(silo); no study reads a column of this name
 
+LONG_BLOCK = 8_192  # long rows of a block: several columns of each are made anew at every pass
 Result = TypeVar("Result")
 
 
@@ -173,7 +174,7 @@ def over_batches(table: AnyTable, work: Callable[[Table], Result]) -> Iterator[R
 
 
 def people_blocks(table: AnyTable, periods: int) -> Iterator[Table]:
-    """Yield consecutive people, as many as have about `BLOCK` long rows."""
+    """Yield consecutive people, as many as have about `LONG_BLOCK` long rows."""
     if isinstance(table, StreamedTable):
         for batch in table.read():
             yield from people_blocks(batch, periods)
@@ -184,5 +185,5 @@ def people_blocks(table: AnyTable, periods: int) -> Iterator[Table]:
 
 def people_slices(n_rows: int, periods: int) -> Iterator[slice]:
     """Yield the places of these blocks."""
-    size = max(64, BLOCK // max(periods, 1))
+    size = max(64, LONG_BLOCK // max(periods, 1))
     return (slice(start, min(start + size, n_rows)) for start in range(0, n_rows, size))
