@@ -7,7 +7,7 @@ needs a run in `RUNS` that asks it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -25,7 +25,7 @@ from fedtmle.runtime.session import run_embedded
 from fedtmle.runtime.silo import Silo
 from fedtmle.studyfile.file import study_plan
 from tests import kinds
-from tests.initial.silos import pooled_table, split, trial
+from tests.initial.silos import VARIABLES, pooled_table, split, trial
 from tests.runtime.faults import CASES
 
 Run = tuple[Plan, Mapping[str, Any]]
@@ -74,6 +74,21 @@ def _clusters() -> Run:
     return study_plan(study, roster(list(tables))), tables
 
 
+def _missing() -> Run:
+    """Some values of x and some treatments are missing."""
+    declared = {
+        **VARIABLES,
+        "x": replace(VARIABLES["x"], missing="impute"),
+        "a": replace(VARIABLES["a"], missing="omit"),
+    }
+    study = trial(GLM("C(a) + x"), algorithm=ft.Coded(tolerance=0.1), variables=ft.Variables(declared))
+    table = pooled_table(240, 4)
+    lost = np.where(np.arange(240) % 9 == 0, np.nan, table.numeric["x"])
+    arms = Factor(np.where(np.arange(240) % 11 == 0, -1, table.factors["a"].codes), ("0", "1"))
+    tables = split(table.with_numeric("x", lost).with_factor("a", arms), 2)
+    return study_plan(study, roster(list(tables))), tables
+
+
 LEARNERS = (GLM("a + x + C(site)"), ft.Pilot(TREES, at="s1"), ft.PerSilo(TREES))
 RUNS: dict[str, Callable[[], Run]] = {
     **CASES,
@@ -81,6 +96,7 @@ RUNS: dict[str, Callable[[], Run]] = {
     "pilot's trees": lambda: _study(ft.Pilot(TREES, at="s1")),
     "pilot's coefficients": lambda: _study(ft.Pilot(GLM("a + x + C(site)"), at="s1")),
     "clusters": _clusters,
+    "missing values": _missing,
 }
 
 

@@ -64,12 +64,14 @@ def examples() -> dict[str, Example]:
     by_kind: dict[str, Example] = {}
     glm = ft.GLM("C(a) + x + C(clinic)")
     learned = ft.SuperLearner((ft.GLM("x"), ft.GLM("C(clinic)")), folds=2)
-    for treatment, algorithm, cluster in (
-        (ft.GLM("x"), ft.Coded(), None),
-        (learned, ft.Gradient(optimizer=ft.Newton()), None),
-        (ft.Pilot(ft.GLM("x"), at=SILO), ft.LocalAverage(max_updates=2), None),
-        (ft.GLM("x"), ft.Coded(), "family"),
-        (ft.GLM("x"), ft.Adaptive(), None),
+    whole, lacking = (VARIABLES, _silos()), (_LACKING, _silos(lacking=True))
+    for treatment, algorithm, cluster, (variables, silos) in (
+        (ft.GLM("x"), ft.Coded(), None, whole),
+        (learned, ft.Gradient(optimizer=ft.Newton()), None, whole),
+        (ft.Pilot(ft.GLM("x"), at=SILO), ft.LocalAverage(max_updates=2), None, whole),
+        (ft.GLM("x"), ft.Coded(), "family", whole),
+        (ft.GLM("x"), ft.Coded(), None, lacking),
+        (ft.GLM("x"), ft.Adaptive(), None, whole),
     ):
         study = ft.Study(
             target=ft.ATE(outcome="y", treatment="a"),
@@ -78,9 +80,9 @@ def examples() -> dict[str, Example]:
             algorithm=algorithm,
             cluster=cluster,
             cluster_scope="spanning",
-            variables=VARIABLES,
+            variables=variables,
         )
-        result = ft.run(study, _silos())
+        result = ft.run(study, silos)
         if result.run is None:
             raise AssertionError("a fresh result has its run")
         plan = study_plan(study, roster(list(result.run.sizes)))
@@ -96,7 +98,16 @@ def examples() -> dict[str, Example]:
     return by_kind
 
 
-def _silos() -> dict[str, dict[str, NDArray[Any]]]:
+_LACKING = ft.Variables(
+    {
+        **VARIABLES,
+        "x": {"kind": "number", "range": (-9, 9), "missing": "impute"},
+        "a": {"kind": "binary", "missing": "omit"},
+    }
+)
+
+
+def _silos(*, lacking: bool = False) -> dict[str, dict[str, NDArray[Any]]]:
     rng = np.random.default_rng(7)
     silos = {}
     for name, clinics in (("north", ["A", "B"]), ("south", ["B", "C"])):
@@ -105,6 +116,8 @@ def _silos() -> dict[str, dict[str, NDArray[Any]]]:
         y = rng.binomial(1, 1 / (1 + np.exp(-(x + a - 0.5)))).astype(float)
         clinic = np.array(clinics)[rng.binomial(1, 0.5, size=60)]
         family = np.repeat(["shared", *(f"{name} {k}" for k in range(5))], 10)
+        if lacking:
+            x, a = np.where(np.arange(60) % 7, x, np.nan), np.where(np.arange(60) % 10, a, np.nan)
         silos[name] = {"x": x, "a": a, "y": y, "clinic": clinic, "family": family}
     return silos
 

@@ -104,6 +104,14 @@ RISKS = {
         "Only that it is withheld, unless your policy has release = true: then the estimate of the study on "
         "your records alone with its covariance, or a coarse reason why there is none, to all parties."
     ),
+    "OmittedQuery": (
+        "How many of your records have no treatment and are left out, if the study declares so. A small number "
+        "is refused by min_missing."
+    ),
+    "ViewedQuery": (
+        "What the query inside tells, of your rows after missing values were filled in by a public rule. "
+        "Imputation models are fitted like the others; imputed values never leave."
+    ),
     "JointQuery": ("Several of the others in one message; it tells what they tell."),
 }
 EVERY = ("min_rows", "min_silos", "min_fold", "max_queries", "max_functionals", "lifetime_days")

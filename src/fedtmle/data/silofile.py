@@ -11,6 +11,7 @@ stream = true                # read it in batches at every pass: for a table lar
 age = "AGE_YEARS"
 weight = {column = "WT_LB", scale = 0.4536}              # value * scale + shift
 sex = {column = "SEX", levels = {M = "male", F = "female"}, missing = ["U", 9]}
+crp = {absent = true}        # not measured here: missing in every record, where the study allows it
 family = {column = "FAM_NO", secret = "words that the hospitals alone share"}
 
 [policy]                     # may be stricter than the package's own limits, never laxer
@@ -45,7 +46,7 @@ from fedtmle.protocol.guard import Policy
 SHORTEST_SECRET = 16  # characters; a shorter one is soon guessed
 ATTRIBUTES = ("mean", "record")
 _SECTIONS = ("silo", "data", "columns", "policy", "disclosure")
-_COLUMN_KEYS = ("column", "scale", "shift", "levels", "missing", "secret")
+_COLUMN_KEYS = ("column", "scale", "shift", "levels", "missing", "secret", "absent")
 _DISCLOSURE_KEYS = ("centre", "column", "attributes", "min_uncertainty", "radius", "noise")
 
 
@@ -55,7 +56,8 @@ class ColumnMap:
 
     ``missing`` are codes for a missing value, such as 999 or "unknown", in the hospital's own units; they are
     removed first. ``secret`` replaces cluster identifiers by keyed digests, which are the same in every silo
-    that was given the same secret.
+    that was given the same secret. ``absent`` says that the hospital has no such column: the variable is
+    missing in all of its records, which the study must allow.
     """
 
     column: str
@@ -64,6 +66,7 @@ class ColumnMap:
     levels: Mapping[str, str] | None = None  # the hospital's code -> the study's level
     missing: tuple[str, ...] = ()
     secret: str | None = field(default=None, repr=False)
+    absent: bool = False
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.scale) and math.isfinite(self.shift)) or self.scale == 0.0:
@@ -284,6 +287,7 @@ class _SiloFileReader:
                     levels=_as_text(levels) if isinstance(levels, dict) else None,
                     missing=tuple(map(str, missing)) if isinstance(missing, list) else (),
                     secret=secret if isinstance(secret, str) else None,
+                    absent=entry.get("absent", False) is True,
                 )
             except (InputError, OverflowError) as error:
                 defects = {str(error): "correct it"}
@@ -331,6 +335,8 @@ def _column_defects(entry: Toml) -> dict[str, str]:
         isinstance(missing, list) and missing and all(type(code) in (str, int, float) for code in missing)
     ):
         defects["'missing' is not a list of codes"] = 'write such as [999, "unknown"]'
+    if not isinstance(entry.get("absent", False), bool):
+        defects["'absent' is neither true nor false"] = "write it without quotes"
     if not isinstance(entry.get("secret", ""), str):
         defects["'secret' is not text"] = "write it in quotes"
     return defects

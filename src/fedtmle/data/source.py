@@ -12,7 +12,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +29,7 @@ from fedtmle.data.convert import (
 from fedtmle.data.database import DatabaseQuery, sqlite_query
 from fedtmle.data.files import open_database, open_file
 from fedtmle.data.frames import frame_reader
-from fedtmle.data.schema import Kind, Schema
+from fedtmle.data.schema import Column, Kind, Schema
 from fedtmle.data.silofile import ColumnMap, Database, SiloFile, read_silo_file
 from fedtmle.data.snapshot import QueryReader, Snapshot, open_query
 from fedtmle.defects import DataErrors, Defect, Defects
@@ -69,6 +69,14 @@ def load(
     if isinstance(source, Database):
         source = sqlite_query(source.path, source.table, source.query) or source
     defects = Defects(silo=silo, file=_path_of(source))
+    absent = [column for column in schema.columns if _is_absent((mapping or {}).get(column.name))]
+    for name in dict.fromkeys(column.name for column in absent if not column.may_be_missing):
+        defects.add(
+            f"column '{name}' is absent by the silo file, and the study needs it",
+            "give the column, or let the study declare what to do where it is missing",
+            column=name,
+        )
+    schema = Schema(tuple(column for column in schema.columns if column not in absent)) if absent else schema
     columns = Columns.of(schema, mapping or {}, defects)
     table: AnyTable | None = None
     try:
@@ -82,7 +90,38 @@ def load(
     defects.raise_if_any()
     if table is None:
         raise AssertionError("a table that cannot be read has a defect")
-    return table
+    return with_absent(table, absent)
+
+
+def _is_absent(column: ColumnMap | str | None) -> bool:
+    return isinstance(column, ColumnMap) and column.absent
+
+
+def with_absent(table: AnyTable, absent: Sequence[Column]) -> AnyTable:
+    """Return the table with columns that the silo does not have: missing in every row."""
+    if not absent:
+        return table
+    if isinstance(table, StreamedTable):
+        read = table.read
+        counts: dict[str, Mapping[str, int]] = {
+            column.name: {} for column in absent if column.kind is Kind.FACTOR
+        }
+        return replace(
+            table,
+            factor_counts={**table.factor_counts, **counts},
+            read=lambda: (_with_absent(batch, absent) for batch in read()),
+        )
+    return _with_absent(table, absent)
+
+
+def _with_absent(table: Table, absent: Sequence[Column]) -> Table:
+    numeric, factors = dict(table.numeric), dict(table.factors)
+    for column in absent:
+        if column.kind is Kind.FACTOR:
+            factors[column.name] = Factor(np.full(table.n_rows, -1, dtype=np.int64), ())
+        else:
+            numeric[column.name] = np.full(table.n_rows, np.nan)
+    return Table(n_rows=table.n_rows, numeric=numeric, factors=factors)
 
 
 def load_all(sources: Mapping[str, object], schema: Schema) -> dict[str, AnyTable]:

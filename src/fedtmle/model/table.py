@@ -13,6 +13,7 @@ from fedtmle.model import kernels
 from fedtmle.model.parallel import mapped, pieces
 from fedtmle.model.types import Array, IntArray
 
+ROW = "\0row"  # the number of a row in the pooled order, where draws depend on it; no formula names it
 SILO = "silo"  # the factor that holds each row's silo, for C(silo); no study reads a column of this name
 
 LONG_BLOCK = 8_192  # long rows of a block: several columns of each are made anew at every pass
@@ -54,6 +55,7 @@ class Table:
     n_rows: int
     numeric: Mapping[str, Array]
     factors: Mapping[str, Factor]
+    omitted: int = 0  # rows that the study leaves out by declaration, and counts
     known_reach: Mapping[str, float] | None = field(default=None, compare=False, repr=False)
 
     @cached_property
@@ -120,6 +122,7 @@ class StreamedTable:
     n_rows: int
     factor_counts: Mapping[str, Mapping[str, int]]  # level -> rows, over all rows
     digest: bytes  # of the content
+    omitted: int = 0  # rows that the study leaves out by declaration, and counts
     read: Callable[[], Iterator[Table]] = field(compare=False, repr=False)  # one pass
 
     def levels(self, name: str) -> tuple[str, ...]:
@@ -140,6 +143,53 @@ class StreamedTable:
 
 
 AnyTable = Table | StreamedTable
+
+
+def without_missing(table: AnyTable, name: str) -> AnyTable:
+    """Return the rows that have a level of a factor; the others are counted as ``omitted``."""
+    known = sum(table.counts(name))
+    if known == table.n_rows:
+        return table
+    omitted = table.n_rows - known
+    if isinstance(table, StreamedTable):
+        read = table.read
+        return replace(
+            table, n_rows=known, omitted=omitted, read=lambda: (_with_level(batch, name) for batch in read())
+        )
+    return replace(_with_level(table, name), omitted=omitted)
+
+
+def _with_level(table: Table, name: str) -> Table:
+    return table.take(np.flatnonzero(table.factors[name].codes >= 0))
+
+
+def numbered(table: AnyTable) -> AnyTable:
+    """Return the table with the column `ROW`: 0, 1, 2, ... until the rows are `placed`."""
+    if isinstance(table, StreamedTable):
+        read = table.read
+        return replace(table, read=lambda: _numbered_batches(read()))
+    return table.with_numeric(ROW, np.arange(table.n_rows, dtype=np.float64))
+
+
+def _numbered_batches(batches: Iterator[Table]) -> Iterator[Table]:
+    first = 0
+    for batch in batches:
+        yield batch.with_numeric(ROW, first + np.arange(batch.n_rows, dtype=np.float64))
+        first += batch.n_rows
+
+
+def placed(table: AnyTable, first_row: int) -> AnyTable:
+    """Return the table with the numbers in `ROW`, if it has them, moved on by ``first_row``."""
+    if isinstance(table, StreamedTable):
+        read = table.read
+        return replace(table, read=lambda: (_placed(batch, first_row) for batch in read()))
+    return _placed(table, first_row)
+
+
+def _placed(table: Table, first_row: int) -> Table:
+    if ROW not in table.numeric or not first_row:
+        return table
+    return table.with_numeric(ROW, table.numeric[ROW] + first_row)
 
 
 def with_silo(table: AnyTable, silo: str, silos: tuple[str, ...]) -> AnyTable:

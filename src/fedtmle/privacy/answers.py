@@ -34,6 +34,7 @@ from fedtmle.protocol.query import (
     Derivatives,
     Local,
     RowTerms,
+    ViewedTerms,
 )
 
 STEP = 1e-4  # of a column's spread, for the few sums whose columns are known by their values alone
@@ -150,6 +151,11 @@ def _evaluated(term: RowTerms, local: Local, base: object, submodels: Submodels)
                 terms=lambda rows: chart.closing_terms(term.law, rows, base),
                 tangents=lambda rows, name: chart.closing_terms_tangent(term.law, rows, name),
             )
+        case ViewedTerms():
+            # What a view makes of a row may depend on all of its values, so differences are taken.
+            seen = local.through(term.view)
+            inner = _evaluated(term.terms, seen, term.view.of(base), submodels)
+            return _numeric(lambda rows: inner.terms(term.view.of(rows)))
         case ColumnTerms():
             columns = term.columns
             return _numeric(lambda rows: np.concatenate(list(columns.over(rows, columns.evaluate)), axis=1))

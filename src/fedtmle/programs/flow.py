@@ -19,7 +19,8 @@ from fedtmle.initial.crossfit import Fitted, SuppliedPrediction, SuppliedProbabi
 from fedtmle.initial.glm import Supplied
 from fedtmle.initial.ranges import range_exponent
 from fedtmle.model import kernels
-from fedtmle.model.table import SILO, AnyTable, with_silo
+from fedtmle.model.problem import Estimate
+from fedtmle.model.table import SILO, AnyTable, numbered, with_silo, without_missing
 from fedtmle.programs.diagnostics import (
     Diagnostics,
     Histogram,
@@ -28,7 +29,18 @@ from fedtmle.programs.diagnostics import (
     find_overlap,
     named_histograms,
 )
+from fedtmle.programs.imputation import impute
+from fedtmle.programs.missing import (
+    Levels,
+    MissingCounts,
+    OmittedQuery,
+    count_missing,
+    filled,
+    refuse_public,
+    with_indicators,
+)
 from fedtmle.programs.nuisance import Regression, effect_columns, regressions
+from fedtmle.programs.rubin import combined_silos, pool_estimates
 from fedtmle.programs.sites import ComparedSilos, OwnTMLE, SiteTest, compare_silos
 from fedtmle.programs.study import Study
 from fedtmle.programs.superlearner import fit_together, together
@@ -46,6 +58,7 @@ from fedtmle.protocol.outcome import Described, Outcome, Targeted
 from fedtmle.protocol.plan import AbstractProgram
 from fedtmle.protocol.query import CountCell, Flow, WeightSum
 from fedtmle.protocol.sums import TallyQuery
+from fedtmle.protocol.views import through
 from fedtmle.targets.effects.components import Component, PooledWeights, component_blocks
 from fedtmle.targets.effects.estimands import AbstractEffect
 from fedtmle.targets.effects.prepare import EffectColumns, Preparation
@@ -72,6 +85,9 @@ class StudyDetails:
     diagnostics: Diagnostics | None  # None if not wanted, or where each silo has its own law (Personalized)
     nuisances: Mapping[str, tuple[Fitted, ...]]
     silos: ComparedSilos | None  # None where diagnostics are
+    missing: MissingCounts | None = None  # of the covariates that may be missing
+    omitted: int = 0  # records left out, because their treatment is missing
+    imputed: tuple[Estimate, ...] = ()  # of each data set, where a covariate is imputed
 
     @property
     def groups(self) -> tuple[str, ...]:
@@ -103,20 +119,97 @@ class StudyProgram(AbstractProgram[AnyTable]):
         return self.study.smallest_part(rows)
 
     def at(self, silo: str, rows: AnyTable) -> AnyTable:
+        study = self.study
+        if study.omits and study.target.treatment is not None:
+            rows = without_missing(rows, study.target.treatment)
+        if study.imputes:
+            rows = numbered(rows)
         return with_silo(rows, silo, self.silos) if self.silos else rows
 
     def alone(self, silo: str) -> Self:
         return replace(self, silos=(silo,) if self.silos else ())
 
     def flow(self, n: int) -> Flow[Outcome]:
-        levels = _levels(self.study, self.silos)
-        return (yield from study_flow(self.study, levels, n))
+        study = self.study
+        levels = _levels(study, self.silos)
+        omitted = (yield OmittedQuery(n=n)).units[0] if study.omits else 0
+        counts = (yield from count_missing(study, n)) if study.may_be_missing else None
+        if counts is None or not any(counts.counts.values()):
+            outcome = yield from study_flow(study, levels, n)
+        else:
+            outcome = yield from _completed_flow(study, counts, levels, n)
+        return with_missing(outcome, counts, omitted)
 
 
-def study_flow(study: Study, levels: Mapping[str, tuple[str, ...]], n: int) -> Flow[Outcome]:
+def _completed_flow(study: Study, counts: MissingCounts, levels: Levels, n: int) -> Flow[Outcome]:
+    """Return the flow of a study with missing covariates: filled, or imputed m times and combined."""
+    variables = study.variables
+    refuse_public(study, counts.affected(variables, "indicator"))
+    base, study = filled(study, counts, levels), with_indicators(study, counts)
+    if not counts.affected(variables, "impute"):
+        return (yield from through(study_flow(study, levels, n), base))
+    views = yield from impute(study, counts, base, levels, n)
+    prepared = yield from together([through(prepare_study(study, levels, n), view) for view in views])
+    outcomes = []
+    for part, view in zip(prepared, views, strict=True):
+        outcomes.append((yield from through(target_study(study, part, n), view)))
+    return combined(outcomes)
+
+
+def combined(outcomes: Sequence[Outcome]) -> Outcome:
+    """Return one outcome of the m data sets: the estimate and its covariance by Rubin's rules.
+
+    All that a run has once, such as its certificate, is that of the data set with the largest bound on its
+    residual; tables of overlap and fit are those of the first.
+    """
+    targeted = [outcome for outcome in outcomes if isinstance(outcome, Targeted)]
+    if len(targeted) < len(outcomes):
+        raise TypeError("data sets are combined by their pooled estimates")
+    worst = max(targeted, key=lambda o: (not o.status.is_converged, o.certificate.residual_bound))
+    estimates = tuple(outcome.estimate for outcome in targeted)
+    details = study_details(targeted[0])
+    if not isinstance(details, StudyDetails):
+        raise TypeError("a study of time to an event imputes nothing")
+    silos = details.silos
+    if silos is not None:
+        by_set = [study_details(outcome).silos for outcome in targeted]
+        silos = replace(silos, own=combined_silos([each.own for each in by_set if each is not None]))
+    return replace(
+        worst,
+        estimate=pool_estimates(estimates),
+        details=replace(details, silos=silos, imputed=estimates),
+    )
+
+
+def with_missing(outcome: Outcome, counts: MissingCounts | None, omitted: int) -> Outcome:
+    """Return the outcome with the numbers of missing values and of omitted records in its details."""
+    details = study_details(outcome)
+    return replace(outcome, details=replace(details, missing=counts, omitted=omitted))
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreparedStudy:
+    """A study before it is targeted: pooled counts, fitted models, the problem, and its overlap."""
+
+    columns: EffectColumns
+    levels: Levels
+    tally: Tally
+    fitted: Mapping[str, tuple[Fitted, ...]]
+    preparation: Preparation
+    effect: EffectProblem
+    overlap: Overlap
+
+
+def study_flow(study: Study, levels: Levels, n: int) -> Flow[Outcome]:
     """Return the flow of a study over n pooled rows, once the levels of its factors are known."""
     if isinstance(study.target, AbstractTimeEffect):
         return (yield from time_flow(study, study.target, levels, n))
+    prepared = yield from prepare_study(study, levels, n)
+    return (yield from target_study(study, prepared, n))
+
+
+def prepare_study(study: Study, levels: Levels, n: int) -> Flow[PreparedStudy]:
+    """Count, fit the models, and look at the overlap."""
     columns = effect_columns(study, (yield from _shared_clusters(study)))
     tally = yield from _tally(study, columns, n)
     _require_outcomes(study, tally, n)
@@ -124,11 +217,29 @@ def study_flow(study: Study, levels: Mapping[str, tuple[str, ...]], n: int) -> F
     preparation = yield from _preparation(study, columns, fitted, tally, n)
     effect = effect_problem(study, preparation)
     overlap = yield from find_overlap(effect, preparation, n)
+    return PreparedStudy(
+        columns=columns,
+        levels=levels,
+        tally=tally,
+        fitted=fitted,
+        preparation=preparation,
+        effect=effect,
+        overlap=overlap,
+    )
+
+
+def target_study(study: Study, prepared: PreparedStudy, n: int) -> Flow[Outcome]:
+    """Target the problem, close the run, and ask for the diagnostics."""
+    effect, overlap, preparation = prepared.effect, prepared.overlap, prepared.preparation
     outcome = yield from study.algorithm.flow(effect, effect.start(), n)
     diagnostics = silos = None
     if study.diagnostics and isinstance(outcome, Targeted) and isinstance(outcome.law, EffectLaw):
         own = OwnTMLE(
-            study=study, columns=columns, levels=levels, dim=len(outcome.estimate.psi), flow=study_flow
+            study=study,
+            columns=prepared.columns,
+            levels=prepared.levels,
+            dim=len(outcome.estimate.psi),
+            flow=study_flow,
         )
         last: list[Flow[Any]] = [
             diagnose(study, effect, outcome.law, overlap, n),
@@ -138,14 +249,14 @@ def study_flow(study: Study, levels: Mapping[str, tuple[str, ...]], n: int) -> F
     details = StudyDetails(
         problem=effect,
         components=preparation.components,
-        strata=columns.strata_levels,
-        levels=levels,
-        arm_counts=tally.arms,
-        observed_counts=tally.observed,
+        strata=prepared.columns.strata_levels,
+        levels=prepared.levels,
+        arm_counts=prepared.tally.arms,
+        observed_counts=prepared.tally.observed,
         g_floor=preparation.g_floor,
         overlap=overlap,
         diagnostics=diagnostics,
-        nuisances=fitted,
+        nuisances=prepared.fitted,
         silos=silos,
     )
     return replace(outcome, details=details)

@@ -12,6 +12,7 @@ import numpy as np
 
 from fedtmle.algorithms.base import AbstractAlgorithm
 from fedtmle.algorithms.coded import Coded
+from fedtmle.algorithms.local import Personalized
 from fedtmle.errors import InputError
 from fedtmle.initial.crossfit import Folds
 from fedtmle.initial.glm import GLM, Supplied
@@ -86,6 +87,8 @@ class Study:
     ``variables`` is the dictionary: it declares every variable that the study uses (`Variables`, or a plain
     mapping of its entries). The outcome's kind and bounds, the treatment's arms, the levels of factors and
     the grid of every sum follow from it. `draft` drafts one from a table.
+    It also says what happens where a covariate is missing; ``imputations`` and ``imputation_sweeps`` are for
+    those that are imputed.
     """
 
     target: AbstractEffect
@@ -109,6 +112,8 @@ class Study:
     confidence: float = 0.95
     diagnostics: bool = True
     variables: Variables = Variables({})
+    imputations: int = 5  # data sets, where a variable is imputed
+    imputation_sweeps: int = 5  # over the variables to impute, in each data set
 
     def __post_init__(self) -> None:
         expect("variables", self.variables, Mapping, "a dictionary such as ft.Variables({...})")
@@ -152,6 +157,10 @@ class Study:
             raise InputError(f"folds: expected at least 2, or None, not {self.folds}")
         if isinstance(self.target, AbstractTimeEffect):
             self._check_time()
+        if self.imputations < 5:
+            raise InputError(f"imputations: expected at least 5 data sets, not {self.imputations}")
+        if self.imputation_sweeps < 1:
+            raise InputError(f"imputation_sweeps: expected at least 1, not {self.imputation_sweeps}")
         if not 0.5 < self.confidence < 1:
             raise InputError(f"confidence: expected a number between 0.5 and 1, not {self.confidence}")
 
@@ -181,7 +190,13 @@ class Study:
         for name in ("weights", "cluster"):
             if getattr(self, name) is not None:
                 expect_column(name, getattr(self, name))
-        for name in ("largest_cluster", "seed", *(() if self.folds is None else ("folds",))):
+        for name in (
+            "largest_cluster",
+            "seed",
+            "imputations",
+            "imputation_sweeps",
+            *(() if self.folds is None else ("folds",)),
+        ):
             expect_integer(name, getattr(self, name))
         bounded = () if self.g_bounds is None or isinstance(self.g_bounds, str) else ("g_bounds",)
         for name in ("weight_ceiling", "confidence", *bounded):
@@ -196,12 +211,7 @@ class Study:
         undeclared = [f"'{name}' ({use.value})" for name, use in uses.items() if name not in variables]
         if undeclared:
             raise InputError(f"variables: the dictionary does not declare {'; '.join(undeclared)}; {DRAFT}")
-        for name, variable in variables.items():
-            if variable.missing != "refuse":
-                raise InputError(
-                    f"variables: '{name}' declares missing = \"{variable.missing}\", "
-                    'which this version does not have; declare "refuse"'
-                )
+        self._check_missing(variables)
         for name, use in self._used():
             if not use.admits(variables[name]):
                 raise InputError(
@@ -229,6 +239,64 @@ class Study:
                 f"strata: '{strata}' has {len(self.levels[strata])} levels, more than {MOST_STRATA}; group "
                 "its values into a few, or name another column"
             )
+
+    def _check_missing(self, variables: Variables) -> None:
+        """Check that "omit" is declared for the treatment only, and other ways for covariates only."""
+        others: dict[str | None, str] = {
+            self.target.outcome: "the outcome; give a missingness_model",
+            self.target.strata: "the strata",
+            self.weights: "the weight of records",
+            self.cluster: "the cluster",
+            **{
+                name: "a supplied prediction"
+                for model in self.models.values()
+                if isinstance(model, Supplied)
+                for name in model.columns
+            },
+            **{name: "what a rule reads" for rule in self.target.regimes() for name in rule.needs},
+        }
+        for name, variable in variables.items():
+            how = variable.missing
+            if (how == "omit") != (name == self.target.treatment and how != "refuse"):
+                raise InputError(
+                    f"variables: '{name}' declares missing = \"{how}\"; records are omitted for a missing "
+                    "treatment only, and it is neither imputed nor given an indicator"
+                )
+            if how in ("indicator", "impute") and name in others:
+                raise InputError(f"variables: '{name}' declares missing = \"{how}\", and is {others[name]}")
+        if self.imputes and isinstance(self.target, AbstractTimeEffect):
+            raise InputError(
+                "variables: covariates of a time-to-event study cannot be imputed; declare an indicator"
+            )
+        if self.imputes and isinstance(self.algorithm, Personalized):
+            raise InputError(
+                "variables: a study that imputes combines pooled estimates, and Personalized has none"
+            )
+
+    @property
+    def may_be_missing(self) -> tuple[str, ...]:
+        """The columns whose missing values are counted before anything is fitted; none in most studies.
+
+        They are the covariates that the dictionary declares to be imputed or to have an indicator and, where
+        some are imputed and outcomes may be missing, the outcome.
+        """
+        variables = self.variables
+        used = {name for model in self.models.values() for name in used_columns(model)}
+        names = [n for n, v in variables.items() if n in used and v.missing in ("indicator", "impute")]
+        outcome = [self.target.outcome] if self.imputes and self.missingness_model is not None else []
+        return (*names, *outcome)
+
+    @property
+    def imputes(self) -> bool:
+        """Whether the dictionary declares that a covariate of some model is imputed."""
+        used = {name for model in self.models.values() for name in used_columns(model)}
+        return any(n in used and v.missing == "impute" for n, v in self.variables.items())
+
+    @property
+    def omits(self) -> bool:
+        """Whether records without a treatment are left out."""
+        variable = self.variables.get(self.target.treatment or "")
+        return variable is not None and variable.missing == "omit"
 
     def _used(self) -> Iterator[tuple[str, Use]]:
         """Yield every column that the dictionary must declare, and how it is used."""

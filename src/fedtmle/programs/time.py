@@ -20,6 +20,7 @@ from fedtmle.initial.superlearner import used_columns
 from fedtmle.model import kernels
 from fedtmle.model.families import Family
 from fedtmle.programs.diagnostics import Histogram, named_histograms
+from fedtmle.programs.missing import MissingCounts
 from fedtmle.programs.nuisance import Regression, regressions
 from fedtmle.programs.sites import ComparedSilos
 from fedtmle.programs.study import Study
@@ -93,6 +94,8 @@ class TimeDetails:
     at_risk: AtRisk | None
     nuisances: Mapping[str, tuple[Fitted, ...]]
     silos: ComparedSilos | None = None  # None without diagnostics
+    missing: MissingCounts | None = None  # of the covariates that may be missing
+    omitted: int = 0  # records left out, because their treatment is missing
 
     @property
     def observed_counts(self) -> tuple[int, ...]:

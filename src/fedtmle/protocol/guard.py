@@ -265,18 +265,20 @@ class Guard:
         policy = self.policy
         for member in query.members:
             self._examine_people(member, local)
-        for point in _evaluations(query):
-            if policy.min_joint > 0 and point.curvature:
-                self._examine_joint(point, local)
-            if policy.min_support > 0 or policy.min_effective > 0 or policy.max_share < 1:
-                self._examine_concentration(point, local)
+        for member in query.members:
+            rows = member.rows_of(local)
+            for point in member.evaluations():
+                if policy.min_joint > 0 and point.curvature:
+                    self._examine_joint(point, rows)
+                if policy.min_support > 0 or policy.min_effective > 0 or policy.max_share < 1:
+                    self._examine_concentration(point, rows)
 
     def _examine_people(self, query: Query, local: Local) -> None:
         """Check how many people are behind each part of an answer, and whether it is a whole model."""
         if not self.policy.allow_models and query.ships_model(local.name):
             raise RefusalError(Reason.POLICY, "allow_models")
         floor = self.policy.floor(*query.floors)
-        if floor > 1 and any(0 < people < floor for people in query.people(local)):
+        if floor > 1 and any(0 < people < floor for people in query.people(query.rows_of(local))):
             strictest = max(query.floors, key=self.policy.floor)
             raise RefusalError(Reason.POLICY, strictest)
 

@@ -83,6 +83,10 @@ class Local(Protocol):
         """Return this silo's row numbers of a pooled batch, with every repetition."""
         ...
 
+    def through(self, view: View) -> Local:
+        """Return the rows as a view shows them; the same view gives the same object for a while."""
+        ...
+
 
 class Evaluation(NamedTuple):
     """Where a query evaluates the rows' gradient: a state that the silo derived itself.
@@ -157,7 +161,24 @@ class ColumnTerms:
     columns: BoundedColumns
 
 
-RowTerms: TypeAlias = Derivatives | CurvatureBound | ClosingTerms | ColumnTerms
+class View(Protocol):
+    """A public rule from a silo's rows to as many rows (`protocol.views`)."""
+
+    def of(self, rows: Any) -> Any:
+        """Return the rows as the view shows them."""
+        ...
+
+
+@final
+@dataclass(frozen=True)
+class ViewedTerms:
+    """Terms of the row as a view shows it."""
+
+    terms: RowTerms
+    view: View
+
+
+RowTerms: TypeAlias = Derivatives | CurvatureBound | ClosingTerms | ColumnTerms | ViewedTerms
 
 
 @final
@@ -228,6 +249,10 @@ class AbstractQuery(ABC, Generic[Answer, Pooled]):
     def functionals(self) -> int:
         """How many numbers the answer discloses; 0 if unknown until the answer exists."""
         return self.answer_code.numbers
+
+    def rows_of(self, local: Local) -> Local:
+        """Return the rows that the query is about: the silo's own, or what a view shows of them."""
+        return local
 
     # For the silo's guard.
 

@@ -26,6 +26,7 @@ from fedtmle.layout import Document
 from fedtmle.model.families import Response
 from fedtmle.programs.diagnostics import Histogram, OutcomeFit
 from fedtmle.programs.flow import StudyDetails, study_details
+from fedtmle.programs.rubin import Combined
 from fedtmle.programs.sites import SiteTest
 from fedtmle.programs.study import Study
 from fedtmle.programs.time import TimeDetails
@@ -33,7 +34,7 @@ from fedtmle.protocol.bins import PooledBin
 from fedtmle.protocol.outcome import Status
 from fedtmle.protocol.plan import Plan
 from fedtmle.protocol.sites import OwnEstimate, OwnStatus
-from fedtmle.results.inference import Row, interaction_tests, silo_tables, table_rows
+from fedtmle.results.inference import Row, imputed_rows, interaction_tests, silo_tables, table_rows
 from fedtmle.results.meta import heterogeneity, leave_one_out
 from fedtmle.results.result import FORMAT, versions
 from fedtmle.results.time import time_document
@@ -54,10 +55,16 @@ def document(plan: Plan, finished: Finished, result: Result, release: Sequence[s
     simultaneous: list[Row] = []
     per_silo: dict[str, list[Row]] = {}
     own: dict[str, OwnEstimate] = {}
+    combinations: list[Combined] = []
     interaction: list[Document] = []
     if result.psi is not None and result.covariance is not None:
         interaction = interaction_tests(study, details.components, result.psi, result.covariance)
-        estimates, simultaneous = table_rows(study, details.components, result.psi, result.covariance)
+        if isinstance(details, StudyDetails) and details.imputed:
+            estimates, simultaneous, combinations = imputed_rows(
+                study, details.components, details.imputed, result.n
+            )
+        else:
+            estimates, simultaneous = table_rows(study, details.components, result.psi, result.covariance)
     if details.silos is not None:
         own = dict(zip(finished.sizes, details.silos.own, strict=True))
         per_silo = silo_tables(study, details.components, own)
@@ -86,6 +93,14 @@ def document(plan: Plan, finished: Finished, result: Result, release: Sequence[s
             }
             for name, update in result.retired_at.items()
         },
+        "participants": {
+            "records": result.n + details.omitted,
+            "omitted": details.omitted,
+            "analysed": result.n,
+            "with_outcome": sum(details.observed_counts),
+        },
+        "missing": _missing_document(study, details),
+        "imputation": _imputation_document(study, estimates, combinations),
         "arms": list(study.target.arms),
         "arm_counts": list(details.arm_counts),
         "observed_counts": list(details.observed_counts),
@@ -162,6 +177,38 @@ def _silos_without_estimate(
     if release and not own and not study.diagnostics:
         warnings.append("no silo has an estimate of its own: the study leaves out its diagnostics")
     return warnings
+
+
+def _missing_document(study: Study, details: Details) -> dict[str, Document]:
+    """Return for each covariate that may be missing how many values are, and what takes their place."""
+    counts = {} if details.missing is None else details.missing.counts
+    variables = study.variables
+    return {
+        name: {"count": count, "of": details.missing.n, "handled": variables[name].missing}
+        for name, count in counts.items()
+        if details.missing is not None and name != study.target.outcome
+    }
+
+
+def _imputation_document(
+    study: Study, rows: Sequence[Row], combinations: Sequence[Combined]
+) -> Document | None:
+    """Return what the intervals of an imputed study rest on; None if nothing was imputed."""
+    if not combinations:
+        return None
+    return {
+        "datasets": study.imputations,
+        "sweeps": study.imputation_sweeps,
+        "estimands": [
+            {
+                "estimand": row.estimand,
+                "df": found.df,
+                "missing_information": found.missing_information,
+                "increase_in_variance": found.increase,
+            }
+            for row, found in zip(rows, combinations, strict=True)
+        ],
+    }
 
 
 def _tested(details: Details) -> tuple[SiteTest, ...]:

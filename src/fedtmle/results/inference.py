@@ -13,10 +13,13 @@ from itertools import groupby
 from statistics import NormalDist
 
 import numpy as np
+from scipy.special import stdtr, stdtrit
 
 from fedtmle.errors import NumericalError
 from fedtmle.layout import Document
+from fedtmle.model.problem import Estimate
 from fedtmle.model.types import Array
+from fedtmle.programs.rubin import Combined, combine
 from fedtmle.programs.study import Study
 from fedtmle.protocol.sites import OwnEstimate
 from fedtmle.targets.effects.components import AbstractPopulation, Component, InStratum
@@ -156,6 +159,57 @@ def _row(summary: Summary, error: float, z: float) -> Row:
         p_value=None if score is None else math.erfc(abs(score) / math.sqrt(2)),
         scale=summary.scale,
     )
+
+
+def imputed_rows(
+    study: Study, components: Sequence[Component], estimates: Sequence[Estimate], n: int
+) -> tuple[list[Row], list[Row], list[Combined]]:
+    """Return the pointwise and simultaneous rows of m data sets by Rubin's rules, and what they rest on.
+
+    A ratio is combined on the log scale. Intervals have the quantile of t; simultaneous ones have theirs
+    widened by the same factor.
+    """
+    tables = [table_rows(study, components, each.psi, each.covariance) for each in estimates]
+    z = NormalDist().inv_cdf(0.5 + study.confidence / 2)
+    pointwise, simultaneous, combinations = [], [], []
+    for index, like in enumerate(tables[0][0]):
+        pairs = [symmetric(pointwise_rows[index]) for pointwise_rows, _ in tables]
+        found = combine([y for y, _ in pairs], [v for _, v in pairs], n - 1)
+        quantile = float(stdtrit(found.df, 0.5 + study.confidence / 2)) if math.isfinite(found.df) else z
+        wider = float(np.mean([_widening(rows[1][index], rows[0][index]) for rows in tables]))
+        pointwise.append(_combined_row(like, found, quantile))
+        simultaneous.append(_combined_row(like, found, quantile * wider))
+        combinations.append(found)
+    return pointwise, simultaneous, combinations
+
+
+def symmetric(row: Row) -> tuple[float, float]:
+    """Return a row's estimate and variance on the scale on which its interval is symmetric."""
+    if row.scale.is_log:
+        return math.log(row.estimate), (row.std_error / row.estimate) ** 2
+    return row.estimate, row.std_error**2
+
+
+def _widening(simultaneous: Row, pointwise: Row) -> float:
+    """Return by how much a simultaneous interval is wider than the pointwise one."""
+    ends = [(row.conf_low, row.conf_high) for row in (simultaneous, pointwise)]
+    if pointwise.scale.is_log:
+        ends = [(math.log(low), math.log(high)) for low, high in ends]
+    (low, high), (inner_low, inner_high) = ends
+    return (high - low) / (inner_high - inner_low) if inner_high > inner_low else 1.0
+
+
+def _combined_row(like: Row, found: Combined, quantile: float) -> Row:
+    center, spread, null = found.estimate, math.sqrt(found.variance), like.scale.null
+    low, high = center - quantile * spread, center + quantile * spread
+    p_value = None
+    if null is not None:
+        distance = center - (math.log(null) if like.scale.is_log else null)
+        p_value = float(2.0 * stdtr(found.df, -abs(_score(distance, spread))))
+    if like.scale.is_log:
+        center, low, high = math.exp(center), math.exp(low), math.exp(high)
+        spread *= center
+    return replace(like, estimate=center, std_error=spread, conf_low=low, conf_high=high, p_value=p_value)
 
 
 def silo_tables(

@@ -25,7 +25,7 @@ from scipy.special import chdtrc, stdtr, stdtrit
 
 from fedtmle.layout import Document
 from fedtmle.model.types import Array
-from fedtmle.results.inference import Row
+from fedtmle.results.inference import Row, symmetric
 
 Method = Literal["REML", "DL"]
 METHODS: tuple[Method, ...] = ("REML", "DL")
@@ -111,20 +111,13 @@ def _reml(y: Array, v: Array) -> float:
     return tau2
 
 
-def on_scale(row: Row) -> tuple[float, float]:
-    """Return a row's estimate and variance on the scale on which its interval is symmetric."""
-    if row.scale.is_log:
-        return math.log(row.estimate), (row.std_error / row.estimate) ** 2
-    return row.estimate, row.std_error**2
-
-
 def _usable(rows: Mapping[str, Sequence[Row]], index: int) -> dict[str, Row]:
     """Return each silo's row of one estimand; a silo without sampling error has no weight."""
     return {silo: table[index] for silo, table in rows.items() if table[index].std_error > 0}
 
 
 def _summary(rows: Mapping[str, Row], method: Method, confidence: float) -> RandomEffects:
-    pairs = [on_scale(row) for row in rows.values()]
+    pairs = [symmetric(row) for row in rows.values()]
     return random_effects([y for y, _ in pairs], [v for _, v in pairs], method=method, confidence=confidence)
 
 
@@ -141,7 +134,7 @@ def heterogeneity(rows: Mapping[str, Sequence[Row]], confidence: float = 0.95) -
             continue
         by_method = {method: _summary(usable, method, confidence) for method in METHODS}
         chosen = by_method["REML"]
-        y, v = zip(*(on_scale(row) for row in usable.values()), strict=True)
+        y, v = zip(*(symmetric(row) for row in usable.values()), strict=True)
         w = [1.0 / each for each in v]
         centre = sum(a * b for a, b in zip(w, y, strict=True)) / sum(w)
         found.append(

@@ -14,10 +14,11 @@ from fedtmle.errors import DataError
 from fedtmle.model.exact import Sums
 from fedtmle.model.problem import AbstractProblem, Estimate
 from fedtmle.model.submodel import AbstractNormaliser, AbstractSubmodel
-from fedtmle.model.table import SILO, StreamedTable, Table
+from fedtmle.model.table import SILO, StreamedTable, Table, placed
 from fedtmle.model.types import IntArray
-from fedtmle.protocol.query import Model, Problem
+from fedtmle.protocol.query import Model, Problem, View
 
+MOST_VIEWS = 32  # of the rows that are kept: more data sets than a study imputes
 Result = TypeVar("Result")
 Rows = TypeVar("Rows")
 
@@ -69,9 +70,12 @@ class LocalRows:
         self._first_row: int | None = None
         self._cached: list[_PerLaw] = []  # the models asked about in the last rounds, the latest at the end
         self._batch: tuple[IntArray, IntArray] | None = None  # the last one, as pooled and as local rows
+        self._seen: list[tuple[View, LocalRows]] = []  # through views, the latest at the end
 
     def place(self, first_row: int) -> None:
         """Set where the rows start in the pooled order; it is ignored if their owner numbered them."""
+        if isinstance(self._rows, Table | StreamedTable):
+            self._rows = placed(self._rows, first_row - (self._first_row or 0))
         self._first_row = first_row
 
     def submodel(self, model: Model, law: object, batch: IntArray | None = None) -> AbstractSubmodel:
@@ -135,6 +139,15 @@ class LocalRows:
         at = np.searchsorted(index, pooled)
         is_here = index[np.minimum(at, len(index) - 1)] == pooled
         return np.asarray(order[at[is_here]], dtype=np.int64)
+
+    def through(self, view: View) -> LocalRows:
+        for known, seen in self._seen:
+            if known is view:
+                return seen
+        seen = LocalRows(self.name, view.of(self._rows), self.n_rows, self._index)
+        seen._first_row = self._first_row
+        self._seen = [*self._seen[1 - MOST_VIEWS :], (view, seen)]
+        return seen
 
     def _at(self, model: Model, law: object) -> _PerLaw:
         """Return the work for a law, done once: the same law object is asked many times in a row."""

@@ -362,6 +362,8 @@ OPTIONS = {
     "seed": COUNT,
     "confidence": NUMBER,
     "diagnostics": TRUTH,
+    "imputations": COUNT,
+    "imputation_sweeps": COUNT,
 }
 
 

@@ -34,13 +34,15 @@ def _declared(column: Column, variables: Variables) -> Column:
     variable = variables.get(column.name)
     if variable is None or variable.kind == "identifier":  # predictions that the silos supply, clusters
         return column
+    missing = column.may_be_missing or variable.missing != "refuse"
     if column.kind is Kind.FACTOR:
+        column = replace(column, may_be_missing=missing)
         return column if column.levels else replace(column, levels=variable.codes)
     kind = {"binary": Kind.BINARY, "count": Kind.COUNT, "number": Kind.NUMERIC}[variable.kind]
     return Column(
         name=column.name,
         kind=kind,
-        may_be_missing=column.may_be_missing,
+        may_be_missing=missing,
         bounds=None if kind is Kind.BINARY else variable.range,
         levels=variable.codes if kind is Kind.BINARY else None,
         outside=OUTSIDE_RANGE,

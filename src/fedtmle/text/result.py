@@ -34,6 +34,7 @@ def render(document: Document) -> str:
         _how(document),
         _learners(document),
         _estimates(document),
+        _missing(document),
         _personalized(document),
         _silos(document),
         _at_risk(document),
@@ -162,6 +163,29 @@ def _estimates(document: Document) -> Iterator[str]:
             for row in document["interaction"]
         ]
         yield from aligned([[f"difference between {strata}", "chi-squared", "df", "p"], *tests])
+
+
+def _missing(document: Document) -> Iterator[str]:
+    """Yield the records left out, the missing covariates and what was done, and what imputation costs."""
+    participants, missing = document.get("participants", {}), document.get("missing", {})
+    if participants.get("omitted"):
+        yield from wrapped(
+            f"{participants['omitted']:,} of {participants['records']:,} records have no treatment and are "
+            "left out, as the study declares."
+        )
+    rows = [["missing covariate", "records", "handled by"]]
+    words = {"indicator": "a constant and an indicator", "impute": "multiple imputation"}
+    for name, line in missing.items():
+        rows.append([name, f"{line['count']:,} ({share(line['count'], line['of'])})", words[line["handled"]]])
+    if missing:
+        yield from aligned(rows)
+    imputation = document.get("imputation")
+    if imputation:
+        yield ""
+        rows = [[f"over {imputation['datasets']} imputed data sets", "missing information", "df"]]
+        for line in imputation["estimands"]:
+            rows.append([line["estimand"], f"{line['missing_information']:.0%}", f"{line['df']:.0f}"])
+        yield from aligned(rows)
 
 
 def _personalized(document: Document) -> Iterator[str]:

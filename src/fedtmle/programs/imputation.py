@@ -1,0 +1,374 @@
+"""Multiple imputation by chained regressions, fitted over all silos.
+
+In each of m data sets, sweep after sweep, every variable with missing values is regressed on the outcome, the
+treatment and all other covariates, on the records that have it, over all silos. Coefficients are drawn from
+their normal posterior (and the residual variance of a number from its scaled inverse chi^2), and then a value
+for each missing one:
+
+    binary     1 with the probability of a logistic regression
+    number     normal around a linear regression, then moved to the nearest end of the declared range
+    count      Poisson around a log-linear regression, then moved likewise
+    category   a level with the probabilities of a multinomial regression
+
+The first sweep uses only variables that are complete or imputed before, so no start value matters. All
+parties draw coefficients by the same public rule. A record's draws depend on the study's seed, the data set,
+the sweep, the variable and the record's number in the pooled order: silos in the order of the roster, records
+as each silo has them. So the result is the same for any partition that keeps this order, as for the pooled
+rows; rows in another order get other draws, of the same law.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, final
+
+import numpy as np
+from scipy.special import ndtri
+from scipy.stats import poisson
+
+from fedtmle.algorithms.base import Run
+from fedtmle.errors import FitError, NumericalError
+from fedtmle.initial.glm import GLM, AbstractResponse, FittedGLM, GLMModel
+from fedtmle.initial.multinomial import FittedMultinomial, MultinomialModel
+from fedtmle.initial.ranges import Ranges, column_exponents
+from fedtmle.initial.superlearner import formulas
+from fedtmle.initial.syntax import Categorical, Formula, Name, TermVariable
+from fedtmle.model.draws import chi_square, normals, stream_key, uniform_stream, uniforms
+from fedtmle.model.families import Family, Response
+from fedtmle.model.linear import cholesky, invert_lower, multiply
+from fedtmle.model.statistics import AbstractBoundedColumns
+from fedtmle.model.table import ROW, AnyTable, Factor, Table
+from fedtmle.model.types import Array, Part, unpack
+from fedtmle.programs.missing import (
+    Filled,
+    Levels,
+    MissingCounts,
+    filled_name,
+    is_missing,
+    kept,
+    observed_name,
+)
+from fedtmle.programs.multinomial import fit_multinomial
+from fedtmle.programs.nuisance import Regression, fit_glm
+from fedtmle.programs.study import Study
+from fedtmle.programs.superlearner import together
+from fedtmle.protocol.query import Flow, Phase, View
+from fedtmle.protocol.sums import TallyQuery
+from fedtmle.protocol.views import through
+
+RIDGE = 1e-6  # of the imputation models: collinear columns and separation are no reason to stop
+LARGEST_RESIDUAL = 64.0  # squared, on the unit scale of the declared range
+
+Form = Literal["binary", "number", "count", "category"]
+KIND: dict[Form, Response] = {
+    "binary": "binary",
+    "number": "continuous",
+    "count": "count",
+    "category": "binary",
+}
+FAMILY = {"binary": Family.LOGISTIC, "number": Family.GAUSSIAN, "count": Family.POISSON}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImputedVariable:
+    """A variable with missing values: the form of its regression, its range, and its levels if a factor."""
+
+    name: str
+    form: Form
+    low: float
+    high: float
+    levels: tuple[str, ...] = ()
+
+    @property
+    def width(self) -> float:
+        """The unit of the response: the range of a number, the largest count."""
+        return {"number": self.high - self.low, "count": self.high}.get(self.form, 1.0)
+
+    def read(self, table: Table) -> Array:
+        """Return the values on the unit scale, or the codes of the levels, shape (N,)."""
+        if self.levels:
+            return table.factors[self.name].recode(self.levels).astype(np.float64)
+        column = table.numeric[self.name]
+        return (column - self.low) / self.width if self.form == "number" else column / self.width
+
+    def write(self, table: Table, rows: Any, values: Array) -> Table:
+        """Return the table with the values of some rows replaced: codes of a factor, else numbers."""
+        if self.levels:
+            codes = np.array(table.factors[self.name].recode(self.levels))
+            codes[rows] = values.astype(np.int64)
+            table = table.with_factor(self.name, Factor(codes, self.levels))
+        if self.name in table.numeric:
+            column = np.array(table.numeric[self.name])
+            column[rows] = values
+            table = table.with_numeric(self.name, column)
+        return table
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class VariableResponse(AbstractResponse):
+    """A variable as the response of its imputation model, among the records that have it."""
+
+    variable: ImputedVariable
+
+    def of(self, table: Table) -> tuple[Array, Array]:
+        return self.variable.read(table), 1.0 - table.numeric[is_missing(self.variable.name)]
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class ResidualColumns(AbstractBoundedColumns[Table]):
+    """Whether a record has the variable, and the square of its residual on the unit scale."""
+
+    response: VariableResponse
+    fit: FittedGLM
+
+    @property
+    def label(self) -> str:
+        return f"squared residuals of the imputation model of {self.response.variable.name}"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return ("records", "squared residual")
+
+    @property
+    def exponents(self) -> tuple[int, ...]:
+        return (1, 1 + int(math.log2(LARGEST_RESIDUAL)))
+
+    def evaluate(self, piece: Table) -> Array:
+        y, w = self.response.of(piece)
+        residual = y - self.fit.predict(piece)
+        return np.stack([w, w * np.minimum(residual * residual, LARGEST_RESIDUAL)])
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Draw:
+    """One step of a chain: values of a variable, drawn from a regression with drawn coefficients."""
+
+    variable: ImputedVariable
+    fit: FittedGLM | FittedMultinomial
+    spread: float  # the standard deviation of a number, on the unit scale
+    key: int
+
+    def fill(self, table: Table) -> Table:
+        """Return the table with new values where the variable is missing."""
+        rows = np.flatnonzero(table.numeric[is_missing(self.variable.name)])
+        if not len(rows):
+            return table
+        part = table.take(rows)
+        return self.variable.write(table, rows, self._values(part, uniforms(self.key, part.numeric[ROW])))
+
+    def _values(self, part: Table, u: Array) -> Array:
+        variable, mean = self.variable, self.fit.predict(part)
+        match variable.form:
+            case "binary":
+                values = (u > 1.0 - mean).astype(np.float64)
+            case "category":
+                values = (u > np.cumsum(mean[:-1], axis=0)).sum(axis=0).astype(np.float64)
+            case "number":
+                drawn = variable.low + variable.width * (mean + self.spread * ndtri(u))
+                values = np.clip(drawn, variable.low, variable.high)
+            case "count":
+                most = 2.0 * variable.high  # a larger mean ends at the range all the same
+                drawn = poisson.ppf(u, np.minimum(variable.width * mean, most))
+                values = np.clip(drawn, variable.low, variable.high)
+        return np.asarray(values, dtype=np.float64)
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Completed:
+    """A view: the rows as another view shows them, with one more variable drawn."""
+
+    before: View
+    draw: Draw
+    cache: list[Any] = field(default_factory=list, compare=False, repr=False)
+
+    def of(self, rows: AnyTable) -> AnyTable:
+        if isinstance(rows, Table) and self.cache and self.cache[0] is rows:
+            found: Table = self.cache[1]
+            return found
+        seen = self.before.of(rows)
+        if not isinstance(seen, Table):
+            return kept([], seen, self.draw.fill)
+        self.cache[:] = [rows, self.draw.fill(seen)]
+        if isinstance(self.before, Completed):
+            self.before.cache.clear()  # the chain goes on from here
+        filled: Table = self.cache[1]
+        return filled
+
+
+def imputed_variables(study: Study, counts: MissingCounts, levels: Levels) -> tuple[ImputedVariable, ...]:
+    """Return the variables to impute, those with the fewest missing values first."""
+    variables = study.variables
+    names = counts.affected(variables, "impute")
+    found = []
+    for name in sorted(names, key=lambda name: (counts.counts[name], name)):
+        variable = variables[name]
+        codes = levels[name] if name in study.factors else ()
+        low, high = variable.bounds or (0.0, 1.0)
+        form: Form = "category" if variable.kind == "identifier" else variable.kind
+        if codes and len(codes) == 2:
+            form = "binary"
+        found.append(ImputedVariable(name=name, form=form, low=low, high=high, levels=codes))
+    return tuple(found)
+
+
+def predictors(study: Study, counts: MissingCounts) -> dict[str, TermVariable]:
+    """Return the terms of the imputation models by variable: outcome, treatment, covariates, indicators."""
+    target = study.target
+    terms: dict[str, TermVariable] = {}
+    if counts.counts.get(target.outcome):
+        for name in (observed_name(target.outcome), filled_name(target.outcome)):
+            terms[name] = Name(name)
+    else:
+        terms[target.outcome] = Name(target.outcome)
+    if target.treatment is not None:
+        terms[target.treatment] = Categorical(target.treatment)
+    for model in study.models.values():
+        for formula in formulas(model):
+            for name in formula.factor_names:
+                terms[name] = Categorical(name)
+            for name in formula.numeric_names:
+                terms.setdefault(name, Name(name))
+    return terms
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chains:
+    """What the m chains have in common."""
+
+    study: Study
+    counts: MissingCounts
+    levels: Levels
+    n: int
+
+    @property
+    def ranges(self) -> Ranges:
+        variables = self.study.variables
+        outcome = self.study.target.outcome
+        return {
+            **variables.ranges,
+            observed_name(outcome): (0.0, 1.0),
+            filled_name(outcome): self.study.outcome_bounds,
+        }
+
+
+def impute(
+    study: Study, counts: MissingCounts, base: Filled, levels: Levels, n: int
+) -> Flow[tuple[View, ...]]:
+    """Return the views of the m completed data sets; the chains go on in the same rounds."""
+    common = Chains(study=study, counts=counts, levels=levels, n=n)
+    return tuple((yield from together([_chain(common, base, j) for j in range(study.imputations)])))
+
+
+def _chain(common: Chains, base: Filled, number: int) -> Flow[View]:
+    study = common.study
+    variables = imputed_variables(study, common.counts, common.levels)
+    terms = predictors(study, common.counts)
+    names = [variable.name for variable in variables]
+    view: View = base
+    for sweep in range(study.imputation_sweeps if len(variables) > 1 else 1):
+        for k, variable in enumerate(variables):
+            later = names[k + 1 :] if sweep == 0 else []
+            used = [term for name, term in terms.items() if name != variable.name and name not in later]
+            formula = Formula(intercept=True, terms=tuple((term,) for term in used))
+            key = f"{study.seed}:{number}:{sweep}:{variable.name}"
+            draw = yield from through(_regression(common, variable, formula, key), view)
+            view = Completed(before=view, draw=draw)
+    return view
+
+
+def _regression(common: Chains, variable: ImputedVariable, formula: Formula, key: str) -> Flow[Draw]:
+    """Fit the imputation model of a variable, and draw its coefficients."""
+    response = VariableResponse(variable=variable)
+    is_category = variable.form == "category"
+    glm = GLM(str(formula), ridge=RIDGE)
+    label = f"imputation model of '{variable.name}'"
+    regression = Regression(
+        label=label,
+        model=glm,
+        kind=KIND[variable.form],
+        response=response,
+        weight_ceiling=1.0,
+        family=None if is_category else FAMILY[variable.form],
+        classes=variable.levels if is_category else (),
+        ranges=common.ranges,
+        constant=f"every record that has '{variable.name}' has the same value of it; leave it out",
+    )
+    draws = uniform_stream(stream_key(f"coefficients:{key}"))
+    row_key = stream_key(f"records:{key}")
+    try:
+        if is_category:
+            multinomial = yield from fit_multinomial(regression, glm, common.levels, common.n)
+            fit: FittedGLM | FittedMultinomial = yield from _draw_classes(
+                common, regression, multinomial, draws
+            )
+            return Draw(variable=variable, fit=fit, spread=0.0, key=row_key)
+        fitted = yield from fit_glm(regression, glm, common.levels, common.n)
+        dispersion = {"number": 0.0, "count": 1.0 / variable.width}.get(variable.form, 1.0)
+        if variable.form == "number":
+            columns = ResidualColumns(response=response, fit=fitted)
+            records, squares = (yield TallyQuery(columns=columns, n=common.n)).values().tolist()
+            df = max(records - len(fitted.coefficients), 1.0)
+            dispersion = squares / chi_square(draws, df)
+        drawn = yield from _draw_coefficients(common, regression, fitted, dispersion, draws)
+    except FitError as error:
+        raise FitError(error.reason, f"{error}. Or declare another way for its missing values") from None
+    return Draw(variable=variable, fit=drawn, spread=math.sqrt(dispersion), key=row_key)
+
+
+def _draw_coefficients(
+    common: Chains, regression: Regression, fit: FittedGLM, dispersion: float, draws: Iterator[float]
+) -> Flow[FittedGLM]:
+    """Return the fit with coefficients from N(beta, dispersion (n H)^-1), H the mean Hessian at the fit."""
+    scales = column_exponents(fit.formula, fit.levels, common.ranges)
+    model = GLMModel(
+        formula=fit.formula,
+        levels=fit.levels,
+        scales=scales,
+        family=fit.family,
+        response=regression.response,
+        ridge=RIDGE,
+    )
+    eps = np.ldexp(np.array(fit.coefficients), np.array(scales))
+    moved = yield from _posterior(model, eps, dispersion, common.n, draws)
+    return replace(fit, coefficients=tuple(map(float, np.ldexp(moved, -np.array(scales)))))
+
+
+def _draw_classes(
+    common: Chains, regression: Regression, fit: FittedMultinomial, draws: Iterator[float]
+) -> Flow[FittedMultinomial]:
+    scales = column_exponents(fit.formula, fit.levels, common.ranges)
+    model = MultinomialModel(
+        formula=fit.formula,
+        levels=fit.levels,
+        scales=scales,
+        classes=len(fit.coefficients) + 1,
+        response=regression.response,
+        ridge=RIDGE,
+    )
+    shift = np.array(scales)
+    eps = np.ldexp(np.array(fit.coefficients), shift).reshape(-1)
+    moved = yield from _posterior(model, eps, 1.0, common.n, draws)
+    beta = np.ldexp(moved.reshape(len(fit.coefficients), -1), -shift)
+    return replace(fit, coefficients=tuple(tuple(map(float, row)) for row in beta))
+
+
+def _posterior(
+    model: GLMModel | MultinomialModel, eps: Array, dispersion: float, n: int, draws: Iterator[float]
+) -> Flow[Array]:
+    """Return eps plus a normal draw with covariance dispersion (n H)^-1: R' z, with H = L L', R = L^-1."""
+    dim = model.dim
+    run: Run[Any] = Run(model, n, Phase.NUISANCE)
+    sums = yield from run.ask(None, eps, Part.GRADIENT | Part.HESSIAN)
+    hessian = unpack(sums[dim:].values(n), dim) + model.normaliser(None).hessian(eps)
+    factor = cholesky(hessian)
+    if factor is None:
+        raise NumericalError("the curvature of an imputation model is not positive definite")
+    z = np.array(normals(draws, dim))[:, None]
+    step = multiply(invert_lower(factor).T, z)[:, 0]
+    return eps + math.sqrt(dispersion / n) * step

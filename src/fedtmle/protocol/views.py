@@ -1,0 +1,125 @@
+"""Flows over transformed rows: the same questions, asked of what a public rule makes of each silo's rows.
+
+A view is a value that every party derives itself, such as the rule that completes missing values. `through`
+turns a flow into one whose queries are answered from the rows as the view shows them. Guard, audit and replay
+follow, because they ask the query for the rows that it is about (`AbstractQuery.rows_of`). A view is a frozen
+value with one method, `of`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar, final
+
+from fedtmle.protocol.codes import AbstractCode
+from fedtmle.protocol.query import (
+    AbstractQuery,
+    CountCell,
+    Evaluation,
+    Flow,
+    JointQuery,
+    Local,
+    Phase,
+    Query,
+    Retirement,
+    RowMeans,
+    View,
+    ViewedTerms,
+    WeightSum,
+)
+
+Result = TypeVar("Result")
+
+
+def through(flow: Flow[Result], view: View) -> Flow[Result]:
+    """Return the flow with every query asked of the rows that ``view`` shows."""
+    pooled: object = None
+    while True:
+        try:
+            query = flow.send(pooled)
+        except StopIteration as stop:
+            return stop.value  # type: ignore[no-any-return]  # mypy does not follow a generator's result
+        pooled = yield _seen(query, view)
+
+
+def _seen(query: Query, view: View) -> Query:
+    if isinstance(query, JointQuery):
+        return JointQuery(tuple(_seen(member, view) for member in query.queries))
+    return ViewedQuery(query=query, view=view)
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class ViewedQuery(AbstractQuery[Any, Any]):
+    """A query about the rows that a view shows; all but the rows is the query's own."""
+
+    query: Query
+    view: View
+
+    def rows_of(self, local: Local) -> Local:
+        return self.query.rows_of(local.through(self.view))
+
+    @property
+    def phase(self) -> Phase:
+        return self.query.phase
+
+    @property
+    def explanation(self) -> str:
+        return self.query.explanation
+
+    def answer(self, local: Local) -> object:
+        return self.query.answer(self.rows_of(local))
+
+    def pool(self, answers: Mapping[str, Any], sizes: Mapping[str, int]) -> object:
+        return self.query.pool(answers, sizes)
+
+    @property
+    def answer_code(self) -> AbstractCode[Any]:
+        return self.query.answer_code
+
+    @property
+    def pooled_code(self) -> AbstractCode[Any]:
+        return self.query.pooled_code
+
+    @property
+    def functionals(self) -> int:
+        return self.query.functionals
+
+    def evaluations(self) -> tuple[Evaluation, ...]:
+        return self.query.evaluations()
+
+    def cells(self) -> Iterable[CountCell]:
+        return self.query.cells()
+
+    def weight_sums(self) -> Iterable[WeightSum]:
+        return self.query.weight_sums()
+
+    @property
+    def floors(self) -> tuple[str, ...]:
+        return self.query.floors
+
+    def people(self, local: Local) -> Iterable[int]:
+        return self.query.people(local)
+
+    def ships_model(self, silo: str) -> bool:
+        return self.query.ships_model(silo)
+
+    def suppress(self, answer: Any, floor: Callable[[Query], int]) -> object:
+        return self.query.suppress(answer, floor)
+
+    def row_means(self, answer: Any, local: Local) -> RowMeans | None:
+        means = self.query.row_means(answer, self.rows_of(local))
+        if means is None:
+            return None
+        return replace(means, terms=tuple(ViewedTerms(term, self.view) for term in means.terms))
+
+    def residual(self, pooled: Any) -> float | None:
+        return self.query.residual(pooled)
+
+    @property
+    def tolerance(self) -> float | None:
+        return self.query.tolerance
+
+    def retirement(self, answer: Any) -> Retirement | None:
+        return self.query.retirement(answer)
