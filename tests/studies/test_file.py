@@ -143,6 +143,8 @@ OPTIONS = {
     "seed": 11,
     "confidence": 0.9,
     "diagnostics": False,
+    "imputations": 7,
+    "imputation_sweeps": 3,
 }
 RULES: dict[str, dict[str, Any]] = {
     "Static": {"arm": "0"},

@@ -323,6 +323,8 @@ CASES: dict[tuple[str, str], tuple[dict[str, Any], dict[str, Any]]] = {
             "folds": 4,
             "seed": 11,
             "confidence": 0.9,
+            "imputations": 7,
+            "imputation_sweeps": 3,
         }.items()
     },
     ("Study", "diagnostics"): (options("diagnostics = false"), {"diagnostics": False}),

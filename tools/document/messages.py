@@ -105,8 +105,8 @@ RISKS = {
         "your records alone with its covariance, or a coarse reason why there is none, to all parties."
     ),
     "OmittedQuery": (
-        "How many of your records have no treatment and are left out, if the study declares so. A small number "
-        "is refused by min_missing."
+        "How many of your records have no treatment and are left out, if the study declares so. A number "
+        "below min_missing is refused."
     ),
     "ViewedQuery": (
         "What the query inside tells, of your rows after missing values were filled in by a public rule. "

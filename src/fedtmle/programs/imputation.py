@@ -20,7 +20,7 @@ rows; rows in another order get other draws, of the same law.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, final
 
@@ -39,7 +39,7 @@ from fedtmle.model.draws import chi_square, normals, stream_key, uniform_stream,
 from fedtmle.model.families import Family, Response
 from fedtmle.model.linear import cholesky, invert_lower, multiply
 from fedtmle.model.statistics import AbstractBoundedColumns
-from fedtmle.model.table import ROW, AnyTable, Factor, Table
+from fedtmle.model.table import ROW, AnyTable, Factor, Table, over_blocks
 from fedtmle.model.types import Array, Part, unpack
 from fedtmle.programs.missing import (
     Filled,
@@ -136,6 +136,9 @@ class ResidualColumns(AbstractBoundedColumns[Table]):
     @property
     def exponents(self) -> tuple[int, ...]:
         return (1, 1 + int(math.log2(LARGEST_RESIDUAL)))
+
+    def over(self, rows: AnyTable, work: Callable[[Table], Any]) -> Any:
+        return over_blocks(rows, work)
 
     def evaluate(self, piece: Table) -> Array:
         y, w = self.response.of(piece)

@@ -176,6 +176,8 @@ tolerance = "practical"         # 1e-6 of a standard error; "negligible", or a n
 [options]
 g_bounds = "auto"               # truncation at 5/(sqrt(n) log n); or a number below 0.5, or "none"
 confidence = 0.95
+# imputations = 5               # data sets, where a variable of [variables] has missing = "impute"
+# imputation_sweeps = 5         # over the variables to impute, in each of them
 # diagnostics = true            # false: no tables of overlap and fit; the silos disclose less
 # clever = "covariate"          # weight
 # submodel = "per arm"          # contrast
