@@ -23,10 +23,10 @@ from pathlib import Path
 from benchmarks.table import Row
 
 HERE = Path(__file__).parent
-SUITES = ("startup", "kernels", "protocol", "coded", "peers", "streaming")
+SUITES = ("startup", "kernels", "protocol", "coded", "peers", "streaming", "survival")
 PARTS = {"__init__.py", "bench.py", "native.py", "table.py", "versions.py"}
 PACKAGES = ("fedtmle", "numpy", "numba", "scipy", "scikit-learn", "pandas", "duckdb", "zepid", "causallib")
-PACKAGES += ("DoubleML", "econml", "cleverly")
+PACKAGES += ("DoubleML", "econml", "cleverly", "lifelines")
 
 
 def main() -> None:
