@@ -235,11 +235,39 @@ def _at_landmark(trial: TargetTrial, c: Candidate) -> bool:
 def _row(trial: TargetTrial, c: Candidate) -> dict[str, object]:
     row: dict[str, object] = {
         "strategy": trial.strategies[c.arms[0]].name,
-        trial.outcome.name: _outcome(trial, c),
+        **(
+            {trial.outcome.name: _outcome(trial, c)}
+            if trial.outcome.period_days is None
+            else _time_to_event(trial, c)
+        ),
     }
     for covariate in trial.covariates:
         row |= _covariate(covariate, c)
     return row
+
+
+def _time_to_event(trial: TargetTrial, c: Candidate) -> dict[str, object]:
+    """Walk through the days of follow-up until something happens."""
+    died, outcome = c.person.died, trial.outcome
+    events = (
+        {died} if outcome.conditions is None else set(records(c.person, Domain.CONDITION, outcome.conditions))
+    )
+    switches = {day for day, arm in exposures(trial, c.person) if arm != c.arms[0]}
+    observed_to = max((b for a, b in c.person.observed if a <= c.start <= b), default=None)
+    ends = Censoring.END_OF_OBSERVATION in trial.censoring
+    complete = ends and outcome.conditions is not None and died is not None and c.start < died <= observed_to
+    complete = complete and died <= c.start + datetime.timedelta(outcome.days)
+    event, number = 0.0, 0
+    for number in range(outcome.days + 1):
+        day = c.start + datetime.timedelta(number)
+        if number and day in events:
+            event = 1.0
+            break
+        if number and Censoring.SWITCH in trial.censoring and day in switches:
+            break
+        if ends and not complete and day == observed_to:
+            break
+    return {outcome.name: event, outcome.time: float(number)}
 
 
 def _outcome(trial: TargetTrial, c: Candidate) -> float:

@@ -37,7 +37,7 @@ def test_the_page_runs(eunomia: Path, tmp_path: Path, monkeypatch: pytest.Monkey
     shutil.copy(eunomia, "eunomia.duckdb")
     trial, silo = blocks("toml")
     Path("trial.toml").write_text(trial, encoding="utf-8")
-    commands, attrition, owner, on, later = blocks("text")
+    commands, attrition, _, owner, on, later = blocks("text")
     assert [line.split()[:2] for line in (*on.splitlines(), *later.splitlines())] == [
         ["fedtmle", "emulate"]
     ] * 2

@@ -178,7 +178,7 @@ def test_the_effect_is_that_of_the_tables_run_directly(
                 },
                 "gi_bleed": {"kind": "binary", "label": "condition gi_bleed, day 1 to 365"},
                 "age": {"kind": "number", "range": (18, 100), "label": "age at time zero", "unit": "years"},
-                "sex": {"kind": "category", "levels": ["female", "male"], "label": "sex"},
+                "sex": {"kind": "category", "levels": ["female", "male", "other"], "label": "sex"},
                 "peptic_ulcer": {"kind": "binary", "label": "condition peptic_ulcer, any day to 0"},
                 "aspirin": {"kind": "binary", "label": "drug aspirin, any day to 0"},
             }

@@ -75,7 +75,7 @@ censor = ["end of observation", "switch"]
 
 [covariates]
 age = {kind = "age"}
-sex = {kind = "sex", other = true}
+sex = {kind = "sex"}
 visits = {kind = "visits", from_day = -365, most = 50}
 ill = {kind = "condition", concepts = "ill", to_day = -1}
 old = {kind = "drug", concepts = "old"}
@@ -151,7 +151,7 @@ def test_every_key_is_the_same_word_in_python(tmp_path: Path) -> None:
         censoring=(Censoring.END_OF_OBSERVATION, Censoring.SWITCH),
         covariates=(
             AgeAtBaseline(name="age"),
-            Sex(name="sex", other=True),
+            Sex(name="sex"),
             VisitCount(name="visits", from_day=-365, most=50),
             AnyRecord(name="ill", domain=Domain.CONDITION, concepts=ill, to_day=-1),
             AnyRecord(name="old", domain=Domain.DRUG, concepts=old),
@@ -224,7 +224,7 @@ def test_all_defects_come_at_once_with_file_and_line(tmp_path: Path) -> None:
         .replace("from_day = -90", "from_day = 3")
         .replace("days = 180\n\n[follow", "dayz = 180\n\n[follow")
         .replace('"switch"]', '"swich"]')
-        .replace('{kind = "sex", other = true}', '{kind = "gender"}')
+        .replace('{kind = "sex"}', '{kind = "gender"}')
         .replace("if_missing = 4.5, ", "")
         .replace('formula = "C(strategy)*age + lab + lab_measured"', 'formula = "age + ("')
         .replace("folds = 5", "folds = 5\nweights = 3")

@@ -123,7 +123,8 @@ def test_the_protocol_says_what_the_trial_is(name: str) -> None:
         assert strategy.name in parts["Treatment strategies"].target.lower()
         assert str(strategy.drugs.ids[0]) in parts["Treatment strategies"].emulation
     follow_up = parts["Time zero and follow-up"].emulation
-    assert ("is unknown" in follow_up) == bool(trial.censoring)
+    word = "is unknown" if trial.outcome.period_days is None else "is censored"
+    assert (word in follow_up) == bool(trial.censoring)
     assert f"day {trial.outcome.days}" in parts["Outcome"].target
     switch = any(reason.value == "switch" for reason in trial.censoring)
     assert ("nobody switched" in parts["Causal contrast"].target) == switch

@@ -27,7 +27,6 @@ from fedtmle.model.types import Array
 from fedtmle.protocol.guard import Policy
 from fedtmle.trials.attrition import ArmCounts, Attrition
 from fedtmle.trials.compile import CompiledTrial, compile_trial
-from fedtmle.trials.covariates import Sex
 from fedtmle.trials.records import CdmLayout
 from fedtmle.trials.trial import TREATMENT_COLUMN, TargetTrial
 
@@ -143,14 +142,6 @@ def read_cohort(trial: TargetTrial, cdm: Cdm) -> Cohort:
     if reason:
         raise DataError(reason, silo=cdm.name)
     columns = {name: _values(cells[name]) for name in trial.columns}
-    for covariate in trial.covariates:
-        others = int((columns[covariate.name] == "other").sum()) if isinstance(covariate, Sex) else 0
-        if others and "other" not in trial.variables[covariate.name].codes:
-            raise DataError(
-                f"the sex of {others} people is on record as neither female nor male; write other = true in "
-                f"[covariates.{covariate.name}] of the trial to give them a level of their own",
-                silo=cdm.name,
-            )
     return Cohort(
         silo=cdm.name,
         columns=columns,
@@ -165,6 +156,9 @@ def read_cohort(trial: TargetTrial, cdm: Cdm) -> Cohort:
 
 def _arm_counts(trial: TargetTrial, table: TableColumns) -> Iterator[ArmCounts]:
     outcome = np.asarray(table[trial.outcome.name], dtype=np.float64)
+    if trial.outcome.period_days is not None:  # unknown is whoever left before the last day
+        time = np.asarray(table[trial.outcome.time], dtype=np.float64)
+        outcome = np.where((outcome == 0) & (time < trial.outcome.days), np.nan, outcome)
     for strategy in trial.strategies:
         rows = outcome[np.asarray(table[TREATMENT_COLUMN] == strategy.name, dtype=bool)]
         yield ArmCounts(

@@ -86,18 +86,10 @@ class AgeAtBaseline(AbstractCovariate):
 @final
 @dataclass(frozen=True, kw_only=True)
 class Sex(AbstractCovariate):
-    """The factor with the levels female and male, and also other if ``other`` is True.
-
-    Without it, a person whose sex is recorded otherwise, or not at all, is an error.
-    """
-
-    other: bool = False
-
-    def _check(self) -> None:
-        expect("other", self.other, bool, "True or False")
+    """The factor with the levels female, male and other: recorded otherwise, or not at all."""
 
     def variables(self, _: Eligibility, /) -> dict[str, Variable]:
-        levels = tuple((level, "") for level in ("female", "male", *(["other"] if self.other else [])))
+        levels = (("female", ""), ("male", ""), ("other", ""))
         return {self.name: Variable(kind="category", levels=levels, label="sex")}
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import final
 
 from fedtmle.errors import InputError
-from fedtmle.initial.variables import LONGEST_TEXT
+from fedtmle.initial.variables import LONGEST_TEXT, Variable
 from fedtmle.model.arguments import expect, expect_integer
 
 MOST_DAYS = 36_525  # a hundred years
@@ -217,18 +217,56 @@ class Eligibility:
 class TrialOutcome:
     """The first condition of a concept set, or death (``conditions`` None), on day 1 to day ``days``.
 
-    ``name`` is the column of the study's table: 1 with the event, 0 without, missing if censored.
+    ``name`` is the column of the study's table: 1 with the event, 0 without, missing if unknown. With
+    ``period_days``, the time to the event is analysed on periods of so many days: people count until they are
+    censored, risks are estimated by each of ``horizons`` (days; the last day if none is given), and a column
+    ``<name>_days`` has the day of the event or of the end of follow-up.
     """
 
     name: str
     days: int
     conditions: ConceptSet | None = None
+    period_days: int | None = None
+    horizons: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         expect_column_name(self.name)
         _expect_days("days", self.days, least=1)
         if self.conditions is not None:
             expect("conditions", self.conditions, ConceptSet, "a ConceptSet, or None for death")
+        expect("horizons", self.horizons, tuple | list, "days, such as (90, 365)")
+        object.__setattr__(self, "horizons", tuple(self.horizons))
+        if self.period_days is None:
+            if self.horizons:
+                raise InputError(
+                    "horizons: risks by several days need the time to the event; set period_days"
+                )
+            return
+        _expect_days("period_days", self.period_days, least=1)
+        if self.days % self.period_days:
+            raise InputError(f"period_days: expected a divisor of days ({self.days}), got {self.period_days}")
+        for day in self.horizons:
+            _expect_days("horizons", day, least=1)
+            if day % self.period_days or day > self.days:
+                raise InputError(
+                    f"horizons: expected multiples of period_days ({self.period_days}) up to days "
+                    f"({self.days}), got {day}"
+                )
+
+    @property
+    def variables(self) -> dict[str, Variable]:
+        """The outcome's columns as entries of the dictionary."""
+        event = {self.name: Variable(kind="binary", label=self.label)}
+        if self.period_days is None:
+            return event
+        until = "day of the event or of the end of follow-up"
+        last = float(self.days)
+        return event | {self.time: Variable(kind="number", range=(0.0, last), label=until, unit="days")}
+
+    @property
+    def time(self) -> str:
+        """The column of the time to the event."""
+        return f"{self.name}_days"
 
     @property
     def label(self) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TypeVar, cast, final
+from typing import Any, TypeVar, cast, final
 
 from fedtmle.algorithms.coded import Coded
 from fedtmle.defects import Defect, Lines, Toml
@@ -69,11 +69,12 @@ _TRIAL = {"name": required(TEXT), "effect": values.choice(*EFFECTS)}
 _CONCEPTS = {"ids": required(IDS), "exclude": IDS, "descendants": TRUTH}
 _TIME_ZERO_KEYS = ("condition", "grace_days", "washout_days")
 _ELIGIBILITY_KEYS = ("age", "observation_days_before", "present", "absent")
-_OUTCOME_KEYS = ("name", "days", "conditions", "death")
+_OUTCOME_KEYS = ("name", "days", "conditions", "death", "period_days", "horizons")
 _CENSOR = Key(
     read=values.several(values.named({reason.value: reason for reason in Censoring})),
     expected="a list of " + " and ".join(f'"{reason.value}"' for reason in Censoring),
 )
+_HORIZONS = Key(read=values.several(values.integer), expected="a list of days, such as [90, 365]")
 _RANGE = Key(
     read=values.several(values.number), expected="[least, largest], two plausible numbers, such as [20, 250]"
 )
@@ -290,14 +291,25 @@ class _TrialReader:
 
     def _outcome(self) -> TrialOutcome | None:
         def outcome(
-            days: int, name: str | None = None, conditions: ConceptSet | None = None, death: bool = False
+            days: int,
+            name: str | None = None,
+            conditions: ConceptSet | None = None,
+            death: bool = False,
+            **grid: Any,
         ) -> TrialOutcome:
             if death == (conditions is not None):
                 raise InputError('outcome: give conditions = "a concept set" or death = true, one of the two')
             default = "death" if conditions is None else conditions.name
-            return TrialOutcome(name=name or default, days=days, conditions=conditions)
+            return TrialOutcome(name=name or default, days=days, conditions=conditions, **grid)
 
-        known = {"name": TEXT, "days": required(COUNT), "conditions": self._concept_key(), "death": TRUTH}
+        known = {
+            "name": TEXT,
+            "days": required(COUNT),
+            "conditions": self._concept_key(),
+            "death": TRUTH,
+            "period_days": COUNT,
+            "horizons": _HORIZONS,
+        }
         if self._sections.table(("outcome",)) is None:
             self._sections.add(("outcome",), None, "the section is missing: which event is the outcome?")
             return None
@@ -316,7 +328,7 @@ class _TrialReader:
         concepts = {"concepts": required(self._concept_key())}
         return {
             "age": SectionKind(make=partial(AgeAtBaseline, name=name), keys={}),
-            "sex": SectionKind(make=partial(Sex, name=name), keys={"other": TRUTH}),
+            "sex": SectionKind(make=partial(Sex, name=name), keys={}),
             "visits": SectionKind(make=partial(VisitCount, name=name), keys={**_WINDOW, "most": COUNT}),
             "condition": SectionKind(
                 make=partial(AnyRecord, name=name, domain=Domain.CONDITION), keys={**concepts, **_WINDOW}

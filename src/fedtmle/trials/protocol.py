@@ -119,7 +119,14 @@ def _follow_up(trial: TargetTrial) -> tuple[str, str]:
         Censoring.SWITCH: "a drug of another strategy is started first",
     }
     reasons = " or if ".join(unknown[reason] for reason in trial.censoring)
-    done = f"The outcome is unknown if {reasons}." if reasons else "Nobody is lost: no record is no event."
+    if trial.outcome.period_days is not None:
+        unknown_words = f"A person is censored if {reasons}." if reasons else ""
+        grid = f"The time to the event is analysed on periods of {trial.outcome.period_days} days."
+        done = f"{unknown_words} {grid}".strip()
+    else:
+        done = (
+            f"The outcome is unknown if {reasons}." if reasons else "Nobody is lost: no record is no event."
+        )
     return f"{begins} {ends}.", f"{entered} {ends} after it. {done}"
 
 
@@ -133,6 +140,8 @@ def _outcome(trial: TargetTrial) -> tuple[str, str]:
 
 def _contrast(trial: TargetTrial) -> tuple[str, str]:
     contrast = _CONTRASTS[trial.effect]
+    if trial.outcome.horizons:
+        contrast += f" by day {', '.join(map(str, trial.outcome.horizons))}"
     if Censoring.SWITCH in trial.censoring:
         kept = "people who switch would have been followed without switching (an analogue of per protocol)"
         return f"The {contrast} if nobody switched.", f"The same; {kept}."
@@ -154,7 +163,13 @@ def _assumptions(trial: TargetTrial) -> tuple[str, str]:
 
 
 def _analysis(trial: TargetTrial) -> tuple[str, str]:
-    roles = {"outcome": "the outcome", "treatment": "the treatment", "missingness": "who is observed"}
+    roles = {
+        "outcome": "the outcome",
+        "treatment": "the treatment",
+        "missingness": "who is observed",
+        "hazard": "the hazard of the event in each period",
+        "censoring": "who is censored in each period",
+    }
     models = ", ".join(roles[role] for role in trial.study.models)
     return (
         "Risks by strategy, adjusted for baseline covariates.",

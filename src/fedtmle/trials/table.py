@@ -77,7 +77,10 @@ class _Table:
         ]
         strategy = CastTo(CaseWhen(tuple(arms[:-1]), arms[-1][1]), SqlType.TEXT)
         columns: list[tuple[str, Expression]] = [(TREATMENT_COLUMN, strategy)]
-        columns.append((trial.outcome.name, self._outcome()))
+        if trial.outcome.period_days is None:
+            columns.append((trial.outcome.name, self._outcome()))
+        else:
+            columns += zip(trial.outcome.variables, self._time_to_event(), strict=True)
         for index, covariate in enumerate(trial.covariates, start=1):
             columns += self._covariate(covariate, f"covariate_{index}")
         return Select(
@@ -147,6 +150,41 @@ class _Table:
         if observed_to is not None and outcome.conditions is None:
             cases.append((below(observed_to, last), Value(None)))
         return CastTo(CaseWhen(tuple(cases), Value(0)), SqlType.INTEGER)
+
+    def _time_to_event(self) -> tuple[Expression, Expression]:
+        """Return whether the event is on record before follow-up ends (1 or 0), and the day of the first.
+
+        Follow-up ends with the last day, with the observation period, or with a switch. A death that ends the
+        observation does not end it: the person has no event from then on.
+        """
+        outcome, censoring, start = self._trial.outcome, self._trial.censoring, Ref("c", "start")
+        end: Expression = plus(start, outcome.days)
+        ends = Censoring.END_OF_OBSERVATION in censoring
+        death = None
+        if outcome.conditions is None or ends:
+            death = self._first_day("deaths", self._selects.cdm("death", "x"), "death_date", ())
+        if outcome.conditions is not None:
+            table, started, concept = RECORDS[Domain.CONDITION]
+            chosen = (InSelect(Ref("x", concept), self._selects.concepts(outcome.conditions)),)
+            event_day = self._first_day("events", self._selects.cdm(table, "x"), started, chosen)
+        elif death is not None:
+            event_day = death
+        if ends and death is not None:
+            observed_to = self._observed_to()
+            stops: Expression = below(observed_to, end)
+            if outcome.conditions is not None:
+                died = AllOf((Inverse(IsNull(death)), at_most(death, observed_to)))
+                stops = AllOf((stops, Inverse(died)))
+            end = CaseWhen(((stops, observed_to),), end)
+        if Censoring.SWITCH in censoring:
+            other = Inverse(equal(Ref("x", "arm"), Ref("c", "arm")))
+            switch = self._first_day("switches", Source("exposures", "x"), "day", (other,))
+            first = AllOf((Inverse(IsNull(switch)), below(switch, end)))
+            end = CaseWhen(((first, switch),), end)
+        event = AllOf((Inverse(IsNull(event_day)), at_most(event_day, end)))
+        until = Infix(CaseWhen(((event, event_day),), end), Operator.MINUS, start)
+        is_event = CaseWhen(((event, Value(1)),), Value(0))
+        return CastTo(is_event, SqlType.INTEGER), CastTo(until, SqlType.INTEGER)
 
     def _first_day(self, name: str, source: Source, column: str, chosen: Sequence[Expression]) -> Ref:
         """Name the first day of follow-up on which a person has one of the chosen records."""

@@ -20,11 +20,20 @@ from fedtmle.initial.variables import Variable, Variables
 from fedtmle.model.arguments import expect
 from fedtmle.programs.study import NuisanceModel, Study
 from fedtmle.targets.effects.estimands import ATE, OR, RR, TSM, AbstractEffect
+from fedtmle.targets.time.estimands import AbstractTimeEffect, Risk, RiskDifference, RiskRatio
+from fedtmle.targets.time.followup import PERIOD
 from fedtmle.trials.covariates import AbstractCovariate
 from fedtmle.trials.elements import Censoring, Eligibility, TimeZero, TreatmentStrategy, TrialOutcome
 
 TREATMENT_COLUMN = "strategy"
 
+TIME_EFFECTS: Mapping[str, type[AbstractTimeEffect]] = {
+    "risk difference": RiskDifference,
+    "risk ratio": RiskRatio,
+    "risks": Risk,
+}
+ROLES = ("outcome", "treatment", "missingness")
+TIME_ROLES = ("hazard", "treatment", "censoring")
 EFFECTS: Mapping[str, type[AbstractEffect]] = {
     "risk difference": ATE,
     "risk ratio": RR,
@@ -52,8 +61,8 @@ class TargetTrial:
     """A target trial to emulate on OMOP databases; the first strategy is the reference.
 
     ``effect`` is "risk difference", "risk ratio", "odds ratio" or "risks" on the last day of the outcome's
-    window. A model that is not given uses every covariate as it is. `study` is the study over the tables that
-    `trials.compile` describes.
+    window, or by its horizons where the time to the event is analysed. A model that is not given uses every
+    covariate as it is. `study` is the study over the tables that `trials.compile` describes.
     """
 
     name: str
@@ -84,6 +93,9 @@ class TargetTrial:
         expect("eligibility", self.eligibility, Eligibility, "an Eligibility")
         if self.effect not in EFFECTS:
             raise InputError(f"effect: expected one of {', '.join(EFFECTS)}, got '{self.effect}'")
+        if self.outcome.period_days is not None and self.effect not in TIME_EFFECTS:
+            known = ", ".join(TIME_EFFECTS)
+            raise InputError(f"effect: with period_days expected one of {known}, got '{self.effect}'")
         defects = list(
             contradictions(
                 strategies=self.strategies,
@@ -104,7 +116,7 @@ class TargetTrial:
     @property
     def columns(self) -> tuple[str, ...]:
         """The columns of the study's table, in order."""
-        return table_columns(self.outcome.name, self.covariates)
+        return table_columns(self.outcome, self.covariates)
 
     @property
     def digest(self) -> str:
@@ -122,7 +134,7 @@ class TargetTrial:
         label = f"treatment strategy of trial {self.digest[:16]}"
         table = {
             TREATMENT_COLUMN: Variable(kind="category", levels=strategies, label=label),
-            self.outcome.name: Variable(kind="binary", label=self.outcome.label),
+            **self.outcome.variables,
         }
         for covariate in self.covariates:
             table |= covariate.variables(self.eligibility)
@@ -133,13 +145,28 @@ class TargetTrial:
         """The study over the table of each silo."""
         models = self._models()
         return Study(
-            target=EFFECTS[self.effect](outcome=self.outcome.name, treatment=TREATMENT_COLUMN),
-            outcome_model=models["outcome"],
+            target=self._target(),
+            outcome_model=models.get("outcome"),
             treatment_model=models["treatment"],
             missingness_model=models.get("missingness"),
+            hazard_model=models.get("hazard"),
+            censoring_model=models.get("censoring"),
             algorithm=self.algorithm,
             variables=self.variables,
             **self.options,
+        )
+
+    def _target(self) -> AbstractEffect:
+        outcome = self.outcome
+        if outcome.period_days is None:
+            return EFFECTS[self.effect](outcome=outcome.name, treatment=TREATMENT_COLUMN)
+        return TIME_EFFECTS[self.effect](
+            outcome=outcome.name,
+            time=outcome.time,
+            periods=outcome.days // outcome.period_days,
+            period_length=float(outcome.period_days),
+            horizons=tuple(sorted({day // outcome.period_days for day in outcome.horizons})),
+            treatment=TREATMENT_COLUMN,
         )
 
     @property
@@ -148,17 +175,24 @@ class TargetTrial:
         terms = [term for covariate in self.covariates for term in covariate.terms]
         with_treatment = " + ".join([f"C({TREATMENT_COLUMN})", *terms])
         default = {"outcome": with_treatment, "treatment": " + ".join(terms) or "1"}
+        unknown = {"missingness": with_treatment}
+        if self.outcome.period_days is not None:
+            # Without covariates, hazards are counted by arm and period.
+            hazard = {"hazard": f"{PERIOD} + {with_treatment}"} if terms else {}
+            default = {**hazard, "treatment": default["treatment"]}
+            unknown = {"censoring": f"{PERIOD} + {with_treatment}"}
         if self.censoring:
-            default["missingness"] = with_treatment
+            default |= unknown
         return {role: formula for role, formula in default.items() if role not in self.models}
 
     def _models(self) -> dict[str, NuisanceModel]:
         return {**{role: GLM(formula) for role, formula in self.default_formulas.items()}, **self.models}
 
 
-def table_columns(outcome: str, covariates: Sequence[AbstractCovariate]) -> tuple[str, ...]:
-    """Return the columns of a trial's table: the strategy, the outcome, and the covariates' columns."""
-    return (TREATMENT_COLUMN, outcome, *(name for covariate in covariates for name in covariate.columns))
+def table_columns(outcome: TrialOutcome, covariates: Sequence[AbstractCovariate]) -> tuple[str, ...]:
+    """Return the columns of a trial's table: the strategy, the outcome's, and the covariates'."""
+    baseline = [name for covariate in covariates for name in covariate.columns]
+    return (TREATMENT_COLUMN, *outcome.variables, *baseline)
 
 
 Contradiction = tuple[tuple[str, ...], str | None, str]  # section, key of it if any, message
@@ -196,15 +230,21 @@ def contradictions(
                 "censoring at the end of observation needs people who are observed at time zero; set "
                 "observation_days_before in [eligibility], at least 0",
             )
-    if "missingness" in models and not censoring:
-        yield ("models", "missingness"), None, "without censoring no outcome is missing; leave this model out"
+    for role in ("missingness", "censoring"):
+        if role in models and not censoring:
+            yield ("models", role), None, "without censoring every outcome is known; leave this model out"
     if outcome is not None:
-        names = table_columns(outcome.name, covariates)
+        names = table_columns(outcome, covariates)
+        known = {*names, *([PERIOD] if outcome.period_days else [])}
+        roles = TIME_ROLES if outcome.period_days else ROLES
+        for role in (role for role in models if role not in roles):
+            message = f"this outcome has models of {', '.join(roles)}; period_days in [outcome] decides"
+            yield ("models", role), None, message
         for name, count in Counter(each.casefold() for each in names).items():
             if count > 1:
                 yield ("covariates",), name, f"two columns of the table are called '{name}'; rename one"
         for role, model in models.items():
-            for column in sorted(set(used_columns(model)) - set(names)):
+            for column in sorted(set(used_columns(model)) - known):
                 yield (
                     ("models", role),
                     None,

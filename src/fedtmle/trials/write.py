@@ -17,6 +17,8 @@ from fedtmle.protocol.guard import Policy
 from fedtmle.protocol.plan import Plan, roster
 from fedtmle.studyfile.dictionary import entry, toml_text
 from fedtmle.studyfile.file import study_plan
+from fedtmle.targets.effects.estimands import AbstractEffect
+from fedtmle.targets.time.estimands import AbstractTimeEffect
 from fedtmle.trials.cohort import Cdm, Cohort
 from fedtmle.trials.counts import write_counts
 from fedtmle.trials.file import TrialFile
@@ -65,6 +67,7 @@ def study_text(file: TrialFile) -> str:
         "target": {
             "kind": type(target).__name__,
             "outcome": target.outcome,
+            **_time_keys(target),
             "treatment": TREATMENT_COLUMN,
         },
         "variables": {name: entry(variable) for name, variable in trial.variables.items()},
@@ -78,6 +81,13 @@ def study_text(file: TrialFile) -> str:
 def study_plan_of(file: TrialFile) -> Plan:
     """Return the plan of the trial's study over all silos of the trial."""
     return study_plan(file.trial.study, roster(file.names))
+
+
+def _time_keys(target: AbstractEffect) -> dict[str, object]:
+    if not isinstance(target, AbstractTimeEffect):
+        return {}
+    grid = {"periods": target.periods, "period_length": target.period_length}
+    return {"time": target.time, **grid, "horizons": list(target.horizons)}
 
 
 def _silo_text(cdm: Cdm, table: str) -> str:
