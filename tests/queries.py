@@ -43,7 +43,7 @@ class Example:
     query: Query
     answers: tuple[Any, ...]
     pooled: Any
-    memory: Memory | None
+    memory: Memory
 
     @property
     def kind(self) -> type[Query]:
@@ -103,7 +103,7 @@ RUNS: dict[str, Callable[[], Run]] = {
 def _recorded(name: str, plan: Plan, rows: Mapping[str, Any]) -> Iterator[Example]:
     """Run a plan and follow it again: each query with its answers and the pooled value."""
     finished = run_embedded(plan, [Silo(silo, plan, table) for silo, table in rows.items()])
-    memory: Memory | None = None  # of the first silo's uplink; alike in shape on every one
+    memory: Memory = {}  # of the first silo's uplink; alike in shape on every one
     number = 0
     for heard in heard_rounds(plan, finished.transcript, finished.sizes):
         answers = tuple(heard.answers.values())
@@ -117,7 +117,7 @@ def _recorded(name: str, plan: Plan, rows: Mapping[str, Any]) -> Iterator[Exampl
                 pooled=whole,
                 memory=memory,
             )
-        memory = heard.query.answer_code.memory(answers[0]) or memory
+        memory = {**memory, **heard.query.answer_code.memory(answers[0])}
 
 
 def _parts(query: Query, *values: Any) -> Iterator[tuple[Any, ...]]:

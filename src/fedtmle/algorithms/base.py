@@ -171,9 +171,12 @@ def settle_tolerance(run: Run[Problem], law: Law, tolerance: Tolerance) -> Flow[
 def _settled(run: Run[Problem], law: Law, tolerance: Tolerance) -> Flow[float]:
     if isinstance(tolerance, int | float):
         return float(tolerance)
-    pooled: Sums = yield MomentsQuery(problem=run.problem, law=law, n=run.n, phase=Phase.CALIBRATION)
-    errors = np.sqrt(np.diag(run.problem.finish(law, pooled, run.n).covariance))
-    smallest = float(errors.min())
+    known = run.problem.calibration(law)
+    if known is None:
+        pooled: Sums = yield MomentsQuery(problem=run.problem, law=law, n=run.n, phase=Phase.CALIBRATION)
+        smallest = float(np.sqrt(np.diag(run.problem.finish(law, pooled, run.n).covariance)).min())
+    else:
+        smallest = min(known.errors)
     if not (math.isfinite(smallest) and smallest > 0):
         raise NumericalError(
             "tolerance: a standard error is zero or unknown at the initial law, so the tolerance cannot "

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Literal, final
+
+import numpy as np
 
 from fedtmle.algorithms.base import (
     AbstractAlgorithm,
@@ -17,6 +20,8 @@ from fedtmle.algorithms.base import (
     settle_tolerance,
 )
 from fedtmle.errors import InputError
+from fedtmle.model.exact import Sums
+from fedtmle.model.linear import congruence, operator_norm_squared, symmetric_norm
 from fedtmle.protocol.coded import (
     Action,
     CalibrationQuery,
@@ -31,6 +36,7 @@ from fedtmle.protocol.lattice import (
     Lattice,
     Matrix,
     build_lattice,
+    floating,
     identity,
     root_up,
     significant,
@@ -38,7 +44,7 @@ from fedtmle.protocol.lattice import (
     working_tolerance,
 )
 from fedtmle.protocol.outcome import Certificate, Smoothness, Status, Targeted
-from fedtmle.protocol.query import Flow, Law, Problem
+from fedtmle.protocol.query import Flow, JointQuery, Law, MomentsQuery, Problem
 
 History = list[tuple[tuple[int, ...], tuple[float, ...]]]  # beta u^k/h in integers, and eps^k
 
@@ -52,15 +58,17 @@ class Coded(AbstractAlgorithm):
     rule that sets it from the standard errors (`settle_tolerance`).
     ``inner`` "step" re-centres after every gradient step, so that every query is an EIF check and
     R = S + 1; "adaptive" is the paper's own: steps in one submodel until its gradient is small, then
-    a new origin, R = S + K + 1. The first needs fewer rounds, the second a shorter history H_K.
+    a new origin, R = S + K + 1. The first needs fewer rounds, the second a shorter history H_K. "auto" is
+    adaptive where a new origin has the gradient of the point just accepted (a regression's fluctuation): its
+    check cannot fail, so that the closing sums are asked in the same round. Elsewhere it is "step".
     ``smoothness`` is beta (in the run's coordinates) if it is a number. ``fixed_width`` J sends
     absolute integers in [-J, J] instead of differences; the decoded iterates are the same.
     """
 
     tolerance: Tolerance = "practical"
     coordinates: Literal["raw", "whitened"] = "whitened"
-    smoothness: SmoothnessRule = Estimated()
-    inner: Literal["step", "adaptive"] = "step"
+    smoothness: SmoothnessRule = Estimated(factor=1.0, over="pooled")
+    inner: Literal["auto", "step", "adaptive"] = "auto"
     max_rounds: int = 10_000
     fixed_width: int | None = None
 
@@ -71,8 +79,8 @@ class Coded(AbstractAlgorithm):
             raise InputError(f"coordinates: expected 'raw' or 'whitened', not {self.coordinates!r}")
         if isinstance(self.smoothness, int | float):
             require_positive(smoothness=self.smoothness)
-        if self.inner not in ("step", "adaptive"):
-            raise InputError(f"inner: expected 'step' or 'adaptive', not {self.inner!r}")
+        if self.inner not in ("auto", "step", "adaptive"):
+            raise InputError(f"inner: expected 'auto', 'step' or 'adaptive', not {self.inner!r}")
         if self.fixed_width is not None and self.fixed_width < 1:
             raise InputError(f"fixed_width: expected an integer of at least 1, not {self.fixed_width}")
 
@@ -88,8 +96,9 @@ class Coded(AbstractAlgorithm):
         rule = self.tolerance if isinstance(self.tolerance, str) else None
         delta = working_tolerance(tolerance, arithmetic_error(problem, law), rule)
         C = self._public_coordinates(problem, law)
-        if C is not None and isinstance(self.smoothness, int | float):
-            lattice = build_lattice(delta=delta, beta=significant(self.smoothness, up=True), C=C)
+        beta = self._public_smoothness(problem, law, C)
+        if C is not None and beta is not None:
+            lattice = build_lattice(delta=delta, beta=beta, C=C)
         else:
             lattice = yield CalibrationQuery(
                 problem=problem, law=law, delta=delta, C=C, smoothness=self.smoothness
@@ -110,7 +119,7 @@ class Coded(AbstractAlgorithm):
         steps, t, n_steps = zero, 0, len(history)
         while True:
             eps = lattice.eps(steps)
-            rounded: Rounded = yield RoundedGradientQuery(
+            query = RoundedGradientQuery(
                 problem=run.problem,
                 law=law,
                 eps=eps,
@@ -121,6 +130,15 @@ class Coded(AbstractAlgorithm):
                 width=self.fixed_width,
                 tolerance=tolerance,
             )
+            rounded: Rounded
+            closing: Sums | None = None
+            if t == 0 and history and run.problem.displacement(law) is not None:
+                # The gradient here is the one just accepted, so that this round is the last.
+                rounded, closing = yield JointQuery(
+                    (query, MomentsQuery(problem=run.problem, law=law, n=run.n))
+                )
+            else:
+                rounded = yield query
             q = rounded.q
             run.record(
                 update=len(history), step=t, eps=eps, gradient_norm=root_up(lattice.raw_norm_squared(q))
@@ -134,13 +152,13 @@ class Coded(AbstractAlgorithm):
             if rounded.action is Action.STEP:  # eps^{k,t+1} = eps^{k,t} - g~/beta
                 steps = tuple(a - b for a, b in zip(steps, q, strict=True))
                 t, n_steps = t + 1, n_steps + 1
-            if rounded.action is Action.ACCEPT or self.inner == "step":
+            if rounded.action is Action.ACCEPT or not self.is_adaptive(run.problem, law):
                 # p^{k+1} = p^k(eps^k); the integer memories are kept
                 eps = lattice.eps(steps)
                 law = run.problem.move(law, eps)
                 history.append((steps, tuple(map(float, eps))))
                 steps, t = zero, 0
-        return (yield from self.finish(run, law, lattice, tolerance, q, history, t, status, n_steps))
+        return (yield from self.finish(run, law, lattice, tolerance, q, history, t, status, n_steps, closing))
 
     def finish(
         self,
@@ -153,12 +171,19 @@ class Coded(AbstractAlgorithm):
         t: int = 0,
         status: Status = Status.CONVERGED,
         n_steps: int | None = None,
+        closing: Sums | None = None,
     ) -> Flow[Targeted]:
-        """Close a run at ``law``, whose last rounded gradient is q at step t of the current submodel."""
+        """Close a run at ``law``, whose last rounded gradient is q at step t of the current submodel.
+
+        ``closing`` are the closing sums, if they were asked already.
+        """
         arithmetic = arithmetic_error(run.problem, law)
         # Away from an origin the last gradient says nothing of the EIF mean at the returned law.
         bound = lattice.certificate(q) + arithmetic if t == 0 else float("inf")
-        estimate = yield from close(run, law)
+        if closing is None:
+            estimate = yield from close(run, law)
+        else:
+            estimate = run.problem.finish(law, closing, run.n)
         return Targeted(
             problem=run.problem,
             law=law,
@@ -181,12 +206,37 @@ class Coded(AbstractAlgorithm):
             estimate=estimate,
         )
 
+    def is_adaptive(self, problem: Problem, law: Law) -> bool:
+        """Return whether steps are taken in one submodel until its gradient is small."""
+        if self.inner == "auto":
+            return problem.displacement(law) is not None
+        return self.inner == "adaptive"
+
     def _public_coordinates(self, problem: Problem, law: Law) -> Matrix | None:
         """Return C if it needs no data (raw, or whitened by a curvature that the law knows), else None."""
         if self.coordinates == "raw":
             return identity(problem.dim)
-        curvature = problem.curvature(law)
+        curvature, known = problem.curvature(law), problem.calibration(law)
+        if curvature is None and known is not None:
+            curvature = np.array(known.curvature)
         return None if curvature is None else whitener(curvature)
+
+    def _public_smoothness(self, problem: Problem, law: Law, C: Matrix | None) -> Fraction | None:
+        """Return beta if it needs no data: it is given, or a multiple of a pooled curvature that all know."""
+        if isinstance(self.smoothness, int | float):
+            return significant(self.smoothness, up=True)
+        known = problem.calibration(law)
+        if (
+            C is None
+            or known is None
+            or isinstance(self.smoothness, Certified)
+            or self.smoothness.over != "pooled"
+        ):
+            return None
+        root = floating(C)
+        largest = symmetric_norm(congruence(root, np.array(known.curvature)))
+        spread = operator_norm_squared(root) * known.rounding
+        return significant(self.smoothness.factor * (largest + spread), up=True)
 
     def _basis(self, problem: Problem) -> str:
         if isinstance(self.smoothness, Certified):

@@ -220,12 +220,19 @@ class GLMModel(AbstractModel[None, AnyTable]):
 @final
 @dataclass(frozen=True, kw_only=True)
 class FittedGLM:
-    """A fitted GLM: coefficients in the order of the formula's columns."""
+    """A fitted GLM: coefficients in the order of the formula's columns.
+
+    A coded fit is near the pooled one: ``error`` bounds the root mean square of the difference of their
+    linear predictors, in units of 1 (logistic) or 1/16 of the response's scale, and ``bits`` is the length
+    of the code of the coefficients. An exact fit has neither.
+    """
 
     formula: Formula
     levels: Levels
     family: Family
     coefficients: tuple[float, ...]
+    error: float = 0.0
+    bits: int | None = None
 
     def predict(self, table: Table) -> Array:
         """Return the mean of the response, shape (N,): the same bits in any partition."""

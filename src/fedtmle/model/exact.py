@@ -41,6 +41,14 @@ class Sums:
         """Both, one after the other."""
         return Sums(self.units + other.units, self.shifts + other.shifts)
 
+    def rounded(self, shifts: Sequence[int]) -> Sums:
+        """The sums on a coarser grid, or the same: each rounded half to even."""
+        if tuple(shifts) == self.shifts:
+            return self
+        drops = [fine - coarse for fine, coarse in zip(self.shifts, shifts, strict=True)]
+        units = [nearest(unit, drop) for unit, drop in zip(self.units, drops, strict=True)]
+        return Sums(tuple(units), tuple(shifts))
+
     def __getitem__(self, part: slice) -> Sums:
         return Sums(self.units[part], self.shifts[part])
 
@@ -60,6 +68,14 @@ class Sums:
                 for unit, shift in zip(self.units, self.shifts, strict=True)
             ]
         )
+
+
+def nearest(value: int, shift: int) -> int:
+    """Return value / 2^shift, rounded half to even; a negative shift multiplies."""
+    if shift <= 0:
+        return value << -shift
+    quotient, remainder, half = value >> shift, value & (1 << shift) - 1, 1 << shift - 1
+    return quotient + (remainder > half or (remainder == half and quotient % 2 == 1))
 
 
 def zero_sums(shifts: Sequence[int]) -> Sums:

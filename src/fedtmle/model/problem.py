@@ -16,7 +16,7 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from fedtmle.model.exact import Sums, column_shifts
+from fedtmle.model.exact import FINE_BITS, GRID_BITS, Sums, column_shifts
 from fedtmle.model.kernels import column_sums
 from fedtmle.model.submodel import AbstractNormaliser, AbstractSubmodel
 from fedtmle.model.types import Array, RowBound, unpack, upper_pairs
@@ -36,6 +36,18 @@ class Estimate:
     psi: Array
     covariance: Array
     correction: Array | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Calibration:
+    """Pooled scales at a law: rough standard errors of psi, (d,), and the curvature of the loss, (d, d).
+
+    ``rounding`` bounds the operator norm of the curvature's error.
+    """
+
+    errors: tuple[float, ...]
+    curvature: tuple[tuple[float, ...], ...]
+    rounding: float
 
 
 class AbstractModel(ABC, Generic[Law, Rows]):
@@ -153,6 +165,15 @@ class AbstractProblem(AbstractModel[Law, Rows]):
     @abstractmethod
     def moment_shifts(self, law: Law) -> tuple[int, ...]:
         """Return the public grid of the closing message."""
+
+    @property
+    def moment_bits(self) -> int:
+        """How many bits below its bound a closing sum is sent with; at most those of exact sums."""
+        return GRID_BITS + FINE_BITS
+
+    def calibration(self, law: Law) -> Calibration | None:  # noqa: ARG002 - most problems know none
+        """Return the scales at a law that all parties know already, or None if a round must ask for them."""
+        return None
 
     @abstractmethod
     def finish(self, law: Law, pooled: Sums, n: int) -> Estimate:

@@ -7,10 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 
+import numpy as np
+
 from fedtmle.errors import FitError
+from fedtmle.model.linear import dot
+from fedtmle.model.problem import Calibration
 from fedtmle.programs.study import Study
 from fedtmle.protocol.bins import BinsQuery, PooledBin
 from fedtmle.protocol.query import Flow, JointQuery, Phase, WeightSum
+from fedtmle.protocol.regression import FitCurvatureQuery
 from fedtmle.protocol.sums import TallyQuery
 from fedtmle.targets.effects.prepare import Preparation
 from fedtmle.targets.effects.problem import EffectLaw, EffectProblem
@@ -23,6 +28,8 @@ from fedtmle.targets.effects.statistics import (
     histogram_pairs,
 )
 
+BIN_PLACES = 6  # binary places of a sum over a bin: enough for a figure
+SCALE_BITS = 26  # of the curvature of the fluctuation, below its bound for one row
 DECILES = tuple(NormalDist().inv_cdf(k / 10) for k in range(1, 10))
 
 
@@ -36,15 +43,30 @@ class Overlap:
     predicted: tuple[float, float]  # mean and standard deviation of Q(A, W) on the unit scale
 
 
-def find_overlap(effect: EffectProblem, preparation: Preparation, n: int) -> Flow[Overlap]:
-    """Ask for overlap in one round; refuse a study whose arms do not overlap."""
+def find_overlap(
+    study: Study, effect: EffectProblem, preparation: Preparation, n: int
+) -> Flow[tuple[Overlap, Calibration | None]]:
+    """Ask for overlap in one round, and where sums are rounded for the scales of the targeting.
+
+    Refuse a study whose arms do not overlap.
+    """
     arms, columns = len(preparation.columns.arms), OverlapColumns(effect)
     at = columns.layout.places
-    pooled, bins = yield JointQuery(
+    bound = effect.row_bound(effect.start())
+    curvature = FitCurvatureQuery(
+        model=effect,
+        law=effect.start(),
+        eps=np.zeros(effect.dim),
+        C=np.eye(effect.dim),
+        exponent=bound.curvature - SCALE_BITS,
+        n=n,
+    )
+    pooled, bins, *scales = yield JointQuery(
         (
             TallyQuery(
                 columns=columns,
                 n=n,
+                grid=columns.layout.grid if study.rounds_sums else None,
                 weights=tuple(map(WeightSum, at["H"], at["squares of H"])),
             ),
             BinsQuery(
@@ -53,6 +75,7 @@ def find_overlap(effect: EffectProblem, preparation: Preparation, n: int) -> Flo
                 phase=Phase.NUISANCE,
                 floors=("min_cell", "min_truncated"),
             ),
+            *((curvature,) if study.rounds_sums else ()),
         )
     )
     sums = columns.layout.split(pooled.values())
@@ -66,12 +89,22 @@ def find_overlap(effect: EffectProblem, preparation: Preparation, n: int) -> Flo
         float(sums[name][0]) / float(sums["observed weight"][0])
         for name in ("prediction", "prediction squared")
     )
-    return Overlap(
+    overlap = Overlap(
         truncated=truncated,
         disclosing=tuple(below.silos for _, below in bins),
         effective_sizes=effective,
         predicted=(mean, math.sqrt(max(mean_square - mean * mean, 0.0))),
     )
+    if not scales:
+        return overlap, None
+    # The outcome's part of the EIF alone; the covariates' part only adds to it.
+    squares = [effect.width**2 * score / n**2 for score in sums["squared scores"].tolist()]
+    calibration = Calibration(
+        errors=tuple(math.sqrt(dot([w * w for w in row], squares)) for row in effect.combination),
+        curvature=tuple(map(tuple, curvature.matrix(scales[0]).tolist())),
+        rounding=effect.dim * curvature.rounding,
+    )
+    return overlap, calibration
 
 
 def _refuse_no_overlap(preparation: Preparation, truncated: tuple[int, ...], n: int) -> None:
@@ -127,16 +160,25 @@ def named_histograms(bins: Sequence[tuple[PooledBin, ...]], arms: Sequence[str])
 def diagnose(
     study: Study, effect: EffectProblem, law: EffectLaw, overlap: Overlap, n: int
 ) -> Flow[Diagnostics]:
-    """Ask for the diagnostics in one round, after the closing one."""
+    """Ask for the diagnostics in one round."""
     mean, spread = overlap.predicted
     edges = tuple(mean + spread * z for z in DECILES) if spread > 0 else ()
     is_binary, arms = study.response == "binary", study.target.arms
     errors = PredictionErrors(effect=effect, law=law, is_binary=is_binary)
     pooled, propensities, (bins,) = yield JointQuery(
         (
-            TallyQuery(columns=errors, n=n, phase=Phase.DIAGNOSTICS),
+            TallyQuery(
+                columns=errors,
+                n=n,
+                phase=Phase.DIAGNOSTICS,
+                grid=errors.layout.grid if study.rounds_sums else None,
+            ),
             BinsQuery(bins=PropensityBins(effect, len(arms)), n=n),
-            BinsQuery(bins=CalibrationBins(effect=effect, law=law, edges=edges), n=n),
+            BinsQuery(
+                bins=CalibrationBins(effect=effect, law=law, edges=edges),
+                n=n,
+                places=BIN_PLACES if study.rounds_sums else None,
+            ),
         )
     )
     sums = {name: part.tolist() for name, part in errors.layout.split(pooled.values()).items()}

@@ -29,6 +29,7 @@ from fedtmle.programs.diagnostics import (
     find_overlap,
     named_histograms,
 )
+from fedtmle.programs.fitting import Fitting
 from fedtmle.programs.imputation import impute
 from fedtmle.programs.missing import (
     Levels,
@@ -41,9 +42,10 @@ from fedtmle.programs.missing import (
 )
 from fedtmle.programs.nuisance import Regression, effect_columns, regressions
 from fedtmle.programs.rubin import combined_silos, pool_estimates
+from fedtmle.programs.rounds import together, with_closing
 from fedtmle.programs.sites import ComparedSilos, OwnTMLE, SiteTest, compare_silos
 from fedtmle.programs.study import Study
-from fedtmle.programs.superlearner import fit_together, together
+from fedtmle.programs.superlearner import begin_fits, fit_together
 from fedtmle.programs.time import (
     TimeDetails,
     count_at_risk,
@@ -211,19 +213,19 @@ def study_flow(study: Study, levels: Levels, n: int) -> Flow[Outcome]:
 def prepare_study(study: Study, levels: Levels, n: int) -> Flow[PreparedStudy]:
     """Count, fit the models, and look at the overlap."""
     columns = effect_columns(study, (yield from _shared_clusters(study)))
-    tally = yield from _tally(study, columns, n)
+    tally, fitting = yield from _begin(study, columns, levels, n)
     _require_outcomes(study, tally, n)
-    fitted = yield from _nuisances(study, columns, levels, tally, n)
+    fitted = yield from _nuisances(study, columns, tally, fitting)
     preparation = yield from _preparation(study, columns, fitted, tally, n)
     effect = effect_problem(study, preparation)
-    overlap = yield from find_overlap(effect, preparation, n)
+    overlap, scales = yield from find_overlap(study, effect, preparation, n)
     return PreparedStudy(
         columns=columns,
         levels=levels,
         tally=tally,
         fitted=fitted,
         preparation=preparation,
-        effect=effect,
+        effect=replace(effect, known=scales),
         overlap=overlap,
     )
 
@@ -231,21 +233,26 @@ def prepare_study(study: Study, levels: Levels, n: int) -> Flow[PreparedStudy]:
 def target_study(study: Study, prepared: PreparedStudy, n: int) -> Flow[Outcome]:
     """Target the problem, close the run, and ask for the diagnostics."""
     effect, overlap, preparation = prepared.effect, prepared.overlap, prepared.preparation
-    outcome = yield from study.algorithm.flow(effect, effect.start(), n)
-    diagnostics = silos = None
-    if study.diagnostics and isinstance(outcome, Targeted) and isinstance(outcome.law, EffectLaw):
+
+    def diagnosed(law: object) -> Flow[Any]:
+        if not (study.diagnostics and isinstance(law, EffectLaw)):
+            return None
         own = OwnTMLE(
             study=study,
             columns=prepared.columns,
             levels=prepared.levels,
-            dim=len(outcome.estimate.psi),
+            dim=effect.dim,
             flow=study_flow,
         )
         last: list[Flow[Any]] = [
-            diagnose(study, effect, outcome.law, overlap, n),
+            diagnose(study, effect, law, overlap, n),
             compare_silos(study, preparation, own, n),
         ]
-        diagnostics, silos = yield from together(last)
+        return (yield from together(last))
+
+    targeting = study.algorithm.flow(effect, effect.start(), n)
+    outcome, shown = yield from with_closing(targeting, diagnosed)
+    diagnostics, silos = shown or (None, None)
     details = StudyDetails(
         problem=effect,
         components=preparation.components,
@@ -370,6 +377,7 @@ def _tally(study: Study, columns: EffectColumns, n: int) -> Flow[Tally]:
     pooled = yield TallyQuery(
         columns=counts,
         n=n,
+        grid=counts.layout.grid,
         counts=(
             *(CountCell(k, is_arm=True) for k in at["arm"]),
             *(
@@ -411,13 +419,37 @@ def _require_outcomes(study: Study, tally: Tally, n: int) -> None:
         )
 
 
-def _nuisances(
+ROLES = ("treatment", "missingness", "outcome")
+
+
+def _begin(
     study: Study,
     columns: EffectColumns,
     levels: Mapping[str, tuple[str, ...]],
-    tally: Tally,
     n: int,
-    roles: Sequence[str] = ("treatment", "missingness", "outcome"),
+    roles: Sequence[str] = ROLES,
+) -> Flow[tuple[Tally, Fitting]]:
+    """Ask for the counts and for what the fits begin with: in one round, unless rows have weights.
+
+    Weights are relative to their mean, so that the fits need the counts first.
+    """
+    fitting = Fitting(levels=levels, n=n, accuracy=study.fit_accuracy if study.rounds_sums else None)
+
+    def first(weight_mean: float) -> Flow[Fitting]:
+        by_role = regressions(study, columns, weight_mean)
+        asked = [each for role in roles for each in by_role.get(role, ())]
+        return begin_fits(asked, fitting, study.outer_folds)
+
+    if study.weights:
+        tally = yield from _tally(study, columns, n)
+        return tally, (yield from first(tally.weight_mean))
+    flows: list[Flow[Any]] = [_tally(study, columns, n), first(1.0)]
+    tally, fitting = yield from together(flows)
+    return tally, fitting
+
+
+def _nuisances(
+    study: Study, columns: EffectColumns, tally: Tally, fitting: Fitting, roles: Sequence[str] = ROLES
 ) -> Flow[dict[str, tuple[Fitted, ...]]]:
     asked = regressions(study, columns, tally.weight_mean)
     fitted: dict[str, tuple[Fitted, ...]] = {}
@@ -426,11 +458,11 @@ def _nuisances(
         model = study.models.get(role)
         if isinstance(model, Supplied):
             fitted[role] = _supplied(model, role, study)
-        elif role == "missingness" and sum(tally.observed) == n:
+        elif role == "missingness" and sum(tally.observed) == fitting.n:
             continue  # nothing is missing: pi = 1, and there is nothing to fit
         elif model is not None:
             to_fit += [(role, regression) for regression in asked[role]]
-    fits = yield from fit_together([part for _, part in to_fit], levels, n, study.outer_folds)
+    fits = yield from fit_together([part for _, part in to_fit], fitting, study.outer_folds)
     for (role, _), fit in zip(to_fit, fits, strict=True):
         fitted[role] = (*fitted.get(role, ()), fit)
     return fitted
@@ -442,8 +474,8 @@ Treatment = tuple[EffectColumns, tuple[Fitted, ...], float]
 def fit_treatment(study: Study, silos: tuple[str, ...], n: int) -> Flow[Treatment]:
     """Fit the treatment model alone; return it with the mean weight that its fit is relative to."""
     columns = effect_columns(study)
-    tally = yield from _tally(study, columns, n)
-    fitted = yield from _nuisances(study, columns, _levels(study, silos), tally, n, roles=("treatment",))
+    tally, fitting = yield from _begin(study, columns, _levels(study, silos), n, ("treatment",))
+    fitted = yield from _nuisances(study, columns, tally, fitting, ("treatment",))
     return columns, fitted["treatment"], tally.weight_mean
 
 
@@ -567,9 +599,9 @@ class SitesProgram(AbstractProgram[AnyTable]):
         study = self.study
         levels = _levels(study, ())
         columns = effect_columns(study)
-        tally = yield from _tally(study, columns, n)
         roles = ("treatment", "outcome")
-        fitted = yield from _nuisances(study, columns, levels, tally, n, roles=roles)
+        tally, fitting = yield from _begin(study, columns, levels, n, roles)
+        fitted = yield from _nuisances(study, columns, tally, fitting, roles)
         preparation = yield from _preparation(study, columns, fitted, tally, n)
         compared = yield from compare_silos(study, preparation, None, n)
         return Described(details=compared.tests)

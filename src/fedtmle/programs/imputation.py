@@ -51,7 +51,7 @@ from fedtmle.programs.missing import (
     observed_name,
 )
 from fedtmle.programs.multinomial import fit_multinomial
-from fedtmle.programs.nuisance import Regression, fit_glm
+from fedtmle.programs.nuisance import Regression, fit_exactly
 from fedtmle.programs.study import Study
 from fedtmle.programs.superlearner import together
 from fedtmle.protocol.query import Flow, Phase, View
@@ -311,7 +311,7 @@ def _regression(common: Chains, variable: ImputedVariable, formula: Formula, key
                 common, regression, multinomial, draws
             )
             return Draw(variable=variable, fit=fit, spread=0.0, key=row_key)
-        fitted = yield from fit_glm(regression, glm, common.levels, common.n)
+        fitted = yield from fit_exactly(regression, glm, common.levels, common.n)
         dispersion = {"number": 0.0, "count": 1.0 / variable.width}.get(variable.form, 1.0)
         if variable.form == "number":
             columns = ResidualColumns(response=response, fit=fitted)

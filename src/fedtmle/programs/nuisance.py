@@ -13,7 +13,7 @@ a round asks for the gradient alone: d sums instead of d + d(d+1)/2.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -176,8 +176,12 @@ def _treatment_regressions(
     )
 
 
-def fit_glm(regression: Regression, glm: GLM, levels: Levels, n: int) -> Flow[FittedGLM]:
-    """Fit one federated GLM by Newton's method: some six rounds."""
+def fit_exactly(regression: Regression, glm: GLM, levels: Levels, n: int) -> Flow[FittedGLM]:
+    """Fit one federated GLM by Newton's method on exact sums: some six rounds.
+
+    The coefficients are the same bits in any partition of the rows. Every round tells the gradient and, as
+    long as it changes, the Hessian to 50 bits.
+    """
     formula, family = glm.parsed, regression.family_of(glm)
     names = column_names(formula, levels)
     scales = column_exponents(formula, levels, regression.ranges)
@@ -306,7 +310,15 @@ def refuse_separation(at_zero: Array, at_fit: Array, names: tuple[str, ...], lab
     if values[0] >= SEPARATED_CURVATURE:
         return
     spread = np.diag(at_zero) - (at_zero[:, 0] ** 2 / at_zero[0, 0] if names[0] == "1" else 0.0)
-    moved = np.abs(multiply(root.T, vectors[:, :1])[:, 0]) * np.sqrt(np.maximum(spread, 0.0))
+    refuse_separated(multiply(root.T, vectors[:, :1])[:, 0], np.sqrt(np.maximum(spread, 0.0)), names, label)
+
+
+def refuse_separated(direction: Array, spread: Array, names: Sequence[str], label: str) -> None:
+    """Refuse a fit without finite coefficients; name the columns that move most along a direction.
+
+    ``spread`` has the size of each column: a multiple of its standard deviation.
+    """
+    moved = np.abs(direction) * spread
     most = [name for name, size in zip(names, moved, strict=True) if size > 0.3 * moved.max()]
     raise FitError(
         "separation",

@@ -27,8 +27,8 @@ from fedtmle.initial.superlearner import SuperLearner, used_columns
 from fedtmle.model.exact import Sums
 from fedtmle.model.table import SILO, AnyTable, Table, over_batches, over_blocks
 from fedtmle.model.types import Array, IntArray
+from fedtmle.programs.rounds import together
 from fedtmle.programs.study import Study
-from fedtmle.programs.superlearner import together
 from fedtmle.protocol.outcome import Outcome, Targeted
 from fedtmle.protocol.plan import follow_alone
 from fedtmle.protocol.query import AbstractQuery, Flow, Local

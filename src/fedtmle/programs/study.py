@@ -111,6 +111,8 @@ class Study:
     seed: int = 0
     confidence: float = 0.95
     diagnostics: bool = True
+    sums: Literal["rounded", "exact"] = "rounded"
+    fit_accuracy: float = 1e-6
     variables: Variables = Variables({})
     imputations: int = 5  # data sets, where a variable is imputed
     imputation_sweeps: int = 5  # over the variables to impute, in each data set
@@ -406,6 +408,11 @@ class Study:
                         f"{role}_model: it uses '{column}', which is the study's {refused[column]}; leave it "
                         "out"
                     )
+
+    @property
+    def rounds_sums(self) -> bool:
+        """Whether sums are rounded and fits coded; where rows are pooled, nothing has to be short."""
+        return self.sums == "rounded" and not self.algorithm.pools_rows
 
     @property
     def models(self) -> dict[str, NuisanceModel]:

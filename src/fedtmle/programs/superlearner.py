@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar, final
+from typing import final
 
 import numpy as np
 
@@ -27,8 +27,10 @@ from fedtmle.model.grouped import starts_of
 from fedtmle.model.statistics import AbstractBoundedColumns
 from fedtmle.model.table import Table
 from fedtmle.model.types import Array, exponent, upper_pairs
+from fedtmle.programs.fitting import Fitting, begin, begun, fit_glm
 from fedtmle.programs.multinomial import fit_multinomial
-from fedtmle.programs.nuisance import Regression, fit_glm
+from fedtmle.programs.nuisance import Regression, fit_exactly
+from fedtmle.programs.rounds import together
 from fedtmle.protocol.learners import (
     AbstractLocalFit,
     GLMFormat,
@@ -38,60 +40,68 @@ from fedtmle.protocol.learners import (
     TreesFormat,
 )
 from fedtmle.protocol.plan import follow_alone
-from fedtmle.protocol.query import Flow, JointQuery, Local, Query
+from fedtmle.protocol.query import Flow, Local
 from fedtmle.protocol.sums import TallyQuery
 
-Result = TypeVar("Result")
+
+def begin_fits(regressions: Sequence[Regression], fitting: Fitting, folds: Folds | None) -> Flow[Fitting]:
+    """Ask for what all coded fits begin with, mostly in one round; return the fitting that knows it."""
+    fits = [each for regression in regressions for each in _glm_fits(regression, folds)]
+    return begun(fitting, (yield from together(begin(fits, fitting))))
 
 
 def fit_together(
-    regressions: Sequence[Regression], levels: Levels, n: int, folds: Folds | None
+    regressions: Sequence[Regression], fitting: Fitting, folds: Folds | None
 ) -> Flow[list[Fitted]]:
     """Fit several regressions in the same rounds; return the fits in their order.
 
-    Each is fitted on all rows or, with folds, once per fold left out. No fit waits for another.
+    Each is fitted on all rows or, with folds, once per fold left out. No fit waits for another. Coded fits
+    need what `begin_fits` returned.
     """
-    return (yield from together([_fit(regression, levels, n, folds) for regression in regressions]))
+    return (yield from together([_fit(regression, fitting, folds) for regression in regressions]))
 
 
-def _fit(regression: Regression, levels: Levels, n: int, folds: Folds | None) -> Flow[Fitted]:
+def _glm_fits(regression: Regression, folds: Folds | None) -> Iterator[tuple[Regression, GLM]]:
+    """Yield every GLM that a regression fits across silos, with the rows that it is fitted on."""
+    for part in _outer_parts(regression, folds):
+        if isinstance(part.model, GLM) and not part.classes:
+            yield part, part.model
+        elif isinstance(part.model, SuperLearner):
+            for learner in part.model.learners:
+                if isinstance(learner, GLM):
+                    yield from ((inner, learner) for inner in _inner_parts(part, part.model)[1])
+
+
+def _outer_parts(regression: Regression, folds: Folds | None) -> list[Regression]:
     if folds is None:
-        return (yield from _fit_each([regression], levels, n))[0]
-    parts = [replace(regression.without(folds, v), fold=v + 1) for v in range(folds.count)]
-    return CrossFitted(models=tuple((yield from _fit_each(parts, levels, n))), folds=folds)
+        return [regression]
+    return [replace(regression.without(folds, v), fold=v + 1) for v in range(folds.count)]
 
 
-def _fit_each(parts: Sequence[Regression], levels: Levels, n: int) -> Flow[Sequence[Fitted]]:
+def _inner_parts(regression: Regression, spec: SuperLearner) -> tuple[Folds, list[Regression]]:
+    """Return a super learner's folds, and the regression without each of them, then on all rows."""
+    left_out = regression.fold - 1 if regression.fold else None
+    folds = spec.folds_within(left_out, regression.cluster, spanning=regression.spanning)
+    return folds, [*(regression.without(folds, v) for v in range(spec.folds)), regression]
+
+
+def _fit(regression: Regression, fitting: Fitting, folds: Folds | None) -> Flow[Fitted]:
+    models = yield from _fit_each(_outer_parts(regression, folds), fitting)
+    return models[0] if folds is None else CrossFitted(models=tuple(models), folds=folds)
+
+
+def _fit_each(parts: Sequence[Regression], fitting: Fitting) -> Flow[Sequence[Fitted]]:
     """Fit the same model on several sets of rows; return the fits in their order."""
     model = parts[0].model
     if isinstance(model, SuperLearner):
-        return (yield from together([_fit_super(part, model, levels, n) for part in parts]))
+        return (yield from together([_fit_super(part, model, fitting) for part in parts]))
     if isinstance(model, Pilot):
-        return (yield from _pilot(model, parts, levels))
-    fit: Callable[..., Flow[Fitted]] = fit_multinomial if parts[0].classes else fit_glm
-    return (yield from together([fit(part, model, levels, n) for part in parts]))
-
-
-def together(flows: Sequence[Flow[Result]]) -> Flow[list[Result]]:
-    """Return the results of flows that go on side by side: each round carries one query of each."""
-    results: dict[int, Result] = {}
-    waiting: dict[int, Query] = {}
-    replies: dict[int, object] = dict.fromkeys(range(len(flows)))  # a fresh flow is started by sending None
-    while True:
-        for k, reply in replies.items():
-            try:
-                waiting[k] = flows[k].send(reply)
-            except StopIteration as stop:
-                results[k] = stop.value
-        if not waiting:
-            return [results[k] for k in range(len(flows))]
-        if len(waiting) == 1:
-            ((k, query),) = waiting.items()
-            replies = {k: (yield query)}
-        else:
-            pooled = yield JointQuery(tuple(waiting.values()))
-            replies = dict(zip(waiting, pooled, strict=True))
-        waiting = {}
+        return (yield from _pilot(model, parts, fitting.levels))
+    if parts[0].classes:
+        return (
+            yield from together([fit_multinomial(part, model, fitting.levels, fitting.n) for part in parts])
+        )
+    return (yield from together([fit_glm(part, model, fitting) for part in parts]))
 
 
 @final
@@ -130,11 +140,9 @@ class ResidualProducts(AbstractBoundedColumns[Table]):
         return products if counts is None else np.add.reduceat(products, starts_of(counts), axis=1)
 
 
-def _fit_super(regression: Regression, spec: SuperLearner, levels: Levels, n: int) -> Flow[SuperLearned]:
-    left_out = regression.fold - 1 if regression.fold else None
-    folds = spec.folds_within(left_out, regression.cluster, spanning=regression.spanning)
-    parts = [*(regression.without(folds, v) for v in range(spec.folds)), regression]
-    fitted = yield from together([_candidates(learner, parts, levels, n) for learner in spec.learners])
+def _fit_super(regression: Regression, spec: SuperLearner, fitting: Fitting) -> Flow[SuperLearned]:
+    folds, parts = _inner_parts(regression, spec)
+    fitted = yield from together([_candidates(learner, parts, fitting) for learner in spec.learners])
     labelled = {f"learner {k}{which}": m for k, each in enumerate(fitted, 1) for which, m in each.items()}
     if len(labelled) > MAX_CANDIDATES:
         raise InputError(
@@ -142,7 +150,7 @@ def _fit_super(regression: Regression, spec: SuperLearner, levels: Levels, n: in
         )
     crossed = [CrossFitted(models=models[:-1], folds=folds) for models in labelled.values()]
     products = ResidualProducts(regression=regression, candidates=tuple(crossed))
-    pooled = yield TallyQuery(columns=products, n=n)
+    pooled = yield TallyQuery(columns=products, n=fitting.n)
     total, *units = pooled.units
     if total <= 0:
         raise InputError(f"{regression.label}: no row has a positive weight")
@@ -156,16 +164,14 @@ def _fit_super(regression: Regression, spec: SuperLearner, levels: Levels, n: in
     )
 
 
-def _candidates(
-    learner: Learner, parts: Sequence[Regression], levels: Levels, n: int
-) -> Flow[dict[str, Models]]:
+def _candidates(learner: Learner, parts: Sequence[Regression], fitting: Fitting) -> Flow[dict[str, Models]]:
     """Return every model to weight, fitted on each part: one, or one for each silo that has its own."""
     if isinstance(learner, GLM):
-        fits = yield from together([fit_glm(part, learner, levels, n) for part in parts])
+        fits = yield from together([fit_glm(part, learner, fitting) for part in parts])
         return {"": tuple(fits)}
     if isinstance(learner, Pilot):
-        return {"": (yield from _pilot(learner, parts, levels))}
-    shipped = yield _ship(learner, learner.model, parts, levels)
+        return {"": (yield from _pilot(learner, parts, fitting.levels))}
+    shipped = yield _ship(learner, learner.model, parts, fitting.levels)
     by_silo = {f", silo {m}": models for m, models in enumerate(shipped, start=1) if models is not None}
     if not by_silo:
         raise InputError(f"{parts[0].label}: no silo has the rows to fit its own trees; lower min_leaf")
@@ -229,7 +235,7 @@ def fit_alone(
 ) -> FittedGLM | TreeEnsemble:
     """Return the fit on one party's rows alone."""
     if isinstance(model, GLM):
-        return follow_alone(fit_glm(part, model, levels, local.n_rows), local)
+        return follow_alone(fit_exactly(part, model, levels, local.n_rows), local)
 
     def grow(table: Table) -> TreeEnsemble:
         rows = part.response.long(table)

@@ -20,6 +20,7 @@ from fedtmle.initial.superlearner import used_columns
 from fedtmle.model import kernels
 from fedtmle.model.families import Family
 from fedtmle.programs.diagnostics import Histogram, named_histograms
+from fedtmle.programs.fitting import Fitting
 from fedtmle.programs.missing import MissingCounts
 from fedtmle.programs.nuisance import Regression, regressions
 from fedtmle.programs.sites import ComparedSilos
@@ -203,7 +204,8 @@ def fit_hazards(
     fitted = yield from _counted(study, target, columns, tally.weight_mean, censors, n)
     fitted |= supplied
     places = [(role, regression) for role, each in asked.items() for regression in each]
-    fits = yield from fit_together([regression for _, regression in places], levels, n, study.outer_folds)
+    exact = Fitting(levels=levels, n=n)
+    fits = yield from fit_together([regression for _, regression in places], exact, study.outer_folds)
     for (role, _), fit in zip(places, fits, strict=True):
         fitted[role] = (*fitted.get(role, ()), fit)
     return fitted

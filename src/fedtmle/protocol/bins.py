@@ -15,11 +15,11 @@ from typing import Any, final
 import numpy as np
 
 from fedtmle.errors import DecodeError
-from fedtmle.model.exact import FINE_BITS, GRID_BITS, Sums, column_shifts, zero_sums
+from fedtmle.model.exact import Sums, column_shifts, nearest, zero_sums
 from fedtmle.model.kernels import binned_sums
 from fedtmle.model.statistics import AbstractBins, Group
 from fedtmle.model.types import Array
-from fedtmle.protocol.codes import MOST_SILOS, AbstractCode, BitReader, BitWriter
+from fedtmle.protocol.codes import MOST_SILOS, AbstractCode, BitReader, BitWriter, read_count
 from fedtmle.protocol.query import AbstractQuery, Local, Phase, Query
 
 SAMPLED_ROWS = 1000  # rows that usually show whether there are more values than `MOST_VALUES`
@@ -100,14 +100,19 @@ class PooledBinsCode(AbstractCode[PooledBins]):
 
     def write(self, value: PooledBins, out: BitWriter) -> None:
         for cell in (cell for group in value for cell in group):
-            out.fixed((cell.silos, cell.count, *cell.total.units), (MOST_SILOS, *self.largest))
+            out.gamma((cell.silos,))
+            if cell.silos:
+                out.fixed((cell.count, *cell.total.units), self.largest)
 
     def read(self, bits: BitReader) -> PooledBins:
         return tuple(tuple(self._bin(bits) for _ in range(size)) for size in self.sizes)
 
     def _bin(self, bits: BitReader) -> PooledBin:
-        silos, count, *units = bits.fixed((MOST_SILOS, *self.largest))
-        return PooledBin(silos=_natural(silos), count=_natural(count), total=Sums(tuple(units), self.shifts))
+        silos = read_count(bits, MOST_SILOS)
+        if not silos:
+            return PooledBin(silos=0, count=0, total=zero_sums(self.shifts))
+        count, *units = bits.fixed(self.largest)
+        return PooledBin(silos=silos, count=_natural(count), total=Sums(tuple(units), self.shifts))
 
 
 def _natural(count: int) -> int:
@@ -119,12 +124,16 @@ def _natural(count: int) -> int:
 @final
 @dataclass(frozen=True, kw_only=True)
 class BinsQuery(AbstractQuery[Bins, PooledBins]):
-    """Pooled bins of groups of rows, over the silos that disclose each bin."""
+    """Pooled bins of groups of rows, over the silos that disclose each bin.
+
+    The sums are exact, or have the given number of binary ``places``.
+    """
 
     bins: AbstractBins[Any]
     n: int
     phase: Phase = Phase.DIAGNOSTICS
     floors: tuple[str, ...] = ("min_cell",)  # keys of the policy; the strictest holds
+    places: int | None = None
 
     @property
     def explanation(self) -> str:
@@ -140,19 +149,23 @@ class BinsQuery(AbstractQuery[Bins, PooledBins]):
 
     @property
     def _shifts(self) -> tuple[int, ...]:
-        return column_shifts(self.bins.exponents)
+        if self.places is None:
+            return column_shifts(self.bins.exponents)
+        return (self.places,) * len(self.bins.exponents)
 
     @property
     def _largest(self) -> tuple[int, ...]:
-        return (self.n, *(self.n << (GRID_BITS + FINE_BITS) for _ in self.bins.exponents))
+        bounds = zip(self._shifts, self.bins.exponents, strict=True)
+        return (self.n, *(nearest(self.n, -shift - exponent) for shift, exponent in bounds))
 
     def answer(self, local: Local) -> Bins:
-        totals = [[_Bin(zero_sums(self._shifts)) for _ in range(size)] for size in self.bins.sizes]
+        exact = zero_sums(column_shifts(self.bins.exponents))
+        totals = [[_Bin(exact) for _ in range(size)] for size in self.bins.sizes]
         for piece in local.evaluate(lambda rows: self.bins.over(rows, self._count)):
             for bins, counted in zip(totals, piece, strict=True):
                 for bin_, part in zip(bins, counted, strict=True):
                     bin_.add(part)
-        return tuple(tuple(bin_.total_of() for bin_ in bins) for bins in totals)
+        return tuple(tuple(bin_.total_of(self._shifts) for bin_ in bins) for bins in totals)
 
     def suppress(self, answer: Bins, floor: Callable[[Query], int]) -> Bins:
         return tuple(_suppressed(group, floor(self)) for group in answer)
@@ -285,6 +298,6 @@ class _Bin:
             self.holders = self.holders or _Holders()
             self.holders.add(counted.held)
 
-    def total_of(self) -> BinTotal:
+    def total_of(self, shifts: tuple[int, ...]) -> BinTotal:
         rarest = None if self.holders is None else self.holders.rarest(self.count)
-        return BinTotal(count=self.count, units=self.total.units, rarest=rarest)
+        return BinTotal(count=self.count, units=self.total.rounded(shifts).units, rarest=rarest)

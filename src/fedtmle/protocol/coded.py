@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Literal, final
 
@@ -310,7 +310,7 @@ class RoundedCode(AbstractCode[Rounded]):
 
     @property
     def _q(self) -> Differences:
-        return self.query.answer_code.after(self.query.previous_q)
+        return replace(self.query.answer_code, previous=self.query.previous_q)
 
     def write(self, value: Rounded, out: BitWriter) -> None:
         self._q.write(value.q, out)

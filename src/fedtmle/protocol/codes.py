@@ -13,14 +13,16 @@ from __future__ import annotations
 import math
 import struct
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, Generic, TypeAlias, TypeVar, final
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain, islice
+from operator import add
+from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar, final
 
 import numpy as np
 
 from fedtmle.errors import DecodeError
-from fedtmle.model.exact import Sums
+from fedtmle.model.exact import Sums, nearest
 from fedtmle.model.types import Array
 
 LONGEST_RUN = 1 << 12  # zeros before a codeword's value; C g/h has at most some 2,100 bits
@@ -28,8 +30,22 @@ MOST_SILOS = 4096
 _WORD = 64
 
 Value = TypeVar("Value")
-Memory: TypeAlias = tuple[int, ...]  # the last integers on a link, which differences refer to
+Integers: TypeAlias = tuple[int, ...]
 Parts: TypeAlias = tuple[object, ...]  # payloads of several queries in one round
+
+
+class Remembered(NamedTuple):
+    """The last integers of one stream of messages, in units of 2^exponent."""
+
+    values: Integers
+    exponent: int = 0
+
+    def rescaled(self, exponent: int) -> Integers:
+        """Return the values in units of 2^exponent, rounded half to even if these are larger."""
+        return tuple(nearest(value, exponent - self.exponent) for value in self.values)
+
+
+Memory: TypeAlias = Mapping[str, Remembered]  # by the name of a stream: what differences on a link refer to
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +76,22 @@ def fixed_width(largest: int) -> int:
     return (2 * largest).bit_length()
 
 
+GOLOMB_ORDER_BITS = 5
+
+
+def golomb_length(values: Iterable[int], order: int) -> int:
+    """Return the bits of integers in the exponential Golomb code of an order, without the order itself."""
+    return sum(order + 2 * ((zigzag(a) - 1 >> order) + 1).bit_length() - 1 for a in values)
+
+
+def golomb_order(values: Sequence[int]) -> int:
+    """Return the order, near the logarithm of the mean size, whose code of the integers is shortest."""
+    mean = sum(zigzag(a) - 1 for a in values) // max(len(values), 1)
+    centre = min(mean.bit_length(), (1 << GOLOMB_ORDER_BITS) - 1)
+    orders = range(max(centre - 2, 0), centre + 1)
+    return min(orders, key=lambda order: golomb_length(values, order))
+
+
 class BitWriter:
     """Appends codewords to a growing bit string."""
 
@@ -79,6 +111,19 @@ class BitWriter:
         for a in values:
             # floor(log2 v) zeros, then v in binary: as a number of 2 floor(log2 v) + 1 bits it is v itself.
             self.uint(zigzag(a), gamma_length(a))
+
+    def golomb(self, values: Sequence[int]) -> None:
+        """Append integers in the exponential Golomb code whose order k makes them shortest: k, then each.
+
+        With v = iota(a) - 1 the codeword of a is the gamma codeword of v // 2^k + 1, then v mod 2^k in k
+        bits.
+        """
+        order = golomb_order(values)
+        self.uint(order, GOLOMB_ORDER_BITS)
+        for a in values:
+            high, low = divmod(zigzag(a) - 1, 1 << order)
+            self.uint(high + 1, 2 * (high + 1).bit_length() - 1)
+            self.uint(low, order)
 
     def fixed(self, values: Sequence[int], largest: Sequence[int]) -> None:
         """Append offset-binary integers, value j in [-largest[j], largest[j]]."""
@@ -133,6 +178,17 @@ class BitReader:
                 return stop - self._at - word.bit_length()
         raise DecodeError("a codeword is longer than that of any number of this protocol")
 
+    def golomb(self, count: int) -> tuple[int, ...]:
+        """Read ``count`` integers that `BitWriter.golomb` wrote; another order than the best is refused."""
+        order = self.uint(GOLOMB_ORDER_BITS)
+        values = tuple(
+            unzigzag((self.uint(2 * self._zeros() + 1) - 1 << order | self.uint(order)) + 1)
+            for _ in range(count)
+        )
+        if order != golomb_order(values):
+            raise DecodeError("integers are not in their shortest Golomb code")
+        return values
+
     def fixed(self, largest: Sequence[int]) -> tuple[int, ...]:
         """Read one offset-binary integer per bound."""
         values = []
@@ -165,13 +221,13 @@ class AbstractCode(ABC, Generic[Value]):
     def read(self, bits: BitReader) -> Value:
         """Read one value, or raise `DecodeError`."""
 
-    def after(self, memory: Memory | None) -> AbstractCode[Value]:
-        """Return the code of the next payload on a link whose last one left ``memory``."""
+    def after(self, memory: Memory) -> AbstractCode[Value]:
+        """Return the code of the next payload on a link whose earlier ones left ``memory``."""
         return self
 
-    def memory(self, value: Value) -> Memory | None:
-        """Return what both ends of a link remember of this payload, or None."""
-        return None
+    def memory(self, value: Value) -> Memory:
+        """Return what both ends of a link remember of this payload, by stream."""
+        return {}
 
 
 def encode(code: AbstractCode[Value], value: Value) -> Bits:
@@ -196,24 +252,19 @@ class Uplink:
     The silo and the server hold one each; the memory survives re-centring.
     """
 
-    memory: Memory | None = None
+    memory: dict[str, Remembered] = field(default_factory=dict)
 
     def encode(self, code: AbstractCode[Value], answer: Value) -> Bits:
         """Return an answer as bits, and remember it."""
         bits = encode(code.after(self.memory), answer)
-        self._remember(code, answer)
+        self.memory.update(code.memory(answer))
         return bits
 
     def decode(self, code: AbstractCode[Value], bits: Bits) -> Value:
         """Return the answer that ``bits`` encode, and remember it."""
         answer = decode(code.after(self.memory), bits)
-        self._remember(code, answer)
+        self.memory.update(code.memory(answer))
         return answer
-
-    def _remember(self, code: AbstractCode[Value], answer: Value) -> None:
-        memory = code.memory(answer)
-        if memory is not None:
-            self.memory = memory
 
 
 @final
@@ -245,17 +296,19 @@ class Differences(AbstractCode[tuple[int, ...]]):
 
     dim: int
     width: int | None
-    previous: Memory | None = None
+    previous: Integers | None = None
+    stream: str = "targeting"
 
     @property
     def numbers(self) -> int:
         return self.dim
 
-    def after(self, memory: Memory | None) -> Differences:
-        return Differences(dim=self.dim, width=self.width, previous=memory)
+    def after(self, memory: Memory) -> Differences:
+        last = memory.get(self.stream)
+        return self if last is None else replace(self, previous=last.values)
 
     def memory(self, value: tuple[int, ...]) -> Memory:
-        return value
+        return {self.stream: Remembered(value)}
 
     def write(self, value: tuple[int, ...], out: BitWriter) -> None:
         if self.width is not None:
@@ -271,14 +324,54 @@ class Differences(AbstractCode[tuple[int, ...]]):
         return tuple(before + step for before, step in zip(self._origin, bits.gamma(self.dim), strict=True))
 
     @property
-    def _origin(self) -> Memory:
+    def _origin(self) -> Integers:
         return self.previous or (0,) * self.dim
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Golomb(AbstractCode[Integers]):
+    """Integers without public bounds in an exponential Golomb code, whose order is chosen for them.
+
+    With a ``stream`` they are differences from the last payload of that stream. It may have had another grid:
+    ``exponent`` says that the integers count multiples of 2^exponent. Each of the ``blocks``, given by their
+    sizes, has an order of its own.
+    """
+
+    blocks: tuple[int, ...]
+    stream: str | None = None
+    exponent: int = 0
+    previous: Integers | None = None
+
+    @property
+    def numbers(self) -> int:
+        return sum(self.blocks)
+
+    def after(self, memory: Memory) -> Golomb:
+        last = None if self.stream is None else memory.get(self.stream)
+        return self if last is None else replace(self, previous=last.rescaled(self.exponent))
+
+    def memory(self, value: Integers) -> Memory:
+        return {} if self.stream is None else {self.stream: Remembered(value, self.exponent)}
+
+    def write(self, value: Integers, out: BitWriter) -> None:
+        steps = iter([entry - before for entry, before in zip(value, self._origin, strict=True)])
+        for size in self.blocks:
+            out.golomb(list(islice(steps, size)))
+
+    def read(self, bits: BitReader) -> Integers:
+        steps = chain.from_iterable([bits.golomb(size) for size in self.blocks])
+        return tuple(map(add, self._origin, steps))
+
+    @property
+    def _origin(self) -> Integers:
+        return self.previous or (0,) * self.numbers
 
 
 @final
 @dataclass(frozen=True)
 class Joined(AbstractCode[Parts]):
-    """Payloads one after the other; none of their codes may have a memory."""
+    """Payloads one after the other. Codes with a memory must be of different streams."""
 
     codes: tuple[AbstractCode[Any], ...]
 
@@ -292,6 +385,13 @@ class Joined(AbstractCode[Parts]):
 
     def read(self, bits: BitReader) -> Parts:
         return tuple(code.read(bits) for code in self.codes)
+
+    def after(self, memory: Memory) -> Joined:
+        return Joined(tuple(code.after(memory) for code in self.codes))
+
+    def memory(self, value: Parts) -> Memory:
+        parts = zip(self.codes, value, strict=True)
+        return {stream: last for code, part in parts for stream, last in code.memory(part).items()}
 
 
 @final

@@ -383,18 +383,19 @@ class MomentsQuery(IntegerSums):
 
     @cached_property
     def shifts(self) -> tuple[int, ...]:
-        return self.problem.moment_shifts(self.law)
+        drop = GRID_BITS + FINE_BITS - self.problem.moment_bits
+        return tuple(shift - drop for shift in self.problem.moment_shifts(self.law))
 
     @property
     def row_units(self) -> int:
-        return 1 << (GRID_BITS + FINE_BITS)
+        return 1 << self.problem.moment_bits
 
     @property
     def explanation(self) -> str:
         return "exact sums over the rows for the estimate and its standard error"
 
     def answer(self, local: Local) -> Sums:
-        return local.moments(self.problem, self.law)
+        return local.moments(self.problem, self.law).rounded(self.shifts)
 
     def row_means(self, answer: Sums, local: Local) -> RowMeans:
         return RowMeans(
@@ -408,7 +409,7 @@ class MomentsQuery(IntegerSums):
 @final
 @dataclass(frozen=True)
 class JointQuery(AbstractQuery[Parts, Parts]):
-    """Several queries of one phase in one round; none may keep a memory on the link or retire a silo."""
+    """Several queries in one round, booked by the phase of the first; none may retire a silo."""
 
     queries: tuple[Query, ...]
 
@@ -442,6 +443,15 @@ class JointQuery(AbstractQuery[Parts, Parts]):
 
     def answer(self, local: Local) -> Parts:
         return tuple(query.answer(local) for query in self.queries)
+
+    def residual(self, pooled: Parts) -> float | None:
+        pairs = zip(self.queries, pooled, strict=True)
+        known = (query.residual(part) for query, part in pairs)
+        return next((residual for residual in known if residual is not None), None)
+
+    @property
+    def tolerance(self) -> float | None:
+        return next((query.tolerance for query in self.queries if query.tolerance is not None), None)
 
     def pool(self, answers: Mapping[str, Parts], sizes: Mapping[str, int]) -> Parts:
         return tuple(

@@ -17,6 +17,7 @@ from fedtmle.model.exact import (
     GRID_BITS,
     Sums,
     column_shifts,
+    nearest,
     query_shifts,
     zero_sums,
 )
@@ -109,25 +110,34 @@ class SumsQuery(IntegerSums):
 @final
 @dataclass(frozen=True, kw_only=True)
 class TallyQuery(IntegerSums):
-    """Sums of named columns: counts per arm, of observed outcomes, of weights."""
+    """Sums of named columns: counts per arm, of observed outcomes, of weights.
+
+    ``grid`` None sends them exactly; else sum j is rounded to a multiple of 2^-grid[j].
+    """
 
     columns: BoundedColumns
     n: int
     phase: Phase = Phase.NUISANCE
     counts: tuple[CountCell, ...] = ()
     weights: tuple[WeightSum, ...] = ()
+    grid: tuple[int, ...] | None = None
 
     @property
     def shifts(self) -> tuple[int, ...]:
-        return column_shifts(self.columns.exponents)
+        return column_shifts(self.columns.exponents) if self.grid is None else self.grid
 
     @property
     def row_units(self) -> int:
         return 1 << (GRID_BITS + FINE_BITS)
 
     @property
+    def largest(self) -> tuple[int, ...]:
+        bounds = zip(self.shifts, self.columns.exponents, strict=True)
+        return tuple(nearest(self.n, -shift - exponent) for shift, exponent in bounds)
+
+    @property
     def explanation(self) -> str:
-        return f"exact sums over the rows: {self.columns.label}"
+        return f"{'exact' if self.grid is None else 'rounded'} sums over the rows: {self.columns.label}"
 
     def cells(self) -> Iterable[CountCell]:
         return self.counts
@@ -142,7 +152,7 @@ class TallyQuery(IntegerSums):
             return column_sums(columns.evaluate(piece), columns.exponents, what=columns.label)
 
         sums = local.evaluate(lambda rows: columns.over(rows, summed))
-        return reduce(add, sums, zero_sums(self.shifts))
+        return reduce(add, sums, zero_sums(column_shifts(columns.exponents))).rounded(self.shifts)
 
     def row_means(self, answer: Sums, local: Local) -> RowMeans:
         return RowMeans(

@@ -122,7 +122,7 @@ def _coded(
         tolerance=stated.tolerance,
         residual_bound=stated.residual_bound,
         fixed_width=algorithm.fixed_width,
-        one_step=algorithm.inner == "step",
+        one_step=not algorithm.is_adaptive(problem, law),
     )
     if rows is None:
         return replace(_stated(stated), checks=_open_checks(cost), assumptions=(*stated.assumptions, OPEN))

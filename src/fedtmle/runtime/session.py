@@ -11,14 +11,14 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import msgspec
 
 from fedtmle.errors import InputError, JournalError, ProtocolError, RefusedError
 from fedtmle.model.exact import Sums
 from fedtmle.protocol import messages
-from fedtmle.protocol.codes import Bits, Uplink
+from fedtmle.protocol.codes import AbstractCode, Bits, Uplink, encode
 from fedtmle.protocol.messages import (
     Answered,
     Ask,
@@ -40,14 +40,21 @@ from fedtmle.runtime.journal import Journal
 from fedtmle.runtime.silo import Silo
 from fedtmle.runtime.transcript import Exchange, Transcript
 
+Shares = Mapping[Phase, int]  # the bits of one payload by phase
+
 
 @dataclass(frozen=True, kw_only=True)
 class RoundBits:
-    """Payload bits of one round by silo: its answer up, the broadcast down if it is still in the run."""
+    """Payload bits of one round by silo: its answer up, the broadcast down if it is still in the run.
+
+    A round that several queries share counts for the phase of the first; their bits are those of their own.
+    """
 
     phase: Phase
     up: Mapping[str, int]
     down: Mapping[str, int]
+    up_shares: Mapping[str, Shares]
+    down_shares: Shares
 
 
 @dataclass
@@ -68,9 +75,10 @@ class Account:
         """Add one round."""
         self.rounds[bits.phase] += 1
         self.by_round.append(bits)
-        for book, sent in ((self.bits_up, bits.up), (self.bits_down, bits.down)):
-            for silo, count in sent.items():
-                book[bits.phase, silo] += count
+        for silo, shares in bits.up_shares.items():
+            self.bits_up.update({(phase, silo): count for phase, count in shares.items()})
+        for silo in bits.down:
+            self.bits_down.update({(phase, silo): count for phase, count in bits.down_shares.items()})
 
     def bits(self, *phases: Phase) -> int:
         """Return the payload bits over all links in the given phases."""
@@ -194,6 +202,7 @@ class Session:
         self._uplinks = {silo: Uplink() for silo in self._active}
         self._retired: dict[str, int] = {}
         self._sent: dict[str, int] = {}  # payload bits of this round's answers
+        self._shares: dict[str, Shares] = {}  # the same by phase
         self._tolerance: float | None = None  # once it is settled
 
     def run(self) -> Finished:
@@ -208,8 +217,7 @@ class Session:
             answers = self._collect(query, number, requests)
             broadcast = follower.pool(answers, {silo: sizes[silo] for silo in answers})
             self._retire(query, answers)
-            if query.phase is Phase.CLOSING:
-                closing = answers
+            closing = _closing(query, answers) or closing
             pooled = follower.hear(broadcast)
             self._book(query, number, pooled, broadcast, list(answers))
             if follower.outcome is not None:
@@ -244,12 +252,16 @@ class Session:
 
     def _collect(self, query: Query, number: int, requests: Mapping[str, bytes]) -> dict[str, Any]:
         answers = {}
-        self._sent = {}
+        self._sent, self._shares = {}, {}
         for silo, reply in self._exchange(requests).items():
             if not isinstance(reply, Answered) or reply.round != number:
                 raise ProtocolError(f"silo '{silo}' did not answer round {number}")
-            answers[silo] = self._uplinks[silo].decode(query.answer_code, reply.payload.bits())
+            uplink = self._uplinks[silo]
+            before = dict(uplink.memory)
+            answers[silo] = uplink.decode(query.answer_code, reply.payload.bits())
             self._sent[silo] = reply.payload.length
+            codes = [member.answer_code.after(before) for member in query.members]
+            self._shares[silo] = _shares(query, codes, answers[silo], reply.payload.length)
         return answers
 
     def _retire(self, query: Query, answers: Mapping[str, object]) -> None:
@@ -267,7 +279,16 @@ class Session:
 
     def _book(self, query: Query, number: int, pooled: object, broadcast: Bits, asked: Sequence[str]) -> None:
         down = dict.fromkeys(self._active, broadcast.length)
-        self._account.book(RoundBits(phase=query.phase, up=self._sent, down=down))
+        codes = [member.pooled_code for member in query.members]
+        self._account.book(
+            RoundBits(
+                phase=query.phase,
+                up=self._sent,
+                down=down,
+                up_shares=self._shares,
+                down_shares=_shares(query, codes, pooled, broadcast.length),
+            )
+        )
         self._tolerance = self._tolerance if query.tolerance is None else query.tolerance
         if self._progress is not None:
             self._progress(
@@ -318,6 +339,24 @@ class Session:
 
 def _payload(bits: Bits) -> Payload:
     return Payload(bits.length, bits.data)
+
+
+def _shares(query: Query, codes: Sequence[AbstractCode[Any]], payload: object, length: int) -> Shares:
+    """Return the bits of a payload by the phase of the query that they belong to."""
+    if len({member.phase for member in query.members}) == 1:
+        return {query.phase: length}
+    shares: Counter[Phase] = Counter()
+    for member, code, part in zip(query.members, codes, query.split(payload), strict=True):
+        shares[member.phase] += encode(code, part).length
+    return shares
+
+
+def _closing(query: Query, answers: Mapping[str, Any]) -> dict[str, Sums]:
+    """Return each silo's closing sums, if the query asked for them."""
+    for k, member in enumerate(query.members):
+        if member.phase is Phase.CLOSING:
+            return {silo: cast(Sums, query.split(answer)[k]) for silo, answer in answers.items()}
+    return {}
 
 
 def run_embedded(

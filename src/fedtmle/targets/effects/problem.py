@@ -26,11 +26,11 @@ import numpy as np
 from fedtmle.errors import NumericalError
 from fedtmle.model import kernels
 from fedtmle.model.blocks import Blocks
-from fedtmle.model.exact import Sums, column_shifts, zero_sums
+from fedtmle.model.exact import FINE_BITS, GRID_BITS, Sums, column_shifts, zero_sums
 from fedtmle.model.families import Family
 from fedtmle.model.linear import congruence, multiply
 from fedtmle.model.parallel import done, mapped, pieces
-from fedtmle.model.problem import AbstractProblem, Estimate
+from fedtmle.model.problem import AbstractProblem, Calibration, Estimate
 from fedtmle.model.submodel import AbstractSubmodel, GeneralisedLinear, NoNormaliser, StreamedLinear
 from fedtmle.model.table import AnyTable, StreamedTable, Table, over_blocks
 from fedtmle.model.types import Array, RowBound, exponent
@@ -94,6 +94,7 @@ class EffectProblem(AbstractProblem[EffectLaw, AnyTable]):
     linear: bool = False
     as_weight: bool = False
     blocks: tuple[tuple[int, ...], ...] = ()
+    known: Calibration | None = None  # at the start, where sums are rounded and the overlap is known
     _prepared: list[_Prepared] = field(default_factory=list, compare=False, repr=False)
 
     @property
@@ -244,6 +245,18 @@ class EffectProblem(AbstractProblem[EffectLaw, AnyTable]):
 
     def moment_shifts(self, law: EffectLaw) -> tuple[int, ...]:  # noqa: ARG002 - declared, for every law
         return column_shifts(self._moment_exponents())
+
+    @property
+    def moment_bits(self) -> int:
+        # Rounded sums are to 2^-28 of the outcome's width; the bounds are larger by the inverse probabilities
+        # and the clusters.
+        if self.known is None:
+            return GRID_BITS + FINE_BITS
+        ceiling = exponent(self.ceiling + self.population_ceiling)
+        return min(28 + ceiling + 2 * (self.largest_cluster - 1).bit_length(), GRID_BITS + FINE_BITS)
+
+    def calibration(self, law: EffectLaw) -> Calibration | None:
+        return None if law.history else self.known
 
     def finish(self, law: EffectLaw, pooled: Sums, n: int) -> Estimate:  # noqa: ARG002 - all is pooled
         components, covariance = estimate_components(pooled, len(self.combination[0]))

@@ -11,6 +11,7 @@ from typing import TypeVar, final
 
 import numpy as np
 
+from fedtmle.model.exact import column_shifts
 from fedtmle.model.statistics import AbstractBins, AbstractBoundedColumns, Group
 from fedtmle.model.table import AnyTable, Table, over_blocks
 from fedtmle.model.types import Array, Bytes, Codes, exponent, first, product
@@ -28,6 +29,7 @@ from fedtmle.targets.effects.rows import (
 Piece = TypeVar("Piece")
 Result = TypeVar("Result")
 
+LARGEST_ERROR = 4.0  # of a prediction on the unit scale, for rough standard errors
 LARGEST_LOSS = 64.0  # of one row, where a prediction is all but certain and wrong
 SMALLEST_CHANCE = math.exp(-LARGEST_LOSS)
 
@@ -39,6 +41,7 @@ class Block:
 
     names: tuple[str, ...]
     exponent: int
+    places: int | None = None  # binary places of the sums that are sent; None: exact sums
 
 
 @final
@@ -55,6 +58,15 @@ class TallyLayout:
     @property
     def exponents(self) -> tuple[int, ...]:
         return tuple(block.exponent for block in self.blocks.values() for _ in block.names)
+
+    @property
+    def grid(self) -> tuple[int, ...]:
+        """The grid on which each sum is sent, as `TallyQuery` has it."""
+        return tuple(
+            column_shifts([block.exponent])[0] if block.places is None else block.places
+            for block in self.blocks.values()
+            for _ in block.names
+        )
 
     @cached_property
     def places(self) -> dict[str, range]:
@@ -107,17 +119,18 @@ class StudyCounts(AbstractLaidOutColumns[Table]):
     def layout(self) -> TallyLayout:
         arms, strata, weight = self.columns.arms, self.columns.strata_levels, self.weight_exponent
         blocks = {
-            "arm": Block(tuple(f"in arm {arm}" for arm in arms), 1),
-            "observed": Block(tuple(f"observed in arm {arm}" for arm in arms), 1),
-            "weight": Block(("weight",), weight),
-            "arm weight": Block(tuple(f"weight in arm {arm}" for arm in arms), weight),
+            "arm": Block(tuple(f"in arm {arm}" for arm in arms), 1, 0),
+            "observed": Block(tuple(f"observed in arm {arm}" for arm in arms), 1, 0),
         }
+        places = None if self.columns.weights else 0  # without weights they are counts
+        blocks["weight"] = Block(("weight",), weight, places)
+        blocks["arm weight"] = Block(tuple(f"weight in arm {arm}" for arm in arms), weight, places)
         counted = tuple(f"in stratum {level}" for level in strata)
         if self.columns.weights:
             blocks["stratum weight"] = Block(tuple(f"weight in stratum {level}" for level in strata), weight)
-            blocks["stratum"] = Block(counted, 1)
+            blocks["stratum"] = Block(counted, 1, 0)
         else:
-            blocks["stratum"] = Block(counted, weight)
+            blocks["stratum"] = Block(counted, weight, 0)
         return TallyLayout(blocks)
 
     def over(self, rows: AnyTable, work: Callable[[Table], Result]) -> Iterable[Result]:
@@ -200,13 +213,19 @@ class OverlapColumns(_OverEffectRows, AbstractLaidOutColumns[EffectRows]):
     @cached_property
     def layout(self) -> TallyLayout:
         h, weight = self.effect.ceiling, exponent(self.effect.population_ceiling)
+        score = exponent((h * LARGEST_ERROR) ** 2)
         return TallyLayout(
             {
-                "H": Block(tuple(f"H_{r}" for r in range(self.count)), exponent(h)),
-                "squares of H": Block(tuple(f"H_{r}, squared" for r in range(self.count)), exponent(h * h)),
-                "observed weight": Block(("weight of the observed",), weight),
-                "prediction": Block(("predicted outcome",), weight),
-                "prediction squared": Block(("predicted outcome, squared",), weight),
+                "H": Block(tuple(f"H_{r}" for r in range(self.count)), exponent(h), 12),
+                "squares of H": Block(
+                    tuple(f"H_{r}, squared" for r in range(self.count)), exponent(h * h), 12
+                ),
+                "observed weight": Block(("weight of the observed",), weight, 12),
+                "prediction": Block(("predicted outcome",), weight, 16),
+                "prediction squared": Block(("predicted outcome, squared",), weight, 16),
+                "squared scores": Block(
+                    tuple(f"H_{r} (y - Q), squared" for r in range(self.count)), score, 16
+                ),
             }
         )
 
@@ -221,6 +240,8 @@ class OverlapColumns(_OverEffectRows, AbstractLaidOutColumns[EffectRows]):
         np.multiply(observed, q, out=part["prediction"][0])
         np.multiply(q, q, out=part["prediction squared"][0])
         part["prediction squared"] *= observed
+        error = np.clip(piece.y - q, -LARGEST_ERROR, LARGEST_ERROR)
+        np.square(h * error, out=part["squared scores"])
         return values
 
 
@@ -321,11 +342,11 @@ class PredictionErrors(_OverEffectRows, AbstractLaidOutColumns[EffectRows]):
         weight = self.effect.population_ceiling
         largest = exponent(LARGEST_LOSS * weight)
         blocks = {
-            "outcome moments": Block(("weight", "outcome", "outcome, squared"), exponent(weight)),
-            "squared errors": Block(("squared error before", "squared error after"), largest),
+            "outcome moments": Block(("weight", "outcome", "outcome, squared"), exponent(weight), 12),
+            "squared errors": Block(("squared error before", "squared error after"), largest, 12),
         }
         if self.is_binary:
-            blocks["log losses"] = Block(("log loss before", "log loss after"), largest)
+            blocks["log losses"] = Block(("log loss before", "log loss after"), largest, 12)
         return TallyLayout(blocks)
 
     def evaluate(self, piece: EffectRows) -> Array:

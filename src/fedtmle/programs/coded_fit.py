@@ -1,0 +1,219 @@
+"""The coded fit of a regression: rounded gradients, coded as differences, and a public quasi-Newton method.
+
+Coefficients are eps = C^T u with C from `programs.curvature`, so that |u - u*| is the root mean square of the
+difference between two linear predictors. Every round asks for the gradient at one point, on the grid
+
+    h = THETA |g before| / sqrt(d),
+
+so that its rounding is a small share of what was left; the parties then take a step of the BFGS method. A
+model whose curvature changes is asked for it once, coarsely, when it has come close. The fit ends when what
+is left after a step,
+
+    rho |p| + e |p| / |g|,   rho the ratio of the last two steps' lengths, e a bound of the rounding of g,
+
+is at most the goal. The first part is how far the next step would go, an estimate; the second bounds
+rounding.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import final
+
+import numpy as np
+
+from fedtmle.errors import FitError
+from fedtmle.model.linear import cholesky, congruence, dot, multiply, solve_factored
+from fedtmle.model.types import Array
+from fedtmle.protocol.codes import gamma_length
+from fedtmle.protocol.query import Flow, JointQuery, Model, Query
+from fedtmle.protocol.regression import FitCurvatureQuery, FitGradientQuery
+from fedtmle.protocol.sums import norm
+
+THETA = 2.0**-6
+FINEST = -46  # the exponent of the finest grid: sums of rows bounded by 1 have 50 bits
+LONGEST_STEP = 4.0  # of u: the root mean square of a change of the linear predictor
+MAX_ROUNDS = 80
+CURVATURE_BITS = 6  # of the curvature that is asked once, beside its mean
+WORTH_CURVATURE = 2.0**-6  # steps longer than this justify to ask for the curvature
+CURVATURE_ROUND = 3  # not before this round of the fit
+SEPARATED_CURVATURE = 1e-5  # treat as separated if this share of the first curvature is left along a step
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """A model to fit, its coordinates, and the accuracy that is wanted.
+
+    ``separated`` raises the error of a loss without a minimum, given the direction in eps along which it
+    falls for ever. ``goal`` bounds |u - u*|.
+    """
+
+    label: str
+    stream: str
+    model: Model
+    C: Array
+    n: int
+    goal: float
+    is_quadratic: bool
+    separated: Callable[[Array], None]
+
+    @property
+    def dim(self) -> int:
+        return len(self.C)
+
+    def eps(self, u: Array) -> Array:
+        return multiply(self.C.T, u[:, None])[:, 0]
+
+    def public_gradient(self, u: Array) -> Array:
+        gradient = self.model.normaliser(None).gradient(self.eps(u))
+        return multiply(self.C, gradient[:, None])[:, 0]
+
+    def public_curvature(self) -> Array:
+        return congruence(self.C, self.model.normaliser(None).hessian(np.zeros(self.dim)))
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class CodedFit:
+    """Coefficients on a lattice: u = 2^exponent times integers, and eps = C^T u.
+
+    ``error`` is what is estimated to be left of |u - u*|, the lattice's rounding included.
+    """
+
+    eps: Array
+    steps: tuple[int, ...]
+    exponent: int
+    error: float
+    rounds: int
+
+    @property
+    def bits(self) -> int:
+        """The length of the integers' code."""
+        return sum(map(gamma_length, self.steps))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Point:
+    u: Array
+    gradient: Array
+    norm: float
+    rounding: float  # a bound of the gradient's error
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Metric:
+    """A quasi-Newton model of the curvature: a factored matrix, and the steps since it was made."""
+
+    factor: Array
+    pairs: tuple[tuple[Array, Array], ...] = ()
+
+    def solve(self, gradient: Array) -> Array:
+        """Return the step that brings the gradient to zero if the model is right (two-loop recursion)."""
+        q, shares = gradient.tolist(), []
+        for s, y in reversed(self.pairs):
+            share = dot(s.tolist(), q) / dot(s.tolist(), y.tolist())
+            shares.append(share)
+            q = [a - share * b for a, b in zip(q, y.tolist(), strict=True)]
+        r = solve_factored(self.factor, np.array(q)).tolist()
+        for (s, y), share in zip(self.pairs, reversed(shares), strict=True):
+            factor = share - dot(y.tolist(), r) / dot(s.tolist(), y.tolist())
+            r = [a + factor * b for a, b in zip(r, s.tolist(), strict=True)]
+        return -np.array(r)
+
+
+def fit_coded(task: Task, u: Array, expected: float, curvature: Array) -> Flow[CodedFit]:
+    """Return the fit from u, given the norm of the gradient and a model of the Hessian there."""
+    first = _mean_curvature(curvature)
+    metric = _Metric(factor=_factored(curvature))
+    base: _Point | None = None
+    previous_step, has_curvature = math.inf, task.is_quadratic
+    for number in range(1, MAX_ROUNDS + 1):
+        asks = not has_curvature and number >= CURVATURE_ROUND and previous_step > WORTH_CURVATURE
+        point, matrix = yield from _evaluate(task, u, expected if base is None else base.norm, first, asks)
+        if base is not None:
+            metric = _learned(task, metric, base, point, first)
+        if matrix is not None:
+            has_curvature, metric = True, _Metric(factor=_factored(matrix + task.public_curvature()))
+        if base is None or point.norm < base.norm or matrix is not None:
+            base = point
+        step = metric.solve(base.gradient)
+        length = norm(step)
+        if base is point:
+            share = length / point.norm if point.norm else 1.0 / first
+            rounding = point.rounding * share
+            left = min(0.5, length / previous_step) * length + rounding
+            if left <= task.goal or (rounding <= task.goal and point.norm == 0.0):
+                return _on_lattice(task, base.u + step, left, number)
+            previous_step = length
+        u = base.u + step * min(1.0, LONGEST_STEP / length)
+        while not task.model.admits(None, task.eps(u)):
+            u = 0.5 * (u + base.u)
+    raise FitError(
+        "convergence", f"{task.label}: the fit did not converge; give it a small ridge, or fewer terms"
+    )
+
+
+def _evaluate(
+    task: Task, u: Array, scale: float, first: float, asks_curvature: bool
+) -> Flow[tuple[_Point, Array | None]]:
+    """Ask for the gradient at u, on a grid for a gradient of norm ``scale``, and perhaps the curvature."""
+    exponent = max(math.frexp(THETA * scale / math.sqrt(task.dim))[1] - 1, FINEST) if scale else FINEST
+    eps = task.eps(u)
+    gradient = FitGradientQuery(
+        model=task.model, eps=eps, C=task.C, exponent=exponent, n=task.n, stream=task.stream
+    )
+    matrix = None
+    if asks_curvature:
+        curvature = FitCurvatureQuery(
+            model=task.model, eps=eps, C=task.C, exponent=math.frexp(first)[1] - CURVATURE_BITS, n=task.n
+        )
+        queries: tuple[Query, ...] = (gradient, curvature)
+        pooled, entries = yield JointQuery(queries)
+        matrix = curvature.matrix(entries)
+    else:
+        pooled = yield gradient
+    g = gradient.values(pooled) + task.public_gradient(u)
+    return _Point(u=u, gradient=g, norm=norm(g), rounding=math.sqrt(task.dim) * gradient.rounding), matrix
+
+
+def _learned(task: Task, metric: _Metric, base: _Point, point: _Point, first: float) -> _Metric:
+    """Return the model that also knows the change of the gradient between two points."""
+    s, y = point.u - base.u, point.gradient - base.gradient
+    along, square = dot(s.tolist(), y.tolist()), dot(s.tolist(), s.tolist())
+    noise = base.rounding + point.rounding
+    if square and along < SEPARATED_CURVATURE * first * square and norm(y) > noise:
+        task.separated(task.eps(s))
+    if along <= 0.5 * noise * math.sqrt(square):  # a change that rounding may have made
+        return metric
+    return replace(metric, pairs=(*metric.pairs, (s, y)))
+
+
+def _mean_curvature(matrix: Array) -> float:
+    return math.fsum(np.diag(matrix).tolist()) / len(matrix)
+
+
+def _factored(matrix: Array) -> Array:
+    """Return the Cholesky factor, of the matrix lifted as little as makes it positive definite."""
+    scale = _mean_curvature(matrix)
+    lift = 0.0
+    while True:
+        factor = cholesky(matrix, shift=lift, floor=2.0**-10 * scale)
+        if factor is not None:
+            return factor
+        lift = 4.0 * lift if lift else 2.0**-8 * scale
+
+
+def _on_lattice(task: Task, u: Array, error: float, rounds: int) -> CodedFit:
+    exponent = math.frexp(task.goal / math.sqrt(task.dim))[1] - 2
+    steps = tuple(round(math.ldexp(value, -exponent)) for value in u.tolist())
+    rounded = np.ldexp(np.array(steps, dtype=np.float64), exponent)
+    return CodedFit(
+        eps=task.eps(rounded),
+        steps=steps,
+        exponent=exponent,
+        error=error + math.sqrt(task.dim) * 2.0 ** (exponent - 1),
+        rounds=rounds,
+    )

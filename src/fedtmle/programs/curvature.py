@@ -1,0 +1,165 @@
+"""Coordinates in which a regression is easy to fit: one coarse Gram matrix serves all models of a study.
+
+The columns of a formula are moved and scaled by their declared ranges, z = A x with |z| <= 1, and one round
+pools the mean of z z^T, each entry rounded to 2^-9. With its Cholesky factor L the columns C x, C = L^-1 A,
+are nearly uncorrelated and of unit variance. A model whose columns are some of those of another needs no
+matrix of its own, and neither do the folds of a model: C need not be accurate, since the gradients are.
+
+Where columns are nearly collinear the rounded matrix does not show it. Then the matrix is asked again, in the
+coordinates found so far and on a finer grid.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import final
+
+import numpy as np
+
+from fedtmle.initial.design import column_names
+from fedtmle.initial.glm import AbstractResponse, GLMModel, Levels
+from fedtmle.initial.ranges import Ranges, column_exponents, column_ranges
+from fedtmle.initial.syntax import Formula
+from fedtmle.model.families import Family
+from fedtmle.model.linear import cholesky, congruence, dot, invert_lower, multiply
+from fedtmle.model.table import Table
+from fedtmle.model.types import Array
+from fedtmle.protocol.query import Flow
+from fedtmle.protocol.regression import FitCurvatureQuery
+
+GRIDS = (-9, -14, -40)  # the exponents of the grids on which a Gram matrix is asked, until it is resolved
+
+
+@final
+@dataclass(frozen=True)
+class Everyone(AbstractResponse):
+    """The response 1 in every row, with weight 1: the gradient at zero is the mean of the columns."""
+
+    def of(self, table: Table) -> tuple[Array, Array]:
+        ones = np.broadcast_to(np.float64(1.0), (table.n_rows,))
+        return ones, ones
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Columns:
+    """The columns of a formula, and the public coordinates z = A x that their declared ranges give.
+
+    x are the columns divided by 2^scales. A is lower triangular: with an intercept it centres columns whose
+    range is away from zero.
+    """
+
+    formula: Formula
+    names: tuple[str, ...]
+    scales: tuple[int, ...]
+    A: Array
+
+    @classmethod
+    def declared(cls, formula: Formula, levels: Levels, ranges: Ranges) -> Columns:
+        """Return the columns whose variables have the given ranges."""
+        names, scales = column_names(formula, levels), column_exponents(formula, levels, ranges)
+        bounds = [
+            (math.ldexp(low, -scale), math.ldexp(high, -scale))
+            for (low, high), scale in zip(column_ranges(formula, levels, ranges), scales, strict=True)
+        ]
+        A = np.zeros((len(names), len(names)))
+        has_intercept = bool(names) and names[0] == "1"
+        for j, (low, high) in enumerate(bounds):
+            # A range that holds zero stays where it is: many columns, such as rare levels, are mostly zero.
+            middle = 0.5 * (low + high) if has_intercept and j > 0 and not low <= 0.0 <= high else 0.0
+            reach = max(high - middle, middle - low) or 1.0
+            A[j, j] = 1.0 / reach
+            A[j, 0] -= middle / reach
+        return cls(formula=formula, names=names, scales=scales, A=A)
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Gram:
+    """The pooled mean of z z^T over all rows, each entry to within ``precision``."""
+
+    columns: Columns
+    matrix: Array
+    precision: float
+    is_fine: bool
+
+    def covers(self, columns: Columns) -> bool:
+        return set(columns.names) <= set(self.columns.names)
+
+    def of(self, columns: Columns) -> Gram:
+        """Return the matrix of columns that are some of these."""
+        at = [self.columns.names.index(name) for name in columns.names]
+        mix = multiply(columns.A, invert_lower(self.columns.A)[at])
+        reach = max((math.fsum(map(abs, row)) for row in mix.tolist()), default=1.0)
+        return Gram(
+            columns=columns,
+            matrix=congruence(mix, self.matrix),
+            precision=self.precision * reach * reach,
+            is_fine=self.is_fine,
+        )
+
+    def raw(self) -> Array:
+        """Return the pooled mean of x x^T."""
+        return congruence(invert_lower(self.columns.A), self.matrix)
+
+    def whitener(self) -> Array:
+        """Return L^-1 with L the Cholesky factor of the matrix, lifted by its rounding where it must be."""
+        lift = 0.0
+        while True:
+            factor = cholesky(self.matrix, shift=lift, floor=self.precision)
+            if factor is not None:
+                return invert_lower(factor)
+            lift = 4.0 * lift if lift else 2.0 * len(self.matrix) * self.precision
+
+    @property
+    def is_resolved(self) -> bool:
+        """Whether rounding is small beside the part of each column that those before it leave.
+
+        With v the row of L^-1 of a column, v' K v = 1. Rounding moves it by some precision |v|^2.
+        """
+        factor = cholesky(self.matrix)
+        if factor is None:
+            return False
+        return all(self.precision * dot(row, row) <= 0.5 for row in invert_lower(factor).tolist())
+
+
+def ask_grams(columns: Sequence[Columns], levels: Levels, n: int) -> list[Flow[Gram]]:
+    """Return a flow for each Gram matrix that is needed to cover all columns."""
+    covering: list[Columns] = []
+    for each in sorted(columns, key=lambda each: -len(each.names)):
+        if not any(set(each.names) <= set(other.names) for other in covering):
+            covering.append(each)
+    return [_ask(each, levels, n) for each in covering]
+
+
+def _ask(columns: Columns, levels: Levels, n: int) -> Flow[Gram]:
+    model = GLMModel(
+        formula=columns.formula,
+        levels=levels,
+        scales=columns.scales,
+        family=Family.GAUSSIAN,
+        response=Everyone(),
+    )
+    factor, whitener = np.eye(len(columns.names)), np.eye(len(columns.names))
+    for grid in GRIDS:
+        query = FitCurvatureQuery(
+            model=model,
+            eps=np.zeros(len(columns.names)),
+            C=multiply(whitener, columns.A),
+            exponent=grid,
+            n=n,
+        )
+        reach = max(math.fsum(map(abs, row)) for row in factor.tolist())
+        gram = Gram(
+            columns=columns,
+            matrix=congruence(factor, query.matrix((yield query))),
+            precision=2.0**grid * reach**2,
+            is_fine=grid == GRIDS[-1],
+        )
+        if gram.is_resolved:
+            break
+        whitener = gram.whitener()
+        factor = invert_lower(whitener)
+    return gram

@@ -1,0 +1,78 @@
+"""Flows that share their rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from fedtmle.protocol.query import Flow, JointQuery, Law, MomentsQuery, Phase, Query
+
+Result = TypeVar("Result")
+Rider = TypeVar("Rider")
+
+
+def together(flows: Sequence[Flow[Result]]) -> Flow[list[Result]]:
+    """Return the results of flows that go on side by side: each round carries one query of each."""
+    results: dict[int, Result] = {}
+    waiting: dict[int, Query] = {}
+    replies: dict[int, object] = dict.fromkeys(range(len(flows)))  # a fresh flow is started by sending None
+    while True:
+        for k, reply in replies.items():
+            try:
+                waiting[k] = flows[k].send(reply)
+            except StopIteration as stop:
+                results[k] = stop.value
+        if not waiting:
+            return [results[k] for k in range(len(flows))]
+        if len(waiting) == 1:
+            ((k, query),) = waiting.items()
+            replies = {k: (yield query)}
+        else:
+            pooled = yield JointQuery(tuple(waiting.values()))
+            replies = dict(zip(waiting, pooled, strict=True))
+        waiting = {}
+
+
+def with_closing(
+    flow: Flow[Result], rider: Callable[[Law], Flow[Rider]]
+) -> Flow[tuple[Result, Rider | None]]:
+    """Return a flow's result, and that of another flow whose first query rides along with the closing sums.
+
+    ``rider`` gives the other flow, at the law of the closing sums. If closing sums are asked more than once,
+    the last of these flows counts.
+    """
+    riding: Flow[Rider] | None = None
+    own: Rider | None = None
+    pooled: object = None
+    reply: object = None
+    while True:
+        try:
+            query = flow.send(pooled)
+        except StopIteration as stop:
+            result: Result = stop.value
+            break
+        closing = [
+            member
+            for member in query.members
+            if isinstance(member, MomentsQuery) and member.phase is Phase.CLOSING
+        ]
+        if not closing:
+            pooled = yield query
+            continue
+        riding = rider(closing[-1].law)
+        try:
+            first = next(riding)
+        except StopIteration as stop:
+            riding, own = None, stop.value
+            pooled = yield query
+        else:
+            pooled, reply = yield JointQuery((query, first))
+    if riding is not None:
+        while True:
+            try:
+                query = riding.send(reply)
+            except StopIteration as stop:
+                own = stop.value
+                break
+            reply = yield query
+    return result, own

@@ -1,0 +1,181 @@
+"""Queries of a coded fit: gradients and curvatures in public coordinates, rounded to a public grid.
+
+A model's coefficients are eps = C^T u, C public and invertible. A silo sends
+
+    z_m = round(C g_m / k h)   or   the upper triangle of   Z_m = round(C H_m C^T / k h),
+
+h = 2^exponent, k = 2 for gradients and 1 for Hessians, g_m and H_m the mean gradient and Hessian of its rows
+at eps, and the parties receive q = round(k sum N_m z_m / n). So h q is within (k + 1) h/2 of the pooled one
+in each coordinate, whatever the number of silos. With many silos their roundings cancel, hence the coarser
+grid. The public part of the loss, such as a ridge, is added by every party itself.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import final
+
+import numpy as np
+
+from fedtmle.model.linear import congruence, multiply
+from fedtmle.model.types import Array, Part, packed_size, unpack, upper_pairs
+from fedtmle.protocol.codes import Golomb, Integers
+from fedtmle.protocol.lattice import divide
+from fedtmle.protocol.query import AbstractQuery, Derivatives, Evaluation, Law, Local, Model, RowMeans
+
+COARSER = 1  # binary places by which a silo's grid of gradients is coarser than the pooled one
+
+
+class _Rounded(AbstractQuery[Integers, Integers]):
+    """Means over a silo's rows on a public grid, pooled by their sizes."""
+
+    model: Model
+    eps: Array
+    C: Array
+    exponent: int
+    n: int
+    law: Law = None
+
+    @abstractmethod
+    def image(self, sums: Array) -> Array:
+        """Return the numbers that are rounded, given the means over the rows; linear in these."""
+
+    @property
+    @abstractmethod
+    def part(self) -> Part:
+        """Which derivative is summed over the rows."""
+
+    @property
+    @abstractmethod
+    def answer_exponent(self) -> int:
+        """The exponent of the grid of an answer."""
+
+    @property
+    @abstractmethod
+    def blocks(self) -> tuple[int, ...]:
+        """The sizes of parts that are coded on their own."""
+
+    @property
+    def size(self) -> int:
+        """How many numbers are sent."""
+        return sum(self.blocks)
+
+    @property
+    def pooled_code(self) -> Golomb:
+        return Golomb(blocks=self.blocks)
+
+    def answer(self, local: Local) -> Integers:
+        sums = local.submodel(self.model, self.law).sums(self.eps, self.part).values(local.n_rows)
+        return tuple(int(z) for z in np.rint(np.ldexp(self.image(sums), -self.answer_exponent)))
+
+    def pool(self, answers: Mapping[str, Integers], sizes: Mapping[str, int]) -> Integers:
+        finer = self.answer_exponent - self.exponent
+        return tuple(
+            divide(sum(sizes[silo] * z[j] for silo, z in answers.items()) << finer, self.n)
+            for j in range(self.size)
+        )
+
+    def row_means(self, answer: Integers, local: Local) -> RowMeans:
+        width = len(self.eps) if self.part is Part.GRADIENT else packed_size(len(self.eps))
+        return RowMeans(
+            label=f"rounded {'gradient' if self.part is Part.GRADIENT else 'curvature'} of a model",
+            terms=(Derivatives(self.model, self.law, self.eps, self.part),),
+            mix=np.stack([self.image(unit) for unit in np.eye(width)], axis=1),
+            box=np.full(self.size, 2.0 ** (self.answer_exponent - 1)),
+            sent=np.ldexp(np.array(answer, dtype=np.float64), self.answer_exponent),
+            is_rounded=True,
+        )
+
+    @property
+    def rounding(self) -> float:
+        """How far a pooled number may be from the mean that it stands for."""
+        return 2.0 ** (self.answer_exponent - 1) + 2.0 ** (self.exponent - 1)
+
+    def values(self, pooled: Integers) -> Array:
+        """Return the pooled means that the integers stand for."""
+        return np.ldexp(np.array(pooled, dtype=np.float64), self.exponent)
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class FitGradientQuery(_Rounded):
+    """The mean gradient of a model's loss at eps, as C g; answers of one ``stream`` are differences."""
+
+    model: Model
+    eps: Array
+    C: Array
+    exponent: int
+    n: int
+    stream: str
+
+    @property
+    def explanation(self) -> str:
+        return "the mean gradient of a nuisance model over the rows, rounded to a public grid"
+
+    @property
+    def blocks(self) -> tuple[int, ...]:
+        return (len(self.C),)
+
+    @property
+    def part(self) -> Part:
+        return Part.GRADIENT
+
+    def image(self, sums: Array) -> Array:
+        return multiply(self.C, sums[:, None])[:, 0]
+
+    @property
+    def answer_code(self) -> Golomb:
+        return Golomb(blocks=self.blocks, stream=self.stream, exponent=self.answer_exponent)
+
+    @property
+    def answer_exponent(self) -> int:
+        return self.exponent + COARSER
+
+    def evaluations(self) -> tuple[Evaluation, ...]:
+        return (Evaluation(self.model, None, self.eps),)
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class FitCurvatureQuery(_Rounded):
+    """The mean Hessian of a model's loss at eps, as C H C^T, on a grid that is coarse beside one record."""
+
+    model: Model
+    eps: Array
+    C: Array
+    exponent: int
+    n: int
+    law: Law = None
+
+    @property
+    def explanation(self) -> str:
+        return "the mean curvature of a model's loss over the rows, rounded to a coarse public grid"
+
+    @property
+    def blocks(self) -> tuple[int, ...]:
+        return tuple(range(len(self.C), 0, -1))  # the rows of the upper triangle
+
+    @property
+    def part(self) -> Part:
+        return Part.HESSIAN
+
+    def image(self, sums: Array) -> Array:
+        matrix = congruence(self.C, unpack(sums, len(self.eps)))
+        return np.array([matrix[j, k] for j, k in upper_pairs(len(matrix))])
+
+    @property
+    def answer_code(self) -> Golomb:
+        return Golomb(blocks=self.blocks)
+
+    @property
+    def answer_exponent(self) -> int:
+        return self.exponent
+
+    def evaluations(self) -> tuple[Evaluation, ...]:
+        return (Evaluation(self.model, self.law, self.eps, curvature=True),)
+
+    def matrix(self, pooled: Integers) -> Array:
+        """Return the pooled matrix."""
+        return unpack(self.values(pooled), len(self.C))
