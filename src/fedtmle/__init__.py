@@ -36,6 +36,7 @@ _HOME = {
     "FirstOrderFits": "fedtmle.model.fit",
     "Coded": "fedtmle.algorithms.coded",
     "Adaptive": "fedtmle.algorithms.adaptive",
+    "OneStep": "fedtmle.algorithms.one_step",
     "Certified": "fedtmle.protocol.coded",
     "Estimated": "fedtmle.protocol.coded",
     "Personalized": "fedtmle.algorithms.local",
@@ -107,6 +108,7 @@ if TYPE_CHECKING:  # for type checkers and editors; at run time, __getattr__ bel
     from fedtmle.algorithms.gradient import Gradient as Gradient
     from fedtmle.algorithms.local import LocalAverage as LocalAverage
     from fedtmle.algorithms.local import Personalized as Personalized
+    from fedtmle.algorithms.one_step import OneStep as OneStep
     from fedtmle.algorithms.optimizers import Backtracking as Backtracking
     from fedtmle.algorithms.optimizers import GradientDescent as GradientDescent
     from fedtmle.algorithms.optimizers import Newton as Newton

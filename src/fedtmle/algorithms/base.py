@@ -30,6 +30,14 @@ class AbstractAlgorithm(ABC):
         """Yield queries, receive what was pooled, return the outcome."""
 
     @property
+    def rounds_sums(self) -> bool:
+        """Whether the sums of a study around this algorithm are rounded too, unless it says otherwise.
+
+        The algorithms that use exact sums give the same bits in any partition of the rows.
+        """
+        return False
+
+    @property
     def pools_rows(self) -> bool:
         """Whether the rows must be in one silo (the centralised comparator)."""
         return False

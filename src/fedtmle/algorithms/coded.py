@@ -84,6 +84,10 @@ class Coded(AbstractAlgorithm):
         if self.fixed_width is not None and self.fixed_width < 1:
             raise InputError(f"fixed_width: expected an integer of at least 1, not {self.fixed_width}")
 
+    @property
+    def rounds_sums(self) -> bool:
+        return True
+
     def flow(self, problem: Problem, law: Law, n: int) -> Flow[Targeted]:
         run = Run(problem, n)
         tolerance, lattice = yield from self.calibrate(run, law)

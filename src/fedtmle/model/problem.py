@@ -16,6 +16,7 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
+from fedtmle.errors import InputError
 from fedtmle.model.exact import FINE_BITS, GRID_BITS, Sums, column_shifts
 from fedtmle.model.kernels import column_sums
 from fedtmle.model.submodel import AbstractNormaliser, AbstractSubmodel
@@ -178,6 +179,10 @@ class AbstractProblem(AbstractModel[Law, Rows]):
     @abstractmethod
     def finish(self, law: Law, pooled: Sums, n: int) -> Estimate:
         """Return Psi(p^k) and its covariance from the pooled closing message."""
+
+    def finish_one_step(self, law: Law, pooled: Sums, n: int) -> Estimate:  # noqa: ARG002 - few have one
+        """Return Psi(p) + P_n D(p) and its covariance from the pooled closing message."""
+        raise InputError("algorithm: OneStep is for effects; this target has no one-step estimate")
 
     @property
     @abstractmethod

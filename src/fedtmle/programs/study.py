@@ -80,7 +80,11 @@ class Study:
     ``cluster_scope`` says what a cluster's identifier means in another silo: "shared", the same
     cluster, and one that is in two silos stops the run; "spanning", the same, and it may be in several;
     "silo", nothing, each silo numbers its own (`protocol.clusters` has what each discloses).
-    ``diagnostics`` False leaves out the last round: tables of overlap and fit, which no estimate needs.
+    ``diagnostics`` False leaves out tables of overlap and fit, which no estimate needs. ``sums`` says how much
+    the silos tell: "rounded" fits the nuisance models by rounded gradients, coded as differences, and rounds
+    all other sums, such that the estimate is within some ``fit_accuracy`` standard errors of that of pooled
+    rows; "exact" tells every sum to the last bit, Hessians included, and the result has the same bits in any
+    partition. "auto" is rounded with `Coded` and `OneStep`, exact with the other algorithms.
     A target of time to an event has a ``hazard_model`` and a ``censoring_model`` over person-periods, whose
     formulas may use ``period``, instead of an ``outcome_model`` and a ``missingness_model``; without one, the
     hazard is counted by arm and period (Kaplan-Meier).
@@ -111,7 +115,7 @@ class Study:
     seed: int = 0
     confidence: float = 0.95
     diagnostics: bool = True
-    sums: Literal["rounded", "exact"] = "rounded"
+    sums: Literal["auto", "rounded", "exact"] = "auto"
     fit_accuracy: float = 1e-6
     variables: Variables = Variables({})
     imputations: int = 5  # data sets, where a variable is imputed
@@ -163,6 +167,10 @@ class Study:
             raise InputError(f"imputations: expected at least 5 data sets, not {self.imputations}")
         if self.imputation_sweeps < 1:
             raise InputError(f"imputation_sweeps: expected at least 1, not {self.imputation_sweeps}")
+        if self.sums not in ("auto", "rounded", "exact"):
+            raise InputError(f"sums: expected 'auto', 'rounded' or 'exact', not {self.sums!r}")
+        if not 1e-9 <= self.fit_accuracy <= 0.1:
+            raise InputError(f"fit_accuracy: expected a number from 1e-9 to 0.1, not {self.fit_accuracy}")
         if not 0.5 < self.confidence < 1:
             raise InputError(f"confidence: expected a number between 0.5 and 1, not {self.confidence}")
 
@@ -201,7 +209,7 @@ class Study:
         ):
             expect_integer(name, getattr(self, name))
         bounded = () if self.g_bounds is None or isinstance(self.g_bounds, str) else ("g_bounds",)
-        for name in ("weight_ceiling", "confidence", *bounded):
+        for name in ("weight_ceiling", "confidence", "fit_accuracy", *bounded):
             expect_number(name, getattr(self, name))
 
     def _check_variables(self) -> None:
@@ -411,8 +419,8 @@ class Study:
 
     @property
     def rounds_sums(self) -> bool:
-        """Whether sums are rounded and fits coded; where rows are pooled, nothing has to be short."""
-        return self.sums == "rounded" and not self.algorithm.pools_rows
+        """Whether sums are rounded and fits coded."""
+        return self.algorithm.rounds_sums if self.sums == "auto" else self.sums == "rounded"
 
     @property
     def models(self) -> dict[str, NuisanceModel]:

@@ -15,6 +15,7 @@ class Status(enum.Enum):
     """How a run ended; the value is the sentence shown to the user."""
 
     CONVERGED = "the pooled EIF equation holds to the tolerance"
+    ONE_STEP = "no targeting was asked for: the initial estimate plus the mean of its influence function"
     UPDATE_BUDGET = "the budget of updates was used up before the tolerance was reached"
     ROUND_BUDGET = "the budget of rounds was used up before the tolerance was reached"
     NO_DESCENT = "no step decreased the loss any further; the tolerance was not reached"
@@ -28,7 +29,7 @@ class Status(enum.Enum):
 
     @property
     def is_converged(self) -> bool:
-        return self in (Status.CONVERGED, Status.ALL_RETIRED)
+        return self in (Status.CONVERGED, Status.ONE_STEP, Status.ALL_RETIRED)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,6 +12,7 @@ from fedtmle.algorithms.adaptive import Adaptive
 from fedtmle.algorithms.coded import Coded
 from fedtmle.algorithms.gradient import Central, Exact, Gradient
 from fedtmle.algorithms.local import LocalAverage, Personalized
+from fedtmle.algorithms.one_step import OneStep
 from fedtmle.algorithms.optimizers import Backtracking, GradientDescent, Newton, StochasticGradientDescent
 from fedtmle.defects import Toml
 from fedtmle.errors import InputError
@@ -307,7 +308,7 @@ ALGORITHMS = {
             "tolerance": TOLERANCE,
             "coordinates": choice("raw", "whitened"),
             "smoothness": SMOOTHNESS,
-            "inner": choice("step", "adaptive"),
+            "inner": choice("auto", "step", "adaptive"),
             "max_rounds": INTEGER,
             "fixed_width": INTEGER,
         },
@@ -324,6 +325,7 @@ ALGORITHMS = {
             "solver": _optimizer(SOLVERS),
         },
     ),
+    "OneStep": SectionKind(make=OneStep, keys={}),
     "Gradient": SectionKind(make=Gradient, keys={**_DESCENT, "optimizer": _optimizer(OPTIMIZERS)}),
     "Central": SectionKind(make=Central, keys={**_DESCENT, "optimizer": _optimizer({**EXACT, **OPTIMIZERS})}),
     "LocalAverage": SectionKind(
@@ -364,6 +366,8 @@ OPTIONS = {
     "diagnostics": TRUTH,
     "imputations": COUNT,
     "imputation_sweeps": COUNT,
+    "sums": choice("auto", "rounded", "exact"),
+    "fit_accuracy": POSITIVE,
 }
 
 

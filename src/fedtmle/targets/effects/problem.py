@@ -259,7 +259,13 @@ class EffectProblem(AbstractProblem[EffectLaw, AnyTable]):
         return None if law.history else self.known
 
     def finish(self, law: EffectLaw, pooled: Sums, n: int) -> Estimate:  # noqa: ARG002 - all is pooled
-        components, covariance = estimate_components(pooled, len(self.combination[0]))
+        return self._estimate(pooled, one_step=False)
+
+    def finish_one_step(self, law: EffectLaw, pooled: Sums, n: int) -> Estimate:  # noqa: ARG002 - see above
+        return self._estimate(pooled, one_step=True)
+
+    def _estimate(self, pooled: Sums, *, one_step: bool) -> Estimate:
+        components, covariance = estimate_components(pooled, len(self.combination[0]), one_step=one_step)
         low = self.outcome_bounds[0] * self.L.sum(axis=1)
         psi = low + multiply(self.L, components[:, None])[:, 0]
         return Estimate(psi=psi, covariance=congruence(self.L, covariance))

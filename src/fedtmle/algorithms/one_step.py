@@ -1,0 +1,44 @@
+"""The one-step estimate: the plug-in at the initial law plus the mean of its EIF (AIPW for treatment effects)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final
+
+from fedtmle.algorithms.base import AbstractAlgorithm, Run, arithmetic_error
+from fedtmle.model.exact import Sums
+from fedtmle.protocol.outcome import Certificate, Status, Targeted
+from fedtmle.protocol.query import Flow, Law, MomentsQuery, Problem
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class OneStep(AbstractAlgorithm):
+    """No targeting: Psi(p^0) + P_n D(p^0), from the closing sums alone, in one round.
+
+    It has the first-order properties of a TMLE, but is no plug-in: an estimated mean may leave the range of
+    the outcome. For means, risks and their contrasts it is the augmented inverse probability weighted estimate.
+    """
+
+    @property
+    def rounds_sums(self) -> bool:
+        return True
+
+    def flow(self, problem: Problem, law: Law, n: int) -> Flow[Targeted]:
+        run = Run(problem, n)
+        pooled: Sums = yield MomentsQuery(problem=problem, law=law, n=n)
+        estimate = problem.finish_one_step(law, pooled, n)
+        arithmetic = arithmetic_error(problem, law)
+        return Targeted(
+            problem=problem,
+            law=law,
+            status=Status.ONE_STEP,
+            steps=0,
+            updates=0,
+            residual=arithmetic,
+            residual_kind="computed",
+            trajectory=tuple(run.visits),
+            accepted=(),
+            certificate=Certificate(tolerance=arithmetic, residual_bound=arithmetic, arithmetic=arithmetic),
+            estimate=estimate,
+        )
