@@ -1,4 +1,4 @@
-"""The one-step estimate: the plug-in at the initial law plus the mean of its EIF (AIPW for treatment effects)."""
+"""The one-step estimate: the plug-in at the initial law plus the mean of its EIF."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ class OneStep(AbstractAlgorithm):
     """No targeting: Psi(p^0) + P_n D(p^0), from the closing sums alone, in one round.
 
     It has the first-order properties of a TMLE, but is no plug-in: an estimated mean may leave the range of
-    the outcome. For means, risks and their contrasts it is the augmented inverse probability weighted estimate.
+    the outcome. For treatment effects it is the augmented inverse probability
+    weighted (AIPW) estimate.
     """
 
     @property

@@ -102,6 +102,11 @@ class _Point:
     norm: float
     rounding: float  # a bound of the gradient's error
 
+    @property
+    def size(self) -> float:
+        """How large the gradient may be."""
+        return self.norm + self.rounding
+
 
 @dataclass(frozen=True, kw_only=True)
 class _Metric:
@@ -132,23 +137,23 @@ def fit_coded(task: Task, u: Array, expected: float, curvature: Array) -> Flow[C
     previous_step, has_curvature = math.inf, task.is_quadratic
     for number in range(1, MAX_ROUNDS + 1):
         asks = not has_curvature and number >= CURVATURE_ROUND and previous_step > WORTH_CURVATURE
-        point, matrix = yield from _evaluate(task, u, expected if base is None else base.norm, first, asks)
+        point, matrix = yield from _evaluate(task, u, expected if base is None else base.size, first, asks)
         if base is not None:
             metric = _learned(task, metric, base, point, first)
         if matrix is not None:
             has_curvature, metric = True, _Metric(factor=_factored(matrix + task.public_curvature()))
-        if base is None or point.norm < base.norm or matrix is not None:
+        if base is None or point.size < base.size or matrix is not None:
             base = point
         step = metric.solve(base.gradient)
         length = norm(step)
         if base is point:
             share = length / point.norm if point.norm else 1.0 / first
             rounding = point.rounding * share
-            left = min(0.5, length / previous_step) * length + rounding
-            if left <= task.goal or (rounding <= task.goal and point.norm == 0.0):
+            left = (min(0.5, length / previous_step) if previous_step else 0.5) * length + rounding
+            if left <= task.goal:
                 return _on_lattice(task, base.u + step, left, number)
             previous_step = length
-        u = base.u + step * min(1.0, LONGEST_STEP / length)
+        u = base.u + step * (LONGEST_STEP / max(length, LONGEST_STEP))
         while not task.model.admits(None, task.eps(u)):
             u = 0.5 * (u + base.u)
     raise FitError(

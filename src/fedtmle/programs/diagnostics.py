@@ -29,7 +29,7 @@ from fedtmle.targets.effects.statistics import (
 )
 
 BIN_PLACES = 6  # binary places of a sum over a bin: enough for a figure
-SCALE_BITS = 26  # of the curvature of the fluctuation, below its bound for one row
+SCALE_BITS = 36  # of the curvature of the fluctuation, below its bound for one row
 DECILES = tuple(NormalDist().inv_cdf(k / 10) for k in range(1, 10))
 
 

@@ -8,9 +8,9 @@ coordinates, the fit of the intercept alone, and a first step.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import final
+from typing import TypeVar, final
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from fedtmle.model import kernels
 from fedtmle.model.families import Family
 from fedtmle.model.linear import cholesky, multiply, solve_factored
 from fedtmle.model.statistics import AbstractBoundedColumns
-from fedtmle.model.table import Table
+from fedtmle.model.table import AnyTable, Table, over_batches
 from fedtmle.model.types import Array, exponent
 from fedtmle.programs.coded_fit import LONGEST_STEP, Task, fit_coded
 from fedtmle.programs.curvature import Columns, Gram, ask_grams
@@ -28,6 +28,8 @@ from fedtmle.programs.nuisance import Regression, fit_exactly, refuse_collinear,
 from fedtmle.protocol.query import Flow, JointQuery
 from fedtmle.protocol.regression import FitGradientQuery
 from fedtmle.protocol.sums import TallyQuery, norm
+
+Result = TypeVar("Result")
 
 TOTAL_BITS = 10  # binary places of the sums of weights and responses
 MINORITY_SHARE = (
@@ -45,6 +47,7 @@ class First:
     weight: float
     response: float
     gradient: Array  # in the coordinates z = A x
+    rounding: float  # of each coordinate of the gradient
 
 
 @final
@@ -91,6 +94,9 @@ class ResponseTotals(AbstractBoundedColumns[Table]):
     @property
     def exponents(self) -> tuple[int, ...]:
         return (exponent(self.weight_ceiling),) * 2
+
+    def over(self, rows: AnyTable, work: Callable[[Table], Result]) -> Iterable[Result]:
+        return over_batches(rows, work)  # folds and clusters are drawn over all rows of a silo
 
     def evaluate(self, piece: Table) -> Array:
         y, w = self.response.of(piece)
@@ -143,7 +149,12 @@ def _first(
     )
     sums, pooled = yield JointQuery((totals, gradient))
     weight, response = sums.values(fitting.n).tolist()
-    return (regression.label, glm), First(weight=weight, response=response, gradient=gradient.values(pooled))
+    return (regression.label, glm), First(
+        weight=weight,
+        response=response,
+        gradient=gradient.values(pooled),
+        rounding=gradient.rounding,
+    )
 
 
 def _model(regression: Regression, glm: GLM, columns: Columns, levels: Levels) -> GLMModel:
@@ -191,6 +202,8 @@ def _fit_coded(regression: Regression, glm: GLM, fitting: Fitting) -> Flow[Fitte
         separated=separated,
     )
     gradient = multiply(whitener, first.gradient[:, None])[:, 0]
+    doubt = first.rounding * np.array([math.fsum(map(abs, row)) for row in whitener.tolist()])
+    gradient = np.where(np.abs(gradient) > 2.0 * doubt, gradient, 0.0)  # of narrow columns little is known
     mean = first.response / first.weight
     bend, start = first.weight * _curvature(family, mean), np.zeros(task.dim)
     if columns.names[0] == "1" and family is not Family.GAUSSIAN:
@@ -200,7 +213,8 @@ def _fit_coded(regression: Regression, glm: GLM, fitting: Fitting) -> Flow[Fitte
     factor = cholesky(curvature)
     step = np.zeros(task.dim) if factor is None else -solve_factored(factor, gradient)
     step *= min(1.0, LONGEST_STEP / (norm(step) or 1.0))
-    fit = yield from fit_coded(task, start + step, norm(gradient) or bend, curvature)
+    scale = max(norm(gradient), min(norm(doubt), math.sqrt(bend)))
+    fit = yield from fit_coded(task, start + step, scale, curvature)
     return FittedGLM(
         formula=glm.parsed,
         levels=fitting.levels,

@@ -80,11 +80,11 @@ class Study:
     ``cluster_scope`` says what a cluster's identifier means in another silo: "shared", the same
     cluster, and one that is in two silos stops the run; "spanning", the same, and it may be in several;
     "silo", nothing, each silo numbers its own (`protocol.clusters` has what each discloses).
-    ``diagnostics`` False leaves out tables of overlap and fit, which no estimate needs. ``sums`` says how much
-    the silos tell: "rounded" fits the nuisance models by rounded gradients, coded as differences, and rounds
-    all other sums, such that the estimate is within some ``fit_accuracy`` standard errors of that of pooled
-    rows; "exact" tells every sum to the last bit, Hessians included, and the result has the same bits in any
-    partition. "auto" is rounded with `Coded` and `OneStep`, exact with the other algorithms.
+    ``diagnostics`` False leaves out tables of overlap and fit, which no estimate needs. ``sums`` says how
+    much the silos tell: "rounded" fits the nuisance models by rounded gradients, coded as differences, and
+    rounds all other sums, such that the estimate is within some ``fit_accuracy`` standard errors of that of
+    pooled rows; "exact" tells every sum to the last bit, Hessians included, and the result has the same bits
+    in any partition. "auto" is rounded with `Coded` and `OneStep`, exact with the other algorithms.
     A target of time to an event has a ``hazard_model`` and a ``censoring_model`` over person-periods, whose
     formulas may use ``period``, instead of an ``outcome_model`` and a ``missingness_model``; without one, the
     hazard is counted by arm and period (Kaplan-Meier).

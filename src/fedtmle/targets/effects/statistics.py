@@ -221,10 +221,10 @@ class OverlapColumns(_OverEffectRows, AbstractLaidOutColumns[EffectRows]):
                     tuple(f"H_{r}, squared" for r in range(self.count)), exponent(h * h), 12
                 ),
                 "observed weight": Block(("weight of the observed",), weight, 12),
-                "prediction": Block(("predicted outcome",), weight, 16),
-                "prediction squared": Block(("predicted outcome, squared",), weight, 16),
+                "prediction": Block(("predicted outcome",), weight, 12),
+                "prediction squared": Block(("predicted outcome, squared",), weight, 12),
                 "squared scores": Block(
-                    tuple(f"H_{r} (y - Q), squared" for r in range(self.count)), score, 16
+                    tuple(f"H_{r} (y - Q), squared" for r in range(self.count)), score, 12
                 ),
             }
         )

@@ -1,0 +1,198 @@
+"""Coded fits: as near to the pooled fit as they say, in few rounds, and a clear end where there is no fit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fedtmle as ft
+from fedtmle.errors import FitError
+from fedtmle.initial.glm import FittedGLM
+from fedtmle.protocol.outcome import Targeted
+from fedtmle.protocol.plan import roster
+from fedtmle.protocol.query import Phase
+from fedtmle.protocol.regression import FitCurvatureQuery, FitGradientQuery
+from fedtmle.protocol.sums import SumsQuery
+from fedtmle.runtime.replay import heard_rounds
+from fedtmle.studyfile.file import study_plan
+from tests.declare import declare
+from tests.effects.studies import VARIABLES, cut, finish, population
+
+
+def study(**changes: Any) -> ft.Study:
+    options: dict[str, Any] = {
+        "target": ft.ATE(outcome="y", treatment="a"),
+        "outcome_model": ft.GLM("a * w + z + C(site)"),
+        "treatment_model": ft.GLM("w + z + C(site)"),
+        "missingness_model": ft.GLM("a + w"),
+        "variables": VARIABLES,
+    }
+    return ft.Study(**{**options, **changes})
+
+
+def silos(n: int = 900, seed: int = 1, count: int = 4, **options: Any) -> dict[str, Any]:
+    data = population(n, seed, **options)
+    return cut(data, np.array_split(np.random.default_rng(seed).permutation(n), count))
+
+
+def fits(asked: ft.Study, rows: dict[str, Any]) -> tuple[Targeted, dict[str, tuple[FittedGLM, ...]], Any]:
+    finished, tables = finish(asked, rows)
+    outcome = finished.outcome
+    assert isinstance(outcome, Targeted)
+    return outcome, outcome.details.nuisances, (finished, tables)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("outcome", ["y", "event"])
+@pytest.mark.parametrize("seed", range(3))
+def test_linear_predictors_are_within_the_stated_error_of_the_exact_fit(outcome: str, seed: int) -> None:
+    asked = study(target=ft.ATE(outcome=outcome, treatment="a"))
+    rows = silos(seed=seed, missing=True)
+    _, coded, (_, tables) = fits(asked, rows)
+    _, exact, _ = fits(study(target=asked.target, sums="exact"), rows)
+    assert coded.keys() == exact.keys() == {"treatment", "missingness", "outcome"}
+    for role, (near,) in coded.items():
+        (true,) = exact[role]
+        squares = [(_link(near, t) - _link(true, t)) ** 2 for t in tables.values()]
+        distance = np.sqrt(np.concatenate(squares).mean())
+        assert 0 < near.error < 2e-6 / np.sqrt(900)
+        assert distance <= near.error, role
+        assert near.coefficients != true.coefficients  # it is another fit, so that the test can fail
+
+
+def _link(model: FittedGLM, table: Any) -> np.ndarray:
+    mean = model.predict(table)
+    return mean if model.family.name == "GAUSSIAN" else np.log(mean) - np.log1p(-mean)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"folds": 3},
+        {"weights": "weight"},
+        {"target": ft.ATE(outcome="event", treatment="a")},
+        {"treatment_model": ft.GLM("w + z + C(site)", ridge=0.01)},
+        {"outcome_model": ft.GLM("0 + a + w + C(site)")},
+    ],
+    ids=["plain", "folds", "weights", "binary", "ridge", "no intercept"],
+)
+def test_estimates_are_within_a_millionth_of_a_standard_error_of_the_pooled_ones(changes: Any) -> None:
+    rows = silos(missing=True)
+    near, _, _ = fits(study(**changes), rows)
+    exact, _, _ = fits(study(**changes, sums="exact", algorithm=ft.Coded(tolerance=1e-8)), rows)
+    errors = np.sqrt(np.diag(exact.estimate.covariance))
+    # The fits' accuracy, and the tolerances of the two targetings.
+    allowed = 1e-6 * errors + near.certificate.residual_bound + exact.certificate.residual_bound
+    assert (np.abs(near.estimate.psi - exact.estimate.psi) <= allowed).all()
+    np.testing.assert_allclose(near.estimate.covariance, exact.estimate.covariance, rtol=1e-5)
+
+
+def test_a_study_asks_for_no_exact_derivative_and_for_each_curvature_once() -> None:
+    asked, rows = study(), silos(missing=True)
+    _, _, (finished, _) = fits(asked, rows)
+    plan = study_plan(asked, roster(list(rows)))
+    queries = [
+        member
+        for heard in heard_rounds(plan, finished.transcript, finished.sizes)
+        for member in heard.query.members
+    ]
+    assert not any(isinstance(query, SumsQuery) for query in queries)
+    assert sum(isinstance(query, FitGradientQuery) for query in queries) > 10
+    curvatures = [query for query in queries if isinstance(query, FitCurvatureQuery)]
+    at_zero = [query for query in curvatures if not query.eps.any() and query.law is None]
+    assert len(at_zero) <= 2  # the Gram matrix; here it is asked again, on a finer grid
+    rest = [id(query.model) for query in curvatures if query.eps.any() or query.law is not None]
+    assert len(rest) == len(set(rest))
+    assert finished.account.rounds[Phase.NUISANCE] <= 14
+    assert sum(finished.account.rounds.values()) <= 20
+
+
+def test_a_study_of_many_models_takes_hardly_more_rounds_than_one_of_few() -> None:
+    rows = silos()
+    few, _, (plain, _) = fits(study(missingness_model=None), rows)
+    learner = ft.SuperLearner((ft.GLM("a + w"), ft.GLM("a * w + C(site)")), folds=3)
+    many, _, (folded, _) = fits(study(missingness_model=None, outcome_model=learner, folds=2), rows)
+    assert few.status.is_converged
+    assert many.status.is_converged
+    assert sum(folded.account.rounds.values()) <= sum(plain.account.rounds.values()) + 6
+
+
+def test_coefficients_do_not_depend_on_the_partition_beyond_their_error() -> None:
+    data = population(700, 5)
+    one = {role: fit[0] for role, fit in fits(study(), cut(data, [np.arange(700)]))[1].items()}
+    parts = np.array_split(np.arange(700), 7)
+    for role, (fit,) in fits(study(), cut(data, parts))[1].items():
+        np.testing.assert_allclose(fit.coefficients, one[role].coefficients, atol=1e-4 * fit.error**0.5)
+
+
+def test_separation_ends_with_the_names_of_the_columns() -> None:
+    rows = silos(400)
+    for own in rows.values():
+        own["a"] = (own["w"] > 0).astype(int)
+    with pytest.raises(FitError, match="perfectly predicted, mostly by w"):
+        fits(study(treatment_model=ft.GLM("w + z"), missingness_model=None), rows)
+
+
+def test_a_level_that_determines_the_treatment_is_separation_too() -> None:
+    rows = silos(600)
+    for own in rows.values():
+        own["a"] = np.where(own["site"] == "west", 1, own["a"])
+    with pytest.raises(FitError, match=r"perfectly predicted, mostly by C\(site\)\[west\]"):
+        fits(study(missingness_model=None), rows)
+
+
+def test_collinear_columns_are_named_and_a_ridge_allows_them() -> None:
+    rows = silos(400)
+    with pytest.raises(FitError, match=r"I\(2\*w\) are determined by the columns before them"):
+        fits(study(treatment_model=ft.GLM("w + I(2 * w)"), missingness_model=None), rows)
+    outcome, _, _ = fits(
+        study(treatment_model=ft.GLM("w + I(2 * w)", ridge=0.01), missingness_model=None), rows
+    )
+    assert outcome.status.is_converged
+
+
+def test_nearly_collinear_columns_are_fitted_as_accurately() -> None:
+    rows = silos(600)
+    model = ft.GLM("w + I(w + 0.001 * z)")
+    near, coded, (_, tables) = fits(study(treatment_model=model, missingness_model=None), rows)
+    _, exact, _ = fits(study(treatment_model=model, missingness_model=None, sums="exact"), rows)
+    (fit,), (true,) = coded["treatment"], exact["treatment"]
+    distance = np.concatenate([_link(fit, t) - _link(true, t) for t in tables.values()])
+    assert np.sqrt((distance**2).mean()) <= fit.error
+    assert near.status.is_converged
+
+
+def test_a_constant_response_is_refused() -> None:
+    rows = silos(300)
+    for own in rows.values():
+        own["event"] = np.zeros(len(own["w"]))
+    with pytest.raises(FitError, match="every observed outcome is the same"):
+        fits(study(target=ft.ATE(outcome="event", treatment="a"), missingness_model=None), rows)
+
+
+def test_rare_outcomes_and_wide_ranges_converge() -> None:
+    rng = np.random.default_rng(3)
+    n = 4000
+    w = rng.normal(size=n)
+    a = (rng.random(n) < 0.5).astype(int)
+    y = (rng.random(n) < 0.01 * np.exp(0.5 * w)).astype(float)
+    data = {"w": 1000.0 + w, "a": a, "event": y, "y": y}
+    variables = declare(w=(0, 4000), a="binary", event="binary", y=(0, 1))
+    asked = ft.Study(
+        target=ft.ATE(outcome="event", treatment="a"),
+        outcome_model=ft.GLM("a + w"),
+        treatment_model=ft.GLM("w"),
+        variables=variables,
+    )
+    outcome, _, (finished, _) = fits(asked, cut(data, np.array_split(np.arange(n), 4)))
+    assert outcome.status.is_converged
+    assert sum(finished.account.rounds.values()) <= 25
+
+
+def test_fit_accuracy_is_checked() -> None:
+    with pytest.raises(ft.errors.InputError, match="fit_accuracy"):
+        study(fit_accuracy=0.5)
+    with pytest.raises(ft.errors.InputError, match="sums"):
+        study(sums="coarse")
