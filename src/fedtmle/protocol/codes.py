@@ -252,18 +252,18 @@ class Uplink:
     The silo and the server hold one each; the memory survives re-centring.
     """
 
-    memory: dict[str, Remembered] = field(default_factory=dict)
+    memory: Memory = field(default_factory=dict)
 
     def encode(self, code: AbstractCode[Value], answer: Value) -> Bits:
         """Return an answer as bits, and remember it."""
         bits = encode(code.after(self.memory), answer)
-        self.memory.update(code.memory(answer))
+        self.memory = {**self.memory, **code.memory(answer)}
         return bits
 
     def decode(self, code: AbstractCode[Value], bits: Bits) -> Value:
         """Return the answer that ``bits`` encode, and remember it."""
         answer = decode(code.after(self.memory), bits)
-        self.memory.update(code.memory(answer))
+        self.memory = {**self.memory, **code.memory(answer)}
         return answer
 
 
