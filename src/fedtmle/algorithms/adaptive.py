@@ -54,6 +54,7 @@ class Adaptive(AbstractAlgorithm):
             tolerance=self.tolerance,
             coordinates=self.coordinates,
             smoothness=self.smoothness,
+            inner="step",
             max_rounds=self.max_rounds,
         )
 

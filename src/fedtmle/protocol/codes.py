@@ -27,6 +27,7 @@ from fedtmle.model.types import Array
 
 LONGEST_RUN = 1 << 12  # zeros before a codeword's value; C g/h has at most some 2,100 bits
 MOST_SILOS = 4096
+TARGETING = "targeting"  # the stream of Algorithm 4's rounded gradients
 _WORD = 64
 
 Value = TypeVar("Value")
@@ -297,7 +298,7 @@ class Differences(AbstractCode[tuple[int, ...]]):
     dim: int
     width: int | None
     previous: Integers | None = None
-    stream: str = "targeting"
+    stream: str = TARGETING
 
     @property
     def numbers(self) -> int:

@@ -26,7 +26,7 @@ import numpy as np
 from fedtmle.errors import DecodeError
 from fedtmle.model.fit import FitStatus, LocalSolver, fit_local
 from fedtmle.model.types import Array, Part
-from fedtmle.protocol.codes import AbstractCode, BitReader, BitWriter, Memory
+from fedtmle.protocol.codes import TARGETING, AbstractCode, BitReader, BitWriter, Memory, Remembered
 from fedtmle.protocol.lattice import Lattice, divide, floating, root_up
 from fedtmle.protocol.query import (
     AbstractQuery,
@@ -77,7 +77,7 @@ class SwitchAnswerCode(AbstractCode[SwitchAnswer]):
         return 2 * self.dim
 
     def memory(self, value: SwitchAnswer) -> Memory:
-        return value.z  # Algorithm 4 goes on with differences from it
+        return {TARGETING: Remembered(value.z)}  # Algorithm 4 goes on with differences from it
 
     def write(self, value: SwitchAnswer, out: BitWriter) -> None:
         out.gamma(value.z)
