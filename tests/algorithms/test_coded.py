@@ -127,7 +127,12 @@ def test_given_smoothness_and_public_coordinates_need_no_calibration() -> None:
 def test_regression_target_sends_its_curvature_once_to_be_whitened() -> None:
     case = targets()["two arms"]
     raw, whitened = (
-        ft.solve(case.problem, case.law, case.silos(case.split(3)), ft.Coded(tolerance=1e-5, coordinates=c))
+        ft.solve(
+            case.problem,
+            case.law,
+            case.silos(case.split(3)),
+            ft.Coded(tolerance=1e-5, coordinates=c, smoothness=ft.Estimated()),
+        )
         for c in ("raw", "whitened")
     )
     assert whitened.account.rounds[Phase.CALIBRATION] == raw.account.rounds[Phase.CALIBRATION] == 1

@@ -86,6 +86,14 @@ RISKS = {
         "Your silo's mean gradient and its own fit on a public grid: the fit tells how your silo differs "
         "from the others."
     ),
+    "FitGradientQuery": (
+        "Your silo's mean gradient of a nuisance model, rounded to a public grid that becomes finer as "
+        "the fit converges. Differences are sent, so the length of a message tells how large the change was."
+    ),
+    "FitCurvatureQuery": (
+        "Means of products of covariates, or of such products weighted by a model, rounded to a coarse "
+        "grid; to a finer one where covariates are nearly collinear."
+    ),
     "FitQuery": (
         "Your silo's own fit, on a fine public grid, at each update: it tells how your silo differs "
         "from the others. A two-bit outcome tells whether a fit was found."
