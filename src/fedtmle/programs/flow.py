@@ -41,8 +41,8 @@ from fedtmle.programs.missing import (
     with_indicators,
 )
 from fedtmle.programs.nuisance import Regression, effect_columns, regressions
-from fedtmle.programs.rubin import combined_silos, pool_estimates
 from fedtmle.programs.rounds import together, with_closing
+from fedtmle.programs.rubin import combined_silos, pool_estimates
 from fedtmle.programs.sites import ComparedSilos, OwnTMLE, SiteTest, compare_silos
 from fedtmle.programs.study import Study
 from fedtmle.programs.superlearner import begin_fits, fit_together

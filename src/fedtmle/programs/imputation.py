@@ -52,8 +52,8 @@ from fedtmle.programs.missing import (
 )
 from fedtmle.programs.multinomial import fit_multinomial
 from fedtmle.programs.nuisance import Regression, fit_exactly
+from fedtmle.programs.rounds import together
 from fedtmle.programs.study import Study
-from fedtmle.programs.superlearner import together
 from fedtmle.protocol.query import Flow, Phase, View
 from fedtmle.protocol.sums import TallyQuery
 from fedtmle.protocol.views import through

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import struct
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from operator import add
@@ -222,6 +222,15 @@ class AbstractCode(ABC, Generic[Value]):
     def read(self, bits: BitReader) -> Value:
         """Read one value, or raise `DecodeError`."""
 
+    @property
+    def streams(self) -> tuple[str, ...]:
+        """The streams of messages whose last one the code remembers."""
+        return ()
+
+    def renamed(self, suffix: str) -> AbstractCode[Value]:
+        """Return the code with ``suffix`` after the names of its streams."""
+        return self
+
     def after(self, memory: Memory) -> AbstractCode[Value]:
         """Return the code of the next payload on a link whose earlier ones left ``memory``."""
         return self
@@ -306,7 +315,16 @@ class Differences(AbstractCode[tuple[int, ...]]):
 
     def after(self, memory: Memory) -> Differences:
         last = memory.get(self.stream)
-        return self if last is None else replace(self, previous=last.values)
+        if last is None or len(last.values) != self.dim:
+            return self
+        return replace(self, previous=last.values)
+
+    @property
+    def streams(self) -> tuple[str, ...]:
+        return (self.stream,)
+
+    def renamed(self, suffix: str) -> Differences:
+        return replace(self, stream=self.stream + suffix)
 
     def memory(self, value: tuple[int, ...]) -> Memory:
         return {self.stream: Remembered(value)}
@@ -350,7 +368,16 @@ class Golomb(AbstractCode[Integers]):
 
     def after(self, memory: Memory) -> Golomb:
         last = None if self.stream is None else memory.get(self.stream)
-        return self if last is None else replace(self, previous=last.rescaled(self.exponent))
+        if last is None or len(last.values) != self.numbers:
+            return self
+        return replace(self, previous=last.rescaled(self.exponent))
+
+    @property
+    def streams(self) -> tuple[str, ...]:
+        return () if self.stream is None else (self.stream,)
+
+    def renamed(self, suffix: str) -> Golomb:
+        return self if self.stream is None else replace(self, stream=self.stream + suffix)
 
     def memory(self, value: Integers) -> Memory:
         return {} if self.stream is None else {self.stream: Remembered(value, self.exponent)}
@@ -372,7 +399,7 @@ class Golomb(AbstractCode[Integers]):
 @final
 @dataclass(frozen=True)
 class Joined(AbstractCode[Parts]):
-    """Payloads one after the other. Codes with a memory must be of different streams."""
+    """Payloads one after the other. Of several codes of one stream, each has a memory of its own."""
 
     codes: tuple[AbstractCode[Any], ...]
 
@@ -387,11 +414,27 @@ class Joined(AbstractCode[Parts]):
     def read(self, bits: BitReader) -> Parts:
         return tuple(code.read(bits) for code in self.codes)
 
+    @property
+    def streams(self) -> tuple[str, ...]:
+        return tuple(stream for code in self._apart for stream in code.streams)
+
+    def renamed(self, suffix: str) -> Joined:
+        return Joined(tuple(code.renamed(suffix) for code in self.codes))
+
+    @property
+    def _apart(self) -> Iterator[AbstractCode[Any]]:
+        """The codes with streams of their own."""
+        taken: set[str] = set()
+        for number, code in enumerate(self.codes):
+            apart = code.renamed(f" #{number}") if taken.intersection(code.streams) else code
+            taken.update(apart.streams)
+            yield apart
+
     def after(self, memory: Memory) -> Joined:
-        return Joined(tuple(code.after(memory) for code in self.codes))
+        return Joined(tuple(code.after(memory) for code in self._apart))
 
     def memory(self, value: Parts) -> Memory:
-        parts = zip(self.codes, value, strict=True)
+        parts = zip(self._apart, value, strict=True)
         return {stream: last for code, part in parts for stream, last in code.memory(part).items()}
 
 

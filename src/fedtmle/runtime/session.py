@@ -348,6 +348,7 @@ def _shares(query: Query, codes: Sequence[AbstractCode[Any]], payload: object, l
     shares: Counter[Phase] = Counter()
     for member, code, part in zip(query.members, codes, query.split(payload), strict=True):
         shares[member.phase] += encode(code, part).length
+    shares[query.phase] += length - shares.total()
     return shares
 
 
