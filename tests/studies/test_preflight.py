@@ -340,3 +340,21 @@ def test_a_constant_column_says_so_and_keeps_its_value(tmp_path: Path, value: fl
     assert "7.25" not in json.dumps(view.to_dict())
     mixed = preflight(study_file(tmp_path, {**frames, "two": frame(200, 2)}))
     assert (line(mixed, "x").constant, line(mixed, "x").silos) == (False, 1)
+
+
+def test_labels_units_and_words_are_those_of_the_dictionary() -> None:
+    variables = ft.Variables(
+        {
+            **STUDY.variables,
+            "a": {"kind": "binary", "levels": {"0": "usual care", "1": "exercise"}},
+            "x": {"kind": "number", "range": (-20, 30), "label": "Haemoglobin", "unit": "g/dL"},
+            "b": {"kind": "binary", "label": "Current smoker"},
+            "f": {"kind": "category", "levels": {"u": "urban", "v": "village", "w": ""}, "label": "Home"},
+        }
+    )
+    study = dataclasses.replace(STUDY, variables=variables)
+    view = room.preflight(study, {"one": frame(300, 1), "two": frame(200, 2)})
+    text = render(view)
+    for words in ("usual care", "exercise", "Haemoglobin (g/dL)", "Current smoker", "Home: urban", "Home: w"):
+        assert words in text
+    assert view.to_dict()["labels"]["x"] == "Haemoglobin (g/dL)"  # type: ignore[index]

@@ -144,6 +144,15 @@ class Variables(Mapping[str, Variable]):
         """Return the words for a variable: its label, or its name where it has none."""
         return (self[name].label if name in self else "") or name
 
+    def heading(self, name: str) -> str:
+        """Return the label of a variable with its unit, if it has one: "Age (years)"."""
+        unit = self[name].unit if name in self else ""
+        return f"{self.label(name)} ({unit})" if unit else self.label(name)
+
+    def words(self, name: str) -> dict[str, str]:
+        """Return the words for each level of a variable: those declared, or its code."""
+        return {code: words or code for code, words in self[name].levels} if name in self else {}
+
 
 def read_variable(entry: object) -> Variable:
     """Return one entry of a dictionary; an `InputError` begins with the key that is wrong."""
@@ -181,6 +190,8 @@ def _levels(given: object) -> tuple[tuple[str, str], ...]:
         pairs = [(item, "") if isinstance(item, str | int) else item for item in given]
     else:
         raise InputError("levels: expected a list of codes, or a table of codes and their words")
+    if not all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in pairs):
+        raise InputError("levels: a code is text or a whole number")
     levels = []
     for code, words in pairs:
         if isinstance(code, bool) or not isinstance(code, str | int):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 
 import numpy as np
 
@@ -84,7 +84,8 @@ class Preflight:
 
     ``lost`` counts the records that drop out, step by step. ``floor`` is the smallest count that is shown,
     None if nothing is hidden. ``overlap`` is None if there is only one arm. ``warnings`` say if treatment or
-    outcome differs between silos beyond what the models explain, and the silo is in none of them.
+    outcome differs between silos beyond what the models explain, and the silo is in none of them. ``labels``
+    are the dictionary's for variables, with their units, and ``words`` for their levels.
     """
 
     silos: tuple[str, ...]
@@ -97,6 +98,9 @@ class Preflight:
     floor: int | None
     overlap: FittedOverlap | None = None
     warnings: tuple[str, ...] = ()
+    labels: Mapping[str, str] = field(default_factory=dict)
+    words: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    treatment: str | None = None
 
     def to_dict(self) -> dict[str, object]:
         """Return the view as plain data."""
@@ -202,6 +206,9 @@ def pool(
         ),
         floor=floor,
         overlap=overlap,
+        labels=columns.labels,
+        words=columns.words,
+        treatment=columns.treatment,
     )
 
 

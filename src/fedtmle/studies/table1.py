@@ -8,7 +8,7 @@ are the dictionary's.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +35,8 @@ class Table1Columns:
     outcome: str
     numeric: tuple[str, ...]
     factors: Mapping[str, tuple[str, ...]]
+    labels: Mapping[str, str] = field(default_factory=dict)  # of variables, with their units
+    words: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # of levels, by variable
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,8 @@ def table1_columns(study: Study) -> Table1Columns:
         outcome=target.outcome,
         numeric=tuple(name for name in names if name not in factors),
         factors=factors,
+        labels={name: study.variables.heading(name) for name in study.variables},
+        words={name: study.variables.words(name) for name in study.variables},
     )
 
 

@@ -60,7 +60,8 @@ def _flow(view: Preflight) -> Iterator[str]:
 
 def _table(view: Preflight) -> Iterator[str]:
     several = len(view.arms) > 1
-    rows = [["mean (sd) or share", *view.arms, *(["difference"] if several else [])]]
+    arms = [_word(view, view.treatment, arm) for arm in view.arms]
+    rows = [["mean (sd) or share", *arms, *(["difference"] if several else [])]]
     rows = [_with_silos(view, rows[0], "silos")]
     records = [_number(view, count) for count in view.arm_counts]
     fewest = min(count.silos for count in view.arm_counts)
@@ -70,15 +71,23 @@ def _table(view: Preflight) -> Iterator[str]:
         if len(levels) > 1 and not any(line.silos for line in levels):
             levels = [replace(levels[0], level=None)]  # one line for a factor of which nothing is shown
         for line in levels:
-            row = [_label(line), *(_cell(view, line, a) for a in range(len(view.arms)))]
+            row = [_label(view, line), *(_cell(view, line, a) for a in range(len(view.arms)))]
             if several:
                 row.append("-" if line.difference is None else f"{line.difference:+.2f}")
             rows.append(_with_silos(view, row, len(view.silos) if line.constant else line.silos))
     yield from aligned(rows)
 
 
-def _label(line: Characteristic) -> str:
-    return line.name if line.level is None else f"{line.name} = {line.level}"
+def _label(view: Preflight, line: Characteristic) -> str:
+    """Return the label of a line: that of a variable that is 0 or 1 stands for its 1."""
+    label = view.labels.get(line.name, line.name)
+    if line.level is None or (line.level == "1" and not view.words.get(line.name)):
+        return label
+    return f"{label}: {_word(view, line.name, line.level)}"
+
+
+def _word(view: Preflight, name: str | None, level: str) -> str:
+    return view.words.get(name or "", {}).get(level, level)
 
 
 def _cell(view: Preflight, line: Characteristic, arm: int) -> str:
@@ -100,7 +109,8 @@ def _missing(view: Preflight) -> Iterator[str]:
     rows = [_with_silos(view, ["missing values", "records", "share"], "silos")]
     for count in columns:
         part = "-" if count.count is None else share(count.count, count.of)
-        rows.append(_with_silos(view, [count.name, _number(view, count), part], count.silos))
+        name = view.labels.get(count.name, count.name)
+        rows.append(_with_silos(view, [name, _number(view, count), part], count.silos))
     yield from aligned(rows)
 
 
@@ -110,7 +120,7 @@ def _overlap(view: Preflight) -> Iterator[str]:
     different = [
         line for line in view.lines if line.difference is not None and abs(line.difference) > NOTABLE
     ]
-    names = ", ".join(map(_label, different))
+    names = ", ".join(_label(view, line) for line in different)
     in_every_arm = min(count.silos for count in view.arm_counts)
     text = "Overlap: "
     if view.floor is not None:
