@@ -165,7 +165,7 @@ def test_all_silos_are_reported_together() -> None:
     assert str(caught.value).splitlines()[:2] == [
         "3 defects in the data:",
         "  - silo 'a', column 'x': is text where a number is expected in 1 row; "
-        "write numbers with a decimal point, or map text with levels in the silo file",
+        "write a decimal point or state decimal in the silo file, or map text with levels there",
     ]
 
 

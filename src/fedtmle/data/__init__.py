@@ -9,7 +9,7 @@ from __future__ import annotations
 from fedtmle.data.counted import CountedTable, check
 from fedtmle.data.database import DatabaseQuery
 from fedtmle.data.schema import Column, Kind, Schema
-from fedtmle.data.silofile import ColumnMap, Database, Disclosure, SiloFile, read_silo_file
+from fedtmle.data.silofile import ColumnMap, CsvFile, Database, Disclosure, SiloFile, read_silo_file
 from fedtmle.data.source import check_readable, load, load_all
 from fedtmle.defects import DataErrors, Defect
 
@@ -17,6 +17,7 @@ __all__ = [
     "Column",
     "ColumnMap",
     "CountedTable",
+    "CsvFile",
     "DataErrors",
     "Database",
     "DatabaseQuery",

@@ -341,7 +341,7 @@ class Converter:
 
     def _text_for_number(self, labels: Factor) -> None:
         strays = _rows_of(labels, [number(label) is None for label in labels.levels])
-        fix = "write numbers with a decimal point, or map text with levels in the silo file"
+        fix = "write a decimal point or state decimal in the silo file, or map text with levels there"
         if not self._count("is text where a number is expected", strays, fix):
             fix = "convert the column to numbers"
             self._count("is a number stored as text", labels.codes >= 0, fix)

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Iterator, Mapping, Sequence
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedtmle.data.convert import AbstractStreamReader, Cells, Reading, UnreadableError
 from fedtmle.data.duck import RelationReader, attempt, connect, fetch, labels, stream
-from fedtmle.data.silofile import Database
+from fedtmle.data.silofile import CsvFile, Database
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection, DuckDBPyRelation
@@ -25,8 +28,10 @@ _MISSING = ["", "NA"]
 
 
 @contextmanager
-def open_file(path: Path) -> Iterator[AbstractStreamReader]:
+def open_file(source: Path | CsvFile) -> Iterator[AbstractStreamReader]:
     """Open a .csv or .parquet file."""
+    written = source if isinstance(source, CsvFile) else CsvFile(path=source)
+    path = written.path
     kind = path.suffix.lower()
     if kind in (".duckdb", ".db"):
         raise UnreadableError(
@@ -38,10 +43,10 @@ def open_file(path: Path) -> Iterator[AbstractStreamReader]:
             "the file's extension is not known", "give .csv, .parquet or a silo file (.toml)"
         )
     _must_exist(path)
-    pattern = re.sub(r"([*?\[])", r"[\1]", str(path))  # DuckDB takes a path for a glob pattern
-    with connect(":memory:", read_only=False) as connection:
+    with _in_utf8(written) as readable, connect(":memory:", read_only=False) as connection:
+        pattern = re.sub(r"([*?\[])", r"[\1]", str(readable.path))  # DuckDB takes a path for a glob pattern
         if kind == ".csv":
-            yield csv_reader(connection, path, pattern)
+            yield csv_reader(connection, readable, pattern)
         else:
             failure = UnreadableError("the file cannot be read as Parquet", "check what wrote it")
             relation, _ = attempt(lambda: connection.read_parquet(pattern))
@@ -92,9 +97,31 @@ def _must_exist(path: Path) -> None:
         raise UnreadableError("this is not a file", "check the path")
 
 
-def csv_reader(connection: DuckDBPyConnection, path: Path, pattern: str) -> AbstractStreamReader:
-    """Return a reader of the CSV file at ``path``, which DuckDB knows as ``pattern``."""
-    delimiter, names = _header(path)
+@contextmanager
+def _in_utf8(file: CsvFile) -> Iterator[CsvFile]:
+    """Give the file itself, or a copy in UTF-8 that only its owner can read, deleted afterwards."""
+    if file.encoding == "utf-8":
+        yield file
+        return
+    with tempfile.TemporaryDirectory(prefix="fedtmle-") as folder:
+        copy = Path(folder) / "copy.csv"
+        is_text = True
+        try:
+            with (
+                file.path.open(encoding=file.encoding, newline="") as theirs,
+                copy.open("w", encoding="utf-8", newline="") as ours,
+            ):
+                shutil.copyfileobj(theirs, ours)
+        except (OSError, UnicodeError):
+            is_text = False
+        if not is_text:
+            raise _malformed(None)
+        yield replace(file, path=copy, encoding="utf-8")
+
+
+def csv_reader(connection: DuckDBPyConnection, file: CsvFile, pattern: str) -> AbstractStreamReader:
+    """Return a reader of a CSV file, whose path DuckDB knows as ``pattern``."""
+    delimiter, names = _header(file)
     relation, line = attempt(
         lambda: connection.read_csv(
             pattern,
@@ -109,7 +136,7 @@ def csv_reader(connection: DuckDBPyConnection, path: Path, pattern: str) -> Abst
     )
     if relation is None:
         raise _malformed(line)
-    return _CSVReader(connection, relation, names)
+    return _CSVReader(connection, relation, names, _numeral(file))
 
 
 class _CSVReader(AbstractStreamReader):
@@ -119,8 +146,13 @@ class _CSVReader(AbstractStreamReader):
     """
 
     def __init__(
-        self, connection: DuckDBPyConnection, relation: DuckDBPyRelation, names: tuple[str, ...]
+        self,
+        connection: DuckDBPyConnection,
+        relation: DuckDBPyRelation,
+        names: tuple[str, ...],
+        numeral: Callable[[str], str],
     ) -> None:
+        self._numeral = numeral
         self._connection = connection
         self._relation = relation
         self._names = names
@@ -161,14 +193,18 @@ class _CSVReader(AbstractStreamReader):
         numbers |= self._numbers(others)
         return numbers, {name: cell for name, cell in others.items() if name not in numbers}
 
+    def _number(self, cell: str) -> str:
+        number = f"TRY_CAST({self._numeral(cell)} AS DOUBLE)"
+        return f"CASE lower({cell}) WHEN 'true' THEN 1 WHEN 'false' THEN 0 ELSE {number} END"
+
     def _numbers(self, cells: Mapping[str, str]) -> dict[str, str]:
         """Return the SQL of those columns that are numbers."""
         if not cells:
             return {}
         # A column is numbers if all its cells are: a sample would be wrong about the rest.
-        tests = ", ".join(f"count({cell}) = count({_number(cell)})" for cell in cells.values())
+        tests = ", ".join(f"count({cell}) = count({self._number(cell)})" for cell in cells.values())
         (numeric,) = self._relation.project(tests).fetchall()
-        return {name: _number(cells[name]) for name, yes in zip(cells, numeric, strict=True) if yes}
+        return {name: self._number(cells[name]) for name, yes in zip(cells, numeric, strict=True) if yes}
 
 
 def _stripped(cell: str) -> str:
@@ -177,19 +213,34 @@ def _stripped(cell: str) -> str:
     return f"CASE WHEN {bare} IN ({missing}) THEN NULL ELSE {bare} END"
 
 
-def _number(cell: str) -> str:
-    return f"CASE lower({cell}) WHEN 'true' THEN 1 WHEN 'false' THEN 0 ELSE TRY_CAST({cell} AS DOUBLE) END"
+def _numeral(file: CsvFile) -> Callable[[str], str]:
+    """Return how SQL writes a cell of the file as DuckDB reads numbers; NULL if it is no number there."""
+    if file.decimal == "." and not file.thousands:
+        return lambda cell: cell
+    group, point = re.escape(file.thousands), re.escape(file.decimal)
+    grouped = rf"\d{{1,3}}({group}\d{{3}})+|" if file.thousands else ""
+    pattern = rf"[+-]?({grouped}\d+)?({point}\d+)?([eE][+-]?\d+)?".replace("'", "''")
+    quoted = file.thousands.replace("'", "''")
+
+    def numeral(cell: str) -> str:
+        bare = f"replace({cell}, '{quoted}', '')" if file.thousands else cell
+        return (
+            f"CASE WHEN regexp_full_match({cell}, '{pattern}') "
+            f"THEN replace({bare}, '{file.decimal}', '.') END"
+        )
+
+    return numeral
 
 
-def _header(path: Path) -> tuple[str, tuple[str, ...]]:
+def _header(file: CsvFile) -> tuple[str, tuple[str, ...]]:
     """Return the delimiter, which is the commonest candidate outside quotes, and the column names."""
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            line = re.sub(r'"[^"]*"', "", file.readline())
+        with file.path.open(encoding="utf-8-sig", newline="") as text:
+            line = re.sub(r'"[^"]*"', "", text.readline())
             delimiter = max(_DELIMITERS, key=line.count)
-            file.seek(0)
-            names = next(csv.reader(file, delimiter=delimiter), [])
-    except (OSError, UnicodeDecodeError, csv.Error):
+            text.seek(0)
+            names = next(csv.reader(text, delimiter=delimiter), [])
+    except (OSError, UnicodeError, csv.Error):
         names = None
     if names is None:
         raise _malformed(None)
@@ -201,6 +252,7 @@ def _header(path: Path) -> tuple[str, tuple[str, ...]]:
 def _malformed(line: int | None) -> UnreadableError:
     return UnreadableError(
         "the file cannot be read as CSV",
-        "check that it is UTF-8, that every row has as many cells as the header and that quotes are closed",
+        "check that it is UTF-8, or state its encoding in the silo file, that every row has as many cells as "
+        "the header and that quotes are closed",
         line=line,
     )

@@ -5,6 +5,8 @@ name = "north"
 
 [data]                       # relative to this file's folder
 path = "infants.parquet"     # .csv or .parquet; or a `database` with `table` or `query` (`data.database`)
+encoding = "latin-1"         # of a .csv: utf-8 (the default), latin-1, cp1252 or utf-16
+decimal = ","                # of the numbers in a .csv, with thousands = "." if they are grouped: 1.234,5
 stream = true                # read it in batches at every pass: for a table larger than memory
 
 [columns]                    # study's name = hospital's; columns not mentioned keep their name
@@ -45,6 +47,8 @@ from fedtmle.protocol.guard import Policy
 
 SHORTEST_SECRET = 16  # characters; a shorter one is soon guessed
 ATTRIBUTES = ("mean", "record")
+ENCODINGS = ("utf-8", "latin-1", "cp1252", "utf-16")
+_CSV_KEYS = ("encoding", "decimal", "thousands")
 _SECTIONS = ("silo", "data", "columns", "policy", "disclosure")
 _COLUMN_KEYS = ("column", "scale", "shift", "levels", "missing", "secret", "absent")
 _DISCLOSURE_KEYS = ("centre", "column", "attributes", "min_uncertainty", "radius", "noise")
@@ -98,6 +102,24 @@ class Database:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CsvFile:
+    """A .csv file that is not in UTF-8, or whose numbers are not written with a decimal point."""
+
+    path: Path
+    encoding: str = "utf-8"
+    decimal: str = "."
+    thousands: str = ""
+
+    def __post_init__(self) -> None:
+        if self.encoding not in ENCODINGS:
+            raise InputError(f"encoding: expected one of {', '.join(ENCODINGS)}")
+        if self.decimal not in (".", ","):
+            raise InputError('decimal: expected "." or ","')
+        if self.thousands not in ("", ".", ",", " ", "'") or self.thousands == self.decimal:
+            raise InputError("thousands: expected a point, a comma, a blank or ', other than decimal")
+
+
+@dataclass(frozen=True, kw_only=True)
 class Disclosure:
     """The section [disclosure]: how much of a column's attributes must stay unknown to any study."""
 
@@ -115,7 +137,7 @@ class SiloFile:
 
     path: Path
     name: str
-    data: Path | Database | DatabaseQuery
+    data: Path | CsvFile | Database | DatabaseQuery
     columns: Mapping[str, ColumnMap]
     policy: Policy
     disclosure: Disclosure | None = None
@@ -184,21 +206,38 @@ class _SiloFileReader:
             self._add("silo", None, "the silo has no name", 'give name = "..."')
         return name
 
-    def data(self, folder: Path) -> Path | Database | DatabaseQuery:
+    def data(self, folder: Path) -> Path | CsvFile | Database | DatabaseQuery:
         if names_database(self._section("data")):
             query, defects = DatabaseQuery.parse(self._section("data"), folder)
             for key, (message, fix) in defects.items():
                 self._add("data", key, message, fix)
             return folder if query is None else query
-        given = self._texts("data", ("path", "database", "table", "query"), other=("stream",))
+        given = self._texts("data", ("path", "database", "table", "query", *_CSV_KEYS), other=("stream",))
+        written = {key: given.pop(key) for key in _CSV_KEYS if key in given}
         if given.keys() == {"path"}:
-            return folder / given["path"]
+            return self._file(folder / given["path"], written)
+        for key in written:
+            self._add("data", key, "this is for a .csv file only", "leave it out")
         if given.keys() in ({"database", "table"}, {"database", "query"}):
             where = folder / given["database"]
             return Database(path=where, table=given.get("table"), query=given.get("query"))
         fix = "give path, or database and table, or database and query"
         self._add("data", None, "this does not say what to read", fix)
         return folder
+
+    def _file(self, path: Path, written: Mapping[str, str]) -> Path | CsvFile:
+        """Return the file to read, with how a .csv is written if that is stated."""
+        if not written:
+            return path
+        if path.suffix.lower() != ".csv":
+            self._add("data", next(iter(written)), "this is for a .csv file only", "leave it out")
+            return path
+        try:
+            return CsvFile(path=path, **written)
+        except InputError as error:
+            key, _, message = str(error).partition(": ")
+            self._add("data", key, message, "correct it")
+            return path
 
     def stream(self) -> bool:
         given = self._section("data").get("stream", False)

@@ -30,7 +30,7 @@ from fedtmle.data.database import DatabaseQuery, sqlite_query
 from fedtmle.data.files import open_database, open_file
 from fedtmle.data.frames import frame_reader
 from fedtmle.data.schema import Column, Kind, Schema
-from fedtmle.data.silofile import ColumnMap, Database, SiloFile, read_silo_file
+from fedtmle.data.silofile import ColumnMap, CsvFile, Database, SiloFile, read_silo_file
 from fedtmle.data.snapshot import QueryReader, Snapshot, open_query
 from fedtmle.defects import DataErrors, Defect, Defects
 from fedtmle.errors import DataError, InputError
@@ -181,7 +181,7 @@ def silo_file_of(path: Path, silo: str) -> SiloFile:
 
 
 def _path_of(source: object) -> str | None:
-    path = source.path if isinstance(source, Database) else source
+    path = source.path if isinstance(source, Database | CsvFile) else source
     return str(path) if isinstance(path, Path) else None
 
 
@@ -205,7 +205,7 @@ def _open(source: object, silo: str, copy: bool = True) -> Iterator[AbstractRead
     frame = frame_reader(source, copy=copy)
     if frame is not None:
         yield frame
-    elif isinstance(source, Path):
+    elif isinstance(source, Path | CsvFile):
         with open_file(source) as reader:
             yield reader
     elif isinstance(source, DatabaseQuery | Snapshot):

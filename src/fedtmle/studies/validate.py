@@ -13,6 +13,7 @@ import numpy as np
 
 from fedtmle.data import (
     CountedTable,
+    CsvFile,
     Database,
     DatabaseQuery,
     DataErrors,
@@ -179,7 +180,7 @@ def _read_twice(study: Path, silos: Mapping[str, Path], files: Mapping[str, Silo
         key: object = data
         if isinstance(data, Path):
             key = data.resolve()
-        elif isinstance(data, Database):
+        elif isinstance(data, Database | CsvFile):
             where, key = data.path, replace(data, path=data.path.resolve())
         if key in first:
             message = (

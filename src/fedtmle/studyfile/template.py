@@ -213,6 +213,8 @@ name = "north"
 
 [data]
 path = "north.csv"              # or .parquet; or database = "records.duckdb" with table or query
+# encoding = "latin-1"          # of a .csv that is not UTF-8: latin-1, cp1252 or utf-16
+# decimal = ","                 # how the .csv writes numbers; thousands = "." for 1.234,5
 
 [columns]                       # study's name = this hospital's name; columns not listed keep their name
 sbp_12 = "SBP_FOLLOWUP"
