@@ -1,0 +1,94 @@
+"""Person-periods against loops over people and periods, and hazards that are kept for one table only."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import fedtmle as ft
+from fedtmle.model.table import Factor, Table
+from fedtmle.model.types import Part
+from fedtmle.targets.effects.components import Everyone, Static
+from fedtmle.targets.effects.prepare import EffectColumns
+from fedtmle.targets.time.followup import PERIOD, FollowUp
+from fedtmle.targets.time.prepare import Group
+from fedtmle.targets.time.responses import AbstractPeriodResponse, CensoringResponse, EventResponse
+from tests.time.test_eif import Tree, law_of, problem_of, table_of, target_of
+
+EDGES = (1.0, 2.5, 4.0)
+TIMES = [0.0, 1.0, 1.1, 2.5, 2.6, 4.0, 9.0, 3.0, 0.5, 2.0]
+EVENTS = ["a", "b", "none", "b", "a", "none", "a", "none", "b", "a"]
+COLUMNS = EffectColumns(
+    outcome="event",
+    outcome_bounds=(0.0, 1.0),
+    treatment=None,
+    arms=("all",),
+    strata=None,
+    strata_levels=(),
+    weights="w",
+    weight_ceiling=64.0,
+    cluster=None,
+    largest_cluster=1,
+)
+FOLLOW_UP = FollowUp(
+    time="time", event="event", edges=EDGES, causes=("a", "b"), censored="none", truncate=True
+)
+
+
+def table() -> Table:
+    levels = ("a", "b", "none")
+    codes = np.array([levels.index(event) for event in EVENTS])
+    return Table(
+        n_rows=len(TIMES),
+        numeric={"time": np.array(TIMES), "w": np.arange(1.0, len(TIMES) + 1)},
+        factors={"event": Factor(codes, levels)},
+    )
+
+
+def longhand(what: str) -> list[tuple[int, int, float]]:
+    """Return (person, period, response) of everyone at risk, by the definitions."""
+    rows = []
+    for person, (time, event) in enumerate(zip(TIMES, EVENTS, strict=True)):
+        for period, (start, end) in enumerate(zip((-1.0, *EDGES[:-1]), EDGES, strict=True), start=1):
+            if time <= start:
+                continue  # not at risk any more
+            happens = event if start < time <= end else "later"
+            if what == "censoring":
+                if period < len(EDGES) and happens in ("none", "later"):
+                    rows.append((person, period, float(happens == "none")))
+            elif not (what == "b" and happens == "a"):  # a comes before b within a period
+                rows.append((person, period, float(happens == what)))
+    return rows
+
+
+@pytest.mark.parametrize("what", ["a", "b", "censoring"])
+def test_person_periods_are_those_at_risk(what: str) -> None:
+    response: AbstractPeriodResponse
+    if what == "censoring":
+        response = CensoringResponse(columns=COLUMNS, follow_up=FOLLOW_UP, weight_mean=2.0)
+    else:
+        cause = 1 if what == "a" else 2
+        response = EventResponse(columns=COLUMNS, follow_up=FOLLOW_UP, weight_mean=2.0, cause=cause)
+    long, counts = response.expand(table())
+    person = np.repeat(np.arange(len(TIMES)), counts)
+    y, w = response.of(long)
+    period = (long.factors[PERIOD].codes + 1).tolist()
+    assert list(zip(person.tolist(), period, y.tolist(), strict=True)) == longhand(what)
+    assert (long.numeric[PERIOD] == long.factors[PERIOD].codes + 1).all()
+    assert w == pytest.approx((person + 1) / 2.0)
+
+
+def test_hazards_are_kept_for_one_table_only() -> None:
+    """The rows of another table are evaluated anew, at the same law too."""
+    tree = Tree(2)
+    groups = [Group(Static(arm), Everyone(), 1.0) for arm in ("0", "1")]
+    target = target_of(ft.Risk, 2)
+    problem, fresh = (problem_of(tree, law_of(tree), target, groups) for _ in range(2))
+    whole = table_of(tree)
+    part, other = whole.take(np.arange(0, 24)), whole.take(np.arange(24, 48))
+    law = problem.move(problem.start(), np.full(problem.dim, 0.05))
+    eps = np.zeros(problem.dim)
+    problem.submodel(law, part).sums(eps, Part.GRADIENT)
+    assert problem.submodel(law, other).sums(eps, Part.GRADIENT) == fresh.submodel(law, other).sums(
+        eps, Part.GRADIENT
+    )
