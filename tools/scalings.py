@@ -2,6 +2,7 @@
 
     python -m tools.scalings                    every function, by 1/2 and by 2; writes docs/scalings.csv
     python -m tools.scalings collision          those whose name contains "collision"; writes nothing
+    python -m tools.scalings --named lemmas     only by tests in the files that docs/proved.md names
     python -m tools.scalings --list             names only
 
 A function's numbers (those of arrays, tuples, mappings and dataclasses too) are multiplied; a truth value is
@@ -47,6 +48,7 @@ PACKAGES = ("fedtmle.theory", "fedtmle.privacy", "fedtmle_paper.privacy")
 MODULES = ("fedtmle_paper.lemmas", "fedtmle_paper.history")
 OPTIONS = ("-q", "--no-header", "-p", "no:cacheprovider", "-p", "no:xdist")
 FOLDERS = ("tests/theory", "tests/privacy")
+WHOLE_RUNS = ("tests/theory/test_runs.py", "tests/theory/test_identities.py", "tests/theory/test_future.py")
 # Functions without a number to scale: they check, look up or build what another function computes.
 WITHOUT_NUMBERS = {
     "fedtmle.privacy.answers.single": "selects queries",
@@ -67,6 +69,12 @@ class Scaling:
     def tests(self) -> tuple[str, ...]:
         """The tests that the registry names for the function."""
         return tuple(dict.fromkeys(t for s in STATEMENTS if self.name in s.functions for t in s.tests))
+
+    @property
+    def files(self) -> list[str]:
+        """The files of these tests; those of whole runs only where there is no other."""
+        files = dict.fromkeys(f"tests/{test.partition('::')[0]}" for test in self.tests)
+        return [file for file in files if file not in WHOLE_RUNS] or list(files)
 
 
 @dataclass(frozen=True)
@@ -289,13 +297,18 @@ def _first_failure(items: list[pytest.Item]) -> str:
     return ""
 
 
-def run(scalings: Sequence[Scaling], workers: int, tell: Callable[[Caught], None]) -> list[Caught]:
-    """Return which test catches each scaling, in the order of ``scalings``; ``tell`` hears each at once."""
-    named = {f"tests/{test.partition('::')[0]}" for scaling in scalings for test in scaling.tests}
-    extra = sorted(file for file in named if not file.startswith(FOLDERS))
+def run(
+    scalings: Sequence[Scaling], workers: int, tell: Callable[[Caught], None], *, named_only: bool = False
+) -> list[Caught]:
+    """Return which test catches each scaling, in the order of ``scalings``; ``tell`` hears each at once.
+
+    ``named_only`` collects no more than the files that `docs/proved.md` names for these functions.
+    """
+    folders = () if named_only else FOLDERS
+    files = sorted({file for s in scalings for file in s.files if named_only or not file.startswith(FOLDERS)})
     session = _Session(scalings, workers, tell)
     with contextlib.chdir(ROOT), contextlib.redirect_stdout(io.StringIO()):
-        status = pytest.main([*OPTIONS, *FOLDERS, *extra], plugins=[session])
+        status = pytest.main([*OPTIONS, *folders, *files], plugins=[session])
     if status is not pytest.ExitCode.OK:
         raise RuntimeError(f"pytest ended with {status} before a scaling was tried")
     return sorted(session.caught, key=lambda caught: scalings.index(caught.scaling))
@@ -325,6 +338,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.scalings", description=__doc__.partition("\n")[0])
     parser.add_argument("pattern", nargs="?", default="", help="part of a function's full name")
     parser.add_argument("--list", action="store_true", help="names only")
+    parser.add_argument("--named", action="store_true", help="only tests in files that the registry names")
     parser.add_argument("--workers", type=int, default=2)
     options = parser.parse_args()
     scalings = chosen(options.pattern)
@@ -332,7 +346,10 @@ def main() -> int:
         sys.stdout.writelines(f"{scaling.name} x {scaling.factor}\n" for scaling in scalings)
         return 0
     terminal = sys.stdout
-    rows = [row(caught) for caught in run(scalings, options.workers, lambda c: _tell(c, terminal))]
+    rows = [
+        row(caught)
+        for caught in run(scalings, options.workers, lambda c: _tell(c, terminal), named_only=options.named)
+    ]
     if not options.pattern:
         with TABLE.open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, fieldnames=list(rows[0]), lineterminator="\n")

@@ -8,7 +8,7 @@ from fedtmle_paper.reproduce.campaign import Campaign
 from fedtmle_paper.reproduce.measure import run_scenario, scenarios
 from fedtmle_paper.reproduce.scenario import Scale
 
-TINY = Scale(n=400, pilot=120, clients=(2, 3), reference_clients=3, tolerance=1e-3, coded_tolerance=0.1)
+TINY = Scale(n=400, pilot=60, clients=(2, 3), reference_clients=3, tolerance=1e-3, coded_tolerance=0.1)
 
 
 @pytest.fixture(scope="session")

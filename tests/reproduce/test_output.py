@@ -22,13 +22,22 @@ from fedtmle_paper.reproduce.scenario import Dgp, Partition, Scale, Scenario
 
 from .conftest import TINY
 
-WHERE = ["seed", "dgp", "partition", "clients", "method"]
+WHERE = ["seed", "dgp", "partition", "clients", "profile", "method"]
 COLUMNS = {
     "figure1": [*WHERE, "update", "rounds", "compute_s", "elapsed_units", "loss", "residual"],
-    "figure3": [*WHERE, "unit_s", "residual", "loss"],
+    "figure3": [*WHERE, "unit_s", "residual", "loss", "stopped_before"],
     "figure4": [*WHERE, "rounds_used", "updates", "loss", "loss_change", "residual"],
     "rounds": [*WHERE, "round", "slowest_s", "server_s", "silos_s"],
-    "reference": ["seed", "unit_s", "rounds", "compute_s", "latency_s", "residual", "residual_start"],
+    "reference": [
+        "seed",
+        "profile",
+        "unit_s",
+        "rounds",
+        "compute_s",
+        "latency_s",
+        "residual",
+        "residual_start",
+    ],
 }
 
 
@@ -45,7 +54,11 @@ def test_four_figures_with_their_tables(tiny: Campaign, tmp_path: Path) -> None:
             assert (tmp_path / f"figure{number}.{kind}").stat().st_size > least
     for name, columns in COLUMNS.items():
         assert list(read(tmp_path / f"{name}.csv")[0]) == columns
-    assert len(read(tmp_path / "figure3.csv")) == len(tiny.runs)
+    assert len(read(tmp_path / "figure3.csv")) == len(tiny.measured)
+    assert {row["profile"] for row in read(tmp_path / "figure1.csv")} == {"A", "B"}
+    assert (tmp_path / "figure2-B.png").stat().st_size > 15_000
+    assert "holds under profile" in results
+    assert "Decided by: " in results
     assert {row["clients"] for row in read(tmp_path / "figure2.csv")} == {"3"}
     assert "## The endpoint check" in results
     assert "Only 1 seed(s)" in results
@@ -61,6 +74,8 @@ def test_quick_run_of_one_figure(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {
         "figure2.png",
         "figure2.svg",
+        "figure2-B.png",
+        "figure2-B.svg",
         "figure2.csv",
         "runs.csv",
         "rounds.csv",

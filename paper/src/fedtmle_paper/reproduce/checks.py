@@ -15,7 +15,8 @@ from itertools import combinations, pairwise
 
 import numpy as np
 
-from fedtmle.model.types import Part
+from fedtmle.model.types import Part, unpack
+from fedtmle_paper.benchmark import client_sizes
 from fedtmle_paper.reproduce.campaign import TIME_BUDGET, Campaign
 from fedtmle_paper.reproduce.extra import largest_rise
 from fedtmle_paper.reproduce.measure import Measured
@@ -296,3 +297,32 @@ def dispersion(scenario: Scenario) -> tuple[float, float]:
     squares = weights @ (table - weights @ table) ** 2
     # The packed upper triangle holds each off-diagonal entry once.
     return float(np.sqrt(squares[: problem.dim].sum())), float(np.sqrt(squares[problem.dim :].sum()))
+
+
+@lru_cache(maxsize=256)
+def uniform_excess_formula(scenario: Scenario) -> float:
+    """(1/2) Delta' V^-1 Delta at p^0: how far uniform weights end above the pooled optimum, to second order.
+
+    Delta = sum_m (1/M - N_m/n) P_m D is the difference of the two averages of gradients, V the curvature of
+    the pooled loss. The fixed points differ by V^-1 Delta, and the pooled loss is quadratic around its own.
+    """
+    data = build(scenario)
+    problem, origin = data.problem, np.zeros(data.problem.dim)
+    n, M, d = len(data.rows), len(data.silos), data.problem.dim
+    Delta = np.zeros(d)
+    for rows in data.silos.values():
+        sums = problem.submodel(data.law, problem.read(rows)).sums(origin, Part.GRADIENT)
+        Delta += (1 / M - len(rows) / n) * sums.values(len(rows))  # the public part cancels
+    pooled = problem.submodel(data.law, problem.read(data.rows)).sums(origin, Part.HESSIAN)
+    V = unpack(pooled.values(n), d) + problem.normaliser(data.law).hessian(origin)
+    return float(Delta @ np.linalg.solve(V, Delta)) / 2
+
+
+def expected_excess(scenario: Scenario, dim: int = 3) -> float:
+    """(d/2) sum_m (1/M - N_m/n)^2/N_m: the mean of that formula under a random partition.
+
+    There P_m D has the covariance V/N_m around a common mean, which the weights 1/M - N_m/n cancel.
+    """
+    sizes = client_sizes(scenario.scale.n, scenario.clients)
+    n, M = scenario.scale.n, scenario.clients
+    return dim / 2 * float(sum((1 / M - N / n) ** 2 / N for N in sizes))

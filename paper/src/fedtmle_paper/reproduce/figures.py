@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -14,7 +15,7 @@ from fedtmle.report.audit_figure import GREY, WIDTH, journal_style
 from fedtmle_paper.reproduce.campaign import TIME_BUDGET, Campaign
 from fedtmle_paper.reproduce.extra import MAX_UPDATES, CodedCost, Coverage, Retirement, Z
 from fedtmle_paper.reproduce.measure import Measured
-from fedtmle_paper.reproduce.scenario import ROUND_BUDGET, Dgp, Method, Partition
+from fedtmle_paper.reproduce.scenario import ROUND_BUDGET, Dgp, Method, Partition, Profile
 from fedtmle_paper.reproduce.style import INKS, name_curves, save
 
 SHOWN = (0.02, 4.0)  # reference units
@@ -25,11 +26,13 @@ RESIDUAL = r"EIF residual $r^k$"
 
 
 def draw(campaign: Campaign, which: Sequence[int], out: Path) -> None:
-    """The wanted figures as PNG and SVG."""
+    """The wanted figures as PNG and SVG, one of each profile; A's have no suffix."""
     makers = {1: figure_1, 2: figure_2, 3: figure_3, 4: figure_4}
     with journal_style():
         for number in which:
-            save(makers[number](campaign), out, f"figure{number}")
+            for profile in Profile:
+                suffix = "" if profile is Profile.A else f"-{profile}"
+                save(makers[number](campaign.under(profile)), out, f"figure{number}{suffix}")
 
 
 def figure_1(campaign: Campaign) -> Figure:
@@ -53,7 +56,7 @@ def figure_3(campaign: Campaign) -> Figure:
 
 
 def figure_4(campaign: Campaign) -> Figure:
-    """The loss after 200 rounds, above the lowest that any run reached on the data, against the clients."""
+    """The loss after 200 rounds, above the lowest of the paper's methods on the data, against the clients."""
 
     def excess(run: Measured) -> float:
         return max(FLOOR, 1e3 * (run.at_round(ROUND_BUDGET).loss - campaign.best(run.scenario)))
@@ -63,7 +66,7 @@ def figure_4(campaign: Campaign) -> Figure:
 
 def _panels(ylabel: str, xlabel: str) -> tuple[Figure, list[tuple[Axes, Dgp, Partition]]]:
     figure = Figure(figsize=(WIDTH, 4.3))
-    grid = figure.subplots(2, 2, sharex=True)
+    grid = figure.subplots(2, 2, sharex=True, sharey=True)
     figure.subplots_adjust(left=0.085, right=0.87, top=0.95, bottom=0.09, wspace=0.62, hspace=0.22)
     panels = []
     for row, dgp in zip(grid, Dgp, strict=True):
@@ -80,12 +83,13 @@ def _panels(ylabel: str, xlabel: str) -> tuple[Figure, list[tuple[Axes, Dgp, Par
 def _against_time(
     campaign: Campaign, values: Callable[[Measured], list[float]], ylabel: str, *, log: bool
 ) -> Figure:
-    """Step curves of the first seed: the shared density stays until the next is completed."""
-    seed = campaign.seeds[0]
-    unit = campaign.unit(seed)
+    """The median over the seeds at each time, and a band from the least to the greatest.
+
+    The shared density stays until the next is completed. Each seed's time is in its own reference unit.
+    """
+    times = np.geomspace(*SHOWN, 160)
     figure, panels = _panels(ylabel, "elapsed targeting time, reference units")
     for axes, dgp, partition in panels:
-        scenario = campaign.scenario(seed, dgp, partition, campaign.scale.reference_clients)
         ends = {}
         if log:
             axes.set_yscale("log")
@@ -93,14 +97,19 @@ def _against_time(
         axes.set_xlim(*SHOWN)
         axes.set_xticks([0.1, 1.0], ["0.1", "1"])
         for method in reversed(Method):
-            run, ink = campaign.run(scenario, method), INKS[method]
-            times = [max(SHOWN[0], c.elapsed(campaign.latency) / unit) for c in run.checkpoints]
-            seen = [(t, v) for t, v in zip(times, values(run), strict=True) if t <= SHOWN[1]]
-            last = seen[-1][1]
-            steps = [*seen, (SHOWN[1], last)]
-            axes.plot(*zip(*steps, strict=True), ink.dashes, color=ink.colour, drawstyle="steps-post")
-            axes.plot(*zip(*seen[1:], strict=True), ink.marker, color=ink.colour)
-            ends[ink.label] = (SHOWN[1], last, ink.colour)
+            ink = INKS[method]
+            curves = []
+            for seed in campaign.seeds:
+                scenario = campaign.scenario(seed, dgp, partition, campaign.scale.reference_clients)
+                run, unit = campaign.run(scenario, method), campaign.unit(seed)
+                done = [c.elapsed(campaign.latency) / unit for c in run.checkpoints]
+                heights = np.array(values(run))
+                curves.append(heights[np.maximum(np.searchsorted(done, times, side="right") - 1, 0)])
+            middle = np.median(curves, axis=0)
+            low, high = np.min(curves, axis=0), np.max(curves, axis=0)
+            axes.fill_between(times, low, high, color=ink.colour, alpha=0.15, lw=0)
+            axes.plot(times, middle, ink.dashes, color=ink.colour)
+            ends[ink.label] = (SHOWN[1], float(middle[-1]), ink.colour)
         axes.minorticks_off()
         name_curves(axes, ends)
     return figure

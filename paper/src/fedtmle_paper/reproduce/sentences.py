@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import enum
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from fedtmle_paper.reproduce import checks
 from fedtmle_paper.reproduce.campaign import Campaign
 from fedtmle_paper.reproduce.checks import Evidence
+from fedtmle_paper.reproduce.scenario import Profile
 
 
 class Verdict(enum.StrEnum):
@@ -33,6 +34,7 @@ class Sentence:
     number: str
     check: SentenceCheck
     required: bool = False
+    decided_by: str = ""  # the formula or the setting that decides it, where the panels differ
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +71,21 @@ class SentenceResult:
         }
 
 
+# What decides sentences whose panels differ.
+EXCESS = (
+    "the excess of uniform weights, (1/2) Delta' V^-1 Delta with Delta = sum_m (1/M - N_m/n) P_m D (table "
+    "below); under the spatial partition client size goes with the score, so it does not vanish with n"
+)
+RANDOM = (
+    "the random part of the excess, (d/2) sum_m (1/M - N_m/n)^2/N_m, falls with M (table below); only its "
+    "spatial part can grow"
+)
+INNER = (
+    "how long G's inner solves are: profile A solves to 0.1 r^k, some 36 rounds an update, profile B takes "
+    "one step"
+)
+FITS = "how dear a local fit is: Newton's method in profile A, gradients alone in profile B"
+
 SENTENCES = (
     Sentence(
         name="comparable-final-losses",
@@ -76,6 +93,7 @@ SENTENCES = (
         criterion="final losses of G and both L within 5% of the decrease from P_n L(p^0)",
         number="spread of final losses / decrease",
         check=checks.comparable_final_losses,
+        decided_by=EXCESS,
     ),
     Sentence(
         name="different-transients",
@@ -90,6 +108,7 @@ SENTENCES = (
         criterion="mean loss over the first 0.5 units below G's",
         number="lead / decrease",
         check=checks.local_leads_early,
+        decided_by=EXCESS,
     ),
     Sentence(
         name="gradient-leads-on-curved",
@@ -97,6 +116,7 @@ SENTENCES = (
         criterion="G's mean loss over the first 0.5 units below L's",
         number="lead / decrease",
         check=checks.gradient_leads_early,
+        decided_by=f"{INNER}; {FITS}",
     ),
     Sentence(
         name="local-catches-up",
@@ -104,6 +124,7 @@ SENTENCES = (
         criterion="curved mixture: at 3 units, L's loss at most 5% of the decrease above G's",
         number="(L - G) / decrease",
         check=checks.local_catches_up,
+        decided_by=EXCESS,
     ),
     Sentence(
         name="spatial-slowdown",
@@ -120,6 +141,7 @@ SENTENCES = (
         number="largest rise / decrease",
         check=checks.uniform_rebound,
         required=True,
+        decided_by=f"{EXCESS}; the loss rises where the start lies nearer to the pooled optimum than that",
     ),
     Sentence(
         name="small-rebound",
@@ -127,6 +149,7 @@ SENTENCES = (
         criterion="the rise is positive and at most 10% of the decrease",
         number="largest rise / decrease",
         check=checks.small_rebound,
+        decided_by=EXCESS,
     ),
     Sentence(
         name="uniform-excess",
@@ -176,6 +199,7 @@ SENTENCES = (
         criterion="two of the three methods change order in loss within 3 units",
         number="changes of order",
         check=checks.reversals,
+        decided_by=INNER,
     ),
     Sentence(
         name="fixed-time-balance",
@@ -184,6 +208,7 @@ SENTENCES = (
         criterion="the residual at 1.5 units changes by a factor 2 from the fewest to the most clients",
         number="most / fewest clients",
         check=checks.fixed_time_balance,
+        decided_by=INNER,
     ),
     Sentence(
         name="uniform-worsens-with-clients",
@@ -191,6 +216,7 @@ SENTENCES = (
         criterion="uniform's loss above size's grows from the fewest to the most clients",
         number="growth / decrease",
         check=checks.uniform_worsens,
+        decided_by=RANDOM,
     ),
     Sentence(
         name="most-with-spatial",
@@ -198,6 +224,7 @@ SENTENCES = (
         criterion="that growth is positive and larger under the spatial partition",
         number="spatial - random growth / decrease",
         check=checks.worsens_most_spatially,
+        decided_by=RANDOM,
     ),
     Sentence(
         name="gradient-higher-at-200-rounds",
@@ -205,6 +232,7 @@ SENTENCES = (
         criterion="G's loss after 200 rounds above L's, at every number of clients",
         number="(G - L) / decrease",
         check=checks.gradient_higher_at_budget,
+        decided_by=f"{EXCESS}, whatever the budget",
     ),
     Sentence(
         name="queries-per-update",
@@ -230,6 +258,14 @@ SENTENCES = (
         check=checks.not_slower_in_time,
     ),
 )
+
+
+def joint_verdict(findings: Mapping[Profile, SentenceResult]) -> str:
+    """Under which profiles every panel of every seed agrees with the sentence."""
+    held = [profile.value for profile, found in findings.items() if found.verdict is Verdict.CONFIRMED]
+    return (
+        f"holds under profile {' and '.join(held)}" if held else "holds in every panel under neither profile"
+    )
 
 
 def sentence_results(campaign: Campaign) -> list[SentenceResult]:
