@@ -29,6 +29,7 @@ _HOME = {
     "Gradient": "fedtmle.algorithms.gradient",
     "GradientDescent": "fedtmle.algorithms.optimizers",
     "Backtracking": "fedtmle.algorithms.optimizers",
+    "Schedule": "fedtmle.algorithms.optimizers",
     "Newton": "fedtmle.algorithms.optimizers",
     "StochasticGradientDescent": "fedtmle.algorithms.optimizers",
     "LocalAverage": "fedtmle.algorithms.local",
@@ -112,6 +113,7 @@ if TYPE_CHECKING:  # for type checkers and editors; at run time, __getattr__ bel
     from fedtmle.algorithms.optimizers import Backtracking as Backtracking
     from fedtmle.algorithms.optimizers import GradientDescent as GradientDescent
     from fedtmle.algorithms.optimizers import Newton as Newton
+    from fedtmle.algorithms.optimizers import Schedule as Schedule
     from fedtmle.algorithms.optimizers import StochasticGradientDescent as StochasticGradientDescent
     from fedtmle.data.draft import draft as draft
     from fedtmle.errors import CheckFailedError as CheckFailedError

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import fedtmle as ft
+from fedtmle.errors import InputError
 from fedtmle.model import kernels
 from fedtmle.model.linear import newton_direction
 from tests.cases import TARGETS, targets
@@ -175,3 +176,45 @@ def test_newton_direction_of_an_indefinite_hessian_descends() -> None:
     g = np.array([1.0, -1.0])
     assert g @ newton_direction(H, g) < 0
     assert np.allclose(newton_direction(np.eye(2) * 4, g), -g / 4, rtol=1e-15)
+
+
+def test_a_schedule_takes_its_own_steps_in_each_update() -> None:
+    """The mean: the gradient at eps is mean(y) - mu + eps, so every step is known longhand."""
+    problem, y = ft.Mean(bounds=(0.0, 10.0)), np.array([1.0, 2.0, 3.0, 6.0])
+    steps = ((0.5, 0.25), (0.125,))
+    algorithm = ft.Gradient(
+        tolerance=1e-12, optimizer=ft.GradientDescent(step=ft.Schedule(steps=steps)), max_updates=4
+    )
+    result = ft.solve(problem, problem.start(7.0), {"a": y[:1], "b": y[1:]}, algorithm)
+    mu, expected = 7.0, []
+    for k in range(4):
+        eps = 0.0
+        for step in steps[min(k, 1)]:
+            eps -= step * (3.0 - mu + eps)
+        expected.append(eps)
+        mu -= eps
+    assert [eps for (eps,) in result.trajectory.accepted] == pytest.approx(expected, rel=1e-14)
+    assert result.steps == 2 + 1 + 1 + 1
+    assert result.rounds == 5 + 1  # five EIF checks and one inner query: T_0 = 2
+    assert result.status is ft.Status.UPDATE_BUDGET
+    for wrong in ((), ((),), ((0.5, -1.0),)):
+        with pytest.raises(InputError, match="steps"):
+            ft.Schedule(steps=wrong)
+
+
+@pytest.mark.parametrize("kind", [ft.Gradient, ft.LocalAverage, ft.Central])
+def test_a_tolerance_of_zero_tests_for_an_exact_root(kind: Any) -> None:
+    problem, y = ft.Mean(bounds=(0.0, 8.0)), np.array([1.0, 2.0, 3.0, 6.0])
+    exact = ft.solve(problem, problem.start(3.0), {"a": y[:2], "b": y[2:]}, kind(tolerance=0.0))
+    assert exact.status is ft.Status.CONVERGED  # the mean is 3: zero is met at the start
+    assert exact.residual == 0.0
+    never = ft.solve(
+        problem,
+        problem.start(4.1),
+        {"a": y[:2], "b": np.append(y[2:], 1.1)},
+        kind(tolerance=0.0, max_updates=3),
+    )
+    assert never.residual is not None
+    assert never.residual <= 1e-9
+    with pytest.raises(InputError, match="tolerance"):
+        ft.Coded(tolerance=0.0)  # its lattice is a fraction of the tolerance

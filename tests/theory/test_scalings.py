@@ -56,7 +56,7 @@ def test_numbers_are_scaled_wherever_they_are() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("group", ["privacy.collision"])
 def test_the_named_tests_notice_every_scaling(group: str) -> None:
-    """In a process of its own: tests in the files that docs/proved.md names catch each function, both ways."""
+    """In a process of its own: tests in the files that docs/proved.md names catch each function."""
     command = [sys.executable, "-m", "tools.scalings", "--named", group]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)  # noqa: S603
     assert done.returncode == 0, done.stdout + done.stderr

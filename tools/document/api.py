@@ -33,6 +33,7 @@ GROUPS = {
         "Exact",
         "GradientDescent",
         "Backtracking",
+        "Schedule",
         "Newton",
         "StochasticGradientDescent",
         "NewtonFits",

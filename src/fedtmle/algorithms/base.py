@@ -205,12 +205,16 @@ def power_below(value: float) -> float:
     return math.ldexp(0.5, math.frexp(value)[1])
 
 
-def require_tolerance(tolerance: Tolerance) -> None:
-    """Check that a tolerance is a number above zero or the name of a rule."""
+def require_tolerance(tolerance: Tolerance, *, zero: bool = False) -> None:
+    """Check that a tolerance is a number above zero or the name of a rule; with ``zero``, zero will do.
+
+    A tolerance of zero tests for an exact root, which sums in finite precision seldom meet: such a run goes
+    on until its budget is used up, and its certificate states the residual that it reached.
+    """
     if isinstance(tolerance, str):
         if tolerance not in ("practical", "negligible"):
             raise InputError(f"tolerance: expected a number, 'practical' or 'negligible', not {tolerance!r}")
-    else:
+    elif not (zero and tolerance == 0):
         require_positive(tolerance=tolerance)
 
 

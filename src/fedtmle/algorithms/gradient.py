@@ -33,7 +33,7 @@ class Gradient(AbstractAlgorithm):
     max_updates: int = 100
 
     def __post_init__(self) -> None:
-        require_tolerance(self.tolerance)
+        require_tolerance(self.tolerance, zero=True)
         require_budget(max_updates=self.max_updates)
 
     def flow(self, problem: Problem, law: Law, n: int) -> Flow[Targeted]:

@@ -58,7 +58,7 @@ class LocalAverage(AbstractAlgorithm):
     lattice: float | Literal["fine"] | None = "fine"
 
     def __post_init__(self) -> None:
-        require_tolerance(self.tolerance)
+        require_tolerance(self.tolerance, zero=True)
         require_positive(radius=self.radius, progress_tolerance=self.progress_tolerance)
         if self.lattice != "fine":
             require_spacing(self.lattice, self.radius)

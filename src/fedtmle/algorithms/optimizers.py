@@ -94,15 +94,43 @@ class Backtracking:
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class GradientDescent(AbstractOptimizer):
-    """Full-batch gradient descent with a fixed ``step`` or with `Backtracking`."""
+class Schedule:
+    """Step sizes eta_{k,t} as Algorithm 2 has them: update k takes the T_k steps of row k, no more, no fewer.
 
-    step: float | Backtracking = Backtracking()
+    The last row stands for all later updates. ``Schedule(steps=((0.5, 0.5), (0.25,)))`` takes two steps in
+    the first update and one in each of the others.
+    """
+
+    steps: tuple[tuple[float, ...], ...]
+
+    def __post_init__(self) -> None:
+        # Tuples, so that a schedule is a hashable value whatever it was built from.
+        object.__setattr__(self, "steps", tuple(tuple(map(float, row)) for row in self.steps))
+        if not self.steps or not all(self.steps):
+            raise InputError("steps: expected at least one update with at least one step each")
+        for row in self.steps:
+            for step in row:
+                require_positive(steps=step)
+
+    def of(self, update: int) -> tuple[float, ...]:
+        """Return the T_k step sizes of an update."""
+        return self.steps[min(update, len(self.steps) - 1)]
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class GradientDescent(AbstractOptimizer):
+    """Full-batch gradient descent with a fixed ``step``, a `Schedule` of steps, or `Backtracking`.
+
+    ``max_steps`` and ``stop`` end the inner solves of the others; a schedule has its own T_k.
+    """
+
+    step: float | Schedule | Backtracking = Backtracking()
     max_steps: int = 1000
     stop: float = 0.1
 
     def __post_init__(self) -> None:
-        if not isinstance(self.step, Backtracking):
+        if not isinstance(self.step, Backtracking | Schedule):
             require_positive(step=self.step)
         require_positive(stop=self.stop)
         require_budget(max_steps=self.max_steps)
@@ -117,6 +145,8 @@ class GradientDescent(AbstractOptimizer):
     def minimise(self, run: Run[Model], origin: Origin) -> Flow[Inner]:
         if isinstance(self.step, Backtracking):
             return (yield from self._search(run, origin, self.step))
+        if isinstance(self.step, Schedule):
+            return (yield from self._scheduled(run, origin, self.step.of(origin.update)))
         return (yield from self._fixed(run, origin, self.step))
 
     def _fixed(self, run: Run[Model], origin: Origin, step: float) -> Flow[Inner]:
@@ -132,6 +162,16 @@ class GradientDescent(AbstractOptimizer):
             if norm <= origin.goal:
                 return Inner(eps=eps, steps=t)
         return Inner(eps=eps, steps=0)
+
+    def _scheduled(self, run: Run[Model], origin: Origin, steps: tuple[float, ...]) -> Flow[Inner]:
+        eps, gradient = np.zeros(run.problem.dim), origin.gradient
+        for t, step in enumerate(steps, start=1):
+            eps = eps - step * gradient
+            if t < len(steps):  # the EIF check that opens the next update asks about the last one
+                sums = yield from run.ask(origin.law, eps, Part.GRADIENT)
+                gradient = run.pooled_gradient(sums, origin.law, eps)
+                run.record(update=origin.update, step=t, eps=eps, gradient_norm=run.norm(gradient))
+        return Inner(eps=eps, steps=len(steps))
 
     def _search(self, run: Run[Model], origin: Origin, rule: Backtracking) -> Flow[Inner]:
         state = _Iterate(eps=np.zeros(run.problem.dim), loss=0.0, gradient=origin.gradient)

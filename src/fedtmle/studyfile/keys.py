@@ -13,7 +13,13 @@ from fedtmle.algorithms.coded import Coded
 from fedtmle.algorithms.gradient import Central, Exact, Gradient
 from fedtmle.algorithms.local import LocalAverage, Personalized
 from fedtmle.algorithms.one_step import OneStep
-from fedtmle.algorithms.optimizers import Backtracking, GradientDescent, Newton, StochasticGradientDescent
+from fedtmle.algorithms.optimizers import (
+    Backtracking,
+    GradientDescent,
+    Newton,
+    Schedule,
+    StochasticGradientDescent,
+)
 from fedtmle.defects import Toml
 from fedtmle.errors import InputError
 from fedtmle.initial.glm import GLM, Supplied
@@ -45,6 +51,7 @@ from fedtmle.studyfile.values import (
     named,
     number,
     one_of,
+    positive,
     public_key,
     required,
     several,
@@ -230,18 +237,29 @@ def make_pilot(
     return Pilot.from_coefficients(formula, levels or {}, family, coefficients)
 
 
-BACKTRACKING = {
+STEP_RULES = {
+    "Schedule": SectionKind(
+        make=Schedule,
+        keys={
+            "steps": required(
+                Key(
+                    read=several(several(positive)),
+                    expected="step sizes per update, such as [[0.5, 0.5], [0.1]]",
+                )
+            )
+        },
+    ),
     "Backtracking": SectionKind(
         make=Backtracking,
         keys={"first": POSITIVE, "armijo": POSITIVE, "grow": POSITIVE, "max_halvings": COUNT},
-    )
+    ),
 }
 OPTIMIZERS = {
     "newton": SectionKind(make=Newton, keys={"max_steps": COUNT, "stop": POSITIVE}),
     "descent": SectionKind(
         make=GradientDescent,
         keys={
-            "step": replace(POSITIVE, kinds=BACKTRACKING, default="Backtracking"),
+            "step": replace(POSITIVE, kinds=STEP_RULES, default="Backtracking"),
             "max_steps": COUNT,
             "stop": POSITIVE,
         },

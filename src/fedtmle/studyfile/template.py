@@ -147,7 +147,8 @@ tolerance = "practical"         # 1e-6 of a standard error; "negligible", or a n
 # kind = "descent"              # or newton
 # max_steps = 1000
 # stop = 0.1
-# step = {first = 1.0, armijo = 1e-4, grow = 2.0, max_halvings = 50}    # or a fixed number
+# step = {first = 1.0, armijo = 1e-4, grow = 2.0, max_halvings = 50}    # or a fixed number, or per update
+#                               # and step: {kind = "Schedule", steps = [[0.5, 0.5], [0.1]]}
 
 # Alternative: all rows in one place, each update an exact fit; for comparison.
 # [algorithm]
