@@ -114,6 +114,9 @@ TIMED: dict[str, dict[str, Any]] = {
     "x": {"kind": "number", "range": [0, 9]},
 }
 ALGORITHM: dict[str, Any] = {
+    "cost": 2.0,
+    "gap": 1e-3,
+    "solver": "lbfgs",
     "tolerance": "negligible",
     "coordinates": "raw",
     "inner": "adaptive",
@@ -472,7 +475,7 @@ def test_every_alternative_of_the_template_is_valid(tmp_path: Path, section: str
 
 def test_the_template_has_the_alternatives() -> None:
     assert len(alternatives("models.outcome")) == 5
-    assert len(alternatives("algorithm")) == 5
+    assert len(alternatives("algorithm")) == 6
 
 
 def test_the_commented_settings_of_the_template_are_valid(tmp_path: Path) -> None:
