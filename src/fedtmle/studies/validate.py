@@ -215,7 +215,9 @@ def _obstacles(file: StudyFile, tables: Mapping[str, Table]) -> list[Defect]:
     if found or sum(table.n_rows for table in tables.values()) > MOST_REHEARSED:
         return found
     try:
-        run(file.study, file.silos)
+        with catch_warnings():
+            simplefilter("ignore", WriteAccessWarning)  # `validate` has noted it
+            run(file.study, file.silos)
     except RefusedError as refused:
         return [Defect(message=f"the study would stop: {refused}", file=str(file.path))]
     except FedTMLEError as error:
