@@ -177,6 +177,7 @@ class RangeQuery(AbstractAttack):
             outcome_model=ft.Supplied("q0", "q1"),
             treatment_model=ft.GLM("w"),
             variables=declare(y=(0, 1), a="binary", w=(-0.99, 0.99)),
+            sums="exact",
         )
 
     def plan(self) -> Plan:

@@ -14,6 +14,7 @@ from tests.estimands import example
 ALGORITHMS = {
     "coded": ft.Coded(),
     "switching": ft.Adaptive(),
+    "one step": ft.OneStep(),
     "gradient": ft.Gradient(optimizer=ft.Newton()),
     "descent": ft.Gradient(optimizer=ft.GradientDescent(step=ft.Backtracking()), tolerance="negligible"),
     "local": ft.LocalAverage(max_updates=3),

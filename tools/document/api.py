@@ -28,7 +28,7 @@ GROUPS = {
     ),
     "Rules": ("Static", "Threshold", "Stochastic"),
     "Models": ("GLM", "Supplied", "Pilot", "PerSilo", "GradientBoostedTrees", "SuperLearner"),
-    "Algorithms": ("Central", "Gradient", "LocalAverage", "Coded", "Adaptive", "Personalized"),
+    "Algorithms": ("Central", "Gradient", "LocalAverage", "Coded", "Adaptive", "OneStep", "Personalized"),
     "Settings of algorithms": (
         "Exact",
         "GradientDescent",
