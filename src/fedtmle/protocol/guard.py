@@ -278,7 +278,7 @@ class Guard:
         if not self.policy.allow_models and query.ships_model(local.name):
             raise RefusalError(Reason.POLICY, "allow_models")
         floor = self.policy.floor(*query.floors)
-        if floor > 1 and any(0 < people < floor for people in query.people(query.rows_of(local))):
+        if floor > 1 and any(0 < people < floor for people in query.people(local)):
             strictest = max(query.floors, key=self.policy.floor)
             raise RefusalError(Reason.POLICY, strictest)
 

@@ -100,7 +100,7 @@ class ViewedQuery(AbstractQuery[Any, Any]):
         return self.query.floors
 
     def people(self, local: Local) -> Iterable[int]:
-        return self.query.people(local)
+        return self.query.people(self.rows_of(local))
 
     def ships_model(self, silo: str) -> bool:
         return self.query.ships_model(silo)
