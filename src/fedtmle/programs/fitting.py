@@ -24,7 +24,13 @@ from fedtmle.model.table import AnyTable, Table, over_batches
 from fedtmle.model.types import Array, exponent
 from fedtmle.programs.coded_fit import LONGEST_STEP, Task, fit_coded
 from fedtmle.programs.curvature import Columns, Gram, ask_grams
-from fedtmle.programs.nuisance import Regression, fit_exactly, refuse_collinear, refuse_separated
+from fedtmle.programs.nuisance import (
+    Regression,
+    fit_exactly,
+    refuse_collinear,
+    refuse_separated,
+    unused_levels,
+)
 from fedtmle.protocol.query import Flow, JointQuery
 from fedtmle.protocol.regression import FitGradientQuery
 from fedtmle.protocol.sums import TallyQuery, norm
@@ -182,7 +188,8 @@ def _fit_coded(regression: Regression, glm: GLM, fitting: Fitting) -> Flow[Fitte
     model = _model(regression, glm, columns, fitting.levels)
     _require_response(regression, family, first)
     if gram.is_fine and not glm.ridge:
-        refuse_collinear(gram.raw(), columns.names, regression.label)
+        empty = unused_levels(gram.raw(), columns.formula, fitting.levels)  # of levels that nobody has
+        refuse_collinear(gram.raw() + empty, columns.names, regression.label)
     whitener = gram.whitener()
     unit = UNITS[family]
 
