@@ -42,6 +42,8 @@ def test_labels_units_and_levels_come_from_the_dictionary(document: dict[str, An
     assert wording.arm(changed, target["arms"][0]) == target["arms"][0]
     assert wording.component(changed, f"E[Y({target['arms'][1]})] in x") == "exercise in x"
     assert f"Programme exercise against {target['arms'][0]}" in wording.caption(changed)
+    changed["study"]["variables"][target["treatment"]]["label"] = "Exercise"
+    assert wording.comparison(changed) == f"exercise against {target['arms'][0]}"
 
 
 def test_the_methods_paragraph_states_what_was_done(document: dict[str, Any]) -> None:

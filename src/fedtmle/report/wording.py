@@ -115,7 +115,10 @@ def comparison(document: Document) -> str:
         return ""
     reference, *others = (arm(document, code) for code in target["arms"])
     treatment = label(document, target["treatment"])
-    return f"{treatment} {' and '.join(others)} against {reference}"
+    named = " and ".join(others)
+    if treatment.lower() not in named.lower():  # "Early intervention" needs no "early intervention" after it
+        named = f"{treatment} {named}"
+    return f"{named} against {reference}"
 
 
 def silos(document: Document) -> str:
