@@ -8,7 +8,7 @@ from __future__ import annotations
 import datetime
 import json
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -130,6 +130,7 @@ MORE_ALGORITHMS: dict[str, Callable[[float], AbstractAlgorithm]] = {
     "coded practical": lambda _: ft.Coded(),
     "coded negligible": lambda _: ft.Coded(tolerance="negligible"),
     "coded budget": lambda tol: ft.Coded(tolerance=tol, max_rounds=3),
+    "switching": lambda tol: ft.Adaptive(tolerance=tol),
     "personalized exact": lambda _: ft.Personalized(max_updates=3),
     "personalized exhaustive": lambda _: ft.Personalized(lattice=0.05, exhaustive=True, max_updates=3),
     "personalized both": lambda _: ft.Personalized(lattice=0.01, noise=0.2, max_updates=4),
@@ -220,6 +221,11 @@ Q, G, MISSING = ft.GLM("C(arm) + w + z"), ft.GLM("w"), ft.GLM("C(arm) + w")
 FACTORS = {"outcome_model": ft.GLM("C(arm) + w + C(site)"), "treatment_model": ft.GLM("w + C(site)")}
 
 
+def _plain(variable: ft.Variable) -> dict[str, Any]:
+    """Return the fields of a variable, to change one of them."""
+    return {field.name: getattr(variable, field.name) for field in fields(variable)}
+
+
 def study_of(target: Any = ATE, **options: Any) -> ft.Study:
     settings: dict[str, Any] = {"outcome_model": Q, "treatment_model": G, "algorithm": NEWTON}
     if target.treatment is None:
@@ -261,6 +267,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "coded raw": {"algorithm": ft.Coded(tolerance=1e-3, coordinates="raw", max_rounds=40)},
     "coded certified": {"algorithm": ft.Coded(smoothness=ft.Certified(), max_rounds=40)},
     "coded pooled": {"algorithm": ft.Coded(smoothness=ft.Estimated(over="pooled"))},
+    "one step": {"algorithm": ft.OneStep()},
     "personalized lattice": {"algorithm": ft.Personalized(lattice=0.01, max_updates=5)},
     "personalized noise": {"algorithm": ft.Personalized(noise=0.3, weights="uniform", max_updates=5)},
     "factors": FACTORS,
@@ -320,6 +327,28 @@ add_study("released, spanning", study_of(**SPANNING), release=("a", "c"))
 add_study("released, personalized", study_of(**OPTIONS["personalized lattice"]), release=("a", "b", "c"))
 add_study("observed", study_of(algorithm=ft.Coded()), observe=True)
 add_study("two threads", study_of(**FACTORS, algorithm=ft.Coded()), threads=2)
+
+
+def holed(study: ft.Study, _: Path) -> Any:
+    """Run a study whose covariates and treatment are missing for some."""
+    silos = cohort()
+    for columns in silos.values():
+        for name, every in (("w", 7), ("z", 9), ("arm", 31)):
+            columns[name] = columns[name].astype(float)
+            columns[name][::every] = np.nan
+    return ft.run(study, silos)
+
+
+for _name, _missing in (("imputed", "impute"), ("indicator", "indicator")):
+    _holed = {name: {**_plain(VARIABLES[name]), "missing": _missing} for name in ("w", "z")}
+    _arm = {**_plain(VARIABLES["arm"]), "missing": "omit"}
+    add(
+        f"study/{_name}",
+        partial(
+            holed,
+            study_of(algorithm=ft.Coded(), variables=ft.Variables({**VARIABLES, **_holed, "arm": _arm})),
+        ),
+    )
 
 
 # Silo files: streams, policies, and names of columns.
