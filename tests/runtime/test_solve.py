@@ -52,7 +52,7 @@ def test_bad_rows_name_the_silo_and_quote_no_value(silos: dict[str, object], wor
         (lambda: ft.Coded(fixed_width=0), "fixed_width"),
         (lambda: ft.Coded(max_rounds=-1), "max_rounds"),
         (lambda: ft.Estimated(factor=0.5), "factor"),
-        (lambda: ft.Gradient(tolerance=0.0), "tolerance"),
+        (lambda: ft.Gradient(tolerance=-1e-9), "tolerance"),
         (lambda: ft.Gradient(max_updates=-1), "max_updates"),
         (lambda: ft.GradientDescent(step=-0.1), "step"),
         (lambda: ft.GradientDescent(max_steps=-2), "max_steps"),
