@@ -86,13 +86,16 @@ def two_way_cell() -> float:
 
 
 def omitted_as_retired() -> list[bool]:
-    """Whether any silo notices that c was told other averages, where the server says that c retired."""
+    """Whether any silo notices that c was told other averages, where the server says that c retired.
+
+    One update: a second average of means rounds to zero, and ends the run of all but c.
+    """
     names = ("a", "b", "c")
     keys = {name: SigningKey(name.encode() * 32) for name in names}
     rng = np.random.default_rng(2)
     plan = Plan(
         program=TargetingProgram(
-            problem=PROBLEM, law=PROBLEM.start(START), algorithm=ft.Personalized(max_updates=3)
+            problem=PROBLEM, law=PROBLEM.start(START), algorithm=ft.Personalized(max_updates=1)
         ),
         roster=tuple(Member(name=name, key=keys[name].public) for name in names),
     )

@@ -43,7 +43,7 @@ def test_decreases_telescope_across_submodels(name: str, coordinates: Any, inner
 def test_one_step_per_update_varies_by_kappa_alone(name: str) -> None:
     """Origins alone are asked: ||g_{m,r+1} - g_{m,r}|| <= kappa ||eps^k|| = (kappa/beta) ||g~_r||."""
     case = targets()[name]
-    run = coded_run(case, case.split(3), ft.Coded(tolerance=case.tolerance))
+    run = coded_run(case, case.split(3), ft.Coded(tolerance=case.tolerance, inner="step"))
     path, beta, kappa = run.path, run.known["beta"], run.known["kappa"]
     origins = path.origins()
     assert [r for r, asked in enumerate(path.queried) if asked] == origins
