@@ -10,6 +10,7 @@ import pytest
 
 import fedtmle as ft
 from fedtmle.errors import DataError, InputError
+from tests.declare import declare
 from tests.effects.longhand import irls, softmax
 from tests.effects.studies import NEWTON, Columns, cut, expit, finish, population
 from tests.narrow import targeted
@@ -70,7 +71,8 @@ def test_the_fit_is_the_pooled_one(weights: str | None) -> None:
 def test_the_fit_is_that_of_statsmodels() -> None:
     discrete = pytest.importorskip("statsmodels.discrete.discrete_model")
     data = population(600, seed=3, arms=4)
-    own = study(arms=("0", "1", "2", "3"))
+    arms = ("0", "1", "2", "3")
+    own = study(arms=arms, variables=declare(VARIABLES, a=list(arms)))
     finished, _ = finish(own, {"all": data})
     (model,) = targeted(finished).details.nuisances["treatment"]
     fit = discrete.MNLogit(data["a"], design(data)).fit(method="newton", tol=1e-14, maxiter=100, disp=0)

@@ -148,6 +148,8 @@ OPTIONS = {
     "diagnostics": False,
     "imputations": 7,
     "imputation_sweeps": 3,
+    "sums": "exact",
+    "fit_accuracy": 1e-4,
 }
 RULES: dict[str, dict[str, Any]] = {
     "Static": {"arm": "0"},

@@ -205,6 +205,23 @@ CASES: dict[tuple[str, str], tuple[dict[str, Any], dict[str, Any]]] = {
             }
         ).items()
     },
+    **{
+        ("Adaptive", field): (
+            algorithm("Adaptive", f"{field} = {text}"),
+            {"algorithm": ft.Adaptive(**{field: value})},
+        )
+        for field, (text, value) in dict[str, tuple[str, Any]](
+            {
+                "tolerance": ("1e-4", 1e-4),
+                "coordinates": ('"raw"', "raw"),
+                "smoothness": ("2.5", 2.5),
+                "cost": ("2.0", 2.0),
+                "max_rounds": ("77", 77),
+                "radius": ("8.0", 8.0),
+                "solver": ('"newton"', ft.Newton()),
+            }
+        ).items()
+    },
     ("Certified", "*"): (
         algorithm("Coded", 'smoothness = "certified"'),
         {"algorithm": ft.Coded(smoothness=ft.Certified())},
@@ -325,6 +342,8 @@ CASES: dict[tuple[str, str], tuple[dict[str, Any], dict[str, Any]]] = {
             "confidence": 0.9,
             "imputations": 7,
             "imputation_sweeps": 3,
+            "sums": "exact",
+            "fit_accuracy": 1e-4,
         }.items()
     },
     ("Study", "diagnostics"): (options("diagnostics = false"), {"diagnostics": False}),

@@ -354,6 +354,7 @@ def streamed(batches: Batches, defects: Defects) -> StreamedTable:
     """Return the table behind ``batches``, after one pass that adds its defects to ``defects``."""
     n_rows = 0
     counts: dict[str, Counter[str]] = {}  # of each factor's labels
+    seen: dict[str, set[tuple[str, ...]]] = {}  # the levels of its batches
     digests: dict[str, hashlib.blake2b] = {}  # by column, so that the size of batches does not matter
     for batch, of_batch in batches():
         defects.merge(of_batch)
@@ -361,11 +362,16 @@ def streamed(batches: Batches, defects: Defects) -> StreamedTable:
         for name, column in batch.numeric.items():
             digests.setdefault(f"numeric {name}", hashlib.blake2b()).update(column.data)
         for name, factor in batch.factors.items():
+            seen.setdefault(name, set()).add(factor.levels)
             counts.setdefault(name, Counter()).update(dict(zip(factor.levels, factor.counts, strict=True)))
             hashed = np.array([_hash(level) for level in factor.levels] + [0], dtype=np.uint64)
             digests.setdefault(f"factor {name}", hashlib.blake2b()).update(hashed[factor.codes].data)
-    in_levels = {name: {level: rows[level] for level in in_order(rows)} for name, rows in counts.items()}
-    levels = {name: tuple(rows) for name, rows in in_levels.items()}
+    # Declared levels are those of every batch, in the study's order; others are sorted, as in one table.
+    levels = {
+        name: next(iter(seen[name])) if len(seen[name]) == 1 else tuple(in_order(rows))
+        for name, rows in counts.items()
+    }
+    in_levels = {name: {level: counts[name][level] for level in levels[name]} for name in counts}
 
     def read() -> Iterator[Table]:
         for batch, of_batch in batches():

@@ -61,7 +61,10 @@ def pool_estimates(estimates: Sequence[Estimate]) -> Estimate:
     """Return the mean of psi and the matrix T over the data sets."""
     psi = np.stack([each.psi for each in estimates])
     mean = psi.mean(axis=0)
-    spread = (psi - mean).T @ (psi - mean) / (len(psi) - 1)
+    gaps = (psi - mean).T.tolist()
+    # Sums by `fsum`, not a matrix product: every party finds the same bits.
+    products = [[math.fsum(a * b for a, b in zip(one, two, strict=True)) for two in gaps] for one in gaps]
+    spread = np.array(products) / (len(psi) - 1)
     within = np.mean([each.covariance for each in estimates], axis=0)
     return Estimate(psi=mean, covariance=within + (1.0 + 1.0 / len(psi)) * spread)
 
