@@ -76,12 +76,12 @@ def test_the_view_follows_a_run_to_its_end(page: Page, toy: Path, tmp_path: Path
     with watching(events) as url:
         page.open(url, width=width, dark=width == 768)
         assert eventually(lambda: "no run has started" in page.text("#status"))
-        with running_here(toy, events, 5, 23):
+        with running_here(toy, events, 5, 13):
             assert eventually(lambda: page.text("#round") == "5")
             assert page.text("#status") == "running"
             assert page.text("#left") == "not known yet"
             pass_gate(events, 5)
-            assert eventually(lambda: page.text("#round") == "23")  # it moves while the run goes on
+            assert eventually(lambda: page.text("#round") == "13")  # it moves while the run goes on
             assert page.text("#phase") == "targeting"
             label = page.ask("return document.querySelector('#chart svg').getAttribute('aria-label')")
             assert "Residual by round on a log axis" in str(label)
@@ -89,7 +89,7 @@ def test_the_view_follows_a_run_to_its_end(page: Page, toy: Path, tmp_path: Path
             assert "tolerance" in page.text("#chart")
             assert page.ask("return document.querySelector('#chart .curve').getTotalLength() > 50")
             assert page.text("#left").endswith(" s")  # the time left is estimated by now
-            pass_gate(events, 23)
+            pass_gate(events, 13)
         assert eventually(lambda: page.text("#status").startswith("finished"))
         assert page.text("#silos").count("done") == 2
         assert "holds to the tolerance" in page.text("#events")

@@ -172,7 +172,7 @@ def test_a_run_waits_for_approvals_and_gives_the_bytes_of_one_process(rig: Rig, 
 def test_data_that_do_not_fit_are_told_at_home_alone(rig: Rig) -> None:
     """The silo's own logs, FLARE's among them, say which file; the server hears that there is a reason."""
     other = rig.study.path.with_name("misfit.toml")
-    other.write_text(rig.study.path.read_text().replace("momage", "grandmother", 1))
+    other.write_text(rig.study.path.read_text().replace("momage", "grandmother"))
     study = read_study(other)
     approve(study)
     last = finish(rig, new_run(rig.made, study, deadline=60.0, patience=60.0))

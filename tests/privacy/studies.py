@@ -16,6 +16,7 @@ from tests.narrow import load_all
 VARIABLES = declare(
     y=(-20, 40),
     arm="binary",
+    third=["a", "b", "c"],
     age=(30, 80),
     dose=(0.5, 8.5),
     w=(0.25, 2),

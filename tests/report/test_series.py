@@ -17,14 +17,24 @@ from tests.report.studies import ALGORITHMS, TARGETS, result
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_bits_by_round_add_up_to_the_account(algorithm: str) -> None:
-    document = result(algorithm).document
+    kept = result(algorithm)
+    document = kept.document
     data, account = series.bits_by_round(document), document["account"]
     assert len(data.phases) == sum(account["rounds"].values()) == len(data.down)
+    assert {phase: data.phases.count(phase) for phase in data.phases} == account["rounds"]
+    assert kept.run is not None
+    rounds = kept.run.account.by_round
     for silo, sent in data.up.items():
         by_phase = dict.fromkeys(account["bits_up"][silo], 0)
-        for phase, bits in zip(data.phases, sent, strict=False):
-            by_phase[phase] += bits
+        for phase, bits, booked in zip(data.phases, sent, rounds, strict=False):
+            shares = booked.up_shares[silo]  # of the queries that share the round
+            assert sum(shares.values()) == bits
+            assert phase == booked.phase.value
+            assert phase in {share.value for share in shares}
+            for share, count in shares.items():
+                by_phase[share.value] += count
         assert by_phase == account["bits_up"][silo]
+        assert sum(sent) == sum(by_phase.values())
     if algorithm != "personal":  # there a silo that leaves hears no more
         assert all(sum(data.down) == sum(down.values()) for down in account["bits_down"].values())
 

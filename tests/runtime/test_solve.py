@@ -11,6 +11,7 @@ import pytest
 
 import fedtmle as ft
 from fedtmle.errors import DataError, FedTMLEError, InputError, NumericalError
+from fedtmle.protocol.query import Phase
 from fedtmle.runtime.session import RoundReport
 from fedtmle_paper.two_arm import TwoArm
 from tests.cases import targets
@@ -125,7 +126,8 @@ def test_progress_hears_every_round() -> None:
     assert [report.round for report in heard] == list(range(1, len(heard) + 1))
     assert len(heard) == sum(result.account.rounds.values())
     assert heard[-1].bits == sum(result.account.bits_up.values()) + sum(result.account.bits_down.values())
-    assert {str(report.phase) for report in heard} == {"calibration", "targeting", "closing"}
+    assert {str(report.phase) for report in heard} == {"calibration", "targeting"}
+    assert result.account.bits(Phase.CLOSING) > 0  # the closing sums ride along with the last round
 
 
 def test_contrast_is_the_linear_combination() -> None:

@@ -125,9 +125,10 @@ def test_the_preview_shows_every_kind_of_message_that_leaves(folder: Path) -> No
     assert "(models)" in shown
     assert "(nuisance)" not in shown  # one word for it, as in `run`
     view = preview(plan, home.file)
-    rehearsed = {kind.explanation for kind in view.kinds}
+    # Queries share rounds; which of them do may differ, as a fit may take a step more on one silo alone.
+    rehearsed = {part for kind in view.kinds for part in kind.explanation.split("; ")}
     told: set[str] = set()
-    keeper = Keeper(witness=lambda query, _: told.add(query.explanation))
+    keeper = Keeper(witness=lambda query, _: told.update(part.explanation for part in query.members))
     parties = [open_party(plan, name, path, keeper=keeper) for name, path in file.silos.items()]
     Session(plan, InProcess(parties)).run()
     assert told == rehearsed

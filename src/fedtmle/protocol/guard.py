@@ -238,9 +238,9 @@ class Guard:
             raise RefusalError(Reason.TOO_MANY_QUERIES, "max_queries")
         if self.functionals > policy.max_functionals:
             raise RefusalError(Reason.TOO_MANY_FUNCTIONALS, "max_functionals")
-        for point in _evaluations(query):
+        for phase, point in _evaluations(query):
             size = math.hypot(*point.eps.tolist())
-            if query.phase is Phase.NUISANCE:
+            if phase is Phase.NUISANCE:
                 if not size <= policy.max_coefficient:
                     raise RefusalError(Reason.TOO_FAR, "max_coefficient")
             elif not size <= policy.max_eps:
@@ -303,9 +303,8 @@ class Guard:
                 raise RefusalError(Reason.POLICY, "min_effective")
 
     def charge(self, query: Query, bits: int) -> None:
-        """Charge an answer whose size its query could not declare."""
-        if not query.functionals:
-            self.functionals += disclosed_numbers(query, bits)
+        """Charge what the query could not declare of its answer's size."""
+        self.functionals += disclosed_numbers(query, bits) - query.functionals
 
     def _examine_cell(self, cell: CountCell, values: Array, n_rows: int) -> None:
         """Check that a count is zero or large enough, and so is that of the others."""
@@ -381,8 +380,8 @@ def suppressed(query: AbstractQuery[Answer, Pooled], answer: Answer, policy: Pol
     return query.suppress(answer, lambda member: policy.floor(*member.floors))
 
 
-def _evaluations(query: Query) -> Iterator[Evaluation]:
-    return (point for member in query.members for point in member.evaluations())
+def _evaluations(query: Query) -> Iterator[tuple[Phase, Evaluation]]:
+    return ((member.phase, point) for member in query.members for point in member.evaluations())
 
 
 def _same_law(point: Evaluation, other: Evaluation | None) -> bool:
@@ -390,5 +389,6 @@ def _same_law(point: Evaluation, other: Evaluation | None) -> bool:
 
 
 def disclosed_numbers(query: Query, bits: int) -> int:
-    """Return the numbers in an answer: as the query declares, or one per 64 bits if it cannot know."""
-    return query.functionals or math.ceil(bits / 64)
+    """Return the numbers in an answer: as its query declares, and one per 64 bits if a member cannot know."""
+    is_declared = all(member.functionals for member in query.members)
+    return query.functionals + (0 if is_declared else math.ceil(bits / 64))
