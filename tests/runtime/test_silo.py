@@ -19,6 +19,7 @@ from fedtmle.algorithms.base import AbstractAlgorithm, TargetingProgram
 from fedtmle.errors import ContributionError, ProtocolError, RefusedError
 from fedtmle.protocol import messages
 from fedtmle.protocol.codes import decode
+from fedtmle.protocol.guard import Guard, Policy
 from fedtmle.protocol.messages import (
     Answered,
     Ask,
@@ -34,9 +35,10 @@ from fedtmle.protocol.messages import (
     State,
 )
 from fedtmle.protocol.plan import Follower, Plan, roster
-from fedtmle.protocol.query import Problem
+from fedtmle.protocol.query import Problem, Query
+from fedtmle.runtime.keeper import Keeper
 from fedtmle.runtime.rows import read_rows
-from fedtmle.runtime.session import InProcess, Replay, Session
+from fedtmle.runtime.session import InProcess, Replay, Session, run_embedded
 from fedtmle.runtime.silo import Silo
 from fedtmle_paper.two_arm import TwoArm, TwoArmRows
 from tests.cases import targets
@@ -185,17 +187,24 @@ def test_a_close_before_the_end_is_refused() -> None:
 
 
 def test_an_answer_of_unknown_size_is_charged_by_its_bits() -> None:
-    plan, tables = RUNS["pilot's coefficients"]()
-    n = sum(table.n_rows for table in tables.values())
-    query = Follower(plan, n).query
-    assert 0 in [member.functionals for member in query.members]  # labels: their number is unknown before
-    declared = query.functionals  # of the queries that share the round
-    name, table = next(iter(tables.items()))
-    silo = Silo(name, plan, table)
-    ask(silo, Open(1, b"s", plan.digest))
-    answered = ask(silo, Begin(b"s", n, 0))
-    assert isinstance(answered, Answered)
-    assert silo._guard.functionals == declared + math.ceil(answered.payload.length / 64) > declared > 0
+    plan, tables = RUNS["pilot's trees"]()
+    asked: list[tuple[Query, int]] = []
+    keeper = Keeper(witness=lambda query, reply: asked.append((query, reply.payload.length)))
+    silos = [
+        Silo(name, plan, table, keeper=keeper if name == "s1" else Keeper()) for name, table in tables.items()
+    ]
+    run_embedded(plan, silos)
+    guard = Guard(Policy.unguarded())
+    unknown = 0
+    for query, bits in asked:
+        before = guard.functionals
+        guard.charge(query, bits)
+        if 0 in [member.functionals for member in query.members]:  # trees: their number is unknown before
+            assert guard.functionals - before == math.ceil(bits / 64) > 0
+            unknown += 1
+        else:
+            assert guard.functionals == before  # charged when it was admitted
+    assert unknown > 0
 
 
 is_request = Premise("the bytes are a request", at_least=0.2)

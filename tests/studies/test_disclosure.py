@@ -52,7 +52,7 @@ def folder(tmp_path: Path) -> Path:
 def exact(folder: Path) -> None:
     """Let the study's sums be exact: counts then have a round of their own, before any outcome is read."""
     study = folder / "study.toml"
-    study.write_text('sums = "exact"\n' + study.read_text())
+    study.write_text(study.read_text().replace("[options]\n", '[options]\nsums = "exact"\n', 1))
 
 
 def state(folder: Path, **changed: str | None) -> Path:
