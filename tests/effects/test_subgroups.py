@@ -16,6 +16,7 @@ from tests.effects.studies import CENTRAL, NEWTON, Columns, cut, expit
 VARIABLES = ft.Variables(
     {
         "y": {"kind": "binary"},
+        "t": {"kind": "binary"},
         "x": {"kind": "number", "range": (-8.0, 8.0)},
         "ward": {"kind": "category", "levels": ("a", "b", "c")},
     }
@@ -95,7 +96,7 @@ def test_further_rules_do_not_change_the_first() -> None:
 
 
 def test_blocks_hold_components_that_no_record_shares() -> None:
-    ate = ft.ATE(outcome="y", treatment="t", strata="ward").components(("a", "b"))
+    ate = ft.ATE(outcome="y", treatment="t", arms=("0", "1"), strata="ward").components(("a", "b"))
     assert component_blocks(ate) == ((0, 1), (2, 3, 4, 5))
     att = ft.ATT(outcome="y", treatment="t", arms=("0", "1", "2")).components(())
     assert component_blocks(att) == ((0, 1, 3), (2,))
