@@ -43,7 +43,7 @@ class Campaign:
         self.latency = latency
         self.profile = profile
         self.scale: Scale = runs[0].scenario.scale
-        self._by_key = {_key(run.scenario, run.method): run for run in runs}
+        self._by_key = {_key(run.scenario, run.method): run for run in self.runs}
 
     def under(self, profile: Profile) -> Campaign:
         """The same measurements, read under another profile."""
