@@ -41,7 +41,7 @@ def ladder_bounds(floor: float) -> tuple[float, ...]:
 class Rung:
     """Means over the rows at one bound, of k coordinates: U, their products U U', U t and t t.
 
-    Products are within clusters. ``has_error`` is False where clusters span silos: their products are not known.
+    Products are within clusters. ``has_error`` is False if clusters span silos: their products are unknown.
     """
 
     bound: float
