@@ -9,6 +9,7 @@ import fedtmle as ft
 from fedtmle.protocol.query import Phase
 from fedtmle.report import page
 from fedtmle.text import result as show
+from tests.declare import declare
 from tests.effects.longhand import irls, least_squares
 from tests.effects.studies import NEWTON, Columns, change, cut, expit, logit, population
 from tests.effects.test_pooled import TARGETS, design, study_of
@@ -100,11 +101,11 @@ def test_a_mean_has_no_overlap_and_a_personalised_run_no_pooled_diagnostics() ->
     assert ft.run(own, parts(population(300, 3), 2)).document["diagnostics"] is None
 
 
-def test_diagnostics_change_no_estimate_take_one_round_and_may_be_left_out() -> None:
+def test_diagnostics_change_no_estimate_take_two_rounds_and_may_be_left_out() -> None:
     study, silos = study_of(TARGETS["ATE"]), parts(population(300, 3), 2)
     assert study.algorithm is NEWTON
     told, less = ft.run(study, silos), ft.run(change(study, diagnostics=False), silos)
-    assert told.run.account.rounds[Phase.DIAGNOSTICS] == 1
+    assert told.run.account.rounds[Phase.DIAGNOSTICS] == 2
     assert less.run.account.rounds[Phase.DIAGNOSTICS] == 0
     assert less.document["diagnostics"] is None
     assert less.document["estimates"] == told.document["estimates"]
@@ -119,3 +120,59 @@ def test_constant_predictions_have_one_bin() -> None:
     fit = ft.run(study, parts(data, 2)).document["diagnostics"]["outcome_fit"]
     assert len(fit["calibration"]["counts"]) in (1, 10)  # rounding may leave a spread of nothing
     assert fit["r_squared"]["initial"] == pytest.approx(0.0, abs=1e-9)
+
+
+def small_hospitals(n: int, seed: int) -> dict[str, Columns]:
+    """Twelve hospitals of a rare binary outcome: by themselves, most of their bins have a few events."""
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=n)
+    a = (rng.random(n) < expit(0.3 * x)).astype(int)
+    y = (rng.random(n) < expit(-1.3 + 0.8 * x)).astype(int)
+    data = {"x": x.clip(-7, 7), "a": a, "y": y}
+    return cut(data, np.array_split(rng.permutation(n), 12))
+
+
+def rare_outcome() -> ft.Study:
+    return ft.Study(
+        target=ft.ATE(outcome="y", treatment="a"),
+        outcome_model=ft.GLM("C(a) + x"),
+        treatment_model=ft.GLM("x"),
+        variables=declare(y="binary", a="binary", x=(-8, 8)),
+        algorithm=NEWTON,
+    )
+
+
+def test_what_a_calibration_table_shows_adds_up_to_the_whole() -> None:
+    """The issue's artefact: with small bins hidden, 33 % were observed and 27 % predicted; truth 23 %."""
+    silos = small_hospitals(2400, 3)
+    table = ft.run(rare_outcome(), silos).document["diagnostics"]["outcome_fit"]["calibration"]
+    counts, y = np.array(table["counts"]), np.concatenate([silo["y"] for silo in silos.values()])
+    assert table["hidden_in"] == [0] * len(counts)
+    assert 2 <= len(counts) < 10  # some bins were merged, not all
+    assert counts.sum() == 2400
+    for key in ("observed", "initial", "targeted"):
+        assert np.average(table[key], weights=counts) == pytest.approx(y.mean(), abs=0.01), key
+    assert np.average(table["observed"], weights=counts) == pytest.approx(y.mean(), abs=1e-9)
+    # Where the model is right, so is every line of the table.
+    for observed, predicted, count in zip(table["observed"], table["initial"], counts, strict=True):
+        assert abs(observed - predicted) < 4 * np.sqrt(predicted * (1 - predicted) / count)
+
+
+def test_histograms_of_small_hospitals_add_up_to_their_arms() -> None:
+    silos = small_hospitals(2400, 4)
+    document = ft.run(rare_outcome(), silos).document
+    for histogram in document["diagnostics"]["overlap"]:
+        assert histogram["hidden_in"] == [0] * len(histogram["counts"])
+        assert sum(histogram["counts"]) == document["arm_counts"][int(histogram["arm"])]
+    first, second = document["diagnostics"]["overlap"]
+    assert first["edges"] == second["edges"]
+
+
+def test_a_hospital_without_events_withholds_its_bins_and_is_counted() -> None:
+    silos = small_hospitals(2400, 5)
+    silos["silo 3"]["y"] = np.zeros_like(silos["silo 3"]["y"])
+    table = ft.run(rare_outcome(), silos).document["diagnostics"]["outcome_fit"]["calibration"]
+    assert set(table["hidden_in"]) == {1}
+    others = np.concatenate([silo["y"] for name, silo in silos.items() if name != "silo 3"])
+    assert sum(table["counts"]) == len(others)
+    assert np.average(table["observed"], weights=table["counts"]) == pytest.approx(others.mean(), abs=1e-9)

@@ -50,8 +50,12 @@ tried, what stops each, and what nothing stops are on [their own page](threats.m
 # What an answer may tell about records, beyond its purpose.
 RISKS = {
     "BinsQuery": (
-        "Counts and means by bin of probabilities and predictions. Bins of fewer people than your floor are "
-        "hidden, and so is enough else that they cannot be had by subtraction; what is told is exact."
+        "Counts and means by bin of probabilities and predictions, and of covariates by arm. Your silo tells "
+        "all bins of a group if each has enough people, else none; what is told is exact."
+    ),
+    "SeparableQuery": (
+        "For each run of neighbouring bins, whether it has as many people as your smallest cell: bins are "
+        "then merged until every silo's have. From the runs follow bounds of the counts, no count."
     ),
     "ClustersQuery": (
         "How many clusters you have, and which of them other silos have too. Whoever has a digest can test a "

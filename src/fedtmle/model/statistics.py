@@ -68,6 +68,11 @@ class AbstractBins(AbstractStatistic[Piece]):
         """How many bins each group has."""
 
     @property
+    def families(self) -> tuple[int, ...]:
+        """The family of each group: groups of one family have the same bins, also once they are merged."""
+        return tuple(range(len(self.sizes)))
+
+    @property
     def exponents(self) -> tuple[int, ...]:
         """Powers of two that bound the summed values; none where only rows are counted."""
         return ()

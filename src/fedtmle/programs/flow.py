@@ -52,7 +52,7 @@ from fedtmle.programs.time import (
     fit_hazards,
     time_problem,
 )
-from fedtmle.protocol.bins import BinsQuery
+from fedtmle.protocol.bins import SeparableQuery
 from fedtmle.protocol.clusters import ClustersQuery, SpanningQuery
 from fedtmle.protocol.outcome import Described, Outcome, Targeted
 from fedtmle.protocol.plan import AbstractProgram
@@ -97,6 +97,9 @@ class StudyDetails:
     def fit_names(self, target: AbstractEffect, role: str) -> tuple[str, ...]:
         """Return what each fit of a role is of, where there are several."""
         return target.arms
+
+
+Details = StudyDetails | TimeDetails
 
 
 @final
@@ -242,7 +245,7 @@ def target_study(study: Study, prepared: PreparedStudy, n: int) -> Flow[Outcome]
             flow=study_flow,
         )
         last: list[Flow[Any]] = [
-            diagnose(study, effect, outcome.law, overlap, n),
+            diagnose(study, effect, outcome, outcome.law, overlap, n),
             compare_silos(study, preparation, own, n),
         ]
         diagnostics, silos = yield from together(last)
@@ -546,8 +549,9 @@ class PreflightProgram(AbstractProgram[AnyTable]):
     def flow(self, n: int) -> Flow[Described]:
         columns, models, weight_mean = yield from fit_treatment(self.study, self.silos, n)
         preparation = scores_alone(columns, models, weight_mean)
-        bins = yield BinsQuery(bins=FittedPropensityBins(preparation), n=n)
-        return Described(details=named_histograms(bins, self.study.target.arms))
+        separable = SeparableQuery(bins=FittedPropensityBins(preparation))
+        query = separable.merged((yield separable), n)
+        return Described(details=named_histograms(query, (yield query), self.study.target.arms))
 
 
 @final

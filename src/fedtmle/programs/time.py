@@ -25,7 +25,7 @@ from fedtmle.programs.nuisance import Regression, regressions
 from fedtmle.programs.sites import ComparedSilos
 from fedtmle.programs.study import Study
 from fedtmle.programs.superlearner import fit_together
-from fedtmle.protocol.bins import BinsQuery
+from fedtmle.protocol.bins import BinsQuery, SeparableQuery
 from fedtmle.protocol.query import CountCell, Flow, JointQuery, Phase, WeightSum
 from fedtmle.protocol.sums import TallyQuery
 from fedtmle.targets.effects.components import Component, PooledWeights
@@ -388,13 +388,14 @@ def count_at_risk(study: Study, target: AbstractTimeEffect, problem: TimeProblem
     last = problem.prepare.periods
     step = math.ceil(last / MOST_SHOWN)
     shown = tuple(range(1, last + 1, step))
-    people, propensities = yield JointQuery(
-        (BinsQuery(bins=AtRiskBins(problem, shown), n=n), BinsQuery(bins=TimePropensityBins(problem), n=n))
-    )
+    separable = SeparableQuery(bins=TimePropensityBins(problem))
+    people, pooled = yield JointQuery((BinsQuery(bins=AtRiskBins(problem, shown), n=n), separable))
+    histograms = separable.merged(pooled, n)
+    propensities = yield histograms
     by_arm = [people[a * len(shown) : (a + 1) * len(shown)] for a in range(len(study.target.arms))]
     return AtRisk(
         periods=shown,
         counts=tuple(tuple(risk.count for _, risk in each) for each in by_arm),
         silos=tuple(tuple(risk.silos for _, risk in each) for each in by_arm),
-        overlap=named_histograms(propensities, target.arms),
+        overlap=named_histograms(histograms, propensities, target.arms),
     )

@@ -1,16 +1,20 @@
-"""Counts and sums by bin, of which a silo discloses only those that its policy allows.
+"""Counts and sums by bin, merged until every bin stands for enough people.
 
-A bin is disclosed if nobody is in it or at least as many people as the silo's smallest cell, and if the
-hidden bins of its group add up to that as well: the group's total is known. A sum over a bin is disclosed
-if no single value of what is summed is held by fewer: for a binary outcome the sum is the count of those
-who have it.
+A bin may be disclosed if nobody is in it, or if as many people are as the silo's smallest cell and no single
+value of what is summed is held by fewer: for a binary outcome the sum is the count of those who have it. In a
+first round each silo says which runs of neighbouring bins it could disclose as one. All parties then merge
+bins as little as every silo allows, and a second round asks for these. So what is shown adds up to the whole
+of every silo that discloses anything. A silo that could not disclose a group as one bin withholds the group.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, final
+from functools import reduce
+from itertools import pairwise
+from operator import add
+from typing import Any, TypeVar, final
 
 import numpy as np
 
@@ -19,8 +23,11 @@ from fedtmle.model.exact import FINE_BITS, GRID_BITS, Sums, column_shifts, zero_
 from fedtmle.model.kernels import binned_sums
 from fedtmle.model.statistics import AbstractBins, Group
 from fedtmle.model.types import Array
-from fedtmle.protocol.codes import MOST_SILOS, AbstractCode, BitReader, BitWriter
+from fedtmle.protocol.codes import MOST_SILOS, AbstractCode, BitReader, BitWriter, FixedSums
 from fedtmle.protocol.query import AbstractQuery, Local, Phase, Query
+
+Answer = TypeVar("Answer")
+Pooled = TypeVar("Pooled")
 
 SAMPLED_ROWS = 1000  # rows that usually show whether there are more values than `MOST_VALUES`
 MOST_VALUES = 10  # up to so many different values, a few sums nearly determine how many hold each
@@ -37,8 +44,13 @@ class BinTotal:
     units: tuple[int, ...]
     rarest: int | None = None
 
+    def is_enough(self, floor: int) -> bool:
+        """Return whether the bin may be disclosed: it is empty, or nothing of it is held by too few."""
+        return not self.count or (self.count >= floor and (self.rarest is None or self.rarest >= floor))
+
 
 Bins = tuple[tuple[BinTotal | None, ...], ...]  # per group, per bin; None is suppressed
+Partition = tuple[tuple[int, ...], ...]  # per group, the first bin of each merged one
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,46 +128,22 @@ def _natural(count: int) -> int:
     return count
 
 
-@final
-@dataclass(frozen=True, kw_only=True)
-class BinsQuery(AbstractQuery[Bins, PooledBins]):
-    """Pooled bins of groups of rows, over the silos that disclose each bin."""
+class _AbstractBinsQuery(AbstractQuery[Answer, Pooled]):
+    """Reads the bins of a silo."""
 
     bins: AbstractBins[Any]
-    n: int
-    phase: Phase = Phase.DIAGNOSTICS
-    floors: tuple[str, ...] = ("min_cell",)  # keys of the policy; the strictest holds
-
-    @property
-    def explanation(self) -> str:
-        return f"{self.bins.label} by bin, without the bins of a few people"
-
-    @property
-    def answer_code(self) -> BinsCode:
-        return BinsCode(sizes=self.bins.sizes, largest=self._largest)
-
-    @property
-    def pooled_code(self) -> PooledBinsCode:
-        return PooledBinsCode(sizes=self.bins.sizes, largest=self._largest, shifts=self._shifts)
 
     @property
     def _shifts(self) -> tuple[int, ...]:
         return column_shifts(self.bins.exponents)
 
-    @property
-    def _largest(self) -> tuple[int, ...]:
-        return (self.n, *(self.n << (GRID_BITS + FINE_BITS) for _ in self.bins.exponents))
-
-    def answer(self, local: Local) -> Bins:
+    def _read(self, local: Local) -> list[list[_Bin]]:
         totals = [[_Bin(zero_sums(self._shifts)) for _ in range(size)] for size in self.bins.sizes]
         for piece in local.evaluate(lambda rows: self.bins.over(rows, self._count)):
             for bins, counted in zip(totals, piece, strict=True):
                 for bin_, part in zip(bins, counted, strict=True):
                     bin_.add(part)
-        return tuple(tuple(bin_.total_of() for bin_ in bins) for bins in totals)
-
-    def suppress(self, answer: Bins, floor: Callable[[Query], int]) -> Bins:
-        return tuple(_suppressed(group, floor(self)) for group in answer)
+        return totals
 
     def _count(self, piece: object) -> list[list[_Counted]]:
         groups = zip(self.bins.groups(piece), self.bins.sizes, strict=True)
@@ -173,9 +161,139 @@ class BinsQuery(AbstractQuery[Bins, PooledBins]):
             held = np.split(group.sensitive[order], np.cumsum(counts)[:-1])
         return [_Counted(*parts) for parts in zip(counts, totals, held, strict=True)]
 
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class SeparableQuery(_AbstractBinsQuery[Any, Sums]):
+    """Which runs of neighbouring bins a silo could disclose as one: 0 or 1 each, pooled by addition.
+
+    The first number of a group is that of the run of all bins; a silo that cannot disclose it says 0 to all.
+    """
+
+    bins: AbstractBins[Any]
+    phase: Phase = Phase.DIAGNOSTICS
+    floors: tuple[str, ...] = ("min_cell",)  # keys of the policy; the strictest holds
+
+    @property
+    def explanation(self) -> str:
+        return f"which neighbouring bins of {self.bins.label} have enough people"
+
+    @property
+    def functionals(self) -> int:
+        return 0  # bits, not numbers: they are counted by their length
+
+    @property
+    def shifts(self) -> tuple[int, ...]:
+        return (0,) * sum(len(_runs(size)) for size in self.bins.sizes)
+
+    @property
+    def answer_code(self) -> FixedSums:
+        return FixedSums(self.shifts, (1,) * len(self.shifts))
+
+    @property
+    def pooled_code(self) -> FixedSums:
+        return FixedSums(self.shifts, (MOST_SILOS,) * len(self.shifts))
+
+    def answer(self, local: Local) -> list[list[_Bin]]:
+        return self._read(local)
+
+    def suppress(self, answer: list[list[_Bin]], floor: Callable[[Query], int]) -> Sums:
+        smallest, allowed = floor(self), list[int]()
+        for group in answer:
+            own = [int(_joined(group[i:j]).is_enough(smallest)) for i, j in _runs(len(group))]
+            allowed += own if own[0] else [0] * len(own)
+        return Sums(tuple(allowed), self.shifts)
+
+    def pool(self, answers: Mapping[str, Sums], sizes: Mapping[str, int]) -> Sums:
+        return reduce(add, answers.values())
+
+    def merged(self, pooled: Sums, n: int) -> BinsQuery:
+        """Return the query for the bins as the silos allow them."""
+        return BinsQuery(
+            bins=self.bins, n=n, partition=self.partition(pooled), phase=self.phase, floors=self.floors
+        )
+
+    def partition(self, pooled: Sums) -> Partition:
+        """Return the finest merging that every silo allows which discloses a group at all.
+
+        Groups of one family are merged alike, so that they can stand side by side in a table.
+        """
+        allowed: list[dict[tuple[int, int], bool]] = []
+        numbers = iter(pooled.units)
+        for size in self.bins.sizes:
+            runs = _runs(size)
+            silos = [next(numbers) for _ in runs]
+            allowed.append({run: count == silos[0] for run, count in zip(runs, silos, strict=True)})
+        families = self.bins.families
+        return tuple(
+            _finest(size, [a for a, other in zip(allowed, families, strict=True) if other == family])
+            for size, family in zip(self.bins.sizes, families, strict=True)
+        )
+
+
+def _runs(size: int) -> list[tuple[int, int]]:
+    """Return all runs (first, one past the last) of neighbouring bins, that of all bins first."""
+    runs = [(i, j) for i in range(size) for j in range(i + 1, size + 1)]
+    return [(0, size), *(run for run in runs if run != (0, size))]
+
+
+def _finest(size: int, allowed: Sequence[Mapping[tuple[int, int], bool]]) -> tuple[int, ...]:
+    """Return the first bins of the most merged ones into which all bins can be cut."""
+    best: dict[int, tuple[int, ...]] = {0: ()}
+    for j in range(1, size + 1):
+        ways = [(*best[i], i) for i in range(j) if i in best and all(one[i, j] for one in allowed)]
+        if ways:
+            best[j] = max(ways, key=len)
+    return best.get(size, (0,))
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class BinsQuery(_AbstractBinsQuery[Bins, PooledBins]):
+    """Pooled bins of groups of rows, over the silos that disclose each group: all its bins, or none.
+
+    ``partition`` merges bins; without it each stands by itself.
+    """
+
+    bins: AbstractBins[Any]
+    n: int
+    partition: Partition | None = None
+    phase: Phase = Phase.DIAGNOSTICS
+    floors: tuple[str, ...] = ("min_cell",)  # keys of the policy; the strictest holds
+
+    @property
+    def explanation(self) -> str:
+        return f"{self.bins.label} by bin, unless a bin has a few people"
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """How many bins each group has once they are merged."""
+        return self.bins.sizes if self.partition is None else tuple(map(len, self.partition))
+
+    @property
+    def answer_code(self) -> BinsCode:
+        return BinsCode(sizes=self.sizes, largest=self._largest)
+
+    @property
+    def pooled_code(self) -> PooledBinsCode:
+        return PooledBinsCode(sizes=self.sizes, largest=self._largest, shifts=self._shifts)
+
+    @property
+    def _largest(self) -> tuple[int, ...]:
+        return (self.n, *(self.n << (GRID_BITS + FINE_BITS) for _ in self.bins.exponents))
+
+    def answer(self, local: Local) -> Bins:
+        groups = self._read(local)
+        if self.partition is not None:
+            groups = [_merged(group, firsts) for group, firsts in zip(groups, self.partition, strict=True)]
+        return tuple(tuple(bin_.total_of() for bin_ in bins) for bins in groups)
+
+    def suppress(self, answer: Bins, floor: Callable[[Query], int]) -> Bins:
+        return tuple(_suppressed(group, floor(self)) for group in answer)
+
     def pool(self, answers: Mapping[str, Bins], sizes: Mapping[str, int]) -> PooledBins:
         empty = PooledBin(silos=0, count=0, total=zero_sums(self._shifts))
-        pooled = [[empty] * size for size in self.bins.sizes]
+        pooled = [[empty] * size for size in self.sizes]
         for answer in answers.values():
             for total, group in zip(pooled, answer, strict=True):
                 for b, cell in enumerate(group):
@@ -205,24 +323,14 @@ def visible(counts: Sequence[int], total: int, floor: int) -> tuple[int | None, 
         shown[shown.index(min(disclosed))] = None
 
 
-def shown(counts: Sequence[int], may_be_shown: Sequence[bool], floor: int) -> tuple[int | None, ...]:
-    """Return the counts that may be disclosed; an empty bin always may, and hides nobody."""
-    taken = [b for b, count in enumerate(counts) if count]
-    # A bin that may not be disclosed, however many are in it, counts as one of too few.
-    cells = visible([counts[b] if may_be_shown[b] else 0 for b in taken], sum(counts), floor)
-    by_bin = dict(zip(taken, cells, strict=True))
-    return tuple(by_bin.get(b, 0) for b in range(len(counts)))
-
-
 def _suppressed(group: Sequence[BinTotal | None], floor: int) -> tuple[BinTotal | None, ...]:
+    """Return the bins of a group if each may be disclosed, else none: the rest would not be the whole."""
     bins = [bin_ for bin_ in group if bin_ is not None]
     if len(bins) < len(group):
         raise AssertionError("bins are suppressed once")
-    may_be_shown = [bin_.rarest is None or bin_.rarest >= floor for bin_ in bins]
-    cells = shown([bin_.count for bin_ in bins], may_be_shown, floor)
-    return tuple(
-        None if count is None else replace(bin_, rarest=None) for count, bin_ in zip(cells, bins, strict=True)
-    )
+    if all(bin_.is_enough(floor) for bin_ in bins):
+        return tuple(replace(bin_, rarest=None) for bin_ in bins)
+    return (None,) * len(bins)
 
 
 def smallest_cell(values: Array) -> int:
@@ -253,6 +361,16 @@ class _Holders:
             known = dict(zip(values.tolist(), times.tolist(), strict=True))
         for value, count in known.items():
             counts[value] = counts.get(value, 0) + count
+
+    def join(self, other: _Holders) -> None:
+        """Add what another group of rows holds."""
+        if self._counts is None or other._counts is None:
+            self._counts = None
+            return
+        for value, count in other._counts.items():
+            self._counts[value] = self._counts.get(value, 0) + count
+        if len(self._counts) > MOST_VALUES:
+            self._counts = None
 
     def rarest(self, everyone: int) -> int:
         if self._counts is None:
@@ -288,3 +406,25 @@ class _Bin:
     def total_of(self) -> BinTotal:
         rarest = None if self.holders is None else self.holders.rarest(self.count)
         return BinTotal(count=self.count, units=self.total.units, rarest=rarest)
+
+    def join(self, other: _Bin) -> None:
+        """Add another bin of the same group."""
+        self.count += other.count
+        self.total += other.total
+        if other.holders is not None:
+            self.holders = self.holders or _Holders()
+            self.holders.join(other.holders)
+
+    def is_enough(self, floor: int) -> bool:
+        return self.total_of().is_enough(floor)
+
+
+def _joined(bins: Sequence[_Bin]) -> _Bin:
+    whole = _Bin(zero_sums(bins[0].total.shifts))
+    for bin_ in bins:
+        whole.join(bin_)
+    return whole
+
+
+def _merged(bins: Sequence[_Bin], firsts: Sequence[int]) -> list[_Bin]:
+    return [_joined(bins[i:j]) for i, j in pairwise((*firsts, len(bins)))]

@@ -25,7 +25,7 @@ from fedtmle.initial.variables import Variables
 from fedtmle.layout import Document
 from fedtmle.model.families import Response
 from fedtmle.programs.diagnostics import Histogram, OutcomeFit
-from fedtmle.programs.flow import StudyDetails, study_details
+from fedtmle.programs.flow import Details, StudyDetails, study_details
 from fedtmle.programs.rubin import Combined
 from fedtmle.programs.sites import SiteTest
 from fedtmle.programs.study import Study
@@ -36,14 +36,20 @@ from fedtmle.protocol.plan import Plan
 from fedtmle.protocol.sites import OwnEstimate, OwnStatus
 from fedtmle.results.inference import Row, imputed_rows, interaction_tests, silo_tables, table_rows
 from fedtmle.results.meta import heterogeneity, leave_one_out
+from fedtmle.results.overlap import (
+    balance_document,
+    ladder_document,
+    overlap_document,
+    overlap_warnings,
+)
 from fedtmle.results.result import FORMAT, versions
+from fedtmle.results.sensitivity import sensitivity_document
 from fedtmle.results.time import time_document
 from fedtmle.runtime.result import Result
 from fedtmle.runtime.rows import LocalOutcome
 from fedtmle.runtime.session import Finished
 from fedtmle.studyfile.file import study_of
 from fedtmle.targets.effects.estimands import AbstractEffect
-from fedtmle.targets.effects.rows import PROBABILITY_EDGES
 from fedtmle.version import __version__
 
 
@@ -57,8 +63,10 @@ def document(plan: Plan, finished: Finished, result: Result, release: Sequence[s
     own: dict[str, OwnEstimate] = {}
     combinations: list[Combined] = []
     interaction: list[Document] = []
+    sensitivity: list[Document] = []
     if result.psi is not None and result.covariance is not None:
         interaction = interaction_tests(study, details.components, result.psi, result.covariance)
+        sensitivity = sensitivity_document(study, details, result.psi, result.covariance)
         if isinstance(details, StudyDetails) and details.imputed:
             estimates, simultaneous, combinations = imputed_rows(
                 study, details.components, details.imputed, result.n
@@ -78,6 +86,7 @@ def document(plan: Plan, finished: Finished, result: Result, release: Sequence[s
         "estimates": [row.to_dict() for row in estimates],
         "simultaneous": [row.to_dict() for row in simultaneous],
         "interaction": interaction,
+        "sensitivity": sensitivity,
         "silos": {name: [row.to_dict() for row in rows] for name, rows in per_silo.items()},
         "without": {
             name: [row.to_dict() for row in rows]
@@ -113,10 +122,14 @@ def document(plan: Plan, finished: Finished, result: Result, release: Sequence[s
         "truncated": list(details.overlap.truncated),
         "truncated_hidden": [len(finished.sizes) - count for count in details.overlap.disclosing],
         "effective_sizes": dict(zip(details.groups, details.overlap.effective_sizes, strict=True)),
+        "overlap": overlap_document(study, details, result.n),
+        "ladder": [] if result.psi is None else ladder_document(study, details),
+        "balance": balance_document(study, details, len(finished.sizes)),
         "learners": learners_document(study, details),
         "diagnostics": diagnostics_document(study, finished),
         "warnings": [
             *_unsupported(estimates, result),
+            *overlap_warnings(study, details, result.n),
             *_unneeded_models(study, details),
             *_unfinished_silos(study, result),
             *_loose_bounds(study, result),
@@ -282,7 +295,6 @@ def _unfinished_silos(study: Study, result: Result) -> list[str]:
     ]
 
 
-Details = StudyDetails | TimeDetails
 SITE_LEVEL = 0.01  # below this p-value, silos are said to differ
 _EVERY_EFFECT = {field.name for field in fields(AbstractEffect)}
 
@@ -415,7 +427,7 @@ def histogram_document(histogram: Histogram, silos: int) -> Document:
     return {
         "probability_of": histogram.of,
         "arm": histogram.arm,
-        "edges": list(PROBABILITY_EDGES),
+        "edges": list(histogram.edges),
         "counts": _counts(histogram.bins),
         "hidden_in": [silos - cell.silos for cell in histogram.bins],
     }

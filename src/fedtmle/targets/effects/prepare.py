@@ -233,6 +233,7 @@ class _Clever:
     terms: tuple[tuple[Term, ...], ...]
     truncated: Bools
     covariates: Array
+    denominators: Array
     g_bins: Bytes
 
 
@@ -252,6 +253,12 @@ class Preparation:
     weight_mean: float
     shares: tuple[float, ...]  # P(v) of each component's population
     shows_g: bool = True  # whether the study reports histograms of g
+
+    @property
+    def overall(self) -> int:
+        """How many components are of the first population: everyone, unless the effect is of others."""
+        populations = [component.population for component in self.components]
+        return sum(1 for population in populations if population == populations[0])
 
     def __call__(self, table: Table) -> EffectRows:
         columns = self.columns
@@ -278,6 +285,7 @@ class Preparation:
             cluster=columns.clusters(table),
             g_bins=clever.g_bins,
             covariates=clever.covariates,
+            denominators=clever.denominators,
             spanned=columns.spanned(table),
         )
 
@@ -301,6 +309,7 @@ class Preparation:
             terms=tuple(terms),
             truncated=np.zeros(pi.shape, dtype=bool),
             covariates=np.empty((len(terms), n)),
+            denominators=np.ones((self.overall if self.shows_g else 0, n)),
             g_bins=np.empty((len(shown), n), dtype=np.uint8),
         )
 
@@ -316,6 +325,8 @@ class Preparation:
                     weight = d * expected / self.shares[r]
                     kernels.weigh(weight, probability, self.g_floor, arm[rows], a, H, covariate, below)
                     clever.truncated[a, rows] |= below & (d > 0)
+                    if r < len(clever.denominators):
+                        np.copyto(clever.denominators[r, rows], probability, where=arm[rows] == a)
                 if not is_one(observed):
                     covariate *= observed[rows]
             clever.g_bins[:, rows] = probability_bins(g[shown])

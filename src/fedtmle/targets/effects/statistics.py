@@ -258,6 +258,11 @@ def histogram_sizes(arms: int) -> tuple[int, ...]:
     return (len(PROBABILITY_EDGES) - 1,) * len(histogram_pairs(arms))
 
 
+def histogram_families(arms: int) -> tuple[int, ...]:
+    """Return the arm of each histogram's probability: the observed arms stand side by side."""
+    return tuple(a for a, _ in histogram_pairs(arms))
+
+
 @final
 @dataclass(frozen=True)
 class PropensityBins(_OverEffectRows, AbstractBins[EffectRows]):
@@ -273,6 +278,10 @@ class PropensityBins(_OverEffectRows, AbstractBins[EffectRows]):
     @property
     def sizes(self) -> tuple[int, ...]:
         return histogram_sizes(self.arms)
+
+    @property
+    def families(self) -> tuple[int, ...]:
+        return histogram_families(self.arms)
 
     def groups(self, piece: EffectRows) -> list[Group]:
         return histogram_groups(piece.g_bins, piece.arm, self.arms)
@@ -296,6 +305,10 @@ class FittedPropensityBins(AbstractBins[Table]):
     @property
     def sizes(self) -> tuple[int, ...]:
         return histogram_sizes(self.arms)
+
+    @property
+    def families(self) -> tuple[int, ...]:
+        return histogram_families(self.arms)
 
     def groups(self, piece: Table) -> list[Group]:
         g, _ = self.preparation.propensities(piece)

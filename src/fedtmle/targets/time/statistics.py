@@ -19,6 +19,7 @@ from fedtmle.targets.effects.statistics import (
     AbstractLaidOutColumns,
     Block,
     TallyLayout,
+    histogram_families,
     histogram_groups,
     histogram_sizes,
 )
@@ -244,6 +245,10 @@ class TimePropensityBins(_OverPeople, AbstractBins[People]):
     @property
     def sizes(self) -> tuple[int, ...]:
         return histogram_sizes(self.arms)
+
+    @property
+    def families(self) -> tuple[int, ...]:
+        return histogram_families(self.arms)
 
     def groups(self, piece: People) -> list[Binned]:
         bins = probability_bins(piece.g[list(shown_arms(self.arms))])
