@@ -112,8 +112,11 @@ def overlap_document(study: Study, details: Details, n: int) -> Document:
 
 
 def ladder_document(study: Study, details: Details) -> list[Document]:
-    """Return the one-step estimates under other bounds on the propensity score, in rising order."""
-    if isinstance(details, TimeDetails) or details.diagnostics is None:
+    """Return the one-step estimates under other bounds on the propensity score, in rising order.
+
+    There are none where covariates are imputed: they would be those of one data set.
+    """
+    if isinstance(details, TimeDetails) or details.diagnostics is None or details.imputed:
         return []
     rungs: list[Document] = []
     for rung in details.diagnostics.ladder:
@@ -141,11 +144,11 @@ def balance_document(study: Study, details: Details, silos: int) -> Document | N
 
 def _line(line: Balance, study: Study, silos: int) -> Document:
     covariate = line.covariate
-    label = study.variables[covariate.name].label
+    declared = study.variables.get(covariate.name)  # none of an indicator that a value is missing
     return {
         "name": covariate.name,
         "level": covariate.level,
-        "label": label or covariate.name,
+        "label": (declared.label if declared else "") or covariate.name,
         "hidden_in": silos - line.silos,
         "means": _numbers(line.means),
         "weighted_means": _numbers(line.weighted_means),
