@@ -401,14 +401,35 @@ def kinds_of_a_study() -> set[type[Any]]:
     return classes
 
 
-@pytest.mark.xfail(strict=False, reason="hazard_model and perhaps other new fields have no case yet")
+# Fields that no case reads from a study file yet. Times are read in `tests/time/test_files.py`.
+OF_TIME = ("time", "periods", "period_length", "grid", "horizons", "causes", "censored", "entry", "beyond")
+WITHOUT_A_CASE = {
+    ("FirstOrderFits", "gradient"),
+    ("LocalAverage", "lattice"),
+    ("LocalAverage", "solver"),
+    ("NewtonFits", "gradient"),
+    ("OneStep", "*"),
+    ("Personalized", "gap"),
+    ("Personalized", "solver"),
+    ("PolicyRisk", "rules"),
+    ("Schedule", "steps"),
+    ("Study", "censoring_model"),
+    ("Study", "hazard_model"),
+    *((kind.__name__, name) for kind in ft.TIME_ESTIMANDS for name in OF_TIME),
+}
+
+
 def test_every_field_of_every_class_has_a_case() -> None:
+    """A new field without a case fails, and so does a field of the list above that has got one."""
+    gaps = set()
     for made in kinds_of_a_study():
         names = [field.name for field in dataclasses.fields(made)] or ["*"]
         for name in names:
             shared = name in INHERITED and issubclass(made, ft.AbstractEffect)
             covered = {(made.__name__, name), (made.__name__, "*")} & (CASES.keys() | ELSEWHERE.keys())
-            assert covered or shared, f"{made.__name__}.{name}"
+            if not (covered or shared):
+                gaps.add((made.__name__, name))
+    assert gaps == WITHOUT_A_CASE
 
 
 def sample(n: int = 200) -> pd.DataFrame:
