@@ -14,7 +14,7 @@ from fedtmle.model.types import Array, Part
 from fedtmle.targets.effects.components import Everyone, InStratum, Static, Threshold
 from fedtmle.targets.effects.prepare import EffectColumns
 from fedtmle.targets.time.followup import PERIOD
-from fedtmle.targets.time.prepare import Group, TimePreparation
+from fedtmle.targets.time.prepare import RegimeGroup, TimePreparation
 from fedtmle.targets.time.problem import TimeProblem
 
 COVARIATES, ARMS, PERIODS, STEP = 3, 2, 3, 1e-200
@@ -88,7 +88,7 @@ def table_of(tree: Tree) -> Table:
     )
 
 
-def problem_of(tree: Tree, p: Array, target: ft.AbstractTimeEffect, groups: list[Group]) -> TimeProblem:
+def problem_of(tree: Tree, p: Array, target: ft.AbstractTimeEffect, groups: list[RegimeGroup]) -> TimeProblem:
     """Return the problem whose models are the true ones of the law."""
     columns = EffectColumns(
         outcome="event",
@@ -154,10 +154,10 @@ def test_eif_is_the_derivative_of_psi(kind: type[ft.AbstractTimeEffect], causes:
     tree, target = Tree(causes), target_of(kind, causes)
     p = law_of(tree)
     cases = {
-        Group(Static("0"), Everyone(), 1.0): ([0, 0, 0], [0, 1, 2]),
-        Group(Static("1"), Everyone(), 1.0): ([1, 1, 1], [0, 1, 2]),
-        Group(Threshold("w", 1.5, "1", "0"), Everyone(), 1.0): ([0, 0, 1], [0, 1, 2]),
-        Group(Static("1"), InStratum(1, "1"), float(p[1:].sum())): ([1, 1, 1], [1, 2]),
+        RegimeGroup(Static("0"), Everyone(), 1.0): ([0, 0, 0], [0, 1, 2]),
+        RegimeGroup(Static("1"), Everyone(), 1.0): ([1, 1, 1], [0, 1, 2]),
+        RegimeGroup(Threshold("w", 1.5, "1", "0"), Everyone(), 1.0): ([0, 0, 1], [0, 1, 2]),
+        RegimeGroup(Static("1"), InStratum(1, "1"), float(p[1:].sum())): ([1, 1, 1], [1, 2]),
     }
     problem = problem_of(tree, p, target, list(cases))
     columns = problem.columns(problem.start(), problem.prepare.people(table_of(tree)))
@@ -182,7 +182,7 @@ def test_the_fluctuation_has_the_eif_as_its_score(causes: int) -> None:
     """Away from the start too: the submodel's gradient is the mean of the first part of D at its law."""
     tree, target = Tree(causes), target_of(ft.Risk, causes)
     p = law_of(tree)
-    groups = [Group(Static(arm), Everyone(), 1.0) for arm in ("0", "1")]
+    groups = [RegimeGroup(Static(arm), Everyone(), 1.0) for arm in ("0", "1")]
     problem, table = problem_of(tree, p, target, groups), table_of(tree)
     law = problem.start()
     for eps in np.random.default_rng(1).normal(0, 0.02, size=(3, problem.dim)):
@@ -201,7 +201,9 @@ def test_the_fluctuation_has_the_eif_as_its_score(causes: int) -> None:
 @pytest.mark.parametrize("causes", [1, 2, 3])
 def test_curves_rise_and_add_up_to_at_most_one_at_any_law(causes: int) -> None:
     tree, target = Tree(causes), target_of(ft.Risk, causes)
-    problem = problem_of(tree, law_of(tree), target, [Group(Static(a), Everyone(), 1.0) for a in ("0", "1")])
+    problem = problem_of(
+        tree, law_of(tree), target, [RegimeGroup(Static(a), Everyone(), 1.0) for a in ("0", "1")]
+    )
     law = problem.start()
     for eps in np.random.default_rng(2).normal(0, 2.0, size=(4, problem.dim)):
         law = problem.move(law, eps)

@@ -11,7 +11,7 @@ from fedtmle.model.types import Part
 from fedtmle.targets.effects.components import Everyone, Static
 from fedtmle.targets.effects.prepare import EffectColumns
 from fedtmle.targets.time.followup import PERIOD, FollowUp
-from fedtmle.targets.time.prepare import Group
+from fedtmle.targets.time.prepare import RegimeGroup
 from fedtmle.targets.time.responses import AbstractPeriodResponse, CensoringResponse, EventResponse
 from tests.time.test_eif import Tree, law_of, problem_of, table_of, target_of
 
@@ -81,7 +81,7 @@ def test_person_periods_are_those_at_risk(what: str) -> None:
 def test_hazards_are_kept_for_one_table_only() -> None:
     """The rows of another table are evaluated anew, at the same law too."""
     tree = Tree(2)
-    groups = [Group(Static(arm), Everyone(), 1.0) for arm in ("0", "1")]
+    groups = [RegimeGroup(Static(arm), Everyone(), 1.0) for arm in ("0", "1")]
     target = target_of(ft.Risk, 2)
     problem, fresh = (problem_of(tree, law_of(tree), target, groups) for _ in range(2))
     whole = table_of(tree)

@@ -96,7 +96,7 @@ class CodedFit:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Point:
+class _FitPoint:
     u: Array
     gradient: Array
     norm: float
@@ -133,7 +133,7 @@ def fit_coded(task: Task, u: Array, expected: float, curvature: Array) -> Flow[C
     """Return the fit from u, given the norm of the gradient and a model of the Hessian there."""
     first = _mean_curvature(curvature)
     metric = _Metric(factor=_factored(curvature))
-    base: _Point | None = None
+    base: _FitPoint | None = None
     previous_step, has_curvature = math.inf, task.is_quadratic
     for number in range(1, MAX_ROUNDS + 1):
         asks = not has_curvature and number >= CURVATURE_ROUND and previous_step > WORTH_CURVATURE
@@ -163,7 +163,7 @@ def fit_coded(task: Task, u: Array, expected: float, curvature: Array) -> Flow[C
 
 def _evaluate(
     task: Task, u: Array, scale: float, first: float, asks_curvature: bool
-) -> Flow[tuple[_Point, Array | None]]:
+) -> Flow[tuple[_FitPoint, Array | None]]:
     """Ask for the gradient at u, on a grid for a gradient of norm ``scale``, and perhaps the curvature."""
     exponent = max(math.frexp(THETA * scale / math.sqrt(task.dim))[1] - 1, FINEST) if scale else FINEST
     eps = task.eps(u)
@@ -181,10 +181,10 @@ def _evaluate(
     else:
         pooled = yield gradient
     g = gradient.values(pooled) + task.public_gradient(u)
-    return _Point(u=u, gradient=g, norm=norm(g), rounding=math.sqrt(task.dim) * gradient.rounding), matrix
+    return _FitPoint(u=u, gradient=g, norm=norm(g), rounding=math.sqrt(task.dim) * gradient.rounding), matrix
 
 
-def _learned(task: Task, metric: _Metric, base: _Point, point: _Point, first: float) -> _Metric:
+def _learned(task: Task, metric: _Metric, base: _FitPoint, point: _FitPoint, first: float) -> _Metric:
     """Return the model that also knows the change of the gradient between two points."""
     s, y = point.u - base.u, point.gradient - base.gradient
     along, square = dot(s.tolist(), y.tolist()), dot(s.tolist(), s.tolist())

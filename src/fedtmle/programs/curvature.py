@@ -34,7 +34,7 @@ GRIDS = (-9, -14, -40)  # the exponents of the grids on which a Gram matrix is a
 
 @final
 @dataclass(frozen=True)
-class Everyone(AbstractResponse):
+class EveryRow(AbstractResponse):
     """The response 1 in every row, with weight 1: the gradient at zero is the mean of the columns."""
 
     def of(self, table: Table) -> tuple[Array, Array]:
@@ -44,7 +44,7 @@ class Everyone(AbstractResponse):
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Columns:
+class DesignColumns:
     """The columns of a formula, and the public coordinates z = A x that their declared ranges give.
 
     x are the columns divided by 2^scales. A is lower triangular: with an intercept it centres columns whose
@@ -57,7 +57,7 @@ class Columns:
     A: Array
 
     @classmethod
-    def declared(cls, formula: Formula, levels: Levels, ranges: Ranges) -> Columns:
+    def declared(cls, formula: Formula, levels: Levels, ranges: Ranges) -> DesignColumns:
         """Return the columns whose variables have the given ranges."""
         names, scales = column_names(formula, levels), column_exponents(formula, levels, ranges)
         bounds = [
@@ -80,15 +80,15 @@ class Columns:
 class Gram:
     """The pooled mean of z z^T over all rows, each entry to within ``precision``."""
 
-    columns: Columns
+    columns: DesignColumns
     matrix: Array
     precision: float
     is_fine: bool
 
-    def covers(self, columns: Columns) -> bool:
+    def covers(self, columns: DesignColumns) -> bool:
         return set(columns.names) <= set(self.columns.names)
 
-    def of(self, columns: Columns) -> Gram:
+    def of(self, columns: DesignColumns) -> Gram:
         """Return the matrix of columns that are some of these."""
         at = [self.columns.names.index(name) for name in columns.names]
         mix = multiply(columns.A, invert_lower(self.columns.A)[at])
@@ -125,22 +125,22 @@ class Gram:
         return all(self.precision * dot(row, row) <= 0.5 for row in invert_lower(factor).tolist())
 
 
-def ask_grams(columns: Sequence[Columns], levels: Levels, n: int) -> list[Flow[Gram]]:
+def ask_grams(columns: Sequence[DesignColumns], levels: Levels, n: int) -> list[Flow[Gram]]:
     """Return a flow for each Gram matrix that is needed to cover all columns."""
-    covering: list[Columns] = []
+    covering: list[DesignColumns] = []
     for each in sorted(columns, key=lambda each: -len(each.names)):
         if not any(set(each.names) <= set(other.names) for other in covering):
             covering.append(each)
     return [_ask(each, levels, n) for each in covering]
 
 
-def _ask(columns: Columns, levels: Levels, n: int) -> Flow[Gram]:
+def _ask(columns: DesignColumns, levels: Levels, n: int) -> Flow[Gram]:
     model = GLMModel(
         formula=columns.formula,
         levels=levels,
         scales=columns.scales,
         family=Family.GAUSSIAN,
-        response=Everyone(),
+        response=EveryRow(),
     )
     factor, whitener = np.eye(len(columns.names)), np.eye(len(columns.names))
     for grid in GRIDS:

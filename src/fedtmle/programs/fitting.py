@@ -23,7 +23,7 @@ from fedtmle.model.statistics import AbstractBoundedColumns
 from fedtmle.model.table import AnyTable, Table, over_batches
 from fedtmle.model.types import Array, exponent
 from fedtmle.programs.coded_fit import LONGEST_STEP, Task, fit_coded
-from fedtmle.programs.curvature import Columns, Gram, ask_grams
+from fedtmle.programs.curvature import DesignColumns, Gram, ask_grams
 from fedtmle.programs.nuisance import (
     Regression,
     fit_exactly,
@@ -74,10 +74,10 @@ class Fitting:
     def is_coded(self, regression: Regression) -> bool:
         return self.accuracy is not None and not regression.classes
 
-    def columns(self, regression: Regression, glm: GLM) -> Columns:
-        return Columns.declared(glm.parsed, self.levels, regression.ranges)
+    def columns(self, regression: Regression, glm: GLM) -> DesignColumns:
+        return DesignColumns.declared(glm.parsed, self.levels, regression.ranges)
 
-    def gram(self, columns: Columns) -> Gram:
+    def gram(self, columns: DesignColumns) -> Gram:
         return next(gram for gram in self.grams if gram.covers(columns)).of(columns)
 
 
@@ -138,7 +138,7 @@ def _keyed(key: object, flow: Flow[Gram]) -> Flow[tuple[object, object]]:
 
 
 def _first(
-    regression: Regression, glm: GLM, columns: Columns, fitting: Fitting
+    regression: Regression, glm: GLM, columns: DesignColumns, fitting: Fitting
 ) -> Flow[tuple[object, object]]:
     totals = TallyQuery(
         columns=ResponseTotals(response=regression.response, weight_ceiling=regression.weight_ceiling),
@@ -163,7 +163,7 @@ def _first(
     )
 
 
-def _model(regression: Regression, glm: GLM, columns: Columns, levels: Levels) -> GLMModel:
+def _model(regression: Regression, glm: GLM, columns: DesignColumns, levels: Levels) -> GLMModel:
     return GLMModel(
         formula=glm.parsed,
         levels=levels,

@@ -25,7 +25,7 @@ from fedtmle.protocol.sites import OwnEstimate, OwnStatus
 
 
 @dataclass(frozen=True, kw_only=True)
-class Combined:
+class MultiplyImputed:
     """One number over m data sets: its estimate and variance T, and how much of T is due to imputation."""
 
     estimate: float
@@ -35,7 +35,7 @@ class Combined:
     increase: float  # r: the relative increase in variance
 
 
-def combine(estimates: Sequence[float], variances: Sequence[float], complete_df: float) -> Combined:
+def combine(estimates: Sequence[float], variances: Sequence[float], complete_df: float) -> MultiplyImputed:
     """Return the estimate of m data sets by Rubin's rules, with Barnard and Rubin's degrees of freedom."""
     m = len(estimates)
     mean, within = math.fsum(estimates) / m, math.fsum(variances) / m
@@ -48,7 +48,7 @@ def combine(estimates: Sequence[float], variances: Sequence[float], complete_df:
     df = 1.0 / inverse if inverse > 0 else math.inf
     increase = added / within if within > 0 else math.inf if added > 0 else 0.0
     information = (increase + 2.0 / (df + 3.0)) / (increase + 1.0) if math.isfinite(increase) else 1.0
-    return Combined(
+    return MultiplyImputed(
         estimate=mean,
         variance=total,
         df=df,

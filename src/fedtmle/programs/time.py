@@ -33,7 +33,7 @@ from fedtmle.targets.effects.components import Component, PooledWeights
 from fedtmle.targets.effects.estimands import AbstractEffect
 from fedtmle.targets.effects.prepare import EffectColumns
 from fedtmle.targets.time.estimands import AbstractTimeEffect
-from fedtmle.targets.time.prepare import Group, TimePreparation
+from fedtmle.targets.time.prepare import RegimeGroup, TimePreparation
 from fedtmle.targets.time.problem import TimeProblem
 from fedtmle.targets.time.responses import CensoringResponse, CountedHazard, EventResponse
 from fedtmle.targets.time.statistics import (
@@ -316,7 +316,7 @@ def time_problem(
         share = population.share(tally.weights)
         if share <= 0:
             raise InputError(f"strata: no record with a positive weight is {population.label}")
-        groups.append(Group(regime, population, share))
+        groups.append(RegimeGroup(regime, population, share))
     auto = 5.0 / (math.sqrt(n) * kernels.log(float(max(n, 2))))
     floor = min(auto if study.g_bounds == "auto" else float(study.g_bounds or 0.0), 0.5)
     used = {name for model in study.models.values() for name in used_columns(model)}

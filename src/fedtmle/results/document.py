@@ -26,7 +26,7 @@ from fedtmle.layout import Document
 from fedtmle.model.families import Response
 from fedtmle.programs.diagnostics import Histogram, OutcomeFit
 from fedtmle.programs.flow import StudyDetails, study_details
-from fedtmle.programs.rubin import Combined
+from fedtmle.programs.rubin import MultiplyImputed
 from fedtmle.programs.sites import SiteTest
 from fedtmle.programs.study import Study
 from fedtmle.programs.time import TimeDetails
@@ -55,7 +55,7 @@ def document(plan: Plan, finished: Finished, result: Result, release: Sequence[s
     simultaneous: list[Row] = []
     per_silo: dict[str, list[Row]] = {}
     own: dict[str, OwnEstimate] = {}
-    combinations: list[Combined] = []
+    combinations: list[MultiplyImputed] = []
     interaction: list[Document] = []
     if result.psi is not None and result.covariance is not None:
         interaction = interaction_tests(study, details.components, result.psi, result.covariance)
@@ -191,7 +191,7 @@ def _missing_document(study: Study, details: Details) -> dict[str, Document]:
 
 
 def _imputation_document(
-    study: Study, rows: Sequence[Row], combinations: Sequence[Combined]
+    study: Study, rows: Sequence[Row], combinations: Sequence[MultiplyImputed]
 ) -> Document | None:
     """Return what the intervals of an imputed study rest on; None if nothing was imputed."""
     if not combinations:

@@ -19,7 +19,7 @@ from fedtmle.errors import NumericalError
 from fedtmle.layout import Document
 from fedtmle.model.problem import Estimate
 from fedtmle.model.types import Array
-from fedtmle.programs.rubin import Combined, combine
+from fedtmle.programs.rubin import MultiplyImputed, combine
 from fedtmle.programs.study import Study
 from fedtmle.protocol.sites import OwnEstimate
 from fedtmle.targets.effects.components import AbstractPopulation, Component, InStratum
@@ -163,7 +163,7 @@ def _row(summary: Summary, error: float, z: float) -> Row:
 
 def imputed_rows(
     study: Study, components: Sequence[Component], estimates: Sequence[Estimate], n: int
-) -> tuple[list[Row], list[Row], list[Combined]]:
+) -> tuple[list[Row], list[Row], list[MultiplyImputed]]:
     """Return the pointwise and simultaneous rows of m data sets by Rubin's rules, and what they rest on.
 
     A ratio is combined on the log scale. Intervals have the quantile of t; simultaneous ones have theirs
@@ -199,7 +199,7 @@ def _widening(simultaneous: Row, pointwise: Row) -> float:
     return (high - low) / (inner_high - inner_low) if inner_high > inner_low else 1.0
 
 
-def _combined_row(like: Row, found: Combined, quantile: float) -> Row:
+def _combined_row(like: Row, found: MultiplyImputed, quantile: float) -> Row:
     center, spread, null = found.estimate, math.sqrt(found.variance), like.scale.null
     low, high = center - quantile * spread, center + quantile * spread
     p_value = None

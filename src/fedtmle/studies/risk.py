@@ -32,7 +32,7 @@ KNOWN = 0.01  # a value counts as known if less than this share remains
 
 
 @dataclass(frozen=True, kw_only=True)
-class Risk:
+class SiloRisk:
     """The audit of one silo.
 
     A ``planned`` audit, before the study, is of rehearsed queries and ``probes``. ``ranges`` says where the
@@ -128,7 +128,7 @@ def risk(
     attackers: Sequence[Attacker] = tuple(Attacker),
     noise: float = 0.0,
     radius: float | None = None,
-) -> Risk:
+) -> SiloRisk:
     """Audit one silo on its own machine; its table is read, and nothing is sent.
 
     ``silo`` is its name in the study or its silo file. With a ``transcript`` the answered queries are
@@ -153,7 +153,7 @@ def risk(
         attackers=attackers,
         noise=noise,
     )
-    return Risk(
+    return SiloRisk(
         silo=name,
         question=study.target.question,
         planned=transcript is None,

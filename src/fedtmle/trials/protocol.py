@@ -21,7 +21,7 @@ _CONTRASTS = {
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Component:
+class ProtocolElement:
     """One component of the protocol: what the target trial would do, and what is done with the records."""
 
     name: str
@@ -29,7 +29,7 @@ class Component:
     emulation: str
 
 
-def protocol(trial: TargetTrial) -> tuple[Component, ...]:
+def protocol(trial: TargetTrial) -> tuple[ProtocolElement, ...]:
     """Return the components of a trial's protocol, in the order of the TARGET statement."""
     parts = (
         ("Eligibility criteria", *_eligibility(trial)),
@@ -41,7 +41,7 @@ def protocol(trial: TargetTrial) -> tuple[Component, ...]:
         ("Identifying assumptions", *_assumptions(trial)),
         ("Data analysis", *_analysis(trial)),
     )
-    return tuple(Component(name=name, target=target, emulation=done) for name, target, done in parts)
+    return tuple(ProtocolElement(name=name, target=target, emulation=done) for name, target, done in parts)
 
 
 def _sentence(parts: list[str]) -> str:

@@ -22,7 +22,7 @@ MARGIN = 2.0**-60  # hazards are truncated this far inside (0, 1)
 
 @final
 @dataclass(frozen=True)
-class Group:
+class RegimeGroup:
     """A regime in a population, and the population's share P(v) of the pooled weight."""
 
     regime: AbstractRegime
@@ -51,7 +51,7 @@ class TimePreparation:
 
     columns: EffectColumns
     follow_up: FollowUp
-    groups: tuple[Group, ...]
+    groups: tuple[RegimeGroup, ...]
     events: tuple[Fitted, ...]
     censoring: Fitted | None
     treatment: tuple[Fitted, ...]

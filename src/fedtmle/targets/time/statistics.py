@@ -9,8 +9,7 @@ from typing import TypeVar, final
 
 import numpy as np
 
-from fedtmle.model.statistics import AbstractBins
-from fedtmle.model.statistics import Group as Binned
+from fedtmle.model.statistics import AbstractBins, Group
 from fedtmle.model.table import AnyTable, Table, over_blocks
 from fedtmle.model.types import Array, exponent
 from fedtmle.targets.effects.prepare import EffectColumns
@@ -192,9 +191,9 @@ class TimeTruncationBins(_OverPeople, AbstractBins[People]):
     def sizes(self) -> tuple[int, ...]:
         return (2,) * len(self.problem.prepare.columns.arms)
 
-    def groups(self, piece: People) -> list[Binned]:
+    def groups(self, piece: People) -> list[Group]:
         below = piece.world(None, logits=np.empty(0)).truncated
-        return [Binned(bins=(below & (piece.arm == arm)).astype(np.uint8)) for arm in range(len(self.sizes))]
+        return [Group(bins=(below & (piece.arm == arm)).astype(np.uint8)) for arm in range(len(self.sizes))]
 
 
 @final
@@ -217,10 +216,10 @@ class AtRiskBins(_OverPeople, AbstractBins[People]):
     def sizes(self) -> tuple[int, ...]:
         return (2,) * (self.arms * len(self.shown))
 
-    def groups(self, piece: People) -> list[Binned]:
+    def groups(self, piece: People) -> list[Group]:
         last = piece.seen.last
         return [
-            Binned(bins=(last[piece.arm == arm] >= t).astype(np.uint8))
+            Group(bins=(last[piece.arm == arm] >= t).astype(np.uint8))
             for arm in range(self.arms)
             for t in self.shown
         ]
@@ -245,6 +244,6 @@ class TimePropensityBins(_OverPeople, AbstractBins[People]):
     def sizes(self) -> tuple[int, ...]:
         return histogram_sizes(self.arms)
 
-    def groups(self, piece: People) -> list[Binned]:
+    def groups(self, piece: People) -> list[Group]:
         bins = probability_bins(piece.g[list(shown_arms(self.arms))])
         return histogram_groups(bins, piece.arm, self.arms)
