@@ -38,6 +38,11 @@ class AbstractAlgorithm(ABC):
         return False
 
     @property
+    def fluctuates(self) -> bool:
+        """Whether the algorithm moves the initial law; if not, predictions of it are not truncated."""
+        return True
+
+    @property
     def pools_rows(self) -> bool:
         """Whether the rows must be in one silo (the centralised comparator)."""
         return False

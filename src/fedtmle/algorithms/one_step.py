@@ -18,12 +18,17 @@ class OneStep(AbstractAlgorithm):
 
     It has the first-order properties of a TMLE, but is no plug-in: an estimated mean may leave the range of
     the outcome. For treatment effects it is the augmented inverse probability
-    weighted (AIPW) estimate.
+    weighted (AIPW) estimate, with the outcome model's predictions as they are: those of a linear model may
+    leave the outcome's declared range.
     """
 
     @property
     def rounds_sums(self) -> bool:
         return True
+
+    @property
+    def fluctuates(self) -> bool:
+        return False
 
     def flow(self, problem: Problem, law: Law, n: int) -> Flow[Targeted]:
         run = Run(problem, n)

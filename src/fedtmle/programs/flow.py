@@ -297,7 +297,7 @@ def effect_problem(study: Study, preparation: Preparation) -> EffectProblem:
         population_ceiling=weight / smallest_share,
         largest_cluster=study.largest_cluster if study.cluster else 1,
         spanning=len(preparation.columns.spanning),
-        linear=study.link == "linear",
+        linear=study.link == "linear" or not study.algorithm.fluctuates,
         as_weight=study.clever == "weight",
     )
 
@@ -526,6 +526,7 @@ def _preparation(
         weight_mean=tally.weight_mean,
         shares=shares,
         shows_g=study.diagnostics,
+        truncates_q=study.algorithm.fluctuates,
     )
 
 

@@ -29,6 +29,7 @@ from fedtmle.targets.effects.rows import (
 )
 
 Q_MARGIN = 1e-6  # predictions are truncated this far inside the outcome's bounds, on the unit scale
+LINEAR_REACH = 16.0  # linear predictions are kept within this many widths of the outcome's bounds
 DIGEST = 16  # bytes: none collide by chance
 
 
@@ -252,6 +253,7 @@ class Preparation:
     weight_mean: float
     shares: tuple[float, ...]  # P(v) of each component's population
     shows_g: bool = True  # whether the study reports histograms of g
+    truncates_q: bool = True  # whether predictions are kept inside the outcome's bounds
 
     def __call__(self, table: Table) -> EffectRows:
         columns = self.columns
@@ -324,7 +326,7 @@ class Preparation:
         return clever
 
     def _regression(self, table: Table) -> tuple[Array, Array]:
-        """Return the initial Q per arm on the unit scale, truncated, and its logit; (arms, N) each."""
+        """Return the initial Q per arm on the unit scale, and the logit of it truncated; (arms, N) each."""
         arms = len(self.columns.arms)
         models = self.outcome if len(self.outcome) > 1 else self.outcome * arms
         q, logit_q = np.empty((arms, table.n_rows)), np.empty((arms, table.n_rows))
@@ -334,12 +336,14 @@ class Preparation:
             def fill(rows: slice, predicted: Array = predicted, a: int = a) -> None:
                 if not kernels.bound(predicted[rows], Q_MARGIN, 1 - Q_MARGIN, q[a, rows], logit_q[a, rows]):
                     raise DataError("the outcome model's prediction is not finite in some rows")
+                if not self.truncates_q:
+                    np.clip(predicted[rows], 1.0 - LINEAR_REACH, LINEAR_REACH, out=q[a, rows])
 
             done(fill, pieces(table.n_rows))
         return q, logit_q
 
     def predictions(self, table: Table) -> Array:
-        """Return the initial Q per arm on the unit scale, truncated; shape (arms, N)."""
+        """Return the initial Q per arm on the unit scale; shape (arms, N)."""
         return self._regression(table)[0]
 
     def propensities(self, table: Table) -> tuple[Array, Array]:

@@ -42,6 +42,7 @@ from fedtmle.targets.effects.moments import (
     moment_columns,
     spanning_sums,
 )
+from fedtmle.targets.effects.prepare import LINEAR_REACH
 from fedtmle.targets.effects.rows import EffectRows, Fluctuation
 
 Result = TypeVar("Result")
@@ -252,7 +253,7 @@ class EffectProblem(AbstractProblem[EffectLaw, AnyTable]):
         # and the clusters.
         if self.known is None:
             return GRID_BITS + FINE_BITS
-        ceiling = exponent(self.ceiling + self.population_ceiling)
+        ceiling = exponent(self._reach * (self.ceiling + self.population_ceiling))
         return min(28 + ceiling + 2 * (self.largest_cluster - 1).bit_length(), GRID_BITS + FINE_BITS)
 
     def calibration(self, law: EffectLaw) -> Calibration | None:
@@ -293,7 +294,7 @@ class EffectProblem(AbstractProblem[EffectLaw, AnyTable]):
     def row_bound(self, law: EffectLaw) -> RowBound:  # noqa: ARG002 - declared, for every law
         # |rho'| <= 1 for the logistic loss; a linear prediction may leave [0, 1] by some widths.
         x = self.width * self.ceiling * max(sum(map(abs, row)) for row in self.combination)
-        slope, bend = (16.0, 1.0) if self.linear else (1.0, 0.25)
+        slope, bend = (LINEAR_REACH, 1.0) if self.linear else (1.0, 0.25)
         return RowBound(gradient=exponent(slope * x), curvature=exponent(bend * x * x))
 
     def curvature(self, law: EffectLaw) -> None:  # noqa: ARG002 - it is a sum over rows
@@ -350,8 +351,12 @@ class EffectProblem(AbstractProblem[EffectLaw, AnyTable]):
         linked = self._linked(law, prepared, part)
         return linked if self.linear else kernels.expit(linked)
 
+    @property
+    def _reach(self) -> float:
+        """A bound of |Q| and |y - Q| on the unit scale."""
+        return LINEAR_REACH if self.linear else 1.0
+
     def _moment_exponents(self) -> list[int]:
-        reach = 16.0 if self.linear else 1.0
-        u = self.largest_cluster * self.width * reach * (self.ceiling + self.population_ceiling)
+        u = self.largest_cluster * self.width * self._reach * (self.ceiling + self.population_ceiling)
         t = self.largest_cluster * self.population_ceiling
         return ClosingLayout(len(self.combination[0])).exponents(u, t, self.spanning)

@@ -32,8 +32,8 @@ class EffectRows:
     y: Array  # zero where not observed
     observed: Array  # Delta, 0 or 1
     arm: Codes
-    q: Array  # (arms, N), strictly inside (0, 1)
-    logit_q: Array  # (arms, N)
+    q: Array  # (arms, N), strictly inside (0, 1) unless the study does not truncate predictions
+    logit_q: Array  # (arms, N), of the truncated q
     weight: Array  # observation weights over their pooled mean
     v: tuple[Array, ...]  # per component, the indicator over its pooled share
     terms: tuple[tuple[Term, ...], ...]  # per component

@@ -236,12 +236,14 @@ class OverlapColumns(_OverEffectRows, AbstractLaidOutColumns[EffectRows]):
         h, (observed,) = part["H"], part["observed weight"]
         np.multiply(piece.covariates, weight, out=h)
         np.multiply(h, h, out=part["squares of H"])
+        error = np.clip(piece.y - q, -LARGEST_ERROR, LARGEST_ERROR)
+        np.square(h * error, out=part["squared scores"])
+        if self.effect.linear:  # predictions may leave the outcome's bounds
+            q = np.clip(q, 0.0, 1.0)
         observed[:] = weight * first(piece.observed)
         np.multiply(observed, q, out=part["prediction"][0])
         np.multiply(q, q, out=part["prediction squared"][0])
         part["prediction squared"] *= observed
-        error = np.clip(piece.y - q, -LARGEST_ERROR, LARGEST_ERROR)
-        np.square(h * error, out=part["squared scores"])
         return values
 
 
@@ -385,7 +387,8 @@ class CalibrationBins(_OverEffectRows, AbstractBins[EffectRows]):
     def groups(self, piece: EffectRows) -> Sequence[Group]:
         observed = slice(None) if piece.observed.all() else piece.observed > 0
         before, after = (q[observed] for q in _predictions(self.effect, self.law, piece))
-        values = np.stack([np.ones_like(before), piece.y[observed], before, np.clip(after, -1.0, 2.0)])
+        q = np.clip([before, after], -1.0, 2.0)  # linear predictions may leave the outcome's bounds
+        values = np.stack([np.ones_like(before), piece.y[observed], *q])
         values *= piece.weight[observed]
         bins = bins_between(self.edges, before)
         return [Group(bins=bins, values=values, sensitive=piece.y[observed])]
