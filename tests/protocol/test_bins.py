@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from fedtmle.errors import DecodeError
 from fedtmle.model.statistics import AbstractBins, Group
-from fedtmle.protocol.bins import BinsQuery, BinTotal, shown, smallest_cell
-from fedtmle.protocol.codes import decode, encode
+from fedtmle.protocol.bins import BinsQuery, BinTotal, CellsCode, shown, smallest_cell
+from fedtmle.protocol.codes import BitReader, BitWriter, decode, encode
 from fedtmle.protocol.guard import Guard, Policy
 from tests.premise import Premise
 
@@ -100,3 +100,27 @@ def test_messages_round_trip_and_garbage_is_refused() -> None:
     negative = ((BinTotal(count=-1, units=(0,)), None, None),)
     with pytest.raises(DecodeError):
         decode(QUERY.answer_code, encode(QUERY.answer_code, negative))
+
+
+@pytest.mark.parametrize("places", [None, 6])
+@given(
+    cells=st.lists(
+        st.tuples(st.integers(0, 985), st.integers(-(2**30), 2**30), st.integers(-5, 5)), max_size=9
+    )
+)
+def test_cells_come_back_as_they_were_written(places: int | None, cells: list[tuple[int, int, int]]) -> None:
+    code = CellsCode(largest=(985, 2**30, 5), places=places)
+    out = BitWriter()
+    code.write(cells, out)
+    bits = BitReader(out.finish())
+    assert code.read(len(cells), bits) == cells
+    bits.finish()
+
+
+@pytest.mark.parametrize("cell", [(-1, 0), (101, 0), (3, 401), (3, -401)])
+def test_a_cell_out_of_its_range_is_refused(cell: tuple[int, int]) -> None:
+    code = CellsCode(largest=(100, 400), places=2)
+    out = BitWriter()
+    code.write([cell], out)
+    with pytest.raises(DecodeError):
+        code.read(1, BitReader(out.finish()))

@@ -8,8 +8,9 @@ who have it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import add
 from typing import Any, final
 
 import numpy as np
@@ -19,7 +20,7 @@ from fedtmle.model.exact import Sums, column_shifts, nearest, zero_sums
 from fedtmle.model.kernels import binned_sums
 from fedtmle.model.statistics import AbstractBins, Group
 from fedtmle.model.types import Array
-from fedtmle.protocol.codes import MOST_SILOS, AbstractCode, BitReader, BitWriter, read_count
+from fedtmle.protocol.codes import MOST_SILOS, AbstractCode, BitReader, BitWriter, Integers
 from fedtmle.protocol.query import AbstractQuery, Local, Phase, Query
 
 SAMPLED_ROWS = 1000  # rows that usually show whether there are more values than `MOST_VALUES`
@@ -59,66 +60,123 @@ PooledBins = tuple[tuple[PooledBin, ...], ...]
 
 @final
 @dataclass(frozen=True, kw_only=True)
+class CellsCode:
+    """The counts and sums of some bins, by column: neighbouring numbers are of one size.
+
+    Counts are in a Golomb code. So are sums of few ``places``, as differences from the column before, which
+    is that of the counts for the first: sums of weights, outcomes and predictions are alike. Exact sums
+    (None) have a fixed width.
+    """
+
+    largest: tuple[int, ...]  # of a bin's count and sums
+    places: int | None
+
+    def write(self, cells: Sequence[Integers], out: BitWriter) -> None:
+        """Append a count and its sums for each of the bins."""
+        if not cells:
+            return
+        if self.places is None:
+            out.golomb([cell[0] for cell in cells])
+            for cell in cells:
+                out.fixed(cell[1:], self.largest[1:])
+            return
+        before = [0] * len(cells)
+        for k, column in enumerate(zip(*cells, strict=True)):
+            out.golomb([value - last for value, last in zip(column, before, strict=True)])
+            before = [count << self.places for count in column] if k == 0 else list(column)
+
+    def read(self, count: int, bits: BitReader) -> list[Integers]:
+        """Return a count and its sums for each of the bins."""
+        if not count:
+            return []
+        columns = [bits.golomb(count)]
+        if self.places is None:
+            rows = [bits.fixed(self.largest[1:]) for _ in range(count)]
+            cells = [(first, *rest) for first, rest in zip(columns[0], rows, strict=True)]
+        else:
+            before = [value << self.places for value in columns[0]]
+            for _ in self.largest[1:]:
+                columns.append(tuple(map(add, before, bits.golomb(count))))
+                before = list(columns[-1])
+            cells = list(zip(*columns, strict=True))
+        if any(cell[0] < 0 for cell in cells):
+            raise DecodeError("a count is below zero")
+        if any(abs(value) > most for cell in cells for value, most in zip(cell, self.largest, strict=True)):
+            raise DecodeError("a count or sum of a bin is out of its range")
+        return cells
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
 class BinsCode(AbstractCode[Bins]):
-    """One bit per bin says whether it is disclosed; its count and sums follow."""
+    """One bit per bin says whether it is disclosed; the counts and sums of a group's bins follow."""
 
     sizes: tuple[int, ...]
-    largest: tuple[int, ...]  # of a bin's count and sums
+    cells: CellsCode
 
     @property
     def numbers(self) -> int:
-        return sum(self.sizes) * len(self.largest)
+        return sum(self.sizes) * len(self.cells.largest)
 
     def write(self, value: Bins, out: BitWriter) -> None:
-        for cell in (cell for group in value for cell in group):
-            out.uint(int(cell is not None), 1)
-            if cell is not None:
-                out.fixed((cell.count, *cell.units), self.largest)
+        for group in value:
+            for cell in group:
+                out.uint(int(cell is not None), 1)
+            self.cells.write([(cell.count, *cell.units) for cell in group if cell is not None], out)
 
     def read(self, bits: BitReader) -> Bins:
-        return tuple(
-            tuple(self._bin(bits) if bits.uint(1) else None for _ in range(size)) for size in self.sizes
-        )
+        return tuple(self._group(size, bits) for size in self.sizes)
 
-    def _bin(self, bits: BitReader) -> BinTotal:
-        count, *units = bits.fixed(self.largest)
-        return BinTotal(count=_natural(count), units=tuple(units))
+    def _group(self, size: int, bits: BitReader) -> tuple[BinTotal | None, ...]:
+        is_disclosed = [bool(bits.uint(1)) for _ in range(size)]
+        cells = iter(self.cells.read(sum(is_disclosed), bits))
+        return tuple(_total(next(cells)) if disclosed else None for disclosed in is_disclosed)
+
+
+def _total(cell: Integers) -> BinTotal:
+    count, *units = cell
+    return BinTotal(count=count, units=tuple(units))
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class PooledBinsCode(AbstractCode[PooledBins]):
-    """Per bin the number of silos that disclose it, the count and the sums."""
+    """Per bin the number of silos that disclose it, as differences; then the counts and sums of a group."""
 
     sizes: tuple[int, ...]
-    largest: tuple[int, ...]
+    cells: CellsCode
     shifts: tuple[int, ...]
 
     @property
     def numbers(self) -> int:
-        return sum(self.sizes) * (1 + len(self.largest))
+        return sum(self.sizes) * (1 + len(self.cells.largest))
 
     def write(self, value: PooledBins, out: BitWriter) -> None:
-        for cell in (cell for group in value for cell in group):
-            out.gamma((cell.silos,))
-            if cell.silos:
-                out.fixed((cell.count, *cell.total.units), self.largest)
+        before = 0
+        for group in value:
+            for cell in group:
+                out.gamma((cell.silos - before,))
+                before = cell.silos
+            self.cells.write([(cell.count, *cell.total.units) for cell in group if cell.silos], out)
 
     def read(self, bits: BitReader) -> PooledBins:
-        return tuple(tuple(self._bin(bits) for _ in range(size)) for size in self.sizes)
+        groups, silos = [], 0
+        for size in self.sizes:
+            disclosing = []
+            for _ in range(size):
+                silos += bits.gamma(1)[0]
+                if not 0 <= silos <= MOST_SILOS:
+                    raise DecodeError("a count is out of its range")
+                disclosing.append(silos)
+            cells = iter(self.cells.read(len(disclosing) - disclosing.count(0), bits))
+            groups.append(tuple(self._bin(count, cells) for count in disclosing))
+        return tuple(groups)
 
-    def _bin(self, bits: BitReader) -> PooledBin:
-        silos = read_count(bits, MOST_SILOS)
+    def _bin(self, silos: int, cells: Iterator[Integers]) -> PooledBin:
         if not silos:
             return PooledBin(silos=0, count=0, total=zero_sums(self.shifts))
-        count, *units = bits.fixed(self.largest)
-        return PooledBin(silos=silos, count=_natural(count), total=Sums(tuple(units), self.shifts))
-
-
-def _natural(count: int) -> int:
-    if count < 0:
-        raise DecodeError("a count is below zero")
-    return count
+        count, *units = next(cells)
+        return PooledBin(silos=silos, count=count, total=Sums(tuple(units), self.shifts))
 
 
 @final
@@ -141,11 +199,15 @@ class BinsQuery(AbstractQuery[Bins, PooledBins]):
 
     @property
     def answer_code(self) -> BinsCode:
-        return BinsCode(sizes=self.bins.sizes, largest=self._largest)
+        return BinsCode(sizes=self.bins.sizes, cells=self._cells)
 
     @property
     def pooled_code(self) -> PooledBinsCode:
-        return PooledBinsCode(sizes=self.bins.sizes, largest=self._largest, shifts=self._shifts)
+        return PooledBinsCode(sizes=self.bins.sizes, cells=self._cells, shifts=self._shifts)
+
+    @property
+    def _cells(self) -> CellsCode:
+        return CellsCode(largest=self._largest, places=self.places)
 
     @property
     def _shifts(self) -> tuple[int, ...]:

@@ -8,25 +8,27 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import final
+from typing import NamedTuple, final
 
 import numpy as np
 
 from fedtmle.errors import DecodeError
 from fedtmle.model.exact import Sums
-from fedtmle.model.types import Array, IntArray
+from fedtmle.model.types import Array, upper_pairs
 from fedtmle.protocol.codes import (
     MOST_SILOS,
     AbstractCode,
     BitReader,
     BitWriter,
+    Integers,
     read_count,
-    read_floats,
-    write_floats,
 )
 from fedtmle.protocol.query import AbstractQuery, IntegerSums, Local, Phase, Query
 
 DEPARTURE_BITS = 20  # binary places of a departure
+OWN_PLACES = 16  # binary places of a silo's own estimate, in units of its standard error
+LARGEST_EXPONENT = 300  # of a standard error
+LARGEST_PSI = 1 << 53  # in units of 2^-16 standard errors
 
 
 class AbstractDepartures(ABC):
@@ -124,8 +126,66 @@ class OwnEstimate:
     psi: Array | None = None
     covariance: Array | None = None
 
+    def rounded(self) -> OwnEstimate:
+        """Return the estimate as it is sent: psi to 2^-16 of its standard error (`OwnIntegers`)."""
+        integers = OwnIntegers.of(self)
+        return self if integers is None else integers.estimate(self.status)
+
 
 WITHHELD = OwnEstimate(status=OwnStatus.WITHHELD)
+
+
+class OwnIntegers(NamedTuple):
+    """An own estimate in integers, with P = `OWN_PLACES`.
+
+    The standard error of psi_k is errors[k] 2^(exponents[k] - P) with 2^P <= errors[k] < 2^(P + 1), or zero,
+    psi_k is psi[k] 2^(exponents[k] - P), and a correlation is an entry of ``correlations``, the upper
+    triangle in its order, times 2^-P. All these numbers and their products are doubles without rounding.
+    """
+
+    exponents: Integers
+    errors: Integers
+    psi: Integers
+    correlations: Integers
+
+    @classmethod
+    def of(cls, own: OwnEstimate) -> OwnIntegers | None:
+        """Return the integers nearest to an estimate, None if there is none."""
+        if own.psi is None or own.covariance is None:
+            return None
+        raw = [math.sqrt(max(value, 0.0)) for value in np.diag(own.covariance).tolist()]
+        errors = [_significant(error) for error in raw]
+        exponents = [math.frexp(error)[1] - 1 if error else 0 for error in errors]
+        units = [exponent - OWN_PLACES for exponent in exponents]
+        correlations = []
+        for j, k in upper_pairs(len(raw)):
+            if j < k:
+                scale = raw[j] * raw[k]
+                share = own.covariance[j, k] / scale if scale else 0.0
+                correlations.append(round(math.ldexp(min(max(share, -1.0), 1.0), OWN_PLACES)))
+        return cls(
+            exponents=tuple(exponents),
+            errors=tuple(round(math.ldexp(e, -unit)) for e, unit in zip(errors, units, strict=True)),
+            psi=tuple(round(math.ldexp(p, -unit)) for p, unit in zip(own.psi.tolist(), units, strict=True)),
+            correlations=tuple(correlations),
+        )
+
+    def estimate(self, status: OwnStatus) -> OwnEstimate:
+        """Return the estimate that the integers are."""
+        units = np.array(self.exponents) - OWN_PLACES
+        errors = np.ldexp(np.array(self.errors, dtype=np.float64), units)
+        covariance, shares = np.diag(errors * errors), iter(self.correlations)
+        for j, k in upper_pairs(len(errors)):
+            if j < k:
+                covariance[j, k] = covariance[k, j] = errors[j] * errors[k] * next(shares) * 2.0**-OWN_PLACES
+        psi = np.ldexp(np.array(self.psi, dtype=np.float64), units)
+        return OwnEstimate(status=status, psi=psi, covariance=covariance)
+
+
+def _significant(value: float) -> float:
+    """Return a nonnegative number rounded to `OWN_PLACES` + 1 significant binary digits."""
+    exponent = math.frexp(value)[1] - 1 - OWN_PLACES
+    return math.ldexp(round(math.ldexp(value, -exponent)), exponent)
 
 
 class AbstractOwnFit(ABC):
@@ -147,13 +207,13 @@ class _Pending:
 
     @cached_property
     def estimate(self) -> OwnEstimate:
-        return self.own_fit.estimate(self.local)
+        return self.own_fit.estimate(self.local).rounded()
 
 
 @final
 @dataclass(frozen=True)
 class OwnCode(AbstractCode["OwnEstimate | _Pending"]):
-    """A status and, if there is an estimate, psi and the upper triangle of its covariance as doubles."""
+    """A status and, if there is an estimate, its integers: exponents, errors, psi, correlations."""
 
     dim: int
 
@@ -164,9 +224,14 @@ class OwnCode(AbstractCode["OwnEstimate | _Pending"]):
     def write(self, value: OwnEstimate | _Pending, out: BitWriter) -> None:
         own = value.estimate if isinstance(value, _Pending) else value
         out.uint(own.status, 4)
-        if own.psi is not None and own.covariance is not None:
-            write_floats(own.psi, out)
-            write_floats(own.covariance[_upper(self.dim)], out)
+        integers = OwnIntegers.of(own)
+        if integers is None:
+            return
+        out.golomb(integers.exponents)
+        for error in integers.errors:
+            out.uint(error, OWN_PLACES + 1)
+        out.golomb(integers.psi)
+        out.fixed(integers.correlations, self._largest)
 
     def read(self, bits: BitReader) -> OwnEstimate:
         number = bits.uint(4)
@@ -175,16 +240,22 @@ class OwnCode(AbstractCode["OwnEstimate | _Pending"]):
         status = OwnStatus(number)
         if not status.has_estimate:
             return OwnEstimate(status=status)
-        psi = read_floats(bits, self.dim)
-        upper = read_floats(bits, self.dim * (self.dim + 1) // 2)
-        covariance = np.empty((self.dim, self.dim))
-        rows, columns = _upper(self.dim)
-        covariance[rows, columns] = covariance[columns, rows] = upper
-        return OwnEstimate(status=status, psi=psi, covariance=covariance)
+        integers = OwnIntegers(
+            exponents=bits.golomb(self.dim),
+            errors=tuple(bits.uint(OWN_PLACES + 1) for _ in range(self.dim)),
+            psi=bits.golomb(self.dim),
+            correlations=bits.fixed(self._largest),
+        )
+        if max(map(abs, integers.exponents)) > LARGEST_EXPONENT or max(map(abs, integers.psi)) > LARGEST_PSI:
+            raise DecodeError("a silo's own estimate is out of range")
+        own = integers.estimate(status)
+        if OwnIntegers.of(own) != integers:
+            raise DecodeError("a silo's own estimate is not in its one form")
+        return own
 
-
-def _upper(dim: int) -> tuple[IntArray, IntArray]:
-    return np.triu_indices(dim)
+    @property
+    def _largest(self) -> Integers:
+        return (1 << OWN_PLACES,) * (self.dim * (self.dim - 1) // 2)
 
 
 @final
