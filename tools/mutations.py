@@ -242,13 +242,13 @@ MUTATIONS: tuple[Mutation, ...] = (
         ("a fit beyond the ball", "min(max(z, -self.reach), self.reach)", "z"),
         (
             "the average is not divided",
-            "float(self.spacing * total / mass) for total",
-            "float(self.spacing * total) for total",
+            "round(AVERAGE_STEPS * total / mass) for total",
+            "round(AVERAGE_STEPS * total) for total",
         ),
         (
             "the gap is half as large",
-            "return beta * self.dim * self.rule.lattice**2 / 8",
-            "return beta * self.dim * self.rule.lattice**2 / 16",
+            "rounded = beta * self.dim * self.rule.lattice**2 / 8",
+            "rounded = beta * self.dim * self.rule.lattice**2 / 16",
         ),
         ("the mildest ending counts", "worst=max((answer.outcome", "worst=min((answer.outcome"),
     ),
