@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import ast
+import re
 import subprocess
 import sys
+import tomllib
+from importlib.metadata import packages_distributions
+from itertools import chain
+from pathlib import Path
 
 import fedtmle
+
+ROOT = Path(__file__).parents[1]
 
 
 def test_import_loads_no_heavy_library() -> None:
@@ -28,3 +36,27 @@ def test_every_public_name_can_be_had() -> None:
     starred: dict[str, object] = {}
     exec("from fedtmle import *", starred)  # noqa: S102 - as a user writes it
     assert set(fedtmle.__all__) <= set(starred)
+
+
+def test_every_library_that_is_imported_is_declared() -> None:
+    """A clean environment has what the project's file names, and not what the tests happen to bring."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    needed = [*project["dependencies"], *chain(*project["optional-dependencies"].values())]
+    declared = {_normal(re.split(r"[<>=!~\[ ;]", requirement)[0]) for requirement in needed}
+    distributions = packages_distributions()
+    imported = set()
+    for path in (ROOT / "src/fedtmle").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                imported |= {alias.name.split(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                imported.add(node.module.split(".")[0])
+    theirs = {"polars"}  # a user who hands over such a frame has it
+    foreign = imported - sys.stdlib_module_names - {"fedtmle", "fedtmle_paper"} - theirs
+    assert {"numpy", "scipy"} <= foreign
+    missing = {name for name in foreign if not declared & {*map(_normal, distributions[name])}}
+    assert not missing
+
+
+def _normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()

@@ -9,7 +9,6 @@ import pytest
 from scipy import stats
 
 import fedtmle as ft
-from fedtmle.results.inference import chi_squared_tail
 from fedtmle.targets.effects.components import component_blocks
 from tests.effects.studies import CENTRAL, NEWTON, Columns, cut, expit
 
@@ -132,12 +131,6 @@ def test_interaction_is_the_wald_test_of_equal_effects(kind: type) -> None:
 def test_without_strata_there_is_no_interaction() -> None:
     result = ft.run(study(ft.ATE(outcome="y", treatment="t")), {"s": people(300, 5)})
     assert result.document["interaction"] == []
-
-
-@pytest.mark.parametrize("df", [1, 2, 3, 4, 7, 12])
-@pytest.mark.parametrize("statistic", [0.0, 0.3, 2.0, 11.0, 60.0])
-def test_the_tail_of_chi_squared(statistic: float, df: int) -> None:
-    assert chi_squared_tail(statistic, df) == pytest.approx(stats.chi2.sf(statistic, df), rel=1e-12)
 
 
 @pytest.mark.slow

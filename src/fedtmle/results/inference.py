@@ -13,7 +13,7 @@ from itertools import groupby
 from statistics import NormalDist
 
 import numpy as np
-from scipy.special import stdtr, stdtrit
+from scipy.special import chdtrc, stdtr, stdtrit
 
 from fedtmle.errors import NumericalError
 from fedtmle.layout import Document
@@ -104,24 +104,9 @@ def interaction_tests(
         if not df or not np.isfinite(contrast_V).all() or np.linalg.matrix_rank(contrast_V) < df:
             continue
         statistic = float(contrast @ np.linalg.solve(contrast_V, contrast))
-        p_value = chi_squared_tail(statistic, df)
+        p_value = float(chdtrc(df, statistic))
         tests.append({"estimand": same[0].name, "statistic": statistic, "df": df, "p_value": p_value})
     return tests
-
-
-def chi_squared_tail(statistic: float, df: int) -> float:
-    """Return P(X >= statistic) for X chi-squared with ``df`` degrees of freedom.
-
-    The tail is that of a Poisson sum: erfc and a finite series for odd df, a finite series for even df.
-    """
-    half = statistic / 2
-    if df % 2:
-        tail, term, k = math.erfc(math.sqrt(half)), math.sqrt(half / math.pi) * math.exp(-half) * 2, 3
-    else:
-        tail, term, k = math.exp(-half), half * math.exp(-half), 4
-    for _ in range((df - 1) // 2):
-        tail, term, k = tail + term, term * half / (k / 2), k + 2
-    return min(1.0, tail)
 
 
 def simultaneous_quantile(covariance: Array, confidence: float, seed: int) -> float:
