@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal, TypeVar
 
 import numpy as np
 
 from fedtmle.algorithms.base import AbstractAlgorithm, TargetingProgram
 from fedtmle.errors import InputError
 from fedtmle.model.types import IntArray, Part
+from fedtmle.protocol.masks import MaskKey
 from fedtmle.protocol.outcome import Described, Personalised, Targeted
-from fedtmle.protocol.plan import Member, Plan, roster
+from fedtmle.protocol.plan import Member, Plan
 from fedtmle.protocol.query import Problem
 from fedtmle.runtime.certificate import certify
 from fedtmle.runtime.keeper import Keeper
@@ -22,6 +24,7 @@ from fedtmle.runtime.rows import LocalOutcome, read_rows
 from fedtmle.runtime.session import Finished, Progress, run_embedded
 from fedtmle.runtime.silo import Silo
 
+Aggregation = Literal["open", "masked"]
 POOLED = "pooled"  # the only silo of an algorithm that pools the rows
 Rows = TypeVar("Rows")
 
@@ -36,15 +39,18 @@ def solve(
     progress: Progress | None = None,
     observe: bool = False,
     index: Mapping[str, IntArray] | None = None,
+    aggregation: Aggregation = "open",
 ) -> Result:
     """Run ``algorithm`` over ``silos`` (name -> rows) from the initial ``law`` and return the result.
 
     ``threads`` is the number of silos that answer at the same time; ``progress`` is called after every
     round. ``observe`` reads the rows outside the protocol to add pooled losses to the trajectory, and to the
     certificate every bound that needs the rows. ``index`` gives each silo's row numbers in the pooled order,
-    which only SGD batches depend on.
+    which only SGD batches depend on. With ``aggregation`` "masked" the silos send sums under pairwise masks,
+    as in a deployed run, with keys that follow from their names.
     """
     check_silos(silos, algorithm)
+    check_aggregation(aggregation)
     if index is not None and set(index) != set(silos):
         raise InputError(f"index: expected row numbers for {_listed(silos)}, got {_listed(index)}")
     completed = run_in_process(
@@ -58,8 +64,27 @@ def solve(
         threads=threads,
         progress=progress,
         observe=observe,
+        is_masked=aggregation == "masked",
     )
     return completed.result(law=law, algorithm=algorithm)
+
+
+def check_aggregation(aggregation: object) -> None:
+    """Raise `InputError` unless ``aggregation`` says how the silos' answers are added."""
+    if aggregation not in ("open", "masked"):
+        raise InputError(f"aggregation: expected 'open' or 'masked', not {aggregation!r}")
+
+
+def embedded_keys(silos: Iterable[str]) -> dict[str, MaskKey]:
+    """Return the keys for masks of silos in this process, which follow from their names.
+
+    All rows are in one process, so that there is nothing to hide. The masks are there to give the messages of
+    a deployed run, and the same ones every time.
+    """
+    return {
+        str(name): MaskKey(hashlib.sha256(b"fedtmle embedded silo " + str(name).encode()).digest())
+        for name in silos
+    }
 
 
 def check_silos(silos: object, algorithm: AbstractAlgorithm) -> None:
@@ -107,7 +132,7 @@ class CompletedRun:
             residual_kind="each silo's own" if targeted is None else targeted.residual_kind,
             status=outcome.status,
             law=outcome.law,
-            n=sum(finished.sizes.values()),
+            n=finished.n,
             sizes=finished.sizes,
             steps=outcome.steps,
             updates=outcome.updates,
@@ -173,6 +198,7 @@ def run_in_process(
     threads: int = 1,
     progress: Progress | None = None,
     observe: bool = False,
+    is_masked: bool = False,
 ) -> CompletedRun:
     """Run a plan over the validated ``rows`` of each silo: the core of `solve` and `run`.
 
@@ -185,14 +211,17 @@ def run_in_process(
         if index is not None:
             index = {POOLED: np.concatenate([index[name] for name in rows])}
         rows = {POOLED: pooled}
-    plan = plan_for(roster(list(rows)))
+    keys = embedded_keys(rows) if is_masked and not algorithm.pools_rows else {}
+    plan = plan_for(
+        tuple(Member(name=name, mask_key=keys[name].public if keys else b"") for name in map(str, rows))
+    )
     silos = [
         Silo(
             name,
             plan,
             table,
             index=None if index is None else np.asarray(index[name]),
-            keeper=keeper(plan, name),
+            keeper=replace(keeper(plan, name) or Keeper(), mask_key=keys.get(str(name))),
         )
         for name, table in rows.items()
     ]

@@ -39,7 +39,7 @@ ONE, TWO = (SiloCurvature(exponent=-9, entries=(entry,)) for entry in (512, 1024
 )
 def test_beta_is_the_largest_norm_or_that_of_the_weighted_mean(rule: Any, norm: float) -> None:
     query = CalibrationQuery(
-        problem=MEAN, law=MEAN.start(0.0), delta=Fraction(1, 8), C=identity(1), smoothness=rule
+        problem=MEAN, law=MEAN.start(0.0), n=4, delta=Fraction(1, 8), C=identity(1), smoothness=rule
     )
     beta = query.pool({"a": ONE, "b": TWO}, SIZES).beta
     assert norm <= beta <= norm * (1 + 1 / 64)  # rounded up, with what the silos' rounding may have changed

@@ -105,7 +105,7 @@ class Coded(AbstractAlgorithm):
             lattice = build_lattice(delta=delta, beta=beta, C=C)
         else:
             lattice = yield CalibrationQuery(
-                problem=problem, law=law, delta=delta, C=C, smoothness=self.smoothness
+                problem=problem, law=law, n=run.n, delta=delta, C=C, smoothness=self.smoothness
             )
         return tolerance, lattice
 

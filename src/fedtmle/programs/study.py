@@ -85,6 +85,8 @@ class Study:
     rounds all other sums, such that the estimate is within some ``fit_accuracy`` standard errors of that of
     pooled rows; "exact" tells every sum to the last bit, Hessians included, and the result has the same bits
     in any partition. "auto" is rounded with `Coded` and `OneStep`, exact with the other algorithms.
+    ``aggregation`` "masked" adds up the silos' answers under pairwise masks: server and silos learn sums over
+    all silos only, and of the numbers of rows only their total (`docs/masks.md`).
     A target of time to an event has a ``hazard_model`` and a ``censoring_model`` over person-periods, whose
     formulas may use ``period``, instead of an ``outcome_model`` and a ``missingness_model``; without one, the
     hazard is counted by arm and period (Kaplan-Meier).
@@ -117,6 +119,7 @@ class Study:
     diagnostics: bool = True
     sums: Literal["auto", "rounded", "exact"] = "auto"
     fit_accuracy: float = 1e-6
+    aggregation: Literal["open", "masked"] = "open"
     variables: Variables = Variables({})
     imputations: int = 5  # data sets, where a variable is imputed
     imputation_sweeps: int = 5  # over the variables to impute, in each data set
@@ -169,6 +172,8 @@ class Study:
             raise InputError(f"imputation_sweeps: expected at least 1, not {self.imputation_sweeps}")
         if self.sums not in ("auto", "rounded", "exact"):
             raise InputError(f"sums: expected 'auto', 'rounded' or 'exact', not {self.sums!r}")
+        if self.aggregation not in ("open", "masked"):
+            raise InputError(f"aggregation: expected 'open' or 'masked', not {self.aggregation!r}")
         if not 1e-9 <= self.fit_accuracy <= 0.1:
             raise InputError(f"fit_accuracy: expected a number from 1e-9 to 0.1, not {self.fit_accuracy}")
         if not 0.5 < self.confidence < 1:

@@ -8,8 +8,9 @@ who have it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain, islice
 from operator import add
 from typing import Any, final
 
@@ -21,7 +22,8 @@ from fedtmle.model.kernels import binned_sums
 from fedtmle.model.statistics import AbstractBins, Group
 from fedtmle.model.types import Array
 from fedtmle.protocol.codes import MOST_SILOS, AbstractCode, BitReader, BitWriter, Integers
-from fedtmle.protocol.query import AbstractQuery, Local, Phase, Query
+from fedtmle.protocol.masks import Lane
+from fedtmle.protocol.query import AbstractTotals, Local, Phase, Query
 
 SAMPLED_ROWS = 1000  # rows that usually show whether there are more values than `MOST_VALUES`
 MOST_VALUES = 10  # up to so many different values, a few sums nearly determine how many hold each
@@ -181,7 +183,7 @@ class PooledBinsCode(AbstractCode[PooledBins]):
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class BinsQuery(AbstractQuery[Bins, PooledBins]):
+class BinsQuery(AbstractTotals[Bins, PooledBins]):
     """Pooled bins of groups of rows, over the silos that disclose each bin.
 
     The sums are exact, or have the given number of binary ``places``.
@@ -248,22 +250,24 @@ class BinsQuery(AbstractQuery[Bins, PooledBins]):
             held = np.split(group.sensitive[order], np.cumsum(counts)[:-1])
         return [_Counted(*parts) for parts in zip(counts, totals, held, strict=True)]
 
-    def pool(self, answers: Mapping[str, Bins], sizes: Mapping[str, int]) -> PooledBins:
-        empty = PooledBin(silos=0, count=0, total=zero_sums(self._shifts))
-        pooled = [[empty] * size for size in self.bins.sizes]
-        for answer in answers.values():
-            for total, group in zip(pooled, answer, strict=True):
-                for b, cell in enumerate(group):
-                    if cell is not None:
-                        total[b] = self._added(total[b], cell)
-        return tuple(tuple(group) for group in pooled)
+    @property
+    def lanes(self) -> tuple[Lane, ...]:
+        """Of each bin the number of silos that disclose it, the count and the sums."""
+        return (Lane(MOST_SILOS), *map(Lane, self._largest)) * sum(self.bins.sizes)
 
-    def _added(self, total: PooledBin, cell: BinTotal) -> PooledBin:
-        return PooledBin(
-            silos=total.silos + 1,
-            count=total.count + cell.count,
-            total=total.total + Sums(cell.units, self._shifts),
+    def addends(self, answer: Bins, n_rows: int) -> Integers:
+        nothing = (0,) * (1 + len(self._largest))
+        cells = (cell for group in answer for cell in group)
+        return tuple(chain(*(nothing if cell is None else (1, cell.count, *cell.units) for cell in cells)))
+
+    def pool_totals(self, totals: Integers) -> PooledBins:
+        width, rest = 1 + len(self._largest), iter(totals)
+        return tuple(
+            tuple(self._pooled(*islice(rest, width)) for _ in range(size)) for size in self.bins.sizes
         )
+
+    def _pooled(self, silos: int, count: int, *units: int) -> PooledBin:
+        return PooledBin(silos=silos, count=count, total=Sums(units, self._shifts))
 
 
 def visible(counts: Sequence[int], total: int, floor: int) -> tuple[int | None, ...]:

@@ -32,8 +32,9 @@ from typing import final
 
 from fedtmle.errors import DataError, DecodeError, InputError
 from fedtmle.model.table import Table
-from fedtmle.protocol.codes import AbstractCode, BitReader, BitWriter, Nothing, read_count
-from fedtmle.protocol.query import AbstractQuery, Local
+from fedtmle.protocol.codes import AbstractCode, BitReader, BitWriter, Integers, Nothing, read_count
+from fedtmle.protocol.masks import Lane
+from fedtmle.protocol.query import AbstractQuery, AbstractTotals, Local
 from fedtmle.targets.effects.prepare import DIGEST, cluster_digest
 
 FINGERPRINT = 4  # bytes that tell one secret from another
@@ -124,6 +125,10 @@ class ClustersQuery(AbstractQuery[Clusters, Digests]):
     def pooled_code(self) -> DigestsCode:
         return DigestsCode(MOST_SPANNING if self.spanning else 0)
 
+    @property
+    def open_consent(self) -> str:
+        return "allow_open"
+
     def answer(self, local: Local) -> Clusters:
         return local.evaluate(self.of)
 
@@ -176,7 +181,7 @@ class ClustersQuery(AbstractQuery[Clusters, Digests]):
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class SpanningQuery(AbstractQuery[None, None]):
+class SpanningQuery(AbstractTotals[None, None]):
     """Whether each silo will add its parts of the clusters that span silos; one that will not, refuses.
 
     No bit is sent: an answer is consent. The sum over a part of a few rows would disclose each of them.
@@ -217,5 +222,12 @@ class SpanningQuery(AbstractQuery[None, None]):
     def answer(self, local: Local) -> None:
         pass
 
-    def pool(self, answers: Mapping[str, None], sizes: Mapping[str, int]) -> None:
+    @property
+    def lanes(self) -> tuple[Lane, ...]:
+        return ()
+
+    def addends(self, answer: None, n_rows: int) -> Integers:
+        return ()
+
+    def pool_totals(self, totals: Integers) -> None:
         pass

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import cached_property
+from operator import mul
 from typing import Literal, final
 
 import numpy as np
@@ -13,7 +16,7 @@ import numpy as np
 from fedtmle.errors import DecodeError, InputError
 from fedtmle.model.linear import congruence, eigen, multiply, operator_norm_squared, symmetric_norm
 from fedtmle.model.types import Array, Part, packed_size, unpack, upper_pairs
-from fedtmle.protocol.codes import AbstractCode, BitReader, BitWriter, Differences
+from fedtmle.protocol.codes import AbstractCode, BitReader, BitWriter, Differences, Integers
 from fedtmle.protocol.lattice import (
     LARGEST_EXPONENT,
     Lattice,
@@ -25,8 +28,10 @@ from fedtmle.protocol.lattice import (
     significant,
     whitener,
 )
+from fedtmle.protocol.masks import Lane
 from fedtmle.protocol.query import (
     AbstractQuery,
+    AbstractTotals,
     CurvatureBound,
     Derivatives,
     Evaluation,
@@ -35,9 +40,11 @@ from fedtmle.protocol.query import (
     Phase,
     Problem,
     RowMeans,
+    add_up,
 )
 
 CURVATURE_BITS = 10  # of the largest entry of a silo's curvature: calibration needs no more
+FINEST_CURVATURE = 60  # binary places below the public bound of a curvature's entries
 
 
 class Action(enum.IntEnum):
@@ -94,10 +101,6 @@ class SiloCurvature:
     def matrix(self, dim: int) -> Array:
         return unpack(np.ldexp(np.array(self.entries, dtype=np.float64), self.exponent), dim)
 
-    def rounding(self, dim: int) -> float:
-        """Return a bound on the operator norm of the change by rounding."""
-        return dim * 2.0 ** (self.exponent - 1)
-
 
 @final
 @dataclass(frozen=True)
@@ -152,10 +155,12 @@ class CalibrationQuery(AbstractQuery[SiloCurvature, Lattice]):
 
     Where C is public (raw coordinates, or a law that knows its curvature) a silo discloses one number, the
     norm of C H_m C^T, or that matrix if beta is that of the pooled curvature; else its curvature H_m.
+    What is pooled is a function of totals unless beta is the largest of the silos' own.
     """
 
     problem: Problem
     law: Law
+    n: int
     delta: Fraction
     C: Matrix | None
     smoothness: SmoothnessRule
@@ -203,7 +208,7 @@ class CalibrationQuery(AbstractQuery[SiloCurvature, Lattice]):
         matrix = self._curvature(local, np.eye(self.dim) if self.C is None else floating(self.C))
         if self.sent_dim == 1:
             matrix = np.array([[symmetric_norm(matrix)]])
-        exponent = int(np.frexp(np.abs(matrix).max())[1]) - CURVATURE_BITS
+        exponent = max(int(np.frexp(np.abs(matrix).max())[1]) - CURVATURE_BITS, self._finest)
         entries = np.rint(np.ldexp(matrix[np.triu_indices(self.sent_dim)], -exponent))
         return SiloCurvature(exponent=exponent, entries=tuple(int(entry) for entry in entries))
 
@@ -249,30 +254,63 @@ class CalibrationQuery(AbstractQuery[SiloCurvature, Lattice]):
             box=np.full(len(mix), 2.0 ** (answer.exponent - 1)),
         )
 
+    @cached_property
+    def _largest(self) -> int:
+        """The exponent of a public bound of the entries that a silo sends."""
+        C = np.eye(self.dim) if self.C is None else np.abs(floating(self.C))
+        public = float(np.abs(self.problem.normaliser(self.law).hessian(np.zeros(self.dim))).max())
+        row = 2.0 ** self.problem.row_bound(self.law).curvature + public
+        return math.frexp(row * float(C.sum(axis=1).max()) ** 2)[1] + 1
+
+    @property
+    def _finest(self) -> int:
+        """The exponent of the finest grid on which a silo sends its curvature."""
+        return self._largest - FINEST_CURVATURE
+
+    @property
+    def lanes(self) -> tuple[Lane, ...] | None:
+        """The entries of N_m H_m, then N_m times the unit of its grid, all on the finest grid."""
+        if self.sent_dim < self.dim or not (self.is_pooled or isinstance(self.smoothness, int | float)):
+            return None
+        lane = Lane(self.n << FINEST_CURVATURE + 1)
+        return (lane,) * (packed_size(self.dim) + 1)
+
+    def addends(self, answer: SiloCurvature, n_rows: int) -> Integers:
+        scale = n_rows << (answer.exponent - self._finest)
+        return (*(scale * entry for entry in answer.entries), scale)
+
+    def pool_totals(self, totals: Integers) -> Lattice:
+        *entries, units = (math.ldexp(total / self.n, self._finest) for total in totals)
+        return self._lattice([unpack(np.array(entries), self.dim)], _rounding(units, self.dim))
+
     def pool(self, answers: Mapping[str, SiloCurvature], sizes: Mapping[str, int]) -> Lattice:
-        if self.C is not None:  # the answers are in its coordinates already
-            beta = self._beta(answers, sizes, np.eye(self.sent_dim))
-            return build_lattice(delta=self.delta, beta=beta, C=self.C)
-        C = whitener(_pooled(answers, sizes, self.dim))
-        return build_lattice(delta=self.delta, beta=self._beta(answers, sizes, floating(C)), C=C)
-
-    def _beta(self, answers: Mapping[str, SiloCurvature], sizes: Mapping[str, int], C: Array) -> Fraction:
-        """Return beta, 8 significant bits: as given, or the factor times a norm of C H C^T.
-
-        Over silos, the largest of theirs (assumption smooth); pooled, that of their mean, which is
-        all that descent needs.
-        """
-        if isinstance(self.smoothness, int | float):
-            return significant(self.smoothness, up=True)
+        if self.lanes is not None:
+            return add_up(self, answers, sizes)
         size = self.sent_dim
-        spread = operator_norm_squared(C) * max(a.rounding(size) for a in answers.values())
-        matrices = (
-            [_pooled(answers, sizes, size)] if self.is_pooled else [a.matrix(size) for a in answers.values()]
-        )
+        coarsest = max(_rounding(2.0**answer.exponent, size) for answer in answers.values())
+        return self._lattice([answer.matrix(size) for answer in answers.values()], coarsest, sizes)
+
+    def _lattice(
+        self, matrices: Sequence[Array], rounding: float, sizes: Mapping[str, int] | None = None
+    ) -> Lattice:
+        """Return the lattice for the pooled curvature alone, or for those of silos of the given ``sizes``.
+
+        beta has 8 significant bits: as given, or the factor times a norm of C H C^T. Over silos it is the
+        largest of theirs (assumption smooth); pooled, that of their mean, which is all that descent needs.
+        ``rounding`` bounds the operator norm of what rounding changed.
+        """
+        C = self.C
+        if C is None:
+            C = whitener(matrices[0] if sizes is None else _mean(matrices, list(sizes.values())))
+        if isinstance(self.smoothness, int | float):
+            return build_lattice(delta=self.delta, beta=significant(self.smoothness, up=True), C=C)
+        # The answers are in the coordinates of a public C already.
+        along = np.eye(self.sent_dim) if self.C is not None else floating(C)
         # The server sends beta, yet whoever replays the answers must arrive at the same one: plain floats.
-        norms = [symmetric_norm(congruence(C, matrix)) for matrix in matrices]
+        norms = [symmetric_norm(congruence(along, matrix)) for matrix in matrices]
+        spread = operator_norm_squared(along) * rounding
         factor = self.smoothness.factor if isinstance(self.smoothness, Estimated) else 1.0
-        return significant(factor * (max(norms) + spread), up=True)
+        return build_lattice(delta=self.delta, beta=significant(factor * (max(norms) + spread), up=True), C=C)
 
 
 def _symmetric(j: int, k: int, dim: int) -> Array:
@@ -283,10 +321,15 @@ def _symmetric(j: int, k: int, dim: int) -> Array:
     return matrix
 
 
-def _pooled(answers: Mapping[str, SiloCurvature], sizes: Mapping[str, int], dim: int) -> Array:
+def _mean(matrices: Sequence[Array], sizes: Sequence[int]) -> Array:
     """Return the pooled curvature: the silos' weighted by N_m/n."""
-    n = sum(sizes.values())
-    return np.asarray(sum(sizes[silo] / n * answer.matrix(dim) for silo, answer in answers.items()))
+    n = sum(sizes)
+    return np.asarray(sum(size / n * matrix for size, matrix in zip(sizes, matrices, strict=True)))
+
+
+def _rounding(unit: float, dim: int) -> float:
+    """Return a bound on the operator norm of a symmetric matrix with entries of at most half a unit."""
+    return dim * unit / 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -326,7 +369,7 @@ class RoundedCode(AbstractCode[Rounded]):
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class RoundedGradientQuery(AbstractQuery[tuple[int, ...], Rounded]):
+class RoundedGradientQuery(AbstractTotals[Integers, Rounded]):
     """z_m = round(C g_m / h) up, q = round(sum N_m z_m / n) and a two-bit action down.
 
     ``width`` None sends differences from the last message by signed Elias-gamma codes; a
@@ -367,11 +410,22 @@ class RoundedGradientQuery(AbstractQuery[tuple[int, ...], Rounded]):
         public = local.normaliser(self.problem, self.law).gradient(self.eps)
         return self.lattice.quantise(sums, public, local.n_rows)
 
-    def pool(self, answers: Mapping[str, tuple[int, ...]], sizes: Mapping[str, int]) -> Rounded:
-        q = tuple(
-            divide(sum(sizes[silo] * z[j] for silo, z in answers.items()), self.n)
-            for j in range(self.lattice.dim)
-        )
+    @property
+    def lanes(self) -> tuple[Lane, ...]:
+        """The totals are sums of N_m z_m, and each row's gradient has a public bound."""
+        if self.width is not None:
+            return (Lane(self.n * self.width),) * self.lattice.dim
+        public = self.problem.normaliser(self.law).gradient(self.eps)
+        row = 2.0 ** self.problem.row_bound(self.law).gradient
+        largest = [Fraction(row + abs(a) * (1.0 + 2.0**-30) + 2.0**-50) for a in public.tolist()]
+        images = (sum(map(mul, map(abs, C), largest), Fraction(0)) for C in self.lattice.C)
+        return tuple(Lane(self.n * (math.ceil(image / self.lattice.h) + 1)) for image in images)
+
+    def addends(self, answer: Integers, n_rows: int) -> Integers:
+        return tuple(n_rows * z for z in answer)
+
+    def pool_totals(self, totals: Integers) -> Rounded:
+        q = tuple(divide(total, self.n) for total in totals)
         return Rounded(q=q, action=self.action(q))
 
     def action(self, q: tuple[int, ...]) -> Action:

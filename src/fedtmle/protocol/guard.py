@@ -25,6 +25,7 @@ from fedtmle.errors import InputError
 from fedtmle.model.concentration import Concentration
 from fedtmle.model.exact import Sums
 from fedtmle.model.types import Array
+from fedtmle.protocol.masked import open_members
 from fedtmle.protocol.messages import Reason
 from fedtmle.protocol.plan import Plan
 from fedtmle.protocol.query import (
@@ -96,6 +97,9 @@ class Policy:
     min_truncated: int = _key(_FLOOR, 1, 0, "rows whose probability of an arm was truncated, if any")
     min_cell: int = _key(_FLOOR, 5, 1, "people in any cell of a table shown before the study (preflight)")
     min_silos: int = _key(_FLOOR, 2, 0, "silos in the study")
+    colluders: int = _key(
+        _FLOOR, 1, 0, "other silos that may share all they know: under masks, two more than these must remain"
+    )
     min_batch: int = _key(_FLOOR, 20, 0, "own rows in a batch; batches are a fixed partition")
     min_fold: int = _key(_FLOOR, 5, 0, "own rows in a fold of cross-fitting")
     min_support: int = _key(_FLOOR, 5, 0, "rows that enter each sum of a gradient")
@@ -115,6 +119,9 @@ class Policy:
     lifetime_days: float = _key(_CAP, 30.0, math.inf, "days from a study's first request to its last answer")
     allow_one_arm: bool = _key(_PERMIT, True, True, "take part when one of the arms is absent here")
     allow_models: bool = _key(_PERMIT, True, True, "send models fitted to the silo's rows alone, if asked to")
+    allow_open: bool = _key(
+        _CONSENT, False, True, "under masks, send what is not a sum: digests of clusters, fitted models"
+    )
     release: bool = _key(_CONSENT, False, False, "let this silo's own estimate be shown")
 
     def __post_init__(self) -> None:
@@ -202,8 +209,11 @@ class _Examined(NamedTuple):
 class Guard:
     """One session's meter: what was asked so far, against the policy."""
 
-    def __init__(self, policy: Policy, meter: DisclosureMeter | None = None) -> None:
+    def __init__(
+        self, policy: Policy, meter: DisclosureMeter | None = None, *, is_masked: bool = False
+    ) -> None:
         self.policy = policy
+        self._is_masked = is_masked  # whether the silo sends sums under masks
         self._meter = meter
         self.queries = 0
         self.functionals = 0
@@ -221,6 +231,8 @@ class Guard:
         """
         if len(plan.roster) < self.policy.min_silos:
             raise RefusalError(Reason.TOO_FEW_SILOS, "min_silos")
+        if plan.is_masked and len(plan.roster) < self.policy.colluders + 2:
+            raise RefusalError(Reason.TOO_FEW_SILOS, "colluders")
         if n_rows < self.policy.min_rows:
             raise RefusalError(Reason.POLICY, "min_rows")
         if smallest_part < min(self.policy.min_fold, n_rows):
@@ -232,6 +244,8 @@ class Guard:
         A silo that restarts admits its earlier queries again, which restores the totals.
         """
         policy = self.policy
+        if self._is_masked:
+            self._admit_open(query)
         self.queries += 1
         self.functionals += query.functionals
         if self.queries > policy.max_queries:
@@ -253,6 +267,13 @@ class Guard:
         attribute = None if self._meter is None else self._meter.admit(query)
         if attribute is not None:
             raise RefusalError(Reason.DISCLOSURE, f"disclosure: {attribute}")
+
+    def _admit_open(self, query: Query) -> None:
+        """Check that the owner lets the parts of an answer that are not sums leave without a mask."""
+        for member in open_members(query):
+            consent = member.open_consent
+            if consent is None or (consent and not getattr(self.policy, consent)):
+                raise RefusalError(Reason.UNMASKED, consent or "aggregation")
 
     def _length(self, point: Evaluation) -> float:
         """Return the length of the path that led to a law: the sum of the accepted |eps^k|."""

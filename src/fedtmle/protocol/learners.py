@@ -181,6 +181,10 @@ class ModelsQuery(AbstractQuery[Models | None, tuple[Models | None, ...]]):
         return ModelsCode(count=self.local_fit.count, model_format=self.model_format)
 
     @property
+    def open_consent(self) -> str:
+        return "allow_open"
+
+    @property
     def pooled_code(self) -> ShippedCode:
         return ShippedCode(models=self.answer_code, is_pilot=self.at is not None)
 

@@ -43,28 +43,45 @@ class Open(msgspec.Struct, frozen=True, tag="open", forbid_unknown_fields=True):
     plan: bytes
 
 
-class Begin(msgspec.Struct, frozen=True, tag="begin", forbid_unknown_fields=True):
-    """Round 1: the pooled row count, and where this silo's rows start in the pooled order."""
+class SignedAnswer(msgspec.Struct, frozen=True, array_like=True):
+    """What one silo sent under masks, and its signature."""
+
+    payload: Payload
+    signature: bytes
+
+
+class Begin(msgspec.Struct, frozen=True, tag="begin", forbid_unknown_fields=True, omit_defaults=True):
+    """Round 1: the pooled row count, and where this silo's rows start in the pooled order.
+
+    Under masks nobody knows the latter, and it is 0. ``relayed`` are then the masked row counts of all silos,
+    in the order of the roster, from which each silo adds up n itself.
+    """
 
     session: bytes
     n: int
     first_row: int
+    relayed: tuple[SignedAnswer, ...] = ()
 
 
-class Ask(msgspec.Struct, frozen=True, tag="ask", forbid_unknown_fields=True):
-    """Round r >= 2: what was pooled in round r - 1. Every party derives the next query from it."""
+class Ask(msgspec.Struct, frozen=True, tag="ask", forbid_unknown_fields=True, omit_defaults=True):
+    """Round r >= 2: what was pooled in round r - 1. Every party derives the next query from it.
+
+    ``relayed`` are the masked answers of all silos in round r - 1, which each silo adds up itself.
+    """
 
     session: bytes
     round: int
     pooled: Payload
+    relayed: tuple[SignedAnswer, ...] = ()
 
 
-class Close(msgspec.Struct, frozen=True, tag="close", forbid_unknown_fields=True):
+class Close(msgspec.Struct, frozen=True, tag="close", forbid_unknown_fields=True, omit_defaults=True):
     """The last broadcast; nothing is asked."""
 
     session: bytes
     round: int
     pooled: Payload
+    relayed: tuple[SignedAnswer, ...] = ()
 
 
 class SignedDigest(msgspec.Struct, frozen=True, array_like=True):
@@ -88,11 +105,19 @@ class Opened(msgspec.Struct, frozen=True, tag="opened", forbid_unknown_fields=Tr
     n_rows: int
 
 
-class Answered(msgspec.Struct, frozen=True, tag="answered", forbid_unknown_fields=True):
-    """The answer to the query that the silo derived."""
+class Counted(msgspec.Struct, frozen=True, tag="counted", forbid_unknown_fields=True, omit_defaults=True):
+    """The silo takes part under masks, and its number of rows is masked too."""
+
+    payload: Payload
+    signature: bytes = b""
+
+
+class Answered(msgspec.Struct, frozen=True, tag="answered", forbid_unknown_fields=True, omit_defaults=True):
+    """The answer to the query that the silo derived; signed if it is relayed to the other silos."""
 
     round: int
     payload: Payload
+    signature: bytes = b""
 
 
 class Closed(msgspec.Struct, frozen=True, tag="closed", forbid_unknown_fields=True):
@@ -124,6 +149,8 @@ class Reason(enum.StrEnum):
     TOO_FAR = "the broadcast leads further than the silo's policy allows"
     BATCHES = "the batches are not a fixed partition into parts as large as the silo's policy asks for"
     DISCLOSURE = "the answer would tell more of an attribute than the silo's policy allows"
+    UNMASKED = "the silo's owner does not let this answer leave without a mask"
+    RELAY = "the relayed answers are not those of the silos, or do not add up to the broadcast"
     POLICY = "the silo's policy does not allow this answer"  # depends on data: one coarse code for all
     CANNOT_ANSWER = "the silo could not compute its answer; its own log says why"
     CANNOT_RECORD = "the silo could not record its answer, and so gave none"
@@ -136,7 +163,7 @@ class Refused(msgspec.Struct, frozen=True, tag="refused", forbid_unknown_fields=
 
 
 Request: TypeAlias = Open | Begin | Ask | Close | Compare
-Reply: TypeAlias = Opened | Answered | Closed | Compared | Refused
+Reply: TypeAlias = Opened | Counted | Answered | Closed | Compared | Refused
 T = TypeVar("T", bound="Request | Reply")
 
 _encoder = msgspec.msgpack.Encoder(order="deterministic")

@@ -32,12 +32,16 @@ import numpy as np
 
 from fedtmle.errors import DecodeError, InputError
 from fedtmle.protocol.codes import Bits, decode, encode
+from fedtmle.protocol.masked import pool_masked
+from fedtmle.protocol.masks import MOST_ROWS
 from fedtmle.protocol.messages import WIRE_FORMAT
 from fedtmle.protocol.outcome import Outcome
 from fedtmle.protocol.query import Flow, Local, Query
 from fedtmle.version import __version__
 
 PACKAGE = "fedtmle"
+FEWEST_MASKED = 3
+MOST_RELAYED = 50  # silos, beyond which the answers of all are too long to send to all
 
 Rows = TypeVar("Rows")
 Result = TypeVar("Result")
@@ -45,10 +49,15 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, kw_only=True)
 class Member:
-    """A silo of the roster; ``key`` is its public key (Ed25519, 32 bytes), empty where nothing is signed."""
+    """A silo of the roster, and its public keys of 32 bytes each.
+
+    ``key`` (Ed25519) is for its signatures, empty where nothing is signed. ``mask_key`` (X25519) is for the
+    masks that it shares with the others, empty where sums are open.
+    """
 
     name: str
     key: bytes = b""
+    mask_key: bytes = b""
 
 
 class AbstractProgram(ABC, Generic[Rows]):
@@ -93,11 +102,40 @@ class Plan:
             raise InputError("silos: a study needs at least one")
         if len(set(self.silos)) < len(self.roster):
             raise InputError("silos: two of them have the same name")
+        masked = [bool(member.mask_key) for member in self.roster]
+        if any(masked) and not all(masked):
+            missing = ", ".join(member.name for member in self.roster if not member.mask_key)
+            raise InputError(f"keys: masked sums need a key for masks of every silo; {missing} has none")
+        if any(masked) and len(self.roster) < FEWEST_MASKED:
+            raise InputError(
+                f"aggregation: masked sums need at least {FEWEST_MASKED} silos, not {len(self.roster)}"
+            )
+        if len({member.mask_key for member in self.roster}) < len(self.roster) and any(masked):
+            raise InputError("keys: two silos have the same key for masks")
 
     @property
     def silos(self) -> tuple[str, ...]:
         """The roster's names, in its order."""
         return tuple(member.name for member in self.roster)
+
+    @property
+    def is_masked(self) -> bool:
+        """Whether silos send sums under masks."""
+        return bool(self.roster[0].mask_key)
+
+    def first_row(self, silo: str, stated: int) -> int:
+        """Return where the rows of a silo start in the pooled order.
+
+        Under masks nobody knows it, so that each silo has a range of numbers of its own.
+        """
+        return self.silos.index(silo) * MOST_ROWS if self.is_masked else stated
+
+    @property
+    def relays(self) -> bool:
+        """Whether every silo receives all masked answers, signed, and adds them up itself."""
+        return (
+            self.is_masked and all(member.key for member in self.roster) and len(self.roster) <= MOST_RELAYED
+        )
 
     def alone(self, silo: str) -> Plan:
         """Return the plan of a rehearsal: ``silo`` is the only party, and signs nothing."""
@@ -150,6 +188,10 @@ class Follower:
     def pool(self, answers: Mapping[str, object], sizes: Mapping[str, int]) -> Bits:
         """Return this round's broadcast: the server's part."""
         return encode(self.query.pooled_code, self.query.pool(answers, sizes))
+
+    def pool_masked(self, payloads: Mapping[str, Bits]) -> Bits:
+        """Return this round's broadcast from masked answers: any party's part that has them all."""
+        return encode(self.query.pooled_code, pool_masked(self.query, payloads))
 
     def hear(self, broadcast: Bits) -> object:
         """Go on to the next round; return what was pooled in this one.

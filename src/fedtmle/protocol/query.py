@@ -17,9 +17,9 @@ import enum
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property, reduce
-from operator import add
-from typing import Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar, final
+from functools import cached_property
+from itertools import islice
+from typing import Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar, cast, final
 
 import numpy as np
 
@@ -28,7 +28,8 @@ from fedtmle.model.problem import AbstractModel, AbstractProblem, Estimate
 from fedtmle.model.statistics import AbstractBoundedColumns
 from fedtmle.model.submodel import AbstractNormaliser, AbstractSubmodel
 from fedtmle.model.types import Array, IntArray, Part
-from fedtmle.protocol.codes import AbstractCode, FixedSums, Joined, Parts
+from fedtmle.protocol.codes import AbstractCode, FixedSums, Integers, Joined, Parts
+from fedtmle.protocol.masks import Lane
 
 Law: TypeAlias = object  # only its own problem looks into it; everyone else hands it on
 Problem: TypeAlias = AbstractProblem[Any, Any]
@@ -294,6 +295,36 @@ class AbstractQuery(ABC, Generic[Answer, Pooled]):
         """Return each member's part of an answer, or of what was pooled."""
         return (payload,)
 
+    def joined(self, parts: Parts) -> Pooled:
+        """Return what was pooled from each member's part of it: the inverse of `split`."""
+        (pooled,) = parts
+        return cast(Pooled, pooled)
+
+    # For masks.
+
+    @property
+    def lanes(self) -> tuple[Lane, ...] | None:
+        """The public bound of each total, if what is pooled is a function of totals over the silos."""
+        return None
+
+    def addends(self, answer: Answer, n_rows: int) -> Integers:
+        """Return what an answer of a silo with ``n_rows`` rows adds to each total."""
+        raise TypeError(f"{type(self).__name__} is not pooled by addition")
+
+    def pool_totals(self, totals: Integers) -> Pooled:
+        """Return what is broadcast, from the totals over all silos."""
+        raise TypeError(f"{type(self).__name__} is not pooled by addition")
+
+    @property
+    def open_consent(self) -> str | None:
+        """The key of the policy by which an owner lets an answer that is not a sum leave without a mask.
+
+        None if it never may: the answer cannot be used where answers are masked.
+        """
+        return None
+
+    # For the audit.
+
     def row_means(self, answer: Answer, local: Local) -> RowMeans | None:
         """Return the answer as means over the rows of ``local``, or None if it is no such means."""
         return None
@@ -327,7 +358,35 @@ class AnsweredQuery:
     answer: object
 
 
-class IntegerSums(AbstractQuery[Sums, Sums]):
+def add_up(
+    query: AbstractQuery[Answer, Pooled], answers: Mapping[str, Answer], sizes: Mapping[str, int]
+) -> Pooled:
+    """Return what is broadcast for a query that is pooled by addition."""
+    addends = (query.addends(answer, sizes[silo]) for silo, answer in answers.items())
+    return query.pool_totals(tuple(map(sum, zip(*addends, strict=True))))
+
+
+class AbstractTotals(AbstractQuery[Answer, Pooled]):
+    """A query whose answers are pooled by adding integers: silos can mask them."""
+
+    @property
+    @abstractmethod
+    def lanes(self) -> tuple[Lane, ...] | None:
+        """The public bound of each total; None if the query as it stands is not pooled by addition."""
+
+    @abstractmethod
+    def addends(self, answer: Answer, n_rows: int) -> Integers:
+        """Return what an answer of a silo with ``n_rows`` rows adds to each total."""
+
+    @abstractmethod
+    def pool_totals(self, totals: Integers) -> Pooled:
+        """Return what is broadcast, from the totals over all silos."""
+
+    def pool(self, answers: Mapping[str, Answer], sizes: Mapping[str, int]) -> Pooled:
+        return add_up(self, answers, sizes)
+
+
+class IntegerSums(AbstractTotals[Sums, Sums]):
     """The base case: a vector of integers with public bounds, pooled by addition.
 
     Answers and what is pooled travel in the same code, at the fixed widths that the bounds allow.
@@ -362,8 +421,15 @@ class IntegerSums(AbstractQuery[Sums, Sums]):
     def functionals(self) -> int:
         return len(self.shifts)
 
-    def pool(self, answers: Mapping[str, Sums], sizes: Mapping[str, int]) -> Sums:
-        return reduce(add, answers.values())
+    @property
+    def lanes(self) -> tuple[Lane, ...] | None:
+        return tuple(map(Lane, self.largest))
+
+    def addends(self, answer: Sums, n_rows: int) -> Integers:
+        return answer.units
+
+    def pool_totals(self, totals: Integers) -> Sums:
+        return Sums(totals, self.shifts)
 
     @property
     def grid_box(self) -> Array:
@@ -436,6 +502,10 @@ class JointQuery(AbstractQuery[Parts, Parts]):
     def split(self, payload: Parts) -> Parts:
         pairs = zip(self.queries, payload, strict=True)
         return tuple(part for query, joined in pairs for part in query.split(joined))
+
+    def joined(self, parts: Parts) -> Parts:
+        rest = iter(parts)
+        return tuple(query.joined(tuple(islice(rest, len(query.members)))) for query in self.queries)
 
     def suppress(self, answer: Parts, floor: Callable[[Query], int]) -> Parts:
         pairs = zip(self.queries, answer, strict=True)

@@ -12,8 +12,8 @@ grid. The public part of the loss, such as a ridge, is added by every party itse
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import final
 
@@ -23,12 +23,13 @@ from fedtmle.model.linear import congruence, multiply
 from fedtmle.model.types import Array, Part, packed_size, unpack, upper_pairs
 from fedtmle.protocol.codes import Golomb, Integers
 from fedtmle.protocol.lattice import divide
-from fedtmle.protocol.query import AbstractQuery, Derivatives, Evaluation, Law, Local, Model, RowMeans
+from fedtmle.protocol.masks import Lane
+from fedtmle.protocol.query import AbstractTotals, Derivatives, Evaluation, Law, Local, Model, RowMeans
 
 COARSER = 1  # binary places by which a silo's grid of gradients is coarser than the pooled one
 
 
-class _Rounded(AbstractQuery[Integers, Integers]):
+class _Rounded(AbstractTotals[Integers, Integers]):
     """Means over a silo's rows on a public grid, pooled by their sizes."""
 
     model: Model
@@ -70,12 +71,22 @@ class _Rounded(AbstractQuery[Integers, Integers]):
         sums = local.submodel(self.model, self.law).sums(self.eps, self.part).values(local.n_rows)
         return tuple(int(z) for z in np.rint(np.ldexp(self.image(sums), -self.answer_exponent)))
 
-    def pool(self, answers: Mapping[str, Integers], sizes: Mapping[str, int]) -> Integers:
+    @property
+    def lanes(self) -> tuple[Lane, ...]:
+        """The totals are sums of N_m z_m, and each row's derivative has a public bound."""
+        bounds = np.ldexp(self.largest_image(), -self.answer_exponent)
+        return tuple(Lane(self.n * (math.ceil(bound * (1.0 + 2.0**-30)) + 1)) for bound in bounds.tolist())
+
+    @abstractmethod
+    def largest_image(self) -> Array:
+        """Return a bound of each number that is rounded."""
+
+    def addends(self, answer: Integers, n_rows: int) -> Integers:
+        return tuple(n_rows * z for z in answer)
+
+    def pool_totals(self, totals: Integers) -> Integers:
         finer = self.answer_exponent - self.exponent
-        return tuple(
-            divide(sum(sizes[silo] * z[j] for silo, z in answers.items()) << finer, self.n)
-            for j in range(self.size)
-        )
+        return tuple(divide(total << finer, self.n) for total in totals)
 
     def row_means(self, answer: Integers, local: Local) -> RowMeans:
         width = len(self.eps) if self.part is Part.GRADIENT else packed_size(len(self.eps))
@@ -125,6 +136,9 @@ class FitGradientQuery(_Rounded):
     def image(self, sums: Array) -> Array:
         return multiply(self.C, sums[:, None])[:, 0]
 
+    def largest_image(self) -> Array:
+        return np.ldexp(_row_sums(self.C), self.model.row_bound(self.law).gradient)
+
     @property
     def answer_code(self) -> Golomb:
         return Golomb(blocks=self.blocks, stream=self.stream, exponent=self.answer_exponent)
@@ -165,6 +179,11 @@ class FitCurvatureQuery(_Rounded):
         matrix = congruence(self.C, unpack(sums, len(self.eps)))
         return np.array([matrix[j, k] for j, k in upper_pairs(len(matrix))])
 
+    def largest_image(self) -> Array:
+        sums, exponent = _row_sums(self.C), self.model.row_bound(self.law).curvature
+        products = [sums[j] * sums[k] for j, k in upper_pairs(len(sums))]
+        return np.asarray(np.ldexp(products, exponent))
+
     @property
     def answer_code(self) -> Golomb:
         return Golomb(blocks=self.blocks)
@@ -179,3 +198,8 @@ class FitCurvatureQuery(_Rounded):
     def matrix(self, pooled: Integers) -> Array:
         """Return the pooled matrix."""
         return unpack(self.values(pooled), len(self.C))
+
+
+def _row_sums(C: Array) -> Array:
+    """Return the sum of |C_jk| over k for each j."""
+    return np.array([math.fsum(map(abs, row)) for row in C.tolist()])

@@ -302,6 +302,10 @@ class OwnEstimateQuery(AbstractQuery["OwnEstimate | _Pending", tuple[OwnEstimate
     def floors(self) -> tuple[str, ...]:
         return ("release",)
 
+    @property
+    def open_consent(self) -> str:
+        return ""  # a silo that does not consent sends that it withholds its estimate
+
     def answer(self, local: Local) -> _Pending:
         return _Pending(self.own_fit, local)
 

@@ -23,6 +23,7 @@ from fedtmle.model.exact import (
 )
 from fedtmle.model.kernels import column_sums
 from fedtmle.model.types import Array, IntArray, Part
+from fedtmle.protocol.masks import Lane
 from fedtmle.protocol.query import (
     BoundedColumns,
     ColumnTerms,
@@ -82,6 +83,11 @@ class SumsQuery(IntegerSums):
         step = "a nuisance model" if self.phase is Phase.NUISANCE else "the targeting step"
         rows = "the rows" if self.batch is None else "a batch of the rows"
         return f"exact sums over {rows}: {', '.join(parts)} of {step}"
+
+    @property
+    def lanes(self) -> tuple[Lane, ...] | None:
+        """A batch needs the numbers of the rows in the pooled order, which nobody knows under masks."""
+        return tuple(map(Lane, self.largest)) if self.batch is None else None
 
     def evaluations(self) -> tuple[Evaluation, ...]:
         curvature = Part.HESSIAN in self.parts

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar, final
 
-from fedtmle.protocol.codes import AbstractCode
+from fedtmle.protocol.codes import AbstractCode, Integers
+from fedtmle.protocol.masks import Lane
 from fedtmle.protocol.query import (
     AbstractQuery,
     CountCell,
@@ -73,6 +74,20 @@ class ViewedQuery(AbstractQuery[Any, Any]):
 
     def pool(self, answers: Mapping[str, Any], sizes: Mapping[str, int]) -> object:
         return self.query.pool(answers, sizes)
+
+    @property
+    def lanes(self) -> tuple[Lane, ...] | None:
+        return self.query.lanes
+
+    def addends(self, answer: Any, n_rows: int) -> Integers:
+        return self.query.addends(answer, n_rows)
+
+    def pool_totals(self, totals: Integers) -> object:
+        return self.query.pool_totals(totals)
+
+    @property
+    def open_consent(self) -> str | None:
+        return self.query.open_consent
 
     @property
     def answer_code(self) -> AbstractCode[Any]:

@@ -10,8 +10,6 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
-from functools import reduce
-from operator import add
 
 from scipy.special import chdtrc
 
@@ -459,10 +457,11 @@ def _before_after(pair: tuple[float, float]) -> dict[str, float | None]:
 def eif_means(finished: Finished) -> dict[str, float]:
     """Return P_n D of each component: (sum u - sum m)/n, as the plug-in part cancels."""
     details = study_details(finished.outcome)
-    pooled, d = reduce(add, finished.closing.values()).fractions(), len(details.components)
-    n = sum(finished.sizes.values())
+    if finished.closing is None:
+        raise AssertionError("a study with diagnostics asks for closing sums")
+    pooled, d = finished.closing.fractions(), len(details.components)
     return {
-        component.name: float((pooled[r] - pooled[2 * d + r]) / n)
+        component.name: float((pooled[r] - pooled[2 * d + r]) / finished.n)
         for r, component in enumerate(details.components)
     }
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from fedtmle.privacy.limit import DisclosureLimit
 from fedtmle.protocol.guard import Policy
+from fedtmle.protocol.masks import MaskKey
 from fedtmle.protocol.messages import Answered
 from fedtmle.protocol.query import Query
 from fedtmle.runtime.journal import Journal
@@ -31,6 +32,7 @@ class Keeper:
     limit: DisclosureLimit | None = None
     approves: Callable[[bytes], bool] | None = None
     key: SigningKey | None = None
+    mask_key: MaskKey | None = None
     journal: Journal | None = None
     ledger: Ledger | None = None
     witness: Callable[[Query, Answered], None] | None = None

@@ -39,6 +39,7 @@ class Position:
 
     state: State = State.NEW
     session: bytes = b""
+    n: int = 0  # rows of all silos, once they are known
     opened: datetime.datetime | None = None
     follower: Follower | None = None
     query: Query | None = None  # the last one derived

@@ -23,26 +23,42 @@ from fedtmle.runtime.transcript import SELF, Transcript
 
 @dataclass(frozen=True, kw_only=True)
 class HeardRound:
-    """One round at the server: the query, the decoded answers, and what was pooled."""
+    """One round at the server: the query, the decoded answers, and what was pooled.
+
+    Under masks there are no answers of single silos.
+    """
 
     query: Query
     answers: Mapping[str, Any]
     pooled: Any
 
 
-def heard_rounds(plan: Plan, transcript: Transcript, sizes: Mapping[str, int]) -> Iterator[HeardRound]:
+def heard_rounds(plan: Plan, transcript: Transcript, sizes: Mapping[str, int | None]) -> Iterator[HeardRound]:
     """Follow a finished run again from its transcript, as the server did."""
     uplinks = {silo: Uplink() for silo in sizes}
-    follower = Follower(plan, sum(sizes.values()))
+    follower = Follower(plan, _pooled_rows(transcript))
     for exchange in transcript.exchanges:
         replies = {silo: messages.decode_reply(reply) for silo, reply in exchange.replies.items()}
         payloads = {s: reply.payload.bits() for s, reply in replies.items() if isinstance(reply, Answered)}
         if not payloads:  # the greeting, or the close
             continue
         query = follower.query
+        if plan.is_masked:
+            pooled = follower.hear(follower.pool_masked(payloads))
+            yield HeardRound(query=query, answers={}, pooled=pooled)
+            continue
         answers = {silo: uplinks[silo].decode(query.answer_code, bits) for silo, bits in payloads.items()}
-        pooled = follower.hear(follower.pool(answers, {silo: sizes[silo] for silo in answers}))
+        pooled = follower.hear(follower.pool(answers, {silo: sizes[silo] or 0 for silo in answers}))
         yield HeardRound(query=query, answers=answers, pooled=pooled)
+
+
+def _pooled_rows(transcript: Transcript) -> int:
+    """Return n, as the request of the first round says it."""
+    requests = (messages.decode_request(data) for e in transcript.exchanges for data in e.requests.values())
+    n = next((request.n for request in requests if isinstance(request, Begin)), None)
+    if n is None:
+        raise DecodeError("transcript: it has no first round")
+    return n
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,13 +109,17 @@ def rehearse(plan: Plan, rows: object, silo: str, *, policy: Policy | None = Non
 def _follow(
     plan: Plan, transcript: Transcript, silo: str, local: LocalRows | None, policy: Policy
 ) -> tuple[tuple[AnsweredQuery, ...], int]:
-    """Return one silo's answers, and n; if ``local`` rows are given, the answers must be theirs."""
+    """Return one silo's answers, and n; if ``local`` rows are given, the answers must be theirs.
+
+    Masked answers are computed from the rows again, and cannot be compared without the silo's key. Without
+    rows there are none: nobody else can read them.
+    """
     follower: Follower | None = None
     uplink, n, answered = Uplink(), 0, []
     for request, reply in _exchanges(transcript, silo):
         if isinstance(request, Begin):
             if local is not None:
-                local.place(request.first_row)
+                local.place(plan.first_row(silo, request.first_row))
             n, follower = request.n, Follower(plan, request.n)
         elif isinstance(request, Ask | Close):
             if follower is None:
@@ -110,6 +130,11 @@ def _follow(
         if isinstance(reply, Answered):
             if follower is None:
                 raise DecodeError("transcript: an answer comes before its question")
+            if plan.is_masked:
+                if local is not None:
+                    again = suppressed(follower.query, follower.query.answer(local), policy)
+                    answered.append(AnsweredQuery(query=follower.query, answer=again))
+                continue
             query, bits, before = follower.query, reply.payload.bits(), replace(uplink)
             answer = uplink.decode(query.answer_code, bits)  # first: another study's cannot be decoded
             if local is not None:

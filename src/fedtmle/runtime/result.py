@@ -133,7 +133,7 @@ class Result:
     status: Status
     law: Any
     n: int
-    sizes: Mapping[str, int]
+    sizes: Mapping[str, int | None]  # None under masks, where nobody knows them
     steps: int
     updates: int
     trajectory: Trajectory

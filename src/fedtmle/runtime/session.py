@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import msgspec
 
@@ -19,6 +19,7 @@ from fedtmle.errors import InputError, JournalError, ProtocolError, RefusedError
 from fedtmle.model.exact import Sums
 from fedtmle.protocol import messages
 from fedtmle.protocol.codes import AbstractCode, Bits, Uplink, encode
+from fedtmle.protocol.masked import check_maskable, masked_shares
 from fedtmle.protocol.messages import (
     Answered,
     Ask,
@@ -27,16 +28,19 @@ from fedtmle.protocol.messages import (
     Closed,
     Compare,
     Compared,
+    Counted,
     Open,
     Opened,
     Payload,
     Refused,
+    SignedAnswer,
     SignedDigest,
 )
 from fedtmle.protocol.outcome import Outcome, Personalised
 from fedtmle.protocol.plan import Follower, Plan
 from fedtmle.protocol.query import Phase, Query
 from fedtmle.runtime.journal import Journal
+from fedtmle.runtime.masked_link import count_rows
 from fedtmle.runtime.silo import Silo
 from fedtmle.runtime.transcript import Exchange, Transcript
 
@@ -146,9 +150,10 @@ class Finished:
     outcome: Outcome
     account: Account
     transcript: Transcript
-    sizes: Mapping[str, int]
+    n: int  # rows of all silos
+    sizes: Mapping[str, int | None]  # each silo's rows; None under masks, where nobody knows them
     retired_at: Mapping[str, int | None]  # of a personalised run: the update at which each silo left
-    closing: Mapping[str, Sums]  # each silo's answer to the closing query
+    closing: Sums | None  # what was pooled for the closing query
 
 
 class Federation(Protocol):
@@ -203,66 +208,101 @@ class Session:
         self._retired: dict[str, int] = {}
         self._sent: dict[str, int] = {}  # payload bits of this round's answers
         self._shares: dict[str, Shares] = {}  # the same by phase
+        self._relayed: tuple[SignedAnswer, ...] = ()  # the last masked answers, in the order of the roster
         self._tolerance: float | None = None  # once it is settled
 
     def run(self) -> Finished:
         """Run the plan from the first message to the last."""
-        sizes = self._open()
-        n = sum(sizes.values())
+        n, sizes, requests = self._open()
         follower = Follower(self._plan, n)
-        requests = self._begin(sizes, n)
-        closing: dict[str, Sums] = {}
+        closing: Sums | None = None
         while True:
             query, number = follower.query, follower.round
-            answers = self._collect(query, number, requests)
-            broadcast = follower.pool(answers, {silo: sizes[silo] for silo in answers})
-            self._retire(query, answers)
-            closing = _closing(query, answers) or closing
+            if self._plan.is_masked:
+                check_maskable(query)
+            payloads = self._collect(number, requests)
+            broadcast = self._pool(follower, payloads, sizes)
             pooled = follower.hear(broadcast)
-            self._book(query, number, pooled, broadcast, list(answers))
+            closing = _closing(query, pooled) or closing
+            self._book(query, number, pooled, broadcast, list(payloads))
             if follower.outcome is not None:
                 self._close(number + 1, broadcast)
                 return Finished(
                     outcome=follower.outcome,
                     account=self._account,
                     transcript=self._transcript,
-                    sizes=sizes,
+                    n=n,
+                    sizes={silo: sizes.get(silo) for silo in self._plan.silos},
                     retired_at=self._retirements(follower.outcome),
                     closing=closing,
                 )
-            ask = messages.encode(Ask(self._session, number + 1, _payload(broadcast)))
+            ask = messages.encode(Ask(self._session, number + 1, _payload(broadcast), self._relayed))
             requests = dict.fromkeys(self._active, ask)
 
-    def _open(self) -> dict[str, int]:
+    def _open(self) -> tuple[int, dict[str, int], dict[str, bytes]]:
+        """Return n, the numbers of rows that the silos said, and the requests of the first round."""
         opening = messages.encode(Open(messages.WIRE_FORMAT, self._session, self._plan.digest))
         replies = self._exchange(dict.fromkeys(self._active, opening))
+        if self._plan.is_masked:
+            return self._count(replies)
         sizes = {}
         for silo, reply in replies.items():
             if not isinstance(reply, Opened) or reply.n_rows < 1:
                 raise ProtocolError(f"silo '{silo}' did not say how many rows it has")
             sizes[silo] = reply.n_rows
-        return sizes
-
-    def _begin(self, sizes: Mapping[str, int], n: int) -> dict[str, bytes]:
         first, requests = 0, {}
+        n = sum(sizes.values())
         for silo, size in sizes.items():
             requests[silo] = messages.encode(Begin(self._session, n, first))
             first += size
-        return requests
+        return n, sizes, requests
 
-    def _collect(self, query: Query, number: int, requests: Mapping[str, bytes]) -> dict[str, Any]:
-        answers = {}
-        self._sent, self._shares = {}, {}
-        for silo, reply in self._exchange(requests).items():
+    def _count(self, replies: Mapping[str, messages.Reply]) -> tuple[int, dict[str, int], dict[str, bytes]]:
+        """Add up the masked numbers of rows."""
+        payloads = {}
+        for silo, reply in replies.items():
+            if not isinstance(reply, Counted):
+                raise ProtocolError(f"silo '{silo}' did not say under masks how many rows it has")
+            payloads[silo] = reply.payload.bits()
+            self._relay(reply)
+        n = count_rows(payloads)
+        begin = messages.encode(Begin(self._session, n, 0, self._relayed))
+        return n, {}, dict.fromkeys(self._active, begin)
+
+    def _relay(self, reply: Counted | Answered) -> None:
+        if self._plan.relays:
+            self._relayed = (*self._relayed, SignedAnswer(reply.payload, reply.signature))
+
+    def _collect(self, number: int, requests: Mapping[str, bytes]) -> dict[str, Bits]:
+        """Return what each silo sent in a round."""
+        payloads = {}
+        replies = self._exchange(requests)
+        self._relayed = ()
+        for silo, reply in replies.items():
             if not isinstance(reply, Answered) or reply.round != number:
                 raise ProtocolError(f"silo '{silo}' did not answer round {number}")
+            payloads[silo] = reply.payload.bits()
+            self._relay(reply)
+        self._sent = {silo: bits.length for silo, bits in payloads.items()}
+        return payloads
+
+    def _pool(self, follower: Follower, payloads: Mapping[str, Bits], sizes: Mapping[str, int]) -> Bits:
+        """Return the broadcast, and note how many bits each silo sent for which phase."""
+        query = follower.query
+        if self._plan.is_masked:
+            self._shares = {silo: masked_shares(query, bits) for silo, bits in payloads.items()}
+            return follower.pool_masked(payloads)
+        answers: dict[str, Any] = {}
+        self._shares = {}
+        for silo, bits in payloads.items():
             uplink = self._uplinks[silo]
             before = dict(uplink.memory)
-            answers[silo] = uplink.decode(query.answer_code, reply.payload.bits())
-            self._sent[silo] = reply.payload.length
+            answers[silo] = uplink.decode(query.answer_code, bits)
             codes = [member.answer_code.after(before) for member in query.members]
-            self._shares[silo] = _shares(query, codes, answers[silo], reply.payload.length)
-        return answers
+            self._shares[silo] = _shares(query, codes, answers[silo], bits.length)
+        broadcast = follower.pool(answers, {silo: sizes[silo] for silo in answers})
+        self._retire(query, answers)
+        return broadcast
 
     def _retire(self, query: Query, answers: Mapping[str, object]) -> None:
         for silo, answer in answers.items():
@@ -306,7 +346,7 @@ class Session:
             )
 
     def _close(self, number: int, broadcast: Bits) -> None:
-        closing = messages.encode(Close(self._session, number, _payload(broadcast)))
+        closing = messages.encode(Close(self._session, number, _payload(broadcast), self._relayed))
         replies = self._exchange(dict.fromkeys(self._active, closing))
         closings = tuple(
             SignedDigest(silo, reply.digest, reply.signature)
@@ -352,12 +392,12 @@ def _shares(query: Query, codes: Sequence[AbstractCode[Any]], payload: object, l
     return shares
 
 
-def _closing(query: Query, answers: Mapping[str, Any]) -> dict[str, Sums]:
-    """Return each silo's closing sums, if the query asked for them."""
-    for k, member in enumerate(query.members):
-        if member.phase is Phase.CLOSING:
-            return {silo: cast(Sums, query.split(answer)[k]) for silo, answer in answers.items()}
-    return {}
+def _closing(query: Query, pooled: object) -> Sums | None:
+    """Return the pooled closing sums, if the query asked for them."""
+    for member, part in zip(query.members, query.split(pooled), strict=True):
+        if member.phase is Phase.CLOSING and isinstance(part, Sums):
+            return part
+    return None
 
 
 def run_embedded(

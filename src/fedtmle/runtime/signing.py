@@ -1,20 +1,25 @@
-"""A silo's key (Ed25519), and the two statements that it signs: closings and approvals.
+"""A silo's key (Ed25519), and what it signs: answers under masks, closings and approvals.
 
-At the close of a run a silo signs the digest of the broadcasts that it heard. Its owner's approvals are a
-file of signed JSON lines, of which the last about a plan is in force. A changed plan has another digest,
-which nobody has approved yet; so has the same study under another version of the package.
+The key for masks (X25519) is derived from the same secret. At the close of a run a silo signs the digest of
+the broadcasts that it heard. Its owner's approvals are a file of signed JSON lines, of which the last about a
+plan is in force. A changed plan has another digest, which nobody has approved yet; so has the same study
+under another version of the package.
 """
 
 from __future__ import annotations
 
 import datetime
+import hmac
 import os
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import msgspec
 
 from fedtmle.errors import InputError, JournalError
+from fedtmle.protocol.codes import Bits
+from fedtmle.protocol.masks import MaskKey
 from fedtmle.protocol.plan import Plan
 
 
@@ -25,6 +30,7 @@ class SigningKey:
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
         self._key = Ed25519PrivateKey.from_private_bytes(seed)
+        self._seed = seed
 
     @classmethod
     def at(cls, path: str | Path) -> SigningKey:
@@ -48,6 +54,11 @@ class SigningKey:
         """32 bytes."""
         return self._key.public_key().public_bytes_raw()
 
+    @cached_property
+    def mask_key(self) -> MaskKey:
+        """The silo's key for masks: HMAC-SHA256 of a label under the secret."""
+        return MaskKey(hmac.digest(self._seed, b"fedtmle key for masks", "sha256"))
+
     def sign(self, data: bytes) -> bytes:
         """Return the signature of ``data``, 64 bytes."""
         return self._key.sign(data)
@@ -63,6 +74,12 @@ def is_signed(data: bytes, signature: bytes, public: bytes) -> bool:
     except (InvalidSignature, ValueError):
         return False
     return True
+
+
+def answer_statement(plan: Plan, session: bytes, silo: str, round: int, heard: bytes, data: Bits) -> bytes:
+    """Return what a silo signs of a masked answer: what it sent in a round, after hearing ``heard``."""
+    named = ("fedtmle answer", plan.digest, session, silo, round, heard, data.length, data.data)
+    return msgspec.msgpack.encode(named)
 
 
 def closing_statement(plan: Plan, session: bytes, silo: str, digest: bytes) -> bytes:

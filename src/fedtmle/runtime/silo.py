@@ -23,6 +23,7 @@ from fedtmle.protocol.messages import (
     Closed,
     Compare,
     Compared,
+    Counted,
     Event,
     Open,
     Opened,
@@ -36,6 +37,7 @@ from fedtmle.protocol.outcome import Personalised
 from fedtmle.protocol.plan import Follower, Plan
 from fedtmle.protocol.query import Query
 from fedtmle.runtime.keeper import Keeper
+from fedtmle.runtime.masked_link import MaskedLink, count_rows
 from fedtmle.runtime.records import Position, Records
 from fedtmle.runtime.rows import LocalOutcome, LocalRows, fingerprint
 from fedtmle.runtime.signing import SigningKey, closing_statement, is_signed
@@ -74,9 +76,10 @@ class Silo:
             )
         self._rows = LocalRows(name, read, count, index)
         policy, limit = self._keeper.policy, self._keeper.limit
-        self._guard = Guard(policy, None if limit is None else limit.meter())
+        self._guard = Guard(policy, None if limit is None else limit.meter(), is_masked=plan.is_masked)
         self._key = self._signing_key()
         self._position = Position()
+        self._link = self._masked_link()
         self._records: Records | None = None
         if self._keeper.journal is not None or self._keeper.ledger is not None:
             self._records = Records(self.name, self._position, self._guard, self._keeper)
@@ -90,6 +93,16 @@ class Silo:
         if expected and (key is None or key.public != expected):
             raise InputError(f"silo '{self.name}': its key is not the one in the plan's roster")
         return key if expected else None
+
+    def _masked_link(self) -> MaskedLink | None:
+        """Return this silo's end of a masked session, None if sums are open."""
+        plan, key = self._plan, self._keeper.mask_key
+        (expected,) = (member.mask_key for member in plan.roster if member.name == self.name)
+        if not expected:
+            return None
+        if key is None or key.public != expected:
+            raise InputError(f"silo '{self.name}': its key for masks is not the one in the plan's roster")
+        return MaskedLink(plan, self.name, self._position, mask_key=key, key=self._key)
 
     @property
     def n_rows(self) -> int:
@@ -137,8 +150,11 @@ class Silo:
             return None if message.plan == self._plan.digest else Reason.OTHER_PLAN
         fits = message.session == position.session
         if isinstance(message, Begin):
-            fits = fits and message.first_row >= 0 and message.first_row + self.n_rows <= message.n
-        elif isinstance(message, Ask | Close):
+            first_rows = range(1 if self._plan.is_masked else message.n - self.n_rows + 1)
+            fits = fits and message.first_row in first_rows and self.n_rows <= message.n
+        if isinstance(message, Begin | Ask | Close):
+            fits = fits and (self._plan.relays or not message.relayed)
+        if isinstance(message, Ask | Close):
             fits = fits and message.round == self._follower.round + 1
         return None if fits else Reason.OUT_OF_ORDER
 
@@ -216,19 +232,33 @@ class Silo:
         position = self._position
         if isinstance(message, Open):
             position.session = message.session
-            return Opened(self.n_rows), Event.REPLIED
+            return self._opened(), Event.REPLIED
         if isinstance(message, Compare):
             self.disagreement = not self._agrees(message)
             return Compared(not self.disagreement), Event.REPLIED
         if isinstance(message, Begin):
-            self._rows.place(message.first_row)
-            position.follower = Follower(self._plan, message.n)
+            self._begin(message)
         else:
+            if self._link is not None:
+                self._link.check(message.relayed, self._follower.pool_masked, message.pooled.bits())
             position.heard.update(messages.encode(message))
             self._follower.hear(message.pooled.bits())
         if isinstance(message, Close):
             return self._close(), Event.REPLIED
         return self._answer(self._follower.query, recorded)
+
+    def _opened(self) -> Opened | Counted:
+        """Return the number of rows, under masks if the plan has them."""
+        return Opened(self.n_rows) if self._link is None else self._link.counted(self.n_rows)
+
+    def _begin(self, message: Begin) -> None:
+        position, plan = self._position, self._plan
+        if self._link is not None:
+            self._link.check(message.relayed, count_rows, message.n)
+            position.heard.update(messages.encode(message))
+        self._rows.place(plan.first_row(self.name, message.first_row))
+        position.n = message.n
+        position.follower = Follower(plan, message.n)
 
     @property
     def _follower(self) -> Follower:
@@ -244,18 +274,19 @@ class Silo:
         if recorded is None:
             guard.examine(query, self._rows)
             answer = guard.release(query, query.answer(self._rows), self.n_rows)
-            bits = position.uplink.encode(query.answer_code, answer)
-            reply = Answered(self._follower.round, Payload(bits.length, bits.data))
+            reply = self._written(query, answer)
         elif isinstance(recorded, Answered):
             reply = recorded
-            answer = position.uplink.decode(query.answer_code, recorded.payload.bits())
+            answer = None
+            if self._link is None:
+                answer = position.uplink.decode(query.answer_code, recorded.payload.bits())
         else:
             raise DecodeError("another kind of reply is recorded")
         position.bits += reply.payload.length
         guard.charge(query, reply.payload.length)
         if self._keeper.witness is not None:
             self._keeper.witness(query, reply)
-        retirement = query.retirement(answer)
+        retirement = None if self._link is not None else query.retirement(answer)
         if retirement is None:
             return reply, Event.REPLIED
         self.local = self._rows.outcome(
@@ -265,6 +296,13 @@ class Silo:
             gap_bound=retirement.gap_bound(self._rows),
         )
         return reply, Event.RETIRED
+
+    def _written(self, query: Query, answer: object) -> Answered:
+        """Return an answer as it is sent: under masks, or coded as differences."""
+        if self._link is not None:
+            return self._link.answered(query, answer, self.n_rows)
+        bits = self._position.uplink.encode(query.answer_code, answer)
+        return Answered(self._follower.round, Payload(bits.length, bits.data))
 
     def _close(self) -> Closed:
         """Return the digest of the broadcasts that this silo heard, signed if the roster has its key."""

@@ -297,5 +297,5 @@ def fitted_overlap(
         histograms=tuple(
             histogram_document(each, len(usable)) for each in propensity_histograms(finished.outcome)
         ),
-        n_rows=sum(finished.sizes.values()),
+        n_rows=finished.n,
     )

@@ -64,6 +64,7 @@ def run(
         threads=threads,
         progress=progress,
         observe=observe,
+        is_masked=study.aggregation == "masked",
     )
     return conclude(completed, release=release)
 

@@ -386,6 +386,7 @@ OPTIONS = {
     "imputation_sweeps": COUNT,
     "sums": choice("auto", "rounded", "exact"),
     "fit_accuracy": POSITIVE,
+    "aggregation": choice("open", "masked"),
 }
 
 

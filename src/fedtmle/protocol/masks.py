@@ -1,0 +1,209 @@
+"""Masked sums: silos add pairwise masks to their integers, so that only totals over all silos can be read.
+
+A silo sends y_j = x_j + its masks, modulo 2^k_j, for each number (a *lane*). Silos i < j of the roster share
+a mask, which i adds and j subtracts, so that the masks cancel in the total. The width k_j follows from a
+public bound of the *total*: what a single silo adds may wrap around.
+
+    K_ij   = HKDF-SHA256(X25519(i, j), salt = SHA-256(plan, session), info = names and public keys of i, j)
+    subkey = HMAC-SHA256(K_ij, SHA-256(n, round, digest of everything heard)), used once
+    masks  = the ChaCha20 key stream of the subkey
+
+A subkey depends on everything that a silo heard. If a server tells two silos different things, their masks do
+not cancel, and the totals are noise. One more number, the check, is the sum of c_j x_j modulo a prime, with
+public factors c_j and masks of its own. Its total must fit the totals of the lanes. A silo that is out of
+step, or a total beyond its bound, goes unnoticed with a probability of 2^-31.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, reduce
+from typing import final
+
+import msgspec
+
+from fedtmle.errors import DecodeError, InputError
+from fedtmle.protocol.codes import BitReader, BitWriter
+
+PRIME = (1 << 31) - 1  # of the check
+CHECK_BITS = 31
+FACTOR = 7  # c_j = 7^(j + 1): 7 generates the units of the prime
+CHECK_BYTES = 16  # of key stream for a mask of the check, whose bias is then 2^-97
+MOST_ROWS = 1 << 40  # of all silos together
+OUT_OF_STEP = (
+    "the masks of a round do not cancel: silos were told different things, one is out of step, or a total "
+    "exceeds its public bound"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """The public bound of one total: |total - centre| <= reach."""
+
+    reach: int
+    centre: int = 0
+
+    @property
+    def width(self) -> int:
+        """The fewest bits that tell the 2 reach + 1 possible totals apart."""
+        return (2 * self.reach).bit_length()
+
+    def total(self, residue: int) -> int:
+        """Return the total within the bound that has this residue modulo 2^width."""
+        lowest = self.centre - self.reach
+        offset = (residue - lowest) & ((1 << self.width) - 1)
+        if offset > 2 * self.reach:
+            raise DecodeError(OUT_OF_STEP)
+        return lowest + offset
+
+
+@dataclass(frozen=True, slots=True)
+class Masked:
+    """The residues of all lanes in one integer, and the check: what one silo sends, or a sum of these."""
+
+    packed: int
+    check: int
+
+
+@final
+@dataclass(frozen=True)
+class Packing:
+    """The lanes of one message side by side in one integer, the first in the highest bits."""
+
+    lanes: tuple[Lane, ...]
+
+    @cached_property
+    def bits(self) -> int:
+        """The length of all lanes, without the check."""
+        return sum(lane.width for lane in self.lanes)
+
+    @cached_property
+    def _tops(self) -> int:
+        """The highest bit of each lane."""
+        return reduce(lambda packed, lane: packed << lane.width | 1 << lane.width >> 1, self.lanes, 0)
+
+    @cached_property
+    def _ones(self) -> int:
+        """The lowest bit of each lane."""
+        return reduce(lambda packed, lane: packed << lane.width | (lane.width > 0), self.lanes, 0)
+
+    def pack(self, values: Sequence[int]) -> Masked:
+        """Return integers of any size, each modulo 2^width, and their check; nothing is masked."""
+        packed, check, factor = 0, 0, 1
+        for lane, value in zip(self.lanes, values, strict=True):
+            packed = packed << lane.width | value & ((1 << lane.width) - 1)
+            factor = factor * FACTOR % PRIME
+            check += factor * value
+        return Masked(packed, check % PRIME)
+
+    def add(self, one: Masked, other: Masked) -> Masked:
+        """Return the sum, each lane modulo 2^width: no carry leaves its lane."""
+        low = (one.packed & ~self._tops) + (other.packed & ~self._tops)
+        return Masked(low ^ ((one.packed ^ other.packed) & self._tops), (one.check + other.check) % PRIME)
+
+    def negative(self, value: Masked) -> Masked:
+        """Return minus each lane, modulo 2^width."""
+        complement = Masked(value.packed ^ ((1 << self.bits) - 1), -value.check % PRIME)
+        return self.add(complement, Masked(self._ones, 0))
+
+    def totals(self, sums: Sequence[Masked]) -> tuple[int, ...]:
+        """Return the total of each lane from what all silos sent, or raise `DecodeError`."""
+        whole = reduce(self.add, sums)
+        at, found = self.bits, []
+        for lane in self.lanes:
+            at -= lane.width
+            found.append(lane.total(whole.packed >> at & ((1 << lane.width) - 1)))
+        if self.pack(found).check != whole.check:
+            raise DecodeError(OUT_OF_STEP)
+        return tuple(found)
+
+    def write(self, value: Masked, out: BitWriter) -> None:
+        """Append the lanes and the check."""
+        out.uint(value.packed, self.bits)
+        out.uint(value.check, CHECK_BITS)
+
+    def read(self, bits: BitReader) -> Masked:
+        """Read what `write` appended."""
+        packed, check = bits.uint(self.bits), bits.uint(CHECK_BITS)
+        if check >= PRIME:
+            raise DecodeError("the check of a masked answer is out of its range")
+        return Masked(packed, check)
+
+
+COUNT = Packing((Lane(MOST_ROWS),))  # of the opening: N_m
+
+
+class MaskKey:
+    """A silo's X25519 key; its public half is in the plan's roster."""
+
+    def __init__(self, seed: bytes) -> None:
+        from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+        self._key = X25519PrivateKey.from_private_bytes(seed)
+
+    @property
+    def public(self) -> bytes:
+        """32 bytes."""
+        return self._key.public_key().public_bytes_raw()
+
+    def shared(self, public: bytes) -> bytes:
+        """Return the secret that this silo shares with the silo whose public key is given."""
+        from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
+
+        return self._key.exchange(X25519PublicKey.from_public_bytes(public))
+
+
+class Masker:
+    """One silo's masks in one session of a plan; ``roster`` has each silo's name and public key, in order."""
+
+    def __init__(
+        self, key: MaskKey, roster: Sequence[tuple[str, bytes]], own: str, *, plan: bytes, session: bytes
+    ) -> None:
+        from cryptography.hazmat.primitives.hashes import SHA256
+        from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+        salt = _digest("fedtmle masks", plan, session)
+        place = [name for name, _ in roster].index(own)
+        self._pairs: list[tuple[bool, bytes]] = []  # whether this silo subtracts the mask, and K_ij
+        for number, other in enumerate(roster):
+            if number == place:
+                continue
+            first, second = sorted((number, place))
+            info = msgspec.msgpack.encode((roster[first], roster[second]))
+            try:
+                secret = key.shared(other[1])
+            except ValueError:
+                raise InputError(f"silo '{other[0]}': its public key for masks is not one") from None
+            derived = HKDF(algorithm=SHA256(), length=32, salt=salt, info=info).derive(secret)
+            self._pairs.append((place == second, derived))
+
+    def mask(self, packing: Packing, values: Sequence[int], *, n: int, round: int, heard: bytes) -> Masked:
+        """Return the integers under the masks of one round; ``heard`` is a digest of everything before."""
+        context = _digest("fedtmle round", n, round, heard)
+        added, subtracted = packing.pack(values), Masked(0, 0)
+        for subtracts, key in self._pairs:
+            mask = _expanded(hmac.digest(key, context, "sha256"), packing)
+            if subtracts:
+                subtracted = packing.add(subtracted, mask)
+            else:
+                added = packing.add(added, mask)
+        return packing.add(added, packing.negative(subtracted))
+
+
+def _expanded(subkey: bytes, packing: Packing) -> Masked:
+    """Return the mask of one pair of silos in one round."""
+    from cryptography.hazmat.primitives.ciphers import Cipher
+    from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
+
+    size = (packing.bits + 7) // 8
+    stream = Cipher(ChaCha20(subkey, bytes(16)), mode=None).encryptor()  # the nonce may be 0: one use
+    data = stream.update(bytes(size + CHECK_BYTES))
+    packed = int.from_bytes(data[:size], "big") >> (8 * size - packing.bits)
+    return Masked(packed, int.from_bytes(data[size:], "big") % PRIME)
+
+
+def _digest(*parts: object) -> bytes:
+    return hashlib.sha256(msgspec.msgpack.encode(parts)).digest()
