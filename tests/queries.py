@@ -91,7 +91,7 @@ def _missing() -> Run:
 
 LEARNERS = (GLM("a + x + C(site)"), ft.Pilot(TREES, at="s1"), ft.PerSilo(TREES))
 RUNS: dict[str, Callable[[], Run]] = {
-    **CASES,
+    **{name: case for name, case in CASES.items() if not case()[0].is_masked},
     "learners": lambda: _study(ft.SuperLearner(LEARNERS, folds=2)),
     "pilot's trees": lambda: _study(ft.Pilot(TREES, at="s1")),
     "pilot's coefficients": lambda: _study(ft.Pilot(GLM("a + x + C(site)"), at="s1")),

@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 
 from fedtmle.runtime.ledger import read
-from tests.attacks import batches, protocol, small, steering
+from tests.attacks import batches, masked, protocol, small, steering
 from tests.attacks.base import AbstractAttack, RefusedBySiloError
 
 ATTACKS: dict[str, AbstractAttack] = {
-    type(a).__name__: a for a in (*batches.ATTACKS, *steering.ATTACKS, *small.ATTACKS, *protocol.ATTACKS)
+    type(attack).__name__: attack
+    for module in (batches, steering, small, protocol, masked)
+    for attack in module.ATTACKS
 }
 BY_POLICY = {name: attack for name, attack in ATTACKS.items() if attack.keys}
 BY_PROTOCOL = {name: attack for name, attack in ATTACKS.items() if not attack.keys}

@@ -78,7 +78,7 @@ def test_pooled_bins_are_sums_over_the_silos_that_tell() -> None:
     }
     (disclosed,) = answers["b"]
     assert [cell and cell.count for cell in disclosed] == [None, None, 9]  # 5 would disclose the 2
-    (pooled,) = QUERY.pool(answers, {})
+    (pooled,) = QUERY.pool(answers, {"a": 13, "b": 16})
     assert [(cell.silos, cell.count) for cell in pooled] == [(1, 6), (1, 7), (2, 9)]
     assert [cell.sums for cell in pooled] == [(3.0,), (3.5,), (2.25,)]
 
@@ -95,7 +95,7 @@ def test_a_sum_that_would_tell_of_a_few_is_hidden() -> None:
 def test_messages_round_trip_and_garbage_is_refused() -> None:
     answer = answered(silo([0] * 6 + [1] * 7, [0.1] * 13))
     assert decode(QUERY.answer_code, encode(QUERY.answer_code, answer)) == answer
-    pooled = QUERY.pool({"a": answer}, {})
+    pooled = QUERY.pool({"a": answer}, {"a": 13})
     assert decode(QUERY.pooled_code, encode(QUERY.pooled_code, pooled)) == pooled
     negative = ((BinTotal(count=-1, units=(0,)), None, None),)
     with pytest.raises(DecodeError):

@@ -21,12 +21,14 @@ from fedtmle.protocol.messages import (
     Closed,
     Compare,
     Compared,
+    Counted,
     Event,
     Open,
     Opened,
     Payload,
     Reason,
     Refused,
+    SignedAnswer,
     SignedDigest,
     State,
 )
@@ -37,13 +39,17 @@ PAYLOAD = Payload(5, b"\xa8")
 REQUESTS: list[messages.Request] = [
     Open(1, b"s", b"p"),
     Begin(b"s", 10, 0),
+    Begin(b"s", 10, 0, (SignedAnswer(PAYLOAD, b"s"),)),
     Ask(b"s", 2, PAYLOAD),
+    Ask(b"s", 2, PAYLOAD, (SignedAnswer(PAYLOAD, b"s"),)),
     Close(b"s", 3, PAYLOAD),
     Compare(b"s", (SignedDigest("a", b"d", b"s"),)),
 ]
 REPLIES: list[messages.Reply] = [
     Opened(7),
+    Counted(PAYLOAD, b"s"),
     Answered(2, PAYLOAD),
+    Answered(2, PAYLOAD, b"s"),
     Closed(b"d", b"s"),
     Compared(False),
     Refused(Reason.OUT_OF_ORDER),
@@ -119,9 +125,9 @@ def test_deep_nesting_and_oversize_are_refused() -> None:
 
 
 def test_no_request_has_room_for_a_law_an_eps_or_a_row() -> None:
-    """A request is a session, a round, what was pooled and what was signed: no place to go."""
+    """A request is a session, a round, what was pooled or sent and what was signed: no place to go."""
     fields = {name for message in REQUESTS for name in message.__struct_fields__}
-    assert fields == {"format", "session", "plan", "n", "first_row", "round", "pooled", "closings"}
+    assert fields == {"format", "session", "plan", "n", "first_row", "round", "pooled", "relayed", "closings"}
 
 
 # The states of docs/wire.md, once more: where each request leads, by what came of it.

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import datetime
+import hashlib
 import itertools
 import os
 import sys
@@ -35,13 +36,14 @@ from fedtmle.protocol import messages
 from fedtmle.protocol.guard import Policy
 from fedtmle.protocol.messages import Reason, Refused
 from fedtmle.protocol.outcome import Outcome, Targeted
-from fedtmle.protocol.plan import Plan, roster
+from fedtmle.protocol.plan import Member, Plan, roster
 from fedtmle.runtime.journal import Journal
 from fedtmle.runtime.keeper import Keeper
 from fedtmle.runtime.ledger import Ledger, read, text
 from fedtmle.runtime.records import Record
 from fedtmle.runtime.rows import read_rows
 from fedtmle.runtime.session import Finished
+from fedtmle.runtime.signing import SigningKey
 from fedtmle.runtime.silo import Silo
 from fedtmle.studyfile.file import study_plan
 from tests.cases import targets
@@ -84,10 +86,28 @@ def _small(case: str, algorithm: Any, sizes: tuple[int, ...] = (22, 31)) -> tupl
     ), rows
 
 
-def _study() -> tuple[Plan, Mapping[str, Any]]:
+def _study(silos: int = 2) -> tuple[Plan, Mapping[str, Any]]:
     algorithm = ft.Gradient(tolerance=1e-2, optimizer=ft.Newton())
-    tables = split(pooled_table(90, 1), 2)
+    tables = split(pooled_table(90, 1), silos)
     return study_plan(trial(GLM("a + x"), algorithm=algorithm), roster(list(tables))), tables
+
+
+def key_of(silo: str) -> SigningKey:
+    return SigningKey(hashlib.sha256(b"faults " + silo.encode()).digest())
+
+
+def _masked(case: tuple[Plan, Mapping[str, Any]], *, signed: bool) -> tuple[Plan, Mapping[str, Any]]:
+    """Return the same under masks; signed answers are relayed."""
+    plan, rows = case
+    members = tuple(
+        Member(
+            name=name,
+            key=key_of(name).public if signed else b"",
+            mask_key=key_of(name).mask_key.public,
+        )
+        for name in plan.silos
+    )
+    return dataclasses.replace(plan, roster=members), rows
 
 
 SGD = ft.StochasticGradientDescent(batch=20, step=0.01, steps=3, seed=3)
@@ -103,6 +123,11 @@ CASES: dict[str, Callable[[], tuple[Plan, Mapping[str, Any]]]] = {
     "mean, personalized by noise": lambda: _small("mean", ft.Personalized(noise=0.5, max_updates=2)),
     "two arms, adaptive": lambda: _small("two arms", ft.Adaptive(tolerance=0.1)),
     "study": _study,
+    "mean, masked": lambda: _masked(_small("mean", ft.Coded(tolerance=0.1), (20, 21, 22)), signed=False),
+    "two arms, relayed": lambda: _masked(
+        _small("two arms", ft.Coded(tolerance=0.1), (22, 31, 25)), signed=True
+    ),
+    "study, relayed": lambda: _masked(_study(3), signed=True),
 }
 NAMES = tuple(CASES)
 TURNS = (*NAMES, *NAMES[:3], *NAMES[:3], *NAMES[:3])  # cheap ones come more often
@@ -123,10 +148,11 @@ def reference(case: str) -> Reference:
     )
 
 
-def keeper_without_ledger(_: str, journal: Journal, __: Fate) -> Keeper:
+def keeper_without_ledger(silo: str, journal: Journal, _: Fate) -> Keeper:
     # Batches are guarded: what the guard knows of their partition has to survive a restart too.
     policy = dataclasses.replace(Policy.unguarded(), min_batch=1)
-    return Keeper(journal=journal, policy=policy, clock=lambda: NOON)
+    key = key_of(silo)
+    return Keeper(journal=journal, policy=policy, clock=lambda: NOON, key=key, mask_key=key.mask_key)
 
 
 def restarted(

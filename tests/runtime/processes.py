@@ -26,7 +26,7 @@ from fedtmle.runtime.keeper import Keeper
 from fedtmle.runtime.ledger import Ledger
 from fedtmle.runtime.session import Journalled, Session
 from fedtmle.runtime.silo import Silo
-from tests.runtime.faults import CASES, reference
+from tests.runtime.faults import CASES, key_of, reference
 
 PATIENCE = 60.0
 SERVER = "server"
@@ -61,9 +61,9 @@ def be_silo(folder: Path, case: str, name: str) -> None:
     started = time.perf_counter()
     journal = SlowJournal(folder / f"{name}.journal")
     known = len(journal.records)
-    silo = Silo(
-        name, plan, rows[name], keeper=Keeper(journal=journal, ledger=SlowLedger(folder / f"{name}.ledger"))
-    )
+    ledger, key = SlowLedger(folder / f"{name}.ledger"), key_of(name)
+    keeper = Keeper(journal=journal, ledger=ledger, key=key, mask_key=key.mask_key)
+    silo = Silo(name, plan, rows[name], keeper=keeper)
     _note(folder, name, known, time.perf_counter() - started)
     place = folder / f"{name}.socket"
     with contextlib.suppress(FileNotFoundError):

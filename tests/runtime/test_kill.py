@@ -16,7 +16,14 @@ from tests.runtime.faults import encoded, records, reference
 
 KILLS = 100
 PER_RUN = 12
-CASES = ("mean, coded", "two arms, coded", "study", "mean, personalized", "two arms, newton")
+CASES = (
+    "mean, coded",
+    "two arms, coded",
+    "study",
+    "mean, personalized",
+    "two arms, newton",
+    "study, relayed",
+)
 
 
 @pytest.mark.slow

@@ -345,6 +345,7 @@ CASES: dict[tuple[str, str], tuple[dict[str, Any], dict[str, Any]]] = {
             "imputation_sweeps": 3,
             "sums": "exact",
             "fit_accuracy": 1e-4,
+            "aggregation": "masked",
         }.items()
     },
     ("Study", "diagnostics"): (options("diagnostics = false"), {"diagnostics": False}),

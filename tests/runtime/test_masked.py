@@ -1,0 +1,276 @@
+"""A masked run broadcasts what the open run broadcasts, and a lying server gets noise or a refusal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+import fedtmle as ft
+from fedtmle import solver
+from fedtmle.errors import DecodeError, FedTMLEError, InputError, RefusedError
+from fedtmle.protocol import messages
+from fedtmle.protocol.messages import Answered, Ask, Begin, Close, Counted, Payload, Reason
+from fedtmle.runtime.session import Finished, InProcess, Session
+from fedtmle.runtime.silo import Silo
+from fedtmle.runtime.transcript import Transcript
+from tests.golden.runs import RUNS
+from tests.runtime.faults import CASES, keeper_without_ledger
+from tests.runtime.simulator import Fate, Faults, SimulatedJournal
+
+def broadcasts(transcript: Transcript) -> list[Payload]:
+    """Return what was pooled, round by round."""
+    requests = [messages.decode_request(next(iter(e.requests.values()))) for e in transcript.exchanges]
+    return [request.pooled for request in requests if isinstance(request, Ask | Close)]
+
+
+def runs_of(
+    name: str, folder: Path, monkeypatch: pytest.MonkeyPatch, *, masked: bool
+) -> tuple[Any, Finished]:
+    """Return the result of a golden run, and its session."""
+    seen: list[Finished] = []
+    run = solver.run_in_process
+
+    def watched(*arguments: Any, **options: Any) -> Any:
+        completed = run(*arguments, **(options | {"is_masked": masked}))
+        seen.append(completed.finished)
+        return completed
+
+    with monkeypatch.context() as patched:
+        patched.setattr("fedtmle.solver.run_in_process", watched)
+        patched.setattr("fedtmle.studies.run.run_in_process", watched)
+        result = RUNS[name](folder)
+    return getattr(result, "run", result), seen[0]
+
+
+# These flows differ under masks, or do not exist there.
+UNMASKABLE = ("central", "local", "sgd", "certified", "personalized", "switching", "retires")
+SAME = [
+    name
+    for name in RUNS
+    if name.split("/")[0] in ("solve", "study", "file")
+    and not any(word in name for word in (*UNMASKABLE, "imputed", "keyed", "in batches"))
+]
+FAST = [
+    name
+    for name in SAME
+    if name.startswith("solve/")
+    or name
+    in (
+        "study/ATE",
+        "study/ATE three arms",
+        "study/RR strata",
+        "study/one step",
+        "study/clusters, spanning, coded",
+        "study/folds, spanning",
+        "study/super learner, trees",
+        "study/released",
+        "study/indicator",
+        "study/time/TimeRD",
+        "file/default policy",
+        "file/larger cells",
+    )
+]
+
+
+def check_same(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, plain = runs_of(name, folder, monkeypatch, masked=False)
+    (folder / "masked").mkdir()
+    other, masked = runs_of(name, folder / "masked", monkeypatch, masked=True)
+    assert broadcasts(plain.transcript) == broadcasts(masked.transcript)
+    assert np.array_equal(one.psi, other.psi)
+    assert np.array_equal(one.covariance, other.covariance)
+    assert one.trajectory == other.trajectory
+    assert plain.n == masked.n
+    assert set(masked.sizes.values()) == {None}
+
+
+@pytest.mark.parametrize("name", FAST)
+def test_broadcasts_and_results_are_those_of_the_open_run(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_same(name, tmp_path, monkeypatch)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in SAME if name not in FAST])
+def test_so_are_those_of_every_other_golden_run(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_same(name, tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        ft.LocalAverage(max_updates=1),
+        ft.Personalized(max_updates=1),
+        ft.Coded(smoothness=ft.Certified()),
+        ft.Adaptive(tolerance=0.1),
+        ft.Gradient(optimizer=ft.StochasticGradientDescent(batch=5, step=0.1, steps=2, seed=1)),
+    ],
+    ids=lambda how: type(how).__name__,
+)
+def test_what_is_no_sum_is_refused_before_it_is_asked(how: Any) -> None:
+    problem = ft.Mean(bounds=(0.0, 10.0))
+    silos = {name: np.arange(8.0) + k for k, name in enumerate("abc")}
+    with pytest.raises(InputError, match="aggregation: masked sums do not provide"):
+        ft.solve(problem, problem.start(4.0), silos, how, aggregation="masked")
+
+
+def test_bad_settings_are_named() -> None:
+    problem = ft.Mean(bounds=(0.0, 10.0))
+    two = {"a": np.arange(5.0), "b": np.arange(4.0)}
+    with pytest.raises(InputError, match="at least 3 silos, not 2"):
+        ft.solve(problem, problem.start(4.0), two, ft.Coded(), aggregation="masked")
+    bad: Any = "hidden"
+    with pytest.raises(InputError, match="expected 'open' or 'masked', not 'hidden'"):
+        ft.solve(problem, problem.start(4.0), two, ft.Coded(), aggregation=bad)
+
+
+# A server that lies.
+
+Change = Callable[[str, messages.Request], messages.Request]
+
+
+class Lying(InProcess):
+    """Changes requests on their way to the silos."""
+
+    def __init__(self, silos: list[Silo], change: Change) -> None:
+        super().__init__(silos)
+        self._change = change
+
+    def exchange(self, requests: Mapping[str, bytes], /) -> Mapping[str, bytes]:
+        changed = {
+            name: messages.encode(self._change(name, messages.decode_request(data)))
+            for name, data in requests.items()
+        }
+        return super().exchange(changed)
+
+
+def parties(case: str) -> tuple[Any, list[Silo]]:
+    plan, rows = CASES[case]()
+    calm = Fate(0, Faults())
+    return plan, [
+        Silo(
+            name,
+            plan,
+            rows[name],
+            keeper=keeper_without_ledger(name, SimulatedJournal(bytearray(), calm), calm),
+        )
+        for name in plan.silos
+    ]
+
+
+def lied(case: str, change: Change) -> FedTMLEError:
+    plan, silos = parties(case)
+    with pytest.raises(FedTMLEError) as stopped:
+        Session(plan, Lying(silos, change)).run()
+    return stopped.value
+
+
+def flipped(payload: Payload, bit: int = 0) -> Payload:
+    data = bytearray(payload.data)
+    data[bit // 8] ^= 0x80 >> bit % 8
+    return Payload(payload.length, bytes(data))
+
+
+def test_another_broadcast_to_one_silo_leaves_noise() -> None:
+    """Without the relay the silo goes on, but the masks of the next round do not cancel."""
+    name = CASES["mean, masked"]()[0].silos[1]
+
+    def change(silo: str, message: messages.Request) -> messages.Request:
+        if silo == name and isinstance(message, Ask) and message.round == 3:
+            return msgspec.structs.replace(message, pooled=flipped(message.pooled, message.pooled.length - 3))
+        return message
+
+    error = lied("mean, masked", change)
+    assert isinstance(error, DecodeError | RefusedError)
+
+
+def test_another_n_to_one_silo_leaves_noise() -> None:
+    name = CASES["mean, masked"]()[0].silos[2]
+
+    def change(silo: str, message: messages.Request) -> messages.Request:
+        if silo == name and isinstance(message, Begin):
+            return msgspec.structs.replace(message, n=message.n - 1)
+        return message
+
+    error = lied("mean, masked", change)
+    assert isinstance(error, DecodeError)
+    assert "do not cancel" in str(error)
+
+
+RELAYED: dict[str, Callable[[Any], Any]] = {
+    "a false broadcast": lambda ask: msgspec.structs.replace(ask, pooled=flipped(ask.pooled, 1)),
+    "no relay": lambda ask: msgspec.structs.replace(ask, relayed=()),
+    "one silo missing": lambda ask: msgspec.structs.replace(ask, relayed=ask.relayed[1:]),
+    "two silos exchanged": lambda ask: msgspec.structs.replace(
+        ask, relayed=(ask.relayed[1], ask.relayed[0], *ask.relayed[2:])
+    ),
+    "another answer": lambda ask: msgspec.structs.replace(
+        ask,
+        relayed=(
+            msgspec.structs.replace(ask.relayed[0], payload=flipped(ask.relayed[0].payload)),
+            *ask.relayed[1:],
+        ),
+    ),
+    "no signature": lambda ask: msgspec.structs.replace(
+        ask, relayed=(msgspec.structs.replace(ask.relayed[0], signature=b""), *ask.relayed[1:])
+    ),
+}
+
+
+@pytest.mark.parametrize("name", RELAYED)
+def test_a_silo_adds_up_the_relayed_answers_itself(name: str) -> None:
+    def change(_: str, message: messages.Request) -> messages.Request:
+        if isinstance(message, Ask) and message.round == 3:
+            changed: messages.Request = RELAYED[name](message)
+            return changed
+        return message
+
+    error = lied("two arms, relayed", change)
+    assert isinstance(error, RefusedError)
+    assert error.code == Reason.RELAY.value
+
+
+def test_an_old_relay_is_refused() -> None:
+    """Signatures are of one round."""
+    seen: list[Any] = []
+
+    def change(_: str, message: messages.Request) -> messages.Request:
+        if isinstance(message, Ask):
+            seen.append(message.relayed)
+            if message.round == 4:
+                return msgspec.structs.replace(message, relayed=seen[0])
+        return message
+
+    error = lied("two arms, relayed", change)
+    assert isinstance(error, RefusedError)
+    assert error.code == Reason.RELAY.value
+
+
+def test_an_open_plan_takes_no_relay() -> None:
+    def change(_: str, message: messages.Request) -> messages.Request:
+        if isinstance(message, Ask):
+            extra = messages.SignedAnswer(Payload(0, b""), b"")
+            return msgspec.structs.replace(message, relayed=(extra,))
+        return message
+
+    error = lied("mean, coded", change)
+    assert isinstance(error, RefusedError)
+    assert error.code == Reason.OUT_OF_ORDER.value
+
+
+def test_no_silo_says_its_number_of_rows() -> None:
+    case = "mean, masked"
+    plan, silos = parties(case)
+    transcript = Session(plan, InProcess(silos)).run().transcript
+    kinds = [type(messages.decode_reply(next(iter(e.replies.values())))) for e in transcript.exchanges]
+    assert kinds[0] is Counted
+    assert set(kinds[1:-2]) == {Answered}
+    assert all("Opened" not in kind.__name__ for kind in kinds)
