@@ -22,6 +22,7 @@ from tests.golden.runs import RUNS
 from tests.runtime.faults import CASES, keeper_without_ledger
 from tests.runtime.simulator import Fate, Faults, SimulatedJournal
 
+
 def broadcasts(transcript: Transcript) -> list[Payload]:
     """Return what was pooled, round by round."""
     requests = [messages.decode_request(next(iter(e.requests.values()))) for e in transcript.exchanges]
