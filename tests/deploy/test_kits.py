@@ -22,6 +22,7 @@ from fedtmle.deploy.doctor import examine
 from fedtmle.deploy.kits import Deployment, Kit, Role, read_deployment, read_kit
 from fedtmle.deploy.launch import new_run
 from fedtmle.deploy.policy import place_storage
+from fedtmle.deploy.processes import engine_environment
 from fedtmle.deploy.provision import provision
 from fedtmle.engine.runs import RunFolder, RunState, RunStatus
 from fedtmle.errors import InputError
@@ -100,6 +101,20 @@ def test_a_silos_kit_forbids_code_logs_and_shells(made: Deployment) -> None:
     assert {rights["lead"][right] for right in ("byoc", "shell_commands", "operate", "download_job")} == {
         "none"
     }
+
+
+def test_connections_are_pinged_and_names_are_found_as_the_machine_finds_them(made: Deployment) -> None:
+    from nvflare.fuel.utils.config_factory import ConfigFactory
+
+    for party in (made.server, made.kit("hospital 1")):
+        read = ConfigFactory.load_config("comm_config.json", [str(party)])  # as the engine does
+        options = dict(read.to_dict()["grpc"]["options"])
+        assert options["grpc.keepalive_time_ms"] == 20_000
+        assert options["grpc.keepalive_timeout_ms"] == 10_000
+        # A server closes the connection of a client that pings more often than it allows.
+        assert options["grpc.http2.min_recv_ping_interval_without_data_ms"] <= 20_000
+        assert options["grpc.max_receive_message_length"] > 1 << 30
+    assert engine_environment()["GRPC_DNS_RESOLVER"] == "native"
 
 
 def test_a_kit_is_private_and_tells_no_path(made: Deployment, kit: Kit) -> None:

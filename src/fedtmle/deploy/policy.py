@@ -34,6 +34,22 @@ RIGHTS = {
     "byoc": "none",
     "server-predeployed-flwr": "none",
 }
+# Without a ping a connection whose other end is gone looks alive for a quarter of an hour.
+MAX_FRAME = (2 << 30) - (2 << 20)  # bytes; FLARE's own limit, which our options would replace
+COMMUNICATION = {
+    "grpc": {
+        "options": [
+            ["grpc.max_send_message_length", MAX_FRAME],
+            ["grpc.max_receive_message_length", MAX_FRAME],
+            ["grpc.keepalive_time_ms", 20_000],
+            ["grpc.keepalive_timeout_ms", 10_000],
+            ["grpc.keepalive_permit_without_calls", 1],
+            ["grpc.http2.max_pings_without_data", 0],
+            ["grpc.http2.min_ping_interval_without_data_ms", 10_000],
+            ["grpc.http2.min_recv_ping_interval_without_data_ms", 10_000],
+        ]
+    }
+}
 AUTHORIZATION = {"format_version": "1.0", "permissions": {ADMIN_ROLE: RIGHTS}}
 
 
@@ -41,6 +57,7 @@ def write_policy(kit: Kit) -> None:
     """Write our configuration into the kit's ``local`` folder, where it takes precedence over FLARE's."""
     local = kit.path / "local"
     write_document(local / "authorization.json", AUTHORIZATION)
+    write_document(local / "comm_config.json", COMMUNICATION)
     write_document(local / "log_config.json", logging_of(read_document(local / "log_config.json.default")))
     write_document(
         local / "resources.json", resources(read_document(local / "resources.json.default"), kit.role)

@@ -133,8 +133,12 @@ def engine_command(kit: Kit) -> list[str]:
 
 
 def engine_environment() -> dict[str, str]:
-    """Return an environment that keeps exception texts out of FLARE's logs and messages."""
-    return {**os.environ, "NVFLARE_SECURE_LOGGING": "true", "MALLOC_ARENA_MAX": "4"}  # as its start script
+    """Return an environment that keeps exception texts out of FLARE's logs and messages.
+
+    gRPC's own resolver asks a DNS server even for names in the hosts file; the machine's does not.
+    """
+    own = {"NVFLARE_SECURE_LOGGING": "true", "MALLOC_ARENA_MAX": "4", "GRPC_DNS_RESOLVER": "native"}
+    return {**os.environ, **own}
 
 
 def wait_until(condition: Callable[[], bool], seconds: float, *, pause: float = 0.2) -> bool:

@@ -18,6 +18,8 @@ from fedtmle.runtime.silo import Silo
 
 _log = logging.getLogger("fedtmle.silo")
 
+BUSY_AFTER = 5.0  # seconds that a repeated request waits for the answer to the first
+
 Permission = Callable[[], Declined | Waiting | None]  # None: the owner has approved the plan
 
 
@@ -70,12 +72,16 @@ class Endpoint:
             request = frames.read_request(frame)
         except DecodeError:
             return Declined.FAULT
-        with self._lock:
+        if not self._lock.acquire(timeout=BUSY_AFTER):
+            return Waiting.ANSWER  # the server asks again, and the finished answer is there
+        try:
             state = self._state()
             if isinstance(request, Hello):
                 self._heard(request)
                 return state
             return state if self._silo is None else Reply(self._reply(self._silo, request))
+        finally:
+            self._lock.release()
 
     def _reply(self, silo: Silo, request: bytes) -> bytes:
         reply = silo.step(request)

@@ -17,6 +17,7 @@ from fedtmle.engine.frames import Answer, Declined, Reply
 from fedtmle.errors import DeadlineError, DecodeError, ProtocolError, RefusedError
 
 RETRY_PAUSE = 0.5  # seconds between attempts to reach a silo again
+ASK_AGAIN = 15.0  # seconds after which a request without an answer is sent again
 
 
 class FlareFederation:
@@ -31,13 +32,17 @@ class FlareFederation:
         return tuple(self._sites)
 
     def exchange(self, requests: Mapping[str, bytes], /) -> Mapping[str, bytes]:
-        """Return one reply per silo; repeat a lost call, since the same request has the same reply."""
+        """Return one reply per silo, within the deadline.
+
+        A call that is lost with a connection never returns. Each call therefore has `ASK_AGAIN` seconds, and
+        is repeated to the silos that did not answer: the same request has the same reply.
+        """
         replies: dict[str, bytes] = {}
         until = time.monotonic() + self._deadline
         missing = dict(requests)
         while missing:
             asked = {silo: frames.request(data) for silo, data in missing.items()}
-            for silo, answer in self.ask(asked, timeout=max(until - time.monotonic(), 0.1)).items():
+            for silo, answer in self.ask(asked, timeout=_share(until)).items():
                 if isinstance(answer, Declined):
                     raise RefusedError(silo, answer.value)
                 if isinstance(answer, Reply):
@@ -69,6 +74,11 @@ class FlareFederation:
                     f"silo '{names[site]}' sent bytes that are not a frame of this protocol"
                 ) from None
         return answers
+
+
+def _share(until: float) -> float:
+    """Return the seconds for one call of an exchange that ends at ``until``."""
+    return min(ASK_AGAIN, max(until - time.monotonic(), 0.1))
 
 
 class Coordinator:

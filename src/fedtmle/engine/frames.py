@@ -26,6 +26,7 @@ class Waiting(enum.StrEnum):
 
     APPROVAL = "waiting for its owner's approval"
     DATA = "reading its data"
+    ANSWER = "computing its answer"
 
 
 class Declined(enum.StrEnum):
