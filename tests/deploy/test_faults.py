@@ -22,7 +22,7 @@ from fedtmle.deploy import processes
 from fedtmle.deploy.demo import write_example
 from fedtmle.deploy.doctor import examine
 from fedtmle.deploy.kits import Deployment, Role, read_kit
-from fedtmle.deploy.launch import follow, launch, new_run
+from fedtmle.deploy.launch import follow, new_run, resume
 from fedtmle.deploy.local import approve_everywhere, await_silos, local_deployment, silo_kit
 from fedtmle.deploy.parties import start_silo
 from fedtmle.deploy.provision import provision
@@ -62,7 +62,7 @@ class Rig:
 
     def attempt(self, run: RunFolder) -> RunStatus:
         """One command: `fedtmle run` or `fedtmle resume`."""
-        launch(self.made, run)
+        resume(run)
         until, last = time.monotonic() + 180, None
         for last in follow(self.made, run):
             assert time.monotonic() < until, last

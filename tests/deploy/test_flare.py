@@ -24,13 +24,15 @@ import psutil
 import pytest
 
 import fedtmle as ft
-from fedtmle.deploy import jobs, policy
+from fedtmle.deploy import policy
 from fedtmle.deploy.demo import write_example
 from fedtmle.deploy.doctor import examine
 from fedtmle.deploy.kits import Deployment, Kit, read_kit
-from fedtmle.deploy.launch import follow, launch, new_run
+from fedtmle.deploy.launch import follow, new_run
 from fedtmle.deploy.local import local_deployment, silo_kit
 from fedtmle.deploy.provision import provision
+from fedtmle.deploy.session import engine_session
+from fedtmle.engine import jobs
 from fedtmle.engine.runs import RunFolder, RunState, RunStatus
 from fedtmle.runtime import ledger
 from fedtmle.runtime.documents import Document
@@ -101,7 +103,6 @@ def _left_behind(folder: Path) -> list[int]:
 
 
 def finish(rig: Rig, run: RunFolder) -> RunStatus:
-    launch(rig.made, run)
     last = None
     until = time.monotonic() + 90
     for last in follow(rig.made, run):
@@ -128,7 +129,7 @@ def job_of(rig: Rig, folder: Path, run: str) -> Path:
 
 def submitted(rig: Rig, job: Path) -> Document:
     """What the engine says of a job, once it has ended."""
-    with jobs.engine_session(rig.made) as session:
+    with engine_session(rig.made) as session:
         name = session.submit_job(str(job))
         until = time.monotonic() + 60
         while time.monotonic() < until:

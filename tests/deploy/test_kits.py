@@ -301,7 +301,7 @@ def test_a_plan_is_run_once(made: Deployment, tmp_path: Path) -> None:
     run = new_run(made, study, deadline=1.0, patience=1.0)
     with pytest.raises(InputError, match="fedtmle resume"):
         new_run(made, study, deadline=1.0, patience=1.0)
-    run.report(RunStatus(state=RunState.DONE))
+    run.write(RunStatus(state=RunState.DONE))
     with pytest.raises(InputError, match="run already"):
         new_run(made, study, deadline=1.0, patience=1.0)
     assert "this run is done" in call("resume", run.path).stderr
@@ -319,7 +319,7 @@ def test_a_status_is_read_whole_or_not_at_all(made: Deployment, tmp_path: Path) 
     status = RunStatus(
         state=RunState.STOPPED, why="x", silos={"hospital 1": "ready"}, round=3, seconds=(0.5,)
     )
-    run.report(status)
+    run.write(status)
     assert RunFolder(run.path).status() == status
     assert [path.name for path in run.path.glob("*.new")] == []
     assert os.path.basename(run.path).startswith("study-")

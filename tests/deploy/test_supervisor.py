@@ -10,7 +10,8 @@ from pathlib import Path
 import psutil
 
 from fedtmle.deploy import processes
-from fedtmle.deploy.processes import Process, wait_until
+from fedtmle.deploy.processes import wait_until
+from fedtmle.engine.alive import Process
 
 # An engine that starts a job in a session of its own, as FLARE does, and waits.
 ENGINE = (

@@ -9,7 +9,7 @@ from fedtmle.deploy.demo import write_example
 from fedtmle.engine import frames
 from fedtmle.engine.endpoint import Endpoint
 from fedtmle.engine.frames import Answer, Declined, Reply
-from fedtmle.engine.runs import RunFolder, RunState, RunStatus, Terms, sites
+from fedtmle.engine.runs import Move, RunFolder, Terms, sites
 from fedtmle.engine.site import open_endpoint
 from fedtmle.errors import DeadlineError, RefusedError
 from fedtmle.studies.home import Home
@@ -88,5 +88,5 @@ def new_folder(folder: Path, study: StudyFile, *, patience: float = 5.0) -> RunF
     plan = file_plan(study).digest.hex()
     terms = Terms(plan=plan, sites=sites(study.silos), deadline=5.0, patience=patience)
     made = RunFolder.new(folder / "runs", study, terms)
-    made.report(RunStatus(state=RunState.SUBMITTED))
+    made.move(Move.START)
     return made

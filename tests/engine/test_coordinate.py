@@ -10,8 +10,8 @@ import pytest
 
 import fedtmle as ft
 from fedtmle.engine.coordinate import Coordination
-from fedtmle.engine.runs import RunFolder, RunState, RunStatus
-from fedtmle.errors import InputError, ProtocolError
+from fedtmle.engine.runs import Move, RunFolder, RunState, RunStatus
+from fedtmle.errors import DeadlineError, InputError
 from fedtmle.runtime import ledger
 from fedtmle.studies.home import Home
 from fedtmle.studyfile.file import StudyFile
@@ -19,7 +19,7 @@ from tests.engine.lines import ALGORITHMS, DirectLine, approve, line, new_folder
 
 
 def carry_out(folder: Path, study: StudyFile, run: RunFolder) -> RunStatus:
-    Coordination(run.path.parent, run.name).carry_out(lambda _sites, _deadline: line(folder, study))
+    Coordination(run.path.parent, run.name).carry_out(lambda _sites, _deadline, _awaited: line(folder, study))
     return run.status()
 
 
@@ -56,10 +56,10 @@ class Dies(DirectLine):
     def exchange(self, requests: Mapping[str, bytes], /) -> Mapping[str, bytes]:
         self._left -= 1
         if self._left < 0 and not self._heard:
-            raise ProtocolError("cut before")
+            raise DeadlineError(("hospital 1",), 1.0)
         replies = super().exchange(requests)
         if self._left < 0:
-            raise ProtocolError("cut after")
+            raise DeadlineError(("hospital 1",), 1.0)
         return replies
 
 
@@ -72,13 +72,15 @@ def test_a_run_that_breaks_at_any_round_resumes_to_the_same_bytes(tmp_path: Path
     attempts = 0
     ends = line(tmp_path, study)
     while run.status().state is not RunState.DONE:
+        if run.status().state is RunState.WAITING:  # as the dispatcher does
+            run.move(Move.START)
         if attempts % 2:
             for end in ends.endpoints.values():
                 end.close()
             ends = line(tmp_path, study)
         left, heard = 2 + attempts % 2, attempts % 3 == 0
         dying = Dies(ends, left, heard=heard)
-        Coordination(run.path.parent, run.name).carry_out(lambda _s, _d, dying=dying: dying)  # type: ignore[misc]
+        Coordination(run.path.parent, run.name).carry_out(lambda _s, _d, _a, dying=dying: dying)  # type: ignore[misc]
         attempts += 1
         assert attempts < 60, run.status().why
     assert attempts > 5
@@ -95,13 +97,13 @@ def test_a_run_waits_for_the_last_approval(tmp_path: Path, monkeypatch: pytest.M
     run = new_folder(tmp_path, study)
     seen: list[dict[str, str]] = []
     monkeypatch.setattr("fedtmle.engine.coordinate.POLL", 0.05)
-    report = RunFolder.report
+    write = RunFolder.write
 
     def recorded(self: RunFolder, status: RunStatus) -> None:
         seen.append(dict(status.silos))
-        report(self, status)
+        write(self, status)
 
-    monkeypatch.setattr(RunFolder, "report", recorded)
+    monkeypatch.setattr(RunFolder, "write", recorded)
     late = threading.Timer(1.0, lambda: approve(study, "hospital 2"))
     late.start()
     assert carry_out(tmp_path, study, run).state is RunState.DONE
@@ -112,7 +114,7 @@ def test_a_run_waits_for_the_last_approval(tmp_path: Path, monkeypatch: pytest.M
 
 @pytest.mark.parametrize(
     ("decided", "why"),
-    [(None, "no answer from 'hospital 2' within 5 s"), (False, "its owner rejected the plan")],
+    [(None, "'hospital 2': waiting for its owner's approval"), (False, "its owner rejected the plan")],
 )
 def test_a_run_without_an_approval_ends(tmp_path: Path, decided: bool | None, why: str) -> None:
     study = study_of(tmp_path)

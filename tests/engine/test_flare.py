@@ -55,7 +55,7 @@ def test_a_lost_call_is_repeated_within_the_deadline_to_the_silo_that_did_not_an
 
 def test_calls_end_with_the_deadline() -> None:
     line = Lossy(lost={"south": 100}, deadline=0.5)
-    with pytest.raises(DeadlineError, match="no answer from 'south' within 0.5 s"):
+    with pytest.raises(DeadlineError, match=r"no answer from 'south' within 0.5 s"):
         line.exchange({"north": b"n", "south": b"s"})
     assert 3 <= len(line.calls) <= 5
     assert line.calls[-1][1] < 0.2  # the last call has what is left
@@ -65,14 +65,14 @@ def test_calls_end_with_the_deadline() -> None:
 def test_a_silo_that_is_computing_is_asked_again(times: int, monkeypatch: pytest.MonkeyPatch) -> None:
     line = Lossy(lost={})
     busy: list[Answer] = [Waiting.ANSWER] * times
-    monkeypatch.setattr(line, "ask", lambda asked, timeout: {"north": (busy or [Reply(b"x")]).pop()})
+    monkeypatch.setattr(line, "ask", lambda *_, **__: {"north": (busy or [Reply(b"x")]).pop()})
     assert line.exchange({"north": b"n"}) == {"north": b"x"}
     assert not busy
 
 
 def test_a_silo_that_declines_ends_the_exchange(monkeypatch: pytest.MonkeyPatch) -> None:
     line = Lossy(lost={})
-    monkeypatch.setattr(line, "ask", lambda asked, timeout: {"north": Declined.DATA})
+    monkeypatch.setattr(line, "ask", lambda *_, **__: {"north": Declined.DATA})
     with pytest.raises(RefusedError, match="'north' refused: its data cannot be used"):
         line.exchange({"north": b"n"})
 
@@ -84,7 +84,7 @@ def test_a_request_that_is_repeated_while_it_is_computed_is_told_so(monkeypatch:
     class Slow:
         error, local, steps = None, None, 0
 
-        def step(self, request: bytes) -> bytes:
+        def step(self, _: bytes) -> bytes:
             self.steps += 1
             release.wait(10)
             return b"done"

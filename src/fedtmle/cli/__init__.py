@@ -15,7 +15,7 @@ from fedtmle.cli.init import init
 from fedtmle.cli.preflight import preflight
 from fedtmle.cli.report import report
 from fedtmle.cli.risk import risk
-from fedtmle.cli.run import resume, run, show
+from fedtmle.cli.run import cancel, resume, run, show
 from fedtmle.cli.validate import validate
 from fedtmle.cli.watch import watch
 
@@ -45,7 +45,7 @@ def common(
     """Options that every command shares; `version` is handled before any of them runs."""
 
 
-for command in (demo, init, validate, preflight, risk, run, emulate, resume, show, report, watch):
+for command in (demo, init, validate, preflight, risk, run, emulate, resume, cancel, show, report, watch):
     app.command(epilog=CODES)(command)
 silo.app.command("start", epilog=CODES)(parties.start_silo)
 silo.app.command("stop", epilog=CODES)(parties.stop_silo)

@@ -163,9 +163,10 @@ def _run_on(
 
     require_flare()
     from fedtmle.deploy.kits import read_deployment
-    from fedtmle.deploy.launch import new_run
+    from fedtmle.deploy.launch import new_run, require_server
 
     deployment = read_deployment(folder)
+    require_server(deployment)
     with TemporaryDirectory() as scratch:
         path = Path(scratch) / f"{file.path.stem}.toml"
         path.write_text(study_text(file), encoding="utf-8")

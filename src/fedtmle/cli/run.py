@@ -65,9 +65,10 @@ def run(
                 )
             require_flare()
             from fedtmle.deploy.kits import read_deployment
-            from fedtmle.deploy.launch import new_run
+            from fedtmle.deploy.launch import new_run, require_server
 
             deployment = read_deployment(on)
+            require_server(deployment)  # before the plan is claimed
             folder = new_run(deployment, file, deadline=deadline, patience=patience)
             last = deployed(deployment, folder, as_json=as_json, quiet=quiet)
             if transcript is not None:
@@ -113,33 +114,54 @@ def resume(
     as_json: bool = typer.Option(False, "--json", help="Print the result as JSON."),
     quiet: bool = typer.Option(False, "--quiet", help="No progress display."),
 ) -> None:
-    """Resume a deployed run where it stopped, or follow one in progress. No silo answers a query twice."""
+    """Resume a deployed run where it stopped, or follow one in progress. No silo answers a query twice.
+
+    A run that lost a silo, its network or the server goes on by itself; this follows it.
+    """
     require_flare()
-    from fedtmle.deploy.launch import find_run
+    from fedtmle.deploy.launch import find_run, require_server
+    from fedtmle.deploy.launch import resume as let_go_on
 
     with reporting(as_json=as_json):
         deployment, folder = find_run(run)
+        let_go_on(folder)
+        require_server(deployment)
         _conclude(
             deployed(deployment, folder, as_json=as_json, quiet=quiet), out=out, as_json=as_json, quiet=quiet
         )
 
 
+def cancel(
+    run: Path = typer.Argument(..., help="The run's folder, as `run --on` and `server status` print it."),
+) -> None:
+    """Cancel a deployed run, whether it waits, runs or has stopped. Silos are asked nothing more."""
+    require_flare()
+    from fedtmle.deploy.launch import cancel as end_run
+    from fedtmle.deploy.launch import find_run
+
+    with reporting(as_json=False):
+        _, folder = find_run(run)
+        end_run(folder)
+        typer.echo(f"Cancelled: {folder.path}")
+
+
 def deployed(deployment: Deployment, folder: RunFolder, *, as_json: bool, quiet: bool) -> StudyResult:
-    """Start or resume a run on a deployment, wait for its end, and return its result."""
+    """Follow a run on a deployment to its end, and return its result."""
     from fedtmle.defects import Defect
-    from fedtmle.deploy.launch import follow, launch
+    from fedtmle.deploy.launch import follow
     from fedtmle.deploy.launch import show as show_progress
     from fedtmle.engine.runs import RunState
     from fedtmle.results.result import load
 
     if not quiet:
         typer.echo(f"run {folder.path}", err=True)
-    launch(deployment, folder)
     try:
         last = show_progress(follow(deployment, folder), quiet=quiet)
     except KeyboardInterrupt:
         typer.echo(f"The run continues; follow it with: fedtmle resume {folder.path}", err=True)
         raise
+    if last.state is RunState.CANCELLED:
+        fail([Defect(message="the run was cancelled")], Exit.NOT_CONVERGED, as_json=as_json)
     if last.state is not RunState.DONE:
         stopped = Defect(message=f"{last.why}; resume with: fedtmle resume {folder.path}")
         fail([stopped], Exit.REFUSED if last.refused else Exit.NOT_CONVERGED, as_json=as_json)

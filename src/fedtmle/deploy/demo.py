@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from fedtmle.datasets import ihdp, ihdp_variables
-from fedtmle.deploy.launch import follow, launch, new_run, show
+from fedtmle.deploy.launch import follow, new_run, show
 from fedtmle.deploy.local import approve_everywhere, local_deployment
 from fedtmle.engine.runs import RunFolder, RunState, RunStatus
 from fedtmle.errors import InputError, ProtocolError
@@ -102,7 +102,6 @@ def run_demo(hospitals: int, *, port: int | None, as_json: bool, quiet: bool) ->
             start_up = time.monotonic() - began
             approve_everywhere(study)
             record = new_run(made, study, deadline=60.0, patience=PATIENCE)
-            launch(made, record)
             last = show(follow(made, record), quiet=quiet)
             began = time.monotonic()
         stopping = time.monotonic() - began

@@ -1,26 +1,24 @@
-"""Start, follow and resume a run on a deployment."""
+"""Make, follow, resume and cancel a run on a deployment; the server's dispatcher carries it out."""
 
 from __future__ import annotations
 
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TextIO
 
-from fedtmle.deploy.jobs import EngineSession, engine_session, submit
-from fedtmle.deploy.kits import Deployment, Role, read_deployment, read_kit
-from fedtmle.deploy.processes import alive, running
-from fedtmle.engine.runs import RunFolder, RunState, RunStatus, Terms
+from fedtmle.deploy.kits import Deployment, read_deployment
+from fedtmle.deploy.presence import server_trouble
+from fedtmle.engine.post import LONGEST_STUDY
+from fedtmle.engine.runs import Move, RunFolder, RunState, RunStatus, Terms
 from fedtmle.errors import InputError, ProtocolError
 from fedtmle.layout import phase_name
 from fedtmle.studyfile.file import StudyFile, file_plan, read_study
 
 STATUS_INTERVAL = 0.2  # seconds between two reads of a run's status
-ENGINE_INTERVAL = 2.0  # seconds between two questions to the engine
-VANISHED_AFTER = 1.0  # seconds without a process, after which a run has stopped
+SERVER_INTERVAL = 5.0  # seconds between two looks at the server
 
 
 def show(statuses: Iterable[RunStatus], *, quiet: bool, to: TextIO | None = None) -> RunStatus:
@@ -38,18 +36,23 @@ def show(statuses: Iterable[RunStatus], *, quiet: bool, to: TextIO | None = None
 
 
 def _line(status: RunStatus, *, live: bool) -> str:
-    if status.state is RunState.SUBMITTED:
-        return f"submitted; {_silos(status)}" if status.silos else "submitted"
-    if status.state is RunState.WAITING:
-        return f"waiting; {_silos(status)}" if status.silos else ""
     if status.state is RunState.RUNNING:
-        if not status.round:
-            return "all silos are ready; running"
-        phase = phase_name(status.phase)
-        return f"round {status.round}, {phase}, {status.bits / 1000:.1f} kbit so far" if live else ""
+        return _progress(status, live=live)
     if status.state is RunState.STOPPED:
         return f"stopped after round {status.round}: {status.why}"
-    return f"done in {status.round} rounds, {sum(status.seconds):.1f} s"
+    if status.state is RunState.DONE:
+        return f"done in {status.round} rounds, {sum(status.seconds):.1f} s"
+    return "; ".join(filter(None, (status.state, status.why, _silos(status))))
+
+
+def _progress(status: RunStatus, *, live: bool) -> str:
+    if not status.round:
+        return "all silos are ready; running"
+    awaited = {silo: words for silo, words in status.silos.items() if words != "ready"}
+    if awaited:
+        return f"round {status.round}; {_silos(replace(status, silos=awaited))}"
+    phase = phase_name(status.phase)
+    return f"round {status.round}, {phase}, {status.bits / 1000:.1f} kbit so far" if live else ""
 
 
 def _silos(status: RunStatus) -> str:
@@ -60,10 +63,12 @@ def _silos(status: RunStatus) -> str:
 
 
 def new_run(deployment: Deployment, study: StudyFile, *, deadline: float, patience: float) -> RunFolder:
-    """Make the folder of a run, which is not yet submitted to the engine."""
+    """Make a run; the server announces it to the silos and starts it when all have approved."""
     study = read_study(study.path, samples=False)
     if study.study.algorithm.pools_rows:
         raise InputError("algorithm: 'Central' pools the rows; it cannot run on a deployment")
+    if len(study.path.read_bytes()) > LONGEST_STUDY:
+        raise InputError(f"{study.path}: a deployed study has at most {LONGEST_STUDY >> 10} KiB of text")
     unknown = [silo for silo in study.silos if silo not in deployment.sites]
     if unknown:
         raise InputError(
@@ -77,72 +82,68 @@ def new_run(deployment: Deployment, study: StudyFile, *, deadline: float, patien
         patience=patience,
     )
     _check_is_new(deployment, terms.plan)
-    folder = RunFolder.new(deployment.runs, study, terms)
-    folder.report(RunStatus(state=RunState.SUBMITTED))
-    return folder
+    return RunFolder.new(deployment.runs, study, terms)
 
 
 def _check_is_new(deployment: Deployment, plan: str) -> None:
     """Check that a plan was not started before: silos answer each plan once."""
-    for path in sorted(deployment.runs.glob("*/terms.json")):
-        run = RunFolder(path.parent)
+    for run in RunFolder.every(deployment.runs):
         if run.terms().plan != plan:
             continue
-        if run.status().state is RunState.DONE:
+        state = run.status().state
+        if state is RunState.DONE:
             raise InputError(
                 f"this plan was run already: `fedtmle show {run.result}`; to run the study again, change its "
                 "seed and have the new plan approved"
             )
+        if state is RunState.CANCELLED:
+            raise InputError(
+                f"this plan was cancelled ({run.path}); to run the study again, change its seed and have the "
+                "new plan approved"
+            )
         raise InputError(f"this plan was started already; continue it with `fedtmle resume {run.path}`")
 
 
-def launch(deployment: Deployment, run: RunFolder) -> None:
-    """Submit a run to the engine, unless it is running.
+def require_server(deployment: Deployment) -> None:
+    """Raise `ProtocolError` unless the server runs: nobody would carry out a run."""
+    trouble = server_trouble(deployment.server)
+    if trouble:
+        raise ProtocolError(trouble)
 
-    A run that stopped continues where its journal ends.
-    """
-    status = run.status()
+
+def resume(run: RunFolder) -> None:
+    """Let a run that stopped go on; one that waits or runs does so by itself."""
+    status = run.look()
     if status.state is RunState.DONE:
         raise InputError(f"{run.path}: this run is done; its result is {run.result}")
-    if status.state is not RunState.STOPPED and status.pid and alive(status.pid):
-        return
-    if running(read_kit(deployment.server, Role.SERVER)) is None:
-        raise ProtocolError(
-            f"the server is not running; start it with `fedtmle server start {deployment.server}`"
-        )
-    with engine_session(deployment) as session:
-        if run.job.is_file():
-            _abort(session, run.job.read_text(encoding="utf-8"))
-        # The status first: the engine's process may report before `submit` returns.
-        run.report(RunStatus(state=RunState.SUBMITTED, attempt=status.attempt + 1))
-        run.job.write_text(submit(session, run), encoding="utf-8")
+    if status.state is RunState.CANCELLED:
+        raise InputError(f"{run.path}: this run was cancelled; start the study again with another seed")
+    if status.state is RunState.STOPPED:
+        run.move(Move.RESUME, lost=0, silos={})
+
+
+def cancel(run: RunFolder) -> None:
+    """Cancel a run: the server ends its job, and silos are asked nothing more."""
+    state = run.status().state
+    if state in (RunState.DONE, RunState.CANCELLED):
+        raise InputError(f"{run.path}: this run is {state} already")
+    run.move(Move.CANCEL, why="cancelled by the coordinator")
 
 
 def follow(deployment: Deployment, run: RunFolder) -> Iterator[RunStatus]:
-    """Yield each new status until the run is over; a run whose process vanished has stopped."""
-    asked, last, missing_since = 0.0, None, 0.0
+    """Yield each new status until the run is over; while the server is down, the status says so."""
+    last, trouble, looked = None, "", -SERVER_INTERVAL
     while True:
-        status = run.status()
-        if (
-            not status.pid
-            and status.state is RunState.SUBMITTED
-            and time.monotonic() - asked > ENGINE_INTERVAL
-        ):
-            asked = time.monotonic()
-            status = _ask_engine(deployment, run, status)
-        elif not status.pid and last is not None and last.state is RunState.SUBMITTED:
-            status = last  # the engine is not asked each time
+        status = run.look()
+        if time.monotonic() - looked > SERVER_INTERVAL:
+            looked, trouble = time.monotonic(), server_trouble(deployment.server)
+        if trouble and not status.state.is_over:
+            status = replace(status, state=RunState.WAITING, why=trouble, silos={})
         if status != last:
             last = status
             yield status
-        if status.state in (RunState.DONE, RunState.STOPPED):
+        if status.state.is_over:
             return
-        if not status.pid or alive(status.pid):
-            missing_since = 0.0
-        elif not missing_since:
-            missing_since = time.monotonic()
-        elif time.monotonic() - missing_since > VANISHED_AFTER and run.status() == status:
-            run.report(replace(status, state=RunState.STOPPED, why="the server's process for this run ended"))
         time.sleep(STATUS_INTERVAL)
 
 
@@ -157,38 +158,3 @@ def find_run(path: Path) -> tuple[Deployment, RunFolder]:
             "it when it starts"
         ) from None
     return deployment, RunFolder.named(deployment.runs, whole.name)
-
-
-def _ask_engine(deployment: Deployment, run: RunFolder, status: RunStatus) -> RunStatus:
-    """Return the status of a run that the engine has not started: who is connected, or that it gave up."""
-    if running(read_kit(deployment.server, Role.SERVER)) is None:
-        return _stopped(run, replace(status, why="the server is not running: `fedtmle server start`"))
-    try:
-        with engine_session(deployment) as session:
-            connected = {client.name for client in session.get_connected_client_list()}
-            job = run.job.read_text(encoding="utf-8")
-            ended = str(session.get_job_meta(job).get("status", ""))
-    except (ProtocolError, OSError):
-        return status  # the supervisor restarts the server; the next look will tell
-    sites = run.terms().sites
-    silos = {silo: "connected" if site in connected else "not connected" for silo, site in sites.items()}
-    if ended.startswith("FINISHED"):
-        why = f"the engine did not start the run ({ended.removeprefix('FINISHED:').lower()})"
-        return _stopped(run, replace(status, why=why, silos=silos))
-    return replace(status, silos=silos)
-
-
-def _stopped(run: RunFolder, status: RunStatus) -> RunStatus:
-    """Report that the engine gave up, unless the run has reported meanwhile."""
-    now = run.status()
-    if now.pid:
-        return now
-    stopped = replace(status, state=RunState.STOPPED)
-    run.report(stopped)
-    return stopped
-
-
-def _abort(session: EngineSession, job: str) -> None:
-    """End an earlier attempt: after a crash the engine still lists it as running."""
-    with suppress(Exception):  # it may be over already, or unknown to the engine
-        session.abort_job(job)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import signal
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-from fedtmle.deploy.jobs import engine_session
 from fedtmle.deploy.kits import Deployment, Kit, Role, read_kit
 from fedtmle.deploy.parties import start_server, start_silo
+from fedtmle.deploy.presence import presence
 from fedtmle.deploy.processes import stop, wait_until
 from fedtmle.deploy.provision import provision
 from fedtmle.errors import ProtocolError
@@ -48,9 +48,8 @@ def await_silos(made: Deployment, silos: list[str], *, seconds: float = START_UP
     expected = {made.sites[silo] for silo in silos}
 
     def connected() -> bool:
-        with suppress(ProtocolError), engine_session(made, timeout=5.0) as session:
-            return expected <= {client.name for client in session.get_connected_client_list()}
-        return False
+        seen = presence(made.server)
+        return seen is not None and expected <= set(seen.sites)
 
     if not wait_until(connected, seconds):
         raise ProtocolError(f"the server and its silos were not connected within {seconds:g} s")

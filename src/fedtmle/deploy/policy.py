@@ -20,6 +20,8 @@ CLASSES = {
         "fedtmle.engine.flare.Coordinator",
     ],
 }
+POSTS = {Role.SILO: "fedtmle.engine.flare_post.SiloPost", Role.SERVER: "fedtmle.engine.flare_post.ServerPost"}
+MAX_JOBS = 32  # runs at the same time; one that waits is no job
 UNWANTED = ("site_log_streamer", "log_receiver")
 
 # "n:submitter" is the submitter of the job. A right that is not named is denied.
@@ -65,12 +67,16 @@ def write_policy(kit: Kit) -> None:
 
 
 def resources(default: Document, role: Role) -> Document:
-    """Return FLARE's resources with our class list, and without its log streams."""
+    """Return FLARE's resources with our class list and our post, and without its log streams."""
+    parts = [part for part in default["components"] if part["id"] not in UNWANTED]
+    for part in parts:
+        if part["id"] == "job_scheduler":
+            part["args"]["max_jobs"] = MAX_JOBS
     document = {
         **default,
         "class_list_enforcement_mode": "enforce",
         "class_allow_list": CLASSES[role],
-        "components": [part for part in default["components"] if part["id"] not in UNWANTED],
+        "components": [*parts, {"id": "fedtmle_post", "path": POSTS[role], "args": {}}],
     }
     if role is Role.SILO:
         document["allow_log_streaming"] = False

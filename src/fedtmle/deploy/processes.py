@@ -7,45 +7,17 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 import psutil
 
 from fedtmle.deploy.kits import Kit, Role
+from fedtmle.engine.alive import Process
 from fedtmle.errors import InputError
 from fedtmle.runtime.documents import read_document, write_document
 
 GRACE = 5.0  # seconds between asking a process to end and ending it
-
-
-@dataclass(frozen=True)
-class Process:
-    """A process of ours; its start time distinguishes it from a later one with the same pid."""
-
-    pid: int
-    started: float
-
-    @classmethod
-    def of(cls, pid: int) -> Process:
-        return cls(pid, psutil.Process(pid).create_time())
-
-    def find(self) -> psutil.Process | None:
-        """Return the process, None if it has ended."""
-        try:
-            process = psutil.Process(self.pid)
-            is_same = abs(process.create_time() - self.started) < 1.0
-            return process if is_same and process.status() != psutil.STATUS_ZOMBIE else None
-        except psutil.NoSuchProcess:
-            return None
-
-
-def alive(pid: int) -> bool:
-    """Return whether a process has not ended."""
-    try:
-        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False
 
 
 def record_of(kit: Kit) -> Path:

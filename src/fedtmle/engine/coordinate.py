@@ -3,27 +3,31 @@
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol, TypeAlias
 
 from fedtmle.engine import frames
+from fedtmle.engine.alive import Process
+from fedtmle.engine.dispatch import lose
 from fedtmle.engine.frames import Answer, Declined, Ready
-from fedtmle.engine.runs import RunFolder, RunState, RunStatus, Terms
+from fedtmle.engine.runs import Move, MoveError, RunFolder, Terms
 from fedtmle.errors import DeadlineError, FedTMLEError, ProtocolError, RefusedError
+from fedtmle.programs.study import Study
+from fedtmle.runtime.events import EventLog
 from fedtmle.runtime.journal import FileJournal
 from fedtmle.runtime.session import Federation, Journalled, RoundReport
 from fedtmle.studies.over import run_over
-from fedtmle.studyfile.file import file_plan
+from fedtmle.studyfile.file import StudyFile, file_plan
 
 _log = logging.getLogger("fedtmle.server")
 POLL = 0.5  # seconds between two looks at who is ready
 HELLO_TIMEOUT = 10.0
 REPORT_EVERY = 0.2
+
+Awaited: TypeAlias = Callable[[Mapping[str, str]], None]
 
 
 class EngineFederation(Federation, Protocol):
@@ -34,55 +38,87 @@ class EngineFederation(Federation, Protocol):
         ...
 
 
+Connect: TypeAlias = Callable[[Mapping[str, str], float, Awaited], EngineFederation]
+
+
 class Coordination:
-    """One attempt at a run: the first, or a resumed one."""
+    """One attempt at a run: the first, or one that continues at the recorded round."""
 
     def __init__(self, runs: Path, name: str) -> None:
         self._folder = RunFolder.named(runs, name)
-        self._status = replace(self._folder.status(), state=RunState.WAITING, pid=os.getpid())
+        self._process = Process.here()
+        self._reached = self._folder.move(Move.ARRIVE, by=self._process).round  # by earlier attempts
+        self._news: dict[str, Any] = {}  # not written yet
         self._reported = 0.0
         self._last = 0.0
         self._seconds: list[float] = []
+        self._awaited: tuple[str, ...] = ()
+        self._events = EventLog(self._folder.events)
 
-    def carry_out(self, connect: Callable[[Mapping[str, str], float], EngineFederation]) -> None:
-        """Run to an end, which the status tells; a run that stopped can be resumed."""
+    def carry_out(self, connect: Connect) -> None:
+        """Run to an end, which the status tells."""
         try:
             terms = self._folder.terms()
-            federation = connect(terms.sites, terms.deadline)
-            self._run(federation, terms, self._wait(federation, terms))
-        except FedTMLEError as error:
-            self._end(RunState.STOPPED, str(error), refused=isinstance(error, RefusedError))
+            file = self._check(terms)
+            federation = connect(terms.sites, terms.deadline, self._await)
+            self._run(federation, file, self._wait(federation, terms))
+        except MoveError as error:
+            self._events.failed(error)
+            _log.warning("%s", error)  # cancelled, or taken over: the status is no longer ours
+        except DeadlineError as error:
+            self._lose(str(error), error)
+        except (FedTMLEError, OSError) as error:
+            why = str(error) if isinstance(error, FedTMLEError) else _disk_fault(error, self._folder.path)
+            self._events.failed(error)
+            self._move(Move.FAIL, why=why, refused=isinstance(error, RefusedError))
         except BaseException as error:
-            _log.exception("the run stopped")
-            why = f"the engine ended the run ({type(error).__name__}): a silo or the server disconnected"
-            self._end(RunState.STOPPED, why)
+            _log.exception("the run was interrupted")
+            names = ", ".join(map(repr, self._awaited))
+            whom = f" while {names} was awaited" if names else ""
+            self._lose(f"the engine ended the run{whom}: a silo or the server disconnected", error)
             raise
+        finally:
+            self._events.close()
+
+    def _check(self, terms: Terms) -> StudyFile:
+        """Return the study if it is still that of the terms."""
+        file = self._folder.study()
+        if file_plan(file).digest.hex() != terms.plan or list(file.silos) != list(terms.sites):
+            raise ProtocolError("the run's study or the package was changed since it began; start a new run")
+        return file
 
     def _wait(self, federation: EngineFederation, terms: Terms) -> list[str]:
-        """Wait until every silo has approved and read its data; return those that release their estimate."""
+        """Wait until every silo has read its data; return those that release their estimate."""
         silos = federation.silos
         until = time.monotonic() + terms.patience
+        reached: set[str] = set()
+        began = time.monotonic()
         while True:
             answers = federation.ask(dict.fromkeys(silos, frames.hello(time.time())), timeout=HELLO_TIMEOUT)
-            words = {silo: _words(answers.get(silo)) for silo in silos}
-            self._report(replace(self._status, silos=words), now=True)
+            reached |= set(answers)
+            said = {silo: words(answers.get(silo)) for silo in silos}
+            self._note(now=True, silos=said)
             for silo, answer in answers.items():
                 if isinstance(answer, Declined):
                     raise RefusedError(silo, answer.value)
-            waiting = [silo for silo in silos if not isinstance(answers.get(silo), Ready)]
+            waiting = {silo: said[silo] for silo in silos if not isinstance(answers.get(silo), Ready)}
             if not waiting:
                 return [silo for silo in silos if answers[silo] == Ready(release=True)]
+            self._awaited = tuple(waiting)
+            absent = [silo for silo in silos if silo not in reached]
+            if absent and time.monotonic() - began > terms.deadline:
+                raise DeadlineError(tuple(absent), terms.deadline)
             if time.monotonic() > until:
-                raise DeadlineError(tuple(waiting), terms.patience)
+                why = "; ".join(f"'{silo}': {each}" for silo, each in waiting.items())
+                raise ProtocolError(f"not every silo was ready within {terms.patience:g} s: {why}")
             time.sleep(POLL)
 
-    def _run(self, federation: EngineFederation, terms: Terms, release: Sequence[str]) -> None:
-        file = self._folder.study()
+    def _run(self, federation: EngineFederation, file: StudyFile, release: Sequence[str]) -> None:
         plan = file_plan(file)
-        if plan.digest.hex() != terms.plan or list(file.silos) != list(terms.sites):
-            raise ProtocolError("the run's study or the package was changed since it began; start a new run")
         self._last = time.monotonic()
-        self._report(replace(self._status, state=RunState.RUNNING), now=True)
+        self._awaited = ()
+        self._move(Move.RUN)
+        self._start_events(file.study, plan.digest.hex(), list(file.silos))
         with closing(FileJournal(self._folder.journal)) as journal:
             recorded = Journalled(federation, journal, plan=plan)
             result = run_over(plan, recorded, progress=self._hear, release=release)
@@ -90,28 +126,66 @@ class Coordination:
             raise AssertionError("a fresh result has its run")
         result.run.transcript.save(self._folder.transcript)
         result.save(self._folder.result)
-        self._end(RunState.DONE, result.document["status_text"])
+        self._events.finished(text=result.document["status_text"], converged=result.document["converged"])
+        self._move(Move.FINISH, why=result.document["status_text"])
+
+    def _start_events(self, study: Study, plan: str, silos: list[str]) -> None:
+        self._events.start(
+            title=self._folder.name,
+            question=study.target.question,
+            algorithm=type(study.algorithm).__name__,
+            plan=plan,
+            silos=silos,
+        )
 
     def _hear(self, report: RoundReport) -> None:
         now = time.monotonic()
         self._seconds.append(now - self._last)
         self._last = now
-        self._report(
-            replace(self._status, round=report.round, phase=str(report.phase), bits=report.bits), now=False
-        )
+        self._events.round(report)
+        if report.round > self._reached:
+            self._news["lost"] = 0  # this attempt got further than those before
+        self._note(now=False, round=report.round, phase=str(report.phase), bits=report.bits)
 
-    def _end(self, state: RunState, why: str, *, refused: bool = False) -> None:
-        seconds = tuple(self._seconds)
-        self._report(replace(self._status, state=state, why=why, refused=refused, seconds=seconds), now=True)
+    def _await(self, silos: Mapping[str, str]) -> None:
+        """Note who keeps the round waiting, and who is back."""
+        for silo in silos:
+            if silo not in self._awaited:
+                self._events.silo(silo, "lost", silos[silo])
+        for silo in self._awaited:
+            if silo not in silos:
+                self._events.silo(silo, "back")
+        self._awaited = tuple(silos)
+        self._note(now=True, silos=dict(silos))
 
-    def _report(self, status: RunStatus, *, now: bool) -> None:
-        self._status = status
+    def _lose(self, why: str, error: BaseException) -> None:
+        self._events.failed(error)
+        self._note(now=True)
+        lose(self._folder, self._folder.status(), why, by=self._process, seconds=tuple(self._seconds))
+
+    def _move(self, move: Move, **news: object) -> None:
+        """Make a move with all news so far."""
+        self._folder.move(move, by=self._process, seconds=tuple(self._seconds), **self._news | news)
+        self._news = {}
+        self._reported = time.monotonic()
+
+    def _note(self, *, now: bool, **news: object) -> None:
+        """Report news, ``now`` or when the last report is `REPORT_EVERY` seconds old."""
+        self._news |= news
         if now or time.monotonic() - self._reported > REPORT_EVERY:
-            self._folder.report(status)
+            self._folder.move(Move.NOTE, by=self._process, **self._news)
+            self._news = {}
             self._reported = time.monotonic()
 
 
-def _words(answer: Answer | None) -> str:
+def words(answer: Answer | None) -> str:
+    """Return the state of a silo in words, from its answer or the lack of one."""
     if answer is None:
-        return "not reachable"
+        return "no answer yet"
     return "ready" if isinstance(answer, Ready) else getattr(answer, "value", "ready")
+
+
+def _disk_fault(error: OSError, folder: Path) -> str:
+    """Return what went wrong with a file at the server, with its path."""
+    where = error.filename or folder
+    return f"{where}: {error.strerror or type(error).__name__}; mend it at the server and resume the run"

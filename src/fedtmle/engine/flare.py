@@ -12,7 +12,7 @@ from pathlib import Path
 from nvflare.collab import collab
 
 from fedtmle.engine import frames
-from fedtmle.engine.coordinate import Coordination
+from fedtmle.engine.coordinate import Awaited, Coordination, words
 from fedtmle.engine.frames import Answer, Declined, Reply
 from fedtmle.errors import DeadlineError, DecodeError, ProtocolError, RefusedError
 
@@ -21,11 +21,17 @@ ASK_AGAIN = 15.0  # seconds after which a request without an answer is sent agai
 
 
 class FlareFederation:
-    """Carry one synchronous round to the job's sites, within ``deadline`` seconds."""
+    """Carry one synchronous round to the job's sites, within ``deadline`` seconds.
 
-    def __init__(self, sites: Mapping[str, str], *, deadline: float) -> None:
+    ``awaited`` is called with the silos that did not answer a call, and why, and once more when they did.
+    """
+
+    def __init__(
+        self, sites: Mapping[str, str], *, deadline: float, awaited: Awaited = lambda _: None
+    ) -> None:
         self._sites = dict(sites)
         self._deadline = deadline
+        self._awaited = awaited
 
     @property
     def silos(self) -> Sequence[str]:
@@ -40,18 +46,24 @@ class FlareFederation:
         replies: dict[str, bytes] = {}
         until = time.monotonic() + self._deadline
         missing = dict(requests)
+        has_waited = False
         while missing:
             asked = {silo: frames.request(data) for silo, data in missing.items()}
-            for silo, answer in self.ask(asked, timeout=_share(until)).items():
+            answers = self.ask(asked, timeout=_share(until))
+            for silo, answer in answers.items():
                 if isinstance(answer, Declined):
                     raise RefusedError(silo, answer.value)
                 if isinstance(answer, Reply):
                     replies[silo] = answer.data
                     del missing[silo]
             if missing:
+                self._awaited({silo: words(answers.get(silo)) for silo in missing})
+                has_waited = True
                 if time.monotonic() + RETRY_PAUSE > until:
                     raise DeadlineError(tuple(sorted(missing)), self._deadline)
                 time.sleep(RETRY_PAUSE)
+        if has_waited:
+            self._awaited({})
         return {silo: replies[silo] for silo in requests}
 
     def ask(self, asked: Mapping[str, bytes], *, timeout: float) -> dict[str, Answer]:
@@ -92,5 +104,5 @@ class Coordinator:
         """Carry out the run; its folder holds how it ended."""
         runs = Path(collab.workspace.get_root_dir()) / "runs"
         Coordination(runs, self.run).carry_out(
-            lambda sites, deadline: FlareFederation(sites, deadline=deadline)
+            lambda sites, deadline, awaited: FlareFederation(sites, deadline=deadline, awaited=awaited)
         )

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import base64
-import logging
-import logging.handlers
 from pathlib import Path
 
 from nvflare.collab import collab
@@ -12,6 +10,7 @@ from nvflare.collab import collab
 from fedtmle.engine import frames
 from fedtmle.engine.endpoint import Endpoint
 from fedtmle.engine.frames import Declined
+from fedtmle.engine.logs import write_log
 from fedtmle.engine.site import open_endpoint
 
 
@@ -26,9 +25,7 @@ class SiloEnd:
     def start(self) -> None:
         """Find out, once per job, which silo this is; its data are read when the owner has approved."""
         home = Path(collab.workspace.get_root_dir()) / "fedtmle"
-        log = logging.handlers.RotatingFileHandler(home / "silo.log", maxBytes=1 << 20, backupCount=4)
-        log.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-        logging.getLogger("fedtmle").addHandler(log)
+        write_log(home / "silo.log")
         study = base64.b64decode(self.study)
         self._endpoint = open_endpoint(home, collab.site_name, study, bytes.fromhex(self.plan))
 

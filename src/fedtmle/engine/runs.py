@@ -1,19 +1,31 @@
-"""A run at the server: the engine's names of its silos, and its folder: study, terms, status and result."""
+"""A run at the server: its folder with study, terms, status and result, and the states it goes through.
+
+A run waits until every silo is connected and has approved, without an engine job. Then the server starts a
+job, which carries the run out. A run whose job is lost (a reboot, a network that stays away) waits again, and
+the server starts another job that continues at the recorded round. A run that a person has to look at stops.
+
+`TRANSITIONS` decides every change of state. The status is written under a lock, whole, and whoever reads it
+judges it against the machine: `RunFolder.look` reports a run whose process has ended as waiting.
+"""
 
 from __future__ import annotations
 
+import fcntl
+import os
 import re
 import secrets
 import time
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
-from fedtmle.errors import InputError
+from fedtmle.engine.alive import Process
+from fedtmle.errors import InputError, ProtocolError
 from fedtmle.runtime.documents import write_document
 from fedtmle.studyfile.file import StudyFile, read_study
 
@@ -44,11 +56,56 @@ def sites(silos: Iterable[str]) -> dict[str, str]:
 class RunState(StrEnum):
     """How far a run has come."""
 
-    SUBMITTED = "submitted"  # the engine has not started it: not all silos are connected
-    WAITING = "waiting"  # for approvals, or for silos that read their data
+    WAITING = "waiting"  # for silos to connect and approve; there is no engine job
+    STARTING = "starting"  # the engine starts a job; its silos read their data
     RUNNING = "running"
     DONE = "done"
-    STOPPED = "stopped"  # `fedtmle resume` can continue it
+    STOPPED = "stopped"  # a person has to look at it; `fedtmle resume` continues it
+    CANCELLED = "cancelled"
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing happens any more unless a person acts."""
+        return self in (RunState.DONE, RunState.STOPPED, RunState.CANCELLED)
+
+
+class Move(StrEnum):
+    """What happens to a run."""
+
+    START = "start"  # the server submits a job
+    ARRIVE = "arrive"  # the job's process claims the run
+    NOTE = "note"  # news that change no state: who is awaited, the last round
+    RUN = "run"  # every silo is ready
+    LOSE = "lose"  # the job is gone, or a silo is; the server starts another when all are back
+    FINISH = "finish"
+    FAIL = "fail"  # a silo refused, or something is wrong that time does not mend
+    RESUME = "resume"  # a person looked at it
+    CANCEL = "cancel"
+
+
+TRANSITIONS: Mapping[tuple[RunState, Move], RunState] = {
+    (RunState.WAITING, Move.NOTE): RunState.WAITING,
+    (RunState.WAITING, Move.START): RunState.STARTING,
+    (RunState.WAITING, Move.FAIL): RunState.STOPPED,
+    (RunState.WAITING, Move.CANCEL): RunState.CANCELLED,
+    (RunState.STARTING, Move.ARRIVE): RunState.STARTING,
+    (RunState.STARTING, Move.NOTE): RunState.STARTING,
+    (RunState.STARTING, Move.RUN): RunState.RUNNING,
+    (RunState.STARTING, Move.LOSE): RunState.WAITING,
+    (RunState.STARTING, Move.FAIL): RunState.STOPPED,
+    (RunState.STARTING, Move.CANCEL): RunState.CANCELLED,
+    (RunState.RUNNING, Move.NOTE): RunState.RUNNING,
+    (RunState.RUNNING, Move.LOSE): RunState.WAITING,
+    (RunState.RUNNING, Move.FINISH): RunState.DONE,
+    (RunState.RUNNING, Move.FAIL): RunState.STOPPED,
+    (RunState.RUNNING, Move.CANCEL): RunState.CANCELLED,
+    (RunState.STOPPED, Move.RESUME): RunState.WAITING,
+    (RunState.STOPPED, Move.CANCEL): RunState.CANCELLED,
+}
+
+
+class MoveError(ProtocolError):
+    """The table has no such move: the run was cancelled, or another process has taken it over."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,22 +115,25 @@ class Terms:
     plan: str  # the plan's digest, in hex
     sites: Mapping[str, str]  # engine's name by silo, in the plan's order
     deadline: float  # seconds that a silo may take to answer one request
-    patience: float  # seconds to wait for approvals
+    patience: float  # seconds to wait for approvals, and for silos that are gone
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunStatus:
     """The last status that a run reported."""
 
-    state: RunState
+    state: RunState = RunState.WAITING
+    since: float = 0.0  # when the state began, seconds since 1970
     why: str = ""
     refused: bool = False  # whether a silo refused
     silos: Mapping[str, str] = field(default_factory=dict)
     round: int = 0
     phase: str = ""
     bits: int = 0
-    pid: int = 0  # of the engine's process for this run, at the server
+    job: str = ""  # the engine's name of the last job
+    process: Process | None = None  # the job's process at the server, once it has claimed the run
     attempt: int = 0
+    lost: int = 0  # attempts in a row that were lost without a new round
     seconds: tuple[float, ...] = ()  # of each round, once the run has ended
 
 
@@ -85,27 +145,33 @@ class RunFolder:
         self.journal = path / "journal"
         self.result = path / "result.json"
         self.transcript = path / "transcript"
-        self.job = path / "job"  # the engine's name of the last attempt
+        self.events = path / "events.jsonl"
 
     @classmethod
     def new(cls, runs: Path, study: StudyFile, terms: Terms) -> RunFolder:
-        """Make a folder with the text of the study and the terms of its run."""
+        """Make a folder with the text of the study and the terms of its run, which waits."""
         stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
         folder = cls(runs / f"{study.path.stem[:40]}-{stamp}-{secrets.token_hex(2)}")
         if not _NAME.fullmatch(folder.path.name):
             folder = cls(runs / f"run-{stamp}-{secrets.token_hex(2)}")
         folder.path.mkdir(parents=True)
         (folder.path / "study.toml").write_bytes(study.path.read_bytes())
-        write_document(folder.path / "terms.json", asdict(terms))
+        folder.write(RunStatus(since=time.time()))
+        write_document(folder.path / "terms.json", asdict(terms))  # last: the run exists from here on
         return folder
 
     @classmethod
     def named(cls, runs: Path, name: str) -> RunFolder:
-        """Return the folder of a run that was started; ``name`` cannot point outside ``runs``."""
+        """Return the folder of a run that was made; ``name`` cannot point outside ``runs``."""
         folder = cls(runs / name)
         if not _NAME.fullmatch(name) or not (folder.path / "terms.json").is_file():
             raise InputError(f"there is no run '{name}' in {runs}")
         return folder
+
+    @classmethod
+    def every(cls, runs: Path) -> list[RunFolder]:
+        """Return all runs in a folder, by name."""
+        return [cls(path.parent) for path in sorted(runs.glob("*/terms.json"))]
 
     @property
     def name(self) -> str:
@@ -120,12 +186,59 @@ class RunFolder:
         return _read(self.path / "terms.json", Terms)
 
     def status(self) -> RunStatus:
-        """Return the status that was reported last."""
+        """Return the status as it was written last; `look` also asks whether it is still true."""
         return _read(self.path / "status.json", RunStatus)
 
-    def report(self, status: RunStatus) -> None:
-        """Replace the status."""
+    def look(self) -> RunStatus:
+        """Return the status, judged against the machine: a run whose process has ended is waiting."""
+        status = self.status()
+        if status.process is None or status.process.find() is not None:
+            return status
+        if (status.state, Move.LOSE) not in TRANSITIONS:
+            return status
+        return replace(status, state=RunState.WAITING, why=process_ended(status))
+
+    def move(self, move: Move, *, by: Process | None = None, **news: Any) -> RunStatus:
+        """Make a move, write the new status with the ``news``, and return it.
+
+        Raise `MoveError` if the table does not have it, or if ``by``, a job's process, does not hold the run.
+        """
+        with self._locked():
+            status = self.status()
+            state = TRANSITIONS.get((status.state, move))
+            if state is None:
+                raise MoveError(f"run '{self.name}' is {status.state}: it cannot {move}")
+            holder = status.process
+            if by is not None and holder != by and (holder is not None or move is not Move.ARRIVE):
+                raise MoveError(f"run '{self.name}' was taken over by another process")
+            if state is not status.state:
+                news.setdefault("since", time.time())
+                news.setdefault("why", "")
+            holder = by or holder
+            if state not in (RunState.STARTING, RunState.RUNNING) or move is Move.START:
+                holder = None
+            moved = replace(status, state=state, process=holder, **news)
+            self.write(moved)
+            return moved
+
+    def write(self, status: RunStatus) -> None:
+        """Replace the status; only a new run and `move` do."""
         write_document(self.path / "status.json", asdict(status))
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        handle = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(handle)
+
+
+def process_ended(status: RunStatus) -> str:
+    """Return why a run waits whose process is gone."""
+    where = f" in round {status.round}" if status.round else ""
+    return f"the server's process for this run ended{where}; the run goes on by itself"
 
 
 def _read(path: Path, kind: type[_Record]) -> _Record:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from fedtmle.engine.endpoint import Endpoint
 from fedtmle.engine.frames import Declined, Hello, Waiting
+from fedtmle.engine.post import LONGEST_STUDY, studies_folder
 from fedtmle.engine.runs import sites
 from fedtmle.errors import FedTMLEError, InputError, JournalError
 from fedtmle.model import kernels
@@ -24,7 +25,6 @@ from fedtmle.studies.home import Home, open_party
 from fedtmle.studyfile.file import StudyFile, file_plan, read_study
 
 _log = logging.getLogger("fedtmle.silo")
-LONGEST_STUDY = 1 << 20  # bytes
 LOCK_WAIT = 60.0  # seconds for an earlier process of this silo to end
 
 
@@ -43,7 +43,11 @@ def open_endpoint(kit: Path, site: str, text: bytes, announced: bytes) -> Endpoi
         return _open(kit, site, text, announced)
     except _DeclinesError as declines:
         reason = declines.reason
-        return Endpoint(lambda: reason, _no_silo)
+    except Exception:
+        # The engine would send the text of an exception to the server.
+        _log.exception("unexpected fault")
+        reason = Declined.FAULT
+    return Endpoint(lambda: reason, _no_silo)
 
 
 def _open(kit: Path, site: str, text: bytes, announced: bytes) -> Endpoint:
@@ -95,13 +99,17 @@ def _study(home: Home, text: bytes) -> tuple[StudyFile, Plan]:
     """Return the study that came and its plan; save it under the plan's digest for the owner to read."""
     if len(text) > LONGEST_STUDY:
         raise _DeclinesError(Declined.STUDY)
-    folder = studies_folder(home)
-    arrived = folder / f"arrived-{os.getpid()}.toml"
+    arrived = home.folder / "studies" / f"arrived-{os.getpid()}.toml"
     try:
+        folder = studies_folder(home.folder)
         arrived.write_bytes(text)
         study = read_study(arrived, samples=False)
         plan = file_plan(study)
-        arrived.replace(folder / f"{plan.digest.hex()[:16]}.toml")
+        stored = folder / f"{plan.digest.hex()}.toml"
+        if stored.exists():  # a study that came is never replaced
+            arrived.unlink()
+        else:
+            arrived.replace(stored)
         return study, plan
     except InputError as error:
         _log.error("the study of a job cannot be read: %s", error)
@@ -110,13 +118,6 @@ def _study(home: Home, text: bytes) -> tuple[StudyFile, Plan]:
     except OSError:
         _log.exception("the silo's folder cannot be written")
         raise _DeclinesError(Declined.JOURNAL) from None
-
-
-def studies_folder(home: Home) -> Path:
-    """Return the folder for the studies that jobs brought."""
-    folder = home.folder / "studies"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    return folder
 
 
 def _permission(home: Home, plan: Plan) -> Callable[[], Declined | Waiting | None]:

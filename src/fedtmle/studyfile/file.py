@@ -28,7 +28,7 @@ from fedtmle.protocol.plan import Member, Plan
 from fedtmle.studyfile import keys
 from fedtmle.studyfile.keys import FAMILIES
 from fedtmle.studyfile.sample import fit_on_sample
-from fedtmle.studyfile.toml import Arguments, Sections
+from fedtmle.studyfile.toml import DEEPEST, Arguments, Sections, too_deep
 from fedtmle.targets.effects.estimands import ATE, AbstractEffect, OutcomeMean
 from fedtmle.targets.time.estimands import AbstractTimeEffect
 from fedtmle.targets.time.followup import PERIOD
@@ -82,6 +82,10 @@ def read_study(path: str | Path, *, samples: bool = True) -> StudyFile:
     line, text = None, ""
     try:
         text = path.read_text(encoding="utf-8")
+        line = too_deep(text)
+        if line is not None:  # tomllib takes minutes and gigabytes for a key of a thousand parts
+            message = f"a key or value is nested more than {DEEPEST} levels deep"
+            raise StudyFileErrors([Defect(file=str(path), line=line, message=message)])
         return _StudyReader(path, text, tomllib.loads(text), samples=samples).file()
     except tomllib.TOMLDecodeError as error:
         at = re.search(r" \(at line (\d+), column \d+\)", str(error))

@@ -12,6 +12,7 @@ from fedtmle.studyfile.values import Key, SectionKind
 
 Arguments = dict[str, Any]  # each read by its own key, and checked by whatever it is passed to
 T = TypeVar("T")
+DEEPEST = 16  # levels of a key, or of brackets
 
 
 class Sections:
@@ -125,3 +126,25 @@ class Sections:
             belongs = f"; it belongs in [{home}]" if home else f"; known: {', '.join(known)}"
             unknown = "unknown section" if not section else f"unknown key{f' of {kind}' if kind else ''}"
             self.add(section, name, f"{unknown}{near(name, known) or belongs}")
+
+
+_QUOTED = re.compile(
+    r'"""(?:\\.|[^\\])*?"""|' + r"'''.*?'''|" + r'"(?:\\.|[^"\\\n])*"|' + r"'[^'\n]*'|#[^\n]*", re.DOTALL
+)
+
+
+def too_deep(text: str) -> int | None:
+    """Return the first line of a TOML text that is nested more than `DEEPEST` levels, None if none is.
+
+    The levels of a line are the parts of its dotted key and the brackets that are open in it.
+    """
+    bare = _QUOTED.sub(lambda quoted: '""' + "\n" * quoted[0].count("\n"), text)
+    depth = 0
+    for number, line in enumerate(bare.split("\n"), start=1):
+        if any(part.count(".") > DEEPEST for part in re.split(r"[=,\[\]{}]", line)):
+            return number
+        for character in line:
+            depth += (character in "[{") - (character in "]}")
+            if depth > DEEPEST:
+                return number
+    return None

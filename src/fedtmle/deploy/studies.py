@@ -1,0 +1,51 @@
+"""The studies that came to a silo: which plan each is, what its owner decided, and whether it has run.
+
+A study is known by the digest under which it came. An upgrade of fedtmle gives the same text another digest;
+the studies that came before keep theirs, and their decisions.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedtmle.engine.post import studies_folder
+from fedtmle.runtime.signing import Decision
+from fedtmle.studies.home import Home
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReceivedStudy:
+    """One study that came, and its owner's decision; ``begun``: whether the silo has answered any of it."""
+
+    plan: str
+    path: Path
+    decision: Decision | None
+    begun: bool
+
+
+def came_to(home: Home) -> list[ReceivedStudy]:
+    """Return the studies that came to a silo, the latest last."""
+    decisions = home.approvals.current()
+    paths = studies_folder(home.folder).glob("[0-9a-f]*.toml")
+    return [
+        ReceivedStudy(
+            plan=path.stem,
+            path=path,
+            decision=decisions.get(path.stem),
+            begun=(home.folder / f"{path.stem[:16]}.journal").exists(),
+        )
+        for path in sorted(paths, key=lambda path: (path.stat().st_mtime, path.name))
+    ]
+
+
+def words(study: ReceivedStudy, home: Home, open_plans: Sequence[str] | None) -> str:
+    """Return where a study stands, and what its owner can do; ``open_plans`` are those the server lists."""
+    if study.decision is not None:
+        return f"{'approved' if study.decision.approved else 'rejected'} {study.decision.time}"
+    if open_plans is not None and study.plan not in open_plans:
+        return "closed by the coordinator; nothing was decided"
+    arguments = f"{shlex.quote(str(study.path))} --silo {shlex.quote(str(home.file.path))}"
+    return f"waits for you:\n    fedtmle silo preview {arguments}\n    fedtmle silo approve {arguments}"

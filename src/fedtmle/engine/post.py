@@ -1,0 +1,180 @@
+"""The post between a silo and the server, outside any job: which studies wait, and what the owner decided.
+
+Each silo writes to the server every few seconds. Its report says which version it has, and how its owner has
+decided about the studies that it holds. The reply lists the studies that are open, with the text of those
+that the silo does not hold yet. So a study that waits for approval costs a file at each silo, nothing else.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+import logging
+import re
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from fedtmle.errors import DecodeError, FedTMLEError
+from fedtmle.runtime.documents import Document, read_document, write_document
+from fedtmle.runtime.signing import Approvals, SigningKey
+
+_log = logging.getLogger("fedtmle.silo")
+POST_EVERY = 5.0  # seconds between two reports of a silo
+LONGEST_STUDY = 64 << 10  # bytes of a study's text
+MAX_STUDIES = 200  # open studies that a silo holds
+LONGEST_LETTER = 4 << 20  # bytes
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+class Standing(enum.StrEnum):
+    """Where a study stands at a silo."""
+
+    READY = "ready"
+    APPROVAL = "waiting for its owner's approval"
+    REJECTED = "its owner rejected the plan"
+    CONFIGURATION = "its silo file is missing or wrong; its own log has the details"
+
+
+class SiloReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A silo's letter: its version, and the standing of each open study that it holds, by plan."""
+
+    version: str
+    standings: dict[str, Standing]
+
+
+class Notice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The server's reply: its clock and version, the open plans, and texts that the silo does not hold."""
+
+    time: float
+    version: str
+    open: list[str]
+    texts: dict[str, str] = {}
+
+
+_Letter = TypeVar("_Letter", SiloReport, Notice)
+
+
+def write_letter(letter: SiloReport | Notice) -> bytes:
+    """Return a letter as bytes."""
+    return msgspec.json.encode(letter)
+
+
+def read_report(data: object) -> SiloReport:
+    """Return the report in these bytes; raise `DecodeError` if there is none."""
+    return _read(data, SiloReport)
+
+
+def read_notice(data: object) -> Notice:
+    """Return the notice in these bytes; raise `DecodeError` if there is none."""
+    notice = _read(data, Notice)
+    names = [*notice.open, *notice.texts]
+    if len(notice.open) > MAX_STUDIES or not all(map(_DIGEST.fullmatch, names)):
+        raise DecodeError("a notice of the server names what is no plan")
+    if any(len(text.encode()) > LONGEST_STUDY for text in notice.texts.values()):
+        raise DecodeError("a notice of the server brings a study that is too long")
+    return notice
+
+
+def _read(data: object, kind: type[_Letter]) -> _Letter:
+    if not isinstance(data, bytes) or len(data) > LONGEST_LETTER:
+        raise DecodeError("not a letter of this protocol")
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        raise DecodeError("not a letter of this protocol") from None
+
+
+class Desk:
+    """A silo's end of the post; ``kit`` is our folder of the silo's kit.
+
+    The desk parses no study: it stores the text under the digest that the server announced. The owner's own
+    commands compute the digest of what they show and approve.
+    """
+
+    def __init__(self, kit: Path, *, version: str, clock: Callable[[], float] = time.time) -> None:
+        self._kit = kit
+        self._version = version
+        self._clock = clock
+        self._open: list[str] = []
+        self._since = 0.0  # when the server was first heard without a break
+        self._heard = 0.0
+
+    def report(self) -> SiloReport:
+        """Return the report to send."""
+        try:
+            folder = studies_folder(silo_folder(self._kit))
+            held = [plan for plan in self._open if (folder / f"{plan}.toml").is_file()]
+            decisions = approvals_of(self._kit).current() if held else {}
+        except (OSError, ValueError, KeyError, TypeError, FedTMLEError) as error:
+            _log.error("%s: `fedtmle deploy doctor` says how to fix it (%s)", self._kit, error)
+            return SiloReport(
+                version=self._version, standings=dict.fromkeys(self._open, Standing.CONFIGURATION)
+            )
+        standings = {}
+        for plan in held:
+            decision = decisions.get(plan)
+            approved = None if decision is None else decision.approved
+            standings[plan] = {
+                None: Standing.APPROVAL,
+                True: Standing.READY,
+                False: Standing.REJECTED,
+            }[approved]
+        return SiloReport(version=self._version, standings=standings)
+
+    def take(self, notice: Notice) -> list[Path]:
+        """Store the studies that came, note when the server was heard; return the new files."""
+        now = self._clock()
+        if now - self._heard > 4 * POST_EVERY:
+            self._since = now
+        self._heard = now
+        self._open = notice.open
+        contact = {"heard": now, "since": self._since, "version": notice.version, "open": notice.open}
+        with suppress(OSError):
+            write_document(self._kit / "server.json", contact)
+            write_document(self._kit / "clock.json", {"ahead": now - notice.time})
+        new = []
+        try:
+            folder = studies_folder(silo_folder(self._kit))
+            for plan in notice.open:
+                path = folder / f"{plan}.toml"
+                if plan in notice.texts and not path.exists():  # a study that came is never replaced
+                    scratch = path.with_suffix(".new")
+                    scratch.write_text(notice.texts[plan], encoding="utf-8")
+                    scratch.replace(path)
+                    new.append(path)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            _log.error("a study that came cannot be stored: %s", error)
+        return new
+
+
+def silo_folder(kit: Path) -> Path:
+    """Return the folder `silo.fedtmle/` of the silo whose kit this is; it is there once a study came."""
+    folder = Path(read_document(kit / "silo.json")["silo_file"]).with_suffix(".fedtmle")
+    folder.mkdir(mode=0o700, exist_ok=True)
+    return folder
+
+
+def studies_folder(folder: Path) -> Path:
+    """Return the folder for the studies that came to a silo, each named by its plan's digest."""
+    studies = folder / "studies"
+    studies.mkdir(mode=0o700, exist_ok=True)
+    return studies
+
+
+def approvals_of(kit: Path) -> Approvals:
+    """Return the owner's decisions at the silo whose kit this is."""
+    folder = silo_folder(kit)
+    return Approvals(folder / "approvals.jsonl", SigningKey.at(folder / "key"))
+
+
+def last_contact(kit: Path) -> Document:
+    """Return what a silo noted when it last heard the server, {} if it never did."""
+    try:
+        return read_document(kit / "server.json")
+    except (OSError, json.JSONDecodeError, ValueError):
+        return {}
