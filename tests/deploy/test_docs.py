@@ -35,6 +35,7 @@ VERBS = [
     "fedtmle silo preview",
     "fedtmle silo approve",
     "fedtmle resume",
+    "fedtmle cancel",
     "fedtmle silo stop",
 ]
 

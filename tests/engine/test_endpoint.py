@@ -132,10 +132,43 @@ def test_a_silo_that_the_plan_does_not_know_declines(tmp_path: Path, study: Stud
     assert ask(opening_of(own, "hospital-2", text, plan)) is Declined.ROSTER  # another silo's name
 
 
-@pytest.mark.parametrize("text", [b"\xff", b"not toml", b"[target]\nkind = 'ATE'\n", b"#" * (1 << 21)])
+LONG_KEY = b"a" + b".a" * 30_000 + b" = 1\n"  # 60 kB, for which tomllib takes minutes and gigabytes
+DEEP_ARRAY = b"x = " + b"[" * 30_000
+
+
+@pytest.mark.parametrize(
+    "text",
+    [b"\xff", b"not toml", b"[target]\nkind = 'ATE'\n", b"#" * ((64 << 10) + 1), LONG_KEY, DEEP_ARRAY],
+)
 def test_what_is_no_study_is_declined(tmp_path: Path, study: StudyFile, text: bytes) -> None:
     kit = kit_of(tmp_path, study, H1)
+    began = time.monotonic()
     assert ask(opening_of(kit, "hospital-1", text, b"")) is Declined.STUDY
+    assert time.monotonic() - began < 2.0
+
+
+def test_no_exception_leaves_the_opening_of_an_endpoint(
+    tmp_path: Path, study: StudyFile, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The engine would send its text to the server."""
+
+    def fails(*_: object, **__: object) -> None:
+        raise RecursionError("secret 7654.321")
+
+    monkeypatch.setattr("fedtmle.engine.site.read_study", fails)
+    kit, text = kit_of(tmp_path, study, H1), study.path.read_bytes()
+    assert ask(opening_of(kit, "hospital-1", text, b"")) is Declined.FAULT
+    assert "secret" in caplog.text
+
+
+def test_a_study_is_kept_under_its_whole_digest_and_never_replaced(tmp_path: Path, study: StudyFile) -> None:
+    endpoint(tmp_path, study, H1)
+    (kept,) = (study.silos[H1].with_suffix(".fedtmle") / "studies").iterdir()
+    assert kept.name == f"{file_plan(study).digest.hex()}.toml"
+    kept.write_text("as it came first")
+    endpoint(tmp_path, study, H1)
+    assert kept.read_text() == "as it came first"
+    assert list(kept.parent.iterdir()) == [kept]
 
 
 def test_a_silo_without_its_file_declines(tmp_path: Path, study: StudyFile) -> None:

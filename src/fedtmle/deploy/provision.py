@@ -15,6 +15,7 @@ from fedtmle.errors import InputError
 from fedtmle.runtime.documents import Document, read_document, write_document
 
 ADMIN = "admin@fedtmle.org"  # FLARE wants the form of an address; it is nobody's
+DISPATCHER = "dispatcher@fedtmle.org"
 
 
 def provision(folder: Path, *, silos: Sequence[str], host: str, port: int, days: int = 360) -> Deployment:
@@ -46,6 +47,10 @@ def provision(folder: Path, *, silos: Sequence[str], host: str, port: int, days:
     shutil.move(kits / ADMIN, made.admin)
     kit = partial(Kit, project=project, host=host, port=port)
     parties = [kit(path=made.server, role=Role.SERVER, site="server", silo="")]
+    dispatcher = kits / DISPATCHER / "startup"
+    (made.server / "fedtmle").mkdir()
+    for suffix in ("crt", "key"):  # with which the server signs the jobs that it starts
+        shutil.copy(dispatcher / f"client.{suffix}", made.server / "fedtmle" / f"dispatcher.{suffix}")
     for silo, site in named.items():
         shutil.move(kits / site, made.kit(silo))
         parties.append(kit(path=made.kit(silo), role=Role.SILO, site=site, silo=silo))
@@ -78,13 +83,16 @@ def _project(made: Deployment, days: int) -> Document:
     silos = [
         {"name": site, "type": "client", "org": re.sub(r"\W", "_", site)} for site in made.sites.values()
     ]
-    admin = {"name": ADMIN, "type": "admin", "org": "coordinator", "role": ADMIN_ROLE}
+    admins = [
+        {"name": name, "type": "admin", "org": "coordinator", "role": ADMIN_ROLE}
+        for name in (ADMIN, DISPATCHER)
+    ]
     builder = "nvflare.lighter.impl"
     return {
         "api_version": 3,
         "name": made.project,
         "description": "fedtmle",
-        "participants": [server, *silos, admin],
+        "participants": [server, *silos, *admins],
         "builders": [
             {
                 "path": f"{builder}.workspace.WorkspaceBuilder",

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -86,12 +86,12 @@ class Dispatcher:
             if site in terms.sites.values() and is_open:
                 plans[terms.plan] = run
         open_plans = list(plans)[-MAX_STUDIES:]
-        texts: dict[str, str] = {}
+        texts: dict[str, bytes] = {}
         for plan in open_plans:
             if plan not in report.standings and len(texts) < TEXTS_PER_NOTICE:
                 text = (plans[plan].path / "study.toml").read_bytes()
                 if len(text) <= LONGEST_STUDY:
-                    texts[plan] = text.decode("utf-8")
+                    texts[plan] = text
         return Notice(time=self._now(), version=self._version, open=open_plans, texts=texts)
 
     def presence(self) -> dict[str, dict[str, object]]:
@@ -145,7 +145,7 @@ class Dispatcher:
             run.move(Move.FAIL, why=why, refused=True, silos=silos)
         elif all(words == Standing.READY for words in silos.values()):
             if waited >= _pause(status.lost):
-                self._start(run, status)
+                self._start(run, replace(status, silos=silos))
         elif waited > terms.patience:
             missing = "; ".join(f"'{s}': {words}" for s, words in silos.items() if words != Standing.READY)
             run.move(Move.FAIL, why=f"waited {_duration(waited)}; {missing}", silos=silos)
@@ -154,7 +154,7 @@ class Dispatcher:
 
     def _start(self, run: RunFolder, status: RunStatus) -> None:
         # The move first: the job's process may claim the run before `submit` returns.
-        run.move(Move.START, job="", refused=False, attempt=status.attempt + 1, why=status.why)
+        run.move(Move.START, job="", refused=False, attempt=status.attempt + 1, silos=status.silos)
         try:
             job = self._jobs.submit(run)
         except Exception as error:

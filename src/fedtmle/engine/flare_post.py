@@ -22,6 +22,8 @@ from nvflare.apis.job_def import DEFAULT_STUDY, JobMetaKey, RunStatus
 from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey, ReturnCode
 from nvflare.fuel.f3.cellnet.fqcn import FQCN
 from nvflare.fuel.f3.message import Message
+from nvflare.lighter.tool_consts import NVFLARE_SUBMITTER_CRT_FILE
+from nvflare.lighter.utils import load_private_key_file, sign_folders
 from nvflare.private.defs import CellMessageHeaderKeys
 from nvflare.private.fed.server.job_meta_validator import JobMetaValidator
 
@@ -35,7 +37,7 @@ from fedtmle.errors import DecodeError, ProtocolError
 CHANNEL, TOPIC = "fedtmle", "post"
 TURN_EVERY = 1.0  # seconds
 REPLY_WITHIN = 10.0  # seconds
-SUBMITTER = {"name": "server", "org": "coordinator", "role": "lead"}
+DISPATCHER = "dispatcher@fedtmle.org"  # in whose name the server submits its jobs
 _log = logging.getLogger("fedtmle.post")
 
 
@@ -114,7 +116,7 @@ class ServerPost(_Posted):
     def _begin(self, engine: Any, root: Path) -> None:
         home = root / "fedtmle"
         write_log(home / "server.log")
-        dispatcher = Dispatcher(root / "runs", FlareJobs(engine), version=version("fedtmle"))
+        dispatcher = Dispatcher(root / "runs", FlareJobs(engine, home), version=version("fedtmle"))
 
         def answer(request: Message) -> Message:
             site = request.get_header(CellMessageHeaderKeys.CLIENT_NAME)  # the engine has checked it
@@ -135,27 +137,32 @@ class ServerPost(_Posted):
 
 
 class FlareJobs:
-    """The jobs of FLARE's server, from inside its process."""
+    """The jobs of FLARE's server, from inside its process; ``home`` has the key that signs them."""
 
-    def __init__(self, engine: Any) -> None:
+    def __init__(self, engine: Any, home: Path) -> None:
         self._engine = engine
+        self._home = home
 
     def submit(self, run: RunFolder) -> str:
         """Store the job of a run, as FLARE does with one that an administrator submits."""
-        content = packed_job(run)
+        content = packed_job(run, self._sign)
         is_valid, error, meta = JobMetaValidator().validate(run.name, content)
         if not is_valid:
             raise ProtocolError(f"the engine refused the job of run '{run.name}': {error}")
         meta |= {
             JobMetaKey.STUDY.value: DEFAULT_STUDY,
-            JobMetaKey.SUBMITTER_NAME.value: SUBMITTER["name"],
-            JobMetaKey.SUBMITTER_ORG.value: SUBMITTER["org"],
-            JobMetaKey.SUBMITTER_ROLE.value: SUBMITTER["role"],
+            JobMetaKey.SUBMITTER_NAME.value: DISPATCHER,
+            JobMetaKey.SUBMITTER_ORG.value: "coordinator",
+            JobMetaKey.SUBMITTER_ROLE.value: "lead",
             JobMetaKey.JOB_FOLDER_NAME.value: run.name,
         }
         with self._engine.new_context() as fl_ctx:
             made = self._engine.job_def_manager.create(meta, content, fl_ctx)
         return str(made[JobMetaKey.JOB_ID.value])
+
+    def _sign(self, job: Path) -> None:
+        key = load_private_key_file(str(self._home / "dispatcher.key"))
+        sign_folders(str(job), key, str(self._home / "dispatcher.crt"))
 
     def ended(self, job: str) -> str:
         """Return how a job ended, in FLARE's words; an empty string if it has not."""
@@ -180,11 +187,15 @@ def _root(fl_ctx: FLContext) -> Path:
 
 
 def keep_json(job: Path) -> list[Path]:
-    """Delete all files of a job that are not JSON; return them.
+    """Delete all files of a job that are neither JSON nor the certificate of its signer; return them.
 
     FLARE also reads HOCON, which can include what a URL names: an administrator could make a silo fetch it.
     """
-    others = [path for path in sorted(job.rglob("*")) if path.is_file() and path.suffix != ".json"]
+    others = [
+        path
+        for path in sorted(job.rglob("*"))
+        if path.is_file() and path.suffix != ".json" and path.name != NVFLARE_SUBMITTER_CRT_FILE
+    ]
     for path in others:
         path.unlink()
         _log.error("%s: removed; a job's configuration is JSON only", path)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import base64
 import io
 import json
+import tempfile
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from pathlib import Path
 
 from fedtmle.engine.runs import RunFolder, Terms
 from fedtmle.runtime.documents import Document
@@ -15,8 +17,11 @@ SET_UP_TIMEOUT = 120  # seconds for every silo to start its part of a job
 SILO_THREADS = 8
 
 
-def packed_job(run: RunFolder) -> bytes:
-    """Return the job of a run as a zip file; the study travels as text, with its plan's digest."""
+def packed_job(run: RunFolder, sign: Callable[[Path], None] = lambda _: None) -> bytes:
+    """Return the job of a run as a zip file; the study travels as text, with its plan's digest.
+
+    ``sign`` is called with the job's folder before it is packed: silos take signed jobs only.
+    """
     terms = run.terms()
     study = base64.b64encode((run.path / "study.toml").read_bytes()).decode()
     files = {
@@ -25,9 +30,15 @@ def packed_job(run: RunFolder) -> bytes:
         "silo/config/config_fed_client.json": silo_config({"study": study, "plan": terms.plan}),
     }
     packed = io.BytesIO()
-    with zipfile.ZipFile(packed, "w") as archive:
+    with tempfile.TemporaryDirectory() as scratch:
+        job = Path(scratch) / run.name
         for name, document in files.items():
-            archive.writestr(f"{run.name}/{name}", json.dumps(document))
+            (job / name).parent.mkdir(parents=True, exist_ok=True)
+            (job / name).write_text(json.dumps(document), encoding="utf-8")
+        sign(job)
+        with zipfile.ZipFile(packed, "w") as archive:
+            for path in sorted(job.rglob("*")):
+                archive.write(path, path.relative_to(scratch))  # folders too: FLARE looks for their entries
     return packed.getvalue()
 
 

@@ -53,7 +53,7 @@ class Notice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     time: float
     version: str
     open: list[str]
-    texts: dict[str, str] = {}
+    texts: dict[str, bytes] = {}
 
 
 _Letter = TypeVar("_Letter", SiloReport, Notice)
@@ -75,13 +75,13 @@ def read_notice(data: object) -> Notice:
     names = [*notice.open, *notice.texts]
     if len(notice.open) > MAX_STUDIES or not all(map(_DIGEST.fullmatch, names)):
         raise DecodeError("a notice of the server names what is no plan")
-    if any(len(text.encode()) > LONGEST_STUDY for text in notice.texts.values()):
+    if any(len(text) > LONGEST_STUDY for text in notice.texts.values()):
         raise DecodeError("a notice of the server brings a study that is too long")
     return notice
 
 
 def _read(data: object, kind: type[_Letter]) -> _Letter:
-    if not isinstance(data, bytes) or len(data) > LONGEST_LETTER:
+    if not isinstance(data, bytes | bytearray | memoryview) or len(data) > LONGEST_LETTER:
         raise DecodeError("not a letter of this protocol")
     try:
         return msgspec.json.decode(data, type=kind)
@@ -144,7 +144,7 @@ class Desk:
                 path = folder / f"{plan}.toml"
                 if plan in notice.texts and not path.exists():  # a study that came is never replaced
                     scratch = path.with_suffix(".new")
-                    scratch.write_text(notice.texts[plan], encoding="utf-8")
+                    scratch.write_bytes(notice.texts[plan])
                     scratch.replace(path)
                     new.append(path)
         except (OSError, ValueError, KeyError, TypeError) as error:
