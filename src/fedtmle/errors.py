@@ -45,6 +45,10 @@ class ContributionError(DataError):
     """A row's contribution is beyond the bound that the plan declares for exact sums."""
 
 
+class ChangedDataError(DataError):
+    """A silo's rows are not those for which its owner approved a plan."""
+
+
 class FitError(InputError):
     """A model cannot be fitted to the rows; ``reason`` is coarse enough to be sent.
 

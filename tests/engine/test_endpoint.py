@@ -20,6 +20,8 @@ from fedtmle.engine.site import open_endpoint
 from fedtmle.errors import DecodeError, InputError
 from fedtmle.protocol import messages
 from fedtmle.protocol.messages import Open, Opened
+from fedtmle.runtime import ledger
+from fedtmle.studies.home import Home, data_digest
 from fedtmle.studyfile.file import StudyFile, file_plan, read_study
 from tests.damage import damaged
 from tests.engine.lines import approve, endpoint, kit_of, opened, study_of
@@ -191,6 +193,40 @@ def test_data_that_do_not_fit_are_declined_without_a_word_of_them(
     assert ask(end, frames.request(opening(study))) is Declined.DATA
     assert "infants.csv" in caplog.text
     assert "7654" not in caplog.text
+
+
+def test_data_that_changed_since_the_approval_need_a_new_one(tmp_path: Path, study: StudyFile) -> None:
+    """The approval holds for the rows that the owner had; restoring them, or approving again, mends it."""
+    path = study.silos[H1]
+    home, plan = Home.of(path), file_plan(study)
+    home.approvals.decide(plan.digest, approved=True, data=data_digest(plan, home.file))
+    records = path.parent / "infants.csv"
+    before = records.read_text()
+    records.write_text("\n".join(before.splitlines()[:-1]) + "\n")  # one record less
+    changed = endpoint(tmp_path, study, H1)
+    assert ask(changed) is Declined.CHANGED
+    changed.close()
+    records.write_text(before)
+    again = endpoint(tmp_path, study, H1)
+    assert ask(again) == Ready()
+    assert isinstance(ask(again, frames.request(opening(study))), Reply)
+    again.close()
+    (line,) = ledger.read(home.ledger_path)
+    assert line["plan"] == plan.digest.hex()
+    assert line["data"] == data_digest(plan, home.file).hex()
+    (journal,) = home.folder.glob("*.journal")
+    journal.unlink()
+    records.write_text("\n".join(before.splitlines()[:-1]) + "\n")
+    home.approvals.decide(plan.digest, approved=True, data=data_digest(plan, home.file))
+    assert ask(endpoint(tmp_path, study, H1)) == Ready()
+
+
+def test_the_digest_of_the_data_is_signed_with_the_approval(tmp_path: Path, study: StudyFile) -> None:
+    home, plan = Home.of(study.silos[H1]), file_plan(study)
+    made = home.approvals.decide(plan.digest, approved=True, data=data_digest(plan, home.file))
+    text = home.approvals.path.read_text()
+    home.approvals.path.write_text(text.replace(made.data, "00" * 32))
+    assert not home.approvals.approves(plan.digest)
 
 
 def test_a_damaged_journal_is_declined(tmp_path: Path, study: StudyFile) -> None:

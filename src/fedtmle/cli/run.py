@@ -59,10 +59,8 @@ def run(
         except StudyFileErrors:  # report it with all errors of the silos' files and data
             fail(validate(study).defects, Exit.DEFECTS, as_json=as_json)
         if on is not None:
-            if observe or events is not None:
-                raise typer.BadParameter(
-                    "--observe and --events work for runs on this machine only, not with --on"
-                )
+            if observe:
+                raise typer.BadParameter("--observe works for runs on this machine only, not with --on")
             require_flare()
             from fedtmle.deploy.kits import read_deployment
             from fedtmle.deploy.launch import new_run, require_server
@@ -70,7 +68,7 @@ def run(
             deployment = read_deployment(on)
             require_server(deployment)  # before the plan is claimed
             folder = new_run(deployment, file, deadline=deadline, patience=patience)
-            last = deployed(deployment, folder, as_json=as_json, quiet=quiet)
+            last = deployed(deployment, folder, as_json=as_json, quiet=quiet, events=events)
             if transcript is not None:
                 transcript.write_bytes(folder.transcript.read_bytes())
             _conclude(last, out=out, transcript=transcript, report=report, as_json=as_json, quiet=quiet)
@@ -145,10 +143,12 @@ def cancel(
         typer.echo(f"Cancelled: {folder.path}")
 
 
-def deployed(deployment: Deployment, folder: RunFolder, *, as_json: bool, quiet: bool) -> StudyResult:
-    """Follow a run on a deployment to its end, and return its result."""
+def deployed(
+    deployment: Deployment, folder: RunFolder, *, as_json: bool, quiet: bool, events: Path | None = None
+) -> StudyResult:
+    """Follow a run on a deployment to its end, and return its result; copy its ``events`` to a file."""
     from fedtmle.defects import Defect
-    from fedtmle.deploy.launch import follow
+    from fedtmle.deploy.launch import copying, follow
     from fedtmle.deploy.launch import show as show_progress
     from fedtmle.engine.runs import RunState
     from fedtmle.results.result import load
@@ -156,7 +156,7 @@ def deployed(deployment: Deployment, folder: RunFolder, *, as_json: bool, quiet:
     if not quiet:
         typer.echo(f"run {folder.path}", err=True)
     try:
-        last = show_progress(follow(deployment, folder), quiet=quiet)
+        last = show_progress(copying(follow(deployment, folder), folder.events, events), quiet=quiet)
     except KeyboardInterrupt:
         typer.echo(f"The run continues; follow it with: fedtmle resume {folder.path}", err=True)
         raise

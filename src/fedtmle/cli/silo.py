@@ -49,8 +49,8 @@ def approve(
     note: str = typer.Option("", help="A note for your own records."),
     yes: bool = typer.Option(False, "--yes", help="Do not ask for confirmation."),
 ) -> None:
-    """Approve one plan, signed with the silo's key. A changed study needs a new approval."""
-    from fedtmle.studies.home import Home
+    """Approve one plan, signed with the silo's key. A changed study or changed data need a new approval."""
+    from fedtmle.studies.home import Home, data_digest
     from fedtmle.studyfile.file import study_of
 
     with reporting(as_json=False):
@@ -60,7 +60,7 @@ def approve(
         typer.echo(f"Silos: {', '.join(plan.silos)}")
         if not yes:
             typer.confirm(f"Approve this plan for silo '{home.file.name}'?", abort=True)
-        home.approvals.decide(plan.digest, approved=True, note=note)
+        home.approvals.decide(plan.digest, approved=True, note=note, data=data_digest(plan, home.file))
         typer.echo("Approved. `fedtmle silo reject` revokes it.")
 
 

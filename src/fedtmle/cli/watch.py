@@ -6,9 +6,13 @@ from pathlib import Path
 
 import typer
 
+from fedtmle.cli.exits import require_flare
+
 
 def watch(
-    events: Path = typer.Argument(..., help="The events of a run (run --events), or a silo's ledger."),
+    events: Path = typer.Argument(
+        ..., help="The events of a run (run --events), the folder of a deployed run, or a silo's ledger."
+    ),
     ledger: bool = typer.Option(False, "--ledger", help="The file is a silo's ledger."),
     port: int = typer.Option(8765, min=0, max=65535, help="The page's port; 0 for any free one."),
     host: str = typer.Option("127.0.0.1", help="The page's address; by default for this machine only."),
@@ -21,10 +25,14 @@ def watch(
     import json
     import signal
 
-    from fedtmle.watch.follow import EventTail, LedgerTail
+    from fedtmle.watch.follow import EventTail, LedgerTail, RunTail
     from fedtmle.watch.server import LOOPBACK, WatchServer
 
-    look = (LedgerTail(events) if ledger else EventTail(events)).look
+    if events.is_dir() and not ledger:
+        require_flare()
+        look = RunTail(events).look
+    else:
+        look = (LedgerTail(events) if ledger else EventTail(events)).look
     if as_json:
         typer.echo(json.dumps(look(), allow_nan=False))
         return

@@ -147,6 +147,18 @@ def follow(deployment: Deployment, run: RunFolder) -> Iterator[RunStatus]:
         time.sleep(STATUS_INTERVAL)
 
 
+def copying(statuses: Iterable[RunStatus], source: Path, target: Path | None) -> Iterator[RunStatus]:
+    """Yield the statuses; meanwhile append what ``source``, the run's events, gets to the file ``target``."""
+    copied = 0
+    for status in statuses:
+        yield status
+        if target is not None and source.exists():
+            with source.open("rb") as read, target.open("ab") as write:
+                read.seek(copied)
+                write.write(read.read())
+                copied = read.tell()
+
+
 def find_run(path: Path) -> tuple[Deployment, RunFolder]:
     """Return the run in this folder, and the deployment that it belongs to."""
     whole = path.absolute()

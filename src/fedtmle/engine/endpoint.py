@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from fedtmle.engine import frames
 from fedtmle.engine.frames import Answer, Declined, Hello, Ready, Reply, Waiting
-from fedtmle.errors import DecodeError, FedTMLEError, InputError
+from fedtmle.errors import ChangedDataError, DecodeError, FedTMLEError, InputError
 from fedtmle.runtime.rows import LocalOutcome
 from fedtmle.runtime.silo import Silo
 
@@ -109,7 +109,8 @@ class Endpoint:
             self._silo = self._open()
         except InputError as error:
             _log.error("%s", error)
-            self._declined = Declined.DATA
+            is_change = isinstance(error, ChangedDataError)
+            self._declined = Declined.CHANGED if is_change else Declined.DATA
         except (FedTMLEError, OSError):
             _log.exception("the journal cannot be used")
             self._declined = Declined.JOURNAL

@@ -69,7 +69,9 @@ def _open(kit: Path, site: str, text: bytes, announced: bytes) -> Endpoint:
         # Nobody could check a signature for which the plan has no key.
         signs = any(member.name == name and member.key for member in plan.roster)
         keeper = replace(keeper, approves=_watched(home), key=keeper.key if signs else None)
-        return open_party(plan, name, home.file, keeper=keeper)
+        decision = home.approvals.current().get(plan.digest.hex())
+        expected = "" if decision is None else decision.data
+        return open_party(plan, name, home.file, keeper=keeper, expected=expected)
 
     def heard(hello: Hello) -> None:
         with suppress(OSError):

@@ -13,7 +13,7 @@ import hashlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TypedDict
+from typing import NotRequired, TypedDict
 
 import msgspec
 
@@ -42,10 +42,16 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     functionals: int = 0
     bits: int = 0
     recovered: bool = False  # a crash kept the line from the ledger; the silo added it at its restart
+    plan: str = ""  # the study's plan, in hexadecimal
+    data: str = ""  # a digest of plan and rows, which stays at the silo
+    explanation: str = ""  # the query in words, as `preview` has it
 
 
 class LedgerLine(TypedDict):
-    """One line as `read` returns it: the entry, bytes in base64, chained to the line before it."""
+    """One line as `read` returns it: the entry, bytes in base64, chained to the line before it.
+
+    Ledgers of earlier versions have no plan, data and explanation.
+    """
 
     line: int
     time: str
@@ -63,6 +69,9 @@ class LedgerLine(TypedDict):
     functionals: int
     bits: int
     recovered: bool
+    plan: NotRequired[str]
+    data: NotRequired[str]
+    explanation: NotRequired[str]
     previous: str
     hash: str
 

@@ -59,10 +59,14 @@ class Position:
 class Records:
     """Write what a silo admits into its journal and ledger, and compare the two at a restart.
 
-    ``position`` and ``guard`` are the silo's: each line of the ledger has the totals so far.
+    ``position`` and ``guard`` are the silo's: each line of the ledger has the totals so far, the ``plan`` and
+    ``data``, the digest of plan and rows.
     """
 
-    def __init__(self, name: str, position: Position, guard: Guard, keeper: Keeper) -> None:
+    def __init__(
+        self, name: str, position: Position, guard: Guard, keeper: Keeper, *, plan: bytes, data: bytes
+    ) -> None:
+        self._plan, self._data = plan.hex(), data
         self.broken = False  # the silo's state is ahead of its journal; only a restart repairs that
         self._name = name
         self._position = position
@@ -123,17 +127,18 @@ class Records:
                 functionals=self._guard.functionals,
                 bits=position.bits,
                 recovered=recovered,
+                plan=self._plan,
+                data=self._data.hex(),
+                explanation=query.explanation if has_query and query is not None else "",
             )
         )
 
-    def resume(
-        self, identity: bytes, follow: Callable[[messages.Request, messages.Reply, str], None]
-    ) -> None:
+    def resume(self, follow: Callable[[messages.Request, messages.Reply, str], None]) -> None:
         """Resume from the journal: ``follow`` takes the silo through each request, its reply and its time.
 
-        ``identity`` is the journal's first record: the digest of plan, silo and rows.
+        The journal's first record is the digest of plan, silo and rows.
         """
-        journal, ledger = self._journal, self._ledger
+        journal, ledger, identity = self._journal, self._ledger, self._data
         if journal is None:
             return
         if not journal.records:

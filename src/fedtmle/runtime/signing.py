@@ -94,12 +94,14 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     approved: bool
     time: str
     note: str = ""
+    data: str = ""  # the digest of plan and rows for which it holds; empty: for any rows
     signature: str = ""
 
     @property
     def signed(self) -> bytes:
         """The bytes that the key signs."""
-        return msgspec.msgpack.encode(("fedtmle approval", self.plan, self.approved, self.time, self.note))
+        signed = ("fedtmle approval", self.plan, self.approved, self.time, self.note)
+        return msgspec.msgpack.encode((*signed, self.data) if self.data else signed)
 
 
 @dataclass(frozen=True)
@@ -137,11 +139,11 @@ class Approvals:
             return False
         return decision is not None and decision.approved
 
-    def decide(self, plan: bytes, *, approved: bool, note: str = "") -> Decision:
-        """Sign and append a decision, and return it."""
+    def decide(self, plan: bytes, *, approved: bool, note: str = "", data: bytes = b"") -> Decision:
+        """Sign and append a decision, and return it; ``data`` is the digest of the rows that it is about."""
         self.decisions()  # never add to a file that was tampered with
         time = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-        bare = Decision(plan=plan.hex(), approved=approved, time=time, note=note)
+        bare = Decision(plan=plan.hex(), approved=approved, time=time, note=note, data=data.hex())
         decision = msgspec.structs.replace(bare, signature=self.key.sign(bare.signed).hex())
         with open(self.path, "ab", buffering=0) as file:
             file.write(msgspec.json.encode(decision) + b"\n")

@@ -82,9 +82,12 @@ class Silo:
         self._link = self._masked_link()
         self._records: Records | None = None
         if self._keeper.journal is not None or self._keeper.ledger is not None:
-            self._records = Records(self.name, self._position, self._guard, self._keeper)
+            data = fingerprint(plan.digest, name, rows)
+            self._records = Records(
+                self.name, self._position, self._guard, self._keeper, plan=plan.digest, data=data
+            )
         if self._records is not None and self._keeper.journal is not None:
-            self._records.resume(fingerprint(plan.digest, name, rows), self._restore)
+            self._records.resume(self._restore)
 
     def _signing_key(self) -> SigningKey | None:
         """Return the key that the roster expects this silo to sign with, None if it expects none."""

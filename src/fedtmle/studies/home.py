@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from fedtmle.data import DataErrors, SiloFile, load, read_silo_file
-from fedtmle.errors import InputError
+from fedtmle.errors import ChangedDataError, InputError
 from fedtmle.model.table import Table
 from fedtmle.model.types import Array
 from fedtmle.privacy.limit import DisclosureLimit, LimitedAttribute, at_centre
@@ -26,7 +26,7 @@ from fedtmle.protocol.plan import Plan
 from fedtmle.runtime.journal import FileJournal
 from fedtmle.runtime.keeper import Keeper
 from fedtmle.runtime.ledger import Ledger
-from fedtmle.runtime.rows import LocalRows
+from fedtmle.runtime.rows import LocalRows, fingerprint
 from fedtmle.runtime.signing import Approvals, SigningKey
 from fedtmle.runtime.silo import Silo
 from fedtmle.studyfile.file import study_of
@@ -160,9 +160,21 @@ def _column(study: Study, table: Table, name: str) -> Array:
     return column
 
 
-def open_party(plan: Plan, name: str, source: object, *, keeper: Keeper | None = None) -> Silo:
-    """Return the silo ``name`` of a study's plan over its ``source``, usually the path of a silo file."""
+def open_party(
+    plan: Plan, name: str, source: object, *, keeper: Keeper | None = None, expected: str = ""
+) -> Silo:
+    """Return the silo ``name`` of a study's plan over its ``source``, usually the path of a silo file.
+
+    ``expected`` is the digest of plan and rows that the owner approved; `ChangedDataError` if it is another.
+    """
     table = load(source, schema_of(study_of(plan)), silo=name)
     check_streams(study_of(plan), {name: table})
     check_follow_up(study_of(plan), {name: table})
+    if expected and fingerprint(plan.digest, name, table).hex() != expected:
+        raise ChangedDataError("the data changed since the plan was approved; approve it again")
     return Silo(name, plan, table, keeper=keeper)
+
+
+def data_digest(plan: Plan, file: SiloFile) -> bytes:
+    """Return the digest of plan and rows that an approval of ``plan`` holds for."""
+    return fingerprint(plan.digest, file.name, load(file, schema_of(study_of(plan)), silo=file.name))

@@ -13,7 +13,7 @@ from pathlib import Path
 from fedtmle.errors import JournalError
 from fedtmle.runtime.documents import Document
 from fedtmle.runtime.ledger import LedgerLine, read
-from fedtmle.watch.state import RunView
+from fedtmle.watch.state import RunView, SiloView
 
 THIS_SILO = "this silo"
 QUESTION = "What has this silo sent so far?"
@@ -53,6 +53,34 @@ class EventTail:
             self._view.apply(event)
         except (ValueError, KeyError, TypeError, AttributeError):
             return
+
+
+class RunTail:
+    """Keep a view of a deployed run up to date, from its folder: its events, and its state between attempts."""
+
+    def __init__(self, folder: Path) -> None:
+        from fedtmle.engine.runs import RunFolder  # needs what deployment installs
+
+        self._run = RunFolder(folder)
+        self._events = EventTail(self._run.events)
+
+    def look(self) -> Document:
+        """Return what the page shows; a run that waits says for whom."""
+        shown, status = self._events.look(), self._run.look()
+        awaited = {silo: words for silo, words in status.silos.items() if words != "ready"}
+        for silo in shown["silos"]:
+            if silo["name"] in awaited:
+                silo["status"], silo["reason"] = "awaited", awaited.pop(silo["name"])
+        if status.state.is_over and shown["status"] != "running":
+            return shown
+        shown["silos"] += [
+            {**vars(SiloView()), "name": silo, "status": "awaited", "reason": words}
+            for silo, words in awaited.items()
+        ]
+        if str(status.state) != "running":
+            shown["status"] = "failed" if status.state.is_over else "waiting"
+            shown["text"] = ": ".join(filter(None, (str(status.state), status.why)))
+        return shown
 
 
 class LedgerTail:
