@@ -221,7 +221,7 @@ def test_data_that_changed_since_the_approval_need_a_new_one(tmp_path: Path, stu
     assert ask(endpoint(tmp_path, study, H1)) == Ready()
 
 
-def test_the_digest_of_the_data_is_signed_with_the_approval(tmp_path: Path, study: StudyFile) -> None:
+def test_the_digest_of_the_data_is_signed_with_the_approval(study: StudyFile) -> None:
     home, plan = Home.of(study.silos[H1]), file_plan(study)
     made = home.approvals.decide(plan.digest, approved=True, data=data_digest(plan, home.file))
     text = home.approvals.path.read_text()

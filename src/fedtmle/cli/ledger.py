@@ -53,6 +53,41 @@ def show(ledger: Path = LEDGER) -> None:
 
 
 @app.command(epilog=CODES)
+def studies(
+    ledger: Path = LEDGER, as_json: bool = typer.Option(False, "--json", help="Print the accounts as JSON.")
+) -> None:
+    """Print what every study asked, what was answered and refused, and what each spent."""
+    import json
+    from dataclasses import asdict
+
+    from fedtmle.runtime import accounts
+    from fedtmle.runtime.ledger import read
+    from fedtmle.text.accounts import render
+
+    with reporting(as_json=as_json):
+        found = accounts.studies(read(ledger))
+        if as_json:
+            rows = [{**asdict(study), "kinds": list(map(asdict, study.kinds.values()))} for study in found]
+            typer.echo(json.dumps({"studies": rows}))
+        else:
+            typer.echo(render(found, titles(ledger.parent)))
+
+
+def titles(folder: Path) -> dict[str, str]:
+    """Return the question of each study that came to the silo with this folder, by plan."""
+    from fedtmle.errors import InputError
+    from fedtmle.studyfile.file import read_study
+
+    questions = {}
+    for path in sorted(folder.glob("studies/*.toml")):
+        try:
+            questions[path.stem] = read_study(path, samples=False).study.target.question
+        except InputError:  # of another version
+            continue
+    return questions
+
+
+@app.command(epilog=CODES)
 def export(
     ledger: Path = LEDGER,
     out: Path = typer.Option(..., "--out", help="The transcript to write."),

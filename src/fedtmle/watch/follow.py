@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from fedtmle.errors import JournalError
+from fedtmle.runtime.accounts import walk
 from fedtmle.runtime.documents import Document
 from fedtmle.runtime.ledger import LedgerLine, read
 from fedtmle.watch.state import RunView, SiloView
@@ -56,7 +57,7 @@ class EventTail:
 
 
 class RunTail:
-    """Keep a view of a deployed run up to date, from its folder: its events, and its state between attempts."""
+    """Keep a view of a deployed run up to date: its events, and its state between attempts."""
 
     def __init__(self, folder: Path) -> None:
         from fedtmle.engine.runs import RunFolder  # needs what deployment installs
@@ -115,40 +116,46 @@ class LedgerTail:
 
 
 def ledger_events(lines: Iterable[LedgerLine]) -> Iterator[Document]:
-    """Yield the lines of a ledger as events, with what each answer added to the running totals."""
-    session, bits, functionals = "", 0, 0
-    for line in lines:
+    """Yield the lines of a ledger as events of one view: every study, each answer in words."""
+    time = 0.0
+    seen: set[str] = set()
+    closed: set[str] = set()
+    for line, answer, plan in walk(lines):
         time = datetime.datetime.fromisoformat(line["time"]).timestamp()
-        if line["session"] != session:
-            session, bits, functionals = line["session"], 0, 0
+        study = f"study {plan[:8]}" if plan else "unknown study"
+        if not seen:
             yield {
                 "event": "start",
                 "time": time,
                 "title": "",
                 "question": QUESTION,
-                "algorithm": f"session {session[:16]}",
+                "algorithm": "",
                 "plan": "",
                 "silos": [THIS_SILO],
                 "role": "silo",
             }
-        if line["decision"] == "answered" and line["query"]:
+        if plan not in seen:
+            seen.add(plan)
+            yield {"event": f"{study} began", "time": time}
+        if answer is not None:
             yield {
                 "event": "round",
                 "time": time,
                 "round": line["round"],
                 "phase": line["phase"],
-                "up": {THIS_SILO: line["bits"] - bits},
+                "up": {THIS_SILO: answer.bits},
                 "down": {},
-                "message": line["query"],
-                "numbers": line["functionals"] - functionals,
+                "message": f"{study}: {answer.words}",
+                "numbers": answer.numbers,
             }
-            bits, functionals = line["bits"], line["functionals"]
         elif line["decision"] == "answered":
-            yield {"event": f"answered {line['request']}", "time": time}
+            yield {"event": f"{study}: answered {line['request']}", "time": time}
             if line["request"] == "compare":
-                yield {"event": "finished", "time": time, "text": "the session is closed", "converged": True}
+                closed.add(plan)
         elif line["decision"] == "refused":
-            why = f"{line['reason']}" + (f" (policy: {line['key']})" if line["key"] else "")
+            why = f"{study}: {line['reason']}" + (f" (policy: {line['key']})" if line["key"] else "")
             yield {"event": "silo", "time": time, "silo": THIS_SILO, "status": "refused", "reason": why}
         else:
-            yield {"event": f"{line['decision']}: {line['request']}, round {line['round']}", "time": time}
+            yield {"event": f"{study}: {line['decision']} {line['request']}", "time": time}
+    if seen and closed == seen:
+        yield {"event": "finished", "time": time, "text": "every study is closed", "converged": True}
