@@ -69,6 +69,29 @@ def doctor(
 
 
 @app.command(epilog=CODES)
+def service(
+    kit: Path = typer.Argument(..., help="The party's start-up kit, on its own machine."),
+    user: str = typer.Option(..., help="The account that runs the party; not root."),
+    out: Path | None = typer.Option(None, "--out", help="The unit file to write; by default it is printed."),
+) -> None:
+    """Write a systemd unit that runs the party from boot on, with few rights."""
+    require_flare()
+    from fedtmle.deploy.kits import read_kit
+    from fedtmle.deploy.service import unit
+
+    with reporting(as_json=False):
+        text = unit(read_kit(kit), user=user)
+        if out is None:
+            typer.echo(text, nl=False)
+            return
+        out.write_text(text, encoding="utf-8")
+        typer.echo(
+            f"Wrote {out}. To install it, as root:\n"
+            f"  cp {out} /etc/systemd/system/ && systemctl daemon-reload && systemctl enable --now {out.name}"
+        )
+
+
+@app.command(epilog=CODES)
 def demo(
     silos: int = typer.Option(8, min=2, max=8, help="How many of the 8 IHDP hospitals take part."),
     port: int | None = typer.Option(None, help="The server's port; by default a free one."),

@@ -25,6 +25,21 @@ def start_server(kit: Path = KIT) -> None:
         typer.echo(f"Started. `fedtmle server status {kit}` says when it listens.")
 
 
+@server.command("run", epilog=CODES)
+def run_server(kit: Path = KIT) -> None:
+    """Run the server in the foreground, for a service manager; SIGTERM ends it."""
+    require_flare()
+    from fedtmle.deploy.kits import Role, read_kit
+    from fedtmle.deploy.parties import prepare_server
+    from fedtmle.deploy.processes import run_here
+    from fedtmle.deploy.supervisor import supervise
+
+    with reporting(as_json=False):
+        found = read_kit(kit, Role.SERVER)
+        prepare_server(found)
+        raise typer.Exit(run_here(found, supervise))
+
+
 @server.command("stop", epilog=CODES)
 def stop_server(kit: Path = KIT) -> None:
     """Stop the server; a run in progress can be resumed."""
@@ -39,12 +54,26 @@ def server_status(
     _status(kit, "server", as_json=as_json)
 
 
-def start_silo(
-    kit: Path = KIT,
-    silo_file: Path | None = typer.Option(
-        None, "--silo-file", help="This silo's silo.toml, needed the first time. Its path stays in the kit."
-    ),
-) -> None:
+SILO_FILE = typer.Option(
+    None, "--silo-file", help="This silo's silo.toml, needed the first time. Its path stays in the kit."
+)
+
+
+def run_silo(kit: Path = KIT, silo_file: Path | None = SILO_FILE) -> None:
+    """Run this silo in the foreground, for a service manager; SIGTERM ends it."""
+    require_flare()
+    from fedtmle.deploy.kits import Role, read_kit
+    from fedtmle.deploy.parties import prepare_silo
+    from fedtmle.deploy.processes import run_here
+    from fedtmle.deploy.supervisor import supervise
+
+    with reporting(as_json=False):
+        found = read_kit(kit, Role.SILO)
+        prepare_silo(found, silo_file)
+        raise typer.Exit(run_here(found, supervise))
+
+
+def start_silo(kit: Path = KIT, silo_file: Path | None = SILO_FILE) -> None:
     """Start this silo in the background: it connects to the server and answers the plans you approved."""
     require_flare()
     from fedtmle.deploy.kits import Role, read_kit

@@ -35,8 +35,7 @@ def running(kit: Kit) -> psutil.Process | None:
 
 def start(kit: Kit) -> None:
     """Start the party in the background; it outlives this command, and is restarted if it dies."""
-    if running(kit) is not None:
-        raise InputError(f"{kit.path}: already running; stop it with `fedtmle {kit.role} stop {kit.path}`")
+    _check_is_free(kit)
     log = (
         os.POSIX_SPAWN_OPEN,
         1,
@@ -51,6 +50,21 @@ def start(kit: Kit) -> None:
         file_actions=[(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0), log, (os.POSIX_SPAWN_DUP2, 1, 2)],
     )
     write_document(record_of(kit), asdict(Process.of(supervisor)))
+
+
+def run_here(kit: Kit, supervise: Callable[[Kit], int]) -> int:
+    """Run the party in the foreground, as a service manager wants it; return the exit code."""
+    _check_is_free(kit)
+    write_document(record_of(kit), asdict(Process.here()))
+    try:
+        return supervise(kit)
+    finally:
+        record_of(kit).unlink(missing_ok=True)
+
+
+def _check_is_free(kit: Kit) -> None:
+    if running(kit) is not None:
+        raise InputError(f"{kit.path}: already running; stop it with `fedtmle {kit.role} stop {kit.path}`")
 
 
 def stop(kit: Kit) -> bool:

@@ -1,5 +1,7 @@
 """The supervisor of a party's engine: start it, restart it if it dies, end everything when asked.
 
+`fedtmle silo run` and `fedtmle server run` are it; `start` runs it in the background:
+
 python -m fedtmle.deploy.supervisor <kit>
 """
 
@@ -18,8 +20,10 @@ import psutil
 
 from fedtmle.deploy.kits import Kit, read_kit
 from fedtmle.deploy.processes import descendants, end, engine_command, engine_environment
+from fedtmle.engine.logs import tidy
 
 RESTART_PAUSE = 1.0  # seconds
+TIDY_EVERY = 600.0  # seconds
 BRIEF_LIFE = 20.0  # seconds
 MAX_BRIEF_LIVES = 5  # an engine with this many brief lives in a row is not restarted
 _PR_SET_CHILD_SUBREAPER = 36
@@ -27,7 +31,6 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 def supervise(kit: Kit) -> int:
     """Run until asked to end, or until the engine keeps dying soon after its start; return the exit code."""
-    os.setsid()  # a session of its own outlives the terminal
     adopt_orphans()
     for name in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(name, _leave)
@@ -38,7 +41,8 @@ def supervise(kit: Kit) -> int:
             engine = subprocess.Popen(  # noqa: S603 - FLARE's own module
                 engine_command(kit), env=engine_environment(), cwd=kit.path, stdin=subprocess.DEVNULL
             )
-            engine.wait()
+            while not _has_ended(engine):
+                tidy(kit.path)
             # A job that outlives its engine would hold the run's journal.
             end(descendants(psutil.Process()))
             brief_lives = brief_lives + 1 if time.monotonic() - started < BRIEF_LIFE else 0
@@ -50,6 +54,15 @@ def supervise(kit: Kit) -> int:
             signal.signal(name, signal.SIG_IGN)
         end(descendants(psutil.Process()))
     return 1
+
+
+def _has_ended(engine: subprocess.Popen[bytes]) -> bool:
+    """Return whether the engine has ended, after `TIDY_EVERY` seconds at the latest."""
+    try:
+        engine.wait(timeout=TIDY_EVERY)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
 
 
 def adopt_orphans() -> None:
@@ -67,4 +80,5 @@ def _leave(_signal: int, _frame: FrameType | None) -> None:
 
 
 if __name__ == "__main__":
+    os.setsid()  # a session of its own outlives the terminal
     sys.exit(supervise(read_kit(Path(sys.argv[1]))))

@@ -36,6 +36,7 @@ from fedtmle.errors import DecodeError, ProtocolError
 
 CHANNEL, TOPIC = "fedtmle", "post"
 TURN_EVERY = 1.0  # seconds
+FIRST_AFTER = 0.5  # seconds after the engine's start
 REPLY_WITHIN = 10.0  # seconds
 DISPATCHER = "dispatcher@fedtmle.org"  # in whose name the server submits its jobs
 _log = logging.getLogger("fedtmle.post")
@@ -60,7 +61,9 @@ class _Posted(FLComponent):  # type: ignore[misc]
 
     def _repeat(self, step: Callable[[], None], every: float) -> None:
         def loop() -> None:
-            while not self._stopping.wait(every):
+            pause = FIRST_AFTER
+            while not self._stopping.wait(pause):
+                pause = every
                 try:
                     step()
                 except Exception:

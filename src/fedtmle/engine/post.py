@@ -100,9 +100,18 @@ class Desk:
         self._kit = kit
         self._version = version
         self._clock = clock
-        self._open: list[str] = []
+        self._open = self._held()  # until the server says which are open
         self._since = 0.0  # when the server was first heard without a break
         self._heard = 0.0
+
+    def _held(self) -> list[str]:
+        """Return the plans of the latest studies that came, so that a restart loses no time."""
+        try:
+            paths = list(studies_folder(silo_folder(self._kit)).glob("[0-9a-f]*.toml"))
+        except (OSError, ValueError, KeyError, TypeError):
+            return []
+        paths.sort(key=lambda path: path.stat().st_mtime)
+        return [path.stem for path in paths if _DIGEST.fullmatch(path.stem)][-MAX_STUDIES:]
 
     def report(self) -> SiloReport:
         """Return the report to send."""
