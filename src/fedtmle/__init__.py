@@ -85,6 +85,7 @@ _HOME = {
     "FedTMLEError": "fedtmle.errors",
     "InputError": "fedtmle.errors",
     "DataError": "fedtmle.errors",
+    "ChangedDataError": "fedtmle.errors",
     "ContributionError": "fedtmle.errors",
     "FitError": "fedtmle.errors",
     "PrecisionError": "fedtmle.errors",
@@ -117,6 +118,7 @@ if TYPE_CHECKING:  # for type checkers and editors; at run time, __getattr__ bel
     from fedtmle.algorithms.optimizers import StochasticGradientDescent as StochasticGradientDescent
     from fedtmle.data.draft import draft as draft
     from fedtmle.errors import CheckFailedError as CheckFailedError
+    from fedtmle.errors import ChangedDataError as ChangedDataError
     from fedtmle.errors import ContributionError as ContributionError
     from fedtmle.errors import DataError as DataError
     from fedtmle.errors import DeadlineError as DeadlineError

@@ -63,7 +63,7 @@ def test_systemd_finds_no_fault_and_few_rights(
     verified = subprocess.run([ANALYZE, "verify", path], capture_output=True, text=True, check=False)  # noqa: S603
     assert verified.returncode == 0, verified.stderr
     assert path.name not in verified.stderr  # nothing is said of it
-    secure = [ANALYZE, "security", "--offline=true", path]
+    secure = [ANALYZE, "security", "--offline=true", str(path)]
     judged = subprocess.run(secure, capture_output=True, text=True, check=False)  # noqa: S603
     found = re.search(r"exposure level for \S+: ([0-9.]+) (\w+)", judged.stdout)
     assert found, judged.stdout + judged.stderr

@@ -45,7 +45,7 @@ def book(tmp_path: Path) -> Path:
     for k in range(1, 4):
         ledger.add(answered(0, k, numbers=2 * k, bits=128 * k))
         ledger.add(answered(1, k, numbers=50 * k, bits=1000 * k, explanation=f"kind {k}"))
-    refused = {"decision": "refused", "reason": "policy", "key": "min_people"}
+    refused: dict[str, Any] = {"decision": "refused", "reason": "policy", "key": "min_people"}
     ledger.add(Entry(time="2026-01-01T00:01:00+00:00", session="01", request="ask", round=4, **refused))
     ledger.add(Entry(time="2026-01-01T00:01:01+00:00", session="00", request="compare", round=4))
     ledger.close()
