@@ -117,8 +117,8 @@ if TYPE_CHECKING:  # for type checkers and editors; at run time, __getattr__ bel
     from fedtmle.algorithms.optimizers import Schedule as Schedule
     from fedtmle.algorithms.optimizers import StochasticGradientDescent as StochasticGradientDescent
     from fedtmle.data.draft import draft as draft
-    from fedtmle.errors import CheckFailedError as CheckFailedError
     from fedtmle.errors import ChangedDataError as ChangedDataError
+    from fedtmle.errors import CheckFailedError as CheckFailedError
     from fedtmle.errors import ContributionError as ContributionError
     from fedtmle.errors import DataError as DataError
     from fedtmle.errors import DeadlineError as DeadlineError

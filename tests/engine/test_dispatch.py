@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import os
+import signal
+import sys
 import zipfile
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -63,11 +65,17 @@ class Bench:
             self.run.path.parent, self.jobs, version="1", clock=lambda: self.time, now=lambda: self.time
         )
 
-    def hear(self, standing: Standing | None = Standing.READY, *silos: str, version: str = "1") -> None:
+    def hear(
+        self,
+        standing: Standing | None = Standing.READY,
+        *silos: str,
+        version: str = "1",
+        engine: str = "first",
+    ) -> None:
         plan = file_plan(self.study).digest.hex()
         standings = {} if standing is None else {plan: standing}
         for silo in silos or self.study.silos:
-            report = SiloReport(version=version, standings=standings)
+            report = SiloReport(version=version, engine=engine, standings=standings)
             self.dispatcher.hear(sites(self.study.silos)[silo], report)
 
     def turn(self, seconds: float = 1.0) -> RunStatus:
@@ -186,6 +194,23 @@ def test_a_run_whose_process_lives_is_left_alone(bench: Bench) -> None:
     arrived(bench, Process.here())
     bench.jobs.over["job-1"] = "abnormal"
     assert bench.turn(10 * START_LIMIT).state is RunState.RUNNING
+
+
+def test_a_silo_that_was_restarted_has_lost_its_part_of_the_job(bench: Bench) -> None:
+    """The run does not wait for the deadline; the old process is ended, for it holds the run's journal."""
+    bench.hear()
+    bench.turn()
+    old = psutil.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    arrived(bench, Process.of(old.pid))
+    bench.hear()
+    assert bench.turn().state is RunState.RUNNING
+    bench.hear(Standing.READY, "hospital 2", engine="second")
+    status = bench.turn()
+    assert status.state is RunState.WAITING
+    assert "silo 'hospital 2' was restarted" in status.why
+    assert old.wait(10) == -signal.SIGKILL
+    assert bench.turn(5.0).state is RunState.STARTING
+    assert bench.turn().state is RunState.STARTING
 
 
 @pytest.mark.parametrize("how", ["ended", "late", "refused"])

@@ -72,6 +72,7 @@ class Dispatcher:
         self._heard: dict[str, Heard] = {}
         self._over: dict[str, int] = {}  # runs that are over, and when their status was written
         self._started: dict[str, str] = {}  # the job of each run that is not over
+        self._engines: dict[str, dict[str, str]] = {}  # by run, the engine of each silo when it was started
 
     def hear(self, site: str, report: SiloReport) -> Notice:
         """Note a silo's report, and return the studies that are open for it."""
@@ -153,6 +154,8 @@ class Dispatcher:
             run.move(Move.NOTE, silos=silos)
 
     def _start(self, run: RunFolder, status: RunStatus) -> None:
+        sites = run.terms().sites
+        self._engines[run.name] = {silo: self._heard[site].report.engine for silo, site in sites.items()}
         # The move first: the job's process may claim the run before `submit` returns.
         run.move(Move.START, job="", refused=False, attempt=status.attempt + 1, silos=status.silos)
         try:
@@ -166,6 +169,11 @@ class Dispatcher:
 
     def _judge(self, run: RunFolder, status: RunStatus) -> None:
         """Find out whether a run that should be going on still is."""
+        restarted = self._restarted(run)
+        if restarted:
+            why = f"silo '{restarted}' was restarted; the run goes on by itself"
+            self._lose(run, status, why)
+            return
         if status.process is not None:
             if status.process.find() is None:
                 self._lose(run, status, process_ended(status))
@@ -176,10 +184,22 @@ class Dispatcher:
         elif self._now() - status.since > START_LIMIT:
             self._lose(run, status, f"the engine did not start the run within {START_LIMIT:g} s")
 
+    def _restarted(self, run: RunFolder) -> str:
+        """Return a silo whose engine, and with it its part of the job, is no longer that of the start."""
+        sites = run.terms().sites
+        for silo, engine in self._engines.get(run.name, {}).items():
+            heard = self._heard.get(sites[silo])
+            if heard is not None and heard.report.engine != engine:
+                return silo
+        return ""
+
     def _lose(self, run: RunFolder, status: RunStatus, why: str) -> None:
         lose(run, status, why)
         if status.job:
             self._jobs.stop(status.job)
+        left = None if status.process is None else status.process.find()
+        if left is not None:  # it would hold the run's journal
+            left.kill()
 
     def _standing(self, site: str, terms: Terms) -> str:
         """Return where a run stands at a silo, in words."""

@@ -11,6 +11,7 @@ import enum
 import json
 import logging
 import re
+import secrets
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -41,9 +42,13 @@ class Standing(enum.StrEnum):
 
 
 class SiloReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A silo's letter: its version, and the standing of each open study that it holds, by plan."""
+    """A silo's letter: its version, and the standing of each open study that it holds, by plan.
+
+    ``engine`` is another text after each start of the silo's engine, which ends all its jobs.
+    """
 
     version: str
+    engine: str = ""
     standings: dict[str, Standing]
 
 
@@ -100,6 +105,7 @@ class Desk:
         self._kit = kit
         self._version = version
         self._clock = clock
+        self._engine = secrets.token_hex(8)
         self._open = self._held()  # until the server says which are open
         self._since = 0.0  # when the server was first heard without a break
         self._heard = 0.0
@@ -121,9 +127,8 @@ class Desk:
             decisions = approvals_of(self._kit).current() if held else {}
         except (OSError, ValueError, KeyError, TypeError, FedTMLEError) as error:
             _log.error("%s: `fedtmle deploy doctor` says how to fix it (%s)", self._kit, error)
-            return SiloReport(
-                version=self._version, standings=dict.fromkeys(self._open, Standing.CONFIGURATION)
-            )
+            standings = dict.fromkeys(self._open, Standing.CONFIGURATION)
+            return SiloReport(version=self._version, engine=self._engine, standings=standings)
         standings = {}
         for plan in held:
             decision = decisions.get(plan)
@@ -133,7 +138,7 @@ class Desk:
                 True: Standing.READY,
                 False: Standing.REJECTED,
             }[approved]
-        return SiloReport(version=self._version, standings=standings)
+        return SiloReport(version=self._version, engine=self._engine, standings=standings)
 
     def take(self, notice: Notice) -> list[Path]:
         """Store the studies that came, note when the server was heard; return the new files."""
