@@ -84,7 +84,9 @@ def test_a_study_that_came_waits_for_its_owner(tmp_path: Path, study: StudyFile)
     approve(study, H1, approved=False)
     assert desk.report().standings == {plan: Standing.REJECTED}
     # A silo that was restarted knows it before it hears the server again.
-    assert Desk(kit_of(tmp_path, study, H1), version="1").report() == desk.report()
+    restarted = Desk(kit_of(tmp_path, study, H1), version="1").report()
+    assert restarted.standings == desk.report().standings
+    assert restarted.engine != desk.report().engine
     assert desk.take(Notice(time=0, version="1", open=[])) == []
     assert desk.report().standings == {}  # the server closed it
 
