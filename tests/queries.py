@@ -74,6 +74,13 @@ def _clusters() -> Run:
     return study_plan(study, roster(list(tables))), tables
 
 
+def _populations() -> Run:
+    """Local fits are averaged, so the silos' populations are compared."""
+    study = trial(GLM("a + x"), algorithm=ft.LocalAverage(tolerance=0.1))
+    tables = split(pooled_table(240, 4), 2)
+    return study_plan(study, roster(list(tables))), tables
+
+
 def _missing() -> Run:
     """Some values of x and some treatments are missing."""
     declared = {
@@ -96,6 +103,7 @@ RUNS: dict[str, Callable[[], Run]] = {
     "pilot's trees": lambda: _study(ft.Pilot(TREES, at="s1")),
     "pilot's coefficients": lambda: _study(ft.Pilot(GLM("a + x + C(site)"), at="s1")),
     "clusters": _clusters,
+    "populations": _populations,
     "missing values": _missing,
 }
 

@@ -38,6 +38,7 @@ def solve(
     threads: int = 1,
     progress: Progress | None = None,
     observe: bool = False,
+    populations: bool = False,
     index: Mapping[str, IntArray] | None = None,
     aggregation: Aggregation = "open",
 ) -> Result:
@@ -45,9 +46,11 @@ def solve(
 
     ``threads`` is the number of silos that answer at the same time; ``progress`` is called after every
     round. ``observe`` reads the rows outside the protocol to add pooled losses to the trajectory, and to the
-    certificate every bound that needs the rows. ``index`` gives each silo's row numbers in the pooled order,
-    which only SGD batches depend on. With ``aggregation`` "masked" the silos send sums under pairwise masks,
-    as in a deployed run, with keys that follow from their names.
+    certificate every bound that needs the rows. ``populations`` asks first, in two small rounds, whether the
+    silos' rows look like draws from one population; the rows must be independent. ``index`` gives each
+    silo's row numbers in the pooled order, which only SGD batches depend on.
+    With ``aggregation`` "masked" the silos send sums under pairwise masks, as in a deployed run, with keys
+    that follow from their names.
     """
     check_silos(silos, algorithm)
     check_aggregation(aggregation)
@@ -55,7 +58,10 @@ def solve(
         raise InputError(f"index: expected row numbers for {_listed(silos)}, got {_listed(index)}")
     completed = run_in_process(
         lambda members: Plan(
-            program=TargetingProgram(problem=problem, law=law, algorithm=algorithm), roster=members
+            program=TargetingProgram(
+                problem=problem, law=law, algorithm=algorithm, compares_populations=populations
+            ),
+            roster=members,
         ),
         {name: read_rows(problem, name, rows) for name, rows in silos.items()},
         algorithm=algorithm,
@@ -142,6 +148,7 @@ class CompletedRun:
             transcript=finished.transcript,
             retired_at=finished.retired_at,
             silos=dict(self.local),
+            populations=outcome.populations,
         )
 
 

@@ -108,6 +108,14 @@ RISKS = {
         "from the pooled fit, in standard errors squared, without the direction. Only their sum over the "
         "silos is reported, as a test of whether silos differ."
     ),
+    "SpreadQuery": (
+        "The sum over your rows of the gradient of the targeting step, and their covariance in your silo, "
+        "once, if local fits are averaged. They tell how your silo's mean differs from the others'."
+    ),
+    "PopulationsQuery": (
+        "One number: how far the mean gradient of your rows is from that of all, in standard errors squared, "
+        "without the direction. Only the sum over the silos is reported."
+    ),
     "OwnEstimateQuery": (
         "Only that it is withheld, unless your policy has release = true: then the estimate of the study on "
         "your records alone with its covariance, or a coarse reason why there is none, to all parties."

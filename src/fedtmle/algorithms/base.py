@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Generic, Literal, TypeVar, final
 
 import numpy as np
 
+from fedtmle.algorithms.populations import compare_populations
 from fedtmle.errors import InputError, NumericalError
 from fedtmle.model import kernels
 from fedtmle.model.exact import GRID_BITS, Sums
@@ -48,6 +49,11 @@ class AbstractAlgorithm(ABC):
         return False
 
     @property
+    def fits_locally(self) -> bool:
+        """Whether it averages local fits: its bounds then assume that silos come from one population."""
+        return False
+
+    @property
     def silo_weights(self) -> Mapping[str, float] | None:
         """The weights by silo that the user gave, which must name every silo; None for the others."""
         return None
@@ -61,6 +67,7 @@ class TargetingProgram(AbstractProgram[object]):
     problem: Problem
     law: Law
     algorithm: AbstractAlgorithm
+    compares_populations: bool = False
 
     def count(self, rows: object) -> int:
         return self.problem.count(rows)
@@ -69,7 +76,11 @@ class TargetingProgram(AbstractProgram[object]):
         return self.problem.smallest_part(rows)
 
     def flow(self, n: int) -> Flow[Targeted | Personalised]:
-        return self.algorithm.flow(self.problem, self.law, n)
+        populations = None
+        if self.compares_populations:
+            populations = yield from compare_populations(self.problem, self.law, n)
+        outcome = yield from self.algorithm.flow(self.problem, self.law, n)
+        return replace(outcome, populations=populations)
 
 
 Tolerance = float | Literal["practical", "negligible"]

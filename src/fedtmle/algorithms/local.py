@@ -66,6 +66,10 @@ class LocalAverage(AbstractAlgorithm):
         check_weights(self.weights)
 
     @property
+    def fits_locally(self) -> bool:
+        return True
+
+    @property
     def silo_weights(self) -> Mapping[str, float] | None:
         return None if isinstance(self.weights, str) else self.weights
 
@@ -161,6 +165,10 @@ class Personalized(AbstractAlgorithm):
         check_weights(self.weights)
         if not isinstance(self.weights, str):
             raise InputError("weights: expected 'size' or 'uniform', eq. (retirement-weights)")
+
+    @property
+    def fits_locally(self) -> bool:
+        return True
 
     @property
     def rule(self) -> RetirementRule:

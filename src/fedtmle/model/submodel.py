@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from itertools import accumulate
@@ -66,6 +66,16 @@ class AbstractSubmodel(ABC):
     @abstractmethod
     def curvature_ceiling(self) -> Array:
         """A matrix B, shape (d, d), with 0 <= mean Hessian of the row part <= B at every eps."""
+
+    def gradients_by_group(self, eps: Array, most: int) -> Iterator[tuple[int, Array]]:
+        """Yield the size and the mean gradient at eps of each of at most ``most`` groups; stays in the silo.
+
+        The groups are disjoint and take every row, each one in so many.
+        """
+        count = min(most, self.n_rows)
+        for group in range(count):
+            part = self.take(np.arange(group, self.n_rows, count))
+            yield part.n_rows, part.sums(eps, Part.GRADIENT).values(part.n_rows)
 
 
 class AbstractRowsSubmodel(AbstractSubmodel):
@@ -259,6 +269,11 @@ class StreamedLinear(AbstractSubmodel):
 
     def curvature_ceiling(self) -> Array:
         return _largest_mean_hessian(self.family, self.gram, self.n_rows, self.dim)
+
+    def gradients_by_group(self, eps: Array, most: int) -> Iterator[tuple[int, Array]]:
+        """Yield as above, with at most ``most`` groups in each batch of the table."""
+        for groups in self.table.map(lambda batch: list(self.design(batch).gradients_by_group(eps, most))):
+            yield from groups
 
     def gram(self) -> Sums:
         """See `AbstractRowsSubmodel.gram`."""

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Self, final
 
+from fedtmle.algorithms.populations import compare_populations
 from fedtmle.errors import FitError, InputError
 from fedtmle.initial.crossfit import Fitted, SuppliedPrediction, SuppliedProbability
 from fedtmle.initial.glm import Supplied
@@ -43,7 +44,7 @@ from fedtmle.programs.missing import (
 from fedtmle.programs.nuisance import Regression, effect_columns, regressions
 from fedtmle.programs.rounds import together, with_closing
 from fedtmle.programs.rubin import combined_silos, pool_estimates
-from fedtmle.programs.sites import ComparedSilos, OwnTMLE, SiteTest, compare_silos
+from fedtmle.programs.sites import ComparedSilos, OwnTMLE, compare_silos
 from fedtmle.programs.study import Study
 from fedtmle.programs.superlearner import begin_fits, fit_together
 from fedtmle.programs.time import (
@@ -56,7 +57,7 @@ from fedtmle.programs.time import (
 )
 from fedtmle.protocol.bins import BinsQuery
 from fedtmle.protocol.clusters import ClustersQuery, SpanningQuery
-from fedtmle.protocol.outcome import Described, Outcome, Targeted
+from fedtmle.protocol.outcome import Described, Outcome, SiteTest, Targeted
 from fedtmle.protocol.plan import AbstractProgram
 from fedtmle.protocol.query import CountCell, Flow, WeightSum
 from fedtmle.protocol.sums import TallyQuery
@@ -250,6 +251,10 @@ def target_study(study: Study, prepared: PreparedStudy, n: int) -> Flow[Outcome]
         ]
         return (yield from together(last))
 
+    populations = None
+    # A cluster's rows are not independent, so that the spread of rows is not that of the mean.
+    if study.diagnostics and study.algorithm.fits_locally and study.cluster is None:
+        populations = yield from compare_populations(effect, effect.start(), n)
     targeting = study.algorithm.flow(effect, effect.start(), n)
     outcome, shown = yield from with_closing(targeting, diagnosed)
     diagnostics, silos = shown or (None, None)
@@ -266,7 +271,7 @@ def target_study(study: Study, prepared: PreparedStudy, n: int) -> Flow[Outcome]
         nuisances=prepared.fitted,
         silos=silos,
     )
-    return replace(outcome, details=details)
+    return replace(outcome, details=details, populations=populations)
 
 
 def study_details(outcome: Outcome) -> StudyDetails | TimeDetails:

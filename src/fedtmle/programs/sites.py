@@ -29,7 +29,7 @@ from fedtmle.model.table import SILO, AnyTable, Table, over_batches, over_blocks
 from fedtmle.model.types import Array, IntArray
 from fedtmle.programs.rounds import together
 from fedtmle.programs.study import Study
-from fedtmle.protocol.outcome import Outcome, Targeted
+from fedtmle.protocol.outcome import Outcome, SiteTest, Targeted
 from fedtmle.protocol.plan import follow_alone
 from fedtmle.protocol.query import AbstractQuery, Flow, Local
 from fedtmle.protocol.sites import (
@@ -44,20 +44,6 @@ from fedtmle.targets.effects.prepare import EffectColumns, Preparation
 
 PRIOR_VARIANCE = 10.0  # of a coefficient on a column scaled to at most 1
 FEWEST_IN_ARM = 10  # records with an outcome that a silo's own estimate needs in every arm
-
-
-@dataclass(frozen=True, kw_only=True)
-class SiteTest:
-    """Whether the silos depart from a pooled model: T over the ``silos`` that have residuals at all."""
-
-    model: str  # "treatment model" or "outcome model", of an arm where there are several
-    statistic: float
-    silos: int
-
-    @property
-    def df(self) -> int:
-        """The degrees of freedom."""
-        return self.silos - 1
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -72,6 +72,32 @@ class Certificate:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SiteTest:
+    """Whether silos differ: T over the ``silos`` that have a part in it, in ``dim`` coordinates.
+
+    ``model`` is the "treatment model" or the "outcome model", of an arm where there are several, from which
+    silos may depart, or the "influence function", whose mean may differ between them.
+    """
+
+    model: str
+    statistic: float
+    silos: int
+    dim: int = 1
+
+    @property
+    def df(self) -> int:
+        """The degrees of freedom."""
+        return self.dim * (self.silos - 1)
+
+    @property
+    def p_value(self) -> float:
+        """P(X >= T) for X chi-squared; 1 if there is nothing to compare."""
+        from scipy.special import chdtrc
+
+        return float(chdtrc(self.df, self.statistic)) if self.df > 0 else 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
 class Targeted:
     """A pooled law, its estimate, and how exactly the EIF equation holds there.
 
@@ -90,6 +116,7 @@ class Targeted:
     certificate: Certificate
     estimate: Estimate
     details: object = None
+    populations: SiteTest | None = None  # of a run that averages local fits, if it was asked for
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,6 +132,7 @@ class Personalised:
     trajectory: tuple[Visit, ...]
     accepted: tuple[tuple[float, ...], ...]
     details: object = None
+    populations: SiteTest | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,8 +11,6 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 
-from scipy.special import chdtrc
-
 from fedtmle.algorithms.local import Personalized
 from fedtmle.initial.crossfit import CrossFitted
 from fedtmle.initial.glm import FAMILIES, GLM, FittedGLM, Supplied
@@ -25,11 +23,10 @@ from fedtmle.model.families import Response
 from fedtmle.programs.diagnostics import Histogram, OutcomeFit
 from fedtmle.programs.flow import StudyDetails, study_details
 from fedtmle.programs.rubin import MultiplyImputed
-from fedtmle.programs.sites import SiteTest
 from fedtmle.programs.study import Study
 from fedtmle.programs.time import TimeDetails
 from fedtmle.protocol.bins import PooledBin
-from fedtmle.protocol.outcome import Status
+from fedtmle.protocol.outcome import SiteTest, Status
 from fedtmle.protocol.plan import Plan
 from fedtmle.protocol.sites import OwnEstimate, OwnStatus
 from fedtmle.results.inference import Row, imputed_rows, interaction_tests, silo_tables, table_rows
@@ -82,7 +79,7 @@ def document(plan: Plan, finished: Finished, result: Result, release: Sequence[s
             for name, rows in leave_one_out(per_silo, study.confidence).items()
         },
         "heterogeneity": heterogeneity(per_silo, study.confidence),
-        "site_tests": [_site_test(test) for test in _tested(details)],
+        "site_tests": [_site_test(test) for test in _tested(details, result)],
         "personalized": {
             name: {
                 "retired_at": update,
@@ -119,6 +116,7 @@ def document(plan: Plan, finished: Finished, result: Result, release: Sequence[s
             *_unfinished_silos(study, result),
             *_loose_bounds(study, result),
             *_differing_silos(study, details),
+            *_different_populations(result),
             *([] if result.psi is None else _silos_without_estimate(study, own, release)),
         ],
         **result.to_dict(),
@@ -209,9 +207,12 @@ def _imputation_document(
     }
 
 
-def _tested(details: Details) -> tuple[SiteTest, ...]:
+def _tested(details: Details, result: Result) -> tuple[SiteTest, ...]:
     """Return the tests of whether silos differ, of those that have two silos to compare."""
-    return () if details.silos is None else tuple(test for test in details.silos.tests if test.df > 0)
+    tests = () if details.silos is None else details.silos.tests
+    if result.populations is not None:
+        tests = (*tests, result.populations)
+    return tuple(test for test in tests if test.df > 0)
 
 
 def _site_test(test: SiteTest) -> Document:
@@ -219,24 +220,36 @@ def _site_test(test: SiteTest) -> Document:
         "model": test.model,
         "statistic": test.statistic,
         "df": test.df,
-        "p_value": float(chdtrc(test.df, test.statistic)),
+        "p_value": test.p_value,
     }
 
 
 def _differing_silos(study: Study, details: Details) -> list[str]:
-    return site_warnings(study, _tested(details))
+    return [] if details.silos is None else site_warnings(study, details.silos.tests)
+
+
+def _different_populations(result: Result) -> list[str]:
+    """Warn if a run that averages local fits finds silos of different populations."""
+    test = result.populations
+    if test is None or test.p_value >= SITE_LEVEL:
+        return []
+    shown = "p < 0.001" if test.p_value < 0.001 else f"p = {test.p_value:.3f}"
+    return [
+        f"the silos do not look like samples of one population (chi-squared {test.statistic:.1f} with "
+        f"{test.df} degrees of freedom, {shown}): bounds on averages of local fits assume that they are"
+    ]
 
 
 def site_warnings(study: Study, tests: Sequence[SiteTest]) -> list[str]:
     """Warn if treatment or outcome differs between silos beyond chance and the silo is in no model."""
     if study.uses_silo:
         return []
-    beyond = [test for test in tests if float(chdtrc(test.df, test.statistic)) < SITE_LEVEL]
+    beyond = [test for test in tests if test.p_value < SITE_LEVEL]
     words = {"treatment": study.target.treatment, "outcome": study.target.outcome}
     differing = list(dict.fromkeys(str(words[test.model.partition(" ")[0]]) for test in beyond))
     if not differing:
         return []
-    largest = max(float(chdtrc(test.df, test.statistic)) for test in beyond)
+    largest = max(test.p_value for test in beyond)
     p = "p < 0.001" if largest < 0.001 else f"p = {largest:.3f}"
     return [
         f"{' and '.join(map(repr, differing))} {'differ' if len(differing) > 1 else 'differs'} between silos "

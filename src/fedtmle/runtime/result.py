@@ -11,7 +11,7 @@ import numpy as np
 
 from fedtmle.errors import InputError
 from fedtmle.model.types import Array
-from fedtmle.protocol.outcome import Smoothness, Status, Visit
+from fedtmle.protocol.outcome import SiteTest, Smoothness, Status, Visit
 from fedtmle.protocol.query import Phase
 from fedtmle.runtime.documents import Document
 from fedtmle.runtime.markup import element, table, text
@@ -142,6 +142,7 @@ class Result:
     transcript: Transcript
     retired_at: Mapping[str, int | None]  # of a personalised run: tau_m, None if the silo never left
     silos: Mapping[str, LocalOutcome]  # of a personalised run in this process: each silo's own estimate
+    populations: SiteTest | None = None  # whether the silos come from one population, if it was asked
 
     @property
     def rounds(self) -> int:
@@ -171,6 +172,10 @@ class Result:
             lines.append(f"  {name}: {when}, psi = {np.array2string(local.estimate.psi, precision=6)}")
         if self.residual is not None:
             lines.append(f"  residual {self.residual:.3g} ({self.residual_kind})")
+        if self.populations is not None:
+            tested = self.populations
+            found = f"chi2 = {tested.statistic:.3g}, df = {tested.df}, p = {tested.p_value:.3g}"
+            lines.append(f"  one population of all silos: {found}")
         lines.append(f"  n = {self.n}, {len(self.sizes)} silo(s), {self.rounds} rounds, {self.bits:,} bits")
         if self.certificate is not None and self.certificate.constants:  # the run was observed
             lines += ["", str(self.certificate)]
