@@ -16,6 +16,7 @@ from fedtmle.deploy.local import local_deployment
 from fedtmle.studyfile.file import StudyFile, read_study
 from tests.databases.server import missing_programs
 from tests.trials.test_eunomia import SILOS, TRIAL
+from tests.trials.test_time import TIMED
 
 pytest.importorskip("nvflare")
 
@@ -24,11 +25,11 @@ def run(*arguments: str | Path) -> Any:
     return CliRunner().invoke(app, list(map(str, arguments)))
 
 
-def owner(folder: Path, name: str, cdm: str) -> Path:
+def owner(folder: Path, name: str, cdm: str, text: str) -> Path:
     """Do what the owner of a silo does with the trial file, and return the silo file of the study."""
     folder.mkdir()
     paths = "\n".join(f'{silo} = "{silo}.toml"' for silo in SILOS)
-    (folder / "trial.toml").write_text(f"{TRIAL}\n[silos]\n{paths}\n", encoding="utf-8")
+    (folder / "trial.toml").write_text(f"{text}\n[silos]\n{paths}\n", encoding="utf-8")
     (folder / f"{name}.toml").write_text(f'[silo]\nname = "{name}"\n\n[cdm]\n{cdm}\n', encoding="utf-8")
     shown = run("emulate", folder / "trial.toml", "--silo", name, "--sql")
     assert shown.exit_code == 0, shown.output
@@ -38,8 +39,13 @@ def owner(folder: Path, name: str, cdm: str) -> Path:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("text", [TRIAL, TIMED], ids=["risk", "time to the event"])
 def test_a_deployed_emulation_has_the_bytes_of_the_embedded_one(
-    eunomia: Path, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+    text: str,
+    eunomia: Path,
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Two silos keep their CDM in DuckDB and two, if there is a server, in PostgreSQL."""
     place = dict.fromkeys(SILOS, f'database = "{eunomia}"')
@@ -47,7 +53,7 @@ def test_a_deployed_emulation_has_the_bytes_of_the_embedded_one(
         monkeypatch.setenv("CDM", request.getfixturevalue("urls").reader)
         place |= dict.fromkeys(SILOS[2:], 'database = {url_env = "CDM"}\nschema = "eunomia"')
     files = {
-        name: owner(tmp_path / name, name, f"{place[name]}\npart = [{index}, 4]")
+        name: owner(tmp_path / name, name, f"{place[name]}\npart = [{index}, 4]", text)
         for index, name in enumerate(SILOS)
     }
     study = read_study(tmp_path / "north" / "study" / "study.toml")
@@ -69,7 +75,9 @@ def test_a_deployed_emulation_has_the_bytes_of_the_embedded_one(
         assert again.exit_code == 1
         assert "this plan was run already" in again.output
     embedded = ft.emulate(
-        *_trial_and_silos(trial, {n: f'database = "{eunomia}"\npart = [{i}, 4]' for i, n in enumerate(SILOS)})
+        *_trial_and_silos(
+            trial, text, {n: f'database = "{eunomia}"\npart = [{i}, 4]' for i, n in enumerate(SILOS)}
+        )
     )
     here, there = json.loads(embedded.result.to_json()), json.loads(saved.read_text(encoding="utf-8"))
     assert there["transcript"] == here["transcript"]
@@ -80,11 +88,11 @@ def test_a_deployed_emulation_has_the_bytes_of_the_embedded_one(
     assert "Flow of people" in page.read_text(encoding="utf-8")
 
 
-def _trial_and_silos(trial: Path, places: dict[str, str]) -> tuple[Any, Any]:
+def _trial_and_silos(trial: Path, text: str, places: dict[str, str]) -> tuple[Any, Any]:
     from fedtmle.trials import read_trial
 
     sections = "\n".join(f"[silos.{name}]\n{place}" for name, place in places.items())
     path = trial.with_name("together.toml")
-    path.write_text(f"{TRIAL}\n{sections}\n", encoding="utf-8")
+    path.write_text(f"{text}\n{sections}\n", encoding="utf-8")
     file = read_trial(path)
     return file.trial, file.silos

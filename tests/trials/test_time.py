@@ -13,7 +13,7 @@ import fedtmle as ft
 from fedtmle.cli import app
 from fedtmle.studyfile.file import StudyFileErrors
 from fedtmle.trials import emulate, read_cohort
-from tests.trials.test_eunomia import STRICTER, TRIAL, in_duckdb, write
+from tests.trials.test_eunomia import STRICTER, TRIAL, in_duckdb, in_postgresql, write
 from tests.trials.test_write import written
 
 GRID = "days = 365\nperiod_days = 73\nhorizons = [365]"
@@ -71,6 +71,15 @@ def test_the_written_study_gives_the_same_result(eunomia: Path, tmp_path: Path) 
     shown = CliRunner().invoke(app, ["report", str(saved), "--out", str(page)])
     assert shown.exit_code == 0, shown.output
     assert "periods of 73 days" in page.read_text(encoding="utf-8")
+
+
+def test_postgresql_gives_the_same_bytes(
+    eunomia: Path, postgresql: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CDM", postgresql)
+    here, there = (write(tmp_path, TIMED, places) for places in (in_duckdb(eunomia), in_postgresql()))
+    results = [emulate(file.trial, file.silos).result.to_json() for file in (here, there)]
+    assert results[0] == results[1]
 
 
 @pytest.mark.parametrize(
