@@ -9,10 +9,10 @@ ROOT := $(if $(filter 0,$(shell id -u)),,sudo -n)
 
 .PHONY: demo test test-slow bench browser postgres docs faults fuzz lint format types rings check clean
 
-$(READY): pyproject.toml paper/pyproject.toml constraints.txt
+$(READY): pyproject.toml paper/pyproject.toml examples/late/pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt "pip>=25.1"
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable . --editable ./paper --group dev
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable . --editable ./paper --editable ./examples/late --group dev
 	touch $(READY)
 
 demo: $(READY)  ## the flagship study on this machine, and its report

@@ -42,7 +42,12 @@ from tests.report import studies
 from tests.studies import test_file
 from tests.theory.problems import KINDS, random_case
 
-A_STUDY = {"EffectProblem", "TimeProblem"}  # a study builds it; tests/effects and tests/time have examples
+A_STUDY = {
+    "EffectProblem",
+    "TimeProblem",
+    "ResidualProblem",
+    "OnColumns",
+}  # a study builds it; tests/effects and tests/time have examples
 TIMED = {kind.__name__ for kind in ft.TIME_ESTIMANDS}  # tests/time has their examples
 
 

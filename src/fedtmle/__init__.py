@@ -63,6 +63,7 @@ _HOME = {
     "PerSilo": "fedtmle.initial.superlearner",
     "SuperLearner": "fedtmle.initial.superlearner",
     "Study": "fedtmle.programs.study",
+    "AbstractTarget": "fedtmle.programs.target",
     "StudyResult": "fedtmle.results.result",
     "run": "fedtmle.studies.run",
     "AbstractProblem": "fedtmle.model.problem",
@@ -149,6 +150,7 @@ if TYPE_CHECKING:  # for type checkers and editors; at run time, __getattr__ bel
     from fedtmle.model.submodel import AbstractSubmodel as AbstractSubmodel
     from fedtmle.model.submodel import GeneralisedLinear as GeneralisedLinear
     from fedtmle.programs.study import Study as Study
+    from fedtmle.programs.target import AbstractTarget as AbstractTarget
     from fedtmle.protocol.coded import Certified as Certified
     from fedtmle.protocol.coded import Estimated as Estimated
     from fedtmle.protocol.guard import Policy as Policy

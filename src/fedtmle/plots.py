@@ -108,7 +108,7 @@ def overlap(result: AnyResult, *, ax: Axes | None = None) -> Axes:
     parts: Mapping[str, tuple[list[int], str, float]] = {
         "records": ([arm.records for arm in data.arms], "#9db8d4", 0.7),
         "with outcome": ([arm.observed for arm in data.arms], COLOURS["silo"], 0.45),
-        "truncated": ([arm.truncated for arm in data.arms], WARN, 0.2),
+        **({"truncated": ([arm.truncated for arm in data.arms], WARN, 0.2)} if data.effective else {}),
     }
     for label, (counts, colour, height) in parts.items():
         ax.barh(names, counts, height=height, color=colour, label=label)

@@ -139,7 +139,7 @@ class AbstractAttack(ABC):
         """Take away the check of the protocol that stops the attack."""
 
     def guarded(self) -> Policy:
-        return replace(Policy(), **self.strict)
+        return replace(Policy(), allow_targets=None, **self.strict)
 
     def without(self, *keys: str) -> Policy:
         """The guarded policy with some keys off."""

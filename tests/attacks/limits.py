@@ -27,7 +27,7 @@ from tests.attacks.steering import TREATED, RangeQuery
 
 def met(attack: AbstractAttack) -> Victim:
     """The attack's silo, under the default policy."""
-    return attack.victim(attack.keeper(Policy()))
+    return attack.victim(attack.keeper(Policy(allow_targets=None)))
 
 
 def all_others_known() -> float:

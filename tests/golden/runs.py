@@ -24,6 +24,7 @@ from fedtmle.studyfile.template import write_template
 from fedtmle_paper.two_arm import TwoArm
 from tests.golden import wire
 from tests.golden.data import SIZES, VARIABLES, Columns, cohort, mixture, people, silo_file
+from tests.golden.targets import PlainMean, TwoResponses
 from tests.time import studies as time_studies
 
 Run = Callable[[Path], Any]
@@ -452,6 +453,18 @@ add("refusal/clusters in two silos", partial(studied, study_of(cluster="clinic")
 add(
     "refusal/no overlap",
     partial(studied, study_of(EFFECTS["ATE three arms"], g_bounds=0.45)),
+)
+
+
+# Targets with problems of their own, which a silo's policy may not allow.
+_BROUGHT: dict[str, Any] = {"outcome_model": None, "missingness_model": None}
+_ALLOWED: dict[str, Any] = {"allow_targets": ["tests.golden.targets"]}
+add("target/mean", partial(with_files, study_of(PlainMean(outcome="y"), **_BROUGHT), **_ALLOWED))
+add("target/two residuals", partial(studied, study_of(TwoResponses(outcome="y", other="z"), **_BROUGHT)))
+add("refusal/allow_targets", partial(with_files, study_of(PlainMean(outcome="y"), **_BROUGHT)))
+add(
+    "refusal/failed target",
+    partial(with_files, study_of(PlainMean(outcome="y", lies=True), **_BROUGHT), **_ALLOWED),
 )
 
 

@@ -23,6 +23,7 @@ GROUPS = {
         "AbstractEffect",
         "AbstractArmEffect",
         "AbstractTimeEffect",
+        "AbstractTarget",
         "Summary",
         "Scale",
     ),

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Iterable, Iterator
 from typing import get_args
 
-from fedtmle.protocol.guard import Policy
+from fedtmle.protocol.guard import TARGETS, Policy
 from fedtmle.protocol.messages import Reason, Reply
 from fedtmle.protocol.query import Phase, Query
 from tools.document.examples import SILO, classes, examples, shown, size
@@ -210,3 +210,8 @@ def _policy() -> Iterator[str]:
     for limit in Policy.limits():
         default = str(limit.default).lower() if isinstance(limit.default, bool) else f"{limit.default:,}"
         yield f"| `{limit.name}` | {default} | {limit.direction.value} | {limit.meaning} |"
+    yield (
+        f"| `{TARGETS}` | none | the owner's free choice | the distributions whose targets may run here, "
+        "each as its name or as name==version; [their code](target.md#ship-it-in-a-package-of-your-own) "
+        "runs at the silo |"
+    )

@@ -50,6 +50,7 @@ def approve(
     yes: bool = typer.Option(False, "--yes", help="Do not ask for confirmation."),
 ) -> None:
     """Approve one plan, signed with the silo's key. A changed study or changed data need a new approval."""
+    from fedtmle.protocol.guard import TARGETS
     from fedtmle.studies.home import Home, data_digest
     from fedtmle.studyfile.file import study_of
 
@@ -58,6 +59,9 @@ def approve(
         typer.echo(study_of(plan).target.question)
         typer.echo(f"Plan {plan.digest.hex()}")
         typer.echo(f"Silos: {', '.join(plan.silos)}")
+        for each in plan.brought:
+            allowed = "" if home.file.policy.allows(each) else f"; NOT allowed by your policy ({TARGETS})"
+            typer.echo(f"It runs code of another distribution here: {each}{allowed}")
         if not yes:
             typer.confirm(f"Approve this plan for silo '{home.file.name}'?", abort=True)
         home.approvals.decide(plan.digest, approved=True, note=note, data=data_digest(plan, home.file))

@@ -21,7 +21,7 @@ from fedtmle.targets.effects.moments import ClosingLayout, MomentColumns
 from fedtmle.targets.time.problem import TimeLaw, TimeProblem
 
 
-class _Numeric:
+class Numeric:
     """A chart without derivatives of its own."""
 
     @property
@@ -34,7 +34,7 @@ class _Numeric:
 
 @final
 @dataclass(frozen=True)
-class PersonPeriodChart(_Numeric, AbstractChart[None, Table]):
+class PersonPeriodChart(Numeric, AbstractChart[None, Table]):
     """The chart of a hazard model; it has no closing sums."""
 
     model: GLMModel
@@ -45,7 +45,7 @@ class PersonPeriodChart(_Numeric, AbstractChart[None, Table]):
 
 @final
 @dataclass(frozen=True)
-class TimeChart(_Numeric, AbstractChart[TimeLaw, Table]):
+class TimeChart(Numeric, AbstractChart[TimeLaw, Table]):
     """The chart of a time-to-event problem that a study prepared."""
 
     problem: TimeProblem

@@ -47,6 +47,7 @@ from fedtmle.programs.rubin import combined_silos, pool_estimates
 from fedtmle.programs.sites import ComparedSilos, OwnTMLE, compare_silos
 from fedtmle.programs.study import Study
 from fedtmle.programs.superlearner import begin_fits, fit_together
+from fedtmle.programs.target import AbstractTarget, BegunStudy, TargetDetails
 from fedtmle.programs.time import (
     TimeDetails,
     count_at_risk,
@@ -91,6 +92,11 @@ class StudyDetails:
     missing: MissingCounts | None = None  # of the covariates that may be missing
     omitted: int = 0  # records left out, because their treatment is missing
     imputed: tuple[Estimate, ...] = ()  # of each data set, where a covariate is imputed
+
+    @property
+    def start(self) -> EffectLaw:
+        """The law at which the targeting starts."""
+        return self.problem.start()
 
     @property
     def groups(self) -> tuple[str, ...]:
@@ -207,6 +213,8 @@ def study_flow(study: Study, levels: Levels, n: int) -> Flow[Outcome]:
     """Return the flow of a study over n pooled rows, once the levels of its factors are known."""
     if isinstance(study.target, AbstractTimeEffect):
         return (yield from time_flow(study, study.target, levels, n))
+    if isinstance(study.target, AbstractTarget):
+        return (yield from target_flow(study, study.target, levels, n))
     prepared = yield from prepare_study(study, levels, n)
     return (yield from target_study(study, prepared, n))
 
@@ -274,9 +282,12 @@ def target_study(study: Study, prepared: PreparedStudy, n: int) -> Flow[Outcome]
     return replace(outcome, details=details, populations=populations)
 
 
-def study_details(outcome: Outcome) -> StudyDetails | TimeDetails:
+Details = StudyDetails | TimeDetails | TargetDetails
+
+
+def study_details(outcome: Outcome) -> Details:
     """Return what a study learned, from its outcome."""
-    if not isinstance(outcome.details, StudyDetails | TimeDetails):
+    if not isinstance(outcome.details, Details):
         raise TypeError("this outcome is not a study's")
     return outcome.details
 
@@ -342,6 +353,37 @@ def time_flow(
         overlap=overlap,
         at_risk=shown,
         nuisances=fitted,
+        silos=silos,
+    )
+    return replace(outcome, details=details)
+
+
+def target_flow(study: Study, target: AbstractTarget, levels: Levels, n: int) -> Flow[Outcome]:
+    """Run a study whose target has a problem of its own: count, start the target, target it and close."""
+    columns = effect_columns(study)
+    tally = yield from _tally(study, columns, n)
+    begun = BegunStudy(
+        study=study,
+        columns=columns,
+        levels=levels,
+        n=n,
+        g_floor=score_bound(study.g_bounds, sum(tally.observed)),
+    )
+    started = yield from target.start(begun)
+    outcome = yield from study.algorithm.flow(started.problem, started.law, n)
+    silos = None
+    if study.diagnostics and isinstance(outcome, Targeted):
+        dim = len(outcome.estimate.psi)
+        own = OwnTMLE(study=study, columns=columns, levels=levels, dim=dim, flow=study_flow)
+        silos = yield from compare_silos(study, None, own, n)
+    details = TargetDetails(
+        problem=started.problem,
+        start=started.law,
+        levels=levels,
+        arm_counts=tally.arms,
+        observed_counts=tally.observed,
+        g_floor=started.g_floor,
+        nuisances={role: (fit,) for role, fit in started.fits.items()},
         silos=silos,
     )
     return replace(outcome, details=details)

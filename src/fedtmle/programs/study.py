@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from enum import Enum
 from typing import Literal, final
 
@@ -166,6 +166,7 @@ class Study:
             raise InputError(f"folds: expected at least 2, or None, not {self.folds}")
         if isinstance(self.target, AbstractTimeEffect):
             self._check_time()
+        self._check_options()
         if self.imputations < 5:
             raise InputError(f"imputations: expected at least 5 data sets, not {self.imputations}")
         if self.imputation_sweeps < 1:
@@ -183,20 +184,23 @@ class Study:
         """Refuse what a target of time to an event has not."""
         if PERIOD in self.variables:
             raise InputError(f"variables: '{PERIOD}' is the period's name in formulas; rename the variable")
-        fixed = {"clever": "covariate", "submodel": "per arm", "link": "logistic"}
-        for name, value in fixed.items():
-            if getattr(self, name) != value:
-                raise InputError(f"{name}: a target of time to an event has {value!r} only; leave it out")
-        for role in ("hazard", "censoring"):
+
+    def _check_options(self) -> None:
+        """Refuse options that the target has not, and predictions that no silo can supply."""
+        target, kind = self.target, type(self.target).__name__
+        for option in (field for field in fields(self) if field.name in target.fixed_options):
+            if getattr(self, option.name) != option.default:
+                raise InputError(f"{option.name}: {kind} has {option.default!r} only; leave it out")
+        for role in target.fitted_roles:
             if isinstance(self.models.get(role), Supplied):
-                raise InputError(f"{role}_model: hazards cannot be supplied as a column; give a GLM")
+                raise InputError(f"{role}_model: its predictions cannot be supplied as a column; give a GLM")
 
     def _refuse_types(self) -> None:
         expect("target", self.target, AbstractEffect, 'an effect such as ATE(outcome="y", treatment="a")')
         for role, model in {**self.needed_models, **self.given_models}.items():
             expect(f"{role}_model", model, NuisanceModel, 'a model such as GLM("age + C(sex)")')
         for role in (role for role in self.given_models if role not in self.target.roles):
-            known = ", ".join(f"{each}_model" for each in self.target.roles)
+            known = ", ".join(f"{each}_model" for each in self.target.roles) or "none"
             raise InputError(
                 f"{role}_model: the models of {type(self.target).__name__} are {known}; leave it out"
             )
@@ -269,6 +273,7 @@ class Study:
                 for name in model.columns
             },
             **{name: "what a rule reads" for rule in self.target.regimes() for name in rule.needs},
+            **dict.fromkeys(self.target.more_columns(), "a column of the target"),
         }
         for name, variable in variables.items():
             how = variable.missing
@@ -279,9 +284,10 @@ class Study:
                 )
             if how in ("indicator", "impute") and name in others:
                 raise InputError(f"variables: '{name}' declares missing = \"{how}\", and is {others[name]}")
-        if self.imputes and isinstance(self.target, AbstractTimeEffect):
+        if self.imputes and not self.target.may_impute:
             raise InputError(
-                "variables: covariates of a time-to-event study cannot be imputed; declare an indicator"
+                f"variables: covariates of a study of {type(self.target).__name__} cannot be imputed; "
+                "declare an indicator"
             )
         if self.imputes and isinstance(self.algorithm, Personalized):
             raise InputError(
@@ -332,6 +338,8 @@ class Study:
             yield self.cluster, Use.CLUSTER
         for regime in target.regimes():
             yield from ((name, Use.NUMBER) for name in regime.needs)
+        for name, use in target.more_columns().items():
+            yield name, Use.FACTOR if use == "factor" else Use.NUMBER
         for model in self.models.values():
             for formula in formulas(model, public=True):
                 derived = self.derived_levels
@@ -387,7 +395,7 @@ class Study:
         """Refuse "silo" as the name of a column: it stands for the silo, which is a variable by itself."""
         target = self.target
         roles = {
-            "target": (target.outcome, target.treatment, target.strata),
+            "target": (target.outcome, target.treatment, target.strata, *target.more_columns()),
             "weights": (self.weights,),
             "cluster": (self.cluster,),
             "variables": tuple(self.variables),
@@ -403,23 +411,14 @@ class Study:
                 raise InputError(f"{role}_model: the silo is a factor; write C(silo)")
 
     def _refuse_responses(self) -> None:
-        """Refuse a model that uses its response, and a treatment or missingness model that uses the outcome.
-
-        Only the outcome comes after the treatment, so the latter would silently give a wrong estimate.
-        """
-        target = self.target
-        after = {target.outcome: "outcome"}
-        if isinstance(target, AbstractTimeEffect):
-            after |= {target.time: "time", **({} if target.entry is None else {target.entry: "entry"})}
-        before = after | dict.fromkeys(self.derived_levels, "period")
-        before |= {} if target.treatment is None else {target.treatment: "treatment"}
+        """Refuse a model that uses its response, or a variable that comes after it."""
         for role, model in self.models.items():
-            refused = before if role == "treatment" else after
+            excluded = self.target.excluded(role)
             for column in used_columns(model):
-                if column in refused:
+                if column in excluded:
                     raise InputError(
-                        f"{role}_model: it uses '{column}', which is the study's {refused[column]}; leave it "
-                        "out"
+                        f"{role}_model: it uses '{column}', which is the study's {excluded[column]}; "
+                        "leave it out"
                     )
 
     @property
@@ -436,12 +435,15 @@ class Study:
     def given_models(self) -> dict[str, NuisanceModel]:
         """The nuisance models that are there, by role."""
         named = {role: getattr(self, f"{role}_model") for role in ROLES}
+        if not set(self.target.roles) <= set(ROLES):
+            named |= self.target.own_models()
         return {role: model for role, model in named.items() if model is not None}
 
     @property
     def needed_models(self) -> dict[str, NuisanceModel | None]:
-        """The models that must be there, by role: an outcome has no estimate without a model."""
-        return {"outcome": self.outcome_model} if "outcome" in self.target.roles else {}
+        """The models that must be there, by role: that of the outcome, and those of the target itself."""
+        outcome = {"outcome": self.outcome_model} if "outcome" in self.target.roles else {}
+        return {**outcome, **self.target.own_models()}
 
     @property
     def factors(self) -> tuple[str, ...]:
@@ -452,7 +454,8 @@ class Study:
             for formula in formulas(model)
             for name in formula.factor_names
         } - {self.target.treatment, SILO, *self.derived_levels}
-        return tuple(sorted({*names, *({self.target.strata} if self.target.strata else ())}))
+        read = {name for name, use in self.target.more_columns().items() if use == "factor"}
+        return tuple(sorted({*names, *read, *({self.target.strata} if self.target.strata else ())}))
 
     @property
     def derived_levels(self) -> dict[str, tuple[str, ...]]:

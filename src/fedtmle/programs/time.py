@@ -34,7 +34,7 @@ from fedtmle.targets.effects.estimands import AbstractEffect
 from fedtmle.targets.effects.prepare import EffectColumns
 from fedtmle.targets.time.estimands import AbstractTimeEffect
 from fedtmle.targets.time.prepare import RegimeGroup, TimePreparation
-from fedtmle.targets.time.problem import TimeProblem
+from fedtmle.targets.time.problem import TimeLaw, TimeProblem
 from fedtmle.targets.time.responses import CensoringResponse, CountedHazard, EventResponse
 from fedtmle.targets.time.statistics import (
     AtRiskBins,
@@ -97,6 +97,11 @@ class TimeDetails:
     silos: ComparedSilos | None = None  # None without diagnostics
     missing: MissingCounts | None = None  # of the covariates that may be missing
     omitted: int = 0  # records left out, because their treatment is missing
+
+    @property
+    def start(self) -> TimeLaw:
+        """The law at which the targeting starts."""
+        return self.problem.start()
 
     @property
     def observed_counts(self) -> tuple[int, ...]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import enum
 import math
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from operator import add, sub
@@ -27,7 +28,7 @@ from fedtmle.model.exact import Sums
 from fedtmle.model.types import Array
 from fedtmle.protocol.masked import open_members
 from fedtmle.protocol.messages import Reason
-from fedtmle.protocol.plan import Plan
+from fedtmle.protocol.plan import Plan, Provenance
 from fedtmle.protocol.query import (
     AbstractQuery,
     Answer,
@@ -75,6 +76,7 @@ class Limit(NamedTuple):
 
 
 Number = TypeVar("Number", bound=float)
+TARGETS = "allow_targets"  # the one key that is no number
 
 
 def _key(direction: Direction, default: Number, off: float, meaning: str) -> Number:
@@ -123,9 +125,11 @@ class Policy:
         _CONSENT, False, True, "under masks, send what is not a sum: digests of clusters, fitted models"
     )
     release: bool = _key(_CONSENT, False, False, "let this silo's own estimate be shown")
+    allow_targets: tuple[str, ...] | None = ()  # distributions, as "name" or "name==version"; None: any
 
     def __post_init__(self) -> None:
-        for key in fields(self):
+        self._read_targets()
+        for key in (key for key in fields(self) if key.metadata):
             value = getattr(self, key.name)
             if isinstance(key.default, bool):
                 if not isinstance(value, bool):
@@ -133,10 +137,27 @@ class Policy:
             elif isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
                 raise InputError(f"{key.name}: expected a number of at least 0")
 
+    def _read_targets(self) -> None:
+        """Check the list of distributions; make it a tuple."""
+        given = self.allow_targets
+        if given is None:
+            return
+        if not (isinstance(given, list | tuple) and all(isinstance(each, str) and each for each in given)):
+            raise InputError('allow_targets: expected a list of distributions, such as ["fedtmle-late"]')
+        object.__setattr__(self, "allow_targets", tuple(given))
+
+    def allows(self, target: Provenance) -> bool:
+        """Return whether the owner allows the classes of the distribution that brought this one."""
+        if self.allow_targets is None:
+            return True
+        names = {_normalised(target.source), _normalised(f"{target.source}=={target.version}")}
+        return any(_normalised(entry) in names for entry in self.allow_targets)
+
     @classmethod
     def unguarded(cls) -> Policy:
         """Return a policy without limits, for rows that nobody guards, such as a user's own arrays."""
-        return cls(**{limit.name: limit.off for limit in cls.limits()})  # type: ignore[arg-type]  # each of its type
+        off = {limit.name: limit.off for limit in cls.limits()}
+        return cls(**off, allow_targets=None)  # type: ignore[arg-type]  # each of its type
 
     def floor(self, *keys: str) -> int:
         """Return the strictest of some floors, by their keys; 0 without any."""
@@ -147,18 +168,18 @@ class Policy:
         """Return the policy that ``table`` states, and what is wrong with each key that is not accepted."""
         known = {limit.name: limit for limit in cls.limits()}
         mistakes: dict[str, str] = {}
-        accepted: dict[str, float] = {}
+        accepted: dict[str, object] = {}
         for name, value in table.items():
-            if name not in known:
-                mistakes[name] = f"unknown key; the keys are {', '.join(known)}"
+            if name not in known and name != TARGETS:
+                mistakes[name] = f"unknown key; the keys are {', '.join((*known, TARGETS))}"
                 continue
             try:
                 stated = getattr(cls(**{name: value}), name)  # type: ignore[arg-type]  # it checks the type
             except InputError as error:
                 mistakes[name] = str(error).partition(": ")[2]
                 continue
-            limit = known[name]
-            if limit.is_laxer(stated):
+            limit = known.get(name)
+            if limit is not None and limit.is_laxer(stated):
                 mistakes[name] = f"{limit.direction}: the package's own limit is {limit.default}"
             else:
                 accepted[name] = stated
@@ -166,8 +187,13 @@ class Policy:
 
     @classmethod
     def limits(cls) -> list[Limit]:
-        """Return every key with its default, which way it may change, and what it limits."""
-        return [Limit(name=key.name, **key.metadata) for key in fields(cls)]
+        """Return every key with a number: its default, which way it may change, and what it limits."""
+        return [Limit(name=key.name, **key.metadata) for key in fields(cls) if key.metadata]
+
+
+def _normalised(name: str) -> str:
+    """Return the name of a distribution in the form in which two of them are compared (PEP 503)."""
+    return re.sub(r"[-_.]+", "-", re.sub(r"\s", "", name)).lower()
 
 
 class RefusalError(Exception):
@@ -233,6 +259,8 @@ class Guard:
             raise RefusalError(Reason.TOO_FEW_SILOS, "min_silos")
         if plan.is_masked and len(plan.roster) < self.policy.colluders + 2:
             raise RefusalError(Reason.TOO_FEW_SILOS, "colluders")
+        if not all(map(self.policy.allows, plan.brought)):
+            raise RefusalError(Reason.OTHER_TARGET, TARGETS)
         if n_rows < self.policy.min_rows:
             raise RefusalError(Reason.POLICY, "min_rows")
         if smallest_part < min(self.policy.min_fold, n_rows):

@@ -143,6 +143,8 @@ class Reason(enum.StrEnum):
     NOT_APPROVED = "the silo's owner has not approved the plan, or has revoked it"
     EXPIRED = "the plan has expired, or has run longer than the silo's policy allows"
     TOO_FEW_SILOS = "the plan has fewer silos than the silo's policy asks for"
+    OTHER_TARGET = "the silo's policy does not allow the distribution that brings the plan's target"
+    FAILED_TARGET = "the plan's target failed the silo's checks of it on synthetic rows"
     NOT_DERIVABLE = "the broadcast does not follow from the protocol"
     TOO_MANY_QUERIES = "the silo's policy allows no more queries"
     TOO_MANY_FUNCTIONALS = "the silo's policy allows no more numbers to be told"

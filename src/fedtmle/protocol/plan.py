@@ -4,12 +4,14 @@ The server, every silo, a replay and an audit each hold a `Follower` of the same
 broadcasts they hold the same query at every round, so no query is ever sent.
 
 The document names each class by its provenance (module, qualified name, distribution, version and, for
-classes of other packages, the digest of their source), not by a bare name. That look-up reads what is
+classes of other distributions, the digest of their files), not by a bare name. That look-up reads what is
 installed, as an import does, and nothing else: no data, no clock.
 """
 
 from __future__ import annotations
 
+import base64
+import csv
 import dataclasses
 import datetime
 import enum
@@ -18,13 +20,13 @@ import inspect
 import linecache
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from importlib import metadata
 from pathlib import Path
 from types import FunctionType
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, NamedTuple, Self, TypeVar
 from urllib.parse import unquote, urlsplit
 
 import msgspec
@@ -147,6 +149,11 @@ class Plan:
         return hashlib.sha256(self.document).digest()
 
     @cached_property
+    def brought(self) -> tuple[Provenance, ...]:
+        """The classes of the plan that other distributions bring."""
+        return brought(self.program)
+
+    @cached_property
     def document(self) -> bytes:
         """The canonical document."""
         content = {
@@ -244,41 +251,135 @@ def canonical(value: object) -> object:
     raise TypeError(f"a {cls.__name__} cannot be part of a plan")
 
 
+class Provenance(NamedTuple):
+    """Where a class comes from; ``digest`` is None for a class of this package, which its version names."""
+
+    module: str
+    name: str
+    distribution: str | None
+    version: str | None
+    digest: str | None
+
+    @property
+    def source(self) -> str:
+        """The distribution that brought the class or, if none did, its module."""
+        return self.distribution or self.module
+
+    def __str__(self) -> str:
+        version = f" {self.version}" if self.version else " (not installed)"
+        return f"{self.name} of {self.source}{version}, files {(self.digest or 'not readable')[:16]}"
+
+
 @cache
-def provenance(cls: type) -> tuple[str | None, ...]:
-    """Return module, qualified name, distribution, version and source digest of ``cls``.
+def provenance(cls: type) -> Provenance:
+    """Return module, qualified name, distribution, version and digest of ``cls``.
 
     For a class of this package, distribution and version identify the code and the digest is None.
-    For every other class the digest is the SHA-256 of the text of the file that defines it,
-    followed by those of its base classes outside this package and the standard library: an
-    installation in development mode changes its code without changing its version. In a notebook
-    the file is the cell. Two parties therefore agree only if they hold the same text under the
-    same module name. A silo cannot import a class of ``__main__``, so move such a class to a
-    module before a run over several machines; in one process ``__main__`` works as it is.
+    For a class of another distribution the digest is the SHA-256 of all files that the distribution
+    installed, each of which must be the one that its RECORD lists; in development mode, of all
+    files of the package's folder, which is the same if the wheel has the same files. For a class that was
+    not installed (``__main__``, a module beside the study file) distribution and version are None,
+    and the digest is that of the text of the file that defines it; in a notebook the file is the
+    cell. Base classes outside this package and the standard library count too. Two parties
+    therefore agree only if they hold the same files. A silo cannot import a class of ``__main__``, so
+    move such a class to a module before a run over several machines; in one process ``__main__``
+    works as it is.
 
-    Distribution and version are None for a class that was not installed (``__main__``, a module
-    beside the study file). The digest is None if no text can be read (a class typed at the
-    interactive prompt): then only the names distinguish two classes. The digest does not cover
-    other modules that the class imports.
+    The digest is None if no text can be read (a class typed at the interactive prompt): then only the
+    names distinguish two classes. It does not cover other distributions that the class imports.
     """
     if _top_level(cls) == PACKAGE:
-        return cls.__module__, cls.__qualname__, PACKAGE, __version__, None
-    return cls.__module__, cls.__qualname__, *_distribution(cls.__module__), _source_digest(cls)
+        return Provenance(cls.__module__, cls.__qualname__, PACKAGE, __version__, None)
+    installed = _distribution(cls.__module__)
+    name, version = (None, None) if installed is None else (installed.name, installed.version)
+    return Provenance(cls.__module__, cls.__qualname__, name, version, _digest(cls))
+
+
+def brought(value: object) -> tuple[Provenance, ...]:
+    """Return the provenance of every class in ``value`` that is not of this package, as `canonical` walks."""
+    found: dict[Provenance, None] = {}
+
+    def walk(part: object) -> None:
+        kind: type = type(part)
+        if isinstance(part, Mapping):
+            items: Iterable[object] = part.values()
+        elif dataclasses.is_dataclass(part):
+            items = [getattr(part, f.name) for f in dataclasses.fields(part) if f.compare]
+        elif isinstance(part, Sequence) and not isinstance(part, str | bytes):
+            items = part
+        else:
+            return
+        if _top_level(kind) not in (PACKAGE, *sys.stdlib_module_names):
+            found[provenance(kind)] = None
+        for item in items:
+            walk(item)
+
+    walk(value)
+    return tuple(found)
 
 
 def _top_level(cls: type) -> str:
     return cls.__module__.partition(".")[0]
 
 
-def _source_digest(cls: type) -> str | None:
+def _digest(cls: type) -> str | None:
+    """Return the digest of the code of a class and of its base classes outside this package."""
     known = {PACKAGE, *sys.stdlib_module_names}
-    texts = [_text(base) for base in cls.__mro__ if _top_level(base) not in known]
-    if not texts or not texts[0]:
-        return None
-    total = hashlib.sha256()
-    for text in texts:
-        total.update(hashlib.sha256(text.encode()).digest())
-    return total.hexdigest()
+    parts: dict[bytes, None] = {}
+    for base in (base for base in cls.__mro__ if _top_level(base) not in known):
+        installed = _distribution(base.__module__)
+        if installed is not None:
+            parts[files_digest(installed, base.__module__)] = None
+        elif _text(base):
+            parts[hashlib.sha256(_text(base).encode()).digest()] = None
+        elif base is cls:
+            return None
+    return hashlib.sha256(b"".join(parts)).hexdigest()
+
+
+def files_digest(installed: metadata.Distribution, module_name: str) -> bytes:
+    """Return the SHA-256 of the names and digests of a distribution's files, in the order of their names.
+
+    Files that an installer adds (of the folder .dist-info, scripts, byte code) do not count. An installed
+    file that is not the one its RECORD lists is an `InputError`.
+    """
+    listed = _developed(module_name) if _is_editable(installed) else _verified(installed)
+    lines = (path.encode() + b"\0" + digest for path, digest in sorted(listed.items()))
+    return hashlib.sha256(b"".join(lines)).digest()
+
+
+def _verified(installed: metadata.Distribution) -> dict[str, bytes]:
+    """Return the digests of the files that a distribution installed, after a comparison with its RECORD."""
+    root, listed = Path(str(installed.locate_file(""))), {}
+    for path, stated in _record(installed).items():
+        if path.startswith("..") or path.endswith(".pyc") or ".dist-info/" in path or not stated:
+            continue
+        actual = hashlib.sha256((root / path).read_bytes()).digest()
+        if f"sha256={base64.urlsafe_b64encode(actual).rstrip(b'=').decode()}" != stated:
+            raise InputError(
+                f"{installed.name} {installed.version}: the file {path} is not the one that was installed "
+                "(RECORD lists another digest); install the distribution again"
+            )
+        listed[path] = actual
+    return listed
+
+
+def _record(installed: metadata.Distribution) -> dict[str, str]:
+    """Return the files that a distribution's RECORD lists, each with its stated digest."""
+    lines = csv.reader((installed.read_text("RECORD") or "").splitlines())
+    return {line[0]: line[1] for line in lines if len(line) == 3}
+
+
+def _developed(module_name: str) -> dict[str, bytes]:
+    """Return the digests of all files of the package that a module belongs to, or of the module alone."""
+    top = Path(str(sys.modules[module_name.partition(".")[0]].__file__))
+    files = [top] if top.name != "__init__.py" else [f for f in top.parent.rglob("*") if f.is_file()]
+    root = top.parent if top.name != "__init__.py" else top.parent.parent
+    return {
+        file.relative_to(root).as_posix(): hashlib.sha256(file.read_bytes()).digest()
+        for file in files
+        if file.suffix != ".pyc"
+    }
 
 
 def _text(cls: type) -> str:
@@ -304,8 +405,8 @@ def _functions(cls: type) -> Iterator[FunctionType]:
 
 
 @cache
-def _distribution(module_name: str) -> tuple[str | None, str | None]:
-    """Return name and version of the distribution that installed a module, (None, None) if none did.
+def _distribution(module_name: str) -> metadata.Distribution | None:
+    """Return the distribution that installed a module, None if none did.
 
     A distribution installed a file that its RECORD lists. One in development mode lists none: it
     is recognised if it has the name of the top-level package and its directory contains the file.
@@ -313,15 +414,15 @@ def _distribution(module_name: str) -> tuple[str | None, str | None]:
     """
     file = getattr(sys.modules.get(module_name), "__file__", None)
     if module_name == "__main__" or file is None:
-        return None, None
+        return None
     path = Path(file)
     for candidate in metadata.distributions(name=module_name.partition(".")[0]):
         if _lists(candidate, path) or _is_developed_at(candidate, path):
-            return candidate.name, candidate.version
+            return candidate
     for candidate in metadata.distributions():
         if _lists(candidate, path):
-            return candidate.name, candidate.version
-    return None, None
+            return candidate
+    return None
 
 
 def _lists(distribution: metadata.Distribution, path: Path) -> bool:
@@ -342,6 +443,14 @@ class _Origin(msgspec.Struct, frozen=True):
     dir_info: _DirectoryInfo = _DirectoryInfo()
 
 
+def _is_editable(distribution: metadata.Distribution) -> bool:
+    return _origin(distribution).dir_info.editable
+
+
 def _is_developed_at(distribution: metadata.Distribution, path: Path) -> bool:
-    origin = msgspec.json.decode(distribution.read_text("direct_url.json") or "{}", type=_Origin)
+    origin = _origin(distribution)
     return origin.dir_info.editable and path.is_relative_to(unquote(urlsplit(origin.url).path))
+
+
+def _origin(distribution: metadata.Distribution) -> _Origin:
+    return msgspec.json.decode(distribution.read_text("direct_url.json") or "{}", type=_Origin)

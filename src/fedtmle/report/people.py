@@ -74,7 +74,7 @@ def _signed(value: float | None) -> str:
 def overlap(document: Document) -> str:
     """Return truncation, effective sample sizes and the histograms of the propensity score."""
     data = series.overlap(document)
-    if data is None or "treatment" not in document["study"]["models"]:
+    if data is None or not data.effective or "treatment" not in document["study"]["models"]:
         return ""
     truncated = "; ".join(f"{arm.name} {arm.truncated:,}" for arm in data.arms)
     sizes = "; ".join(f"{name} {size:,.0f}" for name, size in data.effective.items())

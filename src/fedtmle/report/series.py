@@ -216,6 +216,8 @@ def overlap(document: Document) -> CohortOverlap | None:
     if "arms" not in document:
         return None
     keys = ("arms", "arm_counts", "observed_counts", "truncated", "truncated_hidden")
+    if not document["truncated"]:  # a target with a problem of its own counts none
+        document = {**document, **dict.fromkeys(keys[3:], [0] * len(document["arms"]))}
     return CohortOverlap(
         arms=tuple(
             Arm(name=name, records=records, observed=observed, truncated=truncated, hidden_in=hidden)

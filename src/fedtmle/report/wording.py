@@ -129,6 +129,17 @@ def silos(document: Document) -> str:
     return f"{joined} of {joined + absent} {noun}" if absent else f"{joined} {noun}"
 
 
+def _own_methods(document: Document) -> Iterator[str]:
+    """Yield the sentences about the models of a target that another distribution brings."""
+    study, brought = document["study"], document["study"]["target"]["brought"]
+    source = f"{brought['distribution'] or brought['module']} {brought['version'] or ''}".strip()
+    yield f"The target, {study['target']['kind']}, is of the distribution {source}."
+    for role, model in study["models"].items():
+        yield f"The {role} model was {model}."
+    if document.get("g_floor"):
+        yield f"Probabilities were truncated from below at {document['g_floor']:.3g}."
+
+
 def methods(document: Document) -> Iterator[str]:
     """Yield the sentences of a methods paragraph, all from the values of this run."""
     study = document["study"]
@@ -140,6 +151,9 @@ def methods(document: Document) -> Iterator[str]:
         + " by targeted maximum likelihood estimation (TMLE) over "
         f"{document['n']:,} records held by {silos(document)}; records were not pooled."
     )
+    if "brought" in target:
+        yield from _own_methods(document)
+        models = {}
     if "outcome" in models:
         yield f"The outcome regression was {models['outcome']}."
     if "hazard" in models:

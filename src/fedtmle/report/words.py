@@ -67,9 +67,12 @@ def assumed(document: Document) -> Iterator[str]:
         if "missingness" in study["models"]:
             yield "Whether an outcome is missing depends only on what the missingness model uses."
         yield (
-            "For the estimate: the outcome model or the models of treatment and missingness are right. For "
-            "the interval: all of them are, or are learned fast enough (the remainder is small against the "
-            "standard error)."
+            "The models are right, or are learned fast enough (the remainder is small against the standard "
+            "error); which of them may be wrong is for the target's own documentation."
+            if "brought" in study["target"]
+            else "For the estimate: the outcome model or the models of treatment and missingness are right. "
+            "For the interval: all of them are, or are learned fast enough (the remainder is small against "
+            "the standard error)."
         )
         yield "Records are independent" + (
             f" between clusters of {study['options']['cluster']}." if study["options"]["cluster"] else "."

@@ -21,13 +21,14 @@ from fedtmle.initial.variables import Variables
 from fedtmle.layout import Document
 from fedtmle.model.families import Response
 from fedtmle.programs.diagnostics import Histogram, OutcomeFit
-from fedtmle.programs.flow import StudyDetails, study_details
+from fedtmle.programs.flow import Details, StudyDetails, study_details
 from fedtmle.programs.rubin import MultiplyImputed
 from fedtmle.programs.study import Study
+from fedtmle.programs.target import AbstractTarget
 from fedtmle.programs.time import TimeDetails
 from fedtmle.protocol.bins import PooledBin
 from fedtmle.protocol.outcome import SiteTest, Status
-from fedtmle.protocol.plan import Plan
+from fedtmle.protocol.plan import Plan, provenance
 from fedtmle.protocol.sites import OwnEstimate, OwnStatus
 from fedtmle.results.inference import Row, imputed_rows, interaction_tests, silo_tables, table_rows
 from fedtmle.results.meta import heterogeneity, leave_one_out
@@ -293,7 +294,6 @@ def _unfinished_silos(study: Study, result: Result) -> list[str]:
     ]
 
 
-Details = StudyDetails | TimeDetails
 SITE_LEVEL = 0.01  # below this p-value, silos are said to differ
 _EVERY_EFFECT = {field.name for field in fields(AbstractEffect)}
 
@@ -319,12 +319,20 @@ def describe(study: Study) -> Document:
             **{name: _plain(getattr(target, name)) for name in further},
             "regimes": [regime.label for regime in target.regimes()],
             "assumptions": list(target.assumptions()),
+            **_brought(target),
         },
         "models": {role: _role_text(role, model, study) for role, model in study.models.items()},
         "algorithm": {"kind": type(study.algorithm).__name__, **_settings(study.algorithm)},
         "variables": _dictionary(study.variables),
         "options": settings,
     }
+
+
+def _brought(target: AbstractEffect) -> Document:
+    """Return where a target with a problem of its own comes from."""
+    if not isinstance(target, AbstractTarget):
+        return {}
+    return {"brought": provenance(type(target))._asdict()}
 
 
 def _role_text(role: str, model: object, study: Study) -> str:
@@ -412,7 +420,7 @@ def diagnostics_document(study: Study, finished: Finished) -> Document | None:
                 "eif_mean": eif_means(finished),
             }
         )
-    if details.diagnostics is None:
+    if not isinstance(details, StudyDetails) or details.diagnostics is None:
         return None
     return {
         "overlap": [histogram_document(histogram, silos) for histogram in details.diagnostics.overlap],

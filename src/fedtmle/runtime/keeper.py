@@ -11,6 +11,7 @@ from fedtmle.privacy.limit import DisclosureLimit
 from fedtmle.protocol.guard import Policy
 from fedtmle.protocol.masks import MaskKey
 from fedtmle.protocol.messages import Answered
+from fedtmle.protocol.plan import Plan
 from fedtmle.protocol.query import Query
 from fedtmle.runtime.journal import Journal
 from fedtmle.runtime.ledger import Ledger
@@ -23,6 +24,7 @@ utc_now = functools.partial(datetime.datetime.now, datetime.UTC)
 class Keeper:
     """How a silo's owner guards and records its answers. Without any of it, the rows are unguarded.
 
+    ``examines`` raises `CheckFailedError` if the plan's target does not keep what its interface promises.
     ``limit`` is the uncertainty that must remain about named attributes. ``approves`` returns whether the
     owner has approved the plan with this digest, and has not revoked it. ``witness`` is called with every
     query and the answer that leaves.
@@ -30,6 +32,7 @@ class Keeper:
 
     policy: Policy = field(default_factory=Policy.unguarded)
     limit: DisclosureLimit | None = None
+    examines: Callable[[Plan], None] | None = None
     approves: Callable[[bytes], bool] | None = None
     key: SigningKey | None = None
     mask_key: MaskKey | None = None

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import datetime
 
-from fedtmle.errors import DataError, DecodeError, InputError, JournalError
+from fedtmle.errors import CheckFailedError, DataError, DecodeError, InputError, JournalError
 from fedtmle.model.types import IntArray
 from fedtmle.protocol import messages
 from fedtmle.protocol.guard import Guard, RefusalError
@@ -226,7 +226,18 @@ class Silo:
             raise RefusalError(Reason.EXPIRED, "expires" if expired else "lifetime_days")
         if isinstance(message, Open):
             self._guard.open(plan, self.n_rows, self._rows.evaluate(plan.program.smallest_part))
+            self._examine_target()
             self._position.opened = time
+
+    def _examine_target(self) -> None:
+        """Check a target that another distribution brings, before the first answer."""
+        if self._keeper.examines is None:
+            return
+        try:
+            self._keeper.examines(self._plan)
+        except CheckFailedError as error:
+            self.error = error
+            raise RefusalError(Reason.FAILED_TARGET, "check_problem") from None
 
     def _reply(
         self, message: messages.Request, recorded: messages.Reply | None = None

@@ -29,6 +29,7 @@ from fedtmle.runtime.ledger import Ledger
 from fedtmle.runtime.rows import LocalRows, fingerprint
 from fedtmle.runtime.signing import Approvals, SigningKey
 from fedtmle.runtime.silo import Silo
+from fedtmle.studies.conformance import examine_target
 from fedtmle.studyfile.file import study_of
 from fedtmle.studyfile.schema import check_follow_up, check_streams, in_memory, schema_of
 
@@ -72,6 +73,7 @@ class Home:
         return Keeper(
             policy=self.file.policy,
             limit=disclosure_limit(plan, self.file),
+            examines=examine_target,
             approves=self.approvals.approves,
             key=self.key,
             journal=FileJournal(self.journal_path(plan)),

@@ -17,7 +17,8 @@ from fedtmle.initial.superlearner import SuperLearner, formulas
 from fedtmle.model.table import SILO, Table
 from fedtmle.model.types import Array, IntArray
 from fedtmle.programs.study import Study
-from fedtmle.protocol.guard import Policy
+from fedtmle.protocol.guard import TARGETS, Policy
+from fedtmle.protocol.plan import brought
 
 MERGE = "merge it with another level (levels in the silo file), or leave the variable out of the models"
 
@@ -39,6 +40,10 @@ def _refusals(study: Study, silo: str, table: Table, policy: Policy, silos: int)
     if silos < policy.min_silos:
         message = f"its policy asks for {policy.min_silos} silos (min_silos), and the study has {silos}"
         yield Defect(message=message, fix="invite more silos", silo=silo)
+    for each in brought(study):
+        if not policy.allows(each):
+            message = f"its policy does not allow {each} ({TARGETS})"
+            yield Defect(message=message, fix=f'write {TARGETS} = ["{each.source}"] in [policy]', silo=silo)
     if table.n_rows < policy.min_rows:
         message = f"has {table.n_rows} records, and its policy asks for {policy.min_rows} (min_rows)"
         yield Defect(message=message, fix="leave the silo out of the study", silo=silo)

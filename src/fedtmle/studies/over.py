@@ -43,7 +43,7 @@ def conclude(completed: CompletedRun, *, release: Sequence[str] = ()) -> StudyRe
     algorithm = study_of(completed.plan).algorithm
     if not isinstance(algorithm, Coded):
         completed = replace(completed, rows=None)
-    start = study_details(completed.finished.outcome).problem.start()
+    start = study_details(completed.finished.outcome).start
     result = completed.result(law=start, algorithm=algorithm)
     return StudyResult(document=document(completed.plan, completed.finished, result, release), run=result)
 

@@ -17,6 +17,7 @@ from fedtmle.errors import FedTMLEError, InputError
 from fedtmle.model.table import Table
 from fedtmle.programs.flow import PreflightProgram, SitesProgram, propensity_histograms, site_tests
 from fedtmle.programs.study import Study
+from fedtmle.programs.target import AbstractTarget
 from fedtmle.protocol.guard import Policy
 from fedtmle.protocol.plan import Plan, roster
 from fedtmle.results.document import histogram_document, site_warnings
@@ -146,7 +147,7 @@ def differing_silos(study: Study, tables: Mapping[str, Table]) -> list[str]:
     The tables are those of all silos, without missing covariates; nothing but the pooled test leaves this
     function. Models that cannot be fitted give no warning here: `run` says why.
     """
-    if study.uses_silo or len(tables) < 2 or isinstance(study.target, AbstractTimeEffect):
+    if study.uses_silo or len(tables) < 2 or isinstance(study.target, AbstractTimeEffect | AbstractTarget):
         return []
     plan = Plan(program=SitesProgram(study=study), roster=roster(list(tables)))
     try:
@@ -282,8 +283,8 @@ def fitted_overlap(
     study: Study, columns: Table1Columns, tables: Mapping[str, Table], policies: Mapping[str, Policy]
 ) -> FittedOverlap | None:
     """Fit the study's treatment model across silos; a model that cannot be fitted is reported, not raised."""
-    if study.target.treatment is None:
-        return None
+    if study.target.treatment is None or isinstance(study.target, AbstractTarget):
+        return None  # the treatment model of a target with a problem of its own is no propensity score
     usable = complete_rows(columns, tables)
     if not usable:
         return FittedOverlap(problem="no record has both its treatment and its covariates")

@@ -19,6 +19,7 @@ from fedtmle.protocol.query import Query
 from fedtmle.runtime.keeper import Keeper
 from fedtmle.runtime.session import InProcess, Session
 from fedtmle.runtime.silo import Silo
+from fedtmle.studies.conformance import examine_target
 from fedtmle.studies.home import disclosure_limit, open_party
 from fedtmle.studies.obstacles import obstacles
 from fedtmle.studyfile.schema import schema_of
@@ -54,6 +55,7 @@ class Preview:
     ``refused_by`` is the key of the policy that would refuse the study, and ``reason`` what the server would
     learn; both are empty if it would not. ``stopped`` is any other error that ended the rehearsal.
     ``obstacles`` name the columns and levels behind a refusal, and what to do, for the owner's eyes only.
+    ``brought`` are the classes of other distributions that the study would run here.
     """
 
     silo: str
@@ -66,6 +68,7 @@ class Preview:
     reason: str
     stopped: str
     obstacles: tuple[str, ...] = ()
+    brought: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, object]:
         return asdict(self)
@@ -88,7 +91,8 @@ def preview(plan: Plan, file: SiloFile) -> Preview:
     alone = plan.alone(file.name)
     # The number of silos is checked below, because the rehearsal has only one.
     policy = replace(file.policy, min_silos=0)
-    keeper = Keeper(policy=policy, limit=disclosure_limit(alone, file), witness=witness)
+    limit = disclosure_limit(alone, file)
+    keeper = Keeper(policy=policy, limit=limit, examines=examine_target, witness=witness)
     silo = open_party(alone, file.name, file, keeper=keeper)
     refused_by = reason = stopped = ""
     try:
@@ -114,6 +118,7 @@ def preview(plan: Plan, file: SiloFile) -> Preview:
         reason=reason,
         stopped=stopped,
         obstacles=_obstacles(plan, file),
+        brought=tuple(map(str, plan.brought)),
     )
 
 

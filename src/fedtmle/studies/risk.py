@@ -25,6 +25,7 @@ from fedtmle.studies.home import policy_of, session_policy
 from fedtmle.studyfile.file import StudyFile, file_plan
 from fedtmle.studyfile.schema import in_memory, schema_of
 from fedtmle.targets.effects.problem import LINK_REACH, EffectProblem
+from fedtmle.targets.residuals import ResidualProblem
 from fedtmle.targets.time.estimands import AbstractTimeEffect
 
 EDGES = (0.0, 1e-6, 1e-3, 0.01, 0.1, 0.5, 0.99, 1.0)  # remaining shares of the prior uncertainty
@@ -189,15 +190,18 @@ def probes(replayed: Replayed) -> tuple[AnsweredQuery, ...]:
     closing = [asked for asked in replayed.answered if asked.query.phase is Phase.CLOSING]
     means = closing[-1].query.row_means(closing[-1].answer, replayed.local) if closing else None
     terms = () if means is None else means.terms
-    if not terms or not isinstance(terms[0], ClosingTerms) or not isinstance(terms[0].problem, EffectProblem):
+    if not terms or not isinstance(terms[0], ClosingTerms):
         return ()
     problem, law = terms[0].problem, terms[0].law
+    if not isinstance(problem, EffectProblem | ResidualProblem):
+        return ()
+    widths = problem.widths
     probes = []
     for reach in (1.0, LINK_REACH):
         for sign in (1.0, -1.0):
             for k in range(problem.dim):
                 eps = np.zeros(problem.dim)
-                eps[k] = sign * reach / problem.width
+                eps[k] = sign * reach / widths[k]
                 query = SumsQuery(problem=problem, law=law, eps=eps, parts=Part.GRADIENT, n=replayed.n)
                 probes.append(AnsweredQuery(query=query, answer=None))
     return tuple(probes)

@@ -17,6 +17,7 @@ from fedtmle.results.result import StudyResult
 from fedtmle.runtime.keeper import Keeper
 from fedtmle.runtime.session import Progress
 from fedtmle.solver import check_silos, run_in_process
+from fedtmle.studies.conformance import examine_target
 from fedtmle.studies.home import disclosure_limit, released, session_policy, silo_file
 from fedtmle.studies.over import check_release, conclude
 from fedtmle.studyfile.file import study_plan
@@ -72,7 +73,7 @@ def run(
 def _keeper(plan: Plan, file: SiloFile | None, *, release: bool) -> Keeper:
     """Return what guards a silo's rows: the policy of its silo file, in one's own session too."""
     policy = replace(session_policy(), release=release) if file is None else file.policy
-    return Keeper(policy=policy, limit=disclosure_limit(plan, file))
+    return Keeper(policy=policy, limit=disclosure_limit(plan, file), examines=examine_target)
 
 
 def pooled_rows(study: Study, tables: Mapping[str, Table]) -> Table:

@@ -9,7 +9,8 @@ import datetime
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from fedtmle.algorithms.coded import Coded
@@ -29,6 +30,7 @@ from fedtmle.studyfile import keys
 from fedtmle.studyfile.keys import FAMILIES
 from fedtmle.studyfile.sample import fit_on_sample
 from fedtmle.studyfile.toml import DEEPEST, Arguments, Sections, too_deep
+from fedtmle.studyfile.values import SectionKind
 from fedtmle.targets.effects.estimands import ATE, AbstractEffect, OutcomeMean
 from fedtmle.targets.time.estimands import AbstractTimeEffect
 from fedtmle.targets.time.followup import PERIOD
@@ -104,6 +106,7 @@ class _StudyReader:
     def __init__(self, path: Path, text: str, document: dict[str, Toml], *, samples: bool) -> None:
         self._samples = samples
         self._path, self._document = path, document
+        self._own_roles: tuple[str, ...] = ()  # roles of models that are arguments of the target
         self._columns_known = False  # whether target and models, and so the columns, are free of defects
         self._sections = Sections(str(path), Lines(text), document, keys.homes())
 
@@ -152,6 +155,11 @@ class _StudyReader:
                     treated = arguments["target"].treatment is not None
                     used = role in arguments["target"].roles and (treated or role != "treatment")
                     arguments[name] = _STAND_IN if used else None
+                    self._columns_known = False
+                    continue
+                if role in self._own_roles:
+                    self._sections.add(("models", role), None, rest)
+                    arguments["target"] = replace(arguments["target"], **{name: _STAND_IN})
                     self._columns_known = False
                     continue
                 if name in ("variables", "arms", "strata") and not has_stand_ins:
@@ -209,7 +217,12 @@ class _StudyReader:
         if table is None:
             self._sections.add(("target",), None, "the section is missing: what should be estimated?")
             return None
-        kinds, kind = keys.target_kinds(), table.get("kind")
+        kind = table.get("kind")
+        try:
+            kinds = keys.target_kinds(kind)
+        except InputError as error:  # of a target that another distribution brings
+            self._sections.add(("target",), "kind", str(error).partition(": ")[2])
+            return None
         if isinstance(kind, str) and kind in kinds:
             known = kinds[kind].keys
             rules = [name for name, key in known.items() if key.kinds is keys.RULES]
@@ -217,7 +230,17 @@ class _StudyReader:
             if not all(fits):
                 self._sections.values(("target",), known, kind=kind)
                 return None
+            kinds[kind] = self._with_own_models(kinds[kind], variables)
         return self._sections.make(("target",), kinds)
+
+    def _with_own_models(
+        self, kind: SectionKind[AbstractEffect], variables: Variables
+    ) -> SectionKind[AbstractEffect]:
+        """Return the kind of a target with the models that are its own arguments, from their sections."""
+        self._own_roles = keys.own_roles(kind.make) if isinstance(kind.make, type) else ()
+        given = self._sections.table(("models",)) or {}
+        models = {f"{r}_model": self._model(r, None, variables) for r in self._own_roles if r in given}
+        return replace(kind, make=partial(kind.make, **models)) if models else kind
 
     def _rules_fit(self, target: Mapping[str, Toml], name: str, variables: Variables) -> bool:
         """Return whether the rules at a key name only arms of the study; add a defect for each other one."""
@@ -247,7 +270,7 @@ class _StudyReader:
 
     def _models(self, target: AbstractEffect | None, variables: Variables) -> dict[str, NuisanceModel]:
         table = self._sections.table(("models",)) or {}
-        self._sections.refuse_unknown(("models",), table, FAMILIES)
+        self._sections.refuse_unknown(("models",), table, (*FAMILIES, *self._own_roles))
         models = {role: self._model(role, target, variables) for role in FAMILIES if role in table}
         if "outcome" not in models and (target is None or "outcome" in target.roles):
             self._sections.add(
@@ -262,6 +285,8 @@ class _StudyReader:
         def on_sample(model: GLM | GradientBoostedTrees, sample: str) -> Pilot:
             if not self._samples:
                 raise InputError("sample: a study that is run across machines cannot name a file")
+            if role in self._own_roles:
+                raise InputError("sample: a model of this role is fitted by the silos, or given as numbers")
             if target is None:  # the target's own defect is known already
                 return Pilot.from_coefficients("1", {}, "gaussian", (0.0,))
             return fit_on_sample(target, variables, role, model, self._path.parent / sample)
@@ -281,7 +306,7 @@ class _StudyReader:
 
     def _check_names(self, silos: Mapping[str, Path]) -> None:
         """Check that pilots are fitted at silos of the study, and that each silo has a weight if any has."""
-        for role in FAMILIES:
+        for role in (*FAMILIES, *self._own_roles):
             table = self._sections.table(("models", role)) or {}
             learners = table.get("learners")
             places: list[tuple[Place, Toml]] = [(("models", role), table)]

@@ -63,6 +63,7 @@ from fedtmle.studyfile.values import (
 from fedtmle.targets.effects import estimands
 from fedtmle.targets.effects.components import AbstractRegime, Static, Stochastic, Threshold
 from fedtmle.targets.effects.estimands import AbstractEffect
+from fedtmle.targets.installed import installed_target
 from fedtmle.targets.time.estimands import TIME_ESTIMANDS
 
 RULES = {
@@ -89,15 +90,31 @@ _BY_TYPE: dict[object, Key] = {
     tuple[float, ...]: NUMBERS,
     tuple[int, ...]: INTEGERS,
     tuple[str, ...]: LEVELS,
+    tuple[tuple[float, ...], ...]: Key(
+        read=several(several(number)), expected="a list of points, such as [[0, 0], [1, 2]]"
+    ),
 }
 
 
-def target_kinds() -> dict[str, SectionKind[AbstractEffect]]:
-    """Return the kinds of [target], one for each registered estimand."""
+def target_kinds(named: object = None) -> dict[str, SectionKind[AbstractEffect]]:
+    """Return the kinds of [target]: one for each registered estimand and, if ``named`` is none, that one.
+
+    Such a target is one that an installed distribution brings (`targets.installed`).
+    """
+    known: dict[str, type[AbstractEffect]] = {
+        estimand.__name__: estimand for estimand in (*estimands.ESTIMANDS, *TIME_ESTIMANDS)
+    }
+    brought = installed_target(named) if isinstance(named, str) and named not in known else None
     return {
         estimand.__name__: SectionKind(make=estimand, keys=_target_keys(estimand))
-        for estimand in (*estimands.ESTIMANDS, *TIME_ESTIMANDS)
+        for estimand in (*known.values(), *(() if brought is None else (brought,)))
     }
+
+
+def own_roles(estimand: type[AbstractEffect]) -> tuple[str, ...]:
+    """Return the roles of models that are arguments of the target itself, each a section of [models]."""
+    named = {field.name for field in fields(estimand)}
+    return tuple(role for role in estimand.roles if f"{role}_model" in named)
 
 
 def _target_keys(estimand: type[AbstractEffect]) -> dict[str, Key]:
@@ -105,6 +122,8 @@ def _target_keys(estimand: type[AbstractEffect]) -> dict[str, Key]:
     unused = {
         *(() if estimand.has_treatment else ("treatment", "arms")),
         *(() if estimand.has_strata else ("strata",)),
+        *(f"{role}_model" for role in own_roles(estimand)),
+        *(field.name for field in fields(estimand) if not field.init),
     }
     types = get_type_hints(estimand)
     keys = {}
@@ -171,7 +190,8 @@ def _supplied(supplied: tuple[str, ...]) -> Supplied:
 
 def model_kinds(role: str, on_sample: FitOnSample) -> Mapping[str, SectionKind[NuisanceModel]]:
     """Return the kinds of model that a role may have; ``on_sample`` fits a pilot on a public file."""
-    glm_keys = {"formula": required(TEXT), "family": choice("auto", *FAMILIES[role]), "ridge": NUMBER}
+    families = FAMILIES.get(role, FAMILIES["outcome"])
+    glm_keys = {"formula": required(TEXT), "family": choice("auto", *families), "ridge": NUMBER}
     glm = SectionKind(make=GLM, keys=glm_keys)
     pilot = SectionKind(
         make=partial(make_pilot, on_sample),

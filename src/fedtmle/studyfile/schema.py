@@ -65,6 +65,8 @@ def _roles(study: Study) -> Iterator[Column]:
         yield Column(name=study.weights, kind=Kind.NUMERIC)
     if study.cluster is not None:
         yield Column(name=study.cluster, kind=Kind.FACTOR)
+    for name, use in target.more_columns().items():
+        yield Column(name=name, kind=Kind.FACTOR if use == "factor" else Kind.NUMERIC)
     for regime in target.regimes():
         yield from (Column(name=name, kind=Kind.NUMERIC) for name in regime.needs)
 

@@ -17,6 +17,9 @@ def render(view: Preview) -> str:
         ),
         "",
     ]
+    for each in view.brought:
+        lines += wrapped(f"It runs code of another distribution here: {each}.")
+    lines += [""] if view.brought else []
     for kind in view.kinds:
         lines += wrapped(f"{kind.explanation} ({phase_name(kind.phase)})", first="* ", indent="  ")
         lines += [

@@ -67,9 +67,11 @@ def _silo_count(document: Document) -> str:
 def _cohort(document: Document) -> Iterator[str]:
     rows = [("arm", "records", "with event" if "curves" in document else "with outcome", "truncated")]
     counts = ("arms", "arm_counts", "observed_counts", "truncated", "truncated_hidden")
+    if not document["truncated"]:  # a target with a problem of its own counts none
+        document = {**document, **dict.fromkeys(counts[3:], [0] * len(document["arms"]))}
     for arm, count, observed, below, hidden in zip(*(document[key] for key in counts), strict=True):
         rows.append((arm, f"{count:,}", f"{observed:,} ({share(observed, count)})", partial(below, hidden)))
-    yield from aligned(rows)
+    yield from aligned(rows if document["effective_sizes"] else [row[:3] for row in rows])
 
 
 def _how(document: Document) -> Iterator[str]:
@@ -88,10 +90,17 @@ def _how(document: Document) -> Iterator[str]:
     bound = f"{document['g_floor']:.4g}" if document["g_floor"] else "none"
     lines.append(("truncation", f"{bound}{' (auto)' if rule == 'auto' else ''}"))
     sizes = [f"{size:,.1f} for {name}" for name, size in document["effective_sizes"].items()]
-    lines.append(("effective sample size", "; ".join(sizes)))
+    lines += [("effective sample size", "; ".join(sizes))] if sizes else []
+    lines += [("target", brought_text(target["brought"]))] if "brought" in target else []
     width = max(len(label) for label, _ in lines) + 2
     for label, text in lines:
         yield from wrapped(text, indent=" " * width, first=label.ljust(width))
+
+
+def brought_text(brought: Document) -> str:
+    """Return the distribution that brought a target, in words."""
+    source = f"{brought['distribution'] or brought['module']} {brought['version'] or '(not installed)'}"
+    return f"{brought['name']} of {source}, files {(brought['digest'] or 'not readable')[:16]}"
 
 
 def _grid(document: Document) -> Iterator[tuple[str, str]]:

@@ -9,10 +9,10 @@ To add one, write the class and add it to that tuple.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import ClassVar, final
+from typing import Any, ClassVar, Literal, final
 
 import numpy as np
 
@@ -30,6 +30,7 @@ from fedtmle.targets.effects.components import (
     Static,
 )
 
+ColumnUse = Literal["number", "factor"]
 _NO_CONFOUNDING = (
     "Within levels of the covariates of the models, treatment is as good as random (no unmeasured "
     "confounding), each arm could have been taken by everyone, and nobody's treatment changes another's "
@@ -82,6 +83,9 @@ class AbstractEffect(ABC):
     has_treatment: ClassVar[bool] = True  # whether a study must name a treatment; else it must name none
     has_strata: ClassVar[bool] = True  # whether a study may name strata
     roles: ClassVar[tuple[str, ...]] = ("outcome", "treatment", "missingness")  # of the nuisance models
+    fitted_roles: ClassVar[tuple[str, ...]] = ()  # those whose predictions no silo can supply as columns
+    fixed_options: ClassVar[tuple[str, ...]] = ()  # options of a study that must keep their defaults
+    may_impute: ClassVar[bool] = True  # whether its study may impute covariates
 
     outcome: str
     treatment: str | None = None
@@ -133,6 +137,23 @@ class AbstractEffect(ABC):
     def assumptions(self) -> tuple[str, ...]:
         """Return what no computation on the records can show, beside the models, as whole sentences."""
         return (_NO_CONFOUNDING,) if self.has_treatment else ()
+
+    def more_columns(self) -> Mapping[str, ColumnUse]:
+        """Return further columns that the target reads itself, each as a "number" or a "factor"."""
+        return {}
+
+    def own_models(self) -> dict[str, Any]:
+        """Return the nuisance models that are arguments of the target, not of the study, by role."""
+        return {}
+
+    def excluded(self, role: str) -> dict[str, str]:
+        """Return the columns that the model of ``role`` may not use, each with its part in the study.
+
+        Only the outcome comes after the treatment: a model of the treatment or of who is observed that used
+        the outcome would silently give a wrong estimate.
+        """
+        treatment = {self.treatment: "treatment"} if role == "treatment" and self.treatment else {}
+        return {self.outcome: "outcome", **treatment}
 
     def components(self, strata: Sequence[str]) -> tuple[Component, ...]:
         """Return the means that the effect is made of, population by population."""

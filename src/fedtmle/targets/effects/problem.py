@@ -126,6 +126,11 @@ class EffectProblem(AbstractProblem[EffectLaw, AnyTable]):
     def width(self) -> float:
         return self.outcome_bounds[1] - self.outcome_bounds[0]
 
+    @property
+    def widths(self) -> Array:
+        """The width of the response behind each coordinate."""
+        return np.full(self.dim, self.width)
+
     def start(self) -> EffectLaw:
         return EffectLaw()
 

@@ -33,6 +33,9 @@ class AbstractTimeEffect(AbstractEffect):
     """
 
     roles = ("hazard", "treatment", "censoring")
+    fitted_roles = ("hazard", "censoring")
+    fixed_options = ("clever", "submodel", "link")
+    may_impute = False
 
     time: str
     periods: int = 0
@@ -65,6 +68,11 @@ class AbstractTimeEffect(AbstractEffect):
         self._read_horizons()
         if self.beyond not in ("refuse", "truncate"):
             raise InputError(f"beyond: expected 'refuse' or 'truncate', not {self.beyond!r}")
+
+    def excluded(self, role: str) -> dict[str, str]:
+        entry = {} if self.entry is None else {self.entry: "entry"}
+        period = {PERIOD: "period"} if role == "treatment" else {}
+        return {**AbstractEffect.excluded(self, role), self.time: "time", **entry, **period}
 
     def _read_causes(self) -> None:
         expect("causes", self.causes, tuple | list, 'the codes of events, such as ("1",)')

@@ -1,0 +1,255 @@
+"""Means with several residuals per record: the problem of targets such as a ratio of two effects.
+
+Residual b is a response y_b on the unit scale of its bounds, width_b = high_b - low_b, and a regression Q_b.
+Component r belongs to one residual, and has a weight H_r and a plug-in mean m_r, which is Q_b somewhere:
+
+    psi_r = E[m_r],   D_r = H_r (Y_b - Q_b) + m_r - psi_r,
+    logit Q_b(eps) = logit Q_b + sum_r eps_r X_r,   X_r = -width_b H_r.
+
+The loss of a record is the sum of the residuals' logistic losses, whose gradient at eps = 0 is the first part
+of D; the second has pooled mean exactly zero, because psi is the pooled mean of m. A function of psi, such as
+a ratio, has the derivative of that function times D for its EIF: every part of it is targeted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import reduce
+from operator import add
+from typing import final
+
+import numpy as np
+
+from fedtmle.errors import NumericalError
+from fedtmle.model import kernels
+from fedtmle.model.blocks import Blocks
+from fedtmle.model.exact import Sums, column_shifts, zero_sums
+from fedtmle.model.families import Family
+from fedtmle.model.kernels import column_sums
+from fedtmle.model.problem import (
+    AbstractProblem,
+    Estimate,
+    mean_and_covariance,
+    second_moment_shifts,
+    second_moments,
+)
+from fedtmle.model.submodel import AbstractSubmodel, GeneralisedLinear, NoNormaliser, StreamedLinear
+from fedtmle.model.table import AnyTable, StreamedTable, Table
+from fedtmle.model.types import Array, RowBound, exponent
+
+LINK_REACH = 64.0  # a predicted logit moved further than this is a runaway fluctuation, not a fit
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Residual:
+    """One residual of each record, and the k components that it targets; columns have shape (N,).
+
+    ``q`` is the initial regression at the record, ``weights`` are H_r there, (k, N); ``plug_in`` has the
+    initial m_r, (k, N), and ``plug_in_weights`` H_r where m_r is taken. All of q and m lie strictly between 0
+    and 1. No record may have two weights other than zero.
+    """
+
+    y: Array
+    q: Array
+    weights: Array
+    plug_in: Array
+    plug_in_weights: Array
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class ResidualLaw:
+    """The accepted fluctuations; the initial regressions are functions that each silo evaluates."""
+
+    history: tuple[tuple[float, ...], ...] = ()
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class ResidualProblem(AbstractProblem[ResidualLaw, AnyTable]):
+    """Means of several responses at once.
+
+    ``components`` has the names of each residual's components, ``bounds`` each response's own scale.
+    ``prepare`` returns the residuals of a table's records, in the same order; ``ceiling`` bounds every H.
+    """
+
+    components: tuple[tuple[str, ...], ...]
+    bounds: tuple[tuple[float, float], ...]
+    ceiling: float
+    prepare: Callable[[Table], tuple[Residual, ...]] = field(compare=False)
+    _prepared: list[tuple[Table, tuple[Residual, ...]]] = field(
+        default_factory=list, compare=False, repr=False
+    )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(name for part in self.components for name in part)
+
+    @property
+    def places(self) -> tuple[tuple[int, ...], ...]:
+        """The coordinates of each residual's components."""
+        starts = np.cumsum([0, *map(len, self.components)])
+        return tuple(
+            tuple(range(start, start + len(part)))
+            for start, part in zip(starts.tolist(), self.components, strict=False)
+        )
+
+    def start(self) -> ResidualLaw:
+        return ResidualLaw()
+
+    def read(self, rows: object) -> AnyTable:
+        if not isinstance(rows, Table | StreamedTable):
+            raise TypeError("this problem reads tables that the data layer made")
+        return rows
+
+    def concatenate(self, parts: Sequence[AnyTable]) -> AnyTable:
+        raise NotImplementedError("tables are pooled by the data layer, before nuisances are fitted")
+
+    def count(self, rows: AnyTable) -> int:
+        return rows.n_rows
+
+    def residuals(self, table: Table) -> tuple[Residual, ...]:
+        """Return the residuals of a table's records; nuisances are evaluated once for it."""
+        if not self._prepared or self._prepared[0][0] is not table:
+            self._prepared[:] = [(table, self.prepare(table))]
+        return self._prepared[0][1]
+
+    def submodel(self, law: ResidualLaw, rows: AnyTable) -> AbstractSubmodel:
+        if isinstance(rows, Table):
+            return self._design(law, self.residuals(rows))
+        return StreamedLinear(
+            table=rows,
+            family=Family.LOGISTIC,
+            dim=self.dim,
+            bound=self.row_bound(law),
+            design=lambda block: self._design(law, self.prepare(block)),
+        )
+
+    def _design(self, law: ResidualLaw, residuals: tuple[Residual, ...]) -> Blocks:
+        blocks = tuple(
+            GeneralisedLinear(
+                family=Family.LOGISTIC,
+                X=-width * each.weights,
+                offset=self._link(law, each.q, each.weights, b),
+                y=each.y,
+                bound=self.row_bound(law),
+                y_largest=1.0,
+            )
+            for b, (each, width) in enumerate(zip(residuals, self._widths, strict=True))
+        )
+        return Blocks(blocks=blocks, places=self.places)
+
+    def _link(self, law: ResidualLaw, q: Array, weights: Array, b: int) -> Array:
+        """Return logit Q_b at the law, where the components have these weights; shape (N,)."""
+        moved = self.displacement(law)[list(self.places[b])]
+        link = kernels.logit(q)
+        for eps, weight in zip(moved.tolist(), weights, strict=True):
+            kernels.add_multiple(link, -self._widths[b] * eps, weight)
+        return link
+
+    def losses(self, law: ResidualLaw, rows: AnyTable) -> Array:
+        loss = np.zeros(rows.n_rows)
+        for b, each in enumerate(self._in_memory(rows)):
+            eta = self._link(law, each.q, each.weights, b)
+            loss += kernels.softplus(eta) - each.y * eta
+        return loss
+
+    def eif(self, law: ResidualLaw, rows: AnyTable, psi: Array) -> Array:
+        u, _ = self._columns(law, self._in_memory(rows))
+        return np.asarray((u + (self._lows - psi)[:, None]).T)
+
+    def moments(self, law: ResidualLaw, rows: AnyTable) -> Sums:
+        if isinstance(rows, Table):
+            return self._moments(law, self.residuals(rows))
+        parts = rows.map(lambda block: self._moments(law, self.prepare(block)))
+        return reduce(add, parts, zero_sums(self.moment_shifts(law)))
+
+    def _moments(self, law: ResidualLaw, residuals: tuple[Residual, ...]) -> Sums:
+        u, m = self._columns(law, residuals)
+        first, second = self._exponents()
+        return second_moments(u, first).joined(column_sums(m, second, what="plug-in mean"))
+
+    def closing_columns(self, law: ResidualLaw, table: Table) -> Array:
+        """Return the columns behind the closing message, u below m, shape (2 d, N)."""
+        return np.concatenate(self._columns(law, self.residuals(table)))
+
+    def _columns(self, law: ResidualLaw, residuals: tuple[Residual, ...]) -> tuple[Array, Array]:
+        """Return u_r = H_r (Y - Q) + m_r and m_r, less the lower bound, shape (d, N) each."""
+        u, m = [], []
+        for b, (each, width) in enumerate(zip(residuals, self._widths, strict=True)):
+            rest = width * (each.y - kernels.expit(self._link(law, each.q, each.weights, b)))
+            for r, weight in enumerate(each.weights):
+                only = np.zeros_like(each.plug_in_weights)
+                only[r] = each.plug_in_weights[r]
+                m.append(width * kernels.expit(self._link(law, each.plug_in[r], only, b)))
+                u.append(weight * rest + m[-1])
+        return np.stack(u), np.stack(m)
+
+    def moment_shifts(self, law: ResidualLaw) -> tuple[int, ...]:  # noqa: ARG002 - declared, for every law
+        first, second = self._exponents()
+        return (*second_moment_shifts(first), *column_shifts(second))
+
+    def finish(self, law: ResidualLaw, pooled: Sums, n: int) -> Estimate:  # noqa: ARG002 - all is pooled
+        products = len(pooled.units) - self.dim
+        _, covariance = mean_and_covariance(pooled[:products], self.dim, n)
+        return Estimate(psi=self._lows + pooled[products:].values(n), covariance=covariance)
+
+    def move(self, law: ResidualLaw, eps: Array) -> ResidualLaw:
+        if not self.admits(law, eps):
+            raise NumericalError(
+                f"eps: the fluctuation would move a prediction by more than {LINK_REACH:g} on the link "
+                "scale; a response may be perfectly predicted"
+            )
+        return ResidualLaw(history=(*law.history, tuple(map(float, eps))))
+
+    def admits(self, law: ResidualLaw, eps: Array) -> bool:  # noqa: ARG002 - the same set at every law
+        return bool((np.abs(eps) * self.widths <= LINK_REACH).all())
+
+    def path(self, law: ResidualLaw) -> tuple[tuple[float, ...], ...]:
+        return law.history
+
+    def displacement(self, law: ResidualLaw) -> Array:
+        return np.array([math.fsum(step) for step in zip(*law.history, strict=True)] or [0.0] * self.dim)
+
+    def normaliser(self, law: ResidualLaw) -> NoNormaliser:  # noqa: ARG002 - regression losses
+        return NoNormaliser(self.dim)
+
+    def row_bound(self, law: ResidualLaw) -> RowBound:  # noqa: ARG002 - declared, for every law
+        x = max(self._widths) * self.ceiling  # |rho'| <= 1 and rho'' <= 1/4 for the logistic loss
+        return RowBound(gradient=exponent(x), curvature=exponent(0.25 * x * x))
+
+    def curvature(self, law: ResidualLaw) -> None:  # noqa: ARG002 - it is a sum over rows
+        return None
+
+    def accuracy(self, law: ResidualLaw) -> float:  # noqa: ARG002 - no integral
+        return 0.0
+
+    @property
+    def curvature_is_fixed(self) -> bool:
+        return True
+
+    def _in_memory(self, rows: AnyTable) -> tuple[Residual, ...]:
+        if isinstance(rows, StreamedTable):
+            raise TypeError("the rows of a streamed table are never there all at once")
+        return self.residuals(rows)
+
+    @property
+    def _widths(self) -> tuple[float, ...]:
+        return tuple(high - low for low, high in self.bounds)
+
+    @property
+    def widths(self) -> Array:
+        """The width of the response behind each coordinate."""
+        return np.repeat(self._widths, [len(part) for part in self.components])
+
+    @property
+    def _lows(self) -> Array:
+        return np.repeat([low for low, _ in self.bounds], [len(part) for part in self.components])
+
+    def _exponents(self) -> tuple[list[int], list[int]]:
+        """Return the exponents of the columns u and m."""
+        widths = self.widths.tolist()
+        return [exponent(w * (self.ceiling + 1.0)) for w in widths], [exponent(w) for w in widths]
