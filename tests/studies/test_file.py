@@ -133,6 +133,7 @@ ALGORITHM: dict[str, Any] = {
     "noise": 0.25,
 }
 OPTIONS = {
+    "aggregation": "masked",
     "g_bounds": "none",
     "clever": "weight",
     "submodel": "contrast",
