@@ -30,6 +30,7 @@ from fedtmle.deploy.doctor import examine
 from fedtmle.deploy.kits import Deployment, Kit, read_kit
 from fedtmle.deploy.launch import follow, new_run
 from fedtmle.deploy.local import local_deployment, silo_kit
+from fedtmle.deploy.processes import descendants, running
 from fedtmle.deploy.provision import provision
 from fedtmle.deploy.session import engine_session
 from fedtmle.engine import jobs
@@ -234,6 +235,41 @@ def test_a_client_needs_a_certificate_of_the_consortium(rig: Rig, tmp_path: Path
     findings = {finding.item: finding for finding in examine(foreign)}
     assert not findings["server"].ok
     assert all(finding.ok for finding in examine(own)), examine(own)
+
+
+def test_no_other_account_of_the_machine_can_join_a_partys_own_connections(rig: Rig) -> None:
+    """A party listens on loopback for its jobs; who has no certificate of the consortium is turned away."""
+    for kit in (read_kit(rig.made.server), silo_kit(rig.made, "hospital 1")):
+        supervisor = running(kit)
+        assert supervisor is not None
+        ports = [
+            connection.laddr.port
+            for process in descendants(supervisor)
+            for connection in process.net_connections("tcp")
+            if connection.status == psutil.CONN_LISTEN and connection.laddr.port != rig.made.port
+        ]
+        assert ports
+        for port in ports:
+            assert not _spoken_to(port, None)
+            assert _spoken_to(port, kit)
+
+
+def _spoken_to(port: int, kit: Kit | None) -> bool:
+    """Whether the connection still stands after a handshake with the kit's certificate, or without one."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    if kit is not None:
+        context.load_cert_chain(kit.certificate, kit.key)
+    try:
+        with (
+            socket.create_connection(("localhost", port), timeout=2) as plain,
+            context.wrap_socket(plain) as secure,
+        ):
+            return bool(secure.recv(1))
+    except TimeoutError:
+        return True  # the other side waits for a message
+    except (OSError, ssl.SSLError):
+        return False
 
 
 def test_a_silo_with_a_kit_that_the_plan_does_not_name_gets_no_request(rig: Rig) -> None:

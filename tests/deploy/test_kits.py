@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import time
 import tomllib
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
 from typer.testing import CliRunner, Result
 
@@ -157,7 +161,8 @@ def found(kit: Kit, what: str) -> tuple[bool, str]:
 
 def test_the_doctor_finds_a_healthy_kit_whose_server_is_down(kit: Kit) -> None:
     wrong = [finding.item for finding in examine(kit) if not finding.ok]
-    assert wrong == ["server"]
+    assert wrong == ["engine", "server"]
+    assert f"fedtmle silo start {kit.path}" in found(kit, "engine")[1]
     assert "TCP port 1" in found(kit, "server")[1]
     done = call("deploy", "doctor", kit.path)
     assert done.exit_code == Exit.DEFECTS
@@ -212,6 +217,15 @@ def _lose_data(kit: Kit) -> None:
     (_silo_file(kit).parent / "infants.csv").unlink()
 
 
+def _damage(name: str) -> Callable[[Kit], None]:
+    def damage(kit: Kit) -> None:
+        folder = _silo_file(kit).with_suffix(".fedtmle")
+        folder.mkdir(exist_ok=True)
+        (folder / name).write_text("no record of ours\n")
+
+    return damage
+
+
 def _mix(kit: Kit) -> None:
     shutil.copy(kit.path.parent / "hospital-2" / "startup" / "client.crt", kit.authority)
 
@@ -235,6 +249,11 @@ def _mix(kit: Kit) -> None:
         (_remove("fedtmle/silo.json"), "silo file", "--silo-file"),
         (_rename, "silo file", "hospital 7"),
         (_lose_data, "data source", "infants.csv"),
+        (_remove("local/comm_config.json"), "engine's policy", "may be open to others"),
+        (_change("local/resources.json", "SiloPost", "Other"), "engine's policy", "the post is missing"),
+        (_damage("ledger.jsonl"), "ledger", "restore the file"),
+        (_damage("approvals.jsonl"), "approvals", "no plan is approved until then"),
+        (_damage("0123456789abcdef.journal"), "journal", "this is not a journal"),
         (
             lambda kit: (kit.home / "clock.json").write_text('{"ahead": -90}'),
             "clock",
@@ -254,6 +273,48 @@ def test_the_doctor_warns_before_a_certificate_ends(kit: Kit) -> None:
     fine, told = found(kit, "certificate")
     assert fine
     assert "days left" in told
+
+
+def test_the_doctor_looks_at_the_disk_of_the_journals(kit: Kit, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It need not be the kit's: here it is full, and the kit's is not."""
+    own = _silo_file(kit).with_suffix(".fedtmle")
+    statvfs = os.statvfs
+
+    def full(path: Path) -> object:
+        disk = statvfs(path)
+        return SimpleNamespace(f_bavail=0 if path == own else disk.f_bavail, f_frsize=disk.f_frsize)
+
+    monkeypatch.setattr("fedtmle.deploy.doctor.os.statvfs", full)
+    assert found(kit, "disk")[0]
+    fine, told = found(kit, "disk of journals and ledger")
+    assert not fine
+    assert "make room" in told
+    assert str(own) in told
+
+
+def test_the_doctor_says_since_when_the_engine_is_connected(
+    kit: Kit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedtmle.deploy.doctor.running", lambda _: psutil.Process())
+    assert "the server has not been heard yet" in found(kit, "engine")[1]
+    contact = {"heard": time.time(), "since": 1e9, "version": metadata.version("fedtmle"), "open": []}
+    (kit.home / "server.json").write_text(json.dumps(contact))
+    fine, told = found(kit, "engine")
+    assert fine
+    assert "connected since 2001-09-09 01:46 UTC" in told
+    (kit.home / "server.json").write_text(json.dumps({**contact, "version": "0.0.1"}))
+    fine, told = found(kit, "engine")
+    assert not fine
+    assert "the server has 0.0.1" in told
+    (kit.home / "server.json").write_text(json.dumps({**contact, "heard": time.time() - 100}))
+    assert not found(kit, "engine")[0]
+
+
+def test_the_doctor_notices_a_slow_name(kit: Kit, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedtmle.deploy.doctor.SLOW_NAME", -1.0)
+    fine, told = found(kit, "name resolution")
+    assert not fine
+    assert "/etc/hosts" in told
 
 
 def test_the_doctor_notices_an_open_kit(kit: Kit) -> None:

@@ -6,7 +6,9 @@ import os
 import re
 import socket
 import ssl
+import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import metadata
@@ -15,14 +17,22 @@ from pathlib import Path
 from fedtmle.data import check_readable, read_silo_file
 from fedtmle.deploy.kits import Kit, Role
 from fedtmle.deploy.parties import listens
-from fedtmle.deploy.policy import AUTHORIZATION, CLASSES
+from fedtmle.deploy.policy import AUTHORIZATION, CLASSES, COMMUNICATION, POSTS
+from fedtmle.deploy.presence import presence
+from fedtmle.deploy.processes import running
+from fedtmle.engine.post import approvals_of, last_contact, silo_folder
 from fedtmle.errors import FedTMLEError
 from fedtmle.runtime.documents import read_document
+from fedtmle.runtime.journal import scan
+from fedtmle.runtime.ledger import read
 
 TESTED_ENGINE = (2, 9)
 EXPIRY_NOTICE = 30  # days before the end of a certificate
 MAX_SKEW = 60.0  # seconds between this clock and the server's
 MIN_FREE = 100 << 20  # bytes
+LONGEST_SILENCE = 30.0  # seconds
+SLOW_NAME = 3.0  # seconds to find the server's address
+REPAIR = "restore the file from your backup"
 NEW_KIT = "ask the coordinator for a new kit"
 
 
@@ -43,7 +53,11 @@ class Finding:
 def examine(kit: Kit) -> list[Finding]:
     """Return all findings, in the order in which to fix them."""
     checks: list[Callable[[Kit], Iterable[Finding]]] = [_versions, _key, _certificates, _policy]
-    checks += [_clock, _silo_data, _disk, _server] if kit.role is Role.SILO else [_disk, _server]
+    if kit.role is Role.SILO:
+        checks += [_clock, _silo_data, _ledger]
+    if kit.role is not Role.ADMIN:
+        checks += [_engine]
+    checks += [_disk, _server]
     return [finding for check in checks for finding in check(kit)]
 
 
@@ -120,6 +134,14 @@ def _policy(kit: Kit) -> Iterator[Finding]:
         wrong.append("logs may be streamed")
     if any("log" in str(part.get("id")) for part in resources.get("components", [])):
         wrong.append("a component sends logs")
+    if not any(part.get("path") == POSTS[kit.role] for part in resources.get("components", [])):
+        wrong.append("the post is missing")
+    try:
+        connections = read_document(local / "comm_config.json")
+    except (OSError, ValueError):
+        connections = {}
+    if connections != COMMUNICATION:
+        wrong.append("connections to its own jobs may be open to others")
     if rights != AUTHORIZATION:
         wrong.append("rights were changed")
     detail = "; ".join(wrong) or "no code from outside, no logs, no shell"
@@ -148,13 +170,75 @@ def _silo_data(kit: Kit) -> Iterator[Finding]:
 
 
 def _disk(kit: Kit) -> Iterator[Finding]:
-    disk = os.statvfs(kit.path)
-    free = disk.f_bavail * disk.f_frsize
-    if not os.access(kit.path, os.W_OK):
-        yield _finding("disk", "cannot be written", f"make {kit.path} writable for this user")
-    else:
-        fix = "" if free > MIN_FREE else "make room: a silo that cannot write its journal answers nothing"
-        yield _finding("disk", f"{free / 2**30:.1f} GiB free", fix)
+    """Look at every disk that the party writes to; a silo's journals may be on another one than its kit."""
+    folders = {"disk": kit.path}
+    if kit.role is Role.SILO:
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            folders["disk of journals and ledger"] = silo_folder(kit.home)
+    for item, folder in folders.items():
+        disk = os.statvfs(folder)
+        free = disk.f_bavail * disk.f_frsize
+        if not os.access(folder, os.W_OK):
+            yield _finding(item, "cannot be written", f"make {folder} writable for this user")
+        else:
+            fix = "" if free > MIN_FREE else "make room: a silo that cannot write its journal answers nothing"
+            yield _finding(item, f"{free / 2**30:.1f} GiB free at {folder}", fix)
+
+
+def _ledger(kit: Kit) -> Iterator[Finding]:
+    """Check the chain of the ledger, the owner's decisions and the journals."""
+    try:
+        folder = silo_folder(kit.home)
+    except (OSError, ValueError, KeyError, TypeError):
+        return  # reported with the silo file
+    path = folder / "ledger.jsonl"
+    try:
+        lines = sum(1 for _ in read(path)) if path.exists() else 0
+        yield _finding("ledger", f"{lines} lines, unbroken")
+    except (FedTMLEError, OSError) as error:
+        yield _finding("ledger", str(error), f"{REPAIR}, and look for who changed it")
+    try:
+        decided = len(approvals_of(kit.home).decisions())
+        yield _finding("approvals", f"{decided} decisions, signed with the silo's key")
+    except (FedTMLEError, OSError) as error:
+        yield _finding("approvals", str(error), f"{REPAIR}; no plan is approved until then")
+    for journal in sorted(folder.glob("*.journal")):
+        try:
+            for _ in scan(journal.read_bytes(), journal):
+                pass
+        except (FedTMLEError, OSError) as error:
+            yield _finding("journal", str(error), f"{REPAIR}; else that plan cannot go on: reject it")
+
+
+def _engine(kit: Kit) -> Iterator[Finding]:
+    """Say whether the engine runs, and since when it is connected."""
+    supervisor = running(kit)
+    if supervisor is None:
+        yield _finding("engine", "not running", f"fedtmle {kit.role} start {kit.path}")
+        return
+    up = f"running since {_stamp(supervisor.create_time())}"
+    if kit.role is Role.SERVER:
+        seen = presence(kit.path)
+        if seen is None or not seen.alive:
+            yield _finding("engine", f"{up}, without a sign of life", f"look into {kit.home / 'engine.log'}")
+            return
+        others = {str(site["version"]) for site in seen.sites.values()} - {metadata.version("fedtmle")}
+        fix = f"install the same version everywhere; silos have {', '.join(sorted(others))}" if others else ""
+        yield _finding("engine", f"{up}; connected: {', '.join(sorted(seen.sites)) or 'no silo'}", fix)
+        return
+    contact = last_contact(kit.home)
+    if not contact or time.time() - float(contact["heard"]) > LONGEST_SILENCE:
+        when = f"since {_stamp(contact['heard'])}" if contact else "yet"
+        fix = "look at the finding about the server below"
+        yield _finding("engine", f"{up}; the server has not been heard {when}", fix)
+        return
+    theirs, ours = str(contact["version"]), metadata.version("fedtmle")
+    fix = "" if theirs == ours else f"install the same version: the server has {theirs}, this is {ours}"
+    yield _finding("engine", f"{up}, connected since {_stamp(contact['since'])}", fix)
+
+
+def _stamp(seconds: float) -> str:
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M} UTC"
 
 
 def _clock(kit: Kit) -> Iterator[Finding]:
@@ -176,12 +260,16 @@ def _clock(kit: Kit) -> Iterator[Finding]:
 def _server(kit: Kit) -> Iterator[Finding]:
     """Reach the server as the engine would: over the network, with certificates on both sides."""
     address = f"{kit.host}:{kit.port}"
+    began = time.monotonic()
     try:
         socket.getaddrinfo(kit.host, kit.port)
     except OSError:
         fix = "check the name with the coordinator, and this machine's DNS"
         yield _finding("server", f"the host name {kit.host} is unknown", fix)
         return
+    took = time.monotonic() - began
+    fix = f"a DNS server does not answer; mend it, or write {kit.host} into /etc/hosts"
+    yield _finding("name resolution", f"{kit.host} found in {took:.1f} s", fix if took > SLOW_NAME else "")
     if not listens(kit.host, kit.port):
         fix = (
             f"the server may be down; or a firewall blocks connections from here to TCP port {kit.port} there"
@@ -201,6 +289,11 @@ def _server(kit: Kit) -> Iterator[Finding]:
         ):
             pass
         yield _finding("server", f"{address} answers with a valid certificate")
+    except ssl.SSLCertVerificationError as error:
+        expired = error.verify_code in (9, 10)  # not yet valid, expired
+        fix = "another machine or a proxy answers, or a kit is of another consortium: ask the coordinator"
+        detail = "its certificate is not valid now" if expired else "its certificate is of another authority"
+        yield _finding("server", f"{address} answers, but {detail}", "set the clocks" if expired else fix)
     except (OSError, ValueError) as error:
         expired = "expired" in str(error) or "not yet valid" in str(error)
         fix = "another machine or a proxy answers in its place: ask the coordinator"

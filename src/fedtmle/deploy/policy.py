@@ -39,6 +39,8 @@ RIGHTS = {
 # Without a ping a connection whose other end is gone looks alive for a quarter of an hour.
 MAX_FRAME = (2 << 30) - (2 << 20)  # bytes; FLARE's own limit, which our options would replace
 COMMUNICATION = {
+    # To a party's own jobs: FLARE's default is clear TCP, which any account of the machine can join.
+    "internal": {"scheme": "tcp", "resources": {"host": "localhost", "connection_security": "mtls"}},
     "grpc": {
         "options": [
             ["grpc.max_send_message_length", MAX_FRAME],
@@ -50,7 +52,7 @@ COMMUNICATION = {
             ["grpc.http2.min_ping_interval_without_data_ms", 10_000],
             ["grpc.http2.min_recv_ping_interval_without_data_ms", 10_000],
         ]
-    }
+    },
 }
 AUTHORIZATION = {"format_version": "1.0", "permissions": {ADMIN_ROLE: RIGHTS}}
 

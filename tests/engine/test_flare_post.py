@@ -1,0 +1,62 @@
+"""The components of FLARE's long-lived processes, without FLARE's processes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from nvflare.apis.event_type import EventType
+from nvflare.apis.fl_constant import FLContextKey
+from nvflare.apis.fl_context import FLContext
+
+from fedtmle.engine.flare_post import SiloPost, keep_json
+from fedtmle.engine.logs import write_log
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    """A deployed job that would have the silo read what a URL names."""
+    folder = tmp_path / "a-job"
+    config = folder / "app_silo" / "config"
+    config.mkdir(parents=True)
+    (config / "config_fed_client.conf").write_text('include url("http://127.0.0.1:1/x")')
+    (config / "config_fed_client.yml").write_text("a: 1")
+    (config / "other.json").write_text("{}")
+    (folder / "meta.json").write_text("{}")
+    (config / ".__nvfl_submitter.crt").write_text("a certificate")
+    return folder
+
+
+def names(job: Path) -> set[str]:
+    return {path.name for path in job.rglob("*") if path.is_file()}
+
+
+def test_only_json_is_left_of_a_job_before_it_is_launched(job: Path, tmp_path: Path) -> None:
+    context = FLContext()
+    context.set_prop(FLContextKey.WORKSPACE_ROOT, str(tmp_path), private=True)
+    context.set_prop(FLContextKey.JOB_META, {"job_id": job.name}, private=True)
+    SiloPost().handle_event(EventType.BEFORE_JOB_LAUNCH, context)
+    assert names(job) == {"other.json", "meta.json", ".__nvfl_submitter.crt"}
+
+
+def test_a_job_of_json_is_left_as_it_is(job: Path) -> None:
+    assert len(keep_json(job)) == 2
+    assert keep_json(job) == []
+
+
+def test_a_log_is_rotated(tmp_path: Path) -> None:
+    import logging
+
+    logger = logging.getLogger("fedtmle")
+    before = list(logger.handlers)
+    write_log(tmp_path / "x.log")
+    (added,) = set(logger.handlers) - set(before)
+    try:
+        for _ in range(30):
+            logging.getLogger("fedtmle.test").error("x" * 100_000)
+    finally:
+        logger.removeHandler(added)
+        added.close()
+    sizes = [path.stat().st_size for path in tmp_path.iterdir()]
+    assert len(sizes) > 1
+    assert max(sizes) <= 1 << 20
