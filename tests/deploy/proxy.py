@@ -13,6 +13,8 @@ class Proxy:
     def __init__(self, port: int) -> None:
         self._to = port
         self._open = True
+        self._passes = threading.Event()
+        self._passes.set()
         self._pairs: list[tuple[socket.socket, socket.socket]] = []
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
@@ -25,8 +27,13 @@ class Proxy:
                 with suppress(OSError):
                     end.shutdown(socket.SHUT_RDWR)
 
+    def hold(self) -> None:
+        """Pass nothing, and keep every connection open: as a link that is dead and does not say so."""
+        self._passes.clear()
+
     def mend(self) -> None:
         self._open = True
+        self._passes.set()
 
     def close(self) -> None:
         self.cut()
@@ -53,6 +60,7 @@ class Proxy:
     def _pump(self, source: socket.socket, sink: socket.socket) -> None:
         with suppress(OSError):
             while data := source.recv(1 << 16):
+                self._passes.wait()
                 sink.sendall(data)
         for end in (source, sink):
             with suppress(OSError):
