@@ -84,7 +84,7 @@ def line(folder: Path, study: StudyFile) -> DirectLine:
     return DirectLine({silo: endpoint(folder, study, silo) for silo in study.silos})
 
 
-def new_folder(folder: Path, study: StudyFile, *, patience: float = 5.0) -> RunFolder:
+def new_folder(folder: Path, study: StudyFile, *, patience: float = 60.0) -> RunFolder:
     plan = file_plan(study).digest.hex()
     terms = Terms(plan=plan, sites=sites(study.silos), deadline=5.0, patience=patience)
     made = RunFolder.new(folder / "runs", study, terms)

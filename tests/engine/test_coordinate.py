@@ -93,7 +93,7 @@ def test_a_run_that_breaks_at_any_round_resumes_to_the_same_bytes(tmp_path: Path
 def test_a_run_waits_for_the_last_approval(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     study = study_of(tmp_path)
     approve(study, "hospital 1", "hospital 3")
-    run = new_folder(tmp_path, study)
+    run = new_folder(tmp_path, study, patience=60.0)
     waited = {"hospital 1": "ready", "hospital 2": "waiting for its owner's approval", "hospital 3": "ready"}
     seen: list[dict[str, str]] = []
     monkeypatch.setattr("fedtmle.engine.coordinate.POLL", 0.05)
