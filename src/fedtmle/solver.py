@@ -10,7 +10,7 @@ from typing import Literal, TypeVar
 
 import numpy as np
 
-from fedtmle.algorithms.base import AbstractAlgorithm, TargetingProgram
+from fedtmle.algorithms.base import UNMASKABLE, AbstractAlgorithm, TargetingProgram
 from fedtmle.errors import InputError
 from fedtmle.model.types import IntArray, Part
 from fedtmle.protocol.masks import MaskKey
@@ -53,7 +53,7 @@ def solve(
     that follow from their names.
     """
     check_silos(silos, algorithm)
-    check_aggregation(aggregation)
+    check_aggregation(aggregation, algorithm)
     if index is not None and set(index) != set(silos):
         raise InputError(f"index: expected row numbers for {_listed(silos)}, got {_listed(index)}")
     completed = run_in_process(
@@ -75,10 +75,12 @@ def solve(
     return completed.result(law=law, algorithm=algorithm)
 
 
-def check_aggregation(aggregation: object) -> None:
-    """Raise `InputError` unless ``aggregation`` says how the silos' answers are added."""
+def check_aggregation(aggregation: object, algorithm: AbstractAlgorithm) -> None:
+    """Raise `InputError` unless ``aggregation`` says how answers are added, and the algorithm allows it."""
     if aggregation not in ("open", "masked"):
         raise InputError(f"aggregation: expected 'open' or 'masked', not {aggregation!r}")
+    if aggregation == "masked" and not (algorithm.adds_integers or algorithm.pools_rows):
+        raise InputError(f"aggregation: {UNMASKABLE}")
 
 
 def embedded_keys(silos: Iterable[str]) -> dict[str, MaskKey]:

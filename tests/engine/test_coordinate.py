@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 
 import fedtmle as ft
+from fedtmle.deploy.demo import run_here, write_example
 from fedtmle.engine.coordinate import Coordination
 from fedtmle.engine.runs import Move, RunFolder, RunState, RunStatus
 from fedtmle.errors import DeadlineError, InputError
 from fedtmle.runtime import ledger
 from fedtmle.studies.home import Home
-from fedtmle.studyfile.file import StudyFile
+from fedtmle.studyfile.file import StudyFile, file_plan, read_study
 from tests.engine.lines import ALGORITHMS, DirectLine, approve, line, new_folder, study_of
 
 
@@ -43,6 +44,23 @@ def test_every_algorithm_gives_the_bytes_of_one_process(tmp_path: Path, algorith
     assert same_as_here(study, run, tmp_path / "transcript")
     owns = list((tmp_path / "hospitals").glob("*/silo.fedtmle/*.own.json"))
     assert len(owns) == (3 if algorithm == "Personalized" else 0)
+
+
+def test_a_masked_study_gives_the_bytes_of_one_process(tmp_path: Path) -> None:
+    """The keys in the study file are those of the silos' homes: sums are masked, signed and relayed."""
+    study = read_study(write_example(tmp_path / "hospitals", 3, keys=True))
+    assert file_plan(study).relays
+    approve(study)
+    run = new_folder(tmp_path, study)
+    status = carry_out(tmp_path, study, run)
+    assert status.state is RunState.DONE, status.why
+    here = run_here(study)
+    assert here.run is not None
+    assert run.result.read_text() == here.to_json() + "\n"
+    assert run.transcript.read_bytes() == here.run.transcript.encode()
+    assert set(here.document["sizes"].values()) == {None}
+    plain = ft.run(study.study, study.silos)
+    assert plain.document["estimates"] == here.document["estimates"]
 
 
 class Dies(DirectLine):

@@ -116,9 +116,13 @@ def test_so_are_those_of_every_other_golden_run(
     ],
     ids=lambda how: type(how).__name__,
 )
-def test_what_is_no_sum_is_refused_before_it_is_asked(how: Any) -> None:
+def test_what_is_no_sum_is_refused_before_it_is_asked(how: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By what the algorithm says of itself, and by the session if it says otherwise."""
     problem = ft.Mean(bounds=(0.0, 10.0))
     silos = {name: np.arange(8.0) + k for k, name in enumerate("abc")}
+    with pytest.raises(InputError, match="aggregation: 'masked' is for algorithms that add up integers"):
+        ft.solve(problem, problem.start(4.0), silos, how, aggregation="masked")
+    monkeypatch.setattr(type(how), "adds_integers", True)
     with pytest.raises(InputError, match="aggregation: masked sums do not provide"):
         ft.solve(problem, problem.start(4.0), silos, how, aggregation="masked")
 

@@ -19,9 +19,10 @@ It is written from the code by `python -m tools.document`, and a test fails when
 missing from it. The examples are real answers of invented records.
 
 **Keeping records local is not in itself a privacy guarantee.** Every answer is a function of your
-records, and the server sees your silo's answers by themselves, not only their sum over silos. What each
-may tell is under "what it may tell"; what your policy can limit is under "limited by". Attacks that were
-tried, what stops each, and what nothing stops are on [their own page](threats.md).
+records. In an open study the server sees your silo's answers by themselves; in a
+[masked study](masks.md) it sees their total over all silos, and "who learns it" says which answers are the
+exceptions. What each may tell is under "what it may tell"; what your policy can limit is under "limited by".
+Attacks that were tried, what stops each, and what nothing stops are on [their own page](threats.md).
 
 ## How a silo is asked
 
@@ -152,6 +153,24 @@ def limits(queries: Iterable[Query]) -> list[str]:
     return [limit.name for limit in Policy.limits() if limit.name in keys]
 
 
+def learned_by(queries: Iterable[Query]) -> str:
+    """Say who learns an answer in an open study and in a masked one."""
+    members = [member for query in queries for member in query.members]
+    consents = {member.open_consent for member in members if member.lanes is None}
+    open_study = "in an open study, the server"
+    if any(member.lanes is not None for member in members):
+        masked = "in a masked study nobody: the server and the silos learn the total over all silos"
+        if consents:
+            masked += "; parts or variants that are no sums are sent as they are with consent, or refused"
+        return f"{open_study}; {masked}."
+    if consents == {None}:
+        return f"{open_study}. It is not asked in a masked study."
+    if "" in consents:
+        return "with your consent, all parties, in an open study and in a masked one."
+    consent = " and ".join(f"`{key}`" for key in sorted(filter(None, consents)))
+    return f"{open_study}; in a masked study the same, and only with {consent}."
+
+
 def page() -> str:
     """The whole page."""
     return HEAD + "\n".join([*_answers(), *_envelopes(), *_policy()]) + "\n"
@@ -173,6 +192,7 @@ def _answers() -> Iterator[str]:
         yield ""
         yield f"* **Example**, from silo {SILO} (60 records), {size(query, answer):,} bits: {shown(answer)}"
         yield f"* **What it may tell**: {RISKS[kind.__name__]}"
+        yield f"* **Who learns it**: {learned_by(example.queries)}"
         keys = limits(example.queries)
         if keys:
             yield f"* **Also limited by**: {', '.join(f'`{key}`' for key in keys)}"

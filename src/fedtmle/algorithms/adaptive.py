@@ -48,6 +48,10 @@ class Adaptive(AbstractAlgorithm):
         self.coded  # noqa: B018 - checks the rest
 
     @property
+    def adds_integers(self) -> bool:
+        return False  # the lengths of the silos' own gradients decide
+
+    @property
     def coded(self) -> Coded:
         """The algorithm that goes on after the last local round."""
         return Coded(

@@ -22,6 +22,11 @@ from fedtmle.protocol.plan import AbstractProgram
 from fedtmle.protocol.query import Flow, Law, Model, MomentsQuery, Phase, Problem
 from fedtmle.protocol.sums import SumsQuery, mean_gradient, norm
 
+UNMASKABLE = (
+    "'masked' is for algorithms that add up integers: Coded (unless its smoothness is each silo's own), "
+    "OneStep, and Gradient without batches; choose one of these, or 'open'"
+)
+
 
 class AbstractAlgorithm(ABC):
     """Configuration only; ``flow`` is the public program that every party runs."""
@@ -41,6 +46,11 @@ class AbstractAlgorithm(ABC):
     @property
     def fluctuates(self) -> bool:
         """Whether the algorithm moves the initial law; if not, predictions of it are not truncated."""
+        return True
+
+    @property
+    def adds_integers(self) -> bool:
+        """Whether all that is pooled are sums of integers with public bounds, which silos can mask."""
         return True
 
     @property

@@ -88,6 +88,13 @@ class Coded(AbstractAlgorithm):
     def rounds_sums(self) -> bool:
         return True
 
+    @property
+    def adds_integers(self) -> bool:
+        """A curvature of each silo's own is not a sum."""
+        return isinstance(self.smoothness, int | float) or (
+            isinstance(self.smoothness, Estimated) and self.smoothness.over == "pooled"
+        )
+
     def flow(self, problem: Problem, law: Law, n: int) -> Flow[Targeted]:
         run = Run(problem, n)
         tolerance, lattice = yield from self.calibrate(run, law)

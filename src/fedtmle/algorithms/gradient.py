@@ -36,6 +36,11 @@ class Gradient(AbstractAlgorithm):
         require_tolerance(self.tolerance, zero=True)
         require_budget(max_updates=self.max_updates)
 
+    @property
+    def adds_integers(self) -> bool:
+        """Under masks nobody knows the numbers of rows in the pooled order, which batches are made of."""
+        return not self.optimizer.draws_batches
+
     def flow(self, problem: Problem, law: Law, n: int) -> Flow[Targeted]:
         run = Run(problem, n)
         tolerance = yield from settle_tolerance(run, law, self.tolerance)

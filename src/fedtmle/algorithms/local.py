@@ -70,6 +70,10 @@ class LocalAverage(AbstractAlgorithm):
         return True
 
     @property
+    def adds_integers(self) -> bool:
+        return False  # each silo's own fit is weighed, and a retired silo leaves
+
+    @property
     def silo_weights(self) -> Mapping[str, float] | None:
         return None if isinstance(self.weights, str) else self.weights
 
@@ -169,6 +173,10 @@ class Personalized(AbstractAlgorithm):
     @property
     def fits_locally(self) -> bool:
         return True
+
+    @property
+    def adds_integers(self) -> bool:
+        return False  # each silo's own fit is weighed, and a retired silo leaves
 
     @property
     def rule(self) -> RetirementRule:

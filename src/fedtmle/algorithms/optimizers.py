@@ -52,6 +52,11 @@ class AbstractOptimizer(ABC):
     def stop(self) -> float:
         """Stop the inner solve when its gradient norm is below this fraction of r^k."""
 
+    @property
+    def draws_batches(self) -> bool:
+        """Whether it asks for sums over batches of the pooled rows."""
+        return False
+
     @abstractmethod
     def needs_hessian(self, run: Run[Model], law: Law) -> bool:
         """Return whether the EIF check at the origin must ask for the pooled Hessian as well."""
@@ -249,6 +254,10 @@ class StochasticGradientDescent(AbstractOptimizer):
             raise InputError(f"batches: expected 'fixed' or 'fresh', not {self.batches!r}")
         if self.replace and self.batches == "fixed":
             raise InputError("replace: a fixed partition has no replacement; give batches='fresh'")
+
+    @property
+    def draws_batches(self) -> bool:
+        return True
 
     def needs_hessian(self, run: Run[Model], law: Law) -> bool:
         return False

@@ -87,7 +87,7 @@ def reject(
 def decisions(
     silo: Path = SILO, as_json: bool = typer.Option(False, "--json", help="Print the decisions as JSON.")
 ) -> None:
-    """List the plans that this silo has approved or rejected, and its public key."""
+    """List the plans that this silo has approved or rejected, and its public keys."""
     import json
 
     import msgspec
@@ -99,9 +99,9 @@ def decisions(
         current = home.approvals.current().values()
         if as_json:
             rows = [msgspec.to_builtins(decision) for decision in current]
-            typer.echo(json.dumps({"key": home.key.public.hex(), "decisions": rows}))
+            typer.echo(json.dumps({"key": home.key.public_keys.hex(), "decisions": rows}))
             return
-        typer.echo(f"Public key {home.key.public.hex()}")
+        typer.echo(f"Public keys {home.key.public_keys.hex()}")
         for decision in current:
             typer.echo(
                 f"{decision.time}  {'approved' if decision.approved else 'rejected'}  {decision.plan[:16]}"

@@ -21,9 +21,11 @@ from fedtmle.errors import InputError, ProtocolError
 from fedtmle.initial.variables import Variables
 from fedtmle.layout import number, wrapped
 from fedtmle.results.result import StudyResult
-from fedtmle.studies.run import run
+from fedtmle.runtime.session import InProcess
+from fedtmle.studies.home import Home, open_party
+from fedtmle.studies.over import run_over
 from fedtmle.studyfile.dictionary import variables_text
-from fedtmle.studyfile.file import read_study
+from fedtmle.studyfile.file import StudyFile, file_plan, read_study
 
 # The study of `fedtmle demo` without the covariates that only a few people at some hospital have: a silo's
 # policy refuses a sum over a few people.
@@ -50,12 +52,17 @@ HOSPITALS = 8
 PATIENCE = 120.0  # seconds to wait for approvals
 
 
-def write_example(folder: Path, hospitals: int = HOSPITALS, *, algorithm: str = 'kind = "Coded"') -> Path:
-    """Write study.toml and a folder per hospital; return the study's path."""
+def write_example(
+    folder: Path, hospitals: int = HOSPITALS, *, algorithm: str = 'kind = "Coded"', keys: bool = False
+) -> Path:
+    """Write study.toml and a folder per hospital; return the study's path.
+
+    With ``keys`` the study lists the hospitals' public keys, so that three or more send masked sums.
+    """
     if not 2 <= hospitals <= HOSPITALS:
         raise InputError(f"hospitals: expected 2 to {HOSPITALS}, got {hospitals}")
     columns = {name: [float(cell) for cell in cells] for name, cells in ihdp().items()}
-    names = []
+    names, listed_keys = [], []
     for site in sorted(set(columns["site"]))[:hospitals]:
         name = f"hospital {site:.0f}"
         hospital = folder / name.replace(" ", "-")
@@ -64,10 +71,15 @@ def write_example(folder: Path, hospitals: int = HOSPITALS, *, algorithm: str = 
         text = f'[silo]\nname = "{name}"\n\n[data]\npath = "infants.csv"\n'
         (hospital / "silo.toml").write_text(text, encoding="utf-8")
         names.append(name)
+        if keys:
+            public = Home.of(hospital / "silo.toml").key.public_keys.hex()
+            listed_keys.append(f'"{name}" = "{public}"')
     listed = "\n".join(f'"{name}" = "{name.replace(" ", "-")}/silo.toml"' for name in names)
     study = folder / "study.toml"
     variables = variables_text(_variables(names))
-    study.write_text(f"{STUDY}{variables}\n[algorithm]\n{algorithm}\n\n[silos]\n{listed}\n", encoding="utf-8")
+    plan = f"\n[plan]\nkeys = {{{', '.join(listed_keys)}}}\n" if keys else ""
+    text = f"{STUDY}{variables}\n[algorithm]\n{algorithm}\n{plan}\n[silos]\n{listed}\n"
+    study.write_text(text, encoding="utf-8")
     return study
 
 
@@ -87,16 +99,26 @@ def _write_records(path: Path, columns: Mapping[str, Sequence[float]], is_here: 
                 table.writerow("" if math.isnan(cell) else repr(cell) for cell in row)
 
 
+def run_here(study: StudyFile) -> StudyResult:
+    """Run the plan of a study file in this process, with the policies and keys of all its silos."""
+    plan = file_plan(study)
+    homes = {name: Home.of(path) for name, path in study.silos.items()}
+    silos = [
+        open_party(plan, name, home.file, keeper=home.unrecorded_keeper(plan)) for name, home in homes.items()
+    ]
+    return run_over(plan, InProcess(silos))
+
+
 def run_demo(hospitals: int, *, port: int | None, as_json: bool, quiet: bool) -> bool:
     """Run the study deployed and in this process, print the comparison, return whether no byte differs."""
     quiet = quiet or as_json
     with tempfile.TemporaryDirectory(prefix="fedtmle-demo-") as scratch:
         folder = Path(scratch)
-        study = read_study(write_example(folder / "hospitals", hospitals))
+        study = read_study(write_example(folder / "hospitals", hospitals, keys=True))
         if not quiet:
             line = f"starting a server and {hospitals} hospitals, each a process of its own"
             print(line, file=sys.stderr, flush=True)  # noqa: T201 - progress
-        embedded = run(study.study, study.silos)  # first: it compiles the kernels for all that follow
+        embedded = run_here(study)  # first: it compiles the kernels for all that follow
         began = time.monotonic()
         with local_deployment(folder / "consortium", study, port=port) as made:
             start_up = time.monotonic() - began

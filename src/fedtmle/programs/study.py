@@ -10,7 +10,7 @@ from typing import Literal, final
 
 import numpy as np
 
-from fedtmle.algorithms.base import AbstractAlgorithm
+from fedtmle.algorithms.base import UNMASKABLE, AbstractAlgorithm
 from fedtmle.algorithms.coded import Coded
 from fedtmle.algorithms.local import Personalized
 from fedtmle.errors import InputError
@@ -86,7 +86,8 @@ class Study:
     pooled rows; "exact" tells every sum to the last bit, Hessians included, and the result has the same bits
     in any partition. "auto" is rounded with `Coded` and `OneStep`, exact with the other algorithms.
     ``aggregation`` "masked" adds up the silos' answers under pairwise masks: server and silos learn sums over
-    all silos only, and of the numbers of rows only their total (`docs/masks.md`).
+    all silos only, and of the numbers of rows only their total (docs/masks.md). "open" sends each silo's own
+    sums. "auto" is masked if the study file has the keys of at least three silos, and open in one process.
     A target of time to an event has a ``hazard_model`` and a ``censoring_model`` over person-periods, whose
     formulas may use ``period``, instead of an ``outcome_model`` and a ``missingness_model``; without one, the
     hazard is counted by arm and period (Kaplan-Meier).
@@ -119,7 +120,7 @@ class Study:
     diagnostics: bool = True
     sums: Literal["auto", "rounded", "exact"] = "auto"
     fit_accuracy: float = 1e-6
-    aggregation: Literal["open", "masked"] = "open"
+    aggregation: Literal["auto", "open", "masked"] = "auto"
     variables: Variables = Variables({})
     imputations: int = 5  # data sets, where a variable is imputed
     imputation_sweeps: int = 5  # over the variables to impute, in each data set
@@ -173,8 +174,10 @@ class Study:
             raise InputError(f"imputation_sweeps: expected at least 1, not {self.imputation_sweeps}")
         if self.sums not in ("auto", "rounded", "exact"):
             raise InputError(f"sums: expected 'auto', 'rounded' or 'exact', not {self.sums!r}")
-        if self.aggregation not in ("open", "masked"):
-            raise InputError(f"aggregation: expected 'open' or 'masked', not {self.aggregation!r}")
+        if self.aggregation not in ("auto", "open", "masked"):
+            raise InputError(f"aggregation: expected 'auto', 'open' or 'masked', not {self.aggregation!r}")
+        if self.aggregation == "masked" and not (self.algorithm.adds_integers or self.algorithm.pools_rows):
+            raise InputError(f"aggregation: {UNMASKABLE}")
         if not 1e-9 <= self.fit_accuracy <= 0.1:
             raise InputError(f"fit_accuracy: expected a number from 1e-9 to 0.1, not {self.fit_accuracy}")
         if not 0.5 < self.confidence < 1:

@@ -54,6 +54,11 @@ class SigningKey:
         """32 bytes."""
         return self._key.public_key().public_bytes_raw()
 
+    @property
+    def public_keys(self) -> bytes:
+        """64 bytes: the public halves of this key and of the key for masks, as a study file lists them."""
+        return self.public + self.mask_key.public
+
     @cached_property
     def mask_key(self) -> MaskKey:
         """The silo's key for masks: HMAC-SHA256 of a label under the secret."""

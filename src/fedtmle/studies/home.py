@@ -76,8 +76,18 @@ class Home:
             examines=examine_target,
             approves=self.approvals.approves,
             key=self.key,
+            mask_key=self.key.mask_key,
             journal=FileJournal(self.journal_path(plan)),
             ledger=Ledger(self.ledger_path),
+        )
+
+    def unrecorded_keeper(self, plan: Plan) -> Keeper:
+        """Return what guards this silo in a run of ``plan`` by its own owner, which leaves no record."""
+        return Keeper(
+            policy=self.file.policy,
+            limit=disclosure_limit(plan, self.file),
+            key=self.key,
+            mask_key=self.key.mask_key,
         )
 
 

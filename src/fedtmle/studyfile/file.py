@@ -25,7 +25,7 @@ from fedtmle.model.table import SILO
 from fedtmle.programs.flow import StudyProgram
 from fedtmle.programs.study import DRAFT, NuisanceModel, Study
 from fedtmle.protocol.learners import absent_pilot
-from fedtmle.protocol.plan import Member, Plan
+from fedtmle.protocol.plan import FEWEST_MASKED, Member, Plan
 from fedtmle.studyfile import keys
 from fedtmle.studyfile.keys import FAMILIES
 from fedtmle.studyfile.sample import fit_on_sample
@@ -40,8 +40,8 @@ from fedtmle.targets.time.followup import PERIOD
 class StudyFile:
     """A study, the file of each silo by its name, and what the plan of a deployed run adds.
 
-    ``keys`` are the public keys with which silos sign what they received; ``expires`` is the last day on
-    which silos answer.
+    ``keys`` are each silo's public keys: 32 bytes for its signatures and, for masked sums, 32 more for masks
+    (`SigningKey.public_keys`); ``expires`` is the last day on which silos answer.
     """
 
     path: Path
@@ -336,6 +336,8 @@ class _StudyReader:
         return silos
 
 
+KEY = 32  # bytes of a public key
+
 # Stand-ins for what cannot be read, so that the rest of the study is checked as well.
 _NO_HAZARDS = {"hazard_model": None, "censoring_model": None}  # a stand-in target has no time
 _STAND_IN = GLM("1")
@@ -386,5 +388,19 @@ def study_of(plan: Plan) -> Study:
 
 def file_plan(file: StudyFile) -> Plan:
     """Return the plan of a study file; its roster is the silos of the file, in their order."""
-    members = tuple(Member(name=name, key=file.keys.get(name, b"")) for name in file.silos)
+    keys = {name: file.keys.get(name, b"") for name in file.silos}
+    has_masks = all(len(key) == 2 * KEY for key in keys.values())
+    is_masked = file.study.aggregation == "masked"
+    if is_masked and not has_masks:
+        lacking = ", ".join(f"'{name}'" for name, key in keys.items() if len(key) < 2 * KEY)
+        raise InputError(
+            f"{file.path}: masked sums need 128 digits of each silo's public keys under keys in [plan], as "
+            f"`fedtmle silo decisions` prints them; there are none of {lacking}"
+        )
+    if file.study.aggregation == "auto":
+        is_masked = has_masks and len(keys) >= FEWEST_MASKED and file.study.algorithm.adds_integers
+    members = tuple(
+        Member(name=name, key=key[:KEY], mask_key=key[KEY:] if is_masked else b"")
+        for name, key in keys.items()
+    )
     return study_plan(file.study, members, file.expires)

@@ -406,7 +406,7 @@ OPTIONS = {
     "imputation_sweeps": COUNT,
     "sums": choice("auto", "rounded", "exact"),
     "fit_accuracy": POSITIVE,
-    "aggregation": choice("open", "masked"),
+    "aggregation": choice("auto", "open", "masked"),
 }
 
 
@@ -415,7 +415,7 @@ PLAN = {
     "expires": Key(read=date, expected="a date, such as 2027-06-30"),
     "keys": Key(
         read=table_of(public_key),
-        expected='{silo = "64 hexadecimal digits"}, as `fedtmle silo decisions` prints',
+        expected='{silo = "128 hexadecimal digits"}, as `fedtmle silo decisions` prints',
     ),
 }
 

@@ -181,6 +181,7 @@ confidence = 0.95
 # imputation_sweeps = 5         # over the variables to impute, in each of them
 # diagnostics = true            # false: no tables of overlap and fit; the silos disclose less
 # sums = "auto"                 # rounded: gradients and sums on coarse grids; exact: to the last bit
+# aggregation = "auto"          # masked: the server reads totals over all silos only; open: each silo's own
 # fit_accuracy = 1e-6           # of rounded sums: their effect on the estimate, in standard errors
 # clever = "covariate"          # weight
 # submodel = "per arm"          # contrast

@@ -83,9 +83,9 @@ def date(value: Toml) -> datetime.date:
 
 
 def public_key(value: Toml) -> bytes:
-    """Return an Ed25519 public key from its 64 hexadecimal digits."""
+    """Return a silo's public keys from their hexadecimal digits: 64 for signatures, 64 more for masks."""
     key = bytes.fromhex(text(value))
-    return key if len(key) == 32 else refuse(value)
+    return key if len(key) in (32, 64) else refuse(value)
 
 
 def several(read: Callable[[Toml], T]) -> Callable[[Toml], tuple[T, ...]]:
