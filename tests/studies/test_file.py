@@ -151,7 +151,6 @@ OPTIONS = {
     "imputation_sweeps": 3,
     "sums": "exact",
     "fit_accuracy": 1e-4,
-    "aggregation": "masked",
 }
 RULES: dict[str, dict[str, Any]] = {
     "Static": {"arm": "0"},
