@@ -61,7 +61,7 @@ class Rig:
         return made
 
     def start(self, study: StudyFile, deadline: float = DEADLINE) -> RunFolder:
-        return new_run(self.made, study, deadline=deadline, patience=60.0)
+        return new_run(self.made, study, deadline=deadline, patience=600.0)
 
     def finish(self, run: RunFolder, *, within: float) -> float:
         """Wait for a run's end without a command; return the seconds that it took."""

@@ -161,6 +161,15 @@ def test_patience_ends_with_who_did_not_approve(bench: Bench) -> None:
     assert bench.jobs.submitted == []
 
 
+def test_patience_does_not_end_while_the_server_was_off(bench: Bench) -> None:
+    """After a long weekend without power the silos have a minute to connect."""
+    bench.time += 3 * 86400.0
+    bench.reboot()
+    assert bench.turn(10.0).state is RunState.WAITING
+    bench.hear()
+    assert bench.turn().state is RunState.STARTING
+
+
 def test_a_run_goes_on_by_itself_after_a_reboot(bench: Bench) -> None:
     bench.hear()
     bench.turn()

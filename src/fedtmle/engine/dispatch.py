@@ -23,6 +23,7 @@ from fedtmle.runtime.documents import write_document
 _log = logging.getLogger("fedtmle.server")
 FRESH = 4 * POST_EVERY  # seconds after its last report for which a silo counts as connected
 START_LIMIT = 180.0  # seconds for the engine to start a job's process
+GRACE = 60.0  # seconds after the server's start in which no run's patience ends: silos are connecting
 MAX_LOST = 20  # attempts in a row without a new round, after which a person has to look
 LONGEST_PAUSE = 15.0  # seconds between two attempts
 TEXTS_PER_NOTICE = 8
@@ -69,6 +70,7 @@ class Dispatcher:
     ) -> None:
         self._runs, self._jobs, self._version = runs, jobs, version
         self._clock, self._now = clock, now
+        self._began = clock()
         self._heard: dict[str, Heard] = {}
         self._over: dict[str, int] = {}  # runs that are over, and when their status was written
         self._started: dict[str, str] = {}  # the job of each run that is not over
@@ -147,7 +149,7 @@ class Dispatcher:
         elif all(words == Standing.READY for words in silos.values()):
             if waited >= _pause(status.lost):
                 self._start(run, replace(status, silos=silos))
-        elif waited > terms.patience:
+        elif waited > terms.patience and self._clock() - self._began > GRACE:
             missing = "; ".join(f"'{s}': {words}" for s, words in silos.items() if words != Standing.READY)
             run.move(Move.FAIL, why=f"waited {_duration(waited)}; {missing}", silos=silos)
         elif silos != status.silos:
