@@ -20,14 +20,21 @@ LEDGER = typer.Argument(..., help="The ledger, ledger.jsonl in the silo's .fedtm
 
 @app.command(epilog=CODES)
 def verify(ledger: Path = LEDGER) -> None:
-    """Check every line against its hash and the line before it."""
-    from fedtmle.runtime.ledger import START, read
+    """Check every line against its hash and the line before it, and the ledger against its signed head."""
+    from fedtmle.runtime.heads import head_path
+    from fedtmle.runtime.ledger import read
+    from fedtmle.runtime.ledger import verify as check
+    from fedtmle.runtime.signing import SigningKey
 
     with reporting(as_json=False):
-        count, head = 0, START
-        for line in read(ledger):
-            count, head = line["line"], line["hash"]
+        for _ in read(ledger):  # also notices a last line that is incomplete
+            pass
+        key = ledger.parent / "key"
+        count, head = check(ledger, SigningKey.at(key).public if key.is_file() else None)
         typer.echo(f"{count} line(s), unbroken; the last one's hash is {head}")
+        if key.is_file() and head_path(ledger).is_file():
+            typer.echo("The silo's key signed its head: no line is missing.")
+            return
         typer.echo(
             "The file cannot show that lines were cut off at its end: compare this hash\n"
             "with one that you noted elsewhere."

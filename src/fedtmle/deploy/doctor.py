@@ -24,7 +24,7 @@ from fedtmle.engine.post import approvals_of, last_contact, silo_folder
 from fedtmle.errors import FedTMLEError
 from fedtmle.runtime.documents import read_document
 from fedtmle.runtime.journal import scan
-from fedtmle.runtime.ledger import read
+from fedtmle.runtime.ledger import verify
 
 TESTED_ENGINE = (2, 9)
 EXPIRY_NOTICE = 30  # days before the end of a certificate
@@ -193,8 +193,8 @@ def _ledger(kit: Kit) -> Iterator[Finding]:
         return  # reported with the silo file
     path = folder / "ledger.jsonl"
     try:
-        lines = sum(1 for _ in read(path)) if path.exists() else 0
-        yield _finding("ledger", f"{lines} lines, unbroken")
+        lines, _ = verify(path, approvals_of(kit.home).key.public)
+        yield _finding("ledger", f"{lines} lines, unbroken, as its signed head says")
     except (FedTMLEError, OSError) as error:
         yield _finding("ledger", str(error), f"{REPAIR}, and look for who changed it")
     try:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedtmle.engine.post import studies_folder
-from fedtmle.runtime.signing import Decision
+from fedtmle.runtime.approvals import Decision
 from fedtmle.studies.home import Home
 
 

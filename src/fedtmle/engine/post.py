@@ -21,8 +21,9 @@ from typing import TypeVar
 import msgspec
 
 from fedtmle.errors import DecodeError, FedTMLEError
+from fedtmle.runtime.approvals import Approvals
 from fedtmle.runtime.documents import Document, read_document, write_document
-from fedtmle.runtime.signing import Approvals, SigningKey
+from fedtmle.runtime.signing import SigningKey
 
 _log = logging.getLogger("fedtmle.silo")
 POST_EVERY = 5.0  # seconds between two reports of a silo

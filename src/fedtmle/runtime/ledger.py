@@ -18,7 +18,9 @@ from typing import NotRequired, TypedDict
 import msgspec
 
 from fedtmle.errors import JournalError
+from fedtmle.runtime.heads import check_head, read_head, write_head
 from fedtmle.runtime.journal import Held
+from fedtmle.runtime.signing import SigningKey
 
 START = "0" * 64
 _SHA256 = hashlib.sha256()  # copying it is faster than creating a new one
@@ -77,17 +79,19 @@ class LedgerLine(TypedDict):
 
 
 class Ledger:
-    """An append-only, hash-chained file, one for all studies of a silo."""
+    """An append-only, hash-chained file, one for all studies of a silo; with a ``key`` its head is signed."""
 
-    def __init__(self, path: str | Path, *, sync: bool = True) -> None:
+    def __init__(self, path: str | Path, *, sync: bool = True, key: SigningKey | None = None) -> None:
         self.path = Path(path)
-        self._sync = sync
+        self._sync, self._key = sync, key
         self.count, self._head, self._end = 0, START, 0
         with contextlib.ExitStack() as unless_ready:
             try:
                 self._file = unless_ready.enter_context(open(self.path, "a+b", buffering=0))
                 os.chmod(self.path, 0o600)
                 with Held(self._file):
+                    if key is not None:
+                        verify(self.path, key.public)
                     self._catch_up()
             except OSError:
                 raise JournalError(f"{self.path}: the ledger cannot be opened for writing") from None
@@ -100,6 +104,8 @@ class Ledger:
                 self._catch_up()  # another study of this silo may have added lines
                 data, head = _chained(msgspec.json.encode(entry), self.count + 1, self._head)
                 self._write(data + b"\n")
+                if self._key is not None:
+                    write_head(self.path, self.count + 1, head, self._key)
         except OSError:
             raise JournalError(f"{self.path}: the line could not be written; is the disk full?") from None
         self.count, self._head = self.count + 1, head
@@ -141,6 +147,24 @@ class Ledger:
 
     def close(self) -> None:
         self._file.close()
+
+
+def verify(path: Path, public: bytes | None) -> tuple[int, str]:
+    """Return the number of lines of a ledger and the hash of the last; raise if it was changed.
+
+    ``public`` is the public half of the silo's key, which signs the head: with it, lines that were cut off at
+    the end are noticed, and a chain that was computed anew. A line that a crash tore is no change.
+    """
+    head = None if public is None else read_head(path, public)
+    data = path.read_bytes() if path.exists() else b""
+    count, last, at_head = 0, START, START
+    for line, _ in _lines(data, path):
+        count, last = line["line"], line["hash"]
+        if head is not None and count == head.count:
+            at_head = last
+    if head is not None:
+        check_head(path, head, count, at_head)
+    return count, last
 
 
 def read(path: str | Path) -> Iterator[LedgerLine]:

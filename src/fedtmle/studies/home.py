@@ -23,11 +23,12 @@ from fedtmle.privacy.limit import DisclosureLimit, LimitedAttribute, at_centre
 from fedtmle.programs.study import Study
 from fedtmle.protocol.guard import Policy
 from fedtmle.protocol.plan import Plan
+from fedtmle.runtime.approvals import Approvals
 from fedtmle.runtime.journal import FileJournal
 from fedtmle.runtime.keeper import Keeper
 from fedtmle.runtime.ledger import Ledger
 from fedtmle.runtime.rows import LocalRows, fingerprint
-from fedtmle.runtime.signing import Approvals, SigningKey
+from fedtmle.runtime.signing import SigningKey
 from fedtmle.runtime.silo import Silo
 from fedtmle.studies.conformance import examine_target
 from fedtmle.studyfile.file import study_of
@@ -78,7 +79,7 @@ class Home:
             key=self.key,
             mask_key=self.key.mask_key,
             journal=FileJournal(self.journal_path(plan)),
-            ledger=Ledger(self.ledger_path),
+            ledger=Ledger(self.ledger_path, key=self.key),
         )
 
     def unrecorded_keeper(self, plan: Plan) -> Keeper:

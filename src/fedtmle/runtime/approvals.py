@@ -1,0 +1,96 @@
+"""The owner's decisions about plans: a file of signed JSON lines, of which the last about a plan is in force.
+
+A changed plan has another digest, which nobody has approved yet; so has the same study under another version
+of the package. The file's head is signed, so that a revocation cannot be cut off.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from fedtmle.errors import JournalError
+from fedtmle.runtime.heads import check_head, read_head, write_head
+from fedtmle.runtime.signing import SigningKey, is_signed
+
+
+class Decision(msgspec.Struct, frozen=True, kw_only=True):
+    """One line: the owner's decision about a plan, and when it was made."""
+
+    plan: str
+    approved: bool
+    time: str
+    note: str = ""
+    data: str = ""  # the digest of plan and rows for which it holds; empty: for any rows
+    signature: str = ""
+
+    @property
+    def signed(self) -> bytes:
+        """The bytes that the key signs."""
+        signed = ("fedtmle approval", self.plan, self.approved, self.time, self.note)
+        return msgspec.msgpack.encode((*signed, self.data) if self.data else signed)
+
+
+@dataclass(frozen=True)
+class Approvals:
+    """The decisions in one file, checked against the silo's key."""
+
+    path: Path
+    key: SigningKey
+
+    def decisions(self) -> list[Decision]:
+        """Return every decision, oldest first; raise if the silo's key did not sign one of them."""
+        head = read_head(self.path, self.key.public)  # first: a decision may be added meanwhile
+        if not self.path.exists():
+            if head is not None:
+                raise JournalError(f"{self.path}: the file is gone, and its signed head is there")
+            return []
+        decisions, data = [], self.path.read_bytes()
+        if head is not None:
+            lines = data.splitlines(keepends=True)
+            check_head(self.path, head, len(lines), _digest(b"".join(lines[: head.count])))
+        for number, line in enumerate(data.splitlines(), start=1):
+            try:
+                decision = msgspec.json.decode(line, type=Decision)
+                signature = bytes.fromhex(decision.signature)
+            except (msgspec.MsgspecError, ValueError):
+                raise JournalError(f"{self.path}, line {number}: this is not a decision") from None
+            if not is_signed(decision.signed, signature, self.key.public):
+                raise JournalError(f"{self.path}, line {number}: the silo's key did not sign this")
+            decisions.append(decision)
+        return decisions
+
+    def current(self) -> dict[str, Decision]:
+        """Return the decision in force for each plan, by the plan's digest in hexadecimal."""
+        return {decision.plan: decision for decision in self.decisions()}
+
+    def approves(self, plan: bytes) -> bool:
+        """Return whether the approval of a plan is in force; no approval of a tampered file is."""
+        try:
+            decision = self.current().get(plan.hex())
+        except JournalError:
+            return False
+        return decision is not None and decision.approved
+
+    def decide(self, plan: bytes, *, approved: bool, note: str = "", data: bytes = b"") -> Decision:
+        """Sign and append a decision, and return it; ``data`` is the digest of the rows that it is about."""
+        self.decisions()  # never add to a file that was tampered with
+        time = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        bare = Decision(plan=plan.hex(), approved=approved, time=time, note=note, data=data.hex())
+        decision = msgspec.structs.replace(bare, signature=self.key.sign(bare.signed).hex())
+        with open(self.path, "ab", buffering=0) as file:
+            file.write(msgspec.json.encode(decision) + b"\n")
+            os.fsync(file.fileno())
+        os.chmod(self.path, 0o600)
+        data = self.path.read_bytes()
+        write_head(self.path, len(data.splitlines()), _digest(data), self.key)
+        return decision
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
