@@ -24,8 +24,8 @@ PAGES = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for
 README = PAGES["README.md"]
 FEDTMLE = ".venv/bin/fedtmle "
 # With real processes, in tests/deploy/test_docs.py; with a real database server, in tests/databases; with the
-# example database that the page names, in tests/trials/test_docs.py.
-ELSEWHERE = ("docs/deploy.md", "docs/databases.md", "docs/emulate.md")
+# example database that the page names, in tests/trials/test_docs.py; with its package, in examples.
+ELSEWHERE = ("docs/deploy.md", "docs/databases.md", "docs/emulate.md", "docs/late.md")
 RUNNING_TESTS = ("make test", "make test-slow", "make check", "make browser", "make docs")
 
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
+from typer.testing import CliRunner
 
 import fedtmle as ft
+from fedtmle.cli import app
 from fedtmle.data import DataErrors
 from fedtmle.errors import InputError
 from fedtmle.initial.variables import Variables
@@ -271,3 +275,29 @@ def test_a_unit_that_differs_at_one_hospital_is_found(tmp_path: Path) -> None:
     south.write_text(text.replace("scale = 7.50062", "scale = 1.0"), encoding="utf-8")
     found = [str(defect) for defect in ft.validate(tmp_path / "study.toml").defects]
     assert any("sbp_0" in line and "is outside the declared range" in line for line in found)
+
+
+def test_a_draft_from_a_silo_file_has_the_study_s_names_units_and_levels(tmp_path: Path) -> None:
+    """What the silo reads from its database, as the study sees it."""
+    with closing(sqlite3.connect(tmp_path / "ward.sqlite")) as database:
+        database.execute("create table stays (iq real, g real, sex text, ward text)")
+        rows = [(80 + k, 1200 + 10 * k, "FM?"[k % 3], "ab"[k % 2]) for k in range(60)]
+        database.executemany("insert into stays values (?, ?, ?, ?)", [*rows, (999, 1500, "F", "a")])
+        database.commit()
+    silo = tmp_path / "silo.toml"
+    silo.write_text(
+        '[silo]\nname = "ward"\n[data]\ndatabase = "ward.sqlite"\ntable = "stays"\n[columns]\n'
+        'iqsb = {column = "iq", missing = [999]}\nkg = {column = "g", scale = 0.001}\n'
+        'sex = {levels = {F = "female", M = "male"}, missing = ["?"]}\n'
+    )
+    drafted = ft.draft(silo)
+    assert list(drafted) == ["iqsb", "kg", "sex", "ward"]
+    assert drafted["iqsb"].range == (0.0, 200.0)  # 999 is a code
+    assert drafted["kg"].range == (1.0, 2.0)
+    assert drafted["sex"].codes == ("female", "male")
+    done = CliRunner().invoke(
+        app, ["init", str(tmp_path / "study"), "--from", str(silo), "--outcome", "iqsb", "--treatment", "sex"]
+    )
+    assert done.exit_code == 0, done.output
+    text = (tmp_path / "study" / "study.toml").read_text(encoding="utf-8")
+    assert f'ward = "{silo}"' in text

@@ -6,9 +6,11 @@ import csv
 import hashlib
 import json
 import os
+import re
 import subprocess
 import sys
 import sysconfig
+import tomllib
 import venv
 import zipfile
 from dataclasses import replace
@@ -296,6 +298,17 @@ def test_a_study_file_gives_the_estimate_of_python(tmp_path: Path) -> None:
     page = (tmp_path / "report.html").read_text()
     assert "The instrument model was" in page
     assert "monotonicity" in page
+
+
+def test_the_page_of_the_documentation_works_as_it_stands(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (ROOT / "docs/late.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    exec(compile(example, "late.md", "exec"), {})  # noqa: S102 - the documentation's own text
+    assert "LATE: " in capsys.readouterr().out
+    (written,) = (
+        text for text in re.findall(r"```toml\n(.*?)```", page, flags=re.DOTALL) if "[target]" in text
+    )
+    assert tomllib.loads(written) == tomllib.loads(STUDY)
 
 
 def test_an_owner_who_does_not_allow_it_refuses(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ def init(
     folder: Path = typer.Argument(Path(), help="The folder to write to; it is created if need be."),
     force: bool = typer.Option(False, "--force", help="Overwrite existing files."),
     table: Path | None = typer.Option(
-        None, "--from", help="Draft the study's dictionary from this table (.csv or .parquet)."
+        None, "--from", help="Draft the study's dictionary from this table (.csv, .parquet or a silo file)."
     ),
     outcome: str | None = typer.Option(None, help="With --from: the outcome's column."),
     treatment: str | None = typer.Option(None, help="With --from: the treatment's column."),

@@ -8,11 +8,15 @@ study is shared.
 from __future__ import annotations
 
 import math
+import os
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 
 from fedtmle.data.convert import Cells, Numbers, in_order
+from fedtmle.data.silofile import ColumnMap, read_silo_file
 from fedtmle.data.source import read_cells
 from fedtmle.errors import InputError
 from fedtmle.initial.variables import MOST_LEVELS, Variable, Variables
@@ -37,17 +41,59 @@ class Drafted:
 def draft(table: object) -> Variables:
     """Return a dictionary of the columns of ``table``, for a person to edit.
 
-    ``table`` is a pandas or polars frame, a mapping of arrays, or the path of a .csv or .parquet file. Kinds
-    are guessed, and ranges are rounded outward: both are yours to correct. A range says what is possible, for
-    every silo, and not what occurs in one table. Columns of dates, and those without values, are left out.
+    ``table`` is a pandas or polars frame, a mapping of arrays, or the path of a .csv, .parquet or silo file,
+    which may read from a database. Kinds are guessed, and ranges are rounded outward: both are yours to
+    correct. A range says what is possible, for every silo, and not what occurs in one table. Columns of
+    dates, and those without values, are left out.
     """
     return Variables({each.name: each.variable for each in drafted(table) if each.variable is not None})
 
 
 def drafted(table: object) -> list[Drafted]:
-    """Return what each column of a table seems to be, in the table's order."""
-    _, cells = read_cells(table)
+    """Return what each column of a table seems to be, in the table's order.
+
+    The columns that a silo file maps have the study's names, units and levels.
+    """
+    if isinstance(table, str | os.PathLike) and Path(table).suffix.lower() == ".toml":
+        silo = read_silo_file(Path(table))
+        _, theirs = read_cells(silo.data)
+        cells = dict(_mapped(theirs, silo.columns))
+    else:
+        _, found = read_cells(table)
+        cells = dict(found)
     return [replace(_of(name, each), has_missing=_has_missing(each)) for name, each in cells.items()]
+
+
+def _mapped(theirs: Mapping[str, Cells], columns: Mapping[str, ColumnMap]) -> Iterator[tuple[str, Cells]]:
+    """Yield the hospital's columns as the study sees them, by the study's names."""
+    by_theirs = {column.column: (name, column) for name, column in columns.items() if not column.absent}
+    for name, cells in theirs.items():
+        ours, column = by_theirs.get(name, (name, ColumnMap(column=name)))
+        yield ours, _converted(cells, column)
+
+
+def _converted(cells: Cells, column: ColumnMap) -> Cells:
+    if isinstance(cells, Numbers):
+        codes = [float(code) for code in column.missing if _is_number(code)]
+        values = np.where(np.isin(cells.values, codes), np.nan, cells.values)
+        return Numbers(values * column.scale + column.shift)
+    if isinstance(cells, Factor):
+        given = column.levels or {level: level for level in cells.levels}
+        kept = {
+            level: given[level] for level in cells.levels if level in given and level not in column.missing
+        }
+        levels = tuple(dict.fromkeys(kept.values()))
+        place = [levels.index(kept[level]) if level in kept else -1 for level in cells.levels]
+        return Factor(np.array([*place, -1], dtype=np.int64)[cells.codes], levels)
+    return cells
+
+
+def _is_number(code: str) -> bool:
+    try:
+        float(code)
+    except ValueError:
+        return False
+    return True
 
 
 def _has_missing(cells: Cells) -> bool:

@@ -145,10 +145,13 @@ def load_all(sources: Mapping[str, object], schema: Schema) -> dict[str, AnyTabl
 def read_cells(source: object) -> tuple[int, Mapping[str, Cells]]:
     """Return the number of rows and all columns of a table as they are.
 
-    ``source`` is a frame, a mapping of arrays, or the path of a .csv or .parquet file.
+    ``source`` is a frame, a mapping of arrays, the path of a .csv or .parquet file, or the data of a
+    silo file.
     """
     if isinstance(source, str | os.PathLike):
         source = Path(source)
+    if isinstance(source, Database):
+        source = sqlite_query(source.path, source.table, source.query) or source
     defects = Defects(silo="", file=_path_of(source))
     try:
         with _open(source, "") as reader:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from fedtmle.data.draft import Drafted, drafted
+from fedtmle.data.silofile import read_silo_file
 from fedtmle.errors import InputError
 from fedtmle.studyfile.dictionary import entry, toml_key, toml_text
 
@@ -51,10 +52,14 @@ def draft_study(table: Path, outcome: str | None, treatment: str | None) -> str:
         f"\n[models.outcome]\nformula = {toml_text(treated + terms)}\n",
         f"\n[models.treatment]\nformula = {toml_text(terms)}\n",
         *([missingness] if outcome is not None and known[outcome].has_missing else []),
-        f"\n[silos]                         # the others, too\n{toml_key(table.stem)} = "
+        f"\n[silos]                         # the others, too\n{toml_key(_silo_name(table))} = "
         f"{toml_text(str(table))}\n",
     ]
     return "".join(parts)
+
+
+def _silo_name(table: Path) -> str:
+    return read_silo_file(table).name if table.suffix.lower() == ".toml" else table.stem
 
 
 def _role(key: str, name: str | None) -> str:
