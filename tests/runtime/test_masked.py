@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,18 @@ import fedtmle as ft
 from fedtmle import solver
 from fedtmle.errors import DecodeError, FedTMLEError, InputError, RefusedError
 from fedtmle.protocol import messages
+from fedtmle.protocol.guard import Policy
 from fedtmle.protocol.messages import Answered, Ask, Begin, Close, Counted, Payload, Reason
+from fedtmle.report.page import render
+from fedtmle.runtime.keeper import Keeper
+from fedtmle.runtime.replay import heard_rounds, overhear, replay
 from fedtmle.runtime.session import Finished, InProcess, Session
 from fedtmle.runtime.silo import Silo
 from fedtmle.runtime.transcript import Transcript
-from tests.golden.runs import RUNS
-from tests.runtime.faults import CASES, keeper_without_ledger
+from fedtmle.studies.home import Home
+from tests.golden.data import cohort
+from tests.golden.runs import RUNS, study_of
+from tests.runtime.faults import CASES, keeper_without_ledger, key_of
 from tests.runtime.simulator import Fate, Faults, SimulatedJournal
 
 
@@ -135,6 +142,63 @@ def test_bad_settings_are_named() -> None:
     bad: Any = "hidden"
     with pytest.raises(InputError, match="expected 'open' or 'masked', not 'hidden'"):
         ft.solve(problem, problem.start(4.0), two, ft.Coded(), aggregation=bad)
+
+
+def test_a_masked_result_is_shown_and_reported() -> None:
+    """Nobody knows the silos' sizes, and the page says what the server read."""
+    study = replace(study_of(algorithm=ft.Coded()), aggregation="masked")
+    result = ft.run(study, cohort(), release=("a", "b"))
+    page = render(result.document)
+    assert "sums were masked" in page
+    assert "by themselves, not only their sum" not in page
+    assert "not disclosed" in page
+    plain = render(ft.run(replace(study, aggregation="open"), cohort(), release=("a", "b")).document)
+    assert "by themselves, not only their sum" in plain
+    assert "not disclosed" not in plain
+    assert result.document["estimates"] == ft.run(study, cohort()).document["estimates"]
+
+
+def test_a_masked_run_is_replayed_for_its_owner_alone() -> None:
+    plan, rows = CASES["study, relayed"]()
+    _, silos = parties("study, relayed")
+    finished = Session(plan, InProcess(silos)).run()
+    one = plan.silos[0]
+    heard = list(heard_rounds(plan, finished.transcript, finished.sizes))
+    assert [r.answers for r in heard] == [{}] * len(heard)
+    own = replay(plan, rows[one], finished.transcript, one)
+    assert own.n == finished.n
+    assert [asked.query.explanation for asked in own.answered] == [r.query.explanation for r in heard]
+    assert overhear(plan, finished.transcript, one) == ()
+
+
+@pytest.mark.parametrize(("vouched", "is_refused"), [(None, False), ("ab", True), ("abc", False), ("", True)])
+def test_a_silo_takes_part_with_enough_vouched_for(vouched: str | None, is_refused: bool) -> None:
+    """Two of the others, if one may collude; its own key does not count."""
+    plan, rows = CASES["two arms, relayed"]()
+    own, *others = plan.silos
+    named = {"a": own, "b": others[0], "c": others[1]}
+    peers = None if vouched is None else frozenset(key_of(named[letter]).public_keys for letter in vouched)
+    key = key_of(own)
+    policy = replace(Policy.unguarded(), colluders=1)
+    silo = Silo(
+        own, plan, rows[own], keeper=Keeper(policy=policy, key=key, mask_key=key.mask_key, peers=peers)
+    )
+    opening = messages.encode(messages.Open(messages.WIRE_FORMAT, b"session", plan.digest))
+    reply = messages.decode_reply(silo.step(opening))
+    assert isinstance(reply, messages.Refused) == is_refused
+    assert silo.refused_by == ("peers" if is_refused else "")
+
+
+def test_the_peers_of_a_home(tmp_path: Path) -> None:
+    (tmp_path / "silo.toml").write_text('[silo]\nname = "a"\n\n[data]\npath = "a.csv"\n')
+    home = Home.of(tmp_path / "silo.toml")
+    assert home.peers is None
+    listed = key_of("b").public_keys
+    (home.folder / "peers").write_text(f"# by telephone\n\n{listed.hex()} south\n")
+    assert home.peers == frozenset([listed])
+    (home.folder / "peers").write_text("south\n")
+    with pytest.raises(InputError, match="peers, line 1: expected the 128 hexadecimal digits"):
+        _ = home.peers
 
 
 # A server that lies.

@@ -98,7 +98,9 @@ def _interval(
     canvas.text(10, y + 4, shortened(row.label, left - 18), "name")
     low, middle, high = scale(row.low), scale(row.estimate), scale(row.high)
     value, first, last = (f"{number:.{digits}f}" for number in (row.estimate, row.low, row.high))
-    description = f"{row.name}: {value} ({first} to {last}), n = {row.n:,}"
+    description = (
+        f"{row.name}: {value} ({first} to {last}), n = {'not disclosed' if row.n is None else f'{row.n:,}'}"
+    )
     if row.is_summary:
         canvas.path(
             f"M{low:.1f} {y:.1f}L{middle:.1f} {y - 6:.1f}L{high:.1f} {y:.1f}L{middle:.1f} {y + 6:.1f}Z",

@@ -185,7 +185,7 @@ def _forest(document: Document) -> str:
     rows = [
         [
             row.name,
-            f"{row.n:,}",
+            "" if row.n is None else f"{row.n:,}",
             f"{data.weights[row.label]:.1%}" if row.kind == "silo" and row.label in data.weights else "",
             *(f"{v:.{digits}f}" for v in (row.estimate, row.low, row.high)),
         ]

@@ -29,7 +29,9 @@ def participants(document: Document) -> str:
     ]
     for counted in document.get("flow", ()):
         rows.append([str(counted["step"]), *("" for _ in data.arms), f"{counted['records']:,}"])
-    by_silo = [[silo, f"{size:,}"] for silo, size in document["sizes"].items()]
+    by_silo = [
+        [silo, "not disclosed" if size is None else f"{size:,}"] for silo, size in document["sizes"].items()
+    ]
     numbers = scrolling(table(["silo", "records"], by_silo), "Records by silo")
     return scrolling(table(head, rows), "Participants") + element(
         "details", text("summary", "Records by silo") + numbers

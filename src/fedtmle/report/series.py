@@ -51,7 +51,7 @@ class Interval:
     estimate: float
     low: float
     high: float
-    n: int
+    n: int | None  # None where sums were masked, and nobody knows a silo's number of records
 
     @property
     def name(self) -> str:
@@ -86,7 +86,7 @@ def forests(document: Document) -> list[Forest]:
             ),
             *_summaries(document, pooled["estimand"]),
             *(
-                _interval(silo, "without", estimates[index], n - sizes[silo])
+                _interval(silo, "without", estimates[index], _less(n, sizes[silo]))
                 for silo, estimates in _per_silo(document, "without")
             ),
             _interval("pooled", "pooled", pooled, n),
@@ -111,7 +111,8 @@ def forests(document: Document) -> list[Forest]:
 
 def _summaries(document: Document, estimand: str) -> Iterator[Interval | None]:
     """Yield the random-effects summary of the silos' own estimates, and its prediction interval."""
-    n = sum(document["sizes"][silo] for silo, _ in _per_silo(document, "silos"))
+    known = [document["sizes"][silo] for silo, _ in _per_silo(document, "silos")]
+    n = None if None in known else sum(known)
     for line in document.get("heterogeneity", []):
         if line["estimand"] == estimand:
             summary = line["summaries"][0]
@@ -124,7 +125,11 @@ def _per_silo(document: Document, key: str) -> list[tuple[str, list[Document]]]:
     return list(document.get(key, {}).items())
 
 
-def _interval(label: str, kind: str, row: Document, n: int) -> Interval | None:
+def _less(n: int, size: int | None) -> int | None:
+    return None if size is None else n - size
+
+
+def _interval(label: str, kind: str, row: Document, n: int | None) -> Interval | None:
     numbers = (row["estimate"], row["conf_low"], row["conf_high"])
     if any(number is None or not math.isfinite(number) for number in numbers):
         return None

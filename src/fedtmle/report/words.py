@@ -102,10 +102,15 @@ def messages(document: Document) -> Iterator[tuple[str, str]]:
 def disclosed(document: Document) -> Iterator[str]:
     """Yield what the reader must know about what the silos disclosed."""
     released, silos = document.get("silos", {}), document["sizes"]
+    seen = (
+        "The silos' sums were masked: the server and the silos read totals over all silos only, unless all "
+        "silos but one share what they know."
+        if None in silos.values()
+        else "The server saw each silo's answers by themselves, not only their sum."
+    )
     yield (
-        "The server saw each silo's answers by themselves, not only their sum. Sums over few records, or "
-        "many sums over the same records, can reveal something about single records. Keeping data local is "
-        "not in itself a privacy guarantee."
+        f"{seen} Sums over few records, or many sums over the same records, can reveal something about "
+        "single records. Keeping data local is not in itself a privacy guarantee."
     )
     if released:
         shown = f"{len(released)} of {len(silos)} silos"

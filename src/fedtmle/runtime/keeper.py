@@ -26,8 +26,9 @@ class Keeper:
 
     ``examines`` raises `CheckFailedError` if the plan's target does not keep what its interface promises.
     ``limit`` is the uncertainty that must remain about named attributes. ``approves`` returns whether the
-    owner has approved the plan with this digest, and has not revoked it. ``witness`` is called with every
-    query and the answer that leaves.
+    owner has approved the plan with this digest, and has not revoked it. ``peers`` are the public keys
+    (`SigningKey.public_keys`) of the silos that the owner vouches for; None trusts every roster that the
+    owner approves. ``witness`` is called with every query and the answer that leaves.
     """
 
     policy: Policy = field(default_factory=Policy.unguarded)
@@ -36,6 +37,7 @@ class Keeper:
     approves: Callable[[bytes], bool] | None = None
     key: SigningKey | None = None
     mask_key: MaskKey | None = None
+    peers: frozenset[bytes] | None = None
     journal: Journal | None = None
     ledger: Ledger | None = None
     witness: Callable[[Query, Answered], None] | None = None

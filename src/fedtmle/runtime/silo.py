@@ -225,6 +225,7 @@ class Silo:
         if expired or age.total_seconds() > keeper.policy.lifetime_days * 86_400:
             raise RefusalError(Reason.EXPIRED, "expires" if expired else "lifetime_days")
         if isinstance(message, Open):
+            self._check_peers()
             self._guard.open(plan, self.n_rows, self._rows.evaluate(plan.program.smallest_part))
             self._examine_target()
             self._position.opened = time
@@ -238,6 +239,19 @@ class Silo:
         except CheckFailedError as error:
             self.error = error
             raise RefusalError(Reason.FAILED_TARGET, "check_problem") from None
+
+    def _check_peers(self) -> None:
+        """Check that enough of the other silos are not the server's own inventions.
+
+        If as many of the silos that the owner vouches for collude as the policy says, one must remain.
+        """
+        keeper, plan = self._keeper, self._plan
+        if not plan.is_masked or keeper.peers is None:
+            return
+        others = (member for member in plan.roster if member.name != self.name)
+        known = sum(member.key + member.mask_key in keeper.peers for member in others)
+        if known < keeper.policy.colluders + 1:
+            raise RefusalError(Reason.TOO_FEW_SILOS, "peers")
 
     def _reply(
         self, message: messages.Request, recorded: messages.Reply | None = None

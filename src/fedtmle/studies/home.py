@@ -62,6 +62,29 @@ class Home:
         return Approvals(self.folder / "approvals.jsonl", self.key)
 
     @property
+    def peers(self) -> frozenset[bytes] | None:
+        """The public keys in the file `peers`, one silo on each line, None without the file.
+
+        A line has the 128 digits that the other silo's owner reads from `fedtmle silo decisions`, then
+        anything, such as its name. Empty lines and those that start with # are skipped.
+        """
+        path = self.folder / "peers"
+        if not path.exists():
+            return None
+        keys = set()
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+            if not line.strip() or line.startswith("#"):
+                continue
+            digits = line.split()[0]
+            if len(digits) != 128 or set(digits.lower()) - set("0123456789abcdef"):
+                raise InputError(
+                    f"{path}, line {number}: expected the 128 hexadecimal digits of a silo's public keys, as "
+                    "`fedtmle silo decisions` prints them at that silo"
+                )
+            keys.add(bytes.fromhex(digits))
+        return frozenset(keys)
+
+    @property
     def ledger_path(self) -> Path:
         return self.folder / "ledger.jsonl"
 
@@ -78,6 +101,7 @@ class Home:
             approves=self.approvals.approves,
             key=self.key,
             mask_key=self.key.mask_key,
+            peers=self.peers,
             journal=FileJournal(self.journal_path(plan)),
             ledger=Ledger(self.ledger_path, key=self.key),
         )
@@ -89,6 +113,7 @@ class Home:
             limit=disclosure_limit(plan, self.file),
             key=self.key,
             mask_key=self.key.mask_key,
+            peers=self.peers,
         )
 
 

@@ -107,6 +107,8 @@ def preview(plan: Plan, file: SiloFile) -> Preview:
         stopped = str(error)
     if len(plan.roster) < file.policy.min_silos:  # checked before the first query
         refused_by, reason = "min_silos", Reason.TOO_FEW_SILOS.value
+    if plan.is_masked and len(plan.roster) < file.policy.colluders + 2:
+        refused_by, reason = "colluders", Reason.TOO_FEW_SILOS.value
     return Preview(
         silo=file.name,
         plan=plan.digest.hex(),
@@ -147,6 +149,13 @@ def _limits(
         ),
         CheckedLimit(
             "silos", f"{len(plan.roster)} (at least {policy.min_silos})", len(plan.roster) >= policy.min_silos
+        ),
+        CheckedLimit(
+            "sums",
+            f"masked: totals over {len(plan.roster)} silos are read ({policy.colluders} may collude)"
+            if plan.is_masked
+            else "open: the server reads your silo's own",
+            not plan.is_masked or len(plan.roster) >= policy.colluders + 2,
         ),
         CheckedLimit("queries", f"{queries:,} (at most {max_queries:,})", queries <= max_queries),
         CheckedLimit("numbers disclosed", f"{numbers:,} (at most {max_numbers:,})", numbers <= max_numbers),
