@@ -49,7 +49,7 @@ def test_an_approval_is_of_one_plan_and_can_be_taken_back(folder: Path) -> None:
     assert not home.approvals.approves(plan.digest)
     listed = json.loads(command("silo", "decisions", "--silo", silo, "--json"))
     assert [d["approved"] for d in listed["decisions"]] == [False]
-    assert listed["key"] == home.key.public.hex()
+    assert listed["key"] == home.key.public_keys.hex()
 
 
 def test_an_approval_that_the_key_did_not_sign_counts_for_nothing(folder: Path) -> None:
