@@ -104,11 +104,6 @@ MUTATIONS: tuple[Mutation, ...] = (
             "if count == 0 and total > 0 and cell.is_arm and",
             "if count < 0 and total > 0 and cell.is_arm and",
         ),
-        (
-            "weights are compared unsquared",
-            "total * total < self.policy.min_effective * squares",
-            "total < self.policy.min_effective * squares",
-        ),
         ("looks are skipped too far away", "<= self.radius", "<= 1.5 * self.radius + 0.1"),
         (
             "another model's look is used",
@@ -120,12 +115,13 @@ MUTATIONS: tuple[Mutation, ...] = (
             "map(add, here, origins[0].tolist())",
             "map(add, here, origins[1].tolist())",
         ),
+        ("leverages may be twice as large", "/ self.policy.min_people", "/ (self.policy.min_people / 2)"),
         (
-            "the share need not be small",
-            "enough = min(policy.max_share, 1.0 / max(policy.min_effective, 1.0))",
-            "enough = policy.max_share",
+            "not a number is no leverage",
+            "if not leverage <= self._allowed:",
+            "if leverage > self._allowed + 1:",
         ),
-        ("support is not checked", "result.support < policy.min_support:", "result.support < 0:"),
+        ("support is not checked", "(people < floor)", "(people < 0)"),
         (
             "a batch may be small",
             "if len(rows) < self.policy.min_batch:",
@@ -139,10 +135,11 @@ MUTATIONS: tuple[Mutation, ...] = (
             "elif self._batch_sizes[first] < len(rows):",
         ),
         (
-            "two-way tables are not looked at",
-            ".fewest_joint() < self.policy.min_joint:",
-            ".fewest_joint() < 0:",
+            "exact curvatures are always sent",
+            "if point.curvature and not point.is_coarse and not policy.allow_curvature:",
+            "if False:",
         ),
+        ("told columns are not judged", "(told := member.told_columns(local)) is not None", "False"),
         ("models may be shipped", "if not self.policy.allow_models and", "if self.policy.allow_models and"),
     ),
     *_many(

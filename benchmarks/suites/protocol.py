@@ -61,7 +61,7 @@ def _run(silos: int, *, guarded: bool = False, noted: bool = False) -> tuple[flo
             ledger = Ledger(Path(folder) / f"{name}.jsonl", sync=False) if noted else None
             policy = Policy.unguarded()
             if guarded:  # every gradient is looked at; so few rows are not refused
-                policy = replace(policy, max_share=0.999)
+                policy = replace(policy, min_people=1.001)
             keeper = Keeper(policy=policy, journal=MemoryJournal(), ledger=ledger)
             parties.append(Silo(name, plan, own, keeper=keeper))
         begin, clock = time.process_time(), time.perf_counter()

@@ -47,7 +47,7 @@ class SingleRecordBatch(AbstractBatchAttack):
     """Claims that so many rows are pooled that a batch holds just one of the silo's."""
 
     yields = "one record's outcome, exactly"
-    keys = ("min_batch", "min_support", "min_effective", "max_share")
+    keys = ("min_batch", "min_support", "min_people")
     sgd = ft.StochasticGradientDescent(batch=30, step=0.01, steps=3, seed=1)
 
     def run(self, victim: Victim) -> tuple[int, float]:

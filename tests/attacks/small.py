@@ -209,8 +209,8 @@ class TwoWayCell(AbstractStudyAttack):
     """Reads a two-way table off the curvature at zero of a model with two factors, whose owner minds."""
 
     yields = "that one person is both northern and a smoker"
-    keys = ("min_joint",)
-    strict = {"min_joint": 5}  # noqa: RUF012 - read only
+    keys = ("allow_curvature",)
+    strict = {"allow_curvature": False}  # noqa: RUF012 - read only
     options = {"treatment_model": ft.GLM("north + smoker")}  # noqa: RUF012 - read only
 
     def columns(self) -> Columns:
@@ -251,7 +251,7 @@ class HeavyRow(AbstractStudyAttack):
     """Asks for sums of inverse probabilities of which one row makes up nearly all."""
 
     yields = "that row's treatment probability, where the others' are known, to 1e-9"
-    keys = ("min_effective",)
+    keys = ("min_people",)
     options = {"g_bounds": 1e-4}  # noqa: RUF012 - read only
 
     def columns(self) -> Columns:

@@ -72,7 +72,7 @@ class HugeEps(AbstractSteering):
 
     yields = "the treatment probability, thus covariates, of the one treated person without the event"
     reason = Reason.POLICY
-    keys = ("max_share", "min_effective")
+    keys = ("min_people",)
     step = 16.0
     target = 11
 
@@ -168,7 +168,7 @@ class RangeQuery(AbstractAttack):
 
     yields = "how many rows have a covariate above any value, to 0.01 of a row"
     reason = Reason.TOO_FAR
-    keys = ("max_coefficient",)
+    keys = ("max_coefficient", "min_people")
     cut, steep = 0.25, 8000.0
 
     def study(self) -> ft.Study:

@@ -53,19 +53,18 @@ def test_a_partition_changes_no_integer() -> None:
     assert first.sums(eps, ALL) + second.sums(eps, ALL) == whole.sums(eps, ALL)
 
 
-def test_bounds_and_concentration_are_those_of_the_blocks() -> None:
+def test_bounds_and_leverages_are_those_of_the_blocks() -> None:
     whole = blocks()
     eps = np.random.default_rng(3).normal(size=6)
     ceiling = whole.curvature_ceiling()
     np.testing.assert_allclose(0.25 * unpack(whole.gram().values(70), 6), ceiling, atol=1e-12)
-    found = whole.concentration(eps)
+    (told,) = (piece.rows for piece in whole.told_rows(eps))
     for block, place in zip(whole.blocks, PLACES, strict=True):
         at = list(place)
         np.testing.assert_allclose(ceiling[np.ix_(at, at)], block.curvature_ceiling(), atol=1e-12)
-        own = block.concentration(eps[at])
-        for column, part in zip(found.spread, own.spread, strict=True):
-            np.testing.assert_array_equal(column[at], part)
-    assert found.share == max(
-        block.concentration(eps[list(place)]).share for block, place in zip(whole.blocks, PLACES, strict=True)
-    )
-    assert whole.fewest_joint() == min(block.fewest_joint() for block in whole.blocks) == 70
+        (own,) = (piece.rows for piece in block.told_rows(eps[at]))
+        np.testing.assert_array_equal(told[at], own)
+        np.testing.assert_array_equal(whole.column_people()[at], block.column_people())
+        assert (np.abs(own).max(axis=1) <= whole.row_bounds[at]).all()
+    hat = np.diag(np.linalg.pinv(told) @ told)  # all blocks are told at once, of the same people
+    np.testing.assert_allclose(whole.look(eps).largest, hat.max())

@@ -13,10 +13,10 @@ import pytest
 from fedtmle.errors import CheckFailedError, DataError, FedTMLEError, NumericalError
 from fedtmle.model.check import FiniteLaw, check_problem
 from fedtmle.model.check_report import CheckReport, Outcome
-from fedtmle.model.concentration import Concentration
 from fedtmle.model.density.fluctuation import ExponentialTilt, LogisticFluctuation
 from fedtmle.model.exact import Sums
 from fedtmle.model.families import Family
+from fedtmle.model.leverage import Look, RowSpace
 from fedtmle.model.problem import (
     AbstractProblem,
     Estimate,
@@ -245,11 +245,13 @@ class Doctored(AbstractSubmodel):
         units = [self.change(u, label, self.is_whole) for u, label in zip(sums.units, labels, strict=True)]
         return Sums(tuple(units), sums.shifts)
 
-    def concentration(self, eps: Array, *, share: float = 0.0, least: int = 0) -> Concentration:
-        return self.inner.concentration(eps, share=share, least=least)
+    def look(
+        self, eps: Array, part: Part = Part.GRADIENT, *, enough: float = 0.0, space: RowSpace | None = None
+    ) -> Look:
+        return self.inner.look(eps, part, enough=enough, space=space)
 
-    def fewest_joint(self) -> float:
-        return self.inner.fewest_joint()
+    def column_people(self) -> IntArray:
+        return self.inner.column_people()
 
     def curvature_ceiling(self) -> Array:
         return self.inner.curvature_ceiling()

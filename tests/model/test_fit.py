@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from scipy.optimize import minimize
 
 from fedtmle.errors import ContributionError, NumericalError
-from fedtmle.model.concentration import Concentration
 from fedtmle.model.exact import Sums, query_shifts
 from fedtmle.model.families import Family
 from fedtmle.model.fit import START_FRACTIONS, FitStatus, LocalMinimum, _ball_minimiser, fit_local
+from fedtmle.model.leverage import Look, RowSpace
 from fedtmle.model.submodel import AbstractNormaliser, AbstractSubmodel, GeneralisedLinear, NoNormaliser
 from fedtmle.model.types import Array, IntArray, Part, RowBound
 from tests.narrow import array
@@ -66,10 +66,12 @@ class Silent(AbstractSubmodel):
         shifts = query_shifts(BOUND, eps, parts)
         return Sums((0,) * len(shifts), shifts)
 
-    def concentration(self, eps: Array, *, share: float = 0.0, least: int = 0) -> Concentration:
+    def look(
+        self, eps: Array, part: Part = Part.GRADIENT, *, enough: float = 0.0, space: RowSpace | None = None
+    ) -> Look:
         raise NotImplementedError("rows that say nothing are not examined")
 
-    def fewest_joint(self) -> float:
+    def column_people(self) -> IntArray:
         raise NotImplementedError("rows that say nothing are not examined")
 
     def curvature_ceiling(self) -> Array:

@@ -63,27 +63,17 @@ def test_sums_are_those_of_all_rows() -> None:
 
 def test_the_guard_sees_people() -> None:
     whole, eps = rows(), np.array([0.1, -0.2, 0.3])
-    seen, by_person = grouped(whole).concentration(eps), np.abs(contributions(whole, eps))
-    assert seen.share == pytest.approx((by_person.max(axis=1) / by_person.sum(axis=1)).max())
-    effective = by_person.sum(axis=1) ** 2 / (by_person**2).sum(axis=1)
-    assert seen.effective == pytest.approx(effective.min())
-    assert seen.support == 2  # the people in the last coordinate, not their five rows
-    assert whole.concentration(eps).support == 5
-    assert grouped(whole).fewest_joint() == 2
-
-
-def test_no_share_exceeds_the_limit_within_the_radius() -> None:
-    """Where the radius says that no person can have more than a share, none has."""
-    whole, limit, checked = rows(3), 0.95, 0
-    start = np.zeros(3)
-    seen = grouped(whole).concentration(start)
-    radius = seen.radius(limit)
-    for move in np.random.default_rng(1).normal(0, 0.015, size=(200, 3)):
-        if seen.distance(move) <= radius:
-            checked += 1
-            by_person = np.abs(contributions(whole, start + move))
-            assert (by_person.max(axis=1) / by_person.sum(axis=1)).max() <= limit
-    assert checked >= 50
+    X, w = np.asarray(whole.X), np.asarray(whole.w)
+    mean = 1 / (1 + np.exp(-(whole.offset + eps @ X)))
+    told = w * np.maximum(np.sqrt(mean * (1 - mean)), np.abs(mean - whole.y)) * X
+    each = np.diag(np.linalg.pinv(told) @ told)  # the diagonal of the projection on the rows
+    by_person = np.bincount(PEOPLE, weights=each, minlength=len(COUNTS))
+    look = grouped(whole).look(eps)
+    assert look.largest == pytest.approx(by_person.max())
+    assert look.largest > whole.look(eps).largest
+    assert look.columns == pytest.approx(np.abs(X).max(axis=1))
+    assert grouped(whole).column_people().min() == 2  # the people in the last coordinate, not their five rows
+    assert whole.column_people().min() == 5
 
 
 def test_batches_are_refused() -> None:

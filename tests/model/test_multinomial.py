@@ -77,33 +77,16 @@ def test_the_ceiling_bounds_the_hessian() -> None:
     np.testing.assert_allclose(streamed, ceiling, atol=1e-12)
 
 
-def test_concentration_is_that_of_the_gradient() -> None:
+def test_leverages_are_those_of_variance_and_residual() -> None:
     submodel = rows(60, 3, 2, seed=6)
     eps = np.random.default_rng(7).normal(size=submodel.dim)
-    shares = []
+    own = []
     for i in range(submodel.n_rows):
-        shares.append(np.abs(submodel.take(np.array([i])).sums(eps, Part.GRADIENT).values()))
-    contributions = np.array(shares)
-    found = submodel.concentration(eps)
-    assert found.is_whole
-    np.testing.assert_allclose(found.spread.total, contributions.sum(axis=0), rtol=1e-9)
-    np.testing.assert_allclose(found.spread.largest, contributions.max(axis=0), rtol=1e-9)
-    np.testing.assert_allclose(found.spread.squares, (contributions**2).sum(axis=0), rtol=1e-9)
-    # Within the radius no row's share can exceed the one that was asked for.
-    share = 1.5 * found.share
-    radius = found.radius(share)
-    assert radius > 0
-    rng = np.random.default_rng(8)
-    for _ in range(50):
-        move = rng.normal(size=submodel.dim)
-        move *= radius / found.distance(move)
-        assert submodel.concentration(eps + move).share <= share * (1 + 1e-12)
-
-
-def test_a_few_rows_may_show_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedtmle.model.multinomial.SPREAD_ROWS", 64)
-    submodel = rows(5000, 3, 2, seed=9)
-    found = submodel.concentration(np.zeros(submodel.dim), share=0.5, least=10)
-    assert not found.is_whole
-    assert found.shows(0.5, 10)
-    assert found.share >= submodel.concentration(np.zeros(submodel.dim)).share
+        row = submodel.take(np.array([i]))
+        weight = float(submodel.w[i])
+        variance = weight * unpack(row.sums(eps, Part.HESSIAN).values(), submodel.dim)
+        residual = row.sums(eps, Part.GRADIENT).values()
+        own.append(variance + np.outer(residual, residual))
+    inverse = np.linalg.inv(sum(own))
+    assert submodel.look(eps).largest == pytest.approx(max(np.trace(inverse @ each) for each in own))
+    assert submodel.look(eps).radius(1.0) == 0.0

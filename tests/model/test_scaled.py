@@ -106,9 +106,9 @@ def test_a_submodel_counts_and_draws_rows_alike() -> None:
     there = GeneralisedLinear(family=Family.LOGISTIC, X=matrix(X), y=y, bound=BOUND)
     rows = np.array([3, 3, 49, 0])
     assert here.take(rows).sums(EPS, EVERYTHING) == there.take(rows).sums(EPS, EVERYTHING)
-    assert (here.joint() == there.joint()).all()
+    assert (here.column_people() == there.column_people()).all()
     assert here.gram() == there.gram()
-    assert here.concentration(EPS).share == there.concentration(EPS).share
+    assert here.look(EPS).largest == there.look(EPS).largest
 
 
 def test_columns_that_do_not_fit_are_refused() -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Iterator
-from typing import get_args
+from typing import cast, get_args
 
 from fedtmle.protocol.guard import TARGETS, Policy
 from fedtmle.protocol.messages import Reason, Reply
-from fedtmle.protocol.query import Phase, Query
+from fedtmle.protocol.query import Local, Phase, Query
+from fedtmle.protocol.views import ViewedQuery
 from tools.document.examples import SILO, classes, examples, shown, size
 
 HEAD = """\
@@ -132,7 +133,7 @@ RISKS = {
     "JointQuery": ("Several of the others in one message; it tells what they tell."),
 }
 EVERY = ("min_rows", "min_silos", "min_fold", "max_queries", "max_functionals", "lifetime_days")
-GRADIENTS = {"min_support", "min_effective", "max_share"}
+GRADIENTS = {"min_support", "min_people"}
 
 
 def limits(queries: Iterable[Query]) -> list[str]:
@@ -142,10 +143,10 @@ def limits(queries: Iterable[Query]) -> list[str]:
         for point in query.evaluations():
             keys |= GRADIENTS
             keys |= {"max_coefficient"} if query.phase is Phase.NUISANCE else {"max_eps", "max_path"}
-            keys |= {"min_joint"} if point.curvature else set()
+            keys |= {"allow_curvature"} if point.curvature and not point.is_coarse else set()
         for cell in query.cells():
-            keys |= {cell.floor, cell.rest_floor} | ({"allow_one_arm"} if cell.is_arm else set())
-        keys |= {"min_effective"} if list(query.weight_sums()) else set()
+            keys |= {cell.floor, cell.rest_floor} - {""} | ({"allow_one_arm"} if cell.is_arm else set())
+        keys |= {"min_people"} if _tells_columns(query) else set()
         keys |= {"allow_models"} if query.ships_model(SILO) else set()
         keys |= set(query.floors)
         # An example draws no batches; a query that can, is held against their floor.
@@ -169,6 +170,12 @@ def learned_by(queries: Iterable[Query]) -> str:
         return "with your consent, all parties, in an open study and in a masked one."
     consent = " and ".join(f"`{key}`" for key in sorted(filter(None, consents)))
     return f"{open_study}; in a masked study the same, and only with {consent}."
+
+
+def _tells_columns(query: Query) -> bool:
+    """Whether the guard judges columns of the query, its own or those of the query behind a view."""
+    inner = query.query if isinstance(query, ViewedQuery) else query
+    return inner.told_columns(cast(Local, None)) is not None  # the rows are read later, if at all
 
 
 def page() -> str:

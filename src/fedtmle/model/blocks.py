@@ -7,14 +7,14 @@ coordinates of one block does not depend on the others.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import final
 
 import numpy as np
 
-from fedtmle.model.concentration import Concentration, RowSpread
 from fedtmle.model.exact import Sums, layout, query_shifts
+from fedtmle.model.leverage import Look, PersonRows, RowSpace, largest_leverage
 from fedtmle.model.submodel import AbstractRowsSubmodel, GeneralisedLinear
 from fedtmle.model.types import Array, IntArray, Part, RowBound, packed_size, upper_pairs
 
@@ -71,24 +71,47 @@ class Blocks(AbstractRowsSubmodel):
             whole[self._at(place, parts)] += terms
         return whole
 
-    def concentration(self, eps: Array, *, share: float = 0.0, least: int = 0) -> Concentration:
+    def look(
+        self, eps: Array, part: Part = Part.GRADIENT, *, enough: float = 0.0, space: RowSpace | None = None
+    ) -> Look:
+        largest = largest_leverage(
+            lambda: self.told_rows(eps, part), space=space, bounds=self.row_bounds, enough=enough
+        )
+        return Look(largest=largest, columns=self.column_sizes, family=self.blocks[0].family)
+
+    def told_rows(self, eps: Array, part: Part = Part.GRADIENT) -> Iterator[PersonRows]:
         parts = [
-            block.concentration(eps[list(place)], share=share, least=least)
+            block.told_rows(eps[list(place)], part)
             for block, place in zip(self.blocks, self.places, strict=True)
         ]
-        spread = RowSpread(*(np.empty(self.dim) for _ in RowSpread._fields))
-        for part, place in zip(parts, self.places, strict=True):
-            for whole, own in zip(spread, part.spread, strict=True):
-                whole[list(place)] = own
-        return Concentration(
-            spread=spread, lipschitz=parts[0].lipschitz, is_whole=all(part.is_whole for part in parts)
-        )
+        for pieces in zip(*parts, strict=True):
+            rows = np.zeros((self.dim, pieces[0].rows.shape[1]))
+            for place, piece in zip(self.places, pieces, strict=True):
+                rows[list(place)] = piece.rows
+            yield PersonRows(rows)
 
-    def fewest_joint(self) -> float:
-        return min(block.fewest_joint() for block in self.blocks)
+    @property
+    def column_sizes(self) -> Array:
+        sizes = np.zeros(self.dim)
+        for block, place in zip(self.blocks, self.places, strict=True):
+            sizes[list(place)] = block.column_sizes
+        return sizes
 
-    def joint(self) -> Array:
-        return self._diagonal(GeneralisedLinear.joint)
+    @property
+    def row_bounds(self) -> Array | None:
+        """Bounds of the rows' entries by coordinate; None if a block knows none."""
+        bounds = np.zeros(self.dim)
+        for block, place in zip(self.blocks, self.places, strict=True):
+            if block.row_bounds is None:
+                return None
+            bounds[list(place)] = block.row_bounds
+        return bounds
+
+    def column_people(self) -> IntArray:
+        people = np.zeros(self.dim, dtype=np.int64)
+        for block, place in zip(self.blocks, self.places, strict=True):
+            people[list(place)] = block.column_people()
+        return people
 
     def curvature_ceiling(self) -> Array:
         return self._diagonal(GeneralisedLinear.curvature_ceiling)

@@ -6,23 +6,20 @@ person in a gradient is that of all the rows of that person together.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import reduce
-from itertools import accumulate
 from operator import add
 from typing import Any, NamedTuple, Protocol, TypeVar, final
 
 import numpy as np
 
 from fedtmle.errors import InputError
-from fedtmle.model import kernels
-from fedtmle.model.concentration import Concentration, RowSpread
 from fedtmle.model.exact import Sums, query_shifts, zero_sums
 from fedtmle.model.families import Family
+from fedtmle.model.leverage import Look, PersonRows, RowSpace, largest_leverage
 from fedtmle.model.submodel import AbstractRowsSubmodel, GeneralisedLinear
-from fedtmle.model.types import Array, IntArray, Part, RowBound, matrix, unpack, upper_pairs
+from fedtmle.model.types import Array, IntArray, Part, RowBound, matrix, unpack
 
 Result = TypeVar("Result")
 
@@ -85,28 +82,28 @@ class GroupedLinear(AbstractRowsSubmodel):
         zero = zero_sums(query_shifts(self.bound, eps, parts))
         return reduce(add, self.over(lambda piece: piece.design.sums(eps, parts)), zero)
 
-    def concentration(self, eps: Array, *, share: float = 0.0, least: int = 0) -> Concentration:
-        public = 2.0**self.bound.gradient
-        empty = Concentration(_no_spread(self.dim), self._lipschitz)
-        pieces = self.over(lambda piece: Concentration(_spread(piece, eps), self._lipschitz))
-        so_far = empty
-        for so_far in accumulate(pieces, Concentration.join, initial=empty):
-            if share > 0 and (of_all := so_far.of_all(public)).shows(share, least):
-                return of_all
-        return so_far
+    def look(
+        self, eps: Array, part: Part = Part.GRADIENT, *, enough: float = 0.0, space: RowSpace | None = None
+    ) -> Look:
+        largest = largest_leverage(lambda: self.told_rows(eps, part), space=space, enough=enough)
+        return Look(largest=largest, columns=self.column_sizes, family=self.family)
+
+    def told_rows(self, eps: Array, part: Part = Part.GRADIENT) -> Iterator[PersonRows]:
+        """Yield long rows: the leverages of one person's are added."""
+
+        def told(piece: LongRows) -> PersonRows:
+            rows = [part.rows for part in piece.design.told_rows(eps, part)]
+            return PersonRows(np.concatenate(rows, axis=1) if rows else np.zeros((self.dim, 0)), piece.counts)
+
+        return self.over(told)
 
     @property
-    def _lipschitz(self) -> float:
-        ceiling = self.family.curvature_ceiling
-        return math.inf if ceiling is None else ceiling
+    def column_sizes(self) -> Array:
+        sizes = self.over(lambda piece: piece.design.column_sizes if piece.design.n_rows else 0.0)
+        return np.asarray(reduce(np.maximum, sizes, np.zeros(self.dim)))
 
-    def fewest_joint(self) -> float:
-        joint = self.joint()
-        return float(joint[joint > 0].min(initial=math.inf))
-
-    def joint(self) -> Array:
-        """In how many people's long rows two coordinates both have a covariate, shape (d, d)."""
-        return np.asarray(reduce(np.add, self.over(_joint), np.zeros((self.dim, self.dim))))
+    def column_people(self) -> IntArray:
+        return np.asarray(reduce(np.add, self.over(_people), np.zeros(self.dim, dtype=np.int64)))
 
     def gram(self) -> Sums:
         total: Sums = reduce(add, self.over(lambda piece: piece.design.gram()))
@@ -122,49 +119,11 @@ class GroupedLinear(AbstractRowsSubmodel):
         return ceiling * unpack(self.gram().values(max(self.people, 1)), self.dim)
 
 
-def _no_spread(dim: int) -> RowSpread:
-    return RowSpread(*(np.zeros(dim) for _ in RowSpread._fields))
-
-
-def _spread(piece: LongRows, eps: Array) -> RowSpread:
-    """Return the spread over people: a person contributes the sum of the long rows of that person."""
-    design, starts = piece.design, piece.starts
-    if not len(starts):
-        return _no_spread(len(eps))
-    X = matrix(design.X)
-    mean = kernels.glm_means(kernels.glm_rows(design.family, *_with_offset(design, X)), np.append(eps, 1.0))
-    slope = mean - (0.0 if design.y is None else design.y)
-    reach = np.abs(X)
-    columns = reach.max(axis=1)
-    if design.w is not None:
-        slope, reach = slope * design.w, reach * design.w
-    people = np.abs(np.add.reduceat(slope * X, starts, axis=1))
-    reached = np.add.reduceat(reach, starts, axis=1)
-    return RowSpread(
-        total=people.sum(axis=1),
-        squares=(people * people).sum(axis=1),
-        largest=people.max(axis=1),
-        reach_total=reached.sum(axis=1),
-        reach_largest=reached.max(axis=1),
-        columns=columns,
-        rows=np.count_nonzero(reached, axis=1).astype(np.float64),
-    )
-
-
-def _with_offset(design: GeneralisedLinear, X: Array) -> tuple[Array]:
-    """Return the design with its offset as one more column, whose coefficient is 1."""
-    offset = np.zeros(X.shape[1]) if design.offset is None else design.offset
-    return (np.concatenate([X, offset[None, :]]),)
-
-
-def _joint(piece: LongRows) -> Array:
-    """Return how many people have a long row in which two coordinates both have a covariate, (d, d)."""
+def _people(piece: LongRows) -> IntArray:
+    """Return how many people have a long row in which each coordinate has a covariate, shape (d,)."""
     inside = matrix(piece.design.X) != 0
     if piece.design.w is not None:
         inside &= piece.design.w != 0
-    joint = np.zeros((len(inside), len(inside)))
-    for j, k in upper_pairs(len(inside)):
-        both = inside[j] & inside[k]
-        if len(piece.starts):
-            joint[j, k] = joint[k, j] = np.count_nonzero(np.logical_or.reduceat(both, piece.starts))
-    return joint
+    if not len(piece.starts):
+        return np.zeros(len(inside), dtype=np.int64)
+    return np.asarray(np.logical_or.reduceat(inside, piece.starts, axis=1).sum(axis=1))

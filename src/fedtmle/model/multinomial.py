@@ -14,23 +14,31 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
-from itertools import accumulate
 from operator import add
 from typing import NamedTuple, final
 
 import numpy as np
 
 from fedtmle.model import kernels
-from fedtmle.model.concentration import Concentration, RowSpread
 from fedtmle.model.exact import Sums, query_shifts, zero_sums
 from fedtmle.model.families import Family
+from fedtmle.model.leverage import Look, PersonRows, RowSpace, largest_leverage
 from fedtmle.model.parallel import mapped, pieces
 from fedtmle.model.submodel import AbstractRowsSubmodel, GeneralisedLinear
-from fedtmle.model.types import Array, Design, IntArray, Part, RowBound, Scaled, packed_size, upper_pairs
+from fedtmle.model.types import (
+    Array,
+    Design,
+    IntArray,
+    Part,
+    RowBound,
+    Scaled,
+    matrix,
+    packed_size,
+    upper_pairs,
+)
 
-LIPSCHITZ = 0.25  # |dp_j / d eta_k| = |p_j (1{j = k} - p_k)| is at most this
 HESSIAN_CEILING = 0.5  # diag(p) - p p^T is at most this times the identity
-SPREAD_ROWS = 1024  # rows of one piece of `concentration`
+LOOK_ROWS = 1024  # rows of a piece whose leverages are computed at once
 
 
 class _Piece(NamedTuple):
@@ -126,29 +134,33 @@ class Multinomial(AbstractRowsSubmodel):
                     units[order[j * p + b, k * p + a]] = unit
         return units
 
-    def concentration(self, eps: Array, *, share: float = 0.0, least: int = 0) -> Concentration:
-        public = 2.0**self.bound.gradient
-        for read_so_far in accumulate(self._spreads(eps), Concentration.join):
-            if share > 0 and (of_all := read_so_far.of_all(public)).shows(share, least):
-                return of_all
-        return read_so_far
+    def look(
+        self, eps: Array, part: Part = Part.GRADIENT, *, enough: float = 0.0, space: RowSpace | None = None
+    ) -> Look:
+        largest = largest_leverage(lambda: self.told_rows(eps, part), space=space, enough=enough)
+        return Look(largest=largest, columns=self.column_sizes, family=None)
 
-    def _spreads(self, eps: Array) -> Iterator[Concentration]:
-        for start in range(0, max(self.n_rows, 1), SPREAD_ROWS):
-            piece = self._piece(eps, slice(start, min(start + SPREAD_ROWS, self.n_rows)))
-            size, reach = np.abs(piece.X), piece.w * np.abs(piece.X)
-            c = np.concatenate([np.abs(slope) * size for slope in self._slopes(piece)])
-            again = self.classes - 1
-            spread = RowSpread(
-                total=c.sum(axis=1),
-                squares=(c * c).sum(axis=1),
-                largest=c.max(axis=1, initial=0.0),
-                reach_total=np.tile(reach.sum(axis=1), again),
-                reach_largest=np.tile(reach.max(axis=1, initial=0.0), again),
-                columns=np.tile(size.max(axis=1, initial=0.0), again),
-                rows=np.tile((reach > 0).sum(axis=1).astype(np.float64), again),
-            )
-            yield Concentration(spread=spread, lipschitz=LIPSCHITZ)
+    def told_rows(self, eps: Array, part: Part = Part.GRADIENT) -> Iterator[PersonRows]:
+        """Yield J rows sqrt(p_k) w (e_k - p) x of each person, and w (e_y - p) x, the residual.
+
+        The products of the former add up to the variance w^2 (diag p - p p^T) x x^T.
+        """
+        J, p = self.classes, self.columns
+        for start in range(0, self.n_rows, LOOK_ROWS):
+            piece = self._piece(eps, slice(start, min(start + LOOK_ROWS, self.n_rows)))
+            apart = np.eye(J)[:, 1:, None] - piece.p[None, 1:]  # (J, J - 1, N)
+            spread = np.sqrt(piece.p)[:, None] * apart
+            if part is Part.GRADIENT:
+                spread = np.concatenate([piece.w * spread, self._slopes(piece)[None]])
+            else:
+                spread *= np.sqrt(piece.w)
+            rows = np.einsum("kjn,an->jank", spread, piece.X).reshape((J - 1) * p, -1)
+            yield PersonRows(rows, np.full(piece.X.shape[1], len(spread)))
+
+    @property
+    def column_sizes(self) -> Array:
+        sizes = np.array([float(np.abs(column).max(initial=0.0)) for column in matrix(self.X)])
+        return np.tile(sizes, self.classes - 1)
 
     @cached_property
     def _squared(self) -> GeneralisedLinear:
@@ -157,11 +169,8 @@ class Multinomial(AbstractRowsSubmodel):
         bound = RowBound(gradient=self.bound.gradient, curvature=self.bound.curvature + 2)
         return GeneralisedLinear(family=Family.GAUSSIAN, X=self.X, w=np.asarray(self.w), bound=bound)
 
-    def fewest_joint(self) -> float:
-        return self._squared.fewest_joint()
-
-    def joint(self) -> Array:
-        return np.tile(self._squared.joint(), (self.classes - 1, self.classes - 1))
+    def column_people(self) -> IntArray:
+        return np.tile(self._squared.column_people(), self.classes - 1)
 
     def curvature_ceiling(self) -> Array:
         ceiling = np.kron(np.eye(self.classes - 1), self._squared.curvature_ceiling())

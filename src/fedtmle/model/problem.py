@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Generic, TypeVar
@@ -156,6 +156,14 @@ class AbstractProblem(AbstractModel[Law, Rows]):
     @abstractmethod
     def moments(self, law: Law, rows: Rows) -> Sums:
         """Return the closing message: additive sums for psi and the EIF covariance."""
+
+    def told_columns(self, law: Law, rows: Rows) -> Iterable[Array]:
+        """Return the columns whose sums, and sums of whose products, `moments` has: (p, N) piece by piece.
+
+        The silo's guard judges them. By default they are D at the silo's own estimate.
+        """
+        psi = self.finish(law, self.moments(law, rows), self.count(rows)).psi
+        return (self.eif(law, rows, psi).T,)
 
     # Methods that every party applies to a law.
 

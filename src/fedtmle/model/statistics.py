@@ -41,6 +41,14 @@ class AbstractBoundedColumns(AbstractStatistic[Piece]):
     @abstractmethod
     def exponents(self) -> tuple[int, ...]: ...
 
+    @property
+    def judged(self) -> Sequence[int]:
+        """The places of the columns that the guard judges by leverage.
+
+        Counts of people are held against floors of their own, and squares are judged by their roots.
+        """
+        return range(len(self.names))
+
     @abstractmethod
     def evaluate(self, piece: Piece) -> Array:
         """Return the columns, shape (p, N), in the order of the names."""

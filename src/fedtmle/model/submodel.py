@@ -11,29 +11,31 @@ rows; A is a function of the law alone and is added by whoever needs the whole o
 from __future__ import annotations
 
 import math
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, reduce
-from itertools import accumulate
-from operator import add, mul
-from typing import NamedTuple, final
+from operator import add
+from typing import final
 
 import numpy as np
 
 from fedtmle.errors import InputError
 from fedtmle.model import kernels
-from fedtmle.model.concentration import Concentration, RowSpread
 from fedtmle.model.exact import Sums, query_shifts, zero_sums
 from fedtmle.model.families import Family
+from fedtmle.model.leverage import (
+    FIRST_LOOK,
+    Look,
+    PersonRows,
+    RowSpace,
+    deviations,
+    largest_leverage,
+)
 from fedtmle.model.table import StreamedTable, Table
 from fedtmle.model.types import Array, Design, IntArray, Part, RowBound, Scaled, scaled, unpack
 
-# The result of `concentration` is reused at nearby eps, so that a little more is read than one eps needs.
-FIRST_NUMBERS = 3072  # numbers of the rows that are read in any case
-MARGIN = 1.5  # how much more than requested the rows that are read must show
-SMALLEST = sys.float_info.min  # the smallest number above 0 with full precision
+LOOK_ROWS = 1 << 12  # rows of a piece whose leverages are computed at once
 
 
 class AbstractSubmodel(ABC):
@@ -52,16 +54,17 @@ class AbstractSubmodel(ABC):
         """Sums of the asked parts at eps."""
 
     @abstractmethod
-    def concentration(self, eps: Array, *, share: float = 0.0, least: int = 0) -> Concentration:
-        """How far the gradient at eps rests on single rows; stays in the silo.
-
-        It may stop looking when those seen show that no row has more than ``share`` of a coordinate
-        and that at least ``least`` rows enter each.
-        """
+    def column_people(self) -> IntArray:
+        """How many people each coordinate is a sum over, at any eps, shape (d,); stays in the silo."""
 
     @abstractmethod
-    def fewest_joint(self) -> float:
-        """The fewest rows, if any, in which two coordinates both have a covariate; stays in the silo."""
+    def look(
+        self, eps: Array, part: Part = Part.GRADIENT, *, enough: float = 0.0, space: RowSpace | None = None
+    ) -> Look:
+        """Return the largest leverage of a person in the gradient or the Hessian at eps; stays in the silo.
+
+        A bound of it that is at most ``enough`` will do. ``space`` is a pooled one, by default the rows' own.
+        """
 
     @abstractmethod
     def curvature_ceiling(self) -> Array:
@@ -82,12 +85,17 @@ class AbstractRowsSubmodel(AbstractSubmodel):
     """A submodel of rows in memory; those of a streamed table's batches are added up."""
 
     @abstractmethod
-    def joint(self) -> Array:
-        """In how many rows two coordinates both have a covariate, shape (d, d); below 2^53 exact."""
-
-    @abstractmethod
     def gram(self) -> Sums:
         """Exact sums, upper triangle, whose multiple by the family's ceiling bounds the Hessian."""
+
+    @abstractmethod
+    def told_rows(self, eps: Array, part: Part = Part.GRADIENT) -> Iterator[PersonRows]:
+        """Yield the rows of consecutive people: w s X, or sqrt(w rho'') X, the root of a row's Hessian."""
+
+    @property
+    @abstractmethod
+    def column_sizes(self) -> Array:
+        """The largest |X| by coordinate, shape (d,)."""
 
 
 @final
@@ -137,45 +145,6 @@ class GeneralisedLinear(AbstractRowsSubmodel):
     def _rows(self) -> kernels.Rows:
         return kernels.glm_rows(self.family, self.X, self.offset, self.y, self.w)
 
-    def concentration(self, eps: Array, *, share: float = 0.0, least: int = 0) -> Concentration:
-        if not share > 0:
-            spread, _, _ = kernels.glm_spread(self._rows, eps)
-            return self._concentration(spread)
-        n_unknown = self._n_unknown_maxima
-        if not n_unknown:
-            return self._by_columns(eps, share, least, None)
-        rows, public = self._rows, 2.0**self.bound.gradient
-        until = np.array([MARGIN * public / share] * rows.dim)
-        many = n_unknown * rows.n_rows / (4 * (1 + rows.dim))  # above, column maxima are cheaper to compute
-        first = _first_rows(rows.dim)
-        spread, n_read, enough = kernels.glm_spread(rows, eps, until, least, few=first, many=many)
-        if enough:  # no row exceeds its public bound at any eps: the exact sums would refuse it
-            spread.set_maxima(public, 0.0)
-            return self._concentration(spread, is_whole=False)
-        if n_read < rows.n_rows:
-            return self._by_columns(eps, share, least, spread)
-        return self._concentration(spread)
-
-    def _by_columns(self, eps: Array, share: float, least: int, first: RowSpread | None) -> Concentration:
-        """Return the concentration by the columns' maxima; ``first`` is the first rows' spread, if known."""
-        maxima = self._maxima(eps)
-        if first is not None:
-            first.set_maxima(*maxima)
-            shown = self._concentration(first, is_whole=False)
-            if shown.shows(share / MARGIN, least):
-                return shown
-        until = np.array([MARGIN * largest / share for largest in maxima.largest])
-        few = _first_rows(len(until))
-        spread, _, enough = kernels.glm_spread(self._rows, eps, until, least, few=few)
-        if enough:
-            spread.set_maxima(*maxima)
-        return self._concentration(spread, is_whole=not enough)
-
-    def _concentration(self, spread: RowSpread, *, is_whole: bool = True) -> Concentration:
-        ceiling = self.family.curvature_ceiling
-        lipschitz = math.inf if ceiling is None else ceiling
-        return Concentration(spread=spread, lipschitz=lipschitz, is_whole=is_whole)
-
     @cached_property
     def _columns(self) -> list[float]:
         """The largest |X| by coordinate."""
@@ -186,41 +155,48 @@ class GeneralisedLinear(AbstractRowsSubmodel):
         columns: list[float] = (largest * np.abs(design.factors)).tolist()
         return columns
 
+    def look(
+        self, eps: Array, part: Part = Part.GRADIENT, *, enough: float = 0.0, space: RowSpace | None = None
+    ) -> Look:
+        columns = self.column_sizes
+        bounds = None
+        if self.n_rows >= FIRST_LOOK:
+            bounds = self.row_bounds
+        largest = largest_leverage(
+            lambda: self.told_rows(eps, part), space=space, bounds=bounds, enough=enough
+        )
+        return Look(largest=largest, columns=columns, family=self.family)
+
+    def told_rows(self, eps: Array, part: Part = Part.GRADIENT) -> Iterator[PersonRows]:
+        for start in range(0, self.n_rows, LOOK_ROWS):
+            rows = slice(start, start + LOOK_ROWS)
+            X = self.X.part(rows) if isinstance(self.X, Scaled) else self.X[:, rows]
+            y, w = (None if column is None else column[rows] for column in (self.y, self.w))
+            eta = eps @ X if self.offset is None else self.offset[rows] + eps @ X
+            scale = deviations(self.family, eta, y, part)
+            if w is not None:
+                scale = scale * (w if part is Part.GRADIENT else np.sqrt(w))
+            yield PersonRows(X * scale)
+
     @property
-    def _n_unknown_maxima(self) -> int:
-        """How many columns have to be read for `_maxima`."""
-        if self._extents.is_known:
-            return 0
-        n_columns = self._rows.dim if self._rows.X.largest is None else 0
-        return n_columns + sum(column is not None for column in self._extents.columns)
+    def column_sizes(self) -> Array:
+        return np.array(self._columns)
 
     @cached_property
-    def _extents(self) -> _Extents:
-        # A bound of rho' depends on the offset in these families only.
-        offset = self.offset if self.family in (Family.GAUSSIAN, Family.POISSON) else None
-        return _Extents(offset, self.y if self.y_largest is None else None, self.w)
+    def row_bounds(self) -> Array | None:
+        """Bounds of |w s X| by coordinate; None if the family knows none."""
+        if self.family not in (Family.LINEAR, Family.LOGISTIC):
+            return None
+        most = 1.0  # |mu - y| for a response on the unit scale; the root of a Hessian has less
+        if self.y is not None and self.y_largest != 1.0 and self.family is Family.LOGISTIC:
+            most += kernels.largest(self.y)
+        weight = 1.0 if self.w is None else kernels.largest(self.w)
+        return self.column_sizes * (most * max(weight, math.sqrt(weight)))
 
-    def _maxima(self, eps: Array) -> _Maxima:
-        """Return bounds that hold for every row, from the columns' largest values alone.
-
-        The bound of |c| is above 0 if a row enters at all: a few rows without a slope show nothing.
-        """
-        (offset, y, w), columns, public = self._extents.largest(), self._columns, 2.0**self.bound.gradient
-        eta = (offset or 0.0) + sum(map(mul, map(abs, eps.tolist()), columns))
-        slope = self.family.slope_ceiling(eta, (y or 0.0) if self.y_largest is None else self.y_largest)
-        reach = [column if w is None else w * column for column in columns]
-        # min and max return their first argument if the other is not a number
-        largest = [r and max(SMALLEST, min(public, slope * r)) for r in reach]
-        return _Maxima(largest=largest, reach_largest=reach, columns=columns)
-
-    def fewest_joint(self) -> float:
-        return _fewest(self.joint())
-
-    def joint(self) -> Array:
-        inside = np.stack([(column != 0).astype(np.float64) for column in scaled(self.X).columns])
-        if self.w is not None:
-            inside *= self.w != 0
-        return np.asarray(inside @ inside.T)
+    def column_people(self) -> IntArray:
+        entered = None if self.w is None else self.w != 0
+        inside = (column != 0 for column in scaled(self.X).columns)
+        return np.array([np.count_nonzero(rows if entered is None else rows & entered) for rows in inside])
 
     def curvature_ceiling(self) -> Array:
         return _largest_mean_hessian(self.family, self.gram, self.n_rows, len(self.X))
@@ -256,16 +232,21 @@ class StreamedLinear(AbstractSubmodel):
         zero = zero_sums(query_shifts(self.bound, eps, parts))
         return reduce(add, self.table.map(lambda batch: self.design(batch).sums(eps, parts)), zero)
 
-    def concentration(self, eps: Array, *, share: float = 0.0, least: int = 0) -> Concentration:
-        public = 2.0**self.bound.gradient
-        batches = self.table.map(lambda batch: self.design(batch).concentration(eps))
-        for read_so_far in accumulate(batches, Concentration.join):
-            if share > 0 and (of_all := read_so_far.of_all(public)).shows(share, least):
-                return of_all
-        return read_so_far
+    def look(
+        self, eps: Array, part: Part = Part.GRADIENT, *, enough: float = 0.0, space: RowSpace | None = None
+    ) -> Look:
+        def pieces() -> Iterator[PersonRows]:
+            for batch in self.table.map(lambda batch: list(self.design(batch).told_rows(eps, part))):
+                yield from batch
 
-    def fewest_joint(self) -> float:
-        return _fewest(reduce(add, self.table.map(lambda batch: self.design(batch).joint())))
+        sizes = self.table.map(lambda batch: self.design(batch).column_sizes)
+        columns = reduce(np.maximum, sizes, np.zeros(self.dim))
+        return Look(
+            largest=largest_leverage(pieces, space=space, enough=enough), columns=columns, family=self.family
+        )
+
+    def column_people(self) -> IntArray:
+        return np.asarray(sum(self.table.map(lambda batch: self.design(batch).column_people())))
 
     def curvature_ceiling(self) -> Array:
         return _largest_mean_hessian(self.family, self.gram, self.n_rows, self.dim)
@@ -278,40 +259,6 @@ class StreamedLinear(AbstractSubmodel):
     def gram(self) -> Sums:
         """See `AbstractRowsSubmodel.gram`."""
         return reduce(add, self.table.map(lambda batch: self.design(batch).gram()))
-
-
-def _first_rows(dim: int) -> int:
-    """Return how many rows are read in any case."""
-    return max(1, FIRST_NUMBERS // (1 + dim))
-
-
-class _Maxima(NamedTuple):
-    """Bounds of |c|, w |X| and |X| for every row, by coordinate: the arguments of `RowSpread.set_maxima`."""
-
-    largest: list[float]
-    reach_largest: list[float]
-    columns: list[float]
-
-
-class _Extents:
-    """The largest magnitudes of offset, y and w, computed when they are first needed; None for no column."""
-
-    def __init__(self, *columns: Array | None) -> None:
-        self.columns = columns
-        self._largest: tuple[float | None, ...] | None = None
-
-    @property
-    def is_known(self) -> bool:
-        return self._largest is not None
-
-    def largest(self) -> tuple[float | None, ...]:
-        if self._largest is None:
-            self._largest = tuple(None if c is None else kernels.largest(c) for c in self.columns)
-        return self._largest
-
-
-def _fewest(joint: Array) -> float:
-    return float(joint[joint > 0].min(initial=math.inf))
 
 
 def _largest_mean_hessian(family: Family, gram: Callable[[], Sums], n_rows: int, dim: int) -> Array:

@@ -14,7 +14,7 @@ from fedtmle.model.linear import dot
 from fedtmle.model.problem import Calibration
 from fedtmle.programs.study import Study
 from fedtmle.protocol.bins import BinsQuery, PooledBin
-from fedtmle.protocol.query import Flow, JointQuery, Phase, WeightSum
+from fedtmle.protocol.query import Flow, JointQuery, Phase
 from fedtmle.protocol.regression import FitCurvatureQuery
 from fedtmle.protocol.sums import TallyQuery
 from fedtmle.targets.effects.prepare import Preparation
@@ -51,7 +51,6 @@ def find_overlap(
     Refuse a study whose arms do not overlap.
     """
     arms, columns = len(preparation.columns.arms), OverlapColumns(effect)
-    at = columns.layout.places
     bound = effect.row_bound(effect.start())
     curvature = FitCurvatureQuery(
         model=effect,
@@ -67,7 +66,6 @@ def find_overlap(
                 columns=columns,
                 n=n,
                 grid=columns.layout.grid if study.rounds_sums else None,
-                weights=tuple(map(WeightSum, at["H"], at["squares of H"])),
             ),
             BinsQuery(
                 bins=TruncationBins(effect, arms),

@@ -101,6 +101,10 @@ class ResponseTotals(AbstractBoundedColumns[Table]):
     def exponents(self) -> tuple[int, ...]:
         return (exponent(self.weight_ceiling),) * 2
 
+    @property
+    def judged(self) -> Sequence[int]:
+        return (0,)  # the response of a person is no more than the gradient tells, at any point
+
     def over(self, rows: AnyTable, work: Callable[[Table], Result]) -> Iterable[Result]:
         return over_batches(rows, work)  # folds and clusters are drawn over all rows of a silo
 

@@ -60,7 +60,7 @@ from fedtmle.protocol.bins import BinsQuery
 from fedtmle.protocol.clusters import ClustersQuery, SpanningQuery
 from fedtmle.protocol.outcome import Described, Outcome, SiteTest, Targeted
 from fedtmle.protocol.plan import AbstractProgram
-from fedtmle.protocol.query import CountCell, Flow, WeightSum
+from fedtmle.protocol.query import CountCell, Flow
 from fedtmle.protocol.sums import TallyQuery
 from fedtmle.protocol.views import through
 from fedtmle.targets.effects.components import Component, PooledWeights, component_blocks
@@ -557,7 +557,7 @@ def _preparation(
         scores = scores_alone(columns, fitted["treatment"], tally.weight_mean)
         ceiling = study.weight_ceiling if study.weights else 1.0
         mass = OverlapMass(preparation=scores, weight_ceiling=ceiling)
-        pooled = yield TallyQuery(columns=mass, n=n, weights=(WeightSum(0, 1),))
+        pooled = yield TallyQuery(columns=mass, n=n)
         weights = replace(weights, overlap=float(pooled.values()[0]) * tally.weight_mean)
     shares = tuple(component.population.share(weights) for component in components)
     for component, share in zip(components, shares, strict=True):

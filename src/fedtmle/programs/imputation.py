@@ -20,7 +20,7 @@ rows; rows in another order get other draws, of the same law.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, final
 
@@ -136,6 +136,10 @@ class ResidualColumns(AbstractBoundedColumns[Table]):
     @property
     def exponents(self) -> tuple[int, ...]:
         return (1, 1 + int(math.log2(LARGEST_RESIDUAL)))
+
+    @property
+    def judged(self) -> Sequence[int]:
+        return (0,)
 
     def over(self, rows: AnyTable, work: Callable[[Table], Any]) -> Any:
         return over_blocks(rows, work)

@@ -129,6 +129,10 @@ class ResidualProducts(AbstractBoundedColumns[Table]):
         most = self.regression.weight_ceiling * max(self.regression.response.periods, 1)
         return (exponent(most),) * (1 + len(self.pairs))
 
+    @property
+    def judged(self) -> Sequence[int]:
+        return (0,)
+
     def evaluate(self, piece: Table) -> Array:
         response = self.regression.response
         long, counts = piece, None

@@ -27,7 +27,7 @@ from fedtmle.programs.sites import ComparedSilos
 from fedtmle.programs.study import Study
 from fedtmle.programs.superlearner import fit_together
 from fedtmle.protocol.bins import BinsQuery
-from fedtmle.protocol.query import CountCell, Flow, JointQuery, Phase, WeightSum
+from fedtmle.protocol.query import CountCell, Flow, JointQuery, Phase
 from fedtmle.protocol.sums import TallyQuery
 from fedtmle.targets.effects.components import Component, PooledWeights
 from fedtmle.targets.effects.estimands import AbstractEffect
@@ -137,7 +137,7 @@ def count_time(study: Study, target: AbstractTimeEffect, columns: EffectColumns,
         counts=(
             *(CountCell(k, is_arm=True) for k in at["arm"]),
             *(
-                CountCell(k, of=arm, floor="min_support", rest_floor="min_joint")
+                CountCell(k, of=arm, floor="min_support", rest_floor="")
                 for k, arm in zip(at["at risk"], at["arm"], strict=True)
             ),
             *(CountCell(k) for k in at["stratum"]),
@@ -279,11 +279,7 @@ def _counted(
     cells = []
     if not study.weights:
         at = table.layout.places
-        cells = [
-            CountCell(k, floor="min_support", rest_floor="min_joint")
-            for c in causes
-            for k in at[f"at risk {c}"]
-        ]
+        cells = [CountCell(k, floor="min_support", rest_floor="") for c in causes for k in at[f"at risk {c}"]]
     pooled = yield TallyQuery(columns=table, n=n, counts=tuple(cells))
     sums = table.layout.split(pooled.values())
     periods = target.follow_up.periods
@@ -356,13 +352,11 @@ def time_problem(
 def find_time_overlap(problem: TimeProblem, n: int) -> Flow[TimeOverlap]:
     """Ask for overlap in one round; refuse a study whose arms do not overlap."""
     columns, arms = TimeOverlapColumns(problem), problem.prepare.columns.arms
-    at = columns.layout.places
     pooled, bins = yield JointQuery(
         (
             TallyQuery(
                 columns=columns,
                 n=n,
-                weights=tuple(WeightSum(a, b) for a, b in zip(at["omega"], at["squares"], strict=True)),
             ),
             BinsQuery(
                 bins=TimeTruncationBins(problem),

@@ -183,7 +183,8 @@ class CalibrationQuery(AbstractQuery[SiloCurvature, Lattice]):
         return LatticeCode(dim=self.dim, delta=self.delta, C=self.C)
 
     def evaluations(self) -> tuple[Evaluation, ...]:
-        return (Evaluation(self.problem, self.law, np.zeros(self.dim), curvature=self.sent_dim > 1),)
+        told = self.sent_dim > 1
+        return (Evaluation(self.problem, self.law, np.zeros(self.dim), curvature=told, is_coarse=True),)
 
     @property
     def dim(self) -> int:

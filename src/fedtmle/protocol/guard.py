@@ -23,9 +23,9 @@ from typing import NamedTuple, Protocol, TypeVar
 import numpy as np
 
 from fedtmle.errors import InputError
-from fedtmle.model.concentration import Concentration
 from fedtmle.model.exact import Sums
-from fedtmle.model.types import Array
+from fedtmle.model.leverage import Look, PersonRows, largest_leverage
+from fedtmle.model.types import Array, Part
 from fedtmle.protocol.masked import open_members
 from fedtmle.protocol.messages import Reason
 from fedtmle.protocol.plan import Plan, Provenance
@@ -35,9 +35,11 @@ from fedtmle.protocol.query import (
     CountCell,
     Evaluation,
     Local,
+    Model,
     Phase,
     Pooled,
     Query,
+    ToldColumns,
 )
 
 
@@ -75,6 +77,7 @@ class Limit(NamedTuple):
                 return False
 
 
+MARGIN = 1.5  # by which a look is to fall below what is allowed, so that it lasts for nearby points
 Number = TypeVar("Number", bound=float)
 TARGETS = "allow_targets"  # the one key that is no number
 
@@ -104,12 +107,10 @@ class Policy:
     )
     min_batch: int = _key(_FLOOR, 20, 0, "own rows in a batch; batches are a fixed partition")
     min_fold: int = _key(_FLOOR, 5, 0, "own rows in a fold of cross-fitting")
-    min_support: int = _key(_FLOOR, 5, 0, "rows that enter each sum of a gradient")
-    min_joint: int = _key(
-        _FLOOR, 0, 0, "minimum nonzero cell of any two-way table implied by a disclosed Hessian"
+    min_support: int = _key(_FLOOR, 5, 0, "people in each column of a model, if any are")
+    min_people: float = _key(
+        _FLOOR, 1.2, 0.0, "people, in effect, of whom any combination of the numbers told at once is made"
     )
-    min_effective: float = _key(_FLOOR, 2.0, 0.0, "effective number of rows behind each sum of a gradient")
-    max_share: float = _key(_CAP, 0.65, 1.0, "largest share of one row in a sum of a gradient")
     max_queries: int = _key(_CAP, 5_000, math.inf, "queries answered in one study")
     max_functionals: int = _key(_CAP, 500_000, math.inf, "numbers disclosed in one study")
     max_eps: float = _key(_CAP, 100.0, math.inf, "length of a fluctuation that is evaluated")
@@ -120,6 +121,9 @@ class Policy:
     max_refusals: int = _key(_CAP, 1_000, math.inf, "stray requests, after which the silo leaves the study")
     lifetime_days: float = _key(_CAP, 30.0, math.inf, "days from a study's first request to its last answer")
     allow_one_arm: bool = _key(_PERMIT, True, True, "take part when one of the arms is absent here")
+    allow_curvature: bool = _key(
+        _PERMIT, True, True, "send exact curvatures, combinations of which may be one person alone"
+    )
     allow_models: bool = _key(_PERMIT, True, True, "send models fitted to the silo's rows alone, if asked to")
     allow_open: bool = _key(
         _CONSENT, False, True, "under masks, send what is not a sum: digests of clusters, fitted models"
@@ -161,7 +165,7 @@ class Policy:
 
     def floor(self, *keys: str) -> int:
         """Return the strictest of some floors, by their keys; 0 without any."""
-        return max((getattr(self, key) for key in keys), default=0)
+        return max((math.ceil(getattr(self, key)) for key in keys if key), default=0)
 
     @classmethod
     def parse(cls, table: Mapping[str, object]) -> tuple[Policy, dict[str, str]]:
@@ -217,7 +221,7 @@ class _Examined(NamedTuple):
     """Where the guard last examined the rows, the result, and the radius in eps for which it holds."""
 
     point: Evaluation
-    result: Concentration
+    look: Look
     radius: float
 
     def covers(self, point: Evaluation) -> bool:
@@ -229,7 +233,7 @@ class _Examined(NamedTuple):
             if origins[0] is None or origins[1] is None:
                 return False
             here, there = map(add, here, origins[0].tolist()), map(add, there, origins[1].tolist())
-        return self.result.distance(map(sub, here, there)) <= self.radius
+        return self.look.distance(map(sub, here, there)) <= self.radius
 
 
 class Guard:
@@ -244,8 +248,9 @@ class Guard:
         self.queries = 0
         self.functionals = 0
         self._travelled: tuple[object, float] = (None, 0.0)  # a law, and the length of its history
-        self._examined: dict[int, _Examined] = {}  # by id of the model, which the value keeps alive
-        self._joint: Evaluation | None = None  # where two-way tables were last looked at
+        # By id of the model, which the value keeps alive, and whether the Hessian was looked at.
+        self._examined: dict[tuple[int, bool], _Examined] = {}
+        self._supported: dict[int, Model] = {}  # models whose columns have enough people, by id
         self._batch_of: np.ndarray | None = None  # own row -> number of its batch, -1 if in none yet
         self._batch_sizes: list[int] = []
 
@@ -281,6 +286,8 @@ class Guard:
         if self.functionals > policy.max_functionals:
             raise RefusalError(Reason.TOO_MANY_FUNCTIONALS, "max_functionals")
         for phase, point in _evaluations(query):
+            if point.curvature and not point.is_coarse and not policy.allow_curvature:
+                raise RefusalError(Reason.POLICY, "allow_curvature")
             size = math.hypot(*point.eps.tolist())
             if phase is Phase.NUISANCE:
                 if not size <= policy.max_coefficient:
@@ -311,16 +318,15 @@ class Guard:
 
     def examine(self, query: Query, local: Local) -> None:
         """Check the limits that depend on the rows, before the answer is computed."""
-        policy = self.policy
         for member in query.members:
             self._examine_people(member, local)
         for member in query.members:
             rows = member.rows_of(local)
             for point in member.evaluations():
-                if policy.min_joint > 0 and point.curvature:
-                    self._examine_joint(point, rows)
-                if policy.min_support > 0 or policy.min_effective > 0 or policy.max_share < 1:
-                    self._examine_concentration(point, rows)
+                self._examine_support(point, rows)
+                self._examine_gradient(point, rows)
+            if self.policy.min_people > 0 and (told := member.told_columns(local)) is not None:
+                self._require_people(_largest_of_columns(told))
 
     def _examine_people(self, query: Query, local: Local) -> None:
         """Check how many people are behind each part of an answer, and whether it is a whole model."""
@@ -339,17 +345,12 @@ class Guard:
         return suppressed(query, answer, self.policy)
 
     def _examine_sums(self, query: Query, sums: Sums, n_rows: int) -> None:
-        """Check the counts of people and the sums of weights in an answer."""
-        cells, weights = tuple(query.cells()), tuple(query.weight_sums())
-        if not cells and not weights:
-            return
-        values = sums.values()
-        for cell in cells:
-            self._examine_cell(cell, values, n_rows)
-        for weight in weights:
-            total, squares = values[weight.at], values[weight.squares]
-            if squares > 0 and total * total < self.policy.min_effective * squares:
-                raise RefusalError(Reason.POLICY, "min_effective")
+        """Check the counts of people in an answer."""
+        cells = tuple(query.cells())
+        if cells:
+            values = sums.values()
+            for cell in cells:
+                self._examine_cell(cell, values, n_rows)
 
     def charge(self, query: Query, bits: int) -> None:
         """Charge what the query could not declare of its answer's size."""
@@ -364,42 +365,46 @@ class Guard:
             if 0 < people < self.policy.floor(key):
                 raise RefusalError(Reason.POLICY, key)
 
-    def _examine_concentration(self, point: Evaluation, local: Local) -> None:
-        """Check that no sum rests on a few rows.
+    @property
+    def _allowed(self) -> float:
+        """The largest leverage that the policy allows, with a margin for the rounding of its computation."""
+        return (1.0 + 1e-9) / self.policy.min_people
 
-        The effective number of rows is at least one over the largest share, so a small largest share
-        usually suffices. The result is reused at nearby eps.
-        """
-        is_batch = point.batch is not None
-        examined = None if is_batch else self._examined.get(id(point.model))
-        if examined is not None and examined.covers(point):
+    def _require_people(self, leverage: float) -> None:
+        if not leverage <= self._allowed:
+            raise RefusalError(Reason.POLICY, "min_people")
+
+    def _examine_support(self, point: Evaluation, local: Local) -> None:
+        """Check that each column of a model has enough people in it, or none: the same ones at every law."""
+        floor, is_batch = self.policy.min_support, point.batch is not None
+        if floor <= 1 or (not is_batch and id(point.model) in self._supported):
             return
-        policy = self.policy
-        enough = min(policy.max_share, 1.0 / max(policy.min_effective, 1.0))
-        submodel = local.submodel(point.model, point.law, point.batch)
-        if is_batch and not submodel.n_rows:  # none of the silo's rows is in it
-            return
-        result = submodel.concentration(point.eps, share=enough, least=policy.min_support)
-        if result.is_whole and result.support < policy.min_support:  # else the rows seen have enough
+        people = local.submodel(point.model, point.law, point.batch).column_people()
+        if ((people > 0) & (people < floor)).any():
             raise RefusalError(Reason.POLICY, "min_support")
-        radius = result.radius(enough)
-        if radius >= 0:
-            if not is_batch:
-                self._examined[id(point.model)] = _Examined(point, result, radius)
-            return
-        if result.share > policy.max_share:
-            raise RefusalError(Reason.POLICY, "max_share")
-        if result.effective < policy.min_effective:
-            raise RefusalError(Reason.POLICY, "min_effective")
+        if not is_batch:
+            self._supported[id(point.model)] = point.model
 
-    def _examine_joint(self, point: Evaluation, local: Local) -> None:
-        """Check the two-way tables of a disclosed Hessian; they are the same at every eps of a law."""
-        if point.batch is None and _same_law(point, self._joint):
+    def _examine_gradient(self, point: Evaluation, local: Local) -> None:
+        """Check that no combination of a gradient's sums rests on few people, nor a Hessian's quadratic form.
+
+        The result is reused at nearby eps.
+        """
+        if not self.policy.min_people > 0:
             return
-        if local.submodel(point.model, point.law, point.batch).fewest_joint() < self.policy.min_joint:
-            raise RefusalError(Reason.POLICY, "min_joint")
-        if point.batch is None:
-            self._joint = point
+        is_batch = point.batch is not None
+        for part in (Part.GRADIENT, Part.HESSIAN) if point.curvature else (Part.GRADIENT,):
+            key = id(point.model), part is Part.HESSIAN
+            examined = None if is_batch else self._examined.get(key)
+            if examined is not None and examined.covers(point):
+                continue
+            submodel = local.submodel(point.model, point.law, point.batch)
+            if is_batch and not submodel.n_rows:  # none of the silo's rows is in it
+                continue
+            look = submodel.look(point.eps, part, enough=self._allowed / MARGIN)
+            self._require_people(look.largest)
+            if not is_batch:
+                self._examined[key] = _Examined(point, look, look.radius(self._allowed))
 
     def _follow_batch(self, rows: np.ndarray, n_rows: int) -> None:
         """Check that batches are parts of one partition: two that differ in a few rows disclose those."""
@@ -424,6 +429,10 @@ class Guard:
             raise RefusalError(Reason.BATCHES, "min_batch")
 
 
+def _largest_of_columns(told: ToldColumns) -> float:
+    return largest_leverage(lambda: map(PersonRows, told()))
+
+
 def suppressed(query: AbstractQuery[Answer, Pooled], answer: Answer, policy: Policy) -> Answer:
     """Return the answer without the bins that stand for fewer people than the policy allows."""
     return query.suppress(answer, lambda member: policy.floor(*member.floors))
@@ -431,10 +440,6 @@ def suppressed(query: AbstractQuery[Answer, Pooled], answer: Answer, policy: Pol
 
 def _evaluations(query: Query) -> Iterator[tuple[Phase, Evaluation]]:
     return ((member.phase, point) for member in query.members for point in member.evaluations())
-
-
-def _same_law(point: Evaluation, other: Evaluation | None) -> bool:
-    return other is not None and other.law is point.law and other.model is point.model
 
 
 def disclosed_numbers(query: Query, bits: int) -> int:

@@ -68,6 +68,10 @@ class Local(Protocol):
 
     def moments(self, problem: Problem, law: Law) -> Sums: ...
 
+    def told_columns(self, problem: Problem, law: Law) -> Iterable[Array]:
+        """Return the columns of the closing sums, shape (p, N), piece by piece; they stay in the silo."""
+        ...
+
     def estimate(self, problem: Problem, law: Law) -> Estimate:
         """Return Psi and its covariance from this silo's rows alone; they stay in the silo."""
         ...
@@ -99,14 +103,15 @@ class Evaluation(NamedTuple):
     law: Law
     eps: Array
     batch: IntArray | None = None
-    curvature: bool = False  # whether the Hessian is disclosed too: sums of products of two columns
+    curvature: bool = False  # whether a Hessian is disclosed
+    is_coarse: bool = False  # whether it is rounded
 
 
 @dataclass(frozen=True)
 class CountCell:
     """A sum that counts people: its place in the answer and that of its total (None: all rows).
 
-    ``floor`` and ``rest_floor`` name the policy's floors of the count and of its complement.
+    ``floor`` and ``rest_floor`` name the policy's floors of the count and of its complement; "" for none.
     """
 
     at: int
@@ -114,14 +119,6 @@ class CountCell:
     floor: str = "min_arm_rows"
     rest_floor: str = "min_arm_rows"
     is_arm: bool = False  # whether an empty cell means that an arm is absent at the silo
-
-
-@dataclass(frozen=True)
-class WeightSum:
-    """A sum of nonnegative weights and that of their squares: their places in the answer."""
-
-    at: int
-    squares: int
 
 
 @final
@@ -265,9 +262,12 @@ class AbstractQuery(ABC, Generic[Answer, Pooled]):
         """Return the sums in the answer that count people."""
         return ()
 
-    def weight_sums(self) -> Iterable[WeightSum]:
-        """Return the sums in the answer of which one person might make up most."""
-        return ()
+    def told_columns(self, local: Local) -> ToldColumns | None:
+        """Return the columns whose sums the answer consists of; None if they are judged otherwise.
+
+        Squares and products of columns that are told are left out: `model.leverage` says how they count.
+        """
+        return None
 
     @property
     def floors(self) -> tuple[str, ...]:
@@ -346,6 +346,7 @@ class AbstractQuery(ABC, Generic[Answer, Pooled]):
 
 
 Query: TypeAlias = AbstractQuery[Any, Any]
+ToldColumns: TypeAlias = Callable[[], Iterable[Array]]  # consecutive rows, shape (p, N) each
 Flow: TypeAlias = Generator[Query, Any, Result]  # yields queries, receives what was pooled
 
 
@@ -462,6 +463,9 @@ class MomentsQuery(IntegerSums):
 
     def answer(self, local: Local) -> Sums:
         return local.moments(self.problem, self.law).rounded(self.shifts)
+
+    def told_columns(self, local: Local) -> ToldColumns:
+        return lambda: local.told_columns(self.problem, self.law)
 
     def row_means(self, answer: Sums, local: Local) -> RowMeans:
         return RowMeans(

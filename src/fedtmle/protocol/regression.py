@@ -193,7 +193,7 @@ class FitCurvatureQuery(_Rounded):
         return self.exponent
 
     def evaluations(self) -> tuple[Evaluation, ...]:
-        return (Evaluation(self.model, self.law, self.eps, curvature=True),)
+        return (Evaluation(self.model, self.law, self.eps, curvature=True, is_coarse=True),)
 
     def matrix(self, pooled: Integers) -> Array:
         """Return the pooled matrix."""

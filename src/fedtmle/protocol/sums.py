@@ -36,7 +36,7 @@ from fedtmle.protocol.query import (
     Model,
     Phase,
     RowMeans,
-    WeightSum,
+    ToldColumns,
 )
 
 _PARTS = {Part.LOSS: "loss", Part.GRADIENT: "gradient", Part.HESSIAN: "curvature"}
@@ -125,7 +125,6 @@ class TallyQuery(IntegerSums):
     n: int
     phase: Phase = Phase.NUISANCE
     counts: tuple[CountCell, ...] = ()
-    weights: tuple[WeightSum, ...] = ()
     grid: tuple[int, ...] | None = None
 
     @property
@@ -148,8 +147,13 @@ class TallyQuery(IntegerSums):
     def cells(self) -> Iterable[CountCell]:
         return self.counts
 
-    def weight_sums(self) -> Iterable[WeightSum]:
-        return self.weights
+    def told_columns(self, local: Local) -> ToldColumns | None:
+        columns, at = self.columns, list(self.columns.judged)
+        if not at:
+            return None
+        return lambda: local.evaluate(
+            lambda rows: columns.over(rows, lambda piece: columns.evaluate(piece)[at])
+        )
 
     def answer(self, local: Local) -> Sums:
         columns = self.columns

@@ -25,9 +25,9 @@ from fedtmle.protocol.query import (
     Query,
     Retirement,
     RowMeans,
+    ToldColumns,
     View,
     ViewedTerms,
-    WeightSum,
 )
 
 Result = TypeVar("Result")
@@ -107,8 +107,8 @@ class ViewedQuery(AbstractQuery[Any, Any]):
     def cells(self) -> Iterable[CountCell]:
         return self.query.cells()
 
-    def weight_sums(self) -> Iterable[WeightSum]:
-        return self.query.weight_sums()
+    def told_columns(self, local: Local) -> ToldColumns | None:
+        return self.query.told_columns(self.rows_of(local))
 
     @property
     def floors(self) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -15,7 +15,7 @@ from fedtmle.model.exact import Sums
 from fedtmle.model.problem import AbstractProblem, Estimate
 from fedtmle.model.submodel import AbstractNormaliser, AbstractSubmodel
 from fedtmle.model.table import SILO, StreamedTable, Table, placed
-from fedtmle.model.types import IntArray
+from fedtmle.model.types import Array, IntArray
 from fedtmle.protocol.query import Model, Problem, View
 
 MOST_VIEWS = 32  # of the rows that are kept: more data sets than a study imputes
@@ -92,6 +92,9 @@ class LocalRows:
 
     def moments(self, problem: Problem, law: object) -> Sums:
         return problem.moments(law, self._rows)
+
+    def told_columns(self, problem: Problem, law: object) -> Iterable[Array]:
+        return problem.told_columns(law, self._rows)
 
     def estimate(self, problem: Problem, law: object) -> Estimate:
         return problem.finish(law, self.moments(problem, law), self.n_rows)

@@ -19,7 +19,6 @@ from typing import Any, NamedTuple, Protocol, TypeVar, cast, final
 import numpy as np
 
 from fedtmle.errors import InputError
-from fedtmle.model.concentration import RowSpread
 from fedtmle.model.exact import CHUNK, FINE_BITS, GRID_BITS, Layout, Sums, column_shifts, layout, total
 from fedtmle.model.families import Family
 from fedtmle.model.types import Array, Bools, Bytes, Codes, Design, IntArray, Part, Scaled, scaled
@@ -190,10 +189,6 @@ class Backend(Protocol):
 
     def means(self, rows: Rows, eps: Array) -> Array: ...
 
-    def spread(
-        self, rows: Rows, eps: Array, until: Array, least: int, few: int, many: float
-    ) -> tuple[RowSpread, int, bool]: ...
-
     def add_multiple(self, total: Array, factor: float, values: Array) -> None: ...
 
     def chosen(self, values: Sequence[Array], codes: Codes) -> Array: ...
@@ -324,26 +319,6 @@ def glm_sums(rows: Rows, eps: Array, parts: Part, shifts: tuple[int, ...]) -> tu
 def glm_means(rows: Rows, eps: Array) -> Array:
     """The mean of a generalised linear model row by row, mu(eps . X), columns added in order; shape (N,)."""
     return _module().means(rows, _checked_eps(rows, eps))
-
-
-def glm_spread(
-    rows: Rows,
-    eps: Array,
-    until: Array | None = None,
-    least: int = 0,
-    *,
-    few: int = 1,
-    many: float = np.inf,
-) -> tuple[RowSpread, int, bool]:
-    """Return how the contributions to the gradient spread over the rows, by plain floating-point sums.
-
-    A silo compares these with its own thresholds and sends them to nobody. The pass reads ``few`` rows, and
-    stops if by these more than ``many`` would be needed; else some time after every total has reached
-    ``until``, shape (d,), with at least ``least`` rows in each coordinate whose ``until`` is not 0. The other
-    results are the number of rows read, and whether they were enough.
-    """
-    until = np.full(rows.dim, np.inf) if until is None else until
-    return _module().spread(rows, _checked_eps(rows, eps), until, least, few, many)
 
 
 def add_multiple(total: Array, factor: float, values: Array) -> None:

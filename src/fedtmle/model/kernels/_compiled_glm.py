@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedtmle.model.concentration import RowSpread
 from fedtmle.model.exact import CHUNK, GRID_BITS
 from fedtmle.model.families import Family
 from fedtmle.model.kernels import CompiledRows, Fields, Grid, Query, Rows, _numpy
@@ -29,7 +28,7 @@ from fedtmle.model.kernels._elementary import (
     poisson_far,
     poisson_near,
 )
-from fedtmle.model.kernels._jit import array_at, jit, jit_unordered, pointer_to
+from fedtmle.model.kernels._jit import array_at, jit, pointer_to
 from fedtmle.model.kernels._primitives import MAGIC, MAGIC_BITS, bits, from_bits, select
 from fedtmle.model.parallel import shared
 from fedtmle.model.types import Array, IntArray
@@ -397,104 +396,3 @@ def means(rows: Rows, eps: Array) -> Array:
 
     shared(work, rows.n_rows, serially=rows.n_rows < SERIAL_ROWS)
     return result
-
-
-# How the rows' contributions to a gradient spread, block by block, until enough rows were read.
-
-
-@jit_unordered
-def _add_sums(slope: Array, weight: Array, column: Array, spread: RowSpread, j: int) -> None:
-    """Add one column of a block to the sums and to the count of coordinate j."""
-    total, squares, reach_total, count = 0.0, 0.0, 0.0, 0.0
-    for i in range(len(slope)):
-        reach = abs(column[i]) * abs(weight[i])
-        size = reach * abs(slope[i])
-        total += size
-        squares += size * size
-        reach_total += reach
-        count += 1.0 if reach > 0.0 else 0.0
-    spread.total[j] += total
-    spread.squares[j] += squares
-    spread.reach_total[j] += reach_total
-    spread.rows[j] += count
-
-
-@jit
-def _raise_largest(slope: Array, weight: Array, column: Array, spread: RowSpread, j: int) -> None:
-    """Raise the maxima of coordinate j to those of one column: bit patterns are ordered as magnitudes are."""
-    largest, reach_largest = bits(spread.largest[j]), bits(spread.reach_largest[j])
-    top = bits(spread.columns[j])
-    for i in range(len(slope)):
-        x = abs(column[i])
-        reach = x * abs(weight[i])
-        largest = max(largest, bits(reach * abs(slope[i])))
-        reach_largest = max(reach_largest, bits(reach))
-        top = max(top, bits(x))
-    spread.largest[j], spread.reach_largest[j] = from_bits(largest), from_bits(reach_largest)
-    spread.columns[j] = from_bits(top)
-
-
-@jit
-def _is_enough(spread: RowSpread, until: Array, least: int) -> bool:
-    for j in range(len(until)):
-        if not spread.total[j] >= until[j]:  # also if either is not a number
-            return False
-        if until[j] > 0.0 and spread.rows[j] < least:
-            return False
-    return True
-
-
-@jit
-def _is_far(spread: RowSpread, until: Array, n_read: int, many: float) -> bool:
-    """Whether more than ``many`` rows would be needed, if the others are like those that were read."""
-    far = False
-    for j in range(len(until)):
-        far |= not n_read * until[j] <= many * spread.total[j]
-    return far and many < np.inf
-
-
-@jit
-def _spread(
-    rows_fields: Fields, eps: Array, until: Array, least: int, few: int, many: float, block: Array
-) -> tuple[int, bool]:
-    """Fill ``block``, the rows of a `RowSpread`, from the first rows of the data.
-
-    Return how many were read, and whether they were enough.
-    """
-    rows = CompiledRows(*rows_fields)
-    result = RowSpread(block[0], block[1], block[2], block[3], block[4], block[5], block[6])
-    matrix, n_rows, offset, y, w = rows.matrix, rows.n_rows, rows.offset, rows.y, rows.w
-    X = matrix if len(matrix) else np.empty((len(eps), BLOCK))
-    zeros, ones = np.zeros(BLOCK), np.ones(BLOCK)
-    etas, slopes = np.empty(BLOCK), np.empty(BLOCK)
-    begin, enough, looked_ahead = 0, _is_enough(result, until, least), False
-    while begin < n_rows and not (enough and begin >= few):
-        if begin >= few and not looked_ahead:
-            if _is_far(result, until, begin, many):
-                break
-            looked_ahead = True
-        end = min(begin + BLOCK, n_rows)
-        size = end - begin
-        eta, slope = etas[:size], slopes[:size]
-        if len(matrix):
-            at = begin
-        else:
-            at = 0
-            gather(rows, begin, size, X)
-        predict(offset[begin:end] if len(offset) else zeros[:size], eps, X, at, eta)
-        set_slope(rows.family, y[begin:end] if len(y) else zeros[:size], eta, zeros[:0], 1.0, slope)
-        weight = w[begin:end] if len(w) else ones[:size]
-        for j in range(len(eps)):
-            _add_sums(slope, weight, X[j, at : at + size], result, j)
-            _raise_largest(slope, weight, X[j, at : at + size], result, j)
-        begin, enough = end, _is_enough(result, until, least)
-    return begin, enough
-
-
-def spread(
-    rows: Rows, eps: Array, until: Array, least: int, few: int, many: float
-) -> tuple[RowSpread, int, bool]:
-    """See `kernels.glm_spread`."""
-    block = np.zeros((len(RowSpread._fields), rows.dim))
-    n_read, enough = _spread(tuple(rows.compiled), eps, until, least, few, many, block)
-    return RowSpread(*block), n_read, enough

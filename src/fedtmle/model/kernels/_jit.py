@@ -21,10 +21,10 @@ from fedtmle.model.kernels import _elementary, _primitives
 Function = TypeVar("Function", bound=Callable[..., object])
 
 # Numba's disk cache is stamped by the caller's file alone: a changed polynomial would leave stale
-# kernels behind. The digest of all sources in the cached name forgets them. Three modules outside this
-# folder are compiled in: constants of the grid, codes of the families, and the record of the spread.
+# kernels behind. The digest of all sources in the cached name forgets them. Two modules outside this
+# folder are compiled in: constants of the grid, and codes of the families.
 FOLDER = Path(__file__).parent
-OUTSIDE = [FOLDER.parent / name for name in ("concentration.py", "exact.py", "families.py")]
+OUTSIDE = [FOLDER.parent / name for name in ("exact.py", "families.py")]
 SOURCES = [*sorted(FOLDER.glob("*.py")), *OUTSIDE]
 DIGEST = hashlib.sha256(b"".join(path.read_bytes() for path in SOURCES)).hexdigest()[:12]
 

@@ -21,7 +21,6 @@ from fedtmle.model.kernels._compiled_glm import (
     glm_chunks,
     largest,
     means,
-    spread,
 )
 from fedtmle.model.kernels._elementary import exp, expit, log, logit, logit_inside, softplus
 from fedtmle.model.kernels._jit import jit
@@ -41,7 +40,6 @@ __all__ = [
     "log_mean_kernel",
     "means",
     "softmax",
-    "spread",
     "weigh",
 ]
 

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from fedtmle.errors import ContributionError
-from fedtmle.model.concentration import RowSpread
 from fedtmle.model.exact import CHUNK, FINE_BITS, GRID_BITS, beyond_bound
 from fedtmle.model.families import Family
 from fedtmle.model.kernels import Query, Rows, _elementary
@@ -68,39 +67,6 @@ def means(rows: Rows, eps: Array) -> Array:
             X = rows.X.part(chunk)
             result[chunk] = MEAN[rows.family](_predictor(np.zeros(X.shape[1]), eps, X))
     return result
-
-
-def spread(
-    rows: Rows, eps: Array, until: Array, least: int, few: int, many: float
-) -> tuple[RowSpread, int, bool]:
-    """See `kernels.glm_spread`."""
-
-    def is_enough() -> bool:
-        return bool(((result.total >= until) & ((result.rows >= least) | (until == 0))).all())
-
-    result, n_read, looked_ahead = RowSpread(*np.zeros((len(RowSpread._fields), rows.dim))), 0, False
-    with np.errstate(all="ignore"):
-        while n_read < rows.n_rows and not (n_read >= few and is_enough()):
-            if n_read >= few and not looked_ahead:
-                if many < np.inf and not (n_read * until <= many * result.total).all():
-                    break
-                looked_ahead = True
-            chunk = slice(n_read, min(n_read + CHUNK, rows.n_rows))
-            X = rows.X.part(chunk)
-            eta = _predictor(np.zeros(X.shape[1]) if rows.offset is None else rows.offset[chunk], eps, X)
-            slope = _slope(rows.family, eta, np.zeros(1) if rows.y is None else rows.y[chunk])
-            columns = np.abs(X)
-            reach = columns if rows.w is None else columns * np.abs(rows.w[chunk])
-            size = reach * np.abs(slope)
-            result.total[:] += size.sum(axis=1)
-            result.squares[:] += (size * size).sum(axis=1)
-            result.reach_total[:] += reach.sum(axis=1)
-            result.rows[:] += np.count_nonzero(reach, axis=1)
-            largest = ((result.largest, size), (result.reach_largest, reach), (result.columns, columns))
-            for before, values in largest:
-                np.maximum(before, values.max(axis=1), out=before)
-            n_read = chunk.stop
-        return result, n_read, is_enough()
 
 
 def add_multiple(total: Array, factor: float, values: Array) -> None:

@@ -15,7 +15,7 @@ whichever others are asked for: an overall effect with or without effects by str
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, reduce
 from operator import add
@@ -235,6 +235,11 @@ class EffectProblem(AbstractProblem[EffectLaw, AnyTable]):
             return self._moments(law, self.rows(rows))
         parts = rows.map(lambda batch: self._moments(law, self.prepare(batch)))
         return reduce(add, parts, zero_sums(self.moment_shifts(law)))
+
+    def told_columns(self, law: EffectLaw, rows: AnyTable) -> Iterable[Array]:
+        if isinstance(rows, Table):
+            return (self.moment_columns(law, block).flat for block in self.rows(rows).blocks())
+        return rows.map(lambda batch: self.moment_columns(law, self.prepare(batch)).flat)
 
     def _moments(self, law: EffectLaw, rows: EffectRows) -> Sums:
         exponents = self._moment_exponents()

@@ -133,6 +133,13 @@ class StudyCounts(AbstractLaidOutColumns[Table]):
             blocks["stratum"] = Block(counted, weight, 0)
         return TallyLayout(blocks)
 
+    @property
+    def judged(self) -> Sequence[int]:
+        places = self.layout.places
+        if not self.columns.weights:
+            return ()
+        return (*places["weight"], *places["arm weight"], *places["stratum weight"])
+
     def over(self, rows: AnyTable, work: Callable[[Table], Result]) -> Iterable[Result]:
         return over_blocks(rows, work)
 
@@ -173,6 +180,10 @@ class OverlapMass(AbstractBoundedColumns[Table]):
     @property
     def exponents(self) -> tuple[int, ...]:
         return exponent(self.weight_ceiling), exponent(self.weight_ceiling**2)
+
+    @property
+    def judged(self) -> Sequence[int]:
+        return (0,)
 
     def over(self, rows: AnyTable, work: Callable[[Table], Result]) -> Iterable[Result]:
         return over_blocks(rows, work)
@@ -228,6 +239,11 @@ class OverlapColumns(_OverEffectRows, AbstractLaidOutColumns[EffectRows]):
                 ),
             }
         )
+
+    @property
+    def judged(self) -> Sequence[int]:
+        places = self.layout.places
+        return (*places["H"], *places["observed weight"], *places["prediction"])
 
     def evaluate(self, piece: EffectRows) -> Array:
         weight, q = first(piece.weight), piece.factual(piece.q)
@@ -350,6 +366,10 @@ class PredictionErrors(_OverEffectRows, AbstractLaidOutColumns[EffectRows]):
         if self.is_binary:
             blocks["log losses"] = Block(("log loss before", "log loss after"), largest, 12)
         return TallyLayout(blocks)
+
+    @property
+    def judged(self) -> Sequence[int]:
+        return (0,)
 
     def evaluate(self, piece: EffectRows) -> Array:
         weight, y = piece.weight * piece.observed, piece.y

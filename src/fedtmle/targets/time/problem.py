@@ -13,7 +13,7 @@ loop. A silo keeps the hazards of its rows at the last law and moves them on fro
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, reduce
 from operator import add
@@ -308,6 +308,9 @@ class TimeProblem(AbstractProblem[TimeLaw, AnyTable]):
         if self.spanning:
             total = total.joined(spanning_sums(clusters, columns, exponents, self.spanning))
         return total
+
+    def told_columns(self, law: TimeLaw, rows: AnyTable) -> Iterable[Array]:
+        return self.over(rows, lambda people: self.columns(law, people).flat)
 
     def moment_shifts(self, law: TimeLaw) -> tuple[int, ...]:  # noqa: ARG002 - declared, for every law
         return column_shifts(self._moment_exponents())

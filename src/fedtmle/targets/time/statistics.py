@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeVar, final
@@ -61,6 +61,13 @@ class TimeCounts(AbstractLaidOutColumns[Table]):
             }
         )
 
+    @property
+    def judged(self) -> Sequence[int]:
+        places = self.layout.places
+        if not self.columns.weights:
+            return ()
+        return (*places["weight"], *places["arm weight"], *places["stratum weight"])
+
     def over(self, rows: AnyTable, work: Callable[[Table], Result]) -> Iterable[Result]:
         return over_blocks(rows, work)
 
@@ -117,6 +124,10 @@ class LifeTable(AbstractLaidOutColumns[Table]):
             blocks[f"events {cause}"] = Block(tuple(f"{what} {name}" for name in names), bound)
         return TallyLayout(blocks)
 
+    @property
+    def judged(self) -> Sequence[int]:
+        return ()  # people at risk, who have a floor, and their events
+
     def over(self, rows: AnyTable, work: Callable[[Table], Result]) -> Iterable[Result]:
         return over_blocks(rows, work)
 
@@ -166,6 +177,10 @@ class TimeOverlapColumns(_OverPeople, AbstractLaidOutColumns[People]):
                 "squares": Block(tuple(f"omega_{s}, squared" for s in groups), exponent(h * h)),
             }
         )
+
+    @property
+    def judged(self) -> Sequence[int]:
+        return self.layout.places["omega"]
 
     def evaluate(self, piece: People) -> Array:
         world = piece.world(None, logits=np.empty(0))

@@ -1,0 +1,217 @@
+"""How few people a combination of told sums can be made of.
+
+An answer tells sums of rows t_i, and with them every linear combination sum_i a . t_i. The share of person i
+in the sum of squares behind a combination, at its largest over all a, is the leverage
+
+    h_i = max_a (a . t_i)^2 / sum_k (a . t_k)^2 = t_i^T S^-1 t_i,     S = sum_k t_k t_k^T.
+
+For the indicator of a group it is one over the group's size, so that 1 / h_i counts people: a combination is
+made, in effect, of 1 / max h_i. Leverages do not depend on the coordinates in which the numbers are told, and
+they see what number by number cannot be seen: complements, differences of nearly equal columns, spikes.
+
+**Rounding.** A number that is told on a grid of spacing g is off by up to g/2. Taken as uniform, the error
+has the variance g^2/12, which enters the sum of squares of every combination:
+h_i = t_i^T (S + diag(g^2/12))^-1 t_i. This errs on the safe side for an attacker who takes the error for a
+worst case too: the errors that the grids allow contain the ellipsoid with half-axes g/2 > g/sqrt(12).
+
+**Matrices.** A told matrix sum_i t_i t_i^T, such as a curvature or a second moment, is judged by its root
+rows t_i: person i has at most the share h_i of each of its quadratic forms a^T M a. Other combinations of its
+entries may rest on fewer people (`docs/threats.md`).
+
+S is that of the silo's own rows where sums are open, or a pooled one that all parties know.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from operator import mul
+from typing import NamedTuple, final
+
+import numpy as np
+
+from fedtmle.model.families import Family
+from fedtmle.model.types import Array, IntArray, Part
+
+RESOLUTION = 1e-13  # relative size below which a direction of unit columns is rounding of the arithmetic
+CHUNK = 1 << 14  # rows that are factored at once
+FIRST_LOOK = 1 << 11  # rows after which a bound of all leverages is tried for the first time
+OUTSIDE = 1e-6  # share of a row's length that may lie outside the span of a pooled matrix
+CERTAIN = 700.0  # size of a linear predictor beyond which a probability is 0 or 1
+LEAST_RESIDUAL = 1.0 / 16  # of a continuous response on the unit scale, in a row's standard deviation
+
+
+class PersonRows(NamedTuple):
+    """Rows t_i, shape (p, R), and how many each person has: None for one each."""
+
+    rows: Array
+    counts: IntArray | None = None
+
+
+Pieces = Callable[[], Iterable[PersonRows]]
+
+
+@final
+@dataclass(frozen=True)
+class RowSpace:
+    """The metric of a space of told numbers: S^-1 = W W^T on the span of S, W of shape (p, rank).
+
+    ``is_own`` says that S is that of the judged rows themselves, which lie in its span.
+    """
+
+    W: Array
+    is_own: bool = True
+
+    @classmethod
+    def own(cls, triangle: Array, rounding: Array | None = None) -> RowSpace:
+        """Return the space of rows whose QR factor is ``triangle``; ``rounding`` are the grids' spacings."""
+        if rounding is not None:
+            triangle = np.concatenate([triangle, np.diag(rounding / math.sqrt(12.0))])
+        unit = np.abs(triangle).max(axis=0, initial=0.0)  # squares of tiny numbers would vanish
+        unit[unit == 0.0] = 1.0
+        triangle = triangle / unit
+        size = np.sqrt((triangle * triangle).sum(axis=0))
+        scale = np.divide(1.0, size, out=np.zeros_like(size), where=size > 0)
+        _, values, right = np.linalg.svd(triangle * scale, full_matrices=False)
+        scale = scale / unit
+        kept = values > RESOLUTION * values.max(initial=0.0)
+        return cls(scale[:, None] * right[kept].T / values[kept])
+
+    @classmethod
+    def pooled(cls, gram: Array, rounding: Array | None = None) -> RowSpace:
+        """Return the space of a pooled S, shape (p, p), told to within its own accuracy."""
+        total = gram if rounding is None else gram + np.diag(rounding * rounding / 12.0)
+        size = np.sqrt(np.maximum(np.diag(total), 0.0))
+        scale = np.divide(1.0, size, out=np.zeros_like(size), where=size > 0)
+        values, vectors = np.linalg.eigh(total * scale[:, None] * scale)
+        kept = values > math.sqrt(RESOLUTION) * values.max(initial=0.0)
+        return cls(scale[:, None] * vectors[:, kept] / np.sqrt(values[kept]), is_own=False)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether no combination of the numbers is outside the space."""
+        return bool(self.W.shape[0] == self.W.shape[1])
+
+    def leverages(self, piece: PersonRows) -> Array:
+        """Return the leverage of each person; infinite where a row leaves the span of a pooled S."""
+        inside = self.W.T @ piece.rows
+        each = np.einsum("kn,kn->n", inside, inside)
+        if not self.is_own and not self.is_whole:
+            back = np.linalg.pinv(self.W.T) @ inside
+            off = np.abs(piece.rows - back).max(axis=0, initial=0.0)
+            each[off > OUTSIDE * np.abs(piece.rows).max(axis=0, initial=0.0)] = np.inf
+        if piece.counts is None:
+            return np.asarray(each)
+        ends = np.concatenate([[0.0], np.cumsum(each)])
+        stops = np.cumsum(piece.counts)
+        return np.asarray(ends[stops] - ends[stops - piece.counts])
+
+    def largest_within(self, bounds: Array) -> float:
+        """Return a bound of the leverage of any row with |t_j| <= bounds[j]; infinite if there is none.
+
+        The norm of S^-1 obeys the triangle inequality: sqrt(h) <= sum_j |t_j| |W_j|.
+        """
+        if not self.is_whole and (bounds > 0).any():
+            return math.inf
+        return float(bounds @ np.sqrt((self.W * self.W).sum(axis=1))) ** 2
+
+
+def largest_leverage(
+    pieces: Pieces,
+    *,
+    rounding: Array | None = None,
+    space: RowSpace | None = None,
+    bounds: Array | None = None,
+    enough: float = 0.0,
+) -> float:
+    """Return the largest leverage of a person in the rows that ``pieces`` gives, in order and each time anew.
+
+    ``space`` is a pooled one; by default it is that of the rows themselves. With public ``bounds`` of |t_j| a
+    bound that is at most ``enough`` is returned instead, as soon as the rows read so far prove it: further
+    rows can only add to S.
+    """
+    if space is None:
+        triangle: Array | None = None
+        read, next_look = 0, FIRST_LOOK
+        for piece in pieces():
+            for start in range(0, piece.rows.shape[1], CHUNK):
+                rows = piece.rows[:, start : start + CHUNK]
+                triangle = _factored(triangle, rows)
+                read += rows.shape[1]
+                if bounds is not None and enough > 0 and read >= next_look and piece.counts is None:
+                    bound = RowSpace.own(triangle, rounding).largest_within(bounds)
+                    if bound <= enough:
+                        return bound
+                    next_look = 4 * read
+        if triangle is None:
+            return 0.0
+        space = RowSpace.own(triangle, rounding)
+    return max((float(space.leverages(piece).max(initial=0.0)) for piece in pieces()), default=0.0)
+
+
+def _factored(triangle: Array | None, rows: Array) -> Array:
+    """Return the QR factor of the rows so far and some more, shape (<= p, p)."""
+    below = rows.T if triangle is None else np.concatenate([triangle, rows.T])
+    return np.asarray(np.linalg.qr(below, mode="r"))
+
+
+def deviations(family: Family, eta: Array, y: Array | None, part: Part = Part.GRADIENT) -> Array:
+    """Return the size s of each row's slope rho'(eta, y), shape (N,): max(sd(y), |mu - y|).
+
+    A gradient is the sum of (mu_i - y_i) x_i. An attacker does not know how far the outcomes of the others
+    are from their predictions: what hides one record is their standard deviation, by the model itself. The
+    residual counts where it is larger, so that whoever stands out by the outcome is seen, wherever eps was
+    steered to. An exponential tilt has no response: s = 1. Of a Hessian, which has no residuals, s is the
+    root of rho''.
+    """
+    if family is Family.LINEAR:
+        return np.ones_like(eta)
+    y = np.zeros_like(eta) if y is None else y
+    if family is Family.LOGISTIC:
+        size = np.minimum(np.abs(eta), CERTAIN)
+        shrunk = np.exp(-size)
+        spread = np.asarray(np.exp(-0.5 * size) / (1.0 + shrunk))
+        if part is Part.HESSIAN:
+            return spread
+        return np.maximum(np.abs(np.where(eta > 0, 1.0, shrunk) / (1.0 + shrunk) - y), spread)
+    mean = eta if family is Family.GAUSSIAN else np.exp(np.minimum(eta, CERTAIN))
+    if part is Part.HESSIAN:
+        return np.ones_like(eta) if family is Family.GAUSSIAN else np.sqrt(mean)
+    return np.maximum(np.abs(mean - y), LEAST_RESIDUAL)
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Look:
+    """The largest leverage of a gradient's rows at one eps, and how far eps may move until the next look.
+
+    ``columns`` are the largest |x| by coordinate. For the logistic family |ds/d eta| <= s/2, so that no
+    leverage grows by more than e^(2 delta) when no predictor moves by more than delta. For the squared loss s
+    changes by at most delta and is at least `LEAST_RESIDUAL`: the factor is ((1 + q)/(1 - q))^2 with
+    q = delta / `LEAST_RESIDUAL`.
+    """
+
+    largest: float
+    columns: Array
+    family: Family | None  # None: unknown, no move is covered
+
+    def radius(self, allowed: float) -> float:
+        """Return how far eps may move, by `distance`, before a leverage can exceed ``allowed``."""
+        if not self.largest <= allowed:
+            return -1.0
+        ratio = allowed / self.largest if self.largest > 0 else math.inf
+        match self.family:
+            case Family.LINEAR:
+                return math.inf
+            case Family.LOGISTIC:
+                return 0.5 * math.log(ratio) if ratio < math.inf else math.inf
+            case Family.GAUSSIAN:
+                root = math.sqrt(ratio)
+                return LEAST_RESIDUAL * ((root - 1.0) / (root + 1.0) if root < math.inf else 1.0)
+            case _:
+                return 0.0
+
+    def distance(self, move: Iterable[float]) -> float:
+        """Return sum_j |move_j| max |x_j|: no row's predictor moves further when eps moves by this."""
+        return float(sum(map(mul, map(abs, move), self.columns.tolist())))

@@ -1,0 +1,245 @@
+"""Leverages against their definition: the largest share of a person over combinations, found by search."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.optimize import minimize
+
+from fedtmle.model import leverage
+from fedtmle.model.families import Family
+from fedtmle.model.leverage import (
+    LEAST_RESIDUAL,
+    Look,
+    PersonRows,
+    Pieces,
+    RowSpace,
+    deviations,
+    largest_leverage,
+)
+from fedtmle.model.types import Array
+from tests.premise import Premise
+
+
+def whole(rows: Array) -> Pieces:
+    return lambda: [PersonRows(rows)]
+
+
+def leverages(rows: Array, rounding: Array | None = None) -> Array:
+    triangle = np.asarray(np.linalg.qr(rows.T, mode="r"))
+    return RowSpace.own(triangle, rounding).leverages(PersonRows(rows))
+
+
+def searched(rows: Array, person: int, noise: Array) -> float:
+    """The largest (a . t_i)^2 / (sum_k (a . t_k)^2 + sum_j a_j^2 noise_j), by ascent from several starts."""
+
+    def negative(a: Array) -> float:
+        told = a @ rows
+        return -float(told[person] ** 2 / (told @ told + (a * a) @ noise))
+
+    rng = np.random.default_rng(1)
+    starts = [rows[:, person], *rng.normal(size=(4, len(rows)))]
+    return max(-float(minimize(negative, a, method="BFGS", options={"gtol": 1e-10}).fun) for a in starts)
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("is_rounded", [False, True])
+def test_a_leverage_is_the_largest_share_over_all_combinations(seed: int, is_rounded: bool) -> None:
+    rng = np.random.default_rng(seed)
+    p, n = int(rng.integers(1, 5)), int(rng.integers(6, 40))
+    rows = rng.normal(size=(p, n)) * np.exp(rng.normal(size=(p, 1)))
+    spacing = np.exp(rng.normal(size=p)) if is_rounded else np.zeros(p)
+    found = leverages(rows, spacing)
+    for person in rng.integers(0, n, 3):
+        assert found[person] == pytest.approx(searched(rows, person, spacing**2 / 12), rel=1e-6)
+
+
+def test_the_leverage_of_a_group_is_one_over_its_size() -> None:
+    groups = np.repeat(np.arange(4), [1, 3, 10, 46])
+    rows = (groups == np.arange(4)[:, None]).astype(float)
+    assert leverages(rows) == pytest.approx(1.0 / np.array([1, 3, 10, 46])[groups])
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        lambda one, w: [np.ones_like(w), 1 - one],  # a complement
+        lambda one, w: [w, w + 1e-9 * one],  # nearly equal columns
+        lambda _, w: [np.ones_like(w), 1 + 1 / (1 + (1e6 * (w - w[7])) ** 2)],  # a spike at a value
+        lambda one, w: [w, w**2, 3 * w + w**2 + one],  # nearly dependent columns
+        lambda one, w: [1e200 * one + 1e-200 * w],  # one record dominates
+    ],
+)
+def test_combinations_that_are_one_person_have_leverage_one(columns) -> None:
+    w = np.random.default_rng(3).normal(size=60)
+    one = (np.arange(60) == 7).astype(float)
+    found = leverages(np.stack(columns(one, w)))
+    assert found[7] == pytest.approx(1.0, abs=1e-4)
+    assert np.delete(found, 7).max() < 0.8
+
+
+@given(seed=st.integers(0, 2**32 - 1))
+@settings(max_examples=60, deadline=None)
+def test_leverages_do_not_depend_on_coordinates_or_on_repeated_columns(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    p, n = int(rng.integers(1, 6)), int(rng.integers(3, 50))
+    rows = rng.normal(size=(p, n))
+    mixed = np.concatenate(
+        [rng.normal(size=(p, p)) @ rows * 10.0 ** rng.integers(-6, 7), np.zeros((1, n)), rows]
+    )
+    found = leverages(rows)
+    assert leverages(mixed) == pytest.approx(found, abs=1e-6)
+    assert found.sum() == pytest.approx(min(p, n))  # the trace of the projection is the rank
+    assert found.max() <= 1 + 1e-9
+
+
+def test_rounding_hides_whoever_is_small_beside_the_grid() -> None:
+    rows = np.eye(3)[:, :1]  # one person behind one number
+    for spacing, share in ((0.0, 1.0), (math.sqrt(12.0), 0.5), (12.0, 1 / 13)):
+        assert leverages(rows, np.array([spacing, 0.0, 0.0]))[0] == pytest.approx(share)
+
+
+def test_the_errors_that_a_grid_allows_contain_the_ellipsoid_that_is_counted() -> None:
+    """Along any combination the grid's errors reach at least as far as the standard deviation counted."""
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        spacing, a = np.exp(rng.normal(size=4)), rng.normal(size=4)
+        reach = float(np.abs(a) @ spacing) / 2
+        assert reach >= math.sqrt(float((a * spacing) @ (a * spacing)) / 12)
+
+
+def test_the_pooled_matrix_takes_the_place_of_the_own_one() -> None:
+    rng = np.random.default_rng(5)
+    rows = rng.normal(size=(3, 400))
+    own = PersonRows(rows[:, :20])
+    space = RowSpace.pooled(rows @ rows.T)
+    assert space.leverages(own) == pytest.approx(leverages(rows)[:20])
+    assert largest_leverage(lambda: [own], space=space) < largest_leverage(lambda: [own]) / 5
+
+
+def test_a_row_outside_what_the_pooled_matrix_shows_is_nobody_elses() -> None:
+    rows = np.zeros((2, 30))
+    rows[0], rows[1, 4] = 1.0, 1.0
+    found = RowSpace.pooled(np.diag([300.0, 0.0])).leverages(PersonRows(rows))
+    assert found[4] == math.inf
+    assert np.delete(found, 4).max() == pytest.approx(1 / 300)
+
+
+def test_rows_of_one_person_count_together() -> None:
+    rng = np.random.default_rng(2)
+    rows, counts = rng.normal(size=(2, 12)), np.array([3, 0, 5, 4])
+    triangle = np.asarray(np.linalg.qr(rows.T, mode="r"))
+    each = leverages(rows)
+    found = RowSpace.own(triangle).leverages(PersonRows(rows, counts))
+    assert found == pytest.approx([each[:3].sum(), 0.0, each[3:8].sum(), each[8:].sum()])
+
+
+@pytest.mark.parametrize("size", [1, 7, 100, 5000])
+def test_pieces_give_what_the_whole_gives(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leverage, "CHUNK", 64)
+    rows = np.random.default_rng(9).normal(size=(4, 1000))
+    rows[3, 17] = 40.0
+
+    def pieces() -> Iterator[PersonRows]:
+        return (PersonRows(rows[:, start : start + size]) for start in range(0, 1000, size))
+
+    assert largest_leverage(pieces) == pytest.approx(leverages(rows).max())
+    assert largest_leverage(lambda: []) == 0.0
+
+
+early = Premise("a bound from the first rows suffices", at_least=0.3)
+
+
+@early
+@given(seed=st.integers(0, 2**32 - 1), enough=st.sampled_from([0.02, 0.1, 0.33]))
+@settings(max_examples=80, deadline=None)
+def test_an_early_bound_is_never_below_the_largest_leverage(seed: int, enough: float) -> None:
+    rng = np.random.default_rng(seed)
+    rows = np.clip(rng.normal(size=(int(rng.integers(1, 4)), 20_000)), -4, 4)
+    rows[:, rng.integers(20_000)] = 4.0 * float(rng.choice([0.1, 1.0]))
+    read = []
+
+    def pieces() -> Iterator[PersonRows]:
+        for start in range(0, 20_000, 1000):
+            read.append(start)
+            yield PersonRows(rows[:, start : start + 1000])
+
+    found = largest_leverage(pieces, bounds=np.full(len(rows), 4.0), enough=enough)
+    assert found >= leverages(rows).max() * (1 - 1e-9)
+    if early.holds(len(read) < 20):
+        assert found <= enough
+
+
+@pytest.mark.parametrize("family", Family)
+def test_deviations_are_those_of_the_slope(family: Family) -> None:
+    eta = np.linspace(-6, 6, 25)
+    found = deviations(family, eta, (eta > 1).astype(float))
+    if family is Family.LOGISTIC:
+        mean = 1 / (1 + np.exp(-eta))
+        assert found == pytest.approx(np.maximum(np.sqrt(mean * (1 - mean)), np.abs(mean - (eta > 1))))
+    elif family is Family.LINEAR:
+        assert found == pytest.approx(1.0)
+    else:
+        mean = eta if family is Family.GAUSSIAN else np.exp(eta)
+        assert found == pytest.approx(np.maximum(np.abs(mean - (eta > 1)), LEAST_RESIDUAL))
+
+
+def test_a_record_that_dominates_by_its_outcome_is_seen() -> None:
+    y = np.append(np.full(99, 0.01), 0.95)
+    for family, eta in ((Family.LOGISTIC, -4.5), (Family.GAUSSIAN, 0.01)):
+        s = deviations(family, np.full(100, eta), y)
+        assert leverages(s[None, :])[99] > 0.4
+    one_event = (y > 0.5).astype(float)
+    fitted = deviations(Family.LOGISTIC, np.full(100, -np.log(99)), one_event)
+    assert leverages(fitted[None, :])[99] == pytest.approx(0.5, abs=0.01)  # as many are expected as there are
+    steered = deviations(Family.LOGISTIC, np.full(100, -9.0), one_event)
+    assert leverages(steered[None, :])[99] > 0.98
+
+
+moved = Premise("the look covers the move", at_least=0.6)
+
+
+@moved
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    family=st.sampled_from([Family.LINEAR, Family.GAUSSIAN, Family.LOGISTIC]),
+    fraction=st.sampled_from([0.0, 0.5, 1 - 1e-9]),
+    is_binary=st.booleans(),
+)
+@settings(max_examples=200, deadline=None)
+def test_within_the_radius_no_leverage_exceeds_what_is_allowed(
+    seed: int, family: Family, fraction: float, is_binary: bool
+) -> None:
+    rng = np.random.default_rng(seed)
+    d, n = int(rng.integers(1, 4)), int(rng.integers(5, 60))
+    X = rng.normal(size=(d, n)) * np.exp(rng.normal(size=(d, n)) * rng.choice([0.0, 1.0]))
+    y = (rng.random(n) < 0.3).astype(float) if is_binary else rng.random(n)
+
+    def largest(eps: Array) -> float:
+        return float(leverages(deviations(family, eps @ X, y) * X).max())
+
+    here, direction = rng.normal(size=(2, d))
+    look = Look(largest=largest(here), columns=np.abs(X).max(axis=1), family=family)
+    allowed = look.largest * float(rng.choice([1.0, 1.2, 2.0]))
+    radius = look.radius(allowed)
+    move = direction * (fraction * min(radius, 10.0) / look.distance(direction))
+    if moved.holds(look.distance(move) <= radius):
+        assert largest(here + move) <= allowed * (1 + 1e-9)
+    assert look.radius(look.largest * 0.99) == -1.0
+
+
+def test_a_move_along_which_the_bound_is_attained() -> None:
+    """All predictions but one become certain, and that one less so: the leverage grows as the bound says."""
+    offset, X = np.append(np.full(20_000, 8.0), -8.0), np.ones((1, 20_001))
+    y = np.append(np.ones(20_000), 0.0)
+
+    def person(at: float) -> float:
+        return float(leverages(deviations(Family.LOGISTIC, offset + at * X[0], y)[None, :])[20_000])
+
+    growth = person(0.25) / person(0.0)
+    assert math.exp(2 * 0.25) * 0.98 < growth <= math.exp(2 * 0.25)
