@@ -73,7 +73,7 @@ def dithering_within_the_rules() -> tuple[float, float]:
 def blurred_range_query() -> tuple[float, int]:
     """A count of rows above a threshold by coefficients within the cap, and the true one."""
     attack = RangeQuery()
-    attack.steep = 0.85 * Policy().max_coefficient
+    attack.steep = 0.5 * Policy().max_coefficient
     counted = attack.run(met(attack))
     w = attack.rows().numeric["w"]
     return counted, int(np.count_nonzero(w > attack.cut))

@@ -168,7 +168,7 @@ class RangeQuery(AbstractAttack):
 
     yields = "how many rows have a covariate above any value, to 0.01 of a row"
     reason = Reason.TOO_FAR
-    keys = ("max_coefficient", "min_people")
+    keys: tuple[str, ...] = ("max_coefficient", "min_people")
     cut, steep = 0.25, 8000.0
 
     def study(self) -> ft.Study:

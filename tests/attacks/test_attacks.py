@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from fedtmle.runtime.ledger import read
-from tests.attacks import batches, masked, protocol, small, steering
+from tests.attacks import batches, combinations, masked, protocol, small, steering
 from tests.attacks.base import AbstractAttack, RefusedBySiloError
 
 ATTACKS: dict[str, AbstractAttack] = {
     type(attack).__name__: attack
-    for module in (batches, steering, small, protocol, masked)
+    for module in (batches, steering, small, combinations, protocol, masked)
     for attack in module.ATTACKS
 }
 BY_POLICY = {name: attack for name, attack in ATTACKS.items() if attack.keys}

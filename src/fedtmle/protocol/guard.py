@@ -26,6 +26,7 @@ from fedtmle.errors import InputError
 from fedtmle.model.exact import Sums
 from fedtmle.model.leverage import Look, PersonRows, largest_leverage
 from fedtmle.model.types import Array, Part
+from fedtmle.protocol.designs import Designs
 from fedtmle.protocol.masked import open_members
 from fedtmle.protocol.messages import Reason
 from fedtmle.protocol.plan import Plan, Provenance
@@ -250,6 +251,7 @@ class Guard:
         self._travelled: tuple[object, float] = (None, 0.0)  # a law, and the length of its history
         # By id of the model, which the value keeps alive, and whether the Hessian was looked at.
         self._examined: dict[tuple[int, bool], _Examined] = {}
+        self._designs = Designs()
         self._supported: dict[int, Model] = {}  # models whose columns have enough people, by id
         self._batch_of: np.ndarray | None = None  # own row -> number of its batch, -1 if in none yet
         self._batch_sizes: list[int] = []
@@ -403,6 +405,7 @@ class Guard:
                 continue
             look = submodel.look(point.eps, part, enough=self._allowed / MARGIN)
             self._require_people(look.largest)
+            self._require_people(self._designs.add(point.model, submodel, self._allowed))
             if not is_batch:
                 self._examined[key] = _Examined(point, look, look.radius(self._allowed))
 
