@@ -18,7 +18,7 @@ import numpy as np
 import fedtmle as ft
 from fedtmle.data import load_all
 from fedtmle.demo import IHDP, ihdp_silos
-from fedtmle.model.leverage import PersonRows, RowSpace
+from fedtmle.model.leverage import PersonRows, largest_leverage
 from fedtmle.model.submodel import AbstractRowsSubmodel
 from fedtmle.model.types import Array, Part
 from fedtmle.privacy.charts import row_terms
@@ -52,8 +52,7 @@ class Judged:
 
 
 def largest(rows: Array) -> float:
-    triangle = np.asarray(np.linalg.qr(rows.T, mode="r"))
-    return float(RowSpace.own(triangle).leverages(PersonRows(rows)).max(initial=0.0))
+    return largest_leverage(lambda: [PersonRows(rows)])
 
 
 def was_refused(terms: Array) -> bool:
@@ -200,7 +199,7 @@ column is the share of studies in which at least one answer of at least one silo
 * **by number, before**: each sum by itself, the rule before `min_people` (five people in each column, no one
   with a share above 0.65, two effective rows);
 * **own rows**: [combinations](threats.md#what-a-combination-may-be-made-of) of an answer's numbers by each
-  silo's own rows, with `min_people` = 1.2 (the default), 2, 3 and 5. The floor `min_support` is not counted here;
+  silo's own rows, with `min_people` = 1.2 (the default), 2, 3 and 5, without the floor `min_support`;
 * **all rows**: the same with the rows of all silos together, which is how sums that are told only after they
   were added up over the silos can be judged.
 

@@ -26,6 +26,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import reduce
 from operator import mul
 from typing import NamedTuple, final
 
@@ -35,7 +36,7 @@ from fedtmle.model.families import Family
 from fedtmle.model.types import Array, IntArray, Part
 
 RESOLUTION = 1e-13  # relative size below which a direction of unit columns is rounding of the arithmetic
-CHUNK = 1 << 14  # rows that are factored at once
+AMBIGUOUS = 1e-10  # eigenvalues of unit columns' S below which the rows are read once more
 FIRST_LOOK = 1 << 11  # rows after which a bound of all leverages is tried for the first time
 OUTSIDE = 1e-6  # share of a row's length that may lie outside the span of a pooled matrix
 CERTAIN = 700.0  # size of a linear predictor beyond which a probability is 0 or 1
@@ -64,19 +65,27 @@ class RowSpace:
     is_own: bool = True
 
     @classmethod
-    def own(cls, triangle: Array, rounding: Array | None = None) -> RowSpace:
-        """Return the space of rows whose QR factor is ``triangle``; ``rounding`` are the grids' spacings."""
-        if rounding is not None:
-            triangle = np.concatenate([triangle, np.diag(rounding / math.sqrt(12.0))])
-        unit = np.abs(triangle).max(axis=0, initial=0.0)  # squares of tiny numbers would vanish
-        unit[unit == 0.0] = 1.0
-        triangle = triangle / unit
-        size = np.sqrt((triangle * triangle).sum(axis=0))
+    def own(cls, pieces: Pieces, gram: Array | None = None, rounding: Array | None = None) -> RowSpace:
+        """Return the space of rows, given their S if it is known; ``rounding`` are the grids' spacings.
+
+        The eigenvectors of S tell directions apart down to 1e-5 of unit columns. Along smaller ones the rows
+        themselves are read once more: a direction counts if it is above `RESOLUTION`.
+        """
+        if gram is None:
+            gram = _sum(piece.rows @ piece.rows.T for piece in pieces())
+        noise = np.zeros(len(gram)) if rounding is None else rounding * rounding / 12.0
+        size = np.sqrt(np.diag(gram) + noise)
         scale = np.divide(1.0, size, out=np.zeros_like(size), where=size > 0)
-        _, values, right = np.linalg.svd(triangle * scale, full_matrices=False)
-        scale = scale / unit
-        kept = values > RESOLUTION * values.max(initial=0.0)
-        return cls(scale[:, None] * right[kept].T / values[kept])
+        values, vectors = np.linalg.eigh((gram + np.diag(noise)) * scale[:, None] * scale)
+        doubtful = values <= AMBIGUOUS
+        whole = scale[:, None] * vectors[:, ~doubtful] / np.sqrt(values[~doubtful])
+        if not doubtful.any() or not size.any():
+            return cls(whole)
+        small = scale[:, None] * vectors[:, doubtful]
+        left = _sum((along := small.T @ piece.rows) @ along.T for piece in pieces())
+        values, vectors = np.linalg.eigh(left + small.T @ (noise[:, None] * small))
+        kept = values > RESOLUTION**2
+        return cls(np.concatenate([whole, small @ (vectors[:, kept] / np.sqrt(values[kept]))], axis=1))
 
     @classmethod
     def pooled(cls, gram: Array, rounding: Array | None = None) -> RowSpace:
@@ -108,12 +117,10 @@ class RowSpace:
         return np.asarray(ends[stops] - ends[stops - piece.counts])
 
     def largest_within(self, bounds: Array) -> float:
-        """Return a bound of the leverage of any row with |t_j| <= bounds[j]; infinite if there is none.
+        """Return a bound of the leverage of any row in the span with |t_j| <= bounds[j].
 
         The norm of S^-1 obeys the triangle inequality: sqrt(h) <= sum_j |t_j| |W_j|.
         """
-        if not self.is_whole and (bounds > 0).any():
-            return math.inf
         return float(bounds @ np.sqrt((self.W * self.W).sum(axis=1))) ** 2
 
 
@@ -129,31 +136,46 @@ def largest_leverage(
 
     ``space`` is a pooled one; by default it is that of the rows themselves. With public ``bounds`` of |t_j| a
     bound that is at most ``enough`` is returned instead, as soon as the rows read so far prove it: further
-    rows can only add to S.
+    rows can only add to S. Without them a bound by the largest |t_j| may do.
     """
     if space is None:
-        triangle: Array | None = None
+        gram: Array | None = None
+        most: Array | None = None
         read, next_look = 0, FIRST_LOOK
+        has_groups = False
         for piece in pieces():
-            for start in range(0, piece.rows.shape[1], CHUNK):
-                rows = piece.rows[:, start : start + CHUNK]
-                triangle = _factored(triangle, rows)
-                read += rows.shape[1]
-                if bounds is not None and enough > 0 and read >= next_look and piece.counts is None:
-                    bound = RowSpace.own(triangle, rounding).largest_within(bounds)
-                    if bound <= enough:
-                        return bound
-                    next_look = 4 * read
-        if triangle is None:
+            size = np.abs(piece.rows).max(axis=1, initial=0.0)
+            own = piece.rows @ piece.rows.T
+            gram, most = (own, size) if gram is None or most is None else (gram + own, np.maximum(most, size))
+            read, has_groups = read + piece.rows.shape[1], has_groups or piece.counts is not None
+            if bounds is not None and enough > 0 and read >= next_look and not has_groups:
+                bound = _bound_of_all(gram, bounds)
+                if bound <= enough:
+                    return bound
+                next_look = 4 * read
+        if gram is None or most is None:
             return 0.0
-        space = RowSpace.own(triangle, rounding)
+        space = RowSpace.own(pieces, gram, rounding)
+        if enough > 0 and not has_groups and (bound := space.largest_within(most)) <= enough:
+            return bound
     return max((float(space.leverages(piece).max(initial=0.0)) for piece in pieces()), default=0.0)
 
 
-def _factored(triangle: Array | None, rows: Array) -> Array:
-    """Return the QR factor of the rows so far and some more, shape (<= p, p)."""
-    below = rows.T if triangle is None else np.concatenate([triangle, rows.T])
-    return np.asarray(np.linalg.qr(below, mode="r"))
+def _bound_of_all(gram: Array, bounds: Array) -> float:
+    """Return a bound of all leverages from the S of some rows, to which others only add; or infinity."""
+    told = bounds > 0  # the others are zero for everyone
+    gram, bounds = gram[told][:, told], bounds[told]
+    size = np.sqrt(np.diag(gram))
+    if not size.all():
+        return math.inf
+    values, vectors = np.linalg.eigh(gram / size[:, None] / size)
+    if (values <= AMBIGUOUS).any():
+        return math.inf
+    return RowSpace(vectors / (size[:, None] * np.sqrt(values))).largest_within(bounds)
+
+
+def _sum(parts: Iterable[Array]) -> Array:
+    return np.asarray(reduce(np.add, parts))
 
 
 def deviations(family: Family, eta: Array, y: Array | None, part: Part = Part.GRADIENT) -> Array:

@@ -103,7 +103,8 @@ class ResponseTotals(AbstractBoundedColumns[Table]):
 
     @property
     def judged(self) -> Sequence[int]:
-        return (0,)  # the response of a person is no more than the gradient tells, at any point
+        # The gradient tells as much of the response, and without weights the first column counts people.
+        return (0,) if self.weight_ceiling > 1 else ()
 
     def over(self, rows: AnyTable, work: Callable[[Table], Result]) -> Iterable[Result]:
         return over_batches(rows, work)  # folds and clusters are drawn over all rows of a silo

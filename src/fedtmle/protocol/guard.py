@@ -328,7 +328,7 @@ class Guard:
                 self._examine_support(point, rows)
                 self._examine_gradient(point, rows)
             if self.policy.min_people > 0 and (told := member.told_columns(local)) is not None:
-                self._require_people(_largest_of_columns(told))
+                self._require_people(_largest_of_columns(told, self._allowed))
 
     def _examine_people(self, query: Query, local: Local) -> None:
         """Check how many people are behind each part of an answer, and whether it is a whole model."""
@@ -432,8 +432,8 @@ class Guard:
             raise RefusalError(Reason.BATCHES, "min_batch")
 
 
-def _largest_of_columns(told: ToldColumns) -> float:
-    return largest_leverage(lambda: map(PersonRows, told()))
+def _largest_of_columns(told: ToldColumns, enough: float) -> float:
+    return largest_leverage(lambda: map(PersonRows, told()), enough=enough)
 
 
 def suppressed(query: AbstractQuery[Answer, Pooled], answer: Answer, policy: Policy) -> Answer:

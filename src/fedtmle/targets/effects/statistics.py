@@ -369,7 +369,7 @@ class PredictionErrors(_OverEffectRows, AbstractLaidOutColumns[EffectRows]):
 
     @property
     def judged(self) -> Sequence[int]:
-        return (0,)
+        return ()  # the closing sums, judged in the same round, have the weights
 
     def evaluate(self, piece: EffectRows) -> Array:
         weight, y = piece.weight * piece.observed, piece.y
