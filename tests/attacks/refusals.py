@@ -74,19 +74,22 @@ def judged(study: Study) -> Judged | None:
     def examine(guard: Guard, query: Query, local: Local) -> None:
         number = rounds[id(guard)] = rounds.get(id(guard), 0) + 1
         for k, member in enumerate(query.members):
-            rows = member.rows_of(local)
+            own = member.rows_of(local)
             for j, point in enumerate(member.evaluations()):
-                submodel = rows.submodel(point.model, point.law, point.batch)
+                submodel = own.submodel(point.model, point.law, point.batch)
                 if not isinstance(submodel, AbstractRowsSubmodel) or point.batch is not None:
                     continue
                 found.was_refused |= was_refused(row_terms(submodel, point.eps, Part.GRADIENT))
                 for part in (Part.GRADIENT, Part.HESSIAN) if point.curvature else (Part.GRADIENT,):
-                    told = [piece.rows for piece in submodel.told_rows(point.eps, part)]
+                    seen = [piece.rows for piece in submodel.told_rows(point.eps, part)]
                     key = number, k, 2 * j + (part is Part.HESSIAN)
-                    found.rows.setdefault(key, []).append(np.concatenate(told, axis=1))
-            columns = member.told_columns(local)
-            if columns is not None:
-                found.rows.setdefault((number, k, -1), []).append(np.concatenate(list(columns()), axis=1))
+                    found.rows.setdefault(key, []).append(np.concatenate(seen, axis=1))
+            told = member.told_columns(local)
+            if told is not None:
+                rows = np.concatenate(list(told.pieces()), axis=1)
+                together = len(rows) - told.alone
+                for at in (slice(0, together), *(slice(j, j + 1) for j in range(together, len(rows)))):
+                    found.rows.setdefault((number, k, -1 - at.start), []).append(rows[at])
 
     guard: Any = Guard
     guard.examine = examine  # to see the rows of every answer

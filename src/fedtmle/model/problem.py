@@ -165,6 +165,11 @@ class AbstractProblem(AbstractModel[Law, Rows]):
         psi = self.finish(law, self.moments(law, rows), self.count(rows)).psi
         return (self.eif(law, rows, psi).T,)
 
+    @property
+    def told_predictions(self) -> int:
+        """How many of the last of these columns are predictions, which the guard judges one by one."""
+        return 0
+
     # Methods that every party applies to a law.
 
     @abstractmethod

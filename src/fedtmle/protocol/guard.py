@@ -433,7 +433,20 @@ class Guard:
 
 
 def _largest_of_columns(told: ToldColumns, enough: float) -> float:
-    return largest_leverage(lambda: map(PersonRows, told()), enough=enough)
+    """Return the largest leverage in told columns, or a bound that is at most ``enough``."""
+
+    def together() -> Iterator[PersonRows]:
+        return (PersonRows(piece[: len(piece) - told.alone]) for piece in told.pieces())
+
+    largest = largest_leverage(together, enough=enough)
+    if not told.alone:
+        return largest
+    squares, most = np.zeros(told.alone), np.zeros(told.alone)
+    for piece in told.pieces():
+        own = piece[len(piece) - told.alone :] ** 2
+        squares, most = squares + own.sum(axis=1), np.maximum(most, own.max(axis=1, initial=0.0))
+    shares = np.divide(most, squares, out=np.zeros_like(most), where=squares > 0)
+    return max(largest, float(shares.max(initial=0.0)))
 
 
 def suppressed(query: AbstractQuery[Answer, Pooled], answer: Answer, policy: Policy) -> Answer:

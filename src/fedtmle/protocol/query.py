@@ -346,7 +346,18 @@ class AbstractQuery(ABC, Generic[Answer, Pooled]):
 
 
 Query: TypeAlias = AbstractQuery[Any, Any]
-ToldColumns: TypeAlias = Callable[[], Iterable[Array]]  # consecutive rows, shape (p, N) each
+
+
+class ToldColumns(NamedTuple):
+    """Columns whose sums are told: ``pieces`` gives consecutive rows, shape (p, N) each, anew at every call.
+
+    The last ``alone`` of them are judged one by one, the others together.
+    """
+
+    pieces: Callable[[], Iterable[Array]]
+    alone: int = 0
+
+
 Flow: TypeAlias = Generator[Query, Any, Result]  # yields queries, receives what was pooled
 
 
@@ -465,7 +476,10 @@ class MomentsQuery(IntegerSums):
         return local.moments(self.problem, self.law).rounded(self.shifts)
 
     def told_columns(self, local: Local) -> ToldColumns:
-        return lambda: local.told_columns(self.problem, self.law)
+        # Predictions are smooth functions of the same few covariates: differences of them are always small.
+        return ToldColumns(
+            lambda: local.told_columns(self.problem, self.law), alone=self.problem.told_predictions
+        )
 
     def row_means(self, answer: Sums, local: Local) -> RowMeans:
         return RowMeans(

@@ -151,8 +151,8 @@ class TallyQuery(IntegerSums):
         columns, at = self.columns, list(self.columns.judged)
         if not at:
             return None
-        return lambda: local.evaluate(
-            lambda rows: columns.over(rows, lambda piece: columns.evaluate(piece)[at])
+        return ToldColumns(
+            lambda: local.evaluate(lambda rows: columns.over(rows, lambda piece: columns.evaluate(piece)[at]))
         )
 
     def answer(self, local: Local) -> Sums:

@@ -241,6 +241,10 @@ class EffectProblem(AbstractProblem[EffectLaw, AnyTable]):
             return (self.moment_columns(law, block).flat for block in self.rows(rows).blocks())
         return rows.map(lambda batch: self.moment_columns(law, self.prepare(batch)).flat)
 
+    @property
+    def told_predictions(self) -> int:
+        return len(self.combination[0])
+
     def _moments(self, law: EffectLaw, rows: EffectRows) -> Sums:
         exponents = self._moment_exponents()
 

@@ -312,6 +312,10 @@ class TimeProblem(AbstractProblem[TimeLaw, AnyTable]):
     def told_columns(self, law: TimeLaw, rows: AnyTable) -> Iterable[Array]:
         return self.over(rows, lambda people: self.columns(law, people).flat)
 
+    @property
+    def told_predictions(self) -> int:
+        return len(self.labels)
+
     def moment_shifts(self, law: TimeLaw) -> tuple[int, ...]:  # noqa: ARG002 - declared, for every law
         return column_shifts(self._moment_exponents())
 
