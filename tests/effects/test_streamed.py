@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,9 +14,8 @@ import fedtmle as ft
 from fedtmle.data import DataErrors, load
 from fedtmle.errors import DataError, InputError
 from fedtmle.model.parallel import set_threads
-from fedtmle.model.submodel import GeneralisedLinear, StreamedLinear
+from fedtmle.model.submodel import StreamedLinear
 from fedtmle.model.table import StreamedTable, Table
-from fedtmle.model.types import RowBound
 from fedtmle.protocol.query import Phase
 from fedtmle.studies.validate import validate
 from fedtmle.studyfile.schema import schema_of
@@ -133,7 +131,7 @@ def test_threads_change_no_bit(tmp_path: Path) -> None:
     assert results[0] == results[1] == results[2]
 
 
-def test_concentration_is_that_of_all_rows(tmp_path: Path) -> None:
+def test_leverages_are_those_of_all_rows(tmp_path: Path) -> None:
     """What a policy looks at; plain sums, so equal to rounding."""
     study = study_of(TARGETS["ATE"])
     where = parquet(rows(study, tmp_path), tmp_path)
@@ -145,36 +143,11 @@ def test_concentration_is_that_of_all_rows(tmp_path: Path) -> None:
         submodel = problem.submodel(problem.start(), table)
         assert isinstance(submodel, StreamedLinear) is stream
         assert submodel.n_rows == ROWS
-        found.append(submodel.concentration(eps))
+        look = submodel.look(eps)
+        closing = np.concatenate(list(problem.told_columns(problem.start(), table)), axis=1)
+        found.append((look.largest, look.columns, submodel.column_people(), closing.sum(axis=1)))
     for here, there in zip(*found, strict=True):
-        np.testing.assert_allclose(here, there, rtol=1e-12)
-
-
-def test_concentration_reads_no_further_than_it_must(tmp_path: Path) -> None:
-    study = study_of(TARGETS["ATE"])
-    where = parquet(rows(study, tmp_path), tmp_path)
-    problem = targeted(finish(study, {"s": silo_file(tmp_path, where, stream=False)})[0]).problem
-    table = load(silo_file(tmp_path, where, stream=True), schema_of(study), silo="s")
-    submodel, looked_at = problem.submodel(problem.start(), table), []
-
-    def design(batch: Table) -> GeneralisedLinear:
-        looked_at.append(batch.n_rows)
-        return submodel.design(batch)
-
-    counted = dataclasses.replace(submodel, design=design)
-    whole = counted.concentration(np.zeros(2))
-    assert sum(looked_at) == ROWS
-    looked_at.clear()
-    near = dataclasses.replace(counted, bound=RowBound(gradient=4, curvature=4))
-    set_threads(1)  # more of them read ahead
-    try:
-        found = near.concentration(np.zeros(2), share=0.5, least=5)
-    finally:
-        set_threads(None)
-    assert sum(looked_at) < ROWS
-    assert not found.is_whole
-    assert found.radius(0.5) >= 0
-    assert (found.spread.total < whole.spread.total).all()
+        np.testing.assert_allclose(here, there, rtol=1e-9)
 
 
 def test_the_tables_are_the_same(tmp_path: Path) -> None:
