@@ -269,6 +269,19 @@ def test_a_cancelled_run_is_never_started_and_a_running_one_is_ended(bench: Benc
     assert bench.dispatcher.hear("hospital-1", SiloReport(version="1", standings={})).open == []
 
 
+def test_a_silo_that_was_removed_ends_the_runs_that_need_it(bench: Bench) -> None:
+    bench.hear()
+    bench.turn()
+    arrived(bench, Process.here())
+    bench.dispatcher.revoked = frozenset({"hospital-2"})
+    status = bench.turn()
+    assert status.state is RunState.STOPPED
+    assert status.why == "silo 'hospital 2' was removed from the deployment"
+    assert bench.jobs.stopped == ["job-1"]
+    assert bench.dispatcher.hear("hospital-2", SiloReport(version="1", standings={})).open == []
+    assert bench.dispatcher.hear("hospital-1", SiloReport(version="1", standings={})).open != []
+
+
 def test_an_older_process_cannot_speak_for_a_run_that_another_took_over(bench: Bench) -> None:
     bench.hear()
     bench.turn()

@@ -14,6 +14,9 @@ app = typer.Typer(
 )
 
 
+DEPLOYMENT = typer.Argument(..., help="The deployment's folder, which `deploy init` made.")
+
+
 @app.command(epilog=CODES)
 def init(
     folder: Path = typer.Argument(..., help="The folder to write; it must be new or empty."),
@@ -43,6 +46,55 @@ def init(
             f"Next:\n  fedtmle server start {made.server}\n"
             "and at each silo:\n  fedtmle silo start <its kit> --silo-file silo.toml"
         )
+
+
+@app.command(epilog=CODES)
+def add(
+    folder: Path = DEPLOYMENT,
+    silo: str = typer.Option(..., "--silo", help="The new silo's name in studies."),
+    days: int = typer.Option(360, min=1, help="For how many days its certificate is valid."),
+) -> None:
+    """Make the kit of one more silo; the server and the other silos need nothing new."""
+    require_flare()
+    from fedtmle.deploy.kits import read_deployment
+    from fedtmle.deploy.provision import add_silo
+
+    with reporting(as_json=False):
+        made = add_silo(read_deployment(folder), silo, days=days)
+        typer.echo(f"Hand this kit to its silo alone, by a safe way: {made.kit(silo)}")
+
+
+@app.command(epilog=CODES)
+def remove(
+    folder: Path = DEPLOYMENT,
+    silo: str = typer.Option(..., "--silo", help="The silo to remove."),
+) -> None:
+    """Remove a silo: the server refuses it at once, and stops the runs that need it."""
+    require_flare()
+    from fedtmle.deploy.kits import read_deployment
+    from fedtmle.deploy.provision import remove_silo
+
+    with reporting(as_json=False):
+        remove_silo(read_deployment(folder), silo)
+        typer.echo(f"Removed: the server refuses '{silo}' from now on.")
+
+
+@app.command(epilog=CODES)
+def sign(
+    folder: Path = DEPLOYMENT,
+    request: Path = typer.Argument(..., help="The request that `fedtmle silo renew` wrote."),
+    out: Path = typer.Option(..., "--out", help="The certificate to write, for the silo."),
+    days: int = typer.Option(360, min=1, help="For how many days it is valid."),
+) -> None:
+    """Sign a silo's request for a certificate. Check with the silo that the request is its own."""
+    require_flare()
+    from fedtmle.deploy.authority import sign as certify
+    from fedtmle.deploy.kits import read_deployment
+
+    with reporting(as_json=False):
+        name, certificate = certify(read_deployment(folder), request.read_bytes(), days=days)
+        out.write_bytes(certificate)
+        typer.echo(f"Send {out} to '{name}'. It holds no secret.")
 
 
 @app.command(epilog=CODES)

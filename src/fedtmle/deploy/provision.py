@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import re
 import shutil
+import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from cryptography import x509
+
+from fedtmle.deploy.authority import ROOT_DAYS, Authority, authority_of
 from fedtmle.deploy.kits import Deployment, Kit, Role
 from fedtmle.deploy.policy import ADMIN_ROLE, write_policy
+from fedtmle.engine.dispatch import revoked
 from fedtmle.engine.runs import sites
 from fedtmle.errors import InputError
 from fedtmle.runtime.documents import Document, read_document, write_document
@@ -41,7 +47,7 @@ def provision(folder: Path, *, silos: Sequence[str], host: str, port: int, days:
     project = _project_name(folder)
     made = Deployment(path=folder, project=project, host=host, port=port, sites=named)
     authority = folder / "authority"
-    kits = _provision(authority, _project(made, days))
+    kits = _provision(authority, _project(made, max(days, ROOT_DAYS)))
     (folder / "silos").mkdir()
     shutil.move(kits / "server", made.server)
     shutil.move(kits / ADMIN, made.admin)
@@ -58,11 +64,68 @@ def provision(folder: Path, *, silos: Sequence[str], host: str, port: int, days:
     for party in parties:
         party.write()
         write_policy(party)
-    kit(path=made.admin, role=Role.ADMIN, site=ADMIN, silo="").write()
+    admin_kit = kit(path=made.admin, role=Role.ADMIN, site=ADMIN, silo="")
+    admin_kit.write()
+    signs = Authority(authority)
+    for party in (*parties, admin_kit):
+        _certify(signs, party.site, party.certificate, days)
+    _certify(signs, DISPATCHER, made.server / "fedtmle" / "dispatcher.crt", days)
+    signs.forget_keys()
+    shutil.rmtree(kits)
     for private in (authority, made.admin, *(party.path for party in parties)):
         private.chmod(0o700)
     made.write()
     return made
+
+
+def add_silo(deployment: Deployment, silo: str, *, days: int = 360) -> Deployment:
+    """Make the kit of one more silo, under the same authority; nobody else has to do anything."""
+    if silo in deployment.sites:
+        raise InputError(f"--silo: the deployment has a silo '{silo}' already")
+    named = sites([*deployment.sites, silo])
+    if named[silo] in revoked(deployment.server):
+        raise InputError(f"--silo: '{silo}' was removed from this deployment; choose another name")
+    made = replace(deployment, sites=named)
+    authority = authority_of(deployment)
+    with tempfile.TemporaryDirectory() as scratch:
+        state = Path(scratch) / deployment.project / "state"
+        state.mkdir(parents=True)
+        (state / "cert.json").write_text(authority.state_text(), encoding="utf-8")
+        kits = _provision(Path(scratch), _project(made, ROOT_DAYS))
+        shutil.move(kits / named[silo], made.kit(silo))
+    kit = Kit(
+        path=made.kit(silo),
+        role=Role.SILO,
+        site=named[silo],
+        silo=silo,
+        project=made.project,
+        host=made.host,
+        port=made.port,
+    )
+    kit.write()
+    write_policy(kit)
+    _certify(authority, kit.site, kit.certificate, days)
+    kit.path.chmod(0o700)
+    made.write()
+    return made
+
+
+def remove_silo(deployment: Deployment, silo: str) -> Deployment:
+    """Take a silo out of the deployment: the server refuses it from the next second on."""
+    if silo not in deployment.sites:
+        raise InputError(f"--silo: the deployment has no silo '{silo}'")
+    site = deployment.sites[silo]
+    gone = sorted({*revoked(deployment.server), site})
+    write_document(deployment.server / "fedtmle" / "revoked.json", {"sites": gone})
+    made = replace(deployment, sites={s: n for s, n in deployment.sites.items() if s != silo})
+    made.write()
+    return made
+
+
+def _certify(authority: Authority, site: str, path: Path, days: int) -> None:
+    """Sign a party's certificate again, for as many days as asked: FLARE's own have 360."""
+    certificate = x509.load_pem_x509_certificate(path.read_bytes())
+    path.write_bytes(authority.reissue(site, certificate, certificate.public_key(), days))
 
 
 def _project_name(folder: Path) -> str:

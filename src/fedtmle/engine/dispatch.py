@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,7 +18,7 @@ from fedtmle.engine.alive import Process
 from fedtmle.engine.post import LONGEST_STUDY, MAX_STUDIES, POST_EVERY, Notice, SiloReport, Standing
 from fedtmle.engine.runs import Move, MoveError, RunFolder, RunState, RunStatus, Terms, process_ended
 from fedtmle.errors import FedTMLEError
-from fedtmle.runtime.documents import write_document
+from fedtmle.runtime.documents import read_document, write_document
 
 _log = logging.getLogger("fedtmle.server")
 FRESH = 4 * POST_EVERY  # seconds after its last report for which a silo counts as connected
@@ -71,13 +71,16 @@ class Dispatcher:
         self._runs, self._jobs, self._version = runs, jobs, version
         self._clock, self._now = clock, now
         self._began = clock()
+        self.revoked: frozenset[str] = frozenset()  # sites that the coordinator removed
         self._heard: dict[str, Heard] = {}
         self._over: dict[str, int] = {}  # runs that are over, and when their status was written
         self._started: dict[str, str] = {}  # the job of each run that is not over
         self._engines: dict[str, dict[str, str]] = {}  # by run, the engine of each silo when it was started
 
     def hear(self, site: str, report: SiloReport) -> Notice:
-        """Note a silo's report, and return the studies that are open for it."""
+        """Note a silo's report, and return the studies that are open for it; a removed silo has none."""
+        if site in self.revoked:
+            return Notice(time=self._now(), version=self._version, open=[])
         self._heard[site] = Heard(report=report, at=self._clock(), time=self._now())
         plans: dict[str, RunFolder] = {}
         for run in RunFolder.every(self._runs):
@@ -125,6 +128,13 @@ class Dispatcher:
         if self._over.get(run.name) == written:
             return
         status = run.status()
+        removed = [silo for silo, site in run.terms().sites.items() if site in self.revoked]
+        if removed and not status.state.is_over:
+            run.move(Move.FAIL, why=f"silo '{removed[0]}' was removed from the deployment")
+            self._started.pop(run.name, None)
+            if status.job:
+                self._jobs.stop(status.job)
+            return
         if status.state.is_over:
             self._over[run.name] = written
             job = self._started.pop(run.name, "")
@@ -233,6 +243,9 @@ def _duration(seconds: float) -> str:
     return f"{seconds:.0f} s"
 
 
-def connected(presence: Mapping[str, object], sites: Mapping[str, str]) -> list[str]:
-    """Return the silos of ``sites`` that a server's presence document lists."""
-    return [silo for silo, site in sites.items() if site in presence]
+def revoked(server: Path) -> frozenset[str]:
+    """Return the sites that were removed from the deployment; ``server`` is the server's kit."""
+    try:
+        return frozenset(map(str, read_document(server / "fedtmle" / "revoked.json")["sites"]))
+    except FileNotFoundError:
+        return frozenset()

@@ -27,7 +27,7 @@ from nvflare.lighter.utils import load_private_key_file, sign_folders
 from nvflare.private.defs import CellMessageHeaderKeys
 from nvflare.private.fed.server.job_meta_validator import JobMetaValidator
 
-from fedtmle.engine.dispatch import Dispatcher
+from fedtmle.engine.dispatch import Dispatcher, revoked
 from fedtmle.engine.jobs import packed_job
 from fedtmle.engine.logs import write_log
 from fedtmle.engine.post import POST_EVERY, Desk, read_notice, read_report, write_letter
@@ -133,6 +133,10 @@ class ServerPost(_Posted):
         engine.get_cell().register_request_cb(channel=CHANNEL, topic=TOPIC, cb=answer)
 
         def turn() -> None:
+            gone = revoked(root)
+            if gone - dispatcher.revoked:
+                engine.disable_clients(sorted(gone - dispatcher.revoked))  # which refuses them from now on
+            dispatcher.revoked = gone
             dispatcher.write_presence(home / "server.json")
             dispatcher.turn()
 
