@@ -185,7 +185,7 @@ def test_a_plan_that_has_expired_is_refused(folder: Path) -> None:
     ("written", "what"),
     [
         ('keys = {nroth = "' + "00" * 32 + '"}', "no silo is called 'nroth'; did you mean 'north'?"),
-        ('keys = {north = "00"}', "64 hexadecimal digits"),
+        ('keys = {north = "00"}', "128 hexadecimal digits"),
         ('expires = "tomorrow"', "expected a date"),
         ("expires = 2027-01-01T10:00:00", "expected a date"),
     ],
