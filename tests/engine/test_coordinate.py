@@ -143,6 +143,40 @@ def test_a_run_without_an_approval_ends(tmp_path: Path, decided: bool | None, wh
     assert why in status.why
 
 
+@pytest.mark.parametrize(
+    ("harm", "says"), [("gone", "the journal is gone after round"), ("damaged", "the journal was changed")]
+)
+def test_a_lost_or_damaged_journal_of_the_server_says_how_to_mend_it(
+    tmp_path: Path, harm: str, says: str
+) -> None:
+    study = study_of(tmp_path)
+    approve(study)
+    run = new_folder(tmp_path, study)
+    ends = line(tmp_path, study)
+    dying = Dies(ends, 4, heard=True)
+    Coordination(run.path.parent, run.name).carry_out(lambda _s, _d, _a: dying)
+    assert run.status().state is RunState.WAITING  # it goes on by itself
+    assert run.status().round > 0
+    kept = run.journal.read_bytes()
+    if harm == "gone":
+        run.journal.unlink()
+    else:
+        run.journal.write_bytes(kept[:40] + bytes([kept[40] ^ 1]) + kept[41:])
+    run.move(Move.START)
+    Coordination(run.path.parent, run.name).carry_out(lambda _s, _d, _a: ends)
+    status = run.status()
+    assert status.state is RunState.STOPPED
+    assert says in status.why
+    assert "restore it from a backup and resume, or cancel the run" in status.why
+    assert str(run.journal) in status.why
+    run.journal.write_bytes(kept)
+    run.move(Move.RESUME)
+    run.move(Move.START)
+    Coordination(run.path.parent, run.name).carry_out(lambda _s, _d, _a: ends)
+    assert run.status().state is RunState.DONE, run.status().why
+    assert same_as_here(study, run, tmp_path / "transcript")
+
+
 def test_a_study_that_was_changed_at_the_server_is_not_run(tmp_path: Path) -> None:
     study = study_of(tmp_path)
     approve(study)

@@ -214,10 +214,38 @@ def test_data_that_changed_since_the_approval_need_a_new_one(tmp_path: Path, stu
     (line,) = ledger.read(home.ledger_path)
     assert line["plan"] == plan.digest.hex()
     assert line["data"] == data_digest(plan, home.file).hex()
-    (journal,) = home.folder.glob("*.journal")
-    journal.unlink()
-    records.write_text("\n".join(before.splitlines()[:-1]) + "\n")
+
+
+def test_data_that_changed_can_be_approved_again(tmp_path: Path, study: StudyFile) -> None:
+    path = study.silos[H1]
+    home, plan = Home.of(path), file_plan(study)
     home.approvals.decide(plan.digest, approved=True, data=data_digest(plan, home.file))
+    records = path.parent / "infants.csv"
+    records.write_text("\n".join(records.read_text().splitlines()[:-1]) + "\n")
+    changed = endpoint(tmp_path, study, H1)
+    assert ask(changed) is Declined.CHANGED
+    changed.close()
+    home.approvals.decide(plan.digest, approved=True, data=data_digest(plan, home.file))
+    assert ask(endpoint(tmp_path, study, H1)) == Ready()
+
+
+def test_a_journal_that_is_gone_is_said_to_be(
+    tmp_path: Path, study: StudyFile, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The silo has answered: with an empty journal it would answer the same plan again."""
+    approve(study, H1)
+    end = endpoint(tmp_path, study, H1)
+    assert ask(end) == Ready()
+    assert isinstance(ask(end, frames.request(opening(study))), Reply)
+    end.close()
+    (journal,) = (study.silos[H1].with_suffix(".fedtmle")).glob("*.journal")
+    kept = journal.read_bytes()
+    journal.unlink()
+    lost = endpoint(tmp_path, study, H1)
+    assert ask(lost) is Declined.JOURNAL
+    lost.close()
+    assert "the journal of this plan is gone, and the ledger holds answers" in caplog.text
+    journal.write_bytes(kept)  # the documented repair
     assert ask(endpoint(tmp_path, study, H1)) == Ready()
 
 

@@ -14,7 +14,7 @@ from fedtmle.engine.alive import Process
 from fedtmle.engine.dispatch import lose
 from fedtmle.engine.frames import Answer, Declined, Ready
 from fedtmle.engine.runs import Move, MoveError, RunFolder, Terms
-from fedtmle.errors import DeadlineError, FedTMLEError, ProtocolError, RefusedError
+from fedtmle.errors import DeadlineError, FedTMLEError, JournalError, ProtocolError, RefusedError
 from fedtmle.programs.study import Study
 from fedtmle.runtime.events import EventLog
 from fedtmle.runtime.journal import FileJournal
@@ -26,6 +26,7 @@ _log = logging.getLogger("fedtmle.server")
 POLL = 0.5  # seconds between two looks at who is ready
 HELLO_TIMEOUT = 10.0
 REPORT_EVERY = 0.2
+REPAIR = "restore it from a backup and resume, or cancel the run and start the study with another seed"
 
 Awaited: TypeAlias = Callable[[Mapping[str, str]], None]
 
@@ -119,7 +120,7 @@ class Coordination:
         self._awaited = ()
         self._move(Move.RUN)
         self._start_events(file.study, plan.digest.hex(), list(file.silos))
-        with closing(FileJournal(self._folder.journal)) as journal:
+        with closing(self._journal()) as journal:
             recorded = Journalled(federation, journal, plan=plan)
             result = run_over(plan, recorded, progress=self._hear, release=release)
         if result.run is None:
@@ -128,6 +129,16 @@ class Coordination:
         result.save(self._folder.result)
         self._events.finished(text=result.document["status_text"], converged=result.document["converged"])
         self._move(Move.FINISH, why=result.document["status_text"])
+
+    def _journal(self) -> FileJournal:
+        """Open the run's journal; without it the silos' answers so far cannot be known."""
+        path = self._folder.journal
+        if self._reached and not path.exists():
+            raise JournalError(f"{path}: the journal is gone after round {self._reached}; {REPAIR}")
+        try:
+            return FileJournal(path)
+        except JournalError as error:
+            raise JournalError(f"{error}; {REPAIR}") from None
 
     def _start_events(self, study: Study, plan: str, silos: list[str]) -> None:
         self._events.start(

@@ -112,7 +112,7 @@ class Endpoint:
             is_change = isinstance(error, ChangedDataError)
             self._declined = Declined.CHANGED if is_change else Declined.DATA
         except (FedTMLEError, OSError):
-            _log.exception("the journal cannot be used")
+            _log.exception("the journal or the ledger cannot be used")
             self._declined = Declined.JOURNAL
         except Exception:
             _log.exception("unexpected fault")

@@ -39,7 +39,7 @@ class Declined(enum.StrEnum):
     CONFIGURATION = "its silo file is missing or wrong; its own log has the details"
     DATA = "its data cannot be used for this study; its own log has the details"
     CHANGED = "its data changed since its owner approved the plan; the owner has to approve it again"
-    JOURNAL = "its journal cannot be written or belongs to another run; its own log has the details"
+    JOURNAL = "its journal or ledger is lost, damaged or cannot be written; its own log says which"
     FAULT = "an unexpected fault occurred there; its own log has the details"
 
 

@@ -145,6 +145,13 @@ class Ledger:
                 if line["session"] == session and line["decision"] != "repeated"
             }
 
+    def has_answered(self, plan: str) -> bool:
+        """Return whether the silo has answered any request of a plan."""
+        with Held(self._file):
+            return any(
+                line.get("plan") == plan and line["decision"] == "answered" for line in read(self.path)
+            )
+
     def close(self) -> None:
         self._file.close()
 

@@ -142,6 +142,11 @@ class Records:
         if journal is None:
             return
         if not journal.records:
+            if ledger is not None and ledger.has_answered(self._plan):
+                raise JournalError(
+                    f"silo '{self._name}': the journal of this plan is gone, and the ledger holds answers; "
+                    "restore it from a backup, or reject the plan"
+                )
             journal.append(identity)
             return
         if journal.records[0] != identity:
