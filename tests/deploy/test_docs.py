@@ -30,6 +30,12 @@ VERBS = [
     "fedtmle server status",
     "fedtmle silo start",
     "fedtmle deploy doctor",
+    "fedtmle deploy service",
+    "fedtmle silo renew",
+    "fedtmle deploy sign",
+    "fedtmle silo renew",
+    "fedtmle deploy add",
+    "fedtmle deploy remove",
     "fedtmle run",
     "fedtmle silo status",
     "fedtmle silo preview",
@@ -62,6 +68,7 @@ def test_the_documentation_names_these_commands() -> None:
 
 def test_a_consortium_from_the_first_command_to_the_last(tmp_path: Path) -> None:
     command = dict(zip(VERBS, COMMANDS, strict=True))
+    requests = [line for line in COMMANDS if line.startswith("fedtmle silo renew")]
     run([sys.executable, "-m", "fedtmle", "init", "."], tmp_path)  # two hospitals with toy records
     init = words(command["fedtmle deploy init"], fedtmle_example_org="localhost")
     init = ["localhost" if word == "fedtmle.example.org" else word for word in init]
@@ -73,6 +80,14 @@ def test_a_consortium_from_the_first_command_to_the_last(tmp_path: Path) -> None
         for name, kit in kits.items():
             place = {"north": kit, "silo_toml": f"{name}.toml"}
             run(words(command["fedtmle silo start"], **place), tmp_path)
+        for line in (requests[0], command["fedtmle deploy sign"], requests[1]):
+            run(words(line, north=kits["north"]), tmp_path)
+        run([sys.executable, "-m", "fedtmle", "silo", "stop", kits["north"]], tmp_path)
+        run([sys.executable, "-m", "fedtmle", "silo", "start", kits["north"]], tmp_path)
+        run(words(command["fedtmle deploy add"]), tmp_path)
+        run(words(command["fedtmle deploy remove"]), tmp_path)
+        run(words(command["fedtmle deploy service"], north=kits["north"]), tmp_path)
+        _until(lambda: "connected: north, south" in run(words(command["fedtmle server status"]), tmp_path))
         _until(lambda: "listening" in run(words(command["fedtmle server status"]), tmp_path))
         for kit in kits.values():
             assert "NO " not in run(words(command["fedtmle deploy doctor"], north=kit), tmp_path)

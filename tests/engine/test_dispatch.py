@@ -278,6 +278,7 @@ def test_a_silo_that_was_removed_ends_the_runs_that_need_it(bench: Bench) -> Non
     assert status.state is RunState.STOPPED
     assert status.why == "silo 'hospital 2' was removed from the deployment"
     assert bench.jobs.stopped == ["job-1"]
+    assert "hospital-2" not in bench.dispatcher.presence()
     assert bench.dispatcher.hear("hospital-2", SiloReport(version="1", standings={})).open == []
     assert bench.dispatcher.hear("hospital-1", SiloReport(version="1", standings={})).open != []
 

@@ -105,7 +105,7 @@ class Dispatcher:
         return {
             site: {"heard": heard.time, "version": heard.report.version}
             for site, heard in self._heard.items()
-            if self._clock() - heard.at < FRESH
+            if self._clock() - heard.at < FRESH and site not in self.revoked
         }
 
     def write_presence(self, path: Path) -> None:
