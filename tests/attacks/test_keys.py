@@ -12,6 +12,7 @@ from tests.attacks.test_attacks import EACH_KEY
 ELSEWHERE = {
     "min_cell": "tests/studies/test_preflight.py, test_the_strictest_floor_of_the_silo_files_holds",
     "min_truncated": "hides, does not refuse: tests/attacks/test_guard.py",
+    "allow_targets": "tests/golden/runs.py, refusal/allow_targets",
     "release": "not a limit of a session, but of what is shown of its result",
 }
 
