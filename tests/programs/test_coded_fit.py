@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,15 +12,22 @@ import pytest
 import fedtmle as ft
 from fedtmle.errors import FitError
 from fedtmle.initial.glm import FittedGLM
+from fedtmle.initial.multinomial import FittedMultinomial
+from fedtmle.model.types import RowBound
 from fedtmle.protocol.outcome import Targeted
 from fedtmle.protocol.plan import roster
 from fedtmle.protocol.query import Phase
-from fedtmle.protocol.regression import FitCurvatureQuery, FitGradientQuery
+from fedtmle.protocol.regression import FitCurvatureQuery, FitGradientQuery, Near
 from fedtmle.protocol.sums import SumsQuery
 from fedtmle.runtime.replay import heard_rounds
 from fedtmle.studyfile.file import study_plan
 from tests.declare import declare
 from tests.effects.studies import VARIABLES, cut, finish, population
+from tests.premise import Premise
+from tests.time import law as time_law
+from tests.time import studies as time_studies
+
+SITES = ["east", "north", "south", "west"]
 
 
 def study(**changes: Any) -> ft.Study:
@@ -196,3 +205,116 @@ def test_fit_accuracy_is_checked() -> None:
         study(fit_accuracy=0.5)
     with pytest.raises(ft.errors.InputError, match="sums"):
         study(sums="coarse")
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_multinomial_fit_is_within_its_stated_error_of_the_exact_one(seed: int) -> None:
+    asked = study(
+        target=ft.TSM(outcome="y", treatment="a", arms=("0", "1", "2")),
+        missingness_model=None,
+        variables=declare(w=(-8, 8), z=(-1, 1), site=SITES, a=["0", "1", "2"], y=(0, 10)),
+        outcome_model=ft.GLM("C(a) + w + z"),
+        algorithm=ft.Coded(),
+    )
+    rows = silos(seed=seed, arms=3)
+    _, coded, (finished, tables) = fits(asked, rows)
+    _, exact, (by_sums, _) = fits(dataclasses.replace(asked, sums="exact"), rows)
+    (near,), (true,) = coded["treatment"], exact["treatment"]
+    assert isinstance(near, FittedMultinomial)
+    squares = [(_log_odds(near, t) - _log_odds(true, t)) ** 2 for t in tables.values()]
+    distance = np.sqrt(np.concatenate(squares, axis=1).sum(axis=0).mean())
+    assert 0 < distance <= near.error < 2e-6 / np.sqrt(900)
+    assert finished.account.bits(Phase.NUISANCE) < 0.2 * by_sums.account.bits(Phase.NUISANCE)
+    assert sum(finished.account.rounds.values()) <= 1.2 * sum(by_sums.account.rounds.values())
+
+
+def test_a_class_without_records_is_refused_by_a_coded_fit_too() -> None:
+    asked = study(
+        target=ft.TSM(outcome="y", treatment="a", arms=("0", "1", "2")),
+        missingness_model=None,
+        variables=declare(w=(-8, 8), z=(-1, 1), site=SITES, a=["0", "1", "2"], y=(0, 10)),
+        outcome_model=ft.GLM("C(a) + w + z"),
+    )
+    with pytest.raises(FitError, match="no silo has an observed outcome in arm"):
+        fits(asked, silos(arms=2))
+
+
+def _log_odds(model: Any, table: Any) -> np.ndarray:
+    p = model.predict(table)
+    return np.asarray(np.log(p[1:]) - np.log(p[0]))
+
+
+@pytest.mark.parametrize("causes", [1, 2])
+def test_hazards_are_within_their_stated_error_of_the_exact_fits(causes: int) -> None:
+    records = time_law.Law(causes).draw(600, seed=8)
+    asked = time_law.study(ft.Risk, causes, horizons=(4,), algorithm=ft.Coded(), diagnostics=False)
+    rows = time_studies.split(records, 3)
+    _, near, (finished, _) = fits(asked, rows)
+    _, exact, (by_sums, _) = fits(dataclasses.replace(asked, sums="exact"), rows)
+    roles = [name for name in near if name in ("hazard", "censoring")]
+    assert "hazard" in roles
+    for role in roles:
+        for coded, true in zip(near[role], exact[role], strict=True):
+            assert isinstance(coded, FittedGLM)
+            assert 0 < coded.error < 2e-6 / np.sqrt(600)
+            np.testing.assert_allclose(coded.coefficients, true.coefficients, atol=1e-6)
+            assert coded.coefficients != true.coefficients
+    rounds = [sum(each.account.rounds.values()) for each in (finished, by_sums)]
+    assert rounds[0] <= 1.2 * rounds[1]
+    assert finished.account.bits(Phase.NUISANCE) < 0.3 * by_sums.account.bits(Phase.NUISANCE)
+
+
+def _compare_with_lanes(asked: ft.Study, rows: dict[str, Any], narrow: Premise) -> None:
+    """Compare every total of a run with its public range."""
+    finished, _ = finish(asked, rows)
+    plan = study_plan(asked, roster(list(rows)))
+    for heard in heard_rounds(plan, finished.transcript, finished.sizes):
+        queries, answers = heard.query.members, {s: heard.query.split(a) for s, a in heard.answers.items()}
+        for k, query in enumerate(queries):
+            if not isinstance(query, FitGradientQuery | FitCurvatureQuery):
+                continue
+            total = [
+                sum(finished.sizes[silo] * parts[k][j] for silo, parts in answers.items())
+                for j in range(query.size)
+            ]
+            widest = max(abs(z) for parts in answers.values() for z in parts[k])
+            for value, lane in zip(total, query.lanes, strict=True):
+                assert abs(value - lane.centre) <= lane.reach
+            # It is shorter than a lane for the largest answer of a silo.
+            narrow.holds(query.lanes[0].reach < query.n * max(widest, 1))
+
+
+def test_totals_stay_within_their_public_ranges() -> None:
+    with Premise("a public range is narrower than what single silos send", at_least=0.3) as narrow:
+        for seed in range(6):
+            rng = np.random.default_rng(seed)
+            changes: list[dict[str, Any]] = [
+                {},
+                {"folds": 2},
+                {"weights": "weight", "weight_ceiling": 4.0},
+                {"target": ft.ATE(outcome="event", treatment="a")},
+                {"treatment_model": ft.GLM("w + z + C(site)", ridge=0.01)},
+                {"outcome_model": ft.GLM("0 + a + w + C(site)")},
+            ]
+            data = population(500, seed, missing=True)
+            order = np.argsort(data["w"] + rng.normal(size=500) * seed / 3)  # silos that differ much
+            parts = np.array_split(order, 2 + seed)
+            _compare_with_lanes(study(**changes[seed]), cut(data, parts), narrow)
+
+
+def test_a_lane_is_centred_where_the_total_must_be() -> None:
+    near = Near(np.array([0.25]), 0.01)
+    query = FitGradientQuery(
+        model=None,  # type: ignore[arg-type]  # not asked
+        eps=np.zeros(1),
+        C=np.eye(1),
+        exponent=-9,
+        n=100,
+        stream="s",
+        near=near,
+    )
+    (lane,) = query.lanes
+    assert lane.centre == 100 * 0.25 * 2**8  # the grid of answers is twice as coarse
+    assert 100 * (0.01 * 2**8 + 0.5) <= lane.reach <= 100 * (0.01 * 2**8 + 0.52) + 2
+    (wide,) = dataclasses.replace(query, near=None).lanes
+    assert wide.reach >= 100 * 2**18

@@ -90,6 +90,14 @@ class AbstractResponse(ABC):
         """The most long rows of one person; 0 if the regression is over the table's own rows."""
         return 0
 
+    @property
+    def every_row(self) -> AbstractResponse:
+        """The response 1, of weight 1, in every row that the regression may use.
+
+        Regressions with the same one share a Gram matrix.
+        """
+        return EveryRow()
+
     def mark(self, table: Table) -> Table:
         """Return a whole table with what its parts could not know by themselves, such as folds."""
         return table
@@ -101,6 +109,16 @@ class AbstractResponse(ABC):
     def expand(self, table: Table) -> tuple[Table, IntArray]:
         """Return the long rows of a part of a marked table, and how many each person has."""
         return table, np.ones(table.n_rows, dtype=np.int64)
+
+
+@final
+@dataclass(frozen=True)
+class EveryRow(AbstractResponse):
+    """The response 1 in every row, with weight 1: the gradient at zero is the mean of the columns."""
+
+    def of(self, table: Table) -> tuple[Array, Array]:
+        ones = np.broadcast_to(np.float64(1.0), (table.n_rows,))
+        return ones, ones
 
 
 def over_long(
@@ -133,9 +151,25 @@ class Ridge(AbstractNormaliser):
         return self.ridge * float(np.linalg.norm(C, 2)) ** 2
 
 
+class AbstractRegressionModel(AbstractModel[None, AnyTable]):
+    """A model without a law, whose eps are coefficients on scaled columns."""
+
+    def admits(self, law: None, eps: Array) -> bool:  # noqa: ARG002 - there is no law
+        return bool((np.abs(eps) <= LARGEST_COEFFICIENT).all())
+
+    def path(self, law: None) -> tuple[tuple[float, ...], ...]:  # noqa: ARG002 - there is no law
+        return ()
+
+    def curvature(self, law: None) -> None:  # noqa: ARG002 - it is a sum over rows
+        return None
+
+    def accuracy(self, law: None) -> float:  # noqa: ARG002 - no quadrature
+        return 0.0
+
+
 @final
 @dataclass(frozen=True, kw_only=True)
-class GLMModel(AbstractModel[None, AnyTable]):
+class GLMModel(AbstractRegressionModel):
     """The loss whose minimiser is the fit of ``response`` on the columns of ``formula``."""
 
     formula: Formula
@@ -203,18 +237,6 @@ class GLMModel(AbstractModel[None, AnyTable]):
         )
         most = self.weight_ceiling * max(self.response.periods, 1)  # of all long rows of a person
         return RowBound(gradient=exponent(slope * most), curvature=exponent(bend * most))
-
-    def admits(self, law: None, eps: Array) -> bool:  # noqa: ARG002 - there is no law
-        return bool((np.abs(eps) <= LARGEST_COEFFICIENT).all())
-
-    def path(self, law: None) -> tuple[tuple[float, ...], ...]:  # noqa: ARG002 - there is no law
-        return ()
-
-    def curvature(self, law: None) -> None:  # noqa: ARG002 - it is a sum over rows
-        return None
-
-    def accuracy(self, law: None) -> float:  # noqa: ARG002 - no quadrature
-        return 0.0
 
 
 @final

@@ -18,13 +18,12 @@ from typing import final
 import numpy as np
 
 from fedtmle.initial.design import column_names, scaled_design
-from fedtmle.initial.glm import LARGEST_COEFFICIENT, AbstractResponse, Levels
+from fedtmle.initial.glm import AbstractRegressionModel, AbstractResponse, Levels
 from fedtmle.initial.syntax import Formula
 from fedtmle.model import kernels
 from fedtmle.model.families import Family
 from fedtmle.model.multinomial import Multinomial
 from fedtmle.model.parallel import done
-from fedtmle.model.problem import AbstractModel
 from fedtmle.model.submodel import AbstractNormaliser, AbstractSubmodel, StreamedLinear
 from fedtmle.model.table import AnyTable, StreamedTable, Table
 from fedtmle.model.types import Array, RowBound, exponent
@@ -59,7 +58,7 @@ class ClassRidge(AbstractNormaliser):
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class MultinomialModel(AbstractModel[None, AnyTable]):
+class MultinomialModel(AbstractRegressionModel):
     """The loss whose minimiser is the softmax fit of the classes of ``response`` on the formula's columns."""
 
     formula: Formula
@@ -107,27 +106,20 @@ class MultinomialModel(AbstractModel[None, AnyTable]):
     def row_bound(self, law: None) -> RowBound:  # noqa: ARG002 - there is no law
         return RowBound(gradient=exponent(self.weight_ceiling), curvature=exponent(self.weight_ceiling / 4))
 
-    def admits(self, law: None, eps: Array) -> bool:  # noqa: ARG002 - there is no law
-        return bool((np.abs(eps) <= LARGEST_COEFFICIENT).all())
-
-    def path(self, law: None) -> tuple[tuple[float, ...], ...]:  # noqa: ARG002 - there is no law
-        return ()
-
-    def curvature(self, law: None) -> None:  # noqa: ARG002 - it is a sum over rows
-        return None
-
-    def accuracy(self, law: None) -> float:  # noqa: ARG002 - no quadrature
-        return 0.0
-
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class FittedMultinomial:
-    """A fitted softmax model: coefficients of each class but the first, in the order of the columns."""
+    """A fitted softmax model: coefficients of each class but the first, in the order of the columns.
+
+    ``error`` and ``bits`` are those of a coded fit, as of `FittedGLM`.
+    """
 
     formula: Formula
     levels: Levels
     coefficients: tuple[tuple[float, ...], ...]
+    error: float = 0.0
+    bits: int | None = None
 
     def predict(self, table: Table) -> Array:
         """Return the probability of each class, shape (J, N): the same bits in any partition."""

@@ -37,10 +37,15 @@ class LongRows(NamedTuple):
 
     def by_person(self, values: Array) -> Array:
         """Return sums over each person's rows, shape (p, people), of values of shape (p, rows)."""
-        people = np.zeros((len(values), len(self.counts)))
-        if values.shape[1]:
-            people[:, self.counts > 0] = np.add.reduceat(values, self.starts, axis=1)
-        return people
+        return by_person(values, self.counts)
+
+
+def by_person(values: Array, counts: IntArray) -> Array:
+    """Return sums over each person's rows, shape (p, people), given how many rows each has."""
+    people = np.zeros((len(values), len(counts)))
+    if values.shape[1]:
+        people[:, counts > 0] = np.add.reduceat(values, starts_of(counts), axis=1)
+    return people
 
 
 def starts_of(counts: IntArray) -> IntArray:

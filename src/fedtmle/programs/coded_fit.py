@@ -26,13 +26,15 @@ import numpy as np
 
 from fedtmle.errors import FitError
 from fedtmle.model.linear import cholesky, congruence, dot, multiply, solve_factored
-from fedtmle.model.types import Array
+from fedtmle.model.types import Array, packed_size
 from fedtmle.protocol.codes import gamma_length
 from fedtmle.protocol.query import Flow, JointQuery, Model, Query
-from fedtmle.protocol.regression import FitCurvatureQuery, FitGradientQuery
+from fedtmle.protocol.regression import FitCurvatureQuery, FitGradientQuery, Near
 from fedtmle.protocol.sums import norm
 
-THETA = 2.0**-6
+THETA = 2.0**-6  # the share of the norm that rounding of the gradient may be; see `FINER_THETA`
+FINER_THETA = 2.0**-9  # of at most `FEW` coordinates, whose curvature the method soon knows
+FEW = 10
 FINEST = -46  # the exponent of the finest grid: sums of rows bounded by 1 have 50 bits
 LONGEST_STEP = 4.0  # of u: the root mean square of a change of the linear predictor
 MAX_ROUNDS = 80
@@ -59,6 +61,8 @@ class Task:
     goal: float
     is_quadratic: bool
     separated: Callable[[Array], None]
+    smoothness: float | None = None  # L: a public bound of the curvature in u of the rows' mean loss, if any
+    at_zero: Near | None = None  # the gradient of the rows' mean loss at u = 0, as far as it is known
 
     @property
     def dim(self) -> int:
@@ -66,6 +70,13 @@ class Task:
 
     def eps(self, u: Array) -> Array:
         return multiply(self.C.T, u[:, None])[:, 0]
+
+    def near(self, u: Array, base: _FitPoint | None) -> Near | None:
+        """Return what is known about the rows' mean gradient at u: |g(u) - g(v)| <= L |u - v|."""
+        known, v = (self.at_zero, np.zeros(self.dim)) if base is None else (base.near, base.u)
+        if known is None or self.smoothness is None:
+            return None
+        return Near(known.values, known.distance + self.smoothness * norm(u - v))
 
     def public_gradient(self, u: Array) -> Array:
         gradient = self.model.normaliser(None).gradient(self.eps(u))
@@ -101,6 +112,7 @@ class _FitPoint:
     gradient: Array
     norm: float
     rounding: float  # a bound of the gradient's error
+    near: Near  # the rows' part of the gradient
 
     @property
     def size(self) -> float:
@@ -137,7 +149,8 @@ def fit_coded(task: Task, u: Array, expected: float, curvature: Array) -> Flow[C
     previous_step, has_curvature = math.inf, task.is_quadratic
     for number in range(1, MAX_ROUNDS + 1):
         asks = not has_curvature and number >= CURVATURE_ROUND and previous_step > WORTH_CURVATURE
-        point, matrix = yield from _evaluate(task, u, expected if base is None else base.size, first, asks)
+        scale, near = expected if base is None else base.size, task.near(u, base)
+        point, matrix = yield from _evaluate(task, u, scale, first, asks, near)
         if base is not None:
             metric = _learned(task, metric, base, point, first)
         if matrix is not None:
@@ -162,26 +175,41 @@ def fit_coded(task: Task, u: Array, expected: float, curvature: Array) -> Flow[C
 
 
 def _evaluate(
-    task: Task, u: Array, scale: float, first: float, asks_curvature: bool
+    task: Task, u: Array, scale: float, first: float, asks_curvature: bool, near: Near | None
 ) -> Flow[tuple[_FitPoint, Array | None]]:
     """Ask for the gradient at u, on a grid for a gradient of norm ``scale``, and perhaps the curvature."""
-    exponent = max(math.frexp(THETA * scale / math.sqrt(task.dim))[1] - 1, FINEST) if scale else FINEST
+    theta = FINER_THETA if task.dim <= FEW else THETA
+    exponent = max(math.frexp(theta * scale / math.sqrt(task.dim))[1] - 1, FINEST) if scale else FINEST
     eps = task.eps(u)
     gradient = FitGradientQuery(
-        model=task.model, eps=eps, C=task.C, exponent=exponent, n=task.n, stream=task.stream
+        model=task.model, eps=eps, C=task.C, exponent=exponent, n=task.n, stream=task.stream, near=near
     )
     matrix = None
     if asks_curvature:
+        entries = packed_size(task.dim)
         curvature = FitCurvatureQuery(
-            model=task.model, eps=eps, C=task.C, exponent=math.frexp(first)[1] - CURVATURE_BITS, n=task.n
+            model=task.model,
+            eps=eps,
+            C=task.C,
+            exponent=math.frexp(first)[1] - CURVATURE_BITS,
+            n=task.n,
+            near=None if task.smoothness is None else Near(np.zeros(entries), task.smoothness),
         )
         queries: tuple[Query, ...] = (gradient, curvature)
-        pooled, entries = yield JointQuery(queries)
-        matrix = curvature.matrix(entries)
+        pooled, told = yield JointQuery(queries)
+        matrix = curvature.matrix(told)
     else:
         pooled = yield gradient
-    g = gradient.values(pooled) + task.public_gradient(u)
-    return _FitPoint(u=u, gradient=g, norm=norm(g), rounding=math.sqrt(task.dim) * gradient.rounding), matrix
+    of_rows = gradient.values(pooled)
+    g = of_rows + task.public_gradient(u)
+    point = _FitPoint(
+        u=u,
+        gradient=g,
+        norm=norm(g),
+        rounding=math.sqrt(task.dim) * gradient.rounding,
+        near=Near(of_rows, gradient.rounding),
+    )
+    return point, matrix
 
 
 def _learned(task: Task, metric: _Metric, base: _FitPoint, point: _FitPoint, first: float) -> _Metric:

@@ -23,23 +23,20 @@ from fedtmle.initial.glm import AbstractResponse, GLMModel, Levels
 from fedtmle.initial.ranges import Ranges, column_exponents, column_ranges
 from fedtmle.initial.syntax import Formula
 from fedtmle.model.families import Family
-from fedtmle.model.linear import cholesky, congruence, dot, invert_lower, multiply
-from fedtmle.model.table import Table
-from fedtmle.model.types import Array
+from fedtmle.model.linear import (
+    cholesky,
+    congruence,
+    dot,
+    invert_lower,
+    multiply,
+    operator_norm_squared,
+    symmetric_norm,
+)
+from fedtmle.model.types import Array, packed_size, upper_pairs
 from fedtmle.protocol.query import Flow
-from fedtmle.protocol.regression import FitCurvatureQuery
+from fedtmle.protocol.regression import FitCurvatureQuery, Near
 
 GRIDS = (-9, -14, -40)  # the exponents of the grids on which a Gram matrix is asked, until it is resolved
-
-
-@final
-@dataclass(frozen=True)
-class EveryRow(AbstractResponse):
-    """The response 1 in every row, with weight 1: the gradient at zero is the mean of the columns."""
-
-    def of(self, table: Table) -> tuple[Array, Array]:
-        ones = np.broadcast_to(np.float64(1.0), (table.n_rows,))
-        return ones, ones
 
 
 @final
@@ -78,15 +75,30 @@ class DesignColumns:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Gram:
-    """The pooled mean of z z^T over all rows, each entry to within ``precision``."""
+    """The pooled mean of z z^T, each entry to within ``precision``.
+
+    It is the sum over ``rows``, all rows that a regression may use, over the number of people.
+    """
 
     columns: DesignColumns
+    rows: AbstractResponse
     matrix: Array
     precision: float
     is_fine: bool
 
-    def covers(self, columns: DesignColumns) -> bool:
-        return set(columns.names) <= set(self.columns.names)
+    def covers(self, columns: DesignColumns, rows: AbstractResponse) -> bool:
+        return rows == self.rows and set(columns.names) <= set(self.columns.names)
+
+    @property
+    def mass(self) -> float:
+        """The mean number of rows of a person, 1 if they are those of the table or it is unknown."""
+        has_intercept = self.rows.periods > 0 and self.columns.names[0] == "1"
+        return float(self.matrix[0, 0]) if has_intercept else 1.0
+
+    def largest(self, whitener: Array) -> float:
+        """Return a bound of the largest eigenvalue of W K W', K the exact matrix and W the whitener."""
+        rounding = len(self.matrix) * self.precision * operator_norm_squared(whitener)
+        return symmetric_norm(congruence(whitener, self.matrix)) + rounding
 
     def of(self, columns: DesignColumns) -> Gram:
         """Return the matrix of columns that are some of these."""
@@ -95,6 +107,7 @@ class Gram:
         reach = max((math.fsum(map(abs, row)) for row in mix.tolist()), default=1.0)
         return Gram(
             columns=columns,
+            rows=self.rows,
             matrix=congruence(mix, self.matrix),
             precision=self.precision * reach * reach,
             is_fine=self.is_fine,
@@ -125,24 +138,28 @@ class Gram:
         return all(self.precision * dot(row, row) <= 0.5 for row in invert_lower(factor).tolist())
 
 
-def ask_grams(columns: Sequence[DesignColumns], levels: Levels, n: int) -> list[Flow[Gram]]:
+Needed = tuple[DesignColumns, AbstractResponse]  # columns, and the rows that they are of
+
+
+def ask_grams(needed: Sequence[Needed], levels: Levels, n: int) -> list[Flow[Gram]]:
     """Return a flow for each Gram matrix that is needed to cover all columns."""
-    covering: list[DesignColumns] = []
-    for each in sorted(columns, key=lambda each: -len(each.names)):
-        if not any(set(each.names) <= set(other.names) for other in covering):
-            covering.append(each)
-    return [_ask(each, levels, n) for each in covering]
+    covering: list[Needed] = []
+    for columns, rows in sorted(needed, key=lambda each: -len(each[0].names)):
+        if not any(rows == other and set(columns.names) <= set(of.names) for of, other in covering):
+            covering.append((columns, rows))
+    return [_ask(columns, rows, levels, n) for columns, rows in covering]
 
 
-def _ask(columns: DesignColumns, levels: Levels, n: int) -> Flow[Gram]:
+def _ask(columns: DesignColumns, rows: AbstractResponse, levels: Levels, n: int) -> Flow[Gram]:
     model = GLMModel(
         formula=columns.formula,
         levels=levels,
         scales=columns.scales,
         family=Family.GAUSSIAN,
-        response=EveryRow(),
+        response=rows,
     )
     factor, whitener = np.eye(len(columns.names)), np.eye(len(columns.names))
+    near = Near(np.zeros(packed_size(len(columns.names))), float(max(rows.periods, 1)))  # since |z| <= 1
     for grid in GRIDS:
         query = FitCurvatureQuery(
             model=model,
@@ -150,10 +167,12 @@ def _ask(columns: DesignColumns, levels: Levels, n: int) -> Flow[Gram]:
             C=multiply(whitener, columns.A),
             exponent=grid,
             n=n,
+            near=near,
         )
         reach = max(math.fsum(map(abs, row)) for row in factor.tolist())
         gram = Gram(
             columns=columns,
+            rows=rows,
             matrix=congruence(factor, query.matrix((yield query))),
             precision=2.0**grid * reach**2,
             is_fine=grid == GRIDS[-1],
@@ -162,4 +181,9 @@ def _ask(columns: DesignColumns, levels: Levels, n: int) -> Flow[Gram]:
             break
         whitener = gram.whitener()
         factor = invert_lower(whitener)
+        reach = max(math.fsum(map(abs, row)) for row in whitener.tolist())
+        expected = congruence(whitener, gram.matrix)
+        near = Near(
+            np.array([expected[j, k] for j, k in upper_pairs(len(expected))]), gram.precision * reach**2
+        )
     return gram

@@ -10,29 +10,33 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeVar, final
+from typing import NamedTuple, TypeVar, final
 
 import numpy as np
 
 from fedtmle.errors import FitError
-from fedtmle.initial.glm import GLM, AbstractResponse, FittedGLM, GLMModel, Levels
+from fedtmle.initial.glm import GLM, AbstractResponse, FittedGLM, Levels, over_long
+from fedtmle.initial.multinomial import FittedMultinomial
 from fedtmle.model import kernels
 from fedtmle.model.families import Family
+from fedtmle.model.grouped import by_person
 from fedtmle.model.linear import cholesky, multiply, solve_factored
 from fedtmle.model.statistics import AbstractBoundedColumns
 from fedtmle.model.table import AnyTable, Table, over_batches
-from fedtmle.model.types import Array, exponent
+from fedtmle.model.types import Array, IntArray, exponent
 from fedtmle.programs.coded_fit import LONGEST_STEP, Task, fit_coded
 from fedtmle.programs.curvature import DesignColumns, Gram, ask_grams
 from fedtmle.programs.nuisance import (
     Regression,
     fit_exactly,
+    fit_model,
+    fitted_model,
     refuse_collinear,
     refuse_separated,
     unused_levels,
 )
 from fedtmle.protocol.query import Flow, JointQuery
-from fedtmle.protocol.regression import FitGradientQuery
+from fedtmle.protocol.regression import FitGradientQuery, Near
 from fedtmle.protocol.sums import TallyQuery, norm
 
 Result = TypeVar("Result")
@@ -48,10 +52,13 @@ UNITS = {Family.LOGISTIC: 1.0, Family.GAUSSIAN: 2.0**-4, Family.POISSON: 2.0**-4
 @final
 @dataclass(frozen=True, kw_only=True)
 class First:
-    """The first sums of a coded fit: the mean weight, that of weight times response, the gradient at zero."""
+    """The first sums of a coded fit: the mean weight, that of weight times response, the gradient at zero.
+
+    Of a multinomial response there is one for the indicator of each class but the first.
+    """
 
     weight: float
-    response: float
+    responses: tuple[float, ...]
     gradient: Array  # in the coordinates z = A x
     rounding: float  # of each coordinate of the gradient
 
@@ -71,23 +78,32 @@ class Fitting:
     grams: tuple[Gram, ...] = ()
     firsts: Mapping[tuple[str, GLM], First] = field(default_factory=dict)
 
-    def is_coded(self, regression: Regression) -> bool:
-        return self.accuracy is not None and not regression.classes
+    @property
+    def is_coded(self) -> bool:
+        return self.accuracy is not None
 
     def columns(self, regression: Regression, glm: GLM) -> DesignColumns:
         return DesignColumns.declared(glm.parsed, self.levels, regression.ranges)
 
-    def gram(self, columns: DesignColumns) -> Gram:
-        return next(gram for gram in self.grams if gram.covers(columns)).of(columns)
+    def gram(self, columns: DesignColumns, rows: AbstractResponse) -> Gram:
+        return next(gram for gram in self.grams if gram.covers(columns, rows)).of(columns)
+
+
+class LongPiece(NamedTuple):
+    """Rows of a regression, and how many of them each person has, None if one."""
+
+    rows: Table
+    counts: IntArray | None
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class ResponseTotals(AbstractBoundedColumns[Table]):
-    """The weights of a regression, and weight times response."""
+class ResponseTotals(AbstractBoundedColumns[LongPiece]):
+    """The weights of a regression, and weight times response or the indicator of each class but the first."""
 
     response: AbstractResponse
     weight_ceiling: float
+    classes: int = 0  # of a multinomial response
 
     @property
     def label(self) -> str:
@@ -95,23 +111,32 @@ class ResponseTotals(AbstractBoundedColumns[Table]):
 
     @property
     def names(self) -> tuple[str, ...]:
-        return ("weight", "weight times response")
+        if not self.classes:
+            return ("weight", "weight times response")
+        return ("weight", *(f"weight in class {j}" for j in range(1, self.classes)))
 
     @property
     def exponents(self) -> tuple[int, ...]:
-        return (exponent(self.weight_ceiling),) * 2
+        return (exponent(self.weight_ceiling * max(self.response.periods, 1)),) * len(self.names)
 
     @property
     def judged(self) -> Sequence[int]:
         # The gradient tells as much of the response, and without weights the first column counts people.
         return (0,) if self.weight_ceiling > 1 else ()
 
-    def over(self, rows: AnyTable, work: Callable[[Table], Result]) -> Iterable[Result]:
-        return over_batches(rows, work)  # folds and clusters are drawn over all rows of a silo
+    def over(self, rows: AnyTable, work: Callable[[LongPiece], Result]) -> Iterable[Result]:
+        if self.response.periods:
+            return over_long(self.response, rows, lambda long, counts: work(LongPiece(long, counts)))
+        # Folds and clusters are drawn over all rows of a silo.
+        return over_batches(rows, lambda table: work(LongPiece(table, None)))
 
-    def evaluate(self, piece: Table) -> Array:
-        y, w = self.response.of(piece)
-        return np.stack([np.broadcast_to(w, y.shape), w * y])
+    def evaluate(self, piece: LongPiece) -> Array:
+        y, w = self.response.of(piece.rows)
+        parts = [w * (y == j) for j in range(1, self.classes)] if self.classes else [w * y]
+        columns = np.stack([np.broadcast_to(w, y.shape), *parts])
+        if piece.counts is None:
+            return columns
+        return by_person(columns, piece.counts)
 
 
 def begin(fits: Sequence[tuple[Regression, GLM]], fitting: Fitting) -> list[Flow[tuple[object, object]]]:
@@ -119,12 +144,12 @@ def begin(fits: Sequence[tuple[Regression, GLM]], fitting: Fitting) -> list[Flow
 
     They do not depend on each other: Gram matrices that cover all models, and the first sums of each fit.
     """
-    coded = [(part, glm) for part, glm in fits if fitting.is_coded(part)]
-    if not coded:
+    if not fitting.is_coded:
         return []
-    columns = [fitting.columns(part, glm) for part, glm in coded]
-    grams = ask_grams(columns, fitting.levels, fitting.n)
-    firsts = [_first(part, glm, each, fitting) for (part, glm), each in zip(coded, columns, strict=True)]
+    columns = [fitting.columns(part, glm) for part, glm in fits]
+    needed = [(each, part.response.every_row) for (part, _), each in zip(fits, columns, strict=True)]
+    grams = ask_grams(needed, fitting.levels, fitting.n)
+    firsts = [_first(part, glm, each, fitting) for (part, glm), each in zip(fits, columns, strict=True)]
     return [*(_keyed(None, gram) for gram in grams), *firsts]
 
 
@@ -145,109 +170,118 @@ def _keyed(key: object, flow: Flow[Gram]) -> Flow[tuple[object, object]]:
 def _first(
     regression: Regression, glm: GLM, columns: DesignColumns, fitting: Fitting
 ) -> Flow[tuple[object, object]]:
-    totals = TallyQuery(
-        columns=ResponseTotals(response=regression.response, weight_ceiling=regression.weight_ceiling),
-        n=fitting.n,
-        grid=(TOTAL_BITS,) * 2,
+    columns_of = ResponseTotals(
+        response=regression.response,
+        weight_ceiling=regression.weight_ceiling,
+        classes=len(regression.classes),
     )
+    totals = TallyQuery(columns=columns_of, n=fitting.n, grid=(TOTAL_BITS,) * len(columns_of.names))
+    model = fit_model(regression, glm, fitting.levels)
     gradient = FitGradientQuery(
-        model=_model(regression, glm, columns, fitting.levels),
-        eps=np.zeros(len(columns.names)),
-        C=columns.A,
+        model=model,
+        eps=np.zeros(model.dim),
+        C=_per_class(columns.A, regression),
         exponent=FIRST_EXPONENT,
         n=fitting.n,
         stream=f"{regression.label}, {glm.formula}, at zero",
     )
     sums, pooled = yield JointQuery((totals, gradient))
-    weight, response = sums.values(fitting.n).tolist()
+    weight, *responses = sums.values(fitting.n).tolist()
     return (regression.label, glm), First(
         weight=weight,
-        response=response,
+        responses=tuple(responses),
         gradient=gradient.values(pooled),
         rounding=gradient.rounding,
     )
 
 
-def _model(regression: Regression, glm: GLM, columns: DesignColumns, levels: Levels) -> GLMModel:
-    return GLMModel(
-        formula=glm.parsed,
-        levels=levels,
-        scales=columns.scales,
-        family=regression.family_of(glm),
-        response=regression.response,
-        weight_ceiling=regression.weight_ceiling,
-        ridge=glm.ridge,
-    )
+def _per_class(matrix: Array, regression: Regression) -> Array:
+    """Return the block diagonal matrix with one block for each class but the first; of a GLM, the matrix."""
+    if not regression.classes:
+        return matrix
+    return np.asarray(np.kron(np.eye(len(regression.classes) - 1), matrix), dtype=np.float64)
 
 
-def fit_glm(regression: Regression, glm: GLM, fitting: Fitting) -> Flow[FittedGLM]:
-    """Fit one federated GLM, coded or by exact sums."""
-    if fitting.is_coded(regression):
+def fit_federated(regression: Regression, glm: GLM, fitting: Fitting) -> Flow[FittedGLM | FittedMultinomial]:
+    """Fit one federated GLM or multinomial model, coded or by exact sums."""
+    if fitting.is_coded:
         return (yield from _fit_coded(regression, glm, fitting))
     return (yield from fit_exactly(regression, glm, fitting.levels, fitting.n))
 
 
-def _fit_coded(regression: Regression, glm: GLM, fitting: Fitting) -> Flow[FittedGLM]:
+def _fit_coded(regression: Regression, glm: GLM, fitting: Fitting) -> Flow[FittedGLM | FittedMultinomial]:
     columns, family = fitting.columns(regression, glm), regression.family_of(glm)
-    gram, first = fitting.gram(columns), fitting.firsts[regression.label, glm]
-    model = _model(regression, glm, columns, fitting.levels)
+    gram = fitting.gram(columns, regression.response.every_row)
+    first = fitting.firsts[regression.label, glm]
     _require_response(regression, family, first)
     if gram.is_fine and not glm.ridge:
         empty = unused_levels(gram.raw(), columns.formula, fitting.levels)  # of levels that nobody has
         refuse_collinear(gram.raw() + empty, columns.names, regression.label)
-    whitener = gram.whitener()
-    unit = UNITS[family]
+    whitener, size = gram.whitener(), len(columns.names)
+    W, unit = _per_class(whitener, regression), UNITS[family]
+    blocks = range(len(W) // size)
 
     def separated(direction: Array) -> None:
         if family is Family.LOGISTIC:
             spread = np.sqrt(np.maximum(np.diag(gram.raw()) - gram.raw()[0] ** 2, 0.0))
-            refuse_separated(direction, spread, columns.names, regression.label)
+            names = regression.coefficient_names(columns.names)
+            refuse_separated(direction, np.tile(spread, len(blocks)), names, regression.label)
 
+    gradient = multiply(W, first.gradient[:, None])[:, 0]
+    doubt = first.rounding * np.array([math.fsum(map(abs, row)) for row in W.tolist()])
+    bend = _largest_bend(regression, family)
     task = Task(
         label=regression.label,
         stream=f"{regression.label}, {glm.formula}",
-        model=model,
-        C=multiply(whitener, columns.A),
+        model=fit_model(regression, glm, fitting.levels),
+        C=multiply(W, _per_class(columns.A, regression)),
         n=fitting.n,
         goal=unit * (fitting.accuracy or 0.0) / math.sqrt(fitting.n),
         is_quadratic=family is Family.GAUSSIAN,
         separated=separated,
+        smoothness=None if bend is None else regression.weight_ceiling * bend * gram.largest(whitener),
+        at_zero=Near(gradient, float(doubt.max())),
     )
-    gradient = multiply(whitener, first.gradient[:, None])[:, 0]
-    doubt = first.rounding * np.array([math.fsum(map(abs, row)) for row in whitener.tolist()])
     gradient = np.where(np.abs(gradient) > 2.0 * doubt, gradient, 0.0)  # of narrow columns little is known
-    mean = first.response / first.weight
-    bend, start = first.weight * _curvature(family, mean), np.zeros(task.dim)
+    means, start = [response / first.weight for response in first.responses], np.zeros(task.dim)
     if columns.names[0] == "1" and family is not Family.GAUSSIAN:
-        start[0] = kernels.log(mean / (1.0 - mean) if family is Family.LOGISTIC else mean)
-        gradient[0] = 0.0  # at the fit of the intercept alone
-    curvature = bend * np.eye(task.dim) + task.public_curvature()
+        reference = 1.0 - math.fsum(means) if family is Family.LOGISTIC else 1.0
+        for j in blocks:  # the fit of the intercepts alone, where their part of the gradient is zero
+            start[j * size] = kernels.log(means[j] / reference) / whitener[0, 0]
+            gradient[j * size] = 0.0
+    null = first.weight / gram.mass * _null_curvature(family, means)
+    curvature = np.kron(null, np.eye(size)) + task.public_curvature()
     factor = cholesky(curvature)
     step = np.zeros(task.dim) if factor is None else -solve_factored(factor, gradient)
     step *= min(1.0, LONGEST_STEP / (norm(step) or 1.0))
-    scale = max(norm(gradient), min(norm(doubt), math.sqrt(bend)))
+    scale = max(norm(gradient), min(norm(doubt), math.sqrt(max(np.diag(null).tolist()))))
     fit = yield from fit_coded(task, start + step, scale, curvature)
-    return FittedGLM(
-        formula=glm.parsed,
-        levels=fitting.levels,
-        family=family,
-        coefficients=tuple(map(float, np.ldexp(fit.eps, -np.array(columns.scales)))),
-        error=fit.error / unit,
-        bits=fit.bits,
-    )
+    return fitted_model(regression, glm, fitting.levels, fit.eps, error=fit.error / unit, bits=fit.bits)
 
 
-def _curvature(family: Family, mean: float) -> float:
-    """Return the second derivative of a row's loss at the fit of the intercept alone."""
-    return {Family.LOGISTIC: mean * (1.0 - mean), Family.GAUSSIAN: 1.0}.get(family, mean)
+def _largest_bend(regression: Regression, family: Family) -> float | None:
+    """Return a bound of the second derivative of a row's loss in its linear predictors, None if none holds.
+
+    p (1 - p) <= 1/4 and, of several classes, diag(p) - p p^T <= 1/2.
+    """
+    if family is Family.LOGISTIC:
+        return 0.5 if regression.classes else 0.25
+    return 1.0 if family is Family.GAUSSIAN else None
+
+
+def _null_curvature(family: Family, means: Sequence[float]) -> Array:
+    """Return the second derivative of a row's loss at the fit of the intercepts alone, (classes - 1)^2."""
+    if family is Family.LOGISTIC:
+        return np.asarray(np.diag(means) - np.outer(means, means), dtype=np.float64)
+    return np.array([[1.0 if family is Family.GAUSSIAN else means[0]]])
 
 
 def _require_response(regression: Regression, family: Family, first: First) -> None:
-    """Refuse a response without weight, or one that is the same in every row."""
+    """Refuse a response without weight, one that is the same in every row, or a class without records."""
     smallest = MINORITY_SHARE * first.weight
     if not first.weight > 0:
         raise FitError("arm", f"{regression.label}: no row has a positive weight")
-    if first.response <= smallest and family is not Family.GAUSSIAN:
+    if min(first.responses) <= smallest and family is not Family.GAUSSIAN:
         raise FitError("arm", f"{regression.label}: {regression.constant}")
-    if first.weight - first.response <= smallest and family is Family.LOGISTIC:
+    if first.weight - math.fsum(first.responses) <= smallest and family is Family.LOGISTIC:
         raise FitError("arm", f"{regression.label}: {regression.constant}")

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal, final
 
 import numpy as np
@@ -30,9 +30,9 @@ from scipy.stats import poisson
 
 from fedtmle.algorithms.base import Run
 from fedtmle.errors import FitError, NumericalError
-from fedtmle.initial.glm import GLM, AbstractResponse, FittedGLM, GLMModel
-from fedtmle.initial.multinomial import FittedMultinomial, MultinomialModel
-from fedtmle.initial.ranges import Ranges, column_exponents
+from fedtmle.initial.glm import GLM, AbstractRegressionModel, AbstractResponse, FittedGLM
+from fedtmle.initial.multinomial import FittedMultinomial
+from fedtmle.initial.ranges import Ranges
 from fedtmle.initial.superlearner import formulas
 from fedtmle.initial.syntax import Categorical, Formula, Name, TermVariable
 from fedtmle.model.draws import chi_square, normals, stream_key, uniform_stream, uniforms
@@ -50,8 +50,7 @@ from fedtmle.programs.missing import (
     kept,
     observed_name,
 )
-from fedtmle.programs.multinomial import fit_multinomial
-from fedtmle.programs.nuisance import Regression, fit_exactly
+from fedtmle.programs.nuisance import Regression, fit_exactly, fit_model, fitted_model
 from fedtmle.programs.rounds import together
 from fedtmle.programs.study import Study
 from fedtmle.protocol.query import Flow, Phase, View
@@ -309,64 +308,38 @@ def _regression(common: Chains, variable: ImputedVariable, formula: Formula, key
     draws = uniform_stream(stream_key(f"coefficients:{key}"))
     row_key = stream_key(f"records:{key}")
     try:
-        if is_category:
-            multinomial = yield from fit_multinomial(regression, glm, common.levels, common.n)
-            fit: FittedGLM | FittedMultinomial = yield from _draw_classes(
-                common, regression, multinomial, draws
-            )
-            return Draw(variable=variable, fit=fit, spread=0.0, key=row_key)
+        # Exact sums: a draw compares a probability with a number, so that fits which are only near each
+        # other would in some record give another value.
         fitted = yield from fit_exactly(regression, glm, common.levels, common.n)
         dispersion = {"number": 0.0, "count": 1.0 / variable.width}.get(variable.form, 1.0)
-        if variable.form == "number":
+        if variable.form == "number" and isinstance(fitted, FittedGLM):
             columns = ResidualColumns(response=response, fit=fitted)
             records, squares = (yield TallyQuery(columns=columns, n=common.n)).values().tolist()
             df = max(records - len(fitted.coefficients), 1.0)
             dispersion = squares / chi_square(draws, df)
-        drawn = yield from _draw_coefficients(common, regression, fitted, dispersion, draws)
+        drawn = yield from _draw_coefficients(regression, glm, fitted, dispersion, common, draws)
     except FitError as error:
         raise FitError(error.reason, f"{error}. Or declare another way for its missing values") from None
     return Draw(variable=variable, fit=drawn, spread=math.sqrt(dispersion), key=row_key)
 
 
 def _draw_coefficients(
-    common: Chains, regression: Regression, fit: FittedGLM, dispersion: float, draws: Iterator[float]
-) -> Flow[FittedGLM]:
+    regression: Regression,
+    glm: GLM,
+    fit: FittedGLM | FittedMultinomial,
+    dispersion: float,
+    common: Chains,
+    draws: Iterator[float],
+) -> Flow[FittedGLM | FittedMultinomial]:
     """Return the fit with coefficients from N(beta, dispersion (n H)^-1), H the mean Hessian at the fit."""
-    scales = column_exponents(fit.formula, fit.levels, common.ranges)
-    model = GLMModel(
-        formula=fit.formula,
-        levels=fit.levels,
-        scales=scales,
-        family=fit.family,
-        response=regression.response,
-        ridge=RIDGE,
-    )
-    eps = np.ldexp(np.array(fit.coefficients), np.array(scales))
+    model = fit_model(regression, glm, common.levels)
+    eps = np.ldexp(np.array(fit.coefficients), np.array(model.scales)).reshape(-1)
     moved = yield from _posterior(model, eps, dispersion, common.n, draws)
-    return replace(fit, coefficients=tuple(map(float, np.ldexp(moved, -np.array(scales)))))
-
-
-def _draw_classes(
-    common: Chains, regression: Regression, fit: FittedMultinomial, draws: Iterator[float]
-) -> Flow[FittedMultinomial]:
-    scales = column_exponents(fit.formula, fit.levels, common.ranges)
-    model = MultinomialModel(
-        formula=fit.formula,
-        levels=fit.levels,
-        scales=scales,
-        classes=len(fit.coefficients) + 1,
-        response=regression.response,
-        ridge=RIDGE,
-    )
-    shift = np.array(scales)
-    eps = np.ldexp(np.array(fit.coefficients), shift).reshape(-1)
-    moved = yield from _posterior(model, eps, 1.0, common.n, draws)
-    beta = np.ldexp(moved.reshape(len(fit.coefficients), -1), -shift)
-    return replace(fit, coefficients=tuple(tuple(map(float, row)) for row in beta))
+    return fitted_model(regression, glm, common.levels, moved)
 
 
 def _posterior(
-    model: GLMModel | MultinomialModel, eps: Array, dispersion: float, n: int, draws: Iterator[float]
+    model: AbstractRegressionModel, eps: Array, dispersion: float, n: int, draws: Iterator[float]
 ) -> Flow[Array]:
     """Return eps plus a normal draw with covariance dispersion (n H)^-1: R' z, with H = L L', R = L^-1."""
     dim = model.dim

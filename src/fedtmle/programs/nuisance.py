@@ -16,6 +16,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -32,6 +33,7 @@ from fedtmle.initial.glm import (
     Levels,
     Supplied,
 )
+from fedtmle.initial.multinomial import FittedMultinomial, MultinomialModel
 from fedtmle.initial.pilot import Pilot
 from fedtmle.initial.ranges import Ranges, column_exponents
 from fedtmle.initial.superlearner import SuperLearner
@@ -85,6 +87,12 @@ class Regression:
         """Return the same regression on the other folds' rows."""
         response = WithoutFold(response=self.response, folds=folds, fold=fold)
         return replace(self, label=f"{self.label} (fold {fold + 1})", response=response)
+
+    def coefficient_names(self, columns: tuple[str, ...]) -> tuple[str, ...]:
+        """Return the names of the coefficients: those of the columns, for each class but the first."""
+        if not self.classes:
+            return columns
+        return tuple(f"{name} (arm {arm})" for arm in self.classes[1:] for name in columns)
 
     def family_of(self, glm: GLM) -> Family:
         return FAMILIES[glm.family_for(self.kind)] if self.family is None else self.family
@@ -176,34 +184,70 @@ def _treatment_regressions(
     )
 
 
-def fit_exactly(regression: Regression, glm: GLM, levels: Levels, n: int) -> Flow[FittedGLM]:
-    """Fit one federated GLM by Newton's method on exact sums: some six rounds.
+def fit_model(regression: Regression, glm: GLM, levels: Levels) -> GLMModel | MultinomialModel:
+    """Return the loss that a fit minimises, on columns that are scaled by their declared ranges."""
+    shared: dict[str, Any] = {
+        "formula": glm.parsed,
+        "levels": levels,
+        "scales": column_exponents(glm.parsed, levels, regression.ranges),
+        "response": regression.response,
+        "weight_ceiling": regression.weight_ceiling,
+        "ridge": glm.ridge,
+    }
+    if regression.classes:
+        return MultinomialModel(classes=len(regression.classes), **shared)
+    return GLMModel(family=regression.family_of(glm), **shared)
+
+
+def fitted_model(
+    regression: Regression,
+    glm: GLM,
+    levels: Levels,
+    eps: Array,
+    *,
+    error: float = 0.0,
+    bits: int | None = None,
+) -> FittedGLM | FittedMultinomial:
+    """Return the fit whose coefficients on scaled columns are ``eps``."""
+    scales = np.array(column_exponents(glm.parsed, levels, regression.ranges))
+    beta = [tuple(map(float, row)) for row in np.ldexp(eps.reshape(-1, len(scales)), -scales)]
+    if regression.classes:
+        return FittedMultinomial(
+            formula=glm.parsed, levels=levels, coefficients=tuple(beta), error=error, bits=bits
+        )
+    return FittedGLM(
+        formula=glm.parsed,
+        levels=levels,
+        family=regression.family_of(glm),
+        coefficients=beta[0],
+        error=error,
+        bits=bits,
+    )
+
+
+def fit_exactly(
+    regression: Regression, glm: GLM, levels: Levels, n: int
+) -> Flow[FittedGLM | FittedMultinomial]:
+    """Fit one federated GLM or multinomial model by Newton's method on exact sums: some six rounds.
 
     The coefficients are the same bits in any partition of the rows. Every round tells the gradient and, as
     long as it changes, the Hessian to 50 bits.
     """
     formula, family = glm.parsed, regression.family_of(glm)
-    names = column_names(formula, levels)
-    scales = column_exponents(formula, levels, regression.ranges)
-    model = GLMModel(
-        formula=formula,
-        levels=levels,
-        scales=scales,
-        family=family,
-        response=regression.response,
-        weight_ceiling=regression.weight_ceiling,
-        ridge=glm.ridge,
-    )
-    run = Run(model, n, Phase.NUISANCE)
-    zero = np.zeros(len(names))
+    names, model = column_names(formula, levels), fit_model(regression, glm, levels)
+    size, dim = len(names), model.dim
+    run: Run[Model] = Run(model, n, Phase.NUISANCE)
+    zero = np.zeros(dim)
     sums = yield from run.ask(None, zero, Part.GRADIENT | Part.HESSIAN)
-    gradient = run.pooled_gradient(sums[: len(names)], None, zero)
-    hessian = unpack(sums[len(names) :].values(n), len(names)) + model.normaliser(None).hessian(zero)
-    unused = unused_levels(hessian, formula, levels)
+    gradient = run.pooled_gradient(sums[:dim], None, zero)
+    hessian = unpack(sums[dim:].values(n), dim) + model.normaliser(None).hessian(zero)
+    of_columns = hessian[:size, :size]
+    unused = np.diag(np.tile(np.diag(unused_levels(of_columns, formula, levels)), dim // size))
     hessian = hessian + unused
-    if family is Family.LOGISTIC:
-        _refuse_constant(gradient, hessian, names, scales, regression)
-    refuse_collinear(hessian, names, regression.label)
+    of_columns = hessian[:size, :size]
+    if family is Family.LOGISTIC and names[0] == "1":
+        _refuse_constant(gradient, hessian, model.scales[0], regression)
+    refuse_collinear(of_columns, names, regression.label)
     fit = yield from minimise(
         run,
         gradient,
@@ -214,19 +258,13 @@ def fit_exactly(regression: Regression, glm: GLM, levels: Levels, n: int) -> Flo
         pinned=unused,
     )
     if family is Family.LOGISTIC:  # first: separation is also why a fit does not converge
-        refuse_separation(hessian, fit.hessian, names, regression.label)
+        refuse_separation(hessian, fit.hessian, regression.coefficient_names(names), regression.label)
     if fit.norm > LARGEST_GRADIENT:
         raise FitError(
             "convergence",
-            f"{regression.label}: the fit did not converge; {remedy(hessian, names, family)}",
+            f"{regression.label}: the fit did not converge; {remedy(of_columns, names, family)}",
         )
-    beta = np.ldexp(fit.eps, -np.array(scales))
-    return FittedGLM(
-        formula=formula,
-        levels=levels,
-        family=family,
-        coefficients=tuple(map(float, beta)),
-    )
+    return fitted_model(regression, glm, levels, fit.eps)
 
 
 def unused_levels(hessian: Array, formula: Formula, levels: Levels) -> Array:
@@ -254,18 +292,19 @@ def remedy(hessian: Array, names: tuple[str, ...], family: Family) -> str:
     return "give it a small ridge, or fewer terms"
 
 
-def _refuse_constant(
-    gradient: Array, hessian: Array, names: tuple[str, ...], scales: tuple[int, ...], regression: Regression
-) -> None:
-    """Refuse a response that is the same in every row.
+def _refuse_constant(gradient: Array, hessian: Array, scale: int, regression: Regression) -> None:
+    """Refuse a response that is the same in every row, or a fit without records of some class.
 
-    At zero the intercept's gradient is sum w (1/2 - y) and its curvature sum w / 4, so that the one is
-    twice the other if and only if y is 0, or 1, in every row.
+    At zero the intercept's gradient of class j is W (1/J - share_j), and its curvature W (1/J)(1 - 1/J),
+    with W the total weight and J the number of classes.
     """
-    if names[0] != "1":
+    classes = max(len(regression.classes), 2)
+    size = len(gradient) // (classes - 1)
+    total = math.ldexp(hessian[0, 0], 2 * scale) / ((1 - 1 / classes) / classes)
+    if not total > 0:
         return
-    slope, bend = math.ldexp(abs(gradient[0]), scales[0]), math.ldexp(hessian[0, 0], 2 * scales[0])
-    if bend > 0 and abs(slope - 2.0 * bend) <= 2.0 * bend * MINORITY_WEIGHT:
+    shares = [1 / classes - math.ldexp(gradient[j * size], scale) / total for j in range(classes - 1)]
+    if min(*shares, 1.0 - math.fsum(shares)) <= MINORITY_WEIGHT:
         raise FitError("arm", f"{regression.label}: {regression.constant}")
 
 

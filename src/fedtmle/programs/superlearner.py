@@ -23,12 +23,11 @@ from fedtmle.initial.superlearner import (
 )
 from fedtmle.initial.trees import GradientBoostedTrees, TreeEnsemble
 from fedtmle.model.families import Family
-from fedtmle.model.grouped import starts_of
+from fedtmle.model.grouped import by_person
 from fedtmle.model.statistics import AbstractBoundedColumns
 from fedtmle.model.table import Table
 from fedtmle.model.types import Array, exponent, upper_pairs
-from fedtmle.programs.fitting import Fitting, begin, begun, fit_glm
-from fedtmle.programs.multinomial import fit_multinomial
+from fedtmle.programs.fitting import Fitting, begin, begun, fit_federated
 from fedtmle.programs.nuisance import Regression, fit_exactly
 from fedtmle.programs.rounds import together
 from fedtmle.protocol.learners import (
@@ -64,7 +63,7 @@ def fit_together(
 def _glm_fits(regression: Regression, folds: Folds | None) -> Iterator[tuple[Regression, GLM]]:
     """Yield every GLM that a regression fits across silos, with the rows that it is fitted on."""
     for part in _outer_parts(regression, folds):
-        if isinstance(part.model, GLM) and not part.classes:
+        if isinstance(part.model, GLM):
             yield part, part.model
         elif isinstance(part.model, SuperLearner):
             for learner in part.model.learners:
@@ -97,11 +96,7 @@ def _fit_each(parts: Sequence[Regression], fitting: Fitting) -> Flow[Sequence[Fi
         return (yield from together([_fit_super(part, model, fitting) for part in parts]))
     if isinstance(model, Pilot):
         return (yield from _pilot(model, parts, fitting.levels))
-    if parts[0].classes:
-        return (
-            yield from together([fit_multinomial(part, model, fitting.levels, fitting.n) for part in parts])
-        )
-    return (yield from together([fit_glm(part, model, fitting) for part in parts]))
+    return (yield from together([fit_federated(part, model, fitting) for part in parts]))
 
 
 @final
@@ -141,7 +136,7 @@ class ResidualProducts(AbstractBoundedColumns[Table]):
         y, w = response.of(long)
         residuals = [y - unit(model.predict(long)) for model in self.candidates]
         products = np.stack([w, *(w * (residuals[k] * residuals[j]) for k, j in self.pairs)])
-        return products if counts is None else np.add.reduceat(products, starts_of(counts), axis=1)
+        return products if counts is None else by_person(products, counts)
 
 
 def _fit_super(regression: Regression, spec: SuperLearner, fitting: Fitting) -> Flow[SuperLearned]:
@@ -171,8 +166,8 @@ def _fit_super(regression: Regression, spec: SuperLearner, fitting: Fitting) -> 
 def _candidates(learner: Learner, parts: Sequence[Regression], fitting: Fitting) -> Flow[dict[str, Models]]:
     """Return every model to weight, fitted on each part: one, or one for each silo that has its own."""
     if isinstance(learner, GLM):
-        fits = yield from together([fit_glm(part, learner, fitting) for part in parts])
-        return {"": tuple(fits)}
+        fits = yield from together([fit_federated(part, learner, fitting) for part in parts])
+        return {"": tuple(fit for fit in fits if isinstance(fit, FittedGLM))}
     if isinstance(learner, Pilot):
         return {"": (yield from _pilot(learner, parts, fitting.levels))}
     shipped = yield _ship(learner, learner.model, parts, fitting.levels)
@@ -239,7 +234,10 @@ def fit_alone(
 ) -> FittedGLM | TreeEnsemble:
     """Return the fit on one party's rows alone."""
     if isinstance(model, GLM):
-        return follow_alone(fit_exactly(part, model, levels, local.n_rows), local)
+        fit = follow_alone(fit_exactly(part, model, levels, local.n_rows), local)
+        if not isinstance(fit, FittedGLM):
+            raise TypeError("a learner predicts one response")
+        return fit
 
     def grow(table: Table) -> TreeEnsemble:
         rows = part.response.long(table)

@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -23,9 +24,10 @@ from fedtmle.programs.diagnostics import Histogram, named_histograms
 from fedtmle.programs.fitting import Fitting
 from fedtmle.programs.missing import MissingCounts
 from fedtmle.programs.nuisance import Regression, regressions
+from fedtmle.programs.rounds import together
 from fedtmle.programs.sites import ComparedSilos
 from fedtmle.programs.study import Study
-from fedtmle.programs.superlearner import fit_together
+from fedtmle.programs.superlearner import begin_fits, fit_together
 from fedtmle.protocol.bins import BinsQuery
 from fedtmle.protocol.query import CountCell, Flow, JointQuery, Phase
 from fedtmle.protocol.sums import TallyQuery
@@ -206,11 +208,16 @@ def fit_hazards(
     censors = tally.censored > 0
     asked = regressions(study, columns, tally.weight_mean)
     asked |= _hazard_regressions(study, target, columns, tally.weight_mean, censors)
-    fitted = yield from _counted(study, target, columns, tally.weight_mean, censors, n)
-    fitted |= supplied
     places = [(role, regression) for role, each in asked.items() for regression in each]
-    exact = Fitting(levels=levels, n=n)
-    fits = yield from fit_together([regression for _, regression in places], exact, study.outer_folds)
+    to_fit = [regression for _, regression in places]
+    fitting = Fitting(levels=levels, n=n, accuracy=study.fit_accuracy if study.rounds_sums else None)
+    first: list[Flow[Any]] = [
+        _counted(study, target, columns, tally.weight_mean, censors, n),
+        begin_fits(to_fit, fitting, study.outer_folds),
+    ]
+    counted, fitting = yield from together(first)
+    fitted: dict[str, tuple[Fitted, ...]] = {**counted, **supplied}
+    fits = yield from fit_together(to_fit, fitting, study.outer_folds)
     for (role, _), fit in zip(places, fits, strict=True):
         fitted[role] = (*fitted.get(role, ()), fit)
     return fitted

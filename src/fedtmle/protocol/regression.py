@@ -26,13 +26,28 @@ from fedtmle.protocol.lattice import divide
 from fedtmle.protocol.masks import Lane
 from fedtmle.protocol.query import AbstractTotals, Derivatives, Evaluation, Law, Local, Model, RowMeans
 
+SLACK = 2.0**-20  # of a public bound, for the rounding of doubles
 COARSER = 1  # binary places by which a silo's grid of gradients is coarser than the pooled one
+
+
+@final
+@dataclass(frozen=True)
+class Near:
+    """What is public about pooled means before they are asked: each is within ``distance`` of ``values``.
+
+    A gradient in the coordinates u moves by at most L |u - u'|, with L a bound of the curvature there
+    (`programs.coded_fit`). A mean Hessian is positive semidefinite, so that L bounds its entries.
+    """
+
+    values: Array
+    distance: float
 
 
 class _Rounded(AbstractTotals[Integers, Integers]):
     """Means over a silo's rows on a public grid, pooled by their sizes."""
 
     model: Model
+    near: Near | None
     eps: Array
     C: Array
     exponent: int
@@ -73,9 +88,27 @@ class _Rounded(AbstractTotals[Integers, Integers]):
 
     @property
     def lanes(self) -> tuple[Lane, ...]:
-        """The totals are sums of N_m z_m, and each row's derivative has a public bound."""
+        """The totals are sums of N_m z_m; each row's derivative has a public bound.
+
+        Where more is public, lanes are as narrow as it allows, whatever single silos send. A silo rounds its
+        mean to z_m 2^a, a the answer's exponent: |z_m 2^a - C g_m| <= 2^a / 2. With C g the pooled mean,
+
+            |sum N_m z_m - n C g / 2^a| <= n / 2,   |C g - near| <= distance.
+
+        The slack covers the rounding of doubles in C g_m and at the point u.
+        """
         bounds = np.ldexp(self.largest_image(), -self.answer_exponent)
-        return tuple(Lane(self.n * (math.ceil(bound * (1.0 + 2.0**-30)) + 1)) for bound in bounds.tolist())
+        wide = [Lane(self.n * (math.ceil(bound * (1.0 + 2.0**-30)) + 1)) for bound in bounds.tolist()]
+        if self.near is None:
+            return tuple(wide)
+        distance = math.ldexp(self.near.distance, -self.answer_exponent) * (1.0 + SLACK)
+        centres = np.ldexp(self.near.values, -self.answer_exponent).tolist()
+        reach = math.ceil(self.n * (distance + 0.5 + 2.0**-6)) + 1
+        near = [
+            Lane(reach=reach + math.ceil(SLACK * self.n * abs(centre)), centre=round(self.n * centre))
+            for centre in centres
+        ]
+        return tuple(min(lanes, key=lambda lane: lane.reach) for lanes in zip(near, wide, strict=True))
 
     @abstractmethod
     def largest_image(self) -> Array:
@@ -120,6 +153,7 @@ class FitGradientQuery(_Rounded):
     exponent: int
     n: int
     stream: str
+    near: Near | None = None
 
     @property
     def explanation(self) -> str:
@@ -162,6 +196,7 @@ class FitCurvatureQuery(_Rounded):
     exponent: int
     n: int
     law: Law = None
+    near: Near | None = None
 
     @property
     def explanation(self) -> str:

@@ -216,6 +216,10 @@ class WithoutFold(AbstractResponse):
     def periods(self) -> int:
         return self.response.periods
 
+    @property
+    def every_row(self) -> AbstractResponse:
+        return self.response.every_row
+
     def mark(self, table: Table) -> Table:
         return self.folds.mark(self.response.mark(table))
 

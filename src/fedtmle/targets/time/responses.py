@@ -32,6 +32,10 @@ class AbstractPeriodResponse(AbstractResponse):
     def periods(self) -> int:
         return self.follow_up.periods
 
+    @property
+    def every_row(self) -> EveryPeriod:
+        return EveryPeriod(follow_up=self.follow_up)
+
     def expand(self, table: Table) -> tuple[Table, IntArray]:
         counts, happened = self.at_risk(self.follow_up.read(table))
         long, rows = self.follow_up.long(table, counts)
@@ -41,6 +45,30 @@ class AbstractPeriodResponse(AbstractResponse):
 
     def of(self, table: Table) -> tuple[Array, Array]:
         return table.numeric[RESPONSE], self.columns.relative_weight(table, self.weight_mean)
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class EveryPeriod(AbstractResponse):
+    """The response 1, of weight 1, in every person-period at risk."""
+
+    follow_up: FollowUp
+
+    @property
+    def periods(self) -> int:
+        return self.follow_up.periods
+
+    @property
+    def every_row(self) -> EveryPeriod:
+        return self
+
+    def expand(self, table: Table) -> tuple[Table, IntArray]:
+        counts = self.follow_up.read(table).last
+        return self.follow_up.long(table, counts)[0], counts
+
+    def of(self, table: Table) -> tuple[Array, Array]:
+        ones = np.broadcast_to(np.float64(1.0), (table.n_rows,))
+        return ones, ones
 
 
 @final
