@@ -46,7 +46,7 @@ def silos(n: int = 900, seed: int = 1, count: int = 4, **options: Any) -> dict[s
     return cut(data, np.array_split(np.random.default_rng(seed).permutation(n), count))
 
 
-def fits(asked: ft.Study, rows: dict[str, Any]) -> tuple[Targeted, dict[str, tuple[FittedGLM, ...]], Any]:
+def fits(asked: ft.Study, rows: dict[str, Any]) -> tuple[Targeted, dict[str, tuple[Any, ...]], Any]:
     finished, tables = finish(asked, rows)
     outcome = finished.outcome
     assert isinstance(outcome, Targeted)
@@ -269,7 +269,8 @@ def _compare_with_lanes(asked: ft.Study, rows: dict[str, Any], narrow: Premise) 
     finished, _ = finish(asked, rows)
     plan = study_plan(asked, roster(list(rows)))
     for heard in heard_rounds(plan, finished.transcript, finished.sizes):
-        queries, answers = heard.query.members, {s: heard.query.split(a) for s, a in heard.answers.items()}
+        queries = heard.query.members
+        answers: dict[str, Any] = {s: heard.query.split(a) for s, a in heard.answers.items()}
         for k, query in enumerate(queries):
             if not isinstance(query, FitGradientQuery | FitCurvatureQuery):
                 continue
@@ -305,7 +306,7 @@ def test_totals_stay_within_their_public_ranges() -> None:
 def test_a_lane_is_centred_where_the_total_must_be() -> None:
     near = Near(np.array([0.25]), 0.01)
     query = FitGradientQuery(
-        model=None,  # type: ignore[arg-type]  # not asked
+        model=None,
         eps=np.zeros(1),
         C=np.eye(1),
         exponent=-9,
