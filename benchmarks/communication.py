@@ -4,8 +4,8 @@
     python -m benchmarks.communication --random N   N random studies, of `tests/attacks/honest.py`
 
 A random study is compared with the same one with exact sums: the estimates must be within 1e-6 standard
-errors and both certificates of each other, a study that finishes with exact sums must finish, and take at most
-1.2 times the rounds.
+errors and both certificates of each other, and a study that finishes with exact sums must finish and take at
+most 1.2 times the rounds.
 """
 
 from __future__ import annotations
@@ -95,7 +95,9 @@ def cases() -> Iterator[tuple[str, ft.Study, Mapping[str, Any], tuple[str, ...]]
 def table() -> None:
     """Print the rows of the table."""
     print(
-        "| study | exact sums: rounds | kbit | rounded: rounds | kbit | difference / SE |\n|---|--:|--:|--:|--:|--:|"
+        "| study | exact sums: rounds | kbit | rounded: rounds | kbit | difference / SE |",
+        "|---|--:|--:|--:|--:|--:|",
+        sep="\n",
     )
     for name, study, silos, release in cases():
         cost, rows = [], []
