@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,6 @@ import fedtmle as ft
 from fedtmle.errors import FitError
 from fedtmle.initial.glm import FittedGLM
 from fedtmle.initial.multinomial import FittedMultinomial
-from fedtmle.model.types import RowBound
 from fedtmle.protocol.outcome import Targeted
 from fedtmle.protocol.plan import roster
 from fedtmle.protocol.query import Phase
