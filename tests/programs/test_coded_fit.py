@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import fedtmle as ft
 from fedtmle.errors import FitError
 from fedtmle.initial.glm import FittedGLM
 from fedtmle.initial.multinomial import FittedMultinomial
+from fedtmle.model.types import RowBound
 from fedtmle.protocol.outcome import Targeted
 from fedtmle.protocol.plan import roster
 from fedtmle.protocol.query import Phase
@@ -303,8 +305,10 @@ def test_totals_stay_within_their_public_ranges() -> None:
 
 def test_a_lane_is_centred_where_the_total_must_be() -> None:
     near = Near(np.array([0.25]), 0.01)
+    bound = SimpleNamespace(row_bound=lambda _: RowBound(gradient=10, curvature=10))
+    model: Any = bound  # its bound alone is asked
     query = FitGradientQuery(
-        model=None,
+        model=model,
         eps=np.zeros(1),
         C=np.eye(1),
         exponent=-9,
