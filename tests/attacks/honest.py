@@ -23,7 +23,7 @@ from fedtmle_paper.benchmark import gaussian_mixture
 from fedtmle_paper.two_arm import TwoArm
 from tests.effects.studies import VARIABLES, cut, population
 
-FLOORS = Policy()
+FLOORS = Policy(allow_targets=("fedtmle-paper",))  # its two arms
 Rng = np.random.Generator
 
 
