@@ -123,6 +123,8 @@ class ServerPost(_Posted):
 
         def answer(request: Message) -> Message:
             site = request.get_header(CellMessageHeaderKeys.CLIENT_NAME)  # the engine has checked it
+            if site in dispatcher.revoked:
+                return Message({MessageHeaderKey.RETURN_CODE: ReturnCode.UNAUTHENTICATED}, None)
             try:
                 notice = write_letter(dispatcher.hear(str(site), read_report(request.payload)))
                 return Message({MessageHeaderKey.RETURN_CODE: ReturnCode.OK}, notice)
