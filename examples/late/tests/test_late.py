@@ -116,6 +116,27 @@ def test_coded_targeting_agrees_and_the_partition_does_not_matter() -> None:
     np.testing.assert_allclose(coded["estimate"], exact["estimate"], atol=1e-4 * exact["std_error"].min())
 
 
+@pytest.mark.parametrize(
+    ("models", "is_consistent"),
+    [
+        (("C(z)", "C(z)", "C(w)"), True),  # the instrument's model is right
+        (("C(z) * C(w)", "C(z) * C(w)", "1"), True),  # those of outcome and treatment are
+        (("C(z)", "C(z)", "1"), False),  # none is
+    ],
+)
+def test_the_estimate_is_doubly_robust(models: tuple[str, str, str], is_consistent: bool) -> None:
+    rng = np.random.default_rng(11)
+    n = 20_000
+    w, u = rng.integers(3, size=n), rng.normal(size=n)
+    z = rng.binomial(1, np.array([0.2, 0.5, 0.8])[w])
+    a = rng.binomial(1, 1 / (1 + np.exp(1.2 - 2.2 * z - u)))
+    y = (EFFECT * a + w + u + rng.normal(size=n)).clip(-12, 12)
+    data = {"w": w, "x": np.zeros(n), "z": z, "a": a, "y": y}
+    row = ft.run(study(*models, **FINE, diagnostics=False), split(data)).document["estimates"][0]
+    distance = abs(row["estimate"] - EFFECT) / row["std_error"]
+    assert distance < 3 if is_consistent else distance > 10
+
+
 def test_the_influence_function_is_the_derivative_of_the_ratio() -> None:
     """On a law with finitely many atoms, with W in the law, by differences of the ratio written longhand."""
     atoms = [(z, w, a, y) for z in (0, 1) for w in (0, 1) for a in (0, 1) for y in (-1.0, 2.0)]
