@@ -318,6 +318,7 @@ def test_a_study_file_gives_the_estimate_of_python(tmp_path: Path) -> None:
     assert document["estimates"] == json.loads(json.dumps(there["estimates"]))
     page = (tmp_path / "report.html").read_text()
     assert "The instrument model was" in page
+    assert "Quantities behind the estimates" in page
     assert "monotonicity" in page
 
 

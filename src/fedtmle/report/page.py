@@ -132,8 +132,10 @@ def _means(document: Document, digits: int) -> str:
         for name, value, error in each
     ]
     kind = "Risk" if document["study"]["target"]["response"] == "binary" else "Mean"
-    caption = f"{kind} of {wording.outcome(document)} under each arm"
-    return scrolling(table(["", "estimate", "std. error"], rows, caption=caption), "Means by arm")
+    title, caption = "Means by arm", f"{kind} of {wording.outcome(document)} under each arm"
+    if "brought" in document["study"]["target"]:  # whose coordinates need not be means of the outcome
+        title = caption = "Quantities behind the estimates"
+    return scrolling(table(["", "estimate", "std. error"], rows, caption=caption), title)
 
 
 def _personalized(document: Document) -> str:
