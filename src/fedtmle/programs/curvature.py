@@ -1,9 +1,9 @@
 """Coordinates in which a regression is easy to fit: one coarse Gram matrix serves all models of a study.
 
-The columns of a formula are moved and scaled by their declared ranges, z = A x with |z| <= 1, and one round
-pools the mean of z z^T, each entry rounded to 2^-9. With its Cholesky factor L the columns C x, C = L^-1 A,
-are nearly uncorrelated and of unit variance. A model whose columns are some of those of another needs no
-matrix of its own, and neither do the folds of a model: C need not be accurate, since the gradients are.
+The columns of a formula are moved and scaled by their declared ranges, z = A x, and one round pools the mean
+of z z^T, each entry rounded to 2^-9. With its Cholesky factor L the columns C x, C = L^-1 A, are nearly
+uncorrelated and of unit variance. A model whose columns are some of those of another needs no matrix of its
+own, and neither do the folds of a model: C need not be accurate, since the gradients are.
 
 Where columns are nearly collinear the rounded matrix does not show it. Then the matrix is asked again, in the
 coordinates found so far and on a finer grid.
@@ -52,6 +52,7 @@ class DesignColumns:
     names: tuple[str, ...]
     scales: tuple[int, ...]
     A: Array
+    largest: float  # a bound of every |z|
 
     @classmethod
     def declared(cls, formula: Formula, levels: Levels, ranges: Ranges) -> DesignColumns:
@@ -69,7 +70,9 @@ class DesignColumns:
             reach = max(high - middle, middle - low) or 1.0
             A[j, j] = 1.0 / reach
             A[j, 0] -= middle / reach
-        return cls(formula=formula, names=names, scales=scales, A=A)
+        first = bounds[0][1] if has_intercept else 0.0
+        ends = [abs(A[j, j] * x + (A[j, 0] * first if j else 0.0)) for j, b in enumerate(bounds) for x in b]
+        return cls(formula=formula, names=names, scales=scales, A=A, largest=max(ends, default=1.0))
 
 
 @final
@@ -159,7 +162,7 @@ def _ask(columns: DesignColumns, rows: AbstractResponse, levels: Levels, n: int)
         response=rows,
     )
     factor, whitener = np.eye(len(columns.names)), np.eye(len(columns.names))
-    near = Near(np.zeros(packed_size(len(columns.names))), float(max(rows.periods, 1)))  # since |z| <= 1
+    near = Near(np.zeros(packed_size(len(columns.names))), max(rows.periods, 1) * columns.largest**2)
     for grid in GRIDS:
         query = FitCurvatureQuery(
             model=model,
