@@ -84,6 +84,7 @@ def test_a_silo_without_its_file_has_no_unit_yet(made: Deployment) -> None:
         unit(kit, user="fedtmle")
 
 
+@pytest.mark.slow
 def test_a_silo_in_the_foreground_ends_with_everything_it_started(silo: Kit) -> None:
     """There is no server: the engine tries to connect until it is asked to end."""
     command = [sys.executable, "-m", "fedtmle", "silo", "run", str(silo.path)]
