@@ -42,13 +42,10 @@ from tests.report import studies
 from tests.studies import test_file
 from tests.theory.problems import KINDS, random_case
 
-A_STUDY = {
-    "EffectProblem",
-    "TimeProblem",
-    "ResidualProblem",
-    "OnColumns",
-}  # a study builds it; tests/effects and tests/time have examples
-TIMED = {kind.__name__ for kind in ft.TIME_ESTIMANDS}  # tests/time has their examples
+# A study builds these; tests/effects, tests/time and tests/regimes have examples.
+A_STUDY = {"EffectProblem", "TimeProblem", "RegimeProblem", "ResidualProblem", "OnColumns"}
+TIMED = {kind.__name__ for kind in (*ft.TIME_ESTIMANDS, *ft.REGIME_ESTIMANDS)}  # examples are there as well
+OVER_TIME = {"Planned", "Onset", "Shift"}  # rules of tests/regimes/test_eif.py
 
 
 def cases_of_targets() -> Iterable[object]:
@@ -102,10 +99,18 @@ REGISTRIES: dict[str, tuple[type[Any], Callable[[], Iterable[object]], set[str]]
         {"Central", "OneStep"},  # no silo: all rows in one place; for effects alone
     ),
     "optimisers of honest studies": (AbstractOptimizer, algorithms_of_honest_studies, set()),
-    "registered estimands": (AbstractEffect, lambda: (*ft.ESTIMANDS, *ft.TIME_ESTIMANDS), set()),
+    "registered estimands": (
+        AbstractEffect,
+        lambda: (*ft.ESTIMANDS, *ft.TIME_ESTIMANDS, *ft.REGIME_ESTIMANDS),
+        set(),
+    ),
     "effects of test_eif": (AbstractEffect, lambda: [kind for kind, *_ in test_eif.CASES.values()], TIMED),
-    "regimes of test_eif": (AbstractRegime, lambda: test_eif.RULES, set()),
-    "regimes of estimands": (AbstractRegime, lambda: parts([example(kind) for kind in ft.ESTIMANDS]), set()),
+    "regimes of test_eif": (AbstractRegime, lambda: test_eif.RULES, OVER_TIME),
+    "regimes of estimands": (
+        AbstractRegime,
+        lambda: parts([example(kind) for kind in ft.ESTIMANDS]),
+        OVER_TIME,
+    ),
     "populations": (AbstractPopulation, lambda: test_populations.SHARES, set()),
     "queries": (AbstractQuery, lambda: [asked.query for asked in examples()], set()),
     "codes": (AbstractCode, parts_of_queries, set()),
@@ -130,7 +135,8 @@ def test_every_attack_is_carried_out() -> None:
 
 def test_a_study_file_names_every_kind() -> None:
     assert set(keys.target_kinds()) == concrete_names(AbstractEffect)
-    assert set(keys.RULES) == set(test_file.RULES) == concrete_names(AbstractRegime)
+    assert set(keys.RULES) == concrete_names(AbstractRegime) - OVER_TIME
+    assert set(keys.RULES_OVER_TIME) == set(test_file.RULES) == concrete_names(AbstractRegime)
     assert set(keys.ALGORITHMS) == concrete_names(AbstractAlgorithm)
     assert set(lines.ALGORITHMS) == concrete_names(AbstractAlgorithm) - {"Central", "OneStep"}  # over a line
 

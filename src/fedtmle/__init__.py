@@ -49,6 +49,11 @@ _HOME = {
     "ESTIMANDS": "fedtmle.targets.effects.estimands",
     "TIME_ESTIMANDS": "fedtmle.targets.time.estimands",
     "AbstractTimeEffect": "fedtmle.targets.time.estimands",
+    "REGIME_ESTIMANDS": "fedtmle.targets.regimes.estimands",
+    "AbstractRegimeEffect": "fedtmle.targets.regimes.estimands",
+    "Planned": "fedtmle.targets.regimes.rules",
+    "Onset": "fedtmle.targets.regimes.rules",
+    "Shift": "fedtmle.targets.regimes.rules",
     "AbstractEffect": "fedtmle.targets.effects.estimands",
     "AbstractArmEffect": "fedtmle.targets.effects.estimands",
     "Scale": "fedtmle.targets.effects.estimands",
@@ -172,6 +177,10 @@ if TYPE_CHECKING:  # for type checkers and editors; at run time, __getattr__ bel
     from fedtmle.targets.effects.estimands import *  # noqa: F403 - all that is public there is public here
     from fedtmle.targets.mean import Mean as Mean
     from fedtmle.targets.optimal_transport import OptimalTransport as OptimalTransport
+    from fedtmle.targets.regimes.estimands import *  # noqa: F403 - likewise
+    from fedtmle.targets.regimes.rules import Onset as Onset
+    from fedtmle.targets.regimes.rules import Planned as Planned
+    from fedtmle.targets.regimes.rules import Shift as Shift
     from fedtmle.targets.time.estimands import *  # noqa: F403 - likewise
     from fedtmle.trials.cohort import Cdm as Cdm
     from fedtmle.trials.emulate import emulate as emulate
@@ -194,9 +203,11 @@ def __getattr__(name: str) -> Any:
 def _estimands() -> dict[str, type]:
     """Return the registered estimands by name."""
     from fedtmle.targets.effects import estimands
+    from fedtmle.targets.regimes.estimands import REGIME_ESTIMANDS
     from fedtmle.targets.time.estimands import TIME_ESTIMANDS
 
-    return {estimand.__name__: estimand for estimand in (*estimands.ESTIMANDS, *TIME_ESTIMANDS)}
+    every = (*estimands.ESTIMANDS, *TIME_ESTIMANDS, *REGIME_ESTIMANDS)
+    return {estimand.__name__: estimand for estimand in every}
 
 
 def __dir__() -> list[str]:

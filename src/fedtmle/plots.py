@@ -178,6 +178,26 @@ def _write_at_risk(document: Document, ax: Axes) -> None:
             ax.annotate(text, place, xycoords=("data", "axes fraction"), ha="center", fontsize=7)
 
 
+def adherence(result: AnyResult, *, ax: Axes | None = None) -> Axes:
+    """Draw the share of those at risk who have followed each rule so far, by period of treatment over time.
+
+    A period in which every silo hides its count has no point.
+    """
+    shown = document_of(result).get("adherence")
+    if not shown:
+        raise InputError("adherence: the result is not of a study of treatment over time with diagnostics")
+    ax = ax or _axes()
+    for each in shown:
+        counted = enumerate(zip(each["followers"], each["at_risk"], strict=True), start=1)
+        points = [(t, count / risk) for t, (count, risk) in counted if count is not None and risk]
+        ax.plot(*zip(*points, strict=True), "o-", markersize=4, label=each["rule"])
+    ax.set_ylim(0.0, 1.02)
+    ax.legend(frameon=False)
+    ax.set_xlabel("period")
+    ax.set_ylabel("Followed the rule so far")
+    return ax
+
+
 def horizons(result: AnyResult, *, estimand: str | None = None, ax: Axes | None = None) -> Axes:
     """Draw one estimand of time to an event by horizon, such as a difference of restricted means.
 

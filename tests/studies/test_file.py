@@ -107,6 +107,8 @@ TARGET = {
     "causes": ["2"],
     "censored": "3",
     "beyond": "truncate",
+    "censoring": "left",
+    "over_time": {"a": ("a_7",), "gone": ("gone_7",)},
 }
 TIMED: dict[str, dict[str, Any]] = {
     **{name: {"kind": "number", "range": [0, 9]} for name in ("time", "week", "begun")},
@@ -156,11 +158,22 @@ RULES: dict[str, dict[str, Any]] = {
     "Static": {"arm": "0"},
     "Threshold": {"column": "x", "cut": 1.5, "arm": "1", "otherwise": "0"},
     "Stochastic": {"shares": [0.25, 0.75]},
+    "Planned": {"plan": ["0", "1"]},
+    "Onset": {"column": "x", "cut": 1.5, "arm": "1", "otherwise": "0", "below": False},
+    "Shift": {"by": 1.0, "factor": 1.5, "least": 0.0, "most": 8.0},
 }
 OTHER_RULES: dict[str, dict[str, Any]] = {
     "Static": {"arm": "1"},
     "Threshold": {"column": "z", "cut": 2, "arm": 0, "otherwise": "1"},
     "Stochastic": {"shares": [0.5, 0.5]},
+    "Planned": {"plan": ["1", "1"]},
+    "Onset": {"column": "u", "cut": 2, "arm": 0, "otherwise": "1", "below": True},
+    "Shift": {"by": -1.0, "factor": 2, "least": 1.0, "most": 9.0},
+}
+OVER_TIME: dict[str, Any] = {
+    **{name: {"kind": "category", "levels": ["0", "1"]} for name in ("a", "b", "s")},
+    **{name: {"kind": "binary"} for name in ("y", "z", "gone", "left", "a1", "a2", "death")},
+    **{name: {"kind": "number", "range": [0, 9]} for name in ("x", "u")},
 }
 
 
@@ -179,6 +192,14 @@ def of_kind(kind: str) -> Document:
         document["variables"] = dict(TIMED)
     if "rules" in known:
         document["target"]["rules"] = [{"kind": "Stochastic", "shares": [0.5, 0.5]}]
+    if "over_time" in known:
+        names = ("a", "b", "x", "u", "gone", "left", "death")
+        columns = {name: [f"{name}_1", f"{name}_2", f"{name}_3"] for name in names}
+        document["target"] |= {"over_time": columns, "censoring": "gone"}
+        document["target"]["rules"].append({"kind": "Static", "arm": "1"})
+        document["models.censoring"] = {"formula": "x"}
+        document["models.outcome"] = {"formula": "x"}
+        document["variables"] = dict(OVER_TIME)
     return document
 
 
@@ -190,6 +211,10 @@ def test_every_key_of_a_target_is_read(tmp_path: Path, kind: str, key: str) -> N
     document = of_kind(kind)
     before = read(tmp_path, document).study
     document["target"][key] = TARGET[key]
+    if kind.startswith("Regime") and key == "horizons":  # of an event over time
+        document["target"]["outcome"] = "death"
+    if key == "over_time":
+        document["target"]["rules"] = document["target"]["rules"][:2]
     if key in ("causes", "censored"):  # which the dictionary declares as well
         levels = {"causes": ["0", "2"], "censored": ["3", "1"]}[key]
         document["variables"]["y"] = {"kind": "category", "levels": levels}
@@ -204,10 +229,15 @@ def test_every_key_of_a_target_is_read(tmp_path: Path, kind: str, key: str) -> N
 
 
 @pytest.mark.parametrize(
-    ("kind", "key"), [(kind, key) for kind, made in keys.RULES.items() for key in made.keys]
+    ("kind", "key"), [(kind, key) for kind, made in keys.RULES_OVER_TIME.items() for key in made.keys]
 )
 def test_every_key_of_a_rule_is_read(tmp_path: Path, kind: str, key: str) -> None:
-    document = of_kind("PolicyMeans")
+    document = of_kind("PolicyMeans" if kind in keys.RULES else "RegimeMean")
+    if kind == "Planned":
+        document["target"]["over_time"] = {name: [f"{name}_1", f"{name}_2"] for name in ("a", "gone", "x")}
+    if kind == "Shift":
+        document["target"]["treatment"] = "x"
+        document["variables"]["a"] = document["variables"]["x"]
     document["target"]["rules"] = [{"kind": kind, **RULES[kind]}]
     before = read(tmp_path, document).study.target.regimes()
     document["target"]["rules"] = [{"kind": kind, **RULES[kind], key: OTHER_RULES[kind][key]}]

@@ -402,8 +402,10 @@ def kinds_of_a_study() -> set[type[Any]]:
     return classes
 
 
-# Fields that no case reads from a study file yet. Times are read in `tests/time/test_files.py`.
+# Fields that no case reads from a study file yet. Times are read in `tests/time/test_files.py`, and treatment
+# over time in `tests/regimes/test_files.py`.
 OF_TIME = ("time", "periods", "period_length", "grid", "horizons", "causes", "censored", "entry", "beyond")
+OVER_TIME = ("rules", "over_time", "censoring", "horizons")
 WITHOUT_A_CASE = {
     ("FirstOrderFits", "gradient"),
     ("LocalAverage", "lattice"),
@@ -417,6 +419,8 @@ WITHOUT_A_CASE = {
     ("Study", "censoring_model"),
     ("Study", "hazard_model"),
     *((kind.__name__, name) for kind in ft.TIME_ESTIMANDS for name in OF_TIME),
+    *((kind.__name__, name) for kind in ft.REGIME_ESTIMANDS for name in OVER_TIME),
+    *((r.__name__, f.name) for r in (ft.Planned, ft.Onset, ft.Shift) for f in dataclasses.fields(r)),
 }
 
 

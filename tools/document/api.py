@@ -12,22 +12,24 @@ from typing import Any
 import fedtmle as ft
 from fedtmle import errors
 from fedtmle.targets.effects import estimands
+from fedtmle.targets.regimes.estimands import REGIME_ESTIMANDS
 from fedtmle.targets.time.estimands import TIME_ESTIMANDS
 
 ESTIMANDS_TITLE = "A study"  # the group that has the registered estimands as well
 GROUPS = {
     "Run": ("run", "solve", "load", "plots"),
     "Before a run": ("draft", "read_study", "validate", "preflight", "Policy"),
-    ESTIMANDS_TITLE: ("Study", "Variables", "Variable", "ESTIMANDS", "TIME_ESTIMANDS"),
+    ESTIMANDS_TITLE: ("Study", "Variables", "Variable", "ESTIMANDS", "TIME_ESTIMANDS", "REGIME_ESTIMANDS"),
     "An estimand of your own": (
         "AbstractEffect",
         "AbstractArmEffect",
         "AbstractTimeEffect",
+        "AbstractRegimeEffect",
         "AbstractTarget",
         "Summary",
         "Scale",
     ),
-    "Rules": ("Static", "Threshold", "Stochastic"),
+    "Rules": ("Static", "Threshold", "Stochastic", "Planned", "Onset", "Shift"),
     "Models": ("GLM", "Supplied", "Pilot", "PerSilo", "GradientBoostedTrees", "SuperLearner"),
     "Algorithms": ("Central", "Gradient", "LocalAverage", "Coded", "Adaptive", "OneStep", "Personalized"),
     "Settings of algorithms": (
@@ -59,7 +61,7 @@ GROUPS = {
 
 
 def _registered() -> tuple[type[ft.AbstractEffect], ...]:
-    return (*estimands.ESTIMANDS, *TIME_ESTIMANDS)
+    return (*estimands.ESTIMANDS, *TIME_ESTIMANDS, *REGIME_ESTIMANDS)
 
 
 def page() -> str:

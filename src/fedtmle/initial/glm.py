@@ -85,6 +85,10 @@ class AbstractResponse(ABC):
     def of(self, table: Table) -> tuple[Array, Array]:
         """Return y on the unit scale and the weights, shape (N,) each; of long rows where there are any."""
 
+    def offset(self, table: Table) -> Array | None:  # noqa: ARG002 - most regressions have none
+        """Return what is added to the linear predictor, shape (N,); None if nothing is."""
+        return None
+
     @property
     def periods(self) -> int:
         """The most long rows of one person; 0 if the regression is over the table's own rows."""
@@ -213,6 +217,7 @@ class GLMModel(AbstractRegressionModel):
         return GeneralisedLinear(
             family=self.family,
             X=scaled_design(self.formula, rows, self.levels, self.scales),
+            offset=self.response.offset(rows),
             y=y,
             w=None if is_one(w) else w,
             bound=self.row_bound(None),

@@ -15,9 +15,10 @@ from fedtmle.initial.glm import GLMModel
 from fedtmle.model.grouped import GroupedLinear
 from fedtmle.model.submodel import AbstractRowsSubmodel
 from fedtmle.model.table import Table
-from fedtmle.model.types import Array, Part
+from fedtmle.model.types import Array, IntArray, Part
 from fedtmle.privacy.charts import AbstractChart, Tangent, chart_of, row_terms
 from fedtmle.targets.effects.moments import ClosingLayout, MomentColumns
+from fedtmle.targets.regimes.problem import RegimeLaw, RegimeProblem
 from fedtmle.targets.time.problem import TimeLaw, TimeProblem
 
 
@@ -54,18 +55,38 @@ class TimeChart(Numeric, AbstractChart[TimeLaw, Table]):
         return grouped(self.problem.submodel(law, rows))
 
     def closing_terms(self, law: TimeLaw, rows: Table, base: Table) -> Array:
-        columns, cluster = self.problem.whole(law, rows), self.problem.prepare.clusters(base).cluster
-        if cluster is not None:  # a row is seen beside the cluster's other rows
-            before = self.problem.whole(law, base)
-            totals = np.stack([np.bincount(cluster, weights=column)[cluster] for column in before.flat])
-            gathered = totals.reshape(before.stacked.shape)
-            columns = MomentColumns(columns.stacked - before.stacked + gathered)
-        terms = ClosingLayout(len(columns.u)).terms()
-        sums = [np.prod(columns.flat[list(term)], axis=0) for term in terms]
-        return np.stack([*sums, np.ones(rows.n_rows)])
+        problem = self.problem
+        clusters = problem.prepare.clusters(base)
+        return _closing(problem.whole(law, rows), problem.whole(law, base), clusters.cluster)
+
+
+@final
+@dataclass(frozen=True)
+class RegimeChart(Numeric, AbstractChart[RegimeLaw, Table]):
+    """The chart of a problem of treatment over time that a study prepared."""
+
+    problem: RegimeProblem
+
+    def submodel(self, law: RegimeLaw, rows: Table) -> AbstractRowsSubmodel:
+        return grouped(self.problem.submodel(law, rows))
+
+    def closing_terms(self, law: RegimeLaw, rows: Table, base: Table) -> Array:
+        problem = self.problem
+        return _closing(problem.whole(law, rows), problem.whole(law, base), problem.clusters(base).cluster)
+
+
+def _closing(columns: MomentColumns, before: MomentColumns, cluster: IntArray | None) -> Array:
+    """Return each row's share in the closing sums; in a cluster a row is seen beside the other rows."""
+    if cluster is not None:
+        totals = np.stack([np.bincount(cluster, weights=column)[cluster] for column in before.flat])
+        columns = MomentColumns(columns.stacked - before.stacked + totals.reshape(before.stacked.shape))
+    terms = ClosingLayout(len(columns.u)).terms()
+    sums = [np.prod(columns.flat[list(term)], axis=0) for term in terms]
+    return np.stack([*sums, np.ones(columns.stacked.shape[2])])
 
 
 chart_of.register(TimeProblem, TimeChart)
+chart_of.register(RegimeProblem, RegimeChart)
 
 
 def grouped(submodel: object) -> GroupedLinear:

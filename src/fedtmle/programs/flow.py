@@ -42,6 +42,17 @@ from fedtmle.programs.missing import (
     with_indicators,
 )
 from fedtmle.programs.nuisance import Regression, effect_columns, regressions
+from fedtmle.programs.regimes import (
+    RegimeDetails,
+    SequentialFits,
+    count_over_time,
+    find_adherence,
+    find_regime_overlap,
+    fit_sequence,
+    named_fits,
+    regime_problem,
+    study_at,
+)
 from fedtmle.programs.rounds import together, with_closing
 from fedtmle.programs.rubin import combined_silos, pool_estimates
 from fedtmle.programs.sites import ComparedSilos, OwnTMLE, compare_silos
@@ -68,6 +79,9 @@ from fedtmle.targets.effects.estimands import AbstractEffect
 from fedtmle.targets.effects.prepare import EffectColumns, Preparation
 from fedtmle.targets.effects.problem import EffectLaw, EffectProblem
 from fedtmle.targets.effects.statistics import FittedPropensityBins, OverlapMass, StudyCounts
+from fedtmle.targets.regimes.estimands import AbstractRegimeEffect
+from fedtmle.targets.regimes.problem import RegimeLaw
+from fedtmle.targets.regimes.timeline import PeriodView
 from fedtmle.targets.time.estimands import AbstractTimeEffect
 
 SMALLEST_EXPONENT = -512  # of weights: below it, their grid would leave the range of a double
@@ -133,6 +147,8 @@ class StudyProgram(AbstractProgram[AnyTable]):
             rows = without_missing(rows, study.target.treatment)
         if study.imputes:
             rows = numbered(rows)
+        if study.timeline is not None:  # variables over time by name, with their values in period 1
+            rows = PeriodView(timeline=study.timeline, period=1).of(rows)
         return with_silo(rows, silo, self.silos) if self.silos else rows
 
     def alone(self, silo: str) -> Self:
@@ -178,7 +194,7 @@ def combined(outcomes: Sequence[Outcome]) -> Outcome:
     estimates = tuple(outcome.estimate for outcome in targeted)
     details = study_details(targeted[0])
     if not isinstance(details, StudyDetails):
-        raise TypeError("a study of time to an event imputes nothing")
+        raise TypeError("a study over time imputes nothing")
     silos = details.silos
     if silos is not None:
         by_set = [study_details(outcome).silos for outcome in targeted]
@@ -215,6 +231,8 @@ def study_flow(study: Study, levels: Levels, n: int) -> Flow[Outcome]:
         return (yield from time_flow(study, study.target, levels, n))
     if isinstance(study.target, AbstractTarget):
         return (yield from target_flow(study, study.target, levels, n))
+    if isinstance(study.target, AbstractRegimeEffect):
+        return (yield from regime_flow(study, study.target, levels, n))
     prepared = yield from prepare_study(study, levels, n)
     return (yield from target_study(study, prepared, n))
 
@@ -282,7 +300,7 @@ def target_study(study: Study, prepared: PreparedStudy, n: int) -> Flow[Outcome]
     return replace(outcome, details=details, populations=populations)
 
 
-Details = StudyDetails | TimeDetails | TargetDetails
+Details = StudyDetails | TimeDetails | TargetDetails | RegimeDetails
 
 
 def study_details(outcome: Outcome) -> Details:
@@ -384,6 +402,55 @@ def target_flow(study: Study, target: AbstractTarget, levels: Levels, n: int) ->
         observed_counts=tally.observed,
         g_floor=started.g_floor,
         nuisances={role: (fit,) for role, fit in started.fits.items()},
+        silos=silos,
+    )
+    return replace(outcome, details=details)
+
+
+def regime_flow(
+    study: Study, target: AbstractRegimeEffect, levels: Mapping[str, tuple[str, ...]], n: int
+) -> Flow[Outcome]:
+    """Run a study of treatment over time; `programs.regimes` has its parts."""
+    columns = effect_columns(study, (yield from _shared_clusters(study)))
+    timeline = target.timeline(study.variables)
+    tally = yield from count_over_time(study, target, columns, timeline, n)
+    floor = score_bound(study.g_bounds, n)
+    fits = SequentialFits(
+        study=study,
+        target=target,
+        columns=columns,
+        timeline=timeline,
+        levels=levels,
+        tally=tally,
+        ceiling=1.0 / floor if floor else math.inf,
+        n=n,
+    )
+    scores, chains = yield from fit_sequence(fits)
+    problem = regime_problem(fits, scores, chains)
+
+    def last(law: object) -> Flow[Any]:
+        flows: list[Flow[Any]] = [find_regime_overlap(problem, target, n)]
+        if study.diagnostics and isinstance(law, RegimeLaw):
+            own = OwnTMLE(study=study, columns=columns, levels=levels, dim=problem.dim, flow=study_flow)
+            flows += [find_adherence(problem, n), compare_silos(study, None, own, n)]
+        return (yield from together(flows))
+
+    targeting = study.algorithm.flow(problem, problem.start(), n)
+    outcome, shown = yield from with_closing(targeting, last)
+    if shown is None:
+        shown = [(yield from find_regime_overlap(problem, target, n))]
+    overlap, adherence, silos = (*shown, None, None)[:3]
+    nuisances, labels = named_fits(fits, scores, problem)
+    details = RegimeDetails(
+        problem=problem,
+        components=target.components(()),
+        levels=levels,
+        tally=tally,
+        g_floor=floor,
+        overlap=overlap,
+        adherence=adherence,
+        nuisances=nuisances,
+        fit_labels=labels,
         silos=silos,
     )
     return replace(outcome, details=details)
@@ -624,7 +691,10 @@ class PreflightProgram(AbstractProgram[AnyTable]):
         return with_silo(rows, silo, self.silos) if self.silos else rows
 
     def flow(self, n: int) -> Flow[Described]:
-        columns, models, weight_mean = yield from fit_treatment(self.study, self.silos, n)
+        study = self.study
+        if study.timeline is not None:  # the propensity scores of the first period
+            study = study_at(study, study.timeline, 1)
+        columns, models, weight_mean = yield from fit_treatment(study, self.silos, n)
         preparation = scores_alone(columns, models, weight_mean)
         bins = yield BinsQuery(bins=FittedPropensityBins(preparation), n=n)
         return Described(details=named_histograms(bins, self.study.target.arms))

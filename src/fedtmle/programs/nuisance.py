@@ -104,8 +104,8 @@ def effect_columns(study: Study, spanning: tuple[bytes, ...] = ()) -> EffectColu
     return EffectColumns(
         outcome=target.outcome,
         outcome_bounds=study.outcome_bounds,
-        treatment=target.treatment,
-        arms=target.arms,
+        treatment=None if target.is_modified else target.treatment,
+        arms=("all",) if target.is_modified else target.arms,
         strata=target.strata,
         strata_levels=study.levels[target.strata] if target.strata else (),
         weights=study.weights,

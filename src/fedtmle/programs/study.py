@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from enum import Enum
+from functools import cached_property
 from typing import Literal, final
 
 import numpy as np
@@ -27,6 +28,8 @@ from fedtmle.model.table import SILO, AnyTable, StreamedTable
 from fedtmle.model.types import IntArray
 from fedtmle.targets.effects.components import Static
 from fedtmle.targets.effects.estimands import AbstractEffect
+from fedtmle.targets.regimes.estimands import AbstractRegimeEffect
+from fedtmle.targets.regimes.timeline import Timeline
 from fedtmle.targets.time.estimands import AbstractTimeEffect
 from fedtmle.targets.time.followup import PERIOD, period_levels
 
@@ -50,6 +53,7 @@ class Use(Enum):
     FACTOR = 'a factor, as in C(name) or strata: kind "category" with its levels, or "binary"'
     EVENT = 'the event: kind "category" with its codes as levels, or "binary"'
     TIME = 'a time: kind "number" or "count" with its range'
+    CENSORING = 'censoring, 1 in the period of it: kind "binary"'
     WEIGHT = 'the weights: kind "number" with its range, not below 0'
     CLUSTER = 'the cluster: kind "identifier"'
 
@@ -60,6 +64,8 @@ class Use(Enum):
                 return variable.bounds is not None
             case Use.WEIGHT:
                 return variable.bounds is not None and variable.bounds[0] >= 0
+            case Use.CENSORING:
+                return variable.kind == "binary"
             case Use.FACTOR | Use.EVENT:
                 return bool(variable.codes)
             case Use.TREATMENT:
@@ -91,6 +97,9 @@ class Study:
     A target of time to an event has a ``hazard_model`` and a ``censoring_model`` over person-periods, whose
     formulas may use ``period``, instead of an ``outcome_model`` and a ``missingness_model``; without one, the
     hazard is counted by arm and period (Kaplan-Meier).
+    A target of treatment over time has models of treatment, censoring and outcome for every period from one
+    formula each: there ``l`` is a variable over time in the period, and ``lag1_l`` in the period before;
+    terms with lags that reach back before the first period are left out.
     ``variables`` is the dictionary: it declares every variable that the study uses (`Variables`, or a plain
     mapping of its entries). The outcome's kind and bounds, the treatment's arms, the levels of factors and
     the grid of every sum follow from it. `draft` drafts one from a table.
@@ -168,6 +177,8 @@ class Study:
         if isinstance(self.target, AbstractTimeEffect):
             self._check_time()
         self._check_options()
+        if isinstance(self.target, AbstractRegimeEffect):
+            self._check_regimes(self.target)
         if self.imputations < 5:
             raise InputError(f"imputations: expected at least 5 data sets, not {self.imputations}")
         if self.imputation_sweeps < 1:
@@ -197,6 +208,36 @@ class Study:
         for role in target.fitted_roles:
             if isinstance(self.models.get(role), Supplied):
                 raise InputError(f"{role}_model: its predictions cannot be supplied as a column; give a GLM")
+
+    def _check_regimes(self, target: AbstractRegimeEffect) -> None:
+        """Refuse what a target of treatment over time has not."""
+        if (target.censoring is None) != (self.censoring_model is None):
+            raise InputError("censoring_model: give one if and only if the target names a censoring variable")
+        treatment = str(target.treatment)
+        uses = treatment in used_columns(self.treatment_model)
+        if target.is_modified and not uses:
+            raise InputError(
+                f"treatment_model: it tells modified from observed treatments, so its formula must use "
+                f"'{treatment}'"
+            )
+        columns = {column for name, listed in target.over_time.items() for column in listed if column != name}
+        declared = sorted(columns & {*self.variables})
+        if declared:
+            raise InputError(
+                f"variables: '{declared[0]}' is a column of a variable over time; declare that variable "
+                "once, by its name in over_time"
+            )
+        for role, model in self.models.items():
+            for column in (column for column in used_columns(model) if column in columns):
+                raise InputError(
+                    f"{role}_model: '{column}' is a column of one period; use the name of the variable in "
+                    "over_time, or its lag, as in lag1_name"
+                )
+
+    @cached_property
+    def timeline(self) -> Timeline | None:
+        """The columns by period, where treatment is given over time; else None."""
+        return self.target.timeline(self.variables) if isinstance(self.target, AbstractRegimeEffect) else None
 
     def _refuse_types(self) -> None:
         expect("target", self.target, AbstractEffect, 'an effect such as ATE(outcome="y", treatment="a")')
@@ -241,6 +282,8 @@ class Study:
                 )
         if isinstance(self.target, AbstractTimeEffect):
             _check_event(self.target, variables)
+        if isinstance(self.target, AbstractRegimeEffect):
+            _check_over_time(self.target, variables)
         object.__setattr__(self, "target", replace(self.target, arms=declared_arms(self.target, variables)))
         self._check_ranges()
 
@@ -292,6 +335,12 @@ class Study:
                 f"variables: covariates of a study of {type(self.target).__name__} cannot be imputed; "
                 "declare an indicator"
             )
+        for name in self.target.over_time if isinstance(self.target, AbstractRegimeEffect) else ():
+            if name in variables and variables[name].missing != "refuse":
+                raise InputError(
+                    f"variables: '{name}' declares missing = \"{variables[name].missing}\", and is a "
+                    "variable over time: its values are missing after censoring or the event only"
+                )
         if self.imputes and isinstance(self.algorithm, Personalized):
             raise InputError(
                 "variables: a study that imputes combines pooled estimates, and Personalized has none"
@@ -332,7 +381,9 @@ class Study:
         else:
             yield target.outcome, Use.OUTCOME
         if target.treatment is not None:
-            yield target.treatment, Use.TREATMENT
+            yield target.treatment, Use.NUMBER if target.is_modified else Use.TREATMENT
+        if isinstance(target, AbstractRegimeEffect) and target.censoring is not None:
+            yield target.censoring, Use.CENSORING
         if target.strata is not None:
             yield target.strata, Use.FACTOR
         if self.weights is not None:
@@ -340,15 +391,27 @@ class Study:
         if self.cluster is not None:
             yield self.cluster, Use.CLUSTER
         for regime in target.regimes():
-            yield from ((name, Use.NUMBER) for name in regime.needs)
+            yield from ((self.declared_name(name), Use.NUMBER) for name in regime.needs)
         for name, use in target.more_columns().items():
             yield name, Use.FACTOR if use == "factor" else Use.NUMBER
         for model in self.models.values():
             for formula in formulas(model, public=True):
-                derived = self.derived_levels
-                yield from ((name, Use.NUMBER) for name in formula.numeric_names if name not in derived)
-                known = (target.treatment, SILO, *derived)
-                yield from ((name, Use.FACTOR) for name in formula.factor_names if name not in known)
+                numbers = dict.fromkeys(map(self.declared_name, formula.numeric_names))
+                factors = dict.fromkeys(map(self.declared_name, formula.factor_names))
+                known = (target.treatment, SILO)
+                yield from ((name, Use.NUMBER) for name in numbers if not self.is_period(name))
+                yield from (
+                    (name, Use.FACTOR) for name in factors if name not in known and not self.is_period(name)
+                )
+
+    def declared_name(self, name: str) -> str:
+        """Return the name by which the dictionary declares a variable: that of the variable for a lag."""
+        lagged = None if self.timeline is None else self.timeline.lagged(name)
+        return name if lagged is None else lagged.name
+
+    def is_period(self, name: str) -> bool:
+        """Return whether a name in a formula is that of the period, which no silo has as a column."""
+        return name == PERIOD and isinstance(self.target, AbstractTimeEffect)
 
     @property
     def levels(self) -> dict[str, tuple[str, ...]]:
@@ -450,7 +513,7 @@ class Study:
 
     @property
     def factors(self) -> tuple[str, ...]:
-        """The factors of formulas, and the strata; without the treatment."""
+        """The factors of formulas that silos have as columns, and the strata; without the treatment."""
         names = {
             name
             for model in self.models.values()
@@ -462,16 +525,31 @@ class Study:
 
     @property
     def derived_levels(self) -> dict[str, tuple[str, ...]]:
-        """The levels of factors that no silo has as a column: the period of a person-period."""
-        if not isinstance(self.target, AbstractTimeEffect):
+        """The levels of factors that no silo has as a column: the period, and variables over time."""
+        if isinstance(self.target, AbstractTimeEffect):
+            return {PERIOD: period_levels(len(self.target.edges))}
+        timeline = self.timeline
+        if timeline is None:
             return {}
-        return {PERIOD: period_levels(len(self.target.edges))}
+        names = {name: self.declared_name(name) for name in (*timeline.over_time, *self._lags)}
+        return {name: self.variables[of].codes for name, of in names.items() if of in self.variables}
+
+    @property
+    def _lags(self) -> tuple[str, ...]:
+        """The lags of variables over time that models use."""
+        used = {name for model in self.models.values() for name in used_columns(model)}
+        return tuple(sorted(name for name in used if self.declared_name(name) != name))
 
     @property
     def ranges(self) -> dict[str, Range]:
         """The range of every number that formulas may use, that of the period included."""
-        derived = {name: (1.0, float(len(levels))) for name, levels in self.derived_levels.items()}
-        return {**self.variables.ranges, **derived}
+        declared, timeline = self.variables.ranges, self.timeline
+        if isinstance(self.target, AbstractTimeEffect):
+            return {**declared, PERIOD: (1.0, float(len(self.target.edges)))}
+        if timeline is None:
+            return declared
+        lags = {name: self.declared_name(name) for name in self._lags}
+        return {**declared, **{name: declared[of] for name, of in lags.items() if of in declared}}
 
     @property
     def outer_folds(self) -> Folds | None:
@@ -509,6 +587,10 @@ def declared_arms(target: AbstractEffect, variables: Variables) -> tuple[str, ..
     if target.treatment is None:
         return target.arms
     treatment = variables[target.treatment]
+    if target.is_modified:
+        if target.arms:
+            raise InputError("arms: a treatment that rules modify has none; leave them out")
+        return ()
     if not treatment.codes:  # a number or a count: a dose, of which the arms are some values
         if not target.arms:
             raise InputError(
@@ -521,6 +603,20 @@ def declared_arms(target: AbstractEffect, variables: Variables) -> tuple[str, ..
             f"{', '.join(treatment.codes)}, or leave it out"
         )
     return target.arms or treatment.codes
+
+
+def _check_over_time(target: AbstractRegimeEffect, variables: Variables) -> None:
+    """Check that rules read what is there in every period, and that an event over time is binary."""
+    timeline = target.timeline(variables)
+    for rule in target.rules:
+        for name in rule.needs:
+            if not timeline.is_there(name, 1):
+                raise InputError(f"rules: '{name}' does not exist in period 1; name the variable itself")
+    if target.is_survival and variables[target.outcome].kind != "binary":
+        raise InputError(
+            f"variables: '{target.outcome}' is declared as {variables[target.outcome].noun}, and used as an "
+            'event over time: kind "binary"'
+        )
 
 
 def _check_event(target: AbstractTimeEffect, variables: Variables) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from importlib.resources import files
 
 from fedtmle.layout import Document, decimals, number, probability
-from fedtmle.report import charts, emulation, people, series, technical, wording
+from fedtmle.report import charts, emulation, over_time, people, series, technical, wording
 from fedtmle.report import checklist as checklists
 from fedtmle.report.checklist import STROBE, anchor
 from fedtmle.runtime.markup import element, scrolling, table, text
@@ -50,7 +50,10 @@ def _sections(document: Document) -> Iterator[tuple[str, str]]:
     yield "Estimates", _estimates(document)
     if "study" in document:
         yield "Survival curves", people.curves(document)
+        yield "Risks over time", over_time.risks(document)
         yield "Participants", people.participants(document)
+        yield "Adherence", over_time.adherence(document)
+        yield "Weights over time", over_time.weights(document)
     yield from emulation.sections(document)
     if "study" in document:
         yield "Missing data", people.missing(document)

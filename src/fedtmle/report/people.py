@@ -6,13 +6,15 @@ import math
 from collections.abc import Iterator
 
 from fedtmle.layout import Document, decimals, learner_tables, share
-from fedtmle.report import charts, clinical, series, wording
+from fedtmle.report import charts, clinical, over_time, series, wording
 from fedtmle.runtime.markup import element, scrolling, table, text
 from fedtmle.targets.effects.estimands import Scale
 
 
 def participants(document: Document) -> str:
     """Return the numbers of records and outcomes by arm, with the outcome's mean in each arm if targeted."""
+    if "periods" in document:
+        return over_time.participants(document)
     data = series.overlap(document)
     if data is None:
         return ""

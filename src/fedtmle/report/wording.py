@@ -29,6 +29,12 @@ MEASURES = {
     ),
     "OutcomeMean": ("risk", "mean"),
     "PolicyMeans": ("risk under each rule", "mean under each rule"),
+    "RegimeMean": ("risk under each rule over time", "mean under each rule over time"),
+    "RegimeDifference": (
+        "risk difference between rules over time",
+        "mean difference between rules over time",
+    ),
+    "RegimeRatio": ("risk ratio between rules over time", "ratio of means between rules over time"),
 }
 
 
@@ -111,7 +117,7 @@ def title(document: Document) -> str:
 def comparison(document: Document) -> str:
     """Return the arms that are compared, as in "exercise against usual"; empty without a treatment."""
     target = document["study"]["target"]
-    if target["treatment"] is None or target["kind"] == "PolicyMeans":
+    if target["treatment"] is None or target["kind"] == "PolicyMeans" or "over_time" in target:
         return ""
     reference, *others = (arm(document, code) for code in target["arms"])
     treatment = label(document, target["treatment"])
@@ -154,6 +160,14 @@ def methods(document: Document) -> Iterator[str]:
     if "brought" in target:
         yield from _own_methods(document)
         models = {}
+    if "over_time" in target:
+        bound = document.get("weight_bound")
+        limit = f"truncated at {bound:.3g}" if bound else "not truncated"
+        yield (
+            "Outcomes under the rules were estimated by sequential regression, backwards over "
+            f"{len(document['periods'])} periods, each regression fluctuated with the cumulative inverse "
+            f"probability weights, {limit}."
+        )
     if "outcome" in models:
         yield f"The outcome regression was {models['outcome']}."
     if "hazard" in models:

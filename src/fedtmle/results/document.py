@@ -22,6 +22,7 @@ from fedtmle.layout import Document
 from fedtmle.model.families import Response
 from fedtmle.programs.diagnostics import Histogram, OutcomeFit
 from fedtmle.programs.flow import Details, StudyDetails, study_details
+from fedtmle.programs.regimes import RegimeDetails
 from fedtmle.programs.rubin import MultiplyImputed
 from fedtmle.programs.study import Study
 from fedtmle.programs.target import AbstractTarget
@@ -32,6 +33,7 @@ from fedtmle.protocol.plan import Plan, provenance
 from fedtmle.protocol.sites import OwnEstimate, OwnStatus
 from fedtmle.results.inference import Row, imputed_rows, interaction_tests, silo_tables, table_rows
 from fedtmle.results.meta import heterogeneity, leave_one_out
+from fedtmle.results.regimes import regime_document
 from fedtmle.results.result import FORMAT, versions
 from fedtmle.results.time import time_document
 from fedtmle.runtime.result import Result
@@ -103,6 +105,11 @@ def document(plan: Plan, finished: Finished, result: Result, release: Sequence[s
         **(
             time_document(study, details, result, len(finished.sizes))
             if isinstance(details, TimeDetails)
+            else {}
+        ),
+        **(
+            regime_document(study, details, result, len(finished.sizes))
+            if isinstance(details, RegimeDetails)
             else {}
         ),
         "g_floor": details.g_floor,
@@ -420,6 +427,9 @@ def diagnostics_document(study: Study, finished: Finished) -> Document | None:
                 "eif_mean": eif_means(finished),
             }
         )
+    if isinstance(details, RegimeDetails):
+        eif: Document = {"overlap": [], "outcome_fit": None, "eif_mean": eif_means(finished)}
+        return None if details.adherence is None else eif
     if not isinstance(details, StudyDetails) or details.diagnostics is None:
         return None
     return {

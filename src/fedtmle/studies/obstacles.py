@@ -19,6 +19,7 @@ from fedtmle.model.types import Array, IntArray
 from fedtmle.programs.study import Study
 from fedtmle.protocol.guard import TARGETS, Policy
 from fedtmle.protocol.plan import brought
+from fedtmle.studyfile.schema import first_period
 
 MERGE = "merge it with another level (levels in the silo file), or leave the variable out of the models"
 
@@ -29,6 +30,7 @@ def obstacles(study: Study, tables: Mapping[str, Table], policies: Mapping[str, 
     ``policies`` has the limits of each silo; those of `Policy.unguarded` refuse nothing.
     """
     found: list[Defect] = []
+    tables = first_period(study, tables)
     for name, table in tables.items():
         found += _refusals(study, name, table, policies[name], len(tables))
     found += _pooled(study, tables)
@@ -48,7 +50,8 @@ def _refusals(study: Study, silo: str, table: Table, policy: Policy, silos: int)
         message = f"has {table.n_rows} records, and its policy asks for {policy.min_rows} (min_rows)"
         yield Defect(message=message, fix="leave the silo out of the study", silo=silo)
     target = study.target
-    for column in (name for name in (target.treatment, target.strata) if name is not None):
+    treatment = None if target.is_modified else target.treatment
+    for column in (name for name in (treatment, target.strata) if name is not None):
         for level, count in _level_counts(study, table, column).items():
             if 0 < count < policy.min_arm_rows:
                 yield _few(silo, column, level, count, "min_arm_rows", policy.min_arm_rows)
@@ -93,7 +96,7 @@ def _pooled(study: Study, tables: Mapping[str, Table]) -> Iterator[Defect]:
 
 def _separated(study: Study, tables: Mapping[str, Table]) -> Iterator[Defect]:
     """Yield the levels of the treatment model's factors in which only some of the arms occur."""
-    treatment = study.target.treatment
+    treatment = None if study.target.is_modified else study.target.treatment
     model = study.models.get("treatment")
     if treatment is None or not isinstance(model, GLM) or model.ridge:
         return

@@ -35,7 +35,8 @@ from fedtmle.studies.table1 import (
     table1_columns,
     thresholded,
 )
-from fedtmle.studyfile.schema import in_memory, schema_of
+from fedtmle.studyfile.schema import first_period, in_memory, schema_of
+from fedtmle.targets.regimes.estimands import AbstractRegimeEffect
 from fedtmle.targets.time.estimands import AbstractTimeEffect
 
 
@@ -125,7 +126,7 @@ def preflight(study: Study, silos: Mapping[str, object], *, silo: str | None = N
     if silo is not None and silo not in silos:
         raise InputError(f"silo: expected one of {', '.join(silos)}, not {silo!r}")
     sources = silos if silo is None else {silo: silos[silo]}
-    tables = in_memory(load_all(sources, _lenient(schema_of(study))), "preflight")
+    tables = first_period(study, in_memory(load_all(sources, _lenient(schema_of(study))), "preflight"))
     if silo is not None:
         columns = table1_columns(study)
         full = {name: describe_silo(columns, table) for name, table in tables.items()}
@@ -147,7 +148,8 @@ def differing_silos(study: Study, tables: Mapping[str, Table]) -> list[str]:
     The tables are those of all silos, without missing covariates; nothing but the pooled test leaves this
     function. Models that cannot be fitted give no warning here: `run` says why.
     """
-    if study.uses_silo or len(tables) < 2 or isinstance(study.target, AbstractTimeEffect | AbstractTarget):
+    own = AbstractTimeEffect | AbstractRegimeEffect | AbstractTarget
+    if study.uses_silo or len(tables) < 2 or isinstance(study.target, own):
         return []
     plan = Plan(program=SitesProgram(study=study), roster=roster(list(tables)))
     try:
@@ -283,7 +285,7 @@ def fitted_overlap(
     study: Study, columns: Table1Columns, tables: Mapping[str, Table], policies: Mapping[str, Policy]
 ) -> FittedOverlap | None:
     """Fit the study's treatment model across silos; a model that cannot be fitted is reported, not raised."""
-    if study.target.treatment is None or isinstance(study.target, AbstractTarget):
+    if study.target.treatment is None or study.target.is_modified or isinstance(study.target, AbstractTarget):
         return None  # the treatment model of a target with a problem of its own is no propensity score
     usable = complete_rows(columns, tables)
     if not usable:

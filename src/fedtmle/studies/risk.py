@@ -25,6 +25,7 @@ from fedtmle.studies.home import policy_of, session_policy
 from fedtmle.studyfile.file import StudyFile, file_plan
 from fedtmle.studyfile.schema import in_memory, schema_of
 from fedtmle.targets.effects.problem import LINK_REACH, EffectProblem
+from fedtmle.targets.regimes.estimands import AbstractRegimeEffect
 from fedtmle.targets.residuals import ResidualProblem
 from fedtmle.targets.time.estimands import AbstractTimeEffect
 
@@ -210,6 +211,9 @@ def probes(replayed: Replayed) -> tuple[AnsweredQuery, ...]:
 def _default(study: Study) -> list[str]:
     target = study.target
     time = [target.time] if isinstance(target, AbstractTimeEffect) else []
+    if isinstance(target, AbstractRegimeEffect):
+        columns = target.over_time
+        return [*columns.get(target.outcome, (target.outcome,)), *columns[str(target.treatment)]]
     return [target.outcome, *time, *([target.treatment] if target.treatment else [])]
 
 

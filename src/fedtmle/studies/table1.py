@@ -14,11 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedtmle.initial.glm import Supplied
+from fedtmle.initial.superlearner import formulas
 from fedtmle.model.table import Table
 from fedtmle.model.types import Array
 from fedtmle.programs.study import Study
 from fedtmle.protocol.bins import visible
 from fedtmle.studyfile.schema import schema_of
+from fedtmle.targets.regimes.estimands import AbstractRegimeEffect
 from fedtmle.targets.time.estimands import AbstractTimeEffect
 
 Bools = NDArray[np.bool_]
@@ -85,17 +87,30 @@ def table1_columns(study: Study) -> Table1Columns:
     excluded = {target.outcome, target.treatment, study.weights, study.cluster, *predictions}
     if isinstance(target, AbstractTimeEffect):
         excluded |= {target.time, target.entry}
-    names = [name for name in schema_of(study).names if name not in excluded]
-    factors = {name: study.levels[name] for name in names if name in study.factors}
+    names = list(dict.fromkeys(_shown(study, column) for column in schema_of(study).names))
+    if isinstance(target, AbstractRegimeEffect):
+        excluded |= {target.censoring}
+    names = [name for name in names if name not in excluded]
+    categories = {
+        study.declared_name(n) for m in study.models.values() for f in formulas(m) for n in f.factor_names
+    }
+    factors = {name: study.levels[name] for name in names if name in {*study.factors, *categories}}
     return Table1Columns(
-        arms=target.arms,
-        treatment=target.treatment,
+        arms=("all",) if target.is_modified else target.arms,
+        treatment=None if target.is_modified else target.treatment,
         outcome=target.outcome,
         numeric=tuple(name for name in names if name not in factors),
         factors=factors,
         labels={name: study.variables.heading(name) for name in study.variables},
         words={name: study.variables.words(name) for name in study.variables},
     )
+
+
+def _shown(study: Study, column: str) -> str:
+    """Return the name by which Table 1 shows a column: that of the variable over time, in period 1."""
+    timeline = study.timeline
+    names = {} if timeline is None else {c: name for name, each in timeline.over_time.items() for c in each}
+    return names.get(column, column)
 
 
 def describe_silo(columns: Table1Columns, table: Table) -> SiloTable:

@@ -18,7 +18,7 @@ from fedtmle.defects import Defect, Lines, Place, Toml, near
 from fedtmle.errors import InputError
 from fedtmle.initial.glm import GLM, Supplied
 from fedtmle.initial.pilot import Pilot
-from fedtmle.initial.superlearner import formulas, pilots
+from fedtmle.initial.superlearner import formulas, pilots, used_columns
 from fedtmle.initial.trees import GradientBoostedTrees
 from fedtmle.initial.variables import Variables, read_variable
 from fedtmle.model.table import SILO
@@ -32,6 +32,8 @@ from fedtmle.studyfile.sample import fit_on_sample
 from fedtmle.studyfile.toml import DEEPEST, Arguments, Sections, too_deep
 from fedtmle.studyfile.values import SectionKind
 from fedtmle.targets.effects.estimands import ATE, AbstractEffect, OutcomeMean
+from fedtmle.targets.regimes.estimands import AbstractRegimeEffect
+from fedtmle.targets.regimes.timeline import LAG
 from fedtmle.targets.time.estimands import AbstractTimeEffect
 from fedtmle.targets.time.followup import PERIOD
 
@@ -180,6 +182,9 @@ class _StudyReader:
         known = {*variables, SILO, *(() if target is None else (target.outcome, target.treatment))}
         if target is None or isinstance(target, AbstractTimeEffect):
             known.add(PERIOD)
+        if isinstance(target, AbstractRegimeEffect):
+            lags = (LAG.fullmatch(name) for model in models.values() for name in used_columns(model))
+            known |= {lag[0] for lag in lags if lag and lag[2] in target.over_time and lag[2] in variables}
         for name, model in models.items():
             names = [
                 each for f in formulas(model, public=True) for each in (*f.numeric_names, *f.factor_names)

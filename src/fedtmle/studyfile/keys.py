@@ -64,6 +64,8 @@ from fedtmle.targets.effects import estimands
 from fedtmle.targets.effects.components import AbstractRegime, Static, Stochastic, Threshold
 from fedtmle.targets.effects.estimands import AbstractEffect
 from fedtmle.targets.installed import installed_target
+from fedtmle.targets.regimes.estimands import REGIME_ESTIMANDS, AbstractRegimeEffect
+from fedtmle.targets.regimes.rules import Onset, Planned, Shift
 from fedtmle.targets.time.estimands import TIME_ESTIMANDS
 
 RULES = {
@@ -79,6 +81,23 @@ RULES = {
     ),
     "Stochastic": SectionKind(make=Stochastic, keys={"shares": required(NUMBERS)}),
 }
+RULES_OVER_TIME = {
+    **RULES,
+    "Planned": SectionKind(make=Planned, keys={"plan": required(LEVELS)}),
+    "Onset": SectionKind(
+        make=Onset,
+        keys={
+            "column": required(TEXT),
+            "cut": required(NUMBER),
+            "arm": required(LEVEL),
+            "otherwise": required(LEVEL),
+            "below": TRUTH,
+        },
+    ),
+    "Shift": SectionKind(
+        make=Shift, keys={"by": NUMBER, "factor": POSITIVE, "least": NUMBER, "most": NUMBER}
+    ),
+}
 
 # How an argument of an estimand is read, by its type.
 _BY_TYPE: dict[object, Key] = {
@@ -93,6 +112,9 @@ _BY_TYPE: dict[object, Key] = {
     tuple[tuple[float, ...], ...]: Key(
         read=several(several(number)), expected="a list of points, such as [[0, 0], [1, 2]]"
     ),
+    Mapping[str, tuple[str, ...]]: Key(
+        read=table_of(several(text)), expected='a table of columns, such as {a = ["a1", "a2"]}'
+    ),
 }
 
 
@@ -102,7 +124,7 @@ def target_kinds(named: object = None) -> dict[str, SectionKind[AbstractEffect]]
     Such a target is one that an installed distribution brings (`targets.installed`).
     """
     known: dict[str, type[AbstractEffect]] = {
-        estimand.__name__: estimand for estimand in (*estimands.ESTIMANDS, *TIME_ESTIMANDS)
+        estimand.__name__: estimand for estimand in (*estimands.ESTIMANDS, *TIME_ESTIMANDS, *REGIME_ESTIMANDS)
     }
     brought = installed_target(named) if isinstance(named, str) and named not in known else None
     return {
@@ -142,7 +164,8 @@ def _argument_key(estimand: type[AbstractEffect], name: str, kind: object) -> Ke
     if get_origin(kind) is Literal:
         return choice(*get_args(kind))
     if kind == tuple[AbstractRegime, ...]:
-        return tables(RULES, expected=f"[[target.{name}]] tables")
+        rules = RULES_OVER_TIME if issubclass(estimand, AbstractRegimeEffect) else RULES
+        return tables(rules, expected=f"[[target.{name}]] tables")
     if kind not in _BY_TYPE:
         raise TypeError(f"{estimand.__name__}.{name}: a study file cannot hold values of type {kind}")
     return _BY_TYPE[kind]

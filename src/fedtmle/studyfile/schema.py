@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from fedtmle.data import Column, Kind, Schema
@@ -12,6 +12,8 @@ from fedtmle.initial.superlearner import formulas
 from fedtmle.initial.variables import Variables
 from fedtmle.model.table import SILO, AnyTable, StreamedTable, Table
 from fedtmle.programs.study import Study
+from fedtmle.targets.regimes.estimands import AbstractRegimeEffect
+from fedtmle.targets.regimes.timeline import PeriodView
 from fedtmle.targets.time.estimands import AbstractTimeEffect
 
 OUTSIDE_RANGE = (
@@ -25,8 +27,19 @@ def schema_of(study: Study) -> Schema:
     columns: dict[tuple[str, bool], Column] = {}
     for column in (*_roles(study), *_covariates(study)):
         declared = _declared(column, study.variables)
-        columns.setdefault((column.name, column.kind is Kind.FACTOR), declared)
+        for each in _by_period(declared, study):
+            columns.setdefault((each.name, column.kind is Kind.FACTOR), each)
     return Schema(tuple(columns.values()))
+
+
+def _by_period(column: Column, study: Study) -> Iterator[Column]:
+    """Yield the columns of a variable over time, which is missing once a person is not at risk; or itself."""
+    target = study.target
+    if isinstance(target, AbstractRegimeEffect) and column.name in target.over_time:
+        for name in target.over_time[column.name]:
+            yield replace(column, name=name, may_be_missing=True)
+    else:
+        yield column
 
 
 def _declared(column: Column, variables: Variables) -> Column:
@@ -55,9 +68,13 @@ def _roles(study: Study) -> Iterator[Column]:
     if isinstance(target, AbstractTimeEffect):
         yield from _time_roles(target)
     else:
-        may_be_missing = study.missingness_model is not None
+        may_be_missing = study.missingness_model is not None or study.censoring_model is not None
         yield Column(name=target.outcome, kind=Kind.NUMERIC, may_be_missing=may_be_missing)
-    if target.treatment is not None:
+    if isinstance(target, AbstractRegimeEffect) and target.censoring is not None:
+        yield Column(name=target.censoring, kind=Kind.NUMERIC)
+    if target.treatment is not None and target.is_modified:
+        yield Column(name=target.treatment, kind=Kind.NUMERIC)
+    elif target.treatment is not None:
         yield Column(name=target.treatment, kind=Kind.FACTOR, levels=target.arms)
     if target.strata is not None:
         yield Column(name=target.strata, kind=Kind.FACTOR)
@@ -68,7 +85,7 @@ def _roles(study: Study) -> Iterator[Column]:
     for name, use in target.more_columns().items():
         yield Column(name=name, kind=Kind.FACTOR if use == "factor" else Kind.NUMERIC)
     for regime in target.regimes():
-        yield from (Column(name=name, kind=Kind.NUMERIC) for name in regime.needs)
+        yield from (Column(name=study.declared_name(name), kind=Kind.NUMERIC) for name in regime.needs)
 
 
 def _time_roles(target: AbstractTimeEffect) -> Iterator[Column]:
@@ -83,10 +100,20 @@ def _covariates(study: Study) -> Iterator[Column]:
         if isinstance(model, Supplied):
             yield from (Column(name=name, kind=Kind.NUMERIC) for name in model.columns)
         for formula in formulas(model, public=True):
-            numbers = set(formula.numeric_names) - set(study.derived_levels)
-            yield from (Column(name=name, kind=Kind.NUMERIC) for name in sorted(numbers))
-            factors = set(formula.factor_names) - {study.target.treatment, SILO, *study.derived_levels}
-            yield from (Column(name=name, kind=Kind.FACTOR) for name in sorted(factors))
+            numbers = {study.declared_name(name) for name in formula.numeric_names}
+            factors = {study.declared_name(name) for name in formula.factor_names}
+            factors -= {study.target.treatment, SILO}
+            for names, kind in ((numbers, Kind.NUMERIC), (factors, Kind.FACTOR)):
+                there = sorted(name for name in names if not study.is_period(name))
+                yield from (Column(name=name, kind=kind) for name in there)
+
+
+def first_period(study: Study, tables: Mapping[str, Table]) -> dict[str, Table]:
+    """Return the tables with the variables over time by name, with their values in period 1, if any are."""
+    if study.timeline is None:
+        return dict(tables)
+    view = PeriodView(timeline=study.timeline, period=1)
+    return {name: view.show(table) for name, table in tables.items()}
 
 
 def check_streams(study: Study, tables: Mapping[str, AnyTable]) -> None:
@@ -113,15 +140,21 @@ def check_streaming(study: Study, streams: Sequence[str]) -> None:
 
 
 def check_follow_up(study: Study, tables: Mapping[str, AnyTable]) -> None:
-    """Raise `DataError`, which names the silo, if times and events of a table are not on the study's grid."""
+    """Raise `DataError`, which names the silo, if the follow-up in a table is not as the study says."""
     target = study.target
+    read: Callable[[Table], object]
     if isinstance(target, AbstractTimeEffect):
-        for name, table in tables.items():
-            try:
-                for block in table.blocks():
-                    target.follow_up.read(block)
-            except DataError as error:
-                raise error.at(name) from None
+        read = target.follow_up.read
+    elif isinstance(target, AbstractRegimeEffect):
+        read = target.timeline(study.variables).follow
+    else:
+        return
+    for name, table in tables.items():
+        try:
+            for block in table.blocks():
+                read(block)
+        except DataError as error:
+            raise error.at(name) from None
 
 
 def in_memory(tables: Mapping[str, AnyTable], user: str) -> dict[str, Table]:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from fedtmle.errors import InputError
 from fedtmle.targets.effects import estimands
+from fedtmle.targets.regimes.estimands import REGIME_ESTIMANDS
 from fedtmle.targets.time.estimands import TIME_ESTIMANDS
 
 _QUESTION = """\
@@ -52,6 +53,27 @@ treatment = "programme"         # its levels in [variables] are the arms
 # causes = ["relapse", "death"] # codes of the outcome that are events; by default 1
 # censored = "none"             # the code of no event; by default 0
 # beyond = "truncate"           # follow-up ends with the grid; by default a time beyond it is refused
+
+# Treatment over time, for kind = "RegimeMean", "RegimeDifference" or "RegimeRatio". Columns by period, in
+# order; the dictionary and formulas use the names on the left, and lag1_l for the period before:
+# censoring = "c"                 # 1 in the period in which a person is censored
+# over_time = {a = ["a1", "a2"], l = ["l1", "l2"], c = ["c1", "c2"]}
+# [[target.rules]]
+# kind = "Planned"              # an arm for each period
+# plan = ["exercise", "usual"]
+# [[target.rules]]
+# kind = "Onset"                # an arm from the first period in which a column is at least the cut
+# column = "l"
+# cut = 140
+# arm = "exercise"
+# otherwise = "usual"
+# below = false                 # true: from the first period in which it is below
+# [[target.rules]]
+# kind = "Shift"                # of a treatment that is a number: factor times it plus by, within limits
+# by = -1
+# factor = 1
+# least = 0
+# most = 10
 
 # The dictionary: what each variable is, the same for every silo. A silo checks every value against it, and
 # nobody is asked for labels or for the size of values. Ranges are what is possible, never a sample's minimum
@@ -255,7 +277,7 @@ Patient = dict[str, float]
 
 def study_text() -> str:
     """Return the commented study file, with a line for each registered estimand."""
-    kinds = (*estimands.ESTIMANDS, *TIME_ESTIMANDS)
+    kinds = (*estimands.ESTIMANDS, *TIME_ESTIMANDS, *REGIME_ESTIMANDS)
     width = max(len(kind.__name__) for kind in kinds) + 2
     lines = [f"{' ' * 32}#   {kind.__name__.ljust(width)}{kind.description}\n" for kind in kinds]
     return "".join([_QUESTION, *lines, _REST])

@@ -38,6 +38,7 @@ def render(document: Document) -> str:
         _personalized(document),
         _silos(document),
         _at_risk(document),
+        _adherence(document),
         _overlap(document),
         _fit(document),
         certificate(document),
@@ -65,7 +66,8 @@ def _silo_count(document: Document) -> str:
 
 
 def _cohort(document: Document) -> Iterator[str]:
-    rows = [("arm", "records", "with event" if "curves" in document else "with outcome", "truncated")]
+    rule = "rule" if "periods" in document else "arm"
+    rows = [(rule, "records", "with event" if "curves" in document else "with outcome", "truncated")]
     counts = ("arms", "arm_counts", "observed_counts", "truncated", "truncated_hidden")
     if not document["truncated"]:  # a target with a problem of its own counts none
         document = {**document, **dict.fromkeys(counts[3:], [0] * len(document["arms"]))}
@@ -125,6 +127,24 @@ def _at_risk(document: Document) -> Iterator[str]:
     rows = [["at risk in period", *map(str, shown["periods"])]]
     for arm, counts, hidden in zip(document["arms"], shown["counts"], shown["hidden_in"], strict=True):
         rows.append([arm, *(partial(c, h) for c, h in zip(counts, hidden, strict=True))])
+    yield from aligned(rows)
+
+
+def _adherence(document: Document) -> Iterator[str]:
+    """Yield who is at risk and censored in each period, and who has followed each rule so far."""
+    if "periods" not in document:
+        return
+    periods = document["periods"]
+    rows = [["period", *(str(each["period"]) for each in periods)]]
+    for key in ("at risk", "censored", "events"):
+        counts = [each[key.replace(" ", "_")] for each in periods]
+        if any(counts):
+            rows.append([key, *(f"{count:,}" for count in counts)])
+    for each in document["adherence"] or ():
+        followed = zip(each["followers"], each["hidden_in"], strict=True)
+        shown = [partial(count, hidden) for count, hidden in followed]
+        padded = [*shown, *[""] * (len(periods) - len(shown))]
+        rows.append([f"followed the rule: {each['rule']}", *padded])
     yield from aligned(rows)
 
 

@@ -48,6 +48,19 @@ class AbstractRegime(ABC):
     def check(self, arms: tuple[str, ...]) -> None:
         """Raise `InputError` unless the regime assigns these arms only."""
 
+    def check_periods(self, periods: int) -> None:  # noqa: ARG002 - most hold in any number of periods
+        """Raise `InputError` unless the regime is for treatment in this many periods."""
+        return
+
+    def at(self, period: int) -> AbstractRegime:  # noqa: ARG002 - most are the same in every period
+        """Return the regime in one period of treatment over time, counted from 1."""
+        return self
+
+    @property
+    def is_modified(self) -> bool:
+        """Whether the regime modifies the observed treatment, a number, instead of assigning an arm."""
+        return False
+
 
 @final
 @dataclass(frozen=True)
@@ -65,7 +78,7 @@ class Static(AbstractRegime):
         return ()
 
     def check(self, arms: tuple[str, ...]) -> None:
-        _require_arms(arms, self.arm)
+        require_arms(arms, self.arm)
 
     def probabilities(self, table: Table, arms: tuple[str, ...]) -> Array:
         return np.broadcast_to(np.eye(len(arms))[arms.index(self.arm), :, None], (len(arms), table.n_rows))
@@ -90,7 +103,7 @@ class Threshold(AbstractRegime):
         return (self.column,)
 
     def check(self, arms: tuple[str, ...]) -> None:
-        _require_arms(arms, self.arm, self.otherwise)
+        require_arms(arms, self.arm, self.otherwise)
 
     def probabilities(self, table: Table, arms: tuple[str, ...]) -> Array:
         above = table.numeric[self.column] >= self.cut
@@ -381,7 +394,8 @@ def component_blocks(components: Sequence[Component]) -> tuple[tuple[int, ...], 
     return tuple(map(tuple, blocks))
 
 
-def _require_arms(arms: tuple[str, ...], *named: str) -> None:
+def require_arms(arms: tuple[str, ...], *named: str) -> None:
+    """Raise `InputError` unless every named arm is one of the arms."""
     for arm in named:
         if arm not in arms:
             raise InputError(f"rules: '{arm}' is not one of the arms {', '.join(arms)}")

@@ -124,6 +124,11 @@ class AbstractEffect(ABC):
         """Return the question without strata and question mark: "How much does a change the mean of y"."""
 
     @property
+    def is_modified(self) -> bool:
+        """Whether rules modify the observed treatment, a number: then there are no arms."""
+        return False
+
+    @property
     def question(self) -> str:
         """The whole question, as results, reports and approvals show it."""
         strata = f", overall and by {self.strata}" if self.strata else ""

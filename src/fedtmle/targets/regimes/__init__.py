@@ -1,0 +1,1 @@
+"""Treatment over time: means under regimes, by sequential regression."""

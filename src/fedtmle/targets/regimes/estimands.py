@@ -1,0 +1,308 @@
+"""Estimands of treatment over time: means of an outcome, or risks of an event, under regimes."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import ClassVar, NamedTuple, final
+
+import numpy as np
+
+from fedtmle.errors import InputError, NumericalError
+from fedtmle.initial.variables import Variables
+from fedtmle.model.arguments import expect, expect_column, expect_integer
+from fedtmle.model.types import Array
+from fedtmle.targets.effects.components import AbstractPopulation, AbstractRegime, Component, Everyone
+from fedtmle.targets.effects.estimands import AbstractEffect, Scale, Summary
+from fedtmle.targets.regimes.timeline import LAG, Timeline
+
+MOST_PERIODS = 60
+
+
+class Chain(NamedTuple):
+    """One mean: a rule, and the number of periods up to the outcome."""
+
+    rule: AbstractRegime
+    horizon: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class AbstractRegimeEffect(AbstractEffect):
+    """A mean under rules for a treatment that is given in several periods.
+
+    ``over_time`` lists the columns of each variable over time, one per period; ``treatment`` is one of these
+    variables. ``rules`` say what everyone is given: `Static`, `Planned`, `Threshold`, `Onset` and
+    `Stochastic` for a treatment with arms, `Shift` for one that is a number. ``censoring`` is the variable
+    over time that is 1 in the period in which a person is censored, None if nobody is. ``outcome`` is a
+    column, measured after the last period, or a binary variable over time: an event, of which the risk by the
+    end of each of the periods in ``horizons`` is estimated (the last period if none is given). Within a
+    period the order is: covariates, treatment, censoring, event. Comparisons are with the first rule.
+
+    The inverse probabilities are in the weights of the fluctuation, as in R's ltmle and lmtp, whatever the
+    study's ``clever`` says.
+    """
+
+    roles = ("outcome", "treatment", "censoring")
+    fitted_roles = roles
+    fixed_options = ("submodel", "link", "folds")
+    may_impute = False
+    has_strata = False
+
+    rules: tuple[AbstractRegime, ...]
+    over_time: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    censoring: str | None = None
+    horizons: tuple[int, ...] = ()
+
+    fewest_rules: ClassVar[int] = 1
+    is_value: ClassVar[bool] = False  # whether each rule's own value is reported
+
+    def __post_init__(self) -> None:
+        AbstractEffect.__post_init__(self)
+        expect("rules", self.rules, tuple | list, 'rules such as (Static("1"), Static("0"))')
+        object.__setattr__(self, "rules", tuple(self.rules))
+        for rule in self.rules:
+            expect("rules", rule, AbstractRegime, 'rules such as (Static("1"), Static("0"))')
+        if len(self.rules) < self.fewest_rules:
+            raise InputError(f"rules: {type(self).__name__} needs at least {self.fewest_rules}")
+        if len({rule.label for rule in self.rules}) < len(self.rules):
+            raise InputError("rules: two of them are the same")
+        if len({rule.is_modified for rule in self.rules}) > 1:
+            raise InputError("rules: Shift is for a treatment that is a number, the others are for arms")
+        self._read_over_time()
+        self._read_horizons()
+        for rule in self.rules:
+            rule.check_periods(self.periods)
+            if self.arms or rule.is_modified:
+                rule.check(self.arms)
+
+    def _read_over_time(self) -> None:
+        expect("over_time", self.over_time, Mapping, 'columns by period, such as {"a": ("a1", "a2")}')
+        columns: dict[str, tuple[str, ...]] = {}
+        for name, listed in self.over_time.items():
+            expect_column("over_time", name)
+            expect(
+                "over_time", listed, tuple | list, f'the columns of {name}, such as ("{name}1", "{name}2")'
+            )
+            for column in listed:
+                expect_column("over_time", column)
+            columns[name] = tuple(listed)
+            if LAG.fullmatch(name):
+                raise InputError(f"over_time: '{name}' is the name of a lag in formulas; give another name")
+        object.__setattr__(self, "over_time", columns)
+        treatment = str(self.treatment)
+        if treatment not in columns:
+            raise InputError(
+                f"over_time: list the columns of the treatment, as in over_time = {{{treatment} = "
+                f'["{treatment}1", "{treatment}2"]}}'
+            )
+        periods = len(columns[treatment])
+        if not 1 <= periods <= MOST_PERIODS:
+            raise InputError(f"over_time: expected from 1 to {MOST_PERIODS} periods, not {periods}")
+        for name, listed in columns.items():
+            if len(listed) != periods:
+                raise InputError(
+                    f"over_time: '{name}' has {len(listed)} column(s) and the treatment {periods}; list one "
+                    "for each period"
+                )
+        every = [column for each in columns.values() for column in each]
+        twice = sorted({column for column in every if every.count(column) > 1})
+        if twice:
+            raise InputError(f"over_time: '{twice[0]}' is listed twice")
+        clash = sorted({*every} & {*columns} - {name for name, each in columns.items() if each == (name,)})
+        if clash:
+            raise InputError(f"over_time: '{clash[0]}' is the name of a variable and of a column; rename one")
+        if self.censoring is not None:
+            expect_column("censoring", self.censoring)
+            if self.censoring not in columns:
+                raise InputError(f"censoring: '{self.censoring}' is not in over_time; list its columns there")
+        parts = [self.treatment, self.outcome, *([self.censoring] if self.censoring else [])]
+        if len(set(parts)) < len(parts):
+            raise InputError("censoring: treatment, censoring and outcome are three different variables")
+
+    def _read_horizons(self) -> None:
+        expect("horizons", self.horizons, tuple | list, "numbers of periods, such as (5, 10)")
+        if not self.is_survival:
+            if self.horizons:
+                raise InputError(
+                    f"horizons: '{self.outcome}' is measured once, after the last period; leave horizons "
+                    "out, or list its columns in over_time if it is an event"
+                )
+            return
+        horizons = tuple(self.horizons) or (self.periods,)
+        for horizon in horizons:
+            expect_integer("horizons", horizon)
+            if not 1 <= horizon <= self.periods:
+                raise InputError(f"horizons: expected numbers from 1 to {self.periods}, not {horizon}")
+        if sorted(set(horizons)) != list(horizons):
+            raise InputError("horizons: list each once, in rising order")
+        object.__setattr__(self, "horizons", horizons)
+
+    @property
+    def periods(self) -> int:
+        """K: how often treatment is decided."""
+        return len(self.over_time[str(self.treatment)])
+
+    def excluded(self, role: str) -> dict[str, str]:
+        """Return the outcome, censoring and their lags and, for the model of treatment, the treatment."""
+        named = {self.outcome: "outcome", **({} if self.censoring is None else {self.censoring: "censoring"})}
+        lags = {f"lag{lag}_{name}": of for name, of in named.items() for lag in range(1, self.periods)}
+        own = role == "treatment" and not self.is_modified
+        return {**named, **lags, **({str(self.treatment): "treatment"} if own else {})}
+
+    @property
+    def is_survival(self) -> bool:
+        """Whether the outcome is an event over time."""
+        return self.outcome in self.over_time
+
+    @property
+    def is_modified(self) -> bool:
+        return self.rules[0].is_modified
+
+    @cached_property
+    def chains(self) -> tuple[Chain, ...]:
+        """The means, rule by rule."""
+        horizons = self.horizons or (self.periods,)
+        return tuple(Chain(rule, horizon) for rule in self.rules for horizon in horizons)
+
+    def timeline(self, variables: Variables) -> Timeline:
+        """Return the columns by period; the dictionary says which values take the place of missing ones."""
+        ranges = variables.ranges
+        return Timeline(
+            over_time=self.over_time,
+            treatment=str(self.treatment),
+            outcome=self.outcome,
+            censoring=self.censoring,
+            event=self.outcome if self.is_survival else None,
+            fills={
+                name: min(max(0.0, ranges[name][0]), ranges[name][1])
+                for name in self.over_time
+                if name in ranges
+            },
+        )
+
+    def question_stem(self) -> str:
+        what = f"the mean of {self.outcome}"
+        if self.is_survival:
+            what = f"the risk of {self.outcome} by the end of period {', '.join(map(str, self.horizons))}"
+        rules = " | ".join(rule.label for rule in self.rules)
+        return f"{self._asks(what)} over {self.periods} period(s) ({rules})"
+
+    @abstractmethod
+    def _asks(self, what: str) -> str:
+        """Return the beginning of the question."""
+
+    def assumptions(self) -> tuple[str, ...]:
+        return (
+            "In every period, given the covariates and treatments so far that are in the models, treatment "
+            "is as good as random (no unmeasured confounding over time), everyone could have been treated as "
+            "the rules say, and nobody's treatment changes another's outcome.",
+            *(
+                (
+                    "In every period, given the covariates and treatments so far that are in the models, "
+                    "being censored says nothing about the outcome, and everyone could have stayed "
+                    "uncensored.",
+                )
+                if self.censoring
+                else ()
+            ),
+        )
+
+    def regimes(self) -> tuple[AbstractRegime, ...]:
+        return self.rules
+
+    def populations(self, strata: Sequence[str]) -> tuple[AbstractPopulation, ...]:  # noqa: ARG002 - none
+        return (Everyone(),)
+
+    def components(self, strata: Sequence[str]) -> tuple[Component, ...]:  # noqa: ARG002 - there are none
+        return tuple(
+            Component(rule, Everyone(), f"risk at {horizon}" if self.is_survival else None)
+            for rule, horizon in self.chains
+        )
+
+    def summarise(self, psi: Array, label: str) -> list[Summary]:
+        horizons = self.horizons or (None,)
+        summaries = []
+        for k, horizon in enumerate(horizons):
+            places = [j * len(horizons) + k for j in range(len(self.rules))]
+            at = "" if horizon is None else f" at {horizon}"
+            units = [np.asarray(np.eye(len(psi))[place]) for place in places]
+            summaries += self._compared(
+                [float(psi[place]) for place in places], units, f"{at} {label}".rstrip()
+            )
+        return summaries
+
+    @abstractmethod
+    def _compared(self, values: list[float], units: list[Array], suffix: str) -> list[Summary]:
+        """Return the summaries of one horizon from the mean of each rule; ``units`` are its gradients."""
+
+    def _against(self, j: int) -> str:
+        return f"{self.rules[j].label} vs {self.rules[0].label}"
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class RegimeMean(AbstractRegimeEffect):
+    """The mean of the outcome, or the risk of the event, under each rule for treatment over time."""
+
+    description = "means or risks under rules for treatment over time"
+    is_value = True
+
+    def _asks(self, what: str) -> str:
+        return f"What would {what} be under each rule for {self.treatment}"
+
+    def _compared(self, values: list[float], units: list[Array], suffix: str) -> list[Summary]:
+        kind = "risk" if self.is_survival else "E[Y]"
+        return [
+            Summary(name=f"{kind} under {rule.label}{suffix}", value=value, gradient=unit, scale=Scale.VALUE)
+            for rule, value, unit in zip(self.rules, values, units, strict=True)
+        ]
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class RegimeDifference(AbstractRegimeEffect):
+    """The mean or risk under each rule less that under the first."""
+
+    description = "differences of means or risks between rules for treatment over time"
+    fewest_rules = 2
+
+    def _asks(self, what: str) -> str:
+        return f"How much would another rule for {self.treatment} than the first change {what}"
+
+    def _compared(self, values: list[float], units: list[Array], suffix: str) -> list[Summary]:
+        return [
+            Summary(
+                name=f"{self._against(j)}{suffix}", value=values[j] - values[0], gradient=units[j] - units[0]
+            )
+            for j in range(1, len(values))
+        ]
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class RegimeRatio(AbstractRegimeEffect):
+    """The mean or risk under each rule over that under the first; intervals are on the log scale."""
+
+    description = "ratios of means or risks between rules for treatment over time"
+    fewest_rules = 2
+
+    def _asks(self, what: str) -> str:
+        return f"By what factor would another rule for {self.treatment} than the first change {what}"
+
+    def _compared(self, values: list[float], units: list[Array], suffix: str) -> list[Summary]:
+        if not min(values) > 0:
+            raise NumericalError("RegimeRatio: a value is not above zero, so that there is no ratio")
+        return [
+            Summary(
+                name=f"{self._against(j)}{suffix}",
+                value=values[j] / values[0],
+                gradient=units[j] / values[0] - units[0] * values[j] / values[0] ** 2,
+                scale=Scale.RATIO,
+            )
+            for j in range(1, len(values))
+        ]
+
+
+REGIME_ESTIMANDS: tuple[type[AbstractRegimeEffect], ...] = (RegimeMean, RegimeDifference, RegimeRatio)

@@ -1,0 +1,180 @@
+"""The statistics that a study of treatment over time asks of its silos, as values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeVar, final
+
+import numpy as np
+
+from fedtmle.model.statistics import AbstractBins, Group
+from fedtmle.model.table import AnyTable, Table, over_blocks
+from fedtmle.model.types import Array, exponent
+from fedtmle.targets.effects.prepare import EffectColumns
+from fedtmle.targets.effects.rows import bins_between
+from fedtmle.targets.effects.statistics import AbstractLaidOutColumns, Block, TallyLayout
+from fedtmle.targets.regimes.problem import RegimeProblem
+from fedtmle.targets.regimes.timeline import PeriodView, Timeline
+
+Result = TypeVar("Result")
+
+WEIGHT_EDGES = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)  # of the histogram of cumulative weights
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class RegimeCounts(AbstractLaidOutColumns[Table]):
+    """People by arm in the first period, and in each period those at risk, censored and with an event."""
+
+    columns: EffectColumns
+    timeline: Timeline
+    weight_exponent: int
+
+    @property
+    def label(self) -> str:
+        return "count"
+
+    @cached_property
+    def layout(self) -> TallyLayout:
+        periods = range(1, self.timeline.periods + 1)
+        return TallyLayout(
+            {
+                "arm": Block(tuple(f"in arm {arm} in period 1" for arm in self.columns.arms), 1),
+                "at risk": Block(tuple(f"at risk in period {t}" for t in periods), 1),
+                "censored": Block(tuple(f"censored in period {t}" for t in periods), 1),
+                "events": Block(tuple(f"with the event in period {t}" for t in periods), 1),
+                "weight": Block(("weight",), self.weight_exponent),
+            }
+        )
+
+    def over(self, rows: AnyTable, work: Callable[[Table], Result]) -> Iterable[Result]:
+        return over_blocks(rows, work)
+
+    def evaluate(self, piece: Table) -> Array:
+        followed, shown = (
+            self.timeline.follow(piece),
+            PeriodView(timeline=self.timeline, period=1).show(piece),
+        )
+        values = np.zeros((len(self.exponents), piece.n_rows))
+        part = self.layout.split(values)
+        for code in range(len(self.columns.arms)):
+            part["arm"][code] = self.columns.taken(shown, code)
+        part["at risk"][:] = followed.at_risk
+        part["censored"][:] = followed.at_risk & ~followed.uncensored
+        for t in range(self.timeline.periods):
+            part["events"][t] = followed.uncensored[t] & self.timeline.event_in(piece, t + 1)
+        part["weight"][:] = self.columns.weight(piece)
+        return values
+
+
+class _OverPeople:
+    """Reads consecutive people of a problem of treatment over time."""
+
+    problem: RegimeProblem
+
+    def over(self, rows: AnyTable, work: Callable[[Table], Result]) -> Iterable[Result]:
+        return self.problem.over(rows, work)
+
+
+@final
+@dataclass(frozen=True)
+class RegimeWeights(_OverPeople, AbstractLaidOutColumns[Table]):
+    """Each mean's weight W in a person's last period at risk up to the horizon, and its square."""
+
+    problem: RegimeProblem
+
+    @property
+    def label(self) -> str:
+        return "inverse probability"
+
+    @cached_property
+    def layout(self) -> TallyLayout:
+        means, h = range(len(self.problem.chains)), self.problem.ceiling
+        return TallyLayout(
+            {
+                "omega": Block(tuple(f"weight of mean {r}" for r in means), exponent(h)),
+                "squares": Block(tuple(f"weight of mean {r}, squared" for r in means), exponent(h * h)),
+            }
+        )
+
+    def evaluate(self, piece: Table) -> Array:
+        at_risk = self.problem.sequence.timeline.follow(piece).at_risk
+        weight, people = self.problem.sequence.weight(piece), np.arange(piece.n_rows)
+        omega = np.empty((len(self.problem.chains), piece.n_rows))
+        for r, (weights, _) in enumerate(self.problem.weights(piece)):
+            last = at_risk[: len(weights)].sum(axis=0) - 1
+            omega[r] = weights[last, people] * weight
+        return np.concatenate([omega, omega * omega])
+
+
+@final
+@dataclass(frozen=True)
+class RegimeTruncationBins(_OverPeople, AbstractBins[Table]):
+    """Per rule, how many people have a truncated weight in some period (bin 1)."""
+
+    problem: RegimeProblem
+    longest: tuple[int, ...]  # for each rule, the mean with its last horizon
+
+    @property
+    def label(self) -> str:
+        return "weights above their bound"
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return (2,) * len(self.longest)
+
+    def groups(self, piece: Table) -> list[Group]:
+        truncated = [each for _, each in self.problem.weights(piece)]
+        return [Group(bins=truncated[r].astype(np.uint8)) for r in self.longest]
+
+
+@final
+@dataclass(frozen=True)
+class AdherenceBins(_OverPeople, AbstractBins[Table]):
+    """Per rule and period, of those at risk: how many have followed the rule so far, uncensored (bin 1)."""
+
+    problem: RegimeProblem
+    longest: tuple[int, ...]  # for each rule, the mean with its last horizon
+
+    @property
+    def label(self) -> str:
+        return "people who follow a rule"
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return (2,) * sum(self.problem.chains[r].horizon for r in self.longest)
+
+    def groups(self, piece: Table) -> list[Group]:
+        at_risk = self.problem.sequence.timeline.follow(piece).at_risk
+        weights = [each for each, _ in self.problem.weights(piece)]
+        return [
+            Group(bins=(row > 0)[at_risk[t]].astype(np.uint8))
+            for r in self.longest
+            for t, row in enumerate(weights[r])
+        ]
+
+
+@final
+@dataclass(frozen=True)
+class WeightBins(_OverPeople, AbstractBins[Table]):
+    """Per rule and period, a histogram of the weights of those who have followed the rule so far."""
+
+    problem: RegimeProblem
+    longest: tuple[int, ...]
+
+    @property
+    def label(self) -> str:
+        return "inverse probability weights over time"
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        periods = sum(self.problem.chains[r].horizon for r in self.longest)
+        return (len(WEIGHT_EDGES) + 1,) * periods
+
+    def groups(self, piece: Table) -> list[Group]:
+        weights = [each for each, _ in self.problem.weights(piece)]
+        return [
+            Group(bins=bins_between(WEIGHT_EDGES, row[row > 0])) for r in self.longest for row in weights[r]
+        ]

@@ -1,0 +1,124 @@
+"""A study of treatment over time from its file: every command, the report and the figures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import pytest
+from typer.testing import CliRunner
+
+import fedtmle as ft
+from fedtmle.cli import app
+from tests.regimes.law import draw
+
+mpl.use("Agg")
+STUDY = """\
+[target]
+kind = "{kind}"
+outcome = "{outcome}"
+treatment = "a"
+censoring = "c"
+{horizons}
+over_time = {over_time}
+
+[[target.rules]]
+kind = "Static"
+arm = 0
+
+[[target.rules]]
+kind = "Onset"
+column = "l"
+cut = 0.5
+arm = 1
+otherwise = 0
+
+[variables]
+w = {{kind = "number", range = [-3, 3]}}
+l = {{kind = "number", range = [-4, 4], label = "Severity"}}
+a = {{kind = "binary", label = "Drug"}}
+c = {{kind = "binary"}}
+b = {{kind = "binary"}}
+y = {{kind = "binary"}}
+
+[models.outcome]
+formula = "w + l + a + lag1_a"
+
+[models.treatment]
+formula = "w + l + lag1_a"
+
+[models.censoring]
+formula = "l + a"
+
+[silos]
+silo0 = "silo0.toml"
+silo1 = "silo1.toml"
+"""
+
+
+def write(folder: Path, kind: str = "RegimeDifference", *, survival: bool = False, **replaced: str) -> Path:
+    records = draw(700, 2, 21, survival=survival)
+    for k, part in enumerate((records[:320], records[320:])):
+        part.drop(columns=["pair", "weight"]).to_csv(folder / f"silo{k}.csv", index=False)
+        (folder / f"silo{k}.toml").write_text(f'[silo]\nname = "silo{k}"\n[data]\npath = "silo{k}.csv"\n')
+    names = ("a", "l", "c", *(("y",) if survival else ()))
+    columns = ", ".join(f'{name} = ["{name}1", "{name}2"]' for name in names)
+    text = STUDY.format(
+        kind=kind,
+        outcome="y" if survival else "b",
+        horizons="horizons = [1, 2]" if survival else "",
+        over_time="{" + columns + "}",
+    )
+    for old, new in replaced.items():
+        text = text.replace(old, new)
+    (folder / "study.toml").write_text(text)
+    return folder / "study.toml"
+
+
+def called(*arguments: Any, code: int = 0) -> str:
+    done = CliRunner().invoke(app, list(map(str, arguments)))
+    assert done.exit_code == code, done.output
+    return " ".join(done.output.split())
+
+
+@pytest.mark.parametrize("survival", [False, True])
+def test_every_command(tmp_path: Path, survival: bool) -> None:
+    study, out, html = write(tmp_path, survival=survival), tmp_path / "result.json", tmp_path / "report.html"
+    assert "How much would another rule for a than the first change" in called("validate", study)
+    assert "Severity" in called("preflight", study)
+    called("silo", "preview", study, "--silo", tmp_path / "silo0.toml")
+    transcript = tmp_path / "t.bin"
+    called("run", study, "--out", out, "--transcript", transcript)
+    text = called("show", out)
+    assert "1 once l >= 0.5, 0 before vs 0" in text
+    assert "followed the rule" in text
+    called("report", out, "--out", html)
+    page = html.read_text()
+    assert "Adherence" in page
+    assert "Weights over time" in page
+    if not survival:
+        audited = called("risk", study, "--silo", "silo0", "--transcript", transcript, "--attribute", "l2")
+        assert "l2" in audited
+
+
+def test_defects_have_their_lines(tmp_path: Path) -> None:
+    study = write(tmp_path)
+    study.write_text(study.read_text().replace('"l1", "l2"', '"l1"'))
+    assert "over_time: 'l' has 1 column(s) and the treatment 2" in called("validate", study, code=1)
+    study = write(tmp_path)
+    study.write_text(study.read_text().replace("w + l + lag1_a", "w + l + lag1_q"))
+    assert "lag1_q" in called("validate", study, code=1)
+
+
+def test_figures(tmp_path: Path) -> None:
+    from tests.regimes.law import study
+
+    records = draw(500, 2, 22)
+    result = ft.run(study(periods=2, diagnostics=True), {"one": records[:200], "two": records[200:]})
+    drawn = ft.plots.adherence(result)
+    assert drawn.get_ylabel() == "Followed the rule so far"
+    labels = [text.get_text() for text in drawn.get_legend().get_texts()]
+    assert labels == [each["rule"] for each in result.document["adherence"]]
+    result.save(tmp_path / "r.json")
+    assert ft.load(tmp_path / "r.json").document["adherence"] == result.document["adherence"]

@@ -1,0 +1,75 @@
+"""The federated sequential regression equals the one written out in numpy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fedtmle as ft
+from tests.regimes.law import draw, study
+from tests.regimes.longhand import sequential
+
+RULES = ("0", "1", "threshold", "onset", "shares")
+
+
+def estimates(result: ft.StudyResult) -> tuple[np.ndarray, np.ndarray]:
+    document = result.to_dict()
+    return np.array(document["psi"]), np.array(document["std_error"])
+
+
+@pytest.mark.parametrize(
+    ("outcome", "bounds", "options"),
+    [
+        ("b", (0.0, 1.0), {}),
+        ("b", (0.0, 1.0), {"g_bounds": 0.1}),
+        ("y", (-8.0, 8.0), {}),
+        ("b", (0.0, 1.0), {"weights": "weight"}),
+    ],
+)
+def test_outcome_at_the_end(outcome: str, bounds: Any, options: dict[str, Any]) -> None:
+    """All kinds of rules, with censoring in each of three periods."""
+    records = draw(1500, 3, 11)
+    silos = {"north": records[:700], "south": records[700:]}
+    asked = study(periods=3, outcome=outcome, **({"g_bounds": None} | options))
+    psi, error = estimates(ft.run(asked, silos))
+    truncated = 0
+    for k, rule in enumerate(RULES):
+        largest = 1.0 / options["g_bounds"] if "g_bounds" in options else np.inf
+        expected = sequential(
+            records,
+            rule,
+            3,
+            outcome,
+            bounds=bounds,
+            largest=largest,
+            weight=records["weight"].to_numpy() if "weights" in options else None,
+            binary=outcome == "b",
+        )
+        truncated += int((expected.weights == largest).sum())
+        assert psi[k] == pytest.approx(expected.psi, abs=1e-10)
+        assert error[k] == pytest.approx(expected.std_error, abs=1e-9)
+    assert (truncated > 20) == ("g_bounds" in options)
+
+
+def test_event_over_time() -> None:
+    records = draw(2500, 4, 3, survival=True)
+    silos = {"north": records[:900], "south": records[900:]}
+    psi, error = estimates(ft.run(study(periods=4, survival=True, horizons=(2, 4), g_bounds=None), silos))
+    for k, rule in enumerate(RULES):
+        for j, horizon in enumerate((2, 4)):
+            expected = sequential(records, rule, horizon, "y", survival=True)
+            assert psi[2 * k + j] == pytest.approx(expected.psi, abs=1e-10)
+            assert error[2 * k + j] == pytest.approx(expected.std_error, abs=1e-9)
+
+
+def test_the_censored_carry_the_fluctuated_prediction() -> None:
+    """The known mistake would be seen."""
+    records = draw(1500, 3, 11)
+    right, wrong = (
+        sequential(records, "1", 3, "b", carry_unfluctuated=mistake).psi for mistake in (False, True)
+    )
+    (psi,), _ = estimates(ft.run(study(periods=3, rules=(ft.Static("1"),), g_bounds=None), {"all": records}))
+    assert psi == pytest.approx(right, abs=1e-10)
+    assert abs(psi - wrong) > 1e-6
