@@ -25,6 +25,7 @@ from fedtmle_paper.two_arm import TwoArm
 from tests.golden import wire
 from tests.golden.data import SIZES, VARIABLES, Columns, cohort, mixture, people, silo_file
 from tests.golden.targets import PlainMean, TwoResponses
+from tests.regimes import law as regimes
 from tests.time import studies as time_studies
 
 Run = Callable[[Path], Any]
@@ -183,6 +184,35 @@ CENSORED = time_studies.colon_study(
 )
 add("study/time/Kaplan-Meier", partial(timed, time_studies.colon_study(), time_studies.colon))
 add("study/time/censoring", partial(timed, CENSORED, time_studies.colon))
+
+
+# Studies of treatment over time.
+
+
+def over_time(study: ft.Study, data: dict[str, Any], _: Path) -> Any:
+    records = regimes.draw(400, 2, 7, **data)
+    return ft.run(study, {"a": records[:150], "b": records[150:]})
+
+
+_PLANS = (*regimes.RULES, ft.Planned(("1", "0")))
+_DOSE: dict[str, Any] = {"dose": True}
+_REGIMES: dict[str, tuple[ft.Study, dict[str, Any]]] = {
+    "RegimeMean": (regimes.study(periods=2, rules=_PLANS, diagnostics=True), {}),
+    "RegimeDifference": (
+        regimes.study(ft.RegimeDifference, periods=2, algorithm=ft.Coded(), diagnostics=True),
+        {},
+    ),
+    "RegimeRatio": (
+        regimes.study(ft.RegimeRatio, periods=2, survival=True, horizons=(1, 2), algorithm=ft.Coded()),
+        {"survival": True},
+    ),
+    "shift": (
+        regimes.study(periods=2, rules=(ft.Shift(), ft.Shift(by=0.5, most=5.0)), outcome="y", **_DOSE),
+        _DOSE,
+    ),
+}
+for _name, (_study, _data) in _REGIMES.items():
+    add(f"study/regimes/{_name}", partial(over_time, _study, _data))
 
 
 # Studies: effects with their nuisance models.

@@ -108,7 +108,7 @@ TARGET = {
     "censored": "3",
     "beyond": "truncate",
     "censoring": "left",
-    "over_time": {"a": ("a_7",), "gone": ("gone_7",)},
+    "over_time": {"a": ["a_7"], "gone": ["gone_7"]},
 }
 TIMED: dict[str, dict[str, Any]] = {
     **{name: {"kind": "number", "range": [0, 9]} for name in ("time", "week", "begun")},
@@ -224,6 +224,8 @@ def test_every_key_of_a_target_is_read(tmp_path: Path, kind: str, key: str) -> N
     assert type(after.target).__name__ == kind
     assert before.target != after.target
     expected = ("1", "0") if key == "arms" else TARGET[key]
+    if isinstance(expected, dict):
+        expected = {name: tuple(listed) for name, listed in expected.items()}
     read_value = getattr(after.target, key)
     assert (list(read_value) if isinstance(expected, list) else read_value) == expected
 
