@@ -36,7 +36,7 @@ from fedtmle.programs.sites import ComparedSilos
 from fedtmle.programs.study import NuisanceModel, Study
 from fedtmle.programs.superlearner import begin_fits, fit_together
 from fedtmle.protocol.bins import BinsQuery, PooledBin
-from fedtmle.protocol.query import CountCell, Flow, JointQuery, Phase, Query, WeightSum
+from fedtmle.protocol.query import CountCell, Flow, JointQuery, Phase, Query
 from fedtmle.protocol.sums import SumsQuery, TallyQuery
 from fedtmle.protocol.views import through
 from fedtmle.targets.effects.components import Component
@@ -185,7 +185,7 @@ def count_over_time(
         n=n,
         counts=(
             *(CountCell(k, is_arm=True) for k in at["arm"]),
-            *(CountCell(k, floor="min_support", rest_floor="min_joint") for k in at["at risk"]),
+            *(CountCell(k, floor="min_support", rest_floor="") for k in at["at risk"]),
         ),
     )
     sums = {name: part.tolist() for name, part in counts.layout.split(pooled.values()).items()}
@@ -608,14 +608,9 @@ def named_fits(
 def find_regime_overlap(problem: RegimeProblem, target: AbstractRegimeEffect, n: int) -> Flow[RegimeOverlap]:
     """Ask for the effective sample sizes and for truncated weights in one round."""
     columns = RegimeWeights(problem)
-    at = columns.layout.places
     pooled, bins = yield JointQuery(
         (
-            TallyQuery(
-                columns=columns,
-                n=n,
-                weights=tuple(WeightSum(a, b) for a, b in zip(at["omega"], at["squares"], strict=True)),
-            ),
+            TallyQuery(columns=columns, n=n),
             BinsQuery(
                 bins=RegimeTruncationBins(problem, problem.longest),
                 n=n,
