@@ -207,7 +207,7 @@ def test_bad_targets_are_refused(name: str) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"folds": 2}, "folds: a target of treatment over time"),
+        ({"folds": 2}, "folds: RegimeMean has None only"),
         ({"censoring_model": None}, "censoring_model: give one if and only if"),
         ({"treatment_model": ft.GLM("l + a")}, "treatment_model: it uses 'a'"),
         ({"outcome_model": ft.GLM("l + c")}, "outcome_model: it uses 'c'"),
