@@ -388,10 +388,13 @@ class SequentialFits:
         return chain.before(SequentialStep(outcome=fit, eps=eps))
 
     def _exact(self, regression: Regression, glm: GLM, warm: FittedGLM | None) -> Flow[FittedGLM]:
-        if warm is None:
-            return (yield from fit_exactly(regression, glm, self.levels, self.n))
-        near = replace(regression, response=OffsetResponse(response=regression.response, offset_model=warm))
-        return _moved_from(warm, (yield from fit_exactly(near, glm, self.levels, self.n)))
+        if warm is not None:
+            near = OffsetResponse(response=regression.response, offset_model=warm)
+            regression = replace(regression, response=near)
+        fit = yield from fit_exactly(regression, glm, self.levels, self.n)
+        if not isinstance(fit, FittedGLM):
+            raise TypeError("an outcome has one mean, not classes")
+        return fit if warm is None else _moved_from(warm, fit)
 
     def _beside(
         self,
