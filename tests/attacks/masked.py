@@ -16,7 +16,7 @@ from fedtmle.model.exact import Sums
 from fedtmle.protocol import messages
 from fedtmle.protocol.codes import BitReader, Bits, BitWriter
 from fedtmle.protocol.guard import Policy
-from fedtmle.protocol.masked import packing_of, read_masked
+from fedtmle.protocol.masked import MaskedForm
 from fedtmle.protocol.masks import COUNT, Masked, Masker, Packing
 from fedtmle.protocol.messages import Answered, Begin, Counted, Open, Payload, Reason, SignedAnswer
 from fedtmle.protocol.plan import Follower, Member, Plan
@@ -72,9 +72,9 @@ class Colluding(Server):
 
     def read(self, reply: messages.Reply) -> Any:
         assert isinstance(reply, Answered)
-        packing = packing_of(self.query)
-        masked, apart = read_masked(self.query, reply.payload.bits())
-        return packing.totals([masked, *self.zeros(packing)]), apart
+        form = MaskedForm(self.query)
+        masked, apart = form.read(reply.payload.bits())
+        return form.packing.totals([masked, *self.zeros(form.packing)]), apart
 
 
 class AbstractMaskedAttack(AbstractAttack):

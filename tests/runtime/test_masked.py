@@ -56,7 +56,10 @@ def runs_of(
 
 
 # These flows differ under masks, or do not exist there.
-UNMASKABLE = ("central", "local", "sgd", "certified", "personalized", "switching", "retires")
+UNMASKABLE = (
+    *("central", "local given", "local cancels", "study/local"),
+    *("sgd", "certified", "personalized", "switching", "retires"),
+)
 SAME = [
     name
     for name in RUNS
@@ -115,7 +118,8 @@ def test_so_are_those_of_every_other_golden_run(
 @pytest.mark.parametrize(
     "how",
     [
-        ft.LocalAverage(max_updates=1),
+        ft.LocalAverage(max_updates=1, weights={"a": 0.25, "b": 0.25, "c": 0.5}),
+        ft.LocalAverage(max_updates=1, lattice=None),
         ft.Personalized(max_updates=1),
         ft.Coded(smoothness=ft.Certified()),
         ft.Adaptive(tolerance=0.1),

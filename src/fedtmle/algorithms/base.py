@@ -24,7 +24,8 @@ from fedtmle.protocol.sums import SumsQuery, mean_gradient, norm
 
 UNMASKABLE = (
     "'masked' is for algorithms that add up integers: Coded (unless its smoothness is each silo's own), "
-    "OneStep, and Gradient without batches; choose one of these, or 'open'"
+    "OneStep, Gradient without batches, and LocalAverage on a lattice without given weights; choose one of "
+    "these, or 'open'"
 )
 
 

@@ -71,7 +71,8 @@ class LocalAverage(AbstractAlgorithm):
 
     @property
     def adds_integers(self) -> bool:
-        return False  # each silo's own fit is weighed, and a retired silo leaves
+        """Fits on a lattice are added, with weights that every silo knows for itself."""
+        return self.lattice is not None and isinstance(self.weights, str)
 
     @property
     def silo_weights(self) -> Mapping[str, float] | None:
@@ -176,7 +177,7 @@ class Personalized(AbstractAlgorithm):
 
     @property
     def adds_integers(self) -> bool:
-        return False  # each silo's own fit is weighed, and a retired silo leaves
+        return False  # a silo that retires leaves
 
     @property
     def rule(self) -> RetirementRule:

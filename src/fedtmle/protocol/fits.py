@@ -26,10 +26,12 @@ from fedtmle.protocol.codes import (
     AbstractCode,
     BitReader,
     BitWriter,
+    Integers,
     read_count,
     read_floats,
     write_floats,
 )
+from fedtmle.protocol.masks import Lane
 from fedtmle.protocol.query import (
     AbstractQuery,
     Derivatives,
@@ -39,6 +41,7 @@ from fedtmle.protocol.query import (
     Phase,
     Problem,
     RowMeans,
+    add_up,
 )
 from fedtmle.protocol.sums import mean_gradient, norm
 
@@ -323,7 +326,44 @@ class FitQuery(AbstractQuery[FitAnswer, FitAverage]):
         steps = self.lattice.steps(eps)
         return FitAnswer(outcome=outcome, eps=self.lattice.eps(steps), origin=origin, steps=steps)
 
+    @property
+    def lanes(self) -> tuple[Lane, ...] | None:
+        """The weighted steps, the EIF sums, and how many silos ended in each way.
+
+        Fits as doubles, given weights and retirement are not pooled by addition.
+        """
+        if self.lattice is None or self.retiring or not isinstance(self.weights, Weighting):
+            return None
+        heaviest = self.n if self.weights is Weighting.SIZE else MOST_SILOS
+        steps = (Lane(heaviest * self.lattice.reach),) * self.dim
+        sums = (Lane(self.n << GRID_BITS),) * self.dim
+        return (*steps, *sums, *(Lane(MOST_SILOS),) * len(FitOutcome))
+
+    def addends(self, answer: FitAnswer, n_rows: int) -> Integers:
+        if answer.steps is None or answer.origin is None:
+            raise AssertionError("a fit that is added has steps and EIF sums")
+        weight = n_rows if self.weights is Weighting.SIZE else 1
+        ended = (int(answer.outcome is outcome) for outcome in FitOutcome)
+        return (*(weight * z for z in answer.steps), *answer.origin.units, *ended)
+
+    def pool_totals(self, totals: Integers) -> FitAverage:
+        if self.lattice is None:
+            raise AssertionError("fits that are added have a lattice")
+        d = self.dim
+        counts = dict(zip(FitOutcome, totals[2 * d :], strict=True))
+        mass = self.n if self.weights is Weighting.SIZE else sum(counts.values())
+        steps = tuple(round(Fraction(AVERAGE_STEPS * total, mass)) for total in totals[:d])
+        return FitAverage(
+            eps=self.lattice.of_averages.eps(steps),
+            steps=steps,
+            origin=Sums(totals[d : 2 * d], self.shifts),
+            fitting=sum(counts.values()),
+            worst=max((outcome for outcome in FitOutcome if counts[outcome]), key=_severity),
+        )
+
     def pool(self, answers: Mapping[str, FitAnswer], sizes: Mapping[str, int]) -> FitAverage:
+        if self.lanes is not None:
+            return add_up(self, answers, sizes)
         # Algorithm 5 renormalises over the silos that did not retire; Algorithm 3 keeps all.
         fitting = {
             silo: answer

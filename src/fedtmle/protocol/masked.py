@@ -8,90 +8,100 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
+from typing import final
 
 from fedtmle.errors import InputError
 from fedtmle.protocol.codes import BitReader, Bits, BitWriter, Integers, Parts, encode
-from fedtmle.protocol.masks import CHECK_BITS, Masked, Packing
-from fedtmle.protocol.query import AbstractQuery, Answer, Phase, Pooled, Query
+from fedtmle.protocol.masks import CHECK_BITS, Lane, Masked, Packing
+from fedtmle.protocol.query import Phase, Query
 
 
-def packing_of(query: Query) -> Packing:
-    """Return the lanes of all members that are pooled by addition."""
-    return Packing(tuple(lane for member in query.members for lane in member.lanes or ()))
+@final
+@dataclass(frozen=True)
+class MaskedForm:
+    """How the answers to one query are written under masks; ``lanes`` has None for what is not masked."""
+
+    query: Query
+
+    @cached_property
+    def members(self) -> tuple[tuple[Query, tuple[Lane, ...] | None], ...]:
+        """Each member with its lanes, which are computed once."""
+        return tuple((member, member.lanes) for member in self.query.members)
+
+    @cached_property
+    def packing(self) -> Packing:
+        """The lanes of all members that are pooled by addition."""
+        return Packing(tuple(lane for _, lanes in self.members for lane in lanes or ()))
+
+    @property
+    def apart(self) -> tuple[Query, ...]:
+        """The members whose answers are not sums, and so leave without a mask."""
+        return tuple(member for member, lanes in self.members if lanes is None)
+
+    def write(self, answer: object, n_rows: int, mask: Callable[[Packing, Integers], Masked]) -> Bits:
+        """Return a silo's answer as bits: the masked lanes, the check, and what is not masked."""
+        out = BitWriter()
+        addends: list[int] = []
+        apart: list[tuple[Query, object]] = []
+        for (member, lanes), part in zip(self.members, self.query.split(answer), strict=True):
+            if lanes is None:
+                apart.append((member, part))
+            else:
+                addends += member.addends(part, n_rows)
+        self.packing.write(mask(self.packing, tuple(addends)), out)
+        for member, part in apart:
+            member.answer_code.write(part, out)
+        return out.finish()
+
+    def read(self, bits: Bits) -> tuple[Masked, Parts]:
+        """Return the masked lanes of one answer, and each of its parts that is not masked."""
+        reader = BitReader(bits)
+        masked = self.packing.read(reader)
+        parts = tuple(member.answer_code.read(reader) for member in self.apart)
+        reader.finish()
+        return masked, parts
+
+    def pool(self, payloads: Mapping[str, Bits]) -> object:
+        """Return what is broadcast, from what all silos of the roster sent; `DecodeError` if masks remain."""
+        received = {silo: self.read(bits) for silo, bits in payloads.items()}
+        totals = iter(self.packing.totals([masked for masked, _ in received.values()]))
+        number = 0
+        pooled: list[object] = []
+        for member, lanes in self.members:
+            if lanes is not None:
+                pooled.append(member.pool_totals(tuple(islice(totals, len(lanes)))))
+            else:
+                answers = {silo: parts[number] for silo, (_, parts) in received.items()}
+                pooled.append(member.pool(answers, {}))
+                number += 1
+        return self.query.joined(tuple(pooled))
+
+    def shares(self, bits: Bits) -> Counter[Phase]:
+        """Return the bits of a masked answer by the phase of the member that they belong to."""
+        apart = iter(self.read(bits)[1])
+        shares: Counter[Phase] = Counter({self.query.phase: CHECK_BITS})
+        for member, lanes in self.members:
+            shares[member.phase] += (
+                encode(member.answer_code, next(apart)).length
+                if lanes is None
+                else sum(lane.width for lane in lanes)
+            )
+        return shares
 
 
 def open_members(query: Query) -> tuple[Query, ...]:
     """Return the members whose answers are not sums, and so leave without a mask."""
-    return tuple(member for member in query.members if member.lanes is None)
+    return MaskedForm(query).apart
 
 
-def check_maskable(query: Query) -> None:
+def check_maskable(form: MaskedForm) -> None:
     """Raise `InputError` if a member can neither be masked nor sent without a mask."""
-    for member in open_members(query):
+    for member in form.apart:
         if member.open_consent is None:
             raise InputError(
                 f"aggregation: masked sums do not provide {member.explanation}; choose other settings of the "
                 "algorithm (docs/masks.md lists those that work), or ask for aggregation = 'open'"
             )
-
-
-def write_masked(
-    query: AbstractQuery[Answer, Pooled],
-    answer: Answer,
-    n_rows: int,
-    mask: Callable[[Packing, Integers], Masked],
-) -> Bits:
-    """Return a silo's answer as bits: the masked lanes, the check, and what is not masked."""
-    out = BitWriter()
-    addends: list[int] = []
-    apart: list[tuple[Query, object]] = []
-    for member, part in zip(query.members, query.split(answer), strict=True):
-        if member.lanes is None:
-            apart.append((member, part))
-        else:
-            addends += member.addends(part, n_rows)
-    packing = packing_of(query)
-    packing.write(mask(packing, tuple(addends)), out)
-    for member, part in apart:
-        member.answer_code.write(part, out)
-    return out.finish()
-
-
-def read_masked(query: Query, bits: Bits) -> tuple[Masked, Parts]:
-    """Return the masked lanes of one answer, and each of its parts that is not masked."""
-    reader = BitReader(bits)
-    masked = packing_of(query).read(reader)
-    parts = tuple(member.answer_code.read(reader) for member in open_members(query))
-    reader.finish()
-    return masked, parts
-
-
-def pool_masked(query: AbstractQuery[Answer, Pooled], payloads: Mapping[str, Bits]) -> Pooled:
-    """Return what is broadcast, from what every silo of the roster sent; `DecodeError` if masks remain."""
-    received = {silo: read_masked(query, bits) for silo, bits in payloads.items()}
-    totals = iter(packing_of(query).totals([masked for masked, _ in received.values()]))
-    number = 0
-    pooled: list[object] = []
-    for member in query.members:
-        if member.lanes is not None:
-            pooled.append(member.pool_totals(tuple(islice(totals, len(member.lanes)))))
-        else:
-            pooled.append(member.pool({silo: parts[number] for silo, (_, parts) in received.items()}, {}))
-            number += 1
-    return query.joined(tuple(pooled))
-
-
-def masked_shares(query: Query, bits: Bits) -> Counter[Phase]:
-    """Return the bits of a masked answer by the phase of the member that they belong to."""
-    _, parts = read_masked(query, bits)
-    apart = iter(parts)
-    shares: Counter[Phase] = Counter({query.phase: CHECK_BITS})
-    for member in query.members:
-        lanes = member.lanes
-        shares[member.phase] += (
-            encode(member.answer_code, next(apart)).length
-            if lanes is None
-            else sum(lane.width for lane in lanes)
-        )
-    return shares

@@ -34,7 +34,7 @@ import numpy as np
 
 from fedtmle.errors import DecodeError, InputError
 from fedtmle.protocol.codes import Bits, decode, encode
-from fedtmle.protocol.masked import pool_masked
+from fedtmle.protocol.masked import MaskedForm
 from fedtmle.protocol.masks import MOST_ROWS
 from fedtmle.protocol.messages import WIRE_FORMAT
 from fedtmle.protocol.outcome import Outcome
@@ -178,6 +178,7 @@ class Follower:
         self._flow = plan.program.flow(n)
         self._query: Query | None = next(self._flow)
         self._outcome: Outcome | None = None
+        self._form: MaskedForm | None = None
         self.round = 1
 
     @property
@@ -196,9 +197,16 @@ class Follower:
         """Return this round's broadcast: the server's part."""
         return encode(self.query.pooled_code, self.query.pool(answers, sizes))
 
+    @property
+    def masked_form(self) -> MaskedForm:
+        """How the answers of this round are written under masks."""
+        if self._form is None or self._form.query is not self.query:
+            self._form = MaskedForm(self.query)
+        return self._form
+
     def pool_masked(self, payloads: Mapping[str, Bits]) -> Bits:
         """Return this round's broadcast from masked answers: any party's part that has them all."""
-        return encode(self.query.pooled_code, pool_masked(self.query, payloads))
+        return encode(self.query.pooled_code, self.masked_form.pool(payloads))
 
     def hear(self, broadcast: Bits) -> object:
         """Go on to the next round; return what was pooled in this one.

@@ -12,11 +12,10 @@ from typing import TypeVar
 
 from fedtmle.protocol.codes import BitReader, Bits, BitWriter, Integers
 from fedtmle.protocol.guard import RefusalError
-from fedtmle.protocol.masked import write_masked
+from fedtmle.protocol.masked import MaskedForm
 from fedtmle.protocol.masks import COUNT, Masked, Masker, MaskKey, Packing
 from fedtmle.protocol.messages import Answered, Counted, Payload, Reason, SignedAnswer
 from fedtmle.protocol.plan import Plan
-from fedtmle.protocol.query import Query
 from fedtmle.runtime.records import Position
 from fedtmle.runtime.signing import SigningKey, answer_statement, is_signed
 
@@ -53,9 +52,9 @@ class MaskedLink:
         bits = out.finish()
         return Counted(Payload(bits.length, bits.data), self._signed(bits))
 
-    def answered(self, query: Query, answer: object, n_rows: int) -> Answered:
+    def answered(self, form: MaskedForm, answer: object, n_rows: int) -> Answered:
         """Return the reply with an answer."""
-        bits = write_masked(query, answer, n_rows, self._masked)
+        bits = form.write(answer, n_rows, self._masked)
         return Answered(self._position.round, Payload(bits.length, bits.data), self._signed(bits))
 
     def _masked(self, packing: Packing, values: Integers) -> Masked:

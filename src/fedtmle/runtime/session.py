@@ -19,7 +19,7 @@ from fedtmle.errors import InputError, JournalError, ProtocolError, RefusedError
 from fedtmle.model.exact import Sums
 from fedtmle.protocol import messages
 from fedtmle.protocol.codes import AbstractCode, Bits, Uplink, encode
-from fedtmle.protocol.masked import check_maskable, masked_shares
+from fedtmle.protocol.masked import check_maskable
 from fedtmle.protocol.messages import (
     Answered,
     Ask,
@@ -219,7 +219,7 @@ class Session:
         while True:
             query, number = follower.query, follower.round
             if self._plan.is_masked:
-                check_maskable(query)
+                check_maskable(follower.masked_form)
             payloads = self._collect(number, requests)
             broadcast = self._pool(follower, payloads, sizes)
             pooled = follower.hear(broadcast)
@@ -290,7 +290,7 @@ class Session:
         """Return the broadcast, and note how many bits each silo sent for which phase."""
         query = follower.query
         if self._plan.is_masked:
-            self._shares = {silo: masked_shares(query, bits) for silo, bits in payloads.items()}
+            self._shares = {silo: follower.masked_form.shares(bits) for silo, bits in payloads.items()}
             return follower.pool_masked(payloads)
         answers: dict[str, Any] = {}
         self._shares = {}

@@ -328,7 +328,7 @@ class Silo:
     def _written(self, query: Query, answer: object) -> Answered:
         """Return an answer as it is sent: under masks, or coded as differences."""
         if self._link is not None:
-            return self._link.answered(query, answer, self.n_rows)
+            return self._link.answered(self._follower.masked_form, answer, self.n_rows)
         bits = self._position.uplink.encode(query.answer_code, answer)
         return Answered(self._follower.round, Payload(bits.length, bits.data))
 
