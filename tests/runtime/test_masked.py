@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -42,6 +43,7 @@ def runs_of(
     """Return the result of a golden run, and its session."""
     seen: list[Finished] = []
     run = solver.run_in_process
+    importlib.import_module("fedtmle.studies.run")  # it must not be imported while the function is replaced
 
     def watched(*arguments: Any, **options: Any) -> Any:
         completed = run(*arguments, **(options | {"is_masked": masked}))
