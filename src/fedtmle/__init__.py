@@ -70,6 +70,7 @@ _HOME = {
     "Study": "fedtmle.programs.study",
     "AbstractTarget": "fedtmle.programs.target",
     "StudyResult": "fedtmle.results.result",
+    "e_value": "fedtmle.results.sensitivity",
     "run": "fedtmle.studies.run",
     "AbstractProblem": "fedtmle.model.problem",
     "Estimate": "fedtmle.model.problem",
@@ -164,6 +165,7 @@ if TYPE_CHECKING:  # for type checkers and editors; at run time, __getattr__ bel
     from fedtmle.protocol.query import IntegerSums as IntegerSums
     from fedtmle.results.result import StudyResult as StudyResult
     from fedtmle.results.result import load as load
+    from fedtmle.results.sensitivity import e_value as e_value
     from fedtmle.runtime.result import Result as Result
     from fedtmle.runtime.transcript import Transcript as Transcript
     from fedtmle.solver import solve as solve

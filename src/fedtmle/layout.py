@@ -11,6 +11,7 @@ from typing import Any
 
 Document = dict[str, Any]  # plain data of a saved result; docs/result.md has its keys
 WIDTH = 80
+POOR_OVERLAP = "Poor overlap: the estimates rest on few records or on the bound of the propensity score."
 GAP = "  "
 
 
@@ -72,6 +73,11 @@ def partial(count: int | None, hidden_in: int) -> str:
     if count is None or (count == 0 and hidden_in):
         return "few"
     return f"{count:,}{'+' if hidden_in else ''}"
+
+
+def is_poor(document: Document) -> bool:
+    """Return whether a result's overlap passes a threshold for a warning."""
+    return bool(document.get("overlap", {}).get("is_poor"))
 
 
 def histogram_table(histograms: Sequence[Document]) -> list[str]:

@@ -118,6 +118,36 @@ def overlap(result: AnyResult, *, ax: Axes | None = None) -> Axes:
     return ax
 
 
+def balance(result: AnyResult, *, arm: str | None = None, ax: Axes | None = None) -> Axes:
+    """Draw a Love plot: standardised differences of ``arm`` from the reference, before and after weighting.
+
+    The shaded range is 0.1 standard deviations. The title says if some silos hide a covariate.
+    """
+    plots = {data.arm: data for data in series.balance(document_of(result))}
+    if not plots:
+        raise InputError("balance: the result has none; ask for static arms, and diagnostics = True")
+    if arm is not None and arm not in plots:
+        raise InputError(f"arm: expected one of {', '.join(plots)}, not {arm!r}")
+    data = plots[arm] if arm is not None else next(iter(plots.values()))
+    ax = ax or _axes(height=1.4 + 0.26 * len(data.names))
+    ax.axvspan(-0.1, 0.1, color="0.94")
+    ax.axvline(0, color="0.5", linewidth=1)
+    for values, label, marker, colour in (
+        (data.unweighted, "unweighted", "o", COLOURS["without"]),
+        (data.weighted, "weighted", "s", COLOURS["silo"]),
+    ):
+        known = [(value, y) for y, value in enumerate(values) if value is not None]
+        if known:
+            ax.plot(*zip(*known, strict=True), marker, color=colour, label=label, markersize=5)
+    ax.set_yticks(range(len(data.names)), list(data.names))
+    ax.invert_yaxis()
+    ax.set_xlabel(f"difference of arm {data.arm} from {data.reference}, in standard deviations")
+    if not data.is_complete:
+        ax.set_title("some silos only")
+    ax.legend(frameon=False)
+    return ax
+
+
 def heterogeneity(result: AnyResult, *, estimand: str | None = None, ax: Axes | None = None) -> Axes:
     """Draw each releasing silo's distance from their weighted mean, in its own standard errors."""
     data = _chosen(series.heterogeneity(document_of(result)), estimand)

@@ -8,6 +8,7 @@ standard errors.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -106,3 +107,74 @@ def test_coverage(run: str, models: str) -> None:
             # A ratio of unbiased means is biased by O(1/n); its logarithm, to second order, is not.
             bias = np.log(estimate) - np.log(value) if name == "RR" else estimate - value
             assert abs(bias.mean()) < 3 * bias.std(ddof=1) / np.sqrt(REPLICATIONS), name
+
+
+# Overlap weights, and more than two arms with a multinomial treatment model.
+
+LIMITS = (0.93, 0.97)
+
+
+def softmax_chances(w: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """g and Q of three arms, shape (3, N) each."""
+    powers = np.exp(np.stack([np.zeros_like(w), 0.2 + 0.6 * w - 0.5 * b, -0.3 - 0.4 * w + 0.7 * b]))
+    q = np.stack([expit(-0.4 + shift + 0.7 * w + 0.5 * b) for shift in (0.0, 0.5, -0.4)])
+    return powers / powers.sum(axis=0), q
+
+
+def draw_arms(seed: int) -> Columns:
+    rng = np.random.default_rng([SEED, 3, seed])
+    w, b = rng.uniform(-np.sqrt(3), np.sqrt(3), N), rng.integers(0, 2, N).astype(float)
+    g, q = softmax_chances(w, b)
+    a = (rng.random(N) > np.cumsum(g, axis=0)).sum(axis=0).clip(0, 2)
+    return {"w": w, "b": b, "a": a, "y": (rng.random(N) < q[a, np.arange(N)]).astype(float)}
+
+
+def true_means(kind: type, arms: int) -> np.ndarray:
+    """The effects of arms 1.. against arm 0, by midpoints."""
+    w, b = (np.concatenate(x) for x in zip(*((GRID, np.full(4_000, b)) for b in (0.0, 1.0)), strict=True))
+    if arms == 3:
+        g, q = softmax_chances(w, b)
+    else:
+        one, _, q1, q0 = chances(w, b)
+        g, q = np.stack([1 - one, one]), np.stack([q0, q1])
+    h = 1 / (1 / g).sum(axis=0) if kind is ft.ATO else np.ones_like(w)
+    return ((q[1:] - q[0]) * h).mean(axis=1) / h.mean()
+
+
+ARMS = {2: declare(y="binary", w=(-2, 2), b="binary", a="binary")}
+ARMS[3] = declare(y="binary", w=(-2, 2), b="binary", a=["0", "1", "2"])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3_000)
+@pytest.mark.parametrize("outcome", ["C(a) + w + b", "C(a)"], ids=["both right", "outcome model wrong"])
+@pytest.mark.parametrize(("kind", "arms"), [(ft.ATO, 2), (ft.ATE, 3), (ft.ATO, 3)])
+def test_coverage_of_overlap_weights_and_several_arms(
+    kind: type, arms: int, outcome: str, record_property: Callable[[str, object], None]
+) -> None:
+    study = ft.Study(
+        target=kind(outcome="y", treatment="a"),
+        outcome_model=ft.GLM(outcome),
+        treatment_model=ft.GLM("w + b"),
+        algorithm=NEWTON,
+        diagnostics=False,
+        variables=ARMS[arms],
+    )
+    rows = []
+    for seed in range(REPLICATIONS):
+        data = draw_arms(seed) if arms == 3 else {k: v for k, v in draw(seed).items() if k != "partly"}
+        table = ft.run(study, {"all": data}).document["estimates"]
+        rows.append([[row["estimate"], row["std_error"], row["conf_low"], row["conf_high"]] for row in table])
+    found = np.array(rows)  # (replications, arms - 1, 4)
+    for k, value in enumerate(true_means(kind, arms)):
+        estimate, error, low, high = found[:, k].T
+        covered = float(((low <= value) & (value <= high)).mean())
+        ratio = float(error.mean() / estimate.std(ddof=1))
+        bias = float((estimate - value).mean() / (estimate.std(ddof=1) / np.sqrt(REPLICATIONS)))
+        record_property(
+            f"arm {k + 1}", f"coverage {covered:.4f}, SE ratio {ratio:.3f}, bias {bias:.2f} MC SE"
+        )
+        assert abs(bias) < 3.5
+        if outcome != "C(a)":
+            assert LIMITS[0] <= covered <= LIMITS[1]
+            assert 0.95 <= ratio <= 1.05

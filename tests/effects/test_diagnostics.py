@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 import fedtmle as ft
 from fedtmle.protocol.query import Phase
 from fedtmle.report import page
+from fedtmle.results.document import diagnostics_document
 from fedtmle.text import result as show
+from tests.declare import declare
 from tests.effects.longhand import irls, least_squares
-from tests.effects.studies import NEWTON, Columns, change, cut, expit, logit, population
+from tests.effects.studies import NEWTON, Columns, change, cut, expit, finish, logit, population
 from tests.effects.test_pooled import TARGETS, design, study_of
 
 
@@ -31,7 +35,10 @@ def models(data: Columns, outcome: str) -> tuple[np.ndarray, np.ndarray]:
 @pytest.mark.parametrize(("name", "outcome"), [("ATE", "y"), ("RR", "event")])
 def test_fit_and_overlap_are_those_of_the_pooled_rows(name: str, outcome: str) -> None:
     data = population(3000, 11)
-    found = ft.run(study_of(TARGETS[name]), parts(data, 2)).document["diagnostics"]
+    study = study_of(TARGETS[name])
+    finished, _ = finish(study, parts(data, 2))  # unguarded: no bin is joined with another
+    found = diagnostics_document(study, finished)
+    assert found is not None
     q, g = models(data, outcome)
     y = data[outcome] / (10 if outcome == "y" else 1)
     H = np.where(data["a"] == 1, 1 / g, 0), np.where(data["a"] == 0, 1 / (1 - g), 0)
@@ -49,18 +56,17 @@ def test_fit_and_overlap_are_those_of_the_pooled_rows(name: str, outcome: str) -
     width = 10 if outcome == "y" else 1
     table = fit["calibration"]
     place = np.digitize(q, np.array(table["edges"][1:-1]) / width)
-    for b, hidden in enumerate(table["hidden_in"]):
-        if not hidden:
-            own = place == b
-            assert table["counts"][b] == own.sum()
-            for key, values in (("observed", y), ("initial", q), ("targeted", after)):
-                assert table[key][b] == pytest.approx(width * values[own].mean(), abs=1e-7)
-    assert table["hidden_in"].count(0) >= 8
+    assert table["hidden_in"] == [0] * 10
+    for b in range(10):
+        own = place == b
+        assert table["counts"][b] == own.sum()
+        for key, values in (("observed", y), ("initial", q), ("targeted", after)):
+            assert table[key][b] == pytest.approx(width * values[own].mean(), abs=1e-7)
     for histogram in found["overlap"]:
         own = g[data["a"] == int(histogram["arm"])]
         expected, _ = np.histogram(own, histogram["edges"])
-        for count, hidden, truth in zip(histogram["counts"], histogram["hidden_in"], expected, strict=True):
-            assert count == truth if not hidden else (count or 0) < truth or truth == 0
+        assert histogram["counts"] == expected.tolist()
+        assert histogram["hidden_in"] == [0] * len(expected)
     assert max(map(abs, found["eif_mean"].values())) < 1e-9
 
 
@@ -120,3 +126,65 @@ def test_constant_predictions_have_one_bin() -> None:
     fit = ft.run(study, parts(data, 2)).document["diagnostics"]["outcome_fit"]
     assert len(fit["calibration"]["counts"]) in (1, 10)  # rounding may leave a spread of nothing
     assert fit["r_squared"]["initial"] == pytest.approx(0.0, abs=1e-9)
+
+
+def small_hospitals(n: int, seed: int) -> dict[str, Columns]:
+    """Twelve hospitals of a rare binary outcome: by themselves, most of their bins have a few events."""
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=n)
+    a = (rng.random(n) < expit(0.3 * x)).astype(int)
+    y = (rng.random(n) < expit(-1.3 + 0.8 * x)).astype(int)
+    data = {"x": x.clip(-7, 7), "a": a, "y": y}
+    return cut(data, np.array_split(rng.permutation(n), 12))
+
+
+def overall(table: dict[str, Any], key: str) -> float:
+    """The mean over all bins; empty ones have none."""
+    means = [0.0 if mean is None else mean for mean in table[key]]
+    return float(np.average(means, weights=table["counts"]))
+
+
+def rare_outcome() -> ft.Study:
+    return ft.Study(
+        target=ft.ATE(outcome="y", treatment="a"),
+        outcome_model=ft.GLM("C(a) + x"),
+        treatment_model=ft.GLM("x"),
+        variables=declare(y="binary", a="binary", x=(-8, 8)),
+        algorithm=NEWTON,
+    )
+
+
+def test_what_a_calibration_table_shows_adds_up_to_the_whole() -> None:
+    """The issue's artefact: with small bins hidden, 33 % were observed and 27 % predicted; truth 23 %."""
+    silos = small_hospitals(2400, 3)
+    table = ft.run(rare_outcome(), silos).document["diagnostics"]["outcome_fit"]["calibration"]
+    counts, y = np.array(table["counts"]), np.concatenate([silo["y"] for silo in silos.values()])
+    assert table["hidden_in"] == [0] * len(counts)
+    assert 2 <= (counts > 0).sum() <= 10
+    assert counts.sum() == 2400
+    for key in ("observed", "initial", "targeted"):
+        assert overall(table, key) == pytest.approx(y.mean(), abs=0.01), key
+    assert overall(table, "observed") == pytest.approx(y.mean(), abs=1e-9)
+    # Where the model is right, so is every line of the table.
+    for observed, predicted, count in zip(table["observed"], table["initial"], counts, strict=True):
+        assert not count or abs(observed - predicted) < 4 * np.sqrt(predicted * (1 - predicted) / count)
+
+
+def test_histograms_of_small_hospitals_add_up_to_their_arms() -> None:
+    silos = small_hospitals(2400, 4)
+    document = ft.run(rare_outcome(), silos).document
+    for histogram in document["diagnostics"]["overlap"]:
+        assert histogram["hidden_in"] == [0] * len(histogram["counts"])
+        assert sum(histogram["counts"]) == document["arm_counts"][int(histogram["arm"])]
+    first, second = document["diagnostics"]["overlap"]
+    assert first["edges"] == second["edges"]
+
+
+def test_a_hospital_without_events_withholds_its_bins_and_is_counted() -> None:
+    silos = small_hospitals(2400, 5)
+    silos["silo 3"]["y"] = np.zeros_like(silos["silo 3"]["y"])
+    table = ft.run(rare_outcome(), silos).document["diagnostics"]["outcome_fit"]["calibration"]
+    assert set(table["hidden_in"]) == {1}
+    others = np.concatenate([silo["y"] for name, silo in silos.items() if name != "silo 3"])
+    assert sum(table["counts"]) == len(others)
+    assert overall(table, "observed") == pytest.approx(others.mean(), abs=1e-9)

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedtmle.errors import DecodeError
 from fedtmle.model.statistics import AbstractBins, Group
-from fedtmle.protocol.bins import BinsQuery, BinTotal, CellsCode, shown, smallest_cell
+from fedtmle.protocol.bins import BinsQuery, BinTotal, CellsCode, smallest_cell
 from fedtmle.protocol.codes import BitReader, BitWriter, decode, encode
 from fedtmle.protocol.guard import Guard, Policy
 from tests.premise import Premise
@@ -42,52 +43,97 @@ class OneGroup(AbstractBins[Group]):
 QUERY = BinsQuery(bins=OneGroup(), n=100)
 
 
-def answered(local: Any, floor: int = 5) -> Any:
+def answered(local: Any, floor: int = 5, query: BinsQuery = QUERY) -> Any:
     """The answer as it leaves a silo with this smallest cell."""
     policy = replace(Policy.unguarded(), min_cell=floor)
-    return Guard(policy).release(QUERY, QUERY.answer(local), 100)
+    return Guard(policy).release(query, query.answer(local), 100)
 
 
-is_partly_hidden = Premise("some taken bins are told and others are hidden", at_least=0.15)
+class OnAScale(OneGroup):
+    """The same bins, of which neighbouring ones may be joined."""
+
+    on_a_scale = True
 
 
-@is_partly_hidden
+SCALE = BinsQuery(bins=OnAScale(), n=100)
+is_joined = Premise("some bins are joined and some are not", at_least=0.1)
+
+
+@is_joined
+@settings(deadline=None)  # kernels are compiled at their first call
 @given(
-    st.lists(st.integers(0, 12), min_size=1, max_size=8),
-    st.integers(1, 9),
-    st.data(),
+    st.lists(st.integers(0, 16), min_size=3, max_size=3),
+    st.integers(2, 7),
+    st.booleans(),
 )
-def test_told_bins_are_empty_or_large_and_hide_none_or_enough(
-    counts: list[int], floor: int, data: st.DataObject
+def test_joined_bins_are_enough_and_add_up_to_the_whole(
+    counts: list[int], floor: int, sensitive: bool
 ) -> None:
-    tellable = [data.draw(st.booleans()) for _ in counts]
-    told = shown(counts, tellable, floor)
-    is_partly_hidden.holds(None in told and any(told))
-    for count, cell, may in zip(counts, told, tellable, strict=True):
-        assert cell is None or cell == count
-        assert cell is None or cell == 0 or (cell >= floor and may)
-        assert cell is not None or count > 0
-    hidden = sum(counts) - sum(cell or 0 for cell in told)
-    assert hidden == 0 or hidden >= floor or all(cell in (None, 0) for cell in told)
+    bins = [b for b, count in enumerate(counts) for _ in range(count)]
+    values = [float(k % 2) for k in range(len(bins))]
+    (told,) = answered(silo(bins, values, values if sensitive else None), floor, SCALE)
+    total, events = sum(counts), int(sum(values))
+    rarest = min(events, total - events) if sensitive else total
+    if total and min(total, rarest) < floor:  # not even as one bin
+        assert told == (None, None, None)
+        return
+    taken = [cell.count for cell in told]
+    is_joined.holds(sum(map(bool, counts)) > sum(map(bool, taken)) > 1)
+    assert sum(taken) == total
+    assert sum(cell.units[0] for cell in told) == sum(
+        cell.units[0] for cell in SCALE.answer(silo(bins, values))[0]
+    )
+    for count, cell in zip(counts, told, strict=True):
+        events = cell.units[0] / (1 << SCALE._shifts[0])
+        assert cell.count == 0 or cell.count >= floor
+        assert not sensitive or cell.count == 0 or min(events, cell.count - events) >= floor
+        assert cell.count == 0 or count > 0  # a sum is told at a bin that has people
+        assert cell.holders is None  # they stay in the silo
 
 
-def test_pooled_bins_are_sums_over_the_silos_that_tell() -> None:
+def test_no_finer_joining_would_be_allowed() -> None:
+    """Against all partitions of five bins, by brute force."""
+
+    class FiveBins(OnAScale):
+        sizes = (5,)
+
+    query = BinsQuery(bins=FiveBins(), n=100)
+    rng = np.random.default_rng(0)
+    for _ in range(60):
+        counts, floor = rng.integers(0, 9, size=5), int(rng.integers(1, 9))
+        bins = np.repeat(np.arange(5), counts).tolist()
+        (told,) = answered(silo(bins, [1.0] * len(bins)), floor, query)
+        most = 0
+        for chosen in itertools.product([False, True], repeat=4):
+            cuts = [0, *(k + 1 for k in range(4) if chosen[k]), 5]
+            cells = [counts[i:j].sum() for i, j in itertools.pairwise(cuts)]
+            if all(cell == 0 or cell >= floor for cell in cells):
+                most = max(most, sum(cell > 0 for cell in cells))
+        assert sum(bool(cell and cell.count) for cell in told) == most
+
+
+def test_a_few_people_are_told_with_their_larger_neighbour() -> None:
+    (told,) = answered(silo([0] * 9 + [1] * 2 + [2] * 7, [0.5] * 18), 5, SCALE)
+    assert [cell.count for cell in told] in ([11, 0, 7], [9, 0, 9])
+    (told,) = answered(silo([0] * 2 + [2] * 7, [0.5] * 9), 5, SCALE)
+    assert [cell.count for cell in told] == [0, 0, 9]
+
+
+def test_a_silo_discloses_all_arms_or_none() -> None:
     answers = {
         "a": answered(silo([0] * 6 + [1] * 7, [0.5] * 13)),
         "b": answered(silo([0] * 5 + [1] * 2 + [2] * 9, [0.25] * 16)),
     }
-    (disclosed,) = answers["b"]
-    assert [cell and cell.count for cell in disclosed] == [None, None, 9]  # 5 would disclose the 2
+    assert answers["b"] == ((None, None, None),)
     (pooled,) = QUERY.pool(answers, {"a": 13, "b": 16})
-    assert [(cell.silos, cell.count) for cell in pooled] == [(1, 6), (1, 7), (2, 9)]
-    assert [cell.sums for cell in pooled] == [(3.0,), (3.5,), (2.25,)]
+    assert [(cell.silos, cell.count) for cell in pooled] == [(1, 6), (1, 7), (1, 0)]
+    assert [cell.sums for cell in pooled] == [(3.0,), (3.5,), (0.0,)]
 
 
 def test_a_sum_that_would_tell_of_a_few_is_hidden() -> None:
     outcome = [1.0] * 3 + [0.0] * 20 + [1.0] * 10 + [0.0] * 10
-    (told,) = answered(silo([0] * 23 + [1] * 20, outcome, outcome))
-    assert told[0] is None  # three events
-    assert told[1] is not None
+    assert answered(silo([0] * 23 + [1] * 20, outcome, outcome)) == ((None, None, None),)  # three events
+    assert answered(silo([1] * 23 + [1] * 20, outcome, outcome)) != ((None, None, None),)
     assert smallest_cell(np.ones(50)) == 0  # of all alike, everyone's is told
     assert smallest_cell(np.arange(50.0)) == 50
 
@@ -102,13 +148,15 @@ def test_messages_round_trip_and_garbage_is_refused() -> None:
         decode(QUERY.answer_code, encode(QUERY.answer_code, negative))
 
 
-@pytest.mark.parametrize("places", [None, 6])
+@pytest.mark.parametrize("places", [None, (6, 6), (8, 3), (2, 11)])
 @given(
     cells=st.lists(
         st.tuples(st.integers(0, 985), st.integers(-(2**30), 2**30), st.integers(-5, 5)), max_size=9
     )
 )
-def test_cells_come_back_as_they_were_written(places: int | None, cells: list[tuple[int, int, int]]) -> None:
+def test_cells_come_back_as_they_were_written(
+    places: tuple[int, ...] | None, cells: list[tuple[int, int, int]]
+) -> None:
     code = CellsCode(largest=(985, 2**30, 5), places=places)
     out = BitWriter()
     code.write(cells, out)
@@ -119,7 +167,7 @@ def test_cells_come_back_as_they_were_written(places: int | None, cells: list[tu
 
 @pytest.mark.parametrize("cell", [(-1, 0), (101, 0), (3, 401), (3, -401)])
 def test_a_cell_out_of_its_range_is_refused(cell: tuple[int, int]) -> None:
-    code = CellsCode(largest=(100, 400), places=2)
+    code = CellsCode(largest=(100, 400), places=(2,))
     out = BitWriter()
     code.write([cell], out)
     with pytest.raises(DecodeError):

@@ -282,10 +282,27 @@ def test_overlap_is_the_histogram_of_the_pooled_fit(tmp_path: Path) -> None:
     assert [(each["probability_of"], each["arm"]) for each in found] == [("1", "0"), ("1", "1")]
     for arm, each in enumerate(found):
         expected, _ = np.histogram(g[rows.a == arm], bins=each["edges"])
-        parts = [each["counts"][b] for b in range(12) if each["hidden_in"][b] == 0]
-        assert parts == [int(expected[b]) for b in range(12) if each["hidden_in"][b] == 0]
-        assert len(parts) >= 8
-        assert sum(c or 0 for c in each["counts"]) <= (rows.a == arm).sum()
+        assert each["hidden_in"] == [0] * len(expected)
+        # Each of two silos joins bins of fewer than 5 with a neighbour: few people are moved over an edge.
+        moved = np.abs(np.cumsum(each["counts"]) - np.cumsum(expected))
+        assert moved.max() < 2 * 5
+        assert (moved == 0).mean() > 0.7
+        assert sum(count > 0 for count in each["counts"]) >= 8
+        assert sum(each["counts"]) == (rows.a == arm).sum()
+
+
+def test_a_table_from_some_silos_only_says_so_and_claims_no_balance(tmp_path: Path) -> None:
+    frames = {"one": frame(2000, 1), "two": frame(2000, 2)}
+    for data in frames.values():
+        data["a"] = np.arange(2000) % 2
+    whole = render(preflight(study_file(tmp_path, frames)))
+    assert "No characteristic differs between the arms" in whole.replace("\n", " ")
+    assert "of some silos only" not in whole
+    frames["two"]["a"] = (np.arange(2000) < 3).astype(int)  # three people in an arm: nothing by arm is shown
+    part = render(preflight(study_file(tmp_path, frames)))
+    assert "of some silos only" in part
+    assert "does not say whether the arms are balanced" in part.replace("\n", " ")
+    assert "No characteristic differs" not in part
 
 
 def test_the_strictest_floor_of_the_silo_files_holds_and_no_study_can_lower_it(tmp_path: Path) -> None:

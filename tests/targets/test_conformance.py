@@ -29,6 +29,8 @@ ARMS: dict[str, Any] = {"outcome": "y", "treatment": "a"}
 EFFECTS: dict[str, tuple[type[ft.AbstractEffect], dict[str, Any]]] = {
     "means": (ft.TSM, {}),
     "in the treated": (ft.ATT, {}),
+    "overlap weights": (ft.ATO, {}),
+    "strata, in blocks": (ft.ATE, {"strata": "old"}),
     "linear link": (ft.ATE, {"link": "linear"}),
     "covariate as weight": (ft.ATE, {"clever": "weight"}),
     "contrast": (ft.ATE, {"submodel": "contrast"}),
@@ -39,13 +41,14 @@ EFFECTS: dict[str, tuple[type[ft.AbstractEffect], dict[str, Any]]] = {
 @pytest.mark.parametrize("name", EFFECTS)
 def test_effects_hold_together(name: str) -> None:
     kind, options = EFFECTS[name]
+    strata = {key: options[key] for key in options if key == "strata"}
     study = ft.Study(
-        target=kind(**ARMS),
+        target=kind(**ARMS, **strata),
         outcome_model=ft.GLM("C(a) + w"),
         treatment_model=ft.GLM("w"),
         algorithm=NEWTON,
         variables=VARIABLES,
-        **options,
+        **{key: value for key, value in options.items() if key != "strata"},
     )
     finished, tables = finish(study, {"all rows": population(150, 3)})
     outcome = finished.outcome

@@ -46,7 +46,7 @@ GROUPS = {
     ),
     "Targets": ("Mean", "OptimalTransport", "LogisticFluctuation", "ExponentialTilt"),
     "Target trials": ("TargetTrial", "Cdm", "emulate"),
-    "Results": ("StudyResult", "Result", "Estimate", "Status", "Transcript"),
+    "Results": ("StudyResult", "Result", "Estimate", "Status", "Transcript", "e_value"),
     "A target or an algorithm of your own": (
         "AbstractProblem",
         "AbstractSubmodel",

@@ -52,8 +52,8 @@ Attacks that were tried, what stops each, and what nothing stops are on [their o
 # What an answer may tell about records, beyond its purpose.
 RISKS = {
     "BinsQuery": (
-        "Counts and means by bin of probabilities and predictions. Bins of fewer people than your floor are "
-        "hidden, and so is enough else that they cannot be had by subtraction; what is told is exact."
+        "Counts and means by bin of probabilities and predictions, and of covariates by arm. Your silo joins "
+        "neighbouring bins until each has enough people; arms it tells all together, or not at all."
     ),
     "ClustersQuery": (
         "How many clusters you have, and which of them other silos have too. Whoever has a digest can test a "

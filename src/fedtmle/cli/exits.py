@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
 CODES = (
     "Exit codes: 0 success; 1 defects in the study, the data or a ledger; 2 wrong usage of the command; "
-    "3 the run did not converge or is not supported; 4 a silo refused."
+    "3 the run did not converge or is not supported; 4 a silo refused; 5 the run converged, but overlap is "
+    "poor."
 )
 
 
@@ -26,6 +27,7 @@ class Exit(IntEnum):
     USAGE = 2
     NOT_CONVERGED = 3
     REFUSED = 4
+    POOR_OVERLAP = 5
 
 
 def require_flare() -> None:

@@ -189,6 +189,8 @@ def _conclude(
                 typer.echo(f"Saved to {path}.", err=True)
     if not result.document["converged"]:
         raise typer.Exit(int(Exit.NOT_CONVERGED))
+    if result.document["overlap"]["is_poor"]:
+        raise typer.Exit(int(Exit.POOR_OVERLAP))
 
 
 def show(

@@ -76,6 +76,11 @@ class AbstractBins(AbstractStatistic[Piece]):
         """How many bins each group has."""
 
     @property
+    def on_a_scale(self) -> bool:
+        """Whether neighbouring bins are of similar values, so that one of a few people may join the next."""
+        return False
+
+    @property
     def exponents(self) -> tuple[int, ...]:
         """Powers of two that bound the summed values; none where only rows are counted."""
         return ()

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import NormalDist
 
 import numpy as np
 
 from fedtmle.errors import FitError
+from fedtmle.initial.superlearner import formulas
 from fedtmle.model.linear import dot
 from fedtmle.model.problem import Calibration
 from fedtmle.programs.study import Study
 from fedtmle.protocol.bins import BinsQuery, PooledBin
-from fedtmle.protocol.query import Flow, JointQuery, Phase
+from fedtmle.protocol.query import Flow, JointQuery, Phase, Query
 from fedtmle.protocol.regression import FitCurvatureQuery
 from fedtmle.protocol.sums import TallyQuery
+from fedtmle.targets.effects.balance import Balance, BalanceBins, Covariate
+from fedtmle.targets.effects.components import Static
+from fedtmle.targets.effects.ladder import LadderColumns, Rung, ladder_bounds
 from fedtmle.targets.effects.prepare import Preparation
 from fedtmle.targets.effects.problem import EffectLaw, EffectProblem
 from fedtmle.targets.effects.statistics import (
@@ -40,6 +44,8 @@ class Overlap:
     truncated: tuple[int, ...]  # rows whose g pi is below the bound, per arm
     disclosing: tuple[int, ...]  # silos that disclose their count, per arm; the others have too few rows
     effective_sizes: tuple[float, ...]  # (sum H)^2 / sum H^2 of those observed, per component
+    largest_shares: tuple[float, ...]  # a bound of max H / sum H, per component
+    mean_squares: tuple[float, ...]  # sum H^2 / n, per component
     predicted: tuple[float, float]  # mean and standard deviation of Q(A, W) on the unit scale
 
 
@@ -83,6 +89,11 @@ def find_overlap(
         if not mass > 0:
             raise FitError("arm", f"target: no observed outcome contributes to {component.name}")
     effective = tuple(float(a * a / b) for a, b in zip(sums["H"], sums["squares of H"], strict=True))
+    ceilings = _ceilings(preparation)
+    largest = tuple(
+        min(ceiling, math.sqrt(b)) / float(a)
+        for ceiling, a, b in zip(ceilings, sums["H"], sums["squares of H"], strict=True)
+    )
     mean, mean_square = (
         float(sums[name][0]) / float(sums["observed weight"][0])
         for name in ("prediction", "prediction squared")
@@ -91,6 +102,8 @@ def find_overlap(
         truncated=truncated,
         disclosing=tuple(below.silos for _, below in bins),
         effective_sizes=effective,
+        largest_shares=largest,
+        mean_squares=tuple(float(b) / n for b in sums["squares of H"]),
         predicted=(mean, math.sqrt(max(mean_square - mean * mean, 0.0))),
     )
     if not scales:
@@ -103,6 +116,17 @@ def find_overlap(
         rounding=effect.dim * curvature.rounding,
     )
     return overlap, calibration
+
+
+def _ceilings(preparation: Preparation) -> list[float]:
+    """Return the largest possible H of each component, by the bound on g and that on the weights."""
+    columns, is_complete = preparation.columns, not preparation.missingness
+    inverse = 1.0 / preparation.g_floor if preparation.g_floor else math.inf
+    weight = columns.weight_ceiling if columns.weights else 1.0
+    return [
+        weight * component.population.largest_ratio(inverse, is_complete=is_complete) / share
+        for component, share in zip(preparation.components, preparation.shares, strict=True)
+    ]
 
 
 def _refuse_no_overlap(preparation: Preparation, truncated: tuple[int, ...], n: int) -> None:
@@ -130,21 +154,101 @@ class OutcomeFit:
     """How well Q(A, W) predicts the outcomes that were observed, on the unit scale.
 
     ``r_squared`` and ``deviance`` (the share explained, of a binary outcome) are before and after
-    targeting. A calibration bin has the sums of w, w y, w Q before and w Q after.
+    targeting; ``residual_variance`` is the mean of (y - Q)^2 before and after, ``variance`` that of y.
+    A calibration bin has the sums of w, w y, w Q before and w Q after.
     """
 
     r_squared: tuple[float, float]
     deviance: tuple[float, float] | None
+    variance: float
+    residual_variance: tuple[float, float]
     edges: tuple[float, ...]  # of Q before, the inner ones
     calibration: tuple[PooledBin, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Diagnostics:
-    """Overlap, and how well the outcome model predicts."""
+    """Overlap, how well the outcome model predicts, and the estimate under other bounds on g."""
 
     overlap: tuple[Histogram, ...]
     fit: OutcomeFit
+    ladder: tuple[Rung, ...]
+    balance: tuple[Balance, ...] | None  # None without static arms, or without covariates
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparisons:
+    """What diagnostics compare besides, which does not depend on the law: made once."""
+
+    ladder: LadderColumns | None = None
+    balance: BalanceBins | None = None
+
+    @classmethod
+    def of(cls, study: Study, effect: EffectProblem) -> Comparisons:
+        """Return the comparisons of a study; none if it wants no diagnostics."""
+        if not study.diagnostics:
+            return cls()
+        return cls(ladder=ladder_columns(effect), balance=balance_bins(study, effect))
+
+
+def ladder_columns(effect: EffectProblem) -> LadderColumns | None:
+    """Return the terms of the estimates under other bounds, at the start; None if nothing is bounded."""
+    preparation = effect.prepare
+    if not isinstance(preparation, Preparation):
+        return None
+    population = preparation.components[0].population
+    if population.largest_ratio(math.inf, is_complete=not preparation.missingness) == 1.0:
+        return None
+    if not preparation.treatment and not preparation.missingness:
+        return None
+    coordinates = min(preparation.overall, effect.dim)
+    return LadderColumns(
+        effect=effect,
+        law=effect.start(),
+        floor=preparation.g_floor,
+        bounds=ladder_bounds(preparation.g_floor),
+        components=preparation.overall,
+        coordinates=coordinates,
+    )
+
+
+def balance_bins(study: Study, effect: EffectProblem) -> BalanceBins | None:
+    """Return the sums of covariates by arm; None without static arms, or without covariates."""
+    preparation, target = effect.prepare, study.target
+    if target.treatment is None or not isinstance(preparation, Preparation):
+        return None
+    regimes = [component.regime for component in preparation.components[: preparation.overall]]
+    if not all(isinstance(regime, Static) for regime in regimes) or len(regimes) != len(target.arms):
+        return None
+    covariates = study_covariates(study)
+    if not covariates:
+        return None
+    return BalanceBins(
+        effect=effect,
+        covariates=covariates,
+        arms=len(target.arms),
+        components=preparation.overall,
+        has_weights=study.weights is not None,
+    )
+
+
+def study_covariates(study: Study) -> tuple[Covariate, ...]:
+    """Return the covariates of the study's formulas, each number once and each level of a category."""
+    variables = study.variables
+    used = [formula for model in study.models.values() for formula in formulas(model)]
+    numbers = dict.fromkeys(name for formula in used for name in formula.numeric_names)
+    factors = dict.fromkeys(name for formula in used for name in formula.factor_names)
+    covariates = []
+    for name in numbers:
+        if name in variables and name != study.target.treatment:
+            low, high = variables.ranges[name]
+            covariates.append(Covariate(name=name, low=low, high=high))
+    for name in factors:
+        if name in variables and name != study.target.treatment:
+            levels = variables[name].codes
+            shown = levels[1:] if len(levels) == 2 else levels
+            covariates += [Covariate(name=name, level=level, levels=levels) for level in shown]
+    return tuple(covariate for covariate in covariates if covariate.high > covariate.low)
 
 
 def named_histograms(bins: Sequence[tuple[PooledBin, ...]], arms: Sequence[str]) -> tuple[Histogram, ...]:
@@ -156,41 +260,55 @@ def named_histograms(bins: Sequence[tuple[PooledBin, ...]], arms: Sequence[str])
 
 
 def diagnose(
-    study: Study, effect: EffectProblem, law: EffectLaw, overlap: Overlap, n: int
+    study: Study,
+    effect: EffectProblem,
+    law: EffectLaw,
+    overlap: Overlap,
+    n: int,
+    comparisons: Comparisons,
 ) -> Flow[Diagnostics]:
     """Ask for the diagnostics in one round."""
     mean, spread = overlap.predicted
     edges = tuple(mean + spread * z for z in DECILES) if spread > 0 else ()
     is_binary, arms = study.response == "binary", study.target.arms
     errors = PredictionErrors(effect=effect, law=law, is_binary=is_binary)
-    pooled, propensities, (bins,) = yield JointQuery(
-        (
-            TallyQuery(
-                columns=errors,
-                n=n,
-                phase=Phase.DIAGNOSTICS,
-                grid=errors.layout.grid if study.rounds_sums else None,
-            ),
-            BinsQuery(bins=PropensityBins(effect, len(arms)), n=n),
-            BinsQuery(
-                bins=CalibrationBins(effect=effect, law=law, edges=edges),
-                n=n,
-                places=BIN_PLACES if study.rounds_sums else None,
-            ),
-        )
-    )
+    outcomes = CalibrationBins(effect=effect, law=law, edges=edges)
+    ladder, balance, rounds = comparisons.ladder, comparisons.balance, study.rounds_sums
+    places = (BIN_PLACES,) * len(outcomes.exponents)
+
+    def tally(columns: PredictionErrors | LadderColumns, grid: tuple[int, ...]) -> TallyQuery:
+        return TallyQuery(columns=columns, n=n, phase=Phase.DIAGNOSTICS, grid=grid if rounds else None)
+
+    asked: list[Query] = [
+        tally(errors, errors.layout.grid),
+        BinsQuery(bins=PropensityBins(effect, len(arms)), n=n),
+        BinsQuery(bins=outcomes, n=n, places=places if rounds else None),
+    ]
+    if ladder is not None:
+        asked.append(tally(replace(ladder, law=law), ladder.grid))
+    if balance is not None:
+        asked.append(BinsQuery(bins=balance, n=n, places=balance.places if rounds else None))
+    pooled, propensities, (calibration,), *further = yield JointQuery(tuple(asked))
     sums = {name: part.tolist() for name, part in errors.layout.split(pooled.values()).items()}
     mass, y, y_squared = sums["outcome moments"]
     deviance = None
     if is_binary:
         deviance = _explained(sums["log losses"], mass * _entropy(y / mass))
+    before, after = sums["squared errors"]
     fit = OutcomeFit(
         r_squared=_explained(sums["squared errors"], y_squared - y * y / mass),
         deviance=deviance,
+        variance=max(y_squared / mass - (y / mass) ** 2, 0.0),
+        residual_variance=(before / mass, after / mass),
         edges=edges,
-        calibration=bins,
+        calibration=calibration,
     )
-    return Diagnostics(overlap=named_histograms(propensities, arms), fit=fit)
+    return Diagnostics(
+        overlap=named_histograms(propensities, arms),
+        fit=fit,
+        ladder=() if ladder is None else ladder.rungs(further[0], n),
+        balance=None if balance is None else balance.compared(further[-1]),
+    )
 
 
 def _entropy(p: float) -> float:

@@ -23,6 +23,7 @@ from fedtmle.model import kernels
 from fedtmle.model.problem import Estimate
 from fedtmle.model.table import SILO, AnyTable, numbered, with_silo, without_missing
 from fedtmle.programs.diagnostics import (
+    Comparisons,
     Diagnostics,
     Histogram,
     Overlap,
@@ -120,6 +121,9 @@ class StudyDetails:
     def fit_names(self, target: AbstractEffect, role: str) -> tuple[str, ...]:
         """Return what each fit of a role is of, where there are several."""
         return target.arms
+
+
+Details = StudyDetails | TimeDetails
 
 
 @final
@@ -260,6 +264,7 @@ def prepare_study(study: Study, levels: Levels, n: int) -> Flow[PreparedStudy]:
 def target_study(study: Study, prepared: PreparedStudy, n: int) -> Flow[Outcome]:
     """Target the problem, close the run, and ask for the diagnostics."""
     effect, overlap, preparation = prepared.effect, prepared.overlap, prepared.preparation
+    comparisons = Comparisons.of(study, effect)
 
     def diagnosed(law: object) -> Flow[Any]:
         if not (study.diagnostics and isinstance(law, EffectLaw)):
@@ -272,7 +277,7 @@ def target_study(study: Study, prepared: PreparedStudy, n: int) -> Flow[Outcome]
             flow=study_flow,
         )
         last: list[Flow[Any]] = [
-            diagnose(study, effect, law, overlap, n),
+            diagnose(study, effect, law, overlap, n, comparisons),
             compare_silos(study, preparation, own, n),
         ]
         return (yield from together(last))

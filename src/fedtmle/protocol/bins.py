@@ -1,16 +1,17 @@
-"""Counts and sums by bin, of which a silo discloses only those that its policy allows.
+"""Counts and sums by bin, which a silo joins until its policy allows each of them.
 
-A bin is disclosed if nobody is in it or at least as many people as the silo's smallest cell, and if the
-hidden bins of its group add up to that as well: the group's total is known. A sum over a bin is disclosed
-if no single value of what is summed is held by fewer: for a binary outcome the sum is the count of those
-who have it.
+A bin may be disclosed if nobody is in it or at least as many people as the silo's smallest cell, and if no
+single value of what is summed is held by fewer: for a binary outcome the sum is the count of those who have
+it. Where bins are on a scale, a silo joins neighbouring ones until each may be disclosed, and tells their
+sum as that of the one with most people. So nothing of a group is left out, which would bias the rest, and
+the total is exact. Other bins, such as arms, are disclosed all together or not at all.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, islice
+from itertools import chain, islice, pairwise
 from operator import add
 from typing import Any, final
 
@@ -33,12 +34,18 @@ MOST_VALUES = 10  # up to so many different values, a few sums nearly determine 
 class BinTotal:
     """One bin at one silo: how many people are in it, and the sums over them in grid units.
 
-    ``rarest`` is how many of them hold the rarest sensitive value; it stays in the silo.
+    ``holders`` has how many of them hold each sensitive value; it stays in the silo.
     """
 
     count: int
     units: tuple[int, ...]
-    rarest: int | None = None
+    holders: Holders | None = None
+
+    def is_enough(self, floor: int) -> bool:
+        """Return whether the bin may be disclosed: it is empty, or nothing of it is held by too few."""
+        if self.count and self.holders is not None and self.holders.rarest(self.count) < floor:
+            return False
+        return not self.count or self.count >= floor
 
 
 Bins = tuple[tuple[BinTotal | None, ...], ...]  # per group, per bin; None is suppressed
@@ -71,7 +78,7 @@ class CellsCode:
     """
 
     largest: tuple[int, ...]  # of a bin's count and sums
-    places: int | None
+    places: tuple[int, ...] | None  # of each sum
 
     def write(self, cells: Sequence[Integers], out: BitWriter) -> None:
         """Append a count and its sums for each of the bins."""
@@ -82,10 +89,12 @@ class CellsCode:
             for cell in cells:
                 out.fixed(cell[1:], self.largest[1:])
             return
-        before = [0] * len(cells)
-        for k, column in enumerate(zip(*cells, strict=True)):
-            out.golomb([value - last for value, last in zip(column, before, strict=True)])
-            before = [count << self.places for count in column] if k == 0 else list(column)
+        counts, *columns = zip(*cells, strict=True)
+        out.golomb(counts)
+        before, last = counts, 0
+        for column, places in zip(columns, self.places, strict=True):
+            out.golomb([value - _moved(b, places - last) for value, b in zip(column, before, strict=True)])
+            before, last = column, places
 
     def read(self, count: int, bits: BitReader) -> list[Integers]:
         """Return a count and its sums for each of the bins."""
@@ -96,16 +105,22 @@ class CellsCode:
             rows = [bits.fixed(self.largest[1:]) for _ in range(count)]
             cells = [(first, *rest) for first, rest in zip(columns[0], rows, strict=True)]
         else:
-            before = [value << self.places for value in columns[0]]
-            for _ in self.largest[1:]:
+            last = 0
+            for places in self.places:
+                before = [_moved(value, places - last) for value in columns[-1]]
                 columns.append(tuple(map(add, before, bits.golomb(count))))
-                before = list(columns[-1])
+                last = places
             cells = list(zip(*columns, strict=True))
         if any(cell[0] < 0 for cell in cells):
             raise DecodeError("a count is below zero")
         if any(abs(value) > most for cell in cells for value, most in zip(cell, self.largest, strict=True)):
             raise DecodeError("a count or sum of a bin is out of its range")
         return cells
+
+
+def _moved(units: int, places: int) -> int:
+    """Return units of a grid in those of one with so many more binary places, rounded down."""
+    return units << places if places >= 0 else units >> -places
 
 
 @final
@@ -184,20 +199,21 @@ class PooledBinsCode(AbstractCode[PooledBins]):
 @final
 @dataclass(frozen=True, kw_only=True)
 class BinsQuery(AbstractTotals[Bins, PooledBins]):
-    """Pooled bins of groups of rows, over the silos that disclose each bin.
+    """Pooled bins of groups of rows, over the silos that disclose the group.
 
-    The sums are exact, or have the given number of binary ``places``.
+    The sums are exact, or each has the given number of binary ``places``.
     """
 
     bins: AbstractBins[Any]
     n: int
     phase: Phase = Phase.DIAGNOSTICS
     floors: tuple[str, ...] = ("min_cell",)  # keys of the policy; the strictest holds
-    places: int | None = None
+    places: tuple[int, ...] | None = None
 
     @property
     def explanation(self) -> str:
-        return f"{self.bins.label} by bin, without the bins of a few people"
+        few = "joined until none has a few people" if self.bins.on_a_scale else "unless one has a few people"
+        return f"{self.bins.label} by bin, {few}"
 
     @property
     def answer_code(self) -> BinsCode:
@@ -213,9 +229,7 @@ class BinsQuery(AbstractTotals[Bins, PooledBins]):
 
     @property
     def _shifts(self) -> tuple[int, ...]:
-        if self.places is None:
-            return column_shifts(self.bins.exponents)
-        return (self.places,) * len(self.bins.exponents)
+        return column_shifts(self.bins.exponents) if self.places is None else self.places
 
     @property
     def _largest(self) -> tuple[int, ...]:
@@ -232,7 +246,8 @@ class BinsQuery(AbstractTotals[Bins, PooledBins]):
         return tuple(tuple(bin_.total_of(self._shifts) for bin_ in bins) for bins in totals)
 
     def suppress(self, answer: Bins, floor: Callable[[Query], int]) -> Bins:
-        return tuple(_suppressed(group, floor(self)) for group in answer)
+        rule = _folded if self.bins.on_a_scale else _whole
+        return tuple(rule([bin_ for bin_ in group if bin_ is not None], floor(self)) for group in answer)
 
     def _count(self, piece: object) -> list[list[_Counted]]:
         groups = zip(self.bins.groups(piece), self.bins.sizes, strict=True)
@@ -284,34 +299,62 @@ def visible(counts: Sequence[int], total: int, floor: int) -> tuple[int | None, 
         shown[shown.index(min(disclosed))] = None
 
 
-def shown(counts: Sequence[int], may_be_shown: Sequence[bool], floor: int) -> tuple[int | None, ...]:
-    """Return the counts that may be disclosed; an empty bin always may, and hides nobody."""
-    taken = [b for b, count in enumerate(counts) if count]
-    # A bin that may not be disclosed, however many are in it, counts as one of too few.
-    cells = visible([counts[b] if may_be_shown[b] else 0 for b in taken], sum(counts), floor)
-    by_bin = dict(zip(taken, cells, strict=True))
-    return tuple(by_bin.get(b, 0) for b in range(len(counts)))
+def _whole(group: Sequence[BinTotal], floor: int) -> tuple[BinTotal | None, ...]:
+    """Return the bins of a group if each may be disclosed, else none: the rest would not be the whole."""
+    if all(bin_.is_enough(floor) for bin_ in group):
+        return tuple(replace(bin_, holders=None) for bin_ in group)
+    return (None,) * len(group)
 
 
-def _suppressed(group: Sequence[BinTotal | None], floor: int) -> tuple[BinTotal | None, ...]:
-    bins = [bin_ for bin_ in group if bin_ is not None]
-    if len(bins) < len(group):
-        raise AssertionError("bins are suppressed once")
-    may_be_shown = [bin_.rarest is None or bin_.rarest >= floor for bin_ in bins]
-    cells = shown([bin_.count for bin_ in bins], may_be_shown, floor)
-    return tuple(
-        None if count is None else replace(bin_, rarest=None) for count, bin_ in zip(cells, bins, strict=True)
+def _folded(group: Sequence[BinTotal], floor: int) -> tuple[BinTotal | None, ...]:
+    """Return the bins of a group, joined until each may be disclosed; none if all in one may not.
+
+    Of joined bins, the one with most people has the sum, and the others are empty.
+    """
+    runs = {(i, j): _joined(group[i:j]) for i in range(len(group)) for j in range(i + 1, len(group) + 1)}
+    firsts = _finest(len(group), {run: joined.is_enough(floor) for run, joined in runs.items()})
+    if firsts is None:
+        return (None,) * len(group)
+    empty = BinTotal(count=0, units=(0,) * len(group[0].units))
+    folded = [empty] * len(group)
+    for i, j in pairwise((*firsts, len(group))):
+        fullest = max(range(i, j), key=lambda b: group[b].count)
+        folded[fullest] = replace(runs[i, j], holders=None)
+    return tuple(folded)
+
+
+def _joined(bins: Sequence[BinTotal]) -> BinTotal:
+    holders = None
+    if any(bin_.holders is not None for bin_ in bins):
+        holders = Holders()
+        for bin_ in bins:
+            if bin_.holders is not None:
+                holders.join(bin_.holders)
+    return BinTotal(
+        count=sum(bin_.count for bin_ in bins),
+        units=tuple(map(sum, zip(*(bin_.units for bin_ in bins), strict=True))),
+        holders=holders,
     )
+
+
+def _finest(size: int, allowed: Mapping[tuple[int, int], bool]) -> tuple[int, ...] | None:
+    """Return the first bins of the most runs into which all bins can be cut; None if they cannot."""
+    best: dict[int, tuple[int, ...]] = {0: ()}
+    for j in range(1, size + 1):
+        ways = [(*best[i], i) for i in range(j) if i in best and allowed[i, j]]
+        if ways:
+            best[j] = max(ways, key=len)
+    return best.get(size)
 
 
 def smallest_cell(values: Array) -> int:
     """Return how many hold the rarest value where there are few values; 0 if all hold the same."""
-    holders = _Holders()
+    holders = Holders()
     holders.add(values)
     return holders.rarest(len(values))
 
 
-class _Holders:
+class Holders:
     """How many hold each value, as long as there are few values."""
 
     def __init__(self) -> None:
@@ -332,6 +375,16 @@ class _Holders:
             known = dict(zip(values.tolist(), times.tolist(), strict=True))
         for value, count in known.items():
             counts[value] = counts.get(value, 0) + count
+
+    def join(self, other: Holders) -> None:
+        """Add what another group of rows holds."""
+        if self._counts is None or other._counts is None:
+            self._counts = None
+            return
+        for value, count in other._counts.items():
+            self._counts[value] = self._counts.get(value, 0) + count
+        if len(self._counts) > MOST_VALUES:
+            self._counts = None
 
     def rarest(self, everyone: int) -> int:
         if self._counts is None:
@@ -354,16 +407,17 @@ class _Bin:
 
     total: Sums
     count: int = 0
-    holders: _Holders | None = None
+    holders: Holders | None = None
 
     def add(self, counted: _Counted) -> None:
         self.count += counted.count
         if counted.total is not None:
             self.total += counted.total
         if counted.held is not None:
-            self.holders = self.holders or _Holders()
+            self.holders = self.holders or Holders()
             self.holders.add(counted.held)
 
     def total_of(self, shifts: tuple[int, ...]) -> BinTotal:
-        rarest = None if self.holders is None else self.holders.rarest(self.count)
-        return BinTotal(count=self.count, units=self.total.rounded(shifts).units, rarest=rarest)
+        return BinTotal(
+            count=self.count, units=self.total.rounded(shifts).units, holders=self.holders or None
+        )

@@ -263,7 +263,7 @@ def overlap(data: CohortOverlap) -> Draw:
             description = f"{arm.name}: {arm.records:,} records, {arm.observed:,} with an outcome"
             canvas.rect(left, y + 4, x(arm.records) - left, 12, "bar all", description)
             canvas.rect(left, y + 4, x(arm.observed) - left, 12, "bar seen", description)
-            truncated = f"{arm.name}: {arm.truncated:,} of {arm.records:,} records truncated"
+            truncated = f"score of {arm.name}: truncated in {arm.truncated:,} of {data.records:,} records"
             canvas.rect(left, y + 13, x(arm.truncated) - left, 3, "bar truncated", truncated)
             canvas.text(x(arm.records) + 5, y + 14, f"{arm.truncated:,} truncated", "tick")
         y += ROW

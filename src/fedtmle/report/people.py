@@ -129,8 +129,12 @@ def fit(document: Document) -> str:
                 calibration["targeted"],
                 strict=True,
             )
+            if count != 0  # joined with the next, or empty
         ]
-        caption = "Calibration: mean outcome by bins of the model's prediction"
+        caption = (
+            "Calibration: mean outcome by bins of the model's prediction (each silo joins bins of few "
+            "records with the next, so that all records are in the table)"
+        )
         head = ["prediction", "records", "observed", "initial model", "targeted"]
         html += scrolling(table(head, rows, caption=caption), "Calibration")
     return html

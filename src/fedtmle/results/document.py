@@ -33,8 +33,15 @@ from fedtmle.protocol.plan import Plan, provenance
 from fedtmle.protocol.sites import OwnEstimate, OwnStatus
 from fedtmle.results.inference import Row, imputed_rows, interaction_tests, silo_tables, table_rows
 from fedtmle.results.meta import heterogeneity, leave_one_out
+from fedtmle.results.overlap import (
+    balance_document,
+    ladder_document,
+    overlap_document,
+    overlap_warnings,
+)
 from fedtmle.results.regimes import regime_document
 from fedtmle.results.result import FORMAT, versions
+from fedtmle.results.sensitivity import sensitivity_document
 from fedtmle.results.time import time_document
 from fedtmle.runtime.result import Result
 from fedtmle.runtime.rows import LocalOutcome
@@ -55,8 +62,10 @@ def document(plan: Plan, finished: Finished, result: Result, release: Sequence[s
     own: dict[str, OwnEstimate] = {}
     combinations: list[MultiplyImputed] = []
     interaction: list[Document] = []
+    sensitivity: list[Document] = []
     if result.psi is not None and result.covariance is not None:
         interaction = interaction_tests(study, details.components, result.psi, result.covariance)
+        sensitivity = sensitivity_document(study, details, result.psi, result.covariance)
         if isinstance(details, StudyDetails) and details.imputed:
             estimates, simultaneous, combinations = imputed_rows(
                 study, details.components, details.imputed, result.n
@@ -76,6 +85,7 @@ def document(plan: Plan, finished: Finished, result: Result, release: Sequence[s
         "estimates": [row.to_dict() for row in estimates],
         "simultaneous": [row.to_dict() for row in simultaneous],
         "interaction": interaction,
+        "sensitivity": sensitivity,
         "silos": {name: [row.to_dict() for row in rows] for name, rows in per_silo.items()},
         "without": {
             name: [row.to_dict() for row in rows]
@@ -116,10 +126,14 @@ def document(plan: Plan, finished: Finished, result: Result, release: Sequence[s
         "truncated": list(details.overlap.truncated),
         "truncated_hidden": [len(finished.sizes) - count for count in details.overlap.disclosing],
         "effective_sizes": dict(zip(details.groups, details.overlap.effective_sizes, strict=True)),
+        "overlap": overlap_document(study, details, result.n),
+        "ladder": [] if result.psi is None else ladder_document(study, details),
+        "balance": balance_document(study, details, len(finished.sizes)),
         "learners": learners_document(study, details),
         "diagnostics": diagnostics_document(study, finished),
         "warnings": [
             *_unsupported(estimates, result),
+            *overlap_warnings(study, details, result.n),
             *_unneeded_models(study, details),
             *_unfinished_silos(study, result),
             *_loose_bounds(study, result),

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedtmle.errors import InputError
-from fedtmle.layout import Document
+from fedtmle.layout import POOR_OVERLAP, Document, is_poor
 from fedtmle.protocol.messages import WIRE_FORMAT
 from fedtmle.runtime.markup import element, table, text
 from fedtmle.runtime.result import Result
@@ -57,11 +57,16 @@ class StudyResult:
         Path(path).write_text(self.to_json() + "\n", encoding="utf-8")
 
     @property
+    def headline(self) -> tuple[str, ...]:
+        """What a reader must know before the estimates: that overlap is poor, if it is."""
+        return (POOR_OVERLAP,) if is_poor(self.document) else ()
+
+    @property
     def warnings(self) -> tuple[str, ...]:
         return tuple(self.document["warnings"])
 
     def __repr__(self) -> str:
-        lines = [self.document["question"], self.document["status_text"]]
+        lines = [self.document["question"], self.document["status_text"], *self.headline]
         for row in self.document["estimates"]:
             lines.append(
                 f"  {row['estimand']}: {row['estimate']:.6g} "
@@ -82,7 +87,8 @@ class StudyResult:
             for row in self.document["estimates"]
         ]
         head = ["estimand", "estimate", "std. error", f"{confidence:.4g}% from", "to", "p"]
-        parts = [text("p", self.document["question"]), table(head, rows) if rows else ""]
+        parts = [text("p", self.document["question"]), *(text("p", line) for line in self.headline)]
+        parts.append(table(head, rows) if rows else "")
         parts.append(text("p", self.document["status_text"]))
         parts += [text("p", f"Warning: {warning}") for warning in self.warnings]
         return element("div", "".join(parts))

@@ -60,6 +60,8 @@ def _flow(view: Preflight) -> Iterator[str]:
 
 def _table(view: Preflight) -> Iterator[str]:
     several = len(view.arms) > 1
+    if _is_partial(view):
+        yield "Characteristics by arm, of some silos only: the last column says how many"
     arms = [_word(view, view.treatment, arm) for arm in view.arms]
     rows = [["mean (sd) or share", *arms, *(["difference"] if several else [])]]
     rows = [_with_silos(view, rows[0], "silos")]
@@ -125,12 +127,19 @@ def _overlap(view: Preflight) -> Iterator[str]:
     text = "Overlap: "
     if view.floor is not None:
         text += f"{in_every_arm} of {len(view.silos)} silos have at least {view.floor} records in every arm. "
-    text += (
-        f"The arms differ by more than {NOTABLE:g} standard deviations in {names}."
-        if different
-        else f"No characteristic shown differs between the arms by more than {NOTABLE:g} standard deviations."
-    )
+    if different:
+        text += f"The arms differ by more than {NOTABLE:g} standard deviations in {names}"
+        text += ", among the silos shown." if _is_partial(view) else "."
+    elif _is_partial(view):
+        text += "Some silos hide characteristics, so the table does not say whether the arms are balanced."
+    else:
+        text += f"No characteristic differs between the arms by more than {NOTABLE:g} standard deviations."
     yield from wrapped(text)
+
+
+def _is_partial(view: Preflight) -> bool:
+    """Return whether some silo hides a characteristic that others show."""
+    return any(line.silos < len(view.silos) for line in view.lines if not line.constant)
 
 
 def _fitted(view: Preflight) -> Iterator[str]:

@@ -6,11 +6,13 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from fedtmle.layout import (
+    POOR_OVERLAP,
     Document,
     aligned,
     bits,
     decimals,
     histogram_table,
+    is_poor,
     learner_tables,
     number,
     partial,
@@ -37,9 +39,12 @@ def render(document: Document) -> str:
         _missing(document),
         _personalized(document),
         _silos(document),
+        _sensitivity(document),
         _at_risk(document),
         _adherence(document),
         _overlap(document),
+        _ladder(document),
+        _balance(document),
         _fit(document),
         certificate(document),
         cost(document),
@@ -58,6 +63,8 @@ def _question(document: Document) -> Iterator[str]:
     target = document["study"]["target"]
     treatment = f" of {target['treatment']}" if target["treatment"] else ""
     yield f"{target['kind']}{treatment}; {document['n']:,} records in {_silo_count(document)}"
+    if is_poor(document):
+        yield from wrapped(f"{POOR_OVERLAP} Read the warnings first.")
 
 
 def _silo_count(document: Document) -> str:
@@ -72,7 +79,10 @@ def _cohort(document: Document) -> Iterator[str]:
     if not document["truncated"]:  # a target with a problem of its own counts none
         document = {**document, **dict.fromkeys(counts[3:], [0] * len(document["arms"]))}
     for arm, count, observed, below, hidden in zip(*(document[key] for key in counts), strict=True):
-        rows.append((arm, f"{count:,}", f"{observed:,} ({share(observed, count)})", partial(below, hidden)))
+        truncated = partial(below, hidden)
+        if below:  # everyone has a score of every arm, whichever arm was taken
+            truncated += f" of {document['n']:,}"
+        rows.append((arm, f"{count:,}", f"{observed:,} ({share(observed, count)})", truncated))
     yield from aligned(rows if document["effective_sizes"] else [row[:3] for row in rows])
 
 
@@ -275,6 +285,66 @@ def _silos(document: Document) -> Iterator[str]:
         for line in document["heterogeneity"]:
             test = [f"{line['Q']:.2f}", str(line["df"]), probability(line["p_value"]), f"{line['I2']:.0%}"]
             rows.append([line["estimand"], *test])
+        yield from aligned(rows)
+
+
+def _sensitivity(document: Document) -> Iterator[str]:
+    """Yield how strong an unmeasured confounder would have to be to explain each comparison away."""
+    rows = [["unmeasured confounding", "E-value", "of the interval", "robustness", "of the interval"]]
+    for row in document.get("sensitivity", ()):
+        values = [_decimal(row["e_value"]), _decimal(row["e_value_interval"])]
+        shares = [_percent(row["robustness_value"]), _percent(row["robustness_value_interval"])]
+        rows.append([row["estimand"], *values, *shares])
+    if len(rows) > 1:
+        yield from aligned(rows)
+
+
+def _decimal(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1%}"
+
+
+def _ladder(document: Document) -> Iterator[str]:
+    """Yield the estimates under other bounds of the propensity score, with the study's own among them."""
+    ladder = document.get("ladder", ())
+    if not ladder:
+        return
+    names = [row["estimand"] for row in ladder[0]["estimates"]]
+    own = {"bound": document["g_floor"], "estimates": document["estimates"][: len(names)]}
+    rungs = sorted([*ladder, own], key=lambda rung: rung["bound"])
+    digits = _digits(document)
+    for k, name in enumerate(names):
+        if k:
+            yield ""
+        rows = [[f"{name} by bound", "estimate", "std. error", interval_title(document)]]
+        for rung in rungs:
+            label = f"{rung['bound']:.4g}" if rung["bound"] else "none"
+            rows.append(
+                [label + (" (the study's)" if rung is own else ""), *cells(rung["estimates"][k], digits)]
+            )
+        yield from aligned(rows)
+
+
+def _balance(document: Document) -> Iterator[str]:
+    """Yield standardised differences of the covariates; from some silos only, it says so."""
+    balance = document.get("balance")
+    if not balance:
+        return
+    for k, arm in enumerate(balance["arms"]):
+        if k:
+            yield ""
+        among = "" if balance["is_complete"] else ", some silos only"
+        rows = [
+            [f"arm {arm} less {balance['reference']}, in SD{among}", "unweighted", "weighted", "hidden in"]
+        ]
+        for line in balance["covariates"]:
+            name = line["label"] if line["level"] is None else f"{line['label']} = {line['level']}"
+            values = [line[key][k] for key in ("differences", "weighted_differences")]
+            shown = ["-" if value is None else f"{value:+.2f}" for value in values]
+            rows.append([name, *shown, str(line["hidden_in"] or "")])
         yield from aligned(rows)
 
 

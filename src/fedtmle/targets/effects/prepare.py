@@ -238,6 +238,7 @@ class _Clever:
     terms: tuple[tuple[Term, ...], ...]
     truncated: Bools
     covariates: Array
+    denominators: Array
     g_bins: Bytes
 
 
@@ -258,6 +259,12 @@ class Preparation:
     shares: tuple[float, ...]  # P(v) of each component's population
     shows_g: bool = True  # whether the study reports histograms of g
     truncates_q: bool = True  # whether predictions are kept inside the outcome's bounds
+
+    @property
+    def overall(self) -> int:
+        """How many components are of the first population: everyone, unless the effect is of others."""
+        populations = [component.population for component in self.components]
+        return sum(1 for population in populations if population == populations[0])
 
     def __call__(self, table: Table) -> EffectRows:
         columns = self.columns
@@ -284,6 +291,7 @@ class Preparation:
             cluster=columns.clusters(table),
             g_bins=clever.g_bins,
             covariates=clever.covariates,
+            denominators=clever.denominators,
             spanned=columns.spanned(table),
         )
 
@@ -307,6 +315,7 @@ class Preparation:
             terms=tuple(terms),
             truncated=np.zeros(pi.shape, dtype=bool),
             covariates=np.empty((len(terms), n)),
+            denominators=np.ones((self.overall if self.shows_g else 0, n)),
             g_bins=np.empty((len(shown), n), dtype=np.uint8),
         )
 
@@ -322,6 +331,8 @@ class Preparation:
                     weight = d * expected / self.shares[r]
                     kernels.weigh(weight, probability, self.g_floor, arm[rows], a, H, covariate, below)
                     clever.truncated[a, rows] |= below & (d > 0)
+                    if r < len(clever.denominators):
+                        np.copyto(clever.denominators[r, rows], probability, where=arm[rows] == a)
                 if not is_one(observed):
                     covariate *= observed[rows]
             clever.g_bins[:, rows] = probability_bins(g[shown])

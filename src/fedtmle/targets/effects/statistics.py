@@ -313,6 +313,10 @@ class PropensityBins(_OverEffectRows, AbstractBins[EffectRows]):
     def sizes(self) -> tuple[int, ...]:
         return histogram_sizes(self.arms)
 
+    @property
+    def on_a_scale(self) -> bool:
+        return True
+
     def groups(self, piece: EffectRows) -> list[Group]:
         return histogram_groups(piece.g_bins, piece.arm, self.arms)
 
@@ -335,6 +339,10 @@ class FittedPropensityBins(AbstractBins[Table]):
     @property
     def sizes(self) -> tuple[int, ...]:
         return histogram_sizes(self.arms)
+
+    @property
+    def on_a_scale(self) -> bool:
+        return True
 
     def groups(self, piece: Table) -> list[Group]:
         g, _ = self.preparation.propensities(piece)
@@ -403,6 +411,10 @@ class CalibrationBins(_OverEffectRows, AbstractBins[EffectRows]):
     @property
     def exponents(self) -> tuple[int, ...]:
         return (exponent(2.0 * self.effect.population_ceiling),) * 4
+
+    @property
+    def on_a_scale(self) -> bool:
+        return True
 
     def groups(self, piece: EffectRows) -> Sequence[Group]:
         observed = slice(None) if piece.observed.all() else piece.observed > 0

@@ -259,6 +259,10 @@ class TimePropensityBins(_OverPeople, AbstractBins[People]):
     def sizes(self) -> tuple[int, ...]:
         return histogram_sizes(self.arms)
 
+    @property
+    def on_a_scale(self) -> bool:
+        return True
+
     def groups(self, piece: People) -> list[Group]:
         bins = probability_bins(piece.g[list(shown_arms(self.arms))])
         return histogram_groups(bins, piece.arm, self.arms)

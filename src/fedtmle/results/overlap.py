@@ -1,0 +1,165 @@
+"""How far an estimate rests on few records, or on the bound of its propensity scores: stated thresholds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedtmle.layout import Document
+from fedtmle.programs.flow import Details
+from fedtmle.programs.study import Study
+from fedtmle.programs.time import TimeDetails
+from fedtmle.results.inference import table_rows
+from fedtmle.targets.effects.balance import Balance
+from fedtmle.targets.effects.components import InStratum, Static
+
+TRUNCATED_SHARE = 0.05  # warn if more of the records have a score below its bound
+EFFECTIVE_SHARE = 0.25  # warn if the effective sample size is a smaller part of the records
+FEWEST_EFFECTIVE = 20.0  # warn if it is smaller than this, where the number of records is not known
+LARGEST_SHARE = 0.1  # warn if one record may carry more of the weight
+THRESHOLDS = {
+    "truncated_share": TRUNCATED_SHARE,
+    "effective_share": EFFECTIVE_SHARE,
+    "fewest_effective": FEWEST_EFFECTIVE,
+    "largest_share": LARGEST_SHARE,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Support:
+    """The weights behind one component's mean.
+
+    ``records`` have a weight; None if that is not known. ``largest_share`` bounds one record's share.
+    """
+
+    name: str
+    effective: float
+    records: int | None = None
+    largest_share: float | None = None
+
+
+def supports(study: Study, details: Details) -> list[Support]:
+    """Return the weights behind each component's mean; of times to an event, behind each regime."""
+    sizes = zip(details.groups, details.overlap.effective_sizes, strict=True)
+    if isinstance(details, TimeDetails):
+        return [Support(name=name, effective=size) for name, size in sizes]
+    found = []
+    for (name, size), component, share in zip(
+        sizes, details.components, details.overlap.largest_shares, strict=True
+    ):
+        records = None
+        if isinstance(component.regime, Static) and not isinstance(component.population, InStratum):
+            records = details.observed_counts[study.target.arms.index(component.regime.arm)]
+        found.append(Support(name=name, effective=size, records=records, largest_share=share))
+    return found
+
+
+def overlap_warnings(study: Study, details: Details, n: int) -> list[str]:
+    """Return a warning for each threshold that is passed; none if overlap is good."""
+    if study.target.treatment is None and "missingness" not in details.nuisances:
+        return []
+    warnings = []
+    for arm, count in zip(study.target.arms, details.overlap.truncated, strict=True):
+        if count > TRUNCATED_SHARE * n:
+            warnings.append(
+                f"poor overlap: the propensity score of arm '{arm}' is below its bound {details.g_floor:.3g} "
+                f"in {count:,} of {n:,} records ({count / n:.0%}, warned above {TRUNCATED_SHARE:.0%}); the "
+                "estimate depends on the bound. See the estimates under other bounds, restrict the cohort, "
+                "or ask for ATO"
+            )
+    for support in supports(study, details):
+        warnings += _support_warnings(support)
+    return warnings
+
+
+def _support_warnings(support: Support) -> list[str]:
+    name, effective, records = support.name, support.effective, support.records
+    if records is None:
+        if effective < FEWEST_EFFECTIVE:
+            return [
+                f"poor overlap: {name} rests on an effective sample size of {effective:,.1f} (warned below "
+                f"{FEWEST_EFFECTIVE:g})"
+            ]
+        return []
+    if effective < EFFECTIVE_SHARE * records:
+        return [
+            f"poor overlap: the weights for {name} make {records:,} records count as {effective:,.1f} "
+            f"({effective / records:.0%}, warned below {EFFECTIVE_SHARE:.0%})"
+        ]
+    if (support.largest_share or 0.0) > LARGEST_SHARE and effective < 0.5 * records:
+        return [
+            f"poor overlap: one record may carry up to {support.largest_share:.0%} of the weight for {name} "
+            f"(warned above {LARGEST_SHARE:.0%})"
+        ]
+    return []
+
+
+def overlap_document(study: Study, details: Details, n: int) -> Document:
+    """Return the thresholds, and what they are compared with."""
+    return {
+        "is_poor": bool(overlap_warnings(study, details, n)),
+        "thresholds": dict(THRESHOLDS),
+        "truncated_share": [count / n for count in details.overlap.truncated],
+        "components": [
+            {
+                "name": support.name,
+                "effective": support.effective,
+                "records": support.records,
+                "largest_share": support.largest_share,
+            }
+            for support in supports(study, details)
+        ],
+    }
+
+
+def ladder_document(study: Study, details: Details) -> list[Document]:
+    """Return the one-step estimates under other bounds on the propensity score, in rising order.
+
+    There are none where covariates are imputed: they would be those of one data set.
+    """
+    if isinstance(details, TimeDetails) or details.diagnostics is None or details.imputed:
+        return []
+    rungs: list[Document] = []
+    for rung in details.diagnostics.ladder:
+        if not rung.has_error:
+            continue
+        low = study.outcome_bounds[0] * np.array(details.problem.combination).sum(axis=1)[: len(rung.mean)]
+        psi, covariance = rung.estimate(low)
+        rows, _ = table_rows(study, details.components[: len(psi)], psi, covariance)
+        rungs.append({"bound": rung.bound, "estimates": [row.to_dict() for row in rows]})
+    return rungs
+
+
+def balance_document(study: Study, details: Details, silos: int) -> Document | None:
+    """Return the standardised differences of covariates before and after weighting, by arm."""
+    if isinstance(details, TimeDetails):
+        return None
+    if details.diagnostics is None or details.diagnostics.balance is None:
+        return None
+    lines = details.diagnostics.balance
+    return {
+        "reference": study.target.arms[0],
+        "arms": list(study.target.arms[1:]),
+        "is_complete": all(line.silos == silos for line in lines),
+        "covariates": [_line(line, study, silos) for line in lines],
+    }
+
+
+def _line(line: Balance, study: Study, silos: int) -> Document:
+    covariate = line.covariate
+    declared = study.variables.get(covariate.name)  # none of an indicator that a value is missing
+    return {
+        "name": covariate.name,
+        "level": covariate.level,
+        "label": (declared.label if declared else "") or covariate.name,
+        "hidden_in": silos - line.silos,
+        "means": _numbers(line.means),
+        "weighted_means": _numbers(line.weighted_means),
+        "differences": _numbers(line.differences[1:]),
+        "weighted_differences": _numbers(line.weighted_differences[1:]),
+    }
+
+
+def _numbers(values: tuple[float, ...]) -> list[float | None]:
+    return [value if value == value else None for value in values]  # noqa: PLR0124 - NaN becomes None

@@ -1,0 +1,165 @@
+"""Covariates by arm, as they are and weighted by inverse probabilities: the numbers of a Love plot."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeVar, final
+
+import numpy as np
+
+from fedtmle.model.statistics import AbstractBins, Group
+from fedtmle.model.table import AnyTable, Table, over_blocks
+from fedtmle.model.types import Array, exponent, first
+from fedtmle.targets.effects.problem import EffectProblem
+from fedtmle.targets.effects.rows import EffectRows
+
+Result = TypeVar("Result")
+
+
+class ArmSums(Protocol):
+    """One arm's sums over the silos that disclose them."""
+
+    @property
+    def silos(self) -> int: ...
+
+    @property
+    def count(self) -> int: ...
+
+    @property
+    def sums(self) -> tuple[float, ...]: ...
+
+
+Piece = tuple[EffectRows, Table]
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Covariate:
+    """A number with its declared range, or one level of a category."""
+
+    name: str
+    level: str | None = None
+    levels: tuple[str, ...] = ()
+    low: float = 0.0
+    high: float = 1.0
+
+    def of(self, table: Table) -> Array:
+        """Return the covariate on the unit scale of its range, shape (N,)."""
+        if self.level is not None:
+            codes = table.factors[self.name].recode(self.levels)
+            return np.asarray(codes == self.levels.index(self.level), dtype=np.float64)
+        return np.asarray((table.numeric[self.name] - self.low) / (self.high - self.low))
+
+    def on_scale(self, mean: float) -> float:
+        return self.low + (self.high - self.low) * mean
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Balance:
+    """One covariate: its mean in each arm, and each arm's standardised difference from the reference.
+
+    The difference is (m_a - m_0) / sqrt((s_a^2 + s_0^2) / 2), with the unweighted standard deviations for the
+    weighted means too. ``silos`` is how many silos the line is from; without any, all numbers are NaN.
+    """
+
+    covariate: Covariate
+    silos: int
+    means: tuple[float, ...]
+    weighted_means: tuple[float, ...]
+    differences: tuple[float, ...]
+    weighted_differences: tuple[float, ...]
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class BalanceBins(AbstractBins[Piece]):
+    """Sums of w x, w x^2, w H, w H x and w by arm for each covariate x on the unit scale of its range.
+
+    Without weights the sum of w is the number of rows, and is left out.
+    A silo discloses a covariate's sums if every value of it that few hold is held by enough in each arm.
+    ``components`` is how many components the first population has: static arms, whose H are never both
+    other than zero.
+    """
+
+    effect: EffectProblem
+    covariates: tuple[Covariate, ...]
+    arms: int
+    components: int
+    has_weights: bool
+
+    @property
+    def label(self) -> str:
+        return "covariates by arm"
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return (self.arms,) * len(self.covariates)
+
+    @property
+    def exponents(self) -> tuple[int, ...]:
+        weight, inverse = exponent(self.effect.population_ceiling), exponent(self.effect.ceiling)
+        return (weight, weight, inverse, inverse, *([weight] if self.has_weights else []))
+
+    @property
+    def places(self) -> tuple[int, ...]:
+        """The binary places of rounded sums: most for squares, as a range may be 50 standard deviations."""
+        return (8, 12, 4, 8, *([8] if self.has_weights else []))
+
+    def over(self, rows: AnyTable, work: Callable[[Piece], Result]) -> Iterable[Result]:
+        if not isinstance(rows, Table):
+            return over_blocks(rows, lambda block: work((self.effect.prepare(block), block)))
+        prepared = self.effect.rows(rows)
+        if prepared.cluster is not None:
+            return (work((prepared, rows)),)
+        return (work(pair) for pair in zip(prepared.blocks(), rows.blocks(), strict=True))
+
+    def groups(self, piece: Piece) -> Sequence[Group]:
+        rows, table = piece
+        weight = np.broadcast_to(first(rows.weight), (rows.n_rows,))
+        h = weight * rows.covariates[: self.components].sum(axis=0)
+        bins, groups = rows.arm.astype(np.uint8), []
+        for covariate in self.covariates:
+            x = covariate.of(table)
+            known = np.isfinite(x)
+            here = slice(None) if known.all() else known
+            w, inverse, x = weight[here], h[here], x[here]
+            columns = [w * x, w * x * x, inverse, inverse * x, *([w] if self.has_weights else [])]
+            groups.append(Group(bins=bins[here], values=np.stack(columns), sensitive=x))
+        return groups
+
+    def compared(self, pooled: Sequence[Sequence[ArmSums]]) -> tuple[Balance, ...]:
+        """Return the comparison of the arms from the pooled bins."""
+        return tuple(map(_compare, self.covariates, pooled))
+
+
+def _compare(covariate: Covariate, bins: Sequence[ArmSums]) -> Balance:
+    sums, silos = [arm.sums for arm in bins], min(arm.silos for arm in bins)
+    masses = [arm.sums[4] if len(arm.sums) > 4 else float(arm.count) for arm in bins]
+    means = [_ratio(s[0], mass) for s, mass in zip(sums, masses, strict=True)]
+    squares = [_ratio(s[1], mass) for s, mass in zip(sums, masses, strict=True)]
+    weighted = [_ratio(s[3], s[2]) for s in sums]
+    variances = [max(square - m * m, 0.0) for square, m in zip(squares, means, strict=True)]
+    scales = [math.sqrt((v + variances[0]) / 2) for v in variances]
+    return Balance(
+        covariate=covariate,
+        silos=silos,
+        means=tuple(map(covariate.on_scale, means)),
+        weighted_means=tuple(map(covariate.on_scale, weighted)),
+        differences=tuple(_standardised(m - means[0], s) for m, s in zip(means, scales, strict=True)),
+        weighted_differences=tuple(
+            _standardised(m - weighted[0], s) for m, s in zip(weighted, scales, strict=True)
+        ),
+    )
+
+
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if whole > 0 else math.nan
+
+
+def _standardised(gap: float, scale: float) -> float:
+    if gap == 0.0:
+        return 0.0
+    return gap / scale if scale > 0 else math.nan

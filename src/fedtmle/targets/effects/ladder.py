@@ -1,0 +1,169 @@
+"""The estimate under other bounds on the propensity score, from sums at the targeted law.
+
+With H_b the clever covariate truncated at b instead of the study's own bound, the one-step estimate
+
+    psi_b = low + P_n U_b,   U_b = sum_r L_r {w width H_b,r Delta (y - Q*) + w v_r/P(v_r) width m_r},
+
+needs no targeting of its own: its sums go with the other diagnostics. D_b = U_b - t (psi_b - low) gives its
+standard error. At the study's own bound D has mean zero at psi, so that psi_b is the estimate itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeVar, final
+
+import numpy as np
+
+from fedtmle.model.exact import Sums
+from fedtmle.model.statistics import AbstractBoundedColumns
+from fedtmle.model.table import AnyTable
+from fedtmle.model.types import Array, IntArray, exponent, unpack, upper_pairs
+from fedtmle.targets.effects.problem import EffectLaw, EffectProblem
+from fedtmle.targets.effects.rows import EffectRows
+
+Result = TypeVar("Result")
+
+MULTIPLES = (0.25, 0.5, 2.0, 4.0)  # of the study's own bound
+WITHOUT_BOUND = (0.01, 0.025, 0.05, 0.1)  # if the study has none
+LARGEST_BOUND = 0.5
+MEAN_PLACES = 12  # binary places of rounded sums of U and t, in the outcome's width
+PRODUCT_PLACES = 8  # and of products of two U: both leave far less than a standard error
+
+
+def ladder_bounds(floor: float) -> tuple[float, ...]:
+    """Return the bounds to compare with the study's own, in rising order."""
+    bounds = tuple(floor * multiple for multiple in MULTIPLES) if floor else WITHOUT_BOUND
+    return tuple(bound for bound in bounds if bound < LARGEST_BOUND)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rung:
+    """Means over the rows at one bound, of k coordinates: U, their products U U', U t and t t.
+
+    Products are within clusters. ``has_error`` is False if clusters span silos: their products are unknown.
+    """
+
+    bound: float
+    mean: Array  # (k,)
+    products: Array  # (k, k)
+    with_t: Array  # (k,)
+    t_squared: float
+    n: int
+    has_error: bool
+
+    def estimate(self, low: Array) -> tuple[Array, Array]:
+        """Return psi, shape (k,), and its covariance; ``low`` is the outcome's lower bound in psi's units."""
+        cross = np.outer(self.with_t, self.mean)
+        scatter = self.products - cross - cross.T + np.outer(self.mean, self.mean) * self.t_squared
+        return low + self.mean, scatter / (self.n - 1)
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class LadderColumns(AbstractBoundedColumns[EffectRows]):
+    """U_b of the first population's coordinates at each bound, and products within clusters."""
+
+    effect: EffectProblem
+    law: EffectLaw
+    floor: float  # the study's own bound
+    bounds: tuple[float, ...]
+    components: int  # of the first population
+    coordinates: int  # of its fluctuation
+
+    @property
+    def label(self) -> str:
+        return "EIF term under another bound"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        own, pairs = range(self.coordinates), upper_pairs(self.coordinates)
+        by_bound = [
+            name
+            for bound in self.bounds
+            for name in (
+                *(f"U_{k} at {bound:.3g}" for k in own),
+                *(f"U_{j} U_{k} at {bound:.3g}" for j, k in pairs),
+                *(f"U_{k} t at {bound:.3g}" for k in own),
+            )
+        ]
+        return (*by_bound, "t t")
+
+    @cached_property
+    def exponents(self) -> tuple[int, ...]:
+        effect, linear = self.effect, 16.0 if self.effect.linear else 1.0
+        share = max(sum(map(abs, row)) for row in effect.combination)
+        t, cluster = effect.population_ceiling, effect.largest_cluster
+        powers: list[int] = []
+        for bound in self.bounds:
+            looser = max(self.floor / bound, 1.0)
+            u = effect.width * linear * share * (effect.ceiling * looser + t)
+            powers += [exponent(u)] * self.coordinates
+            powers += [exponent(u * u * cluster)] * len(upper_pairs(self.coordinates))
+            powers += [exponent(u * t * cluster)] * self.coordinates
+        return (*powers, exponent(t * t * cluster))
+
+    @property
+    def grid(self) -> tuple[int, ...]:
+        """The grid of rounded sums, as `TallyQuery` has it."""
+        k, width = self.coordinates, exponent(self.effect.width)
+        at_bound = (
+            *[MEAN_PLACES - width] * k,
+            *[PRODUCT_PLACES - 2 * width] * len(upper_pairs(k)),
+            *[MEAN_PLACES - width] * k,
+        )
+        return (*at_bound * len(self.bounds), MEAN_PLACES)
+
+    def over(self, rows: AnyTable, work: Callable[[EffectRows], Result]) -> Iterable[Result]:
+        return self.effect.over(rows, work)
+
+    def evaluate(self, piece: EffectRows) -> Array:
+        moments, effect = self.effect.moment_columns(self.law, piece), self.effect
+        used = slice(0, self.components)
+        m, rest, t = moments.m[used], (moments.u - moments.m)[used], moments.t[0]
+        L = np.array(effect.combination)[: self.coordinates, used]
+        bounded, t_total = np.maximum(piece.denominators, self.floor), _gathered(piece.cluster, t)
+        columns: list[Array] = []
+        for bound in self.bounds:
+            u = m + rest * (bounded / np.maximum(piece.denominators, bound))
+            U = [_combined(row, u) for row in L]
+            totals = [_gathered(piece.cluster, column) for column in U]
+            columns += U
+            columns += [U[j] * totals[k] for j, k in upper_pairs(self.coordinates)]
+            columns += [column * t_total for column in U]
+        return np.stack([*columns, t * t_total])
+
+    def rungs(self, pooled: Sums, n: int) -> tuple[Rung, ...]:
+        """Return the means at each bound from the pooled sums."""
+        k, pairs = self.coordinates, len(upper_pairs(self.coordinates))
+        found, size = pooled.values() / n, 2 * k + pairs
+        return tuple(
+            Rung(
+                bound=bound,
+                mean=part[:k],
+                products=unpack(part[k : k + pairs], k),
+                with_t=part[k + pairs :],
+                t_squared=float(found[-1]),
+                n=n,
+                has_error=not self.effect.spanning,
+            )
+            for bound, part in zip(self.bounds, found[:-1].reshape(-1, size), strict=True)
+        )
+
+
+def _gathered(cluster: IntArray | None, column: Array) -> Array:
+    """Return each row's cluster total; the column itself without clusters."""
+    return (
+        column if cluster is None else np.asarray(np.bincount(cluster, weights=column)[cluster], np.float64)
+    )
+
+
+def _combined(shares: Array, columns: Array) -> Array:
+    """Return the columns times their shares, added in order: the same bits in any partition."""
+    total = np.zeros(columns.shape[1])
+    for share, column in zip(shares, columns, strict=True):
+        if share:
+            total += share * column
+    return total
