@@ -75,6 +75,13 @@ def partial(count: int | None, hidden_in: int) -> str:
     return f"{count:,}{'+' if hidden_in else ''}"
 
 
+def silo_count(document: Document) -> str:
+    """Return how many silos took part, of how many the study names."""
+    joined, absent = len(document["sizes"]), len(document.get("absent", ()))
+    noun = "silo" if joined + absent == 1 else "silos"
+    return f"{joined} of {joined + absent} {noun}" if absent else f"{joined} {noun}"
+
+
 def is_poor(document: Document) -> bool:
     """Return whether a result's overlap passes a threshold for a warning."""
     return bool(document.get("overlap", {}).get("is_poor"))
@@ -113,6 +120,20 @@ def learner_tables(document: Document) -> Iterator[list[list[str]]]:
 def phase_name(phase: str) -> str:
     """Return the name of a phase for people; files and messages call the fits of models ``nuisance``."""
     return "models" if phase == "nuisance" else phase
+
+
+def sent_bits(account: Document, way: str, phase: str) -> int:
+    """Return the bits of a phase over all silos; ``way`` is "bits_up" or "bits_down"."""
+    return sum(by_phase.get(phase, 0) for by_phase in account[way].values())
+
+
+def phase_rounds(account: Document, phases: Sequence[str]) -> dict[str, str]:
+    """Return the rounds of each phase that sent anything; "shared" if it only rode along with others."""
+    return {
+        phase: str(account["rounds"].get(phase) or "shared")
+        for phase in phases
+        if account["rounds"].get(phase) or sent_bits(account, "bits_up", phase)
+    }
 
 
 def bits(count: int) -> str:

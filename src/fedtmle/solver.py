@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeVar
 
@@ -145,7 +145,14 @@ class CompletedRun:
             steps=outcome.steps,
             updates=outcome.updates,
             trajectory=path,
-            certificate=certify(self.plan, law, algorithm, finished, rows=self.rows, loss=path.loss),
+            certificate=certify(
+                self.plan.without(list(finished.absent)),
+                law,
+                algorithm,
+                finished,
+                rows=self.rows,
+                loss=path.loss,
+            ),
             account=finished.account,
             transcript=finished.transcript,
             retired_at=finished.retired_at,
@@ -208,23 +215,26 @@ def run_in_process(
     progress: Progress | None = None,
     observe: bool = False,
     is_masked: bool = False,
+    silos: Sequence[str] | None = None,
+    absent: Mapping[str, str] | None = None,
 ) -> CompletedRun:
     """Run a plan over the validated ``rows`` of each silo: the core of `solve` and `run`.
 
     ``plan_for`` returns the plan of a roster. ``pool`` returns all rows in one place: the only silo of an
     algorithm that pools the rows, and what ``observe`` reads. ``keeper`` returns the keeper of a silo in a
-    plan, by its name; a silo without one is unguarded.
+    plan, by its name; a silo without one is unguarded. ``silos`` is the roster, by default the silos that
+    have ``rows``; ``absent`` says why the others have none.
     """
     pooled = pool(rows) if algorithm.pools_rows or observe else None
     if algorithm.pools_rows and pooled is not None:
         if index is not None:
             index = {POOLED: np.concatenate([index[name] for name in rows])}
         rows = {POOLED: pooled}
-    keys = embedded_keys(rows) if is_masked and not algorithm.pools_rows else {}
-    plan = plan_for(
-        tuple(Member(name=name, mask_key=keys[name].public if keys else b"") for name in map(str, rows))
-    )
-    silos = [
+        silos = None
+    names = tuple(map(str, rows if silos is None else silos))
+    keys = embedded_keys(names) if is_masked and not algorithm.pools_rows else {}
+    plan = plan_for(tuple(Member(name=name, mask_key=keys[name].public if keys else b"") for name in names))
+    parties = [
         Silo(
             name,
             plan,
@@ -234,11 +244,11 @@ def run_in_process(
         )
         for name, table in rows.items()
     ]
-    finished = run_embedded(plan, silos, threads=threads, progress=progress)
+    finished = run_embedded(plan, parties, threads=threads, progress=progress, absent=absent)
     return CompletedRun(
         plan=plan,
         finished=finished,
-        local={silo.name: silo.local for silo in silos if silo.local is not None},
-        rows=rows if observe else None,
+        local={silo.name: silo.local for silo in parties if silo.local is not None},
+        rows={name: rows[name] for name in finished.sizes} if observe else None,
         pooled=pooled if observe else None,
     )

@@ -153,6 +153,7 @@ OPTIONS = {
     "imputation_sweeps": 3,
     "sums": "exact",
     "fit_accuracy": 1e-4,
+    "on_refusal": "go on",
 }
 RULES: dict[str, dict[str, Any]] = {
     "Static": {"arm": "0"},

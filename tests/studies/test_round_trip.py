@@ -46,7 +46,9 @@ TREES = ft.GradientBoostedTrees("a + x")
 
 
 def read(folder: Path, sections: dict[str, str]) -> ft.Study:
-    text = "\n".join(f"[{name}]\n{body}\n" for name, body in {**BASE, **sections}.items() if body is not None)
+    above = sections.get("", "")
+    named = {name: body for name, body in {**BASE, **sections}.items() if name and body is not None}
+    text = "\n".join([above, *(f"[{name}]\n{body}\n" for name, body in named.items())])
     (folder / "study.toml").write_text(text, encoding="utf-8")
     return read_study(folder / "study.toml").study
 
@@ -346,8 +348,10 @@ CASES: dict[tuple[str, str], tuple[dict[str, Any], dict[str, Any]]] = {
             "sums": "exact",
             "fit_accuracy": 1e-4,
             "aggregation": "masked",
+            "on_refusal": "go on",
         }.items()
     },
+    ("Study", "title"): ({"": 'title = "Home visits and IQ"'}, {"title": "Home visits and IQ"}),
     ("Study", "diagnostics"): (options("diagnostics = false"), {"diagnostics": False}),
     ("Study", "missingness_model"): (
         {"models.missingness": 'formula = "x"'},

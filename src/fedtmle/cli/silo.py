@@ -56,12 +56,16 @@ def approve(
 
     with reporting(as_json=False):
         plan, home = _plan(study), Home.of(silo)
+        if study_of(plan).title:
+            typer.echo(study_of(plan).title)
         typer.echo(study_of(plan).target.question)
         typer.echo(f"Plan {plan.digest.hex()}")
         typer.echo(f"Silos: {', '.join(plan.silos)}")
         for each in plan.brought:
             allowed = "" if home.file.policy.allows(each) else f"; NOT allowed by your policy ({TARGETS})"
             typer.echo(f"It runs code of another distribution here: {each}{allowed}")
+        if plan.program.goes_on:
+            typer.echo("The study goes on without a silo that refuses or is absent when it opens.")
         if not yes:
             typer.confirm(f"Approve this plan for silo '{home.file.name}'?", abort=True)
         home.approvals.decide(plan.digest, approved=True, note=note, data=data_digest(plan, home.file))

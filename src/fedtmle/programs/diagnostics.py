@@ -44,9 +44,9 @@ class Overlap:
     truncated: tuple[int, ...]  # rows whose g pi is below the bound, per arm
     disclosing: tuple[int, ...]  # silos that disclose their count, per arm; the others have too few rows
     effective_sizes: tuple[float, ...]  # (sum H)^2 / sum H^2 of those observed, per component
-    largest_shares: tuple[float, ...]  # a bound of max H / sum H, per component
-    mean_squares: tuple[float, ...]  # sum H^2 / n, per component
     predicted: tuple[float, float]  # mean and standard deviation of Q(A, W) on the unit scale
+    largest_shares: tuple[float, ...] = ()  # a bound of max H / sum H, per component; of times, none
+    mean_squares: tuple[float, ...] = ()  # sum H^2 / n, per component; of times, none
 
 
 def find_overlap(

@@ -123,9 +123,6 @@ class StudyDetails:
         return target.arms
 
 
-Details = StudyDetails | TimeDetails
-
-
 @final
 @dataclass(frozen=True, kw_only=True)
 class StudyProgram(AbstractProgram[AnyTable]):
@@ -155,8 +152,12 @@ class StudyProgram(AbstractProgram[AnyTable]):
             rows = PeriodView(timeline=study.timeline, period=1).of(rows)
         return with_silo(rows, silo, self.silos) if self.silos else rows
 
-    def alone(self, silo: str) -> Self:
-        return replace(self, silos=(silo,) if self.silos else ())
+    @property
+    def goes_on(self) -> bool:
+        return self.study.on_refusal == "go on"
+
+    def among(self, silos: tuple[str, ...]) -> Self:
+        return replace(self, silos=silos if self.silos else ())
 
     def flow(self, n: int) -> Flow[Outcome]:
         study = self.study

@@ -34,6 +34,7 @@ from fedtmle.targets.time.estimands import AbstractTimeEffect
 from fedtmle.targets.time.followup import PERIOD, period_levels
 
 MOST_STRATA = 50  # every one has its own estimates: a column with more is a number, most likely
+LONGEST_TITLE = 200  # characters
 NuisanceModel = GLM | Pilot | SuperLearner | Supplied
 ROLES = ("outcome", "hazard", "treatment", "missingness", "censoring")  # of nuisance models
 RESPONSES: dict[str, Response] = {"binary": "binary", "count": "count", "number": "continuous"}
@@ -105,6 +106,8 @@ class Study:
     the grid of every sum follow from it. `draft` drafts one from a table.
     It also says what happens where a covariate is missing; ``imputations`` and ``imputation_sweeps`` are for
     those that are imputed.
+    ``on_refusal`` says what happens if a silo refuses or is absent when the study opens: "stop", or "go on"
+    without it; the result names it, and is of those that took part. ``title`` is for people only.
     """
 
     target: AbstractEffect
@@ -133,6 +136,8 @@ class Study:
     variables: Variables = Variables({})
     imputations: int = 5  # data sets, where a variable is imputed
     imputation_sweeps: int = 5  # over the variables to impute, in each data set
+    on_refusal: Literal["stop", "go on"] = "stop"
+    title: str = ""
 
     def __post_init__(self) -> None:
         expect("variables", self.variables, Mapping, "a dictionary such as ft.Variables({...})")
@@ -165,6 +170,19 @@ class Study:
             raise InputError("clever is 'covariate' or 'weight'; submodel is 'per arm' or 'contrast'")
         if self.link not in ("logistic", "linear"):
             raise InputError(f"link: expected 'logistic' or 'linear', not {self.link!r}")
+        if self.on_refusal not in ("stop", "go on"):
+            raise InputError(f"on_refusal: expected 'stop' or 'go on', not {self.on_refusal!r}")
+        if self.on_refusal == "go on" and self.algorithm.pools_rows:
+            raise InputError("on_refusal: where all rows are pooled no silo can refuse; leave it out")
+        if self.on_refusal == "go on" and self.aggregation == "masked":
+            raise InputError(
+                "on_refusal: masks are agreed by all silos of a plan, and a sum without one has no meaning; leave "
+                "it out"
+            )
+        if self.on_refusal == "go on" and self.algorithm.silo_weights is not None:
+            raise InputError(
+                "on_refusal: weights by silo are for all silos of the study; leave them out, or stop"
+            )
         self._check_numbers()
 
     def _check_numbers(self) -> None:
@@ -250,6 +268,9 @@ class Study:
             )
         expect("algorithm", self.algorithm, AbstractAlgorithm, "an algorithm such as Coded()")
         expect("diagnostics", self.diagnostics, bool, "True or False")
+        expect("title", self.title, str, "a text")
+        if len(self.title) > LONGEST_TITLE or not self.title.isprintable():
+            raise InputError(f"title: expected one line of at most {LONGEST_TITLE} characters")
         for name in ("weights", "cluster"):
             if getattr(self, name) is not None:
                 expect_column(name, getattr(self, name))

@@ -9,7 +9,7 @@ the total is exact. Other bins, such as arms, are disclosed all together or not 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice, pairwise
 from operator import add

@@ -55,12 +55,14 @@ class Begin(msgspec.Struct, frozen=True, tag="begin", forbid_unknown_fields=True
 
     Under masks nobody knows the latter, and it is 0. ``relayed`` are then the masked row counts of all silos,
     in the order of the roster, from which each silo adds up n itself.
+    ``absent`` names the silos of the roster that the run goes on without, if the plan allows that.
     """
 
     session: bytes
     n: int
     first_row: int
     relayed: tuple[SignedAnswer, ...] = ()
+    absent: tuple[str, ...] = ()
 
 
 class Ask(msgspec.Struct, frozen=True, tag="ask", forbid_unknown_fields=True, omit_defaults=True):

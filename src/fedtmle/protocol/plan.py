@@ -83,6 +83,15 @@ class AbstractProgram(ABC, Generic[Rows]):
 
     def alone(self, silo: str) -> Self:
         """Return the program of a run whose only party is ``silo``, as for a rehearsal."""
+        return self.among((silo,))
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether a run goes on without the silos that refuse or are absent when it opens."""
+        return False
+
+    def among(self, silos: tuple[str, ...]) -> Self:
+        """Return the program of a run over these silos of the roster."""
         return self
 
 
@@ -142,6 +151,21 @@ class Plan:
     def alone(self, silo: str) -> Plan:
         """Return the plan of a rehearsal: ``silo`` is the only party, and signs nothing."""
         return replace(self, program=self.program.alone(silo), roster=roster([silo]))
+
+    def may_lack(self, absent: Sequence[str]) -> bool:
+        """Return whether a run may go on without these silos; they are in the roster's order."""
+        if not absent:
+            return True
+        named = [silo for silo in self.silos if silo in absent]
+        return self.program.goes_on and list(absent) == named and len(named) < len(self.roster)
+
+    def without(self, absent: Sequence[str]) -> Plan:
+        """Return the plan of a run that goes on without these silos; its digest is another."""
+        if not absent:
+            return self
+        rest = tuple(member for member in self.roster if member.name not in absent)
+        program = self.program.among(tuple(member.name for member in rest))
+        return replace(self, program=program, roster=rest)
 
     @cached_property
     def digest(self) -> bytes:

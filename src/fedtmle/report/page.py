@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from importlib.resources import files
 
-from fedtmle.layout import Document, decimals, number, probability
+from fedtmle.layout import Document, decimals, number, probability, silo_count
 from fedtmle.report import charts, emulation, over_time, people, series, technical, wording
 from fedtmle.report import checklist as checklists
 from fedtmle.report.checklist import STROBE, anchor
@@ -79,7 +79,7 @@ def _methods(document: Document) -> str:
 
 def _header(document: Document) -> str:
     parts = [text("h1", wording.title(document))]
-    silos = f"{document['n']:,} records in {wording.silos(document)}"
+    silos = f"{document['n']:,} records in {silo_count(document)}"
     question = f"{document['question']} " if wording.title(document) != document["question"] else ""
     parts.append(text("p", f"{question}{silos}.", class_="soft"))
     if len(document["estimates"]) == 1:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedtmle.layout import Document, bits, phase_name
+from fedtmle.layout import Document, bits, phase_name, phase_rounds
 from fedtmle.report import charts, series, words
 from fedtmle.runtime.markup import element, scrolling, table, text
 from fedtmle.text.result import PHASES
@@ -51,7 +51,7 @@ def sent(document: Document) -> str:
     """Return the contents of the messages, and the bits by silo and phase."""
     account = document["account"]
     data = series.bits_by_round(document)
-    phases = [phase for phase in PHASES if account["rounds"].get(phase)]
+    phases = phase_rounds(account, PHASES)
     html = "".join(text("p", line) for line in words.disclosed(document))
     html += scrolling(table(["phase", "a message holds"], words.messages(document)), "Messages", "prose")
     up, down = account["bits_up"], account["bits_down"]
@@ -60,8 +60,11 @@ def sent(document: Document) -> str:
          bits(sum(down.get(silo, {}).values()))]
         for silo in up
     ]  # fmt: skip
-    heads = [f"{phase_name(phase)} ({account['rounds'][phase]})" for phase in phases]
-    caption = "Bits that each silo sent, by phase (with the number of rounds), and received"
+    heads = [f"{phase_name(phase)} ({rounds})" for phase, rounds in phases.items()]
+    caption = (
+        "Bits that each silo sent, by phase (with the number of rounds; shared: in rounds of other phases), "
+        "and received"
+    )
     html += scrolling(table(["silo", *heads, "sent", "received"], rows, caption=caption), "Bits by silo")
     total = sum(sum(sent) for sent in data.up.values())
     description = f"{len(data.phases)} rounds, {len(data.up)} silos, {total:,} bits from silos in all."

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from fedtmle.layout import Document
+from fedtmle.layout import Document, silo_count
 
 ALGORITHMS = {
     "Coded": "federated TMLE with rounded gradients (FedTMLE, Algorithm 4 of Li, Wang and Gan)",
@@ -127,14 +127,6 @@ def comparison(document: Document) -> str:
     return f"{named} against {reference}"
 
 
-def silos(document: Document) -> str:
-    """Return how many silos took part, of how many the study names."""
-    joined = len(document["sizes"])
-    absent = len(document.get("absent", ()))
-    noun = "silo" if joined + absent == 1 else "silos"
-    return f"{joined} of {joined + absent} {noun}" if absent else f"{joined} {noun}"
-
-
 def _own_methods(document: Document) -> Iterator[str]:
     """Yield the sentences about the models of a target that another distribution brings."""
     study, brought = document["study"], document["study"]["target"]["brought"]
@@ -155,7 +147,7 @@ def methods(document: Document) -> Iterator[str]:
         f"We estimated the {measure(document)} of {outcome(document)}"
         + (f", comparing {compared}," if compared else "")
         + " by targeted maximum likelihood estimation (TMLE) over "
-        f"{document['n']:,} records held by {silos(document)}; records were not pooled."
+        f"{document['n']:,} records held by {silo_count(document)}; records were not pooled."
     )
     if "brought" in target:
         yield from _own_methods(document)

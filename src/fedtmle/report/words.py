@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fedtmle.layout import Document
+from fedtmle.layout import Document, phase_rounds
 from fedtmle.runtime.certificate import OPEN
 
 TARGETING = {
@@ -95,7 +95,7 @@ def messages(document: Document) -> Iterator[tuple[str, str]]:
     """Yield each phase with the contents of a silo's message."""
     algorithm = document["study"]["algorithm"]["kind"] if "study" in document else ""
     contents = {**PHASES, "targeting": ("targeting", TARGETING.get(algorithm, "what the algorithm asks for"))}
-    for phase in document["account"]["rounds"]:
+    for phase in phase_rounds(document["account"], list(contents)):
         yield contents[phase]
 
 

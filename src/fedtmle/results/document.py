@@ -101,6 +101,7 @@ def document(plan: Plan, finished: Finished, result: Result, release: Sequence[s
             }
             for name, update in result.retired_at.items()
         },
+        "absent": dict(finished.absent),
         "participants": {
             "records": result.n + details.omitted,
             "omitted": details.omitted,
@@ -132,6 +133,7 @@ def document(plan: Plan, finished: Finished, result: Result, release: Sequence[s
         "learners": learners_document(study, details),
         "diagnostics": diagnostics_document(study, finished),
         "warnings": [
+            *_absent_silos(finished),
             *_unsupported(estimates, result),
             *overlap_warnings(study, details, result.n),
             *_unneeded_models(study, details),
@@ -151,6 +153,13 @@ def _personal(study: Study, details: Details, local: LocalOutcome | None) -> lis
         return []
     rows, _ = table_rows(study, details.components, local.estimate.psi, local.estimate.covariance)
     return [row.to_dict() for row in rows]
+
+
+def _absent_silos(finished: Finished) -> list[str]:
+    """Warn that the result is of the silos that took part, with the reason of each other one."""
+    absent, joined = finished.absent, len(finished.sizes)
+    named = "; ".join(f"'{silo}': {reason}" for silo, reason in absent.items())
+    return [f"{joined} of {joined + len(absent)} silos took part. Without {named}"] if absent else []
 
 
 def _unsupported(estimates: Sequence[Row], result: Result) -> list[str]:
@@ -326,9 +335,11 @@ def describe(study: Study) -> Document:
     settings = {
         field.name: getattr(study, field.name)
         for field in fields(study)
-        if field.name not in ("target", "algorithm", "variables") and not field.name.endswith("_model")
+        if field.name not in ("target", "algorithm", "variables", "title")
+        and not field.name.endswith("_model")
     }
     return {
+        "title": study.title,
         "target": {
             "kind": type(target).__name__,
             "outcome": target.outcome,

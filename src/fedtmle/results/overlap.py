@@ -7,9 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedtmle.layout import Document
-from fedtmle.programs.flow import Details
+from fedtmle.programs.flow import Details, StudyDetails
 from fedtmle.programs.study import Study
-from fedtmle.programs.time import TimeDetails
 from fedtmle.results.inference import table_rows
 from fedtmle.targets.effects.balance import Balance
 from fedtmle.targets.effects.components import InStratum, Static
@@ -42,7 +41,7 @@ class Support:
 def supports(study: Study, details: Details) -> list[Support]:
     """Return the weights behind each component's mean; of times to an event, behind each regime."""
     sizes = zip(details.groups, details.overlap.effective_sizes, strict=True)
-    if isinstance(details, TimeDetails):
+    if not isinstance(details, StudyDetails):
         return [Support(name=name, effective=size) for name, size in sizes]
     found = []
     for (name, size), component, share in zip(
@@ -60,7 +59,7 @@ def overlap_warnings(study: Study, details: Details, n: int) -> list[str]:
     if study.target.treatment is None and "missingness" not in details.nuisances:
         return []
     warnings = []
-    for arm, count in zip(study.target.arms, details.overlap.truncated, strict=True):
+    for arm, count in zip(study.target.arms, details.overlap.truncated, strict=False):
         if count > TRUNCATED_SHARE * n:
             warnings.append(
                 f"poor overlap: the propensity score of arm '{arm}' is below its bound {details.g_floor:.3g} "
@@ -118,7 +117,7 @@ def ladder_document(study: Study, details: Details) -> list[Document]:
 
     There are none where covariates are imputed: they would be those of one data set.
     """
-    if isinstance(details, TimeDetails) or details.diagnostics is None or details.imputed:
+    if not isinstance(details, StudyDetails) or details.diagnostics is None or details.imputed:
         return []
     rungs: list[Document] = []
     for rung in details.diagnostics.ladder:
@@ -133,7 +132,7 @@ def ladder_document(study: Study, details: Details) -> list[Document]:
 
 def balance_document(study: Study, details: Details, silos: int) -> Document | None:
     """Return the standardised differences of covariates before and after weighting, by arm."""
-    if isinstance(details, TimeDetails):
+    if not isinstance(details, StudyDetails):
         return None
     if details.diagnostics is None or details.diagnostics.balance is None:
         return None

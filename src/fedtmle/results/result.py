@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedtmle.errors import InputError
-from fedtmle.layout import POOR_OVERLAP, Document, is_poor
+from fedtmle.layout import POOR_OVERLAP, Document, is_poor, silo_count
 from fedtmle.protocol.messages import WIRE_FORMAT
 from fedtmle.runtime.markup import element, table, text
 from fedtmle.runtime.result import Result
@@ -58,15 +58,24 @@ class StudyResult:
 
     @property
     def headline(self) -> tuple[str, ...]:
-        """What a reader must know before the estimates: that overlap is poor, if it is."""
-        return (POOR_OVERLAP,) if is_poor(self.document) else ()
+        """What a reader must know before the estimates: that silos were absent, or overlap is poor."""
+        absent = self.document.get("absent")
+        return (
+            *([f"{silo_count(self.document)} took part."] if absent else []),
+            *([POOR_OVERLAP] if is_poor(self.document) else []),
+        )
+
+    @property
+    def title(self) -> str:
+        """The study's title, or its question."""
+        return str(self.document["study"].get("title") or self.document["question"])
 
     @property
     def warnings(self) -> tuple[str, ...]:
         return tuple(self.document["warnings"])
 
     def __repr__(self) -> str:
-        lines = [self.document["question"], self.document["status_text"], *self.headline]
+        lines = [self.title, self.document["status_text"], *self.headline]
         for row in self.document["estimates"]:
             lines.append(
                 f"  {row['estimand']}: {row['estimate']:.6g} "
@@ -87,7 +96,7 @@ class StudyResult:
             for row in self.document["estimates"]
         ]
         head = ["estimand", "estimate", "std. error", f"{confidence:.4g}% from", "to", "p"]
-        parts = [text("p", self.document["question"]), *(text("p", line) for line in self.headline)]
+        parts = [text("p", self.title), *(text("p", line) for line in self.headline)]
         parts.append(table(head, rows) if rows else "")
         parts.append(text("p", self.document["status_text"]))
         parts += [text("p", f"Warning: {warning}") for warning in self.warnings]

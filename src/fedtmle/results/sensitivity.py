@@ -28,7 +28,6 @@ from fedtmle.layout import Document
 from fedtmle.model.types import Array
 from fedtmle.programs.flow import Details, StudyDetails
 from fedtmle.programs.study import Study
-from fedtmle.programs.time import TimeDetails
 from fedtmle.results.inference import summaries
 from fedtmle.targets.effects.estimands import Summary
 
@@ -105,7 +104,7 @@ def sensitivity_document(study: Study, details: Details, psi: Array, covariance:
 
     Of times to an event there is none: use `e_value` of the risk or hazard ratio.
     """
-    if isinstance(details, TimeDetails):
+    if not isinstance(details, StudyDetails):
         return []
     z = NormalDist().inv_cdf(0.5 + study.confidence / 2)
     rows: list[Document] = []

@@ -34,7 +34,7 @@ class HeardRound:
 
 
 def heard_rounds(plan: Plan, transcript: Transcript, sizes: Mapping[str, int | None]) -> Iterator[HeardRound]:
-    """Follow a finished run again from its transcript, as the server did."""
+    """Follow a finished run again from its transcript, as the server did; the plan's silos are ``sizes``."""
     uplinks = {silo: Uplink() for silo in sizes}
     follower = Follower(plan, _pooled_rows(transcript))
     for exchange in transcript.exchanges:
@@ -84,9 +84,10 @@ def replay(
     Rows, or a study, that do not give the recorded answers are refused. The plan's digest is not compared:
     keys and dates in it change no answer.
     """
-    read = plan.program.at(silo, rows)
-    local = LocalRows(silo, read, plan.program.count(read), index)
     try:
+        plan = _joined(plan, transcript, silo)
+        read = plan.program.at(silo, rows)
+        local = LocalRows(silo, read, plan.program.count(read), index)
         answered, n = _follow(plan, transcript, silo, local, policy or Policy.unguarded())
     except ProtocolError:
         raise InputError("transcript: it does not follow from this study; was the study changed?") from None
@@ -95,7 +96,15 @@ def replay(
 
 def overhear(plan: Plan, transcript: Transcript, silo: str) -> tuple[AnsweredQuery, ...]:
     """Return the queries and one silo's answers from the transcript alone: what the server has of it."""
-    return _follow(plan, transcript, silo, None, Policy.unguarded())[0]
+    return _follow(_joined(plan, transcript, silo), transcript, silo, None, Policy.unguarded())[0]
+
+
+def _joined(plan: Plan, transcript: Transcript, silo: str) -> Plan:
+    """Return the plan of the silos that took part in the recorded run."""
+    absent = [request.absent for request, _ in _exchanges(transcript, silo) if isinstance(request, Begin)]
+    if not absent or not plan.may_lack(absent[0]):
+        return plan
+    return plan.without(absent[0])
 
 
 def rehearse(plan: Plan, rows: object, silo: str, *, policy: Policy | None = None) -> Replayed:

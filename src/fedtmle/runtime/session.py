@@ -151,7 +151,8 @@ class Finished:
     account: Account
     transcript: Transcript
     n: int  # rows of all silos
-    sizes: Mapping[str, int | None]  # each silo's rows; None under masks, where nobody knows them
+    sizes: Mapping[str, int | None]  # of each silo that took part; None under masks, where nobody knows them
+    absent: Mapping[str, str]  # the silos of the roster that did not, with the reason
     retired_at: Mapping[str, int | None]  # of a personalised run: the update at which each silo left
     closing: Sums | None  # what was pooled for the closing query
 
@@ -186,24 +187,40 @@ class InProcess:
         return dict(zip(requests, replies, strict=True))
 
 
+ABSENT = "it was absent when the study opened"
+
+
 class Session:
-    """Runs one plan over one federation."""
+    """Runs one plan over one federation.
+
+    The federation has the silos of the plan's roster. If the plan goes on without silos that refuse or are
+    absent, some may lack; ``absent`` says why, by silo.
+    """
 
     def __init__(
-        self, plan: Plan, federation: Federation, *, session: bytes = b"", progress: Progress | None = None
+        self,
+        plan: Plan,
+        federation: Federation,
+        *,
+        session: bytes = b"",
+        progress: Progress | None = None,
+        absent: Mapping[str, str] | None = None,
     ) -> None:
-        if tuple(federation.silos) != plan.silos:
+        present = tuple(federation.silos)
+        lacking = [silo for silo in plan.silos if silo not in present]
+        if present != tuple(silo for silo in plan.silos if silo in present) or not plan.may_lack(lacking):
             raise InputError(
                 f"silos: the plan's roster is {', '.join(plan.silos)}, in this order; the federation has "
                 f"{', '.join(federation.silos)}"
             )
+        self._absent = {silo: (absent or {}).get(silo, ABSENT) for silo in lacking}
         self._plan = plan
         self._federation = federation
         self._progress = progress
         self._account = Account()
         self._session = session or plan.digest[:16]
         self._transcript = Transcript(self._session)
-        self._active = list(plan.silos)
+        self._active = list(present)
         self._uplinks = {silo: Uplink() for silo in self._active}
         self._retired: dict[str, int] = {}
         self._sent: dict[str, int] = {}  # payload bits of this round's answers
@@ -214,7 +231,7 @@ class Session:
     def run(self) -> Finished:
         """Run the plan from the first message to the last."""
         n, sizes, requests = self._open()
-        follower = Follower(self._plan, n)
+        follower = Follower(self._plan.without(list(self._absent)), n)
         closing: Sums | None = None
         while True:
             query, number = follower.query, follower.round
@@ -232,7 +249,8 @@ class Session:
                     account=self._account,
                     transcript=self._transcript,
                     n=n,
-                    sizes={silo: sizes.get(silo) for silo in self._plan.silos},
+                    sizes={silo: sizes.get(silo) for silo in self._plan.silos if silo not in self._absent},
+                    absent=self._absent,
                     retired_at=self._retirements(follower.outcome),
                     closing=closing,
                 )
@@ -240,9 +258,16 @@ class Session:
             requests = dict.fromkeys(self._active, ask)
 
     def _open(self) -> tuple[int, dict[str, int], dict[str, bytes]]:
-        """Return n, the numbers of rows that the silos said, and the requests of the first round."""
+        """Return n, the numbers of rows that the silos said, and the requests of the first round.
+
+        A plan that goes on leaves out the silos that refuse.
+        """
         opening = messages.encode(Open(messages.WIRE_FORMAT, self._session, self._plan.digest))
-        replies = self._exchange(dict.fromkeys(self._active, opening))
+        replies = self._replies(dict.fromkeys(self._active, opening))
+        while refused := {s: r.reason.value for s, r in replies.items() if isinstance(r, Refused)}:
+            self._leave_out(refused)
+            # Those that opened return the same bytes again, and a journal has them without a refusal.
+            replies = self._replies(dict.fromkeys(self._active, opening))
         if self._plan.is_masked:
             return self._count(replies)
         sizes = {}
@@ -253,9 +278,18 @@ class Session:
         first, requests = 0, {}
         n = sum(sizes.values())
         for silo, size in sizes.items():
-            requests[silo] = messages.encode(Begin(self._session, n, first))
+            requests[silo] = messages.encode(Begin(self._session, n, first, absent=tuple(self._absent)))
             first += size
         return n, sizes, requests
+
+    def _leave_out(self, refused: Mapping[str, str]) -> None:
+        """Note the silos that refuse to open; raise if the plan does not go on without them."""
+        absent = {**self._absent, **refused}
+        self._absent = {silo: absent[silo] for silo in self._plan.silos if silo in absent}
+        if not self._plan.may_lack(list(self._absent)):
+            raise RefusedError(*next(iter(refused.items())))
+        self._active = [silo for silo in self._active if silo not in refused]
+        self._uplinks = {silo: self._uplinks[silo] for silo in self._active}
 
     def _count(self, replies: Mapping[str, messages.Reply]) -> tuple[int, dict[str, int], dict[str, bytes]]:
         """Add up the masked numbers of rows."""
@@ -360,6 +394,14 @@ class Session:
             raise ProtocolError("silos received different broadcasts; the run's result must not be used")
 
     def _exchange(self, requests: Mapping[str, bytes]) -> dict[str, messages.Reply]:
+        """Return the reply of each silo; a refusal ends the run."""
+        replies = self._replies(requests)
+        for silo, reply in replies.items():
+            if isinstance(reply, Refused):
+                raise RefusedError(silo, reply.reason.value)
+        return replies
+
+    def _replies(self, requests: Mapping[str, bytes]) -> dict[str, messages.Reply]:
         if not requests:
             return {}
         raw = self._federation.exchange(requests)
@@ -370,10 +412,7 @@ class Session:
         for silo, request in requests.items():
             self._account.bytes_down[silo] += len(request)
             self._account.bytes_up[silo] += len(raw[silo])
-            reply = messages.decode_reply(raw[silo])
-            if isinstance(reply, Refused):
-                raise RefusedError(silo, reply.reason.value)
-            replies[silo] = reply
+            replies[silo] = messages.decode_reply(raw[silo])
         return replies
 
 
@@ -401,11 +440,19 @@ def _closing(query: Query, pooled: object) -> Sums | None:
 
 
 def run_embedded(
-    plan: Plan, silos: Sequence[Silo], *, threads: int = 1, progress: Progress | None = None
+    plan: Plan,
+    silos: Sequence[Silo],
+    *,
+    threads: int = 1,
+    progress: Progress | None = None,
+    absent: Mapping[str, str] | None = None,
 ) -> Finished:
-    """Run a plan over silos in this process; a silo that cannot answer raises its own typed error."""
+    """Run a plan over silos in this process; a silo that cannot answer raises its own typed error.
+
+    ``absent`` says why silos of the plan's roster are not among them, if the plan goes on without some.
+    """
     try:
-        return Session(plan, InProcess(silos, threads=threads), progress=progress).run()
+        return Session(plan, InProcess(silos, threads=threads), progress=progress, absent=absent).run()
     except RefusedError as refused:
         for silo in silos:
             if silo.name == refused.silo and silo.error is not None:
@@ -433,6 +480,20 @@ class Replay:
         return recorded.replies
 
 
+def opened_silos(journal: Journal) -> tuple[str, ...] | None:
+    """Return the silos that opened the run which a server's journal records; None if none did yet."""
+    if len(journal.records) < 2:
+        return None
+    return tuple(_exchange_of(journal.records[1]).requests)
+
+
+def _exchange_of(record: bytes) -> Exchange:
+    try:
+        return msgspec.msgpack.decode(record, type=Exchange)
+    except (msgspec.MsgspecError, RecursionError):
+        raise JournalError("the server's journal has a record that is no exchange") from None
+
+
 class Journalled:
     """Write every completed exchange to a journal before the session goes on, and resume from the journal.
 
@@ -450,10 +511,7 @@ class Journalled:
             journal.append(identity)
         if journal.records[0] != identity:
             raise JournalError("the server's journal is of another plan or session")
-        try:
-            self._recorded = [msgspec.msgpack.decode(data, type=Exchange) for data in journal.records[:0:-1]]
-        except (msgspec.MsgspecError, RecursionError):
-            raise JournalError("the server's journal has a record that is no exchange") from None
+        self._recorded = [_exchange_of(data) for data in journal.records[:0:-1]]
 
     @property
     def silos(self) -> Sequence[str]:

@@ -66,15 +66,11 @@ class Silo:
         self.refused_by = ""  # the key of the policy that refused; stays at the silo
         self.local: LocalOutcome | None = None
         self.disagreement = False  # whether silos received different broadcasts
-        self._plan = plan
+        self._plan = plan  # as the owner approved it
+        self._joined = plan  # of the silos that take part, from `Begin` on
+        self._source, self._index = rows, index
         self._keeper = keeper or Keeper()
-        read = plan.program.at(name, rows)
-        count = plan.program.count(read)
-        if index is not None and len(index) != count:
-            raise InputError(
-                f"index: silo '{name}' has {count} rows and {len(index)} row numbers; give one for each row"
-            )
-        self._rows = LocalRows(name, read, count, index)
+        self._rows = self._read(plan)
         policy, limit = self._keeper.policy, self._keeper.limit
         self._guard = Guard(policy, None if limit is None else limit.meter(), is_masked=plan.is_masked)
         self._key = self._signing_key()
@@ -88,6 +84,17 @@ class Silo:
             )
         if self._records is not None and self._keeper.journal is not None:
             self._records.resume(self._restore)
+
+    def _read(self, plan: Plan) -> LocalRows:
+        """Return the rows as the program of ``plan`` reads them."""
+        read, index = plan.program.at(self.name, self._source), self._index
+        count = plan.program.count(read)
+        if index is not None and len(index) != count:
+            raise InputError(
+                f"index: silo '{self.name}' has {count} rows and {len(index)} row numbers; give one for each "
+                "row"
+            )
+        return LocalRows(self.name, read, count, index)
 
     def _signing_key(self) -> SigningKey | None:
         """Return the key that the roster expects this silo to sign with, None if it expects none."""
@@ -155,6 +162,7 @@ class Silo:
         if isinstance(message, Begin):
             first_rows = range(1 if self._plan.is_masked else message.n - self.n_rows + 1)
             fits = fits and message.first_row in first_rows and self.n_rows <= message.n
+            fits = fits and self._plan.may_lack(message.absent) and self.name not in message.absent
         if isinstance(message, Begin | Ask | Close):
             fits = fits and (self._plan.relays or not message.relayed)
         if isinstance(message, Ask | Close):
@@ -229,6 +237,9 @@ class Silo:
             self._guard.open(plan, self.n_rows, self._rows.evaluate(plan.program.smallest_part))
             self._examine_target()
             self._position.opened = time
+        if isinstance(message, Begin) and message.absent:
+            joined = plan.without(message.absent)
+            self._guard.open(joined, self.n_rows, self._rows.evaluate(joined.program.smallest_part))
 
     def _examine_target(self) -> None:
         """Check a target that another distribution brings, before the first answer."""
@@ -280,13 +291,16 @@ class Silo:
         return Opened(self.n_rows) if self._link is None else self._link.counted(self.n_rows)
 
     def _begin(self, message: Begin) -> None:
-        position, plan = self._position, self._plan
+        position = self._position
         if self._link is not None:
             self._link.check(message.relayed, count_rows, message.n)
             position.heard.update(messages.encode(message))
-        self._rows.place(plan.first_row(self.name, message.first_row))
+        if message.absent:
+            self._joined = self._plan.without(message.absent)
+            self._rows = self._read(self._joined)
+        self._rows.place(self._plan.first_row(self.name, message.first_row))
         position.n = message.n
-        position.follower = Follower(plan, message.n)
+        position.follower = Follower(self._joined, message.n)
 
     @property
     def _follower(self) -> Follower:
@@ -343,12 +357,12 @@ class Silo:
         digest = position.heard.digest()
         if self._key is None:
             return Closed(digest, b"")
-        statement = closing_statement(self._plan, position.session, self.name, digest)
+        statement = closing_statement(self._joined, position.session, self.name, digest)
         return Closed(digest, self._key.sign(statement))
 
     def _agrees(self, message: Compare) -> bool:
-        """Return whether the silos of the roster heard what this one heard, and signed so."""
-        plan, position = self._plan, self._position
+        """Return whether the silos that take part heard what this one heard, and signed so."""
+        plan, position = self._joined, self._position
         heard = position.heard.digest()
         closings = {closing.silo: closing for closing in message.closings}
         expected = set(plan.silos) if position.every_silo_closes else set(plan.silos) & set(closings)

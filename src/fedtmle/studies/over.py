@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from fedtmle.algorithms.coded import Coded
@@ -22,16 +22,18 @@ def run_over(
     *,
     progress: Progress | None = None,
     release: Sequence[str] = (),
+    absent: Mapping[str, str] | None = None,
 ) -> StudyResult:
     """Run the plan of a study over ``federation``, whose silos are those of the roster in their order.
 
     ``release`` names the silos that consent to having their own estimate shown. In a personalised run a
-    silo's estimate stays with the silo, so that it cannot be shown here.
+    silo's estimate stays with the silo, so that it cannot be shown here. A study that goes on without silos
+    may lack some in the federation; ``absent`` says why.
     """
     if study_of(plan).algorithm.pools_rows:
         raise InputError("algorithm: 'Central' pools the rows; it cannot run over a federation")
     check_release(release, federation.silos)
-    finished = Session(plan, federation, progress=progress).run()
+    finished = Session(plan, federation, progress=progress, absent=absent).run()
     return conclude(CompletedRun(plan=plan, finished=finished), release=release)
 
 

@@ -148,7 +148,10 @@ def _limits(
             "rows", f"{silo.n_rows:,} (at least {policy.min_rows:,})", silo.n_rows >= policy.min_rows
         ),
         CheckedLimit(
-            "silos", f"{len(plan.roster)} (at least {policy.min_silos})", len(plan.roster) >= policy.min_silos
+            "silos",
+            f"{len(plan.roster)} (at least {policy.min_silos})"
+            + (", also once the study goes on without some" if plan.program.goes_on else ""),
+            len(plan.roster) >= policy.min_silos,
         ),
         CheckedLimit(
             "sums",

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from fedtmle.data import SiloFile, load_all
+from fedtmle.errors import InputError
 from fedtmle.model.arguments import expect
 from fedtmle.model.table import SILO, AnyTable, Factor, Table
 from fedtmle.programs.study import Study
@@ -22,6 +23,8 @@ from fedtmle.studies.home import disclosure_limit, released, session_policy, sil
 from fedtmle.studies.over import check_release, conclude
 from fedtmle.studyfile.file import study_plan
 from fedtmle.studyfile.schema import check_follow_up, check_streams, in_memory, schema_of
+
+UNUSABLE = "its data cannot be used for this study"  # a deployed silo says the same
 
 
 def run(
@@ -45,12 +48,12 @@ def run(
     expect("study", study, Study, "a Study")
     check_silos(silos, study.algorithm)
     check_release(release, silos)
-    tables = load_all(silos, schema_of(study))
+    tables, absent = _loaded(study, silos)
     check_streams(study, tables)
     check_follow_up(study, tables)
-    files = {name: silo_file(source) for name, source in silos.items()}
+    files = {name: silo_file(silos[name]) for name in tables}
     policies = {name: None if file is None else file.policy for name, file in files.items()}
-    release = released(policies, release)
+    release = released(policies, [name for name in release if name in tables])
     purpose = "algorithm Central" if study.algorithm.pools_rows else "observe"
 
     def pool(parts: Mapping[str, AnyTable]) -> AnyTable:
@@ -66,8 +69,25 @@ def run(
         progress=progress,
         observe=observe,
         is_masked=study.aggregation == "masked",
+        silos=tuple(silos),
+        absent=absent,
     )
     return conclude(completed, release=release)
+
+
+def _loaded(study: Study, silos: Mapping[str, object]) -> tuple[dict[str, AnyTable], dict[str, str]]:
+    """Return the table of each silo, and why silos have none that the study goes on without."""
+    schema = schema_of(study)
+    if study.on_refusal == "stop":
+        return load_all(silos, schema), {}
+    tables: dict[str, AnyTable] = {}
+    absent: dict[str, str] = {}
+    for name, source in silos.items():
+        try:
+            tables |= load_all({name: source}, schema)
+        except InputError:
+            absent[name] = UNUSABLE
+    return tables or load_all(silos, schema), absent
 
 
 def _keeper(plan: Plan, file: SiloFile | None, *, release: bool) -> Keeper:

@@ -114,7 +114,7 @@ class _StudyReader:
 
     def file(self) -> StudyFile:
         sections = self._sections
-        sections.refuse_unknown((), self._document, keys.SECTIONS)
+        above = sections.values((), keys.ABOVE, sections=keys.SECTIONS)
         variables = self._variables()
         target = self._target(variables)
         models = self._models(target, variables)
@@ -130,6 +130,7 @@ class _StudyReader:
                 **(models if target is not None else {**models, **_NO_HAZARDS}),
                 "algorithm": sections.make(("algorithm",), keys.ALGORITHMS, default="Coded") or Coded(),
                 **sections.values(("options",), keys.OPTIONS),
+                **above,
             }
         )
         silos = self._silos()
@@ -170,7 +171,7 @@ class _StudyReader:
                     arguments |= _stand_ins(arguments["target"].treatment is not None)
                     arguments |= {"weights": None, "cluster": None, **_NO_HAZARDS}
                     continue
-                self._sections.add(("options",), name, rest)
+                self._sections.add(() if name in keys.ABOVE else ("options",), name, rest)
                 if name not in arguments:
                     return None
                 del arguments[name]

@@ -427,6 +427,7 @@ OPTIONS = {
     "diagnostics": TRUTH,
     "imputations": COUNT,
     "imputation_sweeps": COUNT,
+    "on_refusal": choice("stop", "go on"),
     "sums": choice("auto", "rounded", "exact"),
     "fit_accuracy": POSITIVE,
     "aggregation": choice("auto", "open", "masked"),
@@ -442,6 +443,7 @@ PLAN = {
     ),
 }
 
+ABOVE = {"title": TEXT}  # the keys above all sections
 SECTIONS = ("target", "variables", "models", "algorithm", "options", "plan", "silos")
 
 

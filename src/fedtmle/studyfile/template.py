@@ -17,6 +17,8 @@ _QUESTION = """\
 # the cohort with `fedtmle preflight study.toml`, run it with `fedtmle run study.toml`.
 # Lines that start with '#' are comments; commented settings show the default or an alternative.
 
+title = "Exercise and blood pressure at two hospitals"          # of the report
+
 [target]
 kind = "ATE"                    # or another of these:
 """
@@ -199,6 +201,7 @@ tolerance = "practical"         # 1e-6 of a standard error; "negligible", or a n
 [options]
 g_bounds = "auto"               # truncation at 5/(sqrt(n) log n); or a number below 0.5, or "none"
 confidence = 0.95
+# on_refusal = "stop"           # "go on": without a silo that refuses or is absent when the study opens
 # imputations = 5               # data sets, where a variable of [variables] has missing = "impute"
 # imputation_sweeps = 5         # over the variables to impute, in each of them
 # diagnostics = true            # false: no tables of overlap and fit; the silos disclose less

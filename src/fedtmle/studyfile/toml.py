@@ -47,11 +47,20 @@ class Sections:
         return value if isinstance(value, dict) else {}
 
     def values(
-        self, section: Place, known: Mapping[str, Key], *, kind: str | None = None, demand: bool = True
+        self,
+        section: Place,
+        known: Mapping[str, Key],
+        *,
+        kind: str | None = None,
+        demand: bool = True,
+        sections: Iterable[str] = (),
     ) -> Arguments:
-        """Return the values that can be read; with ``demand``, a missing required key is a defect."""
+        """Return the values that can be read; with ``demand``, a missing required key is a defect.
+
+        ``sections`` may be there beside the ``known`` keys, and are read by others.
+        """
         table = self.table(section) or {}
-        self.refuse_unknown(section, table, ("kind", *known) if kind else known, kind=kind)
+        self.refuse_unknown(section, table, (*(["kind"] if kind else []), *known, *sections), kind=kind)
         values: Arguments = {}
         for name, key in known.items():
             if name in table:

@@ -17,8 +17,11 @@ from fedtmle.layout import (
     number,
     partial,
     phase_name,
+    phase_rounds,
     probability,
+    sent_bits,
     share,
+    silo_count,
     wrapped,
 )
 from fedtmle.text import emulation
@@ -59,17 +62,14 @@ def _emulation(document: Document) -> Iterator[str]:
 
 
 def _question(document: Document) -> Iterator[str]:
-    yield from wrapped(document["question"])
+    yield from wrapped(document["study"].get("title") or document["question"])
     target = document["study"]["target"]
     treatment = f" of {target['treatment']}" if target["treatment"] else ""
-    yield f"{target['kind']}{treatment}; {document['n']:,} records in {_silo_count(document)}"
+    yield f"{target['kind']}{treatment}; {document['n']:,} records in {silo_count(document)}"
+    if document["study"].get("title"):
+        yield from wrapped(document["question"])
     if is_poor(document):
         yield from wrapped(f"{POOR_OVERLAP} Read the warnings first.")
-
-
-def _silo_count(document: Document) -> str:
-    count = len(document["sizes"])
-    return "1 silo" if count == 1 else f"{count} silos"
 
 
 def _cohort(document: Document) -> Iterator[str]:
@@ -411,16 +411,11 @@ def cost(document: Document) -> Iterator[str]:
     """Yield rounds and bits by phase, over all links."""
     account = document["account"]
     rows = [["cost", "rounds", "from silos", "to silos"]]
-    for phase in PHASES:
-        if account["rounds"].get(phase):
-            sent = [bits(_sent(account, way, phase)) for way in WAYS]
-            rows.append([phase_name(phase), str(account["rounds"][phase]), *sent])
-    totals = [bits(sum(_sent(account, way, phase) for phase in PHASES)) for way in WAYS]
+    for phase, rounds in phase_rounds(account, PHASES).items():
+        sent = [bits(sent_bits(account, way, phase)) for way in WAYS]
+        rows.append([phase_name(phase), rounds, *sent])
+    totals = [bits(sum(sent_bits(account, way, phase) for phase in PHASES)) for way in WAYS]
     yield from aligned([*rows, ["total", str(sum(account["rounds"].values())), *totals]])
-
-
-def _sent(account: Document, way: str, phase: str) -> int:
-    return sum(by_phase.get(phase, 0) for by_phase in account[way].values())
 
 
 def _warnings(document: Document) -> Iterator[str]:

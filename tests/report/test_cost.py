@@ -1,0 +1,35 @@
+"""The tables of cost add up: a phase whose messages rode along with others' rounds is shown too."""
+
+from __future__ import annotations
+
+import re
+
+import fedtmle as ft
+from fedtmle.demo import IHDP, ihdp_silos
+from fedtmle.report import technical
+from fedtmle.text.result import cost
+
+DOCUMENT = ft.run(IHDP, ihdp_silos()).document
+
+
+def kilobits(text: str) -> float:
+    number, unit = text.split()
+    return float(number) * {"bit": 1e-3, "kbit": 1.0, "Mbit": 1e3}[unit]
+
+
+def test_the_rows_of_the_printed_table_add_up() -> None:
+    account = DOCUMENT["account"]
+    phases = {phase for by_phase in account["bits_up"].values() for phase in by_phase}
+    assert phases - account["rounds"].keys()  # the premise: some phase has bits and no rounds of its own
+    _, *rows, total = [re.split(r" {2,}", line.strip()) for line in cost(DOCUMENT)]
+    assert len(rows) == len(phases)
+    assert total[1] == str(sum(int(row[1]) for row in rows if row[1] != "shared"))
+    for way in (2, 3):
+        added = sum(kilobits(row[way]) for row in rows)
+        assert abs(kilobits(total[way]) - added) < 0.06 * len(phases)
+
+
+def test_the_page_has_every_phase() -> None:
+    html = technical.sent(DOCUMENT)
+    assert "closing (shared)" in html
+    assert "sums for the estimate and its covariance" in html
