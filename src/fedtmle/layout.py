@@ -82,6 +82,12 @@ def silo_count(document: Document) -> str:
     return f"{joined} of {joined + absent} {noun}" if absent else f"{joined} {noun}"
 
 
+def covariate_name(line: Document) -> str:
+    """Return the words of a line of the key `balance`: the covariate's label, and its level if any."""
+    level = line.get("level_label") or line["level"]
+    return str(line["label"]) if level is None else f"{line['label']}: {level}"
+
+
 def is_poor(document: Document) -> bool:
     """Return whether a result's overlap passes a threshold for a warning."""
     return bool(document.get("overlap", {}).get("is_poor"))

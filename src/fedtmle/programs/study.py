@@ -176,8 +176,8 @@ class Study:
             raise InputError("on_refusal: where all rows are pooled no silo can refuse; leave it out")
         if self.on_refusal == "go on" and self.aggregation == "masked":
             raise InputError(
-                "on_refusal: masks are agreed by all silos of a plan, and a sum without one has no meaning; leave "
-                "it out"
+                "on_refusal: masks are agreed by all silos of a plan, and a sum without one has no meaning; "
+                "leave it out"
             )
         if self.on_refusal == "go on" and self.algorithm.silo_weights is not None:
             raise InputError(

@@ -5,20 +5,15 @@ They are made from the key `emulation` of the result's document.
 
 from __future__ import annotations
 
-import textwrap
 from collections import defaultdict
 from collections.abc import Sequence
 from itertools import pairwise
 
 from fedtmle.layout import Document
-from fedtmle.report import charts
+from fedtmle.report import charts, flow
 from fedtmle.report.checklist import Checklist, Item
-from fedtmle.report.svg import CHARACTER, Canvas
 from fedtmle.runtime.markup import element, scrolling, table, text
 from fedtmle.text.emulation import arms, total
-
-LINE = 16.0  # pixels from one line of a box to the next
-PAD = 8.0
 
 
 def sections(document: Document) -> list[tuple[str, str]]:
@@ -54,7 +49,7 @@ def _flow(emulation: Document) -> str:
     ends = [_arm(row) for row in arms(emulation)]
     description = ". ".join([*boxes, *ends]) + "."
     title = "People who remain after each step, and the arms that are compared"
-    figure = charts.figure(_diagram(boxes, lost, ends), title=title, description=description, key="flow")
+    figure = charts.figure(flow.diagram(boxes, lost, ends), title=title, description=description, key="flow")
     rows = [[step, total(counts), *(total([count]) for count in counts)] for step, counts in counted]
     numbers = scrolling(table(["step", "all", *silos], rows), "People by silo")
     head = ["arm", "people", "events", "without", "unknown outcome"]
@@ -84,52 +79,6 @@ def _arm(row: Sequence[str]) -> str:
     return f"{name}: {people} people, {events} with the event, {unknown} unknown"
 
 
-def _diagram(boxes: Sequence[str], lost: Sequence[str], ends: Sequence[str]) -> charts.Draw:
-    """Draw a column of boxes from step to step, those who leave beside it, and the arms below."""
-
-    def draw(width: float) -> Canvas:
-        side = 150.0 if charts.is_wide(width) else 96.0
-        main = width - side - 24.0
-        canvas = Canvas(width, 0.0)
-        y = 4.0
-        for k, words in enumerate(boxes):
-            if k:
-                canvas.line(main / 2, y, main / 2, y + 22.0, "flow")
-                canvas.line(main / 2, y + 11.0, main + 16.0, y + 11.0, "flow")
-                for place, line in enumerate(_lines(lost[k - 1], side)):
-                    canvas.text(main + 24.0, y + 15.0 + place * LINE, line, "tick")
-                y += 22.0
-            y = _box(canvas, 0.0, y, main, words)
-        beside = charts.is_wide(width)  # the arms side by side, or one below the other
-        each = (main - 12.0 * (len(ends) - 1)) / len(ends) if beside else main
-        places = [k * (each + 12.0) if beside else 0.0 for k in range(len(ends))]
-        canvas.line(main / 2, y, main / 2, y + 10.0, "flow")
-        canvas.line(places[0] + each / 2, y + 10.0, places[-1] + each / 2, y + 10.0, "flow")
-        bottom = y + 10.0
-        for x, words in zip(places, ends, strict=True):
-            top = y + 20.0 if beside else bottom + 10.0
-            canvas.line(x + each / 2, top - 10.0, x + each / 2, top, "flow")
-            bottom = max(bottom, _box(canvas, x, top, each, words, "arm"))
-        canvas.height = bottom + 4.0
-        return canvas
-
-    return draw
-
-
-def _box(canvas: Canvas, x: float, y: float, width: float, words: str, style: str = "") -> float:
-    """Draw a box of words; return where it ends."""
-    lines = _lines(words, width - 2 * PAD)
-    height = len(lines) * LINE + 2 * PAD - 2.0
-    canvas.rect(x, y, width, height, f"box {style}".strip())
-    for k, line in enumerate(lines):
-        canvas.text(x + PAD, y + PAD + 11.0 + k * LINE, line)
-    return y + height
-
-
-def _lines(words: str, pixels: float) -> list[str]:
-    return textwrap.wrap(words, max(8, int(pixels / CHARACTER))) or [""]
-
-
 # Table 1.
 
 
@@ -137,33 +86,22 @@ def _table1(emulation: Document) -> str:
     described = emulation.get("table1")
     if not described:
         return ""
-    arms_ = described["arms"]
-    rows = [["people", *(_count(described, count["count"]) for count in described["arm_counts"]), ""]]
     labels, levels = emulation["labels"], defaultdict(list)
     for line in described["lines"]:
         levels[line["name"]].append(line["level"])
+    lines = []
     for line in described["lines"]:
         name = labels.get(line["name"]) or line["name"]
         if line["level"] is not None and levels[line["name"]] != ["1"]:  # the share of 1 needs no level
             name = f"{name}: {line['level']}"
-        difference = "-" if line["difference"] is None else f"{line['difference']:+.2f}"
-        rows.append([name, *(_cell(line, k) for k in range(len(arms_))), difference])
-    head = ["mean (sd) or share", *arms_, "largest standardised difference"]
+        lines.append({**line, "label": name})
+    counts = [_count(described, count["count"]) for count in described["arm_counts"]]
     note = f"No cell of fewer than {described['floor']} people leaves a silo; such cells are not in the sums."
-    return scrolling(table(head, rows), "Table 1", "prose") + text("p", note, class_="soft")
+    return flow.table1(described["arms"], counts, lines, note, unit="people")
 
 
 def _count(described: Document, count: int | None) -> str:
     return f"<{described['floor']}" if count is None else f"{count:,}"
-
-
-def _cell(line: Document, arm: int) -> str:
-    if line["constant"]:
-        return "one value"
-    if not line["mean"]:
-        return "-"
-    mean = line["mean"][arm]
-    return f"{mean:.1%}" if line["sd"] is None else f"{mean:.2f} ({line['sd'][arm]:.2f})"
 
 
 # The TARGET statement's items, in our words, by its six sections.

@@ -55,6 +55,8 @@ def _sections(document: Document) -> Iterator[tuple[str, str]]:
         yield "Adherence", over_time.adherence(document)
         yield "Weights over time", over_time.weights(document)
     yield from emulation.sections(document)
+    if "study" in document and "emulation" not in document:
+        yield "Baseline characteristics", people.characteristics(document)
     if "study" in document:
         yield "Missing data", people.missing(document)
         yield "Balance", people.balance(document)
@@ -92,6 +94,7 @@ def _header(document: Document) -> str:
     status = str(document["status_text"])
     parts.append(element("p", text("span", status[:1].upper() + status[1:], class_=style)))
     parts += [text("p", f"Warning: {warning}", class_="warning") for warning in document.get("warnings", [])]
+    parts += [text("p", f"Note: {note}", class_="soft") for note in document.get("notes", [])]
     return "".join(parts)
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from fedtmle.layout import Document, decimals, learner_tables, share
-from fedtmle.report import charts, clinical, over_time, series, wording
+from fedtmle.layout import Document, covariate_name, decimals, learner_tables, share, silo_count
+from fedtmle.report import charts, clinical, flow, over_time, series, wording
 from fedtmle.runtime.markup import element, scrolling, table, text
 from fedtmle.targets.effects.estimands import Scale
 
 
 def participants(document: Document) -> str:
-    """Return the numbers of records and outcomes by arm, with the outcome's mean in each arm if targeted."""
+    """Return the flow of records into the arms, and their numbers by arm and by silo."""
     if "periods" in document:
         return over_time.participants(document)
     data = series.overlap(document)
@@ -21,23 +21,72 @@ def participants(document: Document) -> str:
     head = ["", *(wording.arm(document, arm.name) for arm in data.arms), "all"]
     records = [arm.records for arm in data.arms]
     observed = [arm.observed for arm in data.arms]
+    counted = "with the event" if "curves" in document else "with an outcome"
     rows = [
         ["records", *(f"{count:,}" for count in records), f"{document['n']:,}"],
         [
-            "with the event" if "curves" in document else "with an outcome",
+            counted,
             *(f"{known:,} ({share(known, count)})" for known, count in zip(observed, records, strict=True)),
             f"{sum(observed):,} ({share(sum(observed), document['n'])})",
         ],
     ]
-    for counted in document.get("flow", ()):
-        rows.append([str(counted["step"]), *("" for _ in data.arms), f"{counted['records']:,}"])
     by_silo = [
         [silo, "not disclosed" if size is None else f"{size:,}"] for silo, size in document["sizes"].items()
     ]
+    by_silo += [[silo, f"did not take part: {why}"] for silo, why in document.get("absent", {}).items()]
     numbers = scrolling(table(["silo", "records"], by_silo), "Records by silo")
-    return scrolling(table(head, rows), "Participants") + element(
-        "details", text("summary", "Records by silo") + numbers
+    return (
+        ("" if "emulation" in document else _flow(document, counted))
+        + scrolling(table(head, rows), "Participants")
+        + element("details", text("summary", "Records by silo") + numbers)
     )
+
+
+def _flow(document: Document, counted: str) -> str:
+    """Draw the records of the silos that took part, those left out, and the arms with their outcomes."""
+    data, people = series.overlap(document), document.get("participants")
+    if data is None or not people:
+        return ""
+    boxes, lost = [f"Records at {silo_count(document)}: {people['records']:,}"], []
+    if people["omitted"]:
+        boxes.append(f"Analysed: {people['analysed']:,}")
+        lost.append(f"without a treatment: {people['omitted']:,}")
+    ends = []
+    for arm in data.arms:
+        rest = "" if "curves" in document else f", {arm.records - arm.observed:,} without"
+        ends.append(
+            f"{wording.arm(document, arm.name)}: {arm.records:,} records, {arm.observed:,} {counted}{rest}"
+        )
+    description = ". ".join([*boxes, *lost, *ends]) + "."
+    title = "Records that were analysed, and the arms that are compared"
+    return charts.figure(
+        flow.diagram(boxes, lost, ends), title=title, description=description, key="participants-flow"
+    )
+
+
+def characteristics(document: Document) -> str:
+    """Return Table 1: the covariates of the models by arm, unweighted, from the silos that disclose them."""
+    described = document.get("balance")
+    if not described:
+        return ""
+    lines = []
+    for line in described["covariates"]:
+        hidden = f" ({line['hidden_in']} silos hide it)" if line["hidden_in"] else ""
+        unit = f" ({line['unit']})" if line.get("unit") else ""
+        known = [value for value in line["differences"] if value is not None]
+        lines.append(
+            {
+                "label": f"{covariate_name(line)}{unit}{hidden}",
+                "mean": [] if None in line["means"] else line["means"],
+                "sd": line.get("sds"),
+                "difference": max(known, key=abs, default=None),
+            }
+        )
+    arms = [wording.arm(document, arm) for arm in document["arms"]]
+    note = "Unweighted, over all records of each arm, with or without an outcome."
+    if not described["is_complete"]:
+        note += " A silo hides a covariate if few of its records in an arm hold some value of it."
+    return flow.table1(arms, [f"{count:,}" for count in document["arm_counts"]], lines, note)
 
 
 def balance(document: Document) -> str:

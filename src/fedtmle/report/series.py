@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from statistics import NormalDist
 
-from fedtmle.layout import Document
+from fedtmle.layout import Document, covariate_name
 from fedtmle.results.result import StudyResult
 from fedtmle.runtime.result import Result
 from fedtmle.targets.effects.estimands import Scale
@@ -258,10 +258,7 @@ def balance(document: Document) -> tuple[Love, ...]:
         Love(
             arm=arm,
             reference=data["reference"],
-            names=tuple(
-                line["label"] if line["level"] is None else f"{line['label']} = {line['level']}"
-                for line in lines
-            ),
+            names=tuple(covariate_name(line) for line in lines),
             unweighted=tuple(line["differences"][k] for line in lines),
             weighted=tuple(line["weighted_differences"][k] for line in lines),
             is_complete=data["is_complete"],

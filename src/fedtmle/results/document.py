@@ -136,11 +136,13 @@ def document(plan: Plan, finished: Finished, result: Result, release: Sequence[s
             *_absent_silos(finished),
             *_unsupported(estimates, result),
             *overlap_warnings(study, details, result.n),
-            *_unneeded_models(study, details),
             *_unfinished_silos(study, result),
             *_loose_bounds(study, result),
             *_differing_silos(study, details),
             *_different_populations(result),
+        ],
+        "notes": [
+            *_unneeded_models(study, details),
             *([] if result.psi is None else _silos_without_estimate(study, own, release)),
         ],
         **result.to_dict(),
@@ -178,7 +180,7 @@ def _unsupported(estimates: Sequence[Row], result: Result) -> list[str]:
 
 
 def _unneeded_models(study: Study, details: Details) -> list[str]:
-    """Warn about a model that was not fitted, because it is not needed."""
+    """Note a model that was not fitted, because it is not needed."""
     if "missingness" in study.models and "missingness" not in details.nuisances:
         return ["no outcome is missing, so the missingness model was not needed and is left out"]
     if "censoring" in study.models and "censoring" not in details.nuisances:
@@ -189,7 +191,7 @@ def _unneeded_models(study: Study, details: Details) -> list[str]:
 def _silos_without_estimate(
     study: Study, own: Mapping[str, OwnEstimate], release: Sequence[str]
 ) -> list[str]:
-    """Warn about silos that release an estimate of their own and have none, with the reason."""
+    """Note the silos that release an estimate of their own and have none, with the reason."""
     warnings = [
         f"silo '{silo}' has no estimate of its own: {each.status.reason}"
         for silo, each in own.items()

@@ -148,12 +148,17 @@ def balance_document(study: Study, details: Details, silos: int) -> Document | N
 def _line(line: Balance, study: Study, silos: int) -> Document:
     covariate = line.covariate
     declared = study.variables.get(covariate.name)  # none of an indicator that a value is missing
+    words = study.variables.words(covariate.name) if declared else {}
+    is_share = covariate.level is not None or declared is None or declared.kind == "binary"
     return {
         "name": covariate.name,
         "level": covariate.level,
         "label": (declared.label if declared else "") or covariate.name,
+        "level_label": None if covariate.level is None else words.get(covariate.level) or covariate.level,
+        "unit": (declared.unit if declared else "") or None,
         "hidden_in": silos - line.silos,
         "means": _numbers(line.means),
+        "sds": None if is_share else _numbers(line.sds),
         "weighted_means": _numbers(line.weighted_means),
         "differences": _numbers(line.differences[1:]),
         "weighted_differences": _numbers(line.weighted_differences[1:]),

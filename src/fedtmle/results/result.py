@@ -72,7 +72,13 @@ class StudyResult:
 
     @property
     def warnings(self) -> tuple[str, ...]:
+        """What may make the estimates wrong, or other than what was asked for."""
         return tuple(self.document["warnings"])
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader may want to know besides: it puts no estimate in doubt."""
+        return tuple(self.document.get("notes", ()))
 
     def __repr__(self) -> str:
         lines = [self.title, self.document["status_text"], *self.headline]
@@ -82,7 +88,8 @@ class StudyResult:
                 f"({row['conf_low']:.6g} to {row['conf_high']:.6g})"
                 + ("" if row["p_value"] is None else f", p = {row['p_value']:.3g}")
             )
-        return "\n".join([*lines, *(f"  warning: {warning}" for warning in self.warnings)])
+        lines += [f"  warning: {warning}" for warning in self.warnings]
+        return "\n".join([*lines, *(f"  note: {note}" for note in self.notes)])
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows: the question, the table, how the run ended and the warnings."""
@@ -100,6 +107,7 @@ class StudyResult:
         parts.append(table(head, rows) if rows else "")
         parts.append(text("p", self.document["status_text"]))
         parts += [text("p", f"Warning: {warning}") for warning in self.warnings]
+        parts += [text("p", f"Note: {note}") for note in self.notes]
         return element("div", "".join(parts))
 
 

@@ -10,6 +10,7 @@ from fedtmle.layout import (
     Document,
     aligned,
     bits,
+    covariate_name,
     decimals,
     histogram_table,
     is_poor,
@@ -341,7 +342,7 @@ def _balance(document: Document) -> Iterator[str]:
             [f"arm {arm} less {balance['reference']}, in SD{among}", "unweighted", "weighted", "hidden in"]
         ]
         for line in balance["covariates"]:
-            name = line["label"] if line["level"] is None else f"{line['label']} = {line['level']}"
+            name = covariate_name(line)
             values = [line[key][k] for key in ("differences", "weighted_differences")]
             shown = ["-" if value is None else f"{value:+.2f}" for value in values]
             rows.append([name, *shown, str(line["hidden_in"] or "")])
@@ -421,3 +422,5 @@ def cost(document: Document) -> Iterator[str]:
 def _warnings(document: Document) -> Iterator[str]:
     for warning in document["warnings"]:
         yield from wrapped(warning, indent="         ", first="Warning: ")
+    for note in document.get("notes", ()):
+        yield from wrapped(note, indent="      ", first="Note: ")

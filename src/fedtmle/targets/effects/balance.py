@@ -59,7 +59,7 @@ class Covariate:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Balance:
-    """One covariate: its mean in each arm, and each arm's standardised difference from the reference.
+    """One covariate: mean and deviation in each arm, each arm's standardised difference from the reference.
 
     The difference is (m_a - m_0) / sqrt((s_a^2 + s_0^2) / 2), with the unweighted standard deviations for the
     weighted means too. ``silos`` is how many silos the line is from; without any, all numbers are NaN.
@@ -68,6 +68,7 @@ class Balance:
     covariate: Covariate
     silos: int
     means: tuple[float, ...]
+    sds: tuple[float, ...]
     weighted_means: tuple[float, ...]
     differences: tuple[float, ...]
     weighted_differences: tuple[float, ...]
@@ -147,6 +148,7 @@ def _compare(covariate: Covariate, bins: Sequence[ArmSums]) -> Balance:
         covariate=covariate,
         silos=silos,
         means=tuple(map(covariate.on_scale, means)),
+        sds=tuple((covariate.high - covariate.low) * math.sqrt(variance) for variance in variances),
         weighted_means=tuple(map(covariate.on_scale, weighted)),
         differences=tuple(_standardised(m - means[0], s) for m, s in zip(means, scales, strict=True)),
         weighted_differences=tuple(
