@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import fedtmle as ft
 from fedtmle.errors import InputError, RefusedError
-from fedtmle.studyfile.file import StudyFileErrors, read_study
+from fedtmle.protocol.bins import BinsQuery
+from fedtmle.runtime.replay import heard_rounds
+from fedtmle.studyfile.file import StudyFileErrors, file_plan, read_study
 from fedtmle.studyfile.template import write_template
+from fedtmle.targets.effects.statistics import PropensityBins
 
 
 @pytest.fixture
@@ -49,17 +53,26 @@ def test_a_silo_files_policy_guards_its_rows_in_one_process_too(study: Path) -> 
         ft.run(file.study, file.silos)
 
 
-def test_a_floor_hides_more_in_the_results_diagnostics(study: Path) -> None:
+def test_a_floor_joins_more_bins_in_the_results_diagnostics(study: Path) -> None:
     file = read_study(study)
 
-    def hidden() -> int:
-        return sum(
-            sum(h["hidden_in"]) for h in ft.run(file.study, file.silos).document["diagnostics"]["overlap"]
-        )
+    def bins() -> tuple[int, int]:
+        """Return the smallest count that the south tells of a bin with people, and of all bins together."""
+        run = ft.run(file.study, file.silos).run
+        assert run is not None
+        told: list[int] = []
+        for heard in heard_rounds(file_plan(file), run.transcript, run.sizes):
+            answers: Any = heard.query.split(heard.answers["south"])
+            for query, answer in zip(heard.query.members, answers, strict=True):
+                if isinstance(query, BinsQuery) and isinstance(query.bins, PropensityBins):
+                    told += [cell.count for group in answer for cell in group if cell and cell.count]
+        return min(told), sum(told)
 
-    before = hidden()
+    before, everyone = bins()
     state(study.parent / "south.toml", "min_cell = 40")
-    assert hidden() > before
+    smallest, still = bins()
+    assert before < 40 <= smallest
+    assert still == everyone
 
 
 def test_weights_per_silo_are_for_the_silos_of_the_run(study: Path) -> None:

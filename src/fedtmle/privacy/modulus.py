@@ -22,6 +22,7 @@ from fedtmle.model.types import Array
 BISECTIONS = 64  # of log lambda: far below the rounding of a double
 REACH = 100.0  # log lambda s^2 beyond this is infinity
 BUFFER = 48  # rows gathered before they are reduced
+CLOSE = 1e-6  # of a coordinate's square outside the directions told: computed from the difference itself
 NEW_DIRECTION = 1e-9  # of a row's norm: less outside the directions known so far counts as rounding
 
 
@@ -116,11 +117,16 @@ class Compressed:
             coefficients, rest = coefficients + along, rest - along @ self._V
         # New directions: the large part of the rest first, then what it hid.
         for _ in range(2):
-            squares, turn = np.linalg.eigh(rest @ rest.T)
-            new = squares > max(NEW_DIRECTION**2, 1e-14 * squares[-1])
+            # Not from rest rest^T, whose small directions have large relative errors: omega of a record that
+            # is known well depends on how little of it is outside V.
+            basis, lengths = np.linalg.qr(rest.T)
+            _, sizes_there, turn = np.linalg.svd(lengths.T)
+            new = sizes_there > max(NEW_DIRECTION, 1e-14 * sizes_there[0])
             if not new.any():
                 break
-            directions = (turn[:, new].T @ rest) / np.sqrt(squares[new])[:, None]
+            directions = turn[new] @ basis.T
+            directions = directions - (directions @ self._V.T) @ self._V
+            directions = np.linalg.qr(directions.T)[0].T
             along = rest @ directions.T
             rest = rest - along @ directions
             self._V = np.concatenate([self._V, directions])
@@ -135,7 +141,12 @@ def coordinate_moduli(block: Compressed, *, radius: float, noise: float, chunk: 
     moduli = []
     for start in range(0, right.shape[1], chunk):
         inside = np.ascontiguousarray(right[:, start : start + chunk].T)
-        outside = np.sqrt(np.maximum(0.0, 1.0 - (inside**2).sum(axis=1)))
+        squares = np.maximum(0.0, 1.0 - (inside**2).sum(axis=1))
+        for k in np.flatnonzero(squares < CLOSE):  # the difference has lost its digits
+            rest = -(inside[k] @ right)
+            rest[start + k] += 1.0
+            squares[k] = rest @ rest
+        outside = np.sqrt(squares)
         lam = multipliers(singular, inside, outside, radius=radius, noise=noise)
         moduli.append(values(singular, inside, outside, lam, radius=radius, noise=noise))
     return np.concatenate(moduli)

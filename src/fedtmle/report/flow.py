@@ -18,8 +18,8 @@ def diagram(boxes: Sequence[str], lost: Sequence[str], ends: Sequence[str]) -> c
     """Draw a column of boxes from step to step, those who leave beside it, and the arms below."""
 
     def draw(width: float) -> Canvas:
-        side = 150.0 if charts.is_wide(width) else 96.0
-        main = width - side - 24.0
+        side = 0.0 if not lost else 150.0 if charts.is_wide(width) else 96.0
+        main = width - (side + 24.0 if lost else 2.0)
         canvas = Canvas(width, 0.0)
         y = 4.0
         for k, words in enumerate(boxes):

@@ -82,8 +82,8 @@ def _methods(document: Document) -> str:
 def _header(document: Document) -> str:
     parts = [text("h1", wording.title(document))]
     silos = f"{document['n']:,} records in {silo_count(document)}"
-    question = f"{document['question']} " if wording.title(document) != document["question"] else ""
-    parts.append(text("p", f"{question}{silos}.", class_="soft"))
+    asked = wording.asked(document)
+    parts.append(text("p", f"{asked} {silos}.".strip(), class_="soft"))
     if len(document["estimates"]) == 1:
         (row,) = document["estimates"]
         value, _, interval = cells(row)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 from fedtmle.layout import Document, covariate_name, decimals, learner_tables, share, silo_count
 from fedtmle.report import charts, clinical, flow, over_time, series, wording
@@ -69,9 +70,11 @@ def characteristics(document: Document) -> str:
     described = document.get("balance")
     if not described:
         return ""
-    lines = []
+    lines, silos = [], len(document["sizes"])
     for line in described["covariates"]:
-        hidden = f" ({line['hidden_in']} silos hide it)" if line["hidden_in"] else ""
+        if line["hidden_in"] == silos:
+            continue
+        hidden = f" [{silos - line['hidden_in']} of {silos} silos]" if line["hidden_in"] else ""
         unit = f" ({line['unit']})" if line.get("unit") else ""
         known = [value for value in line["differences"] if value is not None]
         lines.append(
@@ -85,8 +88,16 @@ def characteristics(document: Document) -> str:
     arms = [wording.arm(document, arm) for arm in document["arms"]]
     note = "Unweighted, over all records of each arm, with or without an outcome."
     if not described["is_complete"]:
-        note += " A silo hides a covariate if few of its records in an arm hold some value of it."
+        note += " A silo hides a covariate if few of its records in an arm hold some value, or all the same."
+    note += _hidden(document)
     return flow.table1(arms, [f"{count:,}" for count in document["arm_counts"]], lines, note)
+
+
+def _hidden(document: Document) -> str:
+    """Return a sentence that names the covariates which every silo hides."""
+    lines = document["balance"]["covariates"]
+    hidden = [line["label"] for line in lines if line["hidden_in"] == len(document["sizes"])]
+    return f" Every silo hides: {', '.join(dict.fromkeys(hidden))}." if hidden else ""
 
 
 def balance(document: Document) -> str:
@@ -105,7 +116,8 @@ def balance(document: Document) -> str:
         title = f"Balance of covariates, {named}{where}"
         html += charts.figure(clinical.love(data), title=title, description=description, key=f"balance-{k}")
         if not data.is_complete:
-            html += text("p", "Silos that hide a covariate are left out of it, so this is not all records.")
+            note = "Silos that hide a covariate are left out of it, so this is not all records."
+            html += text("p", note + _hidden(document))
         numbers = scrolling(table(["covariate", "unweighted", "weighted"], rows), f"Balance, {named}")
         html += element("details", text("summary", "The numbers") + numbers)
     if html:
@@ -129,6 +141,11 @@ def overlap(document: Document) -> str:
     data = series.overlap(document)
     if data is None or not data.effective or "treatment" not in document["study"]["models"]:
         return ""
+    data = replace(
+        data,
+        arms=tuple(replace(arm, name=wording.arm(document, arm.name)) for arm in data.arms),
+        effective={wording.component(document, name): size for name, size in data.effective.items()},
+    )
     truncated = "; ".join(f"{arm.name} {arm.truncated:,}" for arm in data.arms)
     sizes = "; ".join(f"{name} {size:,.0f}" for name, size in data.effective.items())
     description = f"Truncated records: {truncated}. Effective sample size: {sizes}."
@@ -137,8 +154,13 @@ def overlap(document: Document) -> str:
         "observed outcome is below the bound), and effective sample sizes"
     )
     html = charts.figure(charts.overlap(data), title=title, description=description, key="overlap-sizes")
-    for k, spread in enumerate(series.probabilities(document)):
-        title = f"Propensity score of arm {spread.of} by observed arm (?: hidden, too few records)"
+    for k, coded in enumerate(series.probabilities(document)):
+        counts_by_arm = {wording.arm(document, arm): counts for arm, counts in coded.counts.items()}
+        spread = replace(coded, of=wording.arm(document, coded.of), counts=counts_by_arm)
+        title = (
+            f"Propensity score of {spread.of} by observed arm (each silo joins bins of few records with the "
+            "next; ?: hidden)"
+        )
         counts = "; ".join(
             f"{arm}: {', '.join('hidden' if count is None else str(count) for count in by_bin)}"
             for arm, by_bin in spread.counts.items()
@@ -205,14 +227,16 @@ def _ladder(document: Document) -> str:
     html = ""
     for k, first in enumerate(steps[0]["estimates"]):
         rows = []
-        for step in steps:
+        own = document.get("g_floor") or 0.0
+        mine = {"bound": own, "estimates": document["estimates"]}
+        for step in sorted([*steps, mine], key=lambda step: step["bound"]):
             row = step["estimates"][k]
             ends = (row["estimate"], row["conf_low"], row["conf_high"])
             if None not in ends:
-                rows.append((f"bound {step['bound']:.3g}", *ends))
+                bound = f"bound {step['bound']:.3g}" if step["bound"] else "no bound"
+                rows.append((bound + (" (own)" if step is mine else ""), *ends))
         if not rows:
             continue
-        own = document.get("g_floor") or 0.0
         title = f"{first['estimand']} over other bounds on the propensity score; the study's own is {own:.3g}"
         description = "; ".join(f"{name}: {estimate:.4g}" for name, estimate, _, _ in rows)
         drawn = clinical.ladder(rows, Scale(first["scale"]).null, first["estimand"])

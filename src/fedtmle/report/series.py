@@ -253,12 +253,19 @@ def balance(document: Document) -> tuple[Love, ...]:
     data = document.get("balance")
     if not data:
         return ()
-    lines = data["covariates"]
+    silos = len(document["sizes"])
+    lines = [line for line in data["covariates"] if line["hidden_in"] < silos]
+    if not lines:
+        return ()
     return tuple(
         Love(
             arm=arm,
             reference=data["reference"],
-            names=tuple(covariate_name(line) for line in lines),
+            names=tuple(
+                covariate_name(line)
+                + (f" [{silos - line['hidden_in']} of {silos} silos]" if line["hidden_in"] else "")
+                for line in lines
+            ),
             unweighted=tuple(line["differences"][k] for line in lines),
             weighted=tuple(line["weighted_differences"][k] for line in lines),
             is_complete=data["is_complete"],

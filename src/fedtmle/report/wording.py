@@ -78,6 +78,15 @@ def caption(document: Document) -> str:
     return f"{named}: {compared}" if compared else named
 
 
+def asked(document: Document) -> str:
+    """Return a sentence that says what was estimated, where the page's title does not."""
+    if "study" not in document or title(document) == document["question"]:
+        return ""
+    if document["study"]["target"]["kind"] not in MEASURES:
+        return str(document["question"])
+    return f"{caption(document)}." if document["study"].get("title") else ""
+
+
 def measure(document: Document) -> str:
     """Return what is estimated, such as "risk difference"; the name of an estimand of another package."""
     target = document["study"]["target"]
