@@ -70,13 +70,6 @@ class Rig:
         assert run.status().state is RunState.DONE, run.status().why
         return time.monotonic() - began
 
-    def finish(self, run: RunFolder, *, within: float) -> float:
-        """Wait for a run's end without a command; return the seconds that it took."""
-        began = time.monotonic()
-        assert processes.wait_until(lambda: run.status().state.is_over, within), run.status()
-        assert run.status().state is RunState.DONE, run.status().why
-        return time.monotonic() - began
-
     def attempt(self, run: RunFolder) -> RunStatus:
         """One command: `fedtmle run` or `fedtmle resume`."""
         resume(run)
