@@ -117,7 +117,7 @@ def test_diagnostics_change_no_estimate_take_no_round_and_may_be_left_out() -> N
     assert less.document["estimates"] == told.document["estimates"]
     assert "outcome by its prediction" in show.render(told.document)
     assert "outcome by its prediction" not in show.render(less.document)
-    assert "E[Y(1)]" in page.render(less.document)
+    assert "Overlap" in page.render(less.document)
 
 
 def test_constant_predictions_have_one_bin() -> None:

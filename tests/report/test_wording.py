@@ -79,6 +79,6 @@ def test_a_section_that_is_missing_is_for_the_authors() -> None:
 
 def test_silos_that_stayed_away_are_counted(document: dict[str, Any]) -> None:
     changed = copy.deepcopy(document)
-    changed["absent"] = ["east"]
+    changed["absent"] = {"east": "it was absent when the study opened"}
     joined = len(document["sizes"])
     assert f"{joined} of {joined + 1} silos" in render(changed)
