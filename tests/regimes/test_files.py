@@ -122,3 +122,26 @@ def test_figures(tmp_path: Path) -> None:
     assert labels == [each["rule"] for each in result.document["adherence"]]
     result.save(tmp_path / "r.json")
     assert ft.load(tmp_path / "r.json").document["adherence"] == result.document["adherence"]
+
+
+def test_streamed_tables_give_the_same_numbers(tmp_path: Path) -> None:
+    study = write(tmp_path)
+    called("run", study, "--out", tmp_path / "held.json")
+    for k in (0, 1):
+        silo = tmp_path / f"silo{k}.toml"
+        silo.write_text(f"{silo.read_text()}stream = true\n")
+    called("run", study, "--out", tmp_path / "streamed.json")
+    held, streamed = (ft.load(tmp_path / f"{name}.json").document for name in ("held", "streamed"))
+    assert held["psi"] == streamed["psi"]
+    assert held["std_error"] == streamed["std_error"]
+
+
+def test_the_example_of_the_page_runs(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "regimes.md").read_text()
+    text = page.split("```toml\n")[1].split("```")[0] + '\n[silos]\none = "one.csv"\ntwo = "two.csv"\n'
+    (tmp_path / "study.toml").write_text(text)
+    records = draw(800, 3, 5).rename(columns={"b": "relapse", "w": "age"})
+    records[:300].to_csv(tmp_path / "one.csv", index=False)
+    records[300:].to_csv(tmp_path / "two.csv", index=False)
+    assert "1 once l >= 0.5, 0 before vs 0" in called("run", tmp_path / "study.toml")
+    assert {kind.__name__ for kind in ft.REGIME_ESTIMANDS} <= {*page.replace("`", " ").split()}
