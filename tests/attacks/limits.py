@@ -8,6 +8,7 @@ import numpy as np
 
 import fedtmle as ft
 from fedtmle.algorithms.base import TargetingProgram
+from fedtmle.model.leverage import PersonRows, largest_leverage
 from fedtmle.protocol import messages
 from fedtmle.protocol.coded import Action, Rounded
 from fedtmle.protocol.guard import Policy
@@ -140,3 +141,27 @@ def false_size() -> tuple[float, float]:
 
 def treated() -> int:
     return int(TREATED.sum())
+
+
+def combination_of_a_curvature() -> float:
+    """The largest share of one of 60 people in a combination of the entries of an exact curvature."""
+    rng = np.random.default_rng(3)
+    X = np.concatenate([np.ones((1, 60)), rng.normal(size=(4, 60))])
+    upper, lower = np.triu_indices(len(X))
+    return largest_leverage(lambda: [PersonRows(X[upper] * X[lower])])
+
+
+def difference_of_two_rounds() -> tuple[float, float]:
+    """The largest share of one of 60 people in a logistic gradient, and in the difference of two of them."""
+    w = np.random.default_rng(5).normal(size=60)
+    X = np.stack([np.ones(60), w])
+    y = (np.arange(60) % 2).astype(float)
+
+    def largest(eps: tuple[float, float], other: tuple[float, float] | None = None) -> float:
+        rows = X * (1 / (1 + np.exp(-np.array(eps) @ X)) - y)
+        if other is not None:
+            rows = rows - X * (1 / (1 + np.exp(-np.array(other) @ X)) - y)
+        return largest_leverage(lambda: [PersonRows(rows)])
+
+    steep = 8.0
+    return largest((-1.9 * steep, steep)), largest((-1.9 * steep, steep), (-2.2 * steep, steep))

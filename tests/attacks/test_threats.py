@@ -76,6 +76,13 @@ def test_four_hospitals_of_the_demo_would_refuse_it() -> None:
     assert run_honest(plan, tables) == ("refused", "min_support")
 
 
+def test_combinations_that_are_not_judged() -> None:
+    assert f"is to {100 * limits.combination_of_a_curvature():.0f} % one person" in TEXT
+    once, difference = limits.difference_of_two_rounds()
+    assert f"more than {100 * once:.0f} % of a combination" in TEXT
+    assert f"person has {100 * difference:.0f} %" in TEXT
+
+
 def test_one_event_among_twenty() -> None:
     y = np.zeros(20)
     y[0] = 1.0
