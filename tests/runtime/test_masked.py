@@ -66,7 +66,7 @@ SAME = [
     name
     for name in RUNS
     if name.split("/")[0] in ("solve", "study", "file")
-    and not any(word in name for word in (*UNMASKABLE, "imputed", "keyed", "in batches"))
+    and not any(word in name for word in (*UNMASKABLE, "imputed", "keyed", "in batches", "regimes"))
 ]
 FAST = [
     name
