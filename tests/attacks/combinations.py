@@ -276,7 +276,8 @@ class SteepHessian(RangeQuery):
         query = server.query
         target = np.array([-2 * self.steep * self.cut, self.steep]) / 2.2  # within the cap
         small = 2.0**-12
-        values = [*(-small * target), small, 0.0, small]
+        ratio = target[0] / target[1]
+        values = [0.0, -small * target[1], small, -small * ratio, small * (1 + ratio**2)]
         units = tuple(round(n * v * 2.0**s) for v, s in zip(values, query.shifts, strict=True))
         hessian = server.tell(Sums(units, query.shifts)).values()[2:]
         return float(hessian[1] / hessian[0] / 2.0)  # the intercept is halved

@@ -194,7 +194,8 @@ class RangeQuery(AbstractAttack):
         query = server.query
         target = np.array([-2 * self.steep * self.cut, self.steep])  # of the scaled columns 1/2 and w
         small = 2.0**-12
-        values = [*(-small * target), small, 0.0, small]
+        ratio = target[0] / target[1]  # the Newton step is the target, though the intercept's slope is zero
+        values = [0.0, -small * target[1], small, -small * ratio, small * (1 + ratio**2)]
         units = tuple(round(n * v * 2.0**s) for v, s in zip(values, query.shifts, strict=True))
         answer = server.tell(Sums(units, query.shifts))
         return float(2 * answer.values()[0] + tally.values()[1])  # sum of (p - a)/2, and that of a
