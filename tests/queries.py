@@ -96,6 +96,14 @@ def _missing() -> Run:
     return study_plan(study, roster(list(tables))), tables
 
 
+def _private() -> Run:
+    """Sums with noise, to a trusted server."""
+    privacy = ft.Privacy(epsilon=2.0, server="trusted")
+    study = trial(GLM("a + x"), algorithm=ft.OneStep(), privacy=privacy)
+    tables = split(pooled_table(240, 4), 2)
+    return study_plan(study, roster(list(tables))), tables
+
+
 LEARNERS = (GLM("a + x + C(site)"), ft.Pilot(TREES, at="s1"), ft.PerSilo(TREES))
 RUNS: dict[str, Callable[[], Run]] = {
     **{name: case for name, case in CASES.items() if not case()[0].is_masked},
@@ -105,6 +113,7 @@ RUNS: dict[str, Callable[[], Run]] = {
     "clusters": _clusters,
     "populations": _populations,
     "missing values": _missing,
+    "privacy": _private,
 }
 
 

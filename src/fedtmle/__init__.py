@@ -69,6 +69,7 @@ _HOME = {
     "SuperLearner": "fedtmle.initial.superlearner",
     "Study": "fedtmle.programs.study",
     "AbstractTarget": "fedtmle.programs.target",
+    "Privacy": "fedtmle.model.budget",
     "StudyResult": "fedtmle.results.result",
     "e_value": "fedtmle.results.sensitivity",
     "run": "fedtmle.studies.run",
@@ -146,6 +147,7 @@ if TYPE_CHECKING:  # for type checkers and editors; at run time, __getattr__ bel
     from fedtmle.initial.trees import GradientBoostedTrees as GradientBoostedTrees
     from fedtmle.initial.variables import Variable as Variable
     from fedtmle.initial.variables import Variables as Variables
+    from fedtmle.model.budget import Privacy as Privacy
     from fedtmle.model.check import check_problem as check_problem
     from fedtmle.model.density.fluctuation import ExponentialTilt as ExponentialTilt
     from fedtmle.model.density.fluctuation import LogisticFluctuation as LogisticFluctuation

@@ -352,6 +352,27 @@ CASES: dict[tuple[str, str], tuple[dict[str, Any], dict[str, Any]]] = {
         }.items()
     },
     ("Study", "title"): ({"": 'title = "Home visits and IQ"'}, {"title": "Home visits and IQ"}),
+    ("Study", "privacy"): (
+        {"privacy": 'epsilon = 2.0\nserver = "trusted"'},
+        {"privacy": ft.Privacy(epsilon=2.0, server="trusted")},
+    ),
+    ("Privacy", "*"): (
+        {
+            "privacy": "epsilon = 3.0\ndelta = 1e-7\ncolluders = 0\ngram = 0.2\ngradients = 0.2\n"
+            'closing = 0.6\nserver = "trusted"'
+        },
+        {
+            "privacy": ft.Privacy(
+                epsilon=3.0,
+                delta=1e-7,
+                colluders=0,
+                gram=0.2,
+                gradients=0.2,
+                closing=0.6,
+                server="trusted",
+            )
+        },
+    ),
     ("Study", "diagnostics"): (options("diagnostics = false"), {"diagnostics": False}),
     ("Study", "missingness_model"): (
         {"models.missingness": 'formula = "x"'},

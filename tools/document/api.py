@@ -19,7 +19,15 @@ ESTIMANDS_TITLE = "A study"  # the group that has the registered estimands as we
 GROUPS = {
     "Run": ("run", "solve", "load", "plots"),
     "Before a run": ("draft", "read_study", "validate", "preflight", "Policy"),
-    ESTIMANDS_TITLE: ("Study", "Variables", "Variable", "ESTIMANDS", "TIME_ESTIMANDS", "REGIME_ESTIMANDS"),
+    ESTIMANDS_TITLE: (
+        "Study",
+        "Privacy",
+        "Variables",
+        "Variable",
+        "ESTIMANDS",
+        "TIME_ESTIMANDS",
+        "REGIME_ESTIMANDS",
+    ),
     "An estimand of your own": (
         "AbstractEffect",
         "AbstractArmEffect",

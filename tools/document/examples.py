@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import inspect
+import math
+import random
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -21,6 +25,7 @@ from fedtmle.protocol.plan import roster
 from fedtmle.protocol.query import AbstractQuery, Query
 from fedtmle.protocol.sites import OwnEstimate
 from fedtmle.protocol.switching import SwitchAnswer
+from fedtmle.runtime import noise
 from fedtmle.runtime.replay import heard_rounds
 from fedtmle.studyfile.file import study_plan
 
@@ -65,7 +70,14 @@ def examples() -> dict[str, Example]:
     glm = ft.GLM("C(a) + x + C(clinic)")
     learned = ft.SuperLearner((ft.GLM("x"), ft.GLM("C(clinic)")), folds=2)
     whole, lacking = (VARIABLES, _silos()), (_LACKING, _silos(lacking=True))
+    private = ft.Privacy(epsilon=1.0, server="trusted")
+    public = random.Random(7)  # noqa: S311 - the noise of an example is the same every time
+
+    def drawn(variance: Fraction, _below: object) -> int:
+        return round(public.gauss(0.0, math.sqrt(variance)))
+
     for treatment, algorithm, cluster, (variables, silos) in (
+        (ft.GLM("x"), ft.OneStep(), None, whole),  # with privacy
         (ft.GLM("x"), ft.Coded(), None, whole),
         (learned, ft.Gradient(optimizer=ft.Newton()), None, whole),
         (ft.Pilot(ft.GLM("x"), at=SILO), ft.LocalAverage(max_updates=2), None, whole),
@@ -81,8 +93,10 @@ def examples() -> dict[str, Example]:
             cluster=cluster,
             cluster_scope="spanning",
             variables=variables,
+            privacy=private if isinstance(algorithm, ft.OneStep) else None,
         )
-        result = ft.run(study, silos)
+        with patch.object(noise, "discrete_gaussian", drawn):
+            result = ft.run(study, silos)
         if result.run is None:
             raise AssertionError("a fresh result has its run")
         plan = study_plan(study, roster(list(result.run.sizes)))

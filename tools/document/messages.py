@@ -73,6 +73,10 @@ RISKS = {
         "Your silo's own estimate and standard error follow from it, whether or not you consent "
         "to showing them: consent governs the report, not what the server can compute."
     ),
+    "NoisySums": (
+        "Differential privacy bounds it for every record and every attacker, if the sums are masked, or to "
+        "everyone but the server if it is trusted. Without a mask your share of the noise alone is too small."
+    ),
     "TallyQuery": (
         "Exact counts of your silo by arm and of observed outcomes; with weights or strata, their sums."
     ),

@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any, Generic, TypeVar
 
 from fedtmle.model.types import Array, Bytes
@@ -52,6 +53,24 @@ class AbstractBoundedColumns(AbstractStatistic[Piece]):
     @abstractmethod
     def evaluate(self, piece: Piece) -> Array:
         """Return the columns, shape (p, N), in the order of the names."""
+
+
+class AbstractPrivateColumns(AbstractBoundedColumns[Piece]):
+    """Columns, or products of two of them, whose sums change by a bounded norm if one record is replaced."""
+
+    @property
+    @abstractmethod
+    def terms(self) -> Sequence[tuple[int, ...]]:
+        """What is summed: a column's number, or two for their product; one for each name."""
+
+    @property
+    @abstractmethod
+    def squared_sensitivity(self) -> Fraction:
+        """A bound of the squared norm of the change in all terms if one record is replaced."""
+
+    @property
+    def exponents(self) -> tuple[int, ...]:
+        return (1,) * len(self.names)  # every term is at most 3/2 in magnitude
 
 
 @dataclass(frozen=True, kw_only=True)

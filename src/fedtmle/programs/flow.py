@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Self, final
 
+from fedtmle.algorithms.base import arithmetic_error
 from fedtmle.algorithms.populations import compare_populations
 from fedtmle.errors import FitError, InputError
 from fedtmle.initial.crossfit import Fitted, SuppliedPrediction, SuppliedProbability
@@ -41,6 +42,16 @@ from fedtmle.programs.missing import (
     filled,
     refuse_public,
     with_indicators,
+)
+from fedtmle.programs.noisy import (
+    ASSUMPTIONS,
+    PrivacyAccount,
+    closing_deviation,
+    finish,
+    known_bound,
+    noisy_counts,
+    noisy_query,
+    private_nuisances,
 )
 from fedtmle.programs.nuisance import Regression, effect_columns, regressions
 from fedtmle.programs.regimes import (
@@ -70,13 +81,14 @@ from fedtmle.programs.time import (
 )
 from fedtmle.protocol.bins import BinsQuery
 from fedtmle.protocol.clusters import ClustersQuery, SpanningQuery
-from fedtmle.protocol.outcome import Described, Outcome, SiteTest, Targeted
+from fedtmle.protocol.outcome import Certificate, Described, Outcome, SiteTest, Status, Targeted
 from fedtmle.protocol.plan import AbstractProgram
-from fedtmle.protocol.query import CountCell, Flow
+from fedtmle.protocol.query import CountCell, Flow, Phase
 from fedtmle.protocol.sums import TallyQuery
 from fedtmle.protocol.views import through
 from fedtmle.targets.effects.components import Component, PooledWeights, component_blocks
 from fedtmle.targets.effects.estimands import AbstractEffect
+from fedtmle.targets.effects.noisy import OneStepColumns
 from fedtmle.targets.effects.prepare import EffectColumns, Preparation
 from fedtmle.targets.effects.problem import EffectLaw, EffectProblem
 from fedtmle.targets.effects.statistics import FittedPropensityBins, OverlapMass, StudyCounts
@@ -107,6 +119,7 @@ class StudyDetails:
     missing: MissingCounts | None = None  # of the covariates that may be missing
     omitted: int = 0  # records left out, because their treatment is missing
     imputed: tuple[Estimate, ...] = ()  # of each data set, where a covariate is imputed
+    privacy: PrivacyAccount | None = None  # of a study with privacy, whose counts are noisy
 
     @property
     def start(self) -> EffectLaw:
@@ -130,11 +143,19 @@ class StudyProgram(AbstractProgram[AnyTable]):
 
     study: Study
     silos: tuple[str, ...] = ()
+    sharing: int = 0  # silos that share the noise of a study with privacy
 
     @classmethod
     def of(cls, study: Study, silos: Sequence[str]) -> Self:
         """Return the program of a study whose silos are these, in their order."""
-        return cls(study=study, silos=study.silo_levels(silos))
+        if study.privacy is None:
+            return cls(study=study, silos=study.silo_levels(silos))
+        if study.privacy.colluders >= len(silos):
+            raise InputError(
+                f"privacy: {study.privacy.colluders} of {len(silos)} silo(s) may collude; at least one must "
+                "not. Lower colluders"
+            )
+        return cls(study=study, silos=study.silo_levels(silos), sharing=len(silos))
 
     def count(self, rows: AnyTable) -> int:
         return rows.n_rows
@@ -157,11 +178,16 @@ class StudyProgram(AbstractProgram[AnyTable]):
         return self.study.on_refusal == "go on"
 
     def among(self, silos: tuple[str, ...]) -> Self:
-        return replace(self, silos=silos if self.silos else ())
+        study = self.study
+        if study.privacy is not None:  # a rehearsal, in which nothing leaves the silo: no mask is needed
+            study = replace(study, aggregation="open", privacy=replace(study.privacy, server="trusted"))
+        return replace(self, study=study, silos=silos if self.silos else ())
 
     def flow(self, n: int) -> Flow[Outcome]:
         study = self.study
         levels = _levels(study, self.silos)
+        if study.privacy is not None:
+            return (yield from private_flow(study, levels, n, self.sharing))
         omitted = (yield OmittedQuery(n=n)).units[0] if study.omits else 0
         counts = (yield from count_missing(study, n)) if study.may_be_missing else None
         if counts is None or not any(counts.counts.values()):
@@ -339,6 +365,78 @@ def effect_problem(study: Study, preparation: Preparation) -> EffectProblem:
         spanning=len(preparation.columns.spanning),
         linear=study.link == "linear" or not study.algorithm.fluctuates,
         as_weight=study.clever == "weight",
+    )
+
+
+def private_flow(study: Study, levels: Levels, n: int, silos: int) -> Flow[Targeted]:
+    """Run a study with privacy over ``silos`` silos that share the noise; `programs.noisy` has its parts."""
+    privacy = study.privacy
+    if privacy is None:
+        raise AssertionError("a study without privacy has another flow")
+    fit, spent = yield from private_nuisances(study, levels, n, silos)
+    columns, components = fit.design.columns, study.target.components(())
+    fitted: dict[str, tuple[Fitted, ...]] = {role: (model,) for role, model in fit.models.items()}
+    if isinstance(study.treatment_model, Supplied):
+        fitted["treatment"] = _supplied(study.treatment_model, "treatment", study)
+    bound = study.g_bounds
+    if not isinstance(bound, float):
+        bound = known_bound(study) or fit.chosen_bound(closing_deviation(study, silos))
+    preparation = Preparation(
+        columns=columns,
+        components=components,
+        outcome=fitted["outcome"],
+        treatment=fitted.get("treatment", ()),
+        missingness=fitted.get("missingness", ()),
+        g_floor=bound,
+        weight_mean=1.0,
+        shares=(1.0,) * len(components),
+        shows_g=False,
+        truncates_q=False,
+    )
+    effect = effect_problem(study, preparation)
+    centre, radius = fit.range(bound)
+    terms = OneStepColumns(problem=effect, arms=fit.arms, centre=centre, radius=radius)
+    query = noisy_query(study, terms, privacy.closing, n, silos, Phase.CLOSING)
+    estimate, account = finish(study, fit, query, (yield query), bound, spent)
+    arms, observed = noisy_counts(fit, columns)
+    arithmetic = arithmetic_error(effect, effect.start())
+    details = StudyDetails(
+        problem=effect,
+        components=components,
+        strata=(),
+        levels=levels,
+        arm_counts=arms,
+        observed_counts=observed,
+        g_floor=bound,
+        overlap=Overlap(
+            truncated=tuple(max(round(count), 0) for count in account.truncated),
+            disclosing=(silos,) * fit.arms,
+            effective_sizes=fit.effective_sizes(bound),
+            predicted=(0.0, 0.0),
+        ),
+        diagnostics=None,
+        nuisances=fitted,
+        silos=None,
+        privacy=account,
+    )
+    return Targeted(
+        problem=effect,
+        law=effect.start(),
+        status=Status.PRIVATE,
+        steps=0,
+        updates=0,
+        residual=arithmetic,
+        residual_kind="computed",
+        trajectory=(),
+        accepted=(),
+        certificate=Certificate(
+            tolerance=arithmetic,
+            residual_bound=arithmetic,
+            arithmetic=arithmetic,
+            assumptions=ASSUMPTIONS,
+        ),
+        estimate=estimate,
+        details=details,
     )
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from fedtmle.algorithms.base import UNMASKABLE, AbstractAlgorithm
 from fedtmle.algorithms.coded import Coded
 from fedtmle.algorithms.local import Personalized
+from fedtmle.algorithms.one_step import OneStep
 from fedtmle.errors import InputError
 from fedtmle.initial.crossfit import Folds
 from fedtmle.initial.glm import GLM, Supplied
@@ -23,11 +24,12 @@ from fedtmle.initial.superlearner import SuperLearner, formulas, pilots, used_co
 from fedtmle.initial.syntax import Categorical, quoted_level
 from fedtmle.initial.variables import Variable, Variables
 from fedtmle.model.arguments import expect, expect_column, expect_integer, expect_number
+from fedtmle.model.budget import Privacy
 from fedtmle.model.families import Response
 from fedtmle.model.table import SILO, AnyTable, StreamedTable
 from fedtmle.model.types import IntArray
 from fedtmle.targets.effects.components import Static
-from fedtmle.targets.effects.estimands import AbstractEffect
+from fedtmle.targets.effects.estimands import ATE, OR, RR, TSM, AbstractEffect, OutcomeMean
 from fedtmle.targets.regimes.estimands import AbstractRegimeEffect
 from fedtmle.targets.regimes.timeline import Timeline
 from fedtmle.targets.time.estimands import AbstractTimeEffect
@@ -108,6 +110,7 @@ class Study:
     those that are imputed.
     ``on_refusal`` says what happens if a silo refuses or is absent when the study opens: "stop", or "go on"
     without it; the result names it, and is of those that took part. ``title`` is for people only.
+    ``privacy`` adds noise for differential privacy and widens the interval by its cost (`docs/privacy.md`).
     """
 
     target: AbstractEffect
@@ -138,6 +141,7 @@ class Study:
     imputation_sweeps: int = 5  # over the variables to impute, in each data set
     on_refusal: Literal["stop", "go on"] = "stop"
     title: str = ""
+    privacy: Privacy | None = None
 
     def __post_init__(self) -> None:
         expect("variables", self.variables, Mapping, "a dictionary such as ft.Variables({...})")
@@ -184,6 +188,52 @@ class Study:
                 "on_refusal: weights by silo are for all silos of the study; leave them out, or stop"
             )
         self._check_numbers()
+        if self.privacy is not None:
+            self._check_privacy()
+
+    def _check_privacy(self) -> None:
+        """Refuse what is not available with privacy; take the one-step estimate of the contrast."""
+        expect("privacy", self.privacy, Privacy, "a budget such as ft.Privacy(epsilon=1.0)")
+        if self.algorithm == Coded():
+            object.__setattr__(self, "algorithm", OneStep())
+        if self.target.contrast() is not None:
+            object.__setattr__(self, "submodel", "contrast")
+        if self.privacy is not None and self.privacy.server == "untrusted":
+            object.__setattr__(self, "aggregation", "masked")
+        for message in self._without_privacy():
+            raise InputError(f"privacy: {message}")
+
+    def _without_privacy(self) -> Iterator[str]:
+        """Yield what the study has that is not available with privacy."""
+        target = self.target
+        if not isinstance(target, ATE | RR | OR | TSM | OutcomeMean):
+            yield f"{type(target).__name__} is not available; use ATE, RR, OR, TSM or OutcomeMean"
+        if len(target.arms) > 2:
+            yield f"expected a treatment with two arms, not {len(target.arms)}"
+        if target.strata is not None:
+            yield "strata are not available; run one study for each stratum"
+        if not isinstance(self.algorithm, OneStep):
+            yield "the estimate is the one-step estimate; leave the algorithm out, or give OneStep()"
+        options = {"weights": self.weights, "cluster": self.cluster, "folds": self.folds}
+        for name in (name for name, value in options.items() if value is not None):
+            yield f"{name} are not available; leave them out"
+        if self.on_refusal != "stop":  # the shares of noise are those of all silos
+            yield "a study cannot go on without a silo; leave on_refusal out"
+        if self.g_bounds is None:
+            yield "g must be bounded; leave g_bounds out, or give a number"
+        for role, model in self.models.items():
+            if isinstance(model, Supplied) and role == "treatment" and len(model.columns) == 1:
+                continue
+            if not isinstance(model, GLM):
+                yield f"{role}_model: expected a GLM" + (
+                    ", or the known probability of the second arm as Supplied" if role == "treatment" else ""
+                )
+            elif model.ridge or (role == "outcome" and model.family not in ("auto", "binomial")):
+                yield f"{role}_model: expected a logistic GLM without a ridge; outcomes are scaled to [0, 1]"
+        if self.uses_silo:
+            yield "C(silo) is not available; leave it out"
+        if self.may_be_missing or self.omits:
+            yield "missing covariates and treatments are not available; leave such records out"
 
     def _check_numbers(self) -> None:
         if not (math.isfinite(self.weight_ceiling) and self.weight_ceiling >= 1):

@@ -304,6 +304,8 @@ class Guard:
         attribute = None if self._meter is None else self._meter.admit(query)
         if attribute is not None:
             raise RefusalError(Reason.DISCLOSURE, f"disclosure: {attribute}")
+        if query.needs_masks and not self._is_masked:
+            raise RefusalError(Reason.UNMASKED, "privacy")
 
     def _admit_open(self, query: Query) -> None:
         """Check that the owner lets the parts of an answer that are not sums leave without a mask."""

@@ -16,6 +16,7 @@ class Status(enum.Enum):
 
     CONVERGED = "the pooled EIF equation holds to the tolerance"
     ONE_STEP = "no targeting was asked for: the initial estimate plus the mean of its influence function"
+    PRIVATE = "one-step estimate from sums with noise (differential privacy); the interval counts the noise"
     UPDATE_BUDGET = "the budget of updates was used up before the tolerance was reached"
     ROUND_BUDGET = "the budget of rounds was used up before the tolerance was reached"
     NO_DESCENT = "no step decreased the loss any further; the tolerance was not reached"
@@ -29,7 +30,7 @@ class Status(enum.Enum):
 
     @property
     def is_converged(self) -> bool:
-        return self in (Status.CONVERGED, Status.ONE_STEP, Status.ALL_RETIRED)
+        return self in (Status.CONVERGED, Status.ONE_STEP, Status.PRIVATE, Status.ALL_RETIRED)
 
 
 @dataclass(frozen=True, kw_only=True)

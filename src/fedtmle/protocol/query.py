@@ -17,6 +17,7 @@ import enum
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import cached_property
 from itertools import islice
 from typing import Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar, cast, final
@@ -252,7 +253,17 @@ class AbstractQuery(ABC, Generic[Answer, Pooled]):
         """Return the rows that the query is about: the silo's own, or what a view shows of them."""
         return local
 
+    @property
+    def noise(self) -> Fraction | None:
+        """The variance of the discrete Gaussian noise that a silo adds to each sum, in squared grid units."""
+        return None
+
     # For the silo's guard.
+
+    @property
+    def needs_masks(self) -> bool:
+        """Whether the answer may leave the silo under a mask only: its own share of noise is too small."""
+        return False
 
     def evaluations(self) -> tuple[Evaluation, ...]:
         """Return the gradients behind the answer."""

@@ -199,6 +199,14 @@ def methods(document: Document) -> Iterator[str]:
     )
     kind = study["algorithm"]["kind"]
     stated = document.get("certificate") or {}
+    privacy = document.get("privacy")
+    if privacy:
+        stated = {}
+        yield (
+            f"Sums had discrete Gaussian noise for ({privacy['epsilon']:g}, {privacy['delta']:g})-"
+            "differential privacy of single records; standard errors include the noise and its effect on "
+            "the models."
+        )
     sentence = f"The estimating equation was solved by {ALGORITHMS.get(kind, kind)}"
     errors = [row["std_error"] for row in document["estimates"] if row["std_error"]]
     if stated.get("residual_bound") is not None and errors:

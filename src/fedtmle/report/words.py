@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from fedtmle.layout import Document, phase_rounds
 from fedtmle.runtime.certificate import OPEN
+from fedtmle.text.result import private_certificate
 
 TARGETING = {
     "Coded": "the silo's mean gradient, rounded to a public grid, as a difference from its last message",
@@ -37,7 +38,9 @@ def proved(document: Document) -> Iterator[str]:
     """Yield what holds for any data, if the parties followed the protocol."""
     stated = document["certificate"] or {}
     bound, tolerance = stated.get("residual_bound"), stated.get("tolerance")
-    if bound is None or tolerance is None:
+    if document.get("privacy"):
+        yield private_certificate(document)
+    elif bound is None or tolerance is None:
         yield f"Nothing is proved about the pooled estimating equation: {document['status_text']}."
     else:
         errors = [row["std_error"] for row in document["estimates"] if row["std_error"]]
@@ -108,6 +111,14 @@ def disclosed(document: Document) -> Iterator[str]:
         if None in silos.values()
         else "The server saw each silo's answers by themselves, not only their sum."
     )
+    privacy = document.get("privacy")
+    if privacy:
+        yield (
+            "The sums have noise for differential privacy: one record, whatever it holds, changes the "
+            "probability of any set of published results by at most a factor of "
+            f"exp({privacy['epsilon']:g}) and {privacy['delta']:g}. Not covered are the number of records, "
+            "the silos that took part, and declared levels and ranges."
+        )
     yield (
         f"{seen} Sums over few records, or many sums over the same records, can reveal something about "
         "single records. Keeping data local is not in itself a privacy guarantee."

@@ -130,12 +130,14 @@ def document(plan: Plan, finished: Finished, result: Result, release: Sequence[s
         "overlap": overlap_document(study, details, result.n),
         "ladder": [] if result.psi is None else ladder_document(study, details),
         "balance": balance_document(study, details, len(finished.sizes)),
+        **({} if study.privacy is None else {"privacy": private_document(study, details)}),
         "learners": learners_document(study, details),
         "diagnostics": diagnostics_document(study, finished),
         "warnings": [
             *_absent_silos(finished),
             *_unsupported(estimates, result),
             *overlap_warnings(study, details, result.n),
+            *_privacy_warnings(details),
             *_unfinished_silos(study, result),
             *_loose_bounds(study, result),
             *_differing_silos(study, details),
@@ -177,6 +179,35 @@ def _unsupported(estimates: Sequence[Row], result: Result) -> list[str]:
                 f"{smallest:.2g}: the interval is not supported"
             )
     return warnings
+
+
+def private_document(study: Study, details: Details) -> Document | None:
+    """Return what privacy guarantees, what it cost, and the interval's parts; None without privacy."""
+    account = details.privacy if isinstance(details, StudyDetails) else None
+    if account is None or study.privacy is None:
+        return None
+    return {
+        "epsilon": study.privacy.epsilon,
+        "delta": account.delta,
+        "rho": account.rho,
+        "spent_epsilon": account.epsilon,
+        "colluders": account.colluders,
+        "server": study.privacy.server,
+        "g_bound": account.g_bound,
+        "std_error_sampling": [math.sqrt(v) for v in account.sampling],
+        "std_error_noise": [math.sqrt(v) for v in account.noise],
+        "std_error_models": [math.sqrt(v) for v in account.remainder],
+        "inflation": list(account.inflation),
+        "expected_bias": list(account.bias),
+        "truncated": list(account.truncated),
+        "is_promised": not account.limits,
+    }
+
+
+def _privacy_warnings(details: Details) -> list[str]:
+    """Warn if the interval of a study with privacy is not promised to cover."""
+    account = details.privacy if isinstance(details, StudyDetails) else None
+    return [] if account is None else [f"privacy: {limit}" for limit in account.limits]
 
 
 def _unneeded_models(study: Study, details: Details) -> list[str]:
@@ -337,7 +368,7 @@ def describe(study: Study) -> Document:
     settings = {
         field.name: getattr(study, field.name)
         for field in fields(study)
-        if field.name not in ("target", "algorithm", "variables", "title")
+        if field.name not in ("target", "algorithm", "variables", "title", "privacy")
         and not field.name.endswith("_model")
     }
     return {
@@ -359,6 +390,7 @@ def describe(study: Study) -> Document:
         "algorithm": {"kind": type(study.algorithm).__name__, **_settings(study.algorithm)},
         "variables": _dictionary(study.variables),
         "options": settings,
+        **({} if study.privacy is None else {"privacy": _settings(study.privacy)}),
     }
 
 

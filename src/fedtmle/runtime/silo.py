@@ -38,6 +38,7 @@ from fedtmle.protocol.plan import Follower, Plan
 from fedtmle.protocol.query import Query
 from fedtmle.runtime.keeper import Keeper
 from fedtmle.runtime.masked_link import MaskedLink, count_rows
+from fedtmle.runtime.noise import with_noise
 from fedtmle.runtime.records import Position, Records
 from fedtmle.runtime.rows import LocalOutcome, LocalRows, fingerprint
 from fedtmle.runtime.signing import SigningKey, closing_statement, is_signed
@@ -315,7 +316,10 @@ class Silo:
         guard.admit(query, self._rows)
         if recorded is None:
             guard.examine(query, self._rows)
-            answer = guard.release(query, query.answer(self._rows), self.n_rows)
+            answer = query.answer(self._rows)
+            if query.noise is not None:
+                answer = with_noise(query, answer)
+            answer = guard.release(query, answer, self.n_rows)
             reply = self._written(query, answer)
         elif isinstance(recorded, Answered):
             reply = recorded

@@ -125,6 +125,11 @@ def preflight(study: Study, silos: Mapping[str, object], *, silo: str | None = N
     """
     if silo is not None and silo not in silos:
         raise InputError(f"silo: expected one of {', '.join(silos)}, not {silo!r}")
+    if silo is None and study.privacy is not None:
+        raise InputError(
+            "privacy: the preflight of all silos tells tables without noise, which no budget covers; "
+            "describe one silo for its owner"
+        )
     sources = silos if silo is None else {silo: silos[silo]}
     tables = first_period(study, in_memory(load_all(sources, _lenient(schema_of(study))), "preflight"))
     if silo is not None:

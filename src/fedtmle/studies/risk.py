@@ -142,6 +142,11 @@ def risk(
     name, source = find_silo(file, silo)
     if study.algorithm.pools_rows:
         raise InputError("algorithm: 'Central' pools the rows themselves, so that there is nothing to audit")
+    if study.privacy is not None:
+        raise InputError(
+            "privacy: the audit is of sums without noise. The guarantee holds for every attacker: "
+            f"({study.privacy.epsilon:g}, {study.privacy.delta:g})-differential privacy (docs/privacy.md)"
+        )
     table = in_memory({name: load(source, schema_of(study), silo=name)}, "the audit")[name]
     table = file_plan(file).program.at(name, table)
     columns = [attacked(study, table, column, radius) for column in attributes or _default(study)]

@@ -131,6 +131,9 @@ class _StudyReader:
                 "algorithm": sections.make(("algorithm",), keys.ALGORITHMS, default="Coded") or Coded(),
                 **sections.values(("options",), keys.OPTIONS),
                 **above,
+                "privacy": sections.make(("privacy",), keys.PRIVACY, default="Privacy")
+                if sections.table(("privacy",))
+                else None,
             }
         )
         silos = self._silos()
@@ -171,7 +174,10 @@ class _StudyReader:
                     arguments |= _stand_ins(arguments["target"].treatment is not None)
                     arguments |= {"weights": None, "cluster": None, **_NO_HAZARDS}
                     continue
-                self._sections.add(() if name in keys.ABOVE else ("options",), name, rest)
+                if name == "privacy":
+                    self._sections.add(("privacy",), None, rest)
+                else:
+                    self._sections.add(() if name in keys.ABOVE else ("options",), name, rest)
                 if name not in arguments:
                     return None
                 del arguments[name]

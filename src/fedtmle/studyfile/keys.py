@@ -26,6 +26,7 @@ from fedtmle.initial.glm import GLM, Supplied
 from fedtmle.initial.pilot import Pilot
 from fedtmle.initial.superlearner import PerSilo, SuperLearner
 from fedtmle.initial.trees import GradientBoostedTrees
+from fedtmle.model.budget import Privacy
 from fedtmle.model.fit import FirstOrderFits, NewtonFits
 from fedtmle.programs.study import NuisanceModel
 from fedtmle.protocol.coded import Certified, Estimated
@@ -444,7 +445,22 @@ PLAN = {
 }
 
 ABOVE = {"title": TEXT}  # the keys above all sections
-SECTIONS = ("target", "variables", "models", "algorithm", "options", "plan", "silos")
+PRIVACY = {
+    "Privacy": SectionKind(
+        make=Privacy,
+        keys={
+            "epsilon": required(POSITIVE),
+            "delta": POSITIVE,
+            "colluders": INTEGER,
+            "gram": POSITIVE,
+            "gradients": POSITIVE,
+            "closing": POSITIVE,
+            "server": choice("untrusted", "trusted"),
+        },
+    )
+}
+
+SECTIONS = ("target", "variables", "models", "algorithm", "options", "privacy", "plan", "silos")
 
 
 def homes() -> Mapping[str, set[str]]:
@@ -453,5 +469,6 @@ def homes() -> Mapping[str, set[str]]:
         "target": {name for kind in target_kinds().values() for name in kind.keys},
         "algorithm": {name for kind in ALGORITHMS.values() for name in kind.keys},
         "options": set(OPTIONS),
+        "privacy": set(PRIVACY["Privacy"].keys),
         "plan": set(PLAN),
     }

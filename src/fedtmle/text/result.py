@@ -102,6 +102,7 @@ def _how(document: Document) -> Iterator[str]:
     rule = study["options"]["g_bounds"]
     bound = f"{document['g_floor']:.4g}" if document["g_floor"] else "none"
     lines.append(("truncation", f"{bound}{' (auto)' if rule == 'auto' else ''}"))
+    lines += _privacy_lines(document)
     sizes = [f"{size:,.1f} for {name}" for name, size in document["effective_sizes"].items()]
     lines += [("effective sample size", "; ".join(sizes))] if sizes else []
     lines += [("target", brought_text(target["brought"]))] if "brought" in target else []
@@ -114,6 +115,24 @@ def brought_text(brought: Document) -> str:
     """Return the distribution that brought a target, in words."""
     source = f"{brought['distribution'] or brought['module']} {brought['version'] or '(not installed)'}"
     return f"{brought['name']} of {source}, files {(brought['digest'] or 'not readable')[:16]}"
+
+
+def _privacy_lines(document: Document) -> list[tuple[str, str]]:
+    """Return the guarantee of a study with privacy, and what it costs in width."""
+    privacy = document.get("privacy")
+    if privacy is None:
+        return []
+    against = "server, public" if privacy["server"] == "untrusted" else "public"
+    collude = f", up to {privacy['colluders']} colluding silo(s)" if privacy["colluders"] else ""
+    wider = max(privacy["inflation"])
+    return [
+        (
+            "privacy",
+            f"({privacy['epsilon']:g}, {privacy['delta']:g})-differential privacy of one record against "
+            f"{against}{collude}; counts have noise",
+        ),
+        ("cost of privacy", f"intervals {wider:.2f} times as wide as without noise"),
+    ]
 
 
 def _grid(document: Document) -> Iterator[tuple[str, str]]:
@@ -385,6 +404,9 @@ def _fit(document: Document) -> Iterator[str]:
 def certificate(document: Document) -> Iterator[str]:
     """Yield how exactly the pooled equation was solved, in two sentences."""
     stated = document["certificate"]
+    if document.get("privacy"):
+        yield from wrapped(f"Certificate: {private_certificate(document)}")
+        return
     if not stated or stated["tolerance"] is None:
         yield from wrapped(f"Certificate: {document['status_text']}.")
         return
@@ -406,6 +428,17 @@ def certificate(document: Document) -> Iterator[str]:
     else:
         second = "This was computed from exact sums over all silos and depends on no estimated constant."
     yield from wrapped(f"Certificate: {first} {second}")
+
+
+def private_certificate(document: Document) -> str:
+    """Return what is proved about a study with privacy: the budget, and that no equation was solved."""
+    privacy = document["privacy"]
+    return (
+        f"The silos' answers together are {privacy['rho']:.4g}-zCDP, which is "
+        f"({privacy['spent_epsilon']:.4g}, {privacy['delta']:g})-differential privacy. No "
+        "estimating equation was solved: the estimate is a one-step estimate, and the noise and its effect "
+        "on the models are in the standard error."
+    )
 
 
 def cost(document: Document) -> Iterator[str]:

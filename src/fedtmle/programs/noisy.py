@@ -1,0 +1,396 @@
+"""The parts of a differentially private study: four rounds of noisy sums, an interval that counts the noise.
+
+    Gram matrix -> first fits -> gradients -> second fits -> gradients -> last fits -> bound on g -> one step
+
+The estimate is the one-step (AIPW) estimate, a mean of clipped terms of the influence function. Its variance
+
+    V = sigma_D^2 / n + the noise of the last round + V2,   V2 = tr(B Sigma_Q B' Sigma_g),
+
+has the sampling variance from the noisy second moment, floored at half of its prediction; the variance of the
+noise, which is known exactly; and that of the second-order remainder of the noisy models, with B the
+cross-moments of the two models' columns in the remainder, weighted by their derivatives.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+from typing import final
+
+import numpy as np
+
+from fedtmle.initial.glm import GLM, FittedGLM, Supplied
+from fedtmle.model.budget import epsilon_of
+from fedtmle.model.exact import Sums
+from fedtmle.model.linear import congruence, eigen, multiply
+from fedtmle.model.problem import Estimate
+from fedtmle.model.types import Array, unpack
+from fedtmle.programs.noisy_fit import Coefficients, Population
+from fedtmle.programs.nuisance import effect_columns
+from fedtmle.programs.study import Study
+from fedtmle.protocol.noisy import NoisySums
+from fedtmle.protocol.query import Flow, Phase
+from fedtmle.targets.effects.noisy import (
+    TRUNCATED_SCALE,
+    GradientColumns,
+    GramColumns,
+    OneStepColumns,
+    PrivateDesign,
+    private_design,
+)
+from fedtmle.targets.effects.prepare import EffectColumns
+
+Columns = GramColumns | GradientColumns | OneStepColumns
+ASSUMPTIONS = (
+    "the nuisance models are fitted to noisy sums: their error enters the variance, not a residual",
+)
+ROLES = ("treatment", "missingness", "outcome")
+GRADIENT_ROUNDS = 2
+INFLATION = 1.1  # of the standard error by the last round's noise, which the bound on g aims at
+MOST_TRUNCATED = 0.03  # share of the points whose g is below the bound
+BOUNDS = tuple(0.01 * 1.08**k for k in range(50))  # candidates: 0.01 to 0.43
+LEAST_SHARE = 0.5  # of its prediction, which the sampling variance is floored at
+LARGEST_BIAS = 0.3  # of the standard error, beyond which an interval is labelled
+LARGEST_REMAINDER = 0.5  # of the variance, likewise
+LARGEST_INFLATION = 2.0  # of the width, likewise
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class PrivacyAccount:
+    """What privacy cost: the budget, the parts of the variance, and whether the interval is supported.
+
+    The variances are of each coordinate of psi. ``bias`` is the expected bias by shrinkage of the models, in
+    standard errors. ``truncated`` is the noisy number of rows in which the g of an arm was truncated.
+    """
+
+    epsilon: float
+    delta: float
+    rho: float
+    colluders: int
+    silos: int
+    g_bound: float
+    sampling: tuple[float, ...]
+    noise: tuple[float, ...]
+    remainder: tuple[float, ...]
+    bias: tuple[float, ...]
+    truncated: tuple[float, ...]
+    n: int
+
+    @property
+    def inflation(self) -> tuple[float, ...]:
+        """The width of each interval over that of the same estimate without noise."""
+        parts = zip(self.sampling, self.noise, self.remainder, strict=True)
+        return tuple(math.sqrt((s + e + r) / s) for s, e, r in parts)
+
+    @property
+    def limits(self) -> tuple[str, ...]:
+        """Why the interval is not promised to cover; empty if it is."""
+        found = []
+        total = [sum(parts) for parts in zip(self.sampling, self.noise, self.remainder, strict=True)]
+        if max(map(abs, self.bias)) > LARGEST_BIAS:
+            found.append(
+                "the budget is too small for these covariates: the models are shrunk, with an expected bias "
+                f"of {max(map(abs, self.bias)):.1f} standard errors"
+            )
+        if max(r / t for r, t in zip(self.remainder, total, strict=True)) > LARGEST_REMAINDER:
+            found.append("most of the variance is that of noisy nuisance models")
+        if max(self.inflation) > LARGEST_INFLATION:
+            found.append(
+                f"noise makes the interval {max(self.inflation):.1f} times wider: more records or a larger "
+                "epsilon are needed for a useful one"
+            )
+        return tuple(found)
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class PrivateFit:
+    """Fitted models, the bound on g, and what the last round's sums are read with."""
+
+    population: Population
+    fits: Mapping[str, Coefficients]
+    combination: tuple[tuple[float, ...], ...]
+    n: int
+    is_binary: bool
+
+    @property
+    def design(self) -> PrivateDesign:
+        return self.population.design
+
+    @cached_property
+    def models(self) -> dict[str, FittedGLM]:
+        """The fitted models on the columns of their formulas."""
+        return {role: self.design.models[role].fitted(fit.beta) for role, fit in self.fits.items()}
+
+    @cached_property
+    def _shares(self) -> tuple[Array, ...]:
+        """g pi of each arm at the points."""
+        population = self.population
+        pairs = zip(population.arm_shares(self.fits), population.observed_shares(self.fits), strict=True)
+        return tuple(g * pi for g, pi in pairs)
+
+    @cached_property
+    def _means(self) -> tuple[Array, ...]:
+        """Q of each arm at the points."""
+        return tuple(self.population.predicted("outcome", self.fits, arm) for arm in range(len(self._shares)))
+
+    @cached_property
+    def _dispersion(self) -> float:
+        """The variance of the outcome given covariates, over Q (1 - Q): 1 for a binary outcome."""
+        if self.is_binary:
+            return 1.0
+        population = self.population
+        outcome, seen = population.entry("outcome"), population.mean("observed")
+        square = (float(outcome[-1]) + 2.0 * float(outcome[0]) + seen) / 4.0  # of the observed outcomes
+        parts = list(zip(self._shares, self._means, strict=True))
+        explained = math.fsum(float(self.population.mean_of(share * q * q)[0]) for share, q in parts)
+        binary = math.fsum(float(self.population.mean_of(share * q * (1.0 - q))[0]) for share, q in parts)
+        return min(max((square - explained) / binary, 0.02), 1.0)
+
+    @property
+    def arms(self) -> int:
+        return len(self._shares)
+
+    @property
+    def L(self) -> Array:
+        return np.array(self.combination)
+
+    def predicted_covariance(self, bound: float) -> Array:
+        """Return the covariance of the one-step terms that the points predict; shape (k, k)."""
+        q = np.stack(self._means)
+        centred = q - self.population.mean_of(*q)[:, None]
+        covariance = self.population.averages(centred, 1.0)
+        for arm, (share, mean) in enumerate(zip(self._shares, self._means, strict=True)):
+            bounded = np.maximum(share, bound)
+            spread = share / (bounded * bounded) * self._dispersion * mean * (1.0 - mean)
+            covariance[arm, arm] += float(self.population.mean_of(spread)[0])
+        return congruence(self.L, covariance)
+
+    def truncated_share(self, bound: float) -> float:
+        """Return the share of the points with a g pi below the bound."""
+        below = np.min(np.stack(self._shares), axis=0) < bound
+        return float(self.population.mean_of(below.astype(np.float64))[0])
+
+    def effective_sizes(self, bound: float) -> tuple[float, ...]:
+        """Return (sum H)^2 / sum H^2 of those observed, for each arm, as the points predict it."""
+        sizes = []
+        for share in self._shares:
+            H = 1.0 / np.maximum(share, bound)
+            first, second = self.population.mean_of(share * H, share * H * H).tolist()
+            sizes.append(self.n * first * first / second)
+        return tuple(sizes)
+
+    def range(self, bound: float) -> tuple[float, float]:
+        """Return the centre and the radius of a public ball that the one-step terms lie in.
+
+        One term is in [Q (1 - 1/b), Q + (1 - Q)/b], and all others in [0, 1]; a difference of the two arms'
+        is within 1/b of 0.
+        """
+        reach = 1.0 / bound
+        if any(min(row) < 0 for row in self.combination):
+            return 0.0, reach
+        return 0.5, math.sqrt((reach - 0.5) ** 2 + 0.25 * (len(self.combination) - 1))
+
+    def chosen_bound(self, deviation: float) -> float:
+        """Return the least bound with a predicted inflation of at most 1.1, given the noise of a unit ball.
+
+        It truncates at most 3 % of the points and is at most half of the smallest arm's share. If no such
+        bound has that inflation, the largest of them is returned.
+        """
+        smallest = min(float(self.population.mean_of(share)[0]) for share in self._shares) / 2
+        best = BOUNDS[0]
+        for bound in BOUNDS:
+            if bound > smallest or self.truncated_share(bound) > MOST_TRUNCATED:
+                break
+            best = bound
+            sampling = np.diag(self.predicted_covariance(bound)) / self.n
+            noise = (self.range(bound)[1] * deviation / self.n) ** 2
+            if all(noise <= (INFLATION**2 - 1.0) * float(s) for s in sampling):
+                break
+        return best
+
+    def _bilinear(self, role: str, bound: float) -> list[Array]:
+        """Return B for each row of L: the remainder is e' B f, e the errors of ``role``, f the outcome's."""
+        population, total = self.population, []
+        g, pi = population.arm_shares(self.fits), population.observed_shares(self.fits)
+        by_arm = []
+        for arm, (share, mean) in enumerate(zip(self._shares, self._means, strict=True)):
+            relative = (1.0 - g[arm]) * (2.0 * arm - 1.0) if role == "treatment" else 1.0 - pi[arm]
+            weight = relative * mean * (1.0 - mean) * (share >= bound)
+            left, right = population.columns(role, arm), population.columns("outcome", arm)
+            by_arm.append(population.cross_averages(left, weight, right))
+        for row in self.combination:
+            total.append(sum((c * B for c, B in zip(row, by_arm, strict=True)), np.zeros_like(by_arm[0])))
+        return total
+
+    def remainder(self, bound: float) -> tuple[Array, Array]:
+        """Return the covariance of the second-order remainder, and its expectation by shrinkage."""
+        k = len(self.combination)
+        covariance, bias = np.zeros((k, k)), np.zeros(k)
+        outcome = self.fits["outcome"]
+        for role in ("treatment", "missingness"):
+            if role not in self.fits:
+                continue
+            fit = self.fits[role]
+            Bs = self._bilinear(role, bound)
+            for i, B in enumerate(Bs):
+                left = multiply(multiply(fit.P, B), outcome.P)
+                pulled = multiply(B, outcome.shrinkage[:, None])[:, 0]
+                bias[i] += math.fsum((fit.shrinkage * pulled).tolist())
+                for j, other in enumerate(Bs):
+                    covariance[i, j] += math.fsum((left * other).ravel().tolist())
+        return covariance, bias
+
+
+def private_nuisances(
+    study: Study, levels: Mapping[str, tuple[str, ...]], n: int, silos: int
+) -> Flow[tuple[PrivateFit, Fraction]]:
+    """Ask for the Gram matrix and two rounds of gradients; return the fits, and the budget that they took."""
+    privacy = study.privacy
+    if privacy is None:
+        raise AssertionError("a study without privacy has another flow")
+    columns = effect_columns(study)
+    models = {role: study.models[role] for role in ROLES if role in study.models}
+    formulas = {role: model.parsed for role, model in models.items() if isinstance(model, GLM)}
+    design = private_design(columns, formulas, levels, study.ranges)
+    gram = GramColumns(design=design)
+    query = noisy_query(study, gram, privacy.gram, n, silos)
+    spent = query.spent
+    population = Population.of(gram, (yield query).values(n), query.deviation / n)
+    fits: dict[str, Coefficients] = {}
+    for role in formulas:
+        fits[role] = population.first_fit(role, fits)
+    for _ in range(GRADIENT_ROUNDS):
+        scores = GradientColumns(
+            design=design, fits={role: design.models[role].fitted(fit.beta) for role, fit in fits.items()}
+        )
+        query = noisy_query(study, scores, privacy.gradients / GRADIENT_ROUNDS, n, silos)
+        spent += query.spent
+        means, at = (yield query).values(n), 0
+        noise, current = (query.deviation / n) ** 2, dict(fits)
+        for role, fit in current.items():
+            score = means[at : at + len(fit.beta)]
+            at += len(fit.beta)
+            fits[role] = fit.updated(score, population.curvature(role, current), noise)
+    contrast = study.target.contrast()
+    components = study.target.components(())
+    identity = tuple(tuple(float(i == j) for j in range(len(components))) for i in range(len(components)))
+    found = PrivateFit(
+        population=population,
+        fits=fits,
+        combination=identity if contrast is None else (contrast,),
+        n=n,
+        is_binary=study.response == "binary",
+    )
+    return found, spent
+
+
+def known_bound(study: Study) -> float:
+    """Return the least g that the dictionary declares for known probabilities of treatment, 0 if none.
+
+    With missing outcomes it is 0 too: g pi is then estimated.
+    """
+    if not isinstance(study.treatment_model, Supplied) or "missingness" in study.models:
+        return 0.0
+    low, high = study.variables.ranges[study.treatment_model.columns[0]]
+    return max(min(low, 1.0 - high), 0.0)
+
+
+def closing_deviation(study: Study, silos: int) -> float:
+    """Return the standard deviation of the last round's noise for a unit ball, before a bound is chosen.
+
+    Rounding to the grid adds to the sensitivity, by less than one part in a million.
+    """
+    privacy = study.privacy
+    if privacy is None:
+        raise AssertionError("a study without privacy has another flow")
+    share = float(privacy.part(privacy.closing)) * (silos - privacy.colluders) / silos
+    return math.sqrt((4.0 + 2.0 * TRUNCATED_SCALE**2) / (2.0 * share))
+
+
+def noisy_query(
+    study: Study, columns: Columns, share: float, n: int, silos: int, phase: Phase = Phase.NUISANCE
+) -> NoisySums:
+    """Return the query for sums with a share of the study's budget."""
+    privacy = study.privacy
+    if privacy is None:
+        raise AssertionError("a study without privacy has another flow")
+    return NoisySums(
+        columns=columns,
+        n=n,
+        rho=privacy.part(share),
+        silos=silos,
+        colluders=privacy.colluders,
+        phase=phase,
+        needs_masks=privacy.server == "untrusted",
+    )
+
+
+def finish(
+    study: Study, fit: PrivateFit, query: NoisySums, pooled: Sums, bound: float, spent: Fraction
+) -> tuple[Estimate, PrivacyAccount]:
+    """Return the estimate with its covariance, and the account of what privacy cost."""
+    columns, n = query.columns, query.n
+    if not isinstance(columns, OneStepColumns) or study.privacy is None:
+        raise AssertionError("the last query of a private study")
+    k, values = columns.dim, pooled.values(n)
+    mean = values[:k]
+    scaled = unpack(values[k : -columns.arms], k)
+    root2 = math.sqrt(2.0)
+    second = np.array(
+        [[scaled[i, j] / columns.scale / (1.0 if i == j else root2) for j in range(k)] for i in range(k)]
+    )
+    predicted = fit.predicted_covariance(bound)
+    sampling = columns.radius**2 * (second - mean[:, None] * mean[None, :])
+    sampling = _floored(sampling, predicted) / n
+    noise = (columns.radius * query.deviation / n) ** 2
+    remainder, bias = fit.remainder(bound)
+    total = sampling + noise * np.eye(k) + remainder
+    low, high = study.outcome_bounds
+    width = high - low
+    psi = low * columns.problem.L.sum(axis=1) + width * (columns.centre + columns.radius * mean)
+    error = np.sqrt(np.diag(total))
+    rho = spent + query.spent
+    account = PrivacyAccount(
+        epsilon=epsilon_of(float(rho), study.privacy.delta),
+        delta=study.privacy.delta,
+        rho=float(rho),
+        colluders=study.privacy.colluders,
+        silos=query.silos,
+        g_bound=bound,
+        sampling=tuple((width**2 * np.diag(sampling)).tolist()),
+        noise=(width**2 * noise,) * k,
+        remainder=tuple((width**2 * np.diag(remainder)).tolist()),
+        bias=tuple((bias / error).tolist()),
+        truncated=tuple((values[-columns.arms :] * n / TRUNCATED_SCALE).tolist()),
+        n=n,
+    )
+    return Estimate(psi=psi, covariance=width**2 * total), account
+
+
+def _floored(noisy: Array, predicted: Array) -> Array:
+    """Return the noisy covariance with eigenvalues of at least half of the smallest predicted one's."""
+    values, vectors = eigen(noisy)
+    least = LEAST_SHARE * float(eigen(predicted)[0][0])
+    return congruence(vectors, np.diag(np.maximum(values, least)))
+
+
+def noisy_counts(fit: PrivateFit, columns: EffectColumns) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the rows, and the rows with an outcome, of each arm, from the noisy Gram matrix."""
+    population, n = fit.population, fit.n
+    share = population.mean("observed")
+    if columns.treatment is None:
+        return (n,), (round(n * share),)
+    treated = population.mean("arm")
+    arms = (n - round(n * treated), round(n * treated))
+    if "observed" not in population.gram.labels:
+        return arms, arms
+    both = float(
+        population.entry("observed")[population.gram.labels.index("arm")]
+    )  # E[(2A - 1)(2 Delta - 1)]
+    seen = min(max((both - 1.0 + 2.0 * treated + 2.0 * share) / 4.0, 0.0), treated, share)
+    return arms, (round(n * (share - seen)), round(n * seen))
