@@ -412,6 +412,7 @@ def private_flow(study: Study, levels: Levels, n: int, silos: int) -> Flow[Targe
             truncated=tuple(max(round(count), 0) for count in account.truncated),
             disclosing=(silos,) * fit.arms,
             effective_sizes=fit.effective_sizes(bound),
+            largest_shares=(1.0 / (bound * n),) * fit.arms,
             predicted=(0.0, 0.0),
         ),
         diagnostics=None,

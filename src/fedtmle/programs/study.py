@@ -188,17 +188,18 @@ class Study:
                 "on_refusal: weights by silo are for all silos of the study; leave them out, or stop"
             )
         self._check_numbers()
-        if self.privacy is not None:
-            self._check_privacy()
+        self._check_privacy()
 
     def _check_privacy(self) -> None:
         """Refuse what is not available with privacy; take the one-step estimate of the contrast."""
+        if self.privacy is None:
+            return
         expect("privacy", self.privacy, Privacy, "a budget such as ft.Privacy(epsilon=1.0)")
         if self.algorithm == Coded():
             object.__setattr__(self, "algorithm", OneStep())
         if self.target.contrast() is not None:
             object.__setattr__(self, "submodel", "contrast")
-        if self.privacy is not None and self.privacy.server == "untrusted":
+        if self.privacy.server == "untrusted":
             object.__setattr__(self, "aggregation", "masked")
         for message in self._without_privacy():
             raise InputError(f"privacy: {message}")
@@ -230,8 +231,7 @@ class Study:
                 )
             elif model.ridge or (role == "outcome" and model.family not in ("auto", "binomial")):
                 yield f"{role}_model: expected a logistic GLM without a ridge; outcomes are scaled to [0, 1]"
-        if self.uses_silo:
-            yield "C(silo) is not available; leave it out"
+        yield from ["C(silo) is not available; leave it out"] if self.uses_silo else []
         if self.may_be_missing or self.omits:
             yield "missing covariates and treatments are not available; leave such records out"
 
