@@ -413,6 +413,7 @@ def private_flow(study: Study, levels: Levels, n: int, silos: int) -> Flow[Targe
             disclosing=(silos,) * fit.arms,
             effective_sizes=fit.effective_sizes(bound),
             largest_shares=(1.0 / (bound * n),) * fit.arms,
+            mean_squares=fit.mean_squares(bound),
             predicted=(0.0, 0.0),
         ),
         diagnostics=None,

@@ -184,6 +184,12 @@ class PrivateFit:
             sizes.append(self.n * first * first / second)
         return tuple(sizes)
 
+    def mean_squares(self, bound: float) -> tuple[float, ...]:
+        """Return sum H^2 / n of those observed, for each arm, as the points predict it."""
+        inverse = [1.0 / np.maximum(share, bound) for share in self._shares]
+        pairs = zip(self._shares, inverse, strict=True)
+        return tuple(self.population.mean_of(*(share * H * H for share, H in pairs)).tolist())
+
     def range(self, bound: float) -> tuple[float, float]:
         """Return the centre and the radius of a public ball that the one-step terms lie in.
 
