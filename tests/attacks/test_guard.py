@@ -326,6 +326,26 @@ def test_no_combination_of_tallied_columns_is_one_person(
             Guard(Policy()).examine(asked, rows)
 
 
+@pytest.mark.parametrize(("few", "is_told"), [(1, False), (5, True)])
+def test_optional_sums_are_left_out_instead_of_refused(few: int, is_told: bool) -> None:
+    """Only the optional member is replaced by zeros; the round goes on."""
+    weight = np.ones(40)
+    rows = LocalRows("a", np.stack([weight, np.append(np.ones(40 - few), np.zeros(few))]), 40, None)
+    plain = LocalRows("a", np.stack([weight, np.arange(40.0)]), 40, None)
+    optional = TallyQuery(columns=Weighted(), n=40, optional=True)
+    guard = Guard(Policy())
+    guard.examine(optional, rows)
+    told = guard.release(optional, optional.answer(rows), 40)
+    assert any(told.units) is is_told
+    other = TallyQuery(columns=Weighted(), n=40)
+    joint = JointQuery((other, optional))
+    guard.examine(joint, plain)
+    assert guard.release(joint, joint.answer(plain), 40) == joint.answer(plain)  # the last look alone counts
+    if not is_told:
+        with pytest.raises(RefusalError, match="min_people"):
+            guard.examine(joint, rows)
+
+
 def test_the_floor_of_people_in_effect_is_exact() -> None:
     groups = (np.arange(40) < 8).astype(float)
     rows = LocalRows("a", np.stack([groups, 1 - groups]), 40, None)

@@ -276,16 +276,18 @@ def diagnose(
     ladder, balance, rounds = comparisons.ladder, comparisons.balance, study.rounds_sums
     places = (BIN_PLACES,) * len(outcomes.exponents)
 
-    def tally(columns: PredictionErrors | LadderColumns, grid: tuple[int, ...]) -> TallyQuery:
-        return TallyQuery(columns=columns, n=n, phase=Phase.DIAGNOSTICS, grid=grid if rounds else None)
+    def tally(columns: PredictionErrors | LadderColumns, grid: tuple[int, ...] | None) -> TallyQuery:
+        return TallyQuery(columns=columns, n=n, phase=Phase.DIAGNOSTICS, grid=grid)
 
     asked: list[Query] = [
-        tally(errors, errors.layout.grid),
+        tally(errors, errors.layout.grid if rounds else None),
         BinsQuery(bins=PropensityBins(effect, len(arms)), n=n),
         BinsQuery(bins=outcomes, n=n, places=places if rounds else None),
     ]
     if ladder is not None:
-        asked.append(tally(replace(ladder, law=law), ladder.grid))
+        # Sums at two bounds differ by the people between them: a silo with few of these leaves them out.
+        bounded = tally(replace(ladder, law=law), ladder.grid if rounds else None)
+        asked.append(replace(bounded, optional=True))
     if balance is not None:
         asked.append(BinsQuery(bins=balance, n=n, places=balance.places if rounds else None))
     pooled, propensities, (calibration,), *further = yield JointQuery(tuple(asked))

@@ -15,7 +15,7 @@ from __future__ import annotations
 import enum
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from operator import add, sub
 from typing import NamedTuple, Protocol, TypeVar
@@ -31,6 +31,7 @@ from fedtmle.protocol.masked import open_members
 from fedtmle.protocol.messages import Reason
 from fedtmle.protocol.plan import Plan, Provenance
 from fedtmle.protocol.query import (
+    EVERYBODY,
     AbstractQuery,
     Answer,
     CountCell,
@@ -255,6 +256,7 @@ class Guard:
         self._supported: dict[int, Model] = {}  # models whose columns have enough people, by id
         self._batch_of: np.ndarray | None = None  # own row -> number of its batch, -1 if in none yet
         self._batch_sizes: list[int] = []
+        self._left_out: frozenset[int] = frozenset()  # members of the last examined query
 
     def open(self, plan: Plan, n_rows: int, smallest_part: int) -> None:
         """Check the plan before anything is answered.
@@ -329,8 +331,9 @@ class Guard:
             for point in member.evaluations():
                 self._examine_support(point, rows)
                 self._examine_gradient(point, rows)
-            if self.policy.min_people > 0 and (told := member.told_columns(local)) is not None:
-                self._require_people(_largest_of_columns(told, self._allowed))
+            if not member.is_optional and not _may_tell(member, local, self.policy):
+                raise RefusalError(Reason.POLICY, "min_people")
+        self._left_out = left_out(query, local, self.policy)
 
     def _examine_people(self, query: Query, local: Local) -> None:
         """Check how many people are behind each part of an answer, and whether it is a whole model."""
@@ -346,7 +349,7 @@ class Guard:
         for member, part in zip(query.members, query.split(answer), strict=True):
             if isinstance(part, Sums):
                 self._examine_sums(member, part, n_rows)
-        return suppressed(query, answer, self.policy)
+        return suppressed(query, answer, self.policy, self._left_out)
 
     def _examine_sums(self, query: Query, sums: Sums, n_rows: int) -> None:
         """Check the counts of people in an answer."""
@@ -371,8 +374,7 @@ class Guard:
 
     @property
     def _allowed(self) -> float:
-        """The largest leverage that the policy allows, with a margin for the rounding of its computation."""
-        return (1.0 + 1e-9) / self.policy.min_people
+        return _allowed(self.policy)
 
     def _require_people(self, leverage: float) -> None:
         if not leverage <= self._allowed:
@@ -451,9 +453,33 @@ def _largest_of_columns(told: ToldColumns, enough: float) -> float:
     return max(largest, float(shares.max(initial=0.0)))
 
 
-def suppressed(query: AbstractQuery[Answer, Pooled], answer: Answer, policy: Policy) -> Answer:
-    """Return the answer without the bins that stand for fewer people than the policy allows."""
-    return query.suppress(answer, lambda member: policy.floor(*member.floors))
+def _allowed(policy: Policy) -> float:
+    """Return the largest leverage that a policy allows, with a margin for the rounding of its computation."""
+    return (1.0 + 1e-9) / policy.min_people
+
+
+def _may_tell(query: Query, local: Local, policy: Policy) -> bool:
+    """Return whether no combination of the columns that a query asks for rests on few people."""
+    if not policy.min_people > 0 or (told := query.told_columns(local)) is None:
+        return True
+    return _largest_of_columns(told, _allowed(policy)) <= _allowed(policy)
+
+
+def left_out(query: Query, local: Local, policy: Policy) -> frozenset[int]:
+    """Return the identities of the optional members of a query that a silo may not answer."""
+    optional = (member for member in query.members if member.is_optional)
+    return frozenset(id(member) for member in optional if not _may_tell(member, local, policy))
+
+
+def suppressed(
+    query: AbstractQuery[Answer, Pooled], answer: Answer, policy: Policy, left_out: Collection[int]
+) -> Answer:
+    """Return the answer without the members left out, and without bins of fewer people than allowed."""
+
+    def floor(member: Query) -> int:
+        return EVERYBODY if id(member) in left_out else policy.floor(*member.floors)
+
+    return query.suppress(answer, floor)
 
 
 def _evaluations(query: Query) -> Iterator[tuple[Phase, Evaluation]]:

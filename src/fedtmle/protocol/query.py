@@ -14,6 +14,7 @@ consists of (`RowMeans`).
 from __future__ import annotations
 
 import enum
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass
@@ -40,6 +41,9 @@ BoundedColumns: TypeAlias = AbstractBoundedColumns[Any]
 Answer = TypeVar("Answer")
 Pooled = TypeVar("Pooled")
 Result = TypeVar("Result")
+
+
+EVERYBODY = sys.maxsize  # the floor of an answer that is left out
 
 
 class Phase(enum.StrEnum):
@@ -293,8 +297,16 @@ class AbstractQuery(ABC, Generic[Answer, Pooled]):
         """Return whether this silo's answer is a model of its own rows, which every party sees."""
         return False
 
+    @property
+    def is_optional(self) -> bool:
+        """Whether a silo leaves the answer out, and the round goes on, where its guard would refuse it."""
+        return False
+
     def suppress(self, answer: Answer, floor: Callable[[Query], int]) -> Answer:
-        """Return the answer without the parts that stand for fewer than ``floor(query)`` people."""
+        """Return the answer without the parts that stand for fewer than ``floor(query)`` people.
+
+        A floor of `EVERYBODY` leaves all of it out.
+        """
         return answer
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from operator import add
@@ -25,6 +25,7 @@ from fedtmle.model.kernels import column_sums
 from fedtmle.model.types import Array, IntArray, Part
 from fedtmle.protocol.masks import Lane
 from fedtmle.protocol.query import (
+    EVERYBODY,
     BoundedColumns,
     ColumnTerms,
     CountCell,
@@ -35,6 +36,7 @@ from fedtmle.protocol.query import (
     Local,
     Model,
     Phase,
+    Query,
     RowMeans,
     ToldColumns,
 )
@@ -118,7 +120,8 @@ class SumsQuery(IntegerSums):
 class TallyQuery(IntegerSums):
     """Sums of named columns: counts per arm, of observed outcomes, of weights.
 
-    ``grid`` None sends them exactly; else sum j is rounded to a multiple of 2^-grid[j].
+    ``grid`` None sends them exactly; else sum j is rounded to a multiple of 2^-grid[j]. If they are
+    ``optional``, a silo that may not tell them sends zeros: a column of ones tells who did.
     """
 
     columns: BoundedColumns
@@ -126,6 +129,7 @@ class TallyQuery(IntegerSums):
     phase: Phase = Phase.NUISANCE
     counts: tuple[CountCell, ...] = ()
     grid: tuple[int, ...] | None = None
+    optional: bool = False
 
     @property
     def shifts(self) -> tuple[int, ...]:
@@ -146,6 +150,13 @@ class TallyQuery(IntegerSums):
 
     def cells(self) -> Iterable[CountCell]:
         return self.counts
+
+    @property
+    def is_optional(self) -> bool:
+        return self.optional
+
+    def suppress(self, answer: Sums, floor: Callable[[Query], int]) -> Sums:
+        return zero_sums(self.shifts) if self.optional and floor(self) == EVERYBODY else answer
 
     def told_columns(self, local: Local) -> ToldColumns | None:
         columns, at = self.columns, list(self.columns.judged)

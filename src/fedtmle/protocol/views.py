@@ -121,7 +121,11 @@ class ViewedQuery(AbstractQuery[Any, Any]):
         return self.query.ships_model(silo)
 
     def suppress(self, answer: Any, floor: Callable[[Query], int]) -> object:
-        return self.query.suppress(answer, floor)
+        return self.query.suppress(answer, lambda _: floor(self))
+
+    @property
+    def is_optional(self) -> bool:
+        return self.query.is_optional
 
     def row_means(self, answer: Any, local: Local) -> RowMeans | None:
         means = self.query.row_means(answer, self.rows_of(local))

@@ -10,10 +10,10 @@ from fedtmle.errors import DecodeError, InputError, ProtocolError
 from fedtmle.model.types import IntArray
 from fedtmle.protocol import messages
 from fedtmle.protocol.codes import Uplink
-from fedtmle.protocol.guard import Policy, suppressed
+from fedtmle.protocol.guard import Policy, left_out, suppressed
 from fedtmle.protocol.messages import Answered, Ask, Begin, Close
 from fedtmle.protocol.plan import Follower, Plan
-from fedtmle.protocol.query import AnsweredQuery, Query
+from fedtmle.protocol.query import AnsweredQuery, Local, Query
 from fedtmle.runtime.keeper import Keeper
 from fedtmle.runtime.rows import LocalRows
 from fedtmle.runtime.session import run_embedded
@@ -141,17 +141,22 @@ def _follow(
                 raise DecodeError("transcript: an answer comes before its question")
             if plan.is_masked:
                 if local is not None:
-                    again = suppressed(follower.query, follower.query.answer(local), policy)
+                    again = _told(follower.query, local, policy)
                     answered.append(AnsweredQuery(query=follower.query, answer=again))
                 continue
             query, bits, before = follower.query, reply.payload.bits(), replace(uplink)
             answer = uplink.decode(query.answer_code, bits)  # first: another study's cannot be decoded
             if local is not None:
-                again = suppressed(query, query.answer(local), policy)
+                again = _told(query, local, policy)
                 if before.encode(query.answer_code, again) != bits:
                     raise InputError(f"silo '{local.name}': its rows do not give the recorded answers")
             answered.append(AnsweredQuery(query=query, answer=answer))
     return tuple(answered), n
+
+
+def _told(query: Query, local: Local, policy: Policy) -> object:
+    """Return the answer to a query as it leaves a silo under ``policy``."""
+    return suppressed(query, query.answer(local), policy, left_out(query, local, policy))
 
 
 def _exchanges(transcript: Transcript, silo: str) -> Iterator[tuple[messages.Request, messages.Reply]]:

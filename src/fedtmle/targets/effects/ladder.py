@@ -10,7 +10,7 @@ standard error. At the study's own bound D has mean zero at psi, so that psi_b i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeVar, final
@@ -89,7 +89,14 @@ class LadderColumns(AbstractBoundedColumns[EffectRows]):
                 *(f"U_{k} t at {bound:.3g}" for k in own),
             )
         ]
-        return (*by_bound, "t t")
+        return (*by_bound, "t t", "record")
+
+    @property
+    def judged(self) -> Sequence[int]:
+        """U at every bound and the records themselves; the others are products of these and of t."""
+        size = 2 * self.coordinates + len(upper_pairs(self.coordinates))
+        means = [size * b + k for b in range(len(self.bounds)) for k in range(self.coordinates)]
+        return (*means, len(self.names) - 1)
 
     @cached_property
     def exponents(self) -> tuple[int, ...]:
@@ -103,7 +110,7 @@ class LadderColumns(AbstractBoundedColumns[EffectRows]):
             powers += [exponent(u)] * self.coordinates
             powers += [exponent(u * u * cluster)] * len(upper_pairs(self.coordinates))
             powers += [exponent(u * t * cluster)] * self.coordinates
-        return (*powers, exponent(t * t * cluster))
+        return (*powers, exponent(t * t * cluster), exponent(1.0))
 
     @property
     def grid(self) -> tuple[int, ...]:
@@ -114,7 +121,7 @@ class LadderColumns(AbstractBoundedColumns[EffectRows]):
             *[PRODUCT_PLACES - 2 * width] * len(upper_pairs(k)),
             *[MEAN_PLACES - width] * k,
         )
-        return (*at_bound * len(self.bounds), MEAN_PLACES)
+        return (*at_bound * len(self.bounds), MEAN_PLACES, 0)
 
     def over(self, rows: AnyTable, work: Callable[[EffectRows], Result]) -> Iterable[Result]:
         return self.effect.over(rows, work)
@@ -133,10 +140,12 @@ class LadderColumns(AbstractBoundedColumns[EffectRows]):
             columns += U
             columns += [U[j] * totals[k] for j, k in upper_pairs(self.coordinates)]
             columns += [column * t_total for column in U]
-        return np.stack([*columns, t * t_total])
+        return np.stack([*columns, t * t_total, np.ones(len(t))])
 
     def rungs(self, pooled: Sums, n: int) -> tuple[Rung, ...]:
-        """Return the means at each bound from the pooled sums."""
+        """Return the means at each bound from the pooled sums; none unless every silo has told them."""
+        if round(float(pooled.values()[-1])) != n:
+            return ()
         k, pairs = self.coordinates, len(upper_pairs(self.coordinates))
         found, size = pooled.values() / n, 2 * k + pairs
         return tuple(
@@ -145,11 +154,11 @@ class LadderColumns(AbstractBoundedColumns[EffectRows]):
                 mean=part[:k],
                 products=unpack(part[k : k + pairs], k),
                 with_t=part[k + pairs :],
-                t_squared=float(found[-1]),
+                t_squared=float(found[-2]),
                 n=n,
                 has_error=not self.effect.spanning,
             )
-            for bound, part in zip(self.bounds, found[:-1].reshape(-1, size), strict=True)
+            for bound, part in zip(self.bounds, found[:-2].reshape(-1, size), strict=True)
         )
 
 
