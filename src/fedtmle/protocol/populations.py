@@ -17,6 +17,7 @@ from typing import final
 
 import numpy as np
 
+from fedtmle.model import linear
 from fedtmle.model.exact import GRID_BITS, Sums, query_shifts
 from fedtmle.model.types import Array, Part, packed_size, upper_pairs
 from fedtmle.protocol.query import Derivatives, Evaluation, IntegerSums, Law, Local, Phase, Problem, RowMeans
@@ -121,6 +122,7 @@ class PopulationsQuery(IntegerSums):
     def answer(self, local: Local) -> Sums:
         submodel = local.submodel(self.problem, self.law)
         own = submodel.sums(np.zeros(self.problem.dim), Part.GRADIENT).values(submodel.n_rows)
-        distance = self.root @ (own - self.mean)  # the silo alone computes it: the last bits set nobody apart
-        statistic = submodel.n_rows * float(distance @ distance)
+        gap = (own - self.mean).tolist()
+        distance = [linear.dot(row, gap) for row in self.root.tolist()]
+        statistic = submodel.n_rows * linear.dot(distance, distance)
         return Sums((round(math.ldexp(min(statistic, float(self.n)), STATISTIC_BITS)), 1), self.shifts)
