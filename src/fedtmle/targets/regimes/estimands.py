@@ -21,7 +21,7 @@ from fedtmle.targets.regimes.timeline import LAG, Timeline
 MOST_PERIODS = 60
 
 
-class Chain(NamedTuple):
+class RegimeChain(NamedTuple):
     """One mean: a rule, and the number of periods up to the outcome."""
 
     rule: AbstractRegime
@@ -161,10 +161,10 @@ class AbstractRegimeEffect(AbstractEffect):
         return self.rules[0].is_modified
 
     @cached_property
-    def chains(self) -> tuple[Chain, ...]:
+    def chains(self) -> tuple[RegimeChain, ...]:
         """The means, rule by rule."""
         horizons = self.horizons or (self.periods,)
-        return tuple(Chain(rule, horizon) for rule in self.rules for horizon in horizons)
+        return tuple(RegimeChain(rule, horizon) for rule in self.rules for horizon in horizons)
 
     def timeline(self, variables: Variables) -> Timeline:
         """Return the columns by period; the dictionary says which values take the place of missing ones."""

@@ -69,7 +69,7 @@ class RegimeCounts(AbstractLaidOutColumns[Table]):
         return values
 
 
-class _OverPeople:
+class _OverTable:
     """Reads consecutive people of a problem of treatment over time."""
 
     problem: RegimeProblem
@@ -80,7 +80,7 @@ class _OverPeople:
 
 @final
 @dataclass(frozen=True)
-class RegimeWeights(_OverPeople, AbstractLaidOutColumns[Table]):
+class RegimeWeights(_OverTable, AbstractLaidOutColumns[Table]):
     """Each mean's weight W in a person's last period at risk up to the horizon, and its square."""
 
     problem: RegimeProblem
@@ -111,7 +111,7 @@ class RegimeWeights(_OverPeople, AbstractLaidOutColumns[Table]):
 
 @final
 @dataclass(frozen=True)
-class RegimeTruncationBins(_OverPeople, AbstractBins[Table]):
+class RegimeTruncationBins(_OverTable, AbstractBins[Table]):
     """Per rule, how many people have a truncated weight in some period (bin 1)."""
 
     problem: RegimeProblem
@@ -132,7 +132,7 @@ class RegimeTruncationBins(_OverPeople, AbstractBins[Table]):
 
 @final
 @dataclass(frozen=True)
-class AdherenceBins(_OverPeople, AbstractBins[Table]):
+class AdherenceBins(_OverTable, AbstractBins[Table]):
     """Per rule and period, of those at risk: how many have followed the rule so far, uncensored (bin 1)."""
 
     problem: RegimeProblem
@@ -158,7 +158,7 @@ class AdherenceBins(_OverPeople, AbstractBins[Table]):
 
 @final
 @dataclass(frozen=True)
-class WeightBins(_OverPeople, AbstractBins[Table]):
+class WeightBins(_OverTable, AbstractBins[Table]):
     """Per rule and period, a histogram of the weights of those who have followed the rule so far."""
 
     problem: RegimeProblem
