@@ -197,7 +197,7 @@ def test_no_refusal_of_an_attack_tells_a_value(
     assert refusals
     assert set(refusals) <= known
     # The last is ExactMean's attribute, by the name that the silo's owner gave it.
-    keys = {key.name for key in fields(Policy)} | {"", "approval", "expires", "disclosure: mean"}
+    keys = {key.name for key in fields(Policy)} | {"", "approval", "expires", "relay", "disclosure: mean"}
     words = {reason.name.lower() for reason in Reason} | {""}
     for line in read(tmp_path / "ledger"):
         assert line["key"] in keys

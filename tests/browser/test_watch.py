@@ -147,6 +147,8 @@ def test_a_silos_owner_sees_what_was_sent(page: Page, tmp_path: Path) -> None:
         cells = page.ask("return [...document.querySelectorAll('#sent td:last-child')].map(c => c.innerText)")
         assert isinstance(cells, list)
         assert sum(int(cell.replace(",", "")) for cell in cells) == sent
-        assert "RoundedGradientQuery" in page.text("#sent")
+        shown = page.text("#sent")
+        assert "the mean gradient over the rows, rounded to the public grid" in shown
+        assert "Query" not in shown  # in words, not by the names of classes
         assert not page.overflows()
         assert page.complaints() == []
