@@ -129,16 +129,20 @@ def job_of(rig: Rig, folder: Path, run: str) -> Path:
 
 
 def submitted(rig: Rig, job: Path) -> Document:
-    """What the engine says of a job, once it has ended."""
+    """What the engine says of a job, once it has ended and what each site answered is written.
+
+    The engine writes that a job failed to run first, and the sites' answers a moment later.
+    """
+    meta: Document = {}
     with engine_session(rig.made) as session:
         name = session.submit_job(str(job))
         until = time.monotonic() + 60
         while time.monotonic() < until:
             meta = dict(session.get_job_meta(name))
-            if str(meta.get("status")).startswith("FINISHED"):
+            if str(meta.get("status")).startswith("FINISHED") and "job_deploy_detail" in meta:
                 return meta
             time.sleep(0.3)
-    raise AssertionError("the job did not end")
+    raise AssertionError(f"the job did not end: {meta}")
 
 
 def test_a_run_waits_for_approvals_and_gives_the_bytes_of_one_process(rig: Rig, tmp_path: Path) -> None:
