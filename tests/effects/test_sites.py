@@ -93,14 +93,14 @@ def test_a_silo_without_an_estimate_says_why() -> None:
     data["south"] = data["south"].assign(a=0)
     data["east"] = data["east"].assign(y=lambda frame: frame["a"])
     result = ft.run(study("", g_bounds=0.01), data, release=EVERY)
-    why = {w.split("'")[1]: w.partition(": ")[2] for w in result.warnings if "of its own" in w}
+    why = {w.split("'")[1]: w.partition(": ")[2] for w in result.notes if "of its own" in w}
     assert why == {
         "north": OwnStatus.SEPARATION.reason,
         "south": OwnStatus.FEW.reason,
     }
     assert list(result.to_dict()["silos"]) == ["east"]  # its outcome model has a weak penalty
     assert any(
-        w.startswith("the own estimate of east is from weakly penalised fits") for w in result.warnings
+        w.startswith("the own estimate of east is from weakly penalised fits") for w in result.notes
     )
 
 
@@ -130,7 +130,7 @@ def test_only_silos_that_release_compute_and_send() -> None:
 def test_without_diagnostics_there_are_none_and_the_result_says_so() -> None:
     result = ft.run(change(study(""), diagnostics=False), hospitals(200), release=["south"])
     assert result.to_dict()["silos"] == {}
-    assert "no silo has an estimate of its own: the study leaves out its diagnostics" in result.warnings
+    assert "no silo has an estimate of its own: the study leaves out its diagnostics" in result.notes
 
 
 def test_preflight_and_validate_warn_before_anything_runs(tmp_path: Path) -> None:
