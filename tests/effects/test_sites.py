@@ -99,9 +99,7 @@ def test_a_silo_without_an_estimate_says_why() -> None:
         "south": OwnStatus.FEW.reason,
     }
     assert list(result.to_dict()["silos"]) == ["east"]  # its outcome model has a weak penalty
-    assert any(
-        w.startswith("the own estimate of east is from weakly penalised fits") for w in result.notes
-    )
+    assert any(w.startswith("the own estimate of east is from weakly penalised fits") for w in result.notes)
 
 
 def test_a_level_that_a_silo_lacks_has_no_column_there() -> None:
