@@ -236,6 +236,18 @@ def test_significant_bits(value: float) -> None:
     assert abs(near - Fraction(value)) <= Fraction(value) / 256
 
 
+@pytest.mark.parametrize("entry", [0.3949, 0.227, 0.5, 1.0, 3e-3])
+def test_coordinates_that_are_one_and_the_same_are_whitened_up_to_the_rounding(entry: float) -> None:
+    """Whether the second pivot is 0 or a rounding error above it, C is as large as the rounding says."""
+    H, rounding = np.full((2, 2), entry), 2.0**-12
+    C = floating(whitener(H, rounding))
+    assert np.linalg.norm(C, 2) ** 2 <= 1.02 / rounding
+    assert np.linalg.eigvalsh(C @ H @ C.T)[-1] <= 1.02
+    for unseen in (np.diag([entry, 0.0]), np.zeros((2, 2))):
+        with pytest.raises(InputError, match="an arm or a coordinate may carry no information"):
+            whitener(unseen, rounding)
+
+
 def test_singular_curvature_and_too_fine_tolerance_are_named() -> None:
     with pytest.raises(InputError, match="coordinates"):
         whitener(np.zeros((2, 2)))

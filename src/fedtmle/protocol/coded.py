@@ -302,7 +302,8 @@ class CalibrationQuery(AbstractQuery[SiloCurvature, Lattice]):
         """
         C = self.C
         if C is None:
-            C = whitener(matrices[0] if sizes is None else _mean(matrices, list(sizes.values())))
+            pooled = matrices[0] if sizes is None else _mean(matrices, list(sizes.values()))
+            C = whitener(pooled, rounding)
         if isinstance(self.smoothness, int | float):
             return build_lattice(delta=self.delta, beta=significant(self.smoothness, up=True), C=C)
         # The answers are in the coordinates of a public C already.

@@ -35,6 +35,9 @@ LARGEST_MANTISSA = 1 << SIGNIFICANT_BITS
 LARGEST_EXPONENT = 1000
 CHECK_BITS = 16
 SMALLEST_NORM = 2.0**-LARGEST_EXPONENT
+SMALLEST_PIVOT = (
+    2.0**-40
+)  # of a Cholesky factor, as a share of the diagonal entry: below it is rounding error
 PUBLIC_BITS = 60  # the public gradient of the normaliser is rounded to 2^-60
 
 
@@ -204,9 +207,21 @@ def floating(matrix: Matrix) -> Array:
     return np.array([[float(entry) for entry in row] for row in matrix])
 
 
-def whitener(curvature: Array) -> Matrix:
-    """Return C, the inverse Cholesky factor of the curvature, rounded to 8 significant bits."""
+def whitener(curvature: Array, rounding: float = 0.0) -> Matrix:
+    """Return C, the inverse Cholesky factor of the curvature, rounded to 8 significant bits.
+
+    ``rounding`` bounds the operator norm of what rounding changed. Two coordinates may be one and the same,
+    as risks at two horizons without an event between them: the factor is then that of curvature + rounding I,
+    which is no less than the curvature before it was rounded. A coordinate of no curvature is refused.
+    """
+    diagonal: list[float] = np.diag(curvature).tolist()
     factor = cholesky(curvature)
+    if factor is None or any(
+        pivot * pivot <= SMALLEST_PIVOT * entry
+        for pivot, entry in zip(np.diag(factor).tolist(), diagonal, strict=True)
+    ):
+        is_seen = all(entry > 0 for entry in diagonal) and rounding > 0
+        factor = cholesky(curvature, shift=rounding) if is_seen else factor
     if factor is None:
         raise InputError(
             "coordinates: the curvature of the loss is singular, so it cannot be whitened; "
