@@ -7,17 +7,22 @@ from __future__ import annotations
 
 import datetime
 import json
+import math
+import random
 from collections.abc import Callable
 from dataclasses import fields, replace
+from fractions import Fraction
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pandas as pd
 
 import fedtmle as ft
 from fedtmle.algorithms.base import AbstractAlgorithm
+from fedtmle.runtime import noise
 from fedtmle.studies.preflight import preflight
 from fedtmle.studyfile.file import read_study
 from fedtmle.studyfile.template import write_template
@@ -382,6 +387,21 @@ for _name, _missing in (("imputed", "impute"), ("indicator", "indicator")):
     )
 
 
+def private(study: ft.Study, _: Path) -> Any:
+    """Run a study with privacy; its noise is the same every time."""
+    public = random.Random(7)  # noqa: S311 - no secret
+
+    def drawn(variance: Fraction, _below: object) -> int:
+        return round(public.gauss(0.0, math.sqrt(variance)))
+
+    with patch.object(noise, "discrete_gaussian", drawn):
+        return ft.run(study, cohort())
+
+
+_PRIVACY = ft.Privacy(epsilon=20.0, delta=1e-3, server="trusted")
+add("study/private", partial(private, study_of(ATE, algorithm=ft.OneStep(), privacy=_PRIVACY)))
+
+
 # Silo files: streams, policies, and names of columns.
 
 
@@ -557,3 +577,6 @@ add("wire/changed broadcast", partial(wire.lying, bit=5, to="abc"))
 add("wire/different broadcasts", partial(wire.lying, bit=-1, to="b", how=ft.Gradient(tolerance=1e-9)))
 add("wire/cannot record", wire.unrecorded)
 add("wire/strays", wire.strays)
+add("wire/colluders", partial(wire.masked, signed=False, colluders=2))
+add("wire/no relay", partial(wire.masked, signed=True))
+add("wire/digests without a mask", partial(wire.unmasked, study_of(**CLUSTERS), cohort()["a"]))

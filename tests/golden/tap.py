@@ -4,7 +4,8 @@ A run is watched where a silo meets the wire, `Silo.step`: bytes in, bytes out. 
 are recorded like all others, and the runs themselves need no more than the public API.
 
 Digests must not depend on the plan's digest, which changes with the names of classes and the version. It is
-blanked where it crosses the wire, and so are the session's name and the signatures, which derive from it. The
+blanked where it crosses the wire, and so are the session's name, the signatures and what silos count under
+masks, which derive from it. The
 digest that a silo sends at the close is one of the messages that it heard; it is checked against them, and
 replaced by that of the messages with their session's name blanked.
 """
@@ -39,7 +40,7 @@ from fedtmle.targets.effects.estimands import AbstractEffect
 from tests.kinds import concrete
 
 Message = tuple[str, bytes, bytes]  # the silo, the request, the reply
-SESSION, PLAN, SIGNATURE = b"session", b"plan", b"signature"
+SESSION, PLAN, SIGNATURE, MASKED = b"session", b"plan", b"signature", b"masked"
 
 # A class counts as used where this method of it was called.
 USED_BY: dict[type[Any], str] = {
@@ -56,6 +57,8 @@ USED_BY: dict[type[Any], str] = {
     AbstractCode: "write",
     AbstractNormaliser: "gradient",
 }
+# Rules over time that other rules, or numbers, stand for in each period.
+USED_BY_ANOTHER: dict[type[Any], str] = {ft.Planned: "at", ft.Shift: "moved"}
 
 
 @dataclass
@@ -102,9 +105,10 @@ def tapped() -> Iterator[Tap]:
         return noted
 
     patches = [
-        patch.object(kind, name, noting(getattr(kind, name)))
+        patch.object(kind, method, noting(getattr(kind, method)))
         for base, name in USED_BY.items()
         for kind in concrete(base)
+        for method in (USED_BY_ANOTHER.get(kind, name),)
     ]
     with ExitStack() as stack:
         stack.enter_context(patch.object(Silo, "step", watched))
@@ -147,6 +151,10 @@ class _Heard:
             changed["session"] = SESSION
         if message.get("type") == "open":
             changed["plan"] = PLAN
+        if message.get("type") == "counted" and "payload" in message:
+            changed["payload"] = [message["payload"][0], MASKED]
+            if "signature" in message:
+                changed["signature"] = SIGNATURE
         if message.get("type") == "closed" and {"digest", "signature"} <= message.keys():
             changed["digest"], changed["signature"] = self._closing(message["digest"], message["signature"])
         if message.get("type") == "compare" and "closings" in message:

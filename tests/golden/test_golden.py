@@ -22,7 +22,7 @@ from tests.golden import pinned
 from tests.golden.record import differences, load, perform
 from tests.golden.runs import RUNS
 from tests.golden.tap import USED_BY, message_digest, tapped
-from tests.golden.wire import NAMES, signed
+from tests.golden.wire import NAMES
 
 RECORDED = load()
 
@@ -86,13 +86,14 @@ def test_every_ending_but_the_rare_ones_is_that_of_a_run() -> None:
     ],
     ids=["plan", "session", "signatures"],
 )
+@pytest.mark.parametrize("run", ["wire/signed", "wire/no relay"])
 def test_the_digest_of_messages_blanks_what_derives_from_the_plan(
-    name: str, value: object, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    run: str, name: str, value: object, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    recorded = perform("wire/signed")[1].in_order()
+    recorded = perform(run)[1].in_order()
     monkeypatch.setattr(name, value)
     with tapped() as tap:
-        signed(tmp_path)
+        RUNS[run](tmp_path)
     assert tap.in_order() != recorded
     assert message_digest(tap.in_order()) == message_digest(recorded)
 

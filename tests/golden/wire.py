@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import hashlib
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ from fedtmle.runtime.rows import read_rows
 from fedtmle.runtime.session import Finished, InProcess, Session
 from fedtmle.runtime.signing import SigningKey
 from fedtmle.runtime.silo import Silo
+from fedtmle.studyfile.file import study_plan
+from tests.attacks.tables import table_of
 from tests.narrow import targeted
 
 NAMES = ("a", "b", "c")
@@ -41,6 +44,14 @@ def plan_of(how: Any = CODED, *, start: float = 5.0, signed: bool = False, expir
 
 def _key(name: str) -> SigningKey:
     return SigningKey(hashlib.sha256(SECRET + name.encode()).digest())
+
+
+def _masked_members(*, signed: bool) -> tuple[Member, ...]:
+    keys = {name: _key(name) for name in NAMES}
+    return tuple(
+        Member(name=name, key=key.public if signed else b"", mask_key=key.mask_key.public)
+        for name, key in keys.items()
+    )
 
 
 def _silo(name: str, plan: Plan, **keeper: Any) -> Silo:
@@ -149,6 +160,28 @@ def lying(_: Path, *, bit: int, to: str, how: Any = CODED) -> dict[str, Any]:
     plan = plan_of(how)
     silos = [_silo(name, plan) for name in NAMES]
     return _values(Session(plan, _Lying(silos, bit=bit, to=to), session=SESSION).run())
+
+
+def _begun(silo: Silo, plan: Plan) -> dict[str, Any]:
+    """Open a session with one silo and ask it for its first answer; return the types of its replies."""
+    opening = {"type": "open", "format": 1, "session": SESSION, "plan": plan.digest}
+    begin = {"type": "begin", "session": SESSION, "n": 400, "first_row": 0}
+    replies = [silo.step(msgspec.msgpack.encode(message)) for message in (opening, begin)]
+    return {"replies": [msgspec.msgpack.decode(reply)["type"] for reply in replies]}
+
+
+def masked(_: Path, *, signed: bool, colluders: int = 1) -> dict[str, Any]:
+    """Silo a refuses sums under masks: too many may collude, or the counts of the others are not relayed."""
+    plan = replace(plan_of(), roster=_masked_members(signed=signed))
+    keys = {"key": _key("a") if signed else None, "mask_key": _key("a").mask_key}
+    return _begun(_silo("a", plan, policy=Policy(colluders=colluders), **keys), plan)
+
+
+def unmasked(study: ft.Study, columns: dict[str, Any], _: Path) -> dict[str, Any]:
+    """The owner of silo a did not agree that digests of clusters leave without a mask."""
+    plan = study_plan(study, _masked_members(signed=False))
+    keeper = Keeper(policy=Policy(), clock=lambda: START, mask_key=_key("a").mask_key)
+    return _begun(Silo("a", plan, table_of(study, columns), keeper=keeper), plan)
 
 
 def strays(_: Path) -> dict[str, Any]:

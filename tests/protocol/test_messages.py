@@ -125,9 +125,11 @@ def test_deep_nesting_and_oversize_are_refused() -> None:
 
 
 def test_no_request_has_room_for_a_law_an_eps_or_a_row() -> None:
-    """A request is a session, a round, what was pooled or sent and what was signed: no place to go."""
+    """A request is a session, a round, what was pooled or sent, what was signed and which silos take part."""
     fields = {name for message in REQUESTS for name in message.__struct_fields__}
-    assert fields == {"format", "session", "plan", "n", "first_row", "round", "pooled", "relayed", "closings"}
+    # "absent" has room for names of the roster only: tests/studies/test_on_refusal.py.
+    passed_on = {"pooled", "relayed", "closings"}
+    assert fields == {"format", "session", "plan", "n", "first_row", "round", "absent"} | passed_on
 
 
 # The states of docs/wire.md, once more: where each request leads, by what came of it.

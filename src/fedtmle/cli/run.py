@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -131,16 +132,21 @@ def resume(
 
 def cancel(
     run: Path = typer.Argument(..., help="The run's folder, as `run --on` and `server status` print it."),
+    as_json: bool = typer.Option(False, "--json", help="Print the run's folder and state as JSON."),
 ) -> None:
     """Cancel a deployed run, whether it waits, runs or has stopped. Silos are asked nothing more."""
     require_flare()
     from fedtmle.deploy.launch import cancel as end_run
     from fedtmle.deploy.launch import find_run
+    from fedtmle.engine.runs import RunState
 
-    with reporting(as_json=False):
+    with reporting(as_json=as_json):
         _, folder = find_run(run)
         end_run(folder)
-        typer.echo(f"Cancelled: {folder.path}")
+        if as_json:
+            typer.echo(json.dumps({"run": str(folder.path), "state": RunState.CANCELLED.value}))
+        else:
+            typer.echo(f"Cancelled: {folder.path}")
 
 
 def deployed(

@@ -192,6 +192,10 @@ class GLMModel(AbstractRegressionModel):
     def columns(self) -> tuple[str, ...]:
         return column_names(self.formula, self.levels)
 
+    @property
+    def design_names(self) -> tuple[str, ...]:
+        return self.columns
+
     def submodel(self, law: None, rows: AnyTable) -> AbstractSubmodel:
         if self.response.periods:
             return GroupedLinear(

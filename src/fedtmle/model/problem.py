@@ -63,6 +63,14 @@ class AbstractModel(ABC, Generic[Law, Rows]):
     def dim(self) -> int:
         """d: the number of coordinates of eps."""
 
+    @property
+    def design_names(self) -> tuple[str, ...] | None:
+        """The names of the d columns of a regression on a table, or None for other models.
+
+        Columns of the same name are the same in all models of a study.
+        """
+        return None
+
     @abstractmethod
     def submodel(self, law: Law, rows: Rows) -> AbstractSubmodel:
         """Return p^k(.) as these rows see it."""

@@ -49,10 +49,8 @@ class Designs:
 
         It is 0 if the model adds no columns to those of others. A bound that is at most ``enough`` will do.
         """
-        names = getattr(model, "columns", None)  # those of a regression on a table
-        if id(model) in self._known or not isinstance(submodel, GeneralisedLinear):
-            return 0.0
-        if not isinstance(names, tuple):
+        names = model.design_names
+        if id(model) in self._known or names is None or not isinstance(submodel, GeneralisedLinear):
             return 0.0
         self._known[id(model)] = model
         response = next((each for each in self._responses if each.is_of(submodel)), None)
