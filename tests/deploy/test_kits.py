@@ -368,6 +368,16 @@ def test_a_plan_is_run_once(made: Deployment, tmp_path: Path) -> None:
     assert "this run is done" in call("resume", run.path).stderr
 
 
+def test_a_cancelled_run_is_told_to_scripts_and_not_cancelled_twice(made: Deployment, tmp_path: Path) -> None:
+    run = new_run(made, read_study(write_example(tmp_path / "two", 2)), deadline=1.0, patience=1.0)
+    done = call("cancel", run.path, "--json")
+    assert json.loads(done.output) == {"run": str(run.path), "state": "cancelled"}
+    assert run.status().state is RunState.CANCELLED
+    again = call("cancel", run.path)
+    assert again.exit_code == Exit.DEFECTS
+    assert "this run is cancelled already" in again.output
+
+
 def test_a_study_that_pools_rows_cannot_be_deployed(made: Deployment, tmp_path: Path) -> None:
     study = read_study(write_example(tmp_path / "two", 2, algorithm='kind = "Central"'))
     with pytest.raises(InputError, match="pools the rows"):
