@@ -84,7 +84,7 @@ def judged(study: Study) -> Judged | None:
                     seen = [piece.rows for piece in submodel.told_rows(point.eps, part)]
                     key = number, k, 2 * j + (part is Part.HESSIAN)
                     found.rows.setdefault(key, []).append(np.concatenate(seen, axis=1))
-            told = member.told_columns(local)
+            told = None if member.is_optional else member.told_columns(local)  # left out, not refused
             if told is not None:
                 rows = np.concatenate(list(told.pieces()), axis=1)
                 together = len(rows) - told.alone
