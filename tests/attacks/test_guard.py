@@ -214,6 +214,7 @@ class OneColumn:
 
     which: int
     dim: int = 1
+    design_names = None  # not a regression on a table
 
     def submodel(self, law: None, rows: np.ndarray) -> AbstractSubmodel:  # noqa: ARG002
         return GeneralisedLinear(
