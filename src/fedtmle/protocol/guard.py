@@ -476,10 +476,16 @@ def suppressed(
 ) -> Answer:
     """Return the answer without the members left out, and without bins of fewer people than allowed."""
 
+    seen: set[int] = set()
+
     def floor(member: Query) -> int:
+        seen.add(id(member))
         return EVERYBODY if id(member) in left_out else policy.floor(*member.floors)
 
-    return query.suppress(answer, floor)
+    told = query.suppress(answer, floor)
+    if not seen.issuperset(left_out):
+        raise AssertionError("a member that may not be told was not found among those of the query")
+    return told
 
 
 def _evaluations(query: Query) -> Iterator[tuple[Phase, Evaluation]]:
