@@ -43,7 +43,7 @@ class Jobs(Protocol):
         ...
 
     def stop(self, job: str) -> None:
-        """End a job everywhere; a job that is over or unknown is no error."""
+        """End a job at the server and at every silo; do nothing if it is over or unknown."""
         ...
 
 

@@ -57,6 +57,7 @@ class _Posted(FLComponent):  # type: ignore[misc]
             self._stopping.set()
 
     def _begin(self, engine: Any, root: Path) -> None:
+        """Start the thread, which the server and the silo each define."""
         raise NotImplementedError
 
     def _repeat(self, step: Callable[[], None], every: float) -> None:

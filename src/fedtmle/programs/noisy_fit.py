@@ -63,7 +63,7 @@ def _combined(matrix: Array, columns: Array) -> Array:
 
 
 def averages(columns: Array, weight: Array | float) -> Array:
-    """Return the mean over the points of weight z z', shape (d, d), by exact sums."""
+    """Return the weighted mean of the products z z' over the points, shape (d, d), from exact sums."""
     pairs = upper_pairs(len(columns))
     weighted = columns * weight
     both = np.concatenate([columns, weighted])

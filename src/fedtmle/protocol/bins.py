@@ -338,7 +338,10 @@ def _joined(bins: Sequence[BinTotal]) -> BinTotal:
 
 
 def _finest(size: int, allowed: Mapping[tuple[int, int], bool]) -> tuple[int, ...] | None:
-    """Return the first bins of the most runs into which all bins can be cut; None if they cannot."""
+    """Join neighbouring bins into as many allowed groups as possible; return where each group begins.
+
+    ``allowed[i, j]`` says whether bins i to j - 1 may be one group. None if no grouping is allowed.
+    """
     best: dict[int, tuple[int, ...]] = {0: ()}
     for j in range(1, size + 1):
         ways = [(*best[i], i) for i in range(j) if i in best and allowed[i, j]]

@@ -31,7 +31,10 @@ TAIL = 64  # standard deviations of noise that a sum has room for
 @final
 @dataclass(frozen=True, kw_only=True)
 class NoisySums(IntegerSums):
-    """Sums with noise for a budget of ``rho`` (zCDP), shared by ``silos`` of which ``colluders`` collude."""
+    """Sums to which every silo adds a share of the noise that a budget of ``rho`` (zCDP) needs.
+
+    The shares are large enough if up to ``colluders`` of the ``silos`` reveal theirs.
+    """
 
     columns: AbstractPrivateColumns[Any]
     n: int

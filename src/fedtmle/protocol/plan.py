@@ -355,7 +355,7 @@ def _top_level(cls: type) -> str:
 
 
 def _digest(cls: type) -> str | None:
-    """Return the digest of the code of a class and of its base classes outside this package."""
+    """Return a digest of the code behind a class that another distribution brings, base classes included."""
     known = {PACKAGE, *sys.stdlib_module_names}
     parts: dict[bytes, None] = {}
     for base in (base for base in cls.__mro__ if _top_level(base) not in known):
@@ -370,7 +370,7 @@ def _digest(cls: type) -> str | None:
 
 
 def files_digest(installed: metadata.Distribution, module_name: str) -> bytes:
-    """Return the SHA-256 of the names and digests of a distribution's files, in the order of their names.
+    """Return one SHA-256 over a distribution's files: their names and contents, in order of name.
 
     Files that an installer adds (of the folder .dist-info, scripts, byte code) do not count. An installed
     file that is not the one its RECORD lists is an `InputError`.

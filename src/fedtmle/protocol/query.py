@@ -319,7 +319,7 @@ class AbstractQuery(ABC, Generic[Answer, Pooled]):
         return (payload,)
 
     def joined(self, parts: Parts) -> Pooled:
-        """Return what was pooled from each member's part of it: the inverse of `split`."""
+        """Put the members' pooled parts together again: the inverse of `split`."""
         (pooled,) = parts
         return cast(Pooled, pooled)
 

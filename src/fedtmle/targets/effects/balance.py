@@ -77,9 +77,9 @@ class Balance:
 @final
 @dataclass(frozen=True, kw_only=True)
 class BalanceBins(AbstractBins[Piece]):
-    """Sums of w x, w x^2, w H, w H x and w by arm for each covariate x on the unit scale of its range.
+    """For each covariate x, scaled to its range, the sums of w x, w x^2, w H, w H x and w in each arm.
 
-    Without weights the sum of w is the number of rows, and is left out.
+    w is a record's weight and H its clever covariate. Without weights the sum of w is a count: left out.
     A silo discloses a covariate's sums if every value of it that few hold is held by enough in each arm.
     ``components`` is how many components the first population has: static arms, whose H are never both
     other than zero.

@@ -73,7 +73,7 @@ class ChainFit:
         return self.steps[period - 1 - (self.horizon - len(self.steps))]
 
     def before(self, step: SequentialStep) -> ChainFit:
-        """Return the chain with one more step, of the period before."""
+        """Return the chain with the step of one earlier period put in front."""
         return replace(self, steps=(step, *self.steps))
 
 
