@@ -66,7 +66,7 @@ def test_what_is_no_number_there_is_counted_and_not_guessed(
     text = str(caught.value)
     assert "column 'cost': is text where a number is expected" in text
     assert "state decimal in the silo file" in text
-    assert "34" not in text
+    assert not any(cell in text for cell in cells if len(cell) > 2)  # a folder's number may hold "34"
 
 
 @pytest.mark.parametrize(

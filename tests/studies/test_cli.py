@@ -97,7 +97,7 @@ def test_validate_reports_study_silo_files_and_data_at_once(study: Path) -> None
     assert any("is outside the declared range in 1 row;" in line for line in lines)
     assert any("column 'smoker'" in line and "1 row;" in line for line in lines)
     assert any("column 'programme'" in line for line in lines)
-    assert "999" not in data.output  # no record's value is quoted
+    assert "999" not in data.output.replace(str(folder), "")  # no record's value is quoted
     assert "boxing" not in data.output
 
     (folder / "south.toml").write_text(
