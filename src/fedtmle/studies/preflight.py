@@ -15,7 +15,7 @@ import numpy as np
 from fedtmle.data import Schema, load_all
 from fedtmle.errors import FedTMLEError, InputError
 from fedtmle.model.table import Table
-from fedtmle.programs.flow import PreflightProgram, SitesProgram, propensity_histograms, site_tests
+from fedtmle.programs.preflight import PreflightProgram, SitesProgram, propensity_histograms, site_tests
 from fedtmle.programs.study import Study
 from fedtmle.programs.target import AbstractTarget
 from fedtmle.protocol.guard import Policy
