@@ -34,7 +34,7 @@ from fedtmle.studies.home import Home
 from fedtmle.studyfile.file import StudyFile, read_study
 from tests.deploy import faults
 from tests.deploy.proxy import Proxy
-from tests.engine.lines import ALGORITHMS, approve
+from tests.engine.lines import ALGORITHMS, approve, going_on
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 DEADLINE = 20.0
@@ -289,3 +289,20 @@ def test_a_silo_of_another_consortium_never_connects(rig: Rig, tmp_path: Path) -
             await_silos(impostor, ["hospital 9"], seconds=15)
     finally:
         processes.stop(kit)
+
+
+def test_a_study_goes_on_without_silos_that_reject_or_are_not_connected(tmp_path: Path) -> None:
+    """One owner rejects the plan, another hospital's machine is off: the result is that of the others."""
+    study = going_on(read_study(write_example(tmp_path / "hospitals", 4)))
+    approve(study, "hospital 1", "hospital 3", "hospital 4")
+    approve(study, "hospital 2", approved=False)
+    with local_deployment(tmp_path / "consortium", study) as made:
+        processes.stop(silo_kit(made, "hospital 4"))
+        run = new_run(made, study, deadline=DEADLINE, patience=75.0)  # more than the server's grace
+        *_, last = follow(made, run)
+        assert last.state is RunState.DONE, last.why
+    assert last.absent == {"hospital 2": "its owner rejected the plan", "hospital 4": "not connected"}
+    found = ft.load(run.result).document
+    assert found["absent"] == last.absent
+    rest = {name: study.silos[name] for name in ("hospital 1", "hospital 3")}
+    assert found["estimates"] == ft.run(study.study, rest).document["estimates"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from fedtmle.deploy.demo import write_example
@@ -53,6 +53,13 @@ def study_of(folder: Path, algorithm: str = "Coded", hospitals: int = 3) -> Stud
     return read_study(write_example(folder / "hospitals", hospitals, algorithm=ALGORITHMS[algorithm]))
 
 
+def going_on(study: StudyFile) -> StudyFile:
+    """The same study, which goes on without silos that refuse or are absent when it opens."""
+    text = study.path.read_text()
+    study.path.write_text(text.replace("[silos]", '[options]\non_refusal = "go on"\n\n[silos]'))
+    return read_study(study.path)
+
+
 def approve(study: StudyFile, *silos: str, approved: bool = True) -> None:
     for silo in silos or study.silos:
         Home.of(study.silos[silo]).approvals.decide(file_plan(study).digest, approved=approved)
@@ -80,13 +87,15 @@ def endpoint(folder: Path, study: StudyFile, silo: str, *, plan: bytes | None = 
     return opened(open_endpoint(kit_of(folder, study, silo), sites(study.silos)[silo], text, announced))
 
 
-def line(folder: Path, study: StudyFile) -> DirectLine:
-    return DirectLine({silo: endpoint(folder, study, silo) for silo in study.silos})
+def line(folder: Path, study: StudyFile, silos: Iterable[str] | None = None) -> DirectLine:
+    """A line to these silos of a study, by default to all."""
+    return DirectLine({silo: endpoint(folder, study, silo) for silo in silos or study.silos})
 
 
 def new_folder(folder: Path, study: StudyFile, *, patience: float = 60.0) -> RunFolder:
     plan = file_plan(study).digest.hex()
-    terms = Terms(plan=plan, sites=sites(study.silos), deadline=5.0, patience=patience)
+    goes_on = study.study.on_refusal == "go on"
+    terms = Terms(plan=plan, sites=sites(study.silos), deadline=5.0, patience=patience, goes_on=goes_on)
     made = RunFolder.new(folder / "runs", study, terms)
     made.move(Move.START)
     return made

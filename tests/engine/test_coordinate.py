@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -12,14 +13,18 @@ from fedtmle.deploy.demo import run_here, write_example
 from fedtmle.engine.coordinate import Coordination
 from fedtmle.engine.runs import Move, RunFolder, RunState, RunStatus
 from fedtmle.errors import DeadlineError, InputError
+from fedtmle.protocol.messages import Reason
 from fedtmle.runtime import ledger
 from fedtmle.studies.home import Home
 from fedtmle.studyfile.file import StudyFile, file_plan, read_study
-from tests.engine.lines import ALGORITHMS, DirectLine, approve, line, new_folder, study_of
+from fedtmle.text.result import render
+from tests.engine.lines import ALGORITHMS, DirectLine, approve, going_on, line, new_folder, study_of
 
 
 def carry_out(folder: Path, study: StudyFile, run: RunFolder) -> RunStatus:
-    Coordination(run.path.parent, run.name).carry_out(lambda _sites, _deadline, _awaited: line(folder, study))
+    Coordination(run.path.parent, run.name).carry_out(
+        lambda sites, _deadline, _awaited: line(folder, study, sites)
+    )
     return run.status()
 
 
@@ -192,3 +197,88 @@ def test_a_study_that_was_changed_at_the_server_is_not_run(tmp_path: Path) -> No
 def test_a_runs_name_leads_nowhere_else(tmp_path: Path, name: str) -> None:
     with pytest.raises(InputError, match="there is no run"):
         RunFolder.named(tmp_path, name)
+
+
+# A study that goes on without the silos that refuse or are absent when it opens.
+
+
+def without(study: StudyFile, silo: str) -> dict[str, Path]:
+    return {name: path for name, path in study.silos.items() if name != silo}
+
+
+@pytest.mark.parametrize(
+    ("decided", "reason"),
+    [(None, "waiting for its owner's approval"), (False, "its owner rejected the plan")],
+)
+def test_a_run_goes_on_without_a_silo_that_does_not_approve(
+    tmp_path: Path, decided: bool | None, reason: str
+) -> None:
+    study = going_on(study_of(tmp_path))
+    approve(study, "hospital 1", "hospital 3")
+    if decided is not None:
+        approve(study, "hospital 2", approved=decided)
+    run = new_folder(tmp_path, study, patience=1.0)
+    status = carry_out(tmp_path, study, run)
+    assert status.state is RunState.DONE, status.why
+    assert status.absent == {"hospital 2": reason}
+    found = ft.load(run.result).document
+    assert found["absent"] == {"hospital 2": reason}
+    assert "2 of 3 silos took part" in found["warnings"][0]
+    assert "2 of 3 silos" in render(found).splitlines()[1]
+    assert found["estimates"] == ft.run(study.study, without(study, "hospital 2")).document["estimates"]
+    nobody = new_folder(tmp_path, study, patience=0.1)
+    for silo in study.silos:
+        approve(study, silo, approved=False)
+    assert carry_out(tmp_path, study, nobody).refused
+
+
+def test_going_on_without_unusable_data_gives_the_bytes_of_one_process(tmp_path: Path) -> None:
+    study = going_on(study_of(tmp_path))
+    approve(study)
+    table = next(study.silos["hospital 2"].parent.glob("*.csv"))
+    table.write_text(table.read_text().splitlines()[0] + "\n")
+    run = new_folder(tmp_path, study)
+    assert carry_out(tmp_path, study, run).state is RunState.DONE
+    assert list(ft.load(run.result).document["absent"]) == ["hospital 2"]
+    assert same_as_here(study, run, tmp_path / "transcript")
+
+
+def test_a_silo_that_the_server_started_without_is_not_asked(tmp_path: Path) -> None:
+    study = going_on(study_of(tmp_path))
+    approve(study, "hospital 1", "hospital 3")
+    run = new_folder(tmp_path, study)
+    run.move(Move.NOTE, absent={"hospital 2": "not connected"})  # as the dispatcher does
+    began = time.monotonic()
+    assert carry_out(tmp_path, study, run).state is RunState.DONE
+    assert time.monotonic() - began < 30.0  # half the patience
+    assert ft.load(run.result).document["absent"] == {"hospital 2": "not connected"}
+
+
+@pytest.mark.parametrize("how", ["no approval", "a policy that refuses"])
+def test_a_resumed_run_has_the_silos_that_opened_it(tmp_path: Path, how: str) -> None:
+    """The absent silo is ready after the run has begun: it stays out, and the reason is the first one."""
+    study = going_on(study_of(tmp_path))
+    approve(study, "hospital 1", "hospital 3")
+    path = study.silos["hospital 2"]
+    text = path.read_text()
+    if how != "no approval":
+        approve(study, "hospital 2")
+        path.write_text(f"{text}\n[policy]\nmin_rows = 5000\n")
+    run = new_folder(tmp_path, study, patience=1.0)
+    ends = line(tmp_path, study)
+    dying = Dies(ends, 4, heard=True)
+    Coordination(run.path.parent, run.name).carry_out(lambda _s, _d, _a: dying)
+    status = run.status()
+    assert status.state is RunState.WAITING
+    assert status.has_opened
+    reason = "waiting for its owner's approval" if how == "no approval" else Reason.POLICY.value
+    assert status.absent == {"hospital 2": reason}
+    for end in ends.endpoints.values():
+        end.close()
+    approve(study, "hospital 2")
+    path.write_text(text)
+    run.move(Move.START)
+    assert carry_out(tmp_path, study, run).state is RunState.DONE
+    found = ft.load(run.result).document
+    assert found["absent"] == {"hospital 2": reason}
+    assert found["estimates"] == ft.run(study.study, without(study, "hospital 2")).document["estimates"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import signal
 import sys
@@ -19,7 +20,7 @@ from fedtmle.engine.jobs import packed_job
 from fedtmle.engine.post import LONGEST_STUDY, SiloReport, Standing
 from fedtmle.engine.runs import TRANSITIONS, Move, MoveError, RunFolder, RunState, RunStatus, Terms, sites
 from fedtmle.studyfile.file import StudyFile, file_plan
-from tests.engine.lines import study_of
+from tests.engine.lines import going_on, study_of
 
 GONE = Process(2**22 + 1, 0.0)  # no such process
 
@@ -84,11 +85,27 @@ class Bench:
         return self.run.status()
 
 
+PATIENCE = 86400.0
+
+
 @pytest.fixture
 def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
-    study = study_of(tmp_path)
+    return bench_of(study_of(tmp_path), tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def open_bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    """The study goes on without silos that refuse or are absent."""
+    return bench_of(going_on(study_of(tmp_path)), tmp_path, monkeypatch)
+
+
+def bench_of(study: StudyFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
     terms = Terms(
-        plan=file_plan(study).digest.hex(), sites=sites(study.silos), deadline=5.0, patience=86400.0
+        plan=file_plan(study).digest.hex(),
+        sites=sites(study.silos),
+        deadline=5.0,
+        patience=PATIENCE,
+        goes_on=study.study.on_refusal == "go on",
     )
     made = Bench(study, RunFolder.new(tmp_path / "runs", study, terms), FakeJobs())
     monkeypatch.setattr("fedtmle.engine.runs.time.time", lambda: made.time)
@@ -106,7 +123,7 @@ def arrived(bench: Bench, process: Process) -> None:
 def test_a_run_waits_without_a_job_until_every_silo_is_there_and_has_approved(bench: Bench) -> None:
     assert set(bench.turn().silos.values()) == {NOT_CONNECTED}
     bench.hear(None)
-    assert set(bench.turn().silos.values()) == {"connected; the study is on its way"}
+    assert set(bench.turn().silos.values()) == {"connected, and the study is on its way"}
     bench.hear(Standing.APPROVAL, "hospital 2")
     bench.hear(Standing.READY, "hospital 1", "hospital 3")
     assert bench.turn().silos["hospital 2"] == "waiting for its owner's approval"
@@ -336,3 +353,99 @@ def test_every_state_can_be_left_or_is_an_end() -> None:
     assert set(TRANSITIONS.values()) == set(RunState)
     for state in left:
         assert (state, Move.CANCEL) in TRANSITIONS
+
+
+# A study that goes on without the silos that refuse or are absent when it opens.
+
+
+def job_sites(run: RunFolder) -> list[str]:
+    with zipfile.ZipFile(io.BytesIO(packed_job(run))) as archive:
+        meta = json.loads(archive.read(f"{run.name}/meta.json"))
+    assert meta["min_clients"] == len(meta["mandatory_clients"])
+    assert meta["deploy_map"]["silo"] == meta["mandatory_clients"]
+    return list(meta["mandatory_clients"])
+
+
+def test_a_run_goes_on_at_once_without_a_silo_that_rejects(open_bench: Bench) -> None:
+    open_bench.hear(Standing.READY, "hospital 1")
+    open_bench.hear(Standing.REJECTED, "hospital 2")
+    assert open_bench.turn().state is RunState.WAITING  # for the third
+    open_bench.hear(Standing.READY, "hospital 3")
+    status = open_bench.turn()
+    assert status.state is RunState.STARTING
+    assert status.absent == {"hospital 2": "its owner rejected the plan"}
+    assert job_sites(open_bench.run) == ["hospital-1", "hospital-3"]
+
+
+def test_a_run_goes_on_at_the_end_of_the_patience_without_the_rest(open_bench: Bench) -> None:
+    assert open_bench.turn(PATIENCE - 60.0).state is RunState.WAITING
+    open_bench.hear(Standing.READY, "hospital 1")
+    open_bench.hear(Standing.APPROVAL, "hospital 2")
+    assert open_bench.turn().state is RunState.WAITING
+    status = open_bench.turn(70.0)
+    assert status.state is RunState.STOPPED  # nobody was heard in this minute, and nobody is ready
+    open_bench.run.move(Move.RESUME)
+    open_bench.turn(PATIENCE)
+    open_bench.hear(Standing.READY, "hospital 1")
+    open_bench.hear(Standing.APPROVAL, "hospital 2")
+    status = open_bench.turn()
+    assert status.state is RunState.STARTING
+    assert status.absent == {"hospital 2": "waiting for its owner's approval", "hospital 3": NOT_CONNECTED}
+    assert job_sites(open_bench.run) == ["hospital-1"]
+
+
+def test_a_silo_that_comes_before_the_run_has_opened_takes_part(open_bench: Bench) -> None:
+    """An attempt that was lost before it opened does not wait again for those that it was made without."""
+    open_bench.turn(PATIENCE)
+    open_bench.hear(Standing.READY, "hospital 1", "hospital 3")
+    assert list(open_bench.turn().absent) == ["hospital 2"]
+    open_bench.jobs.over["job-1"] = "can_not_schedule"
+    assert open_bench.turn().state is RunState.WAITING
+    open_bench.hear(Standing.READY, "hospital 1", "hospital 3")
+    status = open_bench.turn(5.0)
+    assert status.state is RunState.STARTING
+    assert list(status.absent) == ["hospital 2"]
+    open_bench.jobs.over["job-2"] = "can_not_schedule"
+    open_bench.turn()
+    open_bench.hear()
+    status = open_bench.turn(10.0)
+    assert status.state is RunState.STARTING
+    assert status.absent == {}
+    assert len(job_sites(open_bench.run)) == 3
+
+
+def test_from_the_opening_on_no_silo_joins_or_is_left_out(open_bench: Bench) -> None:
+    open_bench.hear(Standing.READY, "hospital 1", "hospital 3")
+    open_bench.hear(Standing.REJECTED, "hospital 2")
+    open_bench.turn()
+    open_bench.run.move(Move.ARRIVE, by=GONE)
+    open_bench.run.move(Move.RUN, by=GONE, has_opened=True)
+    assert open_bench.turn().state is RunState.WAITING
+    open_bench.hear(Standing.READY, "hospital 2", "hospital 3")
+    assert open_bench.turn(FRESH + 1.0).state is RunState.WAITING  # for the first
+    open_bench.hear()
+    status = open_bench.turn()
+    assert status.state is RunState.STARTING
+    assert status.absent == {"hospital 2": "its owner rejected the plan"}
+    open_bench.run.move(Move.ARRIVE, by=GONE)
+    open_bench.turn()
+    open_bench.hear(Standing.REJECTED, "hospital 3")
+    status = open_bench.turn()
+    assert status.state is RunState.STOPPED
+    assert "'hospital 3' refused" in status.why
+
+
+def test_a_run_goes_on_without_a_removed_silo_and_not_without_all(open_bench: Bench) -> None:
+    open_bench.hear()
+    open_bench.dispatcher.revoked = frozenset({"hospital-2"})
+    assert open_bench.turn().absent == {"hospital 2": "removed from the deployment"}
+    open_bench.dispatcher.revoked = frozenset({"hospital-2", "hospital-3"})
+    status = open_bench.turn()
+    assert status.state is RunState.STOPPED
+    assert "'hospital 3' was removed" in status.why
+    open_bench.run.move(Move.RESUME)
+    open_bench.hear(Standing.REJECTED)
+    status = open_bench.turn()
+    assert status.state is RunState.STOPPED
+    assert status.refused
+    assert status.why == "silo 'hospital 1' refused: its owner rejected the plan"

@@ -46,8 +46,10 @@ def _line(status: RunStatus, *, live: bool) -> str:
 
 
 def _progress(status: RunStatus, *, live: bool) -> str:
-    if not status.round:
+    if not status.round and not status.absent:
         return "all silos are ready; running"
+    if not status.round:
+        return f"running without {_silos(replace(status, silos=status.absent))}"
     awaited = {silo: words for silo, words in status.silos.items() if words != "ready"}
     if awaited:
         return f"round {status.round}; {_silos(replace(status, silos=awaited))}"
@@ -80,6 +82,7 @@ def new_run(deployment: Deployment, study: StudyFile, *, deadline: float, patien
         sites={silo: deployment.sites[silo] for silo in study.silos},
         deadline=deadline,
         patience=patience,
+        goes_on=study.study.on_refusal == "go on",
     )
     _check_is_new(deployment, terms.plan)
     return RunFolder.new(deployment.runs, study, terms)

@@ -11,14 +11,14 @@ from typing import Any, Protocol, TypeAlias
 
 from fedtmle.engine import frames
 from fedtmle.engine.alive import Process
-from fedtmle.engine.dispatch import lose
+from fedtmle.engine.dispatch import lose, reason
 from fedtmle.engine.frames import Answer, Declined, Ready
 from fedtmle.engine.runs import Move, MoveError, RunFolder, Terms
 from fedtmle.errors import DeadlineError, FedTMLEError, JournalError, ProtocolError, RefusedError
 from fedtmle.programs.study import Study
 from fedtmle.runtime.events import EventLog
 from fedtmle.runtime.journal import FileJournal
-from fedtmle.runtime.session import Federation, Journalled, RoundReport
+from fedtmle.runtime.session import ABSENT, Federation, Journalled, RoundReport, opened_silos
 from fedtmle.studies.over import run_over
 from fedtmle.studyfile.file import StudyFile, file_plan
 
@@ -39,6 +39,19 @@ class EngineFederation(Federation, Protocol):
         ...
 
 
+class Gathered:
+    """The silos of a federation that are ready; ``release`` names those that release their estimate."""
+
+    def __init__(self, federation: Federation, silos: Sequence[str], *, release: Sequence[str]) -> None:
+        self._federation = federation
+        self.silos: Sequence[str] = tuple(silos)
+        self.release = release
+
+    def exchange(self, requests: Mapping[str, bytes], /) -> Mapping[str, bytes]:
+        """Return the reply of each silo to its request."""
+        return self._federation.exchange(requests)
+
+
 Connect: TypeAlias = Callable[[Mapping[str, str], float, Awaited], EngineFederation]
 
 
@@ -48,7 +61,9 @@ class Coordination:
     def __init__(self, runs: Path, name: str) -> None:
         self._folder = RunFolder.named(runs, name)
         self._process = Process.here()
-        self._reached = self._folder.move(Move.ARRIVE, by=self._process).round  # by earlier attempts
+        status = self._folder.move(Move.ARRIVE, by=self._process)
+        self._reached = status.round  # by earlier attempts
+        self._absent, self._has_opened = dict(status.absent), status.has_opened
         self._news: dict[str, Any] = {}  # not written yet
         self._reported = 0.0
         self._last = 0.0
@@ -61,8 +76,11 @@ class Coordination:
         try:
             terms = self._folder.terms()
             file = self._check(terms)
-            federation = connect(terms.sites, terms.deadline, self._await)
-            self._run(federation, file, self._wait(federation, terms))
+            with closing(self._journal()) as journal:
+                sites = self._sites(terms, opened_silos(journal))
+                federation = connect(sites, terms.deadline, self._await)
+                gathered = self._wait(federation, terms)
+                self._run(gathered, file, journal)
         except MoveError as error:
             self._events.failed(error)
             _log.warning("%s", error)  # cancelled, or taken over: the status is no longer ours
@@ -88,9 +106,24 @@ class Coordination:
             raise ProtocolError("the run's study or the package was changed since it began; start a new run")
         return file
 
-    def _wait(self, federation: EngineFederation, terms: Terms) -> list[str]:
-        """Wait until every silo has read its data; return those that release their estimate."""
+    def _sites(self, terms: Terms, opened: Sequence[str] | None) -> dict[str, str]:
+        """Return the silos of this attempt: if the run has opened, those that opened it."""
+        if opened is None:
+            return self._folder.status().taking_part(terms.sites)
+        self._has_opened = True
+        for silo in terms.sites:
+            if silo not in opened:
+                self._absent.setdefault(silo, ABSENT)
+        return {silo: site for silo, site in terms.sites.items() if silo in opened}
+
+    def _wait(self, federation: EngineFederation, terms: Terms) -> Gathered:
+        """Wait until every silo has read its data.
+
+        A run that goes on leaves out the silos that decline, and at the end of the patience those that are
+        not ready, unless it has opened.
+        """
         silos = federation.silos
+        may_leave_out = terms.goes_on and not self._has_opened
         until = time.monotonic() + terms.patience
         reached: set[str] = set()
         began = time.monotonic()
@@ -99,36 +132,40 @@ class Coordination:
             reached |= set(answers)
             said = {silo: words(answers.get(silo)) for silo in silos}
             self._note(now=True, silos=said)
-            for silo, answer in answers.items():
-                if isinstance(answer, Declined):
-                    raise RefusedError(silo, answer.value)
-            waiting = {silo: said[silo] for silo in silos if not isinstance(answers.get(silo), Ready)}
-            if not waiting:
-                return [silo for silo in silos if answers[silo] == Ready(release=True)]
+            declined = {silo: each.value for silo, each in answers.items() if isinstance(each, Declined)}
+            if declined and (len(declined) == len(silos) or not may_leave_out):
+                raise RefusedError(*next(iter(declined.items())))
+            ready = [silo for silo in silos if isinstance(answers.get(silo), Ready)]
+            waiting = {silo: said[silo] for silo in silos if silo not in ready and silo not in declined}
+            is_late = time.monotonic() > until
+            if not waiting or (is_late and ready and may_leave_out):
+                self._absent |= {silo: reason(each) for silo, each in {**declined, **waiting}.items()}
+                release = [silo for silo in ready if answers[silo] == Ready(release=True)]
+                return Gathered(federation, ready, release=release)
             self._awaited = tuple(waiting)
             absent = [silo for silo in silos if silo not in reached]
             if absent and time.monotonic() - began > terms.deadline:
                 raise DeadlineError(tuple(absent), terms.deadline)
-            if time.monotonic() > until:
+            if is_late:
                 why = "; ".join(f"'{silo}': {each}" for silo, each in waiting.items())
                 raise ProtocolError(f"not every silo was ready within {terms.patience:g} s: {why}")
             time.sleep(POLL)
 
-    def _run(self, federation: EngineFederation, file: StudyFile, release: Sequence[str]) -> None:
+    def _run(self, gathered: Gathered, file: StudyFile, journal: FileJournal) -> None:
         plan = file_plan(file)
         self._last = time.monotonic()
         self._awaited = ()
-        self._move(Move.RUN)
+        silos = dict.fromkeys(gathered.silos, words(Ready()))
+        self._move(Move.RUN, silos=silos, absent=self._absent, has_opened=True)
         self._start_events(file.study, plan.digest.hex(), list(file.silos))
-        with closing(self._journal()) as journal:
-            recorded = Journalled(federation, journal, plan=plan)
-            result = run_over(plan, recorded, progress=self._hear, release=release)
+        recorded = Journalled(gathered, journal, plan=plan)
+        result = run_over(plan, recorded, progress=self._hear, release=gathered.release, absent=self._absent)
         if result.run is None:
             raise AssertionError("a fresh result has its run")
         result.run.transcript.save(self._folder.transcript)
         result.save(self._folder.result)
         self._events.finished(text=result.document["status_text"], converged=result.document["converged"])
-        self._move(Move.FINISH, why=result.document["status_text"])
+        self._move(Move.FINISH, why=result.document["status_text"], absent=result.document["absent"])
 
     def _journal(self) -> FileJournal:
         """Open the run's journal; without it the silos' answers so far cannot be known."""
@@ -148,6 +185,8 @@ class Coordination:
             plan=plan,
             silos=silos,
         )
+        for silo, why in self._absent.items():
+            self._events.silo(silo, "refused", why)
 
     def _hear(self, report: RoundReport) -> None:
         now = time.monotonic()
@@ -156,6 +195,11 @@ class Coordination:
         self._events.round(report)
         if report.round > self._reached:
             self._news["lost"] = 0  # this attempt got further than those before
+        if report.absent != self._absent:
+            for silo in report.absent.keys() - self._absent.keys():  # it refused when it was asked to open
+                self._events.silo(silo, "refused", report.absent[silo])
+            self._absent = dict(report.absent)
+            self._note(now=True, absent=self._absent)
         self._note(now=False, round=report.round, phase=str(report.phase), bits=report.bits)
 
     def _await(self, silos: Mapping[str, str]) -> None:

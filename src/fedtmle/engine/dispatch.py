@@ -1,5 +1,8 @@
 """The server's dispatcher: it starts a run when every silo is there and has approved, and again after a loss.
 
+A study may declare that it goes on without silos. Then the dispatcher starts its run without those whose
+owner rejected the plan, and at the end of the patience without those that are absent or undecided.
+
 It holds no run in memory: everything about a run is in its folder, so that after a reboot waiting runs wait
 again and runs that had begun go on. `Dispatcher.turn` is called every second, `Dispatcher.hear` with every
 report of a silo.
@@ -9,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -28,7 +31,8 @@ MAX_LOST = 20  # attempts in a row without a new round, after which a person has
 LONGEST_PAUSE = 15.0  # seconds between two attempts
 TEXTS_PER_NOTICE = 8
 NOT_CONNECTED = "not connected"
-NOT_THERE_YET = "connected; the study is on its way"
+NOT_THERE_YET = "connected, and the study is on its way"
+REMOVED = "removed from the deployment"
 
 
 class Jobs(Protocol):
@@ -128,9 +132,11 @@ class Dispatcher:
         if self._over.get(run.name) == written:
             return
         status = run.status()
-        removed = [silo for silo, site in run.terms().sites.items() if site in self.revoked]
-        if removed and not status.state.is_over:
-            run.move(Move.FAIL, why=f"silo '{removed[0]}' was removed from the deployment")
+        terms = run.terms()
+        removed = [s for s, site in status.taking_part(terms.sites).items() if site in self.revoked]
+        is_open = status.state is RunState.WAITING and _may_leave_out(terms, status)
+        if removed and not is_open and not status.state.is_over:
+            run.move(Move.FAIL, why=f"silo '{removed[0]}' was {REMOVED}")
             self._started.pop(run.name, None)
             if status.job:
                 self._jobs.stop(status.job)
@@ -148,28 +154,37 @@ class Dispatcher:
             self._judge(run, status)
 
     def _wait(self, run: RunFolder, status: RunStatus) -> None:
-        """Start the run if all are there; stop it if a silo refused or the patience is over."""
+        """Start the run if all that it needs are there; stop it if a silo refused or the patience is over."""
         terms = run.terms()
         silos = {silo: self._standing(site, terms) for silo, site in terms.sites.items()}
-        rejected = [silo for silo, words in silos.items() if words == Standing.REJECTED]
+        awaited = _awaited(terms, status, silos)
+        missing = {silo: words for silo, words in awaited.items() if words != Standing.READY}
         waited = self._now() - status.since
-        if rejected:
-            why = f"silo '{rejected[0]}' refused: {Standing.REJECTED}"
+        is_late = waited > terms.patience and self._clock() - self._began > GRACE
+        gives_up = is_late and len(missing) < len(awaited) and _may_leave_out(terms, status)
+        rejected = [silo for silo, words in awaited.items() if words == Standing.REJECTED]
+        if rejected or not awaited:  # nobody is awaited if every silo refused or was removed
+            silo = next(iter(rejected or silos))
+            why = f"silo '{silo}' refused: {silos[silo]}"
             run.move(Move.FAIL, why=why, refused=True, silos=silos)
-        elif all(words == Standing.READY for words in silos.values()):
+        elif not missing or gives_up:
             if waited >= _pause(status.lost):
-                self._start(run, replace(status, silos=silos))
-        elif waited > terms.patience and self._clock() - self._began > GRACE:
-            missing = "; ".join(f"'{s}': {words}" for s, words in silos.items() if words != Standing.READY)
-            run.move(Move.FAIL, why=f"waited {_duration(waited)}; {missing}", silos=silos)
+                present = [silo for silo in awaited if silo not in missing]
+                left_out = {silo: reason(words) for silo, words in silos.items() if silo not in present}
+                absent = status.absent if status.has_opened else left_out
+                self._start(run, replace(status, silos=silos, absent=absent))
+        elif is_late:
+            why = "; ".join(f"'{silo}': {words}" for silo, words in missing.items())
+            run.move(Move.FAIL, why=f"waited {_duration(waited)}; {why}", silos=silos)
         elif silos != status.silos:
             run.move(Move.NOTE, silos=silos)
 
     def _start(self, run: RunFolder, status: RunStatus) -> None:
-        sites = run.terms().sites
+        sites = status.taking_part(run.terms().sites)
         self._engines[run.name] = {silo: self._heard[site].report.engine for silo, site in sites.items()}
         # The move first: the job's process may claim the run before `submit` returns.
-        run.move(Move.START, job="", refused=False, attempt=status.attempt + 1, silos=status.silos)
+        news = {"attempt": status.attempt + 1, "silos": status.silos, "absent": status.absent}
+        run.move(Move.START, job="", refused=False, **news)
         try:
             job = self._jobs.submit(run)
         except Exception as error:
@@ -216,6 +231,8 @@ class Dispatcher:
     def _standing(self, site: str, terms: Terms) -> str:
         """Return where a run stands at a silo, in words."""
         heard = self._heard.get(site)
+        if site in self.revoked:
+            return REMOVED
         if heard is None or self._clock() - heard.at > FRESH:
             return NOT_CONNECTED
         theirs = heard.report.version
@@ -230,6 +247,32 @@ def lose(run: RunFolder, status: RunStatus, why: str, **news: Any) -> RunStatus:
     if lost > MAX_LOST:
         return run.move(Move.FAIL, why=f"tried {lost} times in round {status.round}: {why}", lost=0, **news)
     return run.move(Move.LOSE, why=why, lost=lost, **news)
+
+
+def reason(words: str) -> str:
+    """Return why a silo is absent, for readers of the result; what its own log has is of no use to them."""
+    return words.partition(";")[0]
+
+
+def _may_leave_out(terms: Terms, status: RunStatus) -> bool:
+    """Return whether a run may still start without some of its silos."""
+    return terms.goes_on and not status.has_opened
+
+
+def _awaited(terms: Terms, status: RunStatus, silos: Mapping[str, str]) -> dict[str, str]:
+    """Return the standings of the silos that a run waits for.
+
+    A run that may leave silos out does not wait for those that refused or were removed, nor again for those
+    that an earlier attempt was started without, unless they are ready now.
+    """
+    if not _may_leave_out(terms, status):
+        return {silo: silos[silo] for silo in status.taking_part(terms.sites)}
+    return {
+        silo: words
+        for silo, words in silos.items()
+        if words == Standing.READY
+        or (words not in (Standing.REJECTED, REMOVED) and silo not in status.absent)
+    }
 
 
 def _pause(lost: int) -> float:

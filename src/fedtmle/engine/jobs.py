@@ -10,7 +10,7 @@ import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from fedtmle.engine.runs import RunFolder, Terms
+from fedtmle.engine.runs import RunFolder
 from fedtmle.runtime.documents import Document
 
 SET_UP_TIMEOUT = 120  # seconds for every silo to start its part of a job
@@ -25,7 +25,7 @@ def packed_job(run: RunFolder, sign: Callable[[Path], None] = lambda _: None) ->
     terms = run.terms()
     study = base64.b64encode((run.path / "study.toml").read_bytes()).decode()
     files = {
-        "meta.json": _meta(run.name, terms),
+        "meta.json": _meta(run.name, list(run.status().taking_part(terms.sites).values())),
         "coordinator/config/config_fed_server.json": server_config(run.name),
         "silo/config/config_fed_client.json": silo_config({"study": study, "plan": terms.plan}),
     }
@@ -42,12 +42,11 @@ def packed_job(run: RunFolder, sign: Callable[[Path], None] = lambda _: None) ->
     return packed.getvalue()
 
 
-def _meta(name: str, terms: Terms) -> Document:
-    sites = list(terms.sites.values())
+def _meta(name: str, sites: list[str]) -> Document:
     return {
         "name": name,
         "resource_spec": {},
-        "min_clients": len(sites),  # every silo of the plan, or FLARE stops the job
+        "min_clients": len(sites),  # every silo that takes part, or FLARE stops the job
         "mandatory_clients": sites,
         "deploy_map": {"coordinator": ["server"], "silo": sites},
     }

@@ -1,8 +1,10 @@
 """A run at the server: its folder with study, terms, status and result, and the states it goes through.
 
-A run waits until every silo is connected and has approved, without an engine job. Then the server starts a
-job, which carries the run out. A run whose job is lost (a reboot, a network that stays away) waits again, and
-the server starts another job that continues at the recorded round. A run that a person has to look at stops.
+A run waits until every silo is connected and has approved, without an engine job. If its study goes on
+without silos, it waits no longer for one that rejected the plan, nor for any other when the patience ends.
+Then the server starts a job, which carries the run out. A run whose job is lost (a reboot, a network that
+stays away) waits again, and the server starts another job that continues at the recorded round. A run that a
+person has to look at stops.
 
 `TRANSITIONS` decides every change of state. The status is written under a lock, whole, and whoever reads it
 judges it against the machine: `RunFolder.look` reports a run whose process has ended as waiting.
@@ -116,6 +118,7 @@ class Terms:
     sites: Mapping[str, str]  # engine's name by silo, in the plan's order
     deadline: float  # seconds that a silo may take to answer one request
     patience: float  # seconds to wait for approvals, and for silos that are gone
+    goes_on: bool = False  # without silos that refuse, or are absent when the patience ends
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,6 +130,8 @@ class RunStatus:
     why: str = ""
     refused: bool = False  # whether a silo refused
     silos: Mapping[str, str] = field(default_factory=dict)
+    absent: Mapping[str, str] = field(default_factory=dict)  # silos that take no part, and why
+    has_opened: bool = False  # from then on no silo joins or is left out
     round: int = 0
     phase: str = ""
     bits: int = 0
@@ -135,6 +140,10 @@ class RunStatus:
     attempt: int = 0
     lost: int = 0  # attempts in a row that were lost without a new round
     seconds: tuple[float, ...] = ()  # of each round, once the run has ended
+
+    def taking_part(self, sites: Mapping[str, str]) -> dict[str, str]:
+        """Return those of the silos and their engine's names that are not absent."""
+        return {silo: site for silo, site in sites.items() if silo not in self.absent}
 
 
 class RunFolder:

@@ -138,6 +138,7 @@ class RoundReport:
     retired: tuple[str, ...] = ()  # the silos that left in this round
     gradient_norm: float | None = None  # of the pooled loss where the round asked, if it was disclosed
     tolerance: float | None = None  # once it is settled
+    absent: Mapping[str, str] = field(default_factory=dict)  # the silos that the run goes on without, and why
 
 
 Progress = Callable[[RoundReport], None]
@@ -376,6 +377,7 @@ class Session:
                     retired=tuple(silo for silo in asked if silo not in down),
                     gradient_norm=query.residual(pooled),
                     tolerance=self._tolerance,
+                    absent=self._absent,
                 )
             )
 
