@@ -183,8 +183,14 @@ class Dispatcher:
         sites = status.taking_part(run.terms().sites)
         self._engines[run.name] = {silo: self._heard[site].report.engine for silo, site in sites.items()}
         # The move first: the job's process may claim the run before `submit` returns.
-        news = {"attempt": status.attempt + 1, "silos": status.silos, "absent": status.absent}
-        run.move(Move.START, job="", refused=False, **news)
+        run.move(
+            Move.START,
+            job="",
+            refused=False,
+            attempt=status.attempt + 1,
+            silos=status.silos,
+            absent=status.absent,
+        )
         try:
             job = self._jobs.submit(run)
         except Exception as error:
