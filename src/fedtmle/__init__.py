@@ -86,6 +86,7 @@ _HOME = {
     "emulate": "fedtmle.trials.emulate",
     "Variable": "fedtmle.initial.variables",
     "Variables": "fedtmle.initial.variables",
+    "LongTable": "fedtmle.data.silofile",
     "draft": "fedtmle.data.draft",
     "read_study": "fedtmle.studyfile.file",
     "validate": "fedtmle.studies.validate",
@@ -125,6 +126,7 @@ if TYPE_CHECKING:  # for type checkers and editors; at run time, __getattr__ bel
     from fedtmle.algorithms.optimizers import Schedule as Schedule
     from fedtmle.algorithms.optimizers import StochasticGradientDescent as StochasticGradientDescent
     from fedtmle.data.draft import draft as draft
+    from fedtmle.data.silofile import LongTable as LongTable
     from fedtmle.errors import ChangedDataError as ChangedDataError
     from fedtmle.errors import CheckFailedError as CheckFailedError
     from fedtmle.errors import ContributionError as ContributionError

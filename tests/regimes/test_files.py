@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
+import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
@@ -134,6 +135,23 @@ def test_streamed_tables_give_the_same_numbers(tmp_path: Path) -> None:
     held, streamed = (ft.load(tmp_path / f"{name}.json").document for name in ("held", "streamed"))
     assert held["psi"] == streamed["psi"]
     assert held["std_error"] == streamed["std_error"]
+
+
+def test_a_table_with_one_row_per_period_gives_the_same_bytes(tmp_path: Path) -> None:
+    study = write(tmp_path, survival=True)
+    called("run", study, "--out", tmp_path / "wide.json", "--transcript", tmp_path / "wide.bin")
+    for k in (0, 1):
+        wide = pd.read_csv(tmp_path / f"silo{k}.csv")
+        rows = [
+            wide[["w"]].assign(patient=wide.index, period=t, **{name: wide[f"{name}{t}"] for name in "lacy"})
+            for t in (1, 2)
+        ]
+        long = pd.concat(rows)
+        long[long.l.notna()].sample(frac=1.0, random_state=k).to_csv(tmp_path / f"silo{k}.csv", index=False)
+        with (tmp_path / f"silo{k}.toml").open("a") as silo:
+            silo.write('person = "patient"\nperiod = "period"\n')
+    called("run", study, "--out", tmp_path / "long.json", "--transcript", tmp_path / "long.bin")
+    assert (tmp_path / "wide.bin").read_bytes() == (tmp_path / "long.bin").read_bytes()
 
 
 def test_the_example_of_the_page_runs(tmp_path: Path) -> None:

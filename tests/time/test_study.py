@@ -13,7 +13,7 @@ import pytest
 import fedtmle as ft
 from fedtmle.results import inference
 from tests.time.law import HAZARD, PERIODS, VARIABLES, Law, study
-from tests.time.studies import split
+from tests.time.studies import NEWTON, rossi, split
 
 RECORDS = Law(2).draw(400, seed=3)
 ONE = Law(1).draw(400, seed=3)
@@ -252,3 +252,32 @@ def test_a_grid_of_uneven_periods_and_an_entry() -> None:
     # 30 days after entry, the first group died; 90 days after entry the third did; the second left at 30.
     assert psi(result)[:2] == pytest.approx([1 / 4, 1 / 4], abs=1e-12)
     assert psi(result)[2:] == pytest.approx([1 / 4 + 3 / 4 * 1 / 2] * 2, abs=1e-12)
+
+
+def test_one_row_per_person_and_period() -> None:
+    """The last row of a person says when follow-up ended and whether with an event."""
+    wide = rossi()
+    wide = wide.assign(period_last=np.ceil(wide.week / 4).astype(int), arrest_last=wide.arrest)
+    rows = wide.loc[wide.index.repeat(wide.period_last)].reset_index(names="person")
+    rows["period"] = rows.groupby("person").cumcount() + 1
+    rows["arrest"] = (rows.arrest == 1) & (rows.period == rows.period_last)
+    rows = rows[["person", "period", "fin", "age", "arrest"]].sample(frac=1.0, random_state=1)
+    asked = ft.Study(
+        target=ft.Risk(
+            outcome="arrest_last", time="period_last", treatment="fin", periods=13, horizons=(13,)
+        ),
+        hazard_model=ft.GLM("period + fin + age"),
+        treatment_model=ft.GLM("age"),
+        algorithm=NEWTON,
+        variables={
+            "period_last": {"kind": "number", "range": (0, 13)},
+            "arrest_last": {"kind": "binary"},
+            "fin": {"kind": "binary"},
+            "age": {"kind": "number", "range": (15, 60)},
+        },
+    )
+    mine = rows.person < 200
+    parts = {"one": rows[mine], "two": rows[~mine]}
+    long = {name: ft.LongTable(data=part, person="person", period="period") for name, part in parts.items()}
+    result = ft.run(asked, long)
+    assert result.document["psi"] == ft.run(asked, {"one": wide[:200], "two": wide[200:]}).document["psi"]

@@ -9,7 +9,15 @@ from __future__ import annotations
 from fedtmle.data.counted import CountedTable, check
 from fedtmle.data.database import DatabaseQuery
 from fedtmle.data.schema import Column, Kind, Schema
-from fedtmle.data.silofile import ColumnMap, CsvFile, Database, Disclosure, SiloFile, read_silo_file
+from fedtmle.data.silofile import (
+    ColumnMap,
+    CsvFile,
+    Database,
+    Disclosure,
+    LongTable,
+    SiloFile,
+    read_silo_file,
+)
 from fedtmle.data.source import check_readable, load, load_all
 from fedtmle.defects import DataErrors, Defect
 
@@ -24,6 +32,7 @@ __all__ = [
     "Defect",
     "Disclosure",
     "Kind",
+    "LongTable",
     "Schema",
     "SiloFile",
     "check",

@@ -8,6 +8,8 @@ path = "infants.parquet"     # .csv or .parquet; or a `database` with `table` or
 encoding = "latin-1"         # of a .csv: utf-8 (the default), latin-1, cp1252 or utf-16
 decimal = ","                # of the numbers in a .csv, with thousands = "." if they are grouped: 1.234,5
 stream = true                # read it in batches at every pass: for a table larger than memory
+person = "id"                # of a table with one row per person and period: whose a row is,
+period = "visit"             # and of which period, 1, 2, ...; it is read as a wide table (`data.long`)
 
 [columns]                    # study's name = hospital's; columns not mentioned keep their name
 age = "AGE_YEARS"
@@ -49,6 +51,7 @@ SHORTEST_SECRET = 16  # characters; a shorter one is soon guessed
 ATTRIBUTES = ("mean", "record")
 ENCODINGS = ("utf-8", "latin-1", "cp1252", "utf-16")
 _CSV_KEYS = ("encoding", "decimal", "thousands")
+_LONG_KEYS = ("person", "period")
 _SECTIONS = ("silo", "data", "columns", "policy", "disclosure")
 _COLUMN_KEYS = ("column", "scale", "shift", "levels", "missing", "secret", "absent")
 _DISCLOSURE_KEYS = ("centre", "column", "attributes", "min_uncertainty", "radius", "noise")
@@ -119,6 +122,23 @@ class CsvFile:
             raise InputError("thousands: expected a point, a comma, a blank or ', other than decimal")
 
 
+Place = Path | CsvFile | Database | DatabaseQuery
+
+
+@dataclass(frozen=True, kw_only=True)
+class LongTable:
+    """A table with one row per person and period, which is read as a wide one with one row per person.
+
+    ``data`` is any source of a table. ``person`` and ``period`` are the columns that say whose a row is, and
+    of which period: 1, 2, and so on. A column "sev" of the long table gives "sev1", "sev2", ... in the wide
+    one, "sev" if it is the same in all rows of a person, and "sev_last" in the person's last row.
+    """
+
+    data: object
+    person: str
+    period: str
+
+
 @dataclass(frozen=True, kw_only=True)
 class Disclosure:
     """The section [disclosure]: how much of a column's attributes must stay unknown to any study."""
@@ -137,7 +157,7 @@ class SiloFile:
 
     path: Path
     name: str
-    data: Path | CsvFile | Database | DatabaseQuery
+    data: Place | LongTable
     columns: Mapping[str, ColumnMap]
     policy: Policy
     disclosure: Disclosure | None = None
@@ -152,22 +172,22 @@ def read_silo_file(path: str | Path) -> SiloFile:
     document = _document(text, defects)
     defects.raise_if_any()
     reader = _SiloFileReader(text, document, defects)
+    data, periods = reader.data(path.parent), reader.periods()
     file = SiloFile(
         path=path,
         name=reader.name(),
-        data=reader.data(path.parent),
+        data=data,
         stream=reader.stream(),
         columns=reader.columns(),
         policy=reader.policy(),
         disclosure=reader.disclosure(path.parent),
     )
     defects.raise_if_any()
-    data = file.data
     if isinstance(data, Database):
         data = sqlite_query(data.path, data.table, data.query) or data
     if isinstance(data, DatabaseQuery):
         data = replace(data, folder=path.with_suffix(".fedtmle"))
-    return replace(file, data=data)
+    return replace(file, data=data if periods is None else LongTable(data=data, **periods))
 
 
 def _text(path: Path, defects: Defects) -> str:
@@ -206,13 +226,15 @@ class _SiloFileReader:
             self._add("silo", None, "the silo has no name", 'give name = "..."')
         return name
 
-    def data(self, folder: Path) -> Path | CsvFile | Database | DatabaseQuery:
-        if names_database(self._section("data")):
-            query, defects = DatabaseQuery.parse(self._section("data"), folder)
+    def data(self, folder: Path) -> Place:
+        section = {key: value for key, value in self._section("data").items() if key not in _LONG_KEYS}
+        if names_database(section):
+            query, defects = DatabaseQuery.parse(section, folder)
             for key, (message, fix) in defects.items():
                 self._add("data", key, message, fix)
             return folder if query is None else query
-        given = self._texts("data", ("path", "database", "table", "query", *_CSV_KEYS), other=("stream",))
+        other = ("stream", *_LONG_KEYS)
+        given = self._texts("data", ("path", "database", "table", "query", *_CSV_KEYS), other=other)
         written = {key: given.pop(key) for key in _CSV_KEYS if key in given}
         if given.keys() == {"path"}:
             return self._file(folder / given["path"], written)
@@ -238,6 +260,21 @@ class _SiloFileReader:
             key, _, message = str(error).partition(": ")
             self._add("data", key, message, "correct it")
             return path
+
+    def periods(self) -> dict[str, str] | None:
+        """Return the columns of person and period of a long table; None for a wide one."""
+        given = {key: value for key, value in self._section("data").items() if key in _LONG_KEYS}
+        texts = {key: value for key, value in given.items() if isinstance(value, str) and value}
+        for key in given.keys() - texts.keys():
+            self._add("data", key, "this is no name of a column", "write it in quotes")
+        if len(texts) == 1:
+            (key,) = texts
+            (other,) = set(_LONG_KEYS) - texts.keys()
+            self._add("data", key, f"a long table also needs {other}", f'give {other} = "their column"')
+        if texts and self.stream():
+            fix = "leave out stream, or let a query of a database make the table wide"
+            self._add("data", "stream", "a long table is not read in batches", fix)
+        return texts if len(texts) == len(_LONG_KEYS) else None
 
     def stream(self) -> bool:
         given = self._section("data").get("stream", False)

@@ -29,8 +29,9 @@ from fedtmle.data.convert import (
 from fedtmle.data.database import DatabaseQuery, sqlite_query
 from fedtmle.data.files import open_database, open_file
 from fedtmle.data.frames import frame_reader
+from fedtmle.data.long import LongReader
 from fedtmle.data.schema import Column, Kind, Schema
-from fedtmle.data.silofile import ColumnMap, CsvFile, Database, SiloFile, read_silo_file
+from fedtmle.data.silofile import ColumnMap, CsvFile, Database, LongTable, SiloFile, read_silo_file
 from fedtmle.data.snapshot import QueryReader, Snapshot, open_query
 from fedtmle.defects import DataErrors, Defect, Defects
 from fedtmle.errors import DataError, InputError
@@ -53,9 +54,10 @@ def load(
     """Return the columns of ``schema`` from a silo's source; raise `DataErrors` with all defects.
 
     ``source`` is a pandas or polars frame, a mapping of arrays, the path of a .csv, .parquet or silo file
-    (.toml), a `Database`, a `DatabaseQuery` or a `SiloFile`. ``mapping`` gives the hospital's columns by the
-    study's names; a silo file has its own mapping, and says whether the table is streamed. Without ``copy``,
-    columns of a frame may be shared with it: the caller must not change the frame while the table is in use.
+    (.toml), a `Database`, a `DatabaseQuery`, a `LongTable` or a `SiloFile`. ``mapping`` gives the hospital's
+    columns by the study's names; a silo file has its own mapping, and says whether the table is streamed.
+    Without ``copy``, columns of a frame may be shared with it: the caller must not change the frame while the
+    table is in use.
     """
     stream = False
     if isinstance(source, str | os.PathLike):
@@ -184,8 +186,10 @@ def silo_file_of(path: Path, silo: str) -> SiloFile:
 
 
 def _path_of(source: object) -> str | None:
+    if isinstance(source, LongTable):
+        return _path_of(source.data)
     path = source.path if isinstance(source, Database | CsvFile) else source
-    return str(path) if isinstance(path, Path) else None
+    return str(path) if isinstance(path, str | Path) else None
 
 
 def _maps(schema: Schema, mapping: Mapping[str, ColumnMap | str], defects: Defects) -> dict[str, ColumnMap]:
@@ -217,10 +221,14 @@ def _open(source: object, silo: str, copy: bool = True) -> Iterator[AbstractRead
     elif isinstance(source, Database):
         with open_database(source) as reader:
             yield reader
+    elif isinstance(source, LongTable):
+        inner = Path(source.data) if isinstance(source.data, str) else source.data
+        with _open(inner, silo, copy) as rows:
+            yield LongReader(source, rows)
     else:
         raise InputError(
             f"silo '{silo}': a source is a pandas or polars frame, a mapping of arrays, a path, "
-            f"a Database, a DatabaseQuery or a SiloFile, not {type(source).__name__}"
+            f"a Database, a DatabaseQuery, a LongTable or a SiloFile, not {type(source).__name__}"
         )
 
 

@@ -18,6 +18,7 @@ from fedtmle.data import (
     DatabaseQuery,
     DataErrors,
     Kind,
+    LongTable,
     Schema,
     SiloFile,
     check,
@@ -176,7 +177,9 @@ def _read_twice(study: Path, silos: Mapping[str, Path], files: Mapping[str, Silo
     first: dict[object, str] = {}
     warnings = []
     for name, source in silos.items():
-        data = files[name].data if name in files else source
+        data: object = files[name].data if name in files else source
+        if isinstance(data, LongTable):
+            data = data.data
         where = data.place if isinstance(data, DatabaseQuery) else data
         key: object = data
         if isinstance(data, Path):
