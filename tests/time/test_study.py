@@ -269,12 +269,14 @@ def test_one_row_per_person_and_period() -> None:
         hazard_model=ft.GLM("period + fin + age"),
         treatment_model=ft.GLM("age"),
         algorithm=NEWTON,
-        variables={
-            "period_last": {"kind": "number", "range": (0, 13)},
-            "arrest_last": {"kind": "binary"},
-            "fin": {"kind": "binary"},
-            "age": {"kind": "number", "range": (15, 60)},
-        },
+        variables=ft.Variables(
+            {
+                "period_last": {"kind": "number", "range": (0, 13)},
+                "arrest_last": {"kind": "binary"},
+                "fin": {"kind": "binary"},
+                "age": {"kind": "number", "range": (15, 60)},
+            }
+        ),
     )
     mine = rows.person < 200
     parts = {"one": rows[mine], "two": rows[~mine]}
