@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from contextlib import ExitStack, closing
 from pathlib import Path
 
@@ -196,3 +197,38 @@ def test_mistakes_in_a_plan_are_named(folder: Path, written: str, what: str) -> 
     found = runner.invoke(app, ["validate", str(study)])
     assert found.exit_code == 1
     assert what in found.output
+
+
+def test_an_impact_summary_says_what_the_plan_and_the_policy_say(folder: Path) -> None:
+    study, silo, out = folder / "study.toml", folder / "north.toml", folder / "summary.md"
+    text = command("silo", "assess", study, "--silo", silo)
+    plan = file_plan(read_study(study))
+    assert plan.digest.hex() in text
+    assert "240 records" in text
+    for name in ("sbp_12", "programme", "age", "sbp_0", "smoker", "sex"):
+        assert f"| {name} |" in text
+    assert "Sums are open: the server reads this silo's own" in text
+    assert "| min_cell | 10 |" in text
+    assert "would refuse" not in text
+    silo.write_text(silo.read_text().replace("[policy]", "[policy]\nmin_rows = 5000", 1))
+    study.write_text(study.read_text().replace('title = "Exercise', 'title = "a | b <script> Exercise', 1))
+    assert command("silo", "assess", study, "--silo", silo, "--out", out) == f"Written: {out}\n"
+    text = out.read_text()
+    assert "**The policy would refuse this study, by its key `min_rows`.**" in text
+    assert "a \\| b &lt;script> Exercise" in text  # control characters are refused with the study
+
+
+def test_an_impact_summary_of_a_masked_study(folder: Path) -> None:
+    study, silo = folder / "study.toml", folder / "north.toml"
+    shutil.copy(folder / "south.csv", folder / "east.csv")
+    south = (folder / "south.toml").read_text()
+    (folder / "east.toml").write_text(south.replace("south", "east"))
+    keys = {
+        name: Home.of(folder / f"{name}.toml").key.public_keys.hex() for name in ("north", "south", "east")
+    }
+    lines = "\n".join(f'{name} = "{key}"' for name, key in keys.items())
+    text = study.read_text().replace('south = "south.toml"', 'south = "south.toml"\neast = "east.toml"', 1)
+    study.write_text(f"{text}\n[plan.keys]\n{lines}\n")
+    text = command("silo", "assess", study, "--silo", silo)
+    assert "Answers are masked" in text
+    assert f"| east | {keys['east'][:16]} |" in text

@@ -43,6 +43,28 @@ def preview(
 
 
 @app.command(epilog=CODES)
+def assess(
+    study: Path = STUDY,
+    silo: Path = SILO,
+    out: Path | None = typer.Option(None, "--out", help="The file to write; otherwise it is printed."),
+) -> None:
+    """Write a data-protection impact summary of a study, in the terms of the GDPR, for your officer."""
+    from fedtmle.data.silofile import read_silo_file
+    from fedtmle.studies.preview import preview as rehearse
+    from fedtmle.studyfile.file import study_of
+    from fedtmle.text.assessment import render
+
+    with reporting(as_json=False):
+        plan, file = _plan(study), read_silo_file(silo)
+        text = render(plan, study_of(plan), file, rehearse(plan, file))
+        if out is None:
+            typer.echo(text, nl=False)
+        else:
+            out.write_text(text, encoding="utf-8")
+            typer.echo(f"Written: {out}")
+
+
+@app.command(epilog=CODES)
 def approve(
     study: Path = STUDY,
     silo: Path = SILO,

@@ -1,0 +1,216 @@
+"""A data-protection impact summary of one study at one silo, as Markdown: for an officer to check and attach.
+
+All of it follows from the plan, the silo's file and a rehearsal on the silo's own rows. What only the
+controller can know, such as the legal basis, is marked to be filled in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from fedtmle.data import SiloFile
+from fedtmle.initial.variables import Variable
+from fedtmle.layout import bits, phase_name
+from fedtmle.programs.study import Study
+from fedtmle.protocol.guard import Policy
+from fedtmle.protocol.plan import Plan
+from fedtmle.studies.preview import Preview
+from fedtmle.studyfile.schema import schema_of
+from fedtmle.version import __version__
+
+FILL_IN = "**(to be filled in by the controller)**"
+
+
+def render(plan: Plan, study: Study, file: SiloFile, view: Preview) -> str:
+    """Return the summary of a study whose plan was rehearsed at the silo of ``file``."""
+    sections: list[tuple[str, Iterable[str]]] = [
+        ("Purpose", _purpose(study, plan)),
+        ("Parties", _parties(plan, file)),
+        ("People and data", _data(study, view)),
+        ("What leaves the silo", _leaves(view)),
+        ("Who receives it", _recipients(plan)),
+        ("How long it is kept", _kept(file)),
+        ("Technical measures", _measures(plan, study, file.policy)),
+        ("Residual risk", _risk(plan, study, view)),
+        ("For the controller", _controller()),
+    ]
+    lines = [
+        f"# Data-protection impact summary: silo '{_cell(file.name)}'",
+        "",
+        f"Written by fedtmle {__version__} from plan `{plan.digest.hex()}`, the silo's file and a rehearsal "
+        "on its rows. A change of the study, of the list of silos or of the package's version makes another "
+        "plan.",
+    ]
+    for title, text in sections:
+        lines += ["", f"## {title}", "", *text]
+    return "\n".join(lines) + "\n"
+
+
+def _purpose(study: Study, plan: Plan) -> list[str]:
+    title = [f"{_cell(study.title)}. "] if study.title else []
+    return [
+        "".join(title) + _cell(study.target.question),
+        "",
+        f"The answer is one set of estimates with confidence intervals over {len(plan.roster)} silos. No "
+        "record is matched with another silo's, and no decision about a person is taken from it.",
+    ]
+
+
+def _parties(plan: Plan, file: SiloFile) -> list[str]:
+    others = ", ".join(_cell(name) for name in plan.silos if name != file.name)
+    return _table(
+        ("role", "who"),
+        [
+            ("controller of the records", f"the institution of silo '{_cell(file.name)}' {FILL_IN}"),
+            ("operator of the server", f"adds up what the silos send {FILL_IN}"),
+            ("other institutions", f"controllers of their own records: {others or 'none'}"),
+        ],
+    )
+
+
+def _data(study: Study, view: Preview) -> list[str]:
+    read = dict.fromkeys(schema_of(study).names)
+    rows = [_variable(name, study.variables.get(name)) for name in read]
+    return [
+        f"{view.n_rows:,} records of this silo are read where they are. The study reads these columns only:",
+        "",
+        *_table(("column", "what it is", "kind", "values"), rows),
+    ]
+
+
+def _variable(name: str, variable: Variable | None) -> tuple[str, str, str, str]:
+    if variable is None:  # a column of one period of a variable over time
+        return name, "", "", ""
+    if variable.range is not None:
+        values = f"{variable.range[0]:g} to {variable.range[1]:g} {variable.unit}".strip()
+    else:
+        values = ", ".join(words or code for code, words in variable.levels) or ", ".join(variable.codes)
+    return name, variable.label, variable.kind, values
+
+
+def _leaves(view: Preview) -> list[str]:
+    rows = [
+        (
+            f"{kind.explanation} ({phase_name(kind.phase)})",
+            str(kind.times),
+            f"{kind.numbers:,}",
+            bits(kind.bits),
+        )
+        for kind in view.kinds
+    ]
+    return [
+        "Sums over records, and no record. In a rehearsal on this silo's rows alone:",
+        "",
+        *_table(("message", "times", "numbers", "size"), rows),
+        "",
+        "With other silos the number of rounds differs; the kinds of message are the same. Every request and "
+        "every answer is written to the silo's ledger.",
+    ]
+
+
+def _recipients(plan: Plan) -> list[str]:
+    if plan.is_masked:
+        read = (
+            "Answers are masked: the server and the other silos can read totals over all silos only, as long "
+            "as at least two silos, this one among them, keep their masks to themselves."
+        )
+    else:
+        read = "Sums are open: the server reads this silo's own, and the other silos receive totals over all."
+    rows = [(member.name, member.key.hex()[:16] or "none") for member in plan.roster]
+    return [
+        f"{read} The result has estimates, intervals, diagnostics and counts over all silos, and goes to the "
+        "study's statistician.",
+        "",
+        *_table(("silo", "public key begins"), rows),
+    ]
+
+
+def _kept(file: SiloFile) -> list[str]:
+    here = f"`{file.path.with_suffix('.fedtmle').name}/`"
+    rows = [
+        (
+            "this silo",
+            f"{here}: decisions, ledger and journal of what was asked and answered; its key",
+            FILL_IN,
+        ),
+        ("the server", "answers as they came, totals and the result", FILL_IN),
+    ]
+    copies = "No record is copied, unless a streamed study reads a database: then here, for its duration."
+    return [*_table(("at", "what", "until"), rows), "", copies]
+
+
+def _measures(plan: Plan, study: Study, policy: Policy) -> list[str]:
+    limits = [
+        (limit.name, f"{getattr(policy, limit.name)}", limit.meaning)
+        for limit in Policy.limits()
+        if getattr(policy, limit.name) != limit.off
+    ]
+    masks = "pairwise masks, so that only totals can be read" if plan.is_masked else "none: sums are open"
+    noise = "none"
+    if study.privacy is not None:
+        epsilon, delta = study.privacy.epsilon, study.privacy.delta
+        noise = f"differential privacy for one record, epsilon = {epsilon:g}, delta = {delta:g}"
+    return [
+        *_table(
+            ("measure", "here"),
+            [
+                ("approval", "signed by this silo's key, for this plan and this version of the data only"),
+                ("transport", "mutual TLS between each silo and the server, where the study is deployed"),
+                ("masks", masks),
+                ("noise", noise),
+                ("record of processing", "a ledger whose lines are chained and whose head is signed"),
+            ],
+        ),
+        "",
+        "Limits of the silo's policy, which hold whatever was approved:",
+        "",
+        *_table(("key", "limit", "meaning"), limits),
+    ]
+
+
+def _risk(plan: Plan, study: Study, view: Preview) -> list[str]:
+    lines = []
+    if view.refused_by:
+        lines += [f"**The policy would refuse this study, by its key `{view.refused_by}`.**", ""]
+    for obstacle in view.obstacles:
+        lines += [f"* {_cell(obstacle)}"]
+    if view.obstacles:
+        lines += [""]
+    if not plan.is_masked:
+        lines += ["* The server reads this silo's sums, and could compare them over rounds and studies."]
+    if study.privacy is None:
+        lines += [
+            "* Totals without noise: somebody who knows all other records of a total could compute the last "
+            "one. The key `min_people` refuses numbers that are made of too few people."
+        ]
+    lines += [
+        "* All parties know that the study took place, the list of silos and the declared ranges and levels.",
+        "* `fedtmle risk` estimates how well a column of a record could be known from a transcript; "
+        "`docs/threats.md` lists the attacks that were tried, with their figures.",
+    ]
+    return lines
+
+
+def _controller() -> list[str]:
+    fields = (
+        "legal basis of the processing",
+        "transfer to a third country, by the place of the server",
+        "information of the people concerned",
+        "advice of the data-protection officer",
+        "decision, name and date",
+    )
+    return _table(("item", "entry"), [(each, FILL_IN) for each in fields])
+
+
+def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    return [
+        f"| {' | '.join(header)} |",
+        f"|{'---|' * len(header)}",
+        *(f"| {' | '.join(map(_cell, row))} |" for row in rows),
+    ]
+
+
+def _cell(text: str) -> str:
+    """Return a study's or a silo's text so that it can neither end a cell nor hide or reorder other text."""
+    shown = "".join(c if c.isprintable() else f"\\u{{{ord(c):x}}}" for c in text)
+    return shown.replace("|", "\\|").replace("<", "&lt;")
