@@ -40,6 +40,7 @@ VERBS = [
     "fedtmle silo status",
     "fedtmle silo preview",
     "fedtmle silo approve",
+    "fedtmle silo assess",
     "fedtmle resume",
     "fedtmle cancel",
     "fedtmle silo stop",
@@ -103,6 +104,7 @@ def test_a_consortium_from_the_first_command_to_the_last(tmp_path: Path) -> None
             _until(lambda status=status: "waits for you" in run(status, tmp_path))
             place = {"silo_toml": f"{name}.toml"}
             run(words(command["fedtmle silo preview"], **place), tmp_path)
+            run(words(command["fedtmle silo assess"], **place), tmp_path)
             run([*words(command["fedtmle silo approve"], **place), "--yes"], tmp_path)
         printed, told = waiting.communicate(timeout=120)
         assert waiting.returncode == 0, printed + told
