@@ -1,4 +1,4 @@
-"""CONTRIBUTING names files that exist, and its walk of one round names those that a round goes through."""
+"""CONTRIBUTING names files that exist and those of one round, and the package keeps its shape."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import re
 from pathlib import Path
 
 from tools import shape
+
+from fedtmle.protocol.query import AbstractQuery
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
@@ -39,3 +41,18 @@ def test_the_walk_names_the_files_of_a_round() -> None:
     walked, told = shape.one_round(), named(WALK) - ELSEWHERE
     assert told - walked == set()
     assert walked - told <= EVERYWHERE
+    assert len(walked) <= 20, sorted(walked)
+
+
+def test_a_small_run_goes_through_few_files() -> None:
+    shape.mean_run()
+    with shape.Walk() as walk:
+        shape.mean_run()
+    assert "targets/mean.py" in walk.seen
+    assert len(walk.seen) <= 24, sorted(walk.seen)
+
+
+def test_the_shape_of_the_package() -> None:
+    assert shape.repeated_class_names() == []
+    assert shape.uses_of_any() <= 140
+    assert len(AbstractQuery.__abstractmethods__) <= 5

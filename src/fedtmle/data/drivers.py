@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import quote
 
 from fedtmle.data.convert import UnreadableError
@@ -20,6 +20,8 @@ from fedtmle.data.database import ArrowRows, Driver
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+Cursor: TypeAlias = Any  # of the database API, for which the drivers have no types in common
 
 ENTRY_POINTS = "fedtmle.databases"
 CONNECT_TIMEOUT = 10  # seconds; a URL may say connect_timeout itself
@@ -202,7 +204,7 @@ def _by_words(message: str, *, connecting: bool) -> Trouble:
 class QueryRows:
     """The rows of a cursor's query, which runs when they are first asked for, and a warning for the owner."""
 
-    def __init__(self, cursor: Any, query: str, schema: pa.Schema, warning: str | None = None) -> None:
+    def __init__(self, cursor: Cursor, query: str, schema: pa.Schema, warning: str | None = None) -> None:
         self._cursor = cursor
         self._query = query
         self.schema = schema
@@ -223,7 +225,7 @@ def postgresql(url: str, query: str, *, timeout: float) -> Iterator[ArrowRows]:
 class Transaction:
     """A read-only transaction of PostgreSQL: the queries in it, one after the other, see one state."""
 
-    def __init__(self, cursor: Any) -> None:
+    def __init__(self, cursor: Cursor) -> None:
         self._cursor = cursor
         self._warning = _write_access(cursor)
 
@@ -303,7 +305,7 @@ from pg_catalog.pg_roles r where r.rolname = current_user
 """
 
 
-def _write_access(cursor: Any) -> str | None:
+def _write_access(cursor: Cursor) -> str | None:
     """Return a warning if the account may change a table, although the transaction is read-only."""
     cursor.execute(_RIGHTS)
     for superuser, writes in cursor.fetchall():
@@ -337,7 +339,7 @@ class _SQLiteRows:
     a value of the right type in every column then goes before the others, and is dropped.
     """
 
-    def __init__(self, cursor: Any, query: str) -> None:
+    def __init__(self, cursor: Cursor, query: str) -> None:
         import pyarrow as pa
 
         cursor.execute(query)

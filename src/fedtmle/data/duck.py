@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
@@ -40,20 +42,44 @@ _MOST_LABELS = 1 << 16  # of a streamed text column
 
 
 @contextmanager
-def connect(path: str, *, read_only: bool) -> Iterator[DuckDBPyConnection]:
-    """Open a database and close it afterwards; use ":memory:" for reading other files."""
+def open_database_file(path: str) -> Iterator[DuckDBPyConnection]:
+    """Open a DuckDB database for reading, and close it afterwards."""
     import duckdb
 
-    connection, _ = attempt(lambda: duckdb.connect(path, read_only=read_only, config=_SETTINGS))
+    connection, _ = attempt(lambda: duckdb.connect(path, read_only=True, config=_SETTINGS))
     if connection is None:
         raise UnreadableError(
             "this cannot be opened as a DuckDB database",
             "check that it is one and that no program holds it open for writing",
         )
     with connection:
-        connection.execute("SET enable_progress_bar = false")  # the terminal is not DuckDB's
-        connection.execute("SET enable_external_file_cache = false")  # a streamed file may exceed memory
+        _settle(connection)
         yield connection
+
+
+@contextmanager
+def connect() -> Iterator[DuckDBPyConnection]:
+    """Open a connection for reading files and tables in memory.
+
+    All such connections of a process share one empty database: to make one takes 25 ms, and a streamed table
+    opens its file for every pass.
+    """
+    with _empty_database(os.getpid()).cursor() as connection:
+        _settle(connection)
+        yield connection
+
+
+@lru_cache(maxsize=1)
+def _empty_database(_process: int) -> DuckDBPyConnection:
+    """Return the empty database of this process: a child of a fork has none of its parent's threads."""
+    import duckdb
+
+    return duckdb.connect(":memory:", config=_SETTINGS)
+
+
+def _settle(connection: DuckDBPyConnection) -> None:
+    connection.execute("SET enable_progress_bar = false")  # the terminal is not DuckDB's
+    connection.execute("SET enable_external_file_cache = false")  # a streamed file may exceed memory
 
 
 def attempt(call: Callable[[], T]) -> tuple[T | None, int | None]:

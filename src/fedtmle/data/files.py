@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedtmle.data.convert import AbstractStreamReader, Cells, Reading, UnreadableError
-from fedtmle.data.duck import RelationReader, attempt, connect, fetch, labels, stream
+from fedtmle.data.duck import RelationReader, attempt, connect, fetch, labels, open_database_file, stream
 from fedtmle.data.silofile import CsvFile, Database
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def open_file(source: Path | CsvFile) -> Iterator[AbstractStreamReader]:
             "the file's extension is not known", "give .csv, .parquet or a silo file (.toml)"
         )
     _must_exist(path)
-    with _in_utf8(written) as readable, connect(":memory:", read_only=False) as connection:
+    with _in_utf8(written) as readable, connect() as connection:
         pattern = re.sub(r"([*?\[])", r"[\1]", str(readable.path))  # DuckDB takes a path for a glob pattern
         if kind == ".csv":
             yield csv_reader(connection, readable, pattern)
@@ -59,7 +59,7 @@ def open_file(source: Path | CsvFile) -> Iterator[AbstractStreamReader]:
 def open_database(database: Database) -> Iterator[AbstractStreamReader]:
     """Open a table or a query of a DuckDB file."""
     _must_exist(database.path)
-    with connect(str(database.path), read_only=True) as connection:
+    with open_database_file(str(database.path)) as connection:
         if database.query is not None:
             failure = UnreadableError("the silo's query failed", "run it in DuckDB at the silo to see why")
             yield RelationReader(connection, _select(connection, database.query, failure), failure)

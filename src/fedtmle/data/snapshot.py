@@ -89,7 +89,7 @@ class QueryReader(AbstractReader):
 
         columns = self._columns(names)
         table = pa.Table.from_batches(self._pull.batches(columns), plain_schema(columns))
-        with connect(":memory:", read_only=False) as connection:
+        with connect() as connection:
             return _CopyReader(connection, connection.from_arrow(table), names).read(names)
 
     def copy(self, names: Sequence[str]) -> Snapshot:
@@ -330,7 +330,7 @@ class _CopyReader(RelationReader):
 @contextmanager
 def _open_copy(snapshot: Snapshot) -> Iterator[AbstractStreamReader]:
     pattern = glob.escape(str(snapshot.path))  # DuckDB takes a path for a glob pattern
-    with connect(":memory:", read_only=False) as connection:
+    with connect() as connection:
         relation, _ = attempt(lambda: connection.read_parquet(pattern))
         if relation is None:
             raise _READ_ERROR

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_component import FLComponent
@@ -34,6 +34,7 @@ from fedtmle.engine.post import POST_EVERY, Desk, read_notice, read_report, writ
 from fedtmle.engine.runs import RunFolder
 from fedtmle.errors import DecodeError, ProtocolError
 
+Engine: TypeAlias = Any  # of FLARE, server or client, for which it has no common type
 CHANNEL, TOPIC = "fedtmle", "post"
 TURN_EVERY = 1.0  # seconds
 FIRST_AFTER = 0.5  # seconds after the engine's start
@@ -56,7 +57,7 @@ class _Posted(FLComponent):  # type: ignore[misc]
         elif event_type == EventType.SYSTEM_END:
             self._stopping.set()
 
-    def _begin(self, engine: Any, root: Path) -> None:
+    def _begin(self, engine: Engine, root: Path) -> None:
         """Start the thread, which the server and the silo each define."""
         raise NotImplementedError
 
@@ -85,7 +86,7 @@ class SiloPost(_Posted):
             if job:
                 keep_json(_root(fl_ctx) / job)
 
-    def _begin(self, engine: Any, root: Path) -> None:
+    def _begin(self, engine: Engine, root: Path) -> None:
         home = root / "fedtmle"
         write_log(home / "post.log")
         desk = Desk(home, version=version("fedtmle"))
@@ -117,7 +118,7 @@ class SiloPost(_Posted):
 class ServerPost(_Posted):
     """Answer the silos' letters, and carry the server's runs forward."""
 
-    def _begin(self, engine: Any, root: Path) -> None:
+    def _begin(self, engine: Engine, root: Path) -> None:
         home = root / "fedtmle"
         write_log(home / "server.log")
         dispatcher = Dispatcher(root / "runs", FlareJobs(engine, home), version=version("fedtmle"))
@@ -149,7 +150,7 @@ class ServerPost(_Posted):
 class FlareJobs:
     """The jobs of FLARE's server, from inside its process; ``home`` has the key that signs them."""
 
-    def __init__(self, engine: Any, home: Path) -> None:
+    def __init__(self, engine: Engine, home: Path) -> None:
         self._engine = engine
         self._home = home
 

@@ -213,6 +213,26 @@ def _in_silo(table: Table, silo: str, silos: tuple[str, ...]) -> Table:
     return table.with_factor(SILO, Factor(codes, silos))
 
 
+class LastTable:
+    """Remembers the last table in memory that a view was asked about, and what the view showed of it."""
+
+    def __init__(self) -> None:
+        self._last: tuple[Table, Table] | None = None
+
+    def through(self, rows: AnyTable, work: Callable[[Table], Table]) -> AnyTable:
+        """Return ``work`` of the rows. Streamed rows are transformed as they are read."""
+        if isinstance(rows, StreamedTable):
+            read = rows.read
+            return replace(rows, read=lambda: (work(batch) for batch in read()))
+        if self._last is None or self._last[0] is not rows:
+            self._last = rows, work(rows)
+        return self._last[1]
+
+    def forget(self) -> None:
+        """Let the tables go."""
+        self._last = None
+
+
 def over_blocks(table: AnyTable, work: Callable[[Table], Result]) -> Iterator[Result]:
     """Yield ``work`` of consecutive rows, in order, computed in parallel."""
     return mapped(work, table.blocks())

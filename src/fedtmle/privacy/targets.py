@@ -34,15 +34,15 @@ class ResidualChart(Numeric, AbstractChart[ResidualLaw, Table]):
 
 @final
 @dataclass(frozen=True)
-class ColumnsChart(Numeric, AbstractChart[Any, Table]):
+class ColumnsChart(Numeric, AbstractChart[object, Table]):
     """The chart of a problem of arrays on columns of a table."""
 
     problem: OnColumns[Any]
 
-    def submodel(self, law: Any, rows: Table) -> AbstractRowsSubmodel:
+    def submodel(self, law: object, rows: Table) -> AbstractRowsSubmodel:
         return _of_rows(self.problem.submodel(law, rows))
 
-    def closing_terms(self, law: Any, rows: Table, base: Table) -> Array:
+    def closing_terms(self, law: object, rows: Table, base: Table) -> Array:
         inner = chart_of(self.problem.problem)
         return inner.closing_terms(law, self.problem.rows(rows), self.problem.rows(base))
 

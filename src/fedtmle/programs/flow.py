@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Self, final
+from typing import Self, final
 
 from fedtmle.algorithms.base import arithmetic_error
 from fedtmle.algorithms.populations import compare_populations
@@ -54,7 +54,9 @@ from fedtmle.programs.preparation import (
     supplied_predictors,
 )
 from fedtmle.programs.regimes import (
+    Adherence,
     RegimeDetails,
+    RegimeOverlap,
     SequentialFits,
     count_over_time,
     find_adherence,
@@ -63,7 +65,7 @@ from fedtmle.programs.regimes import (
     named_fits,
     regime_problem,
 )
-from fedtmle.programs.rounds import together, with_closing
+from fedtmle.programs.rounds import both, together, with_closing
 from fedtmle.programs.rubin import combined_silos, pool_estimates
 from fedtmle.programs.sites import ComparedSilos, OwnTMLE, compare_silos
 from fedtmle.programs.study import Study
@@ -250,7 +252,7 @@ def target_study(study: Study, prepared: PreparedStudy, n: int) -> Flow[Outcome]
     effect, overlap, preparation = prepared.effect, prepared.overlap, prepared.preparation
     comparisons = Comparisons.of(study, effect)
 
-    def diagnosed(law: object) -> Flow[Any]:
+    def diagnosed(law: object) -> Flow[tuple[Diagnostics, ComparedSilos] | None]:
         if not (study.diagnostics and isinstance(law, EffectLaw)):
             return None
         own = OwnTMLE(
@@ -260,11 +262,8 @@ def target_study(study: Study, prepared: PreparedStudy, n: int) -> Flow[Outcome]
             dim=effect.dim,
             flow=study_flow,
         )
-        last: list[Flow[Any]] = [
-            diagnose(study, effect, law, overlap, n, comparisons),
-            compare_silos(study, preparation, own, n),
-        ]
-        return (yield from together(last))
+        asked = diagnose(study, effect, law, overlap, n, comparisons)
+        return (yield from both(asked, compare_silos(study, preparation, own, n)))
 
     populations = None
     # A cluster's rows are not independent, so that the spread of rows is not that of the mean.
@@ -392,11 +391,9 @@ def time_flow(
     if study.diagnostics and isinstance(outcome, Targeted):
         dim = len(outcome.estimate.psi)
         own = OwnTMLE(study=study, columns=columns, levels=declared, dim=dim, flow=study_flow)
-        last: list[Flow[Any]] = [
-            count_at_risk(study, target, problem, n),
-            compare_silos(study, None, own, n),
-        ]
-        shown, silos = yield from together(last)
+        shown, silos = yield from both(
+            count_at_risk(study, target, problem, n), compare_silos(study, None, own, n)
+        )
     details = TimeDetails(
         problem=problem,
         components=target.components(columns.strata_levels),
@@ -465,18 +462,18 @@ def regime_flow(
     scores, chains = yield from fit_sequence(fits)
     problem = regime_problem(fits, scores, chains)
 
-    def last(law: object) -> Flow[Any]:
-        flows: list[Flow[Any]] = [find_regime_overlap(problem, target, n)]
-        if study.diagnostics and isinstance(law, RegimeLaw):
-            own = OwnTMLE(study=study, columns=columns, levels=levels, dim=problem.dim, flow=study_flow)
-            flows += [find_adherence(problem, n), compare_silos(study, None, own, n)]
-        return (yield from together(flows))
+    def last(law: object) -> Flow[tuple[RegimeOverlap, tuple[Adherence, ComparedSilos] | None]]:
+        overlap = find_regime_overlap(problem, target, n)
+        if not (study.diagnostics and isinstance(law, RegimeLaw)):
+            return (yield from overlap), None
+        own = OwnTMLE(study=study, columns=columns, levels=levels, dim=problem.dim, flow=study_flow)
+        diagnosed = both(find_adherence(problem, n), compare_silos(study, None, own, n))
+        return (yield from both(overlap, diagnosed))
 
     targeting = study.algorithm.flow(problem, problem.start(), n)
     outcome, shown = yield from with_closing(targeting, last)
-    if shown is None:
-        shown = [(yield from find_regime_overlap(problem, target, n))]
-    overlap, adherence, silos = (*shown, None, None)[:3]
+    overlap, diagnosed = shown or ((yield from find_regime_overlap(problem, target, n)), None)
+    adherence, silos = diagnosed or (None, None)
     nuisances, labels = named_fits(fits, scores, problem)
     details = RegimeDetails(
         problem=problem,

@@ -20,7 +20,7 @@ rows; rows in another order get other draws, of the same law.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, final
 
@@ -38,16 +38,15 @@ from fedtmle.initial.syntax import Categorical, Formula, Name, TermVariable
 from fedtmle.model.draws import chi_square, normals, stream_key, uniform_stream, uniforms
 from fedtmle.model.families import Family, Response
 from fedtmle.model.linear import cholesky, invert_lower, multiply
-from fedtmle.model.statistics import AbstractBoundedColumns
-from fedtmle.model.table import ROW, AnyTable, Factor, Table, over_blocks
-from fedtmle.model.types import Array, Part, unpack
+from fedtmle.model.statistics import AbstractBoundedColumns, Result
+from fedtmle.model.table import ROW, AnyTable, Factor, LastTable, StreamedTable, Table, over_blocks
+from fedtmle.model.types import Array, IntArray, Part, unpack
 from fedtmle.programs.missing import (
     Filled,
     Levels,
     MissingCounts,
     filled_name,
     is_missing,
-    kept,
     observed_name,
 )
 from fedtmle.programs.nuisance import Regression, fit_exactly, fit_model, fitted_model
@@ -92,7 +91,7 @@ class ImputedVariable:
         column = table.numeric[self.name]
         return (column - self.low) / self.width if self.form == "number" else column / self.width
 
-    def write(self, table: Table, rows: Any, values: Array) -> Table:
+    def write(self, table: Table, rows: IntArray, values: Array) -> Table:
         """Return the table with the values of some rows replaced: codes of a factor, else numbers."""
         if self.levels:
             codes = np.array(table.factors[self.name].recode(self.levels))
@@ -140,7 +139,7 @@ class ResidualColumns(AbstractBoundedColumns[Table]):
     def judged(self) -> Sequence[int]:
         return (0,)
 
-    def over(self, rows: AnyTable, work: Callable[[Table], Any]) -> Any:
+    def over(self, rows: AnyTable, work: Callable[[Table], Result]) -> Iterable[Result]:
         return over_blocks(rows, work)
 
     def evaluate(self, piece: Table) -> Array:
@@ -191,20 +190,20 @@ class Completed:
 
     before: View
     draw: Draw
-    cache: list[Any] = field(default_factory=list, compare=False, repr=False)
+    cache: LastTable = field(default_factory=LastTable, compare=False, repr=False)
 
     def of(self, rows: AnyTable) -> AnyTable:
-        if isinstance(rows, Table) and self.cache and self.cache[0] is rows:
-            found: Table = self.cache[1]
-            return found
+        if isinstance(rows, StreamedTable):
+            return self.cache.through(self.before.of(rows), self.draw.fill)
+        return self.cache.through(rows, self._completed)
+
+    def _completed(self, rows: Table) -> Table:
         seen = self.before.of(rows)
         if not isinstance(seen, Table):
-            return kept([], seen, self.draw.fill)
-        self.cache[:] = [rows, self.draw.fill(seen)]
+            raise TypeError("a view of a table in memory is one")
         if isinstance(self.before, Completed):
-            self.before.cache.clear()  # the chain goes on from here
-        filled: Table = self.cache[1]
-        return filled
+            self.before.cache.forget()  # the chain goes on from here
+        return self.draw.fill(seen)
 
 
 def imputed_variables(study: Study, counts: MissingCounts, levels: Levels) -> tuple[ImputedVariable, ...]:

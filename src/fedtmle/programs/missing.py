@@ -10,7 +10,7 @@ study goes on as if nothing had been declared.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, final
 
@@ -24,9 +24,9 @@ from fedtmle.initial.syntax import Formula, Name
 from fedtmle.initial.trees import GradientBoostedTrees
 from fedtmle.initial.variables import Variable, Variables
 from fedtmle.model.exact import Sums
-from fedtmle.model.statistics import AbstractBoundedColumns
-from fedtmle.model.table import AnyTable, Factor, StreamedTable, Table, over_blocks
-from fedtmle.model.types import Array
+from fedtmle.model.statistics import AbstractBoundedColumns, Result
+from fedtmle.model.table import AnyTable, Factor, LastTable, Table, over_blocks
+from fedtmle.model.types import Array, Bools
 from fedtmle.programs.study import Study
 from fedtmle.protocol.query import CountCell, Flow, IntegerSums, Local, Phase
 from fedtmle.protocol.sums import TallyQuery
@@ -69,7 +69,7 @@ class MissingColumns(AbstractBoundedColumns[Table]):
     def judged(self) -> Sequence[int]:
         return ()  # counts, which have a floor
 
-    def over(self, rows: AnyTable, work: Callable[[Table], Any]) -> Any:
+    def over(self, rows: AnyTable, work: Callable[[Table], Result]) -> Iterable[Result]:
         return over_blocks(rows, work)
 
     def evaluate(self, piece: Table) -> Array:
@@ -77,7 +77,7 @@ class MissingColumns(AbstractBoundedColumns[Table]):
         return np.stack([*masks, *(masks[j] * masks[k] for j, k in self.pairs)])
 
 
-def missing_mask(table: Table, name: str) -> Any:
+def missing_mask(table: Table, name: str) -> Bools:
     """Return where a variable is missing, as numbers or as a factor, shape (N,)."""
     if name in table.numeric:
         return np.isnan(table.numeric[name])
@@ -176,10 +176,10 @@ class Filled:
     constants: Mapping[str, float]
     levels: Levels
     outcome: tuple[str, float] | None = None
-    cache: list[Any] = field(default_factory=list, compare=False, repr=False)
+    cache: LastTable = field(default_factory=LastTable, compare=False, repr=False)
 
     def of(self, rows: AnyTable) -> AnyTable:
-        return kept(self.cache, rows, self.fill)
+        return self.cache.through(rows, self.fill)
 
     def fill(self, table: Table) -> Table:
         """Return the rows with their missing values filled."""
@@ -208,17 +208,6 @@ def observed_name(outcome: str) -> str:
 def filled_name(outcome: str) -> str:
     """Return the name of the outcome's column with its least value where it is missing."""
     return f"{outcome} or least"
-
-
-def kept(cache: list[Any], rows: AnyTable, work: Callable[[Table], Table]) -> AnyTable:
-    """Return ``work`` of the rows; that of the last rows is kept. Streamed rows are transformed as read."""
-    if isinstance(rows, StreamedTable):
-        read = rows.read
-        return replace(rows, read=lambda: (work(batch) for batch in read()))
-    if not cache or cache[0] is not rows:
-        cache[:] = [rows, work(rows)]
-    filled: Table = cache[1]
-    return filled
 
 
 def filled(study: Study, counts: MissingCounts, levels: Levels) -> Filled:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 from fedtmle.errors import FitError, InputError
 from fedtmle.initial.crossfit import Fitted, SuppliedPrediction, SuppliedProbability
@@ -20,7 +20,7 @@ from fedtmle.programs.diagnostics import Overlap, find_overlap
 from fedtmle.programs.fitting import Fitting
 from fedtmle.programs.missing import Levels
 from fedtmle.programs.nuisance import Regression, effect_columns, regressions
-from fedtmle.programs.rounds import together
+from fedtmle.programs.rounds import both
 from fedtmle.programs.study import Study
 from fedtmle.programs.superlearner import begin_fits, fit_together
 from fedtmle.protocol.clusters import ClustersQuery, SpanningQuery
@@ -168,9 +168,7 @@ def begin_study(
     if study.weights:
         tally = yield from count_arms(study, columns, n)
         return tally, (yield from first(tally.weight_mean))
-    flows: list[Flow[Any]] = [count_arms(study, columns, n), first(1.0)]
-    tally, fitting = yield from together(flows)
-    return tally, fitting
+    return (yield from both(count_arms(study, columns, n), first(1.0)))
 
 
 def fit_nuisances(

@@ -261,7 +261,7 @@ class SequentialFits:
 
         return (yield from through(fit(), view))
 
-    def _regression(self, role: str, period: int) -> Any:
+    def _regression(self, role: str, period: int) -> partial[Regression]:
         study = self.study
         return partial(
             Regression,

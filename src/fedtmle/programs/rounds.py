@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from fedtmle.protocol.query import Flow, JointQuery, Law, MomentsQuery, Phase, Query
 
@@ -31,6 +31,13 @@ def together(flows: Sequence[Flow[Result]]) -> Flow[list[Result]]:
             pooled = yield JointQuery(tuple(waiting.values()))
             replies = dict(zip(waiting, pooled, strict=True))
         waiting = {}
+
+
+def both(first: Flow[Result], second: Flow[Rider]) -> Flow[tuple[Result, Rider]]:
+    """Return the results of two flows that go on side by side, as `together` does of flows of one type."""
+    flows: list[Flow[Result | Rider]] = [first, second]
+    one, other = yield from together(flows)
+    return cast("Result", one), cast("Rider", other)
 
 
 def with_closing(

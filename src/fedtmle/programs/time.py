@@ -9,7 +9,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -24,7 +23,7 @@ from fedtmle.programs.diagnostics import Histogram, named_histograms
 from fedtmle.programs.fitting import Fitting
 from fedtmle.programs.missing import MissingCounts
 from fedtmle.programs.nuisance import Regression, regressions
-from fedtmle.programs.rounds import together
+from fedtmle.programs.rounds import both
 from fedtmle.programs.sites import ComparedSilos
 from fedtmle.programs.study import Study
 from fedtmle.programs.superlearner import begin_fits, fit_together
@@ -211,11 +210,10 @@ def fit_hazards(
     places = [(role, regression) for role, each in asked.items() for regression in each]
     to_fit = [regression for _, regression in places]
     fitting = Fitting(levels=levels, n=n, accuracy=study.fit_accuracy if study.rounds_sums else None)
-    first: list[Flow[Any]] = [
+    counted, fitting = yield from both(
         _counted(study, target, columns, tally.weight_mean, censors, n),
         begin_fits(to_fit, fitting, study.outer_folds),
-    ]
-    counted, fitting = yield from together(first)
+    )
     fitted: dict[str, tuple[Fitted, ...]] = {**counted, **supplied}
     fits = yield from fit_together(to_fit, fitting, study.outer_folds)
     for (role, _), fit in zip(places, fits, strict=True):

@@ -37,12 +37,12 @@ class _Response:
             yield PersonRows(rows if self.w is None else rows * self.w[part])
 
 
+@dataclass
 class Designs:
     """The columns that were asked in one session, response by response."""
 
-    def __init__(self) -> None:
-        self._responses: list[_Response] = []
-        self._known: dict[int, Model] = {}  # models that were added, by id
+    _responses: list[_Response] = field(default_factory=list)
+    _known: dict[int, Model] = field(default_factory=dict)  # models that were added, by id
 
     def add(self, model: Model, submodel: AbstractSubmodel, enough: float) -> float:
         """Return the largest leverage in the columns of all models of the response, this one included.

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar, final
+from typing import TypeVar, final
 
 from fedtmle.protocol.codes import AbstractCode, Integers
 from fedtmle.protocol.masks import Lane
@@ -52,7 +52,7 @@ def _seen(query: Query, view: View) -> Query:
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class ViewedQuery(AbstractQuery[Any, Any]):
+class ViewedQuery(AbstractQuery[object, object]):
     """A query about the rows that a view shows; all but the rows is the query's own."""
 
     query: Query
@@ -72,14 +72,14 @@ class ViewedQuery(AbstractQuery[Any, Any]):
     def answer(self, local: Local) -> object:
         return self.query.answer(self.rows_of(local))
 
-    def pool(self, answers: Mapping[str, Any], sizes: Mapping[str, int]) -> object:
+    def pool(self, answers: Mapping[str, object], sizes: Mapping[str, int]) -> object:
         return self.query.pool(answers, sizes)
 
     @property
     def lanes(self) -> tuple[Lane, ...] | None:
         return self.query.lanes
 
-    def addends(self, answer: Any, n_rows: int) -> Integers:
+    def addends(self, answer: object, n_rows: int) -> Integers:
         return self.query.addends(answer, n_rows)
 
     def pool_totals(self, totals: Integers) -> object:
@@ -90,11 +90,11 @@ class ViewedQuery(AbstractQuery[Any, Any]):
         return self.query.open_consent
 
     @property
-    def answer_code(self) -> AbstractCode[Any]:
+    def answer_code(self) -> AbstractCode[object]:
         return self.query.answer_code
 
     @property
-    def pooled_code(self) -> AbstractCode[Any]:
+    def pooled_code(self) -> AbstractCode[object]:
         return self.query.pooled_code
 
     @property
@@ -120,25 +120,25 @@ class ViewedQuery(AbstractQuery[Any, Any]):
     def ships_model(self, silo: str) -> bool:
         return self.query.ships_model(silo)
 
-    def suppress(self, answer: Any, floor: Callable[[Query], int]) -> object:
+    def suppress(self, answer: object, floor: Callable[[Query], int]) -> object:
         return self.query.suppress(answer, lambda _: floor(self))
 
     @property
     def is_optional(self) -> bool:
         return self.query.is_optional
 
-    def row_means(self, answer: Any, local: Local) -> RowMeans | None:
+    def row_means(self, answer: object, local: Local) -> RowMeans | None:
         means = self.query.row_means(answer, self.rows_of(local))
         if means is None:
             return None
         return replace(means, terms=tuple(ViewedTerms(term, self.view) for term in means.terms))
 
-    def residual(self, pooled: Any) -> float | None:
+    def residual(self, pooled: object) -> float | None:
         return self.query.residual(pooled)
 
     @property
     def tolerance(self) -> float | None:
         return self.query.tolerance
 
-    def retirement(self, answer: Any) -> Retirement | None:
+    def retirement(self, answer: object) -> Retirement | None:
         return self.query.retirement(answer)

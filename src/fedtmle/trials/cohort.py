@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from fedtmle.data.convert import Cells, Numbers, UnreadableError
 from fedtmle.data.database import MAX_ROWS, TIMEOUT, DatabaseQuery
 from fedtmle.data.drivers import DatabaseError, Trouble, TwoQueries
-from fedtmle.data.duck import RelationReader, connect
+from fedtmle.data.duck import RelationReader, open_database_file
 from fedtmle.data.snapshot import open_query
 from fedtmle.data.sql import DIALECTS, Dialect
 from fedtmle.errors import DataError, InputError
@@ -198,7 +198,7 @@ def _read_duckdb(
 
     if not path.is_file():
         raise UnreadableError(f"there is no file {path}", "check database")
-    with connect(str(path), read_only=True) as connection:
+    with open_database_file(str(path)) as connection:
         message, fix = "", ""
         try:
             connection.execute("BEGIN TRANSACTION READ ONLY")

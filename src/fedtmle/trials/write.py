@@ -104,6 +104,6 @@ def _lines(section: Mapping[str, object]) -> str:
 
 
 def _write_parquet(cohort: Cohort, path: Path) -> None:
-    with connect(":memory:", read_only=False) as connection:
+    with connect() as connection:
         connection.register("cohort", cohort.frame())
         connection.execute(f"COPY cohort TO {DIALECTS['duckdb'].literal(str(path))} (FORMAT parquet)")

@@ -15,13 +15,13 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, NamedTuple, final
+from typing import NamedTuple, final
 
 import numpy as np
 
 from fedtmle.errors import DataError
 from fedtmle.model import kernels
-from fedtmle.model.table import AnyTable, Factor, StreamedTable, Table
+from fedtmle.model.table import AnyTable, Factor, LastTable, StreamedTable, Table
 from fedtmle.model.types import Array, Bools
 
 LAG = re.compile(r"lag([1-9][0-9]*)_(.+)")
@@ -140,18 +140,16 @@ class PeriodView:
 
     timeline: Timeline
     period: int
-    cache: list[Any] = field(default_factory=list, compare=False, repr=False)
+    cache: LastTable = field(default_factory=LastTable, compare=False, repr=False)
 
     def of(self, rows: AnyTable) -> AnyTable:
-        if isinstance(rows, StreamedTable):
-            read, counts = rows.read, dict(rows.factor_counts)
+        shown = self.cache.through(rows, self.show)
+        if isinstance(shown, StreamedTable):
+            counts = dict(shown.factor_counts)
             for name, column in self._columns.items():
                 if column in counts:
                     counts[name] = counts[column]
-            return replace(rows, factor_counts=counts, read=lambda: (self.show(batch) for batch in read()))
-        if not self.cache or self.cache[0] is not rows:
-            self.cache[:] = [rows, self.show(rows)]
-        shown: Table = self.cache[1]
+            return replace(shown, factor_counts=counts)
         return shown
 
     @cached_property
