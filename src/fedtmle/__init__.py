@@ -74,6 +74,7 @@ _HOME = {
     "e_value": "fedtmle.results.sensitivity",
     "run": "fedtmle.studies.run",
     "AbstractProblem": "fedtmle.model.problem",
+    "PoolableRows": "fedtmle.model.problem",
     "Estimate": "fedtmle.model.problem",
     "AbstractSubmodel": "fedtmle.model.submodel",
     "GeneralisedLinear": "fedtmle.model.submodel",
@@ -157,6 +158,7 @@ if TYPE_CHECKING:  # for type checkers and editors; at run time, __getattr__ bel
     from fedtmle.model.fit import NewtonFits as NewtonFits
     from fedtmle.model.problem import AbstractProblem as AbstractProblem
     from fedtmle.model.problem import Estimate as Estimate
+    from fedtmle.model.problem import PoolableRows as PoolableRows
     from fedtmle.model.submodel import AbstractSubmodel as AbstractSubmodel
     from fedtmle.model.submodel import GeneralisedLinear as GeneralisedLinear
     from fedtmle.programs.study import Study as Study

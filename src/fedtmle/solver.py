@@ -6,12 +6,14 @@ import hashlib
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Literal, TypeVar
 
 import numpy as np
 
 from fedtmle.algorithms.base import UNMASKABLE, AbstractAlgorithm, TargetingProgram
 from fedtmle.errors import InputError
+from fedtmle.model.problem import PoolableRows
 from fedtmle.model.types import IntArray, Part
 from fedtmle.protocol.masks import MaskKey
 from fedtmle.protocol.outcome import Described, Personalised, Targeted
@@ -65,7 +67,7 @@ def solve(
         ),
         {name: read_rows(problem, name, rows) for name, rows in silos.items()},
         algorithm=algorithm,
-        pool=lambda rows: problem.concatenate(list(rows.values())),
+        pool=partial(_pooled, problem),
         index=index,
         threads=threads,
         progress=progress,
@@ -73,6 +75,17 @@ def solve(
         is_masked=aggregation == "masked",
     )
     return completed.result(law=law, algorithm=algorithm)
+
+
+def _pooled(problem: Problem, rows: Mapping[str, Rows]) -> Rows:
+    """Return the rows of all silos as one."""
+    if not isinstance(problem, PoolableRows):
+        raise InputError(
+            f"problem: algorithm Central and observe need pooled rows, and {type(problem).__name__} cannot "
+            "pool them; give it the base PoolableRows"
+        )
+    pooled: Rows = problem.concatenate(list(rows.values()))
+    return pooled
 
 
 def check_aggregation(aggregation: object, algorithm: AbstractAlgorithm) -> None:

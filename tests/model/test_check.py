@@ -20,6 +20,7 @@ from fedtmle.model.leverage import Look, RowSpace
 from fedtmle.model.problem import (
     AbstractProblem,
     Estimate,
+    PoolableRows,
     mean_and_covariance,
     second_moment_shifts,
     second_moments,
@@ -67,7 +68,7 @@ class TiltLaw:
 
 
 @dataclass(frozen=True)
-class Tilt(AbstractProblem[TiltLaw, IntArray]):
+class Tilt(AbstractProblem[TiltLaw, IntArray], PoolableRows[IntArray]):
     """The paper's exponential tilt, p(eps) = p e^(-eps D) / Z, of four atoms' masses; Psi is the mean."""
 
     @property

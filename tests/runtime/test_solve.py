@@ -11,8 +11,10 @@ import pytest
 
 import fedtmle as ft
 from fedtmle.errors import DataError, FedTMLEError, InputError, NumericalError
+from fedtmle.model.table import Table
 from fedtmle.protocol.query import Phase
 from fedtmle.runtime.session import RoundReport
+from fedtmle.targets.on_columns import OnColumns
 from fedtmle_paper.two_arm import TwoArm
 from tests.cases import targets
 
@@ -146,3 +148,15 @@ def test_a_single_row_silo_takes_part() -> None:
     result = ft.solve(PROBLEM, LAW, {"a": GOOD, "b": [9.0]}, ft.Gradient(tolerance=1e-9))
     assert result.psi is not None
     assert float(result.psi[0]) == pytest.approx(3.75, abs=1e-9)
+
+
+def test_rows_that_a_problem_cannot_pool() -> None:
+    """Only the centralised comparator needs them, and what is observed."""
+    problem = OnColumns(problem=PROBLEM, columns=("y",))
+    silos = {name: Table(n_rows=3, numeric={"y": np.array(GOOD)}, factors={}) for name in ("north", "south")}
+    message = "problem: algorithm Central and observe need pooled rows, and OnColumns cannot pool them"
+    with pytest.raises(InputError, match=message):
+        ft.solve(problem, LAW, silos, ft.Central())
+    with pytest.raises(InputError, match=message):
+        ft.solve(problem, LAW, silos, ft.Gradient(), observe=True)
+    assert ft.solve(problem, LAW, silos, ft.Gradient()).psi[0] == pytest.approx(2.0)

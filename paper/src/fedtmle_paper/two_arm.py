@@ -32,6 +32,7 @@ from fedtmle.model.families import Family
 from fedtmle.model.problem import (
     AbstractProblem,
     Estimate,
+    PoolableRows,
     mean_and_covariance,
     second_moment_shifts,
     second_moments,
@@ -69,7 +70,7 @@ class TwoArmRows:
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class TwoArm(AbstractProblem[TwoArmLaw, TwoArmRows]):
+class TwoArm(AbstractProblem[TwoArmLaw, TwoArmRows], PoolableRows[TwoArmRows]):
     """E[Y(1)] and E[Y(0)] for an outcome within ``outcome_bounds``.
 
     ``weight_ceiling`` declares a bound on 1/g_a over all rows; a row beyond it is an error. The

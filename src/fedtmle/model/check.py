@@ -39,7 +39,7 @@ from fedtmle.model.check_case import (
 from fedtmle.model.check_read import broken_rows, quotes
 from fedtmle.model.check_report import Check, CheckReport, Outcome
 from fedtmle.model.exact import GRID_BITS, Sums, query_shifts
-from fedtmle.model.problem import AbstractProblem, Law, Rows
+from fedtmle.model.problem import AbstractProblem, Law, PoolableRows, Rows
 from fedtmle.model.types import Array, Part, unpack
 
 ALL = Part.LOSS | Part.GRADIENT | Part.HESSIAN
@@ -266,10 +266,9 @@ def _pooled_rows(case: Case[Law, Rows]) -> Iterator[Gap]:
     problem, law = case.problem, case.law
     shifts = problem.moment_shifts(law)
     yield requirement(case.moments.shifts == shifts, "moments are not on the grid of moment_shifts")
-    try:
-        double = problem.concatenate([case.rows, case.rows])
-    except NotImplementedError as reason:
-        raise NotApplicableError(f"concatenate: {reason}") from None
+    if not isinstance(problem, PoolableRows):
+        raise NotApplicableError("the problem is no PoolableRows: it cannot pool the rows of silos")
+    double: Rows = problem.concatenate([case.rows, case.rows])
     yield Gap(abs(problem.count(double) - 2 * case.n), 0.0, subject="rows, of two silos")
     pooled = problem.moments(law, double)
     yield Gap(

@@ -142,10 +142,6 @@ class AbstractProblem(AbstractModel[Law, Rows]):
         """Return validated rows in contiguous columns; raise `DataError`, which quotes no value."""
 
     @abstractmethod
-    def concatenate(self, parts: Sequence[Rows]) -> Rows:
-        """Return the pooled rows, for the centralised comparator; `NotImplementedError` if there is none."""
-
-    @abstractmethod
     def count(self, rows: Rows) -> int:
         """Return N_m, the number of rows."""
 
@@ -242,3 +238,15 @@ def mean_and_covariance(sums: Sums, dim: int, n: int) -> tuple[Array, Array]:
     scatter = [s - first[j] * first[k] / n for j, k, s in pairs]
     covariance = np.array([float(s / (Fraction(n) * (n - 1))) if n > 1 else math.inf for s in scatter])
     return np.array([float(f / n) for f in first]), unpack(covariance, dim)
+
+
+class PoolableRows(ABC, Generic[Rows]):
+    """A second base of problems whose rows a party that has those of all silos can pool.
+
+    `ft.solve` needs it for `Central`, the centralised comparator. Tables of studies are pooled elsewhere, by
+    the data layer.
+    """
+
+    @abstractmethod
+    def concatenate(self, parts: Sequence[Rows]) -> Rows:
+        """Return the pooled rows."""

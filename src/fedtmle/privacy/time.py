@@ -56,7 +56,7 @@ class TimeChart(Numeric, AbstractChart[TimeLaw, Table]):
 
     def closing_terms(self, law: TimeLaw, rows: Table, base: Table) -> Array:
         problem = self.problem
-        clusters = problem.prepare.clusters(base)
+        clusters = problem.clusters(base)
         return _closing(problem.whole(law, rows), problem.whole(law, base), clusters.cluster)
 
 

@@ -577,7 +577,7 @@ def regime_problem(
         chains=chains,
         outcome_bounds=study.outcome_bounds,
         ceiling=problem_ceiling(study, fits.ceiling),
-        weight_ceiling=study.weight_ceiling if study.weights else 1.0,
+        population_ceiling=study.weight_ceiling if study.weights else 1.0,
         largest_cluster=study.largest_cluster if study.cluster else 1,
         spanning=len(fits.columns.spanning),
     )

@@ -21,6 +21,7 @@ from fedtmle.model.families import Family
 from fedtmle.model.problem import (
     AbstractProblem,
     Estimate,
+    PoolableRows,
     mean_and_covariance,
     second_moment_shifts,
     second_moments,
@@ -40,7 +41,7 @@ class MeanLaw:
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Mean(AbstractProblem[MeanLaw, Array]):
+class Mean(AbstractProblem[MeanLaw, Array], PoolableRows[Array]):
     """The mean of an outcome that lies within declared ``bounds`` (low, high)."""
 
     bounds: tuple[float, float] = (0.0, 1.0)

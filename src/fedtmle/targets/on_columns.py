@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, final
 
@@ -44,9 +43,6 @@ class OnColumns(AbstractProblem[Law, AnyTable], Generic[Law]):
             raise TypeError("this problem reads tables that the data layer made")
         self.rows(rows)
         return rows
-
-    def concatenate(self, parts: Sequence[AnyTable]) -> AnyTable:
-        raise NotImplementedError("tables are pooled by the data layer")
 
     def count(self, rows: AnyTable) -> int:
         return rows.n_rows

@@ -14,7 +14,7 @@ a ratio, has the derivative of that function times D for its EIF: every part of 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import reduce
 from operator import add
@@ -104,9 +104,6 @@ class ResidualProblem(AbstractProblem[ResidualLaw, AnyTable]):
         if not isinstance(rows, Table | StreamedTable):
             raise TypeError("this problem reads tables that the data layer made")
         return rows
-
-    def concatenate(self, parts: Sequence[AnyTable]) -> AnyTable:
-        raise NotImplementedError("tables are pooled by the data layer, before nuisances are fitted")
 
     def count(self, rows: AnyTable) -> int:
         return rows.n_rows

@@ -19,7 +19,7 @@ from typing import Any, TypeVar, final
 
 from fedtmle.model.density.law import DensityLaw
 from fedtmle.model.exact import Sums
-from fedtmle.model.problem import AbstractProblem, Estimate
+from fedtmle.model.problem import AbstractProblem, Estimate, PoolableRows
 from fedtmle.model.submodel import AbstractNormaliser, AbstractSubmodel
 from fedtmle.model.types import Array, RowBound
 from fedtmle.runtime.silo import Silo
@@ -129,7 +129,7 @@ class LedgerNormaliser(AbstractNormaliser):
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class LedgerProblem(AbstractProblem[DensityLaw, Array]):
+class LedgerProblem(AbstractProblem[DensityLaw, Array], PoolableRows[Array]):
     """The transport problem, its public work kept in one run's ledger; rows are each silo's own work."""
 
     inner: OptimalTransport

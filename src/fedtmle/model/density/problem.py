@@ -23,6 +23,7 @@ from fedtmle.model.linear import congruence
 from fedtmle.model.problem import (
     AbstractProblem,
     Estimate,
+    PoolableRows,
     mean_and_covariance,
     second_moment_shifts,
     second_moments,
@@ -31,7 +32,7 @@ from fedtmle.model.submodel import GeneralisedLinear
 from fedtmle.model.types import Array, RowBound, exponent
 
 
-class AbstractDensityProblem(AbstractProblem[DensityLaw, Array]):
+class AbstractDensityProblem(AbstractProblem[DensityLaw, Array], PoolableRows[Array]):
     """A functional of a density of q columns; a subclass is a frozen, hashable dataclass.
 
     Rows are held as contiguous columns, shape (q, N).

@@ -15,7 +15,7 @@ whichever others are asked for: an overall effect with or without effects by str
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, reduce
 from operator import add
@@ -155,9 +155,6 @@ class EffectProblem(AbstractProblem[EffectLaw, AnyTable]):
         if isinstance(table, Table):
             return mapped(work, self.rows(table).blocks())
         return over_blocks(table, lambda block: work(self.prepare(block)))
-
-    def concatenate(self, parts: Sequence[AnyTable]) -> AnyTable:
-        raise NotImplementedError("tables are pooled by the data layer, before nuisances are fitted")
 
     def count(self, rows: AnyTable) -> int:
         return rows.n_rows

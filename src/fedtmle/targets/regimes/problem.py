@@ -18,35 +18,28 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import reduce
-from operator import add
 from typing import TypeVar, final
 
 import numpy as np
 
-from fedtmle.errors import NumericalError
 from fedtmle.model import kernels
-from fedtmle.model.exact import Sums, column_shifts, zero_sums
+from fedtmle.model.exact import Sums
 from fedtmle.model.families import Family
 from fedtmle.model.grouped import GroupedLinear, LongRows
 from fedtmle.model.parallel import mapped
-from fedtmle.model.problem import AbstractProblem, Estimate
-from fedtmle.model.submodel import AbstractSubmodel, GeneralisedLinear, NoNormaliser
-from fedtmle.model.table import AnyTable, StreamedTable, Table, people_blocks
+from fedtmle.model.problem import Estimate
+from fedtmle.model.submodel import AbstractSubmodel, GeneralisedLinear
+from fedtmle.model.table import AnyTable, Table, people_blocks
 from fedtmle.model.types import Array, Bools, RowBound, exponent
 from fedtmle.targets.effects.moments import (
-    ClosingLayout,
     MomentColumns,
-    closing_sums,
     estimate_components,
-    spanning_sums,
 )
+from fedtmle.targets.effects.prepare import EffectColumns
+from fedtmle.targets.long import AbstractLongProblem, History
 from fedtmle.targets.regimes.chains import ChainFit, SequentialRules
-from fedtmle.targets.time.prepare import ClusterCodes
 
 Result = TypeVar("Result")
-
-LINK_REACH = 64.0  # a predicted logit moved further than this is a runaway fluctuation, not a fit
 
 
 @final
@@ -54,7 +47,7 @@ LINK_REACH = 64.0  # a predicted logit moved further than this is a runaway fluc
 class RegimeLaw:
     """The accepted fluctuations, after the sequential ones."""
 
-    history: tuple[tuple[float, ...], ...] = ()
+    history: History = ()
 
 
 @final
@@ -70,10 +63,10 @@ class ChainRows:
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class RegimeProblem(AbstractProblem[RegimeLaw, AnyTable]):
+class RegimeProblem(AbstractLongProblem[RegimeLaw, Table]):
     """Means under rules.
 
-    ``ceiling`` bounds W_t times the observation's weight, ``weight_ceiling`` the latter alone.
+    ``ceiling`` bounds W_t times the observation's weight, ``population_ceiling`` the latter alone.
     """
 
     labels: tuple[str, ...]
@@ -81,27 +74,13 @@ class RegimeProblem(AbstractProblem[RegimeLaw, AnyTable]):
     chains: tuple[ChainFit, ...] = field(compare=False)
     outcome_bounds: tuple[float, float]
     ceiling: float
-    weight_ceiling: float
+    population_ceiling: float
     largest_cluster: int = 1
     spanning: int = 0
 
     @property
-    def names(self) -> tuple[str, ...]:
-        return self.labels
-
-    @property
-    def width(self) -> float:
+    def reach(self) -> float:
         return self.outcome_bounds[1] - self.outcome_bounds[0]
-
-    @property
-    def R(self) -> Array:
-        """The combinations of components that are reported: each by itself."""
-        return np.eye(len(self.labels))
-
-    @property
-    def L(self) -> Array:
-        """The combinations of components that are fluctuated: each by itself."""
-        return self.R
 
     @property
     def terms(self) -> int:
@@ -117,19 +96,16 @@ class RegimeProblem(AbstractProblem[RegimeLaw, AnyTable]):
             for rule in rules
         )
 
-    def start(self) -> RegimeLaw:
-        return RegimeLaw()
+    @property
+    def effect_columns(self) -> EffectColumns:
+        return self.sequence.columns
 
-    def read(self, rows: object) -> AnyTable:
-        if not isinstance(rows, Table | StreamedTable):
-            raise TypeError("a problem of treatment over time reads tables that the data layer made")
-        return rows
+    @property
+    def runaway(self) -> tuple[str, str]:
+        return "prediction", "a rule may be followed by too few people"
 
-    def concatenate(self, parts: Sequence[AnyTable]) -> AnyTable:
-        raise NotImplementedError("tables are pooled by the data layer, before nuisances are fitted")
-
-    def count(self, rows: AnyTable) -> int:
-        return rows.n_rows
+    def law(self, history: History) -> RegimeLaw:
+        return RegimeLaw(history=history)
 
     def over(self, rows: AnyTable, work: Callable[[Table], Result]) -> Iterator[Result]:
         """Return ``work`` of consecutive people, in order; the blocks run in parallel."""
@@ -137,7 +113,7 @@ class RegimeProblem(AbstractProblem[RegimeLaw, AnyTable]):
 
     def moved(self, law: RegimeLaw, r: int) -> float:
         """Return by how much the law moves the logits of a mean."""
-        return -self.width * math.fsum(eps[r] for eps in law.history)
+        return -self.reach * math.fsum(eps[r] for eps in law.history)
 
     def weights(self, table: Table) -> list[tuple[Array, Bools]]:
         """Return W_t of every mean, shape (periods, N), and whose weight was truncated."""
@@ -192,7 +168,7 @@ class RegimeProblem(AbstractProblem[RegimeLaw, AnyTable]):
             outcomes[r, :periods], logits[r, :periods] = rows.outcomes, rows.logits
         person, chain, period = np.nonzero((weights > 0).transpose(2, 0, 1))
         X = np.zeros((self.dim, len(person)))
-        X[chain, np.arange(len(person))] = -self.width
+        X[chain, np.arange(len(person))] = -self.reach
         design = GeneralisedLinear(
             family=Family.LOGISTIC,
             X=X,
@@ -213,23 +189,12 @@ class RegimeProblem(AbstractProblem[RegimeLaw, AnyTable]):
         u, t, m = stacked
         for r, rows in enumerate(self.evaluate(law, table)):
             residual = rows.weights * (rows.outcomes - kernels.expit(rows.logits))
-            m[r] = self.width * rows.first
+            m[r] = self.reach * rows.first
             t[r] = 1.0
-            u[r] = self.width * residual.sum(axis=0)
+            u[r] = self.reach * residual.sum(axis=0)
         u += m
         stacked *= weight
         return MomentColumns(stacked)
-
-    def whole(self, law: RegimeLaw, rows: AnyTable) -> MomentColumns:
-        parts = [columns.stacked for columns in self.over(rows, lambda table: self.columns(law, table))]
-        return MomentColumns(np.concatenate(parts, axis=2))
-
-    def clusters(self, rows: AnyTable) -> ClusterCodes:
-        """Return the clusters of a whole table in memory."""
-        if isinstance(rows, StreamedTable):
-            raise TypeError("a streamed table has no clusters")
-        columns = self.sequence.columns
-        return ClusterCodes(columns.clusters(rows), columns.spanned(rows))
 
     def losses(self, law: RegimeLaw, rows: AnyTable) -> Array:
         def of(table: Table) -> Array:
@@ -241,31 +206,6 @@ class RegimeProblem(AbstractProblem[RegimeLaw, AnyTable]):
 
         return np.asarray(np.concatenate(list(self.over(rows, of))))
 
-    def eif(self, law: RegimeLaw, rows: AnyTable, psi: Array) -> Array:  # noqa: ARG002 - plug-ins on these rows
-        columns = self.whole(law, rows)
-        components = columns.m.sum(axis=1) / columns.t.sum(axis=1)
-        return np.asarray((columns.u - columns.t * components[:, None]).T)
-
-    def moments(self, law: RegimeLaw, rows: AnyTable) -> Sums:
-        exponents, zero = self._moment_exponents(), zero_sums(self.moment_shifts(law))
-        if self.sequence.columns.cluster is None:
-            alone = ClusterCodes(None, None)
-            parts = self.over(rows, lambda table: closing_sums(alone, self.columns(law, table), exponents))
-            return reduce(add, parts, zero)
-        columns, clusters = self.whole(law, rows), self.clusters(rows)
-        total = closing_sums(clusters, columns, exponents)
-        if self.spanning:
-            total = total.joined(spanning_sums(clusters, columns, exponents, self.spanning))
-        return total
-
-    def moment_shifts(self, law: RegimeLaw) -> tuple[int, ...]:  # noqa: ARG002 - declared, for every law
-        return column_shifts(self._moment_exponents())
-
-    def _moment_exponents(self) -> list[int]:
-        u = self.largest_cluster * self.width * (self.ceiling * self.terms + self.weight_ceiling)
-        t = self.largest_cluster * self.weight_ceiling
-        return ClosingLayout(len(self.labels)).exponents(u, t, self.spanning)
-
     def finish(self, law: RegimeLaw, pooled: Sums, n: int) -> Estimate:  # noqa: ARG002 - all is pooled
         psi, covariance = estimate_components(pooled, len(self.labels))
         return Estimate(psi=self.outcome_bounds[0] + psi, covariance=covariance)
@@ -274,35 +214,6 @@ class RegimeProblem(AbstractProblem[RegimeLaw, AnyTable]):
         psi, covariance = estimate_components(pooled, len(self.labels), one_step=True)
         return Estimate(psi=self.outcome_bounds[0] + psi, covariance=covariance)
 
-    # The law.
-
-    def move(self, law: RegimeLaw, eps: Array) -> RegimeLaw:
-        if not self.admits(law, eps):
-            raise NumericalError(
-                f"eps: the fluctuation would move a prediction by more than {LINK_REACH:g} on the logit "
-                "scale; a rule may be followed by too few people"
-            )
-        return RegimeLaw(history=(*law.history, tuple(map(float, eps))))
-
-    def admits(self, law: RegimeLaw, eps: Array) -> bool:  # noqa: ARG002 - the same set at every law
-        return bool((np.abs(eps) * self.width <= LINK_REACH).all())
-
-    def path(self, law: RegimeLaw) -> tuple[tuple[float, ...], ...]:
-        return law.history
-
-    def normaliser(self, law: RegimeLaw) -> NoNormaliser:  # noqa: ARG002 - a regression loss
-        return NoNormaliser(self.dim)
-
     def row_bound(self, law: RegimeLaw) -> RowBound:  # noqa: ARG002 - declared, for every law
-        x = self.width * self.ceiling * self.terms
-        return RowBound(gradient=exponent(x), curvature=exponent(0.25 * x * self.width))
-
-    def curvature(self, law: RegimeLaw) -> None:  # noqa: ARG002 - it is a sum over rows
-        return None
-
-    def accuracy(self, law: RegimeLaw) -> float:  # noqa: ARG002 - no quadrature
-        return 0.0
-
-    @property
-    def curvature_is_fixed(self) -> bool:
-        return False  # the outcomes of a period move with the predictions of the next
+        x = self.reach * self.ceiling * self.terms
+        return RowBound(gradient=exponent(x), curvature=exponent(0.25 * x * self.reach))

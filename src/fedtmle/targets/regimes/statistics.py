@@ -15,6 +15,7 @@ from fedtmle.model.types import Array, exponent
 from fedtmle.targets.effects.prepare import EffectColumns
 from fedtmle.targets.effects.rows import bins_between
 from fedtmle.targets.effects.statistics import AbstractLaidOutColumns, Block, TallyLayout
+from fedtmle.targets.long import OverProblem
 from fedtmle.targets.regimes.problem import RegimeProblem
 from fedtmle.targets.regimes.timeline import PeriodView, Timeline
 
@@ -69,18 +70,9 @@ class RegimeCounts(AbstractLaidOutColumns[Table]):
         return values
 
 
-class _OverTable:
-    """Reads consecutive people of a problem of treatment over time."""
-
-    problem: RegimeProblem
-
-    def over(self, rows: AnyTable, work: Callable[[Table], Result]) -> Iterable[Result]:
-        return self.problem.over(rows, work)
-
-
 @final
 @dataclass(frozen=True)
-class RegimeWeights(_OverTable, AbstractLaidOutColumns[Table]):
+class RegimeWeights(OverProblem[Table], AbstractLaidOutColumns[Table]):
     """Each mean's weight W in a person's last period at risk up to the horizon, and its square."""
 
     problem: RegimeProblem
@@ -111,7 +103,7 @@ class RegimeWeights(_OverTable, AbstractLaidOutColumns[Table]):
 
 @final
 @dataclass(frozen=True)
-class RegimeTruncationBins(_OverTable, AbstractBins[Table]):
+class RegimeTruncationBins(OverProblem[Table], AbstractBins[Table]):
     """Per rule, how many people have a truncated weight in some period (bin 1)."""
 
     problem: RegimeProblem
@@ -132,7 +124,7 @@ class RegimeTruncationBins(_OverTable, AbstractBins[Table]):
 
 @final
 @dataclass(frozen=True)
-class AdherenceBins(_OverTable, AbstractBins[Table]):
+class AdherenceBins(OverProblem[Table], AbstractBins[Table]):
     """Per rule and period, of those at risk: how many have followed the rule so far, uncensored (bin 1)."""
 
     problem: RegimeProblem
@@ -158,7 +150,7 @@ class AdherenceBins(_OverTable, AbstractBins[Table]):
 
 @final
 @dataclass(frozen=True)
-class WeightBins(_OverTable, AbstractBins[Table]):
+class WeightBins(OverProblem[Table], AbstractBins[Table]):
     """Per rule and period, a histogram of the weights of those who have followed the rule so far."""
 
     problem: RegimeProblem

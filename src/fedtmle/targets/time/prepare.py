@@ -11,8 +11,8 @@ import numpy as np
 from fedtmle.errors import DataError
 from fedtmle.initial.crossfit import Fitted, Folds
 from fedtmle.model import kernels
-from fedtmle.model.table import AnyTable, StreamedTable, Table
-from fedtmle.model.types import Array, Bools, Codes, IntArray
+from fedtmle.model.table import Table
+from fedtmle.model.types import Array, Bools, Codes
 from fedtmle.targets.effects.components import AbstractPopulation, AbstractRegime
 from fedtmle.targets.effects.prepare import EffectColumns, arm_probabilities
 from fedtmle.targets.time.followup import FollowUp, Seen
@@ -28,15 +28,6 @@ class RegimeGroup:
     regime: AbstractRegime
     population: AbstractPopulation
     share: float
-
-
-@final
-@dataclass(frozen=True)
-class ClusterCodes:
-    """Clusters of rows, as `closing_sums` reads them."""
-
-    cluster: IntArray | None
-    spanned: IntArray | None
 
 
 @final
@@ -82,12 +73,6 @@ class TimePreparation:
     def mark(self, table: Table) -> Table:
         """Return the whole table with the folds of its rows, if the models are cross-fitted."""
         return table if self.folds is None else self.folds.mark(table)
-
-    def clusters(self, rows: AnyTable) -> ClusterCodes:
-        """Return the clusters of a whole table in memory."""
-        if isinstance(rows, StreamedTable):
-            raise TypeError("a streamed table has no clusters")
-        return ClusterCodes(self.columns.clusters(rows), self.columns.spanned(rows))
 
     def people(self, table: Table) -> People:
         return People(self, table)
@@ -172,10 +157,6 @@ class People:
             group.population.indicator(self.table, self.arm, stratum, lambda: self.g) / group.share
             for group in self.preparation.groups
         ]
-
-    @property
-    def clusters(self) -> ClusterCodes:
-        return ClusterCodes(None, None)
 
     @cached_property
     def g(self) -> Array:

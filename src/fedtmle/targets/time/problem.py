@@ -13,37 +13,33 @@ loop. A silo keeps the hazards of its rows at the last law and moves them on fro
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, reduce
-from operator import add
+from functools import cached_property
 from typing import TypeVar, final
 
 import numpy as np
 
-from fedtmle.errors import NumericalError
 from fedtmle.model import kernels
-from fedtmle.model.exact import Sums, column_shifts, zero_sums
+from fedtmle.model.exact import Sums
 from fedtmle.model.families import Family
 from fedtmle.model.grouped import GroupedLinear, LongRows
 from fedtmle.model.parallel import done, mapped
-from fedtmle.model.problem import AbstractProblem, Estimate
-from fedtmle.model.submodel import AbstractSubmodel, GeneralisedLinear, NoNormaliser
-from fedtmle.model.table import AnyTable, StreamedTable, Table, people_blocks, people_slices
+from fedtmle.model.problem import Estimate
+from fedtmle.model.submodel import AbstractSubmodel, GeneralisedLinear
+from fedtmle.model.table import AnyTable, Table, people_blocks, people_slices
 from fedtmle.model.types import Array, RowBound, exponent
 from fedtmle.targets.effects.moments import (
     ClosingLayout,
     MomentColumns,
-    closing_sums,
     estimate_components,
-    spanning_sums,
 )
+from fedtmle.targets.effects.prepare import EffectColumns
+from fedtmle.targets.long import AbstractLongProblem, History
 from fedtmle.targets.time.curves import Functional, covariates, payments, plug_in, reach
 from fedtmle.targets.time.prepare import People, TimePreparation, World
 
 Result = TypeVar("Result")
-
-LINK_REACH = 64.0  # a logit of a hazard moved further than this is a runaway fluctuation, not a fit
 
 
 @final
@@ -51,7 +47,7 @@ LINK_REACH = 64.0  # a logit of a hazard moved further than this is a runaway fl
 class TimeLaw:
     """The accepted fluctuations; the initial hazards are functions that each silo evaluates."""
 
-    history: tuple[tuple[float, ...], ...] = ()
+    history: History = ()
 
 
 @dataclass
@@ -66,7 +62,7 @@ class _Kept:
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class TimeProblem(AbstractProblem[TimeLaw, AnyTable]):
+class TimeProblem(AbstractLongProblem[TimeLaw, People]):
     """Functionals under regimes in populations, in the order population, regime, functional.
 
     Each population has hazards and a fluctuation of its own, so that asking for strata leaves the estimates
@@ -81,20 +77,6 @@ class TimeProblem(AbstractProblem[TimeLaw, AnyTable]):
     largest_cluster: int = 1
     spanning: int = 0
     _kept: list[_Kept] = field(default_factory=list, compare=False, repr=False)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return self.labels
-
-    @property
-    def R(self) -> Array:
-        """The combinations of components that are reported: each by itself."""
-        return np.eye(len(self.labels))
-
-    @property
-    def L(self) -> Array:
-        """The combinations of components that are fluctuated: each by itself."""
-        return self.R
 
     @cached_property
     def places(self) -> tuple[tuple[int, int, int], ...]:
@@ -126,19 +108,16 @@ class TimeProblem(AbstractProblem[TimeLaw, AnyTable]):
         """The most long rows of one person."""
         return self.prepare.periods * self.prepare.causes * self.blocks
 
-    def start(self) -> TimeLaw:
-        return TimeLaw()
+    @property
+    def effect_columns(self) -> EffectColumns:
+        return self.prepare.columns
 
-    def read(self, rows: object) -> AnyTable:
-        if not isinstance(rows, Table | StreamedTable):
-            raise TypeError("a time-to-event problem reads tables that the data layer made")
-        return rows
+    @property
+    def runaway(self) -> tuple[str, str]:
+        return "hazard", "an event may be perfectly predicted"
 
-    def concatenate(self, parts: Sequence[AnyTable]) -> AnyTable:
-        raise NotImplementedError("tables are pooled by the data layer, before nuisances are fitted")
-
-    def count(self, rows: AnyTable) -> int:
-        return rows.n_rows
+    def law(self, history: History) -> TimeLaw:
+        return TimeLaw(history=history)
 
     # The worlds of a block of people, and how a law moves them.
 
@@ -272,10 +251,6 @@ class TimeProblem(AbstractProblem[TimeLaw, AnyTable]):
             stacked *= people.weight
         return MomentColumns(stacked)
 
-    def whole(self, law: TimeLaw, rows: AnyTable) -> MomentColumns:
-        parts = [columns.stacked for columns in self.over(rows, lambda people: self.columns(law, people))]
-        return MomentColumns(np.concatenate(parts, axis=2))
-
     def losses(self, law: TimeLaw, rows: AnyTable) -> Array:
         def of(people: People) -> Array:
             world = self.moved(people.world(None), law.history)
@@ -290,40 +265,6 @@ class TimeProblem(AbstractProblem[TimeLaw, AnyTable]):
 
         return np.asarray(np.concatenate(list(self.over(rows, of))))
 
-    def eif(self, law: TimeLaw, rows: AnyTable, psi: Array) -> Array:  # noqa: ARG002 - plug-ins on these rows
-        columns = self.whole(law, rows)
-        components = columns.m.sum(axis=1) / columns.t.sum(axis=1)
-        return np.asarray((columns.u - columns.t * components[:, None]).T)
-
-    def moments(self, law: TimeLaw, rows: AnyTable) -> Sums:
-        exponents, zero = self._moment_exponents(), zero_sums(self.moment_shifts(law))
-        if self.prepare.columns.cluster is None:
-            return reduce(
-                add,
-                self.over(rows, lambda p: closing_sums(p.clusters, self.columns(law, p), exponents)),
-                zero,
-            )
-        columns, clusters = self.whole(law, rows), self.prepare.clusters(rows)
-        total = closing_sums(clusters, columns, exponents)
-        if self.spanning:
-            total = total.joined(spanning_sums(clusters, columns, exponents, self.spanning))
-        return total
-
-    def told_columns(self, law: TimeLaw, rows: AnyTable) -> Iterable[Array]:
-        return self.over(rows, lambda people: self.columns(law, people).flat)
-
-    @property
-    def told_predictions(self) -> int:
-        return len(self.labels)
-
-    def moment_shifts(self, law: TimeLaw) -> tuple[int, ...]:  # noqa: ARG002 - declared, for every law
-        return column_shifts(self._moment_exponents())
-
-    def _moment_exponents(self) -> list[int]:
-        u = self.largest_cluster * self.reach * (self.ceiling * self.terms + self.population_ceiling)
-        t = self.largest_cluster * self.population_ceiling
-        return ClosingLayout(len(self.labels)).exponents(u, t, self.spanning)
-
     def finish(self, law: TimeLaw, pooled: Sums, n: int) -> Estimate:  # noqa: ARG002 - all is pooled
         """Return psi and its covariance with divisor n: Greenwood's where there are no covariates."""
         psi, covariance = estimate_components(pooled, len(self.labels))
@@ -331,38 +272,9 @@ class TimeProblem(AbstractProblem[TimeLaw, AnyTable]):
         units = int(layout.clusters) + len(layout.spanning)
         return Estimate(psi=psi, covariance=covariance * ((units - 1) / units))
 
-    # The law.
-
-    def move(self, law: TimeLaw, eps: Array) -> TimeLaw:
-        if not self.admits(law, eps):
-            raise NumericalError(
-                f"eps: the fluctuation would move a hazard by more than {LINK_REACH:g} on the logit scale; "
-                "an event may be perfectly predicted"
-            )
-        return TimeLaw(history=(*law.history, tuple(map(float, eps))))
-
-    def admits(self, law: TimeLaw, eps: Array) -> bool:  # noqa: ARG002 - the same set at every law
-        return bool((np.abs(eps) * self.reach <= LINK_REACH).all())
-
-    def path(self, law: TimeLaw) -> tuple[tuple[float, ...], ...]:
-        return law.history
-
-    def normaliser(self, law: TimeLaw) -> NoNormaliser:  # noqa: ARG002 - a regression loss
-        return NoNormaliser(self.dim)
-
     def row_bound(self, law: TimeLaw) -> RowBound:  # noqa: ARG002 - declared, for every law
         x = self.ceiling * self.reach
         return RowBound(gradient=exponent(self.terms * x), curvature=exponent(0.25 * self.terms * x * x))
-
-    def curvature(self, law: TimeLaw) -> None:  # noqa: ARG002 - it is a sum over rows
-        return None
-
-    def accuracy(self, law: TimeLaw) -> float:  # noqa: ARG002 - no quadrature
-        return 0.0
-
-    @property
-    def curvature_is_fixed(self) -> bool:
-        return False  # the covariates move with the hazards
 
     def values(self, law: TimeLaw, rows: AnyTable, arm: int) -> Array:
         """Return every functional given the covariates in the world of an arm, shape (functionals, N)."""

@@ -21,6 +21,7 @@ from fedtmle.targets.effects.statistics import (
     histogram_groups,
     histogram_sizes,
 )
+from fedtmle.targets.long import OverProblem
 from fedtmle.targets.time.followup import FollowUp
 from fedtmle.targets.time.prepare import People
 from fedtmle.targets.time.problem import TimeProblem
@@ -148,18 +149,9 @@ class LifeTable(AbstractLaidOutColumns[Table]):
         return values
 
 
-class _OverPeople:
-    """Reads the people of a time-to-event problem, in consecutive pieces."""
-
-    problem: TimeProblem
-
-    def over(self, rows: AnyTable, work: Callable[[People], Result]) -> Iterable[Result]:
-        return self.problem.over(rows, work)
-
-
 @final
 @dataclass(frozen=True)
-class TimeOverlapColumns(_OverPeople, AbstractLaidOutColumns[People]):
+class TimeOverlapColumns(OverProblem[People], AbstractLaidOutColumns[People]):
     """Each group's weight omega in a person's last period at risk, and its square."""
 
     problem: TimeProblem
@@ -193,7 +185,7 @@ class TimeOverlapColumns(_OverPeople, AbstractLaidOutColumns[People]):
 
 @final
 @dataclass(frozen=True)
-class TimeTruncationBins(_OverPeople, AbstractBins[People]):
+class TimeTruncationBins(OverProblem[People], AbstractBins[People]):
     """Per arm, how many people in it have a truncated probability in some period (bin 1)."""
 
     problem: TimeProblem
@@ -213,7 +205,7 @@ class TimeTruncationBins(_OverPeople, AbstractBins[People]):
 
 @final
 @dataclass(frozen=True)
-class AtRiskBins(_OverPeople, AbstractBins[People]):
+class AtRiskBins(OverProblem[People], AbstractBins[People]):
     """Per arm and shown period, how many people of the arm are at risk in it (bin 1) or no more (bin 0)."""
 
     problem: TimeProblem
@@ -242,7 +234,7 @@ class AtRiskBins(_OverPeople, AbstractBins[People]):
 
 @final
 @dataclass(frozen=True)
-class TimePropensityBins(_OverPeople, AbstractBins[People]):
+class TimePropensityBins(OverProblem[People], AbstractBins[People]):
     """Histograms of the propensity scores, by observed arm."""
 
     problem: TimeProblem
