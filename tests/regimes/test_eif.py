@@ -210,7 +210,7 @@ def problem_of(tree: Tree, p: Array, rules: tuple[AbstractRegime, ...]) -> Regim
         chains=tuple(ChainFit(rule=k, horizon=2, steps=steps) for k, steps in enumerate(outcomes)),
         outcome_bounds=(0.0, 1.0),
         ceiling=4096.0,
-        weight_ceiling=1.0,
+        population_ceiling=1.0,
     )
 
 
