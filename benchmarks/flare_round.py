@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from fedtmle.deploy import jobs, policy, provision
 from fedtmle.deploy.demo import write_example
 from fedtmle.deploy.kits import Deployment, Kit
-from fedtmle.deploy.launch import follow, new_run
+from fedtmle.deploy.launch import RunsHere, follow
 from fedtmle.deploy.local import approve_everywhere, local_deployment
 from fedtmle.engine.runs import RunState
 from fedtmle.studies.run import run
@@ -112,8 +112,9 @@ def _plan(study: StudyFile, seed: int) -> StudyFile:
 
 def _study(made: Deployment, study: StudyFile) -> list[float]:
     approve_everywhere(study)
-    record = new_run(made, study, deadline=60.0, patience=60.0)
-    *_, last = follow(made, record)
+    runs = RunsHere(made)
+    record = runs.new(study, deadline=60.0, patience=60.0)
+    *_, last = follow(runs, record)
     if last.state is not RunState.DONE:
         raise RuntimeError(last.why)
     return list(last.seconds[WARM_UP:])

@@ -99,12 +99,12 @@ def test_the_authority_keeps_no_private_key_but_its_own(made: Deployment) -> Non
 def test_a_silo_renews_with_a_key_that_nobody_else_has(made: Deployment, kit: Kit, tmp_path: Path) -> None:
     old = kit.key.read_bytes()
     asked, answer = tmp_path / "request.pem", tmp_path / "certificate.pem"
-    assert call("silo", "renew", kit.path, "--out", asked).exit_code == 0
+    assert call("deploy", "renew", kit.path, "--out", asked).exit_code == 0
     assert b"PRIVATE" not in asked.read_bytes()
     assert kit.key.read_bytes() == old  # the silo goes on with the old one meanwhile
     signed = call("deploy", "sign", made.path, asked, "--out", answer, "--days", "30")
     assert signed.exit_code == 0, signed.output
-    done = call("silo", "renew", kit.path, "--certificate", answer)
+    done = call("deploy", "renew", kit.path, "--certificate", answer)
     assert done.exit_code == 0, done.output
     assert days_left(kit.certificate) in (29, 30)
     assert kit.key.read_bytes() != old

@@ -31,9 +31,9 @@ VERBS = [
     "fedtmle silo start",
     "fedtmle deploy doctor",
     "fedtmle deploy service",
-    "fedtmle silo renew",
+    "fedtmle deploy renew",
     "fedtmle deploy sign",
-    "fedtmle silo renew",
+    "fedtmle deploy renew",
     "fedtmle deploy add",
     "fedtmle deploy remove",
     "fedtmle run",
@@ -69,7 +69,7 @@ def test_the_documentation_names_these_commands() -> None:
 
 def test_a_consortium_from_the_first_command_to_the_last(tmp_path: Path) -> None:
     command = dict(zip(VERBS, COMMANDS, strict=True))
-    requests = [line for line in COMMANDS if line.startswith("fedtmle silo renew")]
+    requests = [line for line in COMMANDS if line.startswith("fedtmle deploy renew")]
     run([sys.executable, "-m", "fedtmle", "init", "."], tmp_path)  # two hospitals with toy records
     init = words(command["fedtmle deploy init"], fedtmle_example_org="localhost")
     init = ["localhost" if word == "fedtmle.example.org" else word for word in init]

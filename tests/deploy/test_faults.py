@@ -23,10 +23,11 @@ from fedtmle.deploy import processes
 from fedtmle.deploy.demo import write_example
 from fedtmle.deploy.doctor import examine
 from fedtmle.deploy.kits import Deployment, Kit, Role, read_kit
-from fedtmle.deploy.launch import cancel, follow, new_run, resume
+from fedtmle.deploy.launch import RunsHere, follow
 from fedtmle.deploy.local import approve_everywhere, await_silos, local_deployment, silo_kit
 from fedtmle.deploy.parties import start_server, start_silo
 from fedtmle.deploy.provision import provision
+from fedtmle.engine.office import cancel, resume
 from fedtmle.engine.runs import RunFolder, RunState, RunStatus
 from fedtmle.errors import ProtocolError
 from fedtmle.runtime import ledger
@@ -61,7 +62,7 @@ class Rig:
         return made
 
     def start(self, study: StudyFile, deadline: float = DEADLINE) -> RunFolder:
-        return new_run(self.made, study, deadline=deadline, patience=600.0)
+        return RunsHere(self.made).new(study, deadline=deadline, patience=600.0)
 
     def finish(self, run: RunFolder, *, within: float) -> float:
         """Wait for a run's end without a command; return the seconds that it took."""
@@ -74,7 +75,7 @@ class Rig:
         """One command: `fedtmle run` or `fedtmle resume`."""
         resume(run)
         until, last = time.monotonic() + 180, None
-        for last in follow(self.made, run):
+        for last in follow(RunsHere(self.made), run):
             assert time.monotonic() < until, last
         assert last is not None
         return last

@@ -28,7 +28,7 @@ from fedtmle.deploy import policy
 from fedtmle.deploy.demo import write_example
 from fedtmle.deploy.doctor import examine
 from fedtmle.deploy.kits import Deployment, Kit, read_kit
-from fedtmle.deploy.launch import follow, new_run
+from fedtmle.deploy.launch import RunsHere, follow
 from fedtmle.deploy.local import local_deployment, silo_kit
 from fedtmle.deploy.processes import descendants, running
 from fedtmle.deploy.provision import provision
@@ -106,7 +106,7 @@ def _left_behind(folder: Path) -> list[int]:
 def finish(rig: Rig, run: RunFolder) -> RunStatus:
     last = None
     until = time.monotonic() + 90
-    for last in follow(rig.made, run):
+    for last in follow(RunsHere(rig.made), run):
         assert time.monotonic() < until, last
     assert last is not None
     return last
@@ -147,7 +147,7 @@ def submitted(rig: Rig, job: Path) -> Document:
 
 def test_a_run_waits_for_approvals_and_gives_the_bytes_of_one_process(rig: Rig, tmp_path: Path) -> None:
     approve(rig.study, "hospital 1", "hospital 2")
-    run = new_run(rig.made, rig.study, deadline=60.0, patience=60.0)
+    run = RunsHere(rig.made).new(rig.study, deadline=60.0, patience=60.0)
     seen: list[dict[str, str]] = []
 
     def late() -> None:
@@ -181,7 +181,7 @@ def test_data_that_do_not_fit_are_told_at_home_alone(rig: Rig) -> None:
     other.write_text(rig.study.path.read_text().replace("momage", "grandmother"))
     study = read_study(other)
     approve(study)
-    last = finish(rig, new_run(rig.made, study, deadline=60.0, patience=60.0))
+    last = finish(rig, RunsHere(rig.made).new(study, deadline=60.0, patience=60.0))
     assert last.state is RunState.STOPPED
     assert "its data cannot be used for this study; its own log has the details" in last.why
     first = re.search(r"silo '(.+?)'", last.why)  # the run ends with the first that says so

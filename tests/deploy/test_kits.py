@@ -24,7 +24,7 @@ from fedtmle.demo import IHDP
 from fedtmle.deploy.demo import LEFT_OUT, STUDY, Comparison, write_example
 from fedtmle.deploy.doctor import examine
 from fedtmle.deploy.kits import Deployment, Kit, Role, read_deployment, read_kit
-from fedtmle.deploy.launch import new_run
+from fedtmle.deploy.launch import RunsHere
 from fedtmle.deploy.policy import place_storage
 from fedtmle.deploy.processes import engine_environment
 from fedtmle.deploy.provision import provision
@@ -354,22 +354,22 @@ def test_a_run_without_a_server_says_so(made: Deployment, kit: Kit) -> None:
 def test_a_study_with_a_silo_that_has_no_kit(made: Deployment, tmp_path: Path) -> None:
     study = read_study(write_example(tmp_path / "three", 3))
     with pytest.raises(InputError, match="has no silo 'hospital 3'"):
-        new_run(made, study, deadline=1.0, patience=1.0)
+        RunsHere(made).new(study, deadline=1.0, patience=1.0)
 
 
 def test_a_plan_is_run_once(made: Deployment, tmp_path: Path) -> None:
     study = read_study(write_example(tmp_path / "two", 2))
-    run = new_run(made, study, deadline=1.0, patience=1.0)
+    run = RunsHere(made).new(study, deadline=1.0, patience=1.0)
     with pytest.raises(InputError, match="fedtmle resume"):
-        new_run(made, study, deadline=1.0, patience=1.0)
+        RunsHere(made).new(study, deadline=1.0, patience=1.0)
     run.write(RunStatus(state=RunState.DONE))
     with pytest.raises(InputError, match="run already"):
-        new_run(made, study, deadline=1.0, patience=1.0)
+        RunsHere(made).new(study, deadline=1.0, patience=1.0)
     assert "this run is done" in call("resume", run.path).stderr
 
 
 def test_a_cancelled_run_is_told_to_scripts_and_not_cancelled_twice(made: Deployment, tmp_path: Path) -> None:
-    run = new_run(made, read_study(write_example(tmp_path / "two", 2)), deadline=1.0, patience=1.0)
+    run = RunsHere(made).new(read_study(write_example(tmp_path / "two", 2)), deadline=1.0, patience=1.0)
     done = call("cancel", run.path, "--json")
     assert json.loads(done.output) == {"run": str(run.path), "state": "cancelled"}
     assert run.status().state is RunState.CANCELLED
@@ -381,12 +381,12 @@ def test_a_cancelled_run_is_told_to_scripts_and_not_cancelled_twice(made: Deploy
 def test_a_study_that_pools_rows_cannot_be_deployed(made: Deployment, tmp_path: Path) -> None:
     study = read_study(write_example(tmp_path / "two", 2, algorithm='kind = "Central"'))
     with pytest.raises(InputError, match="pools the rows"):
-        new_run(made, study, deadline=1.0, patience=1.0)
+        RunsHere(made).new(study, deadline=1.0, patience=1.0)
 
 
 def test_a_status_is_read_whole_or_not_at_all(made: Deployment, tmp_path: Path) -> None:
     study = read_study(write_example(tmp_path / "two", 2))
-    run = new_run(made, study, deadline=1.0, patience=1.0)
+    run = RunsHere(made).new(study, deadline=1.0, patience=1.0)
     status = RunStatus(
         state=RunState.STOPPED, why="x", silos={"hospital 1": "ready"}, round=3, seconds=(0.5,)
     )

@@ -23,6 +23,9 @@ def init(
     silo: list[str] = typer.Option(..., "--silo", help="A silo's name in studies; repeat for each silo."),
     host: str = typer.Option(..., help="The host name or address at which silos reach the server."),
     port: int = typer.Option(8002, min=1, max=65535, help="The server's port; it needs no other."),
+    statistician: list[str] = typer.Option(
+        [], "--statistician", help="Who may post studies from another machine; repeat for each."
+    ),
     days: int = typer.Option(360, min=1, help="For how many days the certificates are valid."),
     as_json: bool = typer.Option(False, "--json", help="Print the kits as JSON."),
 ) -> None:
@@ -33,14 +36,16 @@ def init(
     from fedtmle.deploy.provision import provision
 
     with reporting(as_json=as_json):
-        made = provision(folder, silos=silo, host=host, port=port, days=days)
+        made = provision(folder, silos=silo, host=host, port=port, days=days, statisticians=statistician)
         kits = {name: str(made.kit(name)) for name in made.sites}
+        people = {name: str(made.statistician(name)) for name in made.statisticians}
         if as_json:
-            typer.echo(json.dumps({"server": str(made.server), "silos": kits}))
+            parties = {"server": str(made.server), "silos": kits, "statisticians": people}
+            typer.echo(json.dumps(parties))
             return
         typer.echo(f"The server's kit: {made.server}")
-        typer.echo("Hand these kits out, each to its silo alone and by a safe way: it holds a private key.")
-        typer.echo("\n".join(f"  {name}: {path}" for name, path in kits.items()))
+        typer.echo("Hand these kits out, each to its owner alone and by a safe way: it holds a private key.")
+        typer.echo("\n".join(f"  {name}: {path}" for name, path in (kits | people).items()))
         typer.echo(
             f"Keep {made.path / 'authority'} secret: whoever has it can make new certificates.\n"
             f"Next:\n  fedtmle server start {made.server}\n"
@@ -51,42 +56,95 @@ def init(
 @app.command(epilog=CODES)
 def add(
     folder: Path = DEPLOYMENT,
-    silo: str = typer.Option(..., "--silo", help="The new silo's name in studies."),
-    days: int = typer.Option(360, min=1, help="For how many days its certificate is valid."),
+    silo: str | None = typer.Option(None, "--silo", help="The new silo's name in studies."),
+    statistician: str | None = typer.Option(
+        None, "--statistician", help="Who may post studies from another machine."
+    ),
+    days: int = typer.Option(360, min=1, help="For how many days the certificate is valid."),
 ) -> None:
-    """Make the kit of one more silo; the server and the other silos need nothing new."""
+    """Make the kit of one more silo or statistician; the server and the others need nothing new."""
     require_flare()
     from fedtmle.deploy.kits import read_deployment
-    from fedtmle.deploy.provision import add_silo
+    from fedtmle.deploy.provision import add_silo, add_statistician
 
     with reporting(as_json=False):
-        made = add_silo(read_deployment(folder), silo, days=days)
-        typer.echo(f"Hand this kit to its silo alone, by a safe way: {made.kit(silo)}")
+        made = read_deployment(folder)
+        if _one_of(silo, statistician):
+            path = add_silo(made, str(silo), days=days).kit(str(silo))
+        else:
+            path = add_statistician(made, str(statistician), days=days).statistician(str(statistician))
+        typer.echo(f"Hand this kit to its owner alone, by a safe way: {path}")
 
 
 @app.command(epilog=CODES)
 def remove(
     folder: Path = DEPLOYMENT,
-    silo: str = typer.Option(..., "--silo", help="The silo to remove."),
+    silo: str | None = typer.Option(None, "--silo", help="The silo to remove."),
+    statistician: str | None = typer.Option(None, "--statistician", help="The statistician to remove."),
 ) -> None:
-    """Remove a silo: the server refuses it at once, and stops the runs that need it."""
+    """Remove a silo or a statistician: the server refuses them at once, and stops runs that need the silo."""
     require_flare()
     from fedtmle.deploy.kits import read_deployment
-    from fedtmle.deploy.provision import remove_silo
+    from fedtmle.deploy.provision import remove_silo, remove_statistician
 
     with reporting(as_json=False):
-        remove_silo(read_deployment(folder), silo)
-        typer.echo(f"Removed: the server refuses '{silo}' from now on.")
+        if _one_of(silo, statistician):
+            remove_silo(read_deployment(folder), str(silo))
+        else:
+            remove_statistician(read_deployment(folder), str(statistician))
+        typer.echo(f"Removed: the server refuses '{silo or statistician}' from now on.")
+
+
+def _one_of(silo: str | None, statistician: str | None) -> bool:
+    """Return whether a silo was named; exactly one of the two options must be given."""
+    if (silo is None) == (statistician is None):
+        raise typer.BadParameter("give either --silo or --statistician")
+    return silo is not None
+
+
+@app.command(epilog=CODES)
+def renew(
+    folder: Path = typer.Argument(..., help="A silo's or statistician's kit, or the deployment's folder."),
+    out: Path | None = typer.Option(None, "--out", help="The request to write, for the coordinator."),
+    certificate: Path | None = typer.Option(None, "--certificate", help="The certificate that came back."),
+    days: int = typer.Option(360, min=1, help="Of a deployment: for how many days they are valid."),
+) -> None:
+    """Renew a kit's certificate with a key that never leaves it: first --out, then --certificate.
+
+    With the deployment's folder: renew the certificates of the server and the coordinator.
+    """
+    require_flare()
+    from fedtmle.deploy.authority import install, request
+    from fedtmle.deploy.kits import Role, read_deployment, read_kit
+    from fedtmle.deploy.provision import renew_server
+
+    with reporting(as_json=False):
+        if (folder / "deployment.json").is_file():
+            renew_server(read_deployment(folder), days=days)
+            typer.echo("Renewed. Restart the server to use its new certificate.")
+            return
+        found = read_kit(folder)
+        if found.role is Role.SERVER:
+            raise typer.BadParameter("the server's certificate is renewed with the deployment's folder")
+        if (out is None) == (certificate is None):
+            raise typer.BadParameter("give --out to make a request, or --certificate to install the answer")
+        if out is not None:
+            out.write_bytes(request(found))
+            typer.echo(f"Send {out} to the coordinator. It holds no secret; the key stays in the kit.")
+        elif certificate is not None:
+            end = install(found, certificate.read_bytes())
+            restart = " Restart the silo to use it." if found.role is Role.SILO else ""
+            typer.echo(f"Installed; valid until {end:%Y-%m-%d}.{restart}")
 
 
 @app.command(epilog=CODES)
 def sign(
     folder: Path = DEPLOYMENT,
-    request: Path = typer.Argument(..., help="The request that `fedtmle silo renew` wrote."),
-    out: Path = typer.Option(..., "--out", help="The certificate to write, for the silo."),
+    request: Path = typer.Argument(..., help="The request that `fedtmle deploy renew` wrote."),
+    out: Path = typer.Option(..., "--out", help="The certificate to write, for the sender."),
     days: int = typer.Option(360, min=1, help="For how many days it is valid."),
 ) -> None:
-    """Sign a silo's request for a certificate. Check with the silo that the request is its own."""
+    """Sign a request for a certificate. Check with its sender that the request is their own."""
     require_flare()
     from fedtmle.deploy.authority import sign as certify
     from fedtmle.deploy.kits import read_deployment

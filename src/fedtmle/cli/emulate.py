@@ -162,16 +162,15 @@ def _run_on(
     from fedtmle.trials.write import study_text
 
     require_flare()
-    from fedtmle.deploy.kits import read_deployment
-    from fedtmle.deploy.launch import new_run, require_server
+    from fedtmle.deploy.launch import runs_on
 
-    deployment = read_deployment(folder)
-    require_server(deployment)
+    runs = runs_on(folder)
+    runs.require()
     with TemporaryDirectory() as scratch:
         path = Path(scratch) / f"{file.path.stem}.toml"
         path.write_text(study_text(file), encoding="utf-8")
-        run = new_run(deployment, read_study(path), deadline=deadline, patience=patience)
-    return deployed(deployment, run, as_json=as_json, quiet=quiet)
+        run = runs.new(read_study(path), deadline=deadline, patience=patience)
+    return deployed(runs, run, as_json=as_json, quiet=quiet)
 
 
 def _saved(file: TrialFile, path: Path) -> StudyResult:

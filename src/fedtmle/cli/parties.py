@@ -84,28 +84,6 @@ def start_silo(kit: Path = KIT, silo_file: Path | None = SILO_FILE) -> None:
         typer.echo(f"Started. `fedtmle silo status {kit}` lists the studies that wait for your approval.")
 
 
-def renew_silo(
-    kit: Path = KIT,
-    out: Path | None = typer.Option(None, "--out", help="The request to write, for the coordinator."),
-    certificate: Path | None = typer.Option(None, "--certificate", help="The certificate that came back."),
-) -> None:
-    """Renew this silo's certificate with a key that never leaves it: first --out, then --certificate."""
-    require_flare()
-    from fedtmle.deploy.authority import install, request
-    from fedtmle.deploy.kits import Role, read_kit
-
-    if (out is None) == (certificate is None):
-        raise typer.BadParameter("give --out to make a request, or --certificate to install the answer")
-    with reporting(as_json=False):
-        found = read_kit(kit, Role.SILO)
-        if out is not None:
-            out.write_bytes(request(found))
-            typer.echo(f"Send {out} to the coordinator. It holds no secret; the key stays in the kit.")
-        elif certificate is not None:
-            end = install(found, certificate.read_bytes())
-            typer.echo(f"Installed; valid until {end:%Y-%m-%d}. Restart the silo to use it.")
-
-
 def stop_silo(kit: Path = KIT) -> None:
     """Stop this silo and all its processes."""
     _stop(kit, "silo")

@@ -13,7 +13,7 @@ from fedtmle.cli.report import require_folder, write_page
 
 if TYPE_CHECKING:
     from fedtmle.defects import Defect
-    from fedtmle.deploy.kits import Deployment
+    from fedtmle.deploy.launch import Runs
     from fedtmle.engine.runs import RunFolder
     from fedtmle.errors import RefusedError
     from fedtmle.results.result import StudyResult
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def run(
     study: Path = typer.Argument(..., help="The study file, study.toml."),
     on: Path | None = typer.Option(
-        None, "--on", help="Run on the deployment in this folder, which `deploy init` made."
+        None, "--on", help="Run on the deployment in this folder, or with this kit of a statistician."
     ),
     out: Path | None = typer.Option(None, "--out", help="Save the result here, as JSON."),
     transcript: Path | None = typer.Option(
@@ -63,13 +63,17 @@ def run(
             if observe:
                 raise typer.BadParameter("--observe works for runs on this machine only, not with --on")
             require_flare()
-            from fedtmle.deploy.kits import read_deployment
-            from fedtmle.deploy.launch import new_run, require_server
+            from fedtmle.deploy.launch import RunsHere, runs_on
 
-            deployment = read_deployment(on)
-            require_server(deployment)  # before the plan is claimed
-            folder = new_run(deployment, file, deadline=deadline, patience=patience)
-            last = deployed(deployment, folder, as_json=as_json, quiet=quiet, events=events)
+            runs = runs_on(on)
+            if transcript is not None and not isinstance(runs, RunsHere):
+                raise typer.BadParameter(
+                    "the messages of silos stay at the server; the coordinator has them in the run's folder",
+                    param_hint="--transcript",
+                )
+            runs.require()  # before the plan is claimed
+            folder = runs.new(file, deadline=deadline, patience=patience)
+            last = deployed(runs, folder, as_json=as_json, quiet=quiet, events=events)
             if transcript is not None:
                 transcript.write_bytes(folder.transcript.read_bytes())
             _conclude(last, out=out, transcript=transcript, report=report, as_json=as_json, quiet=quiet)
@@ -118,16 +122,13 @@ def resume(
     A run that lost a silo, its network or the server goes on by itself; this follows it.
     """
     require_flare()
-    from fedtmle.deploy.launch import find_run, require_server
-    from fedtmle.deploy.launch import resume as let_go_on
+    from fedtmle.deploy.launch import find_run
 
     with reporting(as_json=as_json):
-        deployment, folder = find_run(run)
-        let_go_on(folder)
-        require_server(deployment)
-        _conclude(
-            deployed(deployment, folder, as_json=as_json, quiet=quiet), out=out, as_json=as_json, quiet=quiet
-        )
+        runs, folder = find_run(run)
+        runs.resume(folder)
+        runs.require()
+        _conclude(deployed(runs, folder, as_json=as_json, quiet=quiet), out=out, as_json=as_json, quiet=quiet)
 
 
 def cancel(
@@ -136,13 +137,12 @@ def cancel(
 ) -> None:
     """Cancel a deployed run, whether it waits, runs or has stopped. Silos are asked nothing more."""
     require_flare()
-    from fedtmle.deploy.launch import cancel as end_run
     from fedtmle.deploy.launch import find_run
     from fedtmle.engine.runs import RunState
 
     with reporting(as_json=as_json):
-        _, folder = find_run(run)
-        end_run(folder)
+        runs, folder = find_run(run)
+        runs.cancel(folder)
         if as_json:
             typer.echo(json.dumps({"run": str(folder.path), "state": RunState.CANCELLED.value}))
         else:
@@ -150,9 +150,9 @@ def cancel(
 
 
 def deployed(
-    deployment: Deployment, folder: RunFolder, *, as_json: bool, quiet: bool, events: Path | None = None
+    runs: Runs, folder: RunFolder, *, as_json: bool, quiet: bool, events: Path | None = None
 ) -> StudyResult:
-    """Follow a run on a deployment to its end, and return its result; copy its ``events`` to a file."""
+    """Follow a deployed run to its end, and return its result; copy its ``events`` to a file."""
     from fedtmle.defects import Defect
     from fedtmle.deploy.launch import copying, follow
     from fedtmle.deploy.launch import show as show_progress
@@ -162,7 +162,7 @@ def deployed(
     if not quiet:
         typer.echo(f"run {folder.path}", err=True)
     try:
-        last = show_progress(copying(follow(deployment, folder), folder.events, events), quiet=quiet)
+        last = show_progress(copying(follow(runs, folder), folder.events, events), quiet=quiet)
     except KeyboardInterrupt:
         typer.echo(f"The run continues; follow it with: fedtmle resume {folder.path}", err=True)
         raise

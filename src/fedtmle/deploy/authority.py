@@ -1,7 +1,8 @@
 """The consortium's certificate authority: it signs certificates, and keeps no private key but its own.
 
-A silo makes its key itself and sends a request (`fedtmle silo renew`); the coordinator signs it
-(`fedtmle deploy sign`). A certificate may be renewed at any time, and no other party has to do anything.
+A silo or a statistician makes their own key and sends a request (`fedtmle deploy renew`); the coordinator
+signs it (`fedtmle deploy sign`). A certificate may be renewed at any time, and no other party has to
+do anything.
 """
 
 from __future__ import annotations
@@ -104,17 +105,18 @@ def request(kit: Kit) -> bytes:
 
 
 def sign(deployment: Deployment, data: bytes, *, days: int) -> tuple[str, bytes]:
-    """Return the silo that sent a request, and its new certificate in PEM."""
+    """Return the silo or statistician that sent a request, and the new certificate in PEM."""
     try:
         asked = x509.load_pem_x509_csr(data)
         (name,) = asked.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
         site = str(name.value)
         is_signed = asked.is_signature_valid
     except ValueError:
-        raise InputError("this is not a request that `fedtmle silo renew` made") from None
+        raise InputError("this is not a request that `fedtmle deploy renew` made") from None
     if not is_signed:
         raise InputError("the request is not signed with the key that it asks a certificate for")
     silos = {network: silo for silo, network in deployment.sites.items()}
+    silos |= {f"{name}@fedtmle.org": name for name in deployment.statisticians}
     if site not in silos:
         raise InputError(f"the deployment has no silo '{site}'; it has {', '.join(map(repr, silos))}")
     authority = authority_of(deployment)

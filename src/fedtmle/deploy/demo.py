@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from fedtmle.datasets import ihdp, ihdp_variables
-from fedtmle.deploy.launch import follow, new_run, show
+from fedtmle.deploy.launch import RunsHere, follow, show
 from fedtmle.deploy.local import approve_everywhere, local_deployment
 from fedtmle.engine.runs import RunFolder, RunState, RunStatus
 from fedtmle.errors import InputError, ProtocolError
@@ -123,8 +123,9 @@ def run_demo(hospitals: int, *, port: int | None, as_json: bool, quiet: bool) ->
         with local_deployment(folder / "consortium", study, port=port) as made:
             start_up = time.monotonic() - began
             approve_everywhere(study)
-            record = new_run(made, study, deadline=60.0, patience=PATIENCE)
-            last = show(follow(made, record), quiet=quiet)
+            runs = RunsHere(made)
+            record = runs.new(study, deadline=60.0, patience=PATIENCE)
+            last = show(follow(runs, record), quiet=quiet)
             began = time.monotonic()
         stopping = time.monotonic() - began
         if last.state is not RunState.DONE:

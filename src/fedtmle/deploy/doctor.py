@@ -112,7 +112,9 @@ def _certificates(kit: Kit) -> Iterator[Finding]:
         elif days < 0:
             yield _finding(item, f"expired on {end:%Y-%m-%d}", NEW_KIT)
         else:
-            renew = f"fedtmle silo renew {kit.path} --out request.pem" if kit.role is Role.SILO else NEW_KIT
+            renew = f"fedtmle deploy renew {kit.path} --out request.pem"
+            if kit.role is Role.SERVER:
+                renew = "fedtmle deploy renew, with the folder of the deployment, and restart the server"
             notice = f"{days} days left: {renew}" if days < EXPIRY_NOTICE else ""
             yield Finding(item=item, ok=True, detail=f"valid until {end:%Y-%m-%d}", fix=notice)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -82,6 +82,7 @@ class Deployment:
     host: str
     port: int
     sites: Mapping[str, str]  # engine's name by silo
+    statisticians: Sequence[str] = ()
 
     @property
     def server(self) -> Path:
@@ -99,9 +100,15 @@ class Deployment:
         """Return the folder of a silo's kit."""
         return self.path / "silos" / self.sites[silo]
 
+    def statistician(self, name: str) -> Path:
+        """Return the folder of a statistician's kit."""
+        return self.path / "statisticians" / name
+
     def write(self) -> None:
-        """Write the deployment's description into its folder."""
+        """Write the deployment's description into its folder, and tell the server which silos there are."""
         write_document(self.path / "deployment.json", _without_path(self))
+        if (self.server / "fedtmle").is_dir():  # else the server's kit is on its own machine
+            write_document(self.server / "fedtmle" / "sites.json", dict(self.sites))
 
 
 def read_deployment(path: Path) -> Deployment:

@@ -1,23 +1,27 @@
-"""Make, follow, resume and cancel a run on a deployment; the server's dispatcher carries it out."""
+"""Make, follow, resume and cancel the runs of a server; its dispatcher carries them out.
+
+`RunsHere` are those of a server on this machine, `fedtmle.deploy.remote.RemoteRuns` those of one elsewhere.
+"""
 
 from __future__ import annotations
 
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TextIO
 
-from fedtmle.deploy.kits import Deployment, read_deployment
+from fedtmle.deploy.kits import Deployment, Role, read_deployment, read_kit
 from fedtmle.deploy.presence import server_trouble
-from fedtmle.engine.post import LONGEST_STUDY
-from fedtmle.engine.runs import Move, RunFolder, RunState, RunStatus, Terms
+from fedtmle.engine import office
+from fedtmle.engine.runs import RunFolder, RunState, RunStatus
 from fedtmle.errors import InputError, ProtocolError
 from fedtmle.layout import phase_name
-from fedtmle.studyfile.file import StudyFile, file_plan, read_study
+from fedtmle.studyfile.file import StudyFile
 
-STATUS_INTERVAL = 0.2  # seconds between two reads of a run's status
 SERVER_INTERVAL = 5.0  # seconds between two looks at the server
 
 
@@ -64,82 +68,91 @@ def _silos(status: RunStatus) -> str:
     return "; ".join(f"{words}: {', '.join(silos)}" for words, silos in by_words.items())
 
 
-def new_run(deployment: Deployment, study: StudyFile, *, deadline: float, patience: float) -> RunFolder:
-    """Make a run; the server announces it to the silos and starts it when all have approved."""
-    study = read_study(study.path, samples=False)
-    if study.study.algorithm.pools_rows:
-        raise InputError("algorithm: 'Central' pools the rows; it cannot run on a deployment")
-    if len(study.path.read_bytes()) > LONGEST_STUDY:
-        raise InputError(f"{study.path}: a deployed study has at most {LONGEST_STUDY >> 10} KiB of text")
-    unknown = [silo for silo in study.silos if silo not in deployment.sites]
-    if unknown:
-        raise InputError(
-            f"{study.path}: the deployment has no silo {' or '.join(map(repr, unknown))}; "
-            f"it has {', '.join(map(repr, deployment.sites))}"
-        )
-    terms = Terms(
-        plan=file_plan(study).digest.hex(),
-        sites={silo: deployment.sites[silo] for silo in study.silos},
-        deadline=deadline,
-        patience=patience,
-        goes_on=study.study.on_refusal == "go on",
-    )
-    _check_is_new(deployment, terms.plan)
-    return RunFolder.new(deployment.runs, study, terms)
+class Runs(ABC):
+    """The runs of one server, as a statistician uses them."""
+
+    folder: Path  # of the runs' folders on this machine
+    interval: float  # seconds between two looks at a run
+
+    @abstractmethod
+    def require(self) -> None:
+        """Raise `ProtocolError` unless the server runs: nobody would carry out a run."""
+
+    @abstractmethod
+    def new(self, study: StudyFile, *, deadline: float, patience: float) -> RunFolder:
+        """Make a run; the server announces it to the silos and starts it when all have approved."""
+
+    @abstractmethod
+    def named(self, name: str) -> RunFolder:
+        """Return the run of this name."""
+
+    @abstractmethod
+    def look(self, run: RunFolder) -> RunStatus:
+        """Return the status of a run, judged by the machine that carries it out."""
+
+    @abstractmethod
+    def trouble(self) -> str:
+        """Return what is wrong with the server, an empty string if it runs."""
+
+    @abstractmethod
+    def resume(self, run: RunFolder) -> None:
+        """Let a run that stopped go on; one that waits or runs does so by itself."""
+
+    @abstractmethod
+    def cancel(self, run: RunFolder) -> None:
+        """Cancel a run: the server ends its job, and silos are asked nothing more."""
 
 
-def _check_is_new(deployment: Deployment, plan: str) -> None:
-    """Check that a plan was not started before: silos answer each plan once."""
-    for run in RunFolder.every(deployment.runs):
-        if run.terms().plan != plan:
-            continue
-        state = run.status().state
-        if state is RunState.DONE:
-            raise InputError(
-                f"this plan was run already: `fedtmle show {run.result}`; to run the study again, change its "
-                "seed and have the new plan approved"
-            )
-        if state is RunState.CANCELLED:
-            raise InputError(
-                f"this plan was cancelled ({run.path}); to run the study again, change its seed and have the "
-                "new plan approved"
-            )
-        raise InputError(f"this plan was started already; continue it with `fedtmle resume {run.path}`")
+class RunsHere(Runs):
+    """The runs of a deployment whose server is on this machine."""
+
+    interval = 0.2
+
+    def __init__(self, deployment: Deployment) -> None:
+        self.folder = deployment.runs
+        self._deployment = deployment
+        self._looked, self._seen = -SERVER_INTERVAL, ""
+
+    def require(self) -> None:
+        """Raise `ProtocolError` unless the server runs."""
+        trouble = server_trouble(self._deployment.server)
+        if trouble:
+            raise ProtocolError(trouble)
+
+    def new(self, study: StudyFile, *, deadline: float, patience: float) -> RunFolder:
+        """Make a run in the server's folder."""
+        known = self._deployment.sites
+        return office.new_run(self.folder, study, known=known, deadline=deadline, patience=patience)
+
+    def named(self, name: str) -> RunFolder:
+        """Return the run of this name."""
+        return RunFolder.named(self.folder, name)
+
+    def look(self, run: RunFolder) -> RunStatus:
+        """Return the status of a run, judged against this machine."""
+        return run.look()
+
+    def trouble(self) -> str:
+        """Return what is wrong with the server, as it was some seconds ago."""
+        if time.monotonic() - self._looked > SERVER_INTERVAL:
+            self._looked, self._seen = time.monotonic(), server_trouble(self._deployment.server)
+        return self._seen
+
+    def resume(self, run: RunFolder) -> None:
+        """Let a run that stopped go on."""
+        office.resume(run)
+
+    def cancel(self, run: RunFolder) -> None:
+        """Cancel a run."""
+        office.cancel(run)
 
 
-def require_server(deployment: Deployment) -> None:
-    """Raise `ProtocolError` unless the server runs: nobody would carry out a run."""
-    trouble = server_trouble(deployment.server)
-    if trouble:
-        raise ProtocolError(trouble)
-
-
-def resume(run: RunFolder) -> None:
-    """Let a run that stopped go on; one that waits or runs does so by itself."""
-    status = run.look()
-    if status.state is RunState.DONE:
-        raise InputError(f"{run.path}: this run is done; its result is {run.result}")
-    if status.state is RunState.CANCELLED:
-        raise InputError(f"{run.path}: this run was cancelled; start the study again with another seed")
-    if status.state is RunState.STOPPED:
-        run.move(Move.RESUME, lost=0, silos={})
-
-
-def cancel(run: RunFolder) -> None:
-    """Cancel a run: the server ends its job, and silos are asked nothing more."""
-    state = run.status().state
-    if state in (RunState.DONE, RunState.CANCELLED):
-        raise InputError(f"{run.path}: this run is {state} already")
-    run.move(Move.CANCEL, why="cancelled by the coordinator")
-
-
-def follow(deployment: Deployment, run: RunFolder) -> Iterator[RunStatus]:
+def follow(runs: Runs, run: RunFolder) -> Iterator[RunStatus]:
     """Yield each new status until the run is over; while the server is down, the status says so."""
-    last, trouble, looked = None, "", -SERVER_INTERVAL
+    last = None
     while True:
-        status = run.look()
-        if time.monotonic() - looked > SERVER_INTERVAL:
-            looked, trouble = time.monotonic(), server_trouble(deployment.server)
+        status = runs.look(run)
+        trouble = runs.trouble()
         if trouble and not status.state.is_over:
             status = replace(status, state=RunState.WAITING, why=trouble, silos={})
         if status != last:
@@ -147,7 +160,16 @@ def follow(deployment: Deployment, run: RunFolder) -> Iterator[RunStatus]:
             yield status
         if status.state.is_over:
             return
-        time.sleep(STATUS_INTERVAL)
+        time.sleep(runs.interval)
+
+
+def runs_on(path: Path) -> Runs:
+    """Return the runs of the deployment in this folder, or of the server that a statistician's kit names."""
+    if (path / "fedtmle" / "kit.json").is_file():
+        from fedtmle.deploy.remote import RemoteRuns  # it needs the engine
+
+        return RemoteRuns(read_kit(path, Role.ADMIN))
+    return RunsHere(read_deployment(path))
 
 
 def copying(statuses: Iterable[RunStatus], source: Path, target: Path | None) -> Iterator[RunStatus]:
@@ -162,14 +184,16 @@ def copying(statuses: Iterable[RunStatus], source: Path, target: Path | None) ->
                 copied = read.tell()
 
 
-def find_run(path: Path) -> tuple[Deployment, RunFolder]:
-    """Return the run in this folder, and the deployment that it belongs to."""
+def find_run(path: Path) -> tuple[Runs, RunFolder]:
+    """Return the run in this folder, and the runs that it belongs to."""
     whole = path.absolute()
-    try:
-        deployment = read_deployment(whole.parent.parent.parent)
-    except InputError:
+    for place in (whole.parent.parent.parent, whole.parent.parent):  # a deployment, a statistician's kit
+        with suppress(InputError):
+            runs = runs_on(place)
+            break
+    else:
         raise InputError(
-            f"{path}: not a run's folder; expected DEPLOYMENT/server/runs/NAME, as `fedtmle run --on` prints "
-            "it when it starts"
-        ) from None
-    return deployment, RunFolder.named(deployment.runs, whole.name)
+            f"{path}: not a run's folder; expected DEPLOYMENT/server/runs/NAME or KIT/runs/NAME, as "
+            "`fedtmle run --on` prints it when it starts"
+        )
+    return runs, runs.named(whole.name)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import TypedDict
 
 from cryptography import x509
 
@@ -16,15 +17,25 @@ from fedtmle.deploy.authority import ROOT_DAYS, Authority, authority_of
 from fedtmle.deploy.kits import Deployment, Kit, Role
 from fedtmle.deploy.policy import ADMIN_ROLE, write_policy
 from fedtmle.engine.dispatch import revoked
+from fedtmle.engine.office import COORDINATOR
 from fedtmle.engine.runs import sites
 from fedtmle.errors import InputError
 from fedtmle.runtime.documents import Document, read_document, write_document
 
-ADMIN = "admin@fedtmle.org"  # FLARE wants the form of an address; it is nobody's
 DISPATCHER = "dispatcher@fedtmle.org"
+NO_RIGHTS = "member"  # the engine's role of statisticians: our office alone hears them
+_RESERVED = ("admin", "dispatcher")
 
 
-def provision(folder: Path, *, silos: Sequence[str], host: str, port: int, days: int = 360) -> Deployment:
+def provision(
+    folder: Path,
+    *,
+    silos: Sequence[str],
+    host: str,
+    port: int,
+    days: int = 360,
+    statisticians: Sequence[str] = (),
+) -> Deployment:
     """Make ``folder`` with a private certificate authority and one kit per party, for mutual TLS.
 
     ``host`` and ``port`` are the server's as silos reach it; certificates are valid for ``days`` days.
@@ -42,6 +53,8 @@ def provision(folder: Path, *, silos: Sequence[str], host: str, port: int, days:
     if folder.exists() and any(folder.iterdir()):
         raise InputError(f"{folder}: the folder is not empty; choose another")
     named = sites(silos)
+    for name in statisticians:
+        _check_name(name)
     folder = folder.absolute()
     folder.mkdir(parents=True, exist_ok=True)
     project = _project_name(folder)
@@ -50,7 +63,7 @@ def provision(folder: Path, *, silos: Sequence[str], host: str, port: int, days:
     kits = _provision(authority, _project(made, max(days, ROOT_DAYS)))
     (folder / "silos").mkdir()
     shutil.move(kits / "server", made.server)
-    shutil.move(kits / ADMIN, made.admin)
+    shutil.move(kits / COORDINATOR, made.admin)
     kit = partial(Kit, project=project, host=host, port=port)
     parties = [kit(path=made.server, role=Role.SERVER, site="server", silo="")]
     dispatcher = kits / DISPATCHER / "startup"
@@ -64,7 +77,7 @@ def provision(folder: Path, *, silos: Sequence[str], host: str, port: int, days:
     for party in parties:
         party.write()
         write_policy(party)
-    admin_kit = kit(path=made.admin, role=Role.ADMIN, site=ADMIN, silo="")
+    admin_kit = kit(path=made.admin, role=Role.ADMIN, site=COORDINATOR, silo="")
     admin_kit.write()
     signs = Authority(authority)
     for party in (*parties, admin_kit):
@@ -75,6 +88,8 @@ def provision(folder: Path, *, silos: Sequence[str], host: str, port: int, days:
     for private in (authority, made.admin, *(party.path for party in parties)):
         private.chmod(0o700)
     made.write()
+    for name in statisticians:
+        made = add_statistician(made, name, days=days)
     return made
 
 
@@ -86,40 +101,98 @@ def add_silo(deployment: Deployment, silo: str, *, days: int = 360) -> Deploymen
     if named[silo] in revoked(deployment.server):
         raise InputError(f"--silo: '{silo}' was removed from this deployment; choose another name")
     made = replace(deployment, sites=named)
-    authority = authority_of(deployment)
+    path = made.kit(silo)
+    _add_kit(made, Kit(path=path, role=Role.SILO, site=named[silo], silo=silo, **_server_of(made)), days)
+    return made
+
+
+def add_statistician(deployment: Deployment, name: str, *, days: int = 360) -> Deployment:
+    """Make the kit of a statistician, who posts studies from another machine; no silo has to do anything."""
+    _check_name(name)
+    if name in deployment.statisticians:
+        raise InputError(f"--statistician: the deployment has a statistician '{name}' already")
+    site = statistician_site(name)
+    if site in revoked(deployment.server):
+        raise InputError(f"--statistician: '{name}' was removed from this deployment; choose another name")
+    made = replace(deployment, statisticians=[*deployment.statisticians, name])
+    path = made.statistician(name)
+    _add_kit(made, Kit(path=path, role=Role.ADMIN, site=site, silo="", **_server_of(made)), days)
+    return made
+
+
+def statistician_site(name: str) -> str:
+    """Return a statistician's name on the network; the engine wants the form of an address."""
+    return f"{name}@fedtmle.org"
+
+
+def _check_name(name: str) -> None:
+    if not re.fullmatch(r"[a-z][a-z0-9-]{0,30}", name) or name in _RESERVED:
+        raise InputError(
+            f"--statistician: expected up to 31 lower case letters, digits and -, other than "
+            f"{' and '.join(_RESERVED)}; got '{name}'"
+        )
+
+
+class _Address(TypedDict):
+    project: str
+    host: str
+    port: int
+
+
+def _server_of(made: Deployment) -> _Address:
+    """Return the fields of a kit that say where its server is."""
+    return {"project": made.project, "host": made.host, "port": made.port}
+
+
+def _add_kit(made: Deployment, kit: Kit, days: int) -> None:
+    """Make one more kit under the deployment's authority."""
+    authority = authority_of(made)
     with tempfile.TemporaryDirectory() as scratch:
-        state = Path(scratch) / deployment.project / "state"
+        state = Path(scratch) / made.project / "state"
         state.mkdir(parents=True)
         (state / "cert.json").write_text(authority.state_text(), encoding="utf-8")
         kits = _provision(Path(scratch), _project(made, ROOT_DAYS))
-        shutil.move(kits / named[silo], made.kit(silo))
-    kit = Kit(
-        path=made.kit(silo),
-        role=Role.SILO,
-        site=named[silo],
-        silo=silo,
-        project=made.project,
-        host=made.host,
-        port=made.port,
-    )
+        kit.path.parent.mkdir(exist_ok=True)
+        shutil.move(kits / kit.site, kit.path)
     kit.write()
-    write_policy(kit)
+    if kit.role is Role.SILO:
+        write_policy(kit)
     _certify(authority, kit.site, kit.certificate, days)
     kit.path.chmod(0o700)
     made.write()
-    return made
 
 
 def remove_silo(deployment: Deployment, silo: str) -> Deployment:
     """Take a silo out of the deployment: the server refuses it from the next second on."""
     if silo not in deployment.sites:
         raise InputError(f"--silo: the deployment has no silo '{silo}'")
-    site = deployment.sites[silo]
-    gone = sorted({*revoked(deployment.server), site})
-    write_document(deployment.server / "fedtmle" / "revoked.json", {"sites": gone})
+    _revoke(deployment, deployment.sites[silo])
     made = replace(deployment, sites={s: n for s, n in deployment.sites.items() if s != silo})
     made.write()
     return made
+
+
+def remove_statistician(deployment: Deployment, name: str) -> Deployment:
+    """Take a statistician out of the deployment: the server refuses their kit from the next second on."""
+    if name not in deployment.statisticians:
+        raise InputError(f"--statistician: the deployment has no statistician '{name}'")
+    _revoke(deployment, statistician_site(name))
+    made = replace(deployment, statisticians=[other for other in deployment.statisticians if other != name])
+    made.write()
+    return made
+
+
+def _revoke(deployment: Deployment, site: str) -> None:
+    gone = sorted({*revoked(deployment.server), site})
+    write_document(deployment.server / "fedtmle" / "revoked.json", {"sites": gone})
+
+
+def renew_server(deployment: Deployment, *, days: int) -> None:
+    """Sign the certificates of the server and the coordinator again, for the keys that they have."""
+    authority = authority_of(deployment)
+    _certify(authority, "server", deployment.server / "startup" / "server.crt", days)
+    _certify(authority, COORDINATOR, deployment.admin / "startup" / "client.crt", days)
+    _certify(authority, DISPATCHER, deployment.server / "fedtmle" / "dispatcher.crt", days)
 
 
 def _certify(authority: Authority, site: str, path: Path, days: int) -> None:
@@ -146,9 +219,10 @@ def _project(made: Deployment, days: int) -> Document:
     silos = [
         {"name": site, "type": "client", "org": re.sub(r"\W", "_", site)} for site in made.sites.values()
     ]
+    roles = dict.fromkeys((COORDINATOR, DISPATCHER), ADMIN_ROLE)
+    roles |= {statistician_site(name): NO_RIGHTS for name in made.statisticians}
     admins = [
-        {"name": name, "type": "admin", "org": "coordinator", "role": ADMIN_ROLE}
-        for name in (ADMIN, DISPATCHER)
+        {"name": name, "type": "admin", "org": "coordinator", "role": role} for name, role in roles.items()
     ]
     builder = "nvflare.lighter.impl"
     return {

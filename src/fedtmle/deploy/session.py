@@ -9,7 +9,7 @@ from contextlib import contextmanager, redirect_stdout
 from typing import Protocol
 
 from fedtmle.deploy.kits import Deployment
-from fedtmle.deploy.provision import ADMIN
+from fedtmle.engine.office import COORDINATOR
 from fedtmle.errors import ProtocolError
 
 LOGIN_TIMEOUT = 15.0  # seconds to reach the server
@@ -44,7 +44,7 @@ def engine_session(deployment: Deployment, *, timeout: float = LOGIN_TIMEOUT) ->
     logging.getLogger("nvflare").addHandler(logging.NullHandler())  # errors are reported below
     try:
         with redirect_stdout(io.StringIO()):  # FLARE prints that it is connecting
-            session: EngineSession = new_secure_session(ADMIN, str(deployment.admin), timeout=timeout)
+            session: EngineSession = new_secure_session(COORDINATOR, str(deployment.admin), timeout=timeout)
     except Exception as error:
         where = f"{deployment.host}:{deployment.port}"
         raise ProtocolError(

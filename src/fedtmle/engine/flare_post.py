@@ -30,12 +30,13 @@ from nvflare.private.fed.server.job_meta_validator import JobMetaValidator
 from fedtmle.engine.dispatch import Dispatcher, revoked
 from fedtmle.engine.jobs import packed_job
 from fedtmle.engine.logs import write_log
+from fedtmle.engine.office import Office, write_message
 from fedtmle.engine.post import POST_EVERY, Desk, read_notice, read_report, write_letter
 from fedtmle.engine.runs import RunFolder
 from fedtmle.errors import DecodeError, ProtocolError
 
 Engine: TypeAlias = Any  # of FLARE, server or client, for which it has no common type
-CHANNEL, TOPIC = "fedtmle", "post"
+CHANNEL, TOPIC, OFFICE = "fedtmle", "post", "office"
 TURN_EVERY = 1.0  # seconds
 FIRST_AFTER = 0.5  # seconds after the engine's start
 REPLY_WITHIN = 10.0  # seconds
@@ -123,18 +124,30 @@ class ServerPost(_Posted):
         write_log(home / "server.log")
         dispatcher = Dispatcher(root / "runs", FlareJobs(engine, home), version=version("fedtmle"))
 
-        def answer(request: Message) -> Message:
-            site = request.get_header(CellMessageHeaderKeys.CLIENT_NAME)  # the engine has checked it
-            if site in dispatcher.revoked:
-                return Message({MessageHeaderKey.RETURN_CODE: ReturnCode.UNAUTHENTICATED}, None)
-            try:
-                notice = write_letter(dispatcher.hear(str(site), read_report(request.payload)))
-                return Message({MessageHeaderKey.RETURN_CODE: ReturnCode.OK}, notice)
-            except Exception:
-                _log.exception("the letter of '%s' cannot be answered", site)
-                return Message({MessageHeaderKey.RETURN_CODE: ReturnCode.PROCESS_EXCEPTION}, None)
+        office = Office(root, version=version("fedtmle"))
 
-        engine.get_cell().register_request_cb(channel=CHANNEL, topic=TOPIC, cb=answer)
+        def answering(reply: Callable[[str, object], bytes]) -> Callable[[Message], Message]:
+            def answer(request: Message) -> Message:
+                sender = str(request.get_header(CellMessageHeaderKeys.CLIENT_NAME))  # checked by the engine
+                if sender in dispatcher.revoked:
+                    return Message({MessageHeaderKey.RETURN_CODE: ReturnCode.UNAUTHENTICATED}, None)
+                try:
+                    data = reply(sender, request.payload)
+                    return Message({MessageHeaderKey.RETURN_CODE: ReturnCode.OK}, data)
+                except Exception:
+                    _log.exception("a message of '%s' cannot be answered", sender)
+                    return Message({MessageHeaderKey.RETURN_CODE: ReturnCode.PROCESS_EXCEPTION}, None)
+
+            return answer
+
+        def notice(site: str, data: object) -> bytes:
+            return write_letter(dispatcher.hear(site, read_report(data)))
+
+        def attend(sender: str, data: object) -> bytes:
+            return write_message(office.answer(sender, data))
+
+        for topic, reply in ((TOPIC, notice), (OFFICE, attend)):
+            engine.get_cell().register_request_cb(channel=CHANNEL, topic=topic, cb=answering(reply))
 
         def turn() -> None:
             gone = revoked(root)

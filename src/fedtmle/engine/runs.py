@@ -35,6 +35,11 @@ _NAME = re.compile(r"[A-Za-z0-9_-]{1,80}")
 _Record = TypeVar("_Record")
 
 
+def is_run_name(name: str) -> bool:
+    """Return whether this can be the name of a run's folder; it cannot point outside the folder of runs."""
+    return _NAME.fullmatch(name) is not None
+
+
 def site_name(silo: str) -> str:
     """Return the engine's name of a silo: lower case letters, digits, ``_`` and ``-``."""
     return re.sub(r"[^a-z0-9_-]+", "-", silo.lower()).strip("-")
@@ -119,6 +124,7 @@ class Terms:
     deadline: float  # seconds that a silo may take to answer one request
     patience: float  # seconds to wait for approvals, and for silos that are gone
     goes_on: bool = False  # without silos that refuse, or are absent when the patience ends
+    owner: str = ""  # the statistician who posted the study from another machine
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,7 +167,7 @@ class RunFolder:
         """Make a folder with the text of the study and the terms of its run, which waits."""
         stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
         folder = cls(runs / f"{study.path.stem[:40]}-{stamp}-{secrets.token_hex(2)}")
-        if not _NAME.fullmatch(folder.path.name):
+        if not is_run_name(folder.path.name):
             folder = cls(runs / f"run-{stamp}-{secrets.token_hex(2)}")
         folder.path.mkdir(parents=True)
         (folder.path / "study.toml").write_bytes(study.path.read_bytes())
@@ -173,7 +179,7 @@ class RunFolder:
     def named(cls, runs: Path, name: str) -> RunFolder:
         """Return the folder of a run that was made; ``name`` cannot point outside ``runs``."""
         folder = cls(runs / name)
-        if not _NAME.fullmatch(name) or not (folder.path / "terms.json").is_file():
+        if not is_run_name(name) or not (folder.path / "terms.json").is_file():
             raise InputError(f"there is no run '{name}' in {runs}")
         return folder
 
