@@ -49,6 +49,7 @@ for command in (demo, init, validate, preflight, risk, run, emulate, resume, can
     app.command(epilog=CODES)(command)
 silo.app.command("start", epilog=CODES)(parties.start_silo)
 silo.app.command("run", epilog=CODES)(parties.run_silo)
+silo.app.command("notify", epilog=CODES)(parties.notify_silo)
 silo.app.command("stop", epilog=CODES)(parties.stop_silo)
 silo.app.command("status", epilog=CODES)(parties.silo_status)
 app.add_typer(silo.app, name="silo")

@@ -179,6 +179,62 @@ def doctor(
 
 
 @app.command(epilog=CODES)
+def health(
+    kit: Path = typer.Argument(..., help="The party's start-up kit, on its own machine."),
+    metrics: bool = typer.Option(False, "--metrics", help="Print the numbers as Prometheus reads them."),
+) -> None:
+    """Say whether the party's engine runs; the exit code is 3 if not, for a container's health check."""
+    require_flare()
+    from fedtmle.deploy.health import exposition, is_well, samples
+    from fedtmle.deploy.kits import read_kit
+
+    with reporting(as_json=False):
+        read = samples(read_kit(kit))
+        well = is_well(read)
+        typer.echo(exposition(read) if metrics else ("well" if well else "not running"), nl=not metrics)
+        if not well:
+            raise typer.Exit(int(Exit.NOT_CONVERGED))
+
+
+@app.command(epilog=CODES)
+def backup(
+    kit: Path = typer.Argument(..., help="The party's start-up kit, on its own machine."),
+    out: Path = typer.Option(..., "--out", help="The backup to write, a new .tar.gz file."),
+) -> None:
+    """Back up a party's kit and records, while it runs or not. The file holds private keys: keep it safe."""
+    require_flare()
+    from fedtmle.deploy.backup import back_up
+    from fedtmle.deploy.kits import read_kit
+
+    with reporting(as_json=False):
+        count = back_up(read_kit(kit), out)
+        typer.echo(f"{count} files in {out}. It holds private keys; it has no records of people.")
+
+
+@app.command(epilog=CODES)
+def restore(
+    archive: Path = typer.Argument(..., metavar="BACKUP", help="A backup that `deploy backup` wrote."),
+    kit: Path = typer.Argument(..., help="Where the party's kit is, or shall be."),
+    silo_file: Path | None = typer.Option(
+        None, "--silo-file", help="Where the silo.toml is or shall be; by default, where it was."
+    ),
+) -> None:
+    """Put a backup back. Files in place that are intact and newer stay; no plan can be answered twice."""
+    require_flare()
+    from fedtmle.deploy.backup import restore as put_back
+
+    with reporting(as_json=False):
+        done = put_back(archive, kit, silo_file)
+        typer.echo(f"Put back: {len(done.put_back)} files. Kept, intact and newer: {len(done.kept)}.")
+        for plan in done.closed:
+            typer.echo(f"Closed, because it may have been answered since: plan {plan[:16]}")
+        if done.unknown:
+            typer.echo(
+                "Plans that are open at the server will be closed when it is next heard, for the same reason."
+            )
+
+
+@app.command(epilog=CODES)
 def service(
     kit: Path = typer.Argument(..., help="The party's start-up kit, on its own machine."),
     user: str = typer.Option(..., help="The account that runs the party; not root."),

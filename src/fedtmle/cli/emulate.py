@@ -155,6 +155,7 @@ def _run_on(
     folder: Path, file: TrialFile, *, deadline: float, patience: float, as_json: bool, quiet: bool
 ) -> StudyResult:
     """Run the trial's study on a deployment and return its result."""
+    from contextlib import closing
     from tempfile import TemporaryDirectory
 
     from fedtmle.cli.run import deployed
@@ -164,13 +165,12 @@ def _run_on(
     require_flare()
     from fedtmle.deploy.launch import runs_on
 
-    runs = runs_on(folder)
-    runs.require()
-    with TemporaryDirectory() as scratch:
+    with closing(runs_on(folder)) as runs, TemporaryDirectory() as scratch:
+        runs.require()
         path = Path(scratch) / f"{file.path.stem}.toml"
         path.write_text(study_text(file), encoding="utf-8")
         run = runs.new(read_study(path), deadline=deadline, patience=patience)
-    return deployed(runs, run, as_json=as_json, quiet=quiet)
+        return deployed(runs, run, as_json=as_json, quiet=quiet)
 
 
 def _saved(file: TrialFile, path: Path) -> StudyResult:

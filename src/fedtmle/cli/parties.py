@@ -3,30 +3,43 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
 from fedtmle.cli.exits import CODES, Exit, reporting, require_flare
 
+if TYPE_CHECKING:
+    from fedtmle.deploy.kits import Kit
+
 KIT = typer.Argument(..., help="The party's start-up kit.")
+METRICS = typer.Option(
+    None,
+    "--metrics-port",
+    min=0,
+    max=65535,
+    help="Serve /metrics and /health on this port of 127.0.0.1, from now on; 0 turns it off.",
+)
 
 server = typer.Typer(no_args_is_help=True, help="The coordinator's server.")
 
 
 @server.command("start", epilog=CODES)
-def start_server(kit: Path = KIT) -> None:
+def start_server(kit: Path = KIT, metrics: int | None = METRICS) -> None:
     """Start the server in the background; it is restarted if it dies."""
     require_flare()
     from fedtmle.deploy.kits import Role, read_kit
     from fedtmle.deploy.parties import start_server as begin
 
     with reporting(as_json=False):
-        begin(read_kit(kit, Role.SERVER))
+        found = read_kit(kit, Role.SERVER)
+        _keep_port(found, metrics)
+        begin(found)
         typer.echo(f"Started. `fedtmle server status {kit}` says when it listens.")
 
 
 @server.command("run", epilog=CODES)
-def run_server(kit: Path = KIT) -> None:
+def run_server(kit: Path = KIT, metrics: int | None = METRICS) -> None:
     """Run the server in the foreground, for a service manager; SIGTERM ends it."""
     require_flare()
     from fedtmle.deploy.kits import Role, read_kit
@@ -36,6 +49,7 @@ def run_server(kit: Path = KIT) -> None:
 
     with reporting(as_json=False):
         found = read_kit(kit, Role.SERVER)
+        _keep_port(found, metrics)
         prepare_server(found)
         raise typer.Exit(run_here(found, supervise))
 
@@ -59,7 +73,7 @@ SILO_FILE = typer.Option(
 )
 
 
-def run_silo(kit: Path = KIT, silo_file: Path | None = SILO_FILE) -> None:
+def run_silo(kit: Path = KIT, silo_file: Path | None = SILO_FILE, metrics: int | None = METRICS) -> None:
     """Run this silo in the foreground, for a service manager; SIGTERM ends it."""
     require_flare()
     from fedtmle.deploy.kits import Role, read_kit
@@ -69,19 +83,55 @@ def run_silo(kit: Path = KIT, silo_file: Path | None = SILO_FILE) -> None:
 
     with reporting(as_json=False):
         found = read_kit(kit, Role.SILO)
+        _keep_port(found, metrics)
         prepare_silo(found, silo_file)
         raise typer.Exit(run_here(found, supervise))
 
 
-def start_silo(kit: Path = KIT, silo_file: Path | None = SILO_FILE) -> None:
+def start_silo(kit: Path = KIT, silo_file: Path | None = SILO_FILE, metrics: int | None = METRICS) -> None:
     """Start this silo in the background: it connects to the server and answers the plans you approved."""
     require_flare()
     from fedtmle.deploy.kits import Role, read_kit
     from fedtmle.deploy.parties import start_silo as begin
 
     with reporting(as_json=False):
-        begin(read_kit(kit, Role.SILO), silo_file)
+        found = read_kit(kit, Role.SILO)
+        _keep_port(found, metrics)
+        begin(found, silo_file)
         typer.echo(f"Started. `fedtmle silo status {kit}` lists the studies that wait for your approval.")
+
+
+def notify_silo(
+    kit: Path = KIT,
+    command: list[str] = typer.Argument(
+        None, help="The program with its whole path, and its arguments; without any, notices are turned off."
+    ),
+) -> None:
+    """Run a command of yours whenever a study waits for you: it reads the notice as JSON from its input.
+
+    The command is tried now, with a notice whose event is "test".
+    """
+    require_flare()
+    from fedtmle.deploy.kits import Role, read_kit
+    from fedtmle.engine.notice import notice_of, set_command, tell
+    from fedtmle.errors import InputError
+
+    with reporting(as_json=False):
+        found = read_kit(kit, Role.SILO)
+        if command:
+            trouble = tell(command, {**notice_of(found.site, Path("none")), "event": "test"})
+            if trouble:
+                raise InputError(f"{command[0]}: {trouble}; nothing was changed")
+        set_command(found.home, command or [])
+        typer.echo("The command was run, and will be when a study waits." if command else "Notices are off.")
+
+
+def _keep_port(kit: Kit, port: int | None) -> None:
+    """Note the port for monitoring in the kit, if one was given."""
+    from fedtmle.deploy.health import set_port
+
+    if port is not None:
+        set_port(kit, port)
 
 
 def stop_silo(kit: Path = KIT) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -71,9 +72,10 @@ def run(
                     "the messages of silos stay at the server; the coordinator has them in the run's folder",
                     param_hint="--transcript",
                 )
-            runs.require()  # before the plan is claimed
-            folder = runs.new(file, deadline=deadline, patience=patience)
-            last = deployed(runs, folder, as_json=as_json, quiet=quiet, events=events)
+            with closing(runs):
+                runs.require()  # before the plan is claimed
+                folder = runs.new(file, deadline=deadline, patience=patience)
+                last = deployed(runs, folder, as_json=as_json, quiet=quiet, events=events)
             if transcript is not None:
                 transcript.write_bytes(folder.transcript.read_bytes())
             _conclude(last, out=out, transcript=transcript, report=report, as_json=as_json, quiet=quiet)
@@ -141,8 +143,8 @@ def cancel(
     from fedtmle.engine.runs import RunState
 
     with reporting(as_json=as_json):
-        runs, folder = find_run(run)
-        runs.cancel(folder)
+        with find_run(run) as (runs, folder):
+            runs.cancel(folder)
         if as_json:
             typer.echo(json.dumps({"run": str(folder.path), "state": RunState.CANCELLED.value}))
         else:

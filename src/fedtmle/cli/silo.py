@@ -72,12 +72,18 @@ def approve(
     yes: bool = typer.Option(False, "--yes", help="Do not ask for confirmation."),
 ) -> None:
     """Approve one plan, signed with the silo's key. A changed study or changed data need a new approval."""
+    from fedtmle.errors import InputError
     from fedtmle.protocol.guard import TARGETS
     from fedtmle.studies.home import Home, data_digest
     from fedtmle.studyfile.file import study_of
 
     with reporting(as_json=False):
         plan, home = _plan(study), Home.of(silo)
+        if plan.digest.hex() in home.closed:
+            raise InputError(
+                f"{study}: this silo may have answered this plan before it was restored from a backup; ask "
+                "the statistician for the study with another seed"
+            )
         if study_of(plan).title:
             typer.echo(study_of(plan).title)
         typer.echo(study_of(plan).target.question)

@@ -9,7 +9,7 @@ import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TextIO
@@ -102,6 +102,10 @@ class Runs(ABC):
     def cancel(self, run: RunFolder) -> None:
         """Cancel a run: the server ends its job, and silos are asked nothing more."""
 
+    @abstractmethod
+    def close(self) -> None:
+        """End a connection that is open."""
+
 
 class RunsHere(Runs):
     """The runs of a deployment whose server is on this machine."""
@@ -146,6 +150,9 @@ class RunsHere(Runs):
         """Cancel a run."""
         office.cancel(run)
 
+    def close(self) -> None:
+        """There is no connection to end."""
+
 
 def follow(runs: Runs, run: RunFolder) -> Iterator[RunStatus]:
     """Yield each new status until the run is over; while the server is down, the status says so."""
@@ -184,8 +191,9 @@ def copying(statuses: Iterable[RunStatus], source: Path, target: Path | None) ->
                 copied = read.tell()
 
 
-def find_run(path: Path) -> tuple[Runs, RunFolder]:
-    """Return the run in this folder, and the runs that it belongs to."""
+@contextmanager
+def find_run(path: Path) -> Iterator[tuple[Runs, RunFolder]]:
+    """Yield the run in this folder, and the runs that it belongs to; end their connection."""
     whole = path.absolute()
     for place in (whole.parent.parent.parent, whole.parent.parent):  # a deployment, a statistician's kit
         with suppress(InputError):
@@ -196,4 +204,5 @@ def find_run(path: Path) -> tuple[Runs, RunFolder]:
             f"{path}: not a run's folder; expected DEPLOYMENT/server/runs/NAME or KIT/runs/NAME, as "
             "`fedtmle run --on` prints it when it starts"
         )
-    return runs, runs.named(whole.name)
+    with closing(runs):
+        yield runs, runs.named(whole.name)

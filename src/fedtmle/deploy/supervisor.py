@@ -18,6 +18,7 @@ from types import FrameType
 
 import psutil
 
+from fedtmle.deploy.health import serve
 from fedtmle.deploy.kits import Kit, read_kit
 from fedtmle.deploy.processes import descendants, end, engine_command, engine_environment
 from fedtmle.engine.logs import tidy
@@ -35,6 +36,10 @@ def supervise(kit: Kit) -> int:
     for name in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(name, _leave)
     brief_lives = 0
+    try:
+        serve(kit)
+    except OSError as error:
+        print(f"no numbers for monitoring: the port cannot be used ({error.strerror})", file=sys.stderr)  # noqa: T201 - the engine's log
     try:
         while brief_lives < MAX_BRIEF_LIVES:
             started = time.monotonic()

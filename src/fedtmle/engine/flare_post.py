@@ -30,6 +30,7 @@ from nvflare.private.fed.server.job_meta_validator import JobMetaValidator
 from fedtmle.engine.dispatch import Dispatcher, revoked
 from fedtmle.engine.jobs import packed_job
 from fedtmle.engine.logs import write_log
+from fedtmle.engine.notice import command_of, notice_of, tell_later
 from fedtmle.engine.office import Office, write_message
 from fedtmle.engine.post import POST_EVERY, Desk, read_notice, read_report, write_letter
 from fedtmle.engine.runs import RunFolder
@@ -108,10 +109,15 @@ class SiloPost(_Posted):
             if reply is None or reply.get_header(MessageHeaderKey.RETURN_CODE) != ReturnCode.OK:
                 return
             try:
-                for path in desk.take(read_notice(reply.payload)):
-                    _log.warning("a study waits for the owner's approval: %s", path)
+                came = desk.take(read_notice(reply.payload))
             except DecodeError as error:
                 _log.error("%s", error)
+                return
+            for path in came:
+                _log.warning("a study waits for the owner's approval: %s", path)
+            command = command_of(home)
+            if came and command:
+                tell_later(command, [notice_of(root.name, path) for path in came])
 
         self._repeat(post, POST_EVERY)
 

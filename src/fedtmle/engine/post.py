@@ -10,10 +10,11 @@ from __future__ import annotations
 import enum
 import json
 import logging
+import os
 import re
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
@@ -148,6 +149,7 @@ class Desk:
             self._since = now
         self._heard = now
         self._open = notice.open
+        self._close_unknown(notice)
         contact = {"heard": now, "since": self._since, "version": notice.version, "open": notice.open}
         with suppress(OSError):
             write_document(self._kit / "server.json", contact)
@@ -165,6 +167,31 @@ class Desk:
         except (OSError, ValueError, KeyError, TypeError) as error:
             _log.error("a study that came cannot be stored: %s", error)
         return new
+
+    def _close_unknown(self, notice: Notice) -> None:
+        """After a restoration, close the open plans that this silo may have answered and does not know of."""
+        mark = self._kit / "restored.json"
+        if not mark.exists():
+            return
+        try:
+            unknown = [plan for plan in notice.open if plan not in approvals_of(self._kit).current()]
+            close_plans(
+                self._kit, unknown, note="open at the server when the silo was restored from a backup"
+            )
+            mark.unlink()
+        except (OSError, ValueError, KeyError, TypeError, FedTMLEError) as error:
+            _log.error("plans that were open before a restoration cannot be closed: %s", error)
+
+
+def close_plans(kit: Path, plans: Iterable[str], *, note: str) -> None:
+    """Reject plans for good: no later approval opens them again, because they may have been answered."""
+    approvals = approvals_of(kit)
+    with open(silo_folder(kit) / "closed", "a", encoding="ascii") as file:
+        for plan in plans:
+            file.write(f"{plan}\n")
+            file.flush()
+            os.fsync(file.fileno())
+            approvals.decide(bytes.fromhex(plan), approved=False, note=note)
 
 
 def silo_folder(kit: Path) -> Path:

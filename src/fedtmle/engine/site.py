@@ -126,12 +126,13 @@ def _permission(home: Home, plan: Plan) -> Callable[[], Declined | Waiting | Non
     def permission() -> Declined | Waiting | None:
         try:
             decision = home.approvals.current().get(plan.digest.hex())
+            is_closed = plan.digest.hex() in home.closed
         except (FedTMLEError, OSError) as error:
             _log.error("%s", error)
             return Declined.CONFIGURATION
         if decision is None:
             return Waiting.APPROVAL
-        return None if decision.approved else Declined.REJECTED
+        return None if decision.approved and not is_closed else Declined.REJECTED
 
     return permission
 

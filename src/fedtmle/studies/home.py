@@ -85,6 +85,14 @@ class Home:
         return frozenset(keys)
 
     @property
+    def closed(self) -> frozenset[str]:
+        """The plans that this silo never answers again: it was restored from a backup that may be older."""
+        try:
+            return frozenset((self.folder / "closed").read_text(encoding="ascii").split())
+        except FileNotFoundError:
+            return frozenset()
+
+    @property
     def ledger_path(self) -> Path:
         return self.folder / "ledger.jsonl"
 
