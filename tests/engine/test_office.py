@@ -49,7 +49,7 @@ class Desk:
         return read_reply(write_message(self.office.answer(sender, write_message(request))))
 
     def submit(self, sender: str = ALICE, **other: Any) -> OfficeReply:
-        fields = {
+        fields: dict[str, Any] = {
             "name": "study",
             "text": self.study.path.read_bytes(),
             "plan": file_plan(self.study).digest.hex(),

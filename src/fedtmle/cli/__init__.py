@@ -50,6 +50,7 @@ for command in (demo, init, validate, preflight, risk, run, emulate, resume, can
 silo.app.command("start", epilog=CODES)(parties.start_silo)
 silo.app.command("run", epilog=CODES)(parties.run_silo)
 silo.app.command("notify", epilog=CODES)(parties.notify_silo)
+silo.app.command("page", epilog=CODES)(parties.silo_page)
 silo.app.command("stop", epilog=CODES)(parties.stop_silo)
 silo.app.command("status", epilog=CODES)(parties.silo_status)
 app.add_typer(silo.app, name="silo")

@@ -126,6 +126,44 @@ def notify_silo(
         typer.echo("The command was run, and will be when a study waits." if command else "Notices are off.")
 
 
+def silo_page(
+    kit: Path = KIT,
+    port: int = typer.Option(0, min=0, max=65535, help="The page's port on this machine; 0 for any."),
+    open_page: bool = typer.Option(False, "--open", help="Open the page in the browser."),
+) -> None:
+    """Show a local page of the studies that came: what each asks, approve or reject it, and your ledger.
+
+    The printed address opens the page once, in one browser. Ctrl-C ends it.
+    """
+    import signal
+
+    require_flare()
+    from fedtmle.deploy.kits import Role, read_kit
+    from fedtmle.deploy.owner import OwnerServer
+    from fedtmle.deploy.parties import home_of
+    from fedtmle.engine.post import last_contact
+
+    with reporting(as_json=False):
+        found = read_kit(kit, Role.SILO)
+        home = home_of(found)
+        try:
+            server = OwnerServer(home, port=port, open_plans=lambda: last_contact(found.home).get("open"))
+        except OSError as error:
+            raise typer.BadParameter(
+                f"cannot listen on port {port} ({error.strerror}); choose another", param_hint="--port"
+            ) from None
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # as service managers send it
+        try:
+            typer.echo(f"Open this address, once: {server.url}  (Ctrl-C ends the page)")
+            if open_page:
+                typer.launch(server.url)
+            server.serve_forever(poll_interval=0.2)
+        except KeyboardInterrupt:
+            pass
+        finally:
+            server.server_close()
+
+
 def _keep_port(kit: Kit, port: int | None) -> None:
     """Note the port for monitoring in the kit, if one was given."""
     from fedtmle.deploy.health import set_port

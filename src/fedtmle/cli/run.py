@@ -127,10 +127,11 @@ def resume(
     from fedtmle.deploy.launch import find_run
 
     with reporting(as_json=as_json):
-        runs, folder = find_run(run)
-        runs.resume(folder)
-        runs.require()
-        _conclude(deployed(runs, folder, as_json=as_json, quiet=quiet), out=out, as_json=as_json, quiet=quiet)
+        with find_run(run) as (runs, folder):
+            runs.resume(folder)
+            runs.require()
+            result = deployed(runs, folder, as_json=as_json, quiet=quiet)
+        _conclude(result, out=out, as_json=as_json, quiet=quiet)
 
 
 def cancel(

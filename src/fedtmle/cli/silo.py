@@ -72,18 +72,12 @@ def approve(
     yes: bool = typer.Option(False, "--yes", help="Do not ask for confirmation."),
 ) -> None:
     """Approve one plan, signed with the silo's key. A changed study or changed data need a new approval."""
-    from fedtmle.errors import InputError
     from fedtmle.protocol.guard import TARGETS
-    from fedtmle.studies.home import Home, data_digest
+    from fedtmle.studies.home import Home
     from fedtmle.studyfile.file import study_of
 
     with reporting(as_json=False):
         plan, home = _plan(study), Home.of(silo)
-        if plan.digest.hex() in home.closed:
-            raise InputError(
-                f"{study}: this silo may have answered this plan before it was restored from a backup; ask "
-                "the statistician for the study with another seed"
-            )
         if study_of(plan).title:
             typer.echo(study_of(plan).title)
         typer.echo(study_of(plan).target.question)
@@ -96,7 +90,7 @@ def approve(
             typer.echo("The study goes on without a silo that refuses or is absent when it opens.")
         if not yes:
             typer.confirm(f"Approve this plan for silo '{home.file.name}'?", abort=True)
-        home.approvals.decide(plan.digest, approved=True, note=note, data=data_digest(plan, home.file))
+        home.approve(plan, note=note)
         typer.echo("Approved. `fedtmle silo reject` revokes it.")
 
 

@@ -99,11 +99,19 @@ def _stamp(seconds: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(seconds))
 
 
+def home_of(kit: Kit) -> Home:
+    """Return the home of the silo whose kit this is."""
+    try:
+        return Home.of(read_document(kit.home / "silo.json")["silo_file"])
+    except (OSError, ValueError, KeyError, TypeError):
+        raise InputError(f"{kit.path}: the silo file is not known yet, or cannot be read") from None
+
+
 def _studies(kit: Kit) -> dict[str, str]:
     """Return the studies that came to a silo, and its owner's decision about each."""
     try:
-        home = Home.of(read_document(kit.home / "silo.json")["silo_file"])
-    except (OSError, ValueError, KeyError, TypeError):
+        home = home_of(kit)
+    except InputError:
         return {}
     open_plans = last_contact(kit.home).get("open")
     return {f"plan {study.plan[:16]}": words(study, home, open_plans) for study in came_to(home)}

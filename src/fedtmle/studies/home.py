@@ -92,6 +92,15 @@ class Home:
         except FileNotFoundError:
             return frozenset()
 
+    def approve(self, plan: Plan, *, note: str = "") -> None:
+        """Sign the owner's approval of a plan for the rows as they are now."""
+        if plan.digest.hex() in self.closed:
+            raise InputError(
+                "this silo may have answered this plan before it was restored from a backup; ask the "
+                "statistician for the study with another seed"
+            )
+        self.approvals.decide(plan.digest, approved=True, note=note, data=data_digest(plan, self.file))
+
     @property
     def ledger_path(self) -> Path:
         return self.folder / "ledger.jsonl"
