@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -36,13 +37,18 @@ VERBS = [
     "fedtmle deploy renew",
     "fedtmle deploy add",
     "fedtmle deploy remove",
+    "fedtmle deploy add consortium --statistician",
     "fedtmle run",
     "fedtmle silo status",
     "fedtmle silo preview",
     "fedtmle silo approve",
     "fedtmle silo assess",
+    "fedtmle silo page",
+    "fedtmle silo notify",
     "fedtmle resume",
     "fedtmle cancel",
+    "fedtmle deploy backup",
+    "fedtmle deploy restore",
     "fedtmle silo stop",
 ]
 
@@ -87,6 +93,10 @@ def test_a_consortium_from_the_first_command_to_the_last(tmp_path: Path) -> None
         run([sys.executable, "-m", "fedtmle", "silo", "start", kits["north"]], tmp_path)
         run(words(command["fedtmle deploy add"]), tmp_path)
         run(words(command["fedtmle deploy remove"]), tmp_path)
+        run(words(command["fedtmle deploy add consortium --statistician"]), tmp_path)
+        shutil.move(tmp_path / "consortium" / "statisticians" / "alice", tmp_path / "alice")
+        notify = words(command["fedtmle silo notify"], north=kits["north"])
+        run([*notify[:-1], "/bin/true"], tmp_path)
         run(words(command["fedtmle deploy service"], north=kits["north"]), tmp_path)
         _until(lambda: "connected: north, south" in run(words(command["fedtmle server status"]), tmp_path))
         _until(lambda: "listening" in run(words(command["fedtmle server status"]), tmp_path))
@@ -114,6 +124,12 @@ def test_a_consortium_from_the_first_command_to_the_last(tmp_path: Path) -> None
         (record,) = (tmp_path / "consortium" / "server" / "runs").iterdir()
         resume = command["fedtmle resume"].replace("<run>", record.name).split()
         assert "this run is done" in run([sys.executable, "-m", *resume], tmp_path, code=1)
+        again = [sys.executable, "-m", "fedtmle", "run", "study.toml", "--on", "alice"]
+        assert "somebody else has posted this plan" in run(again, tmp_path, code=1)
+        run(words(command["fedtmle deploy backup"], north=kits["north"]), tmp_path)
+        run(words(command["fedtmle silo stop"], north=kits["north"]), tmp_path)
+        restored = run(words(command["fedtmle deploy restore"], north=kits["north"]), tmp_path)
+        assert "Put back: 0 files" in restored
     finally:
         if waiting is not None and waiting.poll() is None:
             waiting.kill()
