@@ -14,6 +14,7 @@ from fedtmle.deploy.demo import write_example
 from fedtmle.deploy.owner import OwnerServer
 from fedtmle.studies.home import Home
 from tests.browser.conftest import Page
+from tests.browser.test_watch import eventually
 from tests.deploy.test_owner import receive
 
 
@@ -31,25 +32,31 @@ def server(home: Home) -> Iterator[OwnerServer]:
     served.server_close()
 
 
+def shows(page: Page, words: str) -> None:
+    """A click returns before the next page is there."""
+    assert eventually(lambda: words in page.text("main")), page.text("main")
+
+
 def test_an_owner_reads_and_approves_a_study(page: Page, server: OwnerServer, home: Home) -> None:
     plan = receive(home, home.file.path.parent.parent / "study.toml")
     page.open(server.url, width=1000)
     assert "token" not in page.driver.current_url
     assert "waits for you" in page.text("main")
     page.driver.find_element(By.CSS_SELECTOR, "li a").click()
-    assert "What would leave" in page.text("main")
+    shows(page, "What would leave")
     assert "Nothing has been sent." in " ".join(page.text("main").split())
     assert page.text("#state") == "waits for you"
     page.driver.find_element(By.NAME, "note").send_keys("seen by the board")
     page.driver.find_element(By.CSS_SELECTOR, "button[value=approve]").click()
-    assert "No study waits." in page.text("main")
+    shows(page, "No study waits.")
     assert "approved" in page.text("main")
     decision = home.approvals.current()[plan]
     assert decision.approved
     assert decision.note == "seen by the board"
     page.driver.find_element(By.CSS_SELECTOR, "li a").click()
+    shows(page, "What would leave")
     page.driver.find_element(By.CSS_SELECTOR, "button[value=reject]").click()
-    assert "rejected" in page.text("main")
+    shows(page, "rejected")
     assert not home.approvals.current()[plan].approved
     assert page.complaints() == []
 
@@ -91,7 +98,7 @@ def test_a_form_on_another_site_decides_nothing(page: Page, server: OwnerServer,
     try:
         page.driver.get(f"http://localhost:{evil.server_address[1]}/")
         page.ask("document.getElementById('f').submit()")
-        assert page.driver.current_url.startswith(server.origin)
+        assert eventually(lambda: page.driver.current_url.startswith(server.origin))
         assert "not" in page.text("h1") or "works once" in page.text("h1")
         assert home.approvals.current() == {}
     finally:
