@@ -299,8 +299,8 @@ def test_a_study_goes_on_without_silos_that_reject_or_are_not_connected(tmp_path
     approve(study, "hospital 2", approved=False)
     with local_deployment(tmp_path / "consortium", study) as made:
         processes.stop(silo_kit(made, "hospital 4"))
-        run = new_run(made, study, deadline=DEADLINE, patience=75.0)  # more than the server's grace
-        *_, last = follow(made, run)
+        run = RunsHere(made).new(study, deadline=DEADLINE, patience=75.0)  # more than the server's grace
+        *_, last = follow(RunsHere(made), run)
         assert last.state is RunState.DONE, last.why
     assert last.absent == {"hospital 2": "its owner rejected the plan", "hospital 4": "not connected"}
     found = ft.load(run.result).document
