@@ -1,18 +1,15 @@
-"""A tiny campaign, run once for all tests of this folder."""
+"""A tiny scale of the experiments, and tables read back."""
 
 from __future__ import annotations
 
-import pytest
+import csv
+from pathlib import Path
 
-from fedtmle_paper.reproduce.campaign import Campaign
-from fedtmle_paper.reproduce.measure import run_scenario, scenarios
 from fedtmle_paper.reproduce.scenario import Scale
 
-TINY = Scale(n=400, pilot=60, clients=(2, 3), reference_clients=3, tolerance=1e-3, coded_tolerance=0.1)
+TINY = Scale(n=400, pilot=60, clients=(2, 3), reference_clients=3, tolerance=1e-2, coded_tolerance=0.1)
 
 
-@pytest.fixture(scope="session")
-def tiny() -> Campaign:
-    return Campaign(
-        [run for scenario in scenarios([4], TINY.clients, TINY) for run in run_scenario(scenario)]
-    )
+def read(path: Path) -> list[dict[str, str]]:
+    with path.open(encoding="utf-8") as file:
+        return list(csv.DictReader(file))

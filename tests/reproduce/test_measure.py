@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
-
 import numpy as np
 import pytest
 
 import fedtmle as ft
 from fedtmle.solver import solve
-from fedtmle_paper.reproduce.campaign import Campaign
 from fedtmle_paper.reproduce.checks import dispersion
-from fedtmle_paper.reproduce.measure import digest, measure, observed, scenarios, shared
-from fedtmle_paper.reproduce.scenario import Dgp, Method, Partition, Scale, Scenario, build
+from fedtmle_paper.reproduce.measure import digest, observed
+from fedtmle_paper.reproduce.scenario import Dgp, Partition, Scale, Scenario, build
 from fedtmle_paper.reproduce.timing import LedgerProblem, TimedFederation, WorkLedger
 
 from .conftest import TINY
@@ -82,61 +79,10 @@ def test_observed_losses_agree_with_the_runtimes_own() -> None:
     assert residual == pytest.approx(result.trajectory.residual, abs=1e-12)
 
 
-def test_checkpoints_count_every_query(tiny: Campaign) -> None:
-    for run in tiny.runs:
-        first, *later = run.checkpoints
-        assert (first.update, first.rounds, first.compute) == (0, 0, 0.0)
-        assert len(run.checkpoints) == run.updates + 1
-        assert all(a.rounds < b.rounds and a.compute < b.compute for a, b in itertools.pairwise(later))
-        # What is left after the last update is its EIF check (and L's last, unused fit).
-        assert run.checkpoints[-1].rounds == run.rounds - 1
-        assert len(run.times) == run.rounds
-        assert run.at_round(0) == first
-        assert run.at_time(1e9, 0.005) == run.checkpoints[-1]
-
-
-def test_converged_runs_end_at_the_direct_solution(tiny: Campaign) -> None:
-    ended = [run for run in tiny.runs if run.converged]
-    assert {run.method for run in ended} >= {Method.GRADIENT, Method.CODED_RAW, Method.CODED_WHITENED}
-    for run in ended:
-        # To first order Psi - direct is the EIF mean.
-        assert run.endpoint_error <= 2 * run.checkpoints[-1].residual + 1e-9
-
-
-def test_gradient_is_invariant_to_repartitioning_to_the_bit(tiny: Campaign) -> None:
-    for dgp in Dgp:
-        runs = [run for run in tiny.runs if run.scenario.dgp is dgp and run.method is Method.GRADIENT]
-        assert len(runs) == 4
-        assert len({(run.digest, run.rounds) for run in runs}) == 1
-        local = [run for run in tiny.runs if run.scenario.dgp is dgp and run.method is Method.LOCAL_SIZE]
-        assert len({run.digest for run in local}) == 4  # the name does tell trajectories apart
-
-
 def test_a_digest_sees_the_last_bit() -> None:
     assert digest([(1.0, 0.0)]) == digest([[1.0, 0.0]])
     assert digest([(1.0, 0.0)]) != digest([(np.nextafter(1.0, 2.0), 0.0)])
     assert digest([(0.0,)]) != digest([(-0.0,)])
-
-
-def test_a_run_again_gives_the_same_numbers_but_for_time(tiny: Campaign) -> None:
-    again = measure(CELL, build(CELL), Method.LOCAL_UNIFORM)
-    before = tiny.run(CELL, Method.LOCAL_UNIFORM)
-    assert (again.digest, again.bits, again.endpoint_error) == (
-        before.digest,
-        before.bits,
-        before.endpoint_error,
-    )
-    assert [(c.rounds, c.loss, c.residual) for c in again.checkpoints] == [
-        (c.rounds, c.loss, c.residual) for c in before.checkpoints
-    ]
-
-
-def test_the_plan_of_the_paper(tiny: Campaign) -> None:
-    assert [run.method for run in tiny.runs[: len(Method)]] == list(Method)
-    plan = scenarios([1, 2], Scale().clients, Scale())
-    assert len(plan) == 2 * 4 * 2 * 2
-    assert {scenario.scale.n for scenario in plan} == {10_000}
-    assert list(shared(abs, [-1, 2], 1)) == [1, 2]
 
 
 def test_spatial_silos_differ_more_than_random_ones() -> None:
@@ -147,18 +93,3 @@ def test_spatial_silos_differ_more_than_random_ones() -> None:
     )
     assert spatial[0] > random[0]
     assert spatial[1] > random[1]
-
-
-@pytest.mark.slow
-def test_a_standstill_is_what_200_rounds_would_give(tiny: Campaign) -> None:
-    data, stopped = build(CELL), tiny.run(CELL, Method.LOCAL_UNIFORM)
-    whole = solve(
-        data.problem,
-        data.law,
-        data.silos,
-        ft.LocalAverage(weights="uniform", max_updates=199, tolerance=1e-9),
-    )
-    loss, residual = observed(data, data.law, whole.trajectory.accepted)
-    assert whole.rounds == 200
-    assert loss[-1] == pytest.approx(stopped.checkpoints[-1].loss, abs=1e-8)
-    assert residual[-1] == pytest.approx(stopped.checkpoints[-1].residual, abs=1e-4)

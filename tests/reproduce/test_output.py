@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import csv
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,59 +14,15 @@ from fedtmle.errors import InputError
 from fedtmle.targets.optimal_transport import OptimalTransport
 from fedtmle_paper.benchmark import curved_mixture, gaussian_mixture
 from fedtmle_paper.reproduce import run, style
-from fedtmle_paper.reproduce.campaign import Campaign
 from fedtmle_paper.reproduce.extra import costs, truth
 from fedtmle_paper.reproduce.figures import wilson
-from fedtmle_paper.reproduce.run import Order, carry_out, publish
+from fedtmle_paper.reproduce.run import Order, carry_out
 from fedtmle_paper.reproduce.scenario import Dgp, Partition, Scale, Scenario
 
-from .conftest import TINY
-
-WHERE = ["seed", "dgp", "partition", "clients", "profile", "method"]
-COLUMNS = {
-    "figure1": [*WHERE, "update", "rounds", "compute_s", "elapsed_units", "loss", "residual"],
-    "figure3": [*WHERE, "unit_s", "residual", "loss", "stopped_before"],
-    "figure4": [*WHERE, "rounds_used", "updates", "loss", "loss_change", "residual"],
-    "rounds": [*WHERE, "round", "slowest_s", "server_s", "silos_s"],
-    "reference": [
-        "seed",
-        "profile",
-        "unit_s",
-        "rounds",
-        "compute_s",
-        "latency_s",
-        "residual",
-        "residual_start",
-    ],
-}
+from .conftest import TINY, read
 
 
-def read(path: Path) -> list[dict[str, str]]:
-    with path.open(encoding="utf-8") as file:
-        return list(csv.DictReader(file))
-
-
-def test_four_figures_with_their_tables(tiny: Campaign, tmp_path: Path) -> None:
-    order = Order(extra=False, seeds=(4,), scale=TINY, out=tmp_path)
-    results = publish(order, tiny, None, 1.0).read_text(encoding="utf-8")
-    for number in range(1, 5):
-        for kind, least in (("png", 20_000), ("svg", 10_000), ("csv", 500)):
-            assert (tmp_path / f"figure{number}.{kind}").stat().st_size > least
-    for name, columns in COLUMNS.items():
-        assert list(read(tmp_path / f"{name}.csv")[0]) == columns
-    assert len(read(tmp_path / "figure3.csv")) == len(tiny.measured)
-    assert {row["profile"] for row in read(tmp_path / "figure1.csv")} == {"A", "B"}
-    assert (tmp_path / "figure2-B.png").stat().st_size > 15_000
-    assert "holds under profile" in results
-    assert "Decided by: " in results
-    assert {row["clients"] for row in read(tmp_path / "figure2.csv")} == {"3"}
-    assert "## The endpoint check" in results
-    assert "Only 1 seed(s)" in results
-    for name in ("G", "L, uniform", "coded, whitened"):  # written beside the curves
-        assert f">{name}<" in (tmp_path / "figure1.svg").read_text(encoding="utf-8")
-
-
-def test_quick_run_of_one_figure(tmp_path: Path) -> None:
+def run_of_one_figure(tmp_path: Path) -> None:
     arguments = ["reproduce", "--figure", "2", "--quick", "--quiet", "--workers", "1", "--out", str(tmp_path)]
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 0, result.output
@@ -82,6 +38,17 @@ def test_quick_run_of_one_figure(tmp_path: Path) -> None:
         "reference.csv",
         "RESULTS.md",
     }
+
+
+def test_a_run_of_one_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    smallest = replace(TINY, n=200, clients=(2,), reference_clients=2, tolerance=0.05)
+    monkeypatch.setattr("fedtmle_paper.reproduce.scenario.QUICK", smallest)
+    run_of_one_figure(tmp_path)
+
+
+@pytest.mark.slow
+def test_a_quick_run_of_one_figure(tmp_path: Path) -> None:
+    run_of_one_figure(tmp_path)
 
 
 def test_extra_experiments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
