@@ -17,6 +17,7 @@ from fedtmle.algorithms.base import AbstractAlgorithm
 from fedtmle.algorithms.optimizers import AbstractOptimizer
 from fedtmle.data import source
 from fedtmle.data.convert import AbstractReader
+from fedtmle.data.silofile import LongTable
 from fedtmle.model.density.fluctuation import AbstractFluctuation
 from fedtmle.model.problem import AbstractProblem
 from fedtmle.protocol.codes import AbstractCode
@@ -154,6 +155,9 @@ def test_every_reader_reads_a_source(tmp_path: Any, monkeypatch: pytest.MonkeyPa
         folder = tmp_path / str(number)
         folder.mkdir()
         source.load(make(frame(x=[1.0, 2.0]), folder), schema(numeric("x")), silo="n")
+    rows = frame(i=[1.0, 1.0, 2.0, 2.0], t=[1.0, 2.0, 1.0, 2.0], x=[1.0, 1.0, 2.0, 2.0])
+    long = LongTable(data=rows, person="i", period="t")
+    source.load(long, schema(numeric("x")), silo="n")
     assert without_example(AbstractReader, opened) == set()
 
 

@@ -64,6 +64,10 @@ FOLLOWER = "tests/protocol/test_follower.py tests/runtime/test_silo.py tests/alg
 MESSAGES = f"tests/protocol/test_messages.py tests/runtime/test_silo.py {ATTACKS}"
 SILO = f"tests/runtime/test_silo.py {ATTACKS} tests/runtime/test_records.py"
 
+LEVERAGE = "tests/model/test_leverage.py"
+MASKS = "tests/protocol/test_masks.py"
+NOISE = "tests/model/test_noise.py tests/effects/test_noisy_sums.py"
+
 MUTATIONS: tuple[Mutation, ...] = (
     *_many(
         "protocol/guard.py",
@@ -107,7 +111,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         ("looks are skipped too far away", "<= self.radius", "<= 1.5 * self.radius + 0.1"),
         (
             "another model's look is used",
-            "self._examined.get(id(point.model))",
+            "None if is_batch else self._examined.get(key)",
             "next(iter(self._examined.values()), None)",
         ),
         (
@@ -115,7 +119,11 @@ MUTATIONS: tuple[Mutation, ...] = (
             "map(add, here, origins[0].tolist())",
             "map(add, here, origins[1].tolist())",
         ),
-        ("leverages may be twice as large", "/ self.policy.min_people", "/ (self.policy.min_people / 2)"),
+        (
+            "leverages may be twice as large",
+            "(1.0 + 1e-9) / policy.min_people",
+            "(2.0 + 1e-9) / policy.min_people",
+        ),
         (
             "not a number is no leverage",
             "if not leverage <= self._allowed:",
@@ -139,8 +147,240 @@ MUTATIONS: tuple[Mutation, ...] = (
             "if point.curvature and not point.is_coarse and not policy.allow_curvature:",
             "if False:",
         ),
-        ("told columns are not judged", "(told := member.told_columns(local)) is not None", "False"),
+        (
+            "told columns are not judged",
+            "(told := query.told_columns(local)) is None:",
+            "(told := None) is None:",
+        ),
+        (
+            "a Hessian is not looked at",
+            "in (Part.GRADIENT, Part.HESSIAN) if point.curvature else (Part.GRADIENT,):",
+            "in (Part.GRADIENT,):",
+        ),
+        (
+            "a gradient's look answers for the Hessian",
+            "key = id(point.model), part is Part.HESSIAN",
+            "key = id(point.model), False",
+        ),
+        (
+            "a batch has the look of all rows",
+            "None if is_batch else self._examined.get(key)",
+            "self._examined.get(key)",
+        ),
+        (
+            "the columns of other models are forgotten",
+            "self._require_people(self._designs.add(point.model, submodel, self._allowed))",
+            "self._designs.add(point.model, submodel, self._allowed)",
+        ),
+        ("predictions are not judged", "shares.max(initial=0.0)", "shares.min(initial=0.0)"),
+        (
+            "optional sums are always told",
+            "return EVERYBODY if id(member) in left_out else",
+            "return EVERYBODY if id(member) is None else",
+        ),
+        ("optional sums are refused", "if not member.is_optional and not _may_tell(", "if not _may_tell("),
+        (
+            "noise needs no mask",
+            "if query.needs_masks and not self._is_masked:",
+            "if query.needs_masks and self._is_masked:",
+        ),
+        (
+            "an open part needs no consent",
+            "if consent is None or (consent and not getattr(self.policy, consent)):",
+            "if consent is None:",
+        ),
+        (
+            "two silos hide each other",
+            "len(plan.roster) < self.policy.colluders + 2:",
+            "len(plan.roster) < self.policy.colluders + 1:",
+        ),
+        (
+            "numbers have no limit",
+            "if self.functionals > policy.max_functionals:",
+            "if self.functionals > policy.max_functionals + 1:",
+        ),
+        (
+            "any target is allowed",
+            "if not all(map(self.policy.allows, plan.brought)):",
+            "if not any(map(self.policy.allows, plan.brought)) and False:",
+        ),
         ("models may be shipped", "if not self.policy.allow_models and", "if self.policy.allow_models and"),
+    ),
+    *_many(
+        "model/leverage.py",
+        LEVERAGE,
+        ("doubtful directions are left out", "kept = values > RESOLUTION**2", "kept = values > 1.0"),
+        (
+            "rounding is too large",
+            "rounding * rounding / 12.0\n        size = np.sqrt(np.diag",
+            "rounding * rounding\n        size = np.sqrt(np.diag",
+        ),
+        ("rounding hides nothing", "(gram + np.diag(noise)) * scale", "gram * scale"),
+        (
+            "a row outside the pooled span is nobody's",
+            "np.abs(piece.rows).max(axis=0, initial=0.0)] = np.inf",
+            "np.abs(piece.rows).max(axis=0, initial=0.0)] = 0.0",
+        ),
+        (
+            "rows of one person count apart",
+            "ends[stops] - ends[stops - piece.counts]",
+            "np.maximum.reduceat(each, stops - 1)",
+        ),
+        (
+            "the largest of the last piece",
+            "return max((float(space.leverages",
+            "return min((float(space.leverages",
+        ),
+        (
+            "an early bound counts groups apart",
+            "and read >= next_look and not has_groups:",
+            "and read >= next_look:",
+        ),
+        (
+            "an early bound is half",
+            "bound = _bound_of_all(gram, bounds)",
+            "bound = _bound_of_all(gram, bounds) / 4",
+        ),
+        (
+            "a bound forgets all columns but one",
+            "float(bounds @ np.sqrt((self.W * self.W).sum(axis=1))) ** 2",
+            "float((bounds * np.sqrt((self.W * self.W).sum(axis=1))).max()) ** 2",
+        ),
+        (
+            "an outcome that stands out is not seen",
+            "return np.maximum(np.abs(np.where(eta > 0",
+            "return np.minimum(np.abs(np.where(eta > 0",
+        ),
+        (
+            "a prediction hides itself",
+            "/ (1.0 + shrunk) - y), spread)",
+            "/ (1.0 + shrunk) - y), 0.0 * spread)",
+        ),
+        (
+            "a residual may vanish",
+            "return np.maximum(np.abs(mean - y), LEAST_RESIDUAL)",
+            "return np.abs(mean - y)",
+        ),
+        ("a logistic look reaches twice as far", "return 0.5 * math.log(ratio)", "return math.log(ratio)"),
+        (
+            "a linear look reaches too far",
+            "((root - 1.0) / (root + 1.0) if",
+            "((root - 1.0) / (root - 0.5) if",
+        ),
+        ("moves are signed", "map(mul, map(abs, move), self.columns", "map(mul, move, self.columns"),
+    ),
+    *_many(
+        "protocol/designs.py",
+        "tests/protocol/test_designs.py",
+        ("the response is not compared", "_same(self.y, submodel.y) and", ""),
+        ("the weights are not compared", " and _same(self.w, submodel.w)", ""),
+        ("weights are left out", "rows if self.w is None else rows * self.w[part]", "rows"),
+        (
+            "the last model alone",
+            "response.columns.setdefault(name, column)",
+            "response.columns = {name: column}",
+        ),
+        (
+            "a second model adds nothing",
+            "if not before or len(response.columns) == before:",
+            "if not before or True:",
+        ),
+        (
+            "rows after the first part",
+            "for start in range(0, len(columns[0]), LOOK_ROWS):",
+            "for start in range(0, 1, LOOK_ROWS):",
+        ),
+        ("copies are other responses", "left is right or np.array_equal(left, right)", "left is right"),
+    ),
+    *_many(
+        "protocol/masks.py",
+        MASKS,
+        (
+            "a lane is one bit narrower",
+            "return (2 * self.reach).bit_length()",
+            "return (2 * self.reach).bit_length() - 1",
+        ),
+        ("totals beyond their bound", "if offset > 2 * self.reach:", "if offset > 4 * self.reach:"),
+        ("the check is not compared", "if self.pack(found).check != whole.check:", "if False:"),
+        ("the check forgets the order", "factor = factor * FACTOR % PRIME", "factor = FACTOR"),
+        (
+            "a carry leaves its lane",
+            "low = (one.packed & ~self._tops) + (other.packed & ~self._tops)",
+            "low = one.packed + other.packed",
+        ),
+        (
+            "minus is the complement",
+            "return self.add(complement, Masked(self._ones, 0))",
+            "return complement",
+        ),
+        ("both silos add", "if subtracts:", "if False:"),
+        (
+            "one key for all sessions",
+            '_digest("fedtmle masks", plan, session)',
+            '_digest("fedtmle masks", plan)',
+        ),
+        (
+            "one key for all plans",
+            '_digest("fedtmle masks", plan, session)',
+            '_digest("fedtmle masks", session)',
+        ),
+        (
+            "the same mask in every round",
+            '_digest("fedtmle round", n, round, heard)',
+            '_digest("fedtmle round", n, heard)',
+        ),
+        (
+            "silos that heard other things",
+            '_digest("fedtmle round", n, round, heard)',
+            '_digest("fedtmle round", n, round)',
+        ),
+        (
+            "another number of rows",
+            '_digest("fedtmle round", n, round, heard)',
+            '_digest("fedtmle round", round, heard)',
+        ),
+        (
+            "names are not in the key",
+            "msgspec.msgpack.encode((roster[first], roster[second]))",
+            "msgspec.msgpack.encode((first, second))",
+        ),
+        ("a check may be any number", "if check >= PRIME:", "if check > PRIME + 1:"),
+        ("the check has no mask", 'int.from_bytes(data[size:], "big") % PRIME', "0"),
+    ),
+    *_many(
+        "model/noise.py",
+        NOISE,
+        ("half of the noise", "2 * a * b * t * t, below)", "a * b * t * t, below)"),
+        ("zero has twice its mass", "            if x:\n                return -x", "            return -x"),
+        ("a coin of the wrong parity", "return k % 2 == 1", "return k % 2 == 0"),
+        ("colluders add noise too", "return variance / (silos - colluders)", "return variance / silos"),
+        ("sharing costs nothing", "Fraction(10 * (silos - 1) * lanes, 4 << halvings)", "Fraction(0)"),
+    ),
+    *_many(
+        "protocol/noisy.py",
+        "tests/effects/test_noisy_sums.py",
+        ("noise for half the budget", "// (2 * self.rho))", "// (4 * self.rho))"),
+        (
+            "the sensitivity has no rounding",
+            "return root + math.isqrt(len(self.columns.names)) + 1",
+            "return root - 1",
+        ),
+        ("the variance is not the square", "-(-(self.sensitivity**2) //", "-(-(self.sensitivity) //"),
+    ),
+    *_many(
+        "model/budget.py",
+        "tests/model/test_budget.py",
+        ("epsilon without delta", "- (delta * alpha).ln() / excess", "- alpha.ln() / excess"),
+        (
+            "rho is rounded up",
+            "Fraction(int(rho * 2**PLACES) - 1, 2**PLACES)",
+            "Fraction(int(rho * 2**PLACES) + 2, 2**PLACES)",
+        ),
+        (
+            "parts add up to more",
+            "Fraction(int(self.rho * Fraction(share) * 2**PLACES), 2**PLACES)",
+            "Fraction(int(self.rho * Fraction(share) * 2**PLACES) + 1, 2**PLACES)",
+        ),
     ),
     *_many(
         "protocol/codes.py",
@@ -218,7 +458,11 @@ MUTATIONS: tuple[Mutation, ...] = (
             "return Action.FINISH if self.at_origin else Action.ACCEPT",
             "return Action.FINISH",
         ),
-        ("silos are not weighted", "sum(sizes[silo] * z[j] for", "sum(self.n // len(answers) * z[j] for"),
+        (
+            "silos are not weighted",
+            "return tuple(n_rows * z for z in answer)",
+            "return tuple(self.n // 2 * z for z in answer)",
+        ),
         ("a curvature has no bound", "if abs(exponent) > LARGEST_EXPONENT:", "if False:"),
         (
             "the smallest silo's smoothness",
@@ -289,7 +533,11 @@ MUTATIONS: tuple[Mutation, ...] = (
         ),
         ("any format", "if message.format != messages.WIRE_FORMAT:", "if False:"),
         ("any session", "fits = message.session == position.session", "fits = True"),
-        ("rows beyond n", "message.first_row + self.n_rows <= message.n", "message.first_row <= message.n"),
+        (
+            "rows beyond n",
+            "range(1 if self._plan.is_masked else message.n - self.n_rows + 1)",
+            "range(message.n + 1)",
+        ),
         (
             "any round",
             "fits = fits and message.round == self._follower.round + 1",
@@ -297,11 +545,15 @@ MUTATIONS: tuple[Mutation, ...] = (
         ),
         ("a repeat is computed again", "if last is not None and request == last[0]:", "if False:"),
         ("strays are not counted", "self._position.strays += 1", "self._position.strays += 0"),
-        ("rows are not examined", "            guard.examine(query, self._rows)\n", ""),
+        (
+            "rows are not examined",
+            "            guard.examine(query, self._rows",
+            "            (lambda *_: None)(query, self._rows",
+        ),
         (
             "the answer is not released by the guard",
-            "answer = guard.release(query, query.answer(self._rows), self.n_rows)",
-            "answer = query.answer(self._rows)",
+            "            answer = guard.release(query, answer, self.n_rows)\n",
+            "",
         ),
         (
             "an approval is not asked for",
@@ -321,8 +573,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         ),
         (
             "what was heard is not digested",
-            "position.heard.update(messages.encode(message))",
-            'position.heard.update(b"")',
+            "position.heard.update(messages.encode(message))\n            self._follower.hear(",
+            'position.heard.update(b"")\n            self._follower.hear(',
         ),
         ("an answer is not charged", "        guard.charge(query, reply.payload.length)\n", ""),
     ),

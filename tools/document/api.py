@@ -57,6 +57,7 @@ GROUPS = {
     "Results": ("StudyResult", "Result", "Estimate", "Status", "Transcript", "e_value"),
     "A target or an algorithm of your own": (
         "AbstractProblem",
+        "PoolableRows",
         "AbstractSubmodel",
         "GeneralisedLinear",
         "AbstractAlgorithm",

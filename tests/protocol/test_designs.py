@@ -1,0 +1,126 @@
+"""Models of one response are judged by the union of their columns, and each by itself elsewhere."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from fedtmle.model.families import Family
+from fedtmle.model.submodel import GeneralisedLinear
+from fedtmle.model.types import Array, RowBound
+from fedtmle.protocol.designs import Designs
+
+N = 60
+RNG = np.random.default_rng(3)
+Y = RNG.random(N).round()
+W = RNG.uniform(0.5, 1.5, N)
+AGE = RNG.normal(size=N)
+SEX = RNG.random(N).round()
+ALONE = np.zeros(N)
+ALONE[17] = 1.0  # one person
+
+
+@dataclass(frozen=True)
+class Named:
+    """A model, of which `Designs` reads the names of the columns alone."""
+
+    design_names: tuple[str, ...] | None
+
+
+def add(
+    designs: Designs,
+    columns: dict[str, Array],
+    *,
+    y: Array = Y,
+    w: Array | None = None,
+    model: Named | None = None,
+    enough: float = 0.0,
+) -> float:
+    submodel = GeneralisedLinear(
+        family=Family.LOGISTIC,
+        X=np.stack(list(columns.values())),
+        offset=np.zeros(N),
+        y=y,
+        w=w,
+        bound=RowBound(gradient=4, curvature=4),
+    )
+    asked: Any = model or Named(tuple(columns))
+    return designs.add(asked, submodel, enough)
+
+
+def largest(columns: list[Array], w: Array | None = None) -> float:
+    """Return the largest diagonal element of the projection on the columns, by a factorisation."""
+    X = np.stack(columns, axis=1) if w is None else np.stack(columns, axis=1) * w[:, None]
+    U, s, _ = np.linalg.svd(X, full_matrices=False)
+    return float((U[:, s > 1e-9 * s[0]] ** 2).sum(axis=1).max())
+
+
+def test_a_column_that_another_model_adds_is_judged_with_the_others() -> None:
+    designs = Designs()
+    assert add(designs, {"age": AGE}) == 0.0  # judged where it is evaluated
+    assert add(designs, {"age": AGE, "sex": SEX}) == pytest.approx(largest([AGE, SEX]), abs=1e-12)
+
+
+def test_a_difference_of_two_models_that_is_one_person() -> None:
+    designs = Designs()
+    assert add(designs, {"sex": SEX}) == 0.0
+    assert add(designs, {"sex but one": SEX - SEX * ALONE + (1 - SEX) * ALONE}) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("w", [None, W])
+def test_weights_are_those_of_the_response(w: Array | None) -> None:
+    designs = Designs()
+    add(designs, {"age": AGE}, w=w)
+    assert add(designs, {"sex": SEX}, w=w) == pytest.approx(largest([AGE, SEX], w), abs=1e-12)
+
+
+@pytest.mark.parametrize("other", [{"y": 1.0 - Y}, {"w": W}])
+def test_another_response_has_columns_of_its_own(other: dict[str, Array]) -> None:
+    designs = Designs()
+    add(designs, {"sex": SEX})
+    assert add(designs, {"sex but one": SEX + ALONE}, **cast("Any", other)) == 0.0
+
+
+def test_equal_responses_need_not_be_the_same_array() -> None:
+    designs = Designs()
+    add(designs, {"sex": SEX}, w=W)
+    assert add(designs, {"sex and one": SEX + ALONE}, y=Y.copy(), w=W.copy()) == pytest.approx(1.0)
+
+
+def test_nothing_new_is_not_judged() -> None:
+    designs, model = Designs(), Named(("sex and one",))
+    add(designs, {"sex": SEX})
+    columns = {"sex and one": SEX + ALONE}
+    assert add(designs, columns, model=model) == pytest.approx(1.0)
+    assert add(designs, columns, model=model) == 0.0  # the same model at another eps
+    assert add(designs, columns) == 0.0  # another model of columns that were judged
+    assert add(designs, {"age": AGE}, model=Named(None)) == 0.0  # not a regression on a table
+
+
+def test_a_bound_that_is_enough_is_enough() -> None:
+    designs = Designs()
+    add(designs, {"age": AGE})
+    exact = largest([AGE, SEX])
+    assert exact <= add(designs, {"sex": SEX}, enough=1.0) <= 1.0
+
+
+def test_every_row_counts() -> None:
+    """The rows are read in parts; the one person is in the last of them."""
+    n = 10_000
+    rng = np.random.default_rng(1)
+    y, x, alone = rng.random(n).round(), rng.normal(size=n), np.zeros(n)
+    alone[-1] = 1.0
+    designs, found = Designs(), []
+    for name, column in (("x", x), ("x and one", x + alone)):
+        submodel = GeneralisedLinear(
+            family=Family.LOGISTIC,
+            X=column[None],
+            offset=np.zeros(n),
+            y=y,
+            bound=RowBound(gradient=4, curvature=4),
+        )
+        found.append(designs.add(cast("Any", Named((name,))), submodel, 0.0))
+    assert found == [0.0, pytest.approx(1.0)]
