@@ -54,6 +54,7 @@ GROUPS = {
     ),
     "Targets": ("Mean", "OptimalTransport", "LogisticFluctuation", "ExponentialTilt"),
     "Target trials": ("TargetTrial", "Cdm", "emulate"),
+    "Data": ("LongTable",),
     "Results": ("StudyResult", "Result", "Estimate", "Status", "Transcript", "e_value"),
     "A target or an algorithm of your own": (
         "AbstractProblem",
