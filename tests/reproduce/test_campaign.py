@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import fedtmle as ft
 from fedtmle.solver import solve
 from fedtmle_paper.reproduce.campaign import Campaign
 from fedtmle_paper.reproduce.measure import (
+    Measured,
     measure,
     observed,
     run_scenario,
@@ -21,7 +23,7 @@ from fedtmle_paper.reproduce.run import Order, publish
 from fedtmle_paper.reproduce.scenario import Dgp, Method, Partition, Scale, Scenario, build
 from fedtmle_paper.reproduce.sentences import SENTENCES, Verdict, sentence_results
 
-from .conftest import TINY, read
+from .conftest import TINY, read, run_of_one_figure
 
 CELL = Scenario(seed=4, dgp=Dgp.CURVED, partition=Partition.SPATIAL, clients=3, scale=TINY)
 
@@ -145,3 +147,25 @@ def test_every_sentence_has_evidence_on_measured_runs(tiny: Campaign) -> None:
     assert required["gradient-invariant"] is Verdict.CONFIRMED
     assert set(required) == {"gradient-invariant", "uniform-rebound"}
     assert len({sentence.name for sentence in SENTENCES}) == len(SENTENCES)
+
+
+def test_a_run_of_one_figure(tiny: Campaign, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command, on runs that were measured before."""
+    asked = []
+
+    def measured(scenario: Scenario) -> list[Measured]:
+        asked.append(scenario)
+        here = Scenario(
+            seed=4,
+            dgp=scenario.dgp,
+            partition=scenario.partition,
+            clients=scenario.clients,
+            scale=scenario.scale,
+        )
+        return [replace(run, scenario=scenario) for run in tiny.measured if run.scenario == here]
+
+    monkeypatch.setattr("fedtmle_paper.reproduce.scenario.QUICK", TINY)
+    monkeypatch.setattr("fedtmle_paper.reproduce.run.run_scenario", measured)
+    run_of_one_figure(tmp_path)
+    assert {(each.dgp, each.partition) for each in asked} == set(itertools.product(Dgp, Partition))
+    assert {each.clients for each in asked} == {TINY.reference_clients}

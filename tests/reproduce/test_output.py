@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
-from fedtmle.cli import app
 from fedtmle.errors import InputError
 from fedtmle.targets.optimal_transport import OptimalTransport
 from fedtmle_paper.benchmark import curved_mixture, gaussian_mixture
@@ -19,31 +16,7 @@ from fedtmle_paper.reproduce.figures import wilson
 from fedtmle_paper.reproduce.run import Order, carry_out
 from fedtmle_paper.reproduce.scenario import Dgp, Partition, Scale, Scenario
 
-from .conftest import TINY, read
-
-
-def run_of_one_figure(tmp_path: Path) -> None:
-    arguments = ["reproduce", "--figure", "2", "--quick", "--quiet", "--workers", "1", "--out", str(tmp_path)]
-    result = CliRunner().invoke(app, arguments)
-    assert result.exit_code == 0, result.output
-    assert result.output.strip() == str(tmp_path / "RESULTS.md")
-    assert {path.name for path in tmp_path.iterdir()} == {
-        "figure2.png",
-        "figure2.svg",
-        "figure2-B.png",
-        "figure2-B.svg",
-        "figure2.csv",
-        "runs.csv",
-        "rounds.csv",
-        "reference.csv",
-        "RESULTS.md",
-    }
-
-
-def test_a_run_of_one_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    smallest = replace(TINY, n=200, clients=(2,), reference_clients=2, tolerance=0.05)
-    monkeypatch.setattr("fedtmle_paper.reproduce.scenario.QUICK", smallest)
-    run_of_one_figure(tmp_path)
+from .conftest import TINY, read, run_of_one_figure
 
 
 @pytest.mark.slow
