@@ -72,6 +72,18 @@ def test_full_batches_tell_two_functionals_and_fresh_batches_tell_every_outcome(
     assert np.count_nonzero(wrong_full < 1e-2) <= 3
 
 
+def test_the_attack_holds_the_derivatives_of_what_was_sent() -> None:
+    """Of the first gradients: a TMLE's clever covariate is A/g or (1 - A)/(1 - g), and the sums are means."""
+    found, y = attack(ft.GradientDescent(step=1e-3, max_steps=1))
+    rows = two_arm_rows(1)
+    a, g = rows["treatment"], rows["g"]
+    clever = np.stack([a / g, (1 - a) / (1 - g)])
+    lines = found.A[:2] * N
+    order = np.argsort(lines @ a)  # the arm without treated records first
+    np.testing.assert_allclose(np.abs(lines[order]), clever[::-1], rtol=1e-12)
+    np.testing.assert_allclose(found.A @ y, found.gap, atol=1e-9)
+
+
 def test_the_affine_decoder_recovers_what_full_batches_see() -> None:
     found, y = attack(ft.GradientDescent(step=1e-3, max_steps=60))
     c = found.A[0] / np.linalg.norm(found.A[0])  # the first arm's weighted sum of outcomes

@@ -183,6 +183,9 @@ def test_the_range_case_bounds_the_decoder() -> None:
     assert bound is not None
     assert decode.error <= bound * (1 + 1e-12)
     assert range_error(np.zeros((1, 4)), c, noise=0.05, bend=bend) is None
+    # S.2.5 longhand: sum_j c_j^2/lambda_j = c' (A'A)^-1 c; b_T = sqrt(T) H_g rho^2/2, b_phi = H_phi rho^2/2.
+    slope = math.sqrt(c @ np.linalg.inv(A.T @ A) @ c)
+    assert bound == pytest.approx((0.05 + math.sqrt(2) * 0.1 / 2) * slope + 0.2 / 2, rel=1e-10)
 
 
 def test_a_smaller_ball_gives_a_bound_where_the_whole_ball_bends_too_much() -> None:

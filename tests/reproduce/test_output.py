@@ -27,6 +27,7 @@ def test_a_quick_run_of_one_figure(tmp_path: Path) -> None:
 def test_extra_experiments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "DATA_SETS", 2)
     monkeypatch.setattr(run, "REBOUNDS", 1)
+    monkeypatch.setattr(run, "SAMPLES", 1)
     monkeypatch.setattr(run, "TOLERANCES", (1e-1,))
     order = Order(figures=(), seeds=(4,), scale=TINY, out=tmp_path)
     results = carry_out(order, quiet=True).read_text(encoding="utf-8")

@@ -129,6 +129,25 @@ def test_a_silo_s_loss_falls_by_what_its_rounds_sum_to() -> None:
         assert before - after == pytest.approx(fell, abs=EXACT)
 
 
+@pytest.mark.parametrize("weights", ["size", "uniform"])
+def test_the_personal_loss_budget_is_the_deepest_fall_of_each_silo(weights: str) -> None:
+    """sum_m alpha_m max_k {l_m(p^0) - l_m(p^k)} over the laws that m had, from the rows' losses."""
+    case, parts = targets()["two arms"], targets()["two arms"].split(4)
+    result, rounds = personal_run(case, parts, ft.Personalized(weights=weights, lattice=0.001, max_updates=4))
+    laws = [case.law]
+    for eps in result.trajectory.accepted:
+        laws.append(case.problem.move(laws[-1], np.array(eps)))
+    budget = 0.0
+    for m, part in enumerate(parts):
+        rows, tau = case.problem.read(case.take(part)), result.silos[f"silo {m}"].retired_at
+        losses = [
+            float(np.mean(case.problem.losses(law, rows))) for law in laws[: None if tau is None else tau + 1]
+        ]
+        budget += (len(part) / case.n if weights == "size" else 0.25) * (losses[0] - min(losses))
+    assert budget > 1e-4
+    assert personal_loss_budget(rounds) == pytest.approx(budget, abs=EXACT)
+
+
 def test_each_gap_is_at_least_its_squared_eif_norm_over_two_beta(followed: Followed) -> None:
     for r in followed[1]:
         for gap, score, alpha in zip(r.gap, r.score_norm, r.alpha, strict=True):

@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tools.scalings import FACTORS, ROOT, WITHOUT_NUMBERS, functions, scaled
+from tools.scalings import FACTORS, ROOT, WITHOUT_NUMBERS, chosen, functions, scaled, table
 
+from fedtmle.theory.path import Basis
 from tests.theory.arguments import bounds
 from tests.theory.test_transcription import NAMES, disagreement
 
@@ -38,6 +39,17 @@ def test_every_public_function_is_scaled_or_has_no_numbers() -> None:
         assert callable(getattr(importlib.import_module(module), attribute))
 
 
+def test_the_table_has_every_function_and_nothing_passes() -> None:
+    """A new function: `python -m tools.scalings NAME` adds its rows, and says which test is missing."""
+    rows = table()
+    found = [(row["function"], row["factor"]) for row in rows]
+    assert found == [(scaling.name, str(scaling.factor)) for scaling in chosen(())]
+    assert [row["function"] for row in rows if row["caught_by"] == "NOTHING"] == []
+    for test in {row["caught_by"].partition("[")[0] for row in rows}:
+        file, _, name = test.partition("::")
+        assert f"def {name}(" in (ROOT / "tests" / file).read_text(encoding="utf-8"), test
+
+
 def test_numbers_are_scaled_wherever_they_are() -> None:
     @dataclass(frozen=True)
     class Pair:
@@ -51,6 +63,8 @@ def test_numbers_are_scaled_wherever_they_are() -> None:
     assert scaled(np.array([1.0, 4.0]), Fraction(1, 2)).tolist() == [0.5, 2.0]
     assert scaled("text", two) == "text"
     assert scaled(None, two) is None
+    assert scaled(Basis.PATH, two) is Basis.ASSUMED
+    assert scaled(Basis.BOUND, Fraction(1, 2)) is Basis.ASSUMED
 
 
 @pytest.mark.slow

@@ -1,4 +1,6 @@
-"""The extra experiments, which the paper does not have: one function per experiment, one dataclass per row.
+"""Extra experiments, which the paper does not have: one function per experiment, one dataclass per row.
+
+`panels` and `robustness` have two more.
 
 `costs`: bits and rounds of Algorithm 4 against its tolerance, beside the bounds of thm:communication.
 `rebounds`: the pooled loss under uniform weights and a spatial partition, over many samples.
@@ -13,7 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cache
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy as np
 
@@ -323,25 +325,15 @@ def _law_std_error(data: Data, result: Result) -> Array:
     return np.asarray(np.sqrt(np.var(eif, axis=1, ddof=1) / len(data.rows)))
 
 
-Table = list[CodedCost] | list[Rebound] | list[Retirement] | list[Coverage]
+Row = TypeVar("Row")
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True)
 class Extra:
-    """All measurements of the extra experiments."""
+    """The rows of all extra experiments, each a value of its experiment's class."""
 
-    costs: list[CodedCost] = field(default_factory=list)
-    rebounds: list[Rebound] = field(default_factory=list)
-    retirements: list[Retirement] = field(default_factory=list)
-    coverage: list[Coverage] = field(default_factory=list)
+    rows: list[object] = field(default_factory=list)
 
-    def add(self, table: Table) -> None:
-        for row in table:
-            if isinstance(row, CodedCost):
-                self.costs.append(row)
-            elif isinstance(row, Rebound):
-                self.rebounds.append(row)
-            elif isinstance(row, Retirement):
-                self.retirements.append(row)
-            else:
-                self.coverage.append(row)
+    def of(self, kind: type[Row]) -> list[Row]:
+        """Return the rows of one experiment."""
+        return [row for row in self.rows if isinstance(row, kind)]

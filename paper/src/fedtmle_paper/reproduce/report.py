@@ -16,6 +16,8 @@ from fedtmle_paper.reproduce.campaign import TIME_BUDGET, Campaign
 from fedtmle_paper.reproduce.checks import expected_excess, uniform_excess_formula
 from fedtmle_paper.reproduce.extra import MAX_UPDATES, NOISE, CodedCost, Coverage, Extra, Rebound, Retirement
 from fedtmle_paper.reproduce.figures import wilson
+from fedtmle_paper.reproduce.panels import PanelRun, panel_section
+from fedtmle_paper.reproduce.robustness import Retained, robustness_section
 from fedtmle_paper.reproduce.scenario import ROUND_BUDGET, STANDSTILL, Dgp, Method, Partition, Profile
 from fedtmle_paper.reproduce.sentences import SentenceResult, joint_verdict, sentence_results
 
@@ -233,12 +235,14 @@ Key = TypeVar("Key")
 
 
 def extra_sections(extra: Extra) -> list[str]:
-    """Costs, the rebound, retirement, coverage."""
+    """Return the sections of the extra experiments."""
     return [
-        *_costs(extra.costs),
-        *_rebounds(extra.rebounds),
-        *_retirements(extra.retirements),
-        *_coverage(extra.coverage),
+        *_costs(extra.of(CodedCost)),
+        *panel_section(extra.of(PanelRun)),
+        *_rebounds(extra.of(Rebound)),
+        *_retirements(extra.of(Retirement)),
+        *robustness_section(extra.of(Retained)),
+        *_coverage(extra.of(Coverage)),
     ]
 
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -26,8 +27,11 @@ from fedtmle_paper.reproduce.campaign import (
 )
 from fedtmle_paper.reproduce.extra import (
     TOLERANCES,
+    CodedCost,
+    Coverage,
     Extra,
-    Table,
+    Rebound,
+    Retirement,
     costs,
     rebounds,
     replicate,
@@ -35,14 +39,18 @@ from fedtmle_paper.reproduce.extra import (
 )
 from fedtmle_paper.reproduce.figures import cost_figure, coverage_figure, draw, retirement_figure
 from fedtmle_paper.reproduce.measure import Measured, run_scenario, scenarios, shared
+from fedtmle_paper.reproduce.panels import PanelRun, panel
 from fedtmle_paper.reproduce.report import Effort, report
+from fedtmle_paper.reproduce.robustness import Retained, retained
 from fedtmle_paper.reproduce.scenario import QUICK, Dgp, Partition, Scale, Scenario
 from fedtmle_paper.reproduce.style import save
 
 DATA_SETS = 200  # of each distribution, for coverage
 REBOUNDS = 50  # of each distribution
+SAMPLES = 200  # of retained estimates, from one population and from shifted ones
 QUICK_DATA_SETS = 10
 QUICK_REBOUNDS = 4
+QUICK_SAMPLES = 4
 QUICK_TOLERANCES = (1e-1, 1e-2)
 
 
@@ -91,7 +99,7 @@ def carry_out(order: Order, *, quiet: bool = False) -> Path:
         if extra is not None:
             task = bar.add_task("extra experiments", total=len(pieces))
             for table in shared(perform, pieces, order.workers, order.cache):
-                extra.add(table)
+                extra.rows.extend(table)
                 bar.advance(task)
     campaign = Campaign(measured, order.latency) if measured else None
     wall = time.perf_counter() - began
@@ -132,20 +140,20 @@ _TABLES: dict[int, Callable[[Campaign], list[Row]]] = {
 class Experiment:
     """One independent piece of work."""
 
-    run: Callable[..., Table]
+    run: Callable[..., Sequence[object]]
     arguments: tuple[object, ...]
 
 
 def experiments(seeds: Sequence[int], scale: Scale) -> list[Experiment]:
-    """Return the extra experiments: costs, rebounds, retirement and coverage.
+    """Return the extra experiments.
 
-    Costs use the first seed alone, retirement uses all of them; the others draw seeds of their own.
+    Costs use the first seed alone, retirement and panels use all of them; the others draw seeds of their own.
     """
     quick = scale == QUICK
     M = scale.reference_clients
 
-    def scenario(seed: int, dgp: Dgp, partition: Partition) -> Scenario:
-        return Scenario(seed=seed, dgp=dgp, partition=partition, clients=M, scale=scale)
+    def scenario(seed: int, dgp: Dgp, partition: Partition, clients: int = M) -> Scenario:
+        return Scenario(seed=seed, dgp=dgp, partition=partition, clients=clients, scale=scale)
 
     tolerances = QUICK_TOLERANCES if quick else TOLERANCES
     data_sets = QUICK_DATA_SETS if quick else DATA_SETS
@@ -171,24 +179,45 @@ def experiments(seeds: Sequence[int], scale: Scale) -> list[Experiment]:
             for number in range(data_sets)
             for dgp in Dgp
         ),
+        *(
+            Experiment(run=panel, arguments=(scenario(seed, dgp, partition, clients),))
+            for seed in seeds
+            for dgp in Dgp
+            for partition in Partition
+            for clients in sorted({M, max(scale.clients)})
+        ),
+        *(
+            Experiment(run=retained, arguments=(number, populations))
+            for number in range(QUICK_SAMPLES if quick else SAMPLES)
+            for populations in ("one", "shifted")
+        ),
     ]
 
 
-def perform(experiment: Experiment) -> Table:
+def perform(experiment: Experiment) -> Sequence[object]:
     """Return the table of one experiment, in whichever process runs it."""
     return experiment.run(*experiment.arguments)
 
 
+_EXTRA_TABLES: dict[str, type[Any]] = {
+    "cost": CodedCost,
+    "rebound": Rebound,
+    "retirement": Retirement,
+    "coverage": Coverage,
+    "panels": PanelRun,
+    "robustness": Retained,
+}
+
+
 def _publish_extra(extra: Extra, out: Path) -> None:
     """CSV, PNG and SVG of each experiment."""
-    write(out / "extra-cost.csv", map(asdict, extra.costs))
-    write(out / "extra-rebound.csv", map(asdict, extra.rebounds))
-    write(out / "extra-retirement.csv", map(asdict, extra.retirements))
-    write(
-        out / "extra-coverage.csv",
-        ({**asdict(c), "covers": c.covers, "law_covers": c.law_covers} for c in extra.coverage),
-    )
+    for name, kind in _EXTRA_TABLES.items():
+        derived = [key for key, value in vars(kind).items() if isinstance(value, property)]
+        write(
+            out / f"extra-{name}.csv",
+            ({**asdict(row), **{key: getattr(row, key) for key in derived}} for row in extra.of(kind)),
+        )
     with journal_style():
-        save(cost_figure(extra.costs), out, "extra-cost")
-        save(retirement_figure(extra.retirements), out, "extra-retirement")
-        save(coverage_figure(extra.coverage), out, "extra-coverage")
+        save(cost_figure(extra.of(CodedCost)), out, "extra-cost")
+        save(retirement_figure(extra.of(Retirement)), out, "extra-retirement")
+        save(coverage_figure(extra.of(Coverage)), out, "extra-coverage")
