@@ -19,9 +19,9 @@ from fedtmle_paper.reproduce.scenario import ROUND_BUDGET, Dgp, Method, Partitio
 from fedtmle_paper.reproduce.style import INKS, name_curves, save
 
 SHOWN = (0.02, 4.0)  # reference units
-FLOOR = 1e-3  # of figure 4: the lowest loss itself has no logarithm
+FLOOR = 1e-3  # of figures 1 and 4: the lowest loss itself has no logarithm
 TITLES = {Dgp.GAUSSIAN: "Gaussian mixture", Dgp.CURVED: "Curved mixture"}
-CHANGE = r"$P_nL(p^k)-P_nL(p^0)$, $10^{-3}$"
+EXCESS = "loss above the lowest / decrease"
 RESIDUAL = r"EIF residual $r^k$"
 
 
@@ -36,23 +36,28 @@ def draw(campaign: Campaign, which: Sequence[int], out: Path) -> None:
 
 
 def figure_1(campaign: Campaign) -> Figure:
-    """Pooled loss against elapsed targeting time, at the reference number of clients."""
+    """Pooled loss against elapsed targeting time, at the reference number of clients.
 
-    def change(run: Measured) -> list[float]:
-        return [1e3 * (c.loss - run.checkpoints[0].loss) for c in run.checkpoints]
+    It is shown above the lowest loss of the paper's methods, in shares of the decrease from p^0 to it: every
+    curve starts at 1, and bands show the methods, not how far from the optimum a seed's start was.
+    """
 
-    return _against_time(campaign, change, CHANGE, log=False)
+    def excess(run: Measured) -> list[float]:
+        best, decrease = campaign.best(run.scenario), campaign.decrease(run.scenario)
+        return [max(FLOOR, (c.loss - best) / decrease) for c in run.checkpoints]
+
+    return _against_time(campaign, excess, EXCESS)
 
 
 def figure_2(campaign: Campaign) -> Figure:
     """The pooled EIF residual against elapsed targeting time."""
-    return _against_time(campaign, lambda run: [c.residual for c in run.checkpoints], RESIDUAL, log=True)
+    return _against_time(campaign, lambda run: [c.residual for c in run.checkpoints], RESIDUAL)
 
 
 def figure_3(campaign: Campaign) -> Figure:
     """The residual at 1.5 reference units against the number of clients."""
     label = f"$r^k$ at {TIME_BUDGET} reference units"
-    return _against_clients(campaign, lambda run: campaign.residual(run, TIME_BUDGET), label, log=True)
+    return _against_clients(campaign, lambda run: campaign.residual(run, TIME_BUDGET), label)
 
 
 def figure_4(campaign: Campaign) -> Figure:
@@ -61,7 +66,7 @@ def figure_4(campaign: Campaign) -> Figure:
     def excess(run: Measured) -> float:
         return max(FLOOR, 1e3 * (run.at_round(ROUND_BUDGET).loss - campaign.best(run.scenario)))
 
-    return _against_clients(campaign, excess, r"loss above the lowest, $10^{-3}$", log=True)
+    return _against_clients(campaign, excess, r"loss above the lowest, $10^{-3}$")
 
 
 def _panels(ylabel: str, xlabel: str) -> tuple[Figure, list[tuple[Axes, Dgp, Partition]]]:
@@ -80,20 +85,17 @@ def _panels(ylabel: str, xlabel: str) -> tuple[Figure, list[tuple[Axes, Dgp, Par
     return figure, panels
 
 
-def _against_time(
-    campaign: Campaign, values: Callable[[Measured], list[float]], ylabel: str, *, log: bool
-) -> Figure:
+def _against_time(campaign: Campaign, values: Callable[[Measured], list[float]], ylabel: str) -> Figure:
     """The median over the seeds at each time, and a band from the least to the greatest.
 
     The shared density stays until the next is completed. Each seed's time is in its own reference unit.
     """
     times = np.geomspace(*SHOWN, 160)
     figure, panels = _panels(ylabel, "elapsed targeting time, reference units")
+    named = []
     for axes, dgp, partition in panels:
         ends = {}
-        if log:
-            axes.set_yscale("log")
-        axes.set_xscale("log")
+        axes.set(xscale="log", yscale="log")
         axes.set_xlim(*SHOWN)
         axes.set_xticks([0.1, 1.0], ["0.1", "1"])
         for method in reversed(Method):
@@ -111,18 +113,18 @@ def _against_time(
             axes.plot(times, middle, ink.dashes, color=ink.colour)
             ends[ink.label] = (SHOWN[1], float(middle[-1]), ink.colour)
         axes.minorticks_off()
+        named.append((axes, ends))
+    for axes, ends in named:  # once all panels have given their common range its ends
         name_curves(axes, ends)
     return figure
 
 
-def _against_clients(
-    campaign: Campaign, value: Callable[[Measured], float], ylabel: str, *, log: bool
-) -> Figure:
+def _against_clients(campaign: Campaign, value: Callable[[Measured], float], ylabel: str) -> Figure:
     """Medians over the seeds, with bars from the least to the greatest."""
     figure, panels = _panels(ylabel, "clients $M$")
+    named = []
     for axes, dgp, partition in panels:
-        if log:
-            axes.set_yscale("log")
+        axes.set_yscale("log")
         axes.set_xscale("log", base=2)
         axes.set_xticks(campaign.clients, [str(M) for M in campaign.clients])
         axes.set_xlim(campaign.clients[0] * 0.85, campaign.clients[-1] * 1.18)
@@ -143,6 +145,8 @@ def _against_clients(
             axes.vlines(places, list(map(min, samples)), list(map(max, samples)), color=ink.colour, lw=0.7)
             ends[ink.label] = (places[-1], middles[-1], ink.colour)
         axes.minorticks_off()
+        named.append((axes, ends))
+    for axes, ends in named:  # once all panels have given their common range its ends
         name_curves(axes, ends)
     return figure
 
