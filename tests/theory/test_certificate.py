@@ -13,6 +13,7 @@ import fedtmle as ft
 from fedtmle.model.fit import fit_local
 from fedtmle.runtime.certificate import Constants
 from fedtmle.runtime.replay import heard_rounds
+from fedtmle.theory.averaging import smoothness_basis
 from fedtmle.theory.path import Basis, Constant
 from tests.cases import ALGORITHMS, TARGETS, Case, targets
 from tests.theory.runs import personal_run, plan_of
@@ -171,3 +172,12 @@ def test_the_transcript_tells_what_the_server_heard(name: str, algorithm: str) -
     rounds = list(heard_rounds(plan_of(case, chosen, result), result.transcript, result.sizes))
     assert len(rounds) == sum(result.account.rounds.values())
     assert set(rounds[0].answers) == set(result.sizes)
+
+
+def test_beta_of_a_personalised_run_is_a_bound_only_if_every_round_has_one() -> None:
+    case = targets()["two arms"]
+    result, rounds = personal_run(case, case.split(3), ft.Personalized(max_updates=2))
+    assert smoothness_basis(rounds) is Basis.BOUND
+    assert {c.name: c.basis for c in result.certificate.constants}["beta"] is Basis.BOUND
+    visited = replace(rounds[-1], smoothness_is_bound=False)
+    assert smoothness_basis([*rounds, visited]) is Basis.PATH

@@ -236,7 +236,9 @@ class StochasticGradientDescent(AbstractOptimizer):
     A fixed number of ``steps`` per submodel. "fixed" ``batches`` are the n // batch parts of one
     seeded partition of the pooled rows, taken in turn over the whole run. "fresh" ones are drawn
     anew at each step, with or without ``replace``ment: sums over batches that overlap disclose single
-    rows by subtraction, so a silo with a policy answers fixed ones alone.
+    rows by subtraction, so a silo with a policy answers fixed ones alone, unless its owner's
+    ``fresh_batches`` allows others as long as no combination of all their sums rests on fewer than
+    ``min_people``.
     """
 
     batch: int

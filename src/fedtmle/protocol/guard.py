@@ -25,7 +25,9 @@ import numpy as np
 from fedtmle.errors import InputError
 from fedtmle.model.exact import Sums
 from fedtmle.model.leverage import Look, PersonRows, largest_leverage
+from fedtmle.model.submodel import AbstractRowsSubmodel
 from fedtmle.model.types import Array, Part
+from fedtmle.protocol.batches import FreshBatches
 from fedtmle.protocol.designs import Designs
 from fedtmle.protocol.masked import open_members
 from fedtmle.protocol.messages import Reason
@@ -107,7 +109,9 @@ class Policy:
     colluders: int = _key(
         _FLOOR, 1, 0, "other silos that may share all they know: under masks, two more than these must remain"
     )
-    min_batch: int = _key(_FLOOR, 20, 0, "own rows in a batch; batches are a fixed partition")
+    min_batch: int = _key(
+        _FLOOR, 20, 0, "own rows in a batch; batches are a fixed partition, unless fresh_batches"
+    )
     min_fold: int = _key(_FLOOR, 5, 0, "own rows in a fold of cross-fitting")
     min_support: int = _key(_FLOOR, 5, 0, "people in each column of a model, if any are")
     min_people: float = _key(
@@ -129,6 +133,9 @@ class Policy:
     allow_models: bool = _key(_PERMIT, True, True, "send models fitted to the silo's rows alone, if asked to")
     allow_open: bool = _key(
         _CONSENT, False, True, "under masks, send what is not a sum: digests of clusters, fitted models"
+    )
+    fresh_batches: bool = _key(
+        _CONSENT, False, False, "answer batches drawn anew, while their sums together keep min_people"
     )
     release: bool = _key(_CONSENT, False, False, "let this silo's own estimate be shown")
     allow_targets: tuple[str, ...] | None = ()  # distributions, as "name" or "name==version"; None: any
@@ -256,6 +263,7 @@ class Guard:
         self._supported: dict[int, Model] = {}  # models whose columns have enough people, by id
         self._batch_of: np.ndarray | None = None  # own row -> number of its batch, -1 if in none yet
         self._batch_sizes: list[int] = []
+        self._fresh: FreshBatches | None = None  # the batches so far, if they may be drawn anew
         self._left_out: frozenset[int] = frozenset()  # members of the last examined query
 
     def open(self, plan: Plan, n_rows: int, smallest_part: int) -> None:
@@ -409,16 +417,30 @@ class Guard:
                 continue
             look = submodel.look(point.eps, part, enough=self._allowed / MARGIN)
             self._require_people(look.largest)
+            if is_batch and self._fresh is not None:
+                whole = local.submodel(point.model, point.law)
+                if not isinstance(whole, AbstractRowsSubmodel):  # its rows cannot be seen
+                    raise RefusalError(Reason.BATCHES, "fresh_batches")
+                self._require_people(self._fresh.largest_leverage(whole, point.eps, self._allowed))
             self._require_people(self._designs.add(point.model, submodel, self._allowed))
             if not is_batch:
                 self._examined[key] = _Examined(point, look, look.radius(self._allowed))
 
     def _follow_batch(self, rows: np.ndarray, n_rows: int) -> None:
-        """Check that batches are parts of one partition: two that differ in a few rows disclose those."""
+        """Check that batches are parts of one partition: two that differ in a few rows disclose those.
+
+        Batches that may be drawn anew are remembered, and judged together where the rows are examined.
+        """
         if self.policy.min_batch == 0 or not len(rows):
             return
         if len(rows) < self.policy.min_batch:
             raise RefusalError(Reason.BATCHES, "min_batch")
+        if self.policy.fresh_batches:
+            if len(np.unique(rows)) < self.policy.min_batch:
+                raise RefusalError(Reason.BATCHES, "min_batch")
+            self._fresh = self._fresh or FreshBatches(n_rows)
+            self._fresh.add(rows)
+            return
         if self._batch_of is None:
             self._batch_of = np.full(n_rows, -1)
         owners = self._batch_of[rows]
