@@ -32,6 +32,9 @@ def test_extra_experiments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     order = Order(figures=(), seeds=(4,), scale=TINY, out=tmp_path)
     results = carry_out(order, quiet=True).read_text(encoding="utf-8")
     assert "Bounds broken: 0 of 8 runs" in results
+    assert "more rounds than their bound: 0 of 4." in results  # M = 3 alone
+    assert "most delta: 4 of 4." in results
+    assert len(read(tmp_path / "extra-robustness.csv")) == 2 * 4 * 2 * 4  # populations, models, rules, silos
     rebounds = read(tmp_path / "extra-rebound.csv")
     assert [row["dgp"] for row in rebounds] == ["gaussian", "curved"]
     assert all(float(row["decrease"]) > 0 for row in rebounds)  # the optimum is below the start

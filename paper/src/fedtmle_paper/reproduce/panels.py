@@ -12,7 +12,6 @@ import numpy as np
 from fedtmle.algorithms.adaptive import Adaptive
 from fedtmle.algorithms.base import AbstractAlgorithm, TargetingProgram
 from fedtmle.algorithms.coded import Coded
-from fedtmle.algorithms.local import LocalAverage
 from fedtmle.model.types import Part
 from fedtmle.protocol.coded import Estimated
 from fedtmle.protocol.plan import Plan, roster
@@ -21,18 +20,10 @@ from fedtmle.protocol.switching import Choice, Switched
 from fedtmle.runtime.replay import heard_rounds
 from fedtmle.runtime.result import Result
 from fedtmle.solver import solve
-from fedtmle_paper.reproduce.scenario import (
-    ROUND_BUDGET,
-    STANDSTILL,
-    Data,
-    Method,
-    Profile,
-    Scale,
-    Scenario,
-    build,
-)
+from fedtmle_paper.reproduce.campaign import Campaign
+from fedtmle_paper.reproduce.scenario import Data, Method, Partition, Profile, Scale, Scenario, build
 
-ADAPTIVE = ("adaptive raw", "adaptive whitened")
+ADAPTIVE = "adaptive"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,21 +47,13 @@ class PanelRun:
 
 
 def methods(scale: Scale) -> dict[str, AbstractAlgorithm]:
-    """Return the compared algorithms, all to the tolerance of Algorithm 4."""
+    """Return the algorithms that are run here, whitened, to the tolerance of Algorithm 4."""
     tolerance = scale.coded_tolerance
-    looser = Scale(tolerance=tolerance)
     return {
-        "G, A": Method.GRADIENT.algorithm(looser, Profile.A),
-        "G, B": Method.GRADIENT.algorithm(looser, Profile.B),
-        "L size": LocalAverage(
-            tolerance=tolerance, max_updates=ROUND_BUDGET - 1, progress_tolerance=STANDSTILL
-        ),
         # The paper's beta bounds every silo's curvature, as switching needs; the default is the pooled one.
-        "coded raw": Coded(tolerance=tolerance, coordinates="raw", smoothness=Estimated()),
-        "coded whitened": Coded(tolerance=tolerance, smoothness=Estimated()),
-        "coded default": Coded(tolerance=tolerance),
-        "adaptive raw": Adaptive(tolerance=tolerance, coordinates="raw"),
-        "adaptive whitened": Adaptive(tolerance=tolerance),
+        "coded, beta of the silos": Coded(tolerance=tolerance, smoothness=Estimated()),
+        "coded, pooled beta": Coded(tolerance=tolerance),
+        ADAPTIVE: Adaptive(tolerance=tolerance),
     }
 
 
@@ -81,7 +64,7 @@ def panel(scenario: Scenario) -> list[PanelRun]:
 
 
 def _run(scenario: Scenario, data: Data, name: str, algorithm: AbstractAlgorithm) -> PanelRun:
-    result = solve(data.problem, data.law, data.silos, algorithm, observe=name in ADAPTIVE)
+    result = solve(data.problem, data.law, data.silos, algorithm, observe=name == ADAPTIVE)
     own = result.certificate
     bounds = {} if own is None else {check.name: check.bound for check in own.checks}
     account = result.account
@@ -96,10 +79,10 @@ def _run(scenario: Scenario, data: Data, name: str, algorithm: AbstractAlgorithm
         rounds=result.rounds,
         calibration_rounds=account.rounds[Phase.CALIBRATION],
         bits=account.bits(Phase.CALIBRATION, Phase.TARGETING),
-        local_rounds=result.updates if name == "L size" else _local_rounds(data, algorithm, result),
+        local_rounds=_local_rounds(data, algorithm, result),
         stated_residual=math.inf if result.residual is None else result.residual,
         residual=_residual(data, result),
-        round_bound=bounds.get("rounds R") if name in ADAPTIVE else None,
+        round_bound=bounds.get("rounds R") if name == ADAPTIVE else None,
     )
 
 
@@ -120,42 +103,76 @@ def _local_rounds(data: Data, algorithm: AbstractAlgorithm, result: Result) -> i
     return sum(isinstance(part, Switched) and part.choice is Choice.LOCAL for part in answers)
 
 
-def panel_section(table: Sequence[PanelRun]) -> Iterator[str]:
+def measured_runs(campaign: Campaign, tolerance: float, clients: set[int]) -> Iterator[PanelRun]:
+    """Yield G, L and raw Algorithm 4 as the figures measured them, until their residual is ``tolerance``.
+
+    Every round of theirs has the same bits, so that a run's bits are shared among its rounds.
+    """
+    for view, method in (
+        (campaign, Method.GRADIENT),
+        (campaign.under(Profile.B), Method.GRADIENT),
+        (campaign, Method.LOCAL_SIZE),
+        (campaign, Method.CODED_RAW),
+    ):
+        for run in view.runs:
+            if run.method is not method or run.scenario.clients not in clients:
+                continue
+            done = next((c for c in run.checkpoints if c.residual <= tolerance), None)
+            rounds = run.rounds if done is None else done.rounds + 1  # and the EIF check that sees it
+            yield PanelRun(
+                seed=run.scenario.seed,
+                dgp=run.scenario.dgp.value,
+                partition=run.scenario.partition.value,
+                clients=run.scenario.clients,
+                method=f"{method}, profile {view.profile}" if method is Method.GRADIENT else method.value,
+                tolerance=tolerance,
+                status=run.status if done is None else "converged",
+                rounds=rounds,
+                calibration_rounds=0,
+                bits=round(run.bits * rounds / run.rounds),
+                local_rounds=0,
+                stated_residual=(done or run.checkpoints[-1]).residual,
+                residual=(done or run.checkpoints[-1]).residual,
+                round_bound=None,
+            )
+
+
+def panel_section(table: Sequence[PanelRun], campaign: Campaign | None) -> Iterator[str]:
     """Yield the section of RESULTS.md: medians over the panels of each partition."""
-    panels = len({(run.seed, run.dgp, run.partition, run.clients) for run in table})
+    delta, adaptive = table[0].tolerance, [run for run in table if run.method == ADAPTIVE]
+    others = [] if campaign is None else measured_runs(campaign, delta, {run.clients for run in table})
+    compared = [*others, *table]
     yield from (
         "",
         "## Adaptive switching beside G, L and Algorithm 4",
         "",
-        f"{panels} panels (seeds, distributions, partitions, numbers of clients), every method to a residual "
-        f"of {table[0].tolerance:g}. R: rounds of targeting; bits: calibration and targeting, all links. "
-        "Coded and adaptive runs estimate beta over the silos (factor 1.05), but for coded default: pooled. "
-        "Local: rounds of an adaptive run that took the average of the fits. Bound: "
+        f"{len(adaptive)} panels (seeds, distributions, partitions, M in "
+        f"{sorted({run.clients for run in table})}), every method until its residual is at most {delta:g}: "
+        "G, L and raw Algorithm 4 as measured for the figures, the others whitened. R: rounds of targeting; "
+        "bits: calibration and targeting, all links. Local: rounds that took the average of the fits. Bound: "
         "1 + 32 beta Delta/(3 delta^2), that of Algorithm 4 with one step per update, with the run's own "
         "beta and Delta. Medians with the least and the greatest.",
         "",
         "| partition | method | converged | R | kbit | local | worst R / bound | worst residual / delta |",
         "|---|---|---|---|---|---|---|---|",
     )
-    for partition, method in dict.fromkeys((run.partition, run.method) for run in sorted(table, key=_order)):
-        runs = [run for run in table if (run.partition, run.method) == (partition, method)]
+    for partition, method in dict.fromkeys((p, r.method) for p in Partition for r in compared):
+        runs = [run for run in compared if (run.partition, run.method) == (partition, method)]
         shares = [run.rounds / run.round_bound for run in runs if run.round_bound is not None]
         yield (
             f"| {partition} | {method} | {sum(run.status == 'converged' for run in runs)} of {len(runs)} "
             f"| {_range([run.rounds for run in runs])} | {_range([run.bits / 1e3 for run in runs])} "
-            f"| {_range([run.local_rounds for run in runs]) if method in ADAPTIVE else '-'} "
-            f"| {f'{max(shares):.3g}' if shares else '-'} "
-            f"| {max(run.residual / run.tolerance for run in runs):.3g} |"
+            f"| {_range([run.local_rounds for run in runs]) if method == ADAPTIVE else '-'} "
+            f"| {f'{max(shares):.2g}' if shares else '-'} "
+            f"| {max(run.residual / delta for run in runs):.3g} |"
         )
-    adaptive = [run for run in table if run.method in ADAPTIVE]
     broken = sum(run.round_bound is None or run.rounds > run.round_bound for run in adaptive)
-    certified = sum(run.residual <= run.stated_residual <= run.tolerance for run in adaptive)
+    certified = sum(run.residual <= run.stated_residual <= delta for run in adaptive)
     yield from (
         "",
-        f"Adaptive runs with more rounds than their bound: {broken} of {len(adaptive)}. Adaptive runs whose "
-        f"residual, computed from the rows, is at most the certified one, which is at most delta: "
-        f"{certified} of {len(adaptive)}.",
-        "",
+        f"* Adaptive runs with more rounds than their bound: {broken} of {len(adaptive)}.",
+        "* Adaptive runs whose residual, computed from the rows, is at most the certified one, which is at "
+        f"most delta: {certified} of {len(adaptive)}.",
         *_against_coded(table),
     )
 
@@ -163,24 +180,20 @@ def panel_section(table: Sequence[PanelRun]) -> Iterator[str]:
 def _against_coded(table: Sequence[PanelRun]) -> Iterator[str]:
     """Yield how often switching saves rounds against Algorithm 4 on the same panel."""
     runs = {(run.seed, run.dgp, run.partition, run.clients, run.method): run for run in table}
-    for coordinates in ("raw", "whitened"):
+    for method in dict.fromkeys(run.method for run in table if run.method != ADAPTIVE):
         pairs = [
-            (run, runs[run.seed, run.dgp, run.partition, run.clients, f"coded {coordinates}"])
+            (run, runs[run.seed, run.dgp, run.partition, run.clients, method])
             for run in table
-            if run.method == f"adaptive {coordinates}"
+            if run.method == ADAPTIVE
         ]
         fewer = sum(own.rounds < coded.rounds for own, coded in pairs)
         more = sum(own.rounds > coded.rounds for own, coded in pairs)
         cheaper = sum(own.bits < coded.bits for own, coded in pairs)
         ratio = statistics.median(own.rounds / coded.rounds for own, coded in pairs)
         yield (
-            f"* {coordinates}: fewer rounds than Algorithm 4 in {fewer} of {len(pairs)} panels, more in "
-            f"{more}, fewer bits in {cheaper}; median ratio of rounds {ratio:.2f}."
+            f"* Against {method}: fewer rounds in {fewer} of {len(pairs)} panels, more in {more}, fewer bits "
+            f"in {cheaper}; median ratio of rounds {ratio:.2f}."
         )
-
-
-def _order(run: PanelRun) -> tuple[str, int]:
-    return run.partition, list(methods(Scale())).index(run.method)
 
 
 def _range(values: Sequence[float]) -> str:

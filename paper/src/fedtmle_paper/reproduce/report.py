@@ -45,7 +45,7 @@ def report(campaign: Campaign | None, extra: Extra | None, effort: Effort) -> st
             *_endpoints(campaign),
         ]
     if extra is not None:
-        sections += extra_sections(extra)
+        sections += extra_sections(extra, campaign)
     return "\n".join(sections) + "\n"
 
 
@@ -234,11 +234,11 @@ def _worst(values: Sequence[float]) -> str:
 Key = TypeVar("Key")
 
 
-def extra_sections(extra: Extra) -> list[str]:
+def extra_sections(extra: Extra, campaign: Campaign | None) -> list[str]:
     """Return the sections of the extra experiments."""
     return [
         *_costs(extra.of(CodedCost)),
-        *panel_section(extra.of(PanelRun)),
+        *panel_section(extra.of(PanelRun), campaign),
         *_rebounds(extra.of(Rebound)),
         *_retirements(extra.of(Retirement)),
         *robustness_section(extra.of(Retained)),
