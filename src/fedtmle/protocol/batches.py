@@ -32,7 +32,7 @@ class FreshBatches:
 
     def add(self, rows: IntArray) -> None:
         """Add a batch of row numbers, with repetitions; one that is known adds nothing."""
-        counts = np.bincount(rows, minlength=self._n_rows).astype(np.uint32)
+        counts = np.bincount(rows, minlength=self._n_rows).astype(np.int64)
         self._counts.setdefault(counts.tobytes(), counts)
 
     def largest_leverage(self, submodel: AbstractRowsSubmodel, eps: Array, enough: float) -> float:
