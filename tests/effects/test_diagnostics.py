@@ -154,22 +154,6 @@ def rare_outcome() -> ft.Study:
     )
 
 
-def test_what_a_calibration_table_shows_adds_up_to_the_whole() -> None:
-    """The issue's artefact: with small bins hidden, 33 % were observed and 27 % predicted; truth 23 %."""
-    silos = small_hospitals(2400, 3)
-    table = ft.run(rare_outcome(), silos).document["diagnostics"]["outcome_fit"]["calibration"]
-    counts, y = np.array(table["counts"]), np.concatenate([silo["y"] for silo in silos.values()])
-    assert table["hidden_in"] == [0] * len(counts)
-    assert 2 <= (counts > 0).sum() <= 10
-    assert counts.sum() == 2400
-    for key in ("observed", "initial", "targeted"):
-        assert overall(table, key) == pytest.approx(y.mean(), abs=0.01), key
-    assert overall(table, "observed") == pytest.approx(y.mean(), abs=1e-9)
-    # Where the model is right, so is every line of the table.
-    for observed, predicted, count in zip(table["observed"], table["initial"], counts, strict=True):
-        assert not count or abs(observed - predicted) < 4 * np.sqrt(predicted * (1 - predicted) / count)
-
-
 def test_histograms_of_small_hospitals_add_up_to_their_arms() -> None:
     silos = small_hospitals(2400, 4)
     document = ft.run(rare_outcome(), silos).document

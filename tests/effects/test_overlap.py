@@ -12,7 +12,6 @@ from typer.testing import CliRunner
 import fedtmle as ft
 from fedtmle.cli import app
 from fedtmle.errors import InputError
-from fedtmle.report import page
 from fedtmle.results import overlap
 from fedtmle.text.result import render
 from tests.effects.studies import NEWTON, Columns, change, cut, expit, finish
@@ -74,21 +73,6 @@ def test_good_overlap_is_left_alone() -> None:
     assert not result.document["overlap"]["is_poor"]
     assert not result.warnings
     assert "oor overlap" not in render(result.document) + repr(result)
-
-
-def test_truncation_is_counted_among_all_records() -> None:
-    """A score of arm 1 is truncated in records of either arm: more of them than arm 1 has records."""
-    data = people(1800, 3, slope=4.0)
-    data["a"] = np.where((data["x"] < 1.2) & (data["a"] == 1) & (np.arange(1800) % 8 > 0), 0, data["a"])
-    result = ft.run(study(), silos(data))
-    document = result.document
-    below, in_arm = document["truncated"][1], document["arm_counts"][1]
-    assert below > in_arm
-    assert f"{below:,} of 1,800" in render(document)
-    assert document["overlap"]["truncated_share"][1] == below / 1800
-    html = page.render(document)
-    assert f"truncated in {below:,} of 1,800 records" in html
-    assert f"({below / in_arm:.0%})" not in html
 
 
 @pytest.mark.parametrize(

@@ -25,27 +25,6 @@ def found(terms: str, data: dict[str, pd.DataFrame], **options: Any) -> dict[str
     return ft.run(study(terms, **options), data, release=EVERY).to_dict()
 
 
-def test_hospitals_without_an_effect_whose_treatment_rates_differ() -> None:
-    """No effect at any hospital: the pooled estimate is the hospitals', and the result says so."""
-    plain = found("", hospitals(900))
-    assert plain["estimates"][0]["estimate"] > 0.1
-    (warning,) = (warning for warning in plain["warnings"] if "between silos" in warning)
-    assert warning.startswith("'a' and 'y' differ between silos beyond what the models explain (p < 0.001)")
-    for rows in plain["silos"].values():  # each hospital's own TMLE has no effect
-        assert abs(rows[0]["estimate"]) < 3 * rows[0]["std_error"]
-        assert abs(rows[0]["estimate"]) < 0.1
-    (line,) = plain["heterogeneity"]
-    assert line["I2"] < 0.6
-    assert line["p_value"] > 0.05
-    summary = line["summaries"][0]
-    assert summary["conf_low"] < 0 < summary["conf_high"]
-    mended = found(" + C(silo)", hospitals(900))
-    assert not any("between silos" in warning for warning in mended["warnings"])
-    assert mended["site_tests"] == []
-    row = mended["estimates"][0]
-    assert row["conf_low"] < 0 < row["conf_high"]
-
-
 def test_the_statistic_is_that_of_the_residuals() -> None:
     """With an intercept alone, T is the score statistic of the silos, up to the variance's estimate."""
     data = hospitals(300)

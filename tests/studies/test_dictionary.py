@@ -123,12 +123,6 @@ def test_the_outcome_is_what_the_dictionary_says() -> None:
     assert (cost.response, cost.outcome_bounds) == ("continuous", (0.0, 50_000.0))
 
 
-def test_a_binary_outcome_is_fitted_as_one() -> None:
-    """Without a declared kind a 0/1 outcome was once fitted as a number, silently."""
-    models = ft.run(study(), silos(columns())).document["study"]["models"]
-    assert models["outcome"].endswith("(binomial)")
-
-
 def test_the_arms_are_the_levels_of_the_treatment() -> None:
     named = {**DICTIONARY, "a": {"kind": "category", "levels": {"0": "usual care", "1": "exercise"}}}
     chosen = dataclasses.replace(study(), outcome_model=ft.GLM("C(a) + age"), variables=Variables(named))

@@ -351,7 +351,8 @@ class Converter:
             self._count(
                 "is missing, which the study does not allow,",
                 missing,
-                "complete it or leave the rows out; an outcome may be missing if it has a missingness model",
+                'complete it, or declare in the study what to do: missing = "impute" or "indicator" for a '
+                'covariate, "omit" for the treatment, a missingness model for the outcome',
             )
 
     def _count(self, message: str, rows: Bools, fix: str) -> bool:
