@@ -2,14 +2,14 @@
 
 The studies run on the pooled rows of four silos: that federated ones give the same is tested elsewhere.
 
-Every replication has a seed of its own. The draws of a study depend on its seed and on the number of the record,
-not on the data, so that replications with one seed share the draws of five data sets: their mean is then off
-by the Monte Carlo error of five draws of the coefficients (0.07 standard deviations with seed 0), which is no
-bias of the method. The same imputation written out below, with a generator of numpy, has the same mean.
+Every replication has a seed of its own. The draws of a study depend on its seed and on the number of the
+record, not on the data. Replications with one seed would share the draws of five data sets, and their mean
+would be off by the Monte Carlo error of those five (0.07 standard deviations with seed 0).
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -29,7 +29,8 @@ from fedtmle.results.inference import Row, imputed_rows, table_rows
 from fedtmle.runtime.rows import LocalRows
 from fedtmle.studies.run import pool_tables
 from fedtmle.studyfile.schema import in_memory, schema_of
-from tests.effects.studies import expit
+from tests.effects import longhand
+from tests.effects.studies import change, expit
 
 TRUTH = 0.5
 SIZES = (160, 120, 80, 40)
@@ -56,13 +57,29 @@ def study(how: str) -> ft.Study:
 
 
 def at_random(rng: np.random.Generator, n: int, absent: bool) -> dict[str, np.ndarray]:
-    """About 20 % of x1 and of x2 are missing, by treatment and outcome; x2 is absent at one silo."""
-    x1 = rng.normal(size=n).clip(-6, 6)
-    x2 = (rng.random(n) < expit(0.6 * x1)).astype(float)
-    a = (rng.random(n) < expit(-0.2 + 0.5 * x1 - 0.6 * x2)).astype(int)
+    """Values are missing at random, from a law to which the imputation models are approximations."""
+    return lose(rng, *complete(rng, n, absent).values(), absent)
+
+
+def congenial(rng: np.random.Generator, n: int, absent: bool) -> dict[str, np.ndarray]:
+    """A law whose conditionals of x1 and of x2 are exactly the linear and the logistic imputation model.
+
+    (x1, y) is normal given x2 and a, with means without interactions and one covariance. By Bayes' rule the
+    propensity score is logistic in x1 and x2, too.
+    """
+    x2 = (rng.random(n) < 0.5).astype(float)
+    a = (rng.random(n) < expit(0.1 - 0.6 * x2)).astype(int)
+    x1 = (rng.normal(size=n) + 0.5 * x2 + 0.5 * a - 0.5).clip(-6, 6)
     y = (TRUTH * a + 0.8 * x1 - 0.7 * x2 + rng.normal(size=n)).clip(-12, 12)
-    lost1 = rng.random(n) < expit(-1.7 + 0.5 * a + 0.3 * y)
-    lost2 = (rng.random(n) < expit(-2.3 + 0.4 * a - 0.3 * y)) | absent
+    return lose(rng, x1, x2, a, y, absent)
+
+
+def lose(
+    rng: np.random.Generator, x1: np.ndarray, x2: np.ndarray, a: np.ndarray, y: np.ndarray, absent: bool
+) -> dict[str, np.ndarray]:
+    """About 20 % of x1 and of x2 are missing, by treatment and outcome; x2 is absent at one silo."""
+    lost1 = rng.random(len(y)) < expit(-1.7 + 0.5 * a + 0.3 * y)
+    lost2 = (rng.random(len(y)) < expit(-2.3 + 0.4 * a - 0.3 * y)) | absent
     return {"x1": np.where(lost1, np.nan, x1), "x2": np.where(lost2, np.nan, x2), "a": a, "y": y}
 
 
@@ -125,24 +142,29 @@ def own(asked: ft.Study, data: Silos) -> Row:
 
 CASES: dict[str, tuple[str, Callable[..., dict[str, np.ndarray]], Callable[..., Row]]] = {
     "imputed, missing at random": ("impute", at_random, pooled),
+    "imputed, exact models": ("impute", congenial, pooled),
     "indicators, unrecorded values": ("indicator", unrecorded, pooled),
     "a silo's own estimate": ("refuse", complete, own),
 }
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3_000)
 @pytest.mark.parametrize("case", CASES)
-def test_intervals_cover(case: str) -> None:
+def test_intervals_cover(case: str, record_property: Callable[[str, object], None]) -> None:
     how, law, estimated = CASES[case]
     asked = study(how)
-    rows = [estimated(asked, silos(law, seed)) for seed in range(REPLICATIONS)]
+    rows = [estimated(change(asked, seed=seed), silos(law, seed)) for seed in range(REPLICATIONS)]
     covered = np.mean([row.conf_low < TRUTH < row.conf_high for row in rows])
     assert 0.93 <= covered <= 0.97
     estimates = np.array([row.estimate for row in rows])
     errors = np.array([row.std_error for row in rows])
-    assert abs(estimates.mean() - TRUTH) < 0.2 * estimates.std()
-    assert 0.9 < errors.mean() / estimates.std() < 1.1
-    assert math.isfinite(covered)
+    bias, ratio = (estimates.mean() - TRUTH) / estimates.std(), errors.mean() / estimates.std()
+    record_property("found", f"coverage {covered:.4f}, bias {bias:+.3f} sd, SE ratio {ratio:.3f}")
+    # Where every model is right the bias is Monte Carlo error alone; the imputation models of `at_random`
+    # are approximations.
+    assert abs(bias) < (0.1 if law is at_random else 3 / math.sqrt(REPLICATIONS))
+    assert 0.95 < ratio < 1.05
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -151,3 +173,54 @@ def test_one_replication(case: str) -> None:
     row = estimated(study(how), silos(law, 1))
     assert abs(row.estimate - TRUTH) < 5 * row.std_error
     assert 0.05 < row.std_error < 0.4
+
+
+DATA_SETS = 80
+
+
+def imputed_by_hand(data: Silos, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """One completed data set by chained regressions in numpy: x1 and x2."""
+    x1, x2, a, y = (np.concatenate([silo[name] for silo in data.values()]) for name in ("x1", "x2", "a", "y"))
+    lost1, lost2, one = np.isnan(x1), np.isnan(x2), np.ones(len(y))
+    x1, x2 = np.nan_to_num(x1), np.nan_to_num(x2)
+    variables = sorted(((lost1.sum(), "x1"), (lost2.sum(), "x2")))
+    for sweep, (_, name) in itertools.product(range(5), variables):
+        is_first = sweep == 0 and name == variables[0][1]
+        others = [] if is_first else [x2 if name == "x1" else x1]
+        X = np.column_stack([one, a, y, *others])
+        if name == "x1":
+            inverse = np.linalg.inv(X[~lost1].T @ X[~lost1])
+            beta = inverse @ X[~lost1].T @ x1[~lost1]
+            squares = ((x1 - X @ beta)[~lost1] ** 2).sum()
+            variance = squares / rng.chisquare((~lost1).sum() - X.shape[1])
+            beta = rng.multivariate_normal(beta, variance * inverse)
+            drawn = X @ beta + np.sqrt(variance) * rng.normal(size=len(y))
+            x1 = np.where(lost1, drawn.clip(-6, 6), x1)
+        else:
+            beta = longhand.irls(X[~lost2], x2[~lost2], one[~lost2])
+            mean = expit(X[~lost2] @ beta)
+            hessian = X[~lost2].T @ (X[~lost2] * (mean * (1 - mean))[:, None])
+            beta = rng.multivariate_normal(beta, np.linalg.inv(hessian))
+            x2 = np.where(lost2, rng.random(len(y)) < expit(X @ beta), x2)
+    return x1, x2
+
+
+def test_completed_data_are_those_of_an_imputation_by_hand() -> None:
+    """On one table: the mean over 80 data sets and the variance between them, package and numpy."""
+    data, rng = silos(at_random, 3), np.random.default_rng(8)
+    asked = change(study("impute"), imputations=DATA_SETS)
+    local = rows_of(asked, data)
+    outcome = follow_alone(StudyProgram.of(asked, tuple(data)).flow(local.n_rows), local)
+    details = study_details(outcome)
+    assert isinstance(details, StudyDetails)
+    found = np.array([estimate.psi[1] - estimate.psi[0] for estimate in details.imputed])
+    ends = np.cumsum(SIZES)[:-1]
+    byhand = []
+    for _ in range(DATA_SETS):
+        x1, x2 = (np.split(column, ends) for column in imputed_by_hand(data, rng))
+        whole = {s: {**data[s], "x1": x1[m], "x2": x2[m]} for m, s in enumerate(data)}
+        byhand.append(pooled(study("refuse"), whole).estimate)
+    byhand = np.array(byhand)
+    error = np.sqrt((found.var(ddof=1) + byhand.var(ddof=1)) / DATA_SETS)
+    assert abs(found.mean() - byhand.mean()) < 3.5 * error
+    assert 0.5 < found.var(ddof=1) / byhand.var(ddof=1) < 2.0  # F(79, 79): 0.12 % beyond either end
