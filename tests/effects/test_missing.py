@@ -77,6 +77,20 @@ def test_imputed_studies_are_the_same_for_any_partition() -> None:
         np.testing.assert_allclose(table[name], pooled[name], rtol=1e-8)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(50))
+def test_imputed_studies_of_random_partitions(seed: int) -> None:
+    """Pooled are the silos' tables one after the other: any number of silos, cut anywhere."""
+    data = columns()
+    rng = np.random.default_rng(seed)
+    ends = np.sort(rng.choice(np.arange(1, N), size=rng.integers(1, 9), replace=False)).tolist()
+    asked = study("impute", diagnostics=False)
+    pooled = ft.run(change(asked, algorithm=CENTRAL), cut(data, [])).table()
+    table = ft.run(asked, cut(data, ends)).table()
+    for name in ("estimate", "std_error", "conf_low", "conf_high", "p_value"):
+        np.testing.assert_allclose(table[name], pooled[name], rtol=1e-8)
+
+
 def test_filled_studies_are_the_same_for_any_partition() -> None:
     data = columns()
     pooled = ft.run(change(study("indicator"), algorithm=CENTRAL), cut(data, [])).table()

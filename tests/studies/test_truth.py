@@ -338,7 +338,7 @@ def test_9_three_arms_in_any_order(tmp_path: Path) -> None:
     a = (rng.random(900) > np.cumsum(chances, axis=0)).sum(axis=0).clip(0, 2)
     shifts = np.array([0.0, 0.6, -0.4])
     y = (rng.random(900) < expit(-0.3 + 0.7 * x + shifts[a])).astype(int)
-    found = []
+    by_order = []
     for order in (("0", "1", "2"), ("2", "0", "1")):  # all six: `test_multinomial.py`
         variables = {**BINARY, "x": NUMBER, "a": '{kind = "category", levels = ["0", "1", "2"]}'}
         path = write(
@@ -350,8 +350,8 @@ def test_9_three_arms_in_any_order(tmp_path: Path) -> None:
         )
         rows = run(path)[1]["estimates"]
         by_arm = dict(zip(order, rows, strict=True))
-        found.append([[by_arm[arm][key] for key in ("estimate", "std_error")] for arm in "012"])
-    found = np.array(found)
+        by_order.append([[by_arm[arm][key] for key in ("estimate", "std_error")] for arm in "012"])
+    found = np.array(by_order)
     np.testing.assert_allclose(found, found[:1] + 0 * found, rtol=1e-6)
     g = longhand.softmax(np.column_stack([np.ones(900), x]), a, np.ones(900), 3)
     design = np.column_stack([np.ones(900), a == 1, a == 2, x]).astype(float)

@@ -10,12 +10,13 @@ import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedtmle.data.dates import ISO, days_of_labels, without_missing
 from fedtmle.data.hints import fitting_units, is_outside, near_level
 from fedtmle.data.schema import Column, Kind
 from fedtmle.data.silofile import ColumnMap
@@ -40,14 +41,25 @@ class Numbers:
 
 @dataclass(frozen=True)
 class Unusable:
-    """Cells that are neither numbers nor text; ``contents`` says what they are instead."""
+    """Cells that are neither numbers nor text; ``contents`` says what they are instead.
+
+    ``days`` are those from 1970 to each date, if the cells are dates: two such columns have a difference.
+    """
 
     contents: str
+    days: Array | None = field(default=None, compare=False, repr=False)
 
 
 Cells = Numbers | Factor | Unusable  # text is a factor of all its distinct labels
 
 DATES = Unusable("dates or times")
+
+
+def dates(days: Array) -> Unusable:
+    """Return cells of dates, in days from 1970; NaN is a missing value."""
+    return Unusable(DATES.contents, np.ascontiguousarray(days, dtype=np.float64))
+
+
 OTHER = Unusable("values that are neither numbers nor text")
 
 
@@ -77,6 +89,7 @@ class Reading:
     texts: Mapping[str, str]
     labels: Mapping[str, tuple[str, ...]]  # all labels of each text column
     others: Mapping[str, Unusable]
+    dates: frozenset[str] = frozenset()  # of the numbers, those that are days from 1970
 
 
 class AbstractStreamReader(AbstractReader):
@@ -180,7 +193,10 @@ class Converter:
     def translate(self, cells: Cells) -> Numbers | Factor | None:
         """Return the cells in the study's units and level names, or None if that is impossible."""
         if isinstance(cells, Unusable):
-            self._add(f"the hospital's column holds {cells.contents}", "convert it to numbers or text")
+            fix = "convert it to numbers or text"
+            if cells.days is not None:
+                fix = "map the difference of two dates with from and to in the silo file, or " + fix
+            self._add(f"the hospital's column holds {cells.contents}", fix)
             return None
         if self.mapped.missing:
             cells = self._without_missing(cells)
@@ -192,6 +208,26 @@ class Converter:
             self._text_for_number(cells)
             return None
         return cells
+
+    def difference(self, start: Cells, end: Cells) -> Numbers | None:
+        """Return the time between two columns of dates, in the study's unit."""
+        first, last = self._days(start, self.mapped.start), self._days(end, self.mapped.end)
+        return None if first is None or last is None else Numbers((last - first) * self.mapped.scale)
+
+    def _days(self, cells: Cells, theirs: str) -> Array | None:
+        """Return a column of dates in days from 1970, with NaN for missing values."""
+        mapped = self.mapped
+        if isinstance(cells, Unusable) and cells.days is not None:
+            return without_missing(cells.days, mapped.missing)
+        if isinstance(cells, Factor):
+            days, bad = days_of_labels(cells, mapped.format, mapped.missing)
+            written = f"in the format {mapped.format}" if mapped.format else f"such as {ISO}"
+            fix = 'correct it, state its format, as in format = "%d.%m.%Y", or list it in missing'
+            return None if self._count(f"'{theirs}' is no date {written},", bad, fix) else days
+        if isinstance(cells, Numbers) and np.isnan(cells.values).all():
+            return cells.values
+        self._add(f"the hospital's column '{theirs}' does not hold dates", "give dates, or map a number")
+        return None
 
     def numeric(self, cells: Numbers | Factor, column: Column) -> Array | None:
         """Return a column of numbers, with NaN for missing values, or None if it cannot be read."""

@@ -268,6 +268,8 @@ def _plan(
     known: Expression = AllOf(())  # without an outcome there is a defect
     for index, name in enumerate(names):
         mapped, asked = columns.maps[name], columns.schema[name]
+        if mapped.is_difference:
+            return None
         kind, place = kinds[mapped.column], f"c{index}"
         if isinstance(kind, Unusable):
             unusable[name] = kind

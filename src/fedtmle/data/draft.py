@@ -66,7 +66,7 @@ def drafted(table: object) -> list[Drafted]:
 
 def _mapped(theirs: Mapping[str, Cells], columns: Mapping[str, ColumnMap]) -> Iterator[tuple[str, Cells]]:
     """Yield the hospital's columns as the study sees them, by the study's names."""
-    by_theirs = {column.column: (name, column) for name, column in columns.items() if not column.absent}
+    by_theirs = {column.column: (name, column) for name, column in columns.items() if column.column}
     for name, cells in theirs.items():
         ours, column = by_theirs.get(name, (name, ColumnMap(column=name)))
         yield ours, _converted(cells, column)

@@ -20,6 +20,7 @@ from fedtmle.data.convert import (
     Reading,
     UnreadableError,
     Unusable,
+    dates,
 )
 from fedtmle.data.frames import text
 from fedtmle.model.table import Factor
@@ -37,6 +38,7 @@ _SETTINGS: dict[str, str | bool | int | float | list[str]] = {
 _INTEGERS = ("tinyint", "smallint", "integer", "bigint", "hugeint")
 _NUMBERS = {*_INTEGERS, *(f"u{name}" for name in _INTEGERS), "float", "double", "decimal", "boolean", "null"}
 _TEXT = {"varchar", "enum", "uuid"}
+_DATES = {"date", "timestamp", "timestamp_s", "timestamp_ms", "timestamp_ns"}  # those with a zone are not
 _VECTORS_PER_BATCH = 32  # a vector has 2,048 rows
 _MOST_LABELS = 1 << 16  # of a streamed text column
 
@@ -154,7 +156,9 @@ def stream(
         cells: dict[str, Cells] = {}
         for i, name in enumerate(expressions):
             column = frame[f"c{i}"]
-            if name in reading.numbers:
+            if name in reading.dates:
+                cells[name] = dates(column.to_numpy())
+            elif name in reading.numbers:
                 cells[name] = Numbers(np.ascontiguousarray(column.to_numpy(), dtype=np.float64))
             else:
                 cells[name] = Factor(column.cat.codes.to_numpy().astype(np.int64), reading.labels[name])
@@ -191,12 +195,16 @@ class RelationReader(AbstractStreamReader):
         if fetched is None:
             raise self._failure
         n_rows, cells = fetched
+        for name in self._dates(names):
+            column = cells[name]
+            if isinstance(column, Numbers):
+                cells[name] = dates(column.values)
         return n_rows, {**cells, **others}
 
     def settle(self, names: Sequence[str]) -> Reading:
         numbers, texts, others = self._kinds(names)
         by_name = {name: labels(self._relation, expression) for name, expression in texts.items()}
-        return Reading(numbers=numbers, texts=texts, labels=by_name, others=others)
+        return Reading(numbers=numbers, texts=texts, labels=by_name, others=others, dates=self._dates(names))
 
     def batches(self, reading: Reading) -> Iterator[tuple[int, Mapping[str, Cells]]]:
         return stream(self._connection, self._relation, reading, self._failure)
@@ -205,9 +213,20 @@ class RelationReader(AbstractStreamReader):
         """Return the SQL of the numbers, the SQL of the texts, and the other columns."""
         types = {name: kind.id for name, kind in zip(self.names, self._relation.types, strict=True)}
         numbers = {name: f"CAST({quoted(name)} AS DOUBLE)" for name in names if types[name] in _NUMBERS}
+        # Days from 1970.
+        numbers |= {
+            name: f"CAST(CAST({quoted(name)} AS DATE) - DATE '1970-01-01' AS DOUBLE)"
+            for name in names
+            if types[name] in _DATES
+        }
         texts = {name: f"CAST({quoted(name)} AS VARCHAR)" for name in names if types[name] in _TEXT}
         known = {**numbers, **texts}
         return numbers, texts, {name: _other(types[name]) for name in names if name not in known}
+
+    def _dates(self, names: Sequence[str]) -> frozenset[str]:
+        """Return which of the named columns hold dates."""
+        types = dict(zip(self.names, self._relation.types, strict=True))
+        return frozenset(name for name in names if types[name].id in _DATES)
 
 
 def quoted(name: str) -> str:

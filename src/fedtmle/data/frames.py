@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, TypeGuard
 
 import numpy as np
 
-from fedtmle.data.convert import DATES, OTHER, AbstractReader, Cells, Numbers, UnreadableError, Unusable
+from fedtmle.data.convert import (
+    DATES,
+    OTHER,
+    AbstractReader,
+    Cells,
+    Numbers,
+    UnreadableError,
+    Unusable,
+    dates,
+)
 from fedtmle.model.table import Factor
 from fedtmle.model.types import Array
 
@@ -85,6 +94,9 @@ class _PolarsReader(AbstractReader):
             return Numbers(np.array(series.cast(pl.Float64).fill_null(np.nan).to_numpy(), dtype=np.float64))
         if dtype in (pl.String, pl.Categorical, pl.Enum):
             return text(series.cast(pl.String).to_numpy())
+        if dtype == pl.Date or (isinstance(dtype, pl.Datetime) and dtype.time_zone is None):
+            days = series.cast(pl.Date).to_physical().cast(pl.Float64)
+            return dates(days.fill_null(np.nan).to_numpy())
         return DATES if dtype.is_temporal() else OTHER
 
 
@@ -134,7 +146,20 @@ def _cells(series: pd.Series, copy: bool) -> Cells:
         return text(series.to_numpy(dtype=object))
     if kind.startswith("mixed"):
         return _mixed(series)
+    if kind in ("datetime64", "datetime", "date"):
+        return _days(series)
     return DATES if kind in _DATES else OTHER
+
+
+def _days(series: pd.Series) -> Cells:
+    """Return dates as days from 1970; times with a zone have no date that all would agree on."""
+    import pandas
+
+    stamps = pandas.to_datetime(series, errors="coerce")
+    if stamps.dt.tz is not None or (stamps.isna() & series.notna()).any():
+        return DATES
+    days = stamps.to_numpy().astype("datetime64[D]").astype(np.float64)
+    return dates(np.where(stamps.isna(), np.nan, days))
 
 
 def _floats(series: pd.Series, copy: bool) -> Array:

@@ -24,7 +24,8 @@ class Column:
 
     ``bounds`` are for numbers and counts. ``levels`` are for factors and binary columns; those of a binary
     column are (the name of 0, the name of 1).
-    ``outside`` is the message for values beyond the bounds, and what to do about them.
+    ``outside`` is the message for values beyond the bounds, and what to do about them. ``unit`` is that of
+    the dictionary.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Column:
         "is outside the declared bounds",
         "check the unit (scale and shift in the silo file), the records or the study's bounds",
     )
+    unit: str = ""
 
     def __post_init__(self) -> None:
         if self.bounds is not None:

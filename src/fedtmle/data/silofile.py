@@ -13,7 +13,10 @@ period = "visit"             # and of which period, 1, 2, ...; it is read as a w
 
 [columns]                    # study's name = hospital's; columns not mentioned keep their name
 age = "AGE_YEARS"
-weight = {column = "WT_LB", scale = 0.4536}              # value * scale + shift
+weight = {column = "WT_LB", unit = "lb"}                 # to the unit that the study's dictionary declares
+height = {column = "HT", scale = 2.54}                   # or value * scale + shift
+glucose = {column = "GLUC", unit = "mg/dL", molar_mass = 180.16}    # to mmol/L: in g/mol
+stay = {from = "ADMITTED", to = "DISCHARGED", format = "%d.%m.%Y"}   # dates; ISO dates need no format
 sex = {column = "SEX", levels = {M = "male", F = "female"}, missing = ["U", 9]}
 crp = {absent = true}        # not measured here: missing in every record, where the study allows it
 family = {column = "FAM_NO", secret = "words that the hospitals alone share"}
@@ -53,7 +56,9 @@ ENCODINGS = ("utf-8", "latin-1", "cp1252", "utf-16")
 _CSV_KEYS = ("encoding", "decimal", "thousands")
 _LONG_KEYS = ("person", "period")
 _SECTIONS = ("silo", "data", "columns", "policy", "disclosure")
-_COLUMN_KEYS = ("column", "scale", "shift", "levels", "missing", "secret", "absent")
+_COLUMN_KEYS = ("column", "scale", "shift", "unit", "molar_mass", "levels", "missing", "secret", "absent")
+_DATE_KEYS = ("from", "to", "format")  # of the difference of two dates
+_TEXT_KEYS = ("column", "unit", "secret", *_DATE_KEYS)
 _DISCLOSURE_KEYS = ("centre", "column", "attributes", "min_uncertainty", "radius", "noise")
 
 
@@ -64,18 +69,33 @@ class ColumnMap:
     ``missing`` are codes for a missing value, such as 999 or "unknown", in the hospital's own units; they are
     removed first. ``secret`` replaces cluster identifiers by keyed digests, which are the same in every silo
     that was given the same secret. ``absent`` says that the hospital has no such column: the variable is
-    missing in all of its records, which the study must allow.
+    missing in all of its records, which the study must allow. ``unit`` is the hospital's, by name, from
+    which scale and shift follow; ``molar_mass`` (g/mol) is for concentrations. ``start`` and ``end`` are two
+    columns of dates, instead of ``column``: the time between them, in the unit of the dictionary; ``format``
+    is how they are written where they are text, as in "%d.%m.%Y".
     """
 
-    column: str
+    column: str = ""
     scale: float = 1.0
     shift: float = 0.0
     levels: Mapping[str, str] | None = None  # the hospital's code -> the study's level
     missing: tuple[str, ...] = ()
     secret: str | None = field(default=None, repr=False)
     absent: bool = False
+    unit: str = ""
+    molar_mass: float | None = None
+    start: str = ""
+    end: str = ""
+    format: str = ""
 
     def __post_init__(self) -> None:
+        self._check_dates()
+        if self.molar_mass is not None and not (math.isfinite(self.molar_mass) and self.molar_mass > 0):
+            raise InputError("molar_mass is a number above 0, in g/mol")
+        if self.unit and (self.converts or self.levels is not None or self.is_difference):
+            raise InputError("a column has a unit by name, or scale and shift, levels or dates, not both")
+        if self.molar_mass is not None and not self.unit:
+            raise InputError("molar_mass is for a unit by name, such as mg/dL")
         if not (math.isfinite(self.scale) and math.isfinite(self.shift)) or self.scale == 0.0:
             raise InputError("scale and shift are finite numbers, scale not zero")
         if self.levels is not None and self.converts:
@@ -84,6 +104,26 @@ class ColumnMap:
             raise InputError("a code is both a level and missing")
         if self.secret is not None and len(self.secret) < SHORTEST_SECRET:
             raise InputError(f"a secret has at least {SHORTEST_SECRET} characters")
+
+    def _check_dates(self) -> None:
+        if bool(self.start) != bool(self.end):
+            raise InputError("a difference of dates has both from and to")
+        if self.format and not self.is_difference:
+            raise InputError("format is for dates, which from and to name")
+        if self.is_difference and (self.column or self.levels is not None or self.secret is not None):
+            raise InputError("a difference of dates has from, to, format and missing, and no other key")
+        if not self.is_difference and not self.column:
+            raise InputError("a column has a name")
+
+    @property
+    def is_difference(self) -> bool:
+        """Whether this is the time between two dates."""
+        return bool(self.start)
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The hospital's columns."""
+        return (self.start, self.end) if self.is_difference else (self.column,)
 
     @property
     def converts(self) -> bool:
@@ -355,9 +395,16 @@ class _SiloFileReader:
         defects = _column_defects(entry)
         if isinstance(entry, dict) and not defects:
             levels, missing, secret = entry.get("levels"), entry.get("missing", []), entry.get("secret")
+            mass = entry.get("molar_mass")
+            is_difference = "from" in entry or "to" in entry
             try:
                 return ColumnMap(
-                    column=str(entry.get("column", name)),
+                    column=str(entry.get("column", "" if is_difference else name)),
+                    unit=str(entry.get("unit", "")),
+                    molar_mass=None if mass is None else _float(mass),
+                    start=str(entry.get("from", "")),
+                    end=str(entry.get("to", "")),
+                    format=str(entry.get("format", "")),
                     scale=_float(entry.get("scale", 1.0)),
                     shift=_float(entry.get("shift", 0.0)),
                     levels=_as_text(levels) if isinstance(levels, dict) else None,
@@ -394,13 +441,15 @@ def _column_defects(entry: Toml) -> dict[str, str]:
     if not isinstance(entry, dict):
         return {"this is neither a name nor a table": 'write "their_name" or {column = "their_name", ...}'}
     defects = {}
-    for key in (key for key in entry if key not in _COLUMN_KEYS):
+    known = (*_COLUMN_KEYS, *_DATE_KEYS)
+    for key in (key for key in entry if key not in known):
         # A key that resembles none of ours may be a misplaced level code, and is not quoted.
-        quoted = f" '{key}'" if difflib.get_close_matches(key, _COLUMN_KEYS) else ""
-        defects[f"unknown key{quoted}"] = f"the keys of a column are {', '.join(_COLUMN_KEYS)}"
-    if not isinstance(entry.get("column", ""), str):
-        defects["'column' is not text"] = "write the hospital's column name in quotes"
-    for key in ("scale", "shift"):
+        quoted = f" '{key}'" if difflib.get_close_matches(key, known) else ""
+        defects[f"unknown key{quoted}"] = f"the keys of a column are {', '.join(known)}"
+    for key in _TEXT_KEYS:
+        if not isinstance(entry.get(key, ""), str):
+            defects[f"'{key}' is not text"] = "write it in quotes"
+    for key in ("scale", "shift", "molar_mass"):
         if isinstance(entry.get(key), bool) or not isinstance(entry.get(key, 1.0), int | float):
             defects[f"'{key}' is not a number"] = "write it without quotes"
     levels = entry.get("levels", {"": ""})
@@ -413,6 +462,4 @@ def _column_defects(entry: Toml) -> dict[str, str]:
         defects["'missing' is not a list of codes"] = 'write such as [999, "unknown"]'
     if not isinstance(entry.get("absent", False), bool):
         defects["'absent' is neither true nor false"] = "write it without quotes"
-    if not isinstance(entry.get("secret", ""), str):
-        defects["'secret' is not text"] = "write it in quotes"
     return defects

@@ -76,8 +76,8 @@ class QueryReader(AbstractReader):
         kinds: dict[str, str | Unusable] = {}
         for name, (_, field) in zip(names, self._columns(names), strict=True):
             kind = _plain_type(field)
-            if kind in (pa.date32(), pa.binary()):
-                kinds[name] = DATES if kind == pa.date32() else OTHER
+            if pa.types.is_temporal(kind) or kind == pa.binary():
+                kinds[name] = OTHER if kind == pa.binary() else DATES
             elif pa.types.is_boolean(kind):
                 kinds[name] = "boolean"
             else:
@@ -229,13 +229,15 @@ def plain_schema(columns: Sequence[tuple[int, pa.Field]]) -> pa.Schema:
 
 
 def plain(array: pa.Array, field: pa.Field) -> pa.Array:
-    """Return a column as numbers or text; what is neither becomes empty, of a type that says what it was."""
+    """Return a column as numbers, text or dates; others become empty, of a type that says what they were."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
     target = _plain_type(field)
-    if target in (pa.date32(), pa.binary()):
+    if target in (pa.time32("s"), pa.binary()):
         return pa.nulls(len(array), target)
+    if target == pa.date32():
+        return array.cast(target, safe=False)  # a time of the day is left out
     if str(field.type) == "extension<arrow.uuid>":
         return pa.array([None if value is None else str(value) for value in array.to_pylist()], target)
     if isinstance(array, pa.ExtensionArray):
@@ -279,7 +281,9 @@ def _plain_type(field: pa.Field) -> pa.DataType:  # noqa: PLR0911 - one return p
         return pa.float64()
     if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
         return pa.large_string() if pa.types.is_large_string(kind) else pa.string()
-    return pa.date32() if pa.types.is_temporal(kind) else pa.binary()
+    if pa.types.is_date(kind) or (pa.types.is_timestamp(kind) and kind.tz is None):
+        return pa.date32()
+    return pa.time32("s") if pa.types.is_temporal(kind) else pa.binary()
 
 
 def _postgres_type(field: pa.Field) -> str:

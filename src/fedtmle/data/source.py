@@ -35,6 +35,7 @@ from fedtmle.data.silofile import ColumnMap, CsvFile, Database, LongTable, SiloF
 from fedtmle.data.snapshot import QueryReader, Snapshot, open_query
 from fedtmle.defects import DataErrors, Defect, Defects
 from fedtmle.errors import DataError, InputError
+from fedtmle.initial.units import TIME_UNITS, conversion, time_unit
 from fedtmle.model.parallel import done
 from fedtmle.model.table import AnyTable, Factor, StreamedTable, Table
 from fedtmle.model.types import Array
@@ -197,13 +198,38 @@ def _maps(schema: Schema, mapping: Mapping[str, ColumnMap | str], defects: Defec
     maps: dict[str, ColumnMap] = {}
     for name in schema.names:
         mapped = mapping.get(name, name)
-        maps[name] = ColumnMap(column=mapped) if isinstance(mapped, str) else mapped
-    for theirs, count in Counter(mapped.column for mapped in maps.values()).items():
+        given = ColumnMap(column=mapped) if isinstance(mapped, str) else mapped
+        try:
+            maps[name] = _in_our_unit(given, next((c.unit for c in schema[name] if c.unit), ""))
+        except InputError as error:
+            message, _, fix = str(error).rpartition("; ")
+            defects.add(message, fix, column=name)
+            maps[name] = given
+    # A date may be the end of one difference and the start of another.
+    for theirs, count in Counter(each.column for each in maps.values() if each.column).items():
         if count > 1:
             names = " and ".join(f"'{name}'" for name, mapped in maps.items() if mapped.column == theirs)
             message = f"the study's columns {names} are all mapped to the hospital's '{theirs}'"
             defects.add(message, "map each to its own column")
     return maps
+
+
+def _in_our_unit(mapped: ColumnMap, unit: str) -> ColumnMap:
+    """Return the column with the scale and shift that its unit by name, or a difference of dates, means."""
+    if mapped.is_difference:
+        if mapped.converts:
+            raise InputError("is a difference of dates, which has no scale; the dictionary's unit decides")
+        if time_unit(unit) is None:
+            raise InputError(
+                f"is a difference of dates, and the dictionary's unit is {unit or 'not declared'}; declare "
+                f"{' or '.join(TIME_UNITS)} in the study"
+            )
+        scale, shift = conversion("days", unit)
+    elif mapped.unit:
+        scale, shift = conversion(mapped.unit, unit, mapped.molar_mass)
+    else:
+        return mapped
+    return replace(mapped, scale=scale, shift=shift, unit="", molar_mass=None)
 
 
 @contextmanager
@@ -248,19 +274,22 @@ class Columns:
         """Return the study's names whose column the source has exactly once; add a defect for the others."""
         names = []
         for name in self.schema.names:
-            theirs = self.maps[name].column
-            count = reader.names.count(theirs)
-            if count == 1:
+            counts = {theirs: reader.names.count(theirs) for theirs in self.maps[name].sources}
+            if set(counts.values()) == {1}:
                 names.append(name)
-            elif count > 1:
-                defects.add(f"the table has {count} columns '{theirs}'", "rename all but one", column=name)
-            else:
-                defects.add(f"the table has no column '{theirs}'", _suggestion(theirs, reader), column=name)
+            for theirs, count in counts.items():
+                if count > 1:
+                    defects.add(
+                        f"the table has {count} columns '{theirs}'", "rename all but one", column=name
+                    )
+                elif count == 0:
+                    fix = _suggestion(theirs, reader)
+                    defects.add(f"the table has no column '{theirs}'", fix, column=name)
         return names
 
     def theirs(self, names: Sequence[str]) -> list[str]:
         """Return the hospital's columns behind ``names``, each once."""
-        return list(dict.fromkeys(self.maps[name].column for name in names))
+        return list(dict.fromkeys(theirs for name in names for theirs in self.maps[name].sources))
 
     def convert(
         self, n_rows: int, cells: Mapping[str, Cells], names: Sequence[str], defects: Defects
@@ -272,7 +301,8 @@ class Columns:
         done(_cache_reach, [column for column in cells.values() if isinstance(column, Numbers)])
         for name in names:
             converter = Converter(name=name, mapped=self.maps[name], defects=defects)
-            translated = converter.translate(cells[self.maps[name].column])
+            found = [cells[theirs] for theirs in self.maps[name].sources]
+            translated = converter.difference(*found) if len(found) > 1 else converter.translate(*found)
             if translated is None:
                 continue
             for column in self.schema[name]:

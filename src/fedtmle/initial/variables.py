@@ -13,9 +13,11 @@ from typing import Literal, final
 
 from fedtmle.errors import InputError
 from fedtmle.initial.ranges import UNIT, Range
+from fedtmle.initial.units import TIME_UNITS, time_unit
 
-Kind = Literal["binary", "number", "count", "category", "identifier"]
-KINDS: tuple[Kind, ...] = ("binary", "number", "count", "category", "identifier")
+Kind = Literal["binary", "number", "count", "category", "date difference", "identifier"]
+KINDS: tuple[Kind, ...] = ("binary", "number", "count", "category", "date difference", "identifier")
+BasicKind = Literal["binary", "number", "count", "category", "identifier"]
 Missing = Literal["refuse", "indicator", "impute", "omit"]
 MISSING: tuple[Missing, ...] = ("refuse", "indicator", "impute", "omit")
 MOST_LEVELS = 200  # a variable with more is an identifier or a number
@@ -27,9 +29,10 @@ LONGEST_TEXT = 200  # of a label or a unit: they are printed in tables
 class Variable:
     """One variable.
 
-    ``kind`` is "binary" (0 and 1), "number", "count" (0, 1, 2, ...), "category", or "identifier", which names
-    clusters and is never shown. ``range`` is the least and the largest possible value of a number or a count,
-    by declaration and not from data. ``levels`` are the codes of a category, in the order of its indicator
+    ``kind`` is "binary" (0 and 1), "number", "count" (0, 1, 2, ...), "category", "date difference", a number
+    of days, weeks, months or years between two dates, or "identifier", which names clusters and is never
+    shown. ``range`` is the least and the largest possible value of a number or a count, by declaration and
+    not from data. ``levels`` are the codes of a category, in the order of its indicator
     columns, or of a binary variable's 0 and 1: a sequence of codes, or a mapping from each code to its words.
     ``label`` and ``unit`` are printed in tables. ``missing`` says what happens where a value is missing:
     "refuse" stops the silo; "indicator" and "impute" are for covariates ("impute": multiple imputation);
@@ -52,7 +55,12 @@ class Variable:
         object.__setattr__(self, "range", _range(self.range))
         for name in ("label", "unit"):
             require_text(name, getattr(self, name))
-        if self.kind in ("number", "count"):
+        if self.kind == "date difference" and time_unit(self.unit) is None:
+            raise InputError(
+                f"unit: a date difference is in {', '.join(TIME_UNITS)}, not {self.unit!r}; as in "
+                'unit = "years"'
+            )
+        if self.basic_kind in ("number", "count"):
             self._check_number()
         else:
             self._check_levels()
@@ -80,6 +88,11 @@ class Variable:
             raise InputError('levels: a category needs at least two, as in levels = ["no", "yes"]')
         if self.kind == "binary" and len(self.levels) not in (0, 2):
             raise InputError("levels: a binary variable has two, that of 0 first, or none")
+
+    @property
+    def basic_kind(self) -> BasicKind:
+        """The kind for models and tables: a date difference is a number."""
+        return "number" if self.kind == "date difference" else self.kind
 
     @property
     def codes(self) -> tuple[str, ...]:

@@ -215,7 +215,8 @@ def imputed_variables(study: Study, counts: MissingCounts, levels: Levels) -> tu
         variable = variables[name]
         codes = levels[name] if name in study.factors else ()
         low, high = variable.bounds or (0.0, 1.0)
-        form: Form = "category" if variable.kind == "identifier" else variable.kind
+        kind = variable.basic_kind
+        form: Form = "category" if kind == "identifier" else kind
         if codes and len(codes) == 2:
             form = "binary"
         found.append(ImputedVariable(name=name, form=form, low=low, high=high, levels=codes))

@@ -495,7 +495,7 @@ class Study:
         """How the outcome is modelled: "binary", "count" or "continuous"; an event is binary."""
         if isinstance(self.target, AbstractTimeEffect):
             return "binary"
-        return RESPONSES[self.variables[self.target.outcome].kind]
+        return RESPONSES[self.variables[self.target.outcome].basic_kind]
 
     @property
     def outcome_bounds(self) -> tuple[float, float]:

@@ -51,7 +51,7 @@ def _declared(column: Column, variables: Variables) -> Column:
     if column.kind is Kind.FACTOR:
         column = replace(column, may_be_missing=missing)
         return column if column.levels else replace(column, levels=variable.codes)
-    kind = {"binary": Kind.BINARY, "count": Kind.COUNT, "number": Kind.NUMERIC}[variable.kind]
+    kind = {"binary": Kind.BINARY, "count": Kind.COUNT, "number": Kind.NUMERIC}[variable.basic_kind]
     return Column(
         name=column.name,
         kind=kind,
@@ -59,6 +59,7 @@ def _declared(column: Column, variables: Variables) -> Column:
         bounds=None if kind is Kind.BINARY else variable.range,
         levels=variable.codes if kind is Kind.BINARY else None,
         outside=OUTSIDE_RANGE,
+        unit=variable.unit,
     )
 
 
