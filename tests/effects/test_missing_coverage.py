@@ -58,7 +58,7 @@ def study(how: str) -> ft.Study:
 
 def at_random(rng: np.random.Generator, n: int, absent: bool) -> dict[str, np.ndarray]:
     """Values are missing at random, from a law to which the imputation models are approximations."""
-    return lose(rng, *complete(rng, n, absent).values(), absent)
+    return lose(rng, complete(rng, n, absent), absent)
 
 
 def congenial(rng: np.random.Generator, n: int, absent: bool) -> dict[str, np.ndarray]:
@@ -71,13 +71,12 @@ def congenial(rng: np.random.Generator, n: int, absent: bool) -> dict[str, np.nd
     a = (rng.random(n) < expit(0.1 - 0.6 * x2)).astype(int)
     x1 = (rng.normal(size=n) + 0.5 * x2 + 0.5 * a - 0.5).clip(-6, 6)
     y = (TRUTH * a + 0.8 * x1 - 0.7 * x2 + rng.normal(size=n)).clip(-12, 12)
-    return lose(rng, x1, x2, a, y, absent)
+    return lose(rng, {"x1": x1, "x2": x2, "a": a, "y": y}, absent)
 
 
-def lose(
-    rng: np.random.Generator, x1: np.ndarray, x2: np.ndarray, a: np.ndarray, y: np.ndarray, absent: bool
-) -> dict[str, np.ndarray]:
+def lose(rng: np.random.Generator, whole: dict[str, np.ndarray], absent: bool) -> dict[str, np.ndarray]:
     """About 20 % of x1 and of x2 are missing, by treatment and outcome; x2 is absent at one silo."""
+    x1, x2, a, y = whole.values()
     lost1 = rng.random(len(y)) < expit(-1.7 + 0.5 * a + 0.3 * y)
     lost2 = (rng.random(len(y)) < expit(-2.3 + 0.4 * a - 0.3 * y)) | absent
     return {"x1": np.where(lost1, np.nan, x1), "x2": np.where(lost2, np.nan, x2), "a": a, "y": y}
@@ -215,12 +214,12 @@ def test_completed_data_are_those_of_an_imputation_by_hand() -> None:
     assert isinstance(details, StudyDetails)
     found = np.array([estimate.psi[1] - estimate.psi[0] for estimate in details.imputed])
     ends = np.cumsum(SIZES)[:-1]
-    byhand = []
+    completed = []
     for _ in range(DATA_SETS):
         x1, x2 = (np.split(column, ends) for column in imputed_by_hand(data, rng))
         whole = {s: {**data[s], "x1": x1[m], "x2": x2[m]} for m, s in enumerate(data)}
-        byhand.append(pooled(study("refuse"), whole).estimate)
-    byhand = np.array(byhand)
+        completed.append(pooled(study("refuse"), whole).estimate)
+    byhand = np.array(completed)
     error = np.sqrt((found.var(ddof=1) + byhand.var(ddof=1)) / DATA_SETS)
     assert abs(found.mean() - byhand.mean()) < 3.5 * error
     assert 0.5 < found.var(ddof=1) / byhand.var(ddof=1) < 2.0  # F(79, 79): 0.12 % beyond either end

@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from click.testing import Result
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 import fedtmle as ft
 from fedtmle.cli import app
@@ -184,9 +183,9 @@ def test_3_labels_and_units_that_differ_between_sites(tmp_path: Path) -> None:
         "south": 'sex = {levels = {F = "f", M = "m"}}\nward = {levels = {01 = "1", 02 = "2"}}',
         "west": 'sex = {levels = {"f " = "f", m = "m"}}\ncreatinine = {scale = 88.42}',
     }
-    for name, columns in mended.items():
+    for name, lines in mended.items():
         silo = tmp_path / f"{name}.toml"
-        silo.write_text(f"{silo.read_text()}[columns]\n{columns}\n")
+        silo.write_text(f"{silo.read_text()}[columns]\n{lines}\n")
     assert words(command("validate", path).output).endswith("No defects found.")
 
 
