@@ -13,6 +13,7 @@ ELSEWHERE = {
     "min_cell": "tests/studies/test_preflight.py, test_the_strictest_floor_of_the_silo_files_holds",
     "min_truncated": "hides, does not refuse: tests/attacks/test_guard.py",
     "allow_targets": "tests/golden/runs.py, refusal/allow_targets",
+    "fresh_batches": "a consent; without it min_batch refuses: tests/protocol/test_batches.py",
     "release": "not a limit of a session, but of what is shown of its result",
 }
 
