@@ -92,7 +92,9 @@ def test_a_refusing_silo_is_left_out_and_named(tmp_path: Path, formula: str) -> 
         ft.run(study(formula, on_refusal="stop"), files)
 
 
-@pytest.mark.parametrize("algorithm", [ft.Coded(), ft.LocalAverage(), ft.Personalized()], ids=str)
+@pytest.mark.parametrize(
+    "algorithm", [ft.Coded(), ft.LocalAverage(max_updates=4), ft.Personalized(max_updates=4)], ids=str
+)
 @pytest.mark.parametrize("lost", ["east.csv", "east.toml", "west.csv"])
 def test_an_absent_silo_is_left_out_and_named(
     tmp_path: Path, lost: str, algorithm: ft.AbstractAlgorithm
