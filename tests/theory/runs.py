@@ -10,6 +10,7 @@ import fedtmle as ft
 from fedtmle.algorithms.base import AbstractAlgorithm, TargetingProgram
 from fedtmle.algorithms.coded import Coded
 from fedtmle.model.types import IntArray
+from fedtmle.protocol.coded import RoundedGradientQuery
 from fedtmle.protocol.lattice import Lattice
 from fedtmle.protocol.plan import Plan, roster
 from fedtmle.protocol.query import Phase
@@ -44,7 +45,7 @@ def coded_run(case: Case, parts: Sequence[IntArray], algorithm: Coded) -> CodedR
     silos = case.silos(parts)
     result = ft.solve(case.problem, case.law, silos, algorithm, observe=True)
     heard = heard_rounds(plan_of(case, algorithm, result), result.transcript, result.sizes)
-    targeting: Any = next(round_.query for round_ in heard if round_.query.phase is Phase.TARGETING)
+    *_, targeting = (round_.query for round_ in heard if isinstance(round_.query, RoundedGradientQuery))
     lattice = targeting.lattice
     rows = {name: case.problem.read(own) for name, own in silos.items()}
     points, accepted = result.trajectory.points, result.trajectory.accepted

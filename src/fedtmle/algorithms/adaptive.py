@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, final
 
 from fedtmle.algorithms.base import (
@@ -14,7 +14,7 @@ from fedtmle.algorithms.base import (
 )
 from fedtmle.algorithms.coded import Coded, History
 from fedtmle.model.fit import EXACT_NEWTON, LocalSolver
-from fedtmle.protocol.coded import Estimated, SmoothnessRule
+from fedtmle.protocol.coded import Certified, Estimated, SmoothnessRule
 from fedtmle.protocol.lattice import root_up
 from fedtmle.protocol.outcome import Targeted
 from fedtmle.protocol.query import Flow, Law, Problem
@@ -31,7 +31,7 @@ class Adaptive(AbstractAlgorithm):
     gradient step is taken, and `Coded` goes on (`fedtmle.protocol.switching` has the rule). With ``cost`` of
     at least one, every round decreases the loss by at least ||g~||^2/(6 beta), so the bound on R of
     Algorithm 4 with one step per update holds. beta must bound every silo's curvature: ``smoothness`` is as
-    in `Coded`, over silos. ``radius`` and ``solver`` are those of local fits, as in `LocalAverage`.
+    in `Coded`, over silos, and one for the whole run. ``radius`` and ``solver`` are those of local fits, as in `LocalAverage`.
     """
 
     tolerance: Tolerance = "practical"
@@ -57,7 +57,11 @@ class Adaptive(AbstractAlgorithm):
         return Coded(
             tolerance=self.tolerance,
             coordinates=self.coordinates,
-            smoothness=self.smoothness,
+            smoothness=(
+                replace(self.smoothness, along="everywhere")
+                if isinstance(self.smoothness, Certified)
+                else self.smoothness
+            ),
             inner="step",
             max_rounds=self.max_rounds,
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Literal, final
 
@@ -22,6 +22,8 @@ from fedtmle.algorithms.base import (
 from fedtmle.errors import InputError
 from fedtmle.model.exact import Sums
 from fedtmle.model.linear import congruence, operator_norm_squared, symmetric_norm
+from fedtmle.model.submodel import AbstractNormaliser
+from fedtmle.model.types import Array
 from fedtmle.protocol.coded import (
     Action,
     CalibrationQuery,
@@ -91,9 +93,7 @@ class Coded(AbstractAlgorithm):
     @property
     def adds_integers(self) -> bool:
         """A curvature of each silo's own is not a sum."""
-        return isinstance(self.smoothness, int | float) or (
-            isinstance(self.smoothness, Estimated) and self.smoothness.over == "pooled"
-        )
+        return isinstance(self.smoothness, int | float) or self.smoothness.over == "pooled"
 
     def flow(self, problem: Problem, law: Law, n: int) -> Flow[Targeted]:
         run = Run(problem, n)
@@ -128,6 +128,7 @@ class Coded(AbstractAlgorithm):
         """Take rounded gradient steps from ``law`` after ``history``; q is the last broadcast."""
         zero = (0,) * lattice.dim
         steps, t, n_steps = zero, 0, len(history)
+        rows_part = lattice.beta
         while True:
             eps = lattice.eps(steps)
             query = RoundedGradientQuery(
@@ -160,6 +161,16 @@ class Coded(AbstractAlgorithm):
             if run.rounds >= self.max_rounds:
                 status = Status.ROUND_BUDGET
                 break
+            if rounded.action is Action.STEP and self.follows_segments:
+                normaliser = run.problem.normaliser(law)
+                if n_steps == 0:
+                    lattice = first_smoothness(normaliser, eps, lattice, q)
+                else:
+                    scaled = sufficient_smoothness(normaliser, eps, lattice, q, rows_part)
+                    factor = int(scaled.beta / lattice.beta)
+                    steps = tuple(factor * a for a in steps)
+                    history[:] = [(tuple(factor * a for a in own), accepted) for own, accepted in history]
+                    lattice = scaled
             if rounded.action is Action.STEP:  # eps^{k,t+1} = eps^{k,t} - g~/beta
                 steps = tuple(a - b for a, b in zip(steps, q, strict=True))
                 t, n_steps = t + 1, n_steps + 1
@@ -223,6 +234,11 @@ class Coded(AbstractAlgorithm):
             return problem.displacement(law) is not None
         return self.inner == "adaptive"
 
+    @property
+    def follows_segments(self) -> bool:
+        """Whether beta bounds the curvature along the steps taken, not everywhere."""
+        return isinstance(self.smoothness, Certified) and self.smoothness.along == "segments"
+
     def _public_coordinates(self, problem: Problem, law: Law) -> Matrix | None:
         """Return C if it needs no data (raw, or whitened by a curvature that the law knows), else None."""
         if self.coordinates == "raw":
@@ -240,7 +256,7 @@ class Coded(AbstractAlgorithm):
         if (
             C is None
             or known is None
-            or isinstance(self.smoothness, Certified)
+            or isinstance(self.smoothness, Certified)  # the curvature at the origin is no bound
             or self.smoothness.over != "pooled"
         ):
             return None
@@ -251,10 +267,64 @@ class Coded(AbstractAlgorithm):
 
     def _basis(self, problem: Problem) -> str:
         if isinstance(self.smoothness, Certified):
-            return "certified" if problem.curvature_is_fixed else "certified at the start"
+            if problem.curvature_is_fixed:
+                return "certified"
+            return "certified along the steps" if self.follows_segments else "certified at the start"
         if isinstance(self.smoothness, Estimated):
             return "estimated, pooled" if self.smoothness.over == "pooled" else "estimated"
         return "given"
+
+
+def first_smoothness(
+    normaliser: AbstractNormaliser, eps: Array, lattice: Lattice, q: tuple[int, ...]
+) -> Lattice:
+    """Return the lattice with the beta of the run's first step, from eps with the rounded gradient h q.
+
+    ``lattice.beta`` bounds the rows' curvature. With it alone, plus that of A at eps, the step would be at
+    least as long; the largest curvature of A on that longer segment bounds it on the step.
+    """
+    origin = curvature_along(normaliser, eps, lattice, q, length=Fraction(0))
+    longest = replace(lattice, beta=significant(float(lattice.beta) + origin, up=True))
+    along = curvature_along(normaliser, eps, longest, q)
+    return replace(lattice, beta=significant(float(lattice.beta) + along, up=True))
+
+
+def sufficient_smoothness(
+    normaliser: AbstractNormaliser,
+    eps: Array,
+    lattice: Lattice,
+    q: tuple[int, ...],
+    rows_part: Fraction,
+) -> Lattice:
+    """Return the lattice with beta doubled until it bounds the curvature along the step from eps.
+
+    Doubling keeps every eps that was reached on the lattice. It ends, because the curvature of A has a bound
+    that holds everywhere.
+    """
+    while rows_part + Fraction(curvature_along(normaliser, eps, lattice, q)) > lattice.beta:
+        lattice = replace(lattice, beta=2 * lattice.beta)
+    return lattice
+
+
+def curvature_along(
+    normaliser: AbstractNormaliser,
+    eps: Array,
+    lattice: Lattice,
+    q: tuple[int, ...],
+    length: Fraction = Fraction(1),
+) -> float:
+    """Return a bound on the curvature of A per unit length of u, on the step from eps by -h q/beta.
+
+    ``length`` 0 takes the point eps alone. A part of A that is concave is not subtracted from the rows'.
+    """
+    step = lattice.eps(tuple(-entry for entry in q))
+    squared = float((lattice.h / lattice.beta) ** 2 * sum(entry * entry for entry in q))
+    if length == 0:
+        hessian = normaliser.hessian(eps)
+        bound = float(congruence(step[None, :], hessian)[0, 0])
+    else:
+        bound = normaliser.segment_curvature(eps, step)
+    return max(0.0, bound / squared * (1.0 + 2.0**-30))
 
 
 def _history_bits(history: list[tuple[int, ...]]) -> int:

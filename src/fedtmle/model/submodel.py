@@ -285,7 +285,14 @@ class AbstractNormaliser(ABC):
 
     @abstractmethod
     def curvature_ceiling(self, C: Array) -> float:
-        """A bound on ||C Hess A(eps) C^T|| at every eps, in coordinates C, (d, d)."""
+        """A bound on ||C Hess A(eps) C^T|| at every eps, in coordinates C, (p, d)."""
+
+    def segment_curvature(self, start: Array, step: Array) -> float:  # noqa: ARG002 - it holds everywhere
+        """A bound on the second derivative of A(start + s step) in s, for every s from 0 to 1.
+
+        Every party computes the same number. By default it is the bound that holds everywhere.
+        """
+        return self.curvature_ceiling(step[None, :])
 
 
 @final

@@ -65,7 +65,22 @@ class Curvature(enum.StrEnum):
 @final
 @dataclass(frozen=True, kw_only=True)
 class Certified:
-    """beta from a bound of every silo's Hessian: sum of sup rho'' w X X^T, plus the normaliser's."""
+    """beta from a bound of the Hessian: sum of sup rho'' w X X^T over the rows, plus the normaliser's.
+
+    ``along`` "segments" bounds the normaliser's curvature on the segment of each step, which every party can
+    do, since the normaliser is public: beta is settled at the first step and doubled where a later segment
+    needs more. "everywhere" takes a bound that holds at every eps: one beta for the whole run, known before
+    it, as the paper has it, but much larger. Regressions have no normaliser, and both are the same.
+    ``over`` is as in `Estimated`.
+    """
+
+    along: Literal["segments", "everywhere"] = "segments"
+    over: Literal["silos", "pooled"] = "silos"
+
+    def __post_init__(self) -> None:
+        if self.along not in ("segments", "everywhere"):
+            raise InputError(f"along: expected 'segments' or 'everywhere', not {self.along!r}")
+        _require_over(self.over)
 
 
 @final
@@ -84,8 +99,12 @@ class Estimated:
     def __post_init__(self) -> None:
         if not self.factor >= 1:
             raise InputError(f"factor: expected at least 1, not {self.factor}")
-        if self.over not in ("silos", "pooled"):
-            raise InputError(f"over: expected 'silos' or 'pooled', not {self.over!r}")
+        _require_over(self.over)
+
+
+def _require_over(over: str) -> None:
+    if over not in ("silos", "pooled"):
+        raise InputError(f"over: expected 'silos' or 'pooled', not {over!r}")
 
 
 SmoothnessRule = float | Certified | Estimated
@@ -198,7 +217,7 @@ class CalibrationQuery(AbstractQuery[SiloCurvature, Lattice]):
     @property
     def is_pooled(self) -> bool:
         """Whether beta is that of the pooled curvature."""
-        return isinstance(self.smoothness, Estimated) and self.smoothness.over == "pooled"
+        return not isinstance(self.smoothness, int | float) and self.smoothness.over == "pooled"
 
     @property
     def sent_dim(self) -> int:
@@ -221,6 +240,8 @@ class CalibrationQuery(AbstractQuery[SiloCurvature, Lattice]):
         )
         if self.curvature is Curvature.CEILING:
             rows = congruence(C, submodel.curvature_ceiling())
+            if isinstance(self.smoothness, Certified) and self.smoothness.along == "segments":
+                return rows
             return np.asarray(rows + normaliser.curvature_ceiling(C) * np.eye(self.dim))
         origin = np.zeros(self.dim)
         sums = submodel.sums(origin, Part.HESSIAN).values(local.n_rows)

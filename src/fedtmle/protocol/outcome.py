@@ -51,7 +51,7 @@ class Smoothness:
     """beta, and on what it rests."""
 
     value: float
-    basis: str  # "certified", "certified at the start", "estimated" or "given"
+    basis: str  # "certified", "certified along the steps" or "at the start", "estimated", "given"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -322,7 +322,11 @@ OPTIMIZERS = {
 }
 EXACT = {"exact": SectionKind(make=Exact, keys={"radius": POSITIVE, "exhaustive": TRUTH})}
 SMOOTHNESS_KINDS = {
-    "estimated": SectionKind(make=Estimated, keys={"factor": POSITIVE, "over": choice("silos", "pooled")})
+    "estimated": SectionKind(make=Estimated, keys={"factor": POSITIVE, "over": choice("silos", "pooled")}),
+    "certified": SectionKind(
+        make=Certified,
+        keys={"along": choice("segments", "everywhere"), "over": choice("silos", "pooled")},
+    ),
 }
 
 

@@ -137,6 +137,7 @@ class Basis(enum.StrEnum):
 # The basis of a run's smoothness, by the run's own statement (`protocol.outcome.Smoothness`).
 SMOOTHNESS_BASIS = {
     "certified": Basis.BOUND,
+    "certified along the steps": Basis.PATH,  # of the rows' part, at the first law
     "certified at the start": Basis.PATH,
     "estimated": Basis.PATH,
     "estimated, pooled": Basis.PATH,

@@ -8,6 +8,7 @@ The row part -phi(eps . D) is a `Family` of eps . X with X a multiple of D.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import final
 
@@ -17,6 +18,8 @@ from fedtmle.model import kernels
 from fedtmle.model.families import Family
 from fedtmle.model.types import Array
 
+Mean = Callable[[Array, float], float]
+ROUNDING_OF_MEANS = 2.0**-36  # of 2^16 nodes, each rounded to 2^-60 of the column's magnitude, and of products
 ROUNDING = 1.0 + 2.0**-30  # so that the bounds hold for D as computed, not only in exact arithmetic
 
 
@@ -52,6 +55,13 @@ class AbstractFluctuation(ABC):
         With q = p(eps), Hess log Z = E_q[phi'' D D^T] + Cov_q(phi' D); the hull contains E_p[D] = 0.
         """
 
+    @abstractmethod
+    def curvature_near(self, t: Array, y: Array, radius: float, mean: Mean) -> float:
+        """A bound on (log Z)'' along t + s y, |s| <= radius, t and y at the nodes of the quadrature, (J,).
+
+        ``mean(column, size)`` is the mean of a column of magnitude at most ``size`` under q at s = 0.
+        """
+
 
 @final
 @dataclass(frozen=True)
@@ -84,6 +94,27 @@ class LogisticFluctuation(AbstractFluctuation):
         # come as near to that as one likes (`test_density`), so no bound by the hull alone is better.
         return diameter(vertices) ** 2 * ROUNDING
 
+    def curvature_near(self, t: Array, y: Array, radius: float, mean: Mean) -> float:
+        # With s = expit(2t): x = phi' y = -2 s y and c = -phi'' y^2 = 4 s (1 - s) y^2, of means under q,
+        #
+        #     (log Z)'' = V - P,   V = Var_q(x),   P = E_q[c] >= 0.
+        #
+        # Under q a mean changes by E_q[g]' = E_q[g'] + Cov_q(g, x), x' = -c, and |c'| <= 2 |y| c. Let x vary
+        # by at most W over the nodes and |y| <= Y. As |Cov(g, x)| <= W E[g] for g >= 0,
+        #
+        #     |P'| <= (2 Y + W) P,   |V'| <= W V + 2 W P,
+        #
+        # so U = V + 2 P has |U'| <= rate U with rate = 2 W + 2 Y, and |V' - P'| <= W V + (3 W + 2 Y) P
+        # <= (3/2 W + Y) U. Within the radius U gains at most a factor of e^(rate |s|), and x moves by Y^2 |s|.
+        slope = kernels.expit(2.0 * t)
+        x, c = -2.0 * slope * y, 4.0 * slope * (1.0 - slope) * y * y
+        Y = float(np.abs(y).max())
+        W = float(x.max() - x.min()) + 2.0 * radius * Y * Y
+        P, V = mean(c, Y * Y), mean(x * x, 4.0 * Y * Y) - mean(x, 2.0 * Y) ** 2
+        growth = kernels.exp(2.0 * (W + Y) * radius)
+        gain = (1.5 * W + Y) * (V + 2.0 * P) * growth * radius
+        return _rounded_up(V - P + gain, Y)
+
 
 @final
 @dataclass(frozen=True)
@@ -111,6 +142,16 @@ class ExponentialTilt(AbstractFluctuation):
         # Hess log Z = Cov_q(D), and a variable in [a, b] has variance <= (b - a)^2/4.
         return 0.25 * diameter(vertices) ** 2 * ROUNDING
 
+    def curvature_near(self, t: Array, y: Array, radius: float, mean: Mean) -> float:  # noqa: ARG002 - in mean
+        # V = Var_q(y) changes by the third central moment of y, which is at most W V if y varies by W.
+        Y = float(np.abs(y).max())
+        V = mean(y * y, Y * Y) - mean(y, Y) ** 2
+        return _rounded_up(V * kernels.exp(float(y.max() - y.min()) * radius), Y)
+
+
+def _rounded_up(bound: float, Y: float) -> float:
+    """Return the bound with room for the rounding of means of columns of magnitude at most 4 Y^2."""
+    return bound * ROUNDING + ROUNDING_OF_MEANS * Y * Y
 
 def diameter(vertices: Array) -> float:
     """The largest distance within the convex hull: that between two of its vertices, shape (d, V)."""

@@ -25,6 +25,8 @@ from fedtmle.model.types import Array, exponent, unpack
 Value = TypeVar("Value")
 
 NODE_BITS = 62
+MOST_PARTS = 48  # of a segment along which the curvature of A is bounded
+PARTS_PER_LENGTH = 96.0  # per unit of the largest |step . D|
 
 
 @final
@@ -125,7 +127,29 @@ class DensityNormaliser(AbstractNormaliser):
 
     def curvature_ceiling(self, C: Array) -> float:
         # C Hess A C^T is the Hessian of the same normaliser for C D, whose hull has the vertices C V.
-        return self.fluctuation.curvature_ceiling(C @ self.vertices)
+        return self.fluctuation.curvature_ceiling(combine(C, self.vertices))
+
+    def segment_curvature(self, start: Array, step: Array) -> float:
+        """Evaluate A'' in the middle of equal parts of the segment, and add what it may gain within each.
+
+        The number of parts grows with the segment, up to `MOST_PARTS`.
+        """
+        t, y = combined(start, self.eif), combined(step, self.eif)
+        largest = float(np.abs(y).max())
+        parts = min(MOST_PARTS, max(1, math.ceil(PARTS_PER_LENGTH * largest)))
+        ceiling = self.curvature_ceiling(step[None, :])
+        if not (largest > 0 and math.isfinite(ceiling)):
+            return ceiling
+        bounds = []
+        for part in range(parts):
+            middle = t + (2 * part + 1) / (2 * parts) * y
+            q, _ = reweight(self.masses, self.fluctuation.log_factor(middle))
+
+            def mean(column: Array, size: float, masses: Array = q) -> float:
+                return float(expectation(masses, column[None, :], exponent(size))[0])
+
+            bounds.append(self.fluctuation.curvature_near(middle, y, 0.5 / parts, mean))
+        return min(max(bounds), ceiling)
 
     def _fluctuated(self, eps: Array) -> tuple[Array, Array, float]:
         """t = eps . D at the nodes, the masses of p(eps), and A(eps)."""
