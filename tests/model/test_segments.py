@@ -1,4 +1,4 @@
-"""The curvature of a public normaliser along a segment: its bound against the largest value, found by brute force."""
+"""The curvature of a public normaliser along a segment: its bound against the largest, by brute force."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def largest_curvature(normaliser: DensityNormaliser, start: Array, step: Array) 
 
 
 def check_segments(name: str, draws: int, seed: int) -> Array:
-    """The bound over the largest curvature of rows and normaliser together, the rows' being that at eps = 0."""
+    """The bound over the largest curvature, each with that of the rows at eps = 0 added."""
     rng = np.random.default_rng([seed, len(name)])
     ratios = []
     sharper = Premise("the bound on the segment is below the bound that holds everywhere", at_least=0.9)
@@ -76,7 +76,6 @@ def test_the_bound_is_at_least_the_largest_curvature_and_close_to_it(name: str) 
 @pytest.mark.parametrize("name", FLUCTUATIONS)
 def test_the_bound_holds_on_ten_thousand_segments(name: str) -> None:
     ratios = check_segments(name, 10_000, seed=2)
-    print(f"{name}: bound over truth, median {np.median(ratios):.3f}, largest {ratios.max():.2f}")
     assert np.median(ratios) < 1.06
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import fedtmle as ft
 from fedtmle.algorithms.base import AbstractAlgorithm, TargetingProgram
@@ -13,7 +12,6 @@ from fedtmle.model.types import IntArray
 from fedtmle.protocol.coded import RoundedGradientQuery
 from fedtmle.protocol.lattice import Lattice
 from fedtmle.protocol.plan import Plan, roster
-from fedtmle.protocol.query import Phase
 from fedtmle.runtime.certificate import personal_rounds
 from fedtmle.runtime.replay import heard_rounds
 from fedtmle.theory.averaging import FitRound

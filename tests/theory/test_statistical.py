@@ -92,10 +92,10 @@ def test_remainder_bound_where_the_influence_function_moves() -> None:
 
 
 def test_conditions_are_open_where_data_cannot_tell() -> None:
-    open_ = lem.inference_conditions(n=400, d=3, H=50.0, G=2.0)
+    open_ = statistical.inference_conditions(n=400, d=3, H=50.0, G=2.0)
     assert (open_.remainder, open_.process) == (None, None)
     assert open_.envelope == pytest.approx(2 * math.sqrt(3) * (50 + math.log(400)) / 20)
-    known = lem.inference_conditions(n=400, d=3, H=50.0, G=2.0, R_2=0.01, eif_distance=0.1)
+    known = statistical.inference_conditions(n=400, d=3, H=50.0, G=2.0, R_2=0.01, eif_distance=0.1)
     assert known.remainder == pytest.approx(0.2)
     assert known.process == pytest.approx(math.sqrt(50 + math.log(400)) * 0.1)
 

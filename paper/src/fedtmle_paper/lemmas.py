@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
@@ -16,7 +15,13 @@ import numpy as np
 from fedtmle.model.types import Array
 from fedtmle.theory.communication import ENERGY, FINEST, LOG_BITS, ROUND_BITS
 from fedtmle.theory.personalized import CURVATURE_TERM, FOURTH_TERM, GRADIENT_TERM
-from fedtmle.theory.statistical import tolerance_schedule
+from fedtmle.theory.statistical import (
+    ENVELOPE,
+    VARIANCE,
+    code_allowance,
+    process_bound,
+    tolerance_schedule,
+)
 
 THRESHOLD = Fraction(3, 4)  # action 00 iff ||g~|| > 3 delta/4
 DECREASE_FLOOR = Fraction(3, 32)  # of delta^2/beta: DECREASE times THRESHOLD squared
@@ -25,8 +30,6 @@ PATH_LENGTH = 8
 CODE_BASE, CODE_RATE = 3, 2  # |enc(a)| <= 3 + 2 log2(1 + |a|)
 HISTORY_SUM = 64  # sum of history integers over d beta Delta/delta^2: PATH_LENGTH / FINEST
 HISTORY_RATE = 19  # the line before: 1 + 19 K d log2(...)
-ENVELOPE = Fraction(4, 3)  # |X| <= 4G, and l! >= 2 3^(l-2) in the moment series
-VARIANCE = 2
 ZETA_FACTOR, ZETA_UNION = 8, 4
 LATTICE_SCORE = Fraction(1, 2)
 
@@ -158,16 +161,6 @@ def fixed_code_tail(x: float) -> float:
     return 2 * math.exp(-x)
 
 
-def code_allowance(H: float, d: int, xi: float) -> float:
-    """x_K = H_K log 2 + log(2d/xi): thm:statistical."""
-    return H * math.log(2) + math.log(2 * d / xi)
-
-
-def process_bound(d: int, n: int, G: float, x: float, eif_distance: float) -> float:
-    """sqrt(2x/n) ||D(p^K) - D(p_0)|| + 4 G sqrt(d) x/(3n): eq:proof-vector-concentration."""
-    return math.sqrt(VARIANCE * x / n) * eif_distance + float(ENVELOPE) * G * math.sqrt(d) * x / n
-
-
 def remainder_bound(
     d: int, n: int, delta: float, R_2: float, G: float, x: float, eif_distance: float
 ) -> float:
@@ -188,27 +181,6 @@ def history_order(K: int, d: int, n: int, a_n: float) -> float:
 def history_order_constant(A: float) -> float:
     """1 + log2 max(1, A): log2(2 + A u) is at most this times log2(2 + u), for every u >= 0."""
     return 1 + math.log2(max(1.0, A))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Conditions:
-    """eq:inference-conditions: three numbers that must tend to zero; None where data cannot tell."""
-
-    remainder: float | None  # sqrt(n) ||R_2(p^K, p_0)||
-    process: float | None  # sqrt(H_K + log n) ||D(p^K) - D(p_0)||
-    envelope: float  # G sqrt(d) (H_K + log n)/sqrt(n)
-
-
-def inference_conditions(
-    *, n: int, d: int, H: float, G: float, R_2: float | None = None, eif_distance: float | None = None
-) -> Conditions:
-    """The three numbers of eq:inference-conditions; R_2 and the distance are known in simulation only."""
-    complexity = H + math.log(n)
-    return Conditions(
-        remainder=None if R_2 is None else math.sqrt(n) * R_2,
-        process=None if eif_distance is None else math.sqrt(complexity) * eif_distance,
-        envelope=G * math.sqrt(d) * complexity / math.sqrt(n),
-    )
 
 
 def root_n_bound(*, n: int, d: int, a_n: float, H: float, G: float, R_2: float, eif_distance: float) -> float:

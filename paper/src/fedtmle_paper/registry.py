@@ -179,7 +179,7 @@ _STATEMENTS: tuple[Statement, ...] = (
     # thm:statistical and S.2.2.
     _computed(
         "thm:statistical",
-        "lemmas.code_allowance lemmas.remainder_bound history.decode_law",
+        "statistical.code_allowance lemmas.remainder_bound history.decode_law",
         "theory/test_history.py::test_the_code_decodes_to_the_identical_law",
         "theory/test_statistical.py::test_remainder_bound_covers_the_error_of_coded_runs",
     ),
@@ -225,7 +225,7 @@ _STATEMENTS: tuple[Statement, ...] = (
     ),
     _computed(
         "eq:proof-vector-concentration",
-        "lemmas.process_bound",
+        "statistical.process_bound",
         "theory/test_probability.py::test_simultaneous_bound_over_a_family_of_codes_by_frequency",
     ),
     # cor:inference and S.2.3.
@@ -237,7 +237,7 @@ _STATEMENTS: tuple[Statement, ...] = (
     _computed("eq:inference-cost", "lemmas.cost_order", _TRANSCRIPTION),
     _computed(
         "eq:inference-conditions",
-        "lemmas.inference_conditions",
+        "statistical.inference_conditions",
         "theory/test_statistical.py::test_conditions_are_open_where_data_cannot_tell",
     ),
     _not("eq:canonical-limit", "a limit in distribution: nothing to evaluate on one run"),

@@ -31,7 +31,8 @@ class Adaptive(AbstractAlgorithm):
     gradient step is taken, and `Coded` goes on (`fedtmle.protocol.switching` has the rule). With ``cost`` of
     at least one, every round decreases the loss by at least ||g~||^2/(6 beta), so the bound on R of
     Algorithm 4 with one step per update holds. beta must bound every silo's curvature: ``smoothness`` is as
-    in `Coded`, over silos, and one for the whole run. ``radius`` and ``solver`` are those of local fits, as in `LocalAverage`.
+    in `Coded`, over silos, and one for the whole run. ``radius`` and ``solver`` are those of local fits, as
+    in `LocalAverage`.
     """
 
     tolerance: Tolerance = "practical"

@@ -160,6 +160,10 @@ class Coded(AbstractAlgorithm):
                 break
             if run.rounds >= self.max_rounds:
                 status = Status.ROUND_BUDGET
+                if t and run.problem.displacement(law) is not None:
+                    # The gradient at eps is that at the origin of the law moved there.
+                    law, t = run.problem.move(law, eps), 0
+                    history.append((steps, tuple(map(float, eps))))
                 break
             if rounded.action is Action.STEP and self.follows_segments:
                 normaliser = run.problem.normaliser(law)
@@ -202,6 +206,7 @@ class Coded(AbstractAlgorithm):
         arithmetic = arithmetic_error(run.problem, law)
         # Away from an origin the last gradient says nothing of the EIF mean at the returned law.
         bound = lattice.certificate(q) + arithmetic if t == 0 else float("inf")
+        bounds = tuple(each + arithmetic for each in lattice.coordinate_certificates(q)) if t == 0 else None
         if closing is None:
             estimate = yield from close(run, law)
         else:
@@ -220,10 +225,12 @@ class Coded(AbstractAlgorithm):
                 tolerance=tolerance,
                 residual_bound=bound,
                 arithmetic=arithmetic,
+                residual_bounds=bounds,
                 smoothness=Smoothness(value=float(lattice.beta), basis=self._basis(run.problem)),
                 lattice=lattice,
                 coordinates=self.coordinates,
-                history_bits=_history_bits([steps for steps, _ in history]),
+                history_bits=_history_bits([steps for steps, _ in history])
+                + (lattice.smoothness_bits if self.follows_segments else 0),
             ),
             estimate=estimate,
         )

@@ -51,6 +51,21 @@ class Calibration:
     rounding: float
 
 
+@dataclass(frozen=True, kw_only=True)
+class ConvergenceBounds:
+    """Public bounds by which a residual at a law bounds the distance from convergence (`theory.anytime`).
+
+    ``curvature`` is a positive definite lower bound of the pooled loss's Hessian at the law, (d, d). A unit
+    of coordinate k moves the link of any record by at most ``covariates[k]``, and only one coordinate moves
+    that of each record; zero if the loss is quadratic. ``slopes[j][k]`` bounds |d psi_j / d eps_k| at every
+    eps.
+    """
+
+    curvature: tuple[tuple[float, ...], ...]
+    covariates: tuple[float, ...]
+    slopes: tuple[tuple[float, ...], ...]
+
+
 class AbstractModel(ABC, Generic[Law, Rows]):
     """A loss over rows, fluctuated by eps around a law: all that an optimiser needs.
 
@@ -191,6 +206,14 @@ class AbstractProblem(AbstractModel[Law, Rows]):
 
     def calibration(self, law: Law) -> Calibration | None:  # noqa: ARG002 - most problems know none
         """Return the scales at a law that all parties know already, or None if a round must ask for them."""
+        return None
+
+    def convergence_bounds(self, law: Law) -> ConvergenceBounds | None:  # noqa: ARG002 - most know none
+        """Return bounds by which a residual at the law bounds the distance from convergence, or None."""
+        return None
+
+    def envelope(self, law: Law) -> float | None:  # noqa: ARG002 - most problems state none
+        """Return a bound on |D_j| over all records, declared or known from the law, or None."""
         return None
 
     @abstractmethod

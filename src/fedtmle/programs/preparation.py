@@ -287,6 +287,7 @@ def effect_problem(study: Study, preparation: Preparation) -> EffectProblem:
         prepare=preparation,
         ceiling=weight * max(ratio / share for ratio, share in zip(ratios, preparation.shares, strict=True)),
         population_ceiling=weight / smallest_share,
+        has_floor=bool(preparation.g_floor),
         largest_cluster=study.largest_cluster if study.cluster else 1,
         spanning=len(preparation.columns.spanning),
         linear=study.link == "linear" or not study.algorithm.fluctuates,

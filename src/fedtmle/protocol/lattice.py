@@ -130,6 +130,24 @@ class Lattice:
         rounding = self.h**2 * self.dim * self.b_squared
         return math.nextafter(root_up(self.raw_norm_squared(q)) + root_up(rounding), math.inf)
 
+    def coordinate_certificates(self, q: Sequence[int]) -> tuple[float, ...]:
+        """Return |(h B q)_j| + h sqrt(d) ||B_j||, rounded up: a bound on each coordinate of the residual."""
+        entries, denominator = self._integer_B
+        unit = self.h / denominator
+        return tuple(
+            math.nextafter(
+                root_up((unit * image) ** 2) + root_up(unit**2 * self.dim * sum(a * a for a in row)), math.inf
+            )
+            for row, image in zip(entries, _images(entries, q), strict=True)
+        )
+
+    @property
+    def smoothness_bits(self) -> int:
+        """The length of beta's code, where the steps of a run settle it."""
+        out = BitWriter()
+        _write_significant(self.beta, out)
+        return out.finish().length
+
     def write(self, out: BitWriter, *, public_C: bool) -> None:
         """Append beta, C's lower triangle unless it is public, and a check; h follows from C and delta."""
         _write_significant(self.beta, out)

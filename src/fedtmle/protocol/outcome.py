@@ -58,13 +58,14 @@ class Smoothness:
 class Certificate:
     """What was proved about the returned law, and what was only assumed.
 
-    ``residual_bound`` bounds the raw norm of the pooled EIF mean; ``arithmetic`` is the part of
-    it due to exact sums and quadrature.
+    ``residual_bound`` bounds the raw norm of the pooled EIF mean, ``residual_bounds`` its coordinates, if
+    they are bounded one by one; ``arithmetic`` is the part of each due to exact sums and quadrature.
     """
 
     tolerance: float
     residual_bound: float
     arithmetic: float
+    residual_bounds: tuple[float, ...] | None = None
     smoothness: Smoothness | None = None
     lattice: Lattice | None = None  # of a coded run
     coordinates: str = "raw"

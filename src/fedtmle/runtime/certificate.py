@@ -19,7 +19,7 @@ from fedtmle.algorithms.coded import Coded
 from fedtmle.algorithms.local import Personalized
 from fedtmle.protocol.fits import Weighting
 from fedtmle.protocol.lattice import Lattice, floating
-from fedtmle.protocol.outcome import Certificate, Described, Personalised, Targeted
+from fedtmle.protocol.outcome import Certificate, Described, Personalised, Status, Targeted
 from fedtmle.protocol.plan import Plan
 from fedtmle.protocol.query import Phase, Problem
 from fedtmle.runtime.replay import heard_rounds
@@ -27,6 +27,7 @@ from fedtmle.runtime.result import BoundCheck, RunCertificate
 from fedtmle.runtime.session import Finished
 from fedtmle.runtime.transcript import Transcript
 from fedtmle.theory import communication, personalized, statistical
+from fedtmle.theory.anytime import Distance, distance_to_convergence
 from fedtmle.theory.averaging import (
     Averaging,
     FitRound,
@@ -51,6 +52,7 @@ from fedtmle.theory.path import (
     step_decreases_hold,
     weakest,
 )
+from fedtmle.theory.remainder import Remainder, history_of_doubles, remainder
 
 OPEN = "Delta and kappa are open: observe the run, or count two loss messages"
 DISPROVED = "beta: a step decreased the loss by less than beta implies; no bound is proved"
@@ -78,15 +80,50 @@ def certify(
             return None
         return _personalized(plan, outcome, law, algorithm, finished, rows)
     if isinstance(algorithm, Adaptive):
-        return _adaptive(outcome, law, finished, rows)
-    if isinstance(algorithm, Coded):
-        return _coded(outcome, law, algorithm, finished, rows)
+        certificate = _adaptive(outcome, law, finished, rows)
+    elif isinstance(algorithm, Coded):
+        certificate = _coded(outcome, law, algorithm, finished, rows)
+    else:
+        stated = outcome.certificate
+        asked = stated.tolerance if outcome.status.is_converged else None  # no theorem says it is reached
+        checks = _check("residual r^K", outcome.residual, asked, "eq:eif-equation", Basis.BOUND)
+        descent = None if loss is None else tuple(b - a for a, b in itertools.pairwise(loss))
+        certificate = replace(_stated(stated), checks=tuple(checks), descent=descent)
+    return replace(certificate, distance=_distance(outcome), remainder=_remainder(outcome, finished))
+
+
+def _distance(outcome: Targeted) -> Distance | None:
+    """Return how far psi may be from its value at convergence; None if nothing was targeted."""
+    stated, problem = outcome.certificate, outcome.problem
+    if outcome.status in (Status.ONE_STEP, Status.PRIVATE):
+        return None
+    residuals = stated.residual_bounds or (stated.residual_bound,) * problem.dim
+    return distance_to_convergence(residuals, problem.convergence_bounds(outcome.law))
+
+
+def _remainder(outcome: Targeted, finished: Finished) -> Remainder | None:
+    """Return the terms of thm:statistical; None if the covariance is not finite, or has noise in it.
+
+    Every party derives p^0, C and beta from the broadcasts, so that those to one silo are a prefix-free
+    code of them: H_init is their length.
+    """
+    problem, covariance = outcome.problem, outcome.estimate.covariance
+    if outcome.status is Status.PRIVATE or not np.isfinite(covariance).all():
+        return None
+    phases, down = (Phase.NUISANCE, Phase.CALIBRATION), finished.account.bits_down
     stated = outcome.certificate
-    asked = stated.tolerance if outcome.status.is_converged else None  # no theorem says that it is reached
-    return replace(
-        _stated(stated),
-        checks=tuple(_check("residual r^K", outcome.residual, asked, "eq:eif-equation", Basis.BOUND)),
-        descent=None if loss is None else tuple(b - a for a, b in itertools.pairwise(loss)),
+    return remainder(
+        n=finished.n,
+        dim=problem.dim,
+        initial_bits=max(sum(down[phase, silo] for phase in phases) for silo in finished.sizes),
+        history_bits=(
+            history_of_doubles(outcome.updates, problem.dim)
+            if stated.history_bits is None
+            else stated.history_bits
+        ),
+        residual=stated.residual_bound,
+        std_error=math.sqrt(float(np.trace(covariance))),
+        envelope=problem.envelope(outcome.law),
     )
 
 
@@ -96,6 +133,7 @@ def _stated(stated: Certificate) -> RunCertificate:
         tolerance=stated.tolerance,
         residual_bound=stated.residual_bound,
         arithmetic=stated.arithmetic,
+        residual_bounds=stated.residual_bounds,
         smoothness=stated.smoothness,
         spacing=None if stated.lattice is None else float(stated.lattice.h),
         coordinates=stated.coordinates,

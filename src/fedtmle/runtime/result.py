@@ -18,8 +18,10 @@ from fedtmle.runtime.markup import element, table, text
 from fedtmle.runtime.rows import LocalOutcome
 from fedtmle.runtime.session import Account
 from fedtmle.runtime.transcript import Transcript
+from fedtmle.theory.anytime import Distance
 from fedtmle.theory.averaging import Averaging
 from fedtmle.theory.path import LOSS_ROUNDING, Basis, Constant
+from fedtmle.theory.remainder import Remainder
 
 WIDTH = 80
 
@@ -59,11 +61,14 @@ class RunCertificate:
 
     The fields up to ``assumptions`` are the algorithm's statement. They are None for `Personalized`, where
     no party knows a pooled residual. ``descent`` has the pooled loss change of each update, if observed.
+    ``distance`` is that of psi from its value at convergence, and ``remainder`` has the terms of
+    thm:statistical.
     """
 
     tolerance: float | None = None
     residual_bound: float | None = None
     arithmetic: float | None = None
+    residual_bounds: tuple[float, ...] | None = None
     smoothness: Smoothness | None = None
     spacing: float | None = None
     coordinates: str = "raw"
@@ -73,6 +78,8 @@ class RunCertificate:
     constants: tuple[Constant, ...] = ()
     descent: tuple[float, ...] | None = None
     averaging: tuple[Averaging, ...] | None = None
+    distance: Distance | None = None
+    remainder: Remainder | None = None
 
     def __str__(self) -> str:
         """Return a table of at most 80 columns."""

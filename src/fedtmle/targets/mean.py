@@ -20,6 +20,7 @@ from fedtmle.model.exact import Sums
 from fedtmle.model.families import Family
 from fedtmle.model.problem import (
     AbstractProblem,
+    ConvergenceBounds,
     Estimate,
     PoolableRows,
     mean_and_covariance,
@@ -132,6 +133,12 @@ class Mean(AbstractProblem[MeanLaw, Array], PoolableRows[Array]):
     def finish(self, law: MeanLaw, pooled: Sums, n: int) -> Estimate:
         _, covariance = mean_and_covariance(pooled, 1, n)
         return Estimate(psi=np.array([law.mu]), covariance=covariance)
+
+    def convergence_bounds(self, law: MeanLaw) -> ConvergenceBounds:  # noqa: ARG002 - the loss is quadratic
+        return ConvergenceBounds(curvature=((1.0,),), covariates=(0.0,), slopes=((1.0,),))
+
+    def envelope(self, law: MeanLaw) -> float:  # noqa: ARG002 - of outcomes within their bounds
+        return self.bounds[1] - self.bounds[0]
 
     def curvature(self, law: MeanLaw) -> Array:  # noqa: ARG002 - one at every law
         return np.eye(1)

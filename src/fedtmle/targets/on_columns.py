@@ -9,7 +9,7 @@ import numpy as np
 
 from fedtmle.errors import InputError
 from fedtmle.model.exact import Sums
-from fedtmle.model.problem import AbstractProblem, Estimate, Law
+from fedtmle.model.problem import AbstractProblem, ConvergenceBounds, Estimate, Law
 from fedtmle.model.submodel import AbstractNormaliser, AbstractSubmodel
 from fedtmle.model.table import AnyTable, StreamedTable, Table
 from fedtmle.model.types import Array, RowBound
@@ -79,6 +79,12 @@ class OnColumns(AbstractProblem[Law, AnyTable], Generic[Law]):
 
     def path(self, law: Law) -> tuple[tuple[float, ...], ...]:
         return self.problem.path(law)
+
+    def convergence_bounds(self, law: Law) -> ConvergenceBounds | None:
+        return self.problem.convergence_bounds(law)
+
+    def envelope(self, law: Law) -> float | None:
+        return self.problem.envelope(law)
 
     def displacement(self, law: Law) -> Array | None:
         return self.problem.displacement(law)

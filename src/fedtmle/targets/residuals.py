@@ -218,6 +218,9 @@ class ResidualProblem(AbstractProblem[ResidualLaw, AnyTable]):
         x = max(self._widths) * self.ceiling  # |rho'| <= 1 and rho'' <= 1/4 for the logistic loss
         return RowBound(gradient=exponent(x), curvature=exponent(0.25 * x * x))
 
+    def envelope(self, law: ResidualLaw) -> float:  # noqa: ARG002 - declared, for every law
+        return max(self._widths) * (self.ceiling + 1.0)
+
     def curvature(self, law: ResidualLaw) -> None:  # noqa: ARG002 - it is a sum over rows
         return None
 

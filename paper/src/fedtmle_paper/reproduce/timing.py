@@ -126,6 +126,10 @@ class LedgerNormaliser(AbstractNormaliser):
     def curvature_ceiling(self, C: Array) -> float:
         return self.inner.curvature_ceiling(C)
 
+    def segment_curvature(self, start: Array, step: Array) -> float:
+        key = "segment", self.history, start.tobytes(), step.tobytes()
+        return self.ledger.get(key, lambda: self.inner.segment_curvature(start, step))
+
 
 @final
 @dataclass(frozen=True, kw_only=True)

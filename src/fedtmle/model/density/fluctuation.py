@@ -19,7 +19,9 @@ from fedtmle.model.families import Family
 from fedtmle.model.types import Array
 
 Mean = Callable[[Array, float], float]
-ROUNDING_OF_MEANS = 2.0**-36  # of 2^16 nodes, each rounded to 2^-60 of the column's magnitude, and of products
+ROUNDING_OF_MEANS = (
+    2.0**-36
+)  # of 2^16 nodes, each rounded to 2^-60 of the column's magnitude, and of products
 ROUNDING = 1.0 + 2.0**-30  # so that the bounds hold for D as computed, not only in exact arithmetic
 
 
@@ -105,7 +107,7 @@ class LogisticFluctuation(AbstractFluctuation):
         #     |P'| <= (2 Y + W) P,   |V'| <= W V + 2 W P,
         #
         # so U = V + 2 P has |U'| <= rate U with rate = 2 W + 2 Y, and |V' - P'| <= W V + (3 W + 2 Y) P
-        # <= (3/2 W + Y) U. Within the radius U gains at most a factor of e^(rate |s|), and x moves by Y^2 |s|.
+        # <= (3/2 W + Y) U. Within the radius U gains at most a factor of e^(rate |s|); x moves by Y^2 |s|.
         slope = kernels.expit(2.0 * t)
         x, c = -2.0 * slope * y, 4.0 * slope * (1.0 - slope) * y * y
         Y = float(np.abs(y).max())
@@ -152,6 +154,7 @@ class ExponentialTilt(AbstractFluctuation):
 def _rounded_up(bound: float, Y: float) -> float:
     """Return the bound with room for the rounding of means of columns of magnitude at most 4 Y^2."""
     return bound * ROUNDING + ROUNDING_OF_MEANS * Y * Y
+
 
 def diameter(vertices: Array) -> float:
     """The largest distance within the convex hull: that between two of its vertices, shape (d, V)."""

@@ -130,6 +130,10 @@ class AbstractDensityProblem(AbstractProblem[DensityLaw, Array], PoolableRows[Ar
         return Estimate(psi=law.psi, covariance=congruence(T, covariance), correction=T)
 
     @final
+    def envelope(self, law: DensityLaw) -> float:
+        return law.reach
+
+    @final
     def curvature(self, law: DensityLaw) -> Array:
         """E_p[D D^T], for either fluctuation: Hess A(0) is what the rows' own curvature leaves of it."""
         return second_moment(law.masses, law.eif, max(law.exponents))

@@ -30,7 +30,7 @@ from fedtmle.model.exact import FINE_BITS, GRID_BITS, Sums, column_shifts, zero_
 from fedtmle.model.families import Family
 from fedtmle.model.linear import congruence, multiply
 from fedtmle.model.parallel import done, mapped, pieces
-from fedtmle.model.problem import AbstractProblem, Calibration, Estimate
+from fedtmle.model.problem import AbstractProblem, Calibration, ConvergenceBounds, Estimate
 from fedtmle.model.submodel import AbstractSubmodel, GeneralisedLinear, NoNormaliser, StreamedLinear
 from fedtmle.model.table import AnyTable, StreamedTable, Table, over_blocks
 from fedtmle.model.types import Array, RowBound, exponent
@@ -95,6 +95,7 @@ class EffectProblem(AbstractProblem[EffectLaw, AnyTable]):
     linear: bool = False
     as_weight: bool = False
     blocks: tuple[tuple[int, ...], ...] = ()
+    has_floor: bool = False  # whether ``ceiling`` bounds H of every record and arm, not only what is told
     known: Calibration | None = None  # at the start, where sums are rounded and the overlap is known
     _prepared: list[_Prepared] = field(default_factory=list, compare=False, repr=False)
 
@@ -269,6 +270,29 @@ class EffectProblem(AbstractProblem[EffectLaw, AnyTable]):
 
     def calibration(self, law: EffectLaw) -> Calibration | None:
         return None if law.history else self.known
+
+    def convergence_bounds(self, law: EffectLaw) -> ConvergenceBounds | None:
+        # The logistic loss has |third derivative| <= second derivative, so that the Hessian at the law is at
+        # least e^-s times that at the start, s the largest move of a record's link.
+        if self.known is None or not (self.has_floor or self.as_weight):
+            return None
+        largest = 1.0 if self.as_weight else self.ceiling
+        widths = self.width * np.abs(self.L).max(axis=1)
+        x = np.zeros(self.dim) if self.linear else widths * largest
+        farthest = float((x * np.abs(self.displacement(law))).max())
+        start = np.array(self.known.curvature) - self.known.rounding * np.eye(self.dim)
+        bend = 1.0 if self.linear else 0.25
+        # m_r moves by rho'' H_r per unit of the link, and psi_r is a mean of m_r.
+        slopes = bend * largest * self.width**2 * multiply(np.abs(self.L), np.abs(self.L).T)
+        return ConvergenceBounds(
+            curvature=tuple(map(tuple, (kernels.exp(-farthest) * start).tolist())),
+            covariates=tuple(x.tolist()),
+            slopes=tuple(map(tuple, slopes.tolist())),
+        )
+
+    def envelope(self, law: EffectLaw) -> float:  # noqa: ARG002 - declared, for every law
+        largest = self.width * self._reach * (self.ceiling + self.population_ceiling)
+        return largest * max(sum(map(abs, row)) for row in self.combination)
 
     def finish(self, law: EffectLaw, pooled: Sums, n: int) -> Estimate:  # noqa: ARG002 - all is pooled
         return self._estimate(pooled, one_step=False)
