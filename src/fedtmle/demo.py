@@ -17,8 +17,9 @@ from fedtmle.model.types import Array
 from fedtmle.programs.study import Study
 from fedtmle.studies.run import run
 from fedtmle.targets.effects.estimands import ATE
+from fedtmle.text.certificate import certificate
 from fedtmle.text.progress import live_progress
-from fedtmle.text.result import cells, certificate, cost
+from fedtmle.text.result import cells, cost
 
 BABY = "bw + nnhealth + sex + mlt_birt"  # birth weight, neonatal health, sex, twin or more
 MOTHER = "momage + b_marr + mom_lths + mom_hs + mom_scoll + momblack + momhisp + cigs"

@@ -21,7 +21,7 @@ from fedtmle.runtime.session import run_embedded
 from fedtmle.runtime.silo import Silo
 from fedtmle.studies.preflight import preflight
 from fedtmle.studyfile.file import read_study, study_plan
-from fedtmle.text.result import certificate
+from fedtmle.text.certificate import certificate
 from tests.declare import declare
 from tests.initial.silos import pooled_table, split, trial
 

@@ -47,7 +47,8 @@ def coded_run(case: Case, parts: Sequence[IntArray], algorithm: Coded) -> CodedR
     lattice = targeting.lattice
     rows = {name: case.problem.read(own) for name, own in silos.items()}
     points, accepted = result.trajectory.points, result.trajectory.accepted
-    path = follow(case.problem, case.law, rows, points, accepted, lattice)
+    by_step = result.certificate.smoothness.by_step
+    path = follow(case.problem, case.law, rows, points, accepted, lattice, by_step)
     return CodedRun(case, result, lattice, path, algorithm.inner == "step")
 
 

@@ -175,6 +175,7 @@ class Coded(AbstractAlgorithm):
                     steps = tuple(factor * a for a in steps)
                     history[:] = [(tuple(factor * a for a in own), accepted) for own, accepted in history]
                     lattice = scaled
+                run.step_smoothness.append(float(lattice.beta))
             if rounded.action is Action.STEP:  # eps^{k,t+1} = eps^{k,t} - g~/beta
                 steps = tuple(a - b for a, b in zip(steps, q, strict=True))
                 t, n_steps = t + 1, n_steps + 1
@@ -226,7 +227,11 @@ class Coded(AbstractAlgorithm):
                 residual_bound=bound,
                 arithmetic=arithmetic,
                 residual_bounds=bounds,
-                smoothness=Smoothness(value=float(lattice.beta), basis=self._basis(run.problem)),
+                smoothness=Smoothness(
+                    value=float(lattice.beta),
+                    basis=self._basis(run.problem),
+                    by_step=tuple(run.step_smoothness),
+                ),
                 lattice=lattice,
                 coordinates=self.coordinates,
                 history_bits=_history_bits([steps for steps, _ in history])

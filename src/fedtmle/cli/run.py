@@ -204,13 +204,20 @@ def _conclude(
 
 def show(
     result: Path = typer.Argument(..., help="A result saved by run --out."),
+    certificate: bool = typer.Option(
+        False, "--certificate", help="Print what was proved about the run, at length."
+    ),
     as_json: bool = typer.Option(False, "--json", help="Print the result as JSON."),
 ) -> None:
     """Print a saved result."""
     from fedtmle.results.result import load
+    from fedtmle.text.certificate import certificate_table
 
     with reporting(as_json=as_json):
         saved = load(result)
+        if certificate and not as_json:
+            typer.echo(certificate_table(saved.document))
+            return
         _print(saved.document, saved.to_json() if as_json else None)
 
 

@@ -48,10 +48,14 @@ class Visit:
 
 @dataclass(frozen=True, kw_only=True)
 class Smoothness:
-    """beta, and on what it rests."""
+    """beta, and on what it rests.
+
+    Where the steps settle beta, ``by_step`` has that of each, and ``value`` the last and largest.
+    """
 
     value: float
     basis: str  # "certified", "certified along the steps" or "at the start", "estimated", "given"
+    by_step: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from fedtmle.layout import Document, bits, phase_name, phase_rounds
 from fedtmle.report import charts, series, words
 from fedtmle.runtime.markup import element, scrolling, table, text
+from fedtmle.text.certificate import remainder_rows, remedies
 from fedtmle.text.result import PHASES
 
 
@@ -44,6 +45,11 @@ def exactness(document: Document) -> str:
         caption = "The cost of the run, and the bounds of the paper's theorems"
         head = ["", "realised", "bound", "depends on", "statement"]
         parts.append(scrolling(table(head, rows, caption=caption), "Bounds"))
+    terms = remainder_rows(document)
+    if terms:
+        caption = "The terms of the statistical theorem and the conditions of its corollary, beside the error"
+        parts.append(scrolling(table(terms[0], terms[1:], caption=caption), "Statistical terms", "prose"))
+        parts.append(text("p", remedies(document), class_="soft"))
     return "".join(parts)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from fedtmle.layout import Document, phase_rounds
 from fedtmle.runtime.certificate import OPEN
-from fedtmle.text.result import private_certificate
+from fedtmle.text.certificate import convergence, history, private_certificate
 
 TARGETING = {
     "Coded": "the silo's mean gradient, rounded to a public grid, as a difference from its last message",
@@ -56,6 +56,7 @@ def proved(document: Document) -> Iterator[str]:
             yield "This was computed from exact sums over all silos; it depends on no estimated constant."
         if not document["converged"]:
             yield f"The run stopped early: {document['status_text']}."
+        yield from filter(None, (convergence(document), *history(document)))
     yield (
         "Every bit in the account was counted when it was sent, and the silos that took part until the end "
         "confirmed that they all received the same broadcasts."

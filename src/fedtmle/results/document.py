@@ -31,6 +31,7 @@ from fedtmle.protocol.bins import PooledBin
 from fedtmle.protocol.outcome import SiteTest, Status
 from fedtmle.protocol.plan import Plan, provenance
 from fedtmle.protocol.sites import OwnEstimate, OwnStatus
+from fedtmle.results.certainty import convergence_document, uncovered
 from fedtmle.results.inference import Row, imputed_rows, interaction_tests, silo_tables, table_rows
 from fedtmle.results.meta import heterogeneity, leave_one_out
 from fedtmle.results.overlap import (
@@ -133,6 +134,8 @@ def document(plan: Plan, finished: Finished, result: Result, release: Sequence[s
         **({} if study.privacy is None else {"privacy": private_document(study, details)}),
         "learners": learners_document(study, details),
         "diagnostics": diagnostics_document(study, finished),
+        "convergence": convergence_document(study, details.components, result),
+        "uncovered": uncovered(study),
         "warnings": [
             *_absent_silos(finished),
             *_unsupported(estimates, result),

@@ -164,7 +164,9 @@ def _coded(
     )
     if rows is None:
         return replace(_stated(stated), checks=_open_checks(cost), assumptions=(*stated.assumptions, OPEN))
-    path = follow(problem, law, rows, outcome.trajectory, outcome.accepted, lattice)
+    path = follow(
+        problem, law, rows, outcome.trajectory, outcome.accepted, lattice, stated.smoothness.by_step
+    )
     basis = SMOOTHNESS_BASIS[stated.smoothness.basis]
     known = _run_constants(path, lattice, Constant(name="beta", value=stated.smoothness.value, basis=basis))
     fits = zip(path.origins(), path.endpoints(), strict=False)

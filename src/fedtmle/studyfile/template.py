@@ -148,6 +148,7 @@ kind = "Coded"                  # Adaptive, Gradient, LocalAverage, Personalized
 tolerance = "practical"         # 1e-6 of a standard error; "negligible", or a number
 # coordinates = "whitened"      # raw
 # smoothness = "estimated"      # certified, pooled, a number, or {factor = 1.05, over = "silos"}
+# smoothness = {kind = "certified", along = "segments", over = "pooled"}  # or along = "everywhere"
 # inner = "step"                # adaptive: the paper's inner solves, more rounds, a shorter history
 # max_rounds = 10000
 # fixed_width = 1000            # send absolute integers instead of differences

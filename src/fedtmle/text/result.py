@@ -26,6 +26,7 @@ from fedtmle.layout import (
     wrapped,
 )
 from fedtmle.text import emulation
+from fedtmle.text.certificate import certificate
 
 WAYS = ("bits_up", "bits_down")
 PHASES = ("nuisance", "calibration", "targeting", "closing", "diagnostics")
@@ -399,46 +400,6 @@ def _fit(document: Document) -> Iterator[str]:
     means = [f"{mean:.1g} for {name}" for name, mean in document["diagnostics"]["eif_mean"].items()]
     yield from wrapped(f"Outcome model: {'; '.join(explained) or 'nothing to explain'}.")
     yield from wrapped(f"Mean of the EIF: {'; '.join(means)}.")
-
-
-def certificate(document: Document) -> Iterator[str]:
-    """Yield how exactly the pooled equation was solved, in two sentences."""
-    stated = document["certificate"]
-    if document.get("privacy"):
-        yield from wrapped(f"Certificate: {private_certificate(document)}")
-        return
-    if not stated or stated["tolerance"] is None:
-        yield from wrapped(f"Certificate: {document['status_text']}.")
-        return
-    bound, tolerance = stated["residual_bound"], stated["tolerance"]
-    if bound is None:
-        yield from wrapped(f"Certificate: none, {document['status_text']}.")
-        return
-    errors = [row["std_error"] for row in document["estimates"] if row["std_error"]]
-    relative = f", {bound / min(errors):.1g} of the smallest standard error" if errors else ""
-    first = (
-        f"The pooled estimating equation holds to within {bound:.2g} (tolerance: {tolerance:.2g}){relative}."
-    )
-    if document["residual_kind"] == "certified bound":
-        smoothness = stated["smoothness"]
-        second = (
-            "The bound includes all rounding. It is proved from what the silos sent and does not depend on "
-            f"the smoothness constant, which is {smoothness['basis']} and affects the number of rounds only."
-        )
-    else:
-        second = "This was computed from exact sums over all silos and depends on no estimated constant."
-    yield from wrapped(f"Certificate: {first} {second}")
-
-
-def private_certificate(document: Document) -> str:
-    """Return what is proved about a study with privacy: the budget, and that no equation was solved."""
-    privacy = document["privacy"]
-    return (
-        f"The silos' answers together are {privacy['rho']:.4g}-zCDP, which is "
-        f"({privacy['spent_epsilon']:.4g}, {privacy['delta']:g})-differential privacy. No "
-        "estimating equation was solved: the estimate is a one-step estimate, and the noise and its effect "
-        "on the models are in the standard error."
-    )
 
 
 def cost(document: Document) -> Iterator[str]:

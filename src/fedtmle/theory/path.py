@@ -37,6 +37,7 @@ class TargetingPath:
     gradient: Array  # (S + K + 1, M, d): each silo's
     loss: Array  # (S + K + 1,): pooled, less that of the initial law
     share: Array  # (M,): N_m/n
+    by_step: tuple[float, ...] = ()
 
     @property
     def pooled(self) -> Array:
@@ -57,9 +58,9 @@ class TargetingPath:
         return [r for r, is_step in self.transitions() if not is_step]
 
     def rounded_norms(self, beta: float) -> Array:
-        """||g~_r|| over the steps: beta times the length of each, since u moves by -g~/beta."""
+        """||g~_r|| over the steps: beta (of the step) times the length, since u moves by -g~/beta."""
         moved = [np.linalg.norm(self.u[r + 1] - self.u[r]) for r, is_step in self.transitions() if is_step]
-        return beta * np.array(moved)
+        return np.array(self.by_step or beta) * np.array(moved)
 
     def variation(self) -> Array:
         """sum_r ||g_{m,r} - g_{m,r-1}|| over the queries, one per silo, (M,)."""
@@ -92,8 +93,12 @@ def follow(
     points: Sequence[Visit],
     accepted: Sequence[Sequence[float]],
     lattice: Lattice,
+    by_step: tuple[float, ...] = (),
 ) -> TargetingPath:
-    """Return the path of a run from its initial law, on the silos' validated rows."""
+    """Return the path of a run from its initial law, on the silos' validated rows.
+
+    ``by_step`` has the beta of each step where the steps settled it.
+    """
     states = list(_states(points, accepted))
     sizes = [problem.count(table) for table in rows.values()]
     n = sum(sizes)
@@ -123,6 +128,7 @@ def follow(
         gradient=np.array(gradients),
         loss=np.array(losses),
         share=np.array(sizes) / n,
+        by_step=by_step,
     )
 
 

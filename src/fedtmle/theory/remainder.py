@@ -24,7 +24,8 @@ class Remainder:
 
     ``process`` is for an influence function that is wrong by its own size; ``largest_share`` is the share of
     that at which the process term is a tenth of a standard error. ``rows_needed`` is the n at which the
-    envelope term would be a tenth, with the same history. Both are None if the envelope is unknown.
+    envelope term would be a tenth, with the same history. ``process_alone`` and ``envelope_alone`` are the
+    terms if the initial fit came from other records, H_init = 0. All about an unknown envelope is None.
     """
 
     level: float
@@ -36,6 +37,8 @@ class Remainder:
     envelope_constant: float | None  # G
     envelope: float | None
     rows_needed: float | None
+    process_alone: float
+    envelope_alone: float | None
     std_error: float
     condition_process: float  # the second of eq:inference-conditions, over the size of D
     condition_envelope: float | None  # the third, over the size of D
@@ -58,7 +61,7 @@ def remainder(
 ) -> Remainder:
     """Return the terms for n records; ``envelope`` is G, and ||D(p^K)|| is sqrt(n) times ``std_error``."""
     H, size = initial_bits + history_bits, math.sqrt(n) * std_error
-    x = code_allowance(H, dim, LEVEL)
+    x, alone = (code_allowance(bits, dim, LEVEL) for bits in (H, history_bits))
     process = process_bound(dim, n, 0.0, x, size)
     of_envelope = None if envelope is None else process_bound(dim, n, envelope, x, 0.0)
     conditions = inference_conditions(n=n, d=dim, H=H, G=envelope or 0.0, eif_distance=size)
@@ -77,6 +80,8 @@ def remainder(
         envelope_constant=envelope,
         envelope=of_envelope,
         rows_needed=needed,
+        process_alone=process_bound(dim, n, 0.0, alone, size),
+        envelope_alone=None if envelope is None else process_bound(dim, n, envelope, alone, 0.0),
         std_error=std_error,
         condition_process=(conditions.process or 0.0) / size if size > 0 else math.nan,
         condition_envelope=None if envelope is None or not size > 0 else conditions.envelope / size,

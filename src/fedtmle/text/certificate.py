@@ -1,0 +1,160 @@
+"""The certificate of a run in words and tables, made from a result's document alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from fedtmle.layout import Document, aligned, wrapped
+
+
+def certificate(document: Document) -> Iterator[str]:
+    """Yield how exactly the pooled equation was solved, in two sentences."""
+    stated = document["certificate"]
+    if document.get("privacy"):
+        yield from wrapped(f"Certificate: {private_certificate(document)}")
+        return
+    if not stated or stated["tolerance"] is None:
+        yield from wrapped(f"Certificate: {document['status_text']}.")
+        return
+    bound, tolerance = stated["residual_bound"], stated["tolerance"]
+    if bound is None:
+        yield from wrapped(f"Certificate: none, {document['status_text']}.")
+        return
+    errors = [row["std_error"] for row in document["estimates"] if row["std_error"]]
+    relative = f", {bound / min(errors):.1g} of the smallest standard error" if errors else ""
+    first = (
+        f"The pooled estimating equation holds to within {bound:.2g} (tolerance: {tolerance:.2g}){relative}."
+    )
+    if document["residual_kind"] == "certified bound":
+        smoothness = stated["smoothness"]
+        second = (
+            "The bound includes all rounding. It is proved from what the silos sent and does not depend on "
+            f"the smoothness constant, which is {smoothness['basis']} and affects the number of rounds only."
+        )
+    else:
+        second = "This was computed from exact sums over all silos and depends on no estimated constant."
+    yield from wrapped(f"Certificate: {first} {second}")
+    for line in (convergence(document), *history(document)):
+        yield from wrapped(line) if line else ()
+
+
+def convergence(document: Document) -> str:
+    """Return how far the estimates may be from convergence, in a sentence; empty if nothing is known."""
+    stated = document.get("convergence")
+    if not stated:
+        return ""
+    if not stated["estimands"]:
+        return f"There is no bound on the distance from the estimate at convergence: {stated['reason']}."
+    errors = {row["estimand"]: row["std_error"] for row in document["estimates"]}
+    shares = [
+        (row["bound"] / errors[row["estimand"]], row["bound"])
+        for row in stated["estimands"]
+        if row["bound"] is not None and errors.get(row["estimand"])
+    ]
+    if len(shares) < len(stated["estimands"]):
+        return "There is no bound on the distance from convergence of a ratio so close to zero or infinity."
+    share, bound = max(shares)
+    which = "The estimate is" if len(shares) == 1 else "Every estimate is"
+    return f"{which} within {bound:.1g} ({share:.1g} standard errors) of its value at convergence."
+
+
+def history(document: Document) -> Iterator[str]:
+    """Yield what thm:statistical says about the run, beside the standard error."""
+    terms = (document.get("certificate") or {}).get("remainder")
+    if not terms or not terms["std_error"]:
+        return
+    total, error = terms["initial_bits"] + terms["history_bits"], terms["std_error"]
+    described = f"{total:,} bits describe how the records chose the estimate ({terms['initial_bits']:,} for"
+    process = f"{terms['process'] / error:.2g} standard errors times the share of the influence function"
+    line = f"History: {described} the models). The proved price of that choice is {process} that is wrong"
+    if terms["envelope"] is not None:
+        line += f", plus {terms['envelope'] / error:.2g} for its largest value"
+    parts = (terms["process"], terms["envelope"])
+    if None in parts or sum(parts) > error / 2:
+        line += "; it proves nothing about an interval of this width, which rests on large-sample theory"
+    yield f"{line}."
+    if document.get("uncovered"):
+        yield f"The theorem does not cover this study: {'; '.join(document['uncovered'])}."
+
+
+def remainder_rows(document: Document) -> list[list[str]]:
+    """Return the terms of thm:statistical and the conditions of cor:inference as a table, or nothing."""
+    terms = (document.get("certificate") or {}).get("remainder")
+    if not terms:
+        return []
+    error = terms["std_error"]
+
+    def row(name: str, value: float | None, note: str) -> list[str]:
+        if value is None:
+            return [name, "open", "", note]
+        return [name, f"{value:.3g}", f"{value / error:.3g}" if error else "", note]
+
+    share, needed = terms["largest_share"], terms["rows_needed"]
+    small = "" if share is None else f"a tenth of a standard error if {share:.2g} of it is wrong"
+    enough = "" if needed is None else f"a tenth of a standard error at n = {needed:.1g}, same history"
+    conditions = [
+        ["sqrt(n) |R_2| (cor:inference)", "open", "", "the models' errors multiply; no data can tell"],
+        ["sqrt(H_K + log n), times share", f"{terms['condition_process']:.3g}", "", "must tend to 0"],
+    ]
+    if terms["condition_envelope"] is not None:
+        value = f"{terms['condition_envelope']:.3g}"
+        conditions.append(["G sqrt(d) (H_K + log n)/sqrt(n)", value, "", "must tend to 0; over |D|"])
+    return [
+        [f"thm:statistical, {1 - terms['level']:.0%}", "value", "in SE", ""],
+        ["bits of the initial fit, H_init", f"{terms['initial_bits']:,}", "", "broadcasts to one silo"],
+        ["bits of the updates", f"{terms['history_bits']:,}", "", ""],
+        row("residual", terms["residual"], "certified"),
+        row("process term, times share", terms["process"], small),
+        row("envelope term", terms["envelope"], enough),
+        ["remainder R_2", "open", "", "depends on the models' errors"],
+        *conditions,
+    ]
+
+
+def remedies(document: Document) -> str:
+    """Return what would make the terms of thm:statistical small, in sentences."""
+    terms = document["certificate"]["remainder"]
+    error = terms["std_error"] or math.nan
+    alone = f"{terms['process_alone'] / error:.2g} standard errors times the share"
+    text = f"Models fitted to other records cost no bits: the process term would be {alone}"
+    if terms["envelope"] is not None:
+        text += f", the envelope term {terms['envelope_alone'] / error:.2g} standard errors"
+        text += f". With this history it is a tenth of one at n = {terms['rows_needed']:.1g}"
+    return (
+        f"{text}. Fewer columns, a coarser fit (fit_accuracy) and fewer updates shorten the history. A "
+        "larger bound on the propensity score and a narrower range of the outcome lower the envelope. Better "
+        "models lower the share that is wrong."
+    )
+
+
+def certificate_table(document: Document) -> str:
+    """Return the certificate at length: its sentences, the theorems' bounds, and the statistical terms."""
+    parts = ["\n".join(certificate(document))]
+    checks = (document.get("certificate") or {}).get("checks", [])
+    if checks:
+        rows = [["bound of the paper", "realised", "bound", "rests on"]]
+        for line in checks:
+            bound = "open" if line["bound"] is None else f"{line['bound']:.4g}"
+            rows.append([line["name"], f"{line['realised']:.5g}", bound, line["basis"] or ""])
+        parts.append("\n".join(aligned(rows)))
+    moves = (document.get("convergence") or {}).get("estimands", [])
+    if moves:
+        rows = [["distance from convergence", "at most"]]
+        rows += [[row["estimand"], "-" if row["bound"] is None else f"{row['bound']:.2g}"] for row in moves]
+        parts.append("\n".join(aligned(rows)))
+    if remainder_rows(document):
+        parts.append("\n".join(aligned([row[:3] for row in remainder_rows(document)])))
+        parts.append("\n".join(wrapped(remedies(document))))
+    return "\n\n".join(parts)
+
+
+def private_certificate(document: Document) -> str:
+    """Return what is proved about a study with privacy: the budget, and that no equation was solved."""
+    privacy = document["privacy"]
+    return (
+        f"The silos' answers together are {privacy['rho']:.4g}-zCDP, which is "
+        f"({privacy['spent_epsilon']:.4g}, {privacy['delta']:g})-differential privacy. No "
+        "estimating equation was solved: the estimate is a one-step estimate, and the noise and its effect "
+        "on the models are in the standard error."
+    )
