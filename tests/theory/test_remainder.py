@@ -63,7 +63,8 @@ def test_the_history_of_doubles_is_a_prefix_free_code() -> None:
 
 def test_a_study_counts_the_broadcasts_that_fix_its_start() -> None:
     result = ft.run(STUDY, silos(1))
-    assert result.run is not None and result.run.certificate is not None
+    assert result.run is not None
+    assert result.run.certificate is not None
     stated, account = result.run.certificate.remainder, result.run.account
     assert stated is not None
     one = [bits for (phase, silo), bits in account.bits_down.items() if silo == "s0" and phase in START]
