@@ -70,8 +70,8 @@ def test_moment_series_gives_the_envelope_constant() -> None:
     for order in range(2, 30):
         assert factorial(order) >= 2 * 3 ** (order - 2)
     assert factorial(3) == 2 * 3  # attained, so 3 cannot be larger
-    assert Fraction(2 + 2, 3) == lem.ENVELOPE  # |X| <= |f| + P_0|f| <= 4G, over 3
-    assert lem.VARIANCE == 2
+    assert Fraction(2 + 2, 3) == s.ENVELOPE  # |X| <= |f| + P_0|f| <= 4G, over 3
+    assert s.VARIANCE == 2
 
 
 def test_fourth_order_terms() -> None:

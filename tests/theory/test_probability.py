@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from fedtmle.theory import statistical
 from fedtmle_paper import lemmas as lem
 
 
@@ -31,7 +32,7 @@ GRID = list(itertools.product((50, 400, 20_000), (1e-4, 1e-3, 0.02, 0.3, 0.5), (
 
 def test_fixed_code_bernstein_bound_holds_exactly() -> None:
     for n, share, x in GRID:
-        realised = two_point_tail(n, share, 1.3, x, float(lem.ENVELOPE), lem.VARIANCE)
+        realised = two_point_tail(n, share, 1.3, x, float(statistical.ENVELOPE), statistical.VARIANCE)
         assert realised <= lem.fixed_code_tail(x), (n, share, x)
 
 
@@ -57,9 +58,9 @@ def test_simultaneous_bound_over_a_family_of_codes_by_frequency() -> None:
     length = math.log2(codes)  # equal codes: the Kraft sum is one
     atoms = rng.uniform(-2 * G, 2 * G, size=(codes, d, 16))  # f_w,j on a law of 16 atoms, uniform
     centred = atoms - atoms.mean(axis=2, keepdims=True)
-    x = lem.code_allowance(length, d, xi)
+    x = statistical.code_allowance(length, d, xi)
     distance = np.sqrt((atoms**2).mean(axis=2).sum(axis=1))
-    bound = np.array([lem.process_bound(d, n, G, x, float(r)) for r in distance])
+    bound = np.array([statistical.process_bound(d, n, G, x, float(r)) for r in distance])
     misses = 0
     for _ in range(400):
         counts = rng.multinomial(n, np.full(16, 1 / 16))
@@ -91,7 +92,7 @@ def test_the_level_of_the_fixed_code_bound() -> None:
     for xi in (0.01, 0.2, 0.5):
         x = math.log(2 / xi)
         assert lem.fixed_code_tail(x) == pytest.approx(xi, rel=1e-14)
-        assert lem.code_allowance(0.0, 1, xi) == pytest.approx(x, rel=1e-14)
+        assert statistical.code_allowance(0.0, 1, xi) == pytest.approx(x, rel=1e-14)
 
 
 def test_zeta_spends_xi_on_the_union() -> None:

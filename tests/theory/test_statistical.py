@@ -25,7 +25,7 @@ def test_remainder_bound_covers_the_error_of_coded_runs() -> None:
         rows = rng.choice(ATOMS, size=n, p=MASSES)
         silos = {"a": rows[:25], "b": rows[25:]}
         result = ft.solve(problem, problem.start(4.0), silos, ft.Coded(tolerance=1e-3))
-        x = lem.code_allowance(result.certificate.history_bits, 1, xi)
+        x = statistical.code_allowance(result.certificate.history_bits, 1, xi)
         error = abs(float(result.psi[0]) - truth - (rows.mean() - truth))
         distance = abs(truth - float(result.psi[0]))
         bound = lem.remainder_bound(1, n, 1e-3, 0.0, G, x, distance)
@@ -78,10 +78,10 @@ def test_remainder_bound_where_the_influence_function_moves() -> None:
         expansion = -reached.eif(rows.T).mean(axis=1) + process + R_2
         np.testing.assert_allclose(error, expansion, atol=1e-9)  # eq:plugin-expansion, P_0 D(p_0) = 0
         G = max(float(np.abs(f.vertices).max()) for f in (reached, truth))
-        x = lem.code_allowance(result.certificate.history_bits, 3, xi)
+        x = statistical.code_allowance(result.certificate.history_bits, 3, xi)
         distance = math.sqrt(float((population**2).sum(axis=0) @ masses))
         size, remainder = float(np.linalg.norm(error)), float(np.linalg.norm(R_2))
-        assert np.linalg.norm(process) <= lem.process_bound(3, n, G, x, distance)
+        assert np.linalg.norm(process) <= statistical.process_bound(3, n, G, x, distance)
         misses += size > lem.remainder_bound(3, n, delta, remainder, G, x, distance)
         needed += size > delta + remainder
         # The bound is the sum of its parts, each to be seen: no part of it is left out or counted twice.

@@ -158,6 +158,9 @@ class AbstractLongProblem(AbstractProblem[Law, AnyTable], Generic[Law, Piece]):
     def moment_shifts(self, law: Law) -> tuple[int, ...]:  # noqa: ARG002 - declared, for every law
         return column_shifts(self._moment_exponents())
 
+    def envelope(self, law: Law) -> float:  # noqa: ARG002 - declared, for every law
+        return self.reach * (self.ceiling * self.terms + self.population_ceiling)
+
     def _moment_exponents(self) -> list[int]:
         u = self.largest_cluster * self.reach * (self.ceiling * self.terms + self.population_ceiling)
         t = self.largest_cluster * self.population_ceiling

@@ -217,6 +217,3 @@ class RegimeProblem(AbstractLongProblem[RegimeLaw, Table]):
     def row_bound(self, law: RegimeLaw) -> RowBound:  # noqa: ARG002 - declared, for every law
         x = self.reach * self.ceiling * self.terms
         return RowBound(gradient=exponent(x), curvature=exponent(0.25 * x * self.reach))
-
-    def envelope(self, law: RegimeLaw) -> float:  # noqa: ARG002 - declared, for every law
-        return self.reach * (self.ceiling * self.terms + self.weight_ceiling)

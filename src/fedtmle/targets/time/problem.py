@@ -276,9 +276,6 @@ class TimeProblem(AbstractLongProblem[TimeLaw, People]):
         x = self.ceiling * self.reach
         return RowBound(gradient=exponent(self.terms * x), curvature=exponent(0.25 * self.terms * x * x))
 
-    def envelope(self, law: TimeLaw) -> float:  # noqa: ARG002 - declared, for every law
-        return self.reach * (self.ceiling * self.terms + self.population_ceiling)
-
     def values(self, law: TimeLaw, rows: AnyTable, arm: int) -> Array:
         """Return every functional given the covariates in the world of an arm, shape (functionals, N)."""
 
