@@ -229,6 +229,14 @@ CASES: dict[tuple[str, str], tuple[dict[str, Any], dict[str, Any]]] = {
         algorithm("Coded", 'smoothness = "certified"'),
         {"algorithm": ft.Coded(smoothness=ft.Certified())},
     ),
+    ("Certified", "along"): (
+        algorithm("Coded", 'smoothness = {kind = "certified", along = "everywhere"}'),
+        {"algorithm": ft.Coded(smoothness=ft.Certified(along="everywhere"))},
+    ),
+    ("Certified", "over"): (
+        algorithm("Coded", 'smoothness = {kind = "certified", over = "pooled"}'),
+        {"algorithm": ft.Coded(smoothness=ft.Certified(over="pooled"))},
+    ),
     ("Estimated", "factor"): (
         algorithm("Coded", "smoothness = {factor = 1.5}"),
         {"algorithm": ft.Coded(smoothness=ft.Estimated(factor=1.5))},

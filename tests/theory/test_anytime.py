@@ -77,12 +77,12 @@ def check_stops(stops: int, seed: int) -> float:
 
 
 def test_no_stop_breaks_the_bound() -> None:
-    assert 1 <= check_stops(1_000, seed=1) < 40
+    assert 1 <= check_stops(1_000, seed=1) < 6
 
 
 @pytest.mark.slow
 def test_no_stop_of_a_hundred_thousand_breaks_the_bound() -> None:
-    assert 1 <= check_stops(100_000, seed=2) < 40
+    assert 1 <= check_stops(100_000, seed=2) < 6
 
 
 def test_the_distance_to_a_root_is_attained_by_an_exponential_loss() -> None:
