@@ -164,17 +164,18 @@ class Coded(AbstractAlgorithm):
                     # The gradient at eps is that at the origin of the law moved there.
                     law, t = run.problem.move(law, eps), 0
                     history.append((steps, tuple(map(float, eps))))
+                    if rounded.action is Action.ACCEPT:
+                        status = Status.CONVERGED
                 break
             if rounded.action is Action.STEP and self.follows_segments:
-                normaliser = run.problem.normaliser(law)
+                normaliser, before = run.problem.normaliser(law), lattice.beta
                 if n_steps == 0:
                     lattice = first_smoothness(normaliser, eps, lattice, q)
                 else:
-                    scaled = sufficient_smoothness(normaliser, eps, lattice, q, rows_part)
-                    factor = int(scaled.beta / lattice.beta)
+                    lattice = sufficient_smoothness(normaliser, eps, lattice, q, rows_part)
+                    factor = int(lattice.beta / before)  # every eps so far is on the finer lattice too
                     steps = tuple(factor * a for a in steps)
                     history[:] = [(tuple(factor * a for a in own), accepted) for own, accepted in history]
-                    lattice = scaled
                 run.step_smoothness.append(float(lattice.beta))
             if rounded.action is Action.STEP:  # eps^{k,t+1} = eps^{k,t} - g~/beta
                 steps = tuple(a - b for a, b in zip(steps, q, strict=True))
