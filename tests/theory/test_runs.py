@@ -61,6 +61,7 @@ def check_path(run: CodedRun) -> None:
     path, known, result = run.path, run.known, run.result
     beta, kappa, Delta = known["beta"], known["kappa"], known["Delta"]
     silo_beta = max(beta, known["beta, realised"])
+    lowest = min(path.by_step, default=beta)  # of the steps, where they settled beta
     delta, h, d = c.scaled_tolerance(run.lattice), float(run.lattice.h), run.lattice.dim
     low, high = lem.spacing_range(delta, d)
     assert low < h <= high * ROUNDING
@@ -75,7 +76,7 @@ def check_path(run: CodedRun) -> None:
             # An estimated beta may be a little small; the excess slope costs what the integral says.
             excess = (silo_beta - beta) * (norm / beta) ** 2 / 2
             assert decrease >= lem.rounded_step_decrease(norm, beta, h, d) - excess - 1e-13
-            assert change <= lem.variation_within(norm) * silo_beta / beta * ROUNDING
+            assert change <= lem.variation_within(norm) * silo_beta / lowest * ROUNDING
         else:
             size = float(np.linalg.norm(path.u[r]))
             assert change <= lem.variation_across(silo_beta, kappa, size) * ROUNDING
@@ -88,15 +89,15 @@ def check_path(run: CodedRun) -> None:
     assert result.rounds == sum(path.queried)
     if run.one_step:
         assert S == K == result.rounds - 1
-        assert path.variation().max() <= kappa / beta * sum(path.rounded_norms(beta)) * ROUNDING
+        assert path.variation().max() <= kappa / lowest * sum(path.rounded_norms(beta)) * ROUNDING
     else:
         assert all(path.queried)
     length = sum(float(np.linalg.norm(path.u[r])) for r in path.endpoints())
-    assert length <= lem.path_length_bound(beta, Delta, S) * ROUNDING
+    assert length <= lem.path_length_bound(lowest, Delta, S) * ROUNDING
     assert length <= lem.path_length_ceiling(Delta, delta) * ROUNDING
     history = history_integers(run.lattice, result.trajectory.accepted)
     total = sum(abs(value) for vector in history for value in vector)
-    assert total <= lem.history_sum_bound(d, beta, Delta, S, h) * ROUNDING
+    assert total <= lem.history_sum_bound(d, beta, Delta, S, h) * math.sqrt(beta / lowest) * ROUNDING
     assert total <= lem.history_sum_ceiling(d, beta, Delta, delta) * ROUNDING
     assert s.history_bits(history) <= lem.history_bits_bound(K, d, total) * ROUNDING
     assert s.history_bits(history) <= lem.history_bits_rate(K, d, beta, Delta, delta) * ROUNDING

@@ -320,6 +320,7 @@ class Constants:
     G: Constant
     delta: float  # the tolerance in the run's coordinates
     descends: bool  # whether every step decreased the loss as a valid beta implies
+    spread: float = 1.0  # of the steps' beta: the largest, which is beta, over the smallest
 
     @property
     def effective_kappa(self) -> float:
@@ -328,8 +329,13 @@ class Constants:
         Descent needs only the pooled smoothness. Where a silo's is larger, its variation is at most
         beta_m/beta times each step and (kappa + beta_m)/beta times each update, that is
         (2 + kappa'/beta) sqrt(6 beta Delta S) with this kappa'.
+
+        Where the steps settle beta, those of a smaller one are longer: the sum of ||g~_r||/beta_r is at most
+        sqrt(6 Delta S/min beta_r), and the variation (kappa + 2 beta_m) times that.
         """
-        return self.kappa.value + 2 * max(0.0, self.realised.value - self.beta.value)
+        plain = self.kappa.value + 2 * max(0.0, self.realised.value - self.beta.value)
+        whole = self.kappa.value + 2 * self.realised.value
+        return max(plain, whole * math.sqrt(self.spread) - 2 * self.beta.value)
 
     def __iter__(self) -> Iterator[Constant]:
         scaled = Constant(
@@ -349,6 +355,7 @@ def _run_constants(path: TargetingPath, lattice: Lattice, beta: Constant) -> Con
         G=first_gradient(path),
         delta=communication.scaled_tolerance(lattice),
         descends=descends,
+        spread=max(path.by_step, default=1.0) / min(path.by_step, default=1.0),
     )
 
 
