@@ -74,7 +74,7 @@ def test_the_first_beta_bounds_rows_and_normaliser_on_the_step(name: str) -> Non
     for q in ((100, 20, -50), (-3, 400, 90)):
         settled = first_smoothness(normaliser, np.zeros(3), lattice, q)
         step = floating(settled.C).T @ (-float(settled.h / settled.beta) * np.array(q))
-        largest = max(step @ normaliser.hessian(s * step) @ step for s in np.linspace(0, 1, 101))
+        largest = max(float(step @ normaliser.hessian(s * step) @ step) for s in np.linspace(0, 1, 101))
         length = float(settled.h / settled.beta) ** 2 * float(np.dot(q, q))
         assert float(settled.beta) >= float(rows) + max(0.0, largest / length)
         assert float(settled.beta) < 1.25 * (float(rows) + max(0.0, largest / length))
