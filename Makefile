@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 ROOT := $(if $(filter 0,$(shell id -u)),,sudo -n)
 
-.PHONY: demo test test-slow bench browser postgres docs faults fuzz lint format types rings check clean
+.PHONY: demo test test-slow bench bundle browser postgres docs faults fuzz lint format types rings check clean
 
 $(READY): pyproject.toml paper/pyproject.toml examples/late/pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -53,6 +53,10 @@ $(VENV)/.docs: $(READY)
 docs: $(VENV)/.docs  ## the documentation, in build/site; a dead link fails
 	$(BIN)/python -m tools.document
 	$(BIN)/mkdocs build --strict --quiet
+
+bundle: $(READY)  ## an installation for machines without a network, in build/bundle
+	rm -rf build/bundle
+	$(BIN)/python -m tools.bundle build/bundle
 
 BENCH_VENV := benchmarks/.venv
 BENCH ?=

@@ -52,7 +52,8 @@ def test_it_has_the_whole_package_and_nothing_of_the_paper(wheel: zipfile.ZipFil
         for path in (ROOT / "src/fedtmle").rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }
-    assert names == shipped
+    assert names == shipped | {"fedtmle/constraints.txt"}
+    assert wheel.read("fedtmle/constraints.txt") == (ROOT / "constraints.txt").read_bytes()
     for name in names:
         path = PurePosixPath(name)
         assert path.parts[0] == "fedtmle"

@@ -25,7 +25,7 @@ from fedtmle.deploy import supervisor
 supervisor.RESTART_PAUSE = 0.1
 supervisor.engine_command = lambda kit: [sys.executable, "-c", {engine!r}]
 supervisor.engine_environment = lambda: None
-class Kit: path = home = Path({folder!r})
+class Kit: path = home = Path({folder!r}); role = None
 sys.exit(supervisor.supervise(Kit()))
 """
 

@@ -20,6 +20,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.metadata import version
 from pathlib import Path
 
+import psutil
+
 from fedtmle.deploy.kits import Kit, Role
 from fedtmle.deploy.presence import presence
 from fedtmle.deploy.processes import descendants, running
@@ -31,6 +33,7 @@ from fedtmle.runtime.documents import read_document, write_document
 from fedtmle.runtime.ledger import read
 
 LONGEST_SILENCE = 30.0  # seconds
+ENGINE = "nvflare.private.fed.app."  # the module that `processes.engine_command` starts
 HELP = {
     "up": "Whether the party's engine runs.",
     "build_info": "The installed version.",
@@ -93,7 +96,7 @@ def exposition(read: Iterable[Sample]) -> str:
 
 def _common(kit: Kit) -> Iterator[Sample]:
     supervisor = running(kit)
-    alive = supervisor is not None and bool(descendants(supervisor))
+    alive = supervisor is not None and any(map(_is_engine, descendants(supervisor)))
     if kit.role is Role.SERVER:
         seen = presence(kit.path)
         alive = alive and seen is not None and seen.alive
@@ -106,6 +109,13 @@ def _common(kit: Kit) -> Iterator[Sample]:
             stat = path.stat()
             end = _expiry(path, stat.st_mtime_ns)
             yield Sample(name="certificate_expiry_seconds", value=end, labels={"of": whose})
+
+
+def _is_engine(process: psutil.Process) -> bool:
+    try:
+        return any(ENGINE in word for word in process.cmdline())
+    except psutil.Error:
+        return False
 
 
 @lru_cache(maxsize=16)

@@ -12,6 +12,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from types import FrameType
@@ -19,7 +20,7 @@ from types import FrameType
 import psutil
 
 from fedtmle.deploy.health import serve
-from fedtmle.deploy.kits import Kit, read_kit
+from fedtmle.deploy.kits import Kit, Role, read_kit
 from fedtmle.deploy.processes import descendants, end, engine_command, engine_environment
 from fedtmle.engine.logs import tidy
 
@@ -41,6 +42,8 @@ def supervise(kit: Kit) -> int:
     except OSError as error:
         print(f"no numbers for monitoring: the port cannot be used ({error.strerror})", file=sys.stderr)  # noqa: T201 - the engine's log
     try:
+        if kit.role is Role.SILO:
+            threading.Thread(target=_compile_ahead, args=(kit,), daemon=True).start()
         while brief_lives < MAX_BRIEF_LIVES:
             started = time.monotonic()
             engine = subprocess.Popen(  # noqa: S603 - FLARE's own module
@@ -59,6 +62,12 @@ def supervise(kit: Kit) -> int:
             signal.signal(name, signal.SIG_IGN)
         end(descendants(psutil.Process()))
     return 1
+
+
+def _compile_ahead(kit: Kit) -> None:
+    """Compile in a process of its own, which ends with the supervisor at the latest."""
+    command = [sys.executable, "-m", "fedtmle.deploy.ahead", str(kit.path)]
+    subprocess.run(command, stdin=subprocess.DEVNULL, check=False)  # noqa: S603 - our own module
 
 
 def _has_ended(engine: subprocess.Popen[bytes]) -> bool:
