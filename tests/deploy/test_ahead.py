@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import threading
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from fedtmle.deploy import ahead
+from fedtmle.deploy.kits import Kit, Role
 
 
 @pytest.fixture
@@ -26,8 +26,9 @@ def runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
     return counted
 
 
-def kit(tmp_path: Path) -> SimpleNamespace:
-    return SimpleNamespace(home=tmp_path / "home")
+def kit(tmp_path: Path) -> Kit:
+    path = tmp_path / "kit"
+    return Kit(path=path, role=Role.SILO, site="a", silo="a", project="p", host="localhost", port=1)
 
 
 def test_it_is_done_once_for_a_version(
@@ -54,9 +55,9 @@ def test_a_cache_that_cannot_be_written_leaves_the_mark_in_the_kit(
     runs: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "none"))
-    (tmp_path / "home").mkdir()
+    kit(tmp_path).home.mkdir(parents=True)
     ahead.compile_ahead(kit(tmp_path))
-    assert (tmp_path / "home" / "fedtmle-compiled.json").is_file()
+    assert (kit(tmp_path).home / "fedtmle-compiled.json").is_file()
     assert runs == ["run"]
 
 
