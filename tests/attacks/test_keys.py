@@ -14,6 +14,8 @@ ELSEWHERE = {
     "min_truncated": "hides, does not refuse: tests/attacks/test_guard.py",
     "allow_targets": "tests/golden/runs.py, refusal/allow_targets",
     "fresh_batches": "a consent; without it min_batch refuses: tests/protocol/test_batches.py",
+    "allow_unsigned": "tests/engine/test_endpoint.py, test_an_owner_may_want_signed_requests",
+    "max_bits": "tests/studies/test_memory.py, test_the_policy_limits_what_all_studies_tell",
     "release": "not a limit of a session, but of what is shown of its result",
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import hashlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -114,6 +115,22 @@ def test_an_honest_server_is_not_accused() -> None:
     parties = silos(signed_plan())
     Session(signed_plan(), Tampering(parties, lambda _, message: message)).run()
     assert [silo.disagreement for silo in parties] == [False, False, False]
+
+
+def test_the_digest_at_the_close_is_of_every_broadcast_and_of_the_number_of_rows() -> None:
+    """A silo that was told another n than the others would sign another digest, whatever it heard later."""
+    transcript = Session(signed_plan(), InProcess(silos(signed_plan()))).run().transcript
+    heard, stated = hashlib.sha256(), set()
+    for exchange in transcript.exchanges:
+        request = messages.decode_request(exchange.requests["c"])
+        if isinstance(request, Begin):
+            assert request.first_row > 0  # which the other silos are not told
+            heard.update(messages.encode(Begin(request.session, sum(map(len, Y.values())), 0)))
+        elif isinstance(request, Ask | Close):
+            heard.update(exchange.requests["c"])
+        replies = map(messages.decode_reply, exchange.replies.values())
+        stated |= {reply.digest for reply in replies if isinstance(reply, Closed)}
+    assert stated == {heard.digest()}
 
 
 def claim_agreement(own: Mapping[str, SignedDigest]) -> Callable[[str, Compare], Compare]:

@@ -7,9 +7,10 @@ from pathlib import Path
 
 from fedtmle.deploy.demo import write_example
 from fedtmle.engine import frames
+from fedtmle.engine.coordinate import Seal
 from fedtmle.engine.endpoint import Endpoint
 from fedtmle.engine.frames import Answer, Declined, Reply
-from fedtmle.engine.runs import Move, RunFolder, Terms, sites
+from fedtmle.engine.runs import Move, RunFolder, Terms, server_key, sites
 from fedtmle.engine.site import open_endpoint
 from fedtmle.errors import DeadlineError, RefusedError
 from fedtmle.studies.home import Home
@@ -27,8 +28,9 @@ ALGORITHMS = {
 class DirectLine:
     """What `FlareFederation` does, without FLARE."""
 
-    def __init__(self, endpoints: Mapping[str, Endpoint]) -> None:
+    def __init__(self, endpoints: Mapping[str, Endpoint], seal: Seal = lambda frame: frame) -> None:
         self.endpoints = dict(endpoints)
+        self.seal = seal
 
     @property
     def silos(self) -> Sequence[str]:
@@ -36,7 +38,10 @@ class DirectLine:
 
     def ask(self, asked: Mapping[str, bytes], *, timeout: float) -> dict[str, Answer]:
         assert timeout > 0
-        return {silo: frames.read_answer(self.endpoints[silo].step(frame)) for silo, frame in asked.items()}
+        return {
+            silo: frames.read_answer(self.endpoints[silo].step(self.seal(frame)))
+            for silo, frame in asked.items()
+        }
 
     def exchange(self, requests: Mapping[str, bytes], /) -> Mapping[str, bytes]:
         replies = {}
@@ -87,9 +92,21 @@ def endpoint(folder: Path, study: StudyFile, silo: str, *, plan: bytes | None = 
     return opened(open_endpoint(kit_of(folder, study, silo), sites(study.silos)[silo], text, announced))
 
 
-def line(folder: Path, study: StudyFile, silos: Iterable[str] | None = None) -> DirectLine:
+def line(
+    folder: Path,
+    study: StudyFile,
+    silos: Iterable[str] | None = None,
+    seal: Seal = lambda frame: frame,
+) -> DirectLine:
     """A line to these silos of a study, by default to all."""
-    return DirectLine({silo: endpoint(folder, study, silo) for silo in silos or study.silos})
+    return DirectLine({silo: endpoint(folder, study, silo) for silo in silos or study.silos}, seal)
+
+
+def pinned(folder: Path, study: StudyFile) -> StudyFile:
+    """The study with the key of the server whose runs are in ``folder`` / runs."""
+    text = study.path.read_text()
+    study.path.write_text(f'{text}\n[plan]\nserver = "{server_key(folder).public.hex()}"\n')
+    return read_study(study.path)
 
 
 def new_folder(folder: Path, study: StudyFile, *, patience: float = 60.0) -> RunFolder:

@@ -3,27 +3,39 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
 
 import fedtmle as ft
 from fedtmle.deploy.demo import run_here, write_example
-from fedtmle.engine.coordinate import Coordination
+from fedtmle.engine import frames
+from fedtmle.engine.coordinate import Coordination, Seal
+from fedtmle.engine.frames import Declined
 from fedtmle.engine.runs import Move, RunFolder, RunState, RunStatus
 from fedtmle.errors import DeadlineError, InputError
 from fedtmle.protocol.messages import Reason
 from fedtmle.runtime import ledger
+from fedtmle.runtime.signing import SigningKey
 from fedtmle.studies.home import Home
 from fedtmle.studyfile.file import StudyFile, file_plan, read_study
 from fedtmle.text.result import render
-from tests.engine.lines import ALGORITHMS, DirectLine, approve, going_on, line, new_folder, study_of
+from tests.engine.lines import (
+    ALGORITHMS,
+    DirectLine,
+    approve,
+    going_on,
+    line,
+    new_folder,
+    pinned,
+    study_of,
+)
 
 
 def carry_out(folder: Path, study: StudyFile, run: RunFolder) -> RunStatus:
     Coordination(run.path.parent, run.name).carry_out(
-        lambda sites, _deadline, _awaited: line(folder, study, sites)
+        lambda sites, _deadline, _awaited, seal: line(folder, study, sites, seal)
     )
     return run.status()
 
@@ -68,6 +80,70 @@ def test_a_masked_study_gives_the_bytes_of_one_process(tmp_path: Path) -> None:
     assert plain.document["estimates"] == here.document["estimates"]
 
 
+class Crowded(DirectLine):
+    """A line on which somebody else sends 1,100 frames before the server's second exchange."""
+
+    def __init__(self, line: DirectLine, forge: Callable[[bytes], bytes]) -> None:
+        super().__init__(line.endpoints, line.seal)
+        self.forge, self.exchanges, self.heard = forge, 0, set[bytes]()
+
+    def exchange(self, requests: Mapping[str, bytes], /) -> Mapping[str, bytes]:
+        self.exchanges += 1
+        if self.exchanges == 2:
+            forged = self.forge(frames.request(requests["hospital 1"]))
+            self.heard |= {self.endpoints["hospital 1"].step(forged) for _ in range(1_100)}
+            self.heard.add(self.endpoints["hospital 1"].step(self.forge(frames.hello(0.0))))
+        return super().exchange(requests)
+
+
+FORGERIES: dict[str, Callable[[bytes], bytes]] = {
+    "unsigned": lambda frame: frame[:1] + b"stray",
+    "an honest request, unsigned": lambda frame: frame,
+    "another key": lambda frame: b"+" + SigningKey(b"x" * 32).sign(frame) + frame,
+    "cut": lambda _: b"+",
+}
+
+
+@pytest.mark.parametrize("forgery", FORGERIES)
+def test_a_silo_answers_nobody_but_the_server_whose_key_the_plan_has(tmp_path: Path, forgery: str) -> None:
+    """1,100 frames of somebody else do not end the study, and its bytes are those of one process."""
+    study = pinned(tmp_path, study_of(tmp_path, "Gradient"))
+    approve(study)
+    run = new_folder(tmp_path, study)
+    made: list[Crowded] = []
+
+    def connect(_s: object, _d: object, _a: object, seal: Seal) -> Crowded:
+        made.append(Crowded(line(tmp_path, study, seal=seal), FORGERIES[forgery]))
+        return made[0]
+
+    Coordination(run.path.parent, run.name).carry_out(connect)
+    assert run.status().state is RunState.DONE, run.status().why
+    assert made[0].heard == {frames.answer(Declined.UNSIGNED)}
+    here = run_here(study)
+    assert here.run is not None
+    assert run.transcript.read_bytes() == here.run.transcript.encode()
+    refused = [line for line in ledger.read(Home.of(study.silos["hospital 1"]).ledger_path) if line["reason"]]
+    assert refused == []
+
+
+def test_without_the_servers_key_in_the_plan_somebody_else_can_end_the_study(tmp_path: Path) -> None:
+    study = study_of(tmp_path, "Gradient")
+    approve(study)
+    run = new_folder(tmp_path, study)
+    Coordination(run.path.parent, run.name).carry_out(
+        lambda _s, _d, _a, seal: Crowded(line(tmp_path, study, seal=seal), FORGERIES["unsigned"])
+    )
+    assert run.status().state is RunState.STOPPED
+
+
+def test_a_study_with_the_key_of_another_server_is_not_run(tmp_path: Path) -> None:
+    study = pinned(tmp_path / "elsewhere", study_of(tmp_path))
+    approve(study)
+    status = carry_out(tmp_path, study, new_folder(tmp_path, study))
+    assert status.state is RunState.STOPPED
+    assert "key of another server" in status.why
+
+
 class Dies(DirectLine):
     """A line that breaks after ``left`` exchanges, before or after the silos have answered."""
 
@@ -102,7 +178,7 @@ def test_a_run_that_breaks_at_any_round_resumes_to_the_same_bytes(tmp_path: Path
             ends = line(tmp_path, study)
         left, heard = 2 + attempts % 2, attempts % 3 == 0
         dying = Dies(ends, left, heard=heard)
-        Coordination(run.path.parent, run.name).carry_out(lambda _s, _d, _a, dying=dying: dying)  # type: ignore[misc]
+        Coordination(run.path.parent, run.name).carry_out(lambda _s, _d, _a, _seal, dying=dying: dying)  # type: ignore[misc]
         attempts += 1
         assert attempts < 60, run.status().why
     assert attempts > 5
@@ -159,7 +235,7 @@ def test_a_lost_or_damaged_journal_of_the_server_says_how_to_mend_it(
     run = new_folder(tmp_path, study)
     ends = line(tmp_path, study)
     dying = Dies(ends, 4, heard=True)
-    Coordination(run.path.parent, run.name).carry_out(lambda _s, _d, _a: dying)
+    Coordination(run.path.parent, run.name).carry_out(lambda _s, _d, _a, _seal: dying)
     assert run.status().state is RunState.WAITING  # it goes on by itself
     assert run.status().round > 0
     kept = run.journal.read_bytes()
@@ -168,7 +244,7 @@ def test_a_lost_or_damaged_journal_of_the_server_says_how_to_mend_it(
     else:
         run.journal.write_bytes(kept[:40] + bytes([kept[40] ^ 1]) + kept[41:])
     run.move(Move.START)
-    Coordination(run.path.parent, run.name).carry_out(lambda _s, _d, _a: ends)
+    Coordination(run.path.parent, run.name).carry_out(lambda _s, _d, _a, _seal: ends)
     status = run.status()
     assert status.state is RunState.STOPPED
     assert says in status.why
@@ -177,7 +253,7 @@ def test_a_lost_or_damaged_journal_of_the_server_says_how_to_mend_it(
     run.journal.write_bytes(kept)
     run.move(Move.RESUME)
     run.move(Move.START)
-    Coordination(run.path.parent, run.name).carry_out(lambda _s, _d, _a: ends)
+    Coordination(run.path.parent, run.name).carry_out(lambda _s, _d, _a, _seal: ends)
     assert run.status().state is RunState.DONE, run.status().why
     assert same_as_here(study, run, tmp_path / "transcript")
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from fedtmle.engine import frames
 from fedtmle.engine.endpoint import Endpoint
 from fedtmle.engine.frames import Answer, Declined, Hello, Ready, Reply, Waiting
-from fedtmle.engine.runs import site_name, sites
+from fedtmle.engine.runs import server_key, site_name, sites
 from fedtmle.engine.site import open_endpoint
 from fedtmle.errors import DecodeError, InputError
 from fedtmle.protocol import messages
@@ -24,7 +24,7 @@ from fedtmle.runtime import ledger
 from fedtmle.studies.home import Home, data_digest
 from fedtmle.studyfile.file import StudyFile, file_plan, read_study
 from tests.damage import damaged
-from tests.engine.lines import approve, endpoint, kit_of, opened, study_of
+from tests.engine.lines import approve, endpoint, kit_of, opened, pinned, study_of
 from tests.premise import Premise
 
 H1 = "hospital 1"
@@ -113,6 +113,18 @@ def test_an_owner_can_say_no_and_can_take_a_yes_back(tmp_path: Path, study: Stud
     answer = ask(end, frames.request(opening(study)))
     assert isinstance(answer, Reply)
     assert messages.decode_reply(answer.data) == messages.Refused(messages.Reason.NOT_APPROVED)
+
+
+def test_an_owner_may_want_signed_requests(tmp_path: Path, study: StudyFile) -> None:
+    approve(study)
+    path = study.silos[H1]
+    path.write_text(path.read_text() + "\n[policy]\nallow_unsigned = false\n")
+    assert ask(endpoint(tmp_path, study, H1)) is Declined.NO_SERVER_KEY
+    study = pinned(tmp_path, study)
+    approve(study)
+    end = endpoint(tmp_path, study, H1)
+    assert ask(end) is Declined.UNSIGNED
+    assert isinstance(ask(end, frames.sealed(b"?0", file_plan(study), server_key(tmp_path))), Ready)
 
 
 def test_a_tampered_plan_is_refused(tmp_path: Path, study: StudyFile) -> None:

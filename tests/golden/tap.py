@@ -139,6 +139,10 @@ class _Heard:
         asked, said = _decoded(request), _decoded(reply)
         blanked = request if asked is None else _encoded(self._blank(asked))
         admitted = said is not None and said.get("type") != "refused" and request != self._last
+        if asked is not None and asked.get("type") == "open" and admitted:
+            self._sent, self._blanked = hashlib.sha256(), hashlib.sha256()
+        if asked is not None and asked.get("type") == "begin" and admitted:
+            self._sent.update(_encoded({**asked, "first_row": 0}))  # recorded above, and so not blanked again
         if asked is not None and asked.get("type") in ("ask", "close") and admitted:
             self._sent.update(request)
             self._blanked.update(blanked)

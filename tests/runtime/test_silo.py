@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import typing
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import get_args
@@ -19,7 +20,7 @@ from fedtmle.algorithms.base import AbstractAlgorithm, TargetingProgram
 from fedtmle.errors import ContributionError, ProtocolError, RefusedError
 from fedtmle.protocol import messages
 from fedtmle.protocol.codes import decode
-from fedtmle.protocol.guard import Guard, Policy
+from fedtmle.protocol.guard import Guard, Policy, disclosed_numbers
 from fedtmle.protocol.messages import (
     Answered,
     Ask,
@@ -37,6 +38,7 @@ from fedtmle.protocol.messages import (
 from fedtmle.protocol.plan import Follower, Plan, roster
 from fedtmle.protocol.query import Problem, Query
 from fedtmle.runtime.keeper import Keeper
+from fedtmle.runtime.ledger import Ledger, read
 from fedtmle.runtime.rows import read_rows
 from fedtmle.runtime.session import InProcess, Replay, Session, run_embedded
 from fedtmle.runtime.silo import Silo
@@ -205,6 +207,34 @@ def test_an_answer_of_unknown_size_is_charged_by_its_bits() -> None:
         else:
             assert guard.functionals == before  # charged when it was admitted
     assert unknown > 0
+
+
+def test_a_silo_charges_answers_of_unknown_size_and_refuses_them_beyond_its_limit(tmp_path: Path) -> None:
+    plan, tables = RUNS["pilot's trees"]()
+    asked: list[tuple[Query, int]] = []
+
+    def run(policy: Policy, ledger: Ledger | None) -> None:
+        keeper = Keeper(
+            policy=policy,
+            ledger=ledger,
+            witness=lambda query, reply: asked.append((query, reply.payload.length)),
+        )
+        parties = {name: Keeper() for name in tables} | {"s1": keeper}
+        run_embedded(plan, [Silo(name, plan, table, keeper=parties[name]) for name, table in tables.items()])
+
+    with closing(Ledger(tmp_path / "ledger.jsonl", sync=False)) as ledger:
+        run(Policy.unguarded(), ledger)
+    declared = sum(query.functionals for query, _ in asked)
+    told = sum(disclosed_numbers(query, bits) for query, bits in asked)
+    assert told > declared
+    totals = [line["functionals"] for line in read(tmp_path / "ledger.jsonl")]
+    assert totals[-1] == told
+    last, bits = asked[-1]
+    admitted = told - disclosed_numbers(last, bits) + last.functionals  # when the last query is admitted
+    assert admitted > declared
+    run(replace(Policy.unguarded(), max_functionals=admitted), None)
+    with pytest.raises(RefusedError, match="no more numbers"):
+        run(replace(Policy.unguarded(), max_functionals=admitted - 1), None)
 
 
 is_request = Premise("the bytes are a request", at_least=0.2)

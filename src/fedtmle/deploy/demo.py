@@ -16,10 +16,11 @@ from pathlib import Path
 from fedtmle.datasets import ihdp, ihdp_variables
 from fedtmle.deploy.launch import RunsHere, follow, show
 from fedtmle.deploy.local import approve_everywhere, local_deployment
-from fedtmle.engine.runs import RunFolder, RunState, RunStatus
+from fedtmle.engine.runs import RunFolder, RunState, RunStatus, server_key
 from fedtmle.errors import InputError, ProtocolError
 from fedtmle.initial.variables import Variables
 from fedtmle.layout import number, wrapped
+from fedtmle.model import kernels
 from fedtmle.results.result import StudyResult
 from fedtmle.runtime.session import InProcess
 from fedtmle.studies.home import Home, open_party
@@ -83,6 +84,13 @@ def write_example(
     return study
 
 
+def _pinned(study: StudyFile, server: bytes) -> StudyFile:
+    """Return the example with the server's public key under [plan]."""
+    text = study.path.read_text(encoding="utf-8")
+    study.path.write_text(text.replace("[plan]\n", f'[plan]\nserver = "{server.hex()}"\n'), encoding="utf-8")
+    return read_study(study.path)
+
+
 def _variables(names: list[str]) -> Variables:
     """Return the dictionary of the study, with the hospitals that take part as the levels of the site."""
     variables = {name: each for name, each in ihdp_variables().items() if name not in LEFT_OUT}
@@ -118,10 +126,12 @@ def run_demo(hospitals: int, *, port: int | None, as_json: bool, quiet: bool) ->
         if not quiet:
             line = f"starting a server and {hospitals} hospitals, each a process of its own"
             print(line, file=sys.stderr, flush=True)  # noqa: T201 - progress
-        embedded = run_here(study)  # first: it compiles the kernels for all that follow
+        kernels.exp(0.0)  # compile the kernels for all that follow
         began = time.monotonic()
         with local_deployment(folder / "consortium", study, port=port) as made:
             start_up = time.monotonic() - began
+            study = _pinned(study, server_key(made.server).public)
+            embedded = run_here(study)
             approve_everywhere(study)
             runs = RunsHere(made)
             record = runs.new(study, deadline=60.0, patience=PATIENCE)

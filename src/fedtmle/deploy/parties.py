@@ -14,7 +14,7 @@ from fedtmle.deploy.presence import STALE, presence
 from fedtmle.deploy.processes import running, start
 from fedtmle.deploy.studies import came_to, words
 from fedtmle.engine.post import last_contact
-from fedtmle.engine.runs import RunFolder
+from fedtmle.engine.runs import RunFolder, server_key
 from fedtmle.errors import InputError
 from fedtmle.runtime.documents import read_document, write_document
 from fedtmle.studies.home import Home
@@ -28,11 +28,14 @@ class PartyStatus:
     running: bool
     connection: str = ""  # whether a server listens, or whether a silo hears its server
     records: dict[str, str] = field(default_factory=dict)  # runs at a server, studies at a silo
+    key: str = ""  # of a server: the public half of the key that signs its requests
 
     def __str__(self) -> str:
         lines = [f"{self.party}: {'running' if self.running else 'not running'}"]
         if self.running and self.connection:
             lines[0] += f", {self.connection}"
+        if self.key:
+            lines.append(f'  requests are signed for studies with server = "{self.key}" under [plan]')
         return "\n".join([*lines, *(f"  {name}: {status}" for name, status in self.records.items())])
 
 
@@ -70,7 +73,13 @@ def status_of(kit: Kit) -> PartyStatus:
     alive = running(kit) is not None
     if kit.role is Role.SERVER:
         records = {str(run.path): _run_words(run) for run in RunFolder.every(kit.path / "runs")}
-        return PartyStatus(party="server", running=alive, connection=_server(kit), records=records)
+        return PartyStatus(
+            party="server",
+            running=alive,
+            connection=_server(kit),
+            records=records,
+            key=server_key(kit.path).public.hex(),
+        )
     return PartyStatus(
         party=f"silo '{kit.silo}'", running=alive, connection=_contact(kit), records=_studies(kit)
     )

@@ -35,7 +35,7 @@ def came_to(home: Home) -> list[ReceivedStudy]:
             plan=path.stem,
             path=path,
             decision=decisions.get(path.stem),
-            begun=(home.folder / f"{path.stem[:16]}.journal").exists(),
+            begun=(home.folder / f"{path.stem}.journal").exists(),
         )
         for path in sorted(paths, key=lambda path: (path.stat().st_mtime, path.name))
     ]

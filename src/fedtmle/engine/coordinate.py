@@ -13,8 +13,8 @@ from fedtmle.engine import frames
 from fedtmle.engine.alive import Process
 from fedtmle.engine.dispatch import lose, reason
 from fedtmle.engine.frames import Answer, Declined, Ready
-from fedtmle.engine.runs import Move, MoveError, RunFolder, Terms
-from fedtmle.errors import DeadlineError, FedTMLEError, JournalError, ProtocolError, RefusedError
+from fedtmle.engine.runs import Move, MoveError, RunFolder, Terms, server_key
+from fedtmle.errors import DeadlineError, FedTMLEError, InputError, JournalError, ProtocolError, RefusedError
 from fedtmle.programs.study import Study
 from fedtmle.runtime.events import EventLog
 from fedtmle.runtime.journal import FileJournal
@@ -52,7 +52,8 @@ class Gathered:
         return self._federation.exchange(requests)
 
 
-Connect: TypeAlias = Callable[[Mapping[str, str], float, Awaited], EngineFederation]
+Seal: TypeAlias = Callable[[bytes], bytes]  # a frame as it is sent
+Connect: TypeAlias = Callable[[Mapping[str, str], float, Awaited, Seal], EngineFederation]
 
 
 class Coordination:
@@ -78,7 +79,7 @@ class Coordination:
             file = self._check(terms)
             with closing(self._journal()) as journal:
                 sites = self._sites(terms, opened_silos(journal))
-                federation = connect(sites, terms.deadline, self._await)
+                federation = connect(sites, terms.deadline, self._await, self._seal(file))
                 gathered = self._wait(federation, terms)
                 self._run(gathered, file, journal)
         except MoveError as error:
@@ -105,6 +106,16 @@ class Coordination:
         if file_plan(file).digest.hex() != terms.plan or list(file.silos) != list(terms.sites):
             raise ProtocolError("the run's study or the package was changed since it began; start a new run")
         return file
+
+    def _seal(self, file: StudyFile) -> Seal:
+        """Return how frames are signed with the server's key, which the study must name if it names any."""
+        plan, key = file_plan(file), server_key(self._folder.path.parent.parent)
+        if plan.server and plan.server != key.public:
+            raise InputError(
+                "server: the study has the key of another server under [plan]; this one's is "
+                f"{key.public.hex()}"
+            )
+        return lambda frame: frames.sealed(frame, plan, key)
 
     def _sites(self, terms: Terms, opened: Sequence[str] | None) -> dict[str, str]:
         """Return the silos of this attempt: if the run has opened, those that opened it."""

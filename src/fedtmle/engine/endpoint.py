@@ -29,7 +29,9 @@ class Endpoint:
     ``permission`` is called until it returns None; from then on the silo checks its owner's approvals itself.
     ``open_silo`` reads the data and opens the journal, in a thread of its own: no engine waits for it.
     ``heard`` is called with every hello of the server; ``keep`` with the silo's own outcome of a personalised
-    run; ``close`` at the end. ``release``: whether the silo's own estimate may be shown.
+    run; ``close`` at the end. ``unseal`` returns the frame that the server signed, or raises `DecodeError`;
+    such a frame changes nothing, and is logged once. ``release``: whether the silo's own estimate may be
+    shown.
     """
 
     def __init__(
@@ -40,6 +42,7 @@ class Endpoint:
         heard: Callable[[Hello], None] = lambda _: None,
         keep: Callable[[LocalOutcome], None] = lambda _: None,
         close: Callable[[], None] = lambda: None,
+        unseal: Callable[[bytes], object] = lambda frame: frame,
         release: bool = False,
     ) -> None:
         self._ready = Ready(release=release)
@@ -49,7 +52,8 @@ class Endpoint:
         self._silo: Silo | None = None
         self._declined: Declined | None = None
         self._kept = False
-        self._close = close
+        self._close, self._unseal = close, unseal
+        self._is_warned = False  # that somebody else than the server asks
 
     def close(self) -> None:
         """Close the journal; nothing is answered from then on."""
@@ -69,7 +73,14 @@ class Endpoint:
 
     def _answer(self, frame: bytes) -> Answer:
         try:
-            request = frames.read_request(frame)
+            opened = self._unseal(frame)
+        except DecodeError as error:
+            if not self._is_warned:
+                _log.warning("%s; this and all such frames are declined", error)
+            self._is_warned = True
+            return Declined.UNSIGNED
+        try:
+            request = frames.read_request(opened)
         except DecodeError:
             return Declined.FAULT
         if not self._lock.acquire(timeout=BUSY_AFTER):

@@ -12,7 +12,7 @@ from pathlib import Path
 from nvflare.collab import collab
 
 from fedtmle.engine import frames
-from fedtmle.engine.coordinate import Awaited, Coordination, words
+from fedtmle.engine.coordinate import Awaited, Coordination, Seal, words
 from fedtmle.engine.frames import Answer, Declined, Reply
 from fedtmle.errors import DeadlineError, DecodeError, ProtocolError, RefusedError
 
@@ -24,14 +24,20 @@ class FlareFederation:
     """Carry one synchronous round to the job's sites, within ``deadline`` seconds.
 
     ``awaited`` is called with the silos that did not answer a call, and why, and once more when they did.
+    ``seal`` returns a frame as the server signs it.
     """
 
     def __init__(
-        self, sites: Mapping[str, str], *, deadline: float, awaited: Awaited = lambda _: None
+        self,
+        sites: Mapping[str, str],
+        *,
+        deadline: float,
+        awaited: Awaited = lambda _: None,
+        seal: Seal = lambda frame: frame,
     ) -> None:
         self._sites = dict(sites)
         self._deadline = deadline
-        self._awaited = awaited
+        self._awaited, self._seal = awaited, seal
 
     @property
     def silos(self) -> Sequence[str]:
@@ -76,7 +82,9 @@ class FlareFederation:
         calls: list[Iterable[tuple[str, object]]] = []  # one (site, frame) for each client that answered
         for frame, silos in groups.items():
             clients = collab.get_clients([self._sites[silo] for silo in silos])
-            calls.append(clients(blocking=is_one_group, timeout=timeout, optional=True).step(frame))
+            calls.append(
+                clients(blocking=is_one_group, timeout=timeout, optional=True).step(self._seal(frame))
+            )
         answers: dict[str, Answer] = {}
         for site, reply in (result for call in calls for result in call):
             try:
@@ -104,5 +112,7 @@ class Coordinator:
         """Carry out the run; its folder holds how it ended."""
         runs = Path(collab.workspace.get_root_dir()) / "runs"
         Coordination(runs, self.run).carry_out(
-            lambda sites, deadline, awaited: FlareFederation(sites, deadline=deadline, awaited=awaited)
+            lambda sites, deadline, awaited, seal: FlareFederation(
+                sites, deadline=deadline, awaited=awaited, seal=seal
+            )
         )

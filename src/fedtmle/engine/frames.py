@@ -2,6 +2,7 @@
 
 Down: ``?`` and the server's time ask whether the silo is ready, ``>`` carries a request. Up: ``<`` carries a
 reply, ``.`` means ready, ``~`` not yet, ``!`` no. The run's transcript holds the content of the frames only.
+If the plan has the server's key, each frame down comes sealed: ``+``, the signature of 64 bytes, the frame.
 """
 
 from __future__ import annotations
@@ -12,6 +13,10 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from fedtmle.errors import DecodeError
+from fedtmle.protocol.plan import Plan
+from fedtmle.runtime.signing import SigningKey, is_signed, request_statement
+
+_SIGNATURE = 64  # bytes
 
 
 @dataclass(frozen=True)
@@ -33,6 +38,8 @@ class Declined(enum.StrEnum):
     """Why a silo does not take part; no reason carries a value of its data."""
 
     REJECTED = "its owner rejected the plan"
+    UNSIGNED = "the server of the plan did not sign the request"
+    NO_SERVER_KEY = "its policy wants signed requests, and the plan has no key of the server"
     ROSTER = "the plan's roster does not list it under this name"
     PLAN = "the study of the job is not that of the announced plan"
     STUDY = "its version of fedtmle cannot read the study"
@@ -68,6 +75,22 @@ def request(data: bytes) -> bytes:
 def hello(now: float) -> bytes:
     """Return the frame of a hello."""
     return b"?%d" % round(now)
+
+
+def sealed(frame: bytes, plan: Plan, key: SigningKey) -> bytes:
+    """Return a frame as the server signs it, or as it is if the plan has no key of the server."""
+    return b"+" + key.sign(request_statement(plan.digest, frame)) + frame if plan.server else frame
+
+
+def unsealed(sealed: object, plan: Plan) -> object:
+    """Return the frame that the plan's server signed, or raise `DecodeError`; without its key, any frame."""
+    if not plan.server:
+        return sealed
+    if isinstance(sealed, bytes) and sealed[:1] == b"+":
+        signature, frame = sealed[1 : 1 + _SIGNATURE], sealed[1 + _SIGNATURE :]
+        if is_signed(request_statement(plan.digest, frame), signature, plan.server):
+            return frame
+    raise DecodeError("the server of the plan did not sign this frame")
 
 
 def read_request(frame: object) -> bytes | Hello:

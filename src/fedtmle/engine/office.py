@@ -18,7 +18,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from fedtmle.engine.post import LONGEST_LETTER, LONGEST_STUDY, MAX_STUDIES
-from fedtmle.engine.runs import Move, RunFolder, RunState, RunStatus, Terms, sites
+from fedtmle.engine.runs import Move, RunFolder, RunState, RunStatus, Terms, server_key, sites
 from fedtmle.errors import DecodeError, FedTMLEError, InputError
 from fedtmle.runtime.documents import read_document
 from fedtmle.studyfile.file import StudyFile, file_plan, read_study
@@ -241,6 +241,11 @@ def new_run(
         raise InputError(
             f"{study.path.name}: the deployment has no silo {' or '.join(map(repr, unknown))}; "
             f"it has {', '.join(map(repr, named))}"
+        )
+    key = server_key(runs.parent).public
+    if study.server not in (b"", key):
+        raise InputError(
+            f"{study.path.name}: server under [plan] is the key of another server; this one's is {key.hex()}"
         )
     terms = Terms(
         plan=file_plan(study).digest.hex(),

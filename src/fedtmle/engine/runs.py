@@ -29,6 +29,7 @@ import msgspec
 from fedtmle.engine.alive import Process
 from fedtmle.errors import InputError, ProtocolError
 from fedtmle.runtime.documents import write_document
+from fedtmle.runtime.signing import SigningKey
 from fedtmle.studyfile.file import StudyFile, read_study
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,80}")
@@ -58,6 +59,13 @@ def sites(silos: Iterable[str]) -> dict[str, str]:
             )
         named[silo] = site
     return named
+
+
+def server_key(kit: Path) -> SigningKey:
+    """Return the key with which a server signs its requests; it is in its kit, and made when first needed."""
+    home = kit / "fedtmle"
+    home.mkdir(parents=True, exist_ok=True)
+    return SigningKey.at(home / "key")
 
 
 class RunState(StrEnum):

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from fedtmle.engine.endpoint import Endpoint
-from fedtmle.engine.frames import Declined, Hello, Waiting
+from fedtmle.engine.frames import Declined, Hello, Waiting, unsealed
 from fedtmle.engine.post import LONGEST_STUDY, studies_folder
 from fedtmle.engine.runs import sites
 from fedtmle.errors import FedTMLEError, InputError, JournalError
@@ -58,6 +58,8 @@ def _open(kit: Path, site: str, text: bytes, announced: bytes) -> Endpoint:
     name = {site_name: silo for silo, site_name in sites(study.silos).items()}.get(site)
     if name is None or home.file.name != name:
         raise _DeclinesError(Declined.ROSTER)
+    if not plan.server and not home.file.policy.allow_unsigned:
+        raise _DeclinesError(Declined.NO_SERVER_KEY)
 
     held = ExitStack()
 
@@ -71,7 +73,7 @@ def _open(kit: Path, site: str, text: bytes, announced: bytes) -> Endpoint:
         keeper = replace(keeper, approves=_watched(home), key=keeper.key if signs else None)
         decision = home.approvals.current().get(plan.digest.hex())
         expected = "" if decision is None else decision.data
-        return open_party(plan, name, home.file, keeper=keeper, expected=expected)
+        return open_party(plan, name, home.file, keeper=keeper, expected=expected, home=home)
 
     def heard(hello: Hello) -> None:
         with suppress(OSError):
@@ -83,6 +85,7 @@ def _open(kit: Path, site: str, text: bytes, announced: bytes) -> Endpoint:
         heard=heard,
         keep=_keep(home, plan),
         close=held.close,
+        unseal=lambda frame: unsealed(frame, plan),
         release=home.file.policy.release,
     )
 

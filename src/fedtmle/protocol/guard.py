@@ -124,6 +124,9 @@ class Policy:
         _CAP, 1_000.0, math.inf, "length of the accepted fluctuations and of the one evaluated"
     )
     max_coefficient: float = _key(_CAP, 200.0, math.inf, "size of a nuisance model's coefficients, scaled")
+    max_bits: float = _key(
+        _CAP, 1_000.0, math.inf, "bits that all studies may tell of one person's value, as `risk` plans them"
+    )
     max_refusals: int = _key(_CAP, 1_000, math.inf, "stray requests, after which the silo leaves the study")
     lifetime_days: float = _key(_CAP, 30.0, math.inf, "days from a study's first request to its last answer")
     allow_one_arm: bool = _key(_PERMIT, True, True, "take part when one of the arms is absent here")
@@ -136,6 +139,9 @@ class Policy:
     )
     fresh_batches: bool = _key(
         _CONSENT, False, False, "answer batches drawn anew, while their sums together keep min_people"
+    )
+    allow_unsigned: bool = _key(
+        _PERMIT, True, True, "answer deployed studies whose plan has no key of the server for its requests"
     )
     release: bool = _key(_CONSENT, False, False, "let this silo's own estimate be shown")
     allow_targets: tuple[str, ...] | None = ()  # distributions, as "name" or "name==version"; None: any

@@ -101,12 +101,14 @@ class Plan:
 
     ``program`` holds everything that decides what is asked: the problem or study, the algorithm, caps,
     bounds, seeds and the rules by which calibration sets grid, smoothness and tolerance. ``expires`` is
-    the last day on which it may run.
+    the last day on which it may run. ``server`` is the public key (Ed25519) with which the server of a
+    deployed run signs its requests; if it is empty, they are not signed.
     """
 
     program: AbstractProgram[Any]
     roster: tuple[Member, ...]
     expires: datetime.date | None = None
+    server: bytes = b""
 
     def __post_init__(self) -> None:
         if not self.roster:
@@ -186,6 +188,7 @@ class Plan:
             "program": canonical(self.program),
             "roster": canonical(self.roster),
             "expires": None if self.expires is None else self.expires.isoformat(),
+            **({"server": self.server} if self.server else {}),
         }
         return msgspec.msgpack.encode(content, order="deterministic")
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime
 import hashlib
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,13 +28,15 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     time: str
     note: str = ""
     data: str = ""  # the digest of plan and rows for which it holds; empty: for any rows
+    bits: dict[str, float] | None = None  # by column, as `risk` found it; None: not audited
     signature: str = ""
 
     @property
     def signed(self) -> bytes:
         """The bytes that the key signs."""
         signed = ("fedtmle approval", self.plan, self.approved, self.time, self.note)
-        return msgspec.msgpack.encode((*signed, self.data) if self.data else signed)
+        named = (*signed, self.data) if self.data else signed
+        return msgspec.msgpack.encode(named if self.bits is None else (*named, sorted(self.bits.items())))
 
 
 @dataclass(frozen=True)
@@ -77,11 +80,29 @@ class Approvals:
             return False
         return decision is not None and decision.approved
 
-    def decide(self, plan: bytes, *, approved: bool, note: str = "", data: bytes = b"") -> Decision:
-        """Sign and append a decision, and return it; ``data`` is the digest of the rows that it is about."""
+    def decide(
+        self,
+        plan: bytes,
+        *,
+        approved: bool,
+        note: str = "",
+        data: bytes = b"",
+        bits: Mapping[str, float] | None = None,
+    ) -> Decision:
+        """Sign and append a decision, and return it.
+
+        ``data`` is the digest of the rows that it is about; ``bits`` is what `risk` found of each column.
+        """
         self.decisions()  # never add to a file that was tampered with
         time = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-        bare = Decision(plan=plan.hex(), approved=approved, time=time, note=note, data=data.hex())
+        bare = Decision(
+            plan=plan.hex(),
+            approved=approved,
+            time=time,
+            note=note,
+            data=data.hex(),
+            bits=None if bits is None else dict(bits),
+        )
         decision = msgspec.structs.replace(bare, signature=self.key.sign(bare.signed).hex())
         with open(self.path, "ab", buffering=0) as file:
             file.write(msgspec.json.encode(decision) + b"\n")

@@ -87,7 +87,7 @@ class FileJournal:
             self._file.truncate(0)
             self._write(MAGIC)
             if self._sync:
-                _sync_folder(self.path.parent)
+                sync_folder(self.path.parent)
         elif self._end < len(data):  # torn: the party had not gone on
             self._file.truncate(self._end)
 
@@ -152,7 +152,7 @@ def _changed(path: str | Path, at: int) -> str:
     return f"{path}: the journal was changed at byte {at}; it cannot be trusted"
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
     """Write a folder to the medium: only then is a new file's name there."""
     handle = os.open(folder, os.O_RDONLY)
     try:

@@ -6,6 +6,7 @@ import datetime
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from fedtmle.privacy.limit import DisclosureLimit
 from fedtmle.protocol.guard import Policy
@@ -14,10 +15,22 @@ from fedtmle.protocol.messages import Answered
 from fedtmle.protocol.plan import Plan
 from fedtmle.protocol.query import Query
 from fedtmle.runtime.journal import Journal
-from fedtmle.runtime.ledger import Ledger
+from fedtmle.runtime.ledger import Ledger, Told
 from fedtmle.runtime.signing import SigningKey
 
 utc_now = functools.partial(datetime.datetime.now, datetime.UTC)
+
+
+class Memory(Protocol):
+    """What a silo remembers of earlier studies (`studies.memory`)."""
+
+    def refusal(self, plan: Plan, /) -> str:
+        """Return the key of the policy by which this study may not follow the earlier ones, or nothing."""
+        ...
+
+    def told(self, plan: Plan, /) -> Told:
+        """Store the version of the rows; return what the ledger notes of a study by ``plan``."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +41,8 @@ class Keeper:
     ``limit`` is the uncertainty that must remain about named attributes. ``approves`` returns whether the
     owner has approved the plan with this digest, and has not revoked it. ``peers`` are the public keys
     (`SigningKey.public_keys`) of the silos that the owner vouches for; None trusts every roster that the
-    owner approves. ``witness`` is called with every query and the answer that leaves.
+    owner approves. ``memory`` holds a study against the earlier ones. ``witness`` is called with every query
+    and the answer that leaves.
     """
 
     policy: Policy = field(default_factory=Policy.unguarded)
@@ -40,6 +54,7 @@ class Keeper:
     peers: frozenset[bytes] | None = None
     journal: Journal | None = None
     ledger: Ledger | None = None
+    memory: Memory | None = None
     witness: Callable[[Query, Answered], None] | None = None
     clock: Callable[[], datetime.datetime] = utc_now
 

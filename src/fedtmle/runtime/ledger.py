@@ -11,7 +11,7 @@ import base64
 import contextlib
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NotRequired, TypedDict
 
@@ -24,6 +24,34 @@ from fedtmle.runtime.signing import SigningKey
 
 START = "0" * 64
 _SHA256 = hashlib.sha256()  # copying it is faster than creating a new one
+
+
+class ReadColumn(msgspec.Struct, frozen=True, array_like=True):
+    """A column as a study read it; ``source`` is the hospital's own name of it."""
+
+    name: str
+    kind: str
+    levels: tuple[str, ...] | None
+    source: str
+
+
+class Told(msgspec.Struct, frozen=True, kw_only=True):
+    """Whose numbers a study was told: the version of the rows, the columns, and the silos that took part.
+
+    ``roster`` has the public keys of each silo in hexadecimal, or its name if it has none; ``own`` is this
+    silo's entry.
+    """
+
+    rows: str
+    columns: tuple[ReadColumn, ...]
+    roster: tuple[str, ...]
+    own: str
+    is_masked: bool
+
+    @property
+    def sources(self) -> frozenset[str]:
+        """The hospital's names of the columns."""
+        return frozenset(column.source for column in self.columns)
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,12 +75,13 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     plan: str = ""  # the study's plan, in hexadecimal
     data: str = ""  # a digest of plan and rows, which stays at the silo
     explanation: str = ""  # the query in words, as `preview` has it
+    told: Told | None = None  # with a study's first answer
 
 
 class LedgerLine(TypedDict):
     """One line as `read` returns it: the entry, bytes in base64, chained to the line before it.
 
-    Ledgers of earlier versions have no plan, data and explanation.
+    Ledgers of earlier versions have no plan, data, explanation and told.
     """
 
     line: int
@@ -74,6 +103,7 @@ class LedgerLine(TypedDict):
     plan: NotRequired[str]
     data: NotRequired[str]
     explanation: NotRequired[str]
+    told: NotRequired[Told | None]
     previous: str
     hash: str
 
@@ -152,8 +182,19 @@ class Ledger:
                 line.get("plan") == plan and line["decision"] == "answered" for line in read(self.path)
             )
 
+    def told(self) -> dict[str, tuple[str, Told]]:
+        """Return what each study was told of, and when it was, by its plan in hexadecimal."""
+        with Held(self._file):
+            return told(read(self.path))
+
     def close(self) -> None:
         self._file.close()
+
+
+def told(lines: Iterable[LedgerLine]) -> dict[str, tuple[str, Told]]:
+    """Return what each study was told of, and when it was, by its plan in hexadecimal."""
+    each = ((line.get("plan", ""), line["time"], line.get("told")) for line in lines)
+    return {plan: (time, record) for plan, time, record in each if record is not None}
 
 
 def verify(path: Path, public: bytes | None) -> tuple[int, str]:

@@ -22,7 +22,7 @@ from fedtmle.protocol.plan import Follower
 from fedtmle.protocol.query import Query
 from fedtmle.runtime.journal import Journal
 from fedtmle.runtime.keeper import Keeper
-from fedtmle.runtime.ledger import Entry, Ledger, text
+from fedtmle.runtime.ledger import Entry, Ledger, Told, text
 
 
 class Record(msgspec.Struct, frozen=True, array_like=True):
@@ -67,6 +67,7 @@ class Records:
         self, name: str, position: Position, guard: Guard, keeper: Keeper, *, plan: bytes, data: bytes
     ) -> None:
         self._plan, self._data = plan.hex(), data
+        self.told: Told | None = None  # of the study, once it is known who takes part
         self.broken = False  # the silo's state is ahead of its journal; only a restart repairs that
         self._name = name
         self._position = position
@@ -130,6 +131,7 @@ class Records:
                 plan=self._plan,
                 data=self._data.hex(),
                 explanation=query.explanation if has_query and query is not None else "",
+                told=self.told if has_query and isinstance(message, Begin) else None,
             )
         )
 

@@ -1,4 +1,6 @@
-"""A silo's key (Ed25519), and what it signs: answers under masks, closings, approvals, heads of files.
+"""A party's key (Ed25519), and what it signs.
+
+A silo signs answers under masks, closings, approvals and heads of files; a server signs its requests.
 
 The key for masks (X25519) is derived from the same secret. At the close of a run a silo signs the digest of
 the broadcasts that it heard.
@@ -20,7 +22,7 @@ from fedtmle.protocol.plan import Plan
 
 
 class SigningKey:
-    """Sign for one silo; the public half is in the plan's roster."""
+    """Sign for one party; the public half is in the plan."""
 
     def __init__(self, seed: bytes) -> None:
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -60,6 +62,11 @@ class SigningKey:
         """The silo's key for masks: HMAC-SHA256 of a label under the secret."""
         return MaskKey(hmac.digest(self._seed, b"fedtmle key for masks", "sha256"))
 
+    @cached_property
+    def row_key(self) -> bytes:
+        """The key of the digests of the silo's records: HMAC-SHA256 of a label under the secret."""
+        return hmac.digest(self._seed, b"fedtmle key for digests of rows", "sha256")
+
     def sign(self, data: bytes) -> bytes:
         """Return the signature of ``data``, 64 bytes."""
         return self._key.sign(data)
@@ -75,6 +82,11 @@ def is_signed(data: bytes, signature: bytes, public: bytes) -> bool:
     except (InvalidSignature, ValueError):
         return False
     return True
+
+
+def request_statement(plan: bytes, frame: bytes) -> bytes:
+    """Return what the server signs of a frame, in a run of the plan with the digest ``plan``."""
+    return msgspec.msgpack.encode(("fedtmle request", plan, frame))
 
 
 def answer_statement(plan: Plan, session: bytes, silo: str, round: int, heard: bytes, data: Bits) -> bytes:

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import datetime
 
+import msgspec
+
 from fedtmle.errors import CheckFailedError, DataError, DecodeError, InputError, JournalError
 from fedtmle.model.types import IntArray
 from fedtmle.protocol import messages
@@ -235,11 +237,14 @@ class Silo:
             raise RefusalError(Reason.EXPIRED, "expires" if expired else "lifetime_days")
         if isinstance(message, Open):
             self._check_peers()
+            self._check_memory(plan)
             self._guard.open(plan, self.n_rows, self._rows.evaluate(plan.program.smallest_part))
             self._examine_target()
             self._position.opened = time
-        if isinstance(message, Begin) and message.absent:
+        if isinstance(message, Begin):
             joined = plan.without(message.absent)
+            self._check_memory(joined)  # again: another study may have been told since this one opened
+        if isinstance(message, Begin) and message.absent:
             self._guard.open(joined, self.n_rows, self._rows.evaluate(joined.program.smallest_part))
 
     def _examine_target(self) -> None:
@@ -251,6 +256,13 @@ class Silo:
         except CheckFailedError as error:
             self.error = error
             raise RefusalError(Reason.FAILED_TARGET, "check_problem") from None
+
+    def _check_memory(self, plan: Plan) -> None:
+        """Check that this study may follow the earlier ones."""
+        memory = self._keeper.memory
+        key = "" if memory is None else memory.refusal(plan)
+        if key:
+            raise RefusalError(Reason.POLICY, f"memory: {key}")
 
     def _check_peers(self) -> None:
         """Check that enough of the other silos are not the server's own inventions.
@@ -295,11 +307,14 @@ class Silo:
         position = self._position
         if self._link is not None:
             self._link.check(message.relayed, count_rows, message.n)
-            position.heard.update(messages.encode(message))
+        # Everything but where its own rows start, which no other silo is told.
+        position.heard.update(messages.encode(msgspec.structs.replace(message, first_row=0)))
         if message.absent:
             self._joined = self._plan.without(message.absent)
             self._rows = self._read(self._joined)
         self._rows.place(self._plan.first_row(self.name, message.first_row))
+        if self._records is not None and self._keeper.memory is not None:
+            self._records.told = self._keeper.memory.told(self._joined)
         position.n = message.n
         position.follower = Follower(self._joined, message.n)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -17,7 +18,7 @@ import numpy as np
 
 from fedtmle.data import DataErrors, SiloFile, load, read_silo_file
 from fedtmle.errors import ChangedDataError, InputError
-from fedtmle.model.table import Table
+from fedtmle.model.table import AnyTable, Table
 from fedtmle.model.types import Array
 from fedtmle.privacy.limit import DisclosureLimit, LimitedAttribute, at_centre
 from fedtmle.programs.study import Study
@@ -27,10 +28,12 @@ from fedtmle.runtime.approvals import Approvals
 from fedtmle.runtime.journal import FileJournal
 from fedtmle.runtime.keeper import Keeper
 from fedtmle.runtime.ledger import Ledger
+from fedtmle.runtime.memory import RowStore
 from fedtmle.runtime.rows import LocalRows, fingerprint
 from fedtmle.runtime.signing import SigningKey
 from fedtmle.runtime.silo import Silo
 from fedtmle.studies.conformance import examine_target
+from fedtmle.studies.memory import Earlier, SiloMemory, read_columns
 from fedtmle.studyfile.file import study_of
 from fedtmle.studyfile.schema import check_follow_up, check_streams, in_memory, schema_of
 
@@ -106,8 +109,8 @@ class Home:
         return self.folder / "ledger.jsonl"
 
     def journal_path(self, plan: Plan) -> Path:
-        """Return the journal of a plan; a plan runs once."""
-        return self.folder / f"{plan.digest.hex()[:16]}.journal"
+        """Return the journal of a plan, by its whole digest; a plan runs once."""
+        return self.folder / f"{plan.digest.hex()}.journal"
 
     def keeper(self, plan: Plan) -> Keeper:
         """Return what guards this silo in a deployed run of ``plan``."""
@@ -121,6 +124,26 @@ class Home:
             peers=self.peers,
             journal=FileJournal(self.journal_path(plan)),
             ledger=Ledger(self.ledger_path, key=self.key),
+        )
+
+    def earlier(self) -> Earlier:
+        """Return what each study so far was told of, by its plan, from the ledger."""
+        if not self.ledger_path.exists():
+            return {}
+        with closing(Ledger(self.ledger_path, key=self.key)) as ledger:
+            return ledger.told()
+
+    def memory(self, plan: Plan, table: AnyTable) -> SiloMemory:
+        """Return what this silo remembers; ``table`` has its rows as the study of ``plan`` reads them."""
+        return SiloMemory(
+            file=self.file,
+            table=table,
+            columns=read_columns(plan, self.file),
+            store=RowStore(self.folder / "rows"),
+            key=self.key.row_key,
+            peers=self.peers,
+            earlier=self.earlier,
+            decisions=self.approvals.current,
         )
 
     def unrecorded_keeper(self, plan: Plan) -> Keeper:
@@ -216,17 +239,26 @@ def _column(study: Study, table: Table, name: str) -> Array:
 
 
 def open_party(
-    plan: Plan, name: str, source: object, *, keeper: Keeper | None = None, expected: str = ""
+    plan: Plan,
+    name: str,
+    source: object,
+    *,
+    keeper: Keeper | None = None,
+    expected: str = "",
+    home: Home | None = None,
 ) -> Silo:
     """Return the silo ``name`` of a study's plan over its ``source``, usually the path of a silo file.
 
     ``expected`` is the digest of plan and rows that the owner approved; `ChangedDataError` if it is another.
+    With its ``home`` the silo holds the study against the earlier ones.
     """
     table = load(source, schema_of(study_of(plan)), silo=name)
     check_streams(study_of(plan), {name: table})
     check_follow_up(study_of(plan), {name: table})
     if expected and fingerprint(plan.digest, name, table).hex() != expected:
         raise ChangedDataError("the data changed since the plan was approved; approve it again")
+    if home is not None:
+        keeper = replace(keeper or Keeper(), memory=home.memory(plan, table))
     return Silo(name, plan, table, keeper=keeper)
 
 

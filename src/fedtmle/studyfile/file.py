@@ -43,7 +43,8 @@ class StudyFile:
     """A study, the file of each silo by its name, and what the plan of a deployed run adds.
 
     ``keys`` are each silo's public keys: 32 bytes for its signatures and, for masked sums, 32 more for masks
-    (`SigningKey.public_keys`); ``expires`` is the last day on which silos answer.
+    (`SigningKey.public_keys`); ``expires`` is the last day on which silos answer; ``server`` is the public
+    key with which the server signs its requests.
     """
 
     path: Path
@@ -51,6 +52,7 @@ class StudyFile:
     silos: Mapping[str, Path]
     keys: Mapping[str, bytes] = field(default_factory=dict)
     expires: datetime.date | None = None
+    server: bytes = b""
 
 
 class StudyFileErrors(InputError):  # noqa: N818 (several errors in one)
@@ -415,4 +417,4 @@ def file_plan(file: StudyFile) -> Plan:
         Member(name=name, key=key[:KEY], mask_key=key[KEY:] if is_masked else b"")
         for name, key in keys.items()
     )
-    return study_plan(file.study, members, file.expires)
+    return replace(study_plan(file.study, members, file.expires), server=file.server)

@@ -55,6 +55,7 @@ from fedtmle.studyfile.values import (
     positive,
     public_key,
     required,
+    server_key,
     several,
     table,
     table_of,
@@ -445,6 +446,10 @@ PLAN = {
     "keys": Key(
         read=table_of(public_key),
         expected='{silo = "128 hexadecimal digits"}, as `fedtmle silo decisions` prints',
+    ),
+    "server": Key(
+        read=server_key,
+        expected='"64 hexadecimal digits", the public key that `fedtmle server status` prints',
     ),
 }
 

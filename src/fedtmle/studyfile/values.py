@@ -88,6 +88,12 @@ def public_key(value: Toml) -> bytes:
     return key if len(key) in (32, 64) else refuse(value)
 
 
+def server_key(value: Toml) -> bytes:
+    """Return the server's public key from its 64 hexadecimal digits."""
+    key = bytes.fromhex(text(value))
+    return key if len(key) == 32 else refuse(value)
+
+
 def several(read: Callable[[Toml], T]) -> Callable[[Toml], tuple[T, ...]]:
     """Return a reader of lists with at least one item."""
     return lambda value: tuple(map(read, value)) if isinstance(value, list) and value else refuse(value)

@@ -1,0 +1,222 @@
+"""A study held against the earlier ones of a silo: refreshed rows, rosters, and what `risk` adds up to.
+
+The ledger has what each study was told of (`runtime.memory`), the approvals what `risk` found beforehand. The
+owner sees the findings when approving a plan; the silo refuses by the same rule when the study opens, and
+again before its first answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fedtmle.data import Column, DataErrors, Kind, Schema, SiloFile, load
+from fedtmle.errors import InputError
+from fedtmle.model.table import AnyTable, Table
+from fedtmle.protocol.guard import Policy
+from fedtmle.protocol.plan import Member, Plan
+from fedtmle.runtime.approvals import Decision
+from fedtmle.runtime.ledger import ReadColumn, Told
+from fedtmle.runtime.memory import Digests, RowStore, fewest_people, isolated, row_digests
+from fedtmle.studyfile.file import study_of
+from fedtmle.studyfile.schema import schema_of
+
+Earlier = Mapping[str, tuple[str, Told]]  # by plan: when it was told, and of what
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """Why a study may not follow the earlier ones: the key of the policy, and words for the owner."""
+
+    key: str
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class SiloMemory:
+    """What the silo of ``file`` remembers, and its rows as the study at hand reads them.
+
+    ``earlier`` returns what the ledger holds; ``decisions`` the owner's, with what `risk` found; ``key`` is
+    that of the digests of rows.
+    """
+
+    file: SiloFile
+    table: AnyTable
+    columns: tuple[ReadColumn, ...]  # of the table
+    store: RowStore
+    key: bytes
+    peers: frozenset[bytes] | None
+    earlier: Callable[[], Earlier]
+    decisions: Callable[[], Mapping[str, Decision]]
+    _read: dict[tuple[ReadColumn, ...], Digests | None] = field(default_factory=dict)  # as the rows are now
+
+    def refusal(self, plan: Plan) -> str:
+        """Return the key of the policy by which this study may not follow the earlier ones, or nothing."""
+        return next((finding.key for finding in self.findings(plan)), "")
+
+    def told(self, plan: Plan) -> Told:
+        """Store the version of the rows; return what the ledger notes of a study by ``plan``."""
+        columns = read_columns(plan, self.file)
+        digests = self._digests(columns)
+        if digests is None:
+            raise AssertionError("a silo has the columns of the study that it takes part in")
+        return Told(rows=self.store.keep(digests), **_about(plan, columns, self.file.name))
+
+    def findings(self, plan: Plan, bits: Mapping[str, float] | None = None) -> tuple[Finding, ...]:
+        """Return every reason why a study by ``plan`` may not follow the earlier ones.
+
+        ``bits`` is what `risk` found of each column, by default what the approval of the plan has.
+        """
+        own = plan.digest.hex()
+        earlier = {digest: told for digest, told in self.earlier().items() if digest != own}
+        columns = read_columns(plan, self.file)
+        sources = frozenset(column.source for column in columns)
+        alike = {digest: (time, told) for digest, (time, told) in earlier.items() if told.sources & sources}
+        return (
+            *self._refreshed(alike),
+            *self._rosters(plan, columns, alike),
+            *self._spent(own, earlier, bits),
+        )
+
+    def _refreshed(self, alike: Earlier) -> Sequence[Finding]:
+        """Return whether few people differ between the rows of earlier studies and those of today."""
+        floor, findings = self.file.policy.min_people, []
+        by_columns: dict[tuple[ReadColumn, ...], dict[str, str]] = {}
+        for digest, (_, told) in alike.items():
+            by_columns.setdefault(told.columns, {})[told.rows] = digest
+        for columns, versions in by_columns.items():
+            today = self._digests(columns)
+            if today is None:
+                continue
+            stored = [self.store.read(name) for name in versions]
+            before, now = fewest_people(stored), fewest_people([*stored, today])
+            if now is None or now > floor * (1 - 1e-9) or (before is not None and now >= before):
+                continue
+            plans = ", ".join(plan[:16] for plan in versions.values())
+            findings.append(
+                Finding(
+                    key="min_people",
+                    text=f"Your records differ from those of an earlier study that read the same columns "
+                    f"({plans}), and a difference of the two studies' sums would be made of "
+                    f"{now:.3g} people in effect. Answer it once at least {floor:g} records have changed, or "
+                    "from the records of the earlier study.",
+                )
+            )
+        return findings
+
+    def _rosters(self, plan: Plan, columns: tuple[ReadColumn, ...], alike: Earlier) -> Sequence[Finding]:
+        """Return whether the totals of few silos follow from this study's rosters and the earlier ones'."""
+        if not plan.is_masked:  # the server reads each silo's own sums anyway
+            return ()
+        colluders = self.file.policy.colluders
+        about = Told(rows="", **_about(plan, columns, self.file.name))
+        before = [self._known(told) for _, told in alike.values() if told.is_masked]
+        silos = isolated([*before, self._known(about)], colluders)
+        if silos is None or (before and isolated(before, colluders) == silos):
+            return ()
+        names = {_identity(member): member.name for member in plan.roster} | {about.own: self.file.name}
+        words = " and ".join(f"'{names.get(silo, silo[:16])}'" for silo in silos)
+        known = ", ".join(digest[:16] for digest, (_, told) in alike.items() if told.is_masked)
+        return (
+            Finding(
+                key="colluders",
+                text=f"Together with earlier studies of other silos ({known}), the totals of this one give "
+                f"the sums of {words} {'together' if len(silos) > 1 else 'alone'}, which masks should hide. "
+                f"Rosters must differ by more than {colluders + 1} silos, or not at all.",
+            ),
+        )
+
+    def _known(self, told: Told) -> frozenset[str]:
+        """Return the silos of a roster whose sums the server does not know by itself.
+
+        Silos that the owner does not vouch for may be the server's own. This silo's rows are another unknown
+        if they changed since.
+        """
+        vouched = {
+            silo for silo in told.roster if self.peers is None or silo in {key.hex() for key in self.peers}
+        }
+        today = self._digests(told.columns) if told.rows else None
+        is_changed = today is not None and self.store.name(today) != told.rows
+        return frozenset(vouched - {told.own}) | {told.own + (f" {told.rows}" if is_changed else "")}
+
+    def _spent(self, own: str, earlier: Earlier, bits: Mapping[str, float] | None) -> Sequence[Finding]:
+        """Return whether all studies together would tell more of a column than the owner allows."""
+        limit = self.file.policy.max_bits
+        decisions = self.decisions()
+        if bits is None:
+            bits = decisions[own].bits if own in decisions else None
+        if bits is None and limit >= Policy().max_bits:
+            return ()
+        if bits is None:
+            text = "Your policy limits what all studies tell (max_bits), and `risk` could not audit this one."
+            return (Finding(key="max_bits", text=text),)
+        spent = spent_bits(earlier, decisions)
+        over = [column for column in bits if spent.get(column, 0.0) + bits[column] > limit]
+        return [
+            Finding(
+                key="max_bits",
+                text=f"Earlier studies told up to {spent.get(column, 0.0):.1f} bits of one person's "
+                f"'{column}', and this one would tell up to {bits[column]:.1f}: more than your {limit:g}.",
+            )
+            for column in over
+        ]
+
+    def _digests(self, columns: tuple[ReadColumn, ...]) -> Digests | None:
+        """Return the digests of today's rows over ``columns``; None if the data have no such columns."""
+        if columns not in self._read:
+            self._read[columns] = self._digests_now(columns)
+        return self._read[columns]
+
+    def _digests_now(self, columns: tuple[ReadColumn, ...]) -> Digests | None:
+        if columns == self.columns or _has(self.table, columns):
+            return row_digests(self.table, columns, self.key)
+        read = (Column(name=c.name, kind=Kind(c.kind), levels=c.levels, may_be_missing=True) for c in columns)
+        try:
+            table = load(self.file, Schema(tuple(read)), silo=self.file.name)
+            return row_digests(table, columns, self.key)
+        except (DataErrors, InputError):
+            return None
+
+
+def read_columns(plan: Plan, file: SiloFile) -> tuple[ReadColumn, ...]:
+    """Return the columns that a study reads, with the hospital's own names of them."""
+    named = {name: column.column for name, column in file.columns.items()}
+    return tuple(
+        ReadColumn(column.name, column.kind.value, column.levels, named.get(column.name, column.name))
+        for column in schema_of(study_of(plan)).columns
+    )
+
+
+def spent_bits(earlier: Earlier, decisions: Mapping[str, Decision]) -> dict[str, float]:
+    """Return what the earlier studies told of each column: the sum of their bits of the most exposed record.
+
+    It counts as if that record were the same person's in every study, and so is at least what any one person
+    has disclosed. A study of which `risk` found nothing counts 0.
+    """
+    spent: dict[str, float] = {}
+    for plan in earlier:
+        for column, bits in ((decisions[plan].bits or {}) if plan in decisions else {}).items():
+            spent[column] = spent.get(column, 0.0) + bits
+    return spent
+
+
+def _about(plan: Plan, columns: tuple[ReadColumn, ...], silo: str) -> dict[str, Any]:
+    (own,) = (member for member in plan.roster if member.name == silo)
+    return {
+        "columns": columns,
+        "roster": tuple(map(_identity, plan.roster)),
+        "own": _identity(own),
+        "is_masked": plan.is_masked,
+    }
+
+
+def _identity(member: Member) -> str:
+    return (member.key + member.mask_key).hex() or member.name
+
+
+def _has(table: AnyTable, columns: tuple[ReadColumn, ...]) -> bool:
+    """Return whether a table in memory has these columns, each as numbers or as a factor."""
+    return isinstance(table, Table) and all(
+        column.name in (table.factors if column.kind == "factor" else table.numeric) for column in columns
+    )
