@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import textwrap
+import unicodedata
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from statistics import fmean
@@ -15,10 +16,24 @@ POOR_OVERLAP = "Poor overlap: the estimates rest on few records or on the bound 
 GAP = "  "
 
 
+def visible(text: str) -> str:
+    """Return ``text`` on one line, with an escape for each character that is not shown as itself.
+
+    Control and formatting characters can move a terminal's cursor, hide text or reverse its order: a study
+    that holds them could look like another one.
+    """
+    return "".join(repr(char)[1:-1] if unicodedata.category(char) in _UNSEEN else char for char in text)
+
+
+_UNSEEN = ("Cc", "Cf", "Cn", "Co", "Cs", "Zl", "Zp")  # controls, formats, unassigned, private, separators
+_BLANKS = str.maketrans("\t\n\r", "   ")
+
+
 def aligned(rows: Sequence[Sequence[str]], *, indent: str = "") -> list[str]:
     """Return rows as lines: the first column to the left, shortened if need be, the others to the right."""
     if not rows:
         return []
+    rows = [[visible(cell) for cell in row] for row in rows]
     widths = [max(len(row[j]) for row in rows) for j in range(len(rows[0]))]
     rest = sum(widths[1:]) + len(GAP) * (len(widths) - 1) + len(indent)
     first = min(widths[0], max(8, WIDTH - rest))
@@ -42,7 +57,10 @@ def shortened(text: str, width: int) -> str:
 def wrapped(text: str, *, indent: str = "", first: str | None = None) -> list[str]:
     """Return a paragraph as lines; the first one starts with ``first``, the others with ``indent``."""
     return textwrap.wrap(
-        text, WIDTH, initial_indent=indent if first is None else first, subsequent_indent=indent
+        visible(text.translate(_BLANKS)),
+        WIDTH,
+        initial_indent=indent if first is None else first,
+        subsequent_indent=indent,
     )
 
 

@@ -16,6 +16,11 @@ from tests.attacks.across import NEWCOMER, Hospitals, newcomer
 ONE = "p"
 
 
+@pytest.fixture(autouse=True)
+def _fast_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.fsync", lambda _: None)
+
+
 def refused_by(hospitals: Hospitals, name: str) -> str:
     """The key of the policy in the last line of a hospital's ledger."""
     return list(read(hospitals.home(name).ledger_path))[-1]["key"]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import typer
 
-from fedtmle.cli.exits import CODES, Exit, reporting, require_flare
+from fedtmle.cli.exits import CODES, Exit, reporting, require_flare, say
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -41,12 +41,12 @@ def init(
         people = {name: str(made.statistician(name)) for name in made.statisticians}
         if as_json:
             parties = {"server": str(made.server), "silos": kits, "statisticians": people}
-            typer.echo(json.dumps(parties))
+            say(json.dumps(parties))
             return
-        typer.echo(f"The server's kit: {made.server}")
-        typer.echo("Hand these kits out, each to its owner alone and by a safe way: it holds a private key.")
-        typer.echo("\n".join(f"  {name}: {path}" for name, path in (kits | people).items()))
-        typer.echo(
+        say(f"The server's kit: {made.server}")
+        say("Hand these kits out, each to its owner alone and by a safe way: it holds a private key.")
+        say("\n".join(f"  {name}: {path}" for name, path in (kits | people).items()))
+        say(
             f"Keep {made.path / 'authority'} secret: whoever has it can make new certificates.\n"
             f"Next:\n  fedtmle server start {made.server}\n"
             "and at each silo:\n  fedtmle silo start <its kit> --silo-file silo.toml"
@@ -73,7 +73,7 @@ def add(
             path = add_silo(made, str(silo), days=days).kit(str(silo))
         else:
             path = add_statistician(made, str(statistician), days=days).statistician(str(statistician))
-        typer.echo(f"Hand this kit to its owner alone, by a safe way: {path}")
+        say(f"Hand this kit to its owner alone, by a safe way: {path}")
 
 
 @app.command(epilog=CODES)
@@ -92,7 +92,7 @@ def remove(
             remove_silo(read_deployment(folder), str(silo))
         else:
             remove_statistician(read_deployment(folder), str(statistician))
-        typer.echo(f"Removed: the server refuses '{silo or statistician}' from now on.")
+        say(f"Removed: the server refuses '{silo or statistician}' from now on.")
 
 
 def _one_of(silo: str | None, statistician: str | None) -> bool:
@@ -121,7 +121,7 @@ def renew(
     with reporting(as_json=False):
         if (folder / "deployment.json").is_file():
             renew_server(read_deployment(folder), days=days)
-            typer.echo("Renewed. Restart the server to use its new certificate.")
+            say("Renewed. Restart the server to use its new certificate.")
             return
         found = read_kit(folder)
         if found.role is Role.SERVER:
@@ -130,11 +130,11 @@ def renew(
             raise typer.BadParameter("give --out to make a request, or --certificate to install the answer")
         if out is not None:
             out.write_bytes(request(found))
-            typer.echo(f"Send {out} to the coordinator. It holds no secret; the key stays in the kit.")
+            say(f"Send {out} to the coordinator. It holds no secret; the key stays in the kit.")
         elif certificate is not None:
             end = install(found, certificate.read_bytes())
             restart = " Restart the silo to use it." if found.role is Role.SILO else ""
-            typer.echo(f"Installed; valid until {end:%Y-%m-%d}.{restart}")
+            say(f"Installed; valid until {end:%Y-%m-%d}.{restart}")
 
 
 @app.command(epilog=CODES)
@@ -152,7 +152,7 @@ def sign(
     with reporting(as_json=False):
         name, certificate = certify(read_deployment(folder), request.read_bytes(), days=days)
         out.write_bytes(certificate)
-        typer.echo(f"Send {out} to '{name}'. It holds no secret.")
+        say(f"Send {out} to '{name}'. It holds no secret.")
 
 
 @app.command(epilog=CODES)
@@ -171,9 +171,9 @@ def doctor(
     with reporting(as_json=as_json):
         findings = examine(read_kit(kit))
         if as_json:
-            typer.echo(json.dumps({"findings": [asdict(finding) for finding in findings]}))
+            say(json.dumps({"findings": [asdict(finding) for finding in findings]}))
         else:
-            typer.echo("\n".join(str(finding) for finding in findings))
+            say("\n".join(str(finding) for finding in findings))
         if not all(finding.ok for finding in findings):
             raise typer.Exit(int(Exit.DEFECTS))
 
@@ -191,7 +191,7 @@ def health(
     with reporting(as_json=False):
         read = samples(read_kit(kit))
         well = is_well(read)
-        typer.echo(exposition(read) if metrics else ("well" if well else "not running"), nl=not metrics)
+        say(exposition(read) if metrics else ("well" if well else "not running"), nl=not metrics)
         if not well:
             raise typer.Exit(int(Exit.NOT_CONVERGED))
 
@@ -208,7 +208,7 @@ def backup(
 
     with reporting(as_json=False):
         count = back_up(read_kit(kit), out)
-        typer.echo(f"{count} files in {out}. It holds private keys; it has no records of people.")
+        say(f"{count} files in {out}. It holds private keys; it has no records of people.")
 
 
 @app.command(epilog=CODES)
@@ -225,11 +225,11 @@ def restore(
 
     with reporting(as_json=False):
         done = put_back(archive, kit, silo_file)
-        typer.echo(f"Put back: {len(done.put_back)} files. Kept, intact and newer: {len(done.kept)}.")
+        say(f"Put back: {len(done.put_back)} files. Kept, intact and newer: {len(done.kept)}.")
         for plan in done.closed:
-            typer.echo(f"Closed, because it may have been answered since: plan {plan[:16]}")
+            say(f"Closed, because it may have been answered since: plan {plan[:16]}")
         if done.unknown:
-            typer.echo(
+            say(
                 "Plans that are open at the server will be closed when it is next heard, for the same reason."
             )
 
@@ -248,10 +248,10 @@ def service(
     with reporting(as_json=False):
         text = unit(read_kit(kit), user=user)
         if out is None:
-            typer.echo(text, nl=False)
+            say(text, nl=False)
             return
         out.write_text(text, encoding="utf-8")
-        typer.echo(
+        say(
             f"Wrote {out}. To install it, as root:\n"
             f"  cp {out} /etc/systemd/system/ && systemctl daemon-reload && systemctl enable --now {out.name}"
         )

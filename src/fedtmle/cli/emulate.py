@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from fedtmle.cli.exits import Exit, reporting, require_flare
+from fedtmle.cli.exits import Exit, reporting, require_flare, say
 from fedtmle.cli.report import require_folder, write_page
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def emulate(
         if silo is not None and silo not in file.names:
             raise typer.BadParameter(f"the trial lists no silo '{silo}'; it lists {', '.join(file.names)}")
         if sql:
-            typer.echo("\n".join(_statements(file.trial, file.silos)))
+            say("\n".join(_statements(file.trial, file.silos)))
             return
         cohorts = _read_cohorts(file)
         stops = attrition or silo is not None or write is not None
@@ -102,7 +102,7 @@ def _read_cohorts(file: TrialFile) -> dict[str, Cohort]:
         simplefilter("always", WriteAccessWarning)
         cohorts = {name: read_cohort(file.trial, cdm) for name, cdm in file.silos.items()}
     for message in dict.fromkeys(str(warning.message) for warning in raised):
-        typer.echo(f"Warning: {message}", err=True)
+        say(f"Warning: {message}", err=True)
     return cohorts
 
 
@@ -116,14 +116,14 @@ def _show_attrition(file: TrialFile, cohorts: Mapping[str, Cohort], *, in_full: 
 
     own = {name: cohort.attrition for name, cohort in cohorts.items()}
     document = document_of(file.trial, own if in_full else shown_attrition(cohorts, file.silos))
-    typer.echo(json.dumps(document) if as_json else render(document))
+    say(json.dumps(document) if as_json else render(document))
 
 
 def _write(file: TrialFile, cohorts: Mapping[str, Cohort], folder: Path) -> None:
     from fedtmle.trials.write import write_study
 
     for path in write_study(file, cohorts, folder):
-        typer.echo(f"Wrote {path}.", err=True)
+        say(f"Wrote {path}.", err=True)
 
 
 def _run_here(
@@ -136,7 +136,7 @@ def _run_here(
     with live_progress(file.path.stem, quiet=quiet or as_json) as progress:
         emulated = emulate_trial(file.trial, file.silos, threads=threads, progress=progress, cohorts=cohorts)
     if not as_json:
-        typer.echo(f"\n{render(emulated.table1)}")
+        say(f"\n{render(emulated.table1)}")
     return emulated.result
 
 
@@ -203,9 +203,9 @@ def _conclude(
         write_page(result.document, report)
     hidden = {"emulation"} if already_shown else set()
     shown = {key: value for key, value in result.document.items() if key not in hidden}
-    typer.echo(result.to_json() if as_json else f"\n{render(shown)}")
+    say(result.to_json() if as_json else f"\n{render(shown)}")
     for path in () if as_json or quiet else (out, report):
         if path is not None:
-            typer.echo(f"Saved to {path}.", err=True)
+            say(f"Saved to {path}.", err=True)
     if not result.document["converged"]:
         raise typer.Exit(int(Exit.NOT_CONVERGED))

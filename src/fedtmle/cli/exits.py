@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, NoReturn
 
 import typer
 
+from fedtmle.layout import visible
+
 if TYPE_CHECKING:
     from fedtmle.defects import Defect
 
@@ -35,7 +37,7 @@ def require_flare() -> None:
     import importlib.util
 
     if importlib.util.find_spec("nvflare") is None:
-        typer.echo("Deployment needs NVIDIA FLARE: pip install 'fedtmle[flare]'", err=True)
+        say("Deployment needs NVIDIA FLARE: pip install 'fedtmle[flare]'", err=True)
         raise typer.Exit(int(Exit.DEFECTS))
 
 
@@ -64,9 +66,14 @@ def reporting(*, as_json: bool) -> Iterator[None]:
     fail(defects, code, as_json=as_json)
 
 
+def say(text: str = "", *, err: bool = False, nl: bool = True) -> None:
+    """Print lines; characters of a study that would act on the terminal are escaped."""
+    typer.echo("\n".join(map(visible, text.split("\n"))), err=err, nl=nl)
+
+
 def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
     """Print a warning as one line, without the place in the source that Python would add."""
-    typer.echo(f"Warning: {message}", err=True)
+    say(visible(f"Warning: {message}"), err=True)
 
 
 def fail(defects: Sequence[Defect], code: Exit, *, as_json: bool) -> NoReturn:
@@ -74,8 +81,8 @@ def fail(defects: Sequence[Defect], code: Exit, *, as_json: bool) -> NoReturn:
     import json
 
     if as_json:
-        typer.echo(json.dumps({"defects": [defect.to_dict() for defect in defects]}))
+        say(json.dumps({"defects": [defect.to_dict() for defect in defects]}))
     else:
         for defect in defects:
-            typer.echo(str(defect), err=True)
+            say(visible(str(defect)), err=True)
     raise typer.Exit(int(code))

@@ -13,7 +13,7 @@ import typer
 import typer.main
 from typer.core import TyperGroup
 
-from fedtmle.cli.exits import CODES, Exit
+from fedtmle.cli.exits import CODES, Exit, say
 
 COMMANDS = "fedtmle.commands"
 DEMOS = "fedtmle.demos"
@@ -57,7 +57,7 @@ def reproduce() -> NoReturn:
 
 def fail_without_paper(called: str) -> NoReturn:
     """Print how to install the package that ``called`` needs, and leave with status 1."""
-    typer.echo(
+    say(
         f"`{called}` needs the package fedtmle-paper: run `pip install ./paper` in a checkout of the "
         "fedtmle repository.",
         err=True,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import typer
 
-from fedtmle.cli.exits import reporting
+from fedtmle.cli.exits import reporting, say
 
 
 def init(
@@ -34,13 +34,13 @@ def init(
         else:
             written = [str(write_draft(folder, table, outcome, treatment, force=force))]
         if as_json:
-            typer.echo(json.dumps({"written": written}))
+            say(json.dumps({"written": written}))
             return
         study = written[0]
-        typer.echo("\n".join(["Written:", *(f"  {path}" for path in written)]))
+        say("\n".join(["Written:", *(f"  {path}" for path in written)]))
         if table is not None:
-            typer.echo(
+            say(
                 "Its dictionary is a draft: kinds are guesses, and ranges come from this table's records.\n"
                 "Edit it before you share it; the file says how."
             )
-        typer.echo(f"Next:\n  fedtmle validate {study}\n  fedtmle run {study}")
+        say(f"Next:\n  fedtmle validate {study}\n  fedtmle run {study}")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import typer
 
-from fedtmle.cli.exits import CODES, reporting
+from fedtmle.cli.exits import CODES, reporting, say
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -31,11 +31,11 @@ def verify(ledger: Path = LEDGER) -> None:
             pass
         key = ledger.parent / "key"
         count, head = check(ledger, SigningKey.at(key).public if key.is_file() else None)
-        typer.echo(f"{count} line(s), unbroken; the last one's hash is {head}")
+        say(f"{count} line(s), unbroken; the last one's hash is {head}")
         if key.is_file() and head_path(ledger).is_file():
-            typer.echo("The silo's key signed its head: no line is missing.")
+            say("The silo's key signed its head: no line is missing.")
             return
-        typer.echo(
+        say(
             "The file cannot show that lines were cut off at its end: compare this hash\n"
             "with one that you noted elsewhere."
         )
@@ -55,8 +55,8 @@ def show(ledger: Path = LEDGER) -> None:
                 why = line["key"] or line["reason"] or "-"
                 totals = (f"{line['functionals']:,}", f"{line['bits']:,}")
                 rows.append((request, str(line["round"]), line["decision"], why, *totals))
-            typer.echo(f"{day[0]}, session {day[1] or '(none yet)'}")
-            typer.echo("\n".join(aligned(rows)) + "\n")
+            say(f"{day[0]}, session {day[1] or '(none yet)'}")
+            say("\n".join(aligned(rows)) + "\n")
 
 
 @app.command(epilog=CODES)
@@ -75,9 +75,9 @@ def studies(
         found = accounts.studies(read(ledger))
         if as_json:
             rows = [{**asdict(study), "kinds": list(map(asdict, study.kinds.values()))} for study in found]
-            typer.echo(json.dumps({"studies": rows}))
+            say(json.dumps({"studies": rows}))
         else:
-            typer.echo(render(found, titles(ledger.parent)))
+            say(render(found, titles(ledger.parent)))
 
 
 def titles(folder: Path) -> dict[str, str]:
@@ -107,4 +107,4 @@ def export(
     with reporting(as_json=False):
         transcript = of_ledger(list(read(ledger)), session)
         transcript.save(out)
-        typer.echo(f"{len(transcript.exchanges)} exchange(s) of session {transcript.session.hex()} in {out}")
+        say(f"{len(transcript.exchanges)} exchange(s) of session {transcript.session.hex()} in {out}")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from fedtmle.cli.exits import CODES, Exit, reporting, require_flare
+from fedtmle.cli.exits import CODES, Exit, reporting, require_flare, say
 
 if TYPE_CHECKING:
     from fedtmle.deploy.kits import Kit
@@ -35,7 +35,7 @@ def start_server(kit: Path = KIT, metrics: int | None = METRICS) -> None:
         found = read_kit(kit, Role.SERVER)
         _keep_port(found, metrics)
         begin(found)
-        typer.echo(f"Started. `fedtmle server status {kit}` says when it listens.")
+        say(f"Started. `fedtmle server status {kit}` says when it listens.")
 
 
 @server.command("run", epilog=CODES)
@@ -98,7 +98,7 @@ def start_silo(kit: Path = KIT, silo_file: Path | None = SILO_FILE, metrics: int
         found = read_kit(kit, Role.SILO)
         _keep_port(found, metrics)
         begin(found, silo_file)
-        typer.echo(f"Started. `fedtmle silo status {kit}` lists the studies that wait for your approval.")
+        say(f"Started. `fedtmle silo status {kit}` lists the studies that wait for your approval.")
 
 
 def notify_silo(
@@ -123,7 +123,7 @@ def notify_silo(
             if trouble:
                 raise InputError(f"{command[0]}: {trouble}; nothing was changed")
         set_command(found.home, command or [])
-        typer.echo("The command was run, and will be when a study waits." if command else "Notices are off.")
+        say("The command was run, and will be when a study waits." if command else "Notices are off.")
 
 
 def silo_page(
@@ -154,7 +154,7 @@ def silo_page(
             ) from None
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # as service managers send it
         try:
-            typer.echo(f"Open this address, once: {server.url}  (Ctrl-C ends the page)")
+            say(f"Open this address, once: {server.url}  (Ctrl-C ends the page)")
             if open_page:
                 typer.launch(server.url)
             server.serve_forever(poll_interval=0.2)
@@ -190,7 +190,7 @@ def _stop(path: Path, role: str) -> None:
     from fedtmle.deploy.processes import stop
 
     with reporting(as_json=False):
-        typer.echo("Stopped." if stop(read_kit(path, Role(role))) else "It was not running.")
+        say("Stopped." if stop(read_kit(path, Role(role))) else "It was not running.")
 
 
 def _status(path: Path, role: str, *, as_json: bool) -> None:
@@ -203,6 +203,6 @@ def _status(path: Path, role: str, *, as_json: bool) -> None:
 
     with reporting(as_json=as_json):
         status = status_of(read_kit(path, Role(role)))
-        typer.echo(json.dumps(asdict(status)) if as_json else str(status))
+        say(json.dumps(asdict(status)) if as_json else str(status))
         if not status.running:
             raise typer.Exit(int(Exit.NOT_CONVERGED))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import typer
 
-from fedtmle.cli.exits import reporting
+from fedtmle.cli.exits import reporting, say
 
 
 def preflight(
@@ -29,4 +29,4 @@ def preflight(
             expected = f"expected one of the study's silos: {', '.join(file.silos)}"
             raise typer.BadParameter(expected, param_hint="--silo")
         view = describe(file.study, file.silos, silo=silo)
-        typer.echo(json.dumps(view.to_dict()) if as_json else render(view))
+        say(json.dumps(view.to_dict()) if as_json else render(view))

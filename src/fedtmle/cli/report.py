@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from fedtmle.cli.exits import reporting
+from fedtmle.cli.exits import reporting, say
 
 if TYPE_CHECKING:
     from fedtmle.layout import Document
@@ -28,9 +28,9 @@ def report(
     with reporting(as_json=as_json):
         size = write_page(load(result).document, out)
         if as_json:
-            typer.echo(json.dumps({"written": str(out), "bytes": size}))
+            say(json.dumps({"written": str(out), "bytes": size}))
         elif not quiet:
-            typer.echo(f"Written: {out} ({size / 1000:,.0f} kB). Open it in any browser.")
+            say(f"Written: {out} ({size / 1000:,.0f} kB). Open it in any browser.")
 
 
 def require_folder(path: Path | None, option: str) -> None:

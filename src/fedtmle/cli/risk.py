@@ -7,7 +7,7 @@ from pathlib import Path
 
 import typer
 
-from fedtmle.cli.exits import reporting
+from fedtmle.cli.exits import reporting, say
 
 
 def risk(
@@ -42,6 +42,7 @@ def risk(
     """
     import json
 
+    from fedtmle.layout import visible
     from fedtmle.privacy.audit import Attacker
     from fedtmle.studies.risk import risk as audit
     from fedtmle.studyfile.file import read_study
@@ -72,8 +73,8 @@ def risk(
 
             draw_risk(result.audit, figure)
         if as_json:
-            typer.echo(json.dumps(document))
+            say(json.dumps(document))
             return
         title, _, rest = render(document).partition("\n")
-        typer.echo(typer.style(title, bold=True))
-        typer.echo(rest)
+        typer.echo(typer.style(visible(title), bold=True))
+        say(rest)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from fedtmle.cli.exits import Exit, fail, reporting, require_flare
+from fedtmle.cli.exits import Exit, fail, reporting, require_flare, say
 from fedtmle.cli.report import require_folder, write_page
 
 if TYPE_CHECKING:
@@ -147,9 +147,9 @@ def cancel(
         with find_run(run) as (runs, folder):
             runs.cancel(folder)
         if as_json:
-            typer.echo(json.dumps({"run": str(folder.path), "state": RunState.CANCELLED.value}))
+            say(json.dumps({"run": str(folder.path), "state": RunState.CANCELLED.value}))
         else:
-            typer.echo(f"Cancelled: {folder.path}")
+            say(f"Cancelled: {folder.path}")
 
 
 def deployed(
@@ -163,11 +163,11 @@ def deployed(
     from fedtmle.results.result import load
 
     if not quiet:
-        typer.echo(f"run {folder.path}", err=True)
+        say(f"run {folder.path}", err=True)
     try:
         last = show_progress(copying(follow(runs, folder), folder.events, events), quiet=quiet)
     except KeyboardInterrupt:
-        typer.echo(f"The run continues; follow it with: fedtmle resume {folder.path}", err=True)
+        say(f"The run continues; follow it with: fedtmle resume {folder.path}", err=True)
         raise
     if last.state is RunState.CANCELLED:
         fail([Defect(message="the run was cancelled")], Exit.NOT_CONVERGED, as_json=as_json)
@@ -195,7 +195,7 @@ def _conclude(
     if not as_json and not quiet:
         for path in (out, transcript, report):
             if path is not None:
-                typer.echo(f"Saved to {path}.", err=True)
+                say(f"Saved to {path}.", err=True)
     if not result.document["converged"]:
         raise typer.Exit(int(Exit.NOT_CONVERGED))
     if result.document["overlap"]["is_poor"]:
@@ -222,11 +222,12 @@ def show(
 
 
 def _print(document: dict[str, object], json: str | None) -> None:
+    from fedtmle.layout import visible
     from fedtmle.text.result import render
 
     if json is not None:
-        typer.echo(json)
+        say(json)
         return
     title, _, rest = render(document).partition("\n")
-    typer.echo(typer.style(title, bold=True))  # `echo` drops the style if the output is no terminal
-    typer.echo(rest)
+    typer.echo(typer.style(visible(title), bold=True))  # `echo` drops the style if the output is no terminal
+    say(rest)

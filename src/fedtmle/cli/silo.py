@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from fedtmle.cli.exits import CODES, Exit, reporting
+from fedtmle.cli.exits import CODES, Exit, reporting, say
+from fedtmle.layout import visible
 
 if TYPE_CHECKING:
     from fedtmle.protocol.plan import Plan
@@ -37,7 +38,7 @@ def preview(
 
     with reporting(as_json=as_json):
         view = rehearse(_plan(study), read_silo_file(silo))
-        typer.echo(json.dumps(view.to_dict()) if as_json else render(view))
+        say(json.dumps(view.to_dict()) if as_json else render(view))
         if view.refused_by:
             raise typer.Exit(int(Exit.REFUSED))
 
@@ -58,10 +59,10 @@ def assess(
         plan, file = _plan(study), read_silo_file(silo)
         text = render(plan, study_of(plan), file, rehearse(plan, file))
         if out is None:
-            typer.echo(text, nl=False)
+            say(text, nl=False)
         else:
             out.write_text(text, encoding="utf-8")
-            typer.echo(f"Written: {out}")
+            say(f"Written: {out}")
 
 
 @app.command(epilog=CODES)
@@ -72,26 +73,22 @@ def approve(
     yes: bool = typer.Option(False, "--yes", help="Do not ask for confirmation."),
 ) -> None:
     """Approve one plan, signed with the silo's key. A changed study or changed data need a new approval."""
-    from fedtmle.protocol.guard import TARGETS
+    from fedtmle.studies.approval import review
     from fedtmle.studies.home import Home
-    from fedtmle.studyfile.file import study_of
+    from fedtmle.studyfile.file import file_plan, read_study
+    from fedtmle.text.approval import render
 
     with reporting(as_json=False):
-        plan, home = _plan(study), Home.of(silo)
-        if study_of(plan).title:
-            typer.echo(study_of(plan).title)
-        typer.echo(study_of(plan).target.question)
-        typer.echo(f"Plan {plan.digest.hex()}")
-        typer.echo(f"Silos: {', '.join(plan.silos)}")
-        for each in plan.brought:
-            allowed = "" if home.file.policy.allows(each) else f"; NOT allowed by your policy ({TARGETS})"
-            typer.echo(f"It runs code of another distribution here: {each}{allowed}")
-        if plan.program.goes_on:
-            typer.echo("The study goes on without a silo that refuses or is absent when it opens.")
+        file, home = read_study(study), Home.of(silo)
+        plan = file_plan(file)
+        shown = review(file, home)
+        say(render(shown))
+        if shown.findings:
+            raise typer.Exit(int(Exit.REFUSED))
         if not yes:
-            typer.confirm(f"Approve this plan for silo '{home.file.name}'?", abort=True)
-        home.approve(plan, note=note)
-        typer.echo("Approved. `fedtmle silo reject` revokes it.")
+            typer.confirm(f"Approve plan {plan.digest.hex()} for silo '{visible(home.file.name)}'?", abort=True)
+        home.approve(plan, note=note, bits=shown.bits)
+        say("Approved. `fedtmle silo reject` revokes it.")
 
 
 @app.command(epilog=CODES)
@@ -106,7 +103,7 @@ def reject(
     with reporting(as_json=False):
         plan, home = _plan(study), Home.of(silo)
         home.approvals.decide(plan.digest, approved=False, note=note)
-        typer.echo(f"Rejected: plan {plan.digest.hex()}")
+        say(f"Rejected: plan {plan.digest.hex()}")
 
 
 @app.command(epilog=CODES)
@@ -118,6 +115,7 @@ def decisions(
 
     import msgspec
 
+    from fedtmle.studies.approval import fingerprint_of
     from fedtmle.studies.home import Home
 
     with reporting(as_json=as_json):
@@ -125,12 +123,13 @@ def decisions(
         current = home.approvals.current().values()
         if as_json:
             rows = [msgspec.to_builtins(decision) for decision in current]
-            typer.echo(json.dumps({"key": home.key.public_keys.hex(), "decisions": rows}))
+            say(json.dumps({"key": home.key.public_keys.hex(), "decisions": rows}))
             return
-        typer.echo(f"Public keys {home.key.public_keys.hex()}")
+        say(f"Public keys {home.key.public_keys.hex()}")
+        say(f"Their fingerprint {fingerprint_of(home.key.public_keys)}")
         for decision in current:
-            typer.echo(
-                f"{decision.time}  {'approved' if decision.approved else 'rejected'}  {decision.plan[:16]}"
+            say(
+                f"{decision.time}  {'approved' if decision.approved else 'rejected'}  {decision.plan}"
                 f"  {decision.note}".rstrip()
             )
 

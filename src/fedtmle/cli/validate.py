@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from fedtmle.cli.exits import Exit, fail, reporting
+from fedtmle.cli.exits import Exit, fail, reporting, say
 
 if TYPE_CHECKING:
     from fedtmle.studies.validate import Validation
@@ -27,11 +27,11 @@ def validate(
         if checked.defects:
             fail(checked.defects, Exit.DEFECTS, as_json=as_json)
         if as_json:
-            typer.echo(json.dumps(_summary(checked)))
+            say(json.dumps(_summary(checked)))
         else:
-            typer.echo("\n".join(_lines(_summary(checked))))
+            say("\n".join(_lines(_summary(checked))))
             for warning in checked.warnings:
-                typer.echo(f"Warning: {warning}", err=True)
+                say(f"Warning: {warning}", err=True)
 
 
 def _summary(checked: Validation) -> dict[str, object]:

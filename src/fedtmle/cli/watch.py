@@ -6,7 +6,7 @@ from pathlib import Path
 
 import typer
 
-from fedtmle.cli.exits import require_flare
+from fedtmle.cli.exits import require_flare, say
 
 
 def watch(
@@ -34,7 +34,7 @@ def watch(
     else:
         look = (LedgerTail(events) if ledger else EventTail(events)).look
     if as_json:
-        typer.echo(json.dumps(look(), allow_nan=False))
+        say(json.dumps(look(), allow_nan=False))
         return
     try:
         server = WatchServer(host, port, look, silence=silence)
@@ -43,11 +43,11 @@ def watch(
             f"cannot listen on {host}:{port} ({error.strerror}); choose another port", param_hint="--port"
         ) from None
     if host not in LOOPBACK:
-        typer.echo(f"Anyone who reaches {host} can see this view; it asks for no password.", err=True)
+        say(f"Anyone who reaches {host} can see this view; it asks for no password.", err=True)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as service managers send it
     try:
         if not quiet:
-            typer.echo(f"Following {events} on {server.url}  (Ctrl-C ends the view, not the run)")
+            say(f"Following {events} on {server.url}  (Ctrl-C ends the view, not the run)")
         if open_page:
             typer.launch(server.url)
         server.serve_forever(poll_interval=0.2)

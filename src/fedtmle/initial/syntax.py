@@ -118,6 +118,22 @@ def names_in(expression: Arithmetic) -> Iterator[str]:
                 yield from names_in(operand)
 
 
+def numbers_in(expression: Arithmetic) -> Iterator[Number]:
+    """Yield the constants of an expression."""
+    match expression:
+        case Number():
+            yield expression
+        case Power(left, right):
+            yield from numbers_in(left)
+            yield from numbers_in(right)
+        case Negative(operand):
+            yield from numbers_in(operand)
+        case Chain(first, rest):
+            yield from numbers_in(first)
+            for _, operand in rest:
+                yield from numbers_in(operand)
+
+
 @dataclass(frozen=True)
 class Computed:
     """I(expression): arithmetic of numeric columns."""

@@ -296,7 +296,7 @@ class Guard:
         """
         policy = self.policy
         if self._is_masked:
-            self._admit_open(query)
+            self.admit_open(query)
         self.queries += 1
         self.functionals += query.functionals
         if self.queries > policy.max_queries:
@@ -323,7 +323,7 @@ class Guard:
         if query.needs_masks and not self._is_masked:
             raise RefusalError(Reason.UNMASKED, "privacy")
 
-    def _admit_open(self, query: Query) -> None:
+    def admit_open(self, query: Query) -> None:
         """Check that the owner lets the parts of an answer that are not sums leave without a mask."""
         for member in open_members(query):
             consent = member.open_consent

@@ -38,7 +38,7 @@ from fedtmle.protocol.messages import (
 from fedtmle.protocol.outcome import Personalised
 from fedtmle.protocol.plan import Follower, Plan
 from fedtmle.protocol.query import Query
-from fedtmle.runtime.keeper import Keeper
+from fedtmle.runtime.keeper import Keeper, check_standing
 from fedtmle.runtime.masked_link import MaskedLink, count_rows
 from fedtmle.runtime.noise import with_noise
 from fedtmle.runtime.records import Position, Records
@@ -231,12 +231,11 @@ class Silo:
         keeper, plan = self._keeper, self._plan
         if keeper.approves is not None and not keeper.approves(plan.digest):
             raise RefusalError(Reason.NOT_APPROVED, "approval")
+        check_standing(plan, self.name, keeper, time.date())
         age = time - (self._position.opened or time)
-        expired = plan.expires is not None and time.date() > plan.expires
-        if expired or age.total_seconds() > keeper.policy.lifetime_days * 86_400:
-            raise RefusalError(Reason.EXPIRED, "expires" if expired else "lifetime_days")
+        if age.total_seconds() > keeper.policy.lifetime_days * 86_400:
+            raise RefusalError(Reason.EXPIRED, "lifetime_days")
         if isinstance(message, Open):
-            self._check_peers()
             self._check_memory(plan)
             self._guard.open(plan, self.n_rows, self._rows.evaluate(plan.program.smallest_part))
             self._examine_target()
@@ -263,19 +262,6 @@ class Silo:
         key = "" if memory is None else memory.refusal(plan)
         if key:
             raise RefusalError(Reason.POLICY, f"memory: {key}")
-
-    def _check_peers(self) -> None:
-        """Check that enough of the other silos are not the server's own inventions.
-
-        If as many of the silos that the owner vouches for collude as the policy says, one must remain.
-        """
-        keeper, plan = self._keeper, self._plan
-        if not plan.is_masked or keeper.peers is None:
-            return
-        others = (member for member in plan.roster if member.name != self.name)
-        known = sum(member.key + member.mask_key in keeper.peers for member in others)
-        if known < keeper.policy.colluders + 1:
-            raise RefusalError(Reason.TOO_FEW_SILOS, "peers")
 
     def _reply(
         self, message: messages.Request, recorded: messages.Reply | None = None

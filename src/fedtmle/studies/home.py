@@ -71,7 +71,7 @@ class Home:
         A line has the 128 digits that the other silo's owner reads from `fedtmle silo decisions`, then
         anything, such as its name. Empty lines and those that start with # are skipped.
         """
-        path = self.folder / "peers"
+        path = self.file.path.with_suffix(".fedtmle") / "peers"
         if not path.exists():
             return None
         keys = set()
@@ -95,14 +95,15 @@ class Home:
         except FileNotFoundError:
             return frozenset()
 
-    def approve(self, plan: Plan, *, note: str = "") -> None:
-        """Sign the owner's approval of a plan for the rows as they are now."""
+    def approve(self, plan: Plan, *, note: str = "", bits: Mapping[str, float] | None = None) -> None:
+        """Sign the owner's approval of a plan for the rows as they are now, with what `risk` found of it."""
         if plan.digest.hex() in self.closed:
             raise InputError(
                 "this silo may have answered this plan before it was restored from a backup; ask the "
                 "statistician for the study with another seed"
             )
-        self.approvals.decide(plan.digest, approved=True, note=note, data=data_digest(plan, self.file))
+        data = data_digest(plan, self.file)
+        self.approvals.decide(plan.digest, approved=True, note=note, data=data, bits=bits)
 
     @property
     def ledger_path(self) -> Path:
@@ -126,18 +127,23 @@ class Home:
             ledger=Ledger(self.ledger_path, key=self.key),
         )
 
+    @property
+    def has_past(self) -> bool:
+        """Whether this silo has a ledger; the question makes no folder."""
+        return (self.file.path.with_suffix(".fedtmle") / "ledger.jsonl").exists()
+
     def earlier(self) -> Earlier:
         """Return what each study so far was told of, by its plan, from the ledger."""
-        if not self.ledger_path.exists():
+        if not self.has_past:
             return {}
         with closing(Ledger(self.ledger_path, key=self.key)) as ledger:
             return ledger.told()
 
-    def memory(self, plan: Plan, table: AnyTable) -> SiloMemory:
+    def memory(self, plan: Plan, table: AnyTable | None = None) -> SiloMemory:
         """Return what this silo remembers; ``table`` has its rows as the study of ``plan`` reads them."""
         return SiloMemory(
             file=self.file,
-            table=table,
+            table=load(self.file, schema_of(study_of(plan)), silo=self.file.name) if table is None else table,
             columns=read_columns(plan, self.file),
             store=RowStore(self.folder / "rows"),
             key=self.key.row_key,

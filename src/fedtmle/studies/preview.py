@@ -12,15 +12,15 @@ from fedtmle.data import SiloFile, load
 from fedtmle.errors import FedTMLEError, InputError, RefusedError
 from fedtmle.model.table import Table
 from fedtmle.programs.flow import StudyProgram
-from fedtmle.protocol.guard import disclosed_numbers
+from fedtmle.protocol.guard import Guard, RefusalError, disclosed_numbers
 from fedtmle.protocol.messages import Answered, Reason
 from fedtmle.protocol.plan import Plan
 from fedtmle.protocol.query import Query
-from fedtmle.runtime.keeper import Keeper
+from fedtmle.runtime.keeper import Keeper, check_standing, utc_now
 from fedtmle.runtime.session import InProcess, Session
 from fedtmle.runtime.silo import Silo
 from fedtmle.studies.conformance import examine_target
-from fedtmle.studies.home import disclosure_limit, open_party
+from fedtmle.studies.home import Home, disclosure_limit, open_party
 from fedtmle.studies.obstacles import obstacles
 from fedtmle.studyfile.schema import schema_of
 
@@ -79,8 +79,15 @@ def preview(plan: Plan, file: SiloFile) -> Preview:
     if file.name not in plan.silos:
         raise InputError(f"silo '{file.name}': the study's silos are {', '.join(plan.silos)}")
     kinds: dict[tuple[str, str], MessageKind] = {}
+    refused_by = reason = stopped = ""
 
     def witness(query: Query, reply: Answered) -> None:
+        nonlocal refused_by, reason
+        if plan.is_masked and not refused_by:
+            try:
+                guard.admit_open(query)
+            except RefusalError as refusal:
+                refused_by, reason = refusal.key, refusal.reason.value
         phase = query.phase.value
         kind = kinds.setdefault((query.explanation, phase), MessageKind(query.explanation, phase))
         kind.times += 1
@@ -88,19 +95,22 @@ def preview(plan: Plan, file: SiloFile) -> Preview:
         kind.bits += reply.payload.length
         kind.example = kind.example or reply.payload.data[:EXAMPLE_BYTES].hex(" ")
 
+    guard = Guard(file.policy, is_masked=plan.is_masked)
+    try:
+        check_standing(plan, file.name, Keeper(policy=file.policy, peers=Home(file).peers), utc_now().date())
+    except RefusalError as refusal:
+        refused_by, reason = refusal.key, refusal.reason.value
     alone = plan.alone(file.name)
     # The number of silos is checked below, because the rehearsal has only one.
     policy = replace(file.policy, min_silos=0)
     limit = disclosure_limit(alone, file)
     keeper = Keeper(policy=policy, limit=limit, examines=examine_target, witness=witness)
     silo = open_party(alone, file.name, file, keeper=keeper)
-    refused_by = reason = stopped = ""
     try:
         Session(alone, InProcess([silo])).run()
     except RefusedError as refused:
-        refused_by = silo.refused_by
-        if refused_by:
-            reason = refused.code
+        if silo.refused_by:
+            refused_by, reason = silo.refused_by, refused.code
         else:
             stopped = str(silo.error or refused)
     except FedTMLEError as error:
@@ -109,6 +119,9 @@ def preview(plan: Plan, file: SiloFile) -> Preview:
         refused_by, reason = "min_silos", Reason.TOO_FEW_SILOS.value
     if plan.is_masked and len(plan.roster) < file.policy.colluders + 2:
         refused_by, reason = "colluders", Reason.TOO_FEW_SILOS.value
+    findings = Home(file).memory(plan).findings(plan) if Home(file).has_past else ()
+    if findings and not refused_by:
+        refused_by, reason = f"memory: {findings[0].key}", Reason.POLICY.value
     return Preview(
         silo=file.name,
         plan=plan.digest.hex(),
@@ -119,7 +132,7 @@ def preview(plan: Plan, file: SiloFile) -> Preview:
         refused_by=refused_by,
         reason=reason,
         stopped=stopped,
-        obstacles=_obstacles(plan, file),
+        obstacles=(*(finding.text for finding in findings), *_obstacles(plan, file)),
         brought=tuple(map(str, plan.brought)),
     )
 

@@ -31,13 +31,14 @@ def render(view: Preview) -> str:
     lines += aligned(
         [(limit.name, limit.text, "ok" if limit.is_met else "NOT MET") for limit in view.limits], indent="  "
     )
-    lines += ["", *_verdict(view)]
+    lines += ["", *verdict(view)]
     for obstacle in view.obstacles:
         lines += wrapped(obstacle, first="* ", indent="  ")
     return "\n".join(lines)
 
 
-def _verdict(view: Preview) -> list[str]:
+def verdict(view: Preview) -> list[str]:
+    """Return whether the policy would allow the study."""
     if view.refused_by:
         return wrapped(
             f"Your policy would refuse this study here, by its key {view.refused_by}. The server would learn "

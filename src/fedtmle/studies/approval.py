@@ -1,0 +1,261 @@
+"""Everything that an owner approves: the whole of a study, its silos, its past, and what it would tell.
+
+The owner's command shows it and asks. It is read from the plan that the digest names, never from the text of
+a study, and judged by the rules of the run: a rehearsal under the policy, and what the silo remembers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import hashlib
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from fedtmle.errors import FedTMLEError
+from fedtmle.initial.superlearner import formulas
+from fedtmle.initial.syntax import Computed, Formula, numbers_in
+from fedtmle.initial.variables import Variable
+from fedtmle.layout import Document
+from fedtmle.privacy.audit import Attacker
+from fedtmle.programs.study import Study
+from fedtmle.protocol.plan import Plan
+from fedtmle.runtime import accounts
+from fedtmle.runtime.ledger import read
+from fedtmle.studies.home import Home
+from fedtmle.studies.memory import spent_bits
+from fedtmle.studies.preview import Preview, preview
+from fedtmle.studies.risk import risk
+from fedtmle.studyfile.file import StudyFile, file_plan
+
+MOST_AUDITED = 20_000  # records, beyond which an audit takes minutes
+MOST_SHOWN = 40  # items of a list
+MOST_BITS = 20.0  # of a number that is known to a millionth of its range
+_SHOWN_ELSEWHERE = ("title", "target", "variables")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShownMember:
+    """A silo of the roster; ``vouched``: whether the owner's file `peers` has its keys, None without one."""
+
+    name: str
+    fingerprint: str
+    vouched: bool | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class EarlierStudy:
+    """An earlier study at this silo, from its ledger; ``shares``: whether it read one of the same columns."""
+
+    plan: str
+    time: str
+    answers: int
+    numbers: int
+    shares: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Approval:
+    """What the owner sees before deciding. Every text may be the study's own, and is not to be trusted.
+
+    ``parts`` are the target, models and settings by name; ``literals`` the formulas' terms with numbers
+    inside I(). ``risk`` has the worst finding of the audit against each attacker; if there is none,
+    ``unaudited`` says why.
+    ``findings`` say why the study may not follow the earlier ones. ``bits`` is what it would tell of each
+    column, and ``spent`` what the earlier ones told.
+    """
+
+    title: str
+    question: str
+    plan: str
+    expires: str
+    server: str
+    is_masked: bool
+    goes_on: bool
+    silo: str
+    roster: tuple[ShownMember, ...]
+    variables: tuple[tuple[str, str], ...]
+    parts: tuple[tuple[str, str], ...]
+    literals: tuple[str, ...]
+    brought: tuple[str, ...]
+    earlier: tuple[EarlierStudy, ...]
+    preview: Preview
+    findings: tuple[str, ...]
+    risk: tuple[Document, ...]
+    unaudited: str
+    bits: Mapping[str, float] | None
+    spent: Mapping[str, float]
+
+    def to_dict(self) -> Document:
+        return dataclasses.asdict(self)
+
+
+def review(file: StudyFile, home: Home) -> Approval:
+    """Return what the owner of ``home`` approves with the plan of ``file``; nothing is recorded or sent."""
+    plan, study = file_plan(file), file.study
+    view = preview(plan, home.file)
+    worst, bits, unaudited = _audit(file, home, view.n_rows)
+    told = home.earlier()
+    memory = home.memory(plan)
+    sources = {column.source for column in memory.columns}
+    named = {column.name: column.source for column in memory.columns}
+    by_source = None if bits is None else {named.get(name, name): each for name, each in bits.items()}
+    policy = home.file.policy
+    return Approval(
+        title=study.title or "",
+        question=study.target.question,
+        plan=plan.digest.hex(),
+        expires="" if plan.expires is None else plan.expires.isoformat(),
+        server=fingerprint_of(plan.server) if plan.server else "",
+        is_masked=plan.is_masked,
+        goes_on=plan.program.goes_on,
+        silo=home.file.name,
+        roster=_roster(plan, home),
+        variables=tuple((name, _variable(each)) for name, each in study.variables.items()),
+        parts=tuple(_parts(study)),
+        literals=tuple(literals(study)),
+        brought=tuple(
+            f"{each}{'' if policy.allows(each) else '; NOT allowed by your policy (allow_targets)'}"
+            for each in plan.brought
+        ),
+        earlier=tuple(
+            EarlierStudy(
+                plan=account.plan,
+                time=account.first,
+                answers=account.answers,
+                numbers=account.numbers,
+                shares=account.plan in told and bool(told[account.plan][1].sources & sources),
+            )
+            for account in _accounts(home)
+            if account.plan != plan.digest.hex() and account.answers
+        ),
+        preview=view,
+        findings=tuple(each.text for each in memory.findings(plan, by_source)),
+        risk=worst,
+        unaudited=unaudited,
+        bits=by_source,
+        spent=spent_bits({p: t for p, t in told.items() if p != plan.digest.hex()}, home.approvals.current()),
+    )
+
+
+def fingerprint_of(keys: bytes) -> str:
+    """Return 32 hexadecimal digits of the SHA-256 of public keys, in groups of four, to be read aloud."""
+    digits = hashlib.sha256(keys).hexdigest()[:32]
+    return " ".join(digits[at : at + 4] for at in range(0, 32, 4))
+
+
+def literals(study: Study) -> Iterator[str]:
+    """Yield each term with a number inside I(), with the role of its model: it may single out a person."""
+    for role, model in study.models.items():
+        for formula in formulas(model, public=True):
+            for variable in dict.fromkeys(each for term in formula.terms for each in term):
+                if isinstance(variable, Computed) and any(numbers_in(variable.expression)):
+                    yield f"{role.removesuffix('_model')}: {variable}"
+
+
+def _roster(plan: Plan, home: Home) -> tuple[ShownMember, ...]:
+    peers = home.peers
+    return tuple(
+        ShownMember(
+            name=member.name,
+            fingerprint=fingerprint_of(member.key + member.mask_key) if member.key else "",
+            vouched=None if peers is None else member.key + member.mask_key in peers,
+        )
+        for member in plan.roster
+    )
+
+
+def _accounts(home: Home) -> list[accounts.StudyAccount]:
+    return accounts.studies(read(home.ledger_path)) if home.has_past else []
+
+
+def _audit(
+    file: StudyFile, home: Home, n_rows: int
+) -> tuple[tuple[Document, ...], dict[str, float] | None, str]:
+    """Return the worst finding against each attacker, the bits of each column, and why there is no audit.
+
+    The bits are those that an attacker gets who knows every other record.
+    """
+    if home.file.stream or n_rows > MOST_AUDITED:
+        return (), None, f"the table is streamed, or has more than {MOST_AUDITED:,} records"
+    try:
+        found = risk(file, home.file.path, attackers=(Attacker.DESIGN, Attacker.OTHERS)).to_dict()["findings"]
+    except FedTMLEError as error:
+        return (), None, str(error)
+    by_attacker: dict[str, list[Document]] = {}
+    for finding in found:
+        by_attacker.setdefault(finding["attacker"], []).append(finding)
+    bits = {each["column"]: _bits(each) for each in by_attacker[Attacker.OTHERS.value]}
+    worst = (max(each, key=lambda one: (one["known"], _bits(one))) for each in by_attacker.values())
+    return tuple(worst), bits, ""
+
+
+def _bits(finding: Document) -> float:
+    """Return log2 of the range of the most exposed record before the answers over that after.
+
+    A level that can be worked out counts 1.
+    """
+    before, after = finding["prior"], finding["worst"]
+    if finding["discrete"]:
+        return 1.0 if after == 0.0 else 0.0
+    if not before > 0:
+        return 0.0
+    return MOST_BITS if after <= before * 2.0**-MOST_BITS else max(0.0, math.log2(before / after))
+
+
+def _parts(study: Study) -> Iterator[tuple[str, str]]:
+    """Yield the target, the models and every other setting that is not the default."""
+    yield "target", described(study.target)
+    for each in dataclasses.fields(study):
+        value = getattr(study, each.name)
+        if each.name not in _SHOWN_ELSEWHERE and value != each.default:
+            yield each.name.replace("_", " "), described(value)
+
+
+def described(value: object) -> str:
+    """Return a value of a study as text: the name of its class, and the fields that are not the default."""
+    match value:
+        case enum.Enum():
+            words = str(value.value)
+        case str():
+            words = f"'{value}'"
+        case float():
+            words = f"{value:.12g}"
+        case Mapping():
+            words = "{" + _listed([f"{key}: {described(item)}" for key, item in value.items()]) + "}"
+        case Sequence():
+            words = "[" + _listed([described(item) for item in value]) + "]"
+        case _ if dataclasses.is_dataclass(value) and not isinstance(value, Formula):
+            given = [each for each in dataclasses.fields(value) if each.repr and not _is_default(value, each)]
+            fields = (f"{each.name}={described(getattr(value, each.name))}" for each in given)
+            words = f"{type(value).__name__}({', '.join(fields)})"
+        case _:
+            words = str(value)
+    return words
+
+
+def _is_default(value: object, each: dataclasses.Field[object]) -> bool:
+    given = getattr(value, each.name)
+    return (
+        each.default is not dataclasses.MISSING
+        and type(given) is type(each.default)
+        and bool(given == each.default)
+    )
+
+
+def _listed(items: Sequence[str]) -> str:
+    rest = f", ... ({len(items)} in all)" if len(items) > MOST_SHOWN else ""
+    return ", ".join(items[:MOST_SHOWN]) + rest
+
+
+def _variable(variable: Variable) -> str:
+    parts = [variable.kind]
+    if variable.range is not None:
+        parts.append("{:g} to {:g}".format(*variable.range))
+    if variable.levels:
+        parts.append(_listed([f"{code} ({words})" if words else code for code, words in variable.levels]))
+    parts += [part for part in (variable.unit, variable.label and f"'{variable.label}'") if part]
+    if variable.missing != "refuse":
+        parts.append(f"where missing: {variable.missing}")
+    return "; ".join(parts)

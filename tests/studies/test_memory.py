@@ -1,0 +1,111 @@
+"""A silo's memory of earlier studies, as its owner meets it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from fedtmle.cli import app
+from fedtmle.cli.exits import Exit
+from fedtmle.data import read_silo_file
+from fedtmle.errors import JournalError, RefusedError
+from fedtmle.runtime import ledger
+from fedtmle.studies.approval import review
+from fedtmle.studies.preview import preview
+from fedtmle.studyfile.file import StudyFile, file_plan
+from tests.attacks.across import NEWCOMER, ROWS, Hospitals
+
+BOTH = ["p", "q"]
+
+
+@pytest.fixture(autouse=True)
+def _fast_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.fsync", lambda _: None)
+
+
+def approve(hospitals: Hospitals, study: StudyFile, name: str = "p") -> tuple[int, str]:
+    silo = hospitals.folder / name / "silo.toml"
+    ran = CliRunner().invoke(app, ["silo", "approve", str(study.path), "--silo", str(silo), "--yes"])
+    return ran.exit_code, ran.output
+
+
+def test_the_owner_sees_and_the_silo_refuses_by_one_rule(tmp_path: Path) -> None:
+    hospitals = Hospitals(tmp_path, BOTH)
+    first = hospitals.study(BOTH, seed=1)
+    assert approve(hospitals, first)[0] == 0
+    hospitals.run(first)
+    hospitals.add("p", NEWCOMER)
+    later = hospitals.study(BOTH, seed=2)
+    code, output = approve(hospitals, later)
+    assert code == int(Exit.REFUSED)
+    words = " ".join(output.split())
+    assert file_plan(first).digest.hex()[:16] in words
+    assert "would be made of 1 people in effect" in words
+    assert "Approved" not in words
+    assert not hospitals.home("p").approvals.approves(file_plan(later).digest)
+    view = preview(file_plan(later), read_silo_file(later.silos["p"]))
+    assert view.refused_by == "memory: min_people"
+    with pytest.raises(RefusedError):
+        hospitals.run(later)
+    assert approve(hospitals, later, "q")[0] == 0  # whose rows did not change
+
+
+def test_the_policy_limits_what_all_studies_tell(tmp_path: Path) -> None:
+    hospitals = Hospitals(tmp_path, BOTH, policy="max_bits = 1.5\n")
+    first, second = (hospitals.study(BOTH, seed=seed) for seed in (1, 2))
+    shown = review(first, hospitals.home("p"))
+    assert shown.bits == {"y": 1.0, "a": 1.0}  # two values each: the audit finds some record of each
+    assert shown.spent == {}
+    for name in BOTH:
+        assert approve(hospitals, first, name)[0] == 0
+    hospitals.run(first, approved=True)
+    assert review(second, hospitals.home("p")).spent == {"y": 1.0, "a": 1.0}
+    code, output = approve(hospitals, second)
+    assert code == int(Exit.REFUSED)
+    assert "more than your 1.5" in " ".join(output.split())
+    with pytest.raises(RefusedError):
+        hospitals.run(second)
+    assert [line["key"] for line in ledger.read(hospitals.home("p").ledger_path)][-1] == "memory: max_bits"
+
+
+def test_with_a_limit_a_study_that_was_not_audited_is_refused(tmp_path: Path) -> None:
+    hospitals = Hospitals(tmp_path, BOTH, policy="max_bits = 1.5\n")
+    with pytest.raises(RefusedError):
+        hospitals.run(hospitals.study(BOTH, seed=1))  # approved without an audit
+    assert [line["key"] for line in ledger.read(hospitals.home("p").ledger_path)][-1] == "memory: max_bits"
+
+
+def test_the_ledger_names_what_a_study_was_told_of_and_no_record(tmp_path: Path) -> None:
+    hospitals = Hospitals(tmp_path, BOTH)
+    study = hospitals.study(BOTH, seed=1)
+    hospitals.run(study)
+    home = hospitals.home("p")
+    lines = list(ledger.read(home.ledger_path))
+    told = [(line["request"], line["told"]) for line in lines if line.get("told")]
+    assert [request for request, _ in told] == ["begin"]
+    ((_, record),) = told
+    assert record is not None
+    assert {column.source for column in record.columns} == {"y", "a", "w"}
+    assert record.roster == ("p", "q")
+    (stored,) = (home.folder / "rows").iterdir()
+    assert stored.stem == record.rows
+    assert stored.stat().st_size == 15 + 16 * ROWS
+    stored.unlink()
+    with pytest.raises(JournalError, match="are gone; restore"):
+        home.memory(file_plan(hospitals.study(BOTH, seed=2))).findings(
+            file_plan(hospitals.study(BOTH, seed=2))
+        )
+
+
+def test_a_table_that_is_streamed_is_remembered_as_one_in_memory(tmp_path: Path) -> None:
+    hospitals = Hospitals(tmp_path, BOTH)
+    hospitals.run(hospitals.study(BOTH, seed=1))
+    silo = hospitals.folder / "p" / "silo.toml"
+    silo.write_text(silo.read_text().replace("[policy]", "stream = true\n\n[policy]"))
+    hospitals.run(hospitals.study(BOTH, seed=2))
+    assert len(list((hospitals.home("p").folder / "rows").iterdir())) == 1
+    hospitals.add("p", NEWCOMER)
+    with pytest.raises(RefusedError):
+        hospitals.run(hospitals.study(BOTH, seed=3))
