@@ -126,7 +126,8 @@ def decisions(
             say(json.dumps({"key": home.key.public_keys.hex(), "decisions": rows}))
             return
         say(f"Public keys {home.key.public_keys.hex()}")
-        say(f"Their fingerprint {fingerprint_of(home.key.public_keys)}")
+        own = (home.key.public, home.key.mask_key.public)
+        say(f"Their fingerprints {' and '.join(map(fingerprint_of, own))}")
         for decision in current:
             say(
                 f"{decision.time}  {'approved' if decision.approved else 'rejected'}  {decision.plan}"

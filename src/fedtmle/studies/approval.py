@@ -40,7 +40,7 @@ class ShownMember:
     """A silo of the roster; ``vouched``: whether the owner's file `peers` has its keys, None without one."""
 
     name: str
-    fingerprint: str
+    fingerprints: tuple[str, ...]  # of its keys for signatures and for masks
     vouched: bool | None
 
 
@@ -139,10 +139,10 @@ def review(file: StudyFile, home: Home) -> Approval:
     )
 
 
-def fingerprint_of(keys: bytes) -> str:
-    """Return 32 hexadecimal digits of the SHA-256 of public keys, in groups of four, to be read aloud."""
-    digits = hashlib.sha256(keys).hexdigest()[:32]
-    return " ".join(digits[at : at + 4] for at in range(0, 32, 4))
+def fingerprint_of(key: bytes) -> str:
+    """Return 24 hexadecimal digits of the SHA-256 of a public key, in groups of four, to be read aloud."""
+    digits = hashlib.sha256(key).hexdigest()[:24]
+    return " ".join(digits[at : at + 4] for at in range(0, 24, 4))
 
 
 def literals(study: Study) -> Iterator[str]:
@@ -156,14 +156,17 @@ def literals(study: Study) -> Iterator[str]:
 
 def _roster(plan: Plan, home: Home) -> tuple[ShownMember, ...]:
     peers = home.peers
-    return tuple(
-        ShownMember(
-            name=member.name,
-            fingerprint=fingerprint_of(member.key + member.mask_key) if member.key else "",
-            vouched=None if peers is None else member.key + member.mask_key in peers,
+    shown = []
+    for member in plan.roster:
+        keys = member.key + member.mask_key
+        shown.append(
+            ShownMember(
+                name=member.name,
+                fingerprints=tuple(fingerprint_of(key) for key in (member.key, member.mask_key) if key),
+                vouched=None if peers is None else any(keys and peer.startswith(keys) for peer in peers),
+            )
         )
-        for member in plan.roster
-    )
+    return tuple(shown)
 
 
 def _accounts(home: Home) -> list[accounts.StudyAccount]:

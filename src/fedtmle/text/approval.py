@@ -18,7 +18,7 @@ def render(approval: Approval) -> str:
         *wrapped(_server(approval)),
         *wrapped(_sums(approval)),
         "",
-        f"The {len(approval.roster)} silos, and the fingerprints of their keys:",
+        f"The {len(approval.roster)} silos, and the fingerprints of their keys (signatures, masks):",
         *_roster(approval),
     ]
     if approval.goes_on:
@@ -51,12 +51,13 @@ def _sums(approval: Approval) -> str:
 
 
 def _roster(approval: Approval) -> list[str]:
-    rows = []
+    lines = []
     for member in approval.roster:
-        vouched = {None: "", True: "in your peers", False: "NOT in your peers"}[member.vouched]
-        own = "you" if member.name == approval.silo else vouched
-        rows.append((f"'{member.name}'", member.fingerprint or "no key", own))
-    return aligned(rows, indent="  ")
+        vouched = {None: "", True: ", in your peers", False: ", NOT in your peers"}[member.vouched]
+        own = ", you" if member.name == approval.silo else vouched
+        keys = " and ".join(member.fingerprints) or "no key"
+        lines += _bullet(f"'{member.name}'{own}: {keys}")
+    return lines
 
 
 def _past(approval: Approval) -> list[str]:
