@@ -253,7 +253,7 @@ def _listed(items: Sequence[str]) -> str:
 
 
 def _variable(variable: Variable) -> str:
-    parts = [variable.kind]
+    parts: list[str] = [variable.kind]
     if variable.range is not None:
         parts.append("{:g} to {:g}".format(*variable.range))
     if variable.levels:
