@@ -343,7 +343,7 @@ def test_a_resumed_run_has_the_silos_that_opened_it(tmp_path: Path, how: str) ->
     run = new_folder(tmp_path, study, patience=1.0)
     ends = line(tmp_path, study)
     dying = Dies(ends, 4, heard=True)
-    Coordination(run.path.parent, run.name).carry_out(lambda _s, _d, _a: dying)
+    Coordination(run.path.parent, run.name).carry_out(lambda _s, _d, _a, _seal: dying)
     status = run.status()
     assert status.state is RunState.WAITING
     assert status.has_opened
