@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedtmle.cli.ledger import titles
 from fedtmle.engine import frames
 from fedtmle.engine.endpoint import Endpoint
 from fedtmle.engine.frames import Answer, Declined, Hello, Ready, Reply, Waiting
@@ -179,10 +180,27 @@ def test_a_study_is_kept_under_its_whole_digest_and_never_replaced(tmp_path: Pat
     endpoint(tmp_path, study, H1)
     (kept,) = (study.silos[H1].with_suffix(".fedtmle") / "studies").iterdir()
     assert kept.name == f"{file_plan(study).digest.hex()}.toml"
-    kept.write_text("as it came first")
+    first = f"{study.path.read_text()}# as it came first\n"  # the same plan
+    kept.write_text(first)
     endpoint(tmp_path, study, H1)
-    assert kept.read_text() == "as it came first"
+    assert kept.read_text() == first
     assert list(kept.parent.iterdir()) == [kept]
+
+
+def test_what_came_under_the_digest_of_another_study_gives_way_to_that_study(
+    tmp_path: Path, study: StudyFile
+) -> None:
+    """The post stores what a server announces, and a server may announce a text as another plan."""
+    endpoint(tmp_path, study, H1)
+    (kept,) = (study.silos[H1].with_suffix(".fedtmle") / "studies").iterdir()
+    ours = kept.read_text()
+    for other in ("not a study", ours.replace("[algorithm]", "[options]\nseed = 77\n\n[algorithm]")):
+        assert other != ours
+        kept.write_text(other)
+        assert titles(kept.parent.parent) == {}
+        endpoint(tmp_path, study, H1)
+        assert kept.read_text() == ours
+        assert list(titles(kept.parent.parent)) == [file_plan(study).digest.hex()]
 
 
 def test_a_silo_without_its_file_declines(tmp_path: Path, study: StudyFile) -> None:

@@ -83,12 +83,14 @@ def studies(
 def titles(folder: Path) -> dict[str, str]:
     """Return the question of each study that came to the silo with this folder, by plan."""
     from fedtmle.errors import InputError
-    from fedtmle.studyfile.file import read_study
+    from fedtmle.studyfile.file import file_plan, read_study
 
     questions = {}
     for path in sorted(folder.glob("studies/*.toml")):
         try:
-            questions[path.stem] = read_study(path, samples=False).study.target.question
+            study = read_study(path, samples=False)
+            if file_plan(study).digest.hex() == path.stem:  # a server may have announced it as another
+                questions[path.stem] = study.study.target.question
         except InputError:  # of another version
             continue
     return questions

@@ -111,7 +111,7 @@ def _study(home: Home, text: bytes) -> tuple[StudyFile, Plan]:
         study = read_study(arrived, samples=False)
         plan = file_plan(study)
         stored = folder / f"{plan.digest.hex()}.toml"
-        if stored.exists():  # a study that came is never replaced
+        if _has_digest(stored, plan.digest):  # a study that came is never replaced
             arrived.unlink()
         else:
             arrived.replace(stored)
@@ -123,6 +123,17 @@ def _study(home: Home, text: bytes) -> tuple[StudyFile, Plan]:
     except OSError:
         _log.exception("the silo's folder cannot be written")
         raise _DeclinesError(Declined.JOURNAL) from None
+
+
+def _has_digest(path: Path, digest: bytes) -> bool:
+    """Return whether a study is stored here, and is the one whose plan has this digest.
+
+    The post stores a study under the digest that the server announces, and parses none.
+    """
+    try:
+        return path.exists() and file_plan(read_study(path, samples=False)).digest == digest
+    except InputError:
+        return False
 
 
 def _permission(home: Home, plan: Plan) -> Callable[[], Declined | Waiting | None]:
