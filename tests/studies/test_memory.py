@@ -10,10 +10,12 @@ from typer.testing import CliRunner
 from fedtmle.cli import app
 from fedtmle.cli.exits import Exit
 from fedtmle.data import read_silo_file
-from fedtmle.errors import JournalError, RefusedError
+from fedtmle.errors import InputError, JournalError, RefusedError
+from fedtmle.privacy.audit import Attacker
 from fedtmle.runtime import ledger
 from fedtmle.studies.approval import review
 from fedtmle.studies.preview import preview
+from fedtmle.studies.risk import risk
 from fedtmle.studyfile.file import StudyFile, file_plan
 from tests.attacks.across import NEWCOMER, ROWS, Hospitals
 
@@ -109,3 +111,18 @@ def test_a_table_that_is_streamed_is_remembered_as_one_in_memory(tmp_path: Path)
     hospitals.add("p", NEWCOMER)
     with pytest.raises(RefusedError):
         hospitals.run(hospitals.study(BOTH, seed=3))
+
+
+def test_an_audit_of_a_masked_study_is_of_the_rows_that_were_told(tmp_path: Path) -> None:
+    """With its own key a silo makes its masks again, and sees whether its rows gave what it sent."""
+    three = ["p", "q", "r"]
+    hospitals = Hospitals(tmp_path, three)
+    study = hospitals.study(three, seed=1, masked=True)
+    hospitals.run(study).finished.transcript.save(tmp_path / "transcript")
+    found = risk(study, study.silos["p"], transcript=tmp_path / "transcript", attackers=[Attacker.OTHERS])
+    assert not found.planned
+    rows = hospitals.rows("p")
+    rows[7, 2] += 0.5
+    hospitals.write("p", rows)
+    with pytest.raises(InputError, match="'p': its rows do not give the recorded answers"):
+        risk(study, study.silos["p"], transcript=tmp_path / "transcript")

@@ -6,19 +6,26 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
+
 from fedtmle.errors import DecodeError, InputError, ProtocolError
 from fedtmle.model.types import IntArray
 from fedtmle.protocol import messages
 from fedtmle.protocol.codes import Uplink
 from fedtmle.protocol.guard import Policy, left_out, suppressed
-from fedtmle.protocol.messages import Answered, Ask, Begin, Close
+from fedtmle.protocol.masks import MaskKey
+from fedtmle.protocol.messages import Answered, Ask, Begin, Close, Open
 from fedtmle.protocol.plan import Follower, Plan
 from fedtmle.protocol.query import AnsweredQuery, Local, Query
 from fedtmle.runtime.keeper import Keeper
+from fedtmle.runtime.masked_link import MaskedLink
+from fedtmle.runtime.records import Position
 from fedtmle.runtime.rows import LocalRows
 from fedtmle.runtime.session import run_embedded
 from fedtmle.runtime.silo import Silo
 from fedtmle.runtime.transcript import SELF, Transcript
+
+_OTHER_ROWS = "silo '{}': its rows do not give the recorded answers"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,17 +85,19 @@ def replay(
     *,
     index: IntArray | None = None,
     policy: Policy | None = None,
+    mask_key: MaskKey | None = None,
 ) -> Replayed:
     """Derive each query from the recorded broadcasts, as the silo did, and compute its answer again.
 
     Rows, or a study, that do not give the recorded answers are refused. The plan's digest is not compared:
-    keys and dates in it change no answer.
+    keys and dates in it change no answer. Masked answers are compared with the silo's ``mask_key`` only.
     """
     try:
         plan = _joined(plan, transcript, silo)
         read = plan.program.at(silo, rows)
         local = LocalRows(silo, read, plan.program.count(read), index)
-        answered, n = _follow(plan, transcript, silo, local, policy or Policy.unguarded())
+        masks = _Masks(plan, silo, mask_key)
+        answered, n = _follow(plan, transcript, silo, local, policy or Policy.unguarded(), masks)
     except ProtocolError:
         raise InputError("transcript: it does not follow from this study; was the study changed?") from None
     return Replayed(answered=answered, local=local, n=n)
@@ -96,7 +105,8 @@ def replay(
 
 def overhear(plan: Plan, transcript: Transcript, silo: str) -> tuple[AnsweredQuery, ...]:
     """Return the queries and one silo's answers from the transcript alone: what the server has of it."""
-    return _follow(_joined(plan, transcript, silo), transcript, silo, None, Policy.unguarded())[0]
+    joined = _joined(plan, transcript, silo)
+    return _follow(joined, transcript, silo, None, Policy.unguarded(), _Masks(joined, silo))[0]
 
 
 def _joined(plan: Plan, transcript: Transcript, silo: str) -> Plan:
@@ -115,17 +125,54 @@ def rehearse(plan: Plan, rows: object, silo: str, *, policy: Policy | None = Non
     return replay(alone, rows, finished.transcript, silo, policy=policy)
 
 
+class _Masks:
+    """The masks of a recorded session, made again with the silo's key; without it, nothing is compared."""
+
+    def __init__(self, plan: Plan, silo: str, mask_key: MaskKey | None = None) -> None:
+        self._plan, self._position = plan, Position()
+        self._link: MaskedLink | None = None
+        if mask_key is not None and plan.is_masked:
+            self._link = MaskedLink(plan, silo, self._position, mask_key=mask_key, key=None)
+
+    def hear(self, request: messages.Request) -> None:
+        """Hear a request as the silo did."""
+        position = self._position
+        if isinstance(request, Open):
+            position.session = request.session
+            if self._link is not None and request.plan != self._plan.digest:
+                raise InputError("transcript: it is of another plan, so that its masks cannot be made again")
+        elif isinstance(request, Begin):
+            position.n = request.n
+            position.heard.update(messages.encode(msgspec.structs.replace(request, first_row=0)))
+        elif isinstance(request, Ask | Close):
+            position.heard.update(messages.encode(request))
+
+    def compare(self, follower: Follower, answer: object, local: LocalRows, reply: Answered) -> None:
+        """Raise unless ``answer`` under its masks is what was sent; noise cannot be drawn again."""
+        self._position.follower = follower
+        if self._link is not None and follower.query.noise is None:
+            again = self._link.answered(follower.masked_form, answer, local.n_rows)
+            if again.payload != reply.payload:
+                raise InputError(_OTHER_ROWS.format(local.name))
+
+
 def _follow(
-    plan: Plan, transcript: Transcript, silo: str, local: LocalRows | None, policy: Policy
+    plan: Plan,
+    transcript: Transcript,
+    silo: str,
+    local: LocalRows | None,
+    policy: Policy,
+    masks: _Masks,
 ) -> tuple[tuple[AnsweredQuery, ...], int]:
     """Return one silo's answers, and n; if ``local`` rows are given, the answers must be theirs.
 
-    Masked answers are computed from the rows again, and cannot be compared without the silo's key. Without
+    Masked answers are computed from the rows again, and compared if the silo's ``masks`` can be made. Without
     rows there are none: nobody else can read them.
     """
     follower: Follower | None = None
     uplink, n, answered = Uplink(), 0, []
     for request, reply in _exchanges(transcript, silo):
+        masks.hear(request)
         if isinstance(request, Begin):
             if local is not None:
                 local.place(plan.first_row(silo, request.first_row))
@@ -142,6 +189,7 @@ def _follow(
             if plan.is_masked:
                 if local is not None:
                     again = _told(follower.query, local, policy)
+                    masks.compare(follower, again, local, reply)
                     answered.append(AnsweredQuery(query=follower.query, answer=again))
                 continue
             query, bits, before = follower.query, reply.payload.bits(), replace(uplink)
@@ -149,7 +197,7 @@ def _follow(
             if local is not None:
                 again = _told(query, local, policy)
                 if before.encode(query.answer_code, again) != bits:
-                    raise InputError(f"silo '{local.name}': its rows do not give the recorded answers")
+                    raise InputError(_OTHER_ROWS.format(local.name))
             answered.append(AnsweredQuery(query=query, answer=answer))
     return tuple(answered), n
 

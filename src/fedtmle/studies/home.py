@@ -128,6 +128,11 @@ class Home:
         )
 
     @property
+    def has_key(self) -> bool:
+        """Whether this silo has a key; the question makes none."""
+        return (self.file.path.with_suffix(".fedtmle") / "key").exists()
+
+    @property
     def has_past(self) -> bool:
         """Whether this silo has a ledger; the question makes no folder."""
         return (self.file.path.with_suffix(".fedtmle") / "ledger.jsonl").exists()

@@ -17,11 +17,12 @@ from fedtmle.model.types import Array, Part
 from fedtmle.privacy.audit import AttackedColumn, Attacker, Audit, ColumnRisk, Continuous, Discrete, audit
 from fedtmle.programs.study import Study
 from fedtmle.protocol.guard import Policy
+from fedtmle.protocol.masks import MaskKey
 from fedtmle.protocol.query import AnsweredQuery, ClosingTerms, Phase
 from fedtmle.protocol.sums import SumsQuery
 from fedtmle.runtime.replay import Replayed, rehearse, replay
 from fedtmle.runtime.transcript import Transcript
-from fedtmle.studies.home import policy_of, session_policy
+from fedtmle.studies.home import Home, policy_of, session_policy, silo_file
 from fedtmle.studyfile.file import StudyFile, file_plan
 from fedtmle.studyfile.schema import in_memory, schema_of
 from fedtmle.targets.effects.problem import LINK_REACH, EffectProblem
@@ -180,7 +181,7 @@ def _answered(
             recorded = Transcript.load(transcript)
         except DecodeError:
             raise InputError(f"{transcript}: this is not a transcript of the study's messages") from None
-        return replay(plan, table, recorded, name, policy=policy)
+        return replay(plan, table, recorded, name, policy=policy, mask_key=_mask_key(source))
     try:  # the rehearsal has one silo, so that only the smallest cell of the policy is kept
         rehearsal = replace(Policy.unguarded(), min_cell=policy.min_cell)
         return rehearse(plan, table, name, policy=rehearsal)
@@ -189,6 +190,13 @@ def _answered(
             f"silo '{name}': the study cannot be rehearsed on this silo alone ({error}); audit it after "
             "the run, with --transcript"
         ) from None
+
+
+def _mask_key(source: Path) -> MaskKey | None:
+    """Return the silo's key for masks if it has a home, None otherwise."""
+    file = silo_file(source)
+    home = None if file is None else Home(file)
+    return home.key.mask_key if home is not None and home.has_key else None
 
 
 def probes(replayed: Replayed) -> tuple[AnsweredQuery, ...]:
