@@ -96,7 +96,7 @@ def test_the_ledger_names_what_a_study_was_told_of_and_no_record(tmp_path: Path)
     assert stored.stat().st_size == 15 + 16 * ROWS
     stored.unlink()
     with pytest.raises(JournalError, match="are gone; restore"):
-        home.memory(file_plan(hospitals.study(BOTH, seed=2))).findings(
+        home.memory(file_plan(hospitals.study(BOTH, seed=2))).conflicts(
             file_plan(hospitals.study(BOTH, seed=2))
         )
 

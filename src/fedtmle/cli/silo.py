@@ -83,7 +83,7 @@ def approve(
         plan = file_plan(file)
         shown = review(file, home)
         say(render(shown))
-        if shown.findings:
+        if shown.conflicts:
             raise typer.Exit(int(Exit.REFUSED))
         if not yes:
             typer.confirm(f"Approve plan {plan.digest.hex()} for silo '{visible(home.file.name)}'?", abort=True)

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from fedtmle.privacy.limit import DisclosureLimit
-from fedtmle.protocol.guard import Policy, RefusalError
+from fedtmle.protocol.guard import Policy
 from fedtmle.protocol.masks import MaskKey
-from fedtmle.protocol.messages import Answered, Reason
+from fedtmle.protocol.messages import Answered
 from fedtmle.protocol.plan import Plan
 from fedtmle.protocol.query import Query
 from fedtmle.runtime.journal import Journal
@@ -19,22 +19,6 @@ from fedtmle.runtime.ledger import Ledger, Told
 from fedtmle.runtime.signing import SigningKey
 
 utc_now = functools.partial(datetime.datetime.now, datetime.UTC)
-
-
-def check_standing(plan: Plan, silo: str, keeper: Keeper, today: datetime.date) -> None:
-    """Raise `RefusalError` if ``silo`` may not open the plan whatever its rows are: too late, or among whom.
-
-    Under masks enough of the other silos must not be the server's own inventions: if as many of those that
-    the owner vouches for collude as the policy says, one must remain.
-    """
-    if plan.expires is not None and today > plan.expires:
-        raise RefusalError(Reason.EXPIRED, "expires")
-    if not plan.is_masked or keeper.peers is None:
-        return
-    others = (member for member in plan.roster if member.name != silo)
-    known = sum(member.key + member.mask_key in keeper.peers for member in others)
-    if known < keeper.policy.colluders + 1:
-        raise RefusalError(Reason.TOO_FEW_SILOS, "peers")
 
 
 class Memory(Protocol):

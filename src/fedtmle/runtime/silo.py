@@ -38,12 +38,28 @@ from fedtmle.protocol.messages import (
 from fedtmle.protocol.outcome import Personalised
 from fedtmle.protocol.plan import Follower, Plan
 from fedtmle.protocol.query import Query
-from fedtmle.runtime.keeper import Keeper, check_standing
+from fedtmle.runtime.keeper import Keeper
 from fedtmle.runtime.masked_link import MaskedLink, count_rows
 from fedtmle.runtime.noise import with_noise
 from fedtmle.runtime.records import Position, Records
 from fedtmle.runtime.rows import LocalOutcome, LocalRows, fingerprint
 from fedtmle.runtime.signing import SigningKey, closing_statement, is_signed
+
+
+def check_standing(plan: Plan, silo: str, keeper: Keeper, today: datetime.date) -> None:
+    """Raise `RefusalError` if ``silo`` may not open the plan whatever its rows are: too late, or among whom.
+
+    Under masks enough of the other silos must not be the server's own inventions: if as many of those that
+    the owner vouches for collude as the policy says, one must remain.
+    """
+    if plan.expires is not None and today > plan.expires:
+        raise RefusalError(Reason.EXPIRED, "expires")
+    if not plan.is_masked or keeper.peers is None:
+        return
+    others = (member for member in plan.roster if member.name != silo)
+    known = sum(member.key + member.mask_key in keeper.peers for member in others)
+    if known < keeper.policy.colluders + 1:
+        raise RefusalError(Reason.TOO_FEW_SILOS, "peers")
 
 
 class Silo:

@@ -62,7 +62,7 @@ class Approval:
     ``parts`` are the target, models and settings by name; ``literals`` the formulas' terms with numbers
     inside I(). ``risk`` has the worst finding of the audit against each attacker; if there is none,
     ``unaudited`` says why.
-    ``findings`` say why the study may not follow the earlier ones. ``bits`` is what it would tell of each
+    ``conflicts`` say why the study may not follow the earlier ones. ``bits`` is what it would tell of each
     column, and ``spent`` what the earlier ones told.
     """
 
@@ -81,7 +81,7 @@ class Approval:
     brought: tuple[str, ...]
     earlier: tuple[EarlierStudy, ...]
     preview: Preview
-    findings: tuple[str, ...]
+    conflicts: tuple[str, ...]
     risk: tuple[Document, ...]
     unaudited: str
     bits: Mapping[str, float] | None
@@ -131,7 +131,7 @@ def review(file: StudyFile, home: Home) -> Approval:
             if account.plan != plan.digest.hex() and account.answers
         ),
         preview=view,
-        findings=tuple(each.text for each in memory.findings(plan, by_source)),
+        conflicts=tuple(each.text for each in memory.conflicts(plan, by_source)),
         risk=worst,
         unaudited=unaudited,
         bits=by_source,

@@ -1,7 +1,7 @@
 """A study held against the earlier ones of a silo: refreshed rows, rosters, and what `risk` adds up to.
 
 The ledger has what each study was told of (`runtime.memory`), the approvals what `risk` found beforehand. The
-owner sees the findings when approving a plan; the silo refuses by the same rule when the study opens, and
+owner sees the conflicts when approving a plan; the silo refuses by the same rule when the study opens, and
 again before its first answer.
 """
 
@@ -26,7 +26,7 @@ Earlier = Mapping[str, tuple[str, Told]]  # by plan: when it was told, and of wh
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
+class Conflict:
     """Why a study may not follow the earlier ones: the key of the policy, and words for the owner."""
 
     key: str
@@ -53,7 +53,7 @@ class SiloMemory:
 
     def refusal(self, plan: Plan) -> str:
         """Return the key of the policy by which this study may not follow the earlier ones, or nothing."""
-        return next((finding.key for finding in self.findings(plan)), "")
+        return next((each.key for each in self.conflicts(plan)), "")
 
     def told(self, plan: Plan) -> Told:
         """Store the version of the rows; return what the ledger notes of a study by ``plan``."""
@@ -63,7 +63,7 @@ class SiloMemory:
             raise AssertionError("a silo has the columns of the study that it takes part in")
         return Told(rows=self.store.keep(digests), **_about(plan, columns, self.file.name))
 
-    def findings(self, plan: Plan, bits: Mapping[str, float] | None = None) -> tuple[Finding, ...]:
+    def conflicts(self, plan: Plan, bits: Mapping[str, float] | None = None) -> tuple[Conflict, ...]:
         """Return every reason why a study by ``plan`` may not follow the earlier ones.
 
         ``bits`` is what `risk` found of each column, by default what the approval of the plan has.
@@ -79,9 +79,9 @@ class SiloMemory:
             *self._spent(own, earlier, bits),
         )
 
-    def _refreshed(self, alike: Earlier) -> Sequence[Finding]:
+    def _refreshed(self, alike: Earlier) -> Sequence[Conflict]:
         """Return whether few people differ between the rows of earlier studies and those of today."""
-        floor, findings = self.file.policy.min_people, []
+        floor, conflicts = self.file.policy.min_people, []
         by_columns: dict[tuple[ReadColumn, ...], dict[str, str]] = {}
         for digest, (_, told) in alike.items():
             by_columns.setdefault(told.columns, {})[told.rows] = digest
@@ -94,8 +94,8 @@ class SiloMemory:
             if now is None or now > floor * (1 - 1e-9) or (before is not None and now >= before):
                 continue
             plans = ", ".join(plan[:16] for plan in versions.values())
-            findings.append(
-                Finding(
+            conflicts.append(
+                Conflict(
                     key="min_people",
                     text=f"Your records differ from those of an earlier study that read the same columns "
                     f"({plans}), and a difference of the two studies' sums would be made of "
@@ -103,9 +103,9 @@ class SiloMemory:
                     "from the records of the earlier study.",
                 )
             )
-        return findings
+        return conflicts
 
-    def _rosters(self, plan: Plan, columns: tuple[ReadColumn, ...], alike: Earlier) -> Sequence[Finding]:
+    def _rosters(self, plan: Plan, columns: tuple[ReadColumn, ...], alike: Earlier) -> Sequence[Conflict]:
         """Return whether the totals of few silos follow from this study's rosters and the earlier ones'."""
         if not plan.is_masked:  # the server reads each silo's own sums anyway
             return ()
@@ -119,7 +119,7 @@ class SiloMemory:
         words = " and ".join(f"'{names.get(silo, silo[:16])}'" for silo in silos)
         known = ", ".join(digest[:16] for digest, (_, told) in alike.items() if told.is_masked)
         return (
-            Finding(
+            Conflict(
                 key="colluders",
                 text=f"Together with earlier studies of other silos ({known}), the totals of this one give "
                 f"the sums of {words} {'together' if len(silos) > 1 else 'alone'}, which masks should hide. "
@@ -140,7 +140,7 @@ class SiloMemory:
         is_changed = today is not None and self.store.name(today) != told.rows
         return frozenset(vouched - {told.own}) | {told.own + (f" {told.rows}" if is_changed else "")}
 
-    def _spent(self, own: str, earlier: Earlier, bits: Mapping[str, float] | None) -> Sequence[Finding]:
+    def _spent(self, own: str, earlier: Earlier, bits: Mapping[str, float] | None) -> Sequence[Conflict]:
         """Return whether all studies together would tell more of a column than the owner allows."""
         limit = self.file.policy.max_bits
         decisions = self.decisions()
@@ -150,11 +150,11 @@ class SiloMemory:
             return ()
         if bits is None:
             text = "Your policy limits what all studies tell (max_bits), and `risk` could not audit this one."
-            return (Finding(key="max_bits", text=text),)
+            return (Conflict(key="max_bits", text=text),)
         spent = spent_bits(earlier, decisions)
         over = [column for column in bits if spent.get(column, 0.0) + bits[column] > limit]
         return [
-            Finding(
+            Conflict(
                 key="max_bits",
                 text=f"Earlier studies told up to {spent.get(column, 0.0):.1f} bits of one person's "
                 f"'{column}', and this one would tell up to {bits[column]:.1f}: more than your {limit:g}.",

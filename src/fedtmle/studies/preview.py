@@ -16,9 +16,9 @@ from fedtmle.protocol.guard import Guard, RefusalError, disclosed_numbers
 from fedtmle.protocol.messages import Answered, Reason
 from fedtmle.protocol.plan import Plan
 from fedtmle.protocol.query import Query
-from fedtmle.runtime.keeper import Keeper, check_standing, utc_now
+from fedtmle.runtime.keeper import Keeper, utc_now
 from fedtmle.runtime.session import InProcess, Session
-from fedtmle.runtime.silo import Silo
+from fedtmle.runtime.silo import Silo, check_standing
 from fedtmle.studies.conformance import examine_target
 from fedtmle.studies.home import Home, disclosure_limit, open_party
 from fedtmle.studies.obstacles import obstacles
@@ -119,9 +119,9 @@ def preview(plan: Plan, file: SiloFile) -> Preview:
         refused_by, reason = "min_silos", Reason.TOO_FEW_SILOS.value
     if plan.is_masked and len(plan.roster) < file.policy.colluders + 2:
         refused_by, reason = "colluders", Reason.TOO_FEW_SILOS.value
-    findings = Home(file).memory(plan).findings(plan) if Home(file).has_past else ()
-    if findings and not refused_by:
-        refused_by, reason = f"memory: {findings[0].key}", Reason.POLICY.value
+    conflicts = Home(file).memory(plan).conflicts(plan) if Home(file).has_past else ()
+    if conflicts and not refused_by:
+        refused_by, reason = f"memory: {conflicts[0].key}", Reason.POLICY.value
     return Preview(
         silo=file.name,
         plan=plan.digest.hex(),
@@ -132,7 +132,7 @@ def preview(plan: Plan, file: SiloFile) -> Preview:
         refused_by=refused_by,
         reason=reason,
         stopped=stopped,
-        obstacles=(*(finding.text for finding in findings), *_obstacles(plan, file)),
+        obstacles=(*(conflict.text for conflict in conflicts), *_obstacles(plan, file)),
         brought=tuple(map(str, plan.brought)),
     )
 
