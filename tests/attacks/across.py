@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from fedtmle.model.exact import Sums
 from fedtmle.runtime.replay import heard_rounds, overhear
 from fedtmle.runtime.session import Finished, InProcess, Session
 from fedtmle.studies.home import Home, open_party
@@ -120,7 +121,7 @@ class AnsweredStudy:
     def sums(self, silo: str) -> list[np.ndarray]:
         """The sums that a silo sent in the first round of the models, of each model."""
         asked = overhear(file_plan(self.file), self.finished.transcript, silo)[1]
-        return [part.values() for part in asked.query.split(asked.answer)]
+        return [part.values() for part in asked.query.split(asked.answer) if isinstance(part, Sums)]
 
     def totals(self) -> np.ndarray:
         """The totals over all silos in the first round, as everybody hears them."""
