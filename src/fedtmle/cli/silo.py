@@ -86,7 +86,9 @@ def approve(
         if shown.conflicts:
             raise typer.Exit(int(Exit.REFUSED))
         if not yes:
-            typer.confirm(f"Approve plan {plan.digest.hex()} for silo '{visible(home.file.name)}'?", abort=True)
+            typer.confirm(
+                f"Approve plan {plan.digest.hex()} for silo '{visible(home.file.name)}'?", abort=True
+            )
         home.approve(plan, note=note, bits=shown.bits)
         say("Approved. `fedtmle silo reject` revokes it.")
 

@@ -34,6 +34,7 @@ MANIFEST = "manifest.json"
 KIT_FOLDERS = ("startup", "local")
 OWN_FILES = (
     "kit.json",
+    "key",
     "silo.json",
     "notice.json",
     "health.json",
@@ -168,9 +169,7 @@ def _restore_records(
         begun = {line.get("plan", "") for line in read(folder / "ledger.jsonl")} if ledger_stays else None
         approved = [plan for plan, each in approvals_of(kit.home).current().items() if each.approved]
         closed = [
-            plan
-            for plan in approved
-            if plan[:16] not in journals_in_place and (begun is None or plan in begun)
+            plan for plan in approved if plan not in journals_in_place and (begun is None or plan in begun)
         ]
         stamp = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(when))
         close_plans(kit.home, closed, note=f"restored from a backup of {stamp}")

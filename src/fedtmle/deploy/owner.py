@@ -23,10 +23,11 @@ from fedtmle.errors import FedTMLEError, InputError
 from fedtmle.protocol.plan import Plan
 from fedtmle.runtime import accounts
 from fedtmle.runtime.ledger import read
+from fedtmle.studies.approval import Approval, review
 from fedtmle.studies.home import Home
-from fedtmle.studies.preview import preview
 from fedtmle.studyfile.file import file_plan, read_study, study_of
 from fedtmle.text import accounts as account_text
+from fedtmle.text import approval as approval_text
 from fedtmle.text.preview import render
 
 COOKIE = "fedtmle_owner"
@@ -48,7 +49,7 @@ class OwnerServer(ThreadingHTTPServer):
         self.lock = threading.Lock()  # one decision or rehearsal at a time
         self.form_key = secrets.token_urlsafe(32)
         self._token, self._session = secrets.token_urlsafe(32), ""
-        self._rehearsed: dict[str, str] = {}
+        self._reviewed: dict[str, Approval] = {}
         super().__init__(("127.0.0.1", port), _Handler)
 
     @property
@@ -83,18 +84,28 @@ class OwnerServer(ThreadingHTTPServer):
         raise InputError("no such study came to this silo")
 
     def rehearse(self, plan: Plan) -> str:
-        """Return the words of `fedtmle silo preview` for a plan."""
-        key = plan.digest.hex()
+        """Return the words of `fedtmle silo approve` and of `fedtmle silo preview` for a plan."""
         with self.lock:
-            if key not in self._rehearsed:
-                self._rehearsed[key] = render(preview(plan, self.home.file))
-            return self._rehearsed[key]
+            shown = self._review(plan)
+        return f"{approval_text.render(shown)}\n\n{render(shown.preview)}"
+
+    def _review(self, plan: Plan) -> Approval:
+        """Return what the owner approves with a plan, made once."""
+        key = plan.digest.hex()
+        if key not in self._reviewed:
+            found, _ = self.study(key)
+            self._reviewed[key] = review(read_study(found.path, samples=False), self.home)
+        return self._reviewed[key]
 
     def decide(self, plan: Plan, *, approved: bool, note: str) -> None:
         """Sign and store the owner's decision."""
         with self.lock:
             if approved:
-                self.home.approve(plan, note=note)
+                self._reviewed.pop(plan.digest.hex(), None)  # other studies may have been answered since
+                shown = self._review(plan)
+                if shown.conflicts:
+                    raise InputError(f"earlier studies forbid this one: {' '.join(shown.conflicts)}")
+                self.home.approve(plan, note=note, bits=shown.bits)
             else:
                 self.home.approvals.decide(plan.digest, approved=False, note=note)
 

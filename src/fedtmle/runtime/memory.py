@@ -110,7 +110,7 @@ class RowStore:
         return np.frombuffer(data[len(_MAGIC) :], dtype=f"S{DIGEST}")
 
     def _path(self, name: str) -> Path:
-        return self.folder / f"{name}.rows"
+        return self.folder / f"{name}.digests"
 
 
 def fewest_people(versions: Sequence[Digests]) -> float | None:
