@@ -12,14 +12,14 @@ from fedtmle.algorithms.gradient import Central
 from fedtmle.datasets import ihdp as ihdp_columns
 from fedtmle.datasets import ihdp_variables
 from fedtmle.initial.glm import GLM
-from fedtmle.layout import Document, aligned, number, probability, wrapped
+from fedtmle.layout import Document, aligned, covariate_name, number, probability, wrapped
 from fedtmle.model.types import Array
 from fedtmle.programs.study import Study
 from fedtmle.studies.run import run
 from fedtmle.targets.effects.estimands import ATE
 from fedtmle.text.certificate import certificate
 from fedtmle.text.progress import live_progress
-from fedtmle.text.result import cells, cost
+from fedtmle.text.result import cells, cost, ladder, sensitivity
 
 BABY = "bw + nnhealth + sex + mlt_birt"  # birth weight, neonatal health, sex, twin or more
 MOTHER = "momage + b_marr + mom_lths + mom_hs + mom_scoll + momblack + momhisp + cigs"
@@ -104,11 +104,31 @@ def _ihdp_lines(federated: Document, pooled: Document, complete_cases: Document)
             f"{number(summary['prediction_high'], 2)}."
         )
     yield ""
+    yield from _checks(federated)
+    yield ""
     yield from certificate(federated)
     yield ""
     yield from cost(federated)
     yield ""
     yield "Keeping data local is not in itself a privacy guarantee."
+
+
+def _checks(document: Document) -> Iterator[str]:
+    """Yield in a few lines how far the effect depends on overlap, bounds and unmeasured confounding."""
+    yield from ladder(document)
+    yield ""
+    yield from sensitivity(document)
+    # A covariate that some silos hide makes no claim about the balance of all.
+    shown = [line for line in document["balance"]["covariates"] if not line["hidden_in"]]
+    before, after = (
+        max((abs(line[key][0]), covariate_name(line)) for line in shown)
+        for key in ("differences", "weighted_differences")
+    )
+    yield from wrapped(
+        f"Balance of the {len(shown)} covariates that no hospital hides: the largest standardised difference "
+        f"is {before[0]:.2f} ({before[1]}), and {after[0]:.2f} ({after[1]}) with the weights. The report has "
+        "the others, the Love plot, participant flow and Table 1."
+    )
 
 
 def ihdp_silos(*, complete: bool = False) -> dict[str, dict[str, Array]]:

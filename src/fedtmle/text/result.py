@@ -44,11 +44,11 @@ def render(document: Document) -> str:
         _missing(document),
         _personalized(document),
         _silos(document),
-        _sensitivity(document),
+        sensitivity(document),
         _at_risk(document),
         _adherence(document),
         _overlap(document),
-        _ladder(document),
+        ladder(document),
         _balance(document),
         _fit(document),
         certificate(document),
@@ -309,7 +309,7 @@ def _silos(document: Document) -> Iterator[str]:
         yield from aligned(rows)
 
 
-def _sensitivity(document: Document) -> Iterator[str]:
+def sensitivity(document: Document) -> Iterator[str]:
     """Yield how strong an unmeasured confounder would have to be to explain each comparison away."""
     rows = [["unmeasured confounding", "E-value", "of the interval", "robustness", "of the interval"]]
     for row in document.get("sensitivity", ()):
@@ -328,14 +328,14 @@ def _percent(value: float | None) -> str:
     return "-" if value is None else f"{value:.1%}"
 
 
-def _ladder(document: Document) -> Iterator[str]:
+def ladder(document: Document) -> Iterator[str]:
     """Yield the estimates under other bounds of the propensity score, with the study's own among them."""
-    ladder = document.get("ladder", ())
-    if not ladder:
+    others = document.get("ladder", ())
+    if not others:
         return
-    names = [row["estimand"] for row in ladder[0]["estimates"]]
+    names = [row["estimand"] for row in others[0]["estimates"]]
     own = {"bound": document["g_floor"], "estimates": document["estimates"][: len(names)]}
-    rungs = sorted([*ladder, own], key=lambda rung: rung["bound"])
+    rungs = sorted([*others, own], key=lambda rung: rung["bound"])
     digits = _digits(document)
     for k, name in enumerate(names):
         if k:
