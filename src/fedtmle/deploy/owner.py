@@ -50,7 +50,7 @@ class OwnerServer(ThreadingHTTPServer):
         self.form_key = secrets.token_urlsafe(32)
         self._token, self._session = secrets.token_urlsafe(32), ""
         self._reviewed: dict[str, Approval] = {}
-        super().__init__(("127.0.0.1", port), _Handler)
+        super().__init__(("127.0.0.1", port), _OwnerHandler)
 
     @property
     def origin(self) -> str:
@@ -119,7 +119,7 @@ class OwnerServer(ThreadingHTTPServer):
             except InputError:
                 words = "(a study of another version of fedtmle)"
             closed = open_plans is not None and found.plan not in open_plans
-            rows.append(pages.Row(plan=found.plan, words=words, state=_state(found, closed)))
+            rows.append(pages.ListedStudy(plan=found.plan, words=words, state=_state(found, closed)))
         path = self.home.ledger_path
         found_accounts = accounts.studies(read(path)) if path.exists() else []
         questions = {row.plan: row.words for row in rows}
@@ -136,7 +136,7 @@ def _same(given: str, expected: str) -> bool:
     return hmac.compare_digest(given.encode("utf-8", "replace"), expected.encode())
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _OwnerHandler(BaseHTTPRequestHandler):
     server: OwnerServer
 
     def do_GET(self) -> None:

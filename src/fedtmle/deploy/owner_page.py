@@ -33,7 +33,7 @@ button.no{border-color:var(--warn);color:var(--warn)}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class ListedStudy:
     """One study in the list."""
 
     plan: str
@@ -41,7 +41,7 @@ class Row:
     state: str
 
 
-def overview(silo: str, rows: Sequence[Row], accounts: str) -> str:
+def overview(silo: str, rows: Sequence[ListedStudy], accounts: str) -> str:
     """Return the list of studies that came, and the account of every study."""
     waiting = [row for row in rows if row.state == WAITS]
     decided = [row for row in rows if row.state != WAITS]
@@ -57,7 +57,7 @@ def overview(silo: str, rows: Sequence[Row], accounts: str) -> str:
     return _page(f"Silo {silo}", "".join(body))
 
 
-def _list(rows: Sequence[Row], otherwise: str) -> str:
+def _list(rows: Sequence[ListedStudy], otherwise: str) -> str:
     if not rows:
         return f"<p>{otherwise}</p>"
     items = (
