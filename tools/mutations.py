@@ -560,7 +560,7 @@ MUTATIONS: tuple[Mutation, ...] = (
             "if keeper.approves is not None and not keeper.approves(plan.digest):",
             "if False:",
         ),
-        ("a study does not expire", "time.date() > plan.expires", "time.date() < plan.expires"),
+        ("a study does not expire", "today > plan.expires", "today < plan.expires"),
         (
             "a day has an hour",
             "keeper.policy.lifetime_days * 86_400",
