@@ -7,6 +7,7 @@ pooled fit. Columns are scaled by public powers of two so that |x| <= 1 bounds a
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -18,13 +19,14 @@ import numpy as np
 from fedtmle.errors import InputError
 from fedtmle.initial.design import column_names, in_place, scaled_design
 from fedtmle.initial.formula import parse_formula
+from fedtmle.initial.ranges import Range
 from fedtmle.initial.syntax import Formula
 from fedtmle.model import kernels
 from fedtmle.model.arguments import expect, expect_number
 from fedtmle.model.families import Family, Response
 from fedtmle.model.grouped import GroupedLinear, LongRows
 from fedtmle.model.parallel import done, mapped
-from fedtmle.model.problem import AbstractModel
+from fedtmle.model.problem import AbstractModel, JudgedTogether
 from fedtmle.model.submodel import AbstractNormaliser, AbstractSubmodel, GeneralisedLinear, StreamedLinear
 from fedtmle.model.table import (
     AnyTable,
@@ -183,6 +185,7 @@ class GLMModel(AbstractRegressionModel):
     response: AbstractResponse
     weight_ceiling: float = 1.0
     ridge: float = 0.0
+    ranges: tuple[Range, ...] | None = None  # of the columns before they are divided, if known
 
     @property
     def dim(self) -> int:
@@ -195,6 +198,16 @@ class GLMModel(AbstractRegressionModel):
     @property
     def design_names(self) -> tuple[str, ...]:
         return self.columns
+
+    @property
+    def judged_together(self) -> JudgedTogether | None:
+        if self.family not in (Family.LOGISTIC, Family.GAUSSIAN):
+            return None
+        ranges = ((-1.0, 1.0),) * self.dim
+        if self.ranges is not None:
+            pairs = zip(self.ranges, self.scales, strict=True)
+            ranges = tuple((math.ldexp(low, -e), math.ldexp(high, -e)) for (low, high), e in pairs)
+        return JudgedTogether(self.family, ranges, self.weight_ceiling, max(self.response.periods, 1))
 
     def submodel(self, law: None, rows: AnyTable) -> AbstractSubmodel:
         if self.response.periods:

@@ -18,7 +18,8 @@ worst case too: the errors that the grids allow contain the ellipsoid with half-
 rows t_i: person i has at most the share h_i of each of its quadratic forms a^T M a. Other combinations of its
 entries may rest on fewer people (`docs/threats.md`).
 
-S is that of the silo's own rows where sums are open, or a pooled one that all parties know.
+S is that of the silo's own rows where sums are open. Where sums are masked, nobody learns more than totals
+over all silos, and S is a lower bound of the pooled one that all parties know (`protocol.looks`).
 """
 
 from __future__ import annotations
@@ -38,7 +39,6 @@ from fedtmle.model.types import Array, IntArray, Part
 RESOLUTION = 1e-13  # relative size below which a direction of unit columns is rounding of the arithmetic
 AMBIGUOUS = 1e-10  # eigenvalues of unit columns' S below which the rows are read once more
 FIRST_LOOK = 1 << 11  # rows after which a bound of all leverages is tried for the first time
-OUTSIDE = 1e-6  # share of a row's length that may lie outside the span of a pooled matrix
 CERTAIN = 700.0  # size of a linear predictor beyond which a probability is 0 or 1
 LEAST_RESIDUAL = 1.0 / 16  # of a continuous response on the unit scale, in a row's standard deviation
 
@@ -58,11 +58,10 @@ Pieces = Callable[[], Iterable[PersonRows]]
 class RowSpace:
     """The metric of a space of told numbers: S^-1 = W W^T on the span of S, W of shape (p, rank).
 
-    ``is_own`` says that S is that of the judged rows themselves, which lie in its span.
+    The rows that are judged lie in the span.
     """
 
     W: Array
-    is_own: bool = True
 
     @classmethod
     def own(cls, pieces: Pieces, gram: Array | None = None, rounding: Array | None = None) -> RowSpace:
@@ -88,28 +87,26 @@ class RowSpace:
         return cls(np.concatenate([whole, small @ (vectors[:, kept] / np.sqrt(values[kept]))], axis=1))
 
     @classmethod
-    def pooled(cls, gram: Array, rounding: Array | None = None) -> RowSpace:
-        """Return the space of a pooled S, shape (p, p), told to within its own accuracy."""
-        total = gram if rounding is None else gram + np.diag(rounding * rounding / 12.0)
-        size = np.sqrt(np.maximum(np.diag(total), 0.0))
-        scale = np.divide(1.0, size, out=np.zeros_like(size), where=size > 0)
-        values, vectors = np.linalg.eigh(total * scale[:, None] * scale)
-        kept = values > math.sqrt(RESOLUTION) * values.max(initial=0.0)
-        return cls(scale[:, None] * vectors[:, kept] / np.sqrt(values[kept]), is_own=False)
+    def pooled(cls, C: Array, matrix: Array, error: float, pieces: Pieces) -> RowSpace:
+        """Return the space of a lower bound of the pooled S, of which the rows of ``pieces`` are a part.
 
-    @property
-    def is_whole(self) -> bool:
-        """Whether no combination of the numbers is outside the space."""
-        return bool(self.W.shape[0] == self.W.shape[1])
+        C S C^T, C invertible, is within ``error`` of ``matrix`` in operator norm. Along eigenvectors of the
+        matrix with values not above the error nothing is known but the own rows' S. The mean of two lower
+        bounds of S is one again.
+        """
+        values, vectors = np.linalg.eigh(matrix)
+        known = values > error
+        if known.all():
+            return cls(C.T @ (vectors / np.sqrt(values - error)))
+        back = np.linalg.solve(C, vectors[:, known])
+        bound = (back * (values[known] - error)) @ back.T
+        own = _sum(piece.rows @ piece.rows.T for piece in pieces())
+        return cls(cls.own(pieces, bound + own).W * math.sqrt(2.0))
 
     def leverages(self, piece: PersonRows) -> Array:
-        """Return the leverage of each person; infinite where a row leaves the span of a pooled S."""
+        """Return the leverage of each person."""
         inside = self.W.T @ piece.rows
         each = np.einsum("kn,kn->n", inside, inside)
-        if not self.is_own and not self.is_whole:
-            back = np.linalg.pinv(self.W.T) @ inside
-            off = np.abs(piece.rows - back).max(axis=0, initial=0.0)
-            each[off > OUTSIDE * np.abs(piece.rows).max(axis=0, initial=0.0)] = np.inf
         if piece.counts is None:
             return np.asarray(each)
         ends = np.concatenate([[0.0], np.cumsum(each)])

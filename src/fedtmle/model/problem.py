@@ -12,12 +12,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 
 from fedtmle.errors import InputError
 from fedtmle.model.exact import FINE_BITS, GRID_BITS, Sums, column_shifts
+from fedtmle.model.families import Family
 from fedtmle.model.kernels import column_sums
 from fedtmle.model.submodel import AbstractNormaliser, AbstractSubmodel
 from fedtmle.model.types import Array, RowBound, unpack, upper_pairs
@@ -66,6 +67,29 @@ class ConvergenceBounds:
     slopes: tuple[tuple[float, ...], ...]
 
 
+class JudgedTogether(NamedTuple):
+    """Public facts by which silos judge the gradient of a model against the rows of all of them.
+
+    ``ranges`` are those of the columns, weights are at most ``weight``, and a person has at most ``periods``
+    rows.
+    """
+
+    family: Family
+    ranges: tuple[tuple[float, float], ...]
+    weight: float
+    periods: int = 1
+
+    @property
+    def sizes(self) -> tuple[float, ...]:
+        """The largest magnitude of each column; 1 for a column that is always 0."""
+        return tuple(max(abs(low), abs(high)) or 1.0 for low, high in self.ranges)
+
+    def largest_move(self, moves: Sequence[float]) -> float:
+        """Return a bound of the change of any row's linear predictor when the coefficients move."""
+        ends = [(move * low, move * high) for move, (low, high) in zip(moves, self.ranges, strict=True)]
+        return max(-math.fsum(map(min, ends)), math.fsum(map(max, ends)), 0.0)
+
+
 class AbstractModel(ABC, Generic[Law, Rows]):
     """A loss over rows, fluctuated by eps around a law: all that an optimiser needs.
 
@@ -84,6 +108,11 @@ class AbstractModel(ABC, Generic[Law, Rows]):
 
         Columns of the same name are the same in all models of a study.
         """
+        return None
+
+    @property
+    def judged_together(self) -> JudgedTogether | None:
+        """How masked silos judge this model's gradient together; None if each judges by its own rows."""
         return None
 
     @abstractmethod

@@ -58,6 +58,10 @@ class AbstractSubmodel(ABC):
         """How many people each coordinate is a sum over, at any eps, shape (d,); stays in the silo."""
 
     @abstractmethod
+    def told_rows(self, eps: Array, part: Part = Part.GRADIENT) -> Iterator[PersonRows]:
+        """Yield the rows of consecutive people: w s X, or sqrt(w rho'') X, the root of a row's Hessian."""
+
+    @abstractmethod
     def look(
         self, eps: Array, part: Part = Part.GRADIENT, *, enough: float = 0.0, space: RowSpace | None = None
     ) -> Look:
@@ -87,10 +91,6 @@ class AbstractRowsSubmodel(AbstractSubmodel):
     @abstractmethod
     def gram(self) -> Sums:
         """Exact sums, upper triangle, whose multiple by the family's ceiling bounds the Hessian."""
-
-    @abstractmethod
-    def told_rows(self, eps: Array, part: Part = Part.GRADIENT) -> Iterator[PersonRows]:
-        """Yield the rows of consecutive people: w s X, or sqrt(w rho'') X, the root of a row's Hessian."""
 
     @property
     @abstractmethod
@@ -235,15 +235,14 @@ class StreamedLinear(AbstractSubmodel):
     def look(
         self, eps: Array, part: Part = Part.GRADIENT, *, enough: float = 0.0, space: RowSpace | None = None
     ) -> Look:
-        def pieces() -> Iterator[PersonRows]:
-            for batch in self.table.map(lambda batch: list(self.design(batch).told_rows(eps, part))):
-                yield from batch
-
         sizes = self.table.map(lambda batch: self.design(batch).column_sizes)
         columns = reduce(np.maximum, sizes, np.zeros(self.dim))
-        return Look(
-            largest=largest_leverage(pieces, space=space, enough=enough), columns=columns, family=self.family
-        )
+        largest = largest_leverage(lambda: self.told_rows(eps, part), space=space, enough=enough)
+        return Look(largest=largest, columns=columns, family=self.family)
+
+    def told_rows(self, eps: Array, part: Part = Part.GRADIENT) -> Iterator[PersonRows]:
+        for batch in self.table.map(lambda batch: list(self.design(batch).told_rows(eps, part))):
+            yield from batch
 
     def column_people(self) -> IntArray:
         return np.asarray(sum(self.table.map(lambda batch: self.design(batch).column_people())))

@@ -20,7 +20,7 @@ import numpy as np
 
 from fedtmle.initial.design import column_names
 from fedtmle.initial.glm import AbstractResponse, GLMModel, Levels
-from fedtmle.initial.ranges import Ranges, column_exponents, column_ranges
+from fedtmle.initial.ranges import Range, Ranges, column_exponents, column_ranges
 from fedtmle.initial.syntax import Formula
 from fedtmle.model.families import Family
 from fedtmle.model.linear import (
@@ -53,14 +53,16 @@ class DesignColumns:
     scales: tuple[int, ...]
     A: Array
     largest: float  # a bound of every |z|
+    ranges: tuple[Range, ...]  # of the columns
 
     @classmethod
     def declared(cls, formula: Formula, levels: Levels, ranges: Ranges) -> DesignColumns:
         """Return the columns whose variables have the given ranges."""
         names, scales = column_names(formula, levels), column_exponents(formula, levels, ranges)
+        of_columns = column_ranges(formula, levels, ranges)
         bounds = [
             (math.ldexp(low, -scale), math.ldexp(high, -scale))
-            for (low, high), scale in zip(column_ranges(formula, levels, ranges), scales, strict=True)
+            for (low, high), scale in zip(of_columns, scales, strict=True)
         ]
         A = np.zeros((len(names), len(names)))
         has_intercept = bool(names) and names[0] == "1"
@@ -72,7 +74,8 @@ class DesignColumns:
             A[j, 0] -= middle / reach
         first = bounds[0][1] if has_intercept else 0.0
         ends = [abs(A[j, j] * x + (A[j, 0] * first if j else 0.0)) for j, b in enumerate(bounds) for x in b]
-        return cls(formula=formula, names=names, scales=scales, A=A, largest=max(ends, default=1.0))
+        most = max(ends, default=1.0)
+        return cls(formula=formula, names=names, scales=scales, A=A, largest=most, ranges=of_columns)
 
 
 @final
@@ -158,6 +161,7 @@ def _ask(columns: DesignColumns, rows: AbstractResponse, levels: Levels, n: int)
         formula=columns.formula,
         levels=levels,
         scales=columns.scales,
+        ranges=columns.ranges,
         family=Family.GAUSSIAN,
         response=rows,
     )

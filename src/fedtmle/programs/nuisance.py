@@ -35,7 +35,7 @@ from fedtmle.initial.glm import (
 )
 from fedtmle.initial.multinomial import FittedMultinomial, MultinomialModel
 from fedtmle.initial.pilot import Pilot
-from fedtmle.initial.ranges import Ranges, column_exponents
+from fedtmle.initial.ranges import Ranges, column_exponents, column_ranges
 from fedtmle.initial.superlearner import SuperLearner
 from fedtmle.initial.syntax import Categorical, Formula
 from fedtmle.model.families import Family, Response
@@ -196,7 +196,8 @@ def fit_model(regression: Regression, glm: GLM, levels: Levels) -> GLMModel | Mu
     }
     if regression.classes:
         return MultinomialModel(classes=len(regression.classes), **shared)
-    return GLMModel(family=regression.family_of(glm), **shared)
+    ranges = column_ranges(glm.parsed, levels, regression.ranges)
+    return GLMModel(family=regression.family_of(glm), ranges=ranges, **shared)
 
 
 def fitted_model(

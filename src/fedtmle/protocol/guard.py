@@ -16,7 +16,7 @@ import enum
 import math
 import re
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from operator import add, sub
 from typing import NamedTuple, Protocol, TypeVar
 
@@ -29,6 +29,7 @@ from fedtmle.model.submodel import AbstractRowsSubmodel
 from fedtmle.model.types import Array, Part
 from fedtmle.protocol.batches import FreshBatches
 from fedtmle.protocol.designs import Designs
+from fedtmle.protocol.looks import Looks
 from fedtmle.protocol.masked import open_members
 from fedtmle.protocol.messages import Reason
 from fedtmle.protocol.plan import Plan, Provenance
@@ -116,6 +117,9 @@ class Policy:
     min_support: int = _key(_FLOOR, 5, 0, "people in each column of a model, if any are")
     min_people: float = _key(
         _FLOOR, 1.2, 0.0, "people, in effect, of whom any combination of the numbers told at once is made"
+    )
+    min_pooled: float = _key(
+        _FLOOR, 2.0, 0.0, "the same under masks, where a model's sums are judged by the rows of all silos"
     )
     max_queries: int = _key(_CAP, 5_000, math.inf, "queries answered in one study")
     max_functionals: int = _key(_CAP, 500_000, math.inf, "numbers disclosed in one study")
@@ -336,15 +340,19 @@ class Guard:
             self._travelled = (point.law, sum(math.hypot(*eps) for eps in point.model.path(point.law)))
         return self._travelled[1]
 
-    def examine(self, query: Query, local: Local) -> None:
-        """Check the limits that depend on the rows, before the answer is computed."""
+    def examine(self, query: Query, local: Local, looks: Looks | None = None) -> None:
+        """Check the limits that depend on the rows, before the answer is computed.
+
+        ``looks`` are those of a masked session: what is public about the rows of all silos.
+        """
         for member in query.members:
             self._examine_people(member, local)
         for member in query.members:
             rows = member.rows_of(local)
             for point in member.evaluations():
-                self._examine_support(point, rows)
-                self._examine_gradient(point, rows)
+                if not self._examine_together(point, rows, looks):
+                    self._examine_support(point, rows)
+                    self._examine_gradient(point, rows)
             if not member.is_optional and not _may_tell(member, local, self.policy):
                 raise RefusalError(Reason.POLICY, "min_people")
         self._left_out = left_out(query, local, self.policy)
@@ -405,6 +413,33 @@ class Guard:
         if not is_batch:
             self._supported[id(point.model)] = point.model
 
+    def _examine_together(self, point: Evaluation, local: Local, looks: Looks | None) -> bool:
+        """Check a point's rows against those of all silos; return False if no look was made for them.
+
+        The result is reused at nearby eps, as far as the declared ranges of the columns prove it.
+        """
+        if looks is None or point.batch is not None:
+            return False
+        if not all(looks.knows(point, part) for part in point.parts):
+            return False
+        if not self.policy.min_pooled > 0:
+            return True
+        allowed = (1.0 + 1e-9) / self.policy.min_pooled
+        for part in point.parts:
+            key = id(point.model), part is Part.HESSIAN
+            examined = self._examined.get(key)
+            if examined is not None and examined.covers(point):
+                continue
+            submodel = local.submodel(point.model, point.law)
+            space = looks.space(point, part, local)
+            look = submodel.look(point.eps, part, enough=allowed / MARGIN, space=space)
+            if not look.largest <= allowed:
+                raise RefusalError(Reason.POLICY, "min_pooled")
+            self._require_people(self._designs.add(point.model, submodel, self._allowed))
+            look = replace(look, columns=looks.sizes(point))
+            self._examined[key] = _Examined(point, look, look.radius(allowed))
+        return True
+
     def _examine_gradient(self, point: Evaluation, local: Local) -> None:
         """Check that no combination of a gradient's sums rests on few people, nor a Hessian's quadratic form.
 
@@ -413,7 +448,7 @@ class Guard:
         if not self.policy.min_people > 0:
             return
         is_batch = point.batch is not None
-        for part in (Part.GRADIENT, Part.HESSIAN) if point.curvature else (Part.GRADIENT,):
+        for part in point.parts:
             key = id(point.model), part is Part.HESSIAN
             examined = None if is_batch else self._examined.get(key)
             if examined is not None and examined.covers(point):

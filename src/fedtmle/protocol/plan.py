@@ -34,6 +34,7 @@ import numpy as np
 
 from fedtmle.errors import DecodeError, InputError
 from fedtmle.protocol.codes import Bits, decode, encode
+from fedtmle.protocol.looks import Looks
 from fedtmle.protocol.masked import MaskedForm
 from fedtmle.protocol.masks import MOST_ROWS
 from fedtmle.protocol.messages import WIRE_FORMAT
@@ -202,7 +203,9 @@ class Follower:
     """A plan's flow over n pooled rows, at the round that it has reached."""
 
     def __init__(self, plan: Plan, n: int) -> None:
-        self._flow = plan.program.flow(n)
+        self.looks = Looks(n, len(plan.roster)) if plan.is_masked else None
+        flow = plan.program.flow(n)
+        self._flow = flow if self.looks is None else self.looks.before(flow)
         self._query: Query | None = next(self._flow)
         self._outcome: Outcome | None = None
         self._form: MaskedForm | None = None

@@ -110,6 +110,13 @@ class Evaluation(NamedTuple):
     batch: IntArray | None = None
     curvature: bool = False  # whether a Hessian is disclosed
     is_coarse: bool = False  # whether it is rounded
+    gradient: bool = True  # whether a gradient is disclosed
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """What is disclosed of the rows at this point."""
+        told = ((Part.GRADIENT, self.gradient), (Part.HESSIAN, self.curvature))
+        return tuple(part for part, is_told in told if is_told)
 
 
 @dataclass(frozen=True)

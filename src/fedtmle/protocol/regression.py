@@ -228,7 +228,7 @@ class FitCurvatureQuery(_Rounded):
         return self.exponent
 
     def evaluations(self) -> tuple[Evaluation, ...]:
-        return (Evaluation(self.model, self.law, self.eps, curvature=True, is_coarse=True),)
+        return (Evaluation(self.model, self.law, self.eps, curvature=True, is_coarse=True, gradient=False),)
 
     def matrix(self, pooled: Integers) -> Array:
         """Return the pooled matrix."""

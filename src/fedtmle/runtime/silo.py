@@ -332,7 +332,7 @@ class Silo:
         position.query = query
         guard.admit(query, self._rows)
         if recorded is None:
-            guard.examine(query, self._rows)
+            guard.examine(query, self._rows, self._follower.looks)
             answer = query.answer(self._rows)
             if query.noise is not None:
                 answer = with_noise(query, answer)
