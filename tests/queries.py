@@ -20,13 +20,14 @@ from fedtmle.model.table import Factor, Table
 from fedtmle.protocol.codes import AbstractCode, Memory
 from fedtmle.protocol.plan import Plan, roster
 from fedtmle.protocol.query import AbstractQuery, Query
-from fedtmle.runtime.replay import heard_rounds
+from fedtmle.runtime.keeper import Keeper
+from fedtmle.runtime.replay import heard_rounds, replay
 from fedtmle.runtime.session import run_embedded
 from fedtmle.runtime.silo import Silo
 from fedtmle.studyfile.file import study_plan
 from tests import kinds
 from tests.initial.silos import VARIABLES, pooled_table, split, trial
-from tests.runtime.faults import CASES
+from tests.runtime.faults import CASES, key_of
 
 Run = tuple[Plan, Mapping[str, Any]]
 
@@ -114,16 +115,31 @@ RUNS: dict[str, Callable[[], Run]] = {
     "populations": _populations,
     "missing values": _missing,
     "privacy": _private,
+    "masked": CASES["study, relayed"],
 }
+
+
+def silos_of(plan: Plan, rows: Mapping[str, Any]) -> list[Silo]:
+    """The silos of a run, unguarded, with keys if the plan has some."""
+    keys = {name: key_of(name) for name in rows}
+    keepers = {name: Keeper(key=key, mask_key=key.mask_key) for name, key in keys.items()}
+    return [
+        Silo(name, plan, own, keeper=keepers[name] if plan.is_masked else None) for name, own in rows.items()
+    ]
 
 
 def _recorded(name: str, plan: Plan, rows: Mapping[str, Any]) -> Iterator[Example]:
     """Run a plan and follow it again: each query with its answers and the pooled value."""
-    finished = run_embedded(plan, [Silo(silo, plan, table) for silo, table in rows.items()])
+    finished = run_embedded(plan, silos_of(plan, rows))
     memory: Memory = {}  # of the first silo's uplink; alike in shape on every one
     number = 0
-    for heard in heard_rounds(plan, finished.transcript, finished.sizes):
-        answers = tuple(heard.answers.values())
+    own = (
+        [replay(plan, rows[silo], finished.transcript, silo).answered for silo in plan.silos]
+        if plan.is_masked
+        else []
+    )
+    for k, heard in enumerate(heard_rounds(plan, finished.transcript, finished.sizes)):
+        answers = tuple(heard.answers.values()) or tuple(answered[k].answer for answered in own)
         for query, *parts, whole in _parts(heard.query, *answers, heard.pooled):
             number += 1
             yield Example(

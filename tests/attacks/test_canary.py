@@ -34,7 +34,7 @@ from tests.attacks.test_attacks import ATTACKS
 from tests.data_layer.test_canary import told
 from tests.declare import declare
 from tests.kinds import concrete_names
-from tests.queries import RUNS, examples
+from tests.queries import RUNS, examples, silos_of
 
 NUMBER = 7.130952718281
 WORD = "k4n4r1e"
@@ -111,7 +111,7 @@ def test_an_unexpected_error_in_any_query_tells_nothing(name: str, monkeypatch: 
     asked = next(example for example in examples() if example.kind.__name__ == name)
     plan, tables = RUNS[asked.run]()
     monkeypatch.setattr(asked.kind, "answer", loud)
-    silos = [Silo(silo, plan, table) for silo, table in tables.items()]
+    silos = silos_of(plan, tables)
     federation = Watched(silos)
     with pytest.raises(RefusedError) as caught:
         Session(plan, federation).run()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,7 +16,7 @@ from fedtmle.model.check_report import CheckReport, Outcome
 from fedtmle.model.density.fluctuation import ExponentialTilt, LogisticFluctuation
 from fedtmle.model.exact import Sums
 from fedtmle.model.families import Family
-from fedtmle.model.leverage import Look, RowSpace
+from fedtmle.model.leverage import Look, PersonRows, RowSpace
 from fedtmle.model.problem import (
     AbstractProblem,
     Estimate,
@@ -245,6 +245,9 @@ class Doctored(AbstractSubmodel):
         labels += [Part.HESSIAN] * packed_size(self.dim) * (Part.HESSIAN in parts)
         units = [self.change(u, label, self.is_whole) for u, label in zip(sums.units, labels, strict=True)]
         return Sums(tuple(units), sums.shifts)
+
+    def told_rows(self, eps: Array, part: Part = Part.GRADIENT) -> Iterator[PersonRows]:
+        return self.inner.told_rows(eps, part)
 
     def look(
         self, eps: Array, part: Part = Part.GRADIENT, *, enough: float = 0.0, space: RowSpace | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from fedtmle.errors import ContributionError, NumericalError
 from fedtmle.model.exact import Sums, query_shifts
 from fedtmle.model.families import Family
 from fedtmle.model.fit import START_FRACTIONS, FitStatus, LocalMinimum, _ball_minimiser, fit_local
-from fedtmle.model.leverage import Look, RowSpace
+from fedtmle.model.leverage import Look, PersonRows, RowSpace
 from fedtmle.model.submodel import AbstractNormaliser, AbstractSubmodel, GeneralisedLinear, NoNormaliser
 from fedtmle.model.types import Array, IntArray, Part, RowBound
 from tests.narrow import array
@@ -65,6 +65,9 @@ class Silent(AbstractSubmodel):
     def sums(self, eps: Array, parts: Part) -> Sums:
         shifts = query_shifts(BOUND, eps, parts)
         return Sums((0,) * len(shifts), shifts)
+
+    def told_rows(self, eps: Array, part: Part = Part.GRADIENT) -> Iterator[PersonRows]:
+        raise NotImplementedError("rows that say nothing are not examined")
 
     def look(
         self, eps: Array, part: Part = Part.GRADIENT, *, enough: float = 0.0, space: RowSpace | None = None

@@ -124,17 +124,34 @@ def test_the_pooled_matrix_takes_the_place_of_the_own_one() -> None:
     rng = np.random.default_rng(5)
     rows = rng.normal(size=(3, 400))
     own = PersonRows(rows[:, :20])
-    space = RowSpace.pooled(rows @ rows.T)
+    C = rng.normal(size=(3, 3))
+    told = C @ rows @ rows.T @ C.T
+    space = RowSpace.pooled(C, told, 0.0, lambda: [own])
     assert space.leverages(own) == pytest.approx(leverages(rows)[:20])
     assert largest_leverage(lambda: [own], space=space) < largest_leverage(lambda: [own]) / 5
 
 
-def test_a_row_outside_what_the_pooled_matrix_shows_is_nobody_elses() -> None:
+def test_what_rounding_may_hide_does_not_count_for_the_pooled_matrix() -> None:
+    """Whatever symmetric error within the bound was made, no leverage is stated too small."""
+    rng = np.random.default_rng(6)
+    for _ in range(50):
+        rows, C = rng.normal(size=(3, 100)) * [[1.0], [0.3], [2.0]], rng.normal(size=(3, 3))
+        own, true = PersonRows(rows[:, :10]), C @ rows @ rows.T @ C.T
+        wrong = rng.normal(size=(3, 3))
+        wrong = (wrong + wrong.T) / np.linalg.norm(wrong + wrong.T, 2)
+        error = 0.5 * float(np.linalg.eigvalsh(true)[0])
+        stated = RowSpace.pooled(C, true + error * wrong, error, list).leverages(own)
+        assert (stated >= leverages(rows)[:10] * (1 - 1e-9)).all()
+
+
+def test_along_directions_that_are_lost_in_rounding_the_own_rows_judge() -> None:
+    """The mean of the two bounds of S: the leverage of the only one with a column is at most doubled."""
     rows = np.zeros((2, 30))
     rows[0], rows[1, 4] = 1.0, 1.0
-    found = RowSpace.pooled(np.diag([300.0, 0.0])).leverages(PersonRows(rows))
-    assert found[4] == math.inf
-    assert np.delete(found, 4).max() == pytest.approx(1 / 300)
+    own = PersonRows(rows)
+    found = RowSpace.pooled(np.eye(2), np.diag([300.0, 0.5]), 1.0, lambda: [own]).leverages(own)
+    assert found[4] > 1.0
+    assert np.delete(found, 4).max() == pytest.approx(2 / (299 + 29), rel=1e-2)
 
 
 def test_rows_of_one_person_count_together() -> None:

@@ -17,7 +17,9 @@ from fedtmle import solver
 from fedtmle.errors import DecodeError, FedTMLEError, InputError, RefusedError
 from fedtmle.protocol import messages
 from fedtmle.protocol.guard import Policy
+from fedtmle.protocol.looks import LookQuery
 from fedtmle.protocol.messages import Answered, Ask, Begin, Close, Counted, Payload, Reason
+from fedtmle.protocol.plan import Plan
 from fedtmle.report.page import render
 from fedtmle.runtime.keeper import Keeper
 from fedtmle.runtime.replay import heard_rounds, overhear, replay
@@ -31,30 +33,33 @@ from tests.runtime.faults import CASES, keeper_without_ledger, key_of
 from tests.runtime.simulator import Fate, Faults, SimulatedJournal
 
 
-def broadcasts(transcript: Transcript) -> list[Payload]:
-    """Return what was pooled, round by round."""
+def broadcasts(transcript: Transcript, plan: Plan) -> list[Payload]:
+    """Return what was pooled, round by round, without the looks of a masked run."""
     requests = [messages.decode_request(next(iter(e.requests.values()))) for e in transcript.exchanges]
-    return [request.pooled for request in requests if isinstance(request, Ask | Close)]
+    pooled = [request.pooled for request in requests if isinstance(request, Ask | Close)]
+    heard = heard_rounds(plan, transcript, dict.fromkeys(plan.silos, 0))
+    asked = [r.query for r in heard] if plan.is_masked else [None] * len(pooled)
+    return [each for query, each in zip(asked, pooled, strict=True) if not isinstance(query, LookQuery)]
 
 
 def runs_of(
     name: str, folder: Path, monkeypatch: pytest.MonkeyPatch, *, masked: bool
-) -> tuple[Any, Finished]:
-    """Return the result of a golden run, and its session."""
-    seen: list[Finished] = []
+) -> tuple[Any, Finished, Plan]:
+    """Return the result of a golden run, its session and its plan."""
+    seen: list[tuple[Finished, Plan]] = []
     run = solver.run_in_process
     importlib.import_module("fedtmle.studies.run")  # it must not be imported while the function is replaced
 
     def watched(*arguments: Any, **options: Any) -> Any:
         completed = run(*arguments, **(options | {"is_masked": masked}))
-        seen.append(completed.finished)
+        seen.append((completed.finished, completed.plan))
         return completed
 
     with monkeypatch.context() as patched:
         patched.setattr("fedtmle.solver.run_in_process", watched)
         patched.setattr("fedtmle.studies.run.run_in_process", watched)
         result = RUNS[name](folder)
-    return getattr(result, "run", result), seen[0]
+    return getattr(result, "run", result), *seen[0]
 
 
 # These flows differ under masks, or do not exist there.
@@ -91,10 +96,10 @@ FAST = [
 
 
 def check_same(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    one, plain = runs_of(name, folder, monkeypatch, masked=False)
+    one, plain, open_plan = runs_of(name, folder, monkeypatch, masked=False)
     (folder / "masked").mkdir()
-    other, masked = runs_of(name, folder / "masked", monkeypatch, masked=True)
-    assert broadcasts(plain.transcript) == broadcasts(masked.transcript)
+    other, masked, masked_plan = runs_of(name, folder / "masked", monkeypatch, masked=True)
+    assert broadcasts(plain.transcript, open_plan) == broadcasts(masked.transcript, masked_plan)
     assert np.array_equal(one.psi, other.psi)
     assert np.array_equal(one.covariance, other.covariance)
     assert one.trajectory == other.trajectory

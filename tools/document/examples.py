@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 import fedtmle as ft
+from fedtmle.data import load_all
 from fedtmle.initial.glm import FittedGLM
 from fedtmle.model.exact import Sums
 from fedtmle.protocol.bins import BinTotal
@@ -21,13 +22,16 @@ from fedtmle.protocol.clusters import Clusters
 from fedtmle.protocol.coded import SiloCurvature
 from fedtmle.protocol.codes import encode
 from fedtmle.protocol.fits import FitAnswer
-from fedtmle.protocol.plan import roster
+from fedtmle.protocol.masks import MaskKey
+from fedtmle.protocol.plan import Follower, Member, roster
 from fedtmle.protocol.query import AbstractQuery, Query
 from fedtmle.protocol.sites import OwnEstimate
 from fedtmle.protocol.switching import SwitchAnswer
 from fedtmle.runtime import noise
 from fedtmle.runtime.replay import heard_rounds
+from fedtmle.runtime.rows import LocalRows
 from fedtmle.studyfile.file import study_plan
+from fedtmle.studyfile.schema import schema_of
 
 SILO = "north"
 SHOWN_NUMBERS = 6
@@ -109,7 +113,23 @@ def examples() -> dict[str, Example]:
                     by_kind[name] = Example([part, *before.queries], answer)
                 else:
                     before.queries.append(part)
-    return by_kind
+    return by_kind | {"LookQuery": _look()}
+
+
+def _look() -> Example:
+    """Return the first round of a masked study."""
+    study = ft.Study(
+        target=ft.ATE(outcome="y", treatment="a"),
+        outcome_model=ft.GLM("C(a) + x"),
+        treatment_model=ft.GLM("x"),
+        variables=VARIABLES,
+    )
+    silos = dict(zip((SILO, "south", "west"), (*_silos().values(),) * 2, strict=False))
+    members = tuple(Member(name=name, mask_key=MaskKey(name.encode().ljust(32)).public) for name in silos)
+    plan = study_plan(study, members)
+    rows = plan.program.at(SILO, dict(load_all(silos, schema_of(study)))[SILO])
+    query = Follower(plan, 180).query
+    return Example([query], query.answer(LocalRows(SILO, rows, 60)))
 
 
 _LACKING = ft.Variables(

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import cast, get_args
 
 from fedtmle.protocol.guard import TARGETS, Policy
+from fedtmle.protocol.looks import LookQuery
 from fedtmle.protocol.messages import Reason, Reply
 from fedtmle.protocol.query import Local, Phase, Query
 from fedtmle.protocol.views import ViewedQuery
@@ -100,6 +101,12 @@ RISKS = {
         "Means of products of covariates, or of such products weighted by a model, rounded to a coarse "
         "grid; to a finer one where covariates are nearly collinear."
     ),
+    "LookQuery": (
+        "In a masked study alone: sums over all silos of products of two columns of a model, weighted by the "
+        "size of the residuals, and rounded: to 1/1000 of their number of rows, in coordinates in which the "
+        "mean is near 1. By these your silo judges the next sums (`min_pooled`). They are told before "
+        "anything can be judged: masks and rounding are what protects them."
+    ),
     "FitQuery": (
         "Your silo's own fit, on a fine public grid, at each update: it tells how your silo differs "
         "from the others. A two-bit outcome tells whether a fit was found."
@@ -145,7 +152,7 @@ def limits(queries: Iterable[Query]) -> list[str]:
     keys: set[str] = set()
     for query in (member for asked in queries for member in asked.members):
         for point in query.evaluations():
-            keys |= GRADIENTS
+            keys |= GRADIENTS | ({"min_pooled"} if point.model.judged_together else set())
             keys |= {"max_coefficient"} if query.phase is Phase.NUISANCE else {"max_eps", "max_path"}
             keys |= {"allow_curvature"} if point.curvature and not point.is_coarse else set()
         for cell in query.cells():
@@ -161,6 +168,8 @@ def limits(queries: Iterable[Query]) -> list[str]:
 def learned_by(queries: Iterable[Query]) -> str:
     """Say who learns an answer in an open study and in a masked one."""
     members = [member for query in queries for member in query.members]
+    if all(isinstance(member, LookQuery) for member in members):
+        return "the server and the silos learn the total over all silos. It is not asked in an open study."
     consents = {member.open_consent for member in members if member.lanes is None}
     open_study = "in an open study, the server"
     if any(member.lanes is not None for member in members):

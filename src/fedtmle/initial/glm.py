@@ -207,7 +207,8 @@ class GLMModel(AbstractRegressionModel):
         if self.ranges is not None:
             pairs = zip(self.ranges, self.scales, strict=True)
             ranges = tuple((math.ldexp(low, -e), math.ldexp(high, -e)) for (low, high), e in pairs)
-        return JudgedTogether(self.family, ranges, self.weight_ceiling, max(self.response.periods, 1))
+        periods = max(self.response.periods, 1)
+        return JudgedTogether(self.family, self.response, ranges, self.weight_ceiling, periods)
 
     def submodel(self, law: None, rows: AnyTable) -> AbstractSubmodel:
         if self.response.periods:

@@ -70,11 +70,12 @@ class ConvergenceBounds:
 class JudgedTogether(NamedTuple):
     """Public facts by which silos judge the gradient of a model against the rows of all of them.
 
-    ``ranges`` are those of the columns, weights are at most ``weight``, and a person has at most ``periods``
-    rows.
+    ``response`` is equal for models of the same response. ``ranges`` are those of the columns, weights are at
+    most ``weight``, and a person has at most ``periods`` rows.
     """
 
     family: Family
+    response: object
     ranges: tuple[tuple[float, float], ...]
     weight: float
     periods: int = 1

@@ -29,7 +29,7 @@ from fedtmle.model.submodel import AbstractRowsSubmodel
 from fedtmle.model.types import Array, Part
 from fedtmle.protocol.batches import FreshBatches
 from fedtmle.protocol.designs import Designs
-from fedtmle.protocol.looks import Looks
+from fedtmle.protocol.looks import Looks, Union
 from fedtmle.protocol.masked import open_members
 from fedtmle.protocol.messages import Reason
 from fedtmle.protocol.plan import Plan, Provenance
@@ -270,6 +270,7 @@ class Guard:
         # By id of the model, which the value keeps alive, and whether the Hessian was looked at.
         self._examined: dict[tuple[int, bool], _Examined] = {}
         self._designs = Designs()
+        self._unions: list[Union] = []  # of models whose columns were judged with those of other silos
         self._supported: dict[int, Model] = {}  # models whose columns have enough people, by id
         self._batch_of: np.ndarray | None = None  # own row -> number of its batch, -1 if in none yet
         self._batch_sizes: list[int] = []
@@ -435,10 +436,20 @@ class Guard:
             look = submodel.look(point.eps, part, enough=allowed / MARGIN, space=space)
             if not look.largest <= allowed:
                 raise RefusalError(Reason.POLICY, "min_pooled")
-            self._require_people(self._designs.add(point.model, submodel, self._allowed))
+            self._examine_union(point, local, looks, allowed)
             look = replace(look, columns=looks.sizes(point))
             self._examined[key] = _Examined(point, look, look.radius(allowed))
         return True
+
+    def _examine_union(self, point: Evaluation, local: Local, looks: Looks, allowed: float) -> None:
+        """Check the columns of all models of the response against those of all silos, once."""
+        found = looks.union(point, local)
+        if found is None or any(found[0] is union for union in self._unions):
+            return
+        union, space = found
+        if not largest_leverage(lambda: union.rows(local), space=space) <= allowed:
+            raise RefusalError(Reason.POLICY, "min_pooled")
+        self._unions.append(union)
 
     def _examine_gradient(self, point: Evaluation, local: Local) -> None:
         """Check that no combination of a gradient's sums rests on few people, nor a Hessian's quadratic form.

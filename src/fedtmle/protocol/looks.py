@@ -19,11 +19,10 @@ hence the same at every party.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import reduce
 from itertools import islice
-from operator import add
 from typing import NamedTuple, TypeVar, final
 
 import numpy as np
@@ -31,13 +30,13 @@ import numpy as np
 from fedtmle.model.exact import column_shifts, zero_sums
 from fedtmle.model.families import Family
 from fedtmle.model.kernels import column_sums
-from fedtmle.model.leverage import LEAST_RESIDUAL, PersonRows, RowSpace
+from fedtmle.model.leverage import LEAST_RESIDUAL, PersonRows, Pieces, RowSpace
 from fedtmle.model.linear import cholesky, congruence, invert_lower, multiply
 from fedtmle.model.problem import JudgedTogether
 from fedtmle.model.types import Array, Part, packed_size, unpack, upper_pairs
 from fedtmle.protocol.codes import Golomb, Integers
 from fedtmle.protocol.masks import Lane
-from fedtmle.protocol.query import AbstractTotals, Evaluation, Flow, Local, Phase, Query
+from fedtmle.protocol.query import AbstractTotals, Evaluation, Flow, Local, Model, Phase, Query
 from fedtmle.protocol.views import ViewedQuery
 
 Result = TypeVar("Result")
@@ -48,27 +47,95 @@ FARTHEST = 1.35  # the factor by which S may have shrunk since a look
 NEAR = {Family.LOGISTIC: math.log(FARTHEST), Family.GAUSSIAN: LEAST_RESIDUAL * (1.0 - FARTHEST**-0.5)}
 
 
-class Subject(NamedTuple):
-    """Rows that silos judge together: those of a model's gradient at a point, or the roots of its Hessian."""
+class AbstractSubject(ABC):
+    """Rows that silos judge together."""
+
+    facts: JudgedTogether
+
+    @property
+    def largest(self) -> Array:
+        """A bound of |t_j| by column; larger rows are shortened for the look, which makes S smaller."""
+        return self.weight * np.array(self.facts.sizes)
+
+    @property
+    def weight(self) -> float:
+        return self.facts.weight
+
+    @abstractmethod
+    def shrunk(self, point: Evaluation) -> float:
+        """Return the largest factor by which S may be smaller at another point; infinite if that is far."""
+
+    @abstractmethod
+    def rows(self, local: Local) -> Iterator[PersonRows]:
+        """Yield a silo's rows."""
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Subject(AbstractSubject):
+    """The rows of a model's gradient at a point, or the roots of its Hessian."""
 
     point: Evaluation
     part: Part
     facts: JudgedTogether
 
     @property
-    def largest(self) -> Array:
-        """A bound of |t_j| by column; larger rows are shortened for the look, which makes S smaller."""
-        weight = self.facts.weight if self.part is Part.GRADIENT else math.sqrt(self.facts.weight)
-        return weight * np.array(self.facts.sizes)
+    def weight(self) -> float:
+        return self.facts.weight if self.part is Part.GRADIENT else math.sqrt(self.facts.weight)
 
-    def is_like(self, other: Subject) -> bool:
-        """Return whether the other is of the same model."""
-        own, others = self.point.model, other.point.model
-        return own is others or bool(own == others)
+    def is_of(self, model: Model) -> bool:
+        return self.point.model is model or bool(self.point.model == model)
+
+    def shrunk(self, point: Evaluation) -> float:
+        pairs, family = zip(point.eps.tolist(), self.point.eps.tolist(), strict=True), self.facts.family
+        delta = self.facts.largest_move([a - b for a, b in pairs])
+        if self.part is Part.HESSIAN and family is Family.GAUSSIAN:
+            return 1.0
+        if not delta <= NEAR[family]:
+            return math.inf
+        return math.exp(delta) if family is Family.LOGISTIC else (1.0 - delta / LEAST_RESIDUAL) ** -2
 
     def rows(self, local: Local) -> Iterator[PersonRows]:
-        point = self.point
-        return local.submodel(point.model, point.law).told_rows(point.eps, self.part)
+        return local.submodel(self.point.model, self.point.law).told_rows(self.point.eps, self.part)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Union(AbstractSubject):
+    """The columns of all models of one response, with the residuals at zero.
+
+    There two models tell sums of the same residuals over different columns, and with them the differences
+    of columns between the models. ``columns`` says of each column by its name in which model it is, and
+    where.
+    """
+
+    models: tuple[Model, ...]
+    columns: Mapping[str, tuple[int, int]]
+    facts: JudgedTogether
+
+    @classmethod
+    def of(cls, model: Model, facts: JudgedTogether) -> Union:
+        return cls((model,), {name: (0, j) for j, name in enumerate(model.design_names or ())}, facts)
+
+    def joined(self, model: Model, facts: JudgedTogether) -> Union:
+        """Return the union with another model, or this one if it has no new column."""
+        new = {name: (len(self.models), j) for j, name in enumerate(model.design_names or ())}
+        new = {name: place for name, place in new.items() if name not in self.columns}
+        if not new:
+            return self
+        ranges = (*self.facts.ranges, *(facts.ranges[j] for _, j in new.values()))
+        return Union((*self.models, model), {**self.columns, **new}, self.facts._replace(ranges=ranges))
+
+    def shrunk(self, point: Evaluation) -> float:
+        return 1.0
+
+    def rows(self, local: Local) -> Iterator[PersonRows]:
+        told = (
+            local.submodel(model, None).told_rows(np.zeros(model.dim), Part.GRADIENT) for model in self.models
+        )
+        for pieces in zip(*told, strict=True):
+            rows = np.stack([pieces[k].rows[j] for k, j in self.columns.values()])
+            yield PersonRows(rows, pieces[0].counts)
 
 
 @final
@@ -76,7 +143,7 @@ class Subject(NamedTuple):
 class PooledGram:
     """A lower bound of S at one point: M and the coordinates and the error above."""
 
-    subject: Subject
+    subject: AbstractSubject
     C: Array
     matrix: Array
     error: float
@@ -95,28 +162,16 @@ class PooledGram:
                 return multiply(invert_lower(factor), self.C)
             lift = 4.0 * lift if lift else 2.0 * self.error
 
-    def shrunk(self, point: Evaluation) -> float:
-        """Return the largest factor by which S may be smaller at another point; infinite if that is far."""
-        pairs = zip(point.eps.tolist(), self.subject.point.eps.tolist(), strict=True)
-        family = self.subject.facts.family
-        delta = self.subject.facts.largest_move([a - b for a, b in pairs])
-        if self.subject.part is Part.HESSIAN and family is Family.GAUSSIAN:
-            return 1.0
-        if not delta <= NEAR[family]:
-            return math.inf
-        return math.exp(delta) if family is Family.LOGISTIC else (1.0 - delta / LEAST_RESIDUAL) ** -2
-
-    def space(self, subject: Subject, local: Local) -> RowSpace:
-        """Return the metric by which a silo judges its rows at a point nearby."""
-        total = self.n / self.shrunk(subject.point)
-        C = self.C / self.subject.largest
-        return RowSpace.pooled(C, total * self.matrix, total * self.error, lambda: subject.rows(local))
+    def space(self, pieces: Pieces, shrunk: float = 1.0) -> RowSpace:
+        """Return the metric by which a silo judges its rows where S may have shrunk by a factor."""
+        total = self.n / shrunk
+        return RowSpace.pooled(self.C / self.subject.largest, total * self.matrix, total * self.error, pieces)
 
 
 class Asked(NamedTuple):
     """One matrix of a look: whose, in which coordinates, on which grid."""
 
-    subject: Subject
+    subject: AbstractSubject
     C: Array
     grid: int
 
@@ -186,7 +241,7 @@ class LookQuery(AbstractTotals[Integers, Integers]):
         for j, k in upper_pairs(each.dim):
             yield Lane(math.ceil(most * reach[j] * reach[k]) + self.silos)
 
-    def addends(self, answer: Integers, n_rows: int) -> Integers:  # noqa: ARG002 - sums, not means
+    def addends(self, answer: Integers, n_rows: int) -> Integers:
         return answer
 
     def pool_totals(self, totals: Integers) -> Integers:
@@ -211,6 +266,7 @@ class Looks:
         self._n = n
         self._silos = silos
         self._known: list[PooledGram] = []
+        self._unions: list[Union] = []  # one for each response
 
     def before(self, flow: Flow[Result]) -> Flow[Result]:
         """Return the flow with a look before each query whose rows are not known well enough."""
@@ -225,62 +281,97 @@ class Looks:
             pooled = yield query
 
     def _look(self, query: Query) -> Flow[None]:
-        due: list[Subject] = []
-        for subject in _subjects(query):
-            repeats = any(other.part is subject.part and other.is_like(subject) for other in due)
-            if not repeats and not self._covers(self._find(subject), subject.point):
-                due.append(subject)
-        for number, grid in enumerate(GRIDS):
-            due = [s for s in due if number == 0 or not self._is_done(s)]
+        """Ask for the matrices that are due, and in better coordinates for those that are not resolved."""
+        due = self._due(query)
+        for grid in GRIDS:
             if not due:
                 return
-            asked = tuple(Asked(subject, self._coordinates(subject), grid) for subject in due)
+            asked = tuple(Asked(subject, coordinates, grid) for subject, coordinates in due)
             look = LookQuery(asked=asked, n=self._n, silos=self._silos, phase=query.phase)
             grams = look.grams((yield look))
-            found = [self._find(gram.subject) for gram in grams]
-            self._known = [gram for gram in self._known if all(gram is not old for old in found)] + grams
+            for gram in grams:
+                self._keep(gram)
+            due = [(gram.subject, gram.whitened()) for gram in grams if not gram.is_resolved]
 
-    def _find(self, subject: Subject) -> PooledGram | None:
-        like = (gram for gram in self._known if gram.subject.part is subject.part)
-        return next((gram for gram in like if gram.subject.is_like(subject)), None)
+    def _due(self, query: Query) -> list[tuple[AbstractSubject, Array]]:
+        """Return the subjects to look at, and the coordinates: those that whiten what is known of them."""
+        due: list[Subject] = []
+        unions: dict[int, Union] = {}
+        for subject in _subjects(query):
+            model = subject.point.model
+            number = self._join(model, subject.facts)
+            if len(self._unions[number].models) > 1 and self._union_gram(number) is None:
+                unions[number] = self._unions[number]
+            repeats = any(other.part is subject.part and other.is_of(model) for other in due)
+            if not repeats and not self.knows(subject.point, subject.part):
+                due.append(subject)
+        return [*((subject, self._coordinates(subject)) for subject in due), *self._fresh(unions)]
 
-    def _covers(self, known: PooledGram | None, point: Evaluation) -> bool:
-        return known is not None and known.shrunk(point) < math.inf
+    def _fresh(self, unions: Mapping[int, Union]) -> Iterator[tuple[AbstractSubject, Array]]:
+        return ((union, np.eye(len(union.columns))) for union in unions.values())
 
-    def _is_done(self, subject: Subject) -> bool:
-        known = self._find(subject)
-        return known is not None and known.is_resolved
+    def _join(self, model: Model, facts: JudgedTogether) -> int:
+        """Add a model to those of its response; return their number."""
+        for number, union in enumerate(self._unions):
+            if union.facts.response == facts.response:
+                self._unions[number] = union.joined(model, facts)
+                return number
+        self._unions.append(Union.of(model, facts))
+        return len(self._unions) - 1
+
+    def _union_gram(self, number: int) -> PooledGram | None:
+        return next((gram for gram in self._known if gram.subject is self._unions[number]), None)
+
+    def _keep(self, new: PooledGram) -> None:
+        """Keep what is known now in the place of what was known of the same rows."""
+        subject = new.subject
+
+        def is_old(gram: PooledGram) -> bool:
+            old = gram.subject
+            if isinstance(subject, Subject) and isinstance(old, Subject):
+                return old.part is subject.part and old.is_of(subject.point.model)
+            return old is subject
+
+        self._known = [*(gram for gram in self._known if not is_old(gram)), new]
+
+    def _find(self, model: Model, part: Part | None) -> PooledGram | None:
+        for gram in self._known:
+            subject = gram.subject
+            if isinstance(subject, Subject) and part in (None, subject.part) and subject.is_of(model):
+                return gram
+        return None
 
     def _coordinates(self, subject: Subject) -> Array:
-        """Return the coordinates of the next look: those that whiten what is known, also of the other part."""
-        known = self._find(subject)
-        if known is None:
-            known = next((gram for gram in self._known if gram.subject.is_like(subject)), None)
-        return np.eye(subject.point.model.dim) if known is None else known.whitened()
+        model = subject.point.model
+        known = self._find(model, subject.part) or self._find(model, None)
+        return np.eye(model.dim) if known is None else known.whitened()
 
     def knows(self, point: Evaluation, part: Part) -> bool:
         """Return whether a look holds at a point; else a silo judges by its own rows."""
-        facts = point.model.judged_together
-        return facts is not None and self._covers(self._find(Subject(point, part, facts)), point)
+        known = self._find(point.model, part)
+        return known is not None and known.subject.shrunk(point) < math.inf
 
     def space(self, point: Evaluation, part: Part, local: Local) -> RowSpace:
         """Return the metric for a silo's rows at a point where a look holds."""
-        subject = Subject(point, part, _facts(point))
-        known = self._find(subject)
+        known = self._find(point.model, part)
         if known is None:
             raise AssertionError("a space is asked where a look holds")
-        return known.space(subject, local)
+        subject = Subject(point, part, known.subject.facts)
+        return known.space(lambda: subject.rows(local), known.subject.shrunk(point))
+
+    def union(self, point: Evaluation, local: Local) -> tuple[Union, RowSpace] | None:
+        """Return the columns of all models of the response and their metric; None if there is one model."""
+        facts = point.model.judged_together
+        for number, union in enumerate(self._unions):
+            known = self._union_gram(number)
+            if facts is not None and known is not None and union.facts.response == facts.response:
+                return union, known.space(lambda union=union: union.rows(local))  # type: ignore[misc]
+        return None
 
     def sizes(self, point: Evaluation) -> Array:
         """Return the largest magnitude that the columns of a model may have at any silo."""
-        return np.array(_facts(point).sizes)
-
-
-def _facts(point: Evaluation) -> JudgedTogether:
-    facts = point.model.judged_together
-    if facts is None:
-        raise AssertionError("each silo judges this model by its own rows")
-    return facts
+        facts = point.model.judged_together
+        return np.array(() if facts is None else facts.sizes)
 
 
 def _subjects(query: Query) -> Iterator[Subject]:
