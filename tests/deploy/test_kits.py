@@ -21,7 +21,7 @@ import fedtmle as ft
 from fedtmle.cli import app
 from fedtmle.cli.exits import Exit
 from fedtmle.demo import IHDP
-from fedtmle.deploy.demo import LEFT_OUT, STUDY, Comparison, write_example
+from fedtmle.deploy.demo import RARE, Comparison, write_example
 from fedtmle.deploy.doctor import examine
 from fedtmle.deploy.kits import Deployment, Kit, Role, read_deployment, read_kit
 from fedtmle.deploy.launch import RunsHere
@@ -404,17 +404,20 @@ def test_resume_of_what_is_no_run_names_what_was_given(original: Deployment) -> 
     assert f"there is no run 'nope' in {original.runs}" in absent.output
 
 
-def test_the_demonstration_says_what_its_study_leaves_out() -> None:
-    """Its effect is not that of `fedtmle demo`, whose models have a few covariates more."""
-    written = tomllib.loads(STUDY)["models"]
+@pytest.mark.parametrize(("hospitals", "left_out"), [(8, set()), (3, set(RARE))])
+def test_the_demonstration_says_what_its_study_leaves_out(
+    hospitals: int, left_out: set[str], tmp_path: Path
+) -> None:
+    """Under masks all eight hospitals have the study of `fedtmle demo`; fewer leave out rare covariates."""
+    written = tomllib.loads(write_example(tmp_path / "written", hospitals, keys=True).read_text())["models"]
     for role, model in (("outcome", IHDP.outcome_model), ("missingness", IHDP.missingness_model)):
         assert isinstance(model, ft.GLM)
         more = set(model.formula.split(" + ")) - set(written[role]["formula"].split(" + "))
-        assert more == set(LEFT_OUT)
+        assert more == left_out
     compared = Comparison(
         estimates=[{"estimate": 9.7, "conf_low": 7.0, "conf_high": 12.0}],
         n=8,
-        silos=8,
+        silos=hospitals,
         same_result=True,
         same_transcript=True,
         transcript_bytes=8,
@@ -426,7 +429,7 @@ def test_the_demonstration_says_what_its_study_leaves_out() -> None:
     )
     said = str(compared)
     assert max(map(len, said.splitlines())) <= 80
-    assert f"the models leave out {', '.join(LEFT_OUT)}" in " ".join(said.split())
+    assert (f"the models leave out {', '.join(RARE)}" in " ".join(said.split())) == bool(left_out)
 
 
 def test_the_doctor_of_a_server_that_is_down_says_how_to_start_it(made: Deployment) -> None:

@@ -49,7 +49,7 @@ def run(
     from fedtmle.errors import RefusedError
     from fedtmle.studies.run import run as run_study
     from fedtmle.studies.validate import validate
-    from fedtmle.studyfile.file import StudyFileErrors, read_study
+    from fedtmle.studyfile.file import StudyFileErrors, read_study, study_here
     from fedtmle.text.progress import each, following, live_progress
 
     written = {"--out": out, "--transcript": transcript, "--report": report, "--events": events}
@@ -86,7 +86,7 @@ def run(
         ):
             try:
                 result = run_study(
-                    file.study,
+                    study_here(file),
                     file.silos,
                     threads=threads,
                     progress=each(shown, None if log is None else log.round),

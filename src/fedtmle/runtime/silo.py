@@ -91,7 +91,12 @@ class Silo:
         self._keeper = keeper or Keeper()
         self._rows = self._read(plan)
         policy, limit = self._keeper.policy, self._keeper.limit
-        self._guard = Guard(policy, None if limit is None else limit.meter(), is_masked=plan.is_masked)
+        self._guard = Guard(
+            policy,
+            None if limit is None else limit.meter(),
+            is_masked=plan.is_masked,
+            rehearses_masked=self._keeper.rehearses_masked,
+        )
         self._key = self._signing_key()
         self._position = Position()
         self._link = self._masked_link()

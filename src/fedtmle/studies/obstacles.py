@@ -7,6 +7,7 @@ dictionary's, which are public; no record's value is named.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 import numpy as np
 
@@ -24,11 +25,16 @@ from fedtmle.studyfile.schema import first_period
 MERGE = "merge it with another level (levels in the silo file), or leave the variable out of the models"
 
 
-def obstacles(study: Study, tables: Mapping[str, Table], policies: Mapping[str, Policy]) -> list[Defect]:
+def obstacles(
+    study: Study, tables: Mapping[str, Table], policies: Mapping[str, Policy], *, is_masked: bool = False
+) -> list[Defect]:
     """Return what stands in the way of a study over these tables, all of it at once.
 
-    ``policies`` has the limits of each silo; those of `Policy.unguarded` refuse nothing.
+    ``policies`` has the limits of each silo; those of `Policy.unguarded` refuse nothing. Under masks the
+    silos judge the columns of models together, so that `min_support` does not apply.
     """
+    if is_masked:
+        policies = {name: replace(policy, min_support=0) for name, policy in policies.items()}
     found: list[Defect] = []
     tables = first_period(study, tables)
     for name, table in tables.items():

@@ -55,7 +55,8 @@ class Preview:
     ``refused_by`` is the key of the policy that would refuse the study, and ``reason`` what the server would
     learn; both are empty if it would not. ``stopped`` is any other error that ended the rehearsal.
     ``obstacles`` name the columns and levels behind a refusal, and what to do, for the owner's eyes only.
-    ``brought`` are the classes of other distributions that the study would run here.
+    ``brought`` are the classes of other distributions that the study would run here. If the study
+    ``is_masked``, the sums of its models are not judged here: that needs the rows of all silos.
     """
 
     silo: str
@@ -69,6 +70,7 @@ class Preview:
     stopped: str
     obstacles: tuple[str, ...] = ()
     brought: tuple[str, ...] = ()
+    is_masked: bool = False
 
     def to_dict(self) -> dict[str, object]:
         return asdict(self)
@@ -104,7 +106,13 @@ def preview(plan: Plan, file: SiloFile) -> Preview:
     # The number of silos is checked below, because the rehearsal has only one.
     policy = replace(file.policy, min_silos=0)
     limit = disclosure_limit(alone, file)
-    keeper = Keeper(policy=policy, limit=limit, examines=examine_target, witness=witness)
+    keeper = Keeper(
+        policy=policy,
+        limit=limit,
+        examines=examine_target,
+        witness=witness,
+        rehearses_masked=plan.is_masked,
+    )
     silo = open_party(alone, file.name, file, keeper=keeper)
     try:
         Session(alone, InProcess([silo])).run()
@@ -134,6 +142,7 @@ def preview(plan: Plan, file: SiloFile) -> Preview:
         stopped=stopped,
         obstacles=(*(conflict.text for conflict in conflicts), *_obstacles(plan, file)),
         brought=tuple(map(str, plan.brought)),
+        is_masked=plan.is_masked,
     )
 
 
@@ -145,7 +154,8 @@ def _obstacles(plan: Plan, file: SiloFile) -> tuple[str, ...]:
     table = load(file, schema_of(study), silo=file.name)
     if not isinstance(table, Table):
         return ()
-    found = obstacles(study, {file.name: table}, {file.name: replace(file.policy, min_silos=0)})
+    policies = {file.name: replace(file.policy, min_silos=0)}
+    found = obstacles(study, {file.name: table}, policies, is_masked=plan.is_masked)
     return tuple(defect.text for defect in found if defect.silo is not None)
 
 

@@ -13,6 +13,7 @@ from fedtmle.model.arguments import expect
 from fedtmle.model.table import SILO, AnyTable, Factor, Table
 from fedtmle.programs.study import Study
 from fedtmle.protocol.clusters import ClustersQuery
+from fedtmle.protocol.guard import Policy
 from fedtmle.protocol.plan import Plan
 from fedtmle.results.result import StudyResult
 from fedtmle.runtime.keeper import Keeper
@@ -35,6 +36,7 @@ def run(
     progress: Progress | None = None,
     release: Sequence[str] = (),
     observe: bool = False,
+    policy: Policy | None = None,
 ) -> StudyResult:
     """Run ``study`` over ``silos`` in this process, and return its result.
 
@@ -42,8 +44,9 @@ def run(
     copied, so that it must not be changed while the study runs. A silo with a silo file is guarded by the
     policy that it states. ``threads`` is the number of silos that compute at the same time, and ``progress``
     is called after every round. ``release`` names the silos that consent to having their own estimate shown;
-    one with a silo file consents there. ``observe`` reads the rows outside the protocol: it adds the pooled
-    loss to the trajectory, and to the certificate of a coded run its constants.
+    one with a silo file consents there. ``policy`` guards the silos without a silo file, which nothing does
+    by default. ``observe`` reads the rows outside the protocol: it adds the pooled loss to the trajectory, and
+    to the certificate of a coded run its constants.
     """
     expect("study", study, Study, "a Study")
     check_silos(silos, study.algorithm)
@@ -64,7 +67,7 @@ def run(
         tables,
         algorithm=study.algorithm,
         pool=pool,
-        keeper=lambda plan, name: _keeper(plan, files.get(name), release=name in release),
+        keeper=lambda plan, name: _keeper(plan, files.get(name), policy, release=name in release),
         threads=threads,
         progress=progress,
         observe=observe,
@@ -90,10 +93,10 @@ def _loaded(study: Study, silos: Mapping[str, object]) -> tuple[dict[str, AnyTab
     return tables or load_all(silos, schema), absent
 
 
-def _keeper(plan: Plan, file: SiloFile | None, *, release: bool) -> Keeper:
+def _keeper(plan: Plan, file: SiloFile | None, policy: Policy | None, *, release: bool) -> Keeper:
     """Return what guards a silo's rows: the policy of its silo file, in one's own session too."""
-    policy = replace(session_policy(), release=release) if file is None else file.policy
-    return Keeper(policy=policy, limit=disclosure_limit(plan, file), examines=examine_target)
+    own = replace(policy or session_policy(), release=release) if file is None else file.policy
+    return Keeper(policy=own, limit=disclosure_limit(plan, file), examines=examine_target)
 
 
 def pooled_rows(study: Study, tables: Mapping[str, Table]) -> Table:

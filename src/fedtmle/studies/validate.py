@@ -35,7 +35,7 @@ from fedtmle.studies.home import policy_of, session_policy
 from fedtmle.studies.obstacles import obstacles
 from fedtmle.studies.preflight import differing_silos
 from fedtmle.studies.run import run
-from fedtmle.studyfile.file import StudyFile, StudyFileErrors, read_study
+from fedtmle.studyfile.file import StudyFile, StudyFileErrors, read_study, study_here
 from fedtmle.studyfile.schema import check_follow_up, check_streaming, schema_of
 from fedtmle.targets.regimes.estimands import AbstractRegimeEffect
 from fedtmle.targets.time.estimands import AbstractTimeEffect
@@ -215,13 +215,14 @@ def _absent_everywhere(
 def _obstacles(file: StudyFile, tables: Mapping[str, Table]) -> list[Defect]:
     """Return what would stop the study or make a silo refuse it; a rehearsal finds what else there is."""
     policies = {name: policy_of(source) or session_policy() for name, source in file.silos.items()}
-    found = obstacles(file.study, tables, policies)
+    study = study_here(file)
+    found = obstacles(study, tables, policies, is_masked=study.aggregation == "masked")
     if found or sum(table.n_rows for table in tables.values()) > MOST_REHEARSED:
         return found
     try:
         with catch_warnings():
             simplefilter("ignore", WriteAccessWarning)  # `validate` has noted it
-            run(file.study, file.silos)
+            run(study, file.silos)
     except RefusedError as refused:
         return [Defect(message=f"the study would stop: {refused}", file=str(file.path))]
     except FedTMLEError as error:

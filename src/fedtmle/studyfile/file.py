@@ -400,6 +400,12 @@ def study_of(plan: Plan) -> Study:
     return plan.program.study
 
 
+def study_here(file: StudyFile) -> Study:
+    """Return the study of a file as it runs in one process: masked if the deployed run is."""
+    is_masked = file.study.aggregation == "auto" and bool(file.keys) and file_plan(file).is_masked
+    return replace(file.study, aggregation="masked") if is_masked else file.study
+
+
 def file_plan(file: StudyFile) -> Plan:
     """Return the plan of a study file; its roster is the silos of the file, in their order."""
     keys = {name: file.keys.get(name, b"") for name in file.silos}

@@ -48,6 +48,12 @@ def verdict(view: Preview) -> list[str]:
         return wrapped(
             f"The rehearsal on your rows alone stopped: {view.stopped}. With other silos it may continue."
         )
+    if view.is_masked:
+        return wrapped(
+            "Your policy would allow every one of these messages as far as your own rows tell. Sums are "
+            "masked: the silos judge those of the study's models together during the run (min_pooled), and "
+            "your silo may refuse one then."
+        )
     return wrapped(
         "Your policy would allow every one of these messages. The study's own path depends on all silos and "
         "is not known here: your silo decides on each request anew, and may still refuse one."
