@@ -45,8 +45,8 @@ def run(
     policy that it states. ``threads`` is the number of silos that compute at the same time, and ``progress``
     is called after every round. ``release`` names the silos that consent to having their own estimate shown;
     one with a silo file consents there. ``policy`` guards the silos without a silo file, which nothing does
-    by default. ``observe`` reads the rows outside the protocol: it adds the pooled loss to the trajectory, and
-    to the certificate of a coded run its constants.
+    by default. ``observe`` reads the rows outside the protocol: it adds the pooled loss to the trajectory,
+    and to the certificate of a coded run its constants.
     """
     expect("study", study, Study, "a Study")
     check_silos(silos, study.algorithm)
