@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +14,21 @@ import pytest
 import fedtmle as ft
 from fedtmle.algorithms.base import TargetingProgram
 from fedtmle.model.exact import Sums
+from fedtmle.model.types import upper_pairs
 from fedtmle.protocol import messages
 from fedtmle.protocol.codes import BitReader, Bits, BitWriter
 from fedtmle.protocol.guard import Policy
+from fedtmle.protocol.looks import LookQuery
 from fedtmle.protocol.masked import MaskedForm
 from fedtmle.protocol.masks import COUNT, Masked, Masker, Packing
-from fedtmle.protocol.messages import Answered, Begin, Counted, Open, Payload, Reason, SignedAnswer
+from fedtmle.protocol.messages import Answered, Ask, Begin, Counted, Open, Payload, Reason, SignedAnswer
 from fedtmle.protocol.plan import Follower, Member, Plan
 from fedtmle.runtime.keeper import Keeper
 from fedtmle.runtime.masked_link import MaskedLink
 from fedtmle.runtime.signing import SigningKey, answer_statement
 from fedtmle.studyfile.file import study_plan
 from fedtmle.targets.effects.prepare import cluster_digest
+from tests.attacks import combinations
 from tests.attacks.base import SESSION, AbstractAttack, Server, Victim
 from tests.attacks.small import VARIABLES, AbstractStudyAttack
 
@@ -75,6 +79,92 @@ class Colluding(Server):
         form = MaskedForm(self.query)
         masked, apart = form.read(reply.payload.bits())
         return form.packing.totals([masked, *self.zeros(form.packing)]), apart
+
+
+class Alone(Colluding):
+    """The same: the other silos add nothing, so that totals are the victim's, and looks are told as they are.
+
+    ``lie`` is added to every entry on the diagonal of a look, in units of its grid: people that nobody has.
+    """
+
+    def __init__(self, plan: Plan, victim: Victim, lie: int = 0) -> None:
+        super().__init__(plan, victim)
+        self._lie = lie
+
+    def read(self, reply: messages.Reply) -> Any:
+        totals, _ = super().read(reply)
+        rest = iter(totals)
+        query = self.query
+        parts = [m.pool_totals(tuple(islice(rest, len(m.lanes)))) for m in query.members]
+        pooled = query.joined(tuple(parts))
+        return self.tell(self._added(pooled)) if isinstance(query, LookQuery) else pooled
+
+    def _added(self, entries: tuple[int, ...]) -> tuple[int, ...]:
+        pairs = [pair for each in self.query.asked for pair in upper_pairs(each.dim)]
+        return tuple(z + self._lie * (j == k) for z, (j, k) in zip(entries, pairs, strict=True))
+
+    def tell_bits(self, payload: Payload) -> Any:
+        assert self._follower is not None
+        request = Ask(self.session, self.round + 1, payload)
+        reply = self.send(request)
+        self._heard.update(messages.encode(request))
+        self.round += 1
+        self._follower.hear(payload.bits())
+        return self.read(reply)
+
+
+class UnderMasks(AbstractStudyAttack):
+    """An attack on a study, the same under masks: the other two silos add nothing."""
+
+    keys = ("min_pooled",)
+    lie = 0
+
+    def plan(self) -> Plan:
+        return study_plan(self.study(), members(signed=False))
+
+    def keeper(self, policy: Policy, ledger: Path | None = None) -> Keeper:
+        return replace(super().keeper(policy, ledger), mask_key=KEYS["a"].mask_key)
+
+    def open_keeper(self) -> Keeper:
+        return replace(super().open_keeper(), mask_key=KEYS["a"].mask_key)
+
+    def server(self, victim: Victim) -> tuple[Server, Any]:
+        server = Alone(self.plan(), victim, self.lie)
+        return server, server.begin(server.open())
+
+
+class ComplementUnderMasks(UnderMasks, combinations.Complement):
+    """Asks under masks about everyone but the one person with HIV in all silos."""
+
+
+class SpikeUnderMasks(UnderMasks, combinations.Spike):
+    """Has under masks a column that is 1 for everyone and 2 for one value of a covariate."""
+
+
+class NearDuplicateUnderMasks(UnderMasks, combinations.NearDuplicate):
+    """Has under masks two columns that differ by a millionth in one person of all silos."""
+
+
+class DependentColumnsUnderMasks(UnderMasks, combinations.DependentColumns):
+    """Hides the person under masks in a third column that is nearly the sum of two others."""
+
+
+class ProductOfColumnsUnderMasks(UnderMasks, combinations.ProductOfColumns):
+    """Has under masks an indicator and its product with the complement of one person."""
+
+
+class SharedFactorUnderMasks(UnderMasks, combinations.SharedFactor):
+    """Cuts a factor under masks by the complement of one person."""
+
+
+class HighPolynomialUnderMasks(UnderMasks, combinations.HighPolynomial):
+    """Has under masks powers of a covariate, a polynomial of which is 1 at the outermost person."""
+
+
+class FalseLook(UnderMasks, combinations.Complement):
+    """Lies in the looks: one silo says that it has many people with HIV. It works under every policy."""
+
+    lie = 1 << 12
 
 
 class AbstractMaskedAttack(AbstractAttack):
@@ -189,4 +279,15 @@ def _written(masked: Masked) -> Bits:
     return out.finish()
 
 
-ATTACKS: tuple[AbstractAttack, ...] = (TwoColluders(), DigestsUnderMasks(), FalseCount())
+ATTACKS: tuple[AbstractAttack, ...] = (
+    TwoColluders(),
+    DigestsUnderMasks(),
+    FalseCount(),
+    ComplementUnderMasks(),
+    SpikeUnderMasks(),
+    NearDuplicateUnderMasks(),
+    DependentColumnsUnderMasks(),
+    ProductOfColumnsUnderMasks(),
+    SharedFactorUnderMasks(),
+    HighPolynomialUnderMasks(),
+)

@@ -71,7 +71,7 @@ def judged(study: Study) -> Judged | None:
     found, rounds = Judged(), dict[int, int]()
     former = Guard.examine
 
-    def examine(guard: Guard, query: Query, local: Local) -> None:
+    def examine(guard: Guard, query: Query, local: Local, _looks: object) -> None:
         number = rounds[id(guard)] = rounds.get(id(guard), 0) + 1
         for k, member in enumerate(query.members):
             own = member.rows_of(local)

@@ -337,7 +337,9 @@ def test_a_guard_that_forgets_its_batches_in_a_crash_would_let_them_be_differenc
     attack = BatchesAcrossACrash()
     follow = Guard._follow_batch
 
-    def examine(guard: Guard, query: Query, local: Local) -> None:  # only where an answer is computed
+    def examine(
+        guard: Guard, query: Query, local: Local, _looks: object
+    ) -> None:  # only where an answer is computed
         for batch in (point.batch for point in query.evaluations() if point.batch is not None):
             follow(guard, local.batch(batch), local.n_rows)
 
