@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import re
 import subprocess
 import sys
 import tempfile
@@ -130,9 +131,21 @@ def _requirements(wheels: Path, version: str) -> str:
     lines = []
     for each in chosen:
         name, number = each["metadata"]["name"], each["metadata"]["version"]
-        digest = each["download_info"]["archive_info"]["hashes"]["sha256"]
-        lines.append(f"{name}=={number} --hash=sha256:{digest}\n")
+        # A machine may prefer another wheel of the same version, for a newer C library.
+        alike = sorted(path for path in wheels.glob("*.whl") if _is_of(path, name, number))
+        hashes = " ".join(f"--hash=sha256:{_sha256(path)}" for path in alike)
+        lines.append(f"{name}=={number} {hashes}\n")
     return "".join(sorted(lines, key=str.lower))
+
+
+def _is_of(wheel: Path, name: str, number: str) -> bool:
+    """Return whether a wheel is of this version of a distribution, by its file name."""
+    found, version, *_ = wheel.name.split("-")
+    return _plain(found) == _plain(name) and version == number
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def _sha256(path: Path) -> str:
