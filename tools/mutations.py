@@ -352,7 +352,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         NOISE,
         ("half of the noise", "2 * a * b * t * t, below)", "a * b * t * t, below)"),
         ("zero has twice its mass", "            if x:\n                return -x", "            return -x"),
-        ("a coin of the wrong parity", "return k % 2 == 1", "return k % 2 == 0"),
+        ("every remainder is as likely", "if not _exp_coin(u, t, below):", "if False:"),
         ("colluders add noise too", "return variance / (silos - colluders)", "return variance / silos"),
         ("sharing costs nothing", "Fraction(10 * (silos - 1) * lanes, 4 << halvings)", "Fraction(0)"),
     ),
