@@ -154,13 +154,13 @@ MUTATIONS: tuple[Mutation, ...] = (
         ),
         (
             "a Hessian is not looked at",
-            "in (Part.GRADIENT, Part.HESSIAN) if point.curvature else (Part.GRADIENT,):",
-            "in (Part.GRADIENT,):",
+            "is_batch = point.batch is not None\n        for part in point.parts:",
+            "is_batch = point.batch is not None\n        for part in (Part.GRADIENT,):",
         ),
         (
             "a gradient's look answers for the Hessian",
-            "key = id(point.model), part is Part.HESSIAN",
-            "key = id(point.model), False",
+            "key = id(point.model), part is Part.HESSIAN\n            examined = None if",
+            "key = id(point.model), False\n            examined = None if",
         ),
         (
             "a batch has the look of all rows",
@@ -216,11 +216,6 @@ MUTATIONS: tuple[Mutation, ...] = (
             "rounding * rounding\n        size = np.sqrt(np.diag",
         ),
         ("rounding hides nothing", "(gram + np.diag(noise)) * scale", "gram * scale"),
-        (
-            "a row outside the pooled span is nobody's",
-            "np.abs(piece.rows).max(axis=0, initial=0.0)] = np.inf",
-            "np.abs(piece.rows).max(axis=0, initial=0.0)] = 0.0",
-        ),
         (
             "rows of one person count apart",
             "ends[stops] - ends[stops - piece.counts]",
