@@ -234,6 +234,14 @@ class AbstractProblem(AbstractModel[Law, Rows]):
         """How many bits below its bound a closing sum is sent with; at most those of exact sums."""
         return GRID_BITS + FINE_BITS
 
+    @property
+    def similar_moments(self) -> Sequence[int] | None:
+        """For each closing sum the place of an earlier one that it is likely near, or its own; None if unknown.
+
+        Rounded sums are told as differences from these.
+        """
+        return None
+
     def calibration(self, law: Law) -> Calibration | None:  # noqa: ARG002 - most problems know none
         """Return the scales at a law that all parties know already, or None if a round must ask for them."""
         return None

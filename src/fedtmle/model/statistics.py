@@ -50,6 +50,11 @@ class AbstractBoundedColumns(AbstractStatistic[Piece]):
         """
         return range(len(self.names))
 
+    @property
+    def like(self) -> Sequence[int]:
+        """For each column the place of an earlier one whose sum is likely near its own, or its own place."""
+        return range(len(self.names))
+
     @abstractmethod
     def evaluate(self, piece: Piece) -> Array:
         """Return the columns, shape (p, N), in the order of the names."""

@@ -66,13 +66,13 @@ class DesignColumns:
         ]
         A = np.zeros((len(names), len(names)))
         has_intercept = bool(names) and names[0] == "1"
+        first = bounds[0][1] if has_intercept else 1.0  # the intercept's column, which is scaled too
         for j, (low, high) in enumerate(bounds):
             # A range that holds zero stays where it is: many columns, such as rare levels, are mostly zero.
             middle = 0.5 * (low + high) if has_intercept and j > 0 and not low <= 0.0 <= high else 0.0
             reach = max(high - middle, middle - low) or 1.0
             A[j, j] = 1.0 / reach
-            A[j, 0] -= middle / reach
-        first = bounds[0][1] if has_intercept else 0.0
+            A[j, 0] -= middle / (reach * first)
         ends = [abs(A[j, j] * x + (A[j, 0] * first if j else 0.0)) for j, b in enumerate(bounds) for x in b]
         most = max(ends, default=1.0)
         return cls(formula=formula, names=names, scales=scales, A=A, largest=most, ranges=of_columns)
@@ -90,7 +90,12 @@ class Gram:
     rows: AbstractResponse
     matrix: Array
     precision: float
-    is_fine: bool
+    grid: int  # one of `GRIDS`
+
+    @property
+    def is_fine(self) -> bool:
+        """Whether there is no finer grid to ask on."""
+        return self.grid == GRIDS[-1]
 
     def covers(self, columns: DesignColumns, rows: AbstractResponse) -> bool:
         return rows == self.rows and set(columns.names) <= set(self.columns.names)
@@ -116,7 +121,7 @@ class Gram:
             rows=self.rows,
             matrix=congruence(mix, self.matrix),
             precision=self.precision * reach * reach,
-            is_fine=self.is_fine,
+            grid=self.grid,
         )
 
     def raw(self) -> Array:
@@ -147,16 +152,20 @@ class Gram:
 Needed = tuple[DesignColumns, AbstractResponse]  # columns, and the rows that they are of
 
 
-def ask_grams(needed: Sequence[Needed], levels: Levels, n: int) -> list[Flow[Gram]]:
-    """Return a flow for each Gram matrix that is needed to cover all columns."""
-    covering: list[Needed] = []
+def covering(needed: Sequence[Needed]) -> list[Needed]:
+    """Return the Gram matrices that cover all columns that are needed."""
+    chosen: list[Needed] = []
     for columns, rows in sorted(needed, key=lambda each: -len(each[0].names)):
-        if not any(rows == other and set(columns.names) <= set(of.names) for of, other in covering):
-            covering.append((columns, rows))
-    return [_ask(columns, rows, levels, n) for columns, rows in covering]
+        if not any(rows == other and set(columns.names) <= set(of.names) for of, other in chosen):
+            chosen.append((columns, rows))
+    return chosen
 
 
-def _ask(columns: DesignColumns, rows: AbstractResponse, levels: Levels, n: int) -> Flow[Gram]:
+def ask_gram(
+    columns: DesignColumns, rows: AbstractResponse, levels: Levels, n: int, before: Gram | None = None
+) -> Flow[Gram]:
+    """Ask for a Gram matrix: on the first grid or, given one before, in its coordinates and on the next."""
+    size = len(columns.names)
     model = GLMModel(
         formula=columns.formula,
         levels=levels,
@@ -165,32 +174,23 @@ def _ask(columns: DesignColumns, rows: AbstractResponse, levels: Levels, n: int)
         family=Family.GAUSSIAN,
         response=rows,
     )
-    factor, whitener = np.eye(len(columns.names)), np.eye(len(columns.names))
-    near = Near(np.zeros(packed_size(len(columns.names))), max(rows.periods, 1) * columns.largest**2)
-    for grid in GRIDS:
-        query = FitCurvatureQuery(
-            model=model,
-            eps=np.zeros(len(columns.names)),
-            C=multiply(whitener, columns.A),
-            exponent=grid,
-            n=n,
-            near=near,
-        )
-        reach = max(math.fsum(map(abs, row)) for row in factor.tolist())
-        gram = Gram(
-            columns=columns,
-            rows=rows,
-            matrix=congruence(factor, query.matrix((yield query))),
-            precision=2.0**grid * reach**2,
-            is_fine=grid == GRIDS[-1],
-        )
-        if gram.is_resolved:
-            break
-        whitener = gram.whitener()
-        factor = invert_lower(whitener)
+    if before is None:
+        grid, whitener = GRIDS[0], np.eye(size)
+        near = Near(np.zeros(packed_size(size)), max(rows.periods, 1) * columns.largest**2)
+    else:
+        grid, whitener = GRIDS[GRIDS.index(before.grid) + 1], before.whitener()
         reach = max(math.fsum(map(abs, row)) for row in whitener.tolist())
-        expected = congruence(whitener, gram.matrix)
-        near = Near(
-            np.array([expected[j, k] for j, k in upper_pairs(len(expected))]), gram.precision * reach**2
-        )
-    return gram
+        expected = congruence(whitener, before.matrix)
+        near = Near(np.array([expected[j, k] for j, k in upper_pairs(size)]), before.precision * reach**2)
+    factor = invert_lower(whitener)
+    query = FitCurvatureQuery(
+        model=model, eps=np.zeros(size), C=multiply(whitener, columns.A), exponent=grid, n=n, near=near
+    )
+    reach = max(math.fsum(map(abs, row)) for row in factor.tolist())
+    return Gram(
+        columns=columns,
+        rows=rows,
+        matrix=congruence(factor, query.matrix((yield query))),
+        precision=2.0**grid * reach**2,
+        grid=grid,
+    )

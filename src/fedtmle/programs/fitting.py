@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, TypeVar, final
+from typing import Any, NamedTuple, TypeVar, final
 
 import numpy as np
 
@@ -20,12 +20,12 @@ from fedtmle.initial.multinomial import FittedMultinomial
 from fedtmle.model import kernels
 from fedtmle.model.families import Family
 from fedtmle.model.grouped import by_person
-from fedtmle.model.linear import cholesky, multiply, solve_factored
+from fedtmle.model.linear import cholesky, congruence, invert_lower, multiply, solve_factored
 from fedtmle.model.statistics import AbstractBoundedColumns
 from fedtmle.model.table import AnyTable, Table, over_batches
 from fedtmle.model.types import Array, IntArray, exponent
 from fedtmle.programs.coded_fit import LONGEST_STEP, Task, fit_coded
-from fedtmle.programs.curvature import DesignColumns, Gram, ask_grams
+from fedtmle.programs.curvature import DesignColumns, Gram, ask_gram, covering
 from fedtmle.programs.nuisance import (
     Regression,
     fit_exactly,
@@ -35,8 +35,9 @@ from fedtmle.programs.nuisance import (
     refuse_separated,
     unused_levels,
 )
-from fedtmle.protocol.query import Flow, JointQuery
-from fedtmle.protocol.regression import FitGradientQuery, Near
+from fedtmle.programs.rounds import together
+from fedtmle.protocol.query import Flow, Query
+from fedtmle.protocol.regression import FitCurvatureQuery, FitGradientQuery, Near
 from fedtmle.protocol.sums import TallyQuery, norm
 
 Result = TypeVar("Result")
@@ -46,6 +47,8 @@ MINORITY_SHARE = (
     2.0**-20
 )  # treat the response as constant if the minority's share of the weight is below this
 FIRST_EXPONENT = -9  # of the grid of the first gradient
+DOUBTFUL = 2.0**-4  # rounding of a coordinate of the first gradient after which it is asked again
+MISFIT = 2.0**-4  # share of the first gradient of a squared loss that a step may leave
 UNITS = {Family.LOGISTIC: 1.0, Family.GAUSSIAN: 2.0**-4, Family.POISSON: 2.0**-4}  # see `FittedGLM.error`
 
 
@@ -59,8 +62,18 @@ class First:
 
     weight: float
     responses: tuple[float, ...]
-    gradient: Array  # in the coordinates z = A x
+    basis: Array  # B, lower triangular: gradient and curvature are in the coordinates B z, z = A x
+    gradient: Array
     rounding: float  # of each coordinate of the gradient
+    curvature: Array | None = None  # of a squared loss over rows of its own, if it was asked
+
+    def whitened(self, whitener: Array) -> tuple[Array, Array]:
+        """Return the gradient in the coordinates W z, and a bound of the rounding of each of them."""
+        move = multiply(whitener, invert_lower(self.basis))
+        doubt = self.rounding * np.array([math.fsum(map(abs, row)) for row in move.tolist()])
+        parts = self.gradient.reshape(-1, len(move))
+        gradient = np.concatenate([multiply(move, part[:, None])[:, 0] for part in parts])
+        return gradient, np.tile(doubt, len(parts))
 
 
 @final
@@ -139,60 +152,127 @@ class ResponseTotals(AbstractBoundedColumns[LongPiece]):
         return by_person(columns, piece.counts)
 
 
-def begin(fits: Sequence[tuple[Regression, GLM]], fitting: Fitting) -> list[Flow[tuple[object, object]]]:
-    """Return the flows of a study's first round: each result belongs into `Fitting` (`begun`).
+@dataclass(frozen=True, kw_only=True)
+class _Begun:
+    """A Gram matrix, and the first sums of the fits that it serves."""
 
-    They do not depend on each other: Gram matrices that cover all models, and the first sums of each fit.
-    """
+    gram: Gram
+    firsts: Mapping[tuple[str, GLM], First]
+
+
+def begin(fits: Sequence[tuple[Regression, GLM]], fitting: Fitting) -> Flow[Fitting]:
+    """Ask for what coded fits begin with: Gram matrices that cover all models, and first sums of each fit."""
     if not fitting.is_coded:
-        return []
-    columns = [fitting.columns(part, glm) for part, glm in fits]
-    needed = [(each, part.response.every_row) for (part, _), each in zip(fits, columns, strict=True)]
-    grams = ask_grams(needed, fitting.levels, fitting.n)
-    firsts = [_first(part, glm, each, fitting) for (part, glm), each in zip(fits, columns, strict=True)]
-    return [*(_keyed(None, gram) for gram in grams), *firsts]
-
-
-def begun(fitting: Fitting, results: Iterable[tuple[object, object]]) -> Fitting:
-    """Return the fitting with the results of the flows of `begin`."""
-    found = list(results)
+        return fitting
+    parts = [_Part(part, glm, fitting.columns(part, glm)) for part, glm in fits]
+    flows, rest = [], parts
+    for columns, rows in covering([(part.columns, part.rows) for part in parts]):
+        flows.append(_begin_with(columns, rows, [p for p in rest if p.is_among(columns, rows)], fitting))
+        rest = [p for p in rest if not p.is_among(columns, rows)]
+    begun = yield from together(flows)
     return replace(
         fitting,
-        grams=tuple(value for _, value in found if isinstance(value, Gram)),
-        firsts={key: value for key, value in found if isinstance(value, First)},  # type: ignore[misc]
+        grams=tuple(each.gram for each in begun),
+        firsts={key: first for each in begun for key, first in each.firsts.items()},
     )
 
 
-def _keyed(key: object, flow: Flow[Gram]) -> Flow[tuple[object, object]]:
-    return key, (yield from flow)
+class _Part(NamedTuple):
+    """A fit and its columns."""
+
+    regression: Regression
+    glm: GLM
+    columns: DesignColumns
+
+    @property
+    def rows(self) -> AbstractResponse:
+        return self.regression.response.every_row
+
+    def is_among(self, columns: DesignColumns, rows: AbstractResponse) -> bool:
+        return self.rows == rows and set(self.columns.names) <= set(columns.names)
 
 
-def _first(
-    regression: Regression, glm: GLM, columns: DesignColumns, fitting: Fitting
-) -> Flow[tuple[object, object]]:
+def _begin_with(
+    columns: DesignColumns, rows: AbstractResponse, served: Sequence[_Part], fitting: Fitting
+) -> Flow[_Begun]:
+    """Ask for a Gram matrix until it is resolved, and for the first sums of the fits that it serves.
+
+    In a further round the first gradient is asked again, in the coordinates found so far, if the first step
+    of a fit would be in doubt: a false step leaves residuals in which one person may stand out.
+    """
+    flows: list[Flow[Any]] = [ask_gram(columns, rows, fitting.levels, fitting.n)]
+    gram, *firsts = yield from together([*flows, *(_first(part, fitting) for part in served)])
+    while not (gram.is_resolved or gram.is_fine):
+        whiteners = [gram.of(part.columns).whitener() for part in served]
+        doubtful = [
+            k
+            for k, (first, whitener) in enumerate(zip(firsts, whiteners, strict=True))
+            if first.whitened(whitener)[1].max() > DOUBTFUL
+        ]
+        flows = [ask_gram(columns, rows, fitting.levels, fitting.n, gram)]
+        gram, *again = yield from together(
+            [*flows, *(_first_again(served[k], firsts[k], whiteners[k], fitting) for k in doubtful)]
+        )
+        for k, first in zip(doubtful, again, strict=True):
+            firsts[k] = first
+    keys = ((part.regression.label, part.glm) for part in served)
+    return _Begun(gram=gram, firsts=dict(zip(keys, firsts, strict=True)))
+
+
+def _first(part: _Part, fitting: Fitting) -> Flow[First]:
+    regression = part.regression
     columns_of = ResponseTotals(
         response=regression.response,
         weight_ceiling=regression.weight_ceiling,
         classes=len(regression.classes),
     )
     totals = TallyQuery(columns=columns_of, n=fitting.n, grid=(TOTAL_BITS,) * len(columns_of.names))
-    model = fit_model(regression, glm, fitting.levels)
-    gradient = FitGradientQuery(
-        model=model,
-        eps=np.zeros(model.dim),
-        C=_per_class(columns.A, regression),
-        exponent=FIRST_EXPONENT,
-        n=fitting.n,
-        stream=f"{regression.label}, {glm.formula}, at zero",
-    )
-    sums, pooled = yield JointQuery((totals, gradient))
+    basis = np.eye(len(part.columns.names))
+    flows: list[Flow[Any]] = [_ask(totals), _first_gradient(part, basis, fitting)]
+    sums, (gradient, rounding) = yield from together(flows)
     weight, *responses = sums.values(fitting.n).tolist()
-    return (regression.label, glm), First(
-        weight=weight,
-        responses=tuple(responses),
-        gradient=gradient.values(pooled),
-        rounding=gradient.rounding,
+    return First(weight=weight, responses=tuple(responses), basis=basis, gradient=gradient, rounding=rounding)
+
+
+def _first_again(part: _Part, first: First, basis: Array, fitting: Fitting) -> Flow[First]:
+    """Return the first sums in the coordinates B z; of a squared loss over rows of its own, the curvature too."""
+    is_every_row = part.regression.weight_ceiling <= 1 and first.weight > 1.0 - 2.0**-TOTAL_BITS
+    asks = part.regression.family_of(part.glm) is Family.GAUSSIAN and not is_every_row
+    flows: list[Flow[Any]] = [_first_gradient(part, basis, fitting)]
+    curvature = FitCurvatureQuery(**_at_zero(part, basis, fitting))
+    if asks:
+        flows.append(_ask(curvature))
+    (gradient, rounding), *matrix = yield from together(flows)
+    return replace(
+        first,
+        basis=basis,
+        gradient=gradient,
+        rounding=rounding,
+        curvature=curvature.matrix(matrix[0]) if asks else None,
     )
+
+
+def _ask(query: Query) -> Flow[Any]:
+    return (yield query)
+
+
+def _first_gradient(part: _Part, basis: Array, fitting: Fitting) -> Flow[tuple[Array, float]]:
+    """Return the gradient at zero in the coordinates B z, and the rounding of each coordinate."""
+    stream = f"{part.regression.label}, {part.glm.formula}, at zero"
+    query = FitGradientQuery(**_at_zero(part, basis, fitting), stream=stream)
+    return query.values((yield query)), query.rounding
+
+
+def _at_zero(part: _Part, basis: Array, fitting: Fitting) -> dict[str, Any]:
+    """Return the arguments of a query at zero in the coordinates B z."""
+    model = fit_model(part.regression, part.glm, fitting.levels)
+    return {
+        "model": model,
+        "eps": np.zeros(model.dim),
+        "C": _per_class(multiply(basis, part.columns.A), part.regression),
+        "exponent": FIRST_EXPONENT,
+        "n": fitting.n,
+    }
 
 
 def _per_class(matrix: Array, regression: Regression) -> Array:
@@ -227,8 +307,7 @@ def _fit_coded(regression: Regression, glm: GLM, fitting: Fitting) -> Flow[Fitte
             names = regression.coefficient_names(columns.names)
             refuse_separated(direction, np.tile(spread, len(blocks)), names, regression.label)
 
-    gradient = multiply(W, first.gradient[:, None])[:, 0]
-    doubt = first.rounding * np.array([math.fsum(map(abs, row)) for row in W.tolist()])
+    gradient, doubt = first.whitened(whitener)
     bend = _largest_bend(regression, family)
     task = Task(
         label=regression.label,
@@ -250,11 +329,16 @@ def _fit_coded(regression: Regression, glm: GLM, fitting: Fitting) -> Flow[Fitte
             start[j * size] = kernels.log(means[j] / reference) / whitener[0, 0]
             gradient[j * size] = 0.0
     null = first.weight / gram.mass * _null_curvature(family, means)
-    curvature = np.kron(null, np.eye(size)) + task.public_curvature()
+    curvature = np.kron(null, np.eye(size))
+    if first.curvature is not None:
+        curvature = congruence(multiply(whitener, invert_lower(first.basis)), first.curvature)
+    curvature = curvature + task.public_curvature()
     factor = cholesky(curvature)
     step = np.zeros(task.dim) if factor is None else -solve_factored(factor, gradient)
     step *= min(1.0, LONGEST_STEP / (norm(step) or 1.0))
     scale = max(norm(gradient), min(norm(doubt), math.sqrt(max(np.diag(null).tolist()))))
+    if family is Family.GAUSSIAN:  # the step leaves what was in doubt, and what the curvature is off
+        scale = norm(doubt) + MISFIT * norm(gradient)
     fit = yield from fit_coded(task, start + step, scale, curvature)
     return fitted_model(regression, glm, fitting.levels, fit.eps, error=fit.error / unit, bits=fit.bits)
 

@@ -27,7 +27,7 @@ from fedtmle.model.grouped import by_person
 from fedtmle.model.statistics import AbstractBoundedColumns
 from fedtmle.model.table import Table
 from fedtmle.model.types import Array, exponent, upper_pairs
-from fedtmle.programs.fitting import Fitting, begin, begun, fit_federated
+from fedtmle.programs.fitting import Fitting, begin, fit_federated
 from fedtmle.programs.nuisance import Regression, fit_exactly
 from fedtmle.programs.rounds import together
 from fedtmle.protocol.learners import (
@@ -46,7 +46,7 @@ from fedtmle.protocol.sums import TallyQuery
 def begin_fits(regressions: Sequence[Regression], fitting: Fitting, folds: Folds | None) -> Flow[Fitting]:
     """Ask for what all coded fits begin with, mostly in one round; return the fitting that knows it."""
     fits = [each for regression in regressions for each in _glm_fits(regression, folds)]
-    return begun(fitting, (yield from together(begin(fits, fitting))))
+    return (yield from begin(fits, fitting))
 
 
 def fit_together(

@@ -78,18 +78,22 @@ def fixed_width(largest: int) -> int:
 
 
 GOLOMB_ORDER_BITS = 5
+ELIAS_DELTA = (1 << GOLOMB_ORDER_BITS) - 1  # in the place of an order: integers of very different sizes
 
 
 def golomb_length(values: Iterable[int], order: int) -> int:
-    """Return the bits of integers in the exponential Golomb code of an order, without the order itself."""
+    """Return the bits of integers in the code of an order (`BitWriter.golomb`), without the order itself."""
+    if order == ELIAS_DELTA:
+        widths = (zigzag(a).bit_length() for a in values)
+        return sum(2 * width.bit_length() + width - 2 for width in widths)
     return sum(order + 2 * ((zigzag(a) - 1 >> order) + 1).bit_length() - 1 for a in values)
 
 
 def golomb_order(values: Sequence[int]) -> int:
-    """Return the order, near the logarithm of the mean size, whose code of the integers is shortest."""
+    """Return the order whose code of the integers is shortest: near the logarithm of the mean size, or delta."""
     mean = sum(zigzag(a) - 1 for a in values) // max(len(values), 1)
-    centre = min(mean.bit_length(), (1 << GOLOMB_ORDER_BITS) - 1)
-    orders = range(max(centre - 2, 0), centre + 1)
+    centre = min(mean.bit_length(), ELIAS_DELTA - 1)
+    orders = (*range(max(centre - 2, 0), centre + 1), ELIAS_DELTA)
     return min(orders, key=lambda order: golomb_length(values, order))
 
 
@@ -117,10 +121,18 @@ class BitWriter:
         """Append integers in the exponential Golomb code whose order k makes them shortest: k, then each.
 
         With v = iota(a) - 1 the codeword of a is the gamma codeword of v // 2^k + 1, then v mod 2^k in k
-        bits.
+        bits. If Elias's delta code is shorter, k is `ELIAS_DELTA` and the codeword of a is the gamma codeword
+        of the number of binary digits of iota(a), then these digits without the first.
         """
         order = golomb_order(values)
         self.uint(order, GOLOMB_ORDER_BITS)
+        if order == ELIAS_DELTA:
+            for a in values:
+                v = zigzag(a)
+                width = v.bit_length()
+                self.uint(width, 2 * width.bit_length() - 1)
+                self.uint(v - (1 << width - 1), width - 1)
+            return
         for a in values:
             high, low = divmod(zigzag(a) - 1, 1 << order)
             self.uint(high + 1, 2 * (high + 1).bit_length() - 1)
@@ -182,13 +194,22 @@ class BitReader:
     def golomb(self, count: int) -> tuple[int, ...]:
         """Read ``count`` integers that `BitWriter.golomb` wrote; another order than the best is refused."""
         order = self.uint(GOLOMB_ORDER_BITS)
-        values = tuple(
-            unzigzag((self.uint(2 * self._zeros() + 1) - 1 << order | self.uint(order)) + 1)
-            for _ in range(count)
-        )
+        if order == ELIAS_DELTA:
+            values = tuple(self._delta() for _ in range(count))
+        else:
+            values = tuple(
+                unzigzag((self.uint(2 * self._zeros() + 1) - 1 << order | self.uint(order)) + 1)
+                for _ in range(count)
+            )
         if order != golomb_order(values):
             raise DecodeError("integers are not in their shortest Golomb code")
         return values
+
+    def _delta(self) -> int:
+        width = self.uint(2 * self._zeros() + 1)
+        if width > LONGEST_RUN:
+            raise DecodeError("a codeword is longer than that of any number of this protocol")
+        return unzigzag(1 << width - 1 | self.uint(width - 1))
 
     def fixed(self, largest: Sequence[int]) -> tuple[int, ...]:
         """Read one offset-binary integer per bound."""
@@ -294,6 +315,74 @@ class FixedSums(AbstractCode[Sums]):
 
     def read(self, bits: BitReader) -> Sums:
         return Sums(bits.fixed(self.largest), self.shifts)
+
+
+@final
+@dataclass(frozen=True)
+class SimilarSums(AbstractCode[Sums]):
+    """Sums on a public grid, each as its difference from an earlier one, in a Golomb code.
+
+    Sum j is likely near sum like[j] < j; like[j] = j if no earlier one is near it.
+    """
+
+    shifts: tuple[int, ...]
+    largest: tuple[int, ...]  # in grid units
+    like: tuple[int, ...]
+
+    @property
+    def numbers(self) -> int:
+        return len(self.shifts)
+
+    def write(self, value: Sums, out: BitWriter) -> None:
+        out.golomb([unit - self._forecast(j, value.units) for j, unit in enumerate(value.units)])
+
+    def read(self, bits: BitReader) -> Sums:
+        units: list[int] = []
+        for j, step in enumerate(bits.golomb(self.numbers)):
+            units.append(self._forecast(j, units) + step)
+        if any(abs(unit) > most for unit, most in zip(units, self.largest, strict=True)):
+            raise DecodeError("a sum is out of its range")
+        return Sums(tuple(units), self.shifts)
+
+    def _forecast(self, j: int, units: Sequence[int]) -> int:
+        before = self.like[j]
+        return 0 if before == j else nearest(units[before], self.shifts[before] - self.shifts[j])
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Triangle(AbstractCode[Integers]):
+    """The upper triangle of a matrix of means of products, on a public grid, in a Golomb code by rows.
+
+    If the first column is constant, the first row has the means of the others, and their products foretell
+    the rest: entry (j, k) is told as its difference from m_0j m_0k / m_00.
+    """
+
+    dim: int
+
+    @property
+    def numbers(self) -> int:
+        return self.dim * (self.dim + 1) // 2
+
+    def write(self, value: Integers, out: BitWriter) -> None:
+        rest, first = iter(value), value[: self.dim]
+        for j in range(self.dim):
+            row = list(islice(rest, self.dim - j))
+            out.golomb([entry - forecast for entry, forecast in zip(row, _products(first, j), strict=True)])
+
+    def read(self, bits: BitReader) -> Integers:
+        first = bits.golomb(self.dim) if self.dim else ()
+        rows = [first]
+        for j in range(1, self.dim):
+            rows.append(tuple(map(add, _products(first, j), bits.golomb(self.dim - j))))
+        return tuple(chain.from_iterable(rows))
+
+
+def _products(first: Integers, j: int) -> Integers:
+    """Return m_0j m_0k / m_00 for k >= j, rounded down; zeros for j = 0, and if m_00 is not positive."""
+    if j == 0 or first[0] <= 0:
+        return (0,) * (len(first) - j)
+    return tuple(first[j] * mean // first[0] for mean in first[j:])
 
 
 @final

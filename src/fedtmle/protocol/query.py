@@ -16,7 +16,7 @@ from __future__ import annotations
 import enum
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -30,7 +30,7 @@ from fedtmle.model.problem import AbstractModel, AbstractProblem, Estimate
 from fedtmle.model.statistics import AbstractBoundedColumns
 from fedtmle.model.submodel import AbstractNormaliser, AbstractSubmodel
 from fedtmle.model.types import Array, IntArray, Part
-from fedtmle.protocol.codes import AbstractCode, FixedSums, Integers, Joined, Parts
+from fedtmle.protocol.codes import AbstractCode, FixedSums, Integers, Joined, Parts, SimilarSums
 from fedtmle.protocol.masks import Lane
 
 Law: TypeAlias = object  # only its own problem looks into it; everyone else hands it on
@@ -431,7 +431,8 @@ class AbstractTotals(AbstractQuery[Answer, Pooled]):
 class IntegerSums(AbstractTotals[Sums, Sums]):
     """The base case: a vector of integers with public bounds, pooled by addition.
 
-    Answers and what is pooled travel in the same code, at the fixed widths that the bounds allow.
+    Answers and what is pooled travel in the same code: at the fixed widths that the bounds allow, or as
+    differences from sums that they are ``like``.
     """
 
     n: int
@@ -452,11 +453,19 @@ class IntegerSums(AbstractTotals[Sums, Sums]):
         return (self.n * self.row_units,) * len(self.shifts)
 
     @property
-    def answer_code(self) -> FixedSums:
-        return FixedSums(self.shifts, self.largest)
+    def like(self) -> Sequence[int] | None:
+        """For each sum the place of an earlier one that it is likely near, or its own; None: fixed widths."""
+        return None
 
     @property
-    def pooled_code(self) -> FixedSums:
+    def answer_code(self) -> FixedSums | SimilarSums:
+        like = self.like
+        if like is None:
+            return FixedSums(self.shifts, self.largest)
+        return SimilarSums(self.shifts, self.largest, tuple(like))
+
+    @property
+    def pooled_code(self) -> FixedSums | SimilarSums:
         return self.answer_code
 
     @property
@@ -497,6 +506,11 @@ class MomentsQuery(IntegerSums):
     @property
     def row_units(self) -> int:
         return 1 << self.problem.moment_bits
+
+    @property
+    def like(self) -> Sequence[int] | None:
+        is_rounded = self.problem.moment_bits < GRID_BITS + FINE_BITS
+        return self.problem.similar_moments if is_rounded else None
 
     @property
     def explanation(self) -> str:

@@ -21,7 +21,7 @@ import numpy as np
 
 from fedtmle.model.linear import congruence, multiply
 from fedtmle.model.types import Array, Part, packed_size, unpack, upper_pairs
-from fedtmle.protocol.codes import Golomb, Integers
+from fedtmle.protocol.codes import AbstractCode, Golomb, Integers, Triangle
 from fedtmle.protocol.lattice import divide
 from fedtmle.protocol.masks import Lane
 from fedtmle.protocol.query import AbstractTotals, Derivatives, Evaluation, Law, Local, Model, RowMeans
@@ -70,17 +70,7 @@ class _Rounded(AbstractTotals[Integers, Integers]):
 
     @property
     @abstractmethod
-    def blocks(self) -> tuple[int, ...]:
-        """The sizes of parts that are coded on their own."""
-
-    @property
-    def size(self) -> int:
-        """How many numbers are sent."""
-        return sum(self.blocks)
-
-    @property
-    def pooled_code(self) -> Golomb:
-        return Golomb(blocks=self.blocks)
+    def pooled_code(self) -> AbstractCode[Integers]: ...
 
     def answer(self, local: Local) -> Integers:
         sums = local.submodel(self.model, self.law).sums(self.eps, self.part).values(local.n_rows)
@@ -127,7 +117,7 @@ class _Rounded(AbstractTotals[Integers, Integers]):
             label=f"rounded {'gradient' if self.part is Part.GRADIENT else 'curvature'} of a model",
             terms=(Derivatives(self.model, self.law, self.eps, self.part),),
             mix=np.stack([self.image(unit) for unit in np.eye(width)], axis=1),
-            box=np.full(self.size, 2.0 ** (self.answer_exponent - 1)),
+            box=np.full(self.functionals, 2.0 ** (self.answer_exponent - 1)),
             sent=np.ldexp(np.array(answer, dtype=np.float64), self.answer_exponent),
             is_rounded=True,
         )
@@ -160,10 +150,6 @@ class FitGradientQuery(_Rounded):
         return "the mean gradient of a nuisance model over the rows, rounded to a public grid"
 
     @property
-    def blocks(self) -> tuple[int, ...]:
-        return (len(self.C),)
-
-    @property
     def part(self) -> Part:
         return Part.GRADIENT
 
@@ -175,7 +161,11 @@ class FitGradientQuery(_Rounded):
 
     @property
     def answer_code(self) -> Golomb:
-        return Golomb(blocks=self.blocks, stream=self.stream, exponent=self.answer_exponent)
+        return Golomb(blocks=(len(self.C),), stream=self.stream, exponent=self.answer_exponent)
+
+    @property
+    def pooled_code(self) -> Golomb:
+        return Golomb(blocks=(len(self.C),))
 
     @property
     def answer_exponent(self) -> int:
@@ -203,10 +193,6 @@ class FitCurvatureQuery(_Rounded):
         return "the mean curvature of a model's loss over the rows, rounded to a coarse public grid"
 
     @property
-    def blocks(self) -> tuple[int, ...]:
-        return tuple(range(len(self.C), 0, -1))  # the rows of the upper triangle
-
-    @property
     def part(self) -> Part:
         return Part.HESSIAN
 
@@ -220,8 +206,12 @@ class FitCurvatureQuery(_Rounded):
         return np.asarray(np.ldexp(products, exponent))
 
     @property
-    def answer_code(self) -> Golomb:
-        return Golomb(blocks=self.blocks)
+    def answer_code(self) -> Triangle:
+        return Triangle(dim=len(self.C))
+
+    @property
+    def pooled_code(self) -> Triangle:
+        return self.answer_code
 
     @property
     def answer_exponent(self) -> int:

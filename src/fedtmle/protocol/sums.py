@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from operator import add
@@ -143,6 +143,10 @@ class TallyQuery(IntegerSums):
     def largest(self) -> tuple[int, ...]:
         bounds = zip(self.shifts, self.columns.exponents, strict=True)
         return tuple(nearest(self.n, -shift - exponent) for shift, exponent in bounds)
+
+    @property
+    def like(self) -> Sequence[int] | None:
+        return None if self.grid is None else self.columns.like
 
     @property
     def explanation(self) -> str:

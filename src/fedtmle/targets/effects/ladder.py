@@ -123,6 +123,14 @@ class LadderColumns(AbstractBoundedColumns[EffectRows]):
         )
         return (*at_bound * len(self.bounds), MEAN_PLACES, 0)
 
+    @property
+    def like(self) -> Sequence[int]:
+        """Without weights t = 1: U t is U. At the next bound all is as before, but for those in between."""
+        k, size = self.coordinates, 2 * self.coordinates + len(upper_pairs(self.coordinates))
+        first = [*range(size - k), *range(k)]
+        count = size * len(self.bounds)
+        return (*first, *range(count - size), count, count)
+
     def over(self, rows: AnyTable, work: Callable[[EffectRows], Result]) -> Iterable[Result]:
         return self.effect.over(rows, work)
 

@@ -138,6 +138,25 @@ class ClosingLayout:
         """How many sums there are for each cluster that spans silos."""
         return 2 * self.d + 1
 
+    def similar(self, spanning: int) -> list[int]:
+        """Return for each sum the place of an earlier one that it is likely near, or its own place.
+
+        Without weights and in the whole population t = 1: then u t = u, and t t is the number of rows.
+        """
+        d, pairs = self.d, self.pairs
+        upper, first_pair = upper_pairs(d), self.linear
+        return [
+            *range(d),
+            *[d] * d,
+            *range(d),
+            first_pair,
+            *range(first_pair, first_pair + pairs - 1),
+            *(r for r in range(d) for _ in range(d)),
+            *(d + r for r, _ in upper),
+            d,
+            *range(self.count_at + 1, self.count_at + 1 + spanning * self.part_size),
+        ]
+
     def terms(self) -> list[tuple[int, ...]]:
         """Return which rows of `MomentColumns.flat`, or products of two of them, are summed."""
         d, upper = self.d, upper_pairs(self.d)

@@ -268,6 +268,10 @@ class EffectProblem(AbstractProblem[EffectLaw, AnyTable]):
         ceiling = exponent(self._reach * (self.ceiling + self.population_ceiling))
         return min(28 + ceiling + 2 * (self.largest_cluster - 1).bit_length(), GRID_BITS + FINE_BITS)
 
+    @property
+    def similar_moments(self) -> Sequence[int]:
+        return ClosingLayout(len(self.combination[0])).similar(self.spanning)
+
     def calibration(self, law: EffectLaw) -> Calibration | None:
         return None if law.history else self.known
 
