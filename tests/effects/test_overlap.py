@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 import fedtmle as ft
 from fedtmle.cli import app
 from fedtmle.errors import InputError
+from fedtmle.programs.diagnostics import ladder_columns
 from fedtmle.results import overlap
 from fedtmle.text.result import render
 from tests.effects.studies import NEWTON, Columns, change, cut, expit, finish
@@ -152,6 +153,28 @@ def test_the_ladder_is_the_one_step_estimate_at_each_bound(options: dict[str, An
         else:
             variance = D.var(ddof=1) / 900
         assert rung["estimates"][0]["std_error"] == pytest.approx(np.sqrt(variance), rel=1e-8)
+
+
+@pytest.mark.parametrize("target", [ft.ATE, ft.ATT])
+def test_the_guard_judges_every_root_of_the_products_that_a_ladder_tells(target: Any) -> None:
+    """U U', U t and t t are second moments of (U, t): the guard must see the columns U and t themselves."""
+    data = people(400, 5, slope=1.0) | {"w": np.random.default_rng(3).uniform(0.5, 2.0, 400)}
+    own = study(target, weights="w", variables={**VARIABLES, "w": WEIGHT})
+    finished, tables = finish(own, {"s": data})
+    outcome = targeted(finished)
+    columns = ladder_columns(outcome.problem)
+    assert columns is not None
+    rows = outcome.problem.rows(tables["s"])
+    told = dict(zip(columns.names, columns.evaluate(rows), strict=True))
+    judged = [columns.names[at] for at in columns.judged]
+    assert np.ptp(told["t"]) > 0.1  # the premise: t is not the same for all
+    np.testing.assert_allclose(told["t t"], told["t"] ** 2)
+    for name in (name for name in told if name not in judged):
+        first, second, *_ = name.split(" at ")[0].split()
+        bound = f" at {name.split(' at ')[1]}" if " at " in name else ""
+        roots = [part if part == "t" else part + bound for part in (first, second)]
+        assert set(roots) <= set(judged), name
+        np.testing.assert_allclose(told[name], told[roots[0]] * told[roots[1]])
 
 
 def test_at_the_studys_own_bound_the_ladder_is_the_estimate(monkeypatch: pytest.MonkeyPatch) -> None:

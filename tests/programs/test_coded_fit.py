@@ -8,12 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from benchmarks.communication import random_studies
 
 import fedtmle as ft
 from fedtmle.errors import FitError
-from fedtmle.initial.glm import FittedGLM
+from fedtmle.initial.glm import EveryRow, FittedGLM
 from fedtmle.initial.multinomial import FittedMultinomial
 from fedtmle.model.types import RowBound
+from fedtmle.programs.curvature import DesignColumns
 from fedtmle.protocol.outcome import Targeted
 from fedtmle.protocol.plan import roster
 from fedtmle.protocol.query import Phase
@@ -70,6 +72,26 @@ def test_linear_predictors_are_within_the_stated_error_of_the_exact_fit(outcome:
         assert near.coefficients != true.coefficients  # it is another fit, so that the test can fail
 
 
+# Small silos. 118, 195 and 263 were refused after a poor first step; 30, 74 and 286 took too many rounds.
+@pytest.mark.parametrize("seed", [*range(12), 30, 74, 118, 195, 263, 286, 325, 333])
+def test_a_random_study_ends_as_with_exact_sums(seed: int) -> None:
+    (row,) = random_studies(seed, 1)
+    assert row["verdict"] in ("holds", "same end")
+    assert "gap" not in row or row["share"] <= 1.0
+
+
+def test_a_range_away_from_zero_is_centred() -> None:
+    """z = A x is -1 and 1 at the ends of the range, whatever the scale of the intercept's column."""
+    ranges = {"age": (10.0, 60.0), "dose": (0.0, 5.0)}
+    columns = DesignColumns.declared(ft.GLM("age + dose").parsed, {}, ranges)
+    assert columns.names == ("1", "age", "dose")
+    scales = np.exp2(columns.scales)
+    low, high = (columns.A @ (np.array([1.0, age, dose]) / scales) for age, dose in ((10, 0), (60, 5)))
+    np.testing.assert_allclose(low, [1, -1, 0])
+    np.testing.assert_allclose(high, [1, 1, 1])
+    assert columns.largest == 1.0
+
+
 def _link(model: FittedGLM, table: Any) -> np.ndarray:
     mean = model.predict(table)
     return mean if model.family.name == "GAUSSIAN" else np.log(mean) - np.log1p(-mean)
@@ -110,10 +132,10 @@ def test_a_study_asks_for_no_exact_derivative_and_for_each_curvature_once() -> N
     assert not any(isinstance(query, SumsQuery) for query in queries)
     assert sum(isinstance(query, FitGradientQuery) for query in queries) > 10
     curvatures = [query for query in queries if isinstance(query, FitCurvatureQuery)]
-    at_zero = [query for query in curvatures if not query.eps.any() and query.law is None]
-    assert len(at_zero) <= 2  # the Gram matrix; here it is asked again, on a finer grid
-    rest = [id(query.model) for query in curvatures if query.eps.any() or query.law is not None]
-    assert len(rest) == len(set(rest))
+    models = [query.model for query in curvatures]
+    rest = [model for model in models if not isinstance(getattr(model, "response", None), EveryRow)]
+    assert len(models) - len(rest) == 2  # the Gram matrix; here it is asked again, on a finer grid
+    assert len(rest) == len(set(map(id, rest))) > 1
     assert finished.account.rounds[Phase.NUISANCE] <= 14
     assert sum(finished.account.rounds.values()) <= 20
 
@@ -130,10 +152,12 @@ def test_a_study_of_many_models_takes_hardly_more_rounds_than_one_of_few() -> No
 
 def test_coefficients_do_not_depend_on_the_partition_beyond_their_error() -> None:
     data = population(700, 5)
-    one = {role: fit[0] for role, fit in fits(study(), cut(data, [np.arange(700)]))[1].items()}
+    _, whole, (_, tables) = fits(study(), cut(data, [np.arange(700)]))
     parts = np.array_split(np.arange(700), 7)
     for role, (fit,) in fits(study(), cut(data, parts))[1].items():
-        np.testing.assert_allclose(fit.coefficients, one[role].coefficients, atol=1e-4 * fit.error**0.5)
+        (one,) = whole[role]
+        (gaps,) = [_link(fit, table) - _link(one, table) for table in tables.values()]
+        assert 0 < np.sqrt((gaps**2).mean()) <= fit.error + one.error
 
 
 def test_separation_ends_with_the_names_of_the_columns() -> None:
@@ -276,7 +300,7 @@ def _compare_with_lanes(asked: ft.Study, rows: dict[str, Any], narrow: Premise) 
                 continue
             total = [
                 sum(finished.sizes[silo] * parts[k][j] for silo, parts in answers.items())
-                for j in range(query.size)
+                for j in range(query.functionals)
             ]
             widest = max(abs(z) for parts in answers.values() for z in parts[k])
             for value, lane in zip(total, query.lanes, strict=True):

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedtmle.errors import DecodeError
-from fedtmle.model.statistics import AbstractBins, Group
+from fedtmle.model.statistics import AbstractBins, Forecast, Group
 from fedtmle.protocol.bins import BinsQuery, BinTotal, CellsCode, smallest_cell
-from fedtmle.protocol.codes import BitReader, BitWriter, decode, encode
+from fedtmle.protocol.codes import BitReader, BitWriter, decode, encode, golomb_length, golomb_order
 from fedtmle.protocol.guard import Guard, Policy
 from tests.premise import Premise
 
@@ -149,26 +149,41 @@ def test_messages_round_trip_and_garbage_is_refused() -> None:
 
 
 @pytest.mark.parametrize("places", [None, (6, 6), (8, 3), (2, 11)])
+@pytest.mark.parametrize("forecasts", [((0, 0), (1, 0)), (None, (1, 1)), ((0, 0), None)])
 @given(
     cells=st.lists(
         st.tuples(st.integers(0, 985), st.integers(-(2**30), 2**30), st.integers(-5, 5)), max_size=9
     )
 )
 def test_cells_come_back_as_they_were_written(
-    places: tuple[int, ...] | None, cells: list[tuple[int, int, int]]
+    forecasts: tuple[Forecast, ...], places: tuple[int, ...] | None, cells: list[tuple[int, int, int]]
 ) -> None:
-    code = CellsCode(largest=(985, 2**30, 5), places=places)
-    out = BitWriter()
-    code.write(cells, out)
+    code = CellsCode(largest=(985, 2**30, 5), places=places, forecasts=forecasts)
+    out, bins = BitWriter(), [i % 3 for i in range(len(cells))]
+    code.write(bins, cells, out)
     bits = BitReader(out.finish())
-    assert code.read(len(cells), bits) == cells
+    assert code.read(bins, bits) == cells
     bits.finish()
 
 
 @pytest.mark.parametrize("cell", [(-1, 0), (101, 0), (3, 401), (3, -401)])
 def test_a_cell_out_of_its_range_is_refused(cell: tuple[int, int]) -> None:
-    code = CellsCode(largest=(100, 400), places=(2,))
+    code = CellsCode(largest=(100, 400), places=(2,), forecasts=((0, 0),))
     out = BitWriter()
-    code.write([cell], out)
+    code.write([0], [cell], out)
     with pytest.raises(DecodeError):
-        code.read(1, BitReader(out.finish()))
+        code.read([0], BitReader(out.finish()))
+
+
+def test_what_forecasts_tell_costs_one_bit() -> None:
+    """Two arms and three binary covariates: x^2 is x, H is as before, and H x is x times the mean of H."""
+    forecasts = ((0, 0), (1, 0), None, (1, 3))
+    cells = [(80, x << 8, x << 12, 160 << 4, 2 * x << 8) for x in (20, 30, 40)]
+    code = CellsCode(largest=(985, *(2**30,) * 4), places=(8, 12, 4, 8), forecasts=forecasts)
+    out, orders = BitWriter(), 5 * 5
+    code.write([0, 0, 0], cells, out)
+    told = {80: [80, 0, 0], 160 << 4: [160 << 4, 0, 0]}
+    expected = sum(golomb_length(steps, golomb_order(steps)) for steps in told.values())
+    x_steps = [(cell[0] << 8) - cell[1] for cell in cells]
+    expected += golomb_length([-step for step in x_steps], golomb_order([-step for step in x_steps])) + 6
+    assert out.finish().length == orders + expected

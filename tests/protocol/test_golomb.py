@@ -7,11 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedtmle.errors import DecodeError
+from fedtmle.model.exact import Sums
 from fedtmle.protocol.codes import (
+    ELIAS_DELTA,
     BitWriter,
     Golomb,
     Joined,
     Remembered,
+    SimilarSums,
+    Triangle,
     Uplink,
     decode,
     encode,
@@ -34,6 +38,62 @@ def test_its_length_is_that_of_its_order_and_order_zero_is_the_gamma_code(values
     order = golomb_order(values)
     assert encode(Golomb(blocks=(len(values),)), tuple(values)).length == 5 + golomb_length(values, order)
     assert golomb_length(values, 0) == sum(map(gamma_length, values))
+
+
+def test_integers_of_very_different_sizes_are_in_the_delta_code() -> None:
+    values = [0] * 9 + [10**12]
+    assert golomb_order(values) == ELIAS_DELTA
+    # 10^12 is 2e12 + 1 by iota, of 41 digits: gamma(41) has 11 bits, then 40 digits; a zero has one bit.
+    assert golomb_length(values, ELIAS_DELTA) == 9 + 11 + 40
+    assert all(golomb_length(values, ELIAS_DELTA) < golomb_length(values, order) for order in range(31))
+    bits = encode(Golomb(blocks=(10,)), tuple(values))
+    assert bits.length == 5 + 60
+    assert decode(Golomb(blocks=(10,)), bits) == tuple(values)
+
+
+def test_a_delta_codeword_without_end_is_refused() -> None:
+    out = BitWriter()
+    out.uint(ELIAS_DELTA, 5)
+    out.uint(1 << 40, 81)  # a number of 2^40 digits
+    with pytest.raises(DecodeError, match="longer"):
+        decode(Golomb(blocks=(1,)), out.finish())
+
+
+@given(st.lists(integers, min_size=4, max_size=4))
+def test_similar_sums_come_back(units: list[int]) -> None:
+    code = SimilarSums((12, 8, 12, 0), (2**41,) * 4, (0, 0, 1, 3))
+    sums = Sums(tuple(units), code.shifts)
+    assert decode(code, encode(code, sums)) == sums
+
+
+def test_a_sum_like_another_costs_one_bit_whatever_its_grid() -> None:
+    alone = golomb_length([1 << 30], ELIAS_DELTA)
+    shifts, like = (12, 8, 16, 12), (0, 0, 1, 2)
+    alike = Sums(tuple(1 << 18 + shift for shift in shifts), shifts)
+    assert encode(SimilarSums(shifts, (2**41,) * 4, like), alike).length == 5 + alone + 3
+
+
+def test_a_similar_sum_beyond_its_bound_is_refused() -> None:
+    wide, narrow = (SimilarSums((0, 0), (most, most), (0, 0)) for most in (10, 6))
+    bits = encode(wide, Sums((5, 7), (0, 0)))
+    with pytest.raises(DecodeError, match="range"):
+        decode(narrow, bits)
+
+
+@given(st.integers(1, 4), st.data())
+def test_triangles_come_back(dim: int, data: st.DataObject) -> None:
+    code = Triangle(dim=dim)
+    assert code.numbers == dim * (dim + 1) // 2
+    entries = data.draw(st.lists(integers, min_size=code.numbers, max_size=code.numbers))
+    assert decode(code, encode(code, tuple(entries))) == tuple(entries)
+
+
+def test_products_of_uncorrelated_columns_are_foretold() -> None:
+    """With means 1, 1/2, 1/4 of independent columns all entries but the first row are told by a zero."""
+    independent = (512, 256, 128, 128, 64, 32)
+    first = golomb_length(independent[:3], golomb_order(independent[:3]))
+    assert encode(Triangle(dim=3), independent).length == 3 * 5 + first + 3
+    assert encode(Triangle(dim=3), (512, 256, 128, 256, 64, 128)).length > 3 * 5 + first + 3
 
 
 def test_another_order_is_another_form_and_is_refused() -> None:

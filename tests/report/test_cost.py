@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import fedtmle as ft
 from fedtmle.demo import IHDP, ihdp_silos
@@ -27,6 +28,22 @@ def test_the_rows_of_the_printed_table_add_up() -> None:
     for way in (2, 3):
         added = sum(kilobits(row[way]) for row in rows)
         assert abs(kilobits(total[way]) - added) < 0.06 * len(phases)
+
+
+def test_the_demonstration_keeps_to_its_rounds_and_bits() -> None:
+    """Default settings, with every hospital's own estimate, balance and the ladder of bounds."""
+    silos = ihdp_silos()
+    document = ft.run(IHDP, silos, release=tuple(silos)).document
+    account = document["account"]
+    bits = sum(sum(by.values()) for way in ("bits_up", "bits_down") for by in account[way].values())
+    assert sum(account["rounds"].values()) <= 18
+    assert bits <= 150_000
+    assert document["ladder"]
+    assert document["balance"]["covariates"]
+    assert len(document["silos"]) == 8
+    pooled = ft.run(replace(IHDP, algorithm=ft.Central(tolerance=1e-10)), silos).document["estimates"][0]
+    gap = abs(document["estimates"][0]["estimate"] - pooled["estimate"])
+    assert gap <= 1e-6 * pooled["std_error"]
 
 
 def test_the_page_has_every_phase() -> None:

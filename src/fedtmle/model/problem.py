@@ -236,7 +236,7 @@ class AbstractProblem(AbstractModel[Law, Rows]):
 
     @property
     def similar_moments(self) -> Sequence[int] | None:
-        """For each closing sum the place of an earlier one that it is likely near, or its own; None if unknown.
+        """For each closing sum the place of an earlier one that it is likely near, or its own; else None.
 
         Rounded sums are told as differences from these.
         """

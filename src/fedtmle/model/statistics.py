@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 from fedtmle.model.types import Array, Bytes
 
@@ -91,6 +91,11 @@ class Group:
     sensitive: Array | None = None
 
 
+# A bin's sum is likely a b / count: a and b are columns before it, numbered from 1, or the count itself, 0.
+# None: it is likely that of the same bin in the group before.
+Forecast: TypeAlias = tuple[int, int] | None
+
+
 class AbstractBins(AbstractStatistic[Piece]):
     """Groups of rows in bins, with exact sums of some values per bin."""
 
@@ -108,6 +113,11 @@ class AbstractBins(AbstractStatistic[Piece]):
     def exponents(self) -> tuple[int, ...]:
         """Powers of two that bound the summed values; none where only rows are counted."""
         return ()
+
+    @property
+    def forecasts(self) -> tuple[Forecast, ...]:
+        """How the code of rounded sums foretells each; by default by the column before it, or the count."""
+        return tuple((k, 0) for k in range(len(self.exponents)))
 
     @abstractmethod
     def groups(self, piece: Piece) -> Sequence[Group]:

@@ -6,7 +6,8 @@ difference between two linear predictors. Every round asks for the gradient at o
     h = THETA |g before| / sqrt(d),
 
 so that its rounding is a small share of what was left; the parties then take a step of the BFGS method. A
-model whose curvature changes is asked for it once, coarsely, when it has come close. The fit ends when what
+model whose curvature changes is asked for it once, coarsely, when it has come close; one of a squared loss
+whose rows or weights are its own at once, if it has few columns. The fit ends when what
 is left after a step,
 
     rho |p| + e |p| / |g|,   rho the ratio of the last two steps' lengths, e a bound of the rounding of g,
@@ -38,9 +39,10 @@ FEW = 10
 FINEST = -46  # the exponent of the finest grid: sums of rows bounded by 1 have 50 bits
 LONGEST_STEP = 4.0  # of u: the root mean square of a change of the linear predictor
 MAX_ROUNDS = 80
-CURVATURE_BITS = 6  # of the curvature that is asked once, beside its mean
+CURVATURE_BITS = 6  # of the curvature that is asked once, beside its mean; see `FINER_CURVATURE_BITS`
+FINER_CURVATURE_BITS = 12  # of at most `FEW` coordinates
 WORTH_CURVATURE = 2.0**-6  # steps longer than this justify to ask for the curvature
-CURVATURE_ROUND = 3  # not before this round of the fit
+CURVATURE_ROUND = 3  # of a loss whose curvature changes: not before this round of the fit
 SEPARATED_CURVATURE = 1e-5  # treat as separated if this share of the first curvature is left along a step
 
 
@@ -59,7 +61,7 @@ class Task:
     C: Array
     n: int
     goal: float
-    is_quadratic: bool
+    curvature_round: int | None  # the first round in which the curvature may be asked; None: it is known
     separated: Callable[[Array], None]
     smoothness: float | None = None  # L: a public bound of the curvature in u of the rows' mean loss, if any
     at_zero: Near | None = None  # the gradient of the rows' mean loss at u = 0, as far as it is known
@@ -146,15 +148,16 @@ def fit_coded(task: Task, u: Array, expected: float, curvature: Array) -> Flow[C
     first = _mean_curvature(curvature)
     metric = _Metric(factor=_factored(curvature))
     base: _FitPoint | None = None
-    previous_step, has_curvature = math.inf, task.is_quadratic
+    previous_step, curvature_round = math.inf, task.curvature_round
     for number in range(1, MAX_ROUNDS + 1):
-        asks = not has_curvature and number >= CURVATURE_ROUND and previous_step > WORTH_CURVATURE
+        may_ask = curvature_round is not None and number >= curvature_round
+        asks = may_ask and previous_step > WORTH_CURVATURE
         scale, near = expected if base is None else base.size, task.near(u, base)
         point, matrix = yield from _evaluate(task, u, scale, first, asks, near)
         if base is not None:
             metric = _learned(task, metric, base, point, first)
         if matrix is not None:
-            has_curvature, metric = True, _Metric(factor=_factored(matrix + task.public_curvature()))
+            curvature_round, metric = None, _Metric(factor=_factored(matrix + task.public_curvature()))
         if base is None or point.size < base.size or matrix is not None:
             base = point
         step = metric.solve(base.gradient)
@@ -191,7 +194,7 @@ def _evaluate(
             model=task.model,
             eps=eps,
             C=task.C,
-            exponent=math.frexp(first)[1] - CURVATURE_BITS,
+            exponent=math.frexp(first)[1] - (FINER_CURVATURE_BITS if task.dim <= FEW else CURVATURE_BITS),
             n=task.n,
             near=None if task.smoothness is None else Near(np.zeros(entries), task.smoothness),
         )

@@ -24,7 +24,7 @@ from fedtmle.model.linear import cholesky, congruence, invert_lower, multiply, s
 from fedtmle.model.statistics import AbstractBoundedColumns
 from fedtmle.model.table import AnyTable, Table, over_batches
 from fedtmle.model.types import Array, IntArray, exponent
-from fedtmle.programs.coded_fit import LONGEST_STEP, Task, fit_coded
+from fedtmle.programs.coded_fit import CURVATURE_ROUND, FEW, LONGEST_STEP, Task, fit_coded
 from fedtmle.programs.curvature import DesignColumns, Gram, ask_gram, covering
 from fedtmle.programs.nuisance import (
     Regression,
@@ -47,7 +47,7 @@ MINORITY_SHARE = (
     2.0**-20
 )  # treat the response as constant if the minority's share of the weight is below this
 FIRST_EXPONENT = -9  # of the grid of the first gradient
-DOUBTFUL = 2.0**-4  # rounding of a coordinate of the first gradient after which it is asked again
+DOUBTFUL = 2.0**-6  # rounding of a coordinate of the first gradient after which it is asked again
 MISFIT = 2.0**-4  # share of the first gradient of a squared loss that a step may leave
 UNITS = {Family.LOGISTIC: 1.0, Family.GAUSSIAN: 2.0**-4, Family.POISSON: 2.0**-4}  # see `FittedGLM.error`
 
@@ -235,9 +235,11 @@ def _first(part: _Part, fitting: Fitting) -> Flow[First]:
 
 
 def _first_again(part: _Part, first: First, basis: Array, fitting: Fitting) -> Flow[First]:
-    """Return the first sums in the coordinates B z; of a squared loss over rows of its own, the curvature too."""
-    is_every_row = part.regression.weight_ceiling <= 1 and first.weight > 1.0 - 2.0**-TOTAL_BITS
-    asks = part.regression.family_of(part.glm) is Family.GAUSSIAN and not is_every_row
+    """Return the first sums in the coordinates B z.
+
+    Of a squared loss over rows of its own they have the curvature, which is not that of all rows.
+    """
+    asks = part.regression.family_of(part.glm) is Family.GAUSSIAN and not _is_of_all(part.regression, first)
     flows: list[Flow[Any]] = [_first_gradient(part, basis, fitting)]
     curvature = FitCurvatureQuery(**_at_zero(part, basis, fitting))
     if asks:
@@ -316,7 +318,7 @@ def _fit_coded(regression: Regression, glm: GLM, fitting: Fitting) -> Flow[Fitte
         C=multiply(W, _per_class(columns.A, regression)),
         n=fitting.n,
         goal=unit * (fitting.accuracy or 0.0) / math.sqrt(fitting.n),
-        is_quadratic=family is Family.GAUSSIAN,
+        curvature_round=_curvature_round(regression, family, first, len(W)),
         separated=separated,
         smoothness=None if bend is None else regression.weight_ceiling * bend * gram.largest(whitener),
         at_zero=Near(gradient, float(doubt.max())),
@@ -341,6 +343,19 @@ def _fit_coded(regression: Regression, glm: GLM, fitting: Fitting) -> Flow[Fitte
         scale = norm(doubt) + MISFIT * norm(gradient)
     fit = yield from fit_coded(task, start + step, scale, curvature)
     return fitted_model(regression, glm, fitting.levels, fit.eps, error=fit.error / unit, bits=fit.bits)
+
+
+def _is_of_all(regression: Regression, first: First) -> bool:
+    """Return whether a regression uses all rows with the weight 1: its curvature is the Gram matrix."""
+    return regression.weight_ceiling <= 1 and first.weight > 1.0 - 2.0**-TOTAL_BITS
+
+
+def _curvature_round(regression: Regression, family: Family, first: First, dim: int) -> int | None:
+    """Return from which round on a fit may ask for its curvature, None if it need not."""
+    if family is not Family.GAUSSIAN:
+        return CURVATURE_ROUND
+    is_known = first.curvature is not None or _is_of_all(regression, first)
+    return None if is_known or dim > FEW else 1
 
 
 def _largest_bend(regression: Regression, family: Family) -> float | None:

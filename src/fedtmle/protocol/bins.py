@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice, pairwise
-from operator import add
 from typing import Any, final
 
 import numpy as np
@@ -20,7 +19,7 @@ import numpy as np
 from fedtmle.errors import DecodeError
 from fedtmle.model.exact import Sums, column_shifts, nearest, zero_sums
 from fedtmle.model.kernels import binned_sums
-from fedtmle.model.statistics import AbstractBins, Group
+from fedtmle.model.statistics import AbstractBins, Forecast, Group
 from fedtmle.model.types import Array
 from fedtmle.protocol.codes import MOST_SILOS, AbstractCode, BitReader, BitWriter, Integers
 from fedtmle.protocol.masks import Lane
@@ -70,63 +69,78 @@ PooledBins = tuple[tuple[PooledBin, ...], ...]
 @final
 @dataclass(frozen=True, kw_only=True)
 class CellsCode:
-    """The counts and sums of some bins, by column: neighbouring numbers are of one size.
+    """The counts and sums of some bins, by column: each is told as its difference from a forecast.
 
-    Counts are in a Golomb code. So are sums of few ``places``, as differences from the column before, which
-    is that of the counts for the first: sums of weights, outcomes and predictions are alike. Exact sums
-    (None) have a fixed width.
+    A count is likely that of the same bin in the group before. Sums of few ``places`` have the ``forecasts``
+    of `AbstractBins`. Columns are in a Golomb code; exact sums (None) have a fixed width.
     """
 
     largest: tuple[int, ...]  # of a bin's count and sums
     places: tuple[int, ...] | None  # of each sum
+    forecasts: tuple[Forecast, ...] = ()
 
-    def write(self, cells: Sequence[Integers], out: BitWriter) -> None:
-        """Append a count and its sums for each of the bins."""
+    def write(self, bins: Sequence[int], cells: Sequence[Integers], out: BitWriter) -> None:
+        """Append a count and its sums for each cell, given the number of its bin in its group."""
         if not cells:
             return
+        columns, before = list(zip(*cells, strict=True)), _same_bin(bins)
+        for c in self._coded:
+            out.golomb([value - self._forecast(columns, c, i, before) for i, value in enumerate(columns[c])])
         if self.places is None:
-            out.golomb([cell[0] for cell in cells])
             for cell in cells:
                 out.fixed(cell[1:], self.largest[1:])
-            return
-        counts, *columns = zip(*cells, strict=True)
-        out.golomb(counts)
-        before, last = counts, 0
-        for column, places in zip(columns, self.places, strict=True):
-            out.golomb([value - _moved(b, places - last) for value, b in zip(column, before, strict=True)])
-            before, last = column, places
 
-    def read(self, count: int, bits: BitReader) -> list[Integers]:
-        """Return a count and its sums for each of the bins."""
-        if not count:
+    def read(self, bins: Sequence[int], bits: BitReader) -> list[Integers]:
+        """Return a count and its sums for each of the bins, given by their numbers."""
+        if not bins:
             return []
-        columns = [bits.golomb(count)]
+        columns: list[list[int]] = []
+        before = _same_bin(bins)
+        for c in self._coded:
+            columns.append([])
+            for i, step in enumerate(bits.golomb(len(bins))):
+                columns[c].append(self._forecast(columns, c, i, before) + step)
+        cells = list(zip(*columns, strict=True))
         if self.places is None:
-            rows = [bits.fixed(self.largest[1:]) for _ in range(count)]
-            cells = [(first, *rest) for first, rest in zip(columns[0], rows, strict=True)]
-        else:
-            last = 0
-            for places in self.places:
-                before = [_moved(value, places - last) for value in columns[-1]]
-                columns.append(tuple(map(add, before, bits.golomb(count))))
-                last = places
-            cells = list(zip(*columns, strict=True))
+            cells = [(*cell, *bits.fixed(self.largest[1:])) for cell in cells]
         if any(cell[0] < 0 for cell in cells):
             raise DecodeError("a count is below zero")
         if any(abs(value) > most for cell in cells for value, most in zip(cell, self.largest, strict=True)):
             raise DecodeError("a count or sum of a bin is out of its range")
         return cells
 
+    @property
+    def _coded(self) -> range:
+        """The columns that are told as differences, the counts first."""
+        return range(1 if self.places is None else len(self.largest))
 
-def _moved(units: int, places: int) -> int:
-    """Return units of a grid in those of one with so many more binary places, rounded down."""
-    return units << places if places >= 0 else units >> -places
+    def _forecast(self, columns: Sequence[Sequence[int]], c: int, i: int, before: Sequence[int]) -> int:
+        """Return the forecast of column c of cell i from earlier columns, or from the same bin before it."""
+        factors = None if c == 0 else self.forecasts[c - 1]
+        if factors is None:
+            return columns[c][before[i]] if before[i] < i else 0
+        (first, second), count, places = factors, columns[0][i], (0, *(self.places or ()))
+        if count <= 0:
+            return 0
+        finer = places[c] - places[first] - places[second]
+        product = columns[first][i] * columns[second][i]
+        return (product << finer) // count if finer >= 0 else product // (count << -finer)
+
+
+def _same_bin(bins: Sequence[int]) -> list[int]:
+    """Return for each cell the place of the last earlier one of the same bin, or its own place."""
+    last: dict[int, int] = {}
+    before = []
+    for i, number in enumerate(bins):
+        before.append(last.get(number, i))
+        last[number] = i
+    return before
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class BinsCode(AbstractCode[Bins]):
-    """One bit per bin says whether it is disclosed; the counts and sums of a group's bins follow."""
+    """One bit per bin says whether it is disclosed; the counts and sums of those that are follow."""
 
     sizes: tuple[int, ...]
     cells: CellsCode
@@ -136,18 +150,15 @@ class BinsCode(AbstractCode[Bins]):
         return sum(self.sizes) * len(self.cells.largest)
 
     def write(self, value: Bins, out: BitWriter) -> None:
-        for group in value:
-            for cell in group:
-                out.uint(int(cell is not None), 1)
-            self.cells.write([(cell.count, *cell.units) for cell in group if cell is not None], out)
+        for cell in chain(*value):
+            out.uint(int(cell is not None), 1)
+        told = [(b, cell) for group in value for b, cell in enumerate(group) if cell is not None]
+        self.cells.write([b for b, _ in told], [(cell.count, *cell.units) for _, cell in told], out)
 
     def read(self, bits: BitReader) -> Bins:
-        return tuple(self._group(size, bits) for size in self.sizes)
-
-    def _group(self, size: int, bits: BitReader) -> tuple[BinTotal | None, ...]:
-        is_disclosed = [bool(bits.uint(1)) for _ in range(size)]
-        cells = iter(self.cells.read(sum(is_disclosed), bits))
-        return tuple(_total(next(cells)) if disclosed else None for disclosed in is_disclosed)
+        is_told = [[bool(bits.uint(1)) for _ in range(size)] for size in self.sizes]
+        cells = iter(self.cells.read([b for group in is_told for b, told in enumerate(group) if told], bits))
+        return tuple(tuple(_total(next(cells)) if told else None for told in group) for group in is_told)
 
 
 def _total(cell: Integers) -> BinTotal:
@@ -158,7 +169,7 @@ def _total(cell: Integers) -> BinTotal:
 @final
 @dataclass(frozen=True, kw_only=True)
 class PooledBinsCode(AbstractCode[PooledBins]):
-    """Per bin the number of silos that disclose it, as differences; then the counts and sums of a group."""
+    """Per bin the number of silos that disclose it, as differences; then the counts and sums."""
 
     sizes: tuple[int, ...]
     cells: CellsCode
@@ -170,24 +181,25 @@ class PooledBinsCode(AbstractCode[PooledBins]):
 
     def write(self, value: PooledBins, out: BitWriter) -> None:
         before = 0
-        for group in value:
-            for cell in group:
-                out.gamma((cell.silos - before,))
-                before = cell.silos
-            self.cells.write([(cell.count, *cell.total.units) for cell in group if cell.silos], out)
+        for cell in chain(*value):
+            out.gamma((cell.silos - before,))
+            before = cell.silos
+        told = [(b, cell) for group in value for b, cell in enumerate(group) if cell.silos]
+        self.cells.write([b for b, _ in told], [(cell.count, *cell.total.units) for _, cell in told], out)
 
     def read(self, bits: BitReader) -> PooledBins:
-        groups, silos = [], 0
+        disclosing, silos = [], 0
         for size in self.sizes:
-            disclosing = []
+            group = []
             for _ in range(size):
                 silos += bits.gamma(1)[0]
                 if not 0 <= silos <= MOST_SILOS:
                     raise DecodeError("a count is out of its range")
-                disclosing.append(silos)
-            cells = iter(self.cells.read(len(disclosing) - disclosing.count(0), bits))
-            groups.append(tuple(self._bin(count, cells) for count in disclosing))
-        return tuple(groups)
+                group.append(silos)
+            disclosing.append(group)
+        told = [b for group in disclosing for b, silos in enumerate(group) if silos]
+        cells = iter(self.cells.read(told, bits))
+        return tuple(tuple(self._bin(silos, cells) for silos in group) for group in disclosing)
 
     def _bin(self, silos: int, cells: Iterator[Integers]) -> PooledBin:
         if not silos:
@@ -225,7 +237,7 @@ class BinsQuery(AbstractTotals[Bins, PooledBins]):
 
     @property
     def _cells(self) -> CellsCode:
-        return CellsCode(largest=self._largest, places=self.places)
+        return CellsCode(largest=self._largest, places=self.places, forecasts=self.bins.forecasts)
 
     @property
     def _shifts(self) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ from typing import Protocol, TypeVar, final
 
 import numpy as np
 
-from fedtmle.model.statistics import AbstractBins, Group
+from fedtmle.model.statistics import AbstractBins, Forecast, Group
 from fedtmle.model.table import AnyTable, Table, over_blocks
 from fedtmle.model.types import Array, exponent, first
 from fedtmle.targets.effects.problem import EffectProblem
@@ -108,6 +108,11 @@ class BalanceBins(AbstractBins[Piece]):
     def places(self) -> tuple[int, ...]:
         """The binary places of rounded sums: most for squares, as a range may be 50 standard deviations."""
         return (8, 12, 4, 8, *([8] if self.has_weights else []))
+
+    @property
+    def forecasts(self) -> tuple[Forecast, ...]:
+        """The sum of x^2 is that of x if x is 0 or 1; means are near weighted ones; H and w are as before."""
+        return ((0, 0), (1, 0), None, (1, 3), *([None] if self.has_weights else []))
 
     def over(self, rows: AnyTable, work: Callable[[Piece], Result]) -> Iterable[Result]:
         if not isinstance(rows, Table):

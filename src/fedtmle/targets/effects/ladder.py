@@ -89,14 +89,14 @@ class LadderColumns(AbstractBoundedColumns[EffectRows]):
                 *(f"U_{k} t at {bound:.3g}" for k in own),
             )
         ]
-        return (*by_bound, "t t", "record")
+        return (*by_bound, "t t", "t", "record")
 
     @property
     def judged(self) -> Sequence[int]:
-        """U at every bound and the records themselves; the others are products of these and of t."""
+        """U at every bound, t and the records themselves; the others are products of U and t."""
         size = 2 * self.coordinates + len(upper_pairs(self.coordinates))
         means = [size * b + k for b in range(len(self.bounds)) for k in range(self.coordinates)]
-        return (*means, len(self.names) - 1)
+        return (*means, len(self.names) - 2, len(self.names) - 1)
 
     @cached_property
     def exponents(self) -> tuple[int, ...]:
@@ -110,7 +110,7 @@ class LadderColumns(AbstractBoundedColumns[EffectRows]):
             powers += [exponent(u)] * self.coordinates
             powers += [exponent(u * u * cluster)] * len(upper_pairs(self.coordinates))
             powers += [exponent(u * t * cluster)] * self.coordinates
-        return (*powers, exponent(t * t * cluster), exponent(1.0))
+        return (*powers, exponent(t * t * cluster), exponent(t), exponent(1.0))
 
     @property
     def grid(self) -> tuple[int, ...]:
@@ -121,7 +121,7 @@ class LadderColumns(AbstractBoundedColumns[EffectRows]):
             *[PRODUCT_PLACES - 2 * width] * len(upper_pairs(k)),
             *[MEAN_PLACES - width] * k,
         )
-        return (*at_bound * len(self.bounds), MEAN_PLACES, 0)
+        return (*at_bound * len(self.bounds), MEAN_PLACES, MEAN_PLACES, 0)
 
     @property
     def like(self) -> Sequence[int]:
@@ -129,7 +129,7 @@ class LadderColumns(AbstractBoundedColumns[EffectRows]):
         k, size = self.coordinates, 2 * self.coordinates + len(upper_pairs(self.coordinates))
         first = [*range(size - k), *range(k)]
         count = size * len(self.bounds)
-        return (*first, *range(count - size), count, count)
+        return (*first, *range(count - size), count, count, count + 1)
 
     def over(self, rows: AnyTable, work: Callable[[EffectRows], Result]) -> Iterable[Result]:
         return self.effect.over(rows, work)
@@ -148,7 +148,7 @@ class LadderColumns(AbstractBoundedColumns[EffectRows]):
             columns += U
             columns += [U[j] * totals[k] for j, k in upper_pairs(self.coordinates)]
             columns += [column * t_total for column in U]
-        return np.stack([*columns, t * t_total, np.ones(len(t))])
+        return np.stack([*columns, t * t_total, t, np.ones(len(t))])
 
     def rungs(self, pooled: Sums, n: int) -> tuple[Rung, ...]:
         """Return the means at each bound from the pooled sums; none unless every silo has told them."""
@@ -162,11 +162,11 @@ class LadderColumns(AbstractBoundedColumns[EffectRows]):
                 mean=part[:k],
                 products=unpack(part[k : k + pairs], k),
                 with_t=part[k + pairs :],
-                t_squared=float(found[-2]),
+                t_squared=float(found[-3]),
                 n=n,
                 has_error=not self.effect.spanning,
             )
-            for bound, part in zip(self.bounds, found[:-2].reshape(-1, size), strict=True)
+            for bound, part in zip(self.bounds, found[:-3].reshape(-1, size), strict=True)
         )
 
 
