@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
@@ -158,6 +159,22 @@ def test_coefficients_do_not_depend_on_the_partition_beyond_their_error() -> Non
         (one,) = whole[role]
         (gaps,) = [_link(fit, table) - _link(one, table) for table in tables.values()]
         assert 0 < np.sqrt((gaps**2).mean()) <= fit.error + one.error
+
+
+def test_the_result_states_how_far_the_fits_may_leave_the_estimate() -> None:
+    rows = silos(missing=True)
+    learner = ft.SuperLearner((ft.GLM("a + w"), ft.GLM("a * w")), folds=2)
+    loose, tight = (
+        ft.run(study(outcome_model=learner, fit_accuracy=goal, algorithm=ft.Coded()), rows).document["fits"]
+        for goal in (1e-3, 1e-6)
+    )
+    for fits_, goal in ((loose, 1e-3), (tight, 1e-6)):
+        assert fits_["accuracy"] == goal
+        by_model = Counter(fit["model"] for fit in fits_["models"])
+        assert by_model == {"treatment": 1, "missingness": 1, "outcome": 2}
+        # The goal bounds what is left after the last step; the lattice of the coefficients adds to it.
+        assert 0 < fits_["largest"] == max(fit["effect"] for fit in fits_["models"]) <= 1.25 * goal
+    assert ft.run(study(sums="exact"), rows).document["fits"] is None
 
 
 def test_separation_ends_with_the_names_of_the_columns() -> None:

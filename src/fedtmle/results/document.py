@@ -14,6 +14,7 @@ from dataclasses import fields, is_dataclass
 from fedtmle.algorithms.local import Personalized
 from fedtmle.initial.crossfit import CrossFitted
 from fedtmle.initial.glm import FAMILIES, GLM, FittedGLM, Supplied
+from fedtmle.initial.multinomial import FittedMultinomial
 from fedtmle.initial.pilot import Pilot
 from fedtmle.initial.superlearner import PerSilo, SuperLearned, SuperLearner
 from fedtmle.initial.trees import GradientBoostedTrees, TreeEnsemble
@@ -132,6 +133,7 @@ def document(plan: Plan, finished: Finished, result: Result, release: Sequence[s
         "ladder": [] if result.psi is None else ladder_document(study, details),
         "balance": balance_document(study, details, len(finished.sizes)),
         **({} if study.privacy is None else {"privacy": private_document(study, details)}),
+        "fits": fits_document(study, details, result.n),
         "learners": learners_document(study, details),
         "diagnostics": diagnostics_document(study, finished),
         "convergence": convergence_document(study, details.components, result),
@@ -580,6 +582,33 @@ def learners_document(study: Study, details: Details) -> list[Document]:
                     )
                 ]
     return learners
+
+
+def fits_document(study: Study, details: Details, n: int) -> Document | None:
+    """Return how far coded fits may leave the estimate from that of converged ones, in standard errors.
+
+    A fit stops when sqrt(n) times the root mean square of what is left of its linear predictor is at most
+    ``accuracy``; ``effect`` is that number where each stopped. None if all models were fitted by exact sums.
+    """
+    effects = [
+        {"model": role, "effect": math.sqrt(n) * error}
+        for role, fits in details.nuisances.items()
+        for fit in fits
+        for error in _fit_errors(fit)
+    ]
+    if not effects:
+        return None
+    largest = max(effect["effect"] for effect in effects)
+    return {"accuracy": study.fit_accuracy, "largest": largest, "models": effects}
+
+
+def _fit_errors(fit: object) -> Iterator[float]:
+    """Yield the errors of the coded fits that a fitted nuisance consists of."""
+    if isinstance(fit, FittedGLM | FittedMultinomial) and fit.bits is not None:
+        yield fit.error
+    elif isinstance(fit, CrossFitted | SuperLearned):
+        for part in fit.models:
+            yield from _fit_errors(part)
 
 
 def _weighted(fit: object, texts: list[str], scale: float) -> Iterator[Document]:
