@@ -35,13 +35,14 @@ from fedtmle.protocol.sums import norm
 
 THETA = 2.0**-6  # the share of the norm that rounding of the gradient may be; see `FINER_THETA`
 FINER_THETA = 2.0**-9  # of at most `FEW` coordinates, whose curvature the method soon knows
-FEW = 10
+FEW = 8
 FINEST = -46  # the exponent of the finest grid: sums of rows bounded by 1 have 50 bits
 LONGEST_STEP = 4.0  # of u: the root mean square of a change of the linear predictor
 MAX_ROUNDS = 80
 CURVATURE_BITS = 6  # of the curvature that is asked once, beside its mean; see `FINER_CURVATURE_BITS`
 FINER_CURVATURE_BITS = 12  # of at most `FEW` coordinates
 WORTH_CURVATURE = 2.0**-6  # steps longer than this justify to ask for the curvature
+FIRST_RATE = 2.0**-4  # share of the gradient that a step with a known curvature is expected to leave
 CURVATURE_ROUND = 3  # of a loss whose curvature changes: not before this round of the fit
 SEPARATED_CURVATURE = 1e-5  # treat as separated if this share of the first curvature is left along a step
 
@@ -148,18 +149,28 @@ def fit_coded(task: Task, u: Array, expected: float, curvature: Array) -> Flow[C
     first = _mean_curvature(curvature)
     metric = _Metric(factor=_factored(curvature))
     base: _FitPoint | None = None
+    rate = 1.0  # of the norm of the next gradient and that of the last, as expected
     previous_step, curvature_round = math.inf, task.curvature_round
     for number in range(1, MAX_ROUNDS + 1):
         may_ask = curvature_round is not None and number >= curvature_round
         asks = may_ask and previous_step > WORTH_CURVATURE
-        scale, near = expected if base is None else base.size, task.near(u, base)
-        point, matrix = yield from _evaluate(task, u, scale, first, asks, near)
+        if base is not None:
+            expected = base.rounding + rate * base.norm if task.dim <= FEW else base.size
+        near = task.near(u, base)
+        point, matrix = yield from _evaluate(task, u, expected, first, asks, near)
         if base is not None:
             metric = _learned(task, metric, base, point, first)
         if matrix is not None:
             curvature_round, metric = None, _Metric(factor=_factored(matrix + task.public_curvature()))
         if base is None or point.size < base.size or matrix is not None:
+            # What a step leaves of the gradient is about what the step before left, or as good as the matrix.
+            last = base.norm if base is not None else 0.0
+            rate = (
+                min(2.0 * point.norm / last, 1.0) if last else FIRST_RATE if curvature_round is None else 1.0
+            )
             base = point
+        else:
+            rate = 1.0
         step = metric.solve(base.gradient)
         length = norm(step)
         if base is point:
@@ -222,7 +233,7 @@ def _learned(task: Task, metric: _Metric, base: _FitPoint, point: _FitPoint, fir
     noise = base.rounding + point.rounding
     if square and along < SEPARATED_CURVATURE * first * square and norm(y) > noise:
         task.separated(task.eps(s))
-    if along <= 0.5 * noise * math.sqrt(square):  # a change that rounding may have made
+    if along <= 2.0 * noise * math.sqrt(square):  # a change that rounding may have made
         return metric
     return replace(metric, pairs=(*metric.pairs, (s, y)))
 
