@@ -102,7 +102,7 @@ def table() -> None:
     for name, study, silos, release in cases():
         cost, rows = [], []
         for sums in ("exact", "auto"):
-            document = ft.run(replace(study, sums=sums), silos, release=release).document  # type: ignore[arg-type]
+            document = ft.run(replace(study, sums=sums), silos, release=release).document
             account = document["account"]
             bits = sum(
                 count

@@ -201,7 +201,10 @@ def _begin_with(
     of a fit would be in doubt: a false step leaves residuals in which one person may stand out.
     """
     flows: list[Flow[Any]] = [ask_gram(columns, rows, fitting.levels, fitting.n)]
-    gram, *firsts = yield from together([*flows, *(_first(part, fitting) for part in served)])
+    flows += [_first(part, fitting) for part in served]
+    results: list[Any] = yield from together(flows)
+    gram: Gram = results[0]
+    firsts: list[First] = results[1:]
     while not (gram.is_resolved or gram.is_fine):
         whiteners = [gram.of(part.columns).whitener() for part in served]
         doubtful = [
@@ -210,9 +213,8 @@ def _begin_with(
             if first.whitened(whitener)[1].max() > DOUBTFUL
         ]
         flows = [ask_gram(columns, rows, fitting.levels, fitting.n, gram)]
-        gram, *again = yield from together(
-            [*flows, *(_first_again(served[k], firsts[k], whiteners[k], fitting) for k in doubtful)]
-        )
+        flows += [_first_again(served[k], firsts[k], whiteners[k], fitting) for k in doubtful]
+        gram, *again = yield from together(flows)
         for k, first in zip(doubtful, again, strict=True):
             firsts[k] = first
     keys = ((part.regression.label, part.glm) for part in served)

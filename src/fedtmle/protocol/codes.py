@@ -93,7 +93,7 @@ def golomb_order(values: Sequence[int]) -> int:
     """Return the order, near the logarithm of the mean size, or `ELIAS_DELTA`: whichever is shortest."""
     mean = sum(zigzag(a) - 1 for a in values) // max(len(values), 1)
     centre = min(mean.bit_length(), ELIAS_DELTA - 1)
-    orders = (*range(max(centre - 2, 0), centre + 1), ELIAS_DELTA)
+    orders: list[int] = [*range(max(centre - 2, 0), centre + 1), ELIAS_DELTA]
     return min(orders, key=lambda order: golomb_length(values, order))
 
 

@@ -590,16 +590,19 @@ def fits_document(study: Study, details: Details, n: int) -> Document | None:
     A fit stops when sqrt(n) times the root mean square of what is left of its linear predictor is at most
     ``accuracy``; ``effect`` is that number where each stopped. None if all models were fitted by exact sums.
     """
-    effects = [
-        {"model": role, "effect": math.sqrt(n) * error}
+    effects: list[tuple[str, float]] = [
+        (role, math.sqrt(n) * error)
         for role, fits in details.nuisances.items()
         for fit in fits
         for error in _fit_errors(fit)
     ]
     if not effects:
         return None
-    largest = max(effect["effect"] for effect in effects)
-    return {"accuracy": study.fit_accuracy, "largest": largest, "models": effects}
+    return {
+        "accuracy": study.fit_accuracy,
+        "largest": max(effect for _, effect in effects),
+        "models": [{"model": role, "effect": effect} for role, effect in effects],
+    }
 
 
 def _fit_errors(fit: object) -> Iterator[float]:
