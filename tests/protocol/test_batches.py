@@ -97,7 +97,9 @@ def test_a_run_of_too_many_batches_is_refused_before_records_are_told() -> None:
     guarded(fresh(2, batch=60), OPEN, sizes=(40, 60))
 
 
-@pytest.mark.parametrize("attack", [attacks.FreshBatches(), attacks.LeaveOneOutBatch()], ids=str)
+@pytest.mark.parametrize(
+    "attack", [attacks.FreshBatches(), attacks.LeaveOneOutBatch()], ids=lambda each: type(each).__name__
+)
 def test_attacks_by_overlapping_batches_are_refused_by_the_rule_of_people(attack: Any) -> None:
     def victim(policy: Policy) -> Victim:
         rows = attacks.PROBLEM.read(attack.rows())
