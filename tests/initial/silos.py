@@ -13,7 +13,7 @@ from fedtmle.initial.glm import GLM
 from fedtmle.model.table import Factor, Table
 from fedtmle.programs.study import Study
 from fedtmle.protocol.plan import roster
-from fedtmle.runtime.session import Finished, InProcess, Session
+from fedtmle.runtime.session import Finished, InProcess, Progress, Session
 from fedtmle.runtime.silo import Silo
 from fedtmle.studyfile.file import study_plan
 from fedtmle.targets.effects.estimands import ATE
@@ -66,12 +66,12 @@ def trial(outcome_model: Any, *, binary: bool = False, **options: Any) -> Study:
     )
 
 
-def run(study: Study, tables: Mapping[str, Table]) -> Finished:
+def run(study: Study, tables: Mapping[str, Table], progress: Progress | None = None) -> Finished:
     """The whole study; an error at a silo is raised as it was there."""
     plan = study_plan(study, roster(list(tables)))
     silos = [Silo(name, plan, table) for name, table in tables.items()]
     try:
-        return Session(plan, InProcess(silos)).run()
+        return Session(plan, InProcess(silos), progress=progress).run()
     except RefusedError:
         for silo in silos:
             if silo.error is not None:

@@ -160,7 +160,7 @@ class Coded(AbstractAlgorithm):
                 break
             if run.rounds >= self.max_rounds:
                 status = Status.ROUND_BUDGET
-                if t and run.problem.displacement(law) is not None:
+                if t and run.problem.displacement(law) is not None and run.problem.admits(law, eps):
                     # The gradient at eps is that at the origin of the law moved there.
                     law, t = run.problem.move(law, eps), 0
                     history.append((steps, tuple(map(float, eps))))
