@@ -15,15 +15,16 @@ import fedtmle as ft
 from fedtmle.algorithms.base import TargetingProgram
 from fedtmle.model.exact import Sums
 from fedtmle.model.families import Family
+from fedtmle.model.leverage import Look
 from fedtmle.model.problem import AbstractProblem
 from fedtmle.model.statistics import AbstractBins, AbstractBoundedColumns, Group
 from fedtmle.model.submodel import AbstractSubmodel, GeneralisedLinear, NoNormaliser
 from fedtmle.model.types import IntArray, Part, RowBound
 from fedtmle.protocol.bins import BinsQuery
-from fedtmle.protocol.guard import Guard, Policy, RefusalError
+from fedtmle.protocol.guard import Guard, Policy, RefusalError, _Examined, _largest_of_columns
 from fedtmle.protocol.messages import Reason
 from fedtmle.protocol.plan import Plan, roster
-from fedtmle.protocol.query import AbstractQuery, CountCell, JointQuery, Model, Phase
+from fedtmle.protocol.query import AbstractQuery, CountCell, JointQuery, Model, Phase, ToldColumns
 from fedtmle.protocol.sums import SumsQuery, TallyQuery
 from fedtmle.runtime.rows import LocalRows
 from fedtmle_paper.two_arm import TwoArm, TwoArmLaw
@@ -405,3 +406,35 @@ class TwoBins(AbstractBins[np.ndarray]):
 
     def groups(self, piece: np.ndarray) -> list[Group]:
         return [Group(bins=piece)]
+
+
+def test_a_look_holds_as_far_as_its_radius_and_no_further() -> None:
+    look = Look(largest=0.1, columns=np.ones(1), family=Family.LOGISTIC)
+    law = object()
+
+    def point(eps: float) -> Any:
+        return SimpleNamespace(law=law, eps=np.array([eps]))
+
+    examined = _Examined(point(1.0), look, radius=0.25)
+    assert examined.covers(point(1.25))
+    assert not examined.covers(point(1.26))
+    assert not examined.covers(point(0.74))
+
+
+def test_columns_that_are_judged_alone_are_judged_each() -> None:
+    """The first rests on all people, the second on one."""
+    together, wide, one = np.ones(50), np.ones(50), np.eye(50)[0]
+    told = ToldColumns(lambda: [np.stack([together, wide, one])], alone=2)
+    assert _largest_of_columns(told, enough=0.0) == pytest.approx(1.0)
+    told = ToldColumns(lambda: [np.stack([together, wide, wide + 1])], alone=2)
+    assert _largest_of_columns(told, enough=0.0) == pytest.approx(1 / 50)
+
+
+@pytest.mark.parametrize(("allowed", "is_refused"), [((), True), (("fedtmle-paper",), False)])
+def test_a_target_of_another_distribution_needs_its_owners_consent(
+    allowed: tuple[str, ...], is_refused: bool
+) -> None:
+    program = TargetingProgram(problem=TwoArm(), law=TwoArmLaw(), algorithm=ft.Coded())
+    guard = Guard(Policy(allow_targets=allowed))
+    with pytest.raises(RefusalError) if is_refused else nullcontext():
+        guard.open(Plan(program=program, roster=roster(["a", "b"])), n_rows=1000, smallest_part=1000)

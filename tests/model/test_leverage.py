@@ -197,6 +197,34 @@ def test_an_early_bound_is_never_below_the_largest_leverage(seed: int, enough: f
         assert found <= enough
 
 
+def test_an_early_bound_is_that_of_the_rows_read_so_far() -> None:
+    """Zeros that follow add nothing to S: the bound is the largest leverage itself."""
+    rows = np.zeros((1, 8192))
+    rows[0, :2048] = 4.0
+
+    def pieces() -> Iterator[PersonRows]:
+        return (PersonRows(rows[:, start : start + 2048]) for start in range(0, 8192, 2048))
+
+    found = largest_leverage(pieces, bounds=np.array([4.0]), enough=1 / 2000)
+    assert found == pytest.approx(1 / 2048)
+
+
+def test_a_bound_by_rows_is_not_taken_for_people_with_several() -> None:
+    rows, counts = np.ones((1, 4096)), np.array([1000, *[1] * 3096])
+    found = largest_leverage(lambda: [PersonRows(rows, counts)], bounds=np.ones(1), enough=0.1)
+    assert found == pytest.approx(1000 / 4096)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_row_within_bounds_has_more_than_the_bound_says(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    space, bounds = RowSpace.own(whole(rng.normal(size=(3, 30)))), np.exp(rng.normal(size=3))
+    corners = bounds[:, None] * np.array(np.meshgrid(*[[-1, 1]] * 3)).reshape(3, -1)
+    inside = bounds[:, None] * rng.uniform(-1, 1, (3, 500))
+    largest = max(space.leverages(PersonRows(rows)).max() for rows in (corners, inside))
+    assert largest <= space.largest_within(bounds) <= 9 * largest
+
+
 @pytest.mark.parametrize("family", Family)
 def test_deviations_are_those_of_the_slope(family: Family) -> None:
     eta = np.linspace(-6, 6, 25)
@@ -265,3 +293,27 @@ def test_a_move_along_which_the_bound_is_attained() -> None:
 
     growth = person(0.25) / person(0.0)
     assert math.exp(2 * 0.25) * 0.98 < growth <= math.exp(2 * 0.25)
+    look = Look(largest=person(0.0), columns=np.ones(1), family=Family.LOGISTIC)
+    allowed = person(0.0) * math.exp(0.5)
+    assert look.radius(allowed) == pytest.approx(0.25)
+    assert person(1.1 * look.radius(allowed)) > allowed
+
+
+def test_a_move_along_which_the_bound_of_a_squared_loss_is_nearly_attained() -> None:
+    """The residuals of all but one fall to the least that counts, and that one's grows."""
+    n, allowed_growth = 20_000, 1.05
+    look = Look(largest=1.0, columns=np.ones(1), family=Family.GAUSSIAN)
+    radius = look.radius(allowed_growth)
+
+    def person(at: float, reach: float) -> float:
+        y = np.append(np.full(n, LEAST_RESIDUAL + reach), -LEAST_RESIDUAL)
+        return float(leverages(deviations(Family.GAUSSIAN, np.full(n + 1, at), y)[None, :])[n])
+
+    assert person(radius, radius) <= allowed_growth * person(0.0, radius)
+    far = 1.1 * radius
+    assert person(far, far) > allowed_growth * person(0.0, far)
+
+
+def test_a_distance_adds_up_the_moves_of_all_columns_without_their_signs() -> None:
+    look = Look(largest=0.1, columns=np.array([1.0, 2.0]), family=Family.LOGISTIC)
+    assert look.distance([-1.0, 1.0]) == 3.0
