@@ -12,6 +12,8 @@ import typer
 from fedtmle.layout import visible
 
 if TYPE_CHECKING:
+    from http.server import HTTPServer
+
     from fedtmle.defects import Defect
 
 CODES = (
@@ -69,6 +71,23 @@ def reporting(*, as_json: bool) -> Iterator[None]:
 def say(text: str = "", *, err: bool = False, nl: bool = True) -> None:
     """Print lines; characters of a study that would act on the terminal are escaped."""
     typer.echo("\n".join(map(visible, text.split("\n"))), err=err, nl=nl)
+
+
+def serve_page(server: HTTPServer, line: str, opened: str | None) -> None:
+    """Print a line and serve a page until Ctrl-C or SIGTERM; open its address in the browser, if given."""
+    import signal
+
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as service managers send it
+    try:  # whoever reads the line may send a signal at once
+        if line:
+            say(line)
+        if opened is not None:
+            typer.launch(opened)
+        server.serve_forever(poll_interval=0.2)
+    except KeyboardInterrupt:
+        pass
+    finally:
+        server.server_close()
 
 
 def _show_warning(message: Warning | str, *_: object, **__: object) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from fedtmle.cli.exits import CODES, Exit, reporting, require_flare, say
+from fedtmle.cli.exits import CODES, Exit, reporting, require_flare, say, serve_page
 
 if TYPE_CHECKING:
     from fedtmle.deploy.kits import Kit
@@ -135,8 +135,6 @@ def silo_page(
 
     The printed address opens the page once, in one browser. Ctrl-C ends it.
     """
-    import signal
-
     require_flare()
     from fedtmle.deploy.kits import Role, read_kit
     from fedtmle.deploy.owner import OwnerServer
@@ -152,16 +150,8 @@ def silo_page(
             raise typer.BadParameter(
                 f"cannot listen on port {port} ({error.strerror}); choose another", param_hint="--port"
             ) from None
-        signal.signal(signal.SIGTERM, signal.default_int_handler)  # as service managers send it
-        try:
-            say(f"Open this address, once: {server.url}  (Ctrl-C ends the page)")
-            if open_page:
-                typer.launch(server.url)
-            server.serve_forever(poll_interval=0.2)
-        except KeyboardInterrupt:
-            pass
-        finally:
-            server.server_close()
+        line = f"Open this address, once: {server.url}  (Ctrl-C ends the page)"
+        serve_page(server, line, server.url if open_page else None)
 
 
 def _keep_port(kit: Kit, port: int | None) -> None:

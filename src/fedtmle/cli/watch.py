@@ -6,7 +6,7 @@ from pathlib import Path
 
 import typer
 
-from fedtmle.cli.exits import require_flare, say
+from fedtmle.cli.exits import require_flare, say, serve_page
 
 
 def watch(
@@ -23,7 +23,6 @@ def watch(
 ) -> None:
     """Follow a run on a local web page, during the run or after it; Ctrl-C ends the view."""
     import json
-    import signal
 
     from fedtmle.watch.follow import EventTail, LedgerTail, RunTail
     from fedtmle.watch.server import LOOPBACK, WatchServer
@@ -44,14 +43,5 @@ def watch(
         ) from None
     if host not in LOOPBACK:
         say(f"Anyone who reaches {host} can see this view; it asks for no password.", err=True)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as service managers send it
-    try:
-        if not quiet:
-            say(f"Following {events} on {server.url}  (Ctrl-C ends the view, not the run)")
-        if open_page:
-            typer.launch(server.url)
-        server.serve_forever(poll_interval=0.2)
-    except KeyboardInterrupt:
-        pass
-    finally:
-        server.server_close()
+    line = f"Following {events} on {server.url}  (Ctrl-C ends the view, not the run)"
+    serve_page(server, "" if quiet else line, server.url if open_page else None)

@@ -76,7 +76,7 @@ class LongReader(AbstractReader):
 
     @cached_property
     def _columns(self) -> list[tuple[str, tuple[str, int]]]:
-        """For each wide column the long one, and where its value is."""
+        """Each wide column by its name: the long column it comes from, and the period of its value."""
         places = [("", ANY), (LAST, LATEST), *((str(t), t) for t in range(1, self._layout.periods + 1))]
         keys = (self._long.person, self._long.period)
         columns = [

@@ -90,7 +90,7 @@ class OwnerServer(ThreadingHTTPServer):
         return f"{approval_text.render(shown)}\n\n{render(shown.preview)}"
 
     def _review(self, plan: Plan) -> Approval:
-        """Return what the owner approves with a plan, made once."""
+        """Return what the owner is shown before approving a plan; it is computed once and kept."""
         key = plan.digest.hex()
         if key not in self._reviewed:
             found, _ = self.study(key)

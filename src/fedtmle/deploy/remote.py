@@ -144,7 +144,7 @@ class RemoteRuns(Runs):
         return reply
 
     def _ask(self, request: OfficeRequest) -> OfficeReply:
-        """Return the server's reply; `InputError` if it denies the request, `ProtocolError` without one."""
+        """Return the reply; raise `InputError` if the server denies it, `ProtocolError` if it is silent."""
         from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey, ReturnCode
         from nvflare.fuel.f3.cellnet.fqcn import FQCN
         from nvflare.fuel.f3.message import Message

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
 from importlib.metadata import version
@@ -45,7 +46,7 @@ DISPATCHER = "dispatcher@fedtmle.org"  # in whose name the server submits its jo
 _log = logging.getLogger("fedtmle.post")
 
 
-class _Posted(FLComponent):  # type: ignore[misc]
+class _Posted(FLComponent, ABC):  # type: ignore[misc]
     """A component with one thread, from the start of the engine to its end."""
 
     def __init__(self) -> None:
@@ -59,9 +60,9 @@ class _Posted(FLComponent):  # type: ignore[misc]
         elif event_type == EventType.SYSTEM_END:
             self._stopping.set()
 
+    @abstractmethod
     def _begin(self, engine: Engine, root: Path) -> None:
-        """Start the thread, which the server and the silo each define."""
-        raise NotImplementedError
+        """Start the thread."""
 
     def _repeat(self, step: Callable[[], None], every: float) -> None:
         def loop() -> None:

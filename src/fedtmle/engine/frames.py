@@ -83,7 +83,10 @@ def sealed(frame: bytes, plan: Plan, key: SigningKey) -> bytes:
 
 
 def unsealed(sealed: object, plan: Plan) -> object:
-    """Return the frame that the plan's server signed, or raise `DecodeError`; without its key, any frame."""
+    """Return the frame inside ``sealed``; raise `DecodeError` unless the plan's server signed it.
+
+    A plan without the key of a server takes any frame.
+    """
     if not plan.server:
         return sealed
     if isinstance(sealed, bytes) and sealed[:1] == b"+":

@@ -11,9 +11,10 @@ import re
 import tempfile
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 
@@ -96,26 +97,21 @@ def write_message(message: OfficeRequest | OfficeReply) -> bytes:
 
 def read_request(data: object) -> OfficeRequest:
     """Return the request in these bytes; raise `DecodeError` if there is none."""
-    try:
-        request: OfficeRequest = msgspec.json.decode(_bytes(data), type=OfficeRequest)
-        return request
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        raise DecodeError("not a request to the server's office") from None
+    request: OfficeRequest = _read(data, OfficeRequest)
+    return request
 
 
 def read_reply(data: object) -> OfficeReply:
     """Return the reply in these bytes; raise `DecodeError` if there is none."""
-    try:
-        reply: OfficeReply = msgspec.json.decode(_bytes(data), type=OfficeReply)
-        return reply
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        raise DecodeError("not a reply of the server's office") from None
+    reply: OfficeReply = _read(data, OfficeReply)
+    return reply
 
 
-def _bytes(data: object) -> bytes:
-    if not isinstance(data, bytes | bytearray | memoryview) or len(data) > LONGEST_LETTER:
-        raise DecodeError("not a message of the server's office")
-    return bytes(data)
+def _read(data: object, kind: object) -> Any:
+    if isinstance(data, bytes | bytearray | memoryview) and len(data) <= LONGEST_LETTER:
+        with suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            return msgspec.json.decode(data, type=kind)
+    raise DecodeError("not a message of the server's office")
 
 
 class Office:

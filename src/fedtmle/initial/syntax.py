@@ -104,34 +104,28 @@ def _bound(expression: Arithmetic, binding: int) -> str:
 
 
 def names_in(expression: Arithmetic) -> Iterator[str]:
-    match expression:
-        case Name(name):
-            yield name
-        case Power(left, right):
-            yield from names_in(left)
-            yield from names_in(right)
-        case Negative(operand):
-            yield from names_in(operand)
-        case Chain(first, rest):
-            yield from names_in(first)
-            for _, operand in rest:
-                yield from names_in(operand)
+    """Yield the names in an expression."""
+    return (leaf.name for leaf in _leaves(expression) if isinstance(leaf, Name))
 
 
 def numbers_in(expression: Arithmetic) -> Iterator[Number]:
     """Yield the constants of an expression."""
+    return (leaf for leaf in _leaves(expression) if isinstance(leaf, Number))
+
+
+def _leaves(expression: Arithmetic) -> Iterator[Arithmetic]:
     match expression:
-        case Number():
-            yield expression
         case Power(left, right):
-            yield from numbers_in(left)
-            yield from numbers_in(right)
+            yield from _leaves(left)
+            yield from _leaves(right)
         case Negative(operand):
-            yield from numbers_in(operand)
+            yield from _leaves(operand)
         case Chain(first, rest):
-            yield from numbers_in(first)
+            yield from _leaves(first)
             for _, operand in rest:
-                yield from numbers_in(operand)
+                yield from _leaves(operand)
+        case leaf:
+            yield leaf
 
 
 @dataclass(frozen=True)

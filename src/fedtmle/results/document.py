@@ -210,7 +210,7 @@ def private_document(study: Study, details: Details) -> Document | None:
 
 
 def _privacy_warnings(details: Details) -> list[str]:
-    """Warn if the interval of a study with privacy is not promised to cover."""
+    """Warn if the interval of a private study may cover less often than it says."""
     account = details.privacy if isinstance(details, StudyDetails) else None
     return [] if account is None else [f"privacy: {limit}" for limit in account.limits]
 

@@ -29,7 +29,7 @@ class Memory(Protocol):
         ...
 
     def told(self, plan: Plan, /) -> Told:
-        """Store the version of the rows; return what the ledger notes of a study by ``plan``."""
+        """Store which rows the silo has now; return what the ledger records of a study with this plan."""
         ...
 
 

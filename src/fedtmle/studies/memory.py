@@ -56,7 +56,7 @@ class SiloMemory:
         return next((each.key for each in self.conflicts(plan)), "")
 
     def told(self, plan: Plan) -> Told:
-        """Store the version of the rows; return what the ledger notes of a study by ``plan``."""
+        """Store which rows the silo has now; return what the ledger records of a study with this plan."""
         columns = read_columns(plan, self.file)
         digests = self._digests(columns)
         if digests is None:
