@@ -22,6 +22,7 @@ import numpy as np
 import fedtmle as ft
 from fedtmle.protocol.query import Phase
 from fedtmle_paper import benchmark
+from fedtmle_paper.optimal_transport import OptimalTransport
 
 N, PILOT, CLIENTS, TOLERANCE = 10_000, 2_000, 10, 1e-3
 GENERATE = {"gaussian": benchmark.gaussian_mixture, "curved": benchmark.curved_mixture}
@@ -60,7 +61,7 @@ class Row:
         )
 
 
-def samples(seed: int) -> Iterator[tuple[str, str, ft.OptimalTransport, Any, dict[str, Any]]]:
+def samples(seed: int) -> Iterator[tuple[str, str, OptimalTransport, Any, dict[str, Any]]]:
     """The four panels of a seed."""
     for data, generate in GENERATE.items():
         rng = np.random.default_rng(seed)
@@ -70,7 +71,7 @@ def samples(seed: int) -> Iterator[tuple[str, str, ft.OptimalTransport, Any, dic
             "random": benchmark.random_partition(sizes, rng),
             "spatial": benchmark.spatial_partition(rows, sizes, rng),
         }
-        problem = ft.OptimalTransport()
+        problem = OptimalTransport()
         law = problem.start(pilot)
         for partition, chosen in parts.items():
             silos = {f"silo {m + 1}": rows[part] for m, part in enumerate(chosen)}

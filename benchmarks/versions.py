@@ -55,12 +55,17 @@ def transport() -> Callable[[], object]:
 
     import fedtmle as ft
 
+    try:
+        from fedtmle_paper.optimal_transport import OptimalTransport
+    except ImportError:  # a revision whose target is in the package itself
+        from fedtmle.targets.optimal_transport import OptimalTransport
+
     rng = np.random.default_rng(1)
     pilot, rows = rng.normal(size=(500, 2)), rng.normal(size=(20_000, 2)) * 1.2
     silos = {str(m): rows[m::10] for m in range(10)}
 
     def run() -> object:
-        problem = ft.OptimalTransport()
+        problem = OptimalTransport()
         return ft.solve(problem, problem.start(pilot), silos, ft.Coded(tolerance=1e-3))
 
     return run

@@ -13,6 +13,8 @@ import fedtmle as ft
 from fedtmle.algorithms.base import AbstractAlgorithm
 from fedtmle.model.types import IntArray
 from fedtmle_paper.benchmark import gaussian_mixture
+from fedtmle_paper.density.fluctuation import ExponentialTilt, LogisticFluctuation
+from fedtmle_paper.optimal_transport import OptimalTransport
 from fedtmle_paper.two_arm import TwoArm
 
 
@@ -71,7 +73,7 @@ def two_arm_case() -> Case:
 
 def transport_case(fluctuation: Any, name: str) -> Case:
     rng = np.random.default_rng(13)
-    problem = ft.OptimalTransport(fluctuation=fluctuation)
+    problem = OptimalTransport(fluctuation=fluctuation)
     law = problem.start(gaussian_mixture(300, rng))
     rows = gaussian_mixture(500, rng)
     return Case(name, problem, law, lambda part: rows[part], len(rows), 1e-2)
@@ -82,8 +84,8 @@ def targets() -> dict[str, Case]:
     cases = [
         mean_case(),
         two_arm_case(),
-        transport_case(ft.LogisticFluctuation(), "transport, logistic"),
-        transport_case(ft.ExponentialTilt(), "transport, tilt"),
+        transport_case(LogisticFluctuation(), "transport, logistic"),
+        transport_case(ExponentialTilt(), "transport, tilt"),
     ]
     return {case.name: case for case in cases}
 

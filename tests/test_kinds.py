@@ -18,7 +18,6 @@ from fedtmle.algorithms.optimizers import AbstractOptimizer
 from fedtmle.data import source
 from fedtmle.data.convert import AbstractReader
 from fedtmle.data.silofile import LongTable
-from fedtmle.model.density.fluctuation import AbstractFluctuation
 from fedtmle.model.problem import AbstractProblem
 from fedtmle.protocol.codes import AbstractCode
 from fedtmle.protocol.plan import AbstractProgram
@@ -26,6 +25,7 @@ from fedtmle.protocol.query import AbstractQuery
 from fedtmle.studyfile import keys
 from fedtmle.targets.effects.components import AbstractPopulation, AbstractRegime
 from fedtmle.targets.effects.estimands import AbstractEffect
+from fedtmle_paper.density.fluctuation import AbstractFluctuation
 from tests import cases
 from tests.algorithms.test_gradient import OPTIMIZERS
 from tests.attacks import honest

@@ -17,6 +17,7 @@ ROOT = Path(__file__).parents[1]
 ELSEWHERE = {
     "fedtmle/reproduce",
     "fedtmle/cli/reproduce.py",
+    "fedtmle/model/density",
     "fedtmle/privacy/attacks.py",
     "fedtmle/privacy/collision.py",
     "fedtmle/privacy/discrete.py",
@@ -25,6 +26,7 @@ ELSEWHERE = {
     "fedtmle/runtime/faults.py",
     "fedtmle/runtime/simulated.py",
     "fedtmle/targets/benchmark.py",
+    "fedtmle/targets/optimal_transport.py",
     "fedtmle/targets/two_arm.py",
     "fedtmle/theory/history.py",
     "fedtmle/theory/registry.py",

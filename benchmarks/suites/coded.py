@@ -10,6 +10,7 @@ import fedtmle as ft
 from benchmarks.table import Row
 from fedtmle.protocol.query import Phase
 from fedtmle_paper import benchmark
+from fedtmle_paper.optimal_transport import OptimalTransport
 
 PHASES = (Phase.CALIBRATION, Phase.TARGETING)
 GENERATE = {"DGP 1": benchmark.gaussian_mixture, "DGP 2": benchmark.curved_mixture}
@@ -25,7 +26,7 @@ def rows(quick: bool) -> Iterator[Row]:
             "random": benchmark.random_partition(sizes, rng),
             "spatial": benchmark.spatial_partition(sample, sizes, rng),
         }
-        problem = ft.OptimalTransport()
+        problem = OptimalTransport()
         law = problem.start(pilot)
         for partition, chosen in parts.items():
             silos = {f"silo {m}": sample[part] for m, part in enumerate(chosen)}

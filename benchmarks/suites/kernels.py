@@ -69,6 +69,8 @@ def _density(centres: int, points: int) -> Iterator[Row]:
     from scipy.stats import gaussian_kde
     from sklearn.neighbors import KernelDensity
 
+    from fedtmle_paper.density.kernel import log_mean_kernel
+
     rng = np.random.default_rng(1)
     c, p = rng.normal(size=(2, centres)), rng.normal(size=(2, points))
     reference = gaussian_kde(c)
@@ -80,7 +82,7 @@ def _density(centres: int, points: int) -> Iterator[Row]:
     }
     for threads in (1, 2):
         parallel.set_threads(threads)
-        found = beside([lambda: kernels.log_mean_kernel(p, c), *calls.values()], repeats=2)
+        found = beside([lambda: log_mean_kernel(p, c), *calls.values()], repeats=2)
         for (against, _), theirs in zip(calls.items(), found[1:], strict=True):
             yield Row(
                 group="kernel density",

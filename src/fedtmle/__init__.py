@@ -21,9 +21,6 @@ from fedtmle.version import __version__ as __version__
 
 _HOME = {
     "Mean": "fedtmle.targets.mean",
-    "OptimalTransport": "fedtmle.targets.optimal_transport",
-    "LogisticFluctuation": "fedtmle.model.density.fluctuation",
-    "ExponentialTilt": "fedtmle.model.density.fluctuation",
     "Central": "fedtmle.algorithms.gradient",
     "Exact": "fedtmle.algorithms.gradient",
     "Gradient": "fedtmle.algorithms.gradient",
@@ -152,8 +149,6 @@ if TYPE_CHECKING:  # for type checkers and editors; at run time, __getattr__ bel
     from fedtmle.initial.variables import Variables as Variables
     from fedtmle.model.budget import Privacy as Privacy
     from fedtmle.model.check import check_problem as check_problem
-    from fedtmle.model.density.fluctuation import ExponentialTilt as ExponentialTilt
-    from fedtmle.model.density.fluctuation import LogisticFluctuation as LogisticFluctuation
     from fedtmle.model.fit import FirstOrderFits as FirstOrderFits
     from fedtmle.model.fit import NewtonFits as NewtonFits
     from fedtmle.model.problem import AbstractProblem as AbstractProblem
@@ -184,7 +179,6 @@ if TYPE_CHECKING:  # for type checkers and editors; at run time, __getattr__ bel
     from fedtmle.targets.effects.components import Threshold as Threshold
     from fedtmle.targets.effects.estimands import *  # noqa: F403 - all that is public there is public here
     from fedtmle.targets.mean import Mean as Mean
-    from fedtmle.targets.optimal_transport import OptimalTransport as OptimalTransport
     from fedtmle.targets.regimes.estimands import *  # noqa: F403 - likewise
     from fedtmle.targets.regimes.rules import Onset as Onset
     from fedtmle.targets.regimes.rules import Planned as Planned

@@ -15,6 +15,7 @@ from fedtmle.model.types import Part
 from fedtmle.protocol.lattice import working_tolerance
 from fedtmle.protocol.query import Phase
 from fedtmle_paper import benchmark
+from fedtmle_paper.optimal_transport import OptimalTransport
 from tests.cases import TARGETS, targets
 from tests.premise import Premise
 
@@ -179,14 +180,14 @@ def test_a_rule_that_asks_for_too_much_is_named_with_what_to_set() -> None:
 
 def benchmark_silos(
     generate: Callable[..., Any], spatial: bool, seed: int = 7
-) -> tuple[ft.OptimalTransport, Any, dict[str, np.ndarray]]:
+) -> tuple[OptimalTransport, Any, dict[str, np.ndarray]]:
     """The paper's benchmark: n = 10,000, M = 10, a pilot of 2,000."""
     rng = np.random.default_rng(seed)
     pilot, rows = generate(2_000, rng), generate(10_000, rng)
     sizes = benchmark.client_sizes(10_000, 10)
     random, by_place = benchmark.random_partition(sizes, rng), benchmark.spatial_partition(rows, sizes, rng)
     parts = by_place if spatial else random
-    problem = ft.OptimalTransport()
+    problem = OptimalTransport()
     return problem, problem.start(pilot), {f"silo {m}": rows[part] for m, part in enumerate(parts)}
 
 

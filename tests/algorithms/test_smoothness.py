@@ -13,18 +13,20 @@ from fedtmle.algorithms.coded import curvature_along, first_smoothness, sufficie
 from fedtmle.errors import InputError
 from fedtmle.protocol.lattice import build_lattice, floating, whitener
 from fedtmle_paper.benchmark import gaussian_mixture
+from fedtmle_paper.density.fluctuation import ExponentialTilt, LogisticFluctuation
+from fedtmle_paper.optimal_transport import OptimalTransport
 
 RNG = np.random.default_rng(3)
 ROWS = gaussian_mixture(600, RNG)
 SILOS = {f"s{m}": ROWS[m::3] for m in range(3)}
 PROBLEMS = {
-    name: ft.OptimalTransport(spacing=0.25, fluctuation=fluctuation)
-    for name, fluctuation in (("logistic", ft.LogisticFluctuation()), ("tilt", ft.ExponentialTilt()))
+    name: OptimalTransport(spacing=0.25, fluctuation=fluctuation)
+    for name, fluctuation in (("logistic", LogisticFluctuation()), ("tilt", ExponentialTilt()))
 }
 LAW = PROBLEMS["logistic"].start(gaussian_mixture(150, RNG))
 
 
-def lattice_of(problem: ft.OptimalTransport, beta: Fraction) -> Any:
+def lattice_of(problem: OptimalTransport, beta: Fraction) -> Any:
     return build_lattice(delta=Fraction(1, 100), beta=beta, C=whitener(problem.curvature(LAW)))
 
 

@@ -12,6 +12,7 @@ from scipy import special
 
 import fedtmle as ft
 from fedtmle_paper import benchmark
+from fedtmle_paper.optimal_transport import OptimalTransport
 
 DGPS = [benchmark.gaussian_mixture, benchmark.curved_mixture]
 Z = np.array([(-2, -2), (2, -2), (-2, 2), (2, 2)], dtype=float)
@@ -20,7 +21,7 @@ Z = np.array([(-2, -2), (2, -2), (-2, 2), (2, 2)], dtype=float)
 @pytest.mark.parametrize("generate", DGPS)
 def test_targeted_to_1e9_psi_is_the_direct_pooled_solution(generate: Callable[..., Any]) -> None:
     rng = np.random.default_rng(3)
-    problem = ft.OptimalTransport()
+    problem = OptimalTransport()
     law, rows = problem.start(generate(2_000, rng)), generate(10_000, rng)
     parts = benchmark.random_partition(benchmark.client_sizes(10_000, 10), rng)
     silos = {f"silo {m}": rows[part] for m, part in enumerate(parts)}
@@ -109,7 +110,7 @@ def test_twenty_raw_rounds_agree_with_longhand_numpy(generate: Callable[..., Any
     rng = np.random.default_rng(5)
     pilot, rows = generate(400, rng), generate(1_500, rng)
     step, inner, updates = 0.001, 5, 4
-    problem = ft.OptimalTransport()
+    problem = OptimalTransport()
     parts = benchmark.random_partition(benchmark.client_sizes(1_500, 5), rng)
     result = ft.solve(
         problem,

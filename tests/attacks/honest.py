@@ -20,6 +20,7 @@ from fedtmle.runtime.silo import Silo
 from fedtmle.studyfile.file import study_plan
 from fedtmle.studyfile.schema import schema_of
 from fedtmle_paper.benchmark import gaussian_mixture
+from fedtmle_paper.optimal_transport import OptimalTransport
 from fedtmle_paper.two_arm import TwoArm
 from tests.effects.studies import VARIABLES, cut, population
 
@@ -127,7 +128,7 @@ def two_arms(rng: Rng) -> tuple[Plan, dict[str, Any]]:
 
 def transport(rng: Rng) -> tuple[Plan, dict[str, Any]]:
     size = sizes(rng)
-    problem = ft.OptimalTransport()
+    problem = OptimalTransport()
     law = problem.start(gaussian_mixture(200, rng))
     rows = np.split(gaussian_mixture(sum(size), rng), np.cumsum(size)[:-1])
     silos = {f"silo {m}": own for m, own in enumerate(rows)}

@@ -26,6 +26,8 @@ from fedtmle.runtime import noise
 from fedtmle.studies.preflight import preflight
 from fedtmle.studyfile.file import read_study
 from fedtmle.studyfile.template import write_template
+from fedtmle_paper.density.fluctuation import ExponentialTilt, LogisticFluctuation
+from fedtmle_paper.optimal_transport import OptimalTransport
 from fedtmle_paper.two_arm import TwoArm
 from tests.golden import wire
 from tests.golden.data import SIZES, VARIABLES, Columns, cohort, mixture, people, silo_file
@@ -70,7 +72,7 @@ def two_arms() -> tuple[Any, Any, dict[str, Any]]:
 
 
 def transport(fluctuation: Any) -> tuple[Any, Any, dict[str, Any]]:
-    problem = ft.OptimalTransport(fluctuation=fluctuation, spacing=0.25)
+    problem = OptimalTransport(fluctuation=fluctuation, spacing=0.25)
     return problem, problem.start(mixture(150, 1)), _three(mixture(sum(SIZES), 2))
 
 
@@ -82,8 +84,8 @@ def solved(make: Callable[[], tuple[Any, Any, Any]], how: AbstractAlgorithm, _: 
 PROBLEMS: dict[str, tuple[Callable[[], tuple[Any, Any, Any]], float]] = {
     "mean": (mean, 1e-6),
     "two arms": (two_arms, 1e-5),
-    "transport, logistic": (partial(transport, ft.LogisticFluctuation()), 3e-2),
-    "transport, tilt": (partial(transport, ft.ExponentialTilt()), 3e-2),
+    "transport, logistic": (partial(transport, LogisticFluctuation()), 3e-2),
+    "transport, tilt": (partial(transport, ExponentialTilt()), 3e-2),
 }
 
 

@@ -13,7 +13,6 @@ import pytest
 from fedtmle.errors import CheckFailedError, DataError, FedTMLEError, NumericalError
 from fedtmle.model.check import FiniteLaw, check_problem
 from fedtmle.model.check_report import CheckReport, Outcome
-from fedtmle.model.density.fluctuation import ExponentialTilt, LogisticFluctuation
 from fedtmle.model.exact import Sums
 from fedtmle.model.families import Family
 from fedtmle.model.leverage import Look, PersonRows, RowSpace
@@ -27,7 +26,8 @@ from fedtmle.model.problem import (
 )
 from fedtmle.model.submodel import AbstractNormaliser, AbstractSubmodel, GeneralisedLinear, NoNormaliser
 from fedtmle.model.types import Array, IntArray, Part, RowBound, packed_size
-from fedtmle.targets.optimal_transport import OptimalTransport
+from fedtmle_paper.density.fluctuation import ExponentialTilt, LogisticFluctuation
+from fedtmle_paper.optimal_transport import OptimalTransport
 from fedtmle_paper.two_arm import TwoArm, TwoArmLaw
 
 ATOMS = np.array([-1.0, 0.25, 0.5, 3.0])

@@ -10,10 +10,10 @@ import pytest
 from scipy.stats import gaussian_kde
 
 from fedtmle.errors import InputError, NumericalError
-from fedtmle.model.density import quadrature as sums
-from fedtmle.model.density.fluctuation import ExponentialTilt, LogisticFluctuation, diameter
-from fedtmle.model.density.quadrature import DensityNormaliser, Memo
-from fedtmle.model.density.start import kernel_density
+from fedtmle_paper.density import quadrature as sums
+from fedtmle_paper.density.fluctuation import ExponentialTilt, LogisticFluctuation, diameter
+from fedtmle_paper.density.quadrature import DensityNormaliser, Memo
+from fedtmle_paper.density.start import kernel_density
 
 FLUCTUATIONS = [LogisticFluctuation(), ExponentialTilt()]
 

@@ -5,17 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import fedtmle as ft
 from fedtmle.initial.glm import Ridge
-from fedtmle.model.density.fluctuation import AbstractFluctuation
-from fedtmle.model.density.quadrature import DensityNormaliser
 from fedtmle.model.submodel import NoNormaliser
 from fedtmle.model.types import Array
+from fedtmle_paper.density.fluctuation import AbstractFluctuation, ExponentialTilt, LogisticFluctuation
+from fedtmle_paper.density.quadrature import DensityNormaliser
 from tests.premise import Premise
 
 FLUCTUATIONS: dict[str, AbstractFluctuation] = {
-    "logistic": ft.LogisticFluctuation(),
-    "tilt": ft.ExponentialTilt(),
+    "logistic": LogisticFluctuation(),
+    "tilt": ExponentialTilt(),
 }
 NODES, GRID = 40, np.linspace(0.0, 1.0, 401)
 TINY = 1e-30  # of a complex step
@@ -34,7 +33,7 @@ def largest_curvature(normaliser: DensityNormaliser, start: Array, step: Array) 
     """The largest A'' on a fine grid: the complex-step derivative of A' = E_q[phi' y], written longhand."""
     y = step @ normaliser.eif
     t = (start @ normaliser.eif)[None, :] + (GRID + 1j * TINY)[:, None] * y
-    if isinstance(normaliser.fluctuation, ft.LogisticFluctuation):
+    if isinstance(normaliser.fluctuation, LogisticFluctuation):
         factor, slope = 2 / (1 + np.exp(2 * t)), -2 / (1 + np.exp(-2 * t))
     else:
         low = t.real.min(axis=1, keepdims=True)

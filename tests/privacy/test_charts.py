@@ -21,6 +21,8 @@ from fedtmle.runtime.replay import rehearse
 from fedtmle.runtime.rows import LocalRows
 from fedtmle.studyfile.file import study_plan
 from fedtmle_paper.benchmark import gaussian_mixture
+from fedtmle_paper.density.fluctuation import ExponentialTilt, LogisticFluctuation
+from fedtmle_paper.optimal_transport import OptimalTransport
 from fedtmle_paper.two_arm import TwoArm
 from tests.premise import Premise
 from tests.privacy.studies import study_with_everything, table_of
@@ -48,7 +50,7 @@ def two_arm() -> tuple[Any, Any, Any]:
 
 def transport(fluctuation: Any) -> tuple[Any, Any, Any]:
     rng = np.random.default_rng(3)
-    problem = ft.OptimalTransport(fluctuation=fluctuation)
+    problem = OptimalTransport(fluctuation=fluctuation)
     law = problem.move(problem.start(gaussian_mixture(100, rng)), np.array([0.05, -0.02, 0.03]))
     return problem, law, gaussian_mixture(9, rng)
 
@@ -56,8 +58,8 @@ def transport(fluctuation: Any) -> tuple[Any, Any, Any]:
 CASES: dict[str, Callable[[], tuple[Any, Any, Any]]] = {
     "mean": mean,
     "two arms": two_arm,
-    "transport, logistic": lambda: transport(ft.LogisticFluctuation()),
-    "transport, tilt": lambda: transport(ft.ExponentialTilt()),
+    "transport, logistic": lambda: transport(LogisticFluctuation()),
+    "transport, tilt": lambda: transport(ExponentialTilt()),
 }
 
 

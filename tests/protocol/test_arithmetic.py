@@ -13,6 +13,7 @@ import pytest
 import fedtmle as ft
 from fedtmle.algorithms.base import AbstractAlgorithm
 from fedtmle_paper.benchmark import gaussian_mixture
+from fedtmle_paper.optimal_transport import OptimalTransport
 from tests.cases import two_arm_case
 
 PACKAGE = Path(ft.__file__).parent
@@ -67,7 +68,7 @@ def test_a_run_needs_neither(name: str, target: str, request: pytest.FixtureRequ
         rng = np.random.default_rng(1)
         pilot, rows = gaussian_mixture(150, rng), gaussian_mixture(200, rng)
         request.getfixturevalue("no_blas")
-        problem = ft.OptimalTransport()
+        problem = OptimalTransport()
         silos = {"a": rows[:80], "b": rows[80:]}
         result = ft.solve(problem, problem.start(pilot), silos, ALGORITHMS[name]())
     else:

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from fedtmle.errors import InputError
-from fedtmle.targets.optimal_transport import OptimalTransport
 from fedtmle_paper.benchmark import curved_mixture, gaussian_mixture
+from fedtmle_paper.optimal_transport import OptimalTransport
 from fedtmle_paper.reproduce import run, style
 from fedtmle_paper.reproduce.extra import costs, truth
 from fedtmle_paper.reproduce.figures import wilson

@@ -42,6 +42,7 @@ from fedtmle.runtime.ledger import Ledger, read
 from fedtmle.runtime.rows import read_rows
 from fedtmle.runtime.session import InProcess, Replay, Session, run_embedded
 from fedtmle.runtime.silo import Silo
+from fedtmle_paper.optimal_transport import OptimalTransport
 from fedtmle_paper.two_arm import TwoArm, TwoArmRows
 from tests.cases import targets
 from tests.damage import damaged
@@ -266,7 +267,7 @@ def test_any_change_of_the_plan_changes_its_digest() -> None:
 
 
 def test_a_density_law_is_in_the_plan_by_its_pilot() -> None:
-    problem = ft.OptimalTransport()
+    problem = OptimalTransport()
     rng = np.random.default_rng(0)
     pilot = rng.normal(size=(50, 2))
     moved = pilot.copy()

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from fedtmle.errors import DataError, InputError, NumericalError
-from fedtmle.model.density import start as start_module
-from fedtmle.model.density.fluctuation import ExponentialTilt, LogisticFluctuation
 from fedtmle.model.types import Part, unpack
-from fedtmle.targets.optimal_transport import OptimalTransport
 from fedtmle_paper import benchmark
+from fedtmle_paper.density import start as start_module
+from fedtmle_paper.density.fluctuation import ExponentialTilt, LogisticFluctuation
+from fedtmle_paper.optimal_transport import OptimalTransport
 
 LOGISTIC, TILT = LogisticFluctuation(), ExponentialTilt()
 HISTORY = [(0.024, -0.02, -0.016), (-0.012, 0.008, 0.02)]

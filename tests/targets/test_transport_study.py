@@ -16,6 +16,7 @@ from fedtmle.errors import InputError
 from fedtmle.studyfile.file import read_study
 from fedtmle.targets.installed import installed_targets
 from fedtmle_paper.benchmark import gaussian_mixture
+from fedtmle_paper.optimal_transport import OptimalTransport
 from fedtmle_paper.target import TransportOffsets
 
 pytestmark = pytest.mark.skipif(
@@ -69,7 +70,7 @@ def test_a_study_file_gives_the_offsets_of_the_problem_solved_directly(tmp_path:
     done = run("run", path, "--out", saved, "--report", tmp_path / "page.html", "--quiet")
     assert done.exit_code == 0, done.output
     document = json.loads(saved.read_text())
-    rows, problem = mixture(600, 2), ft.OptimalTransport()
+    rows, problem = mixture(600, 2), OptimalTransport()
     direct = ft.solve(
         problem,
         problem.start(mixture(60, 1)),

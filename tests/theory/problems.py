@@ -7,6 +7,8 @@ import numpy as np
 import fedtmle as ft
 from fedtmle.model.types import IntArray
 from fedtmle_paper.benchmark import curved_mixture, gaussian_mixture
+from fedtmle_paper.density.fluctuation import ExponentialTilt, LogisticFluctuation
+from fedtmle_paper.optimal_transport import OptimalTransport
 from fedtmle_paper.two_arm import TwoArm
 from tests.cases import Case
 
@@ -26,8 +28,8 @@ def random_case(kind: str, dgp: int, seed: int) -> Case:
         return Case(kind, mean, mean.start(float(rng.uniform(-2, 4))), lambda at: y[at], n, fine)
     if kind == "two arms":
         return _two_arms(rows, rng, fine)
-    fluctuation = ft.LogisticFluctuation() if kind == "transport, logistic" else ft.ExponentialTilt()
-    problem = ft.OptimalTransport(fluctuation=fluctuation, spacing=0.25)
+    fluctuation = LogisticFluctuation() if kind == "transport, logistic" else ExponentialTilt()
+    problem = OptimalTransport(fluctuation=fluctuation, spacing=0.25)
     law = problem.start(GENERATORS[dgp](int(rng.integers(150, 300)), rng))
     return Case(kind, problem, law, lambda at: rows[at], n, float(rng.uniform(0.3, 0.8)))
 

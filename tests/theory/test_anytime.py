@@ -14,6 +14,7 @@ import fedtmle as ft
 from fedtmle.model.problem import ConvergenceBounds
 from fedtmle.model.types import Array
 from fedtmle.theory.anytime import NO_REACH, NOT_AT_ORIGIN, TOO_FAR, distance_to_convergence, root_distance
+from fedtmle_paper.optimal_transport import OptimalTransport
 from tests.premise import Premise
 
 BATCH = 1_000
@@ -168,7 +169,7 @@ def test_a_study_stopped_at_any_round_is_within_the_distance_it_states(seed: int
 
 
 def test_a_density_states_why_it_has_no_bound() -> None:
-    problem = ft.OptimalTransport(spacing=0.25)
+    problem = OptimalTransport(spacing=0.25)
     rng = np.random.default_rng(0)
     law = problem.start(rng.normal(size=(60, 2)))
     result = ft.solve(problem, law, {"a": rng.normal(size=(50, 2))}, ft.Coded(tolerance=0.5))

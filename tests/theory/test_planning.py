@@ -15,6 +15,7 @@ from fedtmle.cli import app
 from fedtmle.errors import InputError
 from fedtmle.theory.planning import BENCHMARK, pilot_from_result, plan
 from fedtmle_paper.benchmark import client_sizes, gaussian_mixture, random_partition
+from fedtmle_paper.optimal_transport import OptimalTransport
 from tests.cases import targets
 from tests.theory import transcription
 
@@ -24,7 +25,7 @@ STUDY = ["bounds", "--n", "985", "--silos", "8", "--dim", "2"]
 
 def test_the_default_pilot_is_what_the_benchmark_measures() -> None:
     rng = np.random.default_rng(1)  # as `fedtmle demo --study transport`
-    problem = ft.OptimalTransport()
+    problem = OptimalTransport()
     law = problem.start(gaussian_mixture(2_000, rng))
     rows = gaussian_mixture(10_000, rng)
     parts = random_partition(client_sizes(10_000, 10), rng)

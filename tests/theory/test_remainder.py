@@ -10,6 +10,7 @@ import pytest
 import fedtmle as ft
 from fedtmle.protocol.query import Phase
 from fedtmle.theory.remainder import LEVEL, SMALL, history_of_doubles, remainder
+from fedtmle_paper.optimal_transport import OptimalTransport
 from tests.theory.test_anytime import STUDY, silos
 
 
@@ -82,7 +83,7 @@ START = (Phase.NUISANCE, Phase.CALIBRATION)
 def test_on_transport_the_terms_are_tens_of_standard_errors() -> None:
     """Honestly large at n = 10^4, as documented."""
     rng = np.random.default_rng(0)
-    problem = ft.OptimalTransport(spacing=0.25)
+    problem = OptimalTransport(spacing=0.25)
     rows = rng.normal(size=(10_000, 2))
     law = problem.start(rng.normal(size=(200, 2)))
     result = ft.solve(problem, law, {"a": rows[:4000], "b": rows[4000:]}, ft.Coded(tolerance=1e-2))

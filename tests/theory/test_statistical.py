@@ -10,6 +10,7 @@ import pytest
 import fedtmle as ft
 from fedtmle.theory import statistical
 from fedtmle_paper import lemmas as lem
+from fedtmle_paper.optimal_transport import OptimalTransport
 
 ATOMS = np.array([0.0, 1.0, 2.0, 7.0])
 MASSES = np.array([0.4, 0.3, 0.2, 0.1])
@@ -60,7 +61,7 @@ def test_remainder_bound_where_the_influence_function_moves() -> None:
         at = rng.choice(3, size=count, p=SHARES)
         return CENTRES[at] + SPREAD * rng.normal(size=(count, 2))
 
-    problem = ft.OptimalTransport(spacing=0.25)
+    problem = OptimalTransport(spacing=0.25)
     nodes, masses = gauss_hermite(30)
     truth = problem.functional(nodes, masses, None)
     law, n, xi, runs, delta = problem.start(draw(120)), 150, 0.1, 12, 2e-3

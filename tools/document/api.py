@@ -52,7 +52,7 @@ GROUPS = {
         "Certified",
         "Estimated",
     ),
-    "Targets": ("Mean", "OptimalTransport", "LogisticFluctuation", "ExponentialTilt"),
+    "Targets": ("Mean",),
     "Target trials": ("TargetTrial", "Cdm", "emulate"),
     "Data": ("LongTable",),
     "Results": ("StudyResult", "Result", "Estimate", "Status", "Transcript", "e_value"),

@@ -453,7 +453,7 @@ _STATEMENTS: tuple[Statement, ...] = (
         "theory/test_attained.py::test_quadratics_with_population_gaps_attain_half_of_the_bound",
         "theory/test_future.py::test_the_population_bound_holds_where_silos_differ",
     ),
-    _not("eq:experiment-target", "targets.optimal_transport.OptimalTransport"),
+    _not("eq:experiment-target", "fedtmle_paper.optimal_transport.OptimalTransport"),
 )
 
 _FRACTIONS = "privacy/test_collision.py::test_bounds_are_the_papers_fractions"

@@ -15,14 +15,14 @@ import numpy as np
 
 from fedtmle.errors import InputError
 from fedtmle.model.arguments import expect_column
-from fedtmle.model.density.fluctuation import AbstractFluctuation, ExponentialTilt, LogisticFluctuation
-from fedtmle.model.density.law import DensityLaw
 from fedtmle.model.types import Array
 from fedtmle.programs.target import AbstractTarget, BegunStudy, StartedTarget
 from fedtmle.protocol.query import Flow
 from fedtmle.targets.effects.estimands import ColumnUse, Scale, Summary
 from fedtmle.targets.on_columns import OnColumns
-from fedtmle.targets.optimal_transport import SQUARE, OptimalTransport
+from fedtmle_paper.density.fluctuation import AbstractFluctuation, ExponentialTilt, LogisticFluctuation
+from fedtmle_paper.density.law import DensityLaw
+from fedtmle_paper.optimal_transport import SQUARE, OptimalTransport
 
 Points = tuple[tuple[float, ...], ...]
 FLUCTUATIONS: dict[str, AbstractFluctuation] = {

@@ -24,14 +24,11 @@ import numpy as np
 from fedtmle.errors import InputError
 from fedtmle.model import kernels
 from fedtmle.model.blocks import Blocks
-from fedtmle.model.density.law import AbstractFunctional, DensityLaw
-from fedtmle.model.density.problem import AbstractDensityProblem
 from fedtmle.model.families import Family
 from fedtmle.model.problem import Law, Rows
 from fedtmle.model.submodel import AbstractRowsSubmodel, GeneralisedLinear
 from fedtmle.model.types import Array, Part, matrix
 from fedtmle.targets.mean import Mean, MeanLaw
-from fedtmle.targets.optimal_transport import Transport
 
 
 @final
@@ -272,47 +269,4 @@ class MeanChart(AbstractMomentsChart[MeanLaw, Array]):
         return np.ones((1, len(rows)))
 
 
-@final
-@dataclass(frozen=True)
-class DensityChart(AbstractMomentsChart[DensityLaw, Array]):
-    """A functional of a density: the coordinates of the observation, which enter through D."""
-
-    problem: AbstractDensityProblem
-
-    def submodel(self, law: DensityLaw, rows: Array) -> GeneralisedLinear:
-        return self.problem.submodel(law, rows)
-
-    @property
-    def coordinates(self) -> tuple[str, ...]:
-        return tuple(f"x{j}" for j in range(1, self.problem.columns + 1))
-
-    def submodel_tangent(self, law: DensityLaw, rows: Array, name: str) -> Tangent:
-        return Tangent(X=self.problem.fluctuation.multiple * self.closing_tangent(law, rows, name))
-
-    def closing_columns(self, law: DensityLaw, rows: Array) -> Array:
-        return law.functional.eif(rows)
-
-    def closing_tangent(self, law: DensityLaw, rows: Array, name: str) -> Array:
-        self.require_coordinate(name)
-        return eif_tangent(law.functional, rows, self.coordinates.index(name))
-
-
 chart_of.register(Mean, MeanChart)
-chart_of.register(AbstractDensityProblem, DensityChart)
-
-
-@singledispatch
-def eif_tangent(functional: AbstractFunctional, points: Array, j: int) -> Array:  # noqa: ARG001
-    """Return dD/do_j at points (q, N), shape (d, N)."""
-    raise InputError(f"the disclosure audit has no derivative of a {_kind(functional)}'s EIF")
-
-
-@eif_tangent.register
-def _(functional: Transport, points: Array, j: int) -> Array:
-    # ds_a/do_j = s_a (z_aj - sum_b s_b z_bj)/l; |o|^2/2 cancels in the softmax.
-    problem = functional.problem
-    z = np.array(problem.destinations)[:, j]
-    s = problem.shares(points, functional.theta)
-    rest = 1.0 - s.sum(axis=0)
-    mean = z[:-1] @ s + z[-1] * rest
-    return np.asarray(functional.gain @ (s * (z[:-1, None] - mean) / problem.regularisation))

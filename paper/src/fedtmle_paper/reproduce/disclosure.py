@@ -28,6 +28,7 @@ from fedtmle.report.audit_figure import GREY, WIDTH, journal_style
 from fedtmle.runtime.replay import overhear
 from fedtmle.runtime.rows import LocalRows
 from fedtmle_paper.benchmark import gaussian_mixture
+from fedtmle_paper.optimal_transport import OptimalTransport
 from fedtmle_paper.privacy.attacks import fit_records, sent
 from fedtmle_paper.privacy.collision import (
     collision_pair,
@@ -98,7 +99,7 @@ def _gradients(query: SumsQuery, points: Array) -> Array:
 def scene(seed: int = 0) -> Scene:
     """A run of FedTMLE-G over three silos, heard by its server."""
     rng = np.random.default_rng(seed)
-    problem = ft.OptimalTransport()
+    problem = OptimalTransport()
     law = problem.start(gaussian_mixture(200, rng))
     truth = np.sort(rng.uniform(-RADIUS, RADIUS, size=S))[::-1]
     others = gaussian_mixture(SILO - S, rng)

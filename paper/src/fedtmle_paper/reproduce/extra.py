@@ -29,11 +29,11 @@ from fedtmle.protocol.fits import Weighting
 from fedtmle.protocol.lattice import Lattice, build_lattice, identity, whitener, working_tolerance
 from fedtmle.runtime.result import Result
 from fedtmle.solver import solve
-from fedtmle.targets.optimal_transport import OptimalTransport
 from fedtmle.theory import communication
 from fedtmle.theory.path import first_gradient, follow, loss_budget, recentering
 from fedtmle_paper.benchmark import COVARIANCES, MEANS, PROBABILITIES
 from fedtmle_paper.lemmas import chi_total_size, chi_total_uniform
+from fedtmle_paper.optimal_transport import OptimalTransport
 from fedtmle_paper.reproduce.measure import observed
 from fedtmle_paper.reproduce.scenario import Data, Dgp, Method, Partition, Profile, Scale, Scenario, build
 

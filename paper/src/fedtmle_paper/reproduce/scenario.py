@@ -14,10 +14,8 @@ from fedtmle.algorithms.coded import Coded
 from fedtmle.algorithms.gradient import Gradient
 from fedtmle.algorithms.local import LocalAverage
 from fedtmle.algorithms.optimizers import Backtracking, GradientDescent
-from fedtmle.model.density.law import DensityLaw
 from fedtmle.model.fit import EXACT_NEWTON, FirstOrderFits
 from fedtmle.model.types import Array
-from fedtmle.targets.optimal_transport import OptimalTransport
 from fedtmle_paper.benchmark import (
     client_sizes,
     curved_mixture,
@@ -25,6 +23,8 @@ from fedtmle_paper.benchmark import (
     random_partition,
     spatial_partition,
 )
+from fedtmle_paper.density.law import DensityLaw
+from fedtmle_paper.optimal_transport import OptimalTransport
 
 ROUND_BUDGET = 200  # of figure 4
 STANDSTILL = 1e-7  # an update of L no longer than this: its fixed point, to 1e-5 in the residual

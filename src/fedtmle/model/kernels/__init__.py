@@ -223,8 +223,6 @@ class Backend(Protocol):
 
     def softmax(self, logits: Array) -> Array: ...
 
-    def log_mean_kernel(self, points: Array, centres: Array) -> Array: ...
-
 
 def backend() -> str:
     """Return the name of the backend in use: 'numba' or 'numpy'."""
@@ -437,15 +435,3 @@ def softmax(logits: Array) -> Array:
     if logits.ndim != 2 or not len(logits):
         raise InputError(f"logits: expected shape (J, N) with J >= 1, not {logits.shape}")
     return _module().softmax(logits)
-
-
-def log_mean_kernel(points: Array, centres: Array) -> Array:
-    """log((1/n0) sum_i exp(-|p - c_i|^2/2)) at each of N points; shapes (q, N), (q, n0) to (N,)."""
-    points = _contiguous(points)
-    centres = _contiguous(centres)
-    if points.ndim != 2 or centres.ndim != 2 or len(points) != len(centres) or not centres.size:
-        raise InputError(
-            f"points, centres: expected shapes (q, N) and (q, n0), n0 >= 1, "
-            f"not {points.shape} and {centres.shape}"
-        )
-    return _module().log_mean_kernel(points, centres)

@@ -1,9 +1,8 @@
 """The compiled backend: serial loops, and drivers that divide their work among threads.
 
 What passes over the rows of a generalised linear loss is in `_compiled_glm`. Here are the elementary
-functions, the softmax and the kernel density, the rows of an effect, and exact sums of columns. Rows are
-taken in blocks that stay in the first-level cache; each inner loop is a single pass over a block, which
-LLVM vectorises.
+functions, the softmax, the rows of an effect, and exact sums of columns. Rows are taken in blocks that stay
+in the first-level cache; each inner loop is a single pass over a block, which LLVM vectorises.
 """
 
 from __future__ import annotations
@@ -37,7 +36,6 @@ __all__ = [
     "elementwise",
     "glm_chunks",
     "largest",
-    "log_mean_kernel",
     "means",
     "softmax",
     "weigh",
@@ -46,7 +44,6 @@ __all__ = [
 BLOCK = 512
 FINITE = 1.7976931348623157e308  # the largest float
 FINE = 2.0**FINE_BITS
-SERIAL_PAIRS = 1 << 18
 
 
 # Elementary functions.
@@ -104,7 +101,7 @@ def elementwise(name: str, x: Array) -> Array:
     return result
 
 
-# The softmax and the kernel density.
+# The softmax.
 
 
 @jit
@@ -148,59 +145,6 @@ def softmax(logits: Array) -> Array:
         return True
 
     shared(work, logits.shape[1], serially=logits.size < SERIAL_ROWS)
-    return result
-
-
-@jit
-def _squared_distance(points: Array, centres: Array, c: int, begin: int, squared: Array) -> None:
-    """|p - c|^2 for a block of points, coordinates added in order."""
-    size = len(squared)
-    coordinate, centre = points[0, begin : begin + size], centres[0, c]
-    for i in range(size):
-        difference = coordinate[i] - centre
-        squared[i] = difference * difference
-    for j in range(1, len(points)):
-        coordinate, centre = points[j, begin : begin + size], centres[j, c]
-        for i in range(size):
-            difference = coordinate[i] - centre
-            squared[i] = squared[i] + difference * difference
-
-
-@jit
-def _log_mean_kernel(points: Array, centres: Array, first: int, last: int, result: Array) -> None:
-    """Points first to last of log((1/n0) sum_i exp(-|p - c_i|^2/2)).
-
-    The smallest distance is found first, so that the largest term of the sum is 1.
-    """
-    n_centres = centres.shape[1]
-    distances, nearests, totals = np.empty(BLOCK), np.empty(BLOCK), np.empty(BLOCK)
-    for begin in range(first, last, BLOCK):
-        size = min(BLOCK, last - begin)
-        distance, nearest, total = distances[:size], nearests[:size], totals[:size]
-        for i in range(size):
-            nearest[i] = np.inf
-            total[i] = 0.0
-        for c in range(n_centres):
-            _squared_distance(points, centres, c, begin, distance)
-            for i in range(size):
-                nearest[i] = select(distance[i] < nearest[i], distance[i], nearest[i])
-        for c in range(n_centres):
-            _squared_distance(points, centres, c, begin, distance)
-            for i in range(size):
-                total[i] = total[i] + exp(0.5 * (nearest[i] - distance[i]))
-        for i in range(size):
-            result[begin + i] = log(total[i] / n_centres) - 0.5 * nearest[i]
-
-
-def log_mean_kernel(points: Array, centres: Array) -> Array:
-    """log of the mean over centres of exp(-|p - c|^2/2)."""
-    result = np.empty(points.shape[1])
-
-    def work(first: int, last: int) -> bool:
-        _log_mean_kernel(points, centres, first, last, result)
-        return True
-
-    shared(work, points.shape[1], serially=points.shape[1] * centres.shape[1] < SERIAL_PAIRS)
     return result
 
 

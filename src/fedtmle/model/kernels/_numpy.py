@@ -16,8 +16,6 @@ from fedtmle.model.families import Family
 from fedtmle.model.kernels import Query, Rows, _elementary
 from fedtmle.model.types import Array, Bools, Bytes, Codes, IntArray, Part
 
-POINTS = 2048  # a block of points of `log_mean_kernel` that stays in the cache
-
 MEAN: dict[Family, Callable[[Array], Array]] = {
     Family.LINEAR: np.ones_like,
     Family.GAUSSIAN: lambda eta: eta,
@@ -206,30 +204,3 @@ def softmax(logits: Array) -> Array:
         for row in powers[1:]:
             total = total + row
         return np.asarray(powers / total)
-
-
-def log_mean_kernel(points: Array, centres: Array) -> Array:
-    """log of the mean over centres of exp(-|p - c|^2/2), one block of points at a time."""
-    answer = np.empty(points.shape[1])
-    with np.errstate(all="ignore"):
-        for start in range(0, points.shape[1], POINTS):
-            block = points[:, start : start + POINTS]
-            nearest = np.full(block.shape[1], np.inf)
-            for centre in centres.T:
-                distance = _squared_distance(block, centre)
-                nearest = np.where(distance < nearest, distance, nearest)
-            total = np.zeros(block.shape[1])
-            for centre in centres.T:
-                total = total + _elementary.exp(0.5 * (nearest - _squared_distance(block, centre)))
-            mean = total / centres.shape[1]
-            answer[start : start + POINTS] = _elementary.log(mean) - 0.5 * nearest
-    return answer
-
-
-def _squared_distance(points: Array, centre: Array) -> Array:
-    difference = points[0] - centre[0]
-    squared: Array = difference * difference
-    for coordinate, value in zip(points[1:], centre[1:], strict=True):
-        difference = coordinate - value
-        squared = squared + difference * difference
-    return squared

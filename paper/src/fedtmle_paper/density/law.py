@@ -11,10 +11,10 @@ from typing import final
 import numpy as np
 
 from fedtmle.model import kernels
-from fedtmle.model.density.fluctuation import AbstractFluctuation
-from fedtmle.model.density.quadrature import Memo, combined, expectation, reweight, second_moment
-from fedtmle.model.density.start import DROPPED, KernelDensity, Rule
 from fedtmle.model.types import Array, Bools, exponent
+from fedtmle_paper.density.fluctuation import AbstractFluctuation
+from fedtmle_paper.density.quadrature import Memo, combined, expectation, reweight, second_moment
+from fedtmle_paper.density.start import DROPPED, KernelDensity, Rule
 
 KEPT_LAWS = 16  # of each start
 SLACK = 1.0 + 2.0**-20  # the vertices bound D up to rounding
@@ -32,6 +32,10 @@ class AbstractFunctional(ABC):
     @abstractmethod
     def eif(self, points: Array) -> Array:
         """Return D(p) at points (q, N), shape (d, N)."""
+
+    @abstractmethod
+    def tangent(self, points: Array, j: int) -> Array:
+        """Return dD/do_j at points (q, N), shape (d, N)."""
 
     @property
     @abstractmethod

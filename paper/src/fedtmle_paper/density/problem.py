@@ -9,15 +9,12 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import final
 
 import numpy as np
 
 from fedtmle.errors import DataError, InputError, NumericalError
-from fedtmle.model.density.fluctuation import AbstractFluctuation
-from fedtmle.model.density.law import AbstractFunctional, DensityLaw, Step
-from fedtmle.model.density.quadrature import DensityNormaliser, combined, reweight, second_moment
-from fedtmle.model.density.start import kernel_density
 from fedtmle.model.exact import Sums
 from fedtmle.model.linear import congruence
 from fedtmle.model.problem import (
@@ -30,6 +27,11 @@ from fedtmle.model.problem import (
 )
 from fedtmle.model.submodel import GeneralisedLinear
 from fedtmle.model.types import Array, RowBound, exponent
+from fedtmle.privacy.charts import AbstractMomentsChart, Tangent, chart_of
+from fedtmle_paper.density.fluctuation import AbstractFluctuation
+from fedtmle_paper.density.law import AbstractFunctional, DensityLaw, Step
+from fedtmle_paper.density.quadrature import DensityNormaliser, combined, reweight, second_moment
+from fedtmle_paper.density.start import kernel_density
 
 
 class AbstractDensityProblem(AbstractProblem[DensityLaw, Array], PoolableRows[Array]):
@@ -210,3 +212,31 @@ class AbstractDensityProblem(AbstractProblem[DensityLaw, Array], PoolableRows[Ar
             eif=functional.eif(law.rule.nodes),
             moved=law.moved,
         )
+
+
+@final
+@dataclass(frozen=True)
+class DensityChart(AbstractMomentsChart[DensityLaw, Array]):
+    """A functional of a density: the coordinates of the observation, which enter through D."""
+
+    problem: AbstractDensityProblem
+
+    def submodel(self, law: DensityLaw, rows: Array) -> GeneralisedLinear:
+        return self.problem.submodel(law, rows)
+
+    @property
+    def coordinates(self) -> tuple[str, ...]:
+        return tuple(f"x{j}" for j in range(1, self.problem.columns + 1))
+
+    def submodel_tangent(self, law: DensityLaw, rows: Array, name: str) -> Tangent:
+        return Tangent(X=self.problem.fluctuation.multiple * self.closing_tangent(law, rows, name))
+
+    def closing_columns(self, law: DensityLaw, rows: Array) -> Array:
+        return law.functional.eif(rows)
+
+    def closing_tangent(self, law: DensityLaw, rows: Array, name: str) -> Array:
+        self.require_coordinate(name)
+        return law.functional.tangent(rows, self.coordinates.index(name))
+
+
+chart_of.register(AbstractDensityProblem, DensityChart)

@@ -18,9 +18,9 @@ import numpy as np
 
 from fedtmle.errors import NumericalError
 from fedtmle.model import kernels
-from fedtmle.model.density.fluctuation import AbstractFluctuation
 from fedtmle.model.submodel import AbstractNormaliser
 from fedtmle.model.types import Array, exponent, unpack
+from fedtmle_paper.density.fluctuation import AbstractFluctuation
 
 Value = TypeVar("Value")
 

@@ -22,12 +22,12 @@ import numpy as np
 
 from fedtmle.errors import InputError, NumericalError
 from fedtmle.model import kernels
-from fedtmle.model.density.fluctuation import AbstractFluctuation, LogisticFluctuation
-from fedtmle.model.density.law import AbstractFunctional
-from fedtmle.model.density.problem import AbstractDensityProblem
-from fedtmle.model.density.quadrature import combine, combined, expectation, second_moment
 from fedtmle.model.linear import cholesky, congruence, invert, multiply, solve_factored
 from fedtmle.model.types import Array
+from fedtmle_paper.density.fluctuation import AbstractFluctuation, LogisticFluctuation
+from fedtmle_paper.density.law import AbstractFunctional
+from fedtmle_paper.density.problem import AbstractDensityProblem
+from fedtmle_paper.density.quadrature import combine, combined, expectation, second_moment
 
 SQUARE = ((-2.0, -2.0), (2.0, -2.0), (-2.0, 2.0), (2.0, 2.0))  # S.3
 ROUNDING = 2.0**-51
@@ -156,6 +156,13 @@ class Transport(AbstractFunctional):
 
     def eif(self, points: Array) -> Array:
         return combine(self.gain, self.problem.shares(points, self.theta) - self._capacities)
+
+    def tangent(self, points: Array, j: int) -> Array:
+        # ds_a/do_j = s_a (z_aj - sum_b s_b z_bj)/l; |o|^2/2 cancels in the softmax.
+        z = np.array(self.problem.destinations)[:, j]
+        s = self.problem.shares(points, self.theta)
+        mean = z[:-1] @ s + z[-1] * (1.0 - s.sum(axis=0))
+        return np.asarray(self.gain @ (s * (z[:-1, None] - mean) / self.problem.regularisation))
 
     @property
     def vertices(self) -> Array:

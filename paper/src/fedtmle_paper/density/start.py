@@ -18,9 +18,10 @@ import numpy as np
 
 from fedtmle.errors import InputError
 from fedtmle.model import kernels
-from fedtmle.model.density.quadrature import Memo, reweight
 from fedtmle.model.linear import cholesky, invert_lower, multiply
 from fedtmle.model.types import Array, IntArray
+from fedtmle_paper.density.kernel import log_mean_kernel
+from fedtmle_paper.density.quadrature import Memo, reweight
 
 REACH = 9.0  # kernel SDs around the pilot sample; outside lies less than 2 q 1.2e-19 of the mass
 DROPPED = 2.0**-50  # bound on the total mass of the nodes left out within that reach
@@ -57,7 +58,7 @@ class KernelDensity:
 
     def log_density(self, points: Array) -> Array:
         """log p^0 at points of shape (q, N)."""
-        return kernels.log_mean_kernel(self._whiten(points), self._centres) - self._log_volume
+        return log_mean_kernel(self._whiten(points), self._centres) - self._log_volume
 
     def spacing(self, ceiling: float, strip: tuple[float, ...]) -> tuple[float, ...]:
         """A spacing per coordinate, at most ``ceiling``, that resolves p^0 times the target's integrands.
