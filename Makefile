@@ -50,9 +50,10 @@ $(VENV)/.docs: $(READY)
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --group docs
 	touch $@
 
-docs: $(VENV)/.docs  ## the documentation, in build/site; a dead link fails
+GALLERY ?= 1
+docs: $(VENV)/.docs  ## the documentation, in build/site; a dead link fails; GALLERY=0 does not run the worked studies
 	$(BIN)/python -m tools.document
-	$(BIN)/mkdocs build --strict --quiet
+	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going -D plot_gallery=$(GALLERY) docs build/site
 
 bundle: $(READY)  ## an installation for machines without a network, in build/bundle
 	rm -rf build/bundle

@@ -21,15 +21,43 @@ from __future__ import annotations
 
 
 class FedTMLEError(Exception):
-    """Base of all errors raised on purpose."""
+    """Base of all errors that the package raises on purpose.
+
+    Examples
+    --------
+    >>> issubclass(ft.RefusedError, ft.FedTMLEError)
+    True
+    """
 
 
 class InputError(FedTMLEError, ValueError):
-    """An argument is wrong; the message names it, and says what was expected."""
+    """An argument is wrong. The message names it and says what was expected.
+
+    Examples
+    --------
+    >>> try:
+    ...     ft.ATE(outcome="died")
+    ... except ft.InputError as error:
+    ...     print(error)
+    treatment: ATE needs the name of a column
+    """
 
 
 class DataError(InputError):
-    """Rows cannot be used; the message names the silo and, where it can, the column."""
+    """Rows cannot be used. The message names the silo and, where it can, the column; it quotes no value.
+
+    Parameters
+    ----------
+    message
+        What is wrong.
+    silo
+        The silo's name, which is put in front of the message.
+
+    Examples
+    --------
+    >>> print(ft.DataError("column 'age' is empty", silo="north"))
+    silo 'north': column 'age' is empty
+    """
 
     def __init__(self, message: str, *, silo: str | None = None) -> None:
         self.message = message
@@ -42,18 +70,40 @@ class DataError(InputError):
 
 
 class ContributionError(DataError):
-    """A row's contribution is beyond the bound that the plan declares for exact sums."""
+    """A row's contribution is beyond the bound that the plan declares for exact sums.
+
+    Examples
+    --------
+    >>> issubclass(ft.ContributionError, ft.DataError)
+    True
+    """
 
 
 class ChangedDataError(DataError):
-    """A silo's rows are not those for which its owner approved a plan."""
+    """A silo's rows are not those for which its owner approved a plan.
+
+    Examples
+    --------
+    >>> issubclass(ft.ChangedDataError, ft.DataError)
+    True
+    """
 
 
 class FitError(InputError):
-    """A model cannot be fitted to the rows; ``reason`` is coarse enough to be sent.
+    """A model cannot be fitted to the rows.
 
-    It is "separation", "collinear", "convergence", "arm" (an arm, a stratum or all of an outcome is absent),
-    "overlap" or "few".
+    Parameters
+    ----------
+    reason
+        "separation", "collinear", "convergence", "arm" (an arm, a stratum or an outcome is absent),
+        "overlap" or "few". It is coarse enough to be sent.
+    message
+        What to do about it.
+
+    Examples
+    --------
+    >>> ft.FitError("separation", "leave a column out").reason
+    'separation'
     """
 
     def __init__(self, reason: str, message: str) -> None:
@@ -65,27 +115,85 @@ class FitError(InputError):
 
 
 class PrecisionError(InputError):
-    """A tolerance is finer than the exact sums or the quadrature can certify."""
+    """A tolerance is finer than the exact sums or the quadrature can certify.
+
+    Examples
+    --------
+    >>> problem = ft.Mean(bounds=(0.0, 10.0))
+    >>> try:
+    ...     ft.solve(problem, problem.start(5.0), {"a": [1.0], "b": [2.0]}, ft.Coded(tolerance=1e-15))
+    ... except ft.PrecisionError:
+    ...     print("too fine")
+    too fine
+    """
 
 
 class CheckFailedError(FedTMLEError):
-    """A problem failed `check_problem`; the message lists the checks."""
+    """A target failed `check_problem`. The message lists the checks that failed.
+
+    Examples
+    --------
+    >>> issubclass(ft.CheckFailedError, ft.FedTMLEError)
+    True
+    """
 
 
 class NumericalError(FedTMLEError, ArithmeticError):
-    """A computation left the model: a non-finite loss, an inadmissible eps, not a density."""
+    """A computation left the model: a loss that is not finite, or a fluctuation that is not admitted.
+
+    Examples
+    --------
+    >>> problem = ft.Mean(bounds=(0.0, 10.0))
+    >>> try:
+    ...     problem.move(problem.start(5.0), [100.0])
+    ... except ft.NumericalError:
+    ...     print("outside the bounds")
+    outside the bounds
+    """
 
 
 class ProtocolError(FedTMLEError):
-    """A message is out of order, or a party did not do its part."""
+    """A message is out of order, or a party did not do its part.
+
+    Examples
+    --------
+    >>> issubclass(ft.RefusedError, ft.ProtocolError)
+    True
+    """
 
 
 class DecodeError(ProtocolError):
-    """Bytes that are not a canonical message."""
+    """Bytes that are not a canonical message.
+
+    Examples
+    --------
+    >>> try:
+    ...     ft.Transcript.decode(b"no transcript")
+    ... except ft.DecodeError:
+    ...     print("not a transcript")
+    not a transcript
+    """
 
 
 class RefusedError(ProtocolError):
-    """A silo refused a request; ``code`` says why, in words that carry no data."""
+    """A silo refused a request.
+
+    Parameters
+    ----------
+    silo
+        The silo.
+    code
+        Why, in words that carry no data.
+
+    Examples
+    --------
+    >>> strict = ft.Policy(min_rows=1000)
+    >>> try:
+    ...     ft.run(study, silos, policy=strict)
+    ... except ft.RefusedError as error:
+    ...     print(error.silo)
+    north
+    """
 
     def __init__(self, silo: str, code: str) -> None:
         self.silo = silo
@@ -94,7 +202,20 @@ class RefusedError(ProtocolError):
 
 
 class DeadlineError(ProtocolError):
-    """Silos did not answer in time; their names are in ``silos``."""
+    """Silos did not answer in time.
+
+    Parameters
+    ----------
+    silos
+        Their names.
+    seconds
+        How long was waited.
+
+    Examples
+    --------
+    >>> ft.DeadlineError(("north",), 30.0).silos
+    ('north',)
+    """
 
     def __init__(self, silos: tuple[str, ...], seconds: float) -> None:
         self.silos = silos
@@ -104,4 +225,10 @@ class DeadlineError(ProtocolError):
 
 
 class JournalError(ProtocolError):
-    """A journal or ledger was changed, does not fit its plan, or cannot be written; the message names it."""
+    """A journal or ledger was changed, does not fit its plan, or cannot be written. The message names it.
+
+    Examples
+    --------
+    >>> issubclass(ft.JournalError, ft.FedTMLEError)
+    True
+    """

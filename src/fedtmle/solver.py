@@ -44,15 +44,54 @@ def solve(
     index: Mapping[str, IntArray] | None = None,
     aggregation: Aggregation = "open",
 ) -> Result:
-    """Run ``algorithm`` over ``silos`` (name -> rows) from the initial ``law`` and return the result.
+    """Run an algorithm on a target over silos in this process, and return the result.
 
-    ``threads`` is the number of silos that answer at the same time; ``progress`` is called after every
-    round. ``observe`` reads the rows outside the protocol to add pooled losses to the trajectory, and to the
-    certificate every bound that needs the rows. ``populations`` asks first, in two small rounds, whether the
-    silos' rows look like draws from one population; the rows must be independent. ``index`` gives each
-    silo's row numbers in the pooled order, which only SGD batches depend on.
-    With ``aggregation`` "masked" the silos send sums under pairwise masks, as in a deployed run, with keys
-    that follow from their names.
+    Parameters
+    ----------
+    problem
+        The target.
+    law
+        The initial law, such as ``problem.start(...)``.
+    silos
+        The rows of each silo, by name.
+    algorithm
+        The algorithm.
+    threads
+        The number of silos that answer at the same time.
+    progress
+        Called after every round.
+    observe
+        Whether to read the rows outside the protocol, to add pooled losses to the trajectory and to the
+        certificate every bound that needs the rows.
+    populations
+        Whether to ask first, in two small rounds, if the silos' rows look like draws from one population.
+        The rows must be independent.
+    index
+        Each silo's row numbers in the pooled order, on which only stochastic batches depend.
+    aggregation
+        "masked" lets the silos send sums under pairwise masks, as in a deployed run, with keys that follow
+        from their names.
+
+    Returns
+    -------
+    Result
+        The estimate, how exactly it was computed, and its cost.
+
+    Raises
+    ------
+    InputError
+        An argument is wrong.
+    DataError
+        A silo's rows cannot be used.
+    PrecisionError
+        The tolerance is finer than the sums can certify.
+
+    Examples
+    --------
+    >>> problem = ft.Mean(bounds=(0.0, 10.0))
+    >>> result = ft.solve(problem, problem.start(5.0), {"a": [1.0, 2.0], "b": [6.0]}, ft.Gradient())
+    >>> round(float(result.psi[0]), 6)
+    3.0
     """
     check_silos(silos, algorithm)
     check_aggregation(aggregation, algorithm)

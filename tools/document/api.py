@@ -1,13 +1,9 @@
-"""`docs/api.md`: everything that `import fedtmle as ft` offers, from its docstrings."""
+"""`docs/api.md`: everything that `import fedtmle as ft` offers, by group."""
 
 from __future__ import annotations
 
-import dataclasses
-import enum
 import inspect
 from collections.abc import Iterator
-from types import ModuleType
-from typing import Any
 
 import fedtmle as ft
 from fedtmle import errors
@@ -69,13 +65,19 @@ GROUPS = {
     "Errors": tuple(name for name, error in vars(errors).items() if inspect.isclass(error)),
 }
 
+VALUES = {
+    "ESTIMANDS": "the estimands of a treatment at one time, in the order of the study file's template",
+    "TIME_ESTIMANDS": "the estimands of time to an event",
+    "REGIME_ESTIMANDS": "the estimands of treatment over time",
+}
+
 
 def _registered() -> tuple[type[ft.AbstractEffect], ...]:
     return (*estimands.ESTIMANDS, *TIME_ESTIMANDS, *REGIME_ESTIMANDS)
 
 
 def page() -> str:
-    """The whole page."""
+    """Return the page that lists every public name by group; Sphinx writes a page of each."""
     registered = tuple(estimand.__name__ for estimand in _registered())
     groups = {
         title: (*names, *registered) if title == ESTIMANDS_TITLE else names for title, names in GROUPS.items()
@@ -86,7 +88,8 @@ def page() -> str:
     head = [
         "# API reference",
         "",
-        "`import fedtmle as ft`. Written from the docstrings by `python -m tools.document`.",
+        "`import fedtmle as ft` offers these names. Examples also use `np` for numpy, and a `study` of a treatment",
+        "in two `silos`, with its `result`, as in the example of `fedtmle.run`.",
         "",
     ]
     body = [line for title, names in groups.items() for line in (f"## {title}", "", *_group(names))]
@@ -94,23 +97,13 @@ def page() -> str:
 
 
 def _group(names: tuple[str, ...]) -> Iterator[str]:
-    for name in names:
-        thing = getattr(ft, name)
-        yield f"### `ft.{name}`"
-        yield ""
-        if isinstance(thing, tuple):
-            yield "The registered estimands: what a study file's `kind` and `import fedtmle` offer."
-            yield ""
-            yield from estimand_table()
-            yield ""
-        elif isinstance(thing, ModuleType):
-            yield from _doc(thing)
-            for member, function in inspect.getmembers(thing, inspect.isfunction):
-                if function.__module__ == thing.__name__ and not member.startswith("_"):
-                    yield from _code(f"ft.{name}.{member}", function)
-                    yield from _doc(function)
-        else:
-            yield from _one(name, thing)
+    """Yield the lines of one group: what is a value, an explanation of it, then a list of the rest."""
+    values = [name for name in names if isinstance(getattr(ft, name), tuple)]
+    yield from (f"* `ft.{name}`: {VALUES[name]}" for name in values)
+    yield from [""] if values else []
+    yield from ("```{eval-rst}", ".. autosummary::", "   :toctree: generated", "   :nosignatures:", "")
+    yield from (f"   fedtmle.{name}" for name in names if name not in values)
+    yield from ("```", "")
 
 
 def estimand_table() -> Iterator[str]:
@@ -118,63 +111,3 @@ def estimand_table() -> Iterator[str]:
     yield "| you want | write |"
     yield "|---|---|"
     yield from (f"| {estimand.description} | `{estimand.__name__}` |" for estimand in _registered())
-
-
-def _one(name: str, thing: Any) -> Iterator[str]:
-    if isinstance(thing, type) and issubclass(thing, enum.Enum):
-        yield from _doc(thing)
-        yield from (f"* `{member.name}`: {member.value}" for member in thing)
-        yield ""
-        return
-    yield from _code(f"ft.{name}", thing)
-    yield from _doc(thing)
-    if isinstance(thing, type):
-        yield from _members(thing)
-
-
-def _code(name: str, thing: Any) -> Iterator[str]:
-    """The signature, one argument a line where it is long; annotations as they are written."""
-    try:
-        signature = inspect.signature(thing)
-    except (TypeError, ValueError):
-        return
-    parameters = [_parameter(parameter) for parameter in signature.parameters.values()]
-    kinds = [parameter.kind for parameter in signature.parameters.values()]
-    if inspect.Parameter.KEYWORD_ONLY in kinds:
-        parameters.insert(kinds.index(inspect.Parameter.KEYWORD_ONLY), "*")
-    line = f"{name}({', '.join(parameters)})"
-    yield "```text"
-    if len(line) <= 90:
-        yield line
-    else:
-        yield f"{name}("
-        yield from (f"    {parameter}," for parameter in parameters)
-        yield ")"
-    yield "```"
-    yield ""
-
-
-def _parameter(parameter: inspect.Parameter) -> str:
-    empty = inspect.Parameter.empty
-    kind = "" if parameter.annotation is empty else f": {parameter.annotation}"
-    default = "" if parameter.default is empty else f" = {parameter.default!r}"
-    return f"{parameter.name}{kind}{default}"
-
-
-def _doc(thing: Any) -> Iterator[str]:
-    yield from (inspect.getdoc(thing) or "").splitlines()
-    yield ""
-
-
-def _members(thing: type) -> Iterator[str]:
-    """Public methods and properties that the class itself defines, by the first line of their text."""
-    fields = {field.name for field in dataclasses.fields(thing)} if dataclasses.is_dataclass(thing) else set()
-    for name, member in vars(thing).items():
-        if name.startswith("_") or name in fields:
-            continue
-        function = member.fget if isinstance(member, property) else getattr(member, "__func__", member)
-        text = inspect.getdoc(function) if inspect.isfunction(function) else None
-        if text:
-            call = "" if isinstance(member, property) else "()"
-            yield f"* `{name}{call}`: {' '.join(text.split())}"
-    yield ""

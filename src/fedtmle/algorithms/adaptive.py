@@ -27,12 +27,34 @@ class Adaptive(AbstractAlgorithm):
     """Local rounds while they pay, then Algorithm 4.
 
     In a local round every silo sends its gradient and its own fit. The average of the fits is taken if it
-    is sure to decrease the pooled loss by ``cost`` times what a gradient step is sure to. Otherwise a
-    gradient step is taken, and `Coded` goes on (`fedtmle.protocol.switching` has the rule). With ``cost`` of
-    at least one, every round decreases the loss by at least ||g~||^2/(6 beta), so the bound on R of
-    Algorithm 4 with one step per update holds. beta must bound every silo's curvature: ``smoothness`` is as
-    in `Coded`, over silos, and one for the whole run. ``radius`` and ``solver`` are those of local fits, as
-    in `LocalAverage`.
+    is sure to decrease the pooled loss by ``cost`` times what a gradient step is sure to; otherwise a
+    gradient step is taken, and `Coded` goes on. With ``cost`` of at least one, every round decreases the
+    loss by at least ||g~||^2/(6 beta), so the bound on R of Algorithm 4 with one step per update holds.
+
+    Parameters
+    ----------
+    tolerance
+        The residual at which the run ends: the norm of the pooled mean of the efficient influence function.
+        A number, or a rule that sets it from the standard errors ("practical").
+    coordinates
+        "whitened" by the curvature, or "raw".
+    smoothness
+        As in `Coded`, over silos: beta must bound every silo's curvature.
+    cost
+        The cost of a local round relative to a gradient round.
+    max_rounds
+        The most rounds.
+    radius
+        The radius of the public ball in which silos search their fits.
+    solver
+        How silos fit: `NewtonFits` or `FirstOrderFits`.
+
+    Examples
+    --------
+    >>> problem = ft.Mean(bounds=(0.0, 10.0))
+    >>> result = ft.solve(problem, problem.start(5.0), {"a": [1.0, 2.0], "b": [6.0]}, ft.Adaptive())
+    >>> result.status.name
+    'CONVERGED'
     """
 
     tolerance: Tolerance = "practical"

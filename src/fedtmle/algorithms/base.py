@@ -30,7 +30,13 @@ UNMASKABLE = (
 
 
 class AbstractAlgorithm(ABC):
-    """Configuration only; ``flow`` is the public program that every party runs."""
+    """Base of algorithms: configuration, and the flow that every party runs.
+
+    Examples
+    --------
+    >>> isinstance(ft.Coded(), ft.AbstractAlgorithm)
+    True
+    """
 
     @abstractmethod
     def flow(self, problem: Problem, law: Law, n: int) -> Flow[Targeted | Personalised]:

@@ -56,15 +56,36 @@ History = list[tuple[tuple[int, ...], tuple[float, ...]]]  # beta u^k/h in integ
 class Coded(AbstractAlgorithm):
     """Algorithm 4: rounded gradients, coded as differences, with a certificate.
 
-    ``tolerance`` is the paper's delta, a bound on the raw residual in either coordinates, or a
-    rule that sets it from the standard errors (`settle_tolerance`).
-    ``inner`` "step" re-centres after every gradient step, so that every query is an EIF check and
-    R = S + 1; "adaptive" is the paper's own: steps in one submodel until its gradient is small, then
-    a new origin, R = S + K + 1. The first needs fewer rounds, the second a shorter history H_K. "auto" is
-    adaptive where a new origin has the gradient of the point just accepted (a regression's fluctuation): its
-    check cannot fail, so that the closing sums are asked in the same round. Elsewhere it is "step".
-    ``smoothness`` is beta (in the run's coordinates) if it is a number. ``fixed_width`` J sends
-    absolute integers in [-J, J] instead of differences; the decoded iterates are the same.
+    With ``inner`` "step" the law is re-centred after every gradient step, so that every query checks the
+    equation and R = S + 1. "adaptive" is the paper's own: steps in one submodel until its gradient is
+    small, then a new origin, R = S + K + 1. The first needs fewer rounds, the second a shorter history.
+    "auto" is adaptive where the check at a new origin cannot fail (the fluctuation of a regression), so
+    that the closing sums are asked in the same round, and "step" elsewhere.
+
+    Parameters
+    ----------
+    tolerance
+        The residual at which the run ends: the norm of the pooled mean of the efficient influence function.
+        A number, or a rule that sets it from the standard errors ("practical"). It is the paper's delta.
+    coordinates
+        "whitened" by the curvature, or "raw".
+    smoothness
+        `Estimated`, `Certified`, or beta itself as a number, in the run's coordinates.
+    inner
+        "auto", "step" or "adaptive".
+    max_rounds
+        The most rounds.
+    fixed_width
+        If given, J: absolute integers in [-J, J] are sent instead of differences. The iterates are the
+        same.
+
+    Examples
+    --------
+    >>> problem = ft.Mean(bounds=(0.0, 10.0))
+    >>> silos = {"a": [1.0, 2.0], "b": [6.0]}
+    >>> result = ft.solve(problem, problem.start(5.0), silos, ft.Coded(tolerance=1e-6))
+    >>> result.residual <= 1e-6
+    True
     """
 
     tolerance: Tolerance = "practical"

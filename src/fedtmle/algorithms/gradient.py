@@ -26,7 +26,25 @@ from fedtmle.protocol.query import Flow, Law, Problem
 @final
 @dataclass(frozen=True, kw_only=True)
 class Gradient(AbstractAlgorithm):
-    """Algorithm 2: pooled gradients, an inner optimiser, re-centring, an EIF check per update."""
+    """Algorithm 2 (FedTMLE-G): pooled gradients, an inner optimiser, and a check of the equation per update.
+
+    Parameters
+    ----------
+    tolerance
+        The residual at which the run ends: the norm of the pooled mean of the efficient influence function.
+        A number, or a rule that sets it from the standard errors ("practical").
+    optimizer
+        `GradientDescent`, `Newton` or `StochasticGradientDescent`.
+    max_updates
+        The most updates.
+
+    Examples
+    --------
+    >>> problem = ft.Mean(bounds=(0.0, 10.0))
+    >>> algorithm = ft.Gradient(optimizer=ft.Newton())
+    >>> float(ft.solve(problem, problem.start(5.0), {"a": [1.0, 2.0], "b": [6.0]}, algorithm).psi[0])
+    3.0
+    """
 
     tolerance: Tolerance = "practical"
     optimizer: AbstractOptimizer = GradientDescent()
@@ -93,7 +111,20 @@ class Gradient(AbstractAlgorithm):
 @final
 @dataclass(frozen=True, kw_only=True)
 class Exact:
-    """An exact inner solve: the minimum within ``radius`` to the accuracy of the sums."""
+    """An exact inner solve: the minimum of the loss, to the accuracy of the sums.
+
+    Parameters
+    ----------
+    radius
+        The radius of the ball in which it is searched.
+    exhaustive
+        Whether to descend from more public starting points, where the loss is not convex.
+
+    Examples
+    --------
+    >>> ft.Exact().radius
+    64.0
+    """
 
     radius: float = 64.0
     exhaustive: bool = False
@@ -102,7 +133,24 @@ class Exact:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Central(AbstractAlgorithm):
-    """Algorithm 1 on the pooled rows: the same flow as `Gradient` on one silo, or exact solves."""
+    """Algorithm 1: targeting on the pooled records. The comparator that a federation replaces.
+
+    Parameters
+    ----------
+    tolerance
+        The residual at which the run ends: the norm of the pooled mean of the efficient influence function.
+        A number, or a rule that sets it from the standard errors ("practical").
+    optimizer
+        The inner optimiser, or `Exact`.
+    max_updates
+        The most updates.
+
+    Examples
+    --------
+    >>> problem = ft.Mean(bounds=(0.0, 10.0))
+    >>> float(ft.solve(problem, problem.start(5.0), {"a": [1.0, 2.0], "b": [6.0]}, ft.Central()).psi[0])
+    3.0
+    """
 
     tolerance: Tolerance = "practical"
     optimizer: AbstractOptimizer | Exact = Exact()

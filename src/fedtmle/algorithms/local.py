@@ -38,14 +38,35 @@ FAILED_FITS = {FitOutcome.BOUNDARY: Status.BOUNDARY_FIT, FitOutcome.STALLED: Sta
 @final
 @dataclass(frozen=True, kw_only=True)
 class LocalAverage(AbstractAlgorithm):
-    """Algorithm 3. ``weights``: "size" (N_m/n), "uniform" (1/M), or one number per silo.
+    """Algorithm 3 (FedTMLE-L): each silo fits its own fluctuation, and the fits are averaged.
 
-    Fits are searched in the public ball of ``radius``; ``exhaustive`` descends from more public
-    starts where the loss is not convex. ``progress_tolerance``, if given, ends the run when an
-    update is no longer than it: a fixed point is approached without being hit. That is
-    stagnation, never convergence. ``solver`` says how silos fit. Fits and averages travel as integers of
-    a ``lattice``: "fine" is 2^-10 of the tolerance, rounded down to a power of two; a number is its
-    spacing; None sends doubles.
+    Parameters
+    ----------
+    tolerance
+        The residual at which the run ends: the norm of the pooled mean of the efficient influence function.
+        A number, or a rule that sets it from the standard errors ("practical").
+    weights
+        "size" (N_m/n), "uniform" (1/M), or one number per silo.
+    max_updates
+        The most updates.
+    radius
+        The radius of the public ball in which silos search their fits.
+    exhaustive
+        Whether silos descend from more public starting points, where the loss is not convex.
+    progress_tolerance
+        If given, the run ends when an update is no longer than this. That is stagnation, never convergence.
+    solver
+        How silos fit: `NewtonFits` or `FirstOrderFits`.
+    lattice
+        Fits and averages travel as integers of a lattice. "fine" is 2^-10 of the tolerance, rounded down to
+        a power of two; a number is its spacing; None sends doubles.
+
+    Examples
+    --------
+    >>> problem = ft.Mean(bounds=(0.0, 10.0))
+    >>> result = ft.solve(problem, problem.start(5.0), {"a": [1.0, 2.0], "b": [6.0]}, ft.LocalAverage())
+    >>> round(float(result.psi[0]), 6)
+    3.0
     """
 
     tolerance: Tolerance = "practical"
@@ -145,13 +166,36 @@ class LocalAverage(AbstractAlgorithm):
 @final
 @dataclass(frozen=True, kw_only=True)
 class Personalized(AbstractAlgorithm):
-    """Algorithm 5: a silo whose fit is zero freezes its law and estimate, and leaves.
+    """Algorithm 5 (FedTMLE-LR): a silo whose fit is zero keeps its law and estimate, and leaves.
 
-    Fits travel as integers of a ``lattice`` of that spacing, and one that rounds to zero is zero; None
-    sends doubles, which are never exactly zero for continuous data. Two rules let a silo leave earlier:
-    ``gap`` retires one whose fit gains no more than that, Delta_m <= gap; ``noise`` one whose EIF mean is
-    within that fraction of its own sampling noise. ``radius``, ``exhaustive`` and ``solver`` are as in
-    `LocalAverage`.
+    Two rules let a silo leave earlier: ``gap`` and ``noise``.
+
+    Parameters
+    ----------
+    weights
+        "size" (N_m/n) or "uniform" (1/M).
+    max_updates
+        The most updates.
+    radius
+        The radius of the public ball in which silos search their fits.
+    exhaustive
+        Whether silos descend from more public starting points, where the loss is not convex.
+    lattice
+        The spacing of the lattice on which fits travel as integers. A fit that rounds to zero is zero. None
+        sends doubles, which are never exactly zero for continuous data.
+    noise
+        A silo leaves when its EIF mean is within this fraction of its own sampling noise.
+    gap
+        A silo leaves when its own fit would lower its mean loss by no more than this.
+    solver
+        How silos fit: `NewtonFits` or `FirstOrderFits`.
+
+    Examples
+    --------
+    >>> problem = ft.Mean(bounds=(0.0, 10.0))
+    >>> result = ft.solve(problem, problem.start(5.0), {"a": [1.0, 2.0], "b": [6.0]}, ft.Personalized())
+    >>> result.status.name, sorted(result.silos)
+    ('CANCELLATION', ['a', 'b'])
     """
 
     weights: Weighting | str = Weighting.SIZE

@@ -14,12 +14,16 @@ from fedtmle.protocol.query import Flow, Law, MomentsQuery, Problem
 @final
 @dataclass(frozen=True, kw_only=True)
 class OneStep(AbstractAlgorithm):
-    """No targeting: Psi(p^0) + P_n D(p^0), from the closing sums alone, in one round.
+    """The one-step estimate Psi(p^0) + P_n D(p^0) from the closing sums alone, without targeting.
 
     It has the first-order properties of a TMLE, but is no plug-in: an estimated mean may leave the range of
-    the outcome. For treatment effects it is the augmented inverse probability
-    weighted (AIPW) estimate, with the outcome model's predictions as they are: those of a linear model may
-    leave the outcome's declared range.
+    the outcome. For treatment effects it is the augmented inverse-probability-weighted (AIPW) estimate.
+
+    Examples
+    --------
+    >>> from dataclasses import replace
+    >>> ft.run(replace(study, algorithm=ft.OneStep()), silos).run.status.name
+    'ONE_STEP'
     """
 
     @property

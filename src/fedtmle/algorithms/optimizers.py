@@ -79,10 +79,25 @@ class _Iterate:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Backtracking:
-    """Step selection: try ``grow`` times the last step, halve until the loss falls enough.
+    """Step sizes that are halved until the loss falls enough.
 
-    The first step is 1/lambda_max of the curvature at the first origin unless ``first`` is
-    given. Every trial is a pooled query and counts as a round.
+    Every trial is a pooled query and counts as a round.
+
+    Parameters
+    ----------
+    first
+        The first step. By default 1/lambda_max of the curvature at the first origin.
+    armijo
+        The share of the predicted decrease that must be reached.
+    grow
+        The factor by which the last step is enlarged before it is tried.
+    max_halvings
+        The most halvings of one step.
+
+    Examples
+    --------
+    >>> ft.Backtracking().grow
+    2.0
     """
 
     first: float | None = None
@@ -100,10 +115,17 @@ class Backtracking:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """Step sizes eta_{k,t} as Algorithm 2 has them: update k takes the T_k steps of row k, no more, no fewer.
+    """Step sizes eta_{k,t} as Algorithm 2 has them: update k takes the T_k steps of row k.
 
-    The last row stands for all later updates. ``Schedule(steps=((0.5, 0.5), (0.25,)))`` takes two steps in
-    the first update and one in each of the others.
+    Parameters
+    ----------
+    steps
+        One row of step sizes per update. The last row stands for all later updates.
+
+    Examples
+    --------
+    >>> ft.Schedule(steps=((0.5, 0.5), (0.25,))).of(7)
+    (0.25,)
     """
 
     steps: tuple[tuple[float, ...], ...]
@@ -125,9 +147,21 @@ class Schedule:
 @final
 @dataclass(frozen=True, kw_only=True)
 class GradientDescent(AbstractOptimizer):
-    """Full-batch gradient descent with a fixed ``step``, a `Schedule` of steps, or `Backtracking`.
+    """Gradient descent on all records.
 
-    ``max_steps`` and ``stop`` end the inner solves of the others; a schedule has its own T_k.
+    Parameters
+    ----------
+    step
+        The step size: a number, a `Schedule`, or `Backtracking`.
+    max_steps
+        The most steps of one inner solve. A schedule has its own.
+    stop
+        An inner solve ends when the gradient is at most this fraction of the residual at its origin.
+
+    Examples
+    --------
+    >>> ft.GradientDescent(step=0.5).max_steps
+    1000
     """
 
     step: float | Schedule | Backtracking = Backtracking()
@@ -197,7 +231,20 @@ class GradientDescent(AbstractOptimizer):
 @final
 @dataclass(frozen=True, kw_only=True)
 class Newton(AbstractOptimizer):
-    """Pooled Newton: gradient *and* Hessian sums, d(d+1)/2 more functionals disclosed per query."""
+    """Newton's method on pooled sums. A query discloses the Hessian too: d(d+1)/2 more numbers.
+
+    Parameters
+    ----------
+    max_steps
+        The most steps of one inner solve.
+    stop
+        An inner solve ends when the gradient is at most this fraction of the residual at its origin.
+
+    Examples
+    --------
+    >>> ft.Newton().max_steps
+    50
+    """
 
     max_steps: int = 50
     stop: float = 1e-3
@@ -231,14 +278,34 @@ class Newton(AbstractOptimizer):
 @final
 @dataclass(frozen=True, kw_only=True)
 class StochasticGradientDescent(AbstractOptimizer):
-    """SGD on pooled batches that every party draws by the same public seeded rule.
+    """Stochastic gradient descent on pooled batches, which every party draws by the same public seed.
 
-    A fixed number of ``steps`` per submodel. "fixed" ``batches`` are the n // batch parts of one
-    seeded partition of the pooled rows, taken in turn over the whole run. "fresh" ones are drawn
-    anew at each step, with or without ``replace``ment: sums over batches that overlap disclose single
-    rows by subtraction, so a silo with a policy answers fixed ones alone, unless its owner's
-    ``fresh_batches`` allows others as long as no combination of all their sums rests on fewer than
-    ``min_people``.
+    "fixed" batches are the parts of one seeded partition of the pooled records, taken in turn. "fresh" ones
+    are drawn anew at each step: sums over batches that overlap disclose single records by subtraction, so a
+    guarded silo refuses them unless its owner's ``fresh_batches`` allows them, as long as no combination of
+    all their sums rests on fewer than ``min_people``.
+
+    Parameters
+    ----------
+    batch
+        The number of records in a batch.
+    step
+        The step size.
+    steps
+        The number of steps per submodel.
+    batches
+        "fixed" or "fresh".
+    replace
+        Whether fresh batches are drawn with replacement.
+    seed
+        The public seed.
+    stop
+        If positive, an inner solve ends at this fraction of the residual at its origin.
+
+    Examples
+    --------
+    >>> ft.StochasticGradientDescent(batch=32, step=0.1).batches
+    'fixed'
     """
 
     batch: int

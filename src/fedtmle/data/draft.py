@@ -39,12 +39,26 @@ class Drafted:
 
 
 def draft(table: object) -> Variables:
-    """Return a dictionary of the columns of ``table``, for a person to edit.
+    """Return a draft of a dictionary for the columns of ``table``, for a person to edit.
 
-    ``table`` is a pandas or polars frame, a mapping of arrays, or the path of a .csv, .parquet or silo file,
-    which may read from a database. Kinds are guessed, and ranges are rounded outward: both are yours to
-    correct. A range says what is possible, for every silo, and not what occurs in one table. Columns of
-    dates, and those without values, are left out.
+    Kinds are guessed and ranges are rounded outward: both are yours to correct. A range says what is
+    possible, for every silo, and not what occurs in one table. Columns of dates, and columns without
+    values, are left out.
+
+    Parameters
+    ----------
+    table
+        A pandas or polars frame, a mapping of arrays, or the path of a .csv, .parquet or silo file.
+
+    Returns
+    -------
+    Variables
+        The draft.
+
+    Examples
+    --------
+    >>> ft.draft({"age": np.array([34.0, 71.5]), "sex": np.array(["f", "m"])})["age"].kind
+    'number'
     """
     return Variables({each.name: each.variable for each in drafted(table) if each.variable is not None})
 

@@ -167,11 +167,24 @@ Place = Path | CsvFile | Database | DatabaseQuery
 
 @dataclass(frozen=True, kw_only=True)
 class LongTable:
-    """A table with one row per person and period, which is read as a wide one with one row per person.
+    """A table with one row per person and period. It is read as a wide table with one row per person.
 
-    ``data`` is any source of a table. ``person`` and ``period`` are the columns that say whose a row is, and
-    of which period: 1, 2, and so on. A column "sev" of the long table gives "sev1", "sev2", ... in the wide
-    one, "sev" if it is the same in all rows of a person, and "sev_last" in the person's last row.
+    A column "sev" of the long table gives "sev1", "sev2", ... in the wide one, "sev" if it is the same in
+    all rows of a person, and "sev_last" from the person's last row.
+
+    Parameters
+    ----------
+    data
+        Any source of a table.
+    person
+        The column that says whose a row is.
+    period
+        The column that numbers the periods: 1, 2, and so on.
+
+    Examples
+    --------
+    >>> ft.LongTable(data="visits.csv", person="id", period="visit").person
+    'id'
     """
 
     data: object

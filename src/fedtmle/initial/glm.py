@@ -50,11 +50,29 @@ LARGEST_COEFFICIENT = 2.0**14  # on scaled columns
 @final
 @dataclass(frozen=True)
 class GLM:
-    """A generalised linear model, fitted to the pooled rows of all silos.
+    """A generalised linear model, fitted to the records of all silos together.
 
-    ``formula`` is the right-hand side, such as ``"age + C(sex)"``. ``family`` is "binomial", "gaussian" or
-    "poisson"; "auto" is binomial for a binary response, poisson for a count, else gaussian. ``ridge`` is the
-    penalty on the squared coefficients of the scaled columns; the intercept is not penalised.
+    Parameters
+    ----------
+    formula
+        The right-hand side, such as ``"age + C(sex)"``. ``C(x)`` is a factor, ``I(...)`` arithmetic,
+        ``a*b`` main effects and interaction, ``spline(x, knots=[...])`` a natural cubic spline, and
+        ``C(silo)`` the silo itself.
+    family
+        "binomial", "gaussian" or "poisson". "auto" is binomial for a binary response, poisson for a count
+        and else gaussian.
+    ridge
+        The penalty on the squared coefficients of the scaled columns. The intercept is not penalised.
+
+    Raises
+    ------
+    InputError
+        The formula cannot be read. The message says where.
+
+    Examples
+    --------
+    >>> ft.GLM("treated + age + C(sex)")
+    GLM(formula='treated + age + C(sex)', family='auto', ridge=0.0)
     """
 
     formula: str
@@ -301,10 +319,19 @@ class FittedGLM:
 @final
 @dataclass(frozen=True)
 class Supplied:
-    """Predictions that each silo already has, named by their columns.
+    """Predictions that each silo already has as columns.
 
-    An outcome model needs one column per arm, a treatment model the probability of each arm (or of each but
-    the first), and a missingness model the probability of being observed: one column, or one per arm.
+    Parameters
+    ----------
+    columns
+        The names of the columns. An outcome model needs one per arm, a treatment model the probability of
+        each arm (or of each but the first), and a missingness model the probability of being observed, in
+        one column or one per arm.
+
+    Examples
+    --------
+    >>> ft.Supplied("q0", "q1").columns
+    ('q0', 'q1')
     """
 
     columns: tuple[str, ...]

@@ -20,12 +20,25 @@ from fedtmle.model.types import Array
 @final
 @dataclass(frozen=True)
 class Pilot:
-    """A model fitted ``at`` one silo on its own rows and shipped to all; or one that is public.
+    """A model that is fitted at one silo and sent to all, or one that is public.
 
-    The coefficients or trees of a one-silo fit leave that silo unpooled, for everyone to see: they
-    disclose more of its rows than pooled sums do, and most where the silo is small or the model
-    large. Fit it where that was agreed to, or on public data. A public model predicts the outcome on
-    its own scale, or with ``unit_scale`` on that of its declared bounds.
+    The coefficients or trees of a model fitted at one silo are seen by everyone. They disclose more about
+    its records than pooled sums do, most of all where the silo is small or the model large. Fit it where
+    the owner agreed to that, or on public data.
+
+    Parameters
+    ----------
+    model
+        The model to fit, or a fitted one.
+    at
+        The silo that fits it. None if the model is fitted already.
+    unit_scale
+        Whether a public model predicts the outcome on the scale of its declared bounds, from 0 to 1.
+
+    Examples
+    --------
+    >>> ft.Pilot(ft.GLM("age"), at="north").at
+    'north'
     """
 
     model: GLM | GradientBoostedTrees | FittedGLM | TreeEnsemble

@@ -32,10 +32,20 @@ RIDGE_BITS = 50
 @final
 @dataclass(frozen=True)
 class PerSilo:
-    """Each silo fits its own trees, all are shipped to all, and each has its own weight.
+    """Trees that each silo fits on its own records. Each silo's trees have a weight of their own.
 
-    A silo with too few rows for a split abstains. The trees of a one-silo fit disclose more of
-    its rows than pooled sums do, as with `Pilot`.
+    A silo with too few records for a split abstains. All trees are sent to all silos: they disclose more
+    about a silo's records than pooled sums do, as with `Pilot`.
+
+    Parameters
+    ----------
+    model
+        The trees to fit.
+
+    Examples
+    --------
+    >>> ft.PerSilo(ft.GradientBoostedTrees("age + C(sex)")).model.rounds
+    50
     """
 
     model: GradientBoostedTrees
@@ -47,9 +57,21 @@ Learner = GLM | Pilot | PerSilo
 @final
 @dataclass(frozen=True)
 class SuperLearner:
-    """A convex combination of ``learners`` that minimises the pooled cross-validated squared error.
+    """The convex combination of learners with the least cross-validated squared error over all silos.
 
-    Each learner is fitted without each of ``folds`` folds, drawn within silos from ``seed``, and on all rows.
+    Parameters
+    ----------
+    learners
+        The candidates, such as `GLM`, `PerSilo` or `Pilot`.
+    folds
+        The number of folds. Each learner is fitted without each fold, and on all records.
+    seed
+        The seed of the folds, which each silo draws within its own records.
+
+    Examples
+    --------
+    >>> ft.SuperLearner((ft.GLM("age"), ft.GLM("age + I(age**2)")), folds=5).folds
+    5
     """
 
     learners: tuple[Learner, ...]

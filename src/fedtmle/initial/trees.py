@@ -44,10 +44,25 @@ Nodes = NDArray[np.void]
 @final
 @dataclass(frozen=True)
 class GradientBoostedTrees:
-    """Boosted regression trees on a formula or on numeric columns, to be fitted at a silo.
+    """Boosted regression trees, fitted at one silo. A binary response is boosted on the log-odds.
 
-    Each of ``rounds`` trees has at most ``depth`` splits on a path, at least ``min_leaf`` rows in
-    every leaf and enters with the weight ``rate``; a binary response is boosted on the log-odds.
+    Parameters
+    ----------
+    formula
+        A formula, or the names of numeric columns.
+    rounds
+        The number of trees.
+    depth
+        The most splits on a path.
+    rate
+        The weight with which each tree enters.
+    min_leaf
+        The fewest records in a leaf.
+
+    Examples
+    --------
+    >>> ft.GradientBoostedTrees("age + C(sex)", rounds=20).depth
+    3
     """
 
     formula: str | tuple[str, ...]

@@ -27,16 +27,31 @@ LONGEST_TEXT = 200  # of a label or a unit: they are printed in tables
 @final
 @dataclass(frozen=True, kw_only=True)
 class Variable:
-    """One variable.
+    """One entry of a study's dictionary.
 
-    ``kind`` is "binary" (0 and 1), "number", "count" (0, 1, 2, ...), "category", "date difference", a number
-    of days, weeks, months or years between two dates, or "identifier", which names clusters and is never
-    shown. ``range`` is the least and the largest possible value of a number or a count, by declaration and
-    not from data. ``levels`` are the codes of a category, in the order of its indicator
-    columns, or of a binary variable's 0 and 1: a sequence of codes, or a mapping from each code to its words.
-    ``label`` and ``unit`` are printed in tables. ``missing`` says what happens where a value is missing:
-    "refuse" stops the silo; "indicator" and "impute" are for covariates ("impute": multiple imputation);
-    "omit", for the treatment, leaves the record out and counts it.
+    Parameters
+    ----------
+    kind
+        "binary" (0 and 1), "number", "count" (0, 1, 2, ...), "category", "date difference" (days, weeks,
+        months or years between two dates) or "identifier" (names clusters and is never shown).
+    range
+        The least and the largest possible value of a number or a count: a declaration for all silos, not a
+        statistic of a table.
+    levels
+        The codes of a category in the order of its indicator columns, or of a binary variable's 0 and 1: a
+        sequence of codes, or a mapping from each code to its words.
+    label
+        The words for the variable in tables.
+    unit
+        The unit in tables.
+    missing
+        What happens where a value is missing: "refuse" stops the silo; "indicator" and "impute" (multiple
+        imputation) are for covariates; "omit", for the treatment, leaves the record out and counts it.
+
+    Examples
+    --------
+    >>> ft.Variable(kind="number", range=(18, 110), unit="years").bounds
+    (18.0, 110.0)
     """
 
     kind: Kind
@@ -114,12 +129,18 @@ class Variable:
 
 @final
 class Variables(Mapping[str, Variable]):
-    """The variables of a study by name.
+    """The dictionary of a study: its variables by name.
 
-    Values may be `Variable` or plain mappings of its fields, as a study file has them:
+    Parameters
+    ----------
+    variables
+        Each variable as a `Variable`, or as a mapping of its fields, as in a study file.
 
-        ft.Variables({"age": {"kind": "number", "range": (18, 110), "unit": "years"},
-                      "sex": {"kind": "category", "levels": {"f": "female", "m": "male"}}})
+    Examples
+    --------
+    >>> variables = ft.Variables({"age": {"kind": "number", "range": (18, 110), "unit": "years"}})
+    >>> variables.heading("age")
+    'age (years)'
     """
 
     def __init__(self, variables: Mapping[str, Variable | Mapping[str, object]]) -> None:

@@ -60,11 +60,38 @@ def check_problem(
     finer: tuple[AbstractProblem[Law, Rows], Law] | None = None,
     seed: int = 0,
 ) -> CheckReport:
-    """Check ``problem`` at ``law`` on ``rows`` (whatever `read` accepts, two rows or more).
+    """Check everything that a target promises, on some rows.
 
-    With ``finite``, psi and D are compared with Psi and its derivative at a law with few atoms. With
-    ``finer``, the same problem and law computed more accurately (by a denser quadrature, say), the stated
-    `accuracy` is compared with the actual error. Without them these checks are reported as not checked.
+    Parameters
+    ----------
+    problem
+        The target.
+    law
+        The law at which it is checked.
+    rows
+        Two rows or more, in any form that the target reads.
+    finite
+        A law with few atoms, at which psi and D are compared with Psi and its derivative.
+    finer
+        The same problem and law computed more accurately, with which the stated accuracy is compared.
+    seed
+        The seed of the points that are tried.
+
+    Returns
+    -------
+    CheckReport
+        Each check with its figures. `raise_if_failed` raises.
+
+    Raises
+    ------
+    DataError
+        The rows cannot be read.
+
+    Examples
+    --------
+    >>> problem = ft.Mean(bounds=(0.0, 10.0))
+    >>> bool(ft.check_problem(problem, problem.start(5.0), [1.0, 2.0, 6.0]).failures)
+    False
     """
     case = Case(problem, law, rows, problem.read(rows), seed, finite, finer)
     return CheckReport(checks=tuple(_run(name, partial(check, case)) for name, check in _CHECKS.items()))

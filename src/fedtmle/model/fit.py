@@ -61,14 +61,33 @@ class _Solver:
 class NewtonFits(_Solver):
     """Local fits by Newton's method with a trust region.
 
-    ``gradient`` is the gradient norm at which a fit stops; None stops at the resolution of the exact sums.
+    Parameters
+    ----------
+    gradient
+        The gradient norm at which a fit stops. None stops at the resolution of the exact sums.
+
+    Examples
+    --------
+    >>> ft.LocalAverage(solver=ft.NewtonFits(gradient=1e-8)).solver
+    NewtonFits(gradient=1e-08)
     """
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class FirstOrderFits(_Solver):
-    """Local fits by L-BFGS, from losses and gradients alone; ``gradient`` is as in `NewtonFits`."""
+    """Local fits by L-BFGS, from losses and gradients alone.
+
+    Parameters
+    ----------
+    gradient
+        The gradient norm at which a fit stops. None stops at the resolution of the exact sums.
+
+    Examples
+    --------
+    >>> ft.LocalAverage(solver=ft.FirstOrderFits()).solver
+    FirstOrderFits(gradient=None)
+    """
 
 
 LocalSolver = NewtonFits | FirstOrderFits

@@ -29,10 +29,22 @@ Rows = TypeVar("Rows")
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """Psi and the covariance of its estimator, shape (d,) and (d, d): cov(D)/n, divisor n - 1.
+    """Psi and the covariance of its estimator, cov(D)/n with the divisor n - 1.
 
-    With a ``correction`` T it is cov(T D)/n: a factor of D that is an expectation under the law, taken
-    over the rows instead.
+    Parameters
+    ----------
+    psi
+        The estimate, shape (d,).
+    covariance
+        Its covariance, shape (d, d).
+    correction
+        A matrix T: the covariance is then cov(T D)/n, where a factor of D that is an expectation under the
+        law is taken over the rows instead.
+
+    Examples
+    --------
+    >>> ft.Estimate(psi=np.array([0.5]), covariance=np.array([[0.01]])).psi
+    array([0.5])
     """
 
     psi: Array
@@ -169,7 +181,16 @@ class AbstractModel(ABC, Generic[Law, Rows]):
 
 
 class AbstractProblem(AbstractModel[Law, Rows]):
-    """(Psi, D, L, fluctuation). Laws are immutable public values; rows are a silo's own."""
+    """Base of targets: the parameter Psi, its influence function D, the loss L and the fluctuation.
+
+    Laws are immutable public values, the same at every party. Rows are a silo's own. `fedtmle.Mean` is the
+    smallest instance; the guide to targets explains each method.
+
+    Examples
+    --------
+    >>> isinstance(ft.Mean(), ft.AbstractProblem)
+    True
+    """
 
     @property
     @abstractmethod
@@ -302,10 +323,14 @@ def mean_and_covariance(sums: Sums, dim: int, n: int) -> tuple[Array, Array]:
 
 
 class PoolableRows(ABC, Generic[Rows]):
-    """A second base of problems whose rows a party that has those of all silos can pool.
+    """A second base of targets whose rows can be pooled by a party that has those of all silos.
 
-    `ft.solve` needs it for `Central`, the centralised comparator. Tables of studies are pooled elsewhere, by
-    the data layer.
+    `ft.solve` needs it for `Central`. Tables of studies are pooled elsewhere, by the data layer.
+
+    Examples
+    --------
+    >>> ft.Mean().concatenate([np.array([0.1]), np.array([0.2, 0.3])])
+    array([0.1, 0.2, 0.3])
     """
 
     @abstractmethod

@@ -39,7 +39,13 @@ LOOK_ROWS = 1 << 12  # rows of a piece whose leverages are computed at once
 
 
 class AbstractSubmodel(ABC):
-    """Sums over the rows, one fused pass each, exact on a public grid."""
+    """Base of fluctuations as a silo's rows see them: exact sums on a public grid, one pass each.
+
+    Examples
+    --------
+    >>> issubclass(ft.GeneralisedLinear, ft.AbstractSubmodel)
+    True
+    """
 
     @property
     @abstractmethod

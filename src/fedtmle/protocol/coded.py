@@ -65,13 +65,24 @@ class Curvature(enum.StrEnum):
 @final
 @dataclass(frozen=True, kw_only=True)
 class Certified:
-    """beta from a bound of the Hessian: sum of sup rho'' w X X^T over the rows, plus the normaliser's.
+    """The smoothness beta from a bound on the Hessian.
 
-    ``along`` "segments" bounds the normaliser's curvature on the segment of each step, which every party can
-    do, since the normaliser is public: beta is settled at the first step and doubled where a later segment
-    needs more. "everywhere" takes a bound that holds at every eps: one beta for the whole run, known before
-    it, as the paper has it, but much larger. Regressions have no normaliser, and both are the same.
-    ``over`` is as in `Estimated`.
+    It is the sum of sup rho'' w X X^T over the rows, plus the normaliser's.
+
+    Parameters
+    ----------
+    along
+        "segments" bounds the curvature of the public normaliser on the segment of each step; beta is
+        settled at the first step and doubled where a later segment needs more. "everywhere" takes one bound
+        for every eps, as the paper does, which is much larger. Regressions have no normaliser, and both are
+        the same.
+    over
+        As in `Estimated`.
+
+    Examples
+    --------
+    >>> ft.Coded(smoothness=ft.Certified()).smoothness.along
+    'segments'
     """
 
     along: Literal["segments", "everywhere"] = "segments"
@@ -86,11 +97,20 @@ class Certified:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Estimated:
-    """beta = ``factor`` times the curvature at the origin: an estimate, so rounds are capped.
+    """The smoothness beta as a multiple of the curvature at the origin: an estimate, so rounds are capped.
 
-    ``over`` "silos" takes the largest of the silos' own, the paper's assumption; "pooled" takes the
-    pooled one: descent needs no more, and there are fewer rounds, but each silo sends a matrix and
-    the bit bounds, which rest on the silos' smoothness, do not apply.
+    Parameters
+    ----------
+    factor
+        The multiple.
+    over
+        "silos" takes the largest curvature of the silos, the paper's assumption. "pooled" takes the pooled
+        one: it needs fewer rounds, but each silo sends a matrix, and the bounds on bits do not apply.
+
+    Examples
+    --------
+    >>> ft.Estimated().factor
+    1.05
     """
 
     factor: float = 1.05

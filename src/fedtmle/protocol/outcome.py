@@ -12,7 +12,13 @@ from fedtmle.protocol.query import Law, Problem
 
 
 class Status(enum.Enum):
-    """How a run ended; the value is the sentence shown to the user."""
+    """How a run ended. The value is the sentence shown to the user.
+
+    Examples
+    --------
+    >>> ft.Status.CONVERGED.value
+    'the pooled EIF equation holds to the tolerance'
+    """
 
     CONVERGED = "the pooled EIF equation holds to the tolerance"
     ONE_STEP = "no targeting was asked for: the initial estimate plus the mean of its influence function"

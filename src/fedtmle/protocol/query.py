@@ -228,7 +228,13 @@ class Retirement(Protocol):
 
 
 class AbstractQuery(ABC, Generic[Answer, Pooled]):
-    """One question: how a silo answers it, how answers are pooled, and how both are coded."""
+    """Base of questions: how a silo answers, how answers are pooled, and how both are coded.
+
+    Examples
+    --------
+    >>> issubclass(ft.IntegerSums, ft.AbstractQuery)
+    True
+    """
 
     @property
     def phase(self) -> Phase:
@@ -429,10 +435,15 @@ class AbstractTotals(AbstractQuery[Answer, Pooled]):
 
 
 class IntegerSums(AbstractTotals[Sums, Sums]):
-    """The base case: a vector of integers with public bounds, pooled by addition.
+    """Base of most questions: a vector of integers with public bounds, pooled by addition.
 
-    Answers and what is pooled travel in the same code: at the fixed widths that the bounds allow, or as
-    differences from sums that they are ``like``.
+    Answers and totals travel in the same code: at the fixed widths that the bounds allow, or as differences
+    from sums that they are ``like``.
+
+    Examples
+    --------
+    >>> issubclass(ft.IntegerSums, ft.AbstractQuery)
+    True
     """
 
     n: int

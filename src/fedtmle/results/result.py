@@ -29,8 +29,18 @@ _NUMBER_LIST = re.compile(r"\[\n[-+.eE\d,\s]*\]")
 class StudyResult:
     """The result of a study.
 
-    ``document`` is plain data, whose keys are listed in docs/result.md: the study, estimates with intervals,
-    diagnostics, certificate, cost and warnings. ``run`` is the core's result, None after `load`.
+    Parameters
+    ----------
+    document
+        Plain data: the study, estimates with intervals, diagnostics, certificate, cost and warnings. The
+        reference of the saved result lists its keys.
+    run
+        The result of the algorithm. None if the result was read from a file.
+
+    Examples
+    --------
+    >>> list(result.table().columns)
+    ['estimand', 'estimate', 'std_error', 'conf_low', 'conf_high', 'p_value', 'scale']
     """
 
     document: Document
@@ -112,7 +122,29 @@ class StudyResult:
 
 
 def load(path: str | Path) -> StudyResult:
-    """Return the result that `StudyResult.save` wrote to ``path``."""
+    """Return the result that `StudyResult.save` wrote.
+
+    Parameters
+    ----------
+    path
+        The JSON file.
+
+    Returns
+    -------
+    StudyResult
+        The result. Its ``run`` is None.
+
+    Raises
+    ------
+    InputError
+        The file is not a saved result.
+
+    Examples
+    --------
+    >>> result.save("result.json")
+    >>> ft.load("result.json").title == result.title
+    True
+    """
     try:
         document = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -53,10 +53,34 @@ def e_value(
 ) -> EValue:
     """Return the E-value of an estimate, and of its confidence interval if that is given.
 
-    ``measure`` is "RR", a risk or rate ratio; "OR"; "HR"; or "SMD", a difference of means in standard
-    deviations, which becomes exp(0.91 SMD). ``rare`` says that the outcome is rare (below 15 %), so that odds
-    and hazard ratios are about risk ratios; else OR becomes sqrt(OR), and HR (1 - 0.5^sqrt(HR)) /
-    (1 - 0.5^sqrt(1/HR)). The E-value of an interval that holds "no effect" is 1.
+    The E-value is the least strength of association, on the scale of risk ratios, that an unmeasured
+    confounder would need with both treatment and outcome to explain the estimate away (VanderWeele and
+    Ding, 2017). That of an interval that holds "no effect" is 1.
+
+    Parameters
+    ----------
+    estimate
+        The estimate.
+    conf_low
+        The lower limit of its interval.
+    conf_high
+        The upper limit of its interval.
+    measure
+        "RR" (a risk or rate ratio), "OR", "HR" or "SMD" (a difference of means in standard deviations,
+        which becomes exp(0.91 SMD)).
+    rare
+        Whether the outcome is rare (below 15 %), so that odds and hazard ratios are about risk ratios.
+        Otherwise OR becomes sqrt(OR), and HR (1 - 0.5^sqrt(HR)) / (1 - 0.5^sqrt(1/HR)).
+
+    Returns
+    -------
+    EValue
+        The E-value of the estimate, and that of its interval or None.
+
+    Examples
+    --------
+    >>> ft.e_value(2.0).estimate
+    3.414213562373095
     """
     if measure not in ("RR", "OR", "HR", "SMD"):
         raise InputError(f"measure: expected 'RR', 'OR', 'HR' or 'SMD', not {measure!r}")

@@ -124,12 +124,54 @@ class RunCertificate:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Result:
-    """The estimate, how exactly it was computed, and what it cost.
+    """The result of an algorithm: the estimate, how exactly it was computed, and its cost.
 
-    ``residual`` is the raw norm of the pooled EIF mean at ``law``: computed, or a certified
-    bound (``residual_kind`` says which). ``rounds`` and ``bits`` are the paper's R and B:
-    targeting only; ``account`` has calibration and closing as well. ``psi`` and ``covariance``
-    are None for `Personalized`, whose estimates are each silo's own, in ``silos``.
+    `rounds` and `bits` are the paper's R and B and count targeting alone; ``account`` has calibration and
+    closing as well.
+
+    Parameters
+    ----------
+    names
+        The names of psi's coordinates.
+    psi
+        The estimate, shape (d,). None for `Personalized`, whose estimates are in ``silos``.
+    covariance
+        Its covariance, shape (d, d).
+    residual
+        The norm of the pooled EIF mean at ``law``.
+    residual_kind
+        Whether the residual was computed or is a certified bound.
+    status
+        How the run ended.
+    law
+        The last law.
+    n
+        The number of records.
+    sizes
+        The records of each silo, None where masks hide them.
+    steps
+        Gradient steps.
+    updates
+        Accepted updates.
+    trajectory
+        Where the run went.
+    certificate
+        What was proved about the run.
+    account
+        Rounds, bits and bytes.
+    transcript
+        Every message.
+    retired_at
+        The update at which each silo left.
+    silos
+        Each silo's own outcome.
+    populations
+        Whether the silos look like draws from one population, if that was asked.
+
+    Examples
+    --------
+    >>> result.run.status.name
+    'CONVERGED'
     """
 
     names: tuple[str, ...]

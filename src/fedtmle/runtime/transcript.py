@@ -25,7 +25,21 @@ class Exchange(msgspec.Struct, frozen=True):
 
 @dataclass
 class Transcript:
-    """The session's name and its exchanges, in order."""
+    """Every message of a run, in order. A run can be replayed from it.
+
+    Parameters
+    ----------
+    session
+        The session's name.
+    exchanges
+        Requests and replies, round by round.
+
+    Examples
+    --------
+    >>> transcript = result.run.transcript
+    >>> ft.Transcript.decode(transcript.encode()).digest() == transcript.digest()
+    True
+    """
 
     session: bytes
     exchanges: list[Exchange] = field(default_factory=list)

@@ -110,18 +110,34 @@ class Preflight:
 
 
 def preflight(study: Study, silos: Mapping[str, object], *, silo: str | None = None) -> Preflight:
-    """Describe the cohort of ``study`` before it runs: Table 1 by arm, missing values and overlap.
+    """Describe the cohort of a study before it runs: Table 1 by arm, missing values and overlap.
 
-    ``silos`` maps names to data frames, mappings of columns, or paths, as for `run`. The view of all silos is
-    made of thresholded tables: no cell below the strictest ``min_cell`` of their silo files is shown, and no
-    outcome by arm. With ``silo``, that silo alone is described in full, for its owner:
+    The view of all silos is made of thresholded tables: no cell below the strictest ``min_cell`` of their
+    silo files is shown, and no outcome by arm. Missing values are counted.
 
-        view = preflight(study, {"north": "north.toml", "south": "south.toml"})
-        view.arm_counts, view.lines, view.missing, view.overlap
+    Parameters
+    ----------
+    study
+        The study.
+    silos
+        Each silo's table by name, as for `run`.
+    silo
+        If given, this silo alone is described in full, for its owner.
 
-    `Preflight.to_dict` gives plain data, and `fedtmle.text.preflight.render` the text that
-    ``fedtmle preflight`` prints. Values that are missing are counted; other defects of the data raise
-    `DataErrors`.
+    Returns
+    -------
+    Preflight
+        The description. `to_dict` gives plain data; `fedtmle preflight` prints it.
+
+    Raises
+    ------
+    DataErrors
+        A table has defects other than missing values.
+
+    Examples
+    --------
+    >>> [(arm.name, arm.count) for arm in ft.preflight(study, silos).arm_counts]
+    [('0', 169), ('1', 181)]
     """
     if silo is not None and silo not in silos:
         raise InputError(f"silo: expected one of {', '.join(silos)}, not {silo!r}")

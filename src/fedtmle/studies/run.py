@@ -38,15 +38,58 @@ def run(
     observe: bool = False,
     policy: Policy | None = None,
 ) -> StudyResult:
-    """Run ``study`` over ``silos`` in this process, and return its result.
+    """Run a study over silos in this process, and return its result.
 
-    ``silos`` maps each name to a data frame, a mapping of columns, or a path. The columns of a frame are not
-    copied, so that it must not be changed while the study runs. A silo with a silo file is guarded by the
-    policy that it states. ``threads`` is the number of silos that compute at the same time, and ``progress``
-    is called after every round. ``release`` names the silos that consent to having their own estimate shown;
-    one with a silo file consents there. ``policy`` guards the silos without a silo file, which nothing does
-    by default. ``observe`` reads the rows outside the protocol: it adds the pooled loss to the trajectory,
-    and to the certificate of a coded run its constants.
+    Parameters
+    ----------
+    study
+        The study.
+    silos
+        Each silo's table by name: a data frame, a mapping of columns, or a path. The columns of a frame are
+        not copied, so it must not be changed while the study runs. A silo with a silo file is guarded by
+        the policy that the file states.
+    threads
+        The number of silos that compute at the same time.
+    progress
+        Called after every round.
+    release
+        The silos that consent to having their own estimate shown. A silo with a silo file consents there.
+    observe
+        Whether to read the rows outside the protocol, to add the pooled loss to the trajectory and
+        constants to the certificate of a coded run.
+    policy
+        The policy that guards the silos without a silo file. By default nothing does.
+
+    Returns
+    -------
+    StudyResult
+        The estimates, their intervals, diagnostics, certificate and cost.
+
+    Raises
+    ------
+    InputError
+        An argument is wrong.
+    DataErrors
+        A table has defects. All of them are listed.
+    RefusedError
+        A silo's policy refused.
+    FitError
+        A model cannot be fitted.
+
+    Examples
+    --------
+    >>> study = ft.Study(
+    ...     target=ft.ATE(outcome="died", treatment="treated"),
+    ...     outcome_model=ft.GLM("treated + age"),
+    ...     treatment_model=ft.GLM("age"),
+    ...     variables={
+    ...         "died": {"kind": "binary"},
+    ...         "treated": {"kind": "binary"},
+    ...         "age": {"kind": "number", "range": (18, 110), "unit": "years"},
+    ...     },
+    ... )
+    >>> ft.run(study, silos).table().shape
+    (1, 7)
     """
     expect("study", study, Study, "a Study")
     check_silos(silos, study.algorithm)

@@ -63,15 +63,24 @@ def validate(path: str | Path) -> Validation:
     """Check the study file at ``path``, the silo files that it lists and their data.
 
     No defect stops the search for others, except that data cannot be checked without a readable target and
-    models. Nothing is raised for a defect, and nothing leaves this machine:
+    models. A study without such defects is rehearsed on this machine: whatever would stop it, or make a
+    silo's policy refuse it, is a defect too. Nothing leaves this machine, and a defect names files, lines,
+    columns, levels and counts of rows, never a record's value.
 
-        checked = validate("study.toml")
-        for defect in checked.defects:
-            print(defect)  # study.toml:12: [target] outcome: ...
+    Parameters
+    ----------
+    path
+        The study file.
 
-    A study without such defects is rehearsed on this machine: whatever would stop it, or make a silo's policy
-    refuse it, is a defect too. A defect names files, lines, columns, levels and counts of rows, never a
-    record's value.
+    Returns
+    -------
+    Validation
+        The defects, and the study if there are none. Nothing is raised for a defect.
+
+    Examples
+    --------
+    >>> ft.validate("example/study.toml").defects
+    ()
     """
     file, study, schema = None, None, None
     silos: Mapping[str, Path] = {}

@@ -79,10 +79,30 @@ class StudyFileErrors(InputError):  # noqa: N818 (several errors in one)
 
 
 def read_study(path: str | Path, *, samples: bool = True) -> StudyFile:
-    """Read the study file at ``path``; raise `StudyFileErrors` with all its defects.
+    """Read a study file.
 
-    Without ``samples``, a study that names a file to fit a pilot on is refused: a study that came from
-    another machine must not decide which files are read here.
+    Parameters
+    ----------
+    path
+        The study file.
+    samples
+        Whether the study may name a file on which a pilot is fitted. A study that came from another machine
+        must not decide which files are read here.
+
+    Returns
+    -------
+    StudyFile
+        The study and its silos.
+
+    Raises
+    ------
+    StudyFileErrors
+        The file has defects. All of them are listed, with their lines.
+
+    Examples
+    --------
+    >>> ft.read_study("example/study.toml").study.target.outcome
+    'sbp_12'
     """
     path = Path(path)
     line, text = None, ""

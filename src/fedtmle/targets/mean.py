@@ -43,7 +43,20 @@ class MeanLaw:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Mean(AbstractProblem[MeanLaw, Array], PoolableRows[Array]):
-    """The mean of an outcome that lies within declared ``bounds`` (low, high)."""
+    """The mean of a bounded outcome: the smallest target, to copy from.
+
+    Parameters
+    ----------
+    bounds
+        The least and the largest possible outcome.
+
+    Examples
+    --------
+    >>> problem = ft.Mean(bounds=(0.0, 10.0))
+    >>> result = ft.solve(problem, problem.start(5.0), {"a": [1.0, 2.0], "b": [6.0]}, ft.Gradient())
+    >>> round(float(result.psi[0]), 6)
+    3.0
+    """
 
     bounds: tuple[float, float] = (0.0, 1.0)
 

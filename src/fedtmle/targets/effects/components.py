@@ -65,7 +65,18 @@ class AbstractRegime(ABC):
 @final
 @dataclass(frozen=True)
 class Static(AbstractRegime):
-    """Everyone gets one arm."""
+    """The rule that gives everyone the same arm.
+
+    Parameters
+    ----------
+    arm
+        The arm.
+
+    Examples
+    --------
+    >>> ft.Static("1")
+    Static(arm='1')
+    """
 
     arm: str
 
@@ -87,7 +98,24 @@ class Static(AbstractRegime):
 @final
 @dataclass(frozen=True)
 class Threshold(AbstractRegime):
-    """A known dynamic rule: ``arm`` where ``column`` >= ``cut``, else ``otherwise``."""
+    """The rule that gives ``arm`` to people whose ``column`` is at least ``cut``.
+
+    Parameters
+    ----------
+    column
+        The name of a numeric variable.
+    cut
+        The threshold.
+    arm
+        The arm at or above the threshold.
+    otherwise
+        The arm below the threshold.
+
+    Examples
+    --------
+    >>> ft.Threshold("age", 65, arm="1", otherwise="0")
+    Threshold(column='age', cut=65, arm='1', otherwise='0')
+    """
 
     column: str
     cut: float
@@ -116,7 +144,18 @@ class Threshold(AbstractRegime):
 @final
 @dataclass(frozen=True)
 class Stochastic(AbstractRegime):
-    """A known stochastic rule: each arm with a fixed probability, in the order of the arms."""
+    """The rule that gives each arm with a fixed probability.
+
+    Parameters
+    ----------
+    shares
+        The probability of each arm, in the order of the arms. They add up to 1.
+
+    Examples
+    --------
+    >>> ft.Stochastic((0.3, 0.7))
+    Stochastic(shares=(0.3, 0.7))
+    """
 
     shares: tuple[float, ...]
 

@@ -40,7 +40,16 @@ _NO_CONFOUNDING = (
 
 @final
 class Scale(Enum):
-    """How a value is compared: which value means "no effect", and where its interval is symmetric."""
+    """How a value is compared: which value means "no effect", and where its interval is symmetric.
+
+    `VALUE` is a mean by itself, `DIFFERENCE` has its null at 0, and `RATIO` has its null at 1 and an
+    interval that is symmetric on the log scale.
+
+    Examples
+    --------
+    >>> ft.Scale.RATIO.null
+    1.0
+    """
 
     VALUE = "value"  # a mean by itself, of which no value means "no effect"
     DIFFERENCE = "difference"  # 0 means "no effect"
@@ -60,7 +69,24 @@ class Scale(Enum):
 @final
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """One number that is reported: its value, its gradient in the components, and its scale."""
+    """One reported number of an estimand, with its gradient for the delta method.
+
+    Parameters
+    ----------
+    name
+        The name in tables, such as "ATE in army".
+    value
+        The value at the estimated means.
+    gradient
+        Its gradient in the means of the population, one entry per regime.
+    scale
+        How the value is compared.
+
+    Examples
+    --------
+    >>> ft.Summary(name="difference", value=0.1, gradient=np.array([-1.0, 1.0])).scale.null
+    0.0
+    """
 
     name: str
     value: float
@@ -70,13 +96,41 @@ class Summary:
 
 @dataclass(frozen=True, kw_only=True)
 class AbstractEffect(ABC):
-    """An estimand: the outcome, the treatment and its arms, and strata if any.
+    """Base of all estimands of a study.
 
-    A subclass gives its question (`question_stem`) and its values (`summarise`). It may change the regimes
-    and populations of its components, and what `assumptions` lists.
+    A subclass is a frozen dataclass. It gives its question (`question_stem`) and its values (`summarise`).
+    It may change the regimes and populations of its means, and the sentences of `assumptions`.
 
-    The study's dictionary says what these variables are. ``arms`` puts the treatment's levels in another
-    order than the dictionary's; the first is the reference. An estimand in a `Study` has its arms.
+    Parameters
+    ----------
+    outcome
+        The name of the outcome, as the dictionary has it.
+    treatment
+        The name of the treatment. Estimands without a treatment leave it out.
+    arms
+        The levels of the treatment, the reference first. By default they are in the order of the
+        dictionary.
+    strata
+        The name of a categorical variable. Estimates are then given overall and in each of its levels.
+
+    Raises
+    ------
+    InputError
+        A name is not text, the treatment is the outcome, or the estimand has no strata.
+
+    Examples
+    --------
+    >>> from dataclasses import dataclass
+    >>> @dataclass(frozen=True, kw_only=True)
+    ... class RiskReduction(ft.AbstractEffect):
+    ...     description = "a relative risk reduction"
+    ...     def question_stem(self):
+    ...         return f"By what share does {self.comparison} lower the mean of {self.outcome}"
+    ...     def summarise(self, psi, label):
+    ...         gradient = np.array([psi[1] / psi[0] ** 2, -1 / psi[0]])
+    ...         return [ft.Summary(name="RiskReduction", value=float(1 - psi[1] / psi[0]), gradient=gradient)]
+    >>> RiskReduction(outcome="died", treatment="treated", arms=("0", "1")).question
+    'By what share does treated (1 against 0) lower the mean of died?'
     """
 
     description: ClassVar[str] = ""  # a noun phrase for lists of estimands
@@ -226,7 +280,13 @@ def _unit(index: int, size: int) -> Array:
 @final
 @dataclass(frozen=True, kw_only=True)
 class ATE(AbstractEffect):
-    """E[Y(arm)] - E[Y(reference)] for each arm but the reference."""
+    """The average treatment effect: E[Y(arm)] - E[Y(reference)] for each arm but the reference.
+
+    Examples
+    --------
+    >>> print(ft.ATE(outcome="died", treatment="treated", arms=("0", "1")).question)
+    How much does treated (1 against 0) change the mean of died?
+    """
 
     description = "a difference of means"
 
@@ -243,7 +303,13 @@ class ATE(AbstractEffect):
 @final
 @dataclass(frozen=True, kw_only=True)
 class TSM(AbstractEffect):
-    """Counterfactual means, one per arm."""
+    """The mean outcome if everyone had the same arm, E[Y(arm)], for each arm.
+
+    Examples
+    --------
+    >>> print(ft.TSM(outcome="died", treatment="treated", arms=("0", "1")).question)
+    What would the mean of died be in each arm of treated (0, 1)?
+    """
 
     description = "a mean per arm"
 
@@ -266,7 +332,13 @@ class TSM(AbstractEffect):
 @final
 @dataclass(frozen=True, kw_only=True)
 class RR(AbstractEffect):
-    """E[Y(arm)] / E[Y(reference)]; its interval is on the log scale."""
+    """The ratio E[Y(arm)] / E[Y(reference)]. Its interval is symmetric on the log scale.
+
+    Examples
+    --------
+    >>> print(ft.RR(outcome="died", treatment="treated", arms=("0", "1")).question)
+    By what factor does treated (1 against 0) change the mean of died?
+    """
 
     description = "a ratio of means"
 
@@ -290,7 +362,13 @@ class RR(AbstractEffect):
 @final
 @dataclass(frozen=True, kw_only=True)
 class OR(AbstractEffect):
-    """The ratio of the arms' odds; its interval is on the log scale."""
+    """The ratio of the odds of E[Y(arm)] and E[Y(reference)]. Its interval is on the log scale.
+
+    Examples
+    --------
+    >>> print(ft.OR(outcome="died", treatment="treated", arms=("0", "1")).question)
+    By what factor does treated (1 against 0) change the odds of died?
+    """
 
     description = "a ratio of odds"
 
@@ -315,7 +393,15 @@ class OR(AbstractEffect):
 
 @dataclass(frozen=True, kw_only=True)
 class AbstractArmEffect(AbstractEffect):
-    """E[Y(arm) - Y(reference) | A = a]: empirical (A, W), only Q is fluctuated (the Q-only convention)."""
+    """Base of effects among the people of one arm: E[Y(arm) - Y(reference) | A = a].
+
+    The distribution of (A, W) is the empirical one, and only Q is fluctuated.
+
+    Examples
+    --------
+    >>> issubclass(ft.ATT, ft.AbstractArmEffect)
+    True
+    """
 
     has_strata = False
 
@@ -326,7 +412,13 @@ class AbstractArmEffect(AbstractEffect):
 @final
 @dataclass(frozen=True, kw_only=True)
 class ATT(AbstractArmEffect):
-    """For each arm but the reference, its effect against the reference among those in that arm."""
+    """The effect among the treated: of each arm against the reference, among those in that arm.
+
+    Examples
+    --------
+    >>> print(ft.ATT(outcome="died", treatment="treated", arms=("0", "1")).question)
+    How much does treated (1 against 0) change the mean of died among those in arm 1?
+    """
 
     description = "the effect among the treated"
 
@@ -351,7 +443,13 @@ class ATT(AbstractArmEffect):
 @final
 @dataclass(frozen=True, kw_only=True)
 class ATC(AbstractArmEffect):
-    """E[Y(arm) - Y(reference)] for each arm but the reference, among those in the reference arm."""
+    """The effect among the untreated: E[Y(arm) - Y(reference)] among those in the reference arm.
+
+    Examples
+    --------
+    >>> print(ft.ATC(outcome="died", treatment="treated", arms=("0", "1")).question)
+    How much does treated (1 against 0) change the mean of died among those in arm 0?
+    """
 
     description = "the effect among the untreated"
 
@@ -369,11 +467,17 @@ class ATC(AbstractArmEffect):
 @final
 @dataclass(frozen=True, kw_only=True)
 class ATO(AbstractEffect):
-    """E[h (Y(arm) - Y(reference))] / E[h] with the overlap weight h = 1 / sum_a 1/g_a.
+    """The effect among people who could have had any arm, E[h (Y(arm) - Y(reference))] / E[h].
 
-    For two arms h = g (1 - g): people count most for whom either arm was about as likely. Nobody's weight is
-    large, so it is the effect to ask for where overlap is poor. For more arms these are the generalised
-    overlap weights of Li and Li (2019).
+    The overlap weight is h = 1 / sum_a 1/g_a, which is g (1 - g) for two arms: people for whom either arm
+    was about as likely count most. Nobody has a large weight, so this is the effect to ask for where
+    overlap is poor. For more arms these are the generalised overlap weights of Li and Li (2019).
+
+    Examples
+    --------
+    >>> print(ft.ATO(outcome="died", treatment="treated", arms=("0", "1")).question)
+    How much does treated (1 against 0) change the mean of died among people for whom every arm was likely
+    (overlap weights)?
     """
 
     description = "the effect among those who could have had any arm (overlap weights)"
@@ -403,7 +507,13 @@ class ATO(AbstractEffect):
 @final
 @dataclass(frozen=True, kw_only=True)
 class OutcomeMean(AbstractEffect):
-    """The mean of an outcome that is missing for some."""
+    """The mean of an outcome that is missing for some people, without a treatment.
+
+    Examples
+    --------
+    >>> print(ft.OutcomeMean(outcome="died").question)
+    What is the mean of died, its missing values accounted for?
+    """
 
     description = "a mean with missing outcomes, no treatment"
     has_treatment = False
@@ -419,7 +529,19 @@ class OutcomeMean(AbstractEffect):
 @final
 @dataclass(frozen=True, kw_only=True)
 class PolicyMeans(AbstractEffect):
-    """Means under known rules: `Static`, `Threshold` or `Stochastic` regimes."""
+    """The mean outcome if everyone followed a known rule, for each of several rules.
+
+    Parameters
+    ----------
+    rules
+        The rules: `Static`, `Threshold` or `Stochastic`.
+
+    Examples
+    --------
+    >>> rules = (ft.Static("1"), ft.Threshold("age", 65, arm="1", otherwise="0"))
+    >>> print(ft.PolicyMeans(outcome="died", treatment="treated", arms=("0", "1"), rules=rules).question)
+    What would the mean of died be under each rule for treated?
+    """
 
     description = "means under known rules"
 

@@ -30,18 +30,29 @@ class RegimeChain(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class AbstractRegimeEffect(AbstractEffect):
-    """A mean under rules for a treatment that is given in several periods.
+    """Base of estimands under rules for a treatment that is given in several periods.
 
-    ``over_time`` lists the columns of each variable over time, one per period; ``treatment`` is one of these
-    variables. ``rules`` say what everyone is given: `Static`, `Planned`, `Threshold`, `Onset` and
-    `Stochastic` for a treatment with arms, `Shift` for one that is a number. ``censoring`` is the variable
-    over time that is 1 in the period in which a person is censored, None if nobody is. ``outcome`` is a
-    column, measured after the last period, or a binary variable over time: an event, of which the risk by the
-    end of each of the periods in ``horizons`` is estimated (the last period if none is given). Within a
-    period the order is: covariates, treatment, censoring, event. Comparisons are with the first rule.
+    Within a period the order is covariates, treatment, censoring, event. Comparisons are with the first
+    rule. The inverse probabilities are in the weights of the fluctuation, as in R's ltmle and lmtp,
+    whatever the study's ``clever`` says.
 
-    The inverse probabilities are in the weights of the fluctuation, as in R's ltmle and lmtp, whatever the
-    study's ``clever`` says.
+    Parameters
+    ----------
+    rules
+        What everyone is given: `Static`, `Planned`, `Threshold`, `Onset` or `Stochastic` for a treatment
+        with arms, `Shift` for a treatment that is a number.
+    over_time
+        The columns of each variable over time, one per period. The treatment is one of these variables.
+    censoring
+        The variable over time that is 1 in the period in which a person is censored. By default nobody is.
+    horizons
+        For a binary outcome over time: the periods by whose end the risk is estimated. By default the last
+        one.
+
+    Examples
+    --------
+    >>> issubclass(ft.RegimeMean, ft.AbstractRegimeEffect)
+    True
     """
 
     roles = ("outcome", "treatment", "censoring")
@@ -244,7 +255,16 @@ class AbstractRegimeEffect(AbstractEffect):
 @final
 @dataclass(frozen=True, kw_only=True)
 class RegimeMean(AbstractRegimeEffect):
-    """The mean of the outcome, or the risk of the event, under each rule for treatment over time."""
+    """The mean of the outcome, or the risk of the event, under each rule for treatment over time.
+
+    Examples
+    --------
+    >>> columns = {"a": ("a1", "a2"), "l": ("l1", "l2")}
+    >>> rules = (ft.Static("0"), ft.Static("1"))
+    >>> effect = ft.RegimeMean(outcome="y", treatment="a", arms=("0", "1"), rules=rules, over_time=columns)
+    >>> print(effect.question)
+    What would the mean of y be under each rule for a over 2 period(s) (0 | 1)?
+    """
 
     description = "means or risks under rules for treatment over time"
     is_value = True
@@ -263,7 +283,18 @@ class RegimeMean(AbstractRegimeEffect):
 @final
 @dataclass(frozen=True, kw_only=True)
 class RegimeDifference(AbstractRegimeEffect):
-    """The mean or risk under each rule less that under the first."""
+    """The mean or risk under each rule, less that under the first rule.
+
+    Examples
+    --------
+    >>> columns = {"a": ("a1", "a2"), "l": ("l1", "l2")}
+    >>> rules = (ft.Static("0"), ft.Static("1"))
+    >>> effect = ft.RegimeDifference(
+    ...     outcome="y", treatment="a", arms=("0", "1"), rules=rules, over_time=columns
+    ... )
+    >>> print(effect.question)
+    How much would another rule for a than the first change the mean of y over 2 period(s) (0 | 1)?
+    """
 
     description = "differences of means or risks between rules for treatment over time"
     fewest_rules = 2
@@ -283,7 +314,16 @@ class RegimeDifference(AbstractRegimeEffect):
 @final
 @dataclass(frozen=True, kw_only=True)
 class RegimeRatio(AbstractRegimeEffect):
-    """The mean or risk under each rule over that under the first; intervals are on the log scale."""
+    """The mean or risk under each rule over that under the first. Intervals are on the log scale.
+
+    Examples
+    --------
+    >>> columns = {"a": ("a1", "a2"), "l": ("l1", "l2")}
+    >>> rules = (ft.Static("0"), ft.Static("1"))
+    >>> effect = ft.RegimeRatio(outcome="y", treatment="a", arms=("0", "1"), rules=rules, over_time=columns)
+    >>> print(effect.question)
+    By what factor would another rule for a than the first change the mean of y over 2 period(s) (0 | 1)?
+    """
 
     description = "ratios of means or risks between rules for treatment over time"
     fewest_rules = 2

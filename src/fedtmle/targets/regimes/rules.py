@@ -18,7 +18,18 @@ from fedtmle.targets.effects.components import AbstractRegime, Static, require_a
 @final
 @dataclass(frozen=True)
 class Planned(AbstractRegime):
-    """Everyone gets one arm in each period, in the order of ``plan``."""
+    """The rule that gives everyone the same arm in each period.
+
+    Parameters
+    ----------
+    plan
+        The arm of each period, in order.
+
+    Examples
+    --------
+    >>> ft.Planned(("1", "1", "0"))
+    Planned(plan=('1', '1', '0'))
+    """
 
     plan: tuple[str, ...]
 
@@ -51,9 +62,27 @@ class Planned(AbstractRegime):
 @final
 @dataclass(frozen=True)
 class Onset(AbstractRegime):
-    """``arm`` from the first period in which ``column`` >= ``cut``; ``otherwise`` before.
+    """The rule that starts ``arm`` in the first period in which ``column`` is at least ``cut``.
 
-    The column is a variable over time. With ``below``, treatment begins once it is below the cut.
+    Parameters
+    ----------
+    column
+        The name of a variable over time.
+    cut
+        The threshold.
+    arm
+        The arm from the onset on.
+    otherwise
+        The arm before the onset.
+    below
+        Whether treatment starts once the variable is below the threshold instead.
+    period
+        The period that the rule is about. Studies set it.
+
+    Examples
+    --------
+    >>> ft.Onset("cd4", 350, arm="1", otherwise="0", below=True).cut
+    350
     """
 
     column: str
@@ -99,7 +128,24 @@ class Onset(AbstractRegime):
 class Shift(AbstractRegime):
     """A modified treatment policy: ``factor`` times the observed treatment plus ``by``, in every period.
 
-    Where that is below ``least`` or above ``most``, the treatment stays as it is. The treatment is a number.
+    The treatment is a number. Where the modified value is below ``least`` or above ``most``, the observed
+    one stays.
+
+    Parameters
+    ----------
+    by
+        What is added.
+    factor
+        What the observed treatment is multiplied by.
+    least
+        The least modified value.
+    most
+        The largest modified value.
+
+    Examples
+    --------
+    >>> ft.Shift(by=-1.0, least=0.0)
+    Shift(by=-1.0, factor=1.0, least=0.0, most=None)
     """
 
     by: float = 0.0

@@ -24,12 +24,37 @@ MOST_PERIODS = 250
 
 @dataclass(frozen=True, kw_only=True)
 class AbstractTimeEffect(AbstractEffect):
-    """A measure of time to an event, on a public grid of periods.
+    """Base of estimands of time to an event, on a public grid of periods.
 
-    ``outcome`` is the column that says what ended a person's follow-up: one of ``causes``, or ``censored``.
-    ``time`` is when; it is counted from ``entry``, or from 0. The grid has ``periods`` periods of
-    ``period_length`` each, or the ends that ``grid`` lists. ``horizons`` are numbers of periods; the last one
-    if none is given. Follow-up ``beyond`` the grid is refused, or cut off at its end ("truncate").
+    A silo puts its own times on the grid, so that no event time leaves it. Within a period events come
+    before censoring.
+
+    Parameters
+    ----------
+    time
+        The name of the variable that says when follow-up ended. The ``outcome`` says what ended it.
+    periods
+        The number of periods of the grid, if all have the same length.
+    period_length
+        The length of a period, in the unit of ``time``.
+    grid
+        The ends of periods of unequal length, instead of ``periods`` and ``period_length``.
+    horizons
+        Numbers of periods at which the measure is estimated. By default the last one.
+    causes
+        The codes of the outcome that are events.
+    censored
+        The code of the outcome for people without an event.
+    entry
+        The name of the variable that says when follow-up began. By default it began at 0.
+    beyond
+        Whether follow-up beyond the grid is an error ("refuse") or ends with the grid ("truncate").
+
+    Examples
+    --------
+    >>> effect = ft.Risk(outcome="status", time="days", treatment="rx", periods=10, period_length=182.625)
+    >>> isinstance(effect, ft.AbstractTimeEffect)
+    True
     """
 
     roles = ("hazard", "treatment", "censoring")
@@ -299,7 +324,13 @@ class AbstractTimeRatio(AbstractTimeEffect):
 @final
 @dataclass(frozen=True, kw_only=True)
 class Risk(AbstractArmValues):
-    """The risk of an event by each horizon, per arm; with several causes, their cumulative incidences."""
+    """The risk of an event by each horizon, per arm. With several causes: their cumulative incidences.
+
+    Examples
+    --------
+    >>> print(ft.Risk(outcome="status", time="days", treatment="rx", arms=("0", "1"), periods=4).question)
+    What would the risk of an event be in each arm of rx (0, 1) by the end of period 4 of 4?
+    """
 
     description = "risks by given horizons, per arm"
     measure = "the risk of an event"
@@ -308,7 +339,21 @@ class Risk(AbstractArmValues):
 @final
 @dataclass(frozen=True, kw_only=True)
 class PolicyRisk(AbstractArmValues):
-    """The risk by each horizon under known rules at baseline: `Static`, `Threshold` or `Stochastic`."""
+    """The risk of an event by each horizon under known rules at baseline.
+
+    Parameters
+    ----------
+    rules
+        The rules: `Static`, `Threshold` or `Stochastic`.
+
+    Examples
+    --------
+    >>> effect = ft.PolicyRisk(
+    ...     outcome="status", time="days", treatment="rx", arms=("0", "1"), periods=4, rules=(ft.Static("1"),)
+    ... )
+    >>> print(effect.question)
+    What would the risk of an event be under each rule for rx by the end of period 4 of 4?
+    """
 
     description = "risks by given horizons under known rules"
     measure = "the risk of an event"
@@ -332,7 +377,14 @@ class PolicyRisk(AbstractArmValues):
 @final
 @dataclass(frozen=True, kw_only=True)
 class RiskDifference(AbstractTimeDifference):
-    """The difference of risks by each horizon."""
+    """The difference of risks by each horizon, of each arm and the reference.
+
+    Examples
+    --------
+    >>> effect = ft.RiskDifference(outcome="status", time="days", treatment="rx", arms=("0", "1"), periods=4)
+    >>> print(effect.question)
+    How much does rx (1 against 0) change the risk of an event by the end of period 4 of 4?
+    """
 
     description = "differences of risks by given horizons"
     measure = "the risk of an event"
@@ -341,7 +393,14 @@ class RiskDifference(AbstractTimeDifference):
 @final
 @dataclass(frozen=True, kw_only=True)
 class RiskRatio(AbstractTimeRatio):
-    """The ratio of risks by each horizon."""
+    """The ratio of risks by each horizon, of each arm and the reference.
+
+    Examples
+    --------
+    >>> effect = ft.RiskRatio(outcome="status", time="days", treatment="rx", arms=("0", "1"), periods=4)
+    >>> print(effect.question)
+    By what factor does rx (1 against 0) change the risk of an event by the end of period 4 of 4?
+    """
 
     description = "ratios of risks by given horizons"
     measure = "the risk of an event"
@@ -350,7 +409,14 @@ class RiskRatio(AbstractTimeRatio):
 @final
 @dataclass(frozen=True, kw_only=True)
 class Survival(AbstractArmValues):
-    """The probability of no event, of any cause, by each horizon, per arm."""
+    """The probability of no event of any cause by each horizon, per arm.
+
+    Examples
+    --------
+    >>> effect = ft.Survival(outcome="status", time="days", treatment="rx", arms=("0", "1"), periods=4)
+    >>> print(effect.question)
+    What would the probability of no event be in each arm of rx (0, 1) by the end of period 4 of 4?
+    """
 
     description = "probabilities of no event by given horizons, per arm"
     measure = "the probability of no event"
@@ -379,7 +445,14 @@ class _RestrictedMean(AbstractTimeEffect):
 @final
 @dataclass(frozen=True, kw_only=True)
 class RMST(_RestrictedMean, AbstractArmValues):
-    """The restricted mean survival time to each horizon, in periods, per arm: 1 + sum of S(t), t < h."""
+    """The restricted mean survival time to each horizon h, in periods, per arm: 1 + sum_{t<h} S(t).
+
+    Examples
+    --------
+    >>> print(ft.RMST(outcome="status", time="days", treatment="rx", arms=("0", "1"), periods=4).question)
+    What would the mean time without an event, in periods, be in each arm of rx (0, 1) by the end of period
+    4 of 4?
+    """
 
     description = "restricted mean survival times, per arm"
 
@@ -387,7 +460,15 @@ class RMST(_RestrictedMean, AbstractArmValues):
 @final
 @dataclass(frozen=True, kw_only=True)
 class RMSTDifference(_RestrictedMean, AbstractTimeDifference):
-    """The difference of restricted mean survival times, in periods."""
+    """The difference of restricted mean survival times, in periods.
+
+    Examples
+    --------
+    >>> effect = ft.RMSTDifference(outcome="status", time="days", treatment="rx", arms=("0", "1"), periods=4)
+    >>> print(effect.question)
+    How much does rx (1 against 0) change the mean time without an event, in periods, by the end of period 4
+    of 4?
+    """
 
     description = "differences of restricted mean survival times"
 
@@ -395,7 +476,15 @@ class RMSTDifference(_RestrictedMean, AbstractTimeDifference):
 @final
 @dataclass(frozen=True, kw_only=True)
 class RMSTRatio(_RestrictedMean, AbstractTimeRatio):
-    """The ratio of restricted mean survival times."""
+    """The ratio of restricted mean survival times.
+
+    Examples
+    --------
+    >>> effect = ft.RMSTRatio(outcome="status", time="days", treatment="rx", arms=("0", "1"), periods=4)
+    >>> print(effect.question)
+    By what factor does rx (1 against 0) change the mean time without an event, in periods, by the end of
+    period 4 of 4?
+    """
 
     description = "ratios of restricted mean survival times"
 
@@ -413,7 +502,15 @@ class _TimeLost(AbstractTimeEffect):
 @final
 @dataclass(frozen=True, kw_only=True)
 class TimeLost(_TimeLost, AbstractArmValues):
-    """The restricted mean time lost to each cause, in periods, per arm."""
+    """The restricted mean time lost to each cause, in periods, per arm.
+
+    Examples
+    --------
+    >>> effect = ft.TimeLost(outcome="status", time="days", treatment="rx", arms=("0", "1"), periods=4)
+    >>> print(effect.question)
+    What would the mean time lost to an event, in periods, be in each arm of rx (0, 1) by the end of period
+    4 of 4?
+    """
 
     description = "restricted mean times lost, per arm"
 
@@ -421,7 +518,17 @@ class TimeLost(_TimeLost, AbstractArmValues):
 @final
 @dataclass(frozen=True, kw_only=True)
 class TimeLostDifference(_TimeLost, AbstractTimeDifference):
-    """The difference of restricted mean times lost to each cause, in periods."""
+    """The difference of restricted mean times lost to each cause, in periods.
+
+    Examples
+    --------
+    >>> effect = ft.TimeLostDifference(
+    ...     outcome="status", time="days", treatment="rx", arms=("0", "1"), periods=4
+    ... )
+    >>> print(effect.question)
+    How much does rx (1 against 0) change the mean time lost to an event, in periods, by the end of period 4
+    of 4?
+    """
 
     description = "differences of restricted mean times lost"
 
