@@ -15,9 +15,10 @@ import pandas as pd
 
 import fedtmle as ft
 from fedtmle_paper.benchmark import client_sizes, gaussian_mixture, random_partition
+from fedtmle_paper.optimal_transport import OptimalTransport
 
 rng = np.random.default_rng(1)
-problem = ft.OptimalTransport()
+problem = OptimalTransport()
 law = problem.start(gaussian_mixture(1_000, rng))
 rows = gaussian_mixture(4_000, rng)
 parts = random_partition(client_sizes(4_000, 10), rng)

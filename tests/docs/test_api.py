@@ -1,4 +1,4 @@
-"""Every public name says what its parameters are, what it returns and raises, and has an example that runs."""
+"""Every public name explains its parameters and what it returns, and has an example that runs."""
 
 from __future__ import annotations
 

@@ -88,8 +88,8 @@ def page() -> str:
     head = [
         "# API reference",
         "",
-        "`import fedtmle as ft` offers these names. Examples also use `np` for numpy, and a `study` of a treatment",
-        "in two `silos`, with its `result`, as in the example of `fedtmle.run`.",
+        "`import fedtmle as ft` offers these names. Examples also use `np` for numpy, and a `study` of a",
+        "treatment in two `silos`, with its `result`, as in the example of `fedtmle.run`.",
         "",
     ]
     body = [line for title, names in groups.items() for line in (f"## {title}", "", *_group(names))]

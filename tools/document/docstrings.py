@@ -1,4 +1,4 @@
-"""The sections of a docstring: what a class inherits from its bases, and types and defaults from signatures."""
+"""The sections of docstrings, completed by what bases document and by types and defaults."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Sections = dict[str, list[str]]
 def sections(text: str) -> Sections:
     """Return the lines of each section of a docstring; those before the first are under ""."""
     parts: Sections = {"": []}
-    current, lines = "", text.splitlines()
+    current, lines = "", text.splitlines() or [""]
     for line, below in zip(lines, [*lines[1:], ""], strict=True):
         if line in SECTIONS and below == "-" * len(line):
             current = line
@@ -39,7 +39,7 @@ def entries(lines: list[str]) -> dict[str, list[str]]:
 
 def parameters(thing: Any) -> dict[str, list[str]]:
     """Return the documented parameters of a function or a class, those that its bases document included."""
-    documented: dict[str, list[str]] = {}
+    documented = _from_fields(thing)
     for owner in inspect.getmro(thing) if inspect.isclass(thing) else (thing,):
         own = (
             inspect.cleandoc(vars(owner).get("__doc__") or "")
@@ -48,6 +48,14 @@ def parameters(thing: Any) -> dict[str, list[str]]:
         )
         documented = entries(sections(own or "").get("Parameters", [])) | documented
     return {name: documented[name] for name in signature(thing) if name in documented}
+
+
+def _from_fields(thing: Any) -> dict[str, list[str]]:
+    """Return what the metadata of a dataclass's fields says that they mean."""
+    fields = dataclasses.fields(thing) if dataclasses.is_dataclass(thing) else ()
+    return {
+        field.name: [f"    {field.metadata['meaning']}."] for field in fields if "meaning" in field.metadata
+    }
 
 
 def signature(thing: Any) -> dict[str, inspect.Parameter]:
@@ -62,7 +70,7 @@ def signature(thing: Any) -> dict[str, inspect.Parameter]:
 
 
 def completed(thing: Any, lines: list[str]) -> list[str]:
-    """Return the docstring with every parameter that is documented here or in a base, its type and default."""
+    """Return the docstring with all documented parameters, those of bases too, their types and defaults."""
     parts = sections("\n".join(lines))
     known = parameters(thing)
     if not known:

@@ -82,14 +82,38 @@ def _conversion(rho: Decimal, delta: Decimal) -> tuple[Decimal, Decimal]:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Privacy:
-    """How much one study may tell about one person: differential privacy at the level of a record.
+    """How much a study may tell about one person: differential privacy at the level of a record.
 
-    ``epsilon`` and ``delta`` are the guarantee for two data sets that differ in one record. The silos add
-    noise in shares, such that it suffices against the server, the public and ``colluders`` of the silos
-    together. ``gram``, ``gradients`` and ``closing`` are the shares of the budget of the first round, of the
-    two rounds that fit the models, and of the round that estimates. ``server`` "untrusted" needs masked
-    sums. With "trusted" the server may see the sums of each silo with that silo's share of noise alone, and
-    the guarantee is for everyone else.
+    The silos add noise in shares, such that it suffices against the server, the public and ``colluders`` of
+    the silos together.
+
+    Parameters
+    ----------
+    epsilon
+        The guarantee's epsilon, for two data sets that differ in one record.
+    delta
+        The guarantee's delta.
+    colluders
+        The number of silos that may share what they know.
+    gram
+        The share of the budget of the first round.
+    gradients
+        The share of the two rounds that fit the models.
+    closing
+        The share of the round that estimates.
+    server
+        "untrusted" needs masked sums. With "trusted" the server may see each silo's sums with that silo's
+        share of noise alone, and the guarantee is for everyone else.
+
+    Raises
+    ------
+    InputError
+        A number is out of its range, or the shares do not add up to 1.
+
+    Examples
+    --------
+    >>> float(ft.Privacy(epsilon=1.0).delta)
+    1e-06
     """
 
     epsilon: float

@@ -107,10 +107,32 @@ class AbstractRowsSubmodel(AbstractSubmodel):
 @final
 @dataclass(frozen=True, kw_only=True)
 class GeneralisedLinear(AbstractRowsSubmodel):
-    """The submodel above; ``X`` has shape (d, N): one array, or columns where they are.
+    """A fluctuation by a generalised linear model: row i has the loss w_i rho(offset_i + eps . X_i, y_i).
 
-    ``offset``, ``y`` and ``w`` have shape (N,); None stands for zeros, zeros and ones and is
-    never read from memory. ``y_largest`` bounds every |y|, where that is known.
+    Parameters
+    ----------
+    family
+        The family, which is rho.
+    X
+        The covariates, shape (d, N): one array, or columns where they are.
+    bound
+        Public bounds of one row's contribution.
+    offset
+        The offsets, shape (N,). None stands for zeros.
+    y
+        The responses, shape (N,). None stands for zeros.
+    w
+        The weights, shape (N,). None stands for ones.
+    y_largest
+        A bound of every response, if one is known.
+
+    Examples
+    --------
+    >>> from fedtmle.model.families import Family
+    >>> from fedtmle.model.types import RowBound
+    >>> bound = RowBound(gradient=1, curvature=0)
+    >>> ft.GeneralisedLinear(family=Family.LOGISTIC, X=np.ones((1, 3)), bound=bound).X.shape
+    (1, 3)
     """
 
     family: Family

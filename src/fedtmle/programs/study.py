@@ -80,37 +80,102 @@ class Use(Enum):
 @final
 @dataclass(frozen=True, kw_only=True)
 class Study:
-    """What the consortium asks: all of it is in the plan that each silo approves.
+    """A study: the estimand, the models, the dictionary and the options.
 
-    ``g_bounds`` bounds each arm's probability (times that of being observed) from below: "auto" is
-    5/(sqrt(n) log n) with the pooled n, a number is itself, None does not truncate. ``clever`` puts
-    the inverse probabilities into the covariate or into the weight of the fluctuation; ``submodel``
-    fluctuates each arm, or the contrast alone. ``folds`` cross-fits the nuisances (CV-TMLE).
-    ``cluster_scope`` says what a cluster's identifier means in another silo: "shared", the same
-    cluster, and one that is in two silos stops the run; "spanning", the same, and it may be in several;
-    "silo", nothing, each silo numbers its own (`protocol.clusters` has what each discloses).
-    ``diagnostics`` False leaves out tables of overlap and fit, which no estimate needs. ``sums`` says how
-    much the silos tell: "rounded" fits the nuisance models by rounded gradients, coded as differences, and
-    rounds all other sums, such that the estimate is within some ``fit_accuracy`` standard errors of that of
-    pooled rows; "exact" tells every sum to the last bit, Hessians included, and the result has the same bits
-    in any partition. "auto" is rounded with `Coded` and `OneStep`, exact with the other algorithms.
-    ``aggregation`` "masked" adds up the silos' answers under pairwise masks: server and silos learn sums over
-    all silos only, and of the numbers of rows only their total (docs/masks.md). "open" sends each silo's own
-    sums. "auto" is masked if the study file has the keys of at least three silos, and open in one process.
-    A target of time to an event has a ``hazard_model`` and a ``censoring_model`` over person-periods, whose
-    formulas may use ``period``, instead of an ``outcome_model`` and a ``missingness_model``; without one, the
-    hazard is counted by arm and period (Kaplan-Meier).
-    A target of treatment over time has models of treatment, censoring and outcome for every period from one
-    formula each: there ``l`` is a variable over time in the period, and ``lag1_l`` in the period before;
-    terms with lags that reach back before the first period are left out.
-    ``variables`` is the dictionary: it declares every variable that the study uses (`Variables`, or a plain
-    mapping of its entries). The outcome's kind and bounds, the treatment's arms, the levels of factors and
-    the grid of every sum follow from it. `draft` drafts one from a table.
-    It also says what happens where a covariate is missing; ``imputations`` and ``imputation_sweeps`` are for
-    those that are imputed.
-    ``on_refusal`` says what happens if a silo refuses or is absent when the study opens: "stop", or "go on"
-    without it; the result names it, and is of those that took part. ``title`` is for people only.
-    ``privacy`` adds noise for differential privacy and widens the interval by its cost (`docs/privacy.md`).
+    All of it is in the plan that each silo approves.
+
+    Parameters
+    ----------
+    target
+        The estimand, such as `ATE`.
+    outcome_model
+        The model of the outcome: `GLM`, `SuperLearner`, `Supplied`, `Pilot` or trees.
+    treatment_model
+        The model of the treatment (the propensity score).
+    missingness_model
+        The model of who has an outcome. Without it, the outcome may not be missing.
+    hazard_model
+        For time to an event: the model of the event over person-periods, whose formula may use ``period``.
+        Without it, hazards are counted by arm and period (Kaplan-Meier).
+    censoring_model
+        For time to an event and treatment over time: the model of being censored in a period.
+    algorithm
+        The algorithm that targets the estimate.
+    g_bounds
+        The lower bound of each arm's probability (times that of being observed): "auto" is 5/(sqrt(n) log
+        n) with the pooled n, a number is itself, None does not truncate.
+    clever
+        Whether the inverse probabilities are in the "covariate" or in the "weight" of the fluctuation.
+    submodel
+        Whether each arm is fluctuated ("per arm"), or the contrast alone.
+    link
+        The link of the fluctuation of a bounded outcome.
+    weights
+        The column of observation weights.
+    weight_ceiling
+        The largest possible weight, relative to their mean.
+    cluster
+        The column that names clusters, such as families.
+    cluster_scope
+        What an identifier means in another silo: "shared", the same cluster, and one that is in two silos
+        stops the run; "spanning", the same, and it may be in several; "silo", nothing.
+    largest_cluster
+        The most records of a cluster.
+    folds
+        The number of folds for cross-fitting (CV-TMLE). None does not cross-fit.
+    seed
+        The public seed of folds and imputations.
+    confidence
+        The level of intervals.
+    diagnostics
+        Whether to make the tables of overlap, balance and fit, which no estimate needs.
+    sums
+        "rounded" fits the models by rounded gradients, coded as differences, and rounds all other sums,
+        such that the estimate is within some ``fit_accuracy`` standard errors of that of pooled rows.
+        "exact" tells every sum to the last bit, Hessians included, and the result has the same bits in any
+        partition. "auto" is rounded with `Coded` and `OneStep`, and exact with the other algorithms.
+    fit_accuracy
+        The accuracy of rounded fits, in standard errors of the estimate.
+    aggregation
+        "masked" adds up the silos' answers under pairwise masks: server and silos learn totals over all
+        silos only. "open" sends each silo's own sums. "auto" is masked if the study file has the keys of at
+        least three silos, and open in one process.
+    variables
+        The dictionary: every variable that the study uses, as `Variables` or as a plain mapping. The
+        outcome's kind and bounds, the arms, the levels of factors and what happens to missing values follow
+        from it. `draft` drafts one from a table.
+    imputations
+        The number of completed data sets, if the dictionary asks for imputation.
+    imputation_sweeps
+        The number of sweeps over the imputed variables.
+    on_refusal
+        Whether the study stops ("stop") or goes on without the silo ("go on") if one refuses or is absent
+        when the study opens. The result names it.
+    title
+        A title for people.
+    privacy
+        A budget of differential privacy: noise is added, and the interval counts it.
+
+    Raises
+    ------
+    InputError
+        Something is missing, is not declared in the dictionary, or does not fit together. The message says
+        what to change.
+
+    Examples
+    --------
+    >>> study = ft.Study(
+    ...     target=ft.ATE(outcome="died", treatment="treated"),
+    ...     outcome_model=ft.GLM("treated + age"),
+    ...     treatment_model=ft.GLM("age"),
+    ...     variables={
+    ...         "died": {"kind": "binary"},
+    ...         "treated": {"kind": "binary"},
+    ...         "age": {"kind": "number", "range": (18, 110), "unit": "years"},
+    ...     },
+    ... )
+    >>> study.response
+    'binary'
     """
 
     target: AbstractEffect

@@ -34,12 +34,18 @@ Levels = Mapping[str, tuple[str, ...]]
 
 @dataclass(frozen=True, kw_only=True)
 class AbstractTarget(AbstractEffect):
-    """A target with a problem of its own: the keys of its section in a study file are its fields.
+    """Base of targets with a problem of their own that studies can name.
 
-    A subclass is a frozen dataclass. It gives `question_stem`, `summarise` and `start`, and says by its class
-    attributes which models it needs (``roles``) and which options of a study it leaves at their defaults.
-    `more_columns` names columns besides outcome and treatment. A model of a role that a study does not have
-    is a field of the target, called ``<role>_model``, and in a study file the section [models.<role>].
+    A subclass is a frozen dataclass whose fields are the keys of its section in a study file. It gives
+    `question_stem`, `summarise` and `start`, and says by its class attributes which models it needs
+    (``roles``) and which options of a study it leaves at their defaults. `more_columns` names columns
+    besides outcome and treatment. A model of a role that a study does not have is a field of the target,
+    called ``<role>_model``, and in a study file the section [models.<role>].
+
+    Examples
+    --------
+    >>> issubclass(ft.AbstractTarget, ft.AbstractEffect)
+    True
     """
 
     has_treatment: ClassVar[bool] = False

@@ -97,7 +97,26 @@ _FLOOR, _CAP, _PERMIT, _CONSENT = Direction.FLOOR, Direction.CAP, Direction.PERM
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:
-    """One silo's limits; `limits()` says what each of them means."""
+    """One silo's limits, which the owner sets and no study can change.
+
+    A floor may be raised and a cap lowered by the silo file; the defaults are the least that a silo keeps
+    unless its owner gives a reason.
+
+    Parameters
+    ----------
+    allow_targets
+        Distributions whose targets the silo runs, as "name" or "name==version". None allows any.
+
+    Raises
+    ------
+    InputError
+        A limit is not a number of at least 0, or a permission is not true or false.
+
+    Examples
+    --------
+    >>> ft.Policy(min_rows=50).min_rows
+    50
+    """
 
     min_rows: int = _key(_FLOOR, 20, 0, "rows in the silo")
     min_arm_rows: int = _key(

@@ -40,13 +40,44 @@ TableColumns = dict[str, Array | TextArray]
 @final
 @dataclass(frozen=True, kw_only=True)
 class Cdm:
-    """A silo's OMOP CDM: a DuckDB file, or a PostgreSQL server.
+    """A silo's OMOP common data model: a DuckDB file, or a PostgreSQL server.
 
-    Exactly one of ``path`` (a DuckDB file), ``url_env`` (the environment variable that holds the URL of a
-    server) and ``url_file`` (a file that holds it) says where it is. ``schema`` None is the connection's own;
-    ``vocabulary_schema`` None is ``schema``. ``part`` (index, count) takes the people whose person_id leaves
-    the remainder ``index`` when divided by ``count``. ``timeout`` is in seconds and, like ``max_rows``, for
-    PostgreSQL. ``policy`` is the owner's, None where there is no silo file.
+    Parameters
+    ----------
+    name
+        The silo's name.
+    path
+        A DuckDB file.
+    url_env
+        The environment variable that holds the URL of a server.
+    url_file
+        A file that holds the URL of a server.
+    schema
+        The schema of the tables. None is the connection's own.
+    vocabulary_schema
+        The schema of the vocabulary. None is ``schema``.
+    part
+        (index, count): only people whose person_id leaves the remainder ``index`` when divided by
+        ``count``.
+    timeout
+        Seconds that a statement may take in PostgreSQL.
+    max_rows
+        The most rows that are read from PostgreSQL.
+    policy
+        The owner's policy. None if there is no silo file.
+    silo_file
+        The silo file that describes the database.
+
+    Raises
+    ------
+    InputError
+        Not exactly one of path, url_env and url_file is given.
+
+    Examples
+    --------
+    >>> from pathlib import Path
+    >>> ft.Cdm(name="north", path=Path("north.duckdb")).name
+    'north'
     """
 
     name: str

@@ -45,8 +45,31 @@ def emulate(
 ) -> Emulation:
     """Read the cohort of every silo and run the trial's study over the tables, in one process.
 
-    ``cohorts`` are those of `read_cohort`, where they were read before. The result's document has the
-    trial and the attrition under the key ``emulation``.
+    Parameters
+    ----------
+    trial
+        The trial.
+    silos
+        The databases, by silo.
+    threads
+        The number of silos that compute at the same time.
+    progress
+        Called after every round.
+    cohorts
+        Cohorts that were read before.
+
+    Returns
+    -------
+    StudyResult
+        The result. Its document has the trial and the attrition under the key ``emulation``.
+
+    Examples
+    --------
+    >>> try:
+    ...     ft.emulate("trial.toml", {})
+    ... except ft.InputError as error:
+    ...     print(error)
+    silos: expected at least one silo
     """
     if not silos:
         raise InputError("silos: expected at least one silo")

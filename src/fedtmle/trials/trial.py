@@ -58,11 +58,39 @@ class StudyOptions(TypedDict, total=False):
 @final
 @dataclass(frozen=True, kw_only=True)
 class TargetTrial:
-    """A target trial to emulate on OMOP databases; the first strategy is the reference.
+    """A target trial to emulate on OMOP databases.
 
-    ``effect`` is "risk difference", "risk ratio", "odds ratio" or "risks" on the last day of the outcome's
-    window, or by its horizons where the time to the event is analysed. A model that is not given uses every
-    covariate as it is. `study` is the study over the tables that `trials.compile` describes.
+    Parameters
+    ----------
+    name
+        The trial's name.
+    strategies
+        The treatment strategies, the reference first.
+    outcome
+        The outcome and its window.
+    time_zero
+        When follow-up begins.
+    eligibility
+        Who is eligible.
+    censoring
+        What ends follow-up early.
+    covariates
+        The covariates at time zero.
+    effect
+        "risk difference", "risk ratio", "odds ratio" or "risks", on the last day of the outcome's window,
+        or by its horizons where the time to the event is analysed.
+    models
+        Nuisance models by role. A model that is not given uses every covariate as it is.
+    algorithm
+        The algorithm that targets the estimate.
+    options
+        Options of the study, by name.
+
+    Examples
+    --------
+    >>> from dataclasses import fields
+    >>> [field.name for field in fields(ft.TargetTrial)][:3]
+    ['name', 'strategies', 'outcome']
     """
 
     name: str
