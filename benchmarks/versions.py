@@ -71,8 +71,10 @@ def transport() -> Callable[[], object]:
     return run
 
 
-def effect(rows: int, silos: int, binary: bool) -> Callable[[], object]:
-    """Return a whole ATE with 10 covariates."""
+def effect(rows: int, silos: int, binary: bool, **options: object) -> Callable[[], object]:
+    """Return a whole ATE with 10 covariates; options that the package does not know yet are left out."""
+    from dataclasses import fields
+
     import numpy as np
 
     import fedtmle as ft
@@ -99,6 +101,7 @@ def effect(rows: int, silos: int, binary: bool) -> Callable[[], object]:
                 **{name: {"kind": "number", "range": (-10, 10)} for name in names},
             }
         ),
+        **{field.name: options[field.name] for field in fields(ft.Study) if field.name in options},
     )
     cuts = np.array_split(np.arange(rows), silos)
     parts = {str(m): {name: column[at] for name, column in columns.items()} for m, at in enumerate(cuts)}
@@ -113,6 +116,26 @@ def small_effect() -> Callable[[], object]:
 def large_effect() -> Callable[[], object]:
     """A whole ATE over 2 silos of 250,000 rows, binary outcome: the kernels."""
     return effect(500_000, 2, binary=True)
+
+
+def small_undiagnosed() -> Callable[[], object]:
+    """The small ATE without diagnostics: the estimate alone."""
+    return effect(1_000, 8, binary=True, diagnostics=False)
+
+
+def small_exact() -> Callable[[], object]:
+    """The same from exact sums, which is what all fits were made of before they were coded."""
+    return effect(1_000, 8, binary=True, diagnostics=False, sums="exact")
+
+
+def large_undiagnosed() -> Callable[[], object]:
+    """The large ATE without diagnostics: the estimate alone."""
+    return effect(500_000, 2, binary=True, diagnostics=False)
+
+
+def large_exact() -> Callable[[], object]:
+    """The same from exact sums, which is what all fits were made of before they were coded."""
+    return effect(500_000, 2, binary=True, diagnostics=False, sums="exact")
 
 
 def large_continuous_effect() -> Callable[[], object]:
@@ -133,7 +156,11 @@ CASES = {
         many_silos,
         transport,
         small_effect,
+        small_undiagnosed,
+        small_exact,
         large_effect,
+        large_undiagnosed,
+        large_exact,
         large_continuous_effect,
         start_up,
     )

@@ -3,12 +3,18 @@
 BLAS and LAPACK may add in another order, or fuse a product into a sum, on another processor. Here every
 product is one rounded float, and every sum is correctly rounded (`math.fsum`), or is a single addition at a
 fixed place. The matrices are small: d is the number of coordinates of eps, or of columns of a regression.
+
+Silos that run in one process each derive the same matrices, so the last results are `remembered`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import lru_cache, wraps
+from itertools import starmap
+from operator import mul
+from typing import ParamSpec, TypeVar, cast
 
 import numpy as np
 
@@ -18,26 +24,80 @@ from fedtmle.model.types import Array
 Rows = list[list[float]]
 
 MAX_SWEEPS = 60  # of Jacobi's method, whose convergence is quadratic: about ten are needed
+REMEMBERED = 256  # results of each function: more than one round of a study has
+LARGEST_REMEMBERED = 1 << 12  # entries of the arguments; larger ones are computed every time
+
+Given = ParamSpec("Given")
+Result = TypeVar("Result")
+
+
+class _Call:
+    """The arguments of a call, equal to those of another if they are the same bits."""
+
+    __slots__ = ("_key", "args", "kwargs")
+
+    def __init__(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        self.args, self.kwargs = args, kwargs
+        self._key = tuple(map(_bits, (*args, *kwargs, *kwargs.values())))
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Call) and self._key == other._key
+
+
+def _bits(argument: object) -> object:
+    if isinstance(argument, np.ndarray):
+        return argument.shape, argument.dtype.str, argument.tobytes()
+    return argument
+
+
+def remembered(function: Callable[Given, Result]) -> Callable[Given, Result]:
+    """Return the function with its last results kept; a matrix is returned as a copy of its own."""
+
+    @lru_cache(maxsize=REMEMBERED)
+    def computed(call: _Call) -> Result:
+        return function(*call.args, **call.kwargs)  # type: ignore[arg-type]  # as they were given
+
+    @wraps(function)
+    def looked_up(*args: Given.args, **kwargs: Given.kwargs) -> Result:
+        if sum(np.size(part) for part in args if isinstance(part, np.ndarray)) > LARGEST_REMEMBERED:
+            return function(*args, **kwargs)
+        result = computed(_Call(args, kwargs))
+        return cast(Result, result.copy()) if isinstance(result, np.ndarray) else result
+
+    return looked_up
 
 
 def dot(a: Sequence[float], b: Sequence[float]) -> float:
     """Return sum_k a_k b_k: each product rounded, their sum correctly rounded."""
-    return math.fsum(x * y for x, y in zip(a, b, strict=True))
+    return math.fsum(starmap(mul, zip(a, b, strict=True)))
 
 
+def _dots(row: Array, rows: Array) -> list[float]:
+    """Return `dot` of one row and each of others."""
+    return list(map(math.fsum, (row * rows).tolist()))
+
+
+@remembered
 def multiply(A: Array, B: Array) -> Array:
     """Return the product A B of matrices of shapes (p, q) and (q, r)."""
-    columns = np.asarray(B).T.tolist()
-    return np.array([[dot(row, column) for column in columns] for row in np.asarray(A).tolist()])
+    columns = np.asarray(B).T
+    return np.array([_dots(row, columns) for row in np.asarray(A)])
 
 
+@remembered
 def congruence(C: Array, H: Array) -> Array:
     """Return C H C^T for a symmetric H; the result is symmetric to the last bit."""
-    rows, left = np.asarray(C).tolist(), multiply(C, H).tolist()
-    upper = [[dot(left[min(i, j)], rows[max(i, j)]) for j in range(len(rows))] for i in range(len(rows))]
-    return np.array(upper)
+    rows, left = np.asarray(C), multiply(C, H)
+    result = np.empty((len(rows), len(rows)))
+    for i, row in enumerate(left):
+        result[i, i:] = result[i:, i] = _dots(row, rows[i:])
+    return result
 
 
+@remembered
 def cholesky(matrix: Array, *, shift: float = 0.0, floor: float = 0.0) -> Array | None:
     """Return the lower factor L of matrix + shift I = L L^T, or None if a pivot is not above ``floor``."""
     A: Rows = np.asarray(matrix, dtype=np.float64).tolist()
@@ -55,6 +115,7 @@ def cholesky(matrix: Array, *, shift: float = 0.0, floor: float = 0.0) -> Array 
     return np.array(L)
 
 
+@remembered
 def solve_factored(L: Array, b: Array) -> Array:
     """Return x with L L^T x = b for a lower triangular L and a vector b."""
     rows: Rows = np.asarray(L).tolist()
@@ -66,6 +127,7 @@ def solve_factored(L: Array, b: Array) -> Array:
     return np.array(y)
 
 
+@remembered
 def invert_lower(L: Array) -> Array:
     """Return the inverse of a lower triangular matrix, by forward substitution."""
     rows: Rows = np.asarray(L).tolist()
@@ -95,6 +157,7 @@ def eigen(matrix: Array) -> tuple[Array, Array]:
     return np.array([values[j] for j in order]), np.array([[row[j] for j in order] for row in V])
 
 
+@remembered
 def symmetric_norm(matrix: Array) -> float:
     """Return the operator norm of a symmetric matrix: its largest |eigenvalue|."""
     return max(map(abs, _diagonalise(matrix, [])))

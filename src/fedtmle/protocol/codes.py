@@ -29,6 +29,7 @@ LONGEST_RUN = 1 << 12  # zeros before a codeword's value; C g/h has at most some
 MOST_SILOS = 4096
 TARGETING = "targeting"  # the stream of Algorithm 4's rounded gradients
 _WORD = 64
+_NEXT = 16  # bytes that hold most codewords
 
 Value = TypeVar("Value")
 Integers: TypeAlias = tuple[int, ...]
@@ -83,18 +84,23 @@ ELIAS_DELTA = (1 << GOLOMB_ORDER_BITS) - 1  # in the place of an order: integers
 
 def golomb_length(values: Iterable[int], order: int) -> int:
     """Return the bits of integers in the code of an order (`BitWriter.golomb`), without the order itself."""
+    return _golomb_length([zigzag(a) - 1 for a in values], order)
+
+
+def _golomb_length(rests: Sequence[int], order: int) -> int:
+    """Return the same, given iota(a) - 1 of each integer a."""
     if order == ELIAS_DELTA:
-        widths = (zigzag(a).bit_length() for a in values)
-        return sum(2 * width.bit_length() + width - 2 for width in widths)
-    return sum(order + 2 * ((zigzag(a) - 1 >> order) + 1).bit_length() - 1 for a in values)
+        widths = [(rest + 1).bit_length() for rest in rests]
+        return sum([2 * width.bit_length() + width for width in widths]) - 2 * len(rests)
+    return 2 * sum([((rest >> order) + 1).bit_length() for rest in rests]) + (order - 1) * len(rests)
 
 
 def golomb_order(values: Sequence[int]) -> int:
     """Return the order, near the logarithm of the mean size, or `ELIAS_DELTA`: whichever is shortest."""
-    mean = sum(zigzag(a) - 1 for a in values) // max(len(values), 1)
-    centre = min(mean.bit_length(), ELIAS_DELTA - 1)
+    rests = [2 * a if a >= 0 else -2 * a - 1 for a in values]  # iota(a) - 1
+    centre = min((sum(rests) // max(len(rests), 1)).bit_length(), ELIAS_DELTA - 1)
     orders: list[int] = [*range(max(centre - 2, 0), centre + 1), ELIAS_DELTA]
-    return min(orders, key=lambda order: golomb_length(values, order))
+    return min(orders, key=lambda order: _golomb_length(rests, order))
 
 
 class BitWriter:
@@ -197,13 +203,25 @@ class BitReader:
         if order == ELIAS_DELTA:
             values = tuple(self._delta() for _ in range(count))
         else:
-            values = tuple(
-                unzigzag((self.uint(2 * self._zeros() + 1) - 1 << order | self.uint(order)) + 1)
-                for _ in range(count)
-            )
+            values = tuple(self._golomb(order) for _ in range(count))
         if order != golomb_order(values):
             raise DecodeError("integers are not in their shortest Golomb code")
         return values
+
+    def _golomb(self, order: int) -> int:
+        """Read one codeword of an order."""
+        # Most are within the next two words: there they are read in one go.
+        first = self._at // 8
+        ahead = self._data[first : first + _NEXT]
+        left = min(8 * (first + len(ahead)), self._end) - self._at
+        rest = int.from_bytes(ahead, "big") >> 8 * (first + len(ahead)) - self._at - left & (1 << left) - 1
+        zeros = left - rest.bit_length()
+        length = 2 * zeros + 1 + order
+        if length <= left:
+            self._at += length
+            codeword = rest >> left - length
+            return unzigzag(codeword - (1 << order) + 1)
+        return unzigzag((self.uint(2 * self._zeros() + 1) - 1 << order | self.uint(order)) + 1)
 
     def _delta(self) -> int:
         width = self.uint(2 * self._zeros() + 1)
