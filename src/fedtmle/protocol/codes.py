@@ -29,7 +29,7 @@ LONGEST_RUN = 1 << 12  # zeros before a codeword's value; C g/h has at most some
 MOST_SILOS = 4096
 TARGETING = "targeting"  # the stream of Algorithm 4's rounded gradients
 _WORD = 64
-_NEXT = 16  # bytes that hold most codewords
+_AHEAD = 512  # bits that are read at a time: many codewords
 
 Value = TypeVar("Value")
 Integers: TypeAlias = tuple[int, ...]
@@ -140,9 +140,8 @@ class BitWriter:
                 self.uint(v - (1 << width - 1), width - 1)
             return
         for a in values:
-            high, low = divmod(zigzag(a) - 1, 1 << order)
-            self.uint(high + 1, 2 * (high + 1).bit_length() - 1)
-            self.uint(low, order)
+            v = zigzag(a) - 1 + (1 << order)  # (v // 2^k + 1) 2^k + v mod 2^k
+            self.uint(v, 2 * (v >> order).bit_length() - 1 + order)
 
     def fixed(self, values: Sequence[int], largest: Sequence[int]) -> None:
         """Append offset-binary integers, value j in [-largest[j], largest[j]]."""
@@ -201,27 +200,33 @@ class BitReader:
         """Read ``count`` integers that `BitWriter.golomb` wrote; another order than the best is refused."""
         order = self.uint(GOLOMB_ORDER_BITS)
         if order == ELIAS_DELTA:
-            values = tuple(self._delta() for _ in range(count))
+            values = [self._delta() for _ in range(count)]
         else:
-            values = tuple(self._golomb(order) for _ in range(count))
+            values = []
+            while len(values) < count:
+                values += self._golomb_ahead(order, count - len(values)) or [self._golomb(order)]
         if order != golomb_order(values):
             raise DecodeError("integers are not in their shortest Golomb code")
-        return values
+        return tuple(values)
 
     def _golomb(self, order: int) -> int:
-        """Read one codeword of an order."""
-        # Most are within the next two words: there they are read in one go.
-        first = self._at // 8
-        ahead = self._data[first : first + _NEXT]
-        left = min(8 * (first + len(ahead)), self._end) - self._at
-        rest = int.from_bytes(ahead, "big") >> 8 * (first + len(ahead)) - self._at - left & (1 << left) - 1
-        zeros = left - rest.bit_length()
-        length = 2 * zeros + 1 + order
-        if length <= left:
-            self._at += length
-            codeword = rest >> left - length
-            return unzigzag(codeword - (1 << order) + 1)
         return unzigzag((self.uint(2 * self._zeros() + 1) - 1 << order | self.uint(order)) + 1)
+
+    def _golomb_ahead(self, order: int, most: int) -> list[int]:
+        """Read codewords of an order, at most so many, as long as they are within the next few words."""
+        left = min(_AHEAD, self._end - self._at)
+        rest = self._peek(self._at, self._at + left)
+        values: list[int] = []
+        while len(values) < most:
+            length = 2 * (left - rest.bit_length()) + 1 + order
+            if length > left:
+                break
+            left -= length
+            v = (rest >> left) - (1 << order)  # iota(a) - 1, as `BitWriter.golomb` writes it
+            rest &= (1 << left) - 1
+            values.append(-(v // 2) - 1 if v % 2 else v // 2)
+            self._at += length
+        return values
 
     def _delta(self) -> int:
         width = self.uint(2 * self._zeros() + 1)
