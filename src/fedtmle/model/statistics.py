@@ -10,8 +10,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import reduce
+from operator import add
 from typing import Any, Generic, TypeAlias, TypeVar
 
+import numpy as np
+
+from fedtmle.model.exact import Sums, column_shifts, zero_sums
+from fedtmle.model.kernels import column_sums
 from fedtmle.model.types import Array, Bytes
 
 Piece = TypeVar("Piece")  # consecutive rows, as `over` gives them
@@ -32,7 +38,7 @@ class AbstractStatistic(ABC, Generic[Piece]):
 
 
 class AbstractBoundedColumns(AbstractStatistic[Piece]):
-    """Columns by name, to be summed exactly; column j is declared below 2^exponents[j] in magnitude."""
+    """Named columns, or products of two, to be summed exactly; term j is at most 2^exponents[j]."""
 
     @property
     @abstractmethod
@@ -55,18 +61,35 @@ class AbstractBoundedColumns(AbstractStatistic[Piece]):
         """For each column the place of an earlier one whose sum is likely near its own, or its own place."""
         return range(len(self.names))
 
+    @property
+    def terms(self) -> Sequence[tuple[int, ...]]:
+        """What is summed: a column's number, or two for their product; one for each name."""
+        return [(j,) for j in range(len(self.names))]
+
     @abstractmethod
     def evaluate(self, piece: Piece) -> Array:
-        """Return the columns, shape (p, N), in the order of the names."""
+        """Return the columns of which the terms are made, shape (p, N)."""
+
+    def told(self, piece: Piece, names: Sequence[int] | None = None) -> Array:
+        """Return the terms row by row, those of some names if given, shape (k, N)."""
+        columns, terms = self.evaluate(piece), self.terms
+        asked = [terms[j] for j in (range(len(terms)) if names is None else names)]
+        told = np.empty((len(asked), columns.shape[1]))
+        for row, (j, *second) in zip(told, asked, strict=True):
+            row[:] = columns[j] * columns[second[0]] if second else columns[j]
+        return told
+
+    def total(self, rows: Any) -> Sums:
+        """Return the exact sums of the terms over all rows; products are made as they are summed."""
+
+        def summed(piece: Piece) -> Sums:
+            return column_sums(self.evaluate(piece), self.exponents, what=self.label, terms=self.terms)
+
+        return reduce(add, self.over(rows, summed), zero_sums(column_shifts(self.exponents)))
 
 
 class AbstractPrivateColumns(AbstractBoundedColumns[Piece]):
     """Columns, or products of two of them, whose sums change by a bounded norm if one record is replaced."""
-
-    @property
-    @abstractmethod
-    def terms(self) -> Sequence[tuple[int, ...]]:
-        """What is summed: a column's number, or two for their product; one for each name."""
 
     @property
     @abstractmethod
@@ -82,13 +105,30 @@ class AbstractPrivateColumns(AbstractBoundedColumns[Piece]):
 class Group:
     """Rows in bins.
 
-    ``bins`` is each row's bin, shape (N,); ``values`` are summed per bin, shape (k, N); no sum may single
-    out a few rows by their value of ``sensitive``, shape (N,).
+    ``bins`` is each row's bin, shape (N,); ``values``, shape (p, N), or ``terms`` of them are summed per bin:
+    a column's number, or two for their product. No sum may single out a few rows by their value of
+    ``sensitive``, shape (N,).
     """
 
     bins: Bytes
     values: Array | None = None
     sensitive: Array | None = None
+    terms: Sequence[tuple[int, ...]] | None = None
+
+    @property
+    def is_sorted(self) -> bool:
+        """Whether the rows of each bin stand together, in the order of the bins."""
+        return bool((self.bins[1:] >= self.bins[:-1]).all())
+
+    def sorted(self) -> Group:
+        """Return the rows in the order of their bins."""
+        order = np.argsort(self.bins, kind="stable")
+        return Group(
+            bins=self.bins[order],
+            values=None if self.values is None else self.values[:, order],
+            sensitive=None if self.sensitive is None else self.sensitive[order],
+            terms=self.terms,
+        )
 
 
 # A bin's sum is likely a b / count: a and b are columns before it, numbered from 1, or the count itself, 0.

@@ -209,6 +209,7 @@ def ladder_columns(effect: EffectProblem) -> LadderColumns | None:
         bounds=ladder_bounds(preparation.g_floor),
         components=preparation.overall,
         coordinates=coordinates,
+        has_clusters=preparation.columns.cluster is not None,
     )
 
 

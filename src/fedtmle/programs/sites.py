@@ -12,9 +12,10 @@ direction it differs.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
+from operator import add
 from typing import Any, final
 
 import numpy as np
@@ -24,9 +25,11 @@ from fedtmle.algorithms.optimizers import Newton
 from fedtmle.errors import FedTMLEError, FitError
 from fedtmle.initial.glm import GLM, Supplied
 from fedtmle.initial.superlearner import SuperLearner, used_columns
+from fedtmle.model import kernels
 from fedtmle.model.exact import Sums
+from fedtmle.model.kernels import column_sums
 from fedtmle.model.table import SILO, AnyTable, Table, over_batches, over_blocks
-from fedtmle.model.types import Array, IntArray
+from fedtmle.model.types import Array, IntArray, exponent
 from fedtmle.programs.rounds import together
 from fedtmle.programs.study import Study
 from fedtmle.protocol.outcome import Outcome, SiteTest, Targeted
@@ -40,7 +43,7 @@ from fedtmle.protocol.sites import (
     OwnEstimateQuery,
     OwnStatus,
 )
-from fedtmle.targets.effects.prepare import EffectColumns, Preparation
+from fedtmle.targets.effects.prepare import LINEAR_REACH, EffectColumns, Preparation
 
 PRIOR_VARIANCE = 10.0  # of a coefficient on a column scaled to at most 1
 FEWEST_IN_ARM = 10  # records with an outcome that a silo's own estimate needs in every arm
@@ -74,17 +77,18 @@ class ModelDepartures(AbstractDepartures):
         return local.evaluate(self._of)
 
     def _of(self, table: AnyTable) -> tuple[tuple[float, float], ...]:
-        parts = list(over_batches(table, self._units))  # a cluster is in one batch
-        return tuple(
-            (
-                math.fsum(math.fsum(part[k].tolist()) for part in parts),
-                math.fsum(math.fsum((part[k] * part[k]).tolist()) for part in parts),
-            )
-            for k in range(len(self.names))
-        )
+        parts = over_batches(table, self._sums)  # folds are drawn over all rows; a cluster is in one batch
+        totals, count = reduce(add, parts).values().tolist(), len(self.names)
+        return tuple(zip(totals[:count], totals[count:], strict=True))
 
-    def _units(self, table: Table) -> list[Array]:
-        return [self._by_cluster(table, r) for r in self._residuals(table)]
+    def _sums(self, table: Table) -> Sums:
+        """Return the exact sums of the residuals over independent units, then those of their squares."""
+        units = np.stack([self._by_cluster(table, r) for r in self._residuals(table)])
+        columns, count = self.preparation.columns, len(units)
+        largest = columns.weight_ceiling * columns.largest_cluster * (1.0 + LINEAR_REACH)
+        powers = [exponent(largest)] * count + [exponent(largest * largest)] * count
+        terms = [*((k,) for k in range(count)), *((k, k) for k in range(count))]
+        return column_sums(units, powers, what="residual of a model", terms=terms)
 
     def _by_cluster(self, table: Table, residual: Array) -> Array:
         clusters = self.preparation.columns.clusters(table)
@@ -100,8 +104,7 @@ class ModelDepartures(AbstractDepartures):
                 yield weight * ((arm == code) - g[code])
         if "outcome" in self.roles:
             q, observed = preparation.predictions(table), columns.observed(table)
-            taken = np.take_along_axis(q, arm[None, :].astype(np.int64), axis=0)[0]
-            yield weight * observed * (columns.y(table) - taken)
+            yield weight * observed * (columns.y(table) - kernels.chosen(q, arm))
 
 
 OwnFlow = Callable[[Study, Mapping[str, tuple[str, ...]], int], Flow[Outcome]]

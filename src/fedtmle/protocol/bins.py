@@ -267,14 +267,19 @@ class BinsQuery(AbstractTotals[Bins, PooledBins]):
 
     def _counted(self, group: Group, size: int) -> list[_Counted]:
         """Return what a piece of the rows adds to each bin of a group."""
-        counts = [int(np.count_nonzero(group.bins == b)) for b in range(size)]
+        if group.values is None and group.sensitive is None:
+            return [_Counted(count) for count in np.bincount(group.bins, minlength=size).tolist()]
+        rows = group if group.is_sorted else group.sorted()
+        ends = np.searchsorted(rows.bins, range(size), side="right").tolist()
         totals: Sequence[Sums | None] = [None] * size
         held: Sequence[Array | None] = [None] * size
-        if group.values is not None:
-            totals = binned_sums(group.values, group.bins, size, self.bins.exponents, what=self.bins.label)
-        if group.sensitive is not None:
-            order = np.argsort(group.bins, kind="stable")
-            held = np.split(group.sensitive[order], np.cumsum(counts)[:-1])
+        if rows.values is not None:
+            totals = binned_sums(
+                rows.values, ends, self.bins.exponents, what=self.bins.label, terms=rows.terms
+            )
+        if rows.sensitive is not None:
+            held = [rows.sensitive[first:last] for first, last in pairwise((0, *ends))]
+        counts = [last - first for first, last in pairwise((0, *ends))]
         return [_Counted(*parts) for parts in zip(counts, totals, held, strict=True)]
 
     @property
@@ -412,8 +417,8 @@ class _Counted:
     """One bin in one piece of the rows."""
 
     count: int
-    total: Sums | None
-    held: Array | None  # the sensitive value of each row there
+    total: Sums | None = None
+    held: Array | None = None  # the sensitive value of each row there
 
 
 @dataclass

@@ -13,15 +13,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cached_property, reduce
-from operator import add
+from functools import cached_property
 from typing import Any, final
 
-from fedtmle.model.exact import Sums, column_shifts, zero_sums
-from fedtmle.model.kernels import column_sums
+from fedtmle.model.exact import Sums
 from fedtmle.model.noise import share_variance, sharing_loss
 from fedtmle.model.statistics import AbstractPrivateColumns
-from fedtmle.model.types import Array
 from fedtmle.protocol.query import IntegerSums, Local, Phase
 
 PLACES = 24  # binary places of the sums: rounding is far below the noise, and a share's loss negligible
@@ -92,11 +89,4 @@ class NoisySums(IntegerSums):
         return f"sums over the rows with noise (differential privacy): {self.columns.label}"
 
     def answer(self, local: Local) -> Sums:
-        columns = self.columns
-
-        def summed(piece: object) -> Sums:
-            values: Array = columns.evaluate(piece)
-            return column_sums(values, columns.exponents, what=columns.label, terms=columns.terms)
-
-        sums = local.evaluate(lambda rows: columns.over(rows, summed))
-        return reduce(add, sums, zero_sums(column_shifts(columns.exponents))).rounded(self.shifts)
+        return local.evaluate(self.columns.total).rounded(self.shifts)

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, lru_cache
+from itertools import pairwise
 from typing import Any, NamedTuple, Protocol, TypeVar, cast, final
 
 import numpy as np
@@ -21,7 +22,7 @@ import numpy as np
 from fedtmle.errors import InputError
 from fedtmle.model.exact import CHUNK, FINE_BITS, GRID_BITS, Layout, Sums, column_shifts, layout, total
 from fedtmle.model.families import Family
-from fedtmle.model.types import Array, Bools, Bytes, Codes, Design, IntArray, Part, Scaled, scaled
+from fedtmle.model.types import Array, Bools, Codes, Design, IntArray, Part, Scaled, scaled
 
 Real = TypeVar("Real", float, Array)
 
@@ -209,16 +210,15 @@ class Backend(Protocol):
 
     def largest(self, column: Array) -> float: ...
 
-    def column_chunks(self, columns: Array, terms: IntArray, scale: Array, what: str) -> IntArray:
+    def column_chunks(
+        self, columns: Array, terms: IntArray, scale: Array, edges: IntArray, what: str
+    ) -> IntArray:
         """Return, per chunk of rows, sums of products of columns: ``terms``, shape (k, 2), says of which two.
 
-        A -1 in the second place stands for no second one. Term s is scaled by scale[s], rounded, and summed
-        as two integers: units, then what they leave in units of 2^-40; shape (chunks, 2 k).
+        A -1 in the second place stands for no second one. Chunk c has the rows from edges[c] to edges[c + 1].
+        Term s is scaled by scale[s], rounded, and summed as two integers: units, then what they leave in
+        units of 2^-40; shape (chunks, 2 k).
         """
-        ...
-
-    def binned_chunks(self, columns: Array, bins: Bytes, count: int, scale: Array, what: str) -> IntArray:
-        """Return `column_chunks` of every column by bin, shape (chunks, ``count``, 2 p)."""
         ...
 
     def softmax(self, logits: Array) -> Array: ...
@@ -381,8 +381,24 @@ def column_sums(
     a `ContributionError` that says ``what``. These sums keep every digit of a double: what the 50-bit grid
     leaves of each row is summed too, on a grid 2^-40 finer, so that a generous bound costs no digits.
     """
+    (sums,) = binned_sums(columns, [np.shape(columns)[-1]], exponents, what=what, terms=terms)
+    return sums
+
+
+def binned_sums(
+    columns: Array,
+    ends: Sequence[int],
+    exponents: Sequence[int],
+    *,
+    what: str,
+    terms: Sequence[tuple[int, ...]] | None = None,
+) -> list[Sums]:
+    """`column_sums` of the rows of each bin. The rows are sorted by bin: those of bin b end at ends[b]."""
     asked = [(j,) for j in range(len(columns))] if terms is None else terms
-    return _sums(_term_chunks(columns, asked, _scale(exponents), what), exponents)
+    edges = _edges(ends)
+    chunks = _term_chunks(columns, asked, _scale(exponents), edges, what)
+    bins = np.searchsorted(edges, (0, *ends))
+    return [_sums(chunks[first:last], exponents) for first, last in pairwise(bins.tolist())]
 
 
 def term_sums(
@@ -390,10 +406,20 @@ def term_sums(
 ) -> tuple[int, ...]:
     """Exact sums of ``terms`` as in `column_sums`, each row rounded to the grid 2^-shifts[j] of a query."""
     scale = np.exp2(np.array(shifts, dtype=np.float64))
-    return total(_term_chunks(columns, terms, scale, what))[::2]
+    return total(_term_chunks(columns, terms, scale, _edges([np.shape(columns)[-1]]), what))[::2]
 
 
-def _term_chunks(columns: Array, terms: Sequence[tuple[int, ...]], scale: Array, what: str) -> IntArray:
+def _edges(ends: Sequence[int]) -> IntArray:
+    """Return where chunks begin, and where the last one ends: none has rows of two bins."""
+    if any(first > last for first, last in pairwise((0, *ends))):
+        raise InputError("ends: expected row numbers in rising order")
+    starts = [np.arange(first, last, CHUNK) for first, last in pairwise((0, *ends))]
+    return np.concatenate([*starts, ends[-1:]]).astype(np.int64)
+
+
+def _term_chunks(
+    columns: Array, terms: Sequence[tuple[int, ...]], scale: Array, edges: IntArray, what: str
+) -> IntArray:
     places = np.array([(*term, -1)[:2] for term in terms], dtype=np.int64).reshape(-1, 2)
     columns = _contiguous(columns)
     inside = places.min(initial=0, axis=0) >= (0, -1)
@@ -401,21 +427,9 @@ def _term_chunks(columns: Array, terms: Sequence[tuple[int, ...]], scale: Array,
         raise InputError("columns, terms: expected shape (p, N), and terms of columns that are there")
     if len(places) != len(scale):
         raise InputError(f"terms: expected {len(scale)}, one for each exponent, not {len(places)}")
-    return _module().column_chunks(columns, places, scale, what)
-
-
-def binned_sums(
-    columns: Array, bins: Bytes, count: int, exponents: Sequence[int], *, what: str
-) -> list[Sums]:
-    """`column_sums` of the rows of each of ``count`` bins; ``bins`` has each row's, shape (N,)."""
-    columns, bins = _contiguous(columns), np.ascontiguousarray(bins, np.uint8)
-    inside = int(bins.max(initial=0)) < count
-    if columns.ndim != 2 or bins.shape != columns.shape[1:] or not inside or len(exponents) != len(columns):
-        raise InputError(
-            "columns, bins: expected shapes (p, N) and (N,), bins below their count, p exponents"
-        )
-    chunks = _module().binned_chunks(columns, bins, count, _scale(exponents), what)
-    return [_sums(chunks[:, b], exponents) for b in range(count)]
+    if edges[-1] != columns.shape[1]:
+        raise InputError(f"ends: expected {columns.shape[1]}, the number of rows, as the last one")
+    return _module().column_chunks(columns, places, scale, edges, what)
 
 
 def _scale(exponents: Sequence[int]) -> Array:

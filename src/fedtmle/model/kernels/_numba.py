@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from fedtmle.model.exact import CHUNK, FINE_BITS
+from fedtmle.model.exact import FINE_BITS
 from fedtmle.model.kernels import _numpy
 from fedtmle.model.kernels._compiled_glm import (
     LIMIT,
@@ -25,11 +25,10 @@ from fedtmle.model.kernels._elementary import exp, expit, log, logit, logit_insi
 from fedtmle.model.kernels._jit import jit
 from fedtmle.model.kernels._primitives import MAGIC, MAGIC_BITS, bits, select
 from fedtmle.model.parallel import shared
-from fedtmle.model.types import Array, Bools, Bytes, Codes, IntArray
+from fedtmle.model.types import Array, Bools, Codes, IntArray
 
 __all__ = [
     "add_multiple",
-    "binned_chunks",
     "bound",
     "chosen",
     "column_chunks",
@@ -205,7 +204,7 @@ def chosen(values: Sequence[Array], codes: Codes) -> Array:
     return result
 
 
-# Exact sums of columns, of their products, and of columns by bin. The remainder of a row on the 50-bit grid
+# Exact sums of columns and of their products. The remainder of a row on the 50-bit grid
 # is rounded to a grid 2^-40 finer and added up too. Products are made in registers, and never leave them.
 
 
@@ -239,17 +238,22 @@ def _two(values: Array, factor: Array, scale: float) -> tuple[int, int, bool]:
 
 @jit
 def _column_chunks(
-    columns: Array, terms: IntArray, scale: Array, first_chunk: int, last_chunk: int, sums: IntArray
+    columns: Array,
+    terms: IntArray,
+    scale: Array,
+    edges: IntArray,
+    first_chunk: int,
+    last_chunk: int,
+    sums: IntArray,
 ) -> bool:
     """Fill rows first_chunk to last_chunk of ``sums``; False if a contribution is beyond the bound.
 
     Sum s, of which there are two, is of the product of columns ``terms[s]``, or of one of them before a -1.
     """
-    n_rows = columns.shape[1]
     everywhere = True
     for chunk in range(first_chunk, last_chunk):
-        stop = min((chunk + 1) * CHUNK, n_rows)
-        for begin in range(chunk * CHUNK, stop, BLOCK):
+        stop = edges[chunk + 1]
+        for begin in range(edges[chunk], stop, BLOCK):
             end = min(begin + BLOCK, stop)
             for s in range(len(scale)):
                 values, other = columns[terms[s, 0], begin:end], terms[s, 1]
@@ -263,38 +267,13 @@ def _column_chunks(
     return everywhere
 
 
-@jit
-def _binned_chunks(columns: Array, scale: Array, bins: Bytes, sums: IntArray) -> bool:
-    """Add to ``sums``, shape (chunks, bins, 2 p), the rows of each bin; False if one is beyond the bound."""
-    everywhere = True
-    for j in range(len(columns)):
-        values = columns[j]
-        for i in range(len(values)):
-            scaled = values[i] * scale[j]
-            everywhere &= abs(scaled) <= LIMIT
-            rounded = scaled + MAGIC
-            chunk, b = i // CHUNK, bins[i]
-            sums[chunk, b, 2 * j] += bits(rounded) - MAGIC_BITS
-            sums[chunk, b, 2 * j + 1] += bits((scaled - (rounded - MAGIC)) * FINE + MAGIC) - MAGIC_BITS
-    return everywhere
-
-
-def column_chunks(columns: Array, terms: IntArray, scale: Array, what: str) -> IntArray:
+def column_chunks(columns: Array, terms: IntArray, scale: Array, edges: IntArray, what: str) -> IntArray:
     """Coarse and fine sums per chunk, shape (chunks, 2 k)."""
-    n_rows = columns.shape[1]
-    sums = np.zeros((-(-n_rows // CHUNK), 2 * len(scale)), dtype=np.int64)
+    sums = np.zeros((len(edges) - 1, 2 * len(scale)), dtype=np.int64)
 
     def work(first: int, last: int) -> bool:
-        return _column_chunks(columns, terms, scale, first, last, sums)
+        return _column_chunks(columns, terms, scale, edges, first, last, sums)
 
-    if shared(work, len(sums), serially=n_rows < SERIAL_ROWS):
+    if shared(work, len(sums), serially=columns.shape[1] < SERIAL_ROWS):
         return sums
-    return _numpy.column_chunks(columns, terms, scale, what)  # it counts the rows beyond, and raises
-
-
-def binned_chunks(columns: Array, bins: Bytes, count: int, scale: Array, what: str) -> IntArray:
-    """The same of the rows of each bin, shape (chunks, bins, 2 p)."""
-    sums = np.zeros((-(-columns.shape[1] // CHUNK), count, 2 * len(scale)), dtype=np.int64)
-    if _binned_chunks(columns, scale, bins, sums):
-        return sums
-    return _numpy.binned_chunks(columns, bins, count, scale, what)
+    return _numpy.column_chunks(columns, terms, scale, edges, what)  # it counts the rows beyond, and raises

@@ -14,7 +14,7 @@ from fedtmle.errors import ContributionError
 from fedtmle.model.exact import CHUNK, FINE_BITS, GRID_BITS, beyond_bound
 from fedtmle.model.families import Family
 from fedtmle.model.kernels import Query, Rows, _elementary
-from fedtmle.model.types import Array, Bools, Bytes, Codes, IntArray, Part
+from fedtmle.model.types import Array, Bools, Codes, IntArray, Part
 
 MEAN: dict[Family, Callable[[Array], Array]] = {
     Family.LINEAR: np.ones_like,
@@ -107,13 +107,13 @@ def bound(values: Array, low: float, high: float, bounded: Array, logits: Array)
     return bool(np.isfinite(values).all())
 
 
-def column_chunks(columns: Array, terms: IntArray, scale: Array, what: str) -> IntArray:
+def column_chunks(columns: Array, terms: IntArray, scale: Array, edges: IntArray, what: str) -> IntArray:
     """Coarse and fine sums per chunk, shape (chunks, 2 k)."""
-    sums = np.zeros((-(-columns.shape[1] // CHUNK), 2 * len(scale)), dtype=np.int64)
+    sums = np.zeros((len(edges) - 1, 2 * len(scale)), dtype=np.int64)
     beyond = 0
     with np.errstate(all="ignore"):
         for chunk in range(len(sums)):
-            block = columns[:, chunk * CHUNK : (chunk + 1) * CHUNK]
+            block = columns[:, edges[chunk] : edges[chunk + 1]]
             products = np.stack([block[j] if k < 0 else block[j] * block[k] for j, k in terms])
             scaled = products * scale[:, None]
             within = np.abs(scaled) <= 2.0**GRID_BITS  # False for NaN
@@ -124,16 +124,6 @@ def column_chunks(columns: Array, terms: IntArray, scale: Array, what: str) -> I
             sums[chunk, 1::2] = np.where(within, fine, 0.0).astype(np.int64).sum(axis=1)
     if beyond:
         raise ContributionError(beyond_bound(beyond, what))
-    return sums
-
-
-def binned_chunks(columns: Array, bins: Bytes, count: int, scale: Array, what: str) -> IntArray:
-    """The same of the rows of each bin, shape (chunks, bins, 2 p)."""
-    sums = np.zeros((-(-columns.shape[1] // CHUNK), count, 2 * len(scale)), dtype=np.int64)
-    each = np.array([(j, -1) for j in range(len(columns))])
-    for b in range(count):
-        of_bin = column_chunks(columns[:, bins == b], each, scale, what)
-        sums[: len(of_bin), b] = of_bin
     return sums
 
 

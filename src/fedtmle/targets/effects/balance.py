@@ -9,6 +9,7 @@ from typing import Protocol, TypeVar, final
 
 import numpy as np
 
+from fedtmle.model.parallel import mapped
 from fedtmle.model.statistics import AbstractBins, Forecast, Group
 from fedtmle.model.table import AnyTable, Table, over_blocks
 from fedtmle.model.types import Array, exponent, first
@@ -120,21 +121,28 @@ class BalanceBins(AbstractBins[Piece]):
         prepared = self.effect.rows(rows)
         if prepared.cluster is not None:
             return (work((prepared, rows)),)
-        return (work(pair) for pair in zip(prepared.blocks(), rows.blocks(), strict=True))
+        return mapped(work, zip(prepared.blocks(), rows.blocks(), strict=True))
 
     def groups(self, piece: Piece) -> Sequence[Group]:
         rows, table = piece
-        weight = np.broadcast_to(first(rows.weight), (rows.n_rows,))
-        h = weight * rows.covariates[: self.components].sum(axis=0)
-        bins, groups = rows.arm.astype(np.uint8), []
+        order = np.argsort(rows.arm, kind="stable")  # sorted by arm once, for all covariates
+        bins = rows.arm[order].astype(np.uint8)
+        weight = np.broadcast_to(first(rows.weight), (rows.n_rows,))[order]
+        h = weight * rows.covariates[: self.components].sum(axis=0)[order]
+        groups = []
         for covariate in self.covariates:
-            x = covariate.of(table)
+            x = covariate.of(table)[order]
             known = np.isfinite(x)
             here = slice(None) if known.all() else known
             w, inverse, x = weight[here], h[here], x[here]
-            columns = [w * x, w * x * x, inverse, inverse * x, *([w] if self.has_weights else [])]
-            groups.append(Group(bins=bins[here], values=np.stack(columns), sensitive=x))
+            columns = [w * x, x, inverse, w] if self.has_weights else [x, x, inverse]
+            groups.append(Group(bins=bins[here], values=np.stack(columns), sensitive=x, terms=self._terms))
         return groups
+
+    @property
+    def _terms(self) -> Sequence[tuple[int, ...]]:
+        """The sums as columns, or products of two, of w x, x, H and w."""
+        return ((0,), (0, 1), (2,), (2, 1), *([(3,)] if self.has_weights else []))
 
     def compared(self, pooled: Sequence[Sequence[ArmSums]]) -> tuple[Balance, ...]:
         """Return the comparison of the arms from the pooled bins."""

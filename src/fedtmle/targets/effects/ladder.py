@@ -20,7 +20,7 @@ import numpy as np
 from fedtmle.model.exact import Sums
 from fedtmle.model.statistics import AbstractBoundedColumns
 from fedtmle.model.table import AnyTable
-from fedtmle.model.types import Array, IntArray, exponent, unpack, upper_pairs
+from fedtmle.model.types import Array, exponent, unpack, upper_pairs
 from fedtmle.targets.effects.problem import EffectLaw, EffectProblem
 from fedtmle.targets.effects.rows import EffectRows
 
@@ -72,6 +72,7 @@ class LadderColumns(AbstractBoundedColumns[EffectRows]):
     bounds: tuple[float, ...]
     components: int  # of the first population
     coordinates: int  # of its fluctuation
+    has_clusters: bool
 
     @property
     def label(self) -> str:
@@ -134,21 +135,43 @@ class LadderColumns(AbstractBoundedColumns[EffectRows]):
     def over(self, rows: AnyTable, work: Callable[[EffectRows], Result]) -> Iterable[Result]:
         return self.effect.over(rows, work)
 
+    @cached_property
+    def terms(self) -> Sequence[tuple[int, ...]]:
+        """Each U, their products and U t, in the columns of `evaluate`."""
+        k, count = self.coordinates, self.coordinates * len(self.bounds)
+        t, record = count, count + 1
+        totals = count + 2 if self.has_clusters else 0  # of each row's cluster; without clusters itself
+        t_total = totals + count if self.has_clusters else t
+        terms: list[tuple[int, ...]] = []
+        for own in range(0, count, k):
+            terms += [(own + j,) for j in range(k)]
+            terms += [(own + i, totals + own + j) for i, j in upper_pairs(k)]
+            terms += [(own + j, t_total) for j in range(k)]
+        return (*terms, (t, t_total), (t,), (record,))
+
     def evaluate(self, piece: EffectRows) -> Array:
+        """Return U at each bound, t and ones; with clusters, each row's cluster totals of U and t besides."""
         moments, effect = self.effect.moment_columns(self.law, piece), self.effect
-        used = slice(0, self.components)
-        m, rest, t = moments.m[used], (moments.u - moments.m)[used], moments.t[0]
-        L = np.array(effect.combination)[: self.coordinates, used]
-        bounded, t_total = np.maximum(piece.denominators, self.floor), _gathered(piece.cluster, t)
-        columns: list[Array] = []
-        for bound in self.bounds:
-            u = m + rest * (bounded / np.maximum(piece.denominators, bound))
-            U = [_combined(row, u) for row in L]
-            totals = [_gathered(piece.cluster, column) for column in U]
-            columns += U
-            columns += [U[j] * totals[k] for j, k in upper_pairs(self.coordinates)]
-            columns += [column * t_total for column in U]
-        return np.stack([*columns, t * t_total, t, np.ones(len(t))])
+        used, k = slice(0, self.components), self.coordinates
+        m, u, t = moments.m[used], moments.u[used], moments.t[0]
+        L = np.array(effect.combination)[:k, used]
+        count = k * len(self.bounds)
+        columns = np.empty(((2 if self.has_clusters else 1) * (count + 1) + 1, len(t)))
+        columns[count], columns[count + 1] = t, 1.0
+        # Records whose probability is above all bounds have the same U at each.
+        g = piece.denominators
+        near = np.flatnonzero((g < max(self.floor, *self.bounds)).any(axis=0))
+        everywhere = _combined(L, m + (u - m))
+        g, m, rest = g[:, near], m[:, near], (u - m)[:, near]
+        bounded = np.maximum(g, self.floor)
+        for b, bound in enumerate(self.bounds):
+            U = columns[b * k : (b + 1) * k]
+            U[:] = everywhere
+            U[:, near] = _combined(L, m + rest * (bounded / np.maximum(g, bound)))
+        if piece.cluster is not None:
+            for column, total in zip(columns[: count + 1], columns[count + 2 :], strict=True):
+                total[:] = np.bincount(piece.cluster, weights=column)[piece.cluster]
+        return columns
 
     def rungs(self, pooled: Sums, n: int) -> tuple[Rung, ...]:
         """Return the means at each bound from the pooled sums; none unless every silo has told them."""
@@ -170,17 +193,11 @@ class LadderColumns(AbstractBoundedColumns[EffectRows]):
         )
 
 
-def _gathered(cluster: IntArray | None, column: Array) -> Array:
-    """Return each row's cluster total; the column itself without clusters."""
-    return (
-        column if cluster is None else np.asarray(np.bincount(cluster, weights=column)[cluster], np.float64)
-    )
-
-
-def _combined(shares: Array, columns: Array) -> Array:
-    """Return the columns times their shares, added in order: the same bits in any partition."""
-    total = np.zeros(columns.shape[1])
-    for share, column in zip(shares, columns, strict=True):
-        if share:
-            total += share * column
+def _combined(L: Array, columns: Array) -> Array:
+    """Return L times the columns, added in order: the same bits in any partition."""
+    total = np.zeros((len(L), columns.shape[1]))
+    for k, shares in enumerate(L):
+        for share, column in zip(shares, columns, strict=True):
+            if share:
+                total[k] += share * column
     return total

@@ -343,9 +343,8 @@ class Preparation:
     def _regression(self, table: Table) -> tuple[Array, Array]:
         """Return the initial Q per arm on the unit scale, and the logit of it truncated; (arms, N) each."""
         arms = len(self.columns.arms)
-        models = self.outcome if len(self.outcome) > 1 else self.outcome * arms
         q, logit_q = np.empty((arms, table.n_rows)), np.empty((arms, table.n_rows))
-        for a, model in enumerate(models):
+        for a, model in enumerate(self._outcome_models):
             predicted = model.predict(self.columns.in_arm(table, a))
 
             def fill(rows: slice, predicted: Array = predicted, a: int = a) -> None:
@@ -357,9 +356,15 @@ class Preparation:
             done(fill, pieces(table.n_rows))
         return q, logit_q
 
+    @property
+    def _outcome_models(self) -> tuple[Fitted, ...]:
+        return self.outcome if len(self.outcome) > 1 else self.outcome * len(self.columns.arms)
+
     def predictions(self, table: Table) -> Array:
         """Return the initial Q per arm on the unit scale; shape (arms, N)."""
-        return self._regression(table)[0]
+        low, high = (Q_MARGIN, 1 - Q_MARGIN) if self.truncates_q else (1.0 - LINEAR_REACH, LINEAR_REACH)
+        models = enumerate(self._outcome_models)
+        return np.clip([model.predict(self.columns.in_arm(table, a)) for a, model in models], low, high)
 
     def propensities(self, table: Table) -> tuple[Array, Array]:
         """Return g_a and pi_a before truncation, each of shape (arms, N)."""
