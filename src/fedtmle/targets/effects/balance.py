@@ -135,14 +135,16 @@ class BalanceBins(AbstractBins[Piece]):
             known = np.isfinite(x)
             here = slice(None) if known.all() else known
             w, inverse, x = weight[here], h[here], x[here]
-            columns = [w * x, x, inverse, w] if self.has_weights else [x, x, inverse]
-            groups.append(Group(bins=bins[here], values=np.stack(columns), sensitive=x, terms=self._terms))
+            columns = np.stack([x, inverse, w * x, w] if self.has_weights else [x, inverse])
+            groups.append(Group(bins=bins[here], values=columns, sensitive=x, terms=self._terms))
         return groups
 
     @property
     def _terms(self) -> Sequence[tuple[int, ...]]:
-        """The sums as columns, or products of two, of w x, x, H and w."""
-        return ((0,), (0, 1), (2,), (2, 1), *([(3,)] if self.has_weights else []))
+        """The sums as columns, or products of two, of x, H, and with weights w x and w."""
+        if self.has_weights:
+            return ((2,), (2, 0), (1,), (1, 0), (3,))
+        return ((0,), (0, 0), (1,), (1, 0))
 
     def compared(self, pooled: Sequence[Sequence[ArmSums]]) -> tuple[Balance, ...]:
         """Return the comparison of the arms from the pooled bins."""
