@@ -91,6 +91,7 @@ def run(
                     threads=threads,
                     progress=each(shown, None if log is None else log.round),
                     observe=observe,
+                    colluders=file.colluders,
                 )
             except RefusedError as refused:
                 fail([_refusal(refused, file)], Exit.REFUSED, as_json=as_json)

@@ -176,6 +176,34 @@ def _expanded(
     return tuple(columns.values())
 
 
+def reference_columns(formula: Formula, levels: Levels) -> tuple[tuple[tuple[int, float], ...], ...]:
+    """Return combinations of columns, by column and factor 1 or -1, that are zero but for a reference level.
+
+    A column less its products with the indicators of all other levels of a factor is its product with the
+    indicator of the reference level.
+    """
+    return _references(formula, tuple(levels.items()))
+
+
+@lru_cache(maxsize=64)
+def _references(
+    formula: Formula, declared: tuple[tuple[str, tuple[str, ...]], ...]
+) -> tuple[tuple[tuple[int, float], ...], ...]:
+    columns, levels = _expanded(formula, declared), dict(declared)
+    places = {frozenset(part.label for part in column): j for j, column in enumerate(columns)}
+    products: dict[tuple[int, str], list[int]] = {}
+    for j, column in enumerate(columns):
+        for part in column:
+            whole = places.get(frozenset(other.label for other in column if other is not part))
+            if isinstance(part.variable, Categorical) and whole is not None:
+                products.setdefault((whole, part.variable.name), []).append(j)
+    return tuple(
+        ((whole, 1.0), *((j, -1.0) for j in parts))
+        for (whole, factor), parts in products.items()
+        if len(parts) == len(levels[factor]) - 1
+    )
+
+
 def _level_label(level: str) -> str:
     # Quoted where it could be taken for the end of the bracket or for another column.
     return level if re.fullmatch(r"[\w.-]+", level) else quoted_level(level)

@@ -17,7 +17,7 @@ from typing import Literal, TypeVar, final
 import numpy as np
 
 from fedtmle.errors import InputError
-from fedtmle.initial.design import column_names, in_place, scaled_design
+from fedtmle.initial.design import column_names, in_place, reference_columns, scaled_design
 from fedtmle.initial.formula import parse_formula
 from fedtmle.initial.ranges import Range
 from fedtmle.initial.syntax import Formula
@@ -226,7 +226,11 @@ class GLMModel(AbstractRegressionModel):
             pairs = zip(self.ranges, self.scales, strict=True)
             ranges = tuple((math.ldexp(low, -e), math.ldexp(high, -e)) for (low, high), e in pairs)
         periods = max(self.response.periods, 1)
-        return JudgedTogether(self.family, self.response, ranges, self.weight_ceiling, periods)
+        references = tuple(
+            tuple((j, math.ldexp(sign, self.scales[j])) for j, sign in combination)
+            for combination in reference_columns(self.formula, self.levels)
+        )
+        return JudgedTogether(self.family, self.response, ranges, self.weight_ceiling, periods, references)
 
     def submodel(self, law: None, rows: AnyTable) -> AbstractSubmodel:
         if self.response.periods:

@@ -39,6 +39,7 @@ from fedtmle.model.types import Array, IntArray, Part
 RESOLUTION = 1e-13  # relative size below which a direction of unit columns is rounding of the arithmetic
 AMBIGUOUS = 1e-10  # eigenvalues of unit columns' S below which the rows are read once more
 FIRST_LOOK = 1 << 11  # rows after which a bound of all leverages is tried for the first time
+OWN_SHARES = (0.0, 0.25, 0.5, 0.75)  # of the own S in a lower bound of the pooled one
 CERTAIN = 700.0  # size of a linear predictor beyond which a probability is 0 or 1
 LEAST_RESIDUAL = 1.0 / 16  # of a continuous response on the unit scale, in a row's standard deviation
 
@@ -90,18 +91,19 @@ class RowSpace:
     def pooled(cls, C: Array, matrix: Array, error: float, pieces: Pieces) -> RowSpace:
         """Return the space of a lower bound of the pooled S, of which the rows of ``pieces`` are a part.
 
-        C S C^T, C invertible, is within ``error`` of ``matrix`` in operator norm. Along eigenvectors of the
-        matrix with values not above the error nothing is known but the own rows' S. The mean of two lower
-        bounds of S is one again.
+        C S C^T is within ``error`` of ``matrix`` in operator norm; C is invertible on the span of S. Where
+        the matrix is not above its error, rows of the own S may lift it: S is at least any mean of its two
+        lower bounds. If that does not do, only the own S remains.
         """
-        values, vectors = np.linalg.eigh(matrix)
-        known = values > error
-        if known.all():
-            return cls(C.T @ (vectors / np.sqrt(values - error)))
-        back = np.linalg.solve(C, vectors[:, known])
-        bound = (back * (values[known] - error)) @ back.T
-        own = _sum(piece.rows @ piece.rows.T for piece in pieces())
-        return cls(cls.own(pieces, bound + own).W * math.sqrt(2.0))
+        bound = matrix - error * np.eye(len(matrix))
+        own: Array | float = 0.0
+        for share in OWN_SHARES:
+            values, vectors = np.linalg.eigh((1.0 - share) * bound + share * own)
+            if values[0] > AMBIGUOUS * values[-1]:
+                return cls(C.T @ (vectors / np.sqrt(values)))
+            if not share:
+                own = _sum((image := C @ piece.rows) @ image.T for piece in pieces())
+        return cls.own(pieces)
 
     def leverages(self, piece: PersonRows) -> Array:
         """Return the leverage of each person."""

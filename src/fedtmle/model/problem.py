@@ -83,7 +83,8 @@ class JudgedTogether(NamedTuple):
     """Public facts by which silos judge the gradient of a model against the rows of all of them.
 
     ``response`` is equal for models of the same response. ``ranges`` are those of the columns, weights are at
-    most ``weight``, and a person has at most ``periods`` rows.
+    most ``weight``, and a person has at most ``periods`` rows. ``references`` are combinations of columns, by
+    column and factor, each the indicator of a factor's reference level: zero where nobody has that level.
     """
 
     family: Family
@@ -91,11 +92,17 @@ class JudgedTogether(NamedTuple):
     ranges: tuple[tuple[float, float], ...]
     weight: float
     periods: int = 1
+    references: tuple[tuple[tuple[int, float], ...], ...] = ()
 
     @property
     def sizes(self) -> tuple[float, ...]:
         """The largest magnitude of each column; 1 for a column that is always 0."""
         return tuple(max(abs(low), abs(high)) or 1.0 for low, high in self.ranges)
+
+    @property
+    def combinations(self) -> tuple[tuple[tuple[int, float], ...], ...]:
+        """The combinations of columns that may be zero for everyone: each column, and the references."""
+        return (*(((j, 1.0),) for j in range(len(self.ranges))), *self.references)
 
     def largest_move(self, moves: Sequence[float]) -> float:
         """Return a bound of the change of any row's linear predictor when the coefficients move."""

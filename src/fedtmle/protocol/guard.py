@@ -29,7 +29,7 @@ from fedtmle.model.submodel import AbstractRowsSubmodel
 from fedtmle.model.types import Array, Part
 from fedtmle.protocol.batches import FreshBatches
 from fedtmle.protocol.designs import Designs
-from fedtmle.protocol.looks import Looks, Union
+from fedtmle.protocol.looks import Groups, Looks, Union, groups_left_out
 from fedtmle.protocol.masked import open_members
 from fedtmle.protocol.messages import Reason
 from fedtmle.protocol.plan import Plan, Provenance
@@ -127,7 +127,7 @@ class Policy:
     min_cell: int = _key(_FLOOR, 5, 1, "people in any cell of a table shown before the study (preflight)")
     min_silos: int = _key(_FLOOR, 2, 0, "silos in the study")
     colluders: int = _key(
-        _FLOOR, 1, 0, "other silos that may share all they know: under masks, two more than these must remain"
+        _CONSENT, 1, 0, "other silos that may lie or share all they know, while min_people holds (masks.md)"
     )
     min_batch: int = _key(
         _FLOOR, 20, 0, "own rows in a batch; batches are a fixed partition, unless fresh_batches"
@@ -283,11 +283,14 @@ class Guard:
         meter: DisclosureMeter | None = None,
         *,
         is_masked: bool = False,
-        rehearses_masked: bool = False,
+        rehearses: Plan | None = None,
+        doubted: Collection[str] = (),
     ) -> None:
         self.policy = policy
         self._is_masked = is_masked  # whether the silo sends sums under masks
-        self._rehearses_masked = rehearses_masked  # whether it will, and only rehearses now
+        self._rehearses_masked = rehearses is not None and rehearses.is_masked  # whether it will, later
+        self._rehearsed_groups = () if rehearses is None else rehearses.look_groups
+        self._doubted = doubted  # silos that the owner does not vouch for, if there is a list of those
         self._meter = meter
         self.queries = 0
         self.functionals = 0
@@ -310,7 +313,7 @@ class Guard:
         """
         if len(plan.roster) < self.policy.min_silos:
             raise RefusalError(Reason.TOO_FEW_SILOS, "min_silos")
-        if plan.is_masked and len(plan.roster) < self.policy.colluders + 2:
+        if plan.is_masked and plan.fewest_together < self.policy.colluders + 2:
             raise RefusalError(Reason.TOO_FEW_SILOS, "colluders")
         if not all(map(self.policy.allows, plan.brought)):
             raise RefusalError(Reason.OTHER_TARGET, TARGETS)
@@ -444,38 +447,60 @@ class Guard:
 
         The result is reused at nearby eps, as far as the declared ranges of the columns prove it.
         """
-        if self._rehearses_masked and point.model.judged_together is not None:
+        if point.model.judged_together is not None and self._judged_by(self._rehearsed_groups) is not None:
             return True  # without the other silos nothing can be said
         if looks is None or point.batch is not None:
             return False
         if not all(looks.knows(point, part) for part in point.parts):
             return False
-        if not self.policy.min_pooled > 0:
-            return True
-        allowed = (1.0 + 1e-9) / self.policy.min_pooled
+        spaces = self._judged_by(looks.groups)
+        if spaces is None:
+            return False
         for part in point.parts:
             key = id(point.model), part is Part.HESSIAN
             examined = self._examined.get(key)
             if examined is not None and examined.covers(point):
                 continue
             submodel = local.submodel(point.model, point.law)
-            space = looks.space(point, part, local)
-            look = submodel.look(point.eps, part, enough=allowed / MARGIN, space=space)
-            if not look.largest <= allowed:
-                raise RefusalError(Reason.POLICY, "min_pooled")
-            self._examine_union(point, local, looks, allowed)
-            look = replace(look, columns=looks.sizes(point))
-            self._examined[key] = _Examined(point, look, look.radius(allowed))
+            found: list[_Examined] = []
+            for left_out, floor in spaces:
+                allowed = (1.0 + 1e-9) / getattr(self.policy, floor)
+                space = looks.space(point, part, local, left_out)
+                look = submodel.look(point.eps, part, enough=allowed / MARGIN, space=space)
+                if not look.largest <= allowed:
+                    raise RefusalError(Reason.POLICY, floor)
+                look = replace(look, columns=looks.sizes(point))
+                found.append(_Examined(point, look, look.radius(allowed)))
+            self._examine_union(point, local, looks, spaces)
+            if found:
+                self._examined[key] = min(found, key=lambda each: each.radius)
         return True
 
-    def _examine_union(self, point: Evaluation, local: Local, looks: Looks, allowed: float) -> None:
+    def _judged_by(self, groups: Groups) -> list[tuple[tuple[int, ...], str]] | None:
+        """Return the groups of silos to leave out in turn, and the floor that holds for the others.
+
+        The rows of all silos keep `min_pooled`; those that remain when silos lie keep `min_people`. None if
+        nothing but the own rows surely remains.
+        """
+        policy = self.policy
+        choices = groups_left_out(groups, policy.colluders, self._doubted)
+        if choices is None:
+            return None
+        floors = [((), "min_pooled"), *((choice, "min_people") for choice in choices if choice)]
+        return [(choice, floor) for choice, floor in floors if getattr(policy, floor) > 0]
+
+    def _examine_union(
+        self, point: Evaluation, local: Local, looks: Looks, spaces: list[tuple[tuple[int, ...], str]]
+    ) -> None:
         """Check the columns of all models of the response against those of all silos, once."""
-        found = looks.union(point, local)
-        if found is None or any(found[0] is union for union in self._unions):
+        union = looks.union(point)
+        if union is None or any(union is each for each in self._unions):
             return
-        union, space = found
-        if not largest_leverage(lambda: union.rows(local), space=space) <= allowed:
-            raise RefusalError(Reason.POLICY, "min_pooled")
+        for left_out, floor in spaces:
+            space = looks.union_space(union, local, left_out)
+            largest = largest_leverage(lambda: union.rows(local), space=space)
+            if not largest <= (1.0 + 1e-9) / getattr(self.policy, floor):
+                raise RefusalError(Reason.POLICY, floor)
         self._unions.append(union)
 
     def _examine_gradient(self, point: Evaluation, local: Local) -> None:

@@ -12,17 +12,27 @@ nine bits then resolves all directions alike. Where it does not, another look fo
 
 A look holds at nearby points. The columns have declared ranges, so that no linear predictor moves by more
 than some delta when eps moves, and S shrinks at most by a factor of exp(delta) for the logistic loss
-(`model.leverage.Look`). When the factor exceeds `FARTHEST`, the next look is due. All of this is public,
-hence the same at every party.
+(`model.leverage.Look`). When delta exceeds `NEAR`, the next look is due. All of this is public, hence the
+same at every party.
+
+**Silos that lie.** A silo may add to S people whom it does not have, and with the server it may subtract the
+people whom it has. So S is pooled in several groups of silos, G_1 to G_g, each of which has at least two
+silos more than may lie. If a silos lie, they are in at most a groups, and whatever they say,
+
+    S without the liars >= S_own + the sum of G_k over the groups without them.
+
+A silo judges its rows by every choice of a groups that are left out, so that what it finds holds after the
+liars have subtracted what they know. If there are not more than a groups, only its own rows remain, and no
+look is asked.
 """
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import combinations, islice
 from typing import NamedTuple, TypeVar, final
 
 import numpy as np
@@ -43,8 +53,47 @@ Result = TypeVar("Result")
 
 GRIDS = (-10, -11, -12)  # exponents of the grid of M, in the looks that follow each other at a first point
 CLEAR = 4.0  # times the error that each eigenvalue of M exceeds where it is resolved
-FARTHEST = 1.35  # the factor by which S may have shrunk since a look
-NEAR = {Family.LOGISTIC: math.log(FARTHEST), Family.GAUSSIAN: LEAST_RESIDUAL * (1.0 - FARTHEST**-0.5)}
+# The farthest that a linear predictor may have moved since a look: S shrinks by at most a third.
+NEAR = {Family.LOGISTIC: 0.28125, Family.GAUSSIAN: LEAST_RESIDUAL * 0.125}
+MOST_GROUPS = 3  # of silos in a look: with more, less is left out, and more is told
+
+Groups = tuple[tuple[str, ...], ...]
+Present = tuple[tuple[int, ...], ...]  # by group and combination of columns
+
+
+def look_groups(silos: Iterable[str], liars: int) -> Groups:
+    """Return the groups of silos in which looks are pooled, () if no look is worth asking.
+
+    Each group has at least two silos more than may lie, and there are more groups than those. They follow
+    from the silos' names, whatever their order: all studies of the same silos have the same groups.
+    """
+    ordered = sorted(silos)
+    count = min(len(ordered) // (liars + 2), max(MOST_GROUPS, liars + 1) if liars else 1)
+    return tuple(tuple(ordered[k::count]) for k in range(count)) if count > liars else ()
+
+
+def _vectors(facts: JudgedTogether) -> Array:
+    """Return the combinations of columns that may be zero for everyone, one in each row."""
+    combined = facts.combinations
+    vectors = np.zeros((len(combined), len(facts.ranges)))
+    for vector, combination in zip(vectors, combined, strict=True):
+        for j, factor in combination:
+            vector[j] = factor
+    return vectors
+
+
+def groups_left_out(
+    groups: Groups, liars: int, doubted: Collection[str] = ()
+) -> list[tuple[int, ...]] | None:
+    """Return the choices of groups that may hold liars, None if no group surely holds none.
+
+    Silos that are ``doubted`` may all lie, and so may as many ``liars`` of the others.
+    """
+    always = [k for k, group in enumerate(groups) if not set(doubted).isdisjoint(group)]
+    others = [k for k in range(len(groups)) if k not in always]
+    if len(others) <= liars:
+        return None
+    return [(*always, *chosen) for chosen in combinations(others, liars)]
 
 
 class AbstractSubject(ABC):
@@ -123,8 +172,13 @@ class Union(AbstractSubject):
         new = {name: place for name, place in new.items() if name not in self.columns}
         if not new:
             return self
+        columns, names = {**self.columns, **new}, model.design_names or ()
+        places = {name: place for place, name in enumerate(columns)}
+        moved = (tuple((places[names[j]], factor) for j, factor in each) for each in facts.references)
+        references = tuple(dict.fromkeys((*self.facts.references, *moved)))
         ranges = (*self.facts.ranges, *(facts.ranges[j] for _, j in new.values()))
-        return Union((*self.models, model), {**self.columns, **new}, self.facts._replace(ranges=ranges))
+        joined = self.facts._replace(ranges=ranges, references=references)
+        return Union((*self.models, model), columns, joined)
 
     def shrunk(self, point: Evaluation) -> float:
         return 1.0
@@ -141,13 +195,20 @@ class Union(AbstractSubject):
 @final
 @dataclass(frozen=True, kw_only=True)
 class PooledGram:
-    """A lower bound of S at one point: M and the coordinates and the error above."""
+    """A lower bound of S at one point: M by group, the coordinates, and the error above of the whole."""
 
     subject: AbstractSubject
     C: Array
-    matrix: Array
+    groups: Sequence[Array]
+    sizes: Sequence[int]  # silos in each group
+    present: Present
     error: float
     n: int
+
+    @property
+    def matrix(self) -> Array:
+        """M over all silos."""
+        return np.asarray(sum(self.groups))
 
     @property
     def is_resolved(self) -> bool:
@@ -162,22 +223,55 @@ class PooledGram:
                 return multiply(invert_lower(factor), self.C)
             lift = 4.0 * lift if lift else 2.0 * self.error
 
-    def space(self, pieces: Pieces, shrunk: float = 1.0) -> RowSpace:
-        """Return the metric by which a silo judges its rows where S may have shrunk by a factor."""
-        total = self.n / shrunk
-        return RowSpace.pooled(self.C / self.subject.largest, total * self.matrix, total * self.error, pieces)
+    def space(
+        self, pieces: Pieces, shrunk: float = 1.0, *, left_out: Collection[int] = (), own: int = 0
+    ) -> RowSpace:
+        """Return the metric by which a silo of group ``own`` judges its rows, with some groups left out.
+
+        S may have shrunk by a factor since the look. The own rows count in any case. Combinations of columns
+        that are zero for everyone whose rows count are no directions of S: for a basis P of the others and
+        C P = U R with orthonormal U, U^T M U is R P^T S P R^T / n within the same error.
+        """
+        total, C = self.n / shrunk, self.C / self.subject.largest
+        kept = [k for k in range(len(self.groups)) if k not in left_out]
+        matrix = total * np.asarray(sum(self.groups[k] for k in kept))
+        error = total * self.error * sum(self.sizes[k] for k in kept) / sum(self.sizes)
+        is_absent = ~np.array([self.present[k] for k in kept], dtype=bool).any(axis=0)
+        absent = _vectors(self.subject.facts)[is_absent]
+        if own in left_out:
+            for piece in pieces():
+                absent = absent[~(absent @ piece.rows).any(axis=1)]
+        if len(absent):
+            rank = int(np.linalg.matrix_rank(absent))
+            P = np.linalg.qr(absent.T, mode="complete")[0][:, rank:]
+            U, R = np.linalg.qr(C @ P)
+            C, matrix = R @ P.T, U.T @ matrix @ U
+        if own in left_out:
+            images = (C @ piece.rows for piece in pieces())
+            matrix = matrix + sum(image @ image.T for image in images)
+        return RowSpace.pooled(C, matrix, error, pieces)
 
 
 class Asked(NamedTuple):
-    """One matrix of a look: whose, in which coordinates, on which grid."""
+    """One matrix of a look: whose, in which coordinates, on which grid.
+
+    ``present`` is what is known of the columns, None if that is asked too: by group, and for each of the
+    combinations of columns that may be zero for everyone, how many silos have anybody for whom it is not.
+    """
 
     subject: AbstractSubject
     C: Array
     grid: int
+    present: Present | None
 
     @property
     def dim(self) -> int:
         return len(self.C)
+
+    @property
+    def counts(self) -> int:
+        """How many counts of silos are asked."""
+        return len(self.subject.facts.combinations) if self.present is None else 0
 
     @property
     def error(self) -> float:
@@ -190,12 +284,13 @@ class Asked(NamedTuple):
 class LookQuery(AbstractTotals[Integers, Integers]):
     """The pooled sums of t t^T of some subjects in public coordinates, rounded; masked, and never open.
 
-    Each silo rounds to multiples of 2^e <= n 2^grid / silos, so that the total is off by n 2^(grid - 1).
+    They are told by group of silos: a silo adds zeros to the other groups' sums. Each silo rounds to
+    multiples of 2^e <= n 2^grid / silos, so that the total is off by n 2^(grid - 1).
     """
 
     asked: tuple[Asked, ...]
     n: int
-    silos: int
+    groups: Groups
     phase: Phase = Phase.NUISANCE
 
     @property
@@ -208,18 +303,36 @@ class LookQuery(AbstractTotals[Integers, Integers]):
 
     @property
     def answer_code(self) -> Golomb:
-        return Golomb(blocks=tuple(packed_size(each.dim) for each in self.asked))
+        sizes = (size for each in self.asked for size in (packed_size(each.dim), each.counts) if size)
+        return Golomb(blocks=tuple(size for size in sizes for _ in self.groups))
 
     @property
     def pooled_code(self) -> Golomb:
         return self.answer_code
 
+    @property
+    def _silos(self) -> int:
+        return sum(map(len, self.groups))
+
     def _unit(self, each: Asked) -> int:
         """Return e."""
-        return math.frexp(self.n / self.silos)[1] - 1 + each.grid
+        return math.frexp(self.n / self._silos)[1] - 1 + each.grid
 
     def answer(self, local: Local) -> Integers:
-        return tuple(z for each in self.asked for z in self._rounded(each, local))
+        answer: list[int] = []
+        for each in self.asked:
+            for own in (tuple(self._rounded(each, local)), tuple(self._present(each, local))):
+                for group in self.groups:
+                    answer += own if local.name in group else (0,) * len(own)
+        return tuple(answer)
+
+    def _present(self, each: Asked, local: Local) -> Iterator[int]:
+        """Yield 1 for each combination of columns that is not zero for everyone, else 0."""
+        vectors = _vectors(each.subject.facts)[: each.counts]
+        found = np.zeros(len(vectors), dtype=bool)
+        for piece in each.subject.rows(local):
+            found |= (vectors @ piece.rows).any(axis=1)
+        return map(int, found)
 
     def _rounded(self, each: Asked, local: Local) -> Iterator[int]:
         upper, exponents = upper_pairs(each.dim), (0,) * packed_size(each.dim)
@@ -233,13 +346,19 @@ class LookQuery(AbstractTotals[Integers, Integers]):
 
     @property
     def lanes(self) -> tuple[Lane, ...]:
-        return tuple(lane for each in self.asked for lane in self._lanes(each))
+        lanes: list[Lane] = []
+        for each in self.asked:
+            for group in self.groups:
+                lanes += self._lanes(each, len(group))
+            for group in self.groups:
+                lanes += [Lane(len(group))] * each.counts
+        return tuple(lanes)
 
-    def _lanes(self, each: Asked) -> Iterator[Lane]:
+    def _lanes(self, each: Asked, silos: int) -> Iterator[Lane]:
         reach = [math.fsum(map(abs, row)) for row in each.C.tolist()]
         most = math.ldexp(self.n * each.subject.facts.periods * (1.0 + 2.0**-20), -self._unit(each))
         for j, k in upper_pairs(each.dim):
-            yield Lane(math.ceil(most * reach[j] * reach[k]) + self.silos)
+            yield Lane(math.ceil(most * reach[j] * reach[k]) + silos)
 
     def addends(self, answer: Integers, n_rows: int) -> Integers:
         return answer
@@ -249,22 +368,32 @@ class LookQuery(AbstractTotals[Integers, Integers]):
 
     def grams(self, pooled: Integers) -> list[PooledGram]:
         """Return what the totals tell."""
-        rest, found = iter(pooled), []
+        rest, found, sizes = iter(pooled), [], tuple(map(len, self.groups))
         for each in self.asked:
-            entries = np.array(list(islice(rest, packed_size(each.dim))), dtype=np.float64)
-            matrix = unpack(np.ldexp(entries, self._unit(each)) / self.n, each.dim)
-            found.append(
-                PooledGram(subject=each.subject, C=each.C, matrix=matrix, error=each.error, n=self.n)
+            groups = []
+            for _ in self.groups:
+                entries = np.array(list(islice(rest, packed_size(each.dim))), dtype=np.float64)
+                groups.append(unpack(np.ldexp(entries, self._unit(each)) / self.n, each.dim))
+            present = tuple(tuple(islice(rest, each.counts)) for _ in self.groups)
+            gram = PooledGram(
+                subject=each.subject,
+                C=each.C,
+                groups=groups,
+                sizes=sizes,
+                present=present if each.present is None else each.present,
+                error=each.error,
+                n=self.n,
             )
+            found.append(gram)
         return found
 
 
 class Looks:
     """The looks of one masked session: what is public about the rows of all silos."""
 
-    def __init__(self, n: int, silos: int) -> None:
+    def __init__(self, n: int, groups: Groups) -> None:
         self._n = n
-        self._silos = silos
+        self.groups = groups
         self._known: list[PooledGram] = []
         self._unions: list[Union] = []  # one for each response
 
@@ -286,8 +415,10 @@ class Looks:
         for grid in GRIDS:
             if not due:
                 return
-            asked = tuple(Asked(subject, coordinates, grid) for subject, coordinates in due)
-            look = LookQuery(asked=asked, n=self._n, silos=self._silos, phase=query.phase)
+            asked = tuple(
+                Asked(subject, coordinates, grid, self._present(subject)) for subject, coordinates in due
+            )
+            look = LookQuery(asked=asked, n=self._n, groups=self.groups, phase=query.phase)
             grams = look.grams((yield look))
             for gram in grams:
                 self._keep(gram)
@@ -341,6 +472,14 @@ class Looks:
                 return gram
         return None
 
+    def _present(self, subject: AbstractSubject) -> Present | None:
+        """Return what is known of a subject's columns: they are the same at every point."""
+        if isinstance(subject, Subject):
+            known = self._find(subject.point.model, None)
+        else:
+            known = next((gram for gram in self._known if gram.subject is subject), None)
+        return None if known is None else known.present
+
     def _coordinates(self, subject: Subject) -> Array:
         model = subject.point.model
         known = self._find(model, subject.part) or self._find(model, None)
@@ -351,22 +490,35 @@ class Looks:
         known = self._find(point.model, part)
         return known is not None and known.subject.shrunk(point) < math.inf
 
-    def space(self, point: Evaluation, part: Part, local: Local) -> RowSpace:
-        """Return the metric for a silo's rows at a point where a look holds."""
+    def _own(self, local: Local) -> int:
+        return next(k for k, group in enumerate(self.groups) if local.name in group)
+
+    def space(self, point: Evaluation, part: Part, local: Local, left_out: Collection[int] = ()) -> RowSpace:
+        """Return the metric for a silo's rows at a point where a look holds, with some groups left out."""
         known = self._find(point.model, part)
         if known is None:
             raise AssertionError("a space is asked where a look holds")
         subject = Subject(point, part, known.subject.facts)
-        return known.space(lambda: subject.rows(local), known.subject.shrunk(point))
+        return known.space(
+            lambda: subject.rows(local),
+            known.subject.shrunk(point),
+            left_out=left_out,
+            own=self._own(local),
+        )
 
-    def union(self, point: Evaluation, local: Local) -> tuple[Union, RowSpace] | None:
-        """Return the columns of all models of the response and their metric; None if there is one model."""
+    def union(self, point: Evaluation) -> Union | None:
+        """Return the columns of all models of the response; None if there is one model."""
         facts = point.model.judged_together
         for number, union in enumerate(self._unions):
             known = self._union_gram(number)
             if facts is not None and known is not None and union.facts.response == facts.response:
-                return union, known.space(lambda union=union: union.rows(local))  # type: ignore[misc]
+                return union
         return None
+
+    def union_space(self, union: Union, local: Local, left_out: Collection[int] = ()) -> RowSpace:
+        """Return the metric for a silo's rows of a union."""
+        known = next(gram for gram in self._known if gram.subject is union)
+        return known.space(lambda: union.rows(local), left_out=left_out, own=self._own(local))
 
     def sizes(self, point: Evaluation) -> Array:
         """Return the largest magnitude that the columns of a model may have at any silo."""

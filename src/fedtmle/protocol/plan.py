@@ -34,7 +34,7 @@ import numpy as np
 
 from fedtmle.errors import DecodeError, InputError
 from fedtmle.protocol.codes import Bits, decode, encode
-from fedtmle.protocol.looks import Looks
+from fedtmle.protocol.looks import Groups, Looks, look_groups
 from fedtmle.protocol.masked import MaskedForm
 from fedtmle.protocol.masks import MOST_ROWS
 from fedtmle.protocol.messages import WIRE_FORMAT
@@ -103,13 +103,15 @@ class Plan:
     ``program`` holds everything that decides what is asked: the problem or study, the algorithm, caps,
     bounds, seeds and the rules by which calibration sets grid, smoothness and tolerance. ``expires`` is
     the last day on which it may run. ``server`` is the public key (Ed25519) with which the server of a
-    deployed run signs its requests; if it is empty, they are not signed.
+    deployed run signs its requests; if it is empty, they are not signed. ``colluders`` is how many silos may
+    lie about their rows, or share what they know, while the others' limits hold (`protocol.looks`).
     """
 
     program: AbstractProgram[Any]
     roster: tuple[Member, ...]
     expires: datetime.date | None = None
     server: bytes = b""
+    colluders: int = 1
 
     def __post_init__(self) -> None:
         if not self.roster:
@@ -136,6 +138,18 @@ class Plan:
     def is_masked(self) -> bool:
         """Whether silos send sums under masks."""
         return bool(self.roster[0].mask_key)
+
+    @property
+    def look_groups(self) -> Groups:
+        """The groups of silos that judge their rows together under masks; () if each judges by its own."""
+        if not self.is_masked:
+            return ()
+        return look_groups(self.silos, self.colluders)
+
+    @property
+    def fewest_together(self) -> int:
+        """The fewest silos whose total anybody learns under masks."""
+        return min(map(len, self.look_groups), default=len(self.roster))
 
     def first_row(self, silo: str, stated: int) -> int:
         """Return where the rows of a silo start in the pooled order.
@@ -190,6 +204,7 @@ class Plan:
             "roster": canonical(self.roster),
             "expires": None if self.expires is None else self.expires.isoformat(),
             **({"server": self.server} if self.server else {}),
+            **({"colluders": self.colluders} if self.colluders != 1 else {}),
         }
         return msgspec.msgpack.encode(content, order="deterministic")
 
@@ -203,7 +218,8 @@ class Follower:
     """A plan's flow over n pooled rows, at the round that it has reached."""
 
     def __init__(self, plan: Plan, n: int) -> None:
-        self.looks = Looks(n, len(plan.roster)) if plan.is_masked else None
+        groups = plan.look_groups
+        self.looks = Looks(n, groups) if groups else None
         flow = plan.program.flow(n)
         self._flow = flow if self.looks is None else self.looks.before(flow)
         self._query: Query | None = next(self._flow)

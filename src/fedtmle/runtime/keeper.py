@@ -42,8 +42,7 @@ class Keeper:
     owner has approved the plan with this digest, and has not revoked it. ``peers`` are the public keys
     (`SigningKey.public_keys`) of the silos that the owner vouches for; None trusts every roster that the
     owner approves. ``memory`` holds a study against the earlier ones. ``witness`` is called with every query
-    and the answer that leaves. ``rehearses_masked`` says that the run is a rehearsal on one silo's rows of a
-    masked study.
+    and the answer that leaves. ``rehearses`` is the plan of the study that is rehearsed on one silo's rows.
     """
 
     policy: Policy = field(default_factory=Policy.unguarded)
@@ -58,7 +57,7 @@ class Keeper:
     memory: Memory | None = None
     witness: Callable[[Query, Answered], None] | None = None
     clock: Callable[[], datetime.datetime] = utc_now
-    rehearses_masked: bool = False
+    rehearses: Plan | None = None
 
     def close(self) -> None:
         """Close the journal and the ledger."""

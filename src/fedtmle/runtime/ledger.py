@@ -35,11 +35,11 @@ class ReadColumn(msgspec.Struct, frozen=True, array_like=True):
     source: str
 
 
-class Told(msgspec.Struct, frozen=True, kw_only=True):
+class Told(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Whose numbers a study was told: the version of the rows, the columns, and the silos that took part.
 
     ``roster`` has the public keys of each silo in hexadecimal, or its name if it has none; ``own`` is this
-    silo's entry.
+    silo's entry. ``groups`` are silos of the roster of which totals were told too.
     """
 
     rows: str
@@ -47,6 +47,7 @@ class Told(msgspec.Struct, frozen=True, kw_only=True):
     roster: tuple[str, ...]
     own: str
     is_masked: bool
+    groups: tuple[tuple[str, ...], ...] = ()
 
     @property
     def sources(self) -> frozenset[str]:

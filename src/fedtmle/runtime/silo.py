@@ -56,10 +56,19 @@ def check_standing(plan: Plan, silo: str, keeper: Keeper, today: datetime.date) 
         raise RefusalError(Reason.EXPIRED, "expires")
     if not plan.is_masked or keeper.peers is None:
         return
-    others = (member for member in plan.roster if member.name != silo)
-    known = sum(member.key + member.mask_key in keeper.peers for member in others)
-    if known < keeper.policy.colluders + 1:
+    doubted = doubted_silos(plan, silo, keeper)
+    groups = plan.look_groups or (plan.silos,)  # of silos whose totals are told
+    own = next(group for group in groups if silo in group)
+    if len(set(own) - {silo} - doubted) < keeper.policy.colluders + 1:
         raise RefusalError(Reason.TOO_FEW_SILOS, "peers")
+
+
+def doubted_silos(plan: Plan, silo: str, keeper: Keeper) -> frozenset[str]:
+    """Return the other silos whose keys the owner of ``silo`` does not vouch for, if there is a list."""
+    if keeper.peers is None:
+        return frozenset()
+    others = (member for member in plan.roster if member.name != silo)
+    return frozenset(member.name for member in others if member.key + member.mask_key not in keeper.peers)
 
 
 class Silo:
@@ -95,7 +104,8 @@ class Silo:
             policy,
             None if limit is None else limit.meter(),
             is_masked=plan.is_masked,
-            rehearses_masked=self._keeper.rehearses_masked,
+            rehearses=self._keeper.rehearses,
+            doubted=doubted_silos(self._keeper.rehearses or plan, self.name, self._keeper),
         )
         self._key = self._signing_key()
         self._position = Position()

@@ -111,8 +111,8 @@ class SiloMemory:
             return ()
         colluders = self.file.policy.colluders
         about = Told(rows="", **_about(plan, columns, self.file.name))
-        before = [self._known(told) for _, told in alike.values() if told.is_masked]
-        silos = isolated([*before, self._known(about)], colluders)
+        before = [total for _, told in alike.values() if told.is_masked for total in self._totals(told)]
+        silos = isolated([*before, *self._totals(about)], colluders)
         if silos is None or (before and isolated(before, colluders) == silos):
             return ()
         names = {_identity(member): member.name for member in plan.roster} | {about.own: self.file.name}
@@ -127,8 +127,8 @@ class SiloMemory:
             ),
         )
 
-    def _known(self, told: Told) -> frozenset[str]:
-        """Return the silos of a roster whose sums the server does not know by itself.
+    def _totals(self, told: Told) -> list[frozenset[str]]:
+        """Return the silos behind each total of a study, less those whose sums the server knows by itself.
 
         Silos that the owner does not vouch for may be the server's own. This silo's rows are another unknown
         if they changed since.
@@ -138,7 +138,13 @@ class SiloMemory:
         }
         today = self._digests(told.columns) if told.rows else None
         is_changed = today is not None and self.store.name(today) != told.rows
-        return frozenset(vouched - {told.own}) | {told.own + (f" {told.rows}" if is_changed else "")}
+        others = vouched - {told.own}
+        own = told.own + (f" {told.rows}" if is_changed else "")
+        totals = (
+            frozenset(others.intersection(group)) | ({own} if told.own in group else set())
+            for group in told.groups or (told.roster,)
+        )
+        return [total for total in totals if total]
 
     def _spent(self, own: str, earlier: Earlier, bits: Mapping[str, float] | None) -> Sequence[Conflict]:
         """Return whether all studies together would tell more of a column than the owner allows."""
@@ -203,11 +209,13 @@ def spent_bits(earlier: Earlier, decisions: Mapping[str, Decision]) -> dict[str,
 
 def _about(plan: Plan, columns: tuple[ReadColumn, ...], silo: str) -> dict[str, Any]:
     (own,) = (member for member in plan.roster if member.name == silo)
+    identities = {member.name: _identity(member) for member in plan.roster}
     return {
         "columns": columns,
-        "roster": tuple(map(_identity, plan.roster)),
+        "roster": tuple(identities.values()),
         "own": _identity(own),
         "is_masked": plan.is_masked,
+        "groups": tuple(tuple(identities[name] for name in group) for group in plan.look_groups),
     }
 
 

@@ -19,6 +19,7 @@ from fedtmle.model.table import SILO, Table
 from fedtmle.model.types import Array, IntArray
 from fedtmle.programs.study import Study
 from fedtmle.protocol.guard import TARGETS, Policy
+from fedtmle.protocol.looks import Groups, groups_left_out
 from fedtmle.protocol.plan import brought
 from fedtmle.studyfile.schema import first_period
 
@@ -26,15 +27,17 @@ MERGE = "merge it with another level (levels in the silo file), or leave the var
 
 
 def obstacles(
-    study: Study, tables: Mapping[str, Table], policies: Mapping[str, Policy], *, is_masked: bool = False
+    study: Study, tables: Mapping[str, Table], policies: Mapping[str, Policy], *, groups: Groups = ()
 ) -> list[Defect]:
     """Return what stands in the way of a study over these tables, all of it at once.
 
-    ``policies`` has the limits of each silo; those of `Policy.unguarded` refuse nothing. Under masks the
-    silos judge the columns of models together, so that `min_support` does not apply.
+    ``policies`` has the limits of each silo; those of `Policy.unguarded` refuse nothing. ``groups`` are those
+    in which masked silos judge the columns of models together, so that `min_support` does not apply.
     """
-    if is_masked:
-        policies = {name: replace(policy, min_support=0) for name, policy in policies.items()}
+    policies = {
+        name: policy if groups_left_out(groups, policy.colluders) is None else replace(policy, min_support=0)
+        for name, policy in policies.items()
+    }
     found: list[Defect] = []
     tables = first_period(study, tables)
     for name, table in tables.items():

@@ -13,6 +13,7 @@ from fedtmle.errors import FedTMLEError, InputError, RefusedError
 from fedtmle.model.table import Table
 from fedtmle.programs.flow import StudyProgram
 from fedtmle.protocol.guard import Guard, RefusalError, disclosed_numbers
+from fedtmle.protocol.looks import groups_left_out
 from fedtmle.protocol.messages import Answered, Reason
 from fedtmle.protocol.plan import Plan
 from fedtmle.protocol.query import Query
@@ -56,7 +57,7 @@ class Preview:
     learn; both are empty if it would not. ``stopped`` is any other error that ended the rehearsal.
     ``obstacles`` name the columns and levels behind a refusal, and what to do, for the owner's eyes only.
     ``brought`` are the classes of other distributions that the study would run here. If the study
-    ``is_masked``, the sums of its models are not judged here: that needs the rows of all silos.
+    ``judges_together``, the sums of its models are not judged here: that needs the rows of all silos.
     """
 
     silo: str
@@ -71,6 +72,7 @@ class Preview:
     obstacles: tuple[str, ...] = ()
     brought: tuple[str, ...] = ()
     is_masked: bool = False
+    judges_together: bool = False
 
     def to_dict(self) -> dict[str, object]:
         return asdict(self)
@@ -98,8 +100,9 @@ def preview(plan: Plan, file: SiloFile) -> Preview:
         kind.example = kind.example or reply.payload.data[:EXAMPLE_BYTES].hex(" ")
 
     guard = Guard(file.policy, is_masked=plan.is_masked)
+    peers = Home(file).peers
     try:
-        check_standing(plan, file.name, Keeper(policy=file.policy, peers=Home(file).peers), utc_now().date())
+        check_standing(plan, file.name, Keeper(policy=file.policy, peers=peers), utc_now().date())
     except RefusalError as refusal:
         refused_by, reason = refusal.key, refusal.reason.value
     alone = plan.alone(file.name)
@@ -111,7 +114,8 @@ def preview(plan: Plan, file: SiloFile) -> Preview:
         limit=limit,
         examines=examine_target,
         witness=witness,
-        rehearses_masked=plan.is_masked,
+        peers=peers,
+        rehearses=plan,
     )
     silo = open_party(alone, file.name, file, keeper=keeper)
     try:
@@ -125,7 +129,7 @@ def preview(plan: Plan, file: SiloFile) -> Preview:
         stopped = str(error)
     if len(plan.roster) < file.policy.min_silos:  # checked before the first query
         refused_by, reason = "min_silos", Reason.TOO_FEW_SILOS.value
-    if plan.is_masked and len(plan.roster) < file.policy.colluders + 2:
+    if plan.is_masked and plan.fewest_together < file.policy.colluders + 2:
         refused_by, reason = "colluders", Reason.TOO_FEW_SILOS.value
     conflicts = Home(file).memory(plan).conflicts(plan) if Home(file).has_past else ()
     if conflicts and not refused_by:
@@ -143,6 +147,7 @@ def preview(plan: Plan, file: SiloFile) -> Preview:
         obstacles=(*(conflict.text for conflict in conflicts), *_obstacles(plan, file)),
         brought=tuple(map(str, plan.brought)),
         is_masked=plan.is_masked,
+        judges_together=groups_left_out(plan.look_groups, file.policy.colluders) is not None,
     )
 
 
@@ -155,7 +160,7 @@ def _obstacles(plan: Plan, file: SiloFile) -> tuple[str, ...]:
     if not isinstance(table, Table):
         return ()
     policies = {file.name: replace(file.policy, min_silos=0)}
-    found = obstacles(study, {file.name: table}, policies, is_masked=plan.is_masked)
+    found = obstacles(study, {file.name: table}, policies, groups=plan.look_groups)
     return tuple(defect.text for defect in found if defect.silo is not None)
 
 
@@ -178,10 +183,10 @@ def _limits(
         ),
         CheckedLimit(
             "sums",
-            f"masked: totals over {len(plan.roster)} silos are read ({policy.colluders} may collude)"
+            f"masked: totals over {len(plan.roster)} silos are read ({policy.colluders} may lie or collude)"
             if plan.is_masked
             else "open: the server reads your silo's own",
-            not plan.is_masked or len(plan.roster) >= policy.colluders + 2,
+            not plan.is_masked or plan.fewest_together >= policy.colluders + 2,
         ),
         CheckedLimit("queries", f"{queries:,} (at most {max_queries:,})", queries <= max_queries),
         CheckedLimit("numbers disclosed", f"{numbers:,} (at most {max_numbers:,})", numbers <= max_numbers),

@@ -37,6 +37,7 @@ def run(
     release: Sequence[str] = (),
     observe: bool = False,
     policy: Policy | None = None,
+    colluders: int = 1,
 ) -> StudyResult:
     """Run a study over silos in this process, and return its result.
 
@@ -59,6 +60,9 @@ def run(
         constants to the certificate of a coded run.
     policy
         The policy that guards the silos without a silo file. By default nothing does.
+    colluders
+        How many silos of a masked study may lie about their rows, or share what they know, while the limits
+        of the others hold.
 
     Returns
     -------
@@ -106,7 +110,7 @@ def run(
         return pooled_rows(study, in_memory(parts, purpose))
 
     completed = run_in_process(
-        lambda members: study_plan(study, members, silos=tuple(silos)),
+        lambda members: replace(study_plan(study, members, silos=tuple(silos)), colluders=colluders),
         tables,
         algorithm=study.algorithm,
         pool=pool,

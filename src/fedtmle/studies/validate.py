@@ -31,6 +31,7 @@ from fedtmle.defects import Defect, Lines, near
 from fedtmle.errors import DataError, FedTMLEError, InputError, RefusedError
 from fedtmle.model.table import AnyTable, StreamedTable, Table
 from fedtmle.programs.study import Study
+from fedtmle.protocol.looks import look_groups
 from fedtmle.studies.home import policy_of, session_policy
 from fedtmle.studies.obstacles import obstacles
 from fedtmle.studies.preflight import differing_silos
@@ -225,13 +226,14 @@ def _obstacles(file: StudyFile, tables: Mapping[str, Table]) -> list[Defect]:
     """Return what would stop the study or make a silo refuse it; a rehearsal finds what else there is."""
     policies = {name: policy_of(source) or session_policy() for name, source in file.silos.items()}
     study = study_here(file)
-    found = obstacles(study, tables, policies, is_masked=study.aggregation == "masked")
+    groups = look_groups(file.silos, file.colluders) if study.aggregation == "masked" else ()
+    found = obstacles(study, tables, policies, groups=groups)
     if found or sum(table.n_rows for table in tables.values()) > MOST_REHEARSED:
         return found
     try:
         with catch_warnings():
             simplefilter("ignore", WriteAccessWarning)  # `validate` has noted it
-            run(study, file.silos)
+            run(study, file.silos, colluders=file.colluders)
     except RefusedError as refused:
         return [Defect(message=f"the study would stop: {refused}", file=str(file.path))]
     except FedTMLEError as error:

@@ -44,7 +44,7 @@ class StudyFile:
 
     ``keys`` are each silo's public keys: 32 bytes for its signatures and, for masked sums, 32 more for masks
     (`SigningKey.public_keys`); ``expires`` is the last day on which silos answer; ``server`` is the public
-    key with which the server signs its requests.
+    key with which the server signs its requests; ``colluders`` is how many silos may lie (`Plan`).
     """
 
     path: Path
@@ -53,6 +53,7 @@ class StudyFile:
     keys: Mapping[str, bytes] = field(default_factory=dict)
     expires: datetime.date | None = None
     server: bytes = b""
+    colluders: int = 1
 
 
 class StudyFileErrors(InputError):  # noqa: N818 (several errors in one)
@@ -443,4 +444,5 @@ def file_plan(file: StudyFile) -> Plan:
         Member(name=name, key=key[:KEY], mask_key=key[KEY:] if is_masked else b"")
         for name, key in keys.items()
     )
-    return replace(study_plan(file.study, members, file.expires), server=file.server)
+    plan = study_plan(file.study, members, file.expires)
+    return replace(plan, server=file.server, colluders=file.colluders)

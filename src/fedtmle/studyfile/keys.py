@@ -451,6 +451,7 @@ PLAN = {
         read=server_key,
         expected='"64 hexadecimal digits", the public key that `fedtmle server status` prints',
     ),
+    "colluders": COUNT,
 }
 
 ABOVE = {"title": TEXT}  # the keys above all sections

@@ -227,6 +227,7 @@ confidence = 0.95
 # [plan]
 # expires = 2027-06-30
 # keys = {north = "00..", south = "00.."}
+# colluders = 1                 # silos that may lie about their rows; see docs/masks.md
 
 [silos]                         # name = its silo file (.toml), or a .csv or .parquet with the study's names
 north = "north.toml"

@@ -48,7 +48,7 @@ def verdict(view: Preview) -> list[str]:
         return wrapped(
             f"The rehearsal on your rows alone stopped: {view.stopped}. With other silos it may continue."
         )
-    if view.is_masked:
+    if view.judges_together:
         return wrapped(
             "Your policy would allow every one of these messages as far as your own rows tell. Sums are "
             "masked: the silos judge those of the study's models together during the run (min_pooled), and "
