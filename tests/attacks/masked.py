@@ -14,7 +14,6 @@ import pytest
 import fedtmle as ft
 from fedtmle.algorithms.base import TargetingProgram
 from fedtmle.model.exact import Sums
-from fedtmle.model.types import upper_pairs
 from fedtmle.protocol import messages
 from fedtmle.protocol.codes import BitReader, Bits, BitWriter
 from fedtmle.protocol.guard import Policy
@@ -82,14 +81,7 @@ class Colluding(Server):
 
 
 class Alone(Colluding):
-    """The same: the other silos add nothing, so that totals are the victim's, and looks are told as they are.
-
-    ``lie`` is added to every entry on the diagonal of a look, in units of its grid: people that nobody has.
-    """
-
-    def __init__(self, plan: Plan, victim: Victim, lie: int = 0) -> None:
-        super().__init__(plan, victim)
-        self._lie = lie
+    """The same: the other silos add nothing, so that totals are the victim's; looks are told as they are."""
 
     def read(self, reply: messages.Reply) -> Any:
         totals, _ = super().read(reply)
@@ -97,11 +89,7 @@ class Alone(Colluding):
         query = self.query
         parts = [m.pool_totals(tuple(islice(rest, len(m.lanes)))) for m in query.members]
         pooled = query.joined(tuple(parts))
-        return self.tell(self._added(pooled)) if isinstance(query, LookQuery) else pooled
-
-    def _added(self, entries: tuple[int, ...]) -> tuple[int, ...]:
-        pairs = [pair for each in self.query.asked for pair in upper_pairs(each.dim)]
-        return tuple(z + self._lie * (j == k) for z, (j, k) in zip(entries, pairs, strict=True))
+        return self.tell(pooled) if isinstance(query, LookQuery) else pooled
 
     def tell_bits(self, payload: Payload) -> Any:
         assert self._follower is not None
@@ -114,13 +102,13 @@ class Alone(Colluding):
 
 
 class UnderMasks(AbstractStudyAttack):
-    """An attack on a study, the same under masks: the other two silos add nothing."""
+    """An attack on a study, the same under masks, of a silo that trusts: the other two silos add nothing."""
 
     keys = ("min_pooled",)
-    lie = 0
+    strict = {"colluders": 0}  # noqa: RUF012 - read only
 
     def plan(self) -> Plan:
-        return study_plan(self.study(), members(signed=False))
+        return replace(study_plan(self.study(), members(signed=False)), colluders=0)
 
     def keeper(self, policy: Policy, ledger: Path | None = None) -> Keeper:
         return replace(super().keeper(policy, ledger), mask_key=KEYS["a"].mask_key)
@@ -129,7 +117,7 @@ class UnderMasks(AbstractStudyAttack):
         return replace(super().open_keeper(), mask_key=KEYS["a"].mask_key)
 
     def server(self, victim: Victim) -> tuple[Server, Any]:
-        server = Alone(self.plan(), victim, self.lie)
+        server = Alone(self.plan(), victim)
         return server, server.begin(server.open())
 
 
@@ -159,12 +147,6 @@ class SharedFactorUnderMasks(UnderMasks, combinations.SharedFactor):
 
 class HighPolynomialUnderMasks(UnderMasks, combinations.HighPolynomial):
     """Has under masks powers of a covariate, a polynomial of which is 1 at the outermost person."""
-
-
-class FalseLook(UnderMasks, combinations.Complement):
-    """Lies in the looks: one silo says that it has many people with HIV. It works under every policy."""
-
-    lie = 1 << 12
 
 
 class AbstractMaskedAttack(AbstractAttack):

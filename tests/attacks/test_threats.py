@@ -14,7 +14,6 @@ from fedtmle.studyfile.file import study_plan
 from fedtmle.studyfile.schema import schema_of
 from tests.attacks import limits
 from tests.attacks.honest import run_honest
-from tests.attacks.masked import FalseLook
 from tests.attacks.threats import PAGE, rewritten
 from tests.narrow import load_all
 
@@ -97,9 +96,3 @@ def test_the_defaults_on_the_page() -> None:
     assert f"cap of {Policy().max_coefficient:.0f}" in TEXT
     assert f"made of {Policy().min_people} people in effect" in TEXT
     assert f"at least {SMALLEST_LEAF} rows" in TEXT
-
-
-def test_a_silo_that_lies_in_a_look_makes_the_others_tell() -> None:
-    """The person with HIV is alone in all silos; an accomplice says that others have it."""
-    attack = FalseLook()
-    assert attack.works(attack.run(attack.victim(attack.keeper(attack.guarded()))))

@@ -431,7 +431,8 @@ def with_files(
     silos: dict[str, Any] = cohort(missing=study.missingness_model is not None)
     pd.DataFrame(people(60, 9)).to_csv(folder / "public.csv", index=False)
     b = change(silos["b"])
-    return ft.run(study, silos | {"b": silo_file(folder, "b", b, policy=policy, extra=extra)})
+    files = silos | {"b": silo_file(folder, "b", b, policy=policy, extra=extra)}
+    return ft.run(study, files, colluders=policy.get("colluders", 1))
 
 
 DISCLOSURE = (
@@ -491,7 +492,7 @@ REFUSALS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "min_support": ({}, {"min_support": 1000}),
     "min_support of targeting": (SUPPLIED, {"min_support": 60}),
     "min_people": ({}, {"min_people": 500.0}),
-    "min_pooled": ({"aggregation": "masked", "algorithm": ft.Coded()}, {"min_pooled": 500.0}),
+    "min_pooled": ({"aggregation": "masked", "algorithm": ft.Coded()}, {"min_pooled": 500.0, "colluders": 0}),
     "min_people of targeting": ({**SUPPLIED, "algorithm": ft.Coded()}, {"min_people": 100.0}),
     "min_people of overlap": (SUPPLIED, {"min_people": 70.0}),
     "min_arm_rows": ({}, {"min_arm_rows": 70}),
@@ -503,7 +504,7 @@ REFUSALS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 for _name, (_options, _policy) in REFUSALS.items():
     add(f"refusal/{_name}", partial(with_files, study_of(**_options), **_policy))
-add("study/masked", partial(studied, study_of(aggregation="masked", algorithm=ft.Coded())))
+add("study/masked", partial(studied, study_of(aggregation="masked", algorithm=ft.Coded()), colluders=0))
 add("refusal/heavy weights", partial(studied, study_of(weights="weight", weight_ceiling=1.0)))
 add("refusal/clusters in two silos", partial(studied, study_of(cluster="clinic")))
 add(
