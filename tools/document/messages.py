@@ -102,10 +102,11 @@ RISKS = {
         "grid; to a finer one where covariates are nearly collinear."
     ),
     "LookQuery": (
-        "In a masked study alone: sums over all silos of products of two columns of a model, weighted by the "
-        "size of the residuals, and rounded: to 1/1000 of their number of rows, in coordinates in which the "
-        "mean is near 1. By these your silo judges the next sums (`min_pooled`). They are told before "
-        "anything can be judged: masks and rounding are what protects them."
+        "In a masked study alone: sums over groups of silos of products of two columns of a model, weighted "
+        "by the size of the residuals, and rounded: to 1/1000 of the number of all rows, in coordinates in "
+        "which the mean is near 1; in the first look at a model also how many silos of each group have anybody "
+        "in each column. By these your silo judges the next sums (`min_pooled`, and `min_people` if a silo "
+        "lies). They are told before anything can be judged: masks and rounding are what protects them."
     ),
     "FitQuery": (
         "Your silo's own fit, on a fine public grid, at each update: it tells how your silo differs "
