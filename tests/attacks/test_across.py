@@ -122,7 +122,7 @@ def test_groups_of_looks_count_as_rosters(tmp_path: Path) -> None:
 
 
 def test_silos_that_the_owner_does_not_vouch_for_count_as_the_servers_own(tmp_path: Path) -> None:
-    """Three that are in no other study hide one another, unless two of them may be the server's inventions."""
+    """Three that are in no other study hide one another, unless two may be the server's inventions."""
     hospitals = Hospitals(tmp_path, ["p", "q", "r", "s", "t", "u"])
     hospitals.run(hospitals.study(["p", "r", "t"], seed=1, masked=True))
     keys = [hospitals.home(name).key.public_keys.hex() for name in "qrt"]
