@@ -105,8 +105,8 @@ RISKS = {
         "In a masked study alone: sums over groups of silos of products of two columns of a model, weighted "
         "by the size of the residuals, and rounded: to 1/1000 of the number of all rows, in coordinates in "
         "which the mean is near 1. The first look at a model also tells how many silos of a group have "
-        "people in each column. By these your silo judges the next sums (`min_pooled`, and `min_people` if a silo "
-        "lies). They are told before anything can be judged: masks and rounding are what protects them."
+        "people in each column. By these your silo judges the next sums (`min_pooled`, and `min_people` if a "
+        "silo lies). They are told before anything can be judged: masks and rounding are what protects them."
     ),
     "FitQuery": (
         "Your silo's own fit, on a fine public grid, at each update: it tells how your silo differs "
