@@ -1,24 +1,33 @@
-"""A risk difference by TMLE over person-periods: time by the number of periods, memory, and a Cox model.
+"""A risk difference by TMLE over person-periods: time by the number of periods, memory, and two peers.
 
-The peers have no TMLE of time to an event. The Cox model of lifelines stands beside ours for scale: it fits
-the same covariates to the same people, and estimates something else.
+No Python peer has a TMLE of time to an event. Beside ours stand the Cox model of lifelines, which fits the
+same covariates to the same people and estimates something else, and zEpid's weights of treatment and censoring
+with a weighted Kaplan-Meier curve per arm, which estimate the same from two of our three models, without a
+standard error.
 """
 
 from __future__ import annotations
 
+import gc
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pandas as pd
+import psutil
 
 from benchmarks.table import Row
 
 COVARIATES = [f"x{j}" for j in range(10)]
+TERMS = " + ".join(COVARIATES)
 PERIODS = (6, 12, 24)
 MOST_MEMORY = 3.0  # times the wide table
+GROUP = "time to an event"
 
 
 def people(n: int, periods: int) -> pd.DataFrame:
@@ -39,24 +48,18 @@ def rows(quick: bool) -> Iterator[Row]:
     n = 10_000 if quick else 100_000
     before = None
     for periods in PERIODS:
-        measured = subprocess.run(  # noqa: S603 - its own process, whose memory is asked
-            [sys.executable, "-m", "benchmarks.suites.survival", str(n), str(periods)],
-            check=True,
-            capture_output=True,
-            text=True,
-        )
-        found = json.loads(measured.stdout)
+        found = _apart("ours", n, periods)
         yield Row(
-            group="time to an event",
+            group=GROUP,
             what=f"RiskDifference, three GLMs, n = {n:.0e}, K = {periods}",
             against=f"K = {periods // 2}" if before else "",
             unit="s (CPU)",
             ours=found["cpu"],
             theirs=before,
-            note=f"{found['rounds']} rounds",
+            note=f"{found['rounds']:.0f} rounds",
         )
         yield Row(
-            group="time to an event",
+            group=GROUP,
             what=f"memory beyond the wide table, n = {n:.0e}, K = {periods}",
             against="the wide table",
             unit="MB",
@@ -65,42 +68,37 @@ def rows(quick: bool) -> Iterator[Row]:
             most=None if quick else MOST_MEMORY,
         )
         before = found["cpu"]
-    yield _cox(n, PERIODS[-1], before)
+    for name, label in {"cox": "lifelines, Cox model", "weighted": "zEpid, IPTW and IPCW"}.items():
+        theirs = _apart(name, n, PERIODS[-1])
+        what = f"RiskDifference, n = {n:.0e}, K = {PERIODS[-1]}"
+        yield Row(
+            group=GROUP, what=what, against=label, unit="s (CPU)", ours=found["cpu"], theirs=theirs["cpu"]
+        )
+        what = f"memory beyond the wide table, n = {n:.0e}, K = {PERIODS[-1]}"
+        yield Row(
+            group=GROUP, what=what, against=label, unit="MB", ours=found["extra"], theirs=theirs["extra"]
+        )
 
 
-def _cox(n: int, periods: int, ours: float | None) -> Row:
-    import time
-
-    from lifelines import CoxPHFitter
-
-    data, start = people(n, periods), time.process_time()
-    CoxPHFitter().fit(data, duration_col="t", event_col="d")
-    return Row(
-        group="time to an event",
-        what=f"RiskDifference, n = {n:.0e}, K = {periods}",
-        against="lifelines, Cox model",
-        unit="s (CPU)",
-        ours=ours,
-        theirs=time.process_time() - start,
-    )
+def _apart(what: str, n: int, periods: int) -> dict[str, float]:
+    """Return what `measure` finds in a process of its own, whose memory is asked."""
+    command = [sys.executable, "-m", "benchmarks.suites.survival", what, str(n), str(periods)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)  # noqa: S603 - our own
+    return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
-def measure(n: int, periods: int) -> dict[str, float]:
-    """Return CPU seconds, and the memory that a study takes beyond the caller's table, in MB."""
-    import gc
-    import threading
-    import time
+Columns = dict[str, np.ndarray]
 
-    import psutil
 
+def ours(columns: Columns, periods: int) -> dict[str, float]:
+    """Run the study, on two GLMs over person-periods and one over people."""
     import fedtmle as ft
 
-    terms = " + ".join(COVARIATES)
     study = ft.Study(
         target=ft.RiskDifference(outcome="d", time="t", treatment="a", periods=periods),
-        hazard_model=ft.GLM(f"a + {terms} + period"),
-        censoring_model=ft.GLM(f"a + {terms}"),
-        treatment_model=ft.GLM(terms),
+        hazard_model=ft.GLM(f"a + {TERMS} + period"),
+        censoring_model=ft.GLM(f"a + {TERMS}"),
+        treatment_model=ft.GLM(TERMS),
         diagnostics=False,
         variables=ft.Variables(
             {
@@ -111,10 +109,60 @@ def measure(n: int, periods: int) -> dict[str, float]:
             }
         ),
     )
-    data = people(n, periods)
+    document = ft.run(study, {"all": columns}).document
+    return {
+        "rounds": sum(document["account"]["rounds"].values()),
+        "estimate": document["estimates"][0]["estimate"],
+    }
+
+
+def cox(columns: Columns, periods: int) -> dict[str, float]:
+    """Fit the Cox model of lifelines to the same covariates."""
+    from lifelines import CoxPHFitter
+
+    del periods
+    fit = CoxPHFitter().fit(pd.DataFrame(columns), duration_col="t", event_col="d")
+    return {"estimate": float(fit.params_["a"])}
+
+
+def weighted(columns: Columns, periods: int) -> dict[str, float]:
+    """Estimate the risk difference by zEpid's weights of treatment and censoring over person-periods."""
+    from zepid.causal.ipw import IPCW, IPTW
+
+    wide = pd.DataFrame(columns)
+    treatment = IPTW(wide, treatment="a", outcome="d")
+    treatment.treatment_model(TERMS, stabilized=False, print_results=False)
+    treatment.marginal_structural_model("a")
+    treatment.fit()
+    last = wide["t"].to_numpy().astype(int)
+    rows = np.repeat(np.arange(len(wide)), last)
+    long = wide.iloc[rows].reset_index(drop=True)
+    long["period"] = np.arange(len(rows)) - np.repeat(np.cumsum(last) - last, last) + 1
+    long["id"], long["event"] = rows, long["d"] * (long["period"] == long["t"])
+    long["w"] = np.asarray(treatment.iptw)[rows]
+    censoring = IPCW(long, idvar="id", time="period", event="event")
+    censoring.regression_models(f"a + {TERMS}", "period", print_results=False)
+    censoring.fit()
+    long["w"] *= censoring.Weight
+    sums = long.assign(e=long["w"] * long["event"]).groupby(["a", "period"])[["w", "e"]].sum()
+    hazard = (sums["e"] / sums["w"]).unstack("period").to_numpy()[:, :periods]
+    risk = 1.0 - np.prod(1.0 - hazard, axis=1)
+    return {"estimate": float(risk[1] - risk[0])}
+
+
+PROGRAMS: dict[str, Callable[[Columns, int], dict[str, float]]] = {
+    "ours": ours,
+    "cox": cox,
+    "weighted": weighted,
+}
+
+
+def measure(what: str, n: int, periods: int) -> dict[str, Any]:
+    """Return CPU seconds, and the memory that a program takes beyond the caller's table, in MB."""
+    program, data = PROGRAMS[what], people(n, periods)
     columns = {name: np.ascontiguousarray(data[name]) for name in data}
     del data
-    ft.run(study, {"few": {name: column[:500] for name, column in columns.items()}})  # compiles
+    program({name: column[:500] for name, column in columns.items()}, periods)  # imports and compiles
     gc.collect()
     process, done = psutil.Process(), threading.Event()
     at_rest = peak = process.memory_info().rss
@@ -127,17 +175,13 @@ def measure(n: int, periods: int) -> dict[str, float]:
     watching = threading.Thread(target=watch)
     watching.start()
     start = time.process_time()
-    result = ft.run(study, {"all": columns})
+    found = program(columns, periods)
     cpu = time.process_time() - start
     done.set()
     watching.join()
-    return {
-        "cpu": cpu,
-        "extra": (peak - at_rest) / 1e6,
-        "wide": sum(column.nbytes for column in columns.values()) / 1e6,
-        "rounds": sum(result.document["account"]["rounds"].values()),
-    }
+    wide = sum(column.nbytes for column in columns.values())
+    return {"cpu": cpu, "extra": (peak - at_rest) / 1e6, "wide": wide / 1e6, **found}
 
 
 if __name__ == "__main__":
-    print(json.dumps(measure(int(sys.argv[1]), int(sys.argv[2]))))
+    print(json.dumps(measure(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))))
