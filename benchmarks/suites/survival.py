@@ -1,9 +1,9 @@
 """A risk difference by TMLE over person-periods: time by the number of periods, memory, and two peers.
 
 No Python peer has a TMLE of time to an event. Beside ours stand the Cox model of lifelines, which fits the
-same covariates to the same people and estimates something else, and zEpid's weights of treatment and censoring
-with a weighted Kaplan-Meier curve per arm, which estimate the same from two of our three models, without a
-standard error.
+same covariates to the same people and estimates something else, and zEpid's weights of treatment and
+censoring with a weighted Kaplan-Meier curve per arm, which estimate the same from two of our three models,
+without a standard error.
 """
 
 from __future__ import annotations

@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
+NUMBERS = ("w", "b", "y")
+
 
 class Longhand(NamedTuple):
     """The estimate, its standard error, and the cumulative weights, shape (horizon, N)."""
@@ -67,15 +69,35 @@ def sequential(
     weight: np.ndarray | None = None,
     binary: bool = True,
     carry_unfluctuated: bool = False,
+    folds: np.ndarray | None = None,
+    inside: np.ndarray | None = None,
 ) -> Longhand:
     """Return the estimate by backward regression.
 
     ``carry_unfluctuated`` makes the known mistake: those who are censored in a period keep the prediction
-    before its fluctuation.
+    before its fluctuation. ``folds`` has the fold of each person, from 0: models are then fitted without each
+    fold, those of the outcome to what the models without the same fold predict. ``inside`` says who is in the
+    stratum whose mean is estimated; models are fitted to everyone.
     """
     n, low, width = len(records), bounds[0], bounds[1] - bounds[0]
     obs = np.ones(n) if weight is None else weight / weight.mean()
-    column = {name: records[name].to_numpy(dtype=float) for name in records.columns if name != "pair"}
+    fold = np.zeros(n, dtype=int) if folds is None else folds
+    own = fold, np.arange(n)
+    share = np.ones(n) if inside is None else inside / np.average(inside, weights=obs)
+    column = {name: records[name].to_numpy(dtype=float) for name in NUMBERS if name in records}
+    column |= {
+        f"{name}{t}": records[f"{name}{t}"].to_numpy(dtype=float)
+        for name in "lacy"
+        for t in range(1, horizon + 1)
+        if f"{name}{t}" in records
+    }
+
+    def fitted(fit: Any, X: np.ndarray, y: np.ndarray, rows: np.ndarray) -> list[np.ndarray]:
+        """Return coefficients without each fold; ``y`` has a row for each."""
+        parts = [rows if folds is None else rows & (fold != v) for v in range(len(y))]
+        return [fit(X[part], each[part], obs[part]) for part, each in zip(parts, y, strict=True)]
+
+    number = 1 if folds is None else int(fold.max()) + 1
     at_risk, uncensored = [], []
     here = np.ones(n, dtype=bool)
     for t in range(1, horizon + 1):
@@ -90,21 +112,19 @@ def sequential(
         a, level = column[f"a{t}"], column[f"l{t}"]
         lag = [column[f"a{t - 1}"]] if t > 1 else []
         X = np.column_stack([np.ones(n), column["w"], level, *lag])
-        g = np.full(n, np.nan)
-        g[rows] = expit(X[rows] @ logistic(X[rows], a[rows], obs[rows]))
         V = np.column_stack([np.ones(n), level, a])
-        stays = np.full(n, np.nan)
-        gone = ~uncensored[t - 1]
-        stays[rows] = 1 - expit(V[rows] @ logistic(V[rows], gone[rows].astype(float), obs[rows]))
+        gone = (~uncensored[t - 1]).astype(float)
+        g = np.stack([expit(X @ beta) for beta in fitted(logistic, X, np.stack([a] * number), rows)])[own]
+        leaves = np.stack([expit(V @ beta) for beta in fitted(logistic, V, np.stack([gone] * number), rows)])
         p = arms_under(rule, records, t)
         ratio = np.where(a == 1, p / g, (1 - p) / (1 - g))
-        so_far = np.where(uncensored[t - 1], so_far * ratio / stays, 0.0)
+        so_far = np.where(uncensored[t - 1], so_far * ratio / (1 - leaves[own]), 0.0)
         W[t - 1] = np.minimum(so_far, largest)
-    D, later = np.zeros(n), np.full(n, np.nan)
+    D, later = np.zeros(n), np.full((number, n), np.nan)
     for t in range(horizon, 0, -1):
         rows = uncensored[t - 1]
         if t == horizon:
-            Z = column[f"y{t}"].copy() if survival else (column[outcome] - low) / width
+            Z = np.stack([column[f"y{t}"] if survival else (column[outcome] - low) / width] * number)
         else:
             Z = np.where(column[f"y{t}"] == 1, 1.0, later) if survival else later
         lag = [column[f"a{t - 1}"]] if t > 1 else []
@@ -112,21 +132,21 @@ def sequential(
         def design(a: Any, t: int = t, lag: list[np.ndarray] = lag) -> np.ndarray:
             return np.column_stack([np.ones(n), column["w"], column[f"l{t}"], a, *lag])
 
-        X = design(column[f"a{t}"])
-        beta = (logistic if binary else linear)(X[rows], Z[rows], obs[rows])
+        betas = fitted(logistic if binary else linear, design(column[f"a{t}"]), Z, rows)
 
-        def predict(a: Any, beta: np.ndarray = beta, design: Any = design) -> np.ndarray:
-            eta = design(a) @ beta
+        def predict(a: Any, betas: list[np.ndarray] = betas, design: Any = design) -> np.ndarray:
+            eta = np.stack([design(a) @ beta for beta in betas])
             return logit(np.clip(expit(eta) if binary else eta, 1e-6, 1 - 1e-6))
 
-        natural = predict(column[f"a{t}"])
-        w = obs * W[t - 1]
-        eps = logistic(np.ones((rows.sum(), 1)), Z[rows], w[rows], natural[rows])[0]
+        natural, z = predict(column[f"a{t}"])[own], Z[own]
+        w = obs * W[t - 1] * share
+        eps = logistic(np.ones((rows.sum(), 1)), z[rows], w[rows], natural[rows])[0]
         p = arms_under(rule, records, t)
-        D[rows] += width * W[t - 1][rows] * (Z[rows] - expit(natural[rows] + eps))
+        D[rows] += width * W[t - 1][rows] * (z[rows] - expit(natural[rows] + eps))
         shift = np.where(rows, eps, 0.0) if carry_unfluctuated else eps
         one, zero = expit(predict(np.ones(n)) + shift), expit(predict(np.zeros(n)) + shift)
         later = p * one + (1 - p) * zero
-    psi = float((obs * later).mean())
-    D = obs * (D + width * (later - psi))
+    first = later[own]
+    psi = float((obs * share * first).mean())
+    D = obs * share * (D + width * (first - psi))
     return Longhand(low + width * psi, float(np.sqrt(D.var(ddof=1) / n)), W)

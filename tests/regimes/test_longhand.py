@@ -64,6 +64,39 @@ def test_event_over_time() -> None:
             assert error[2 * k + j] == pytest.approx(expected.std_error, abs=1e-9)
 
 
+def drawn_folds(sizes: list[int], count: int, seed: int) -> np.ndarray:
+    """Return the folds of the silos' people by the public rule, one silo after the other."""
+    draws = [np.random.Generator(np.random.Philox(key=[seed, n])).permutation(n) for n in sizes]
+    return np.concatenate(draws) % count
+
+
+@pytest.mark.parametrize("survival", [False, True])
+def test_cross_fitting(survival: bool) -> None:
+    """Each fold goes backwards on its own: models without a fold regress what models without it predict."""
+    records = draw(900, 2, 17, survival=survival)
+    silos = {"north": records[:400], "south": records[400:]}
+    rules = (ft.Static("1"), ft.Threshold("l", 0.2, arm="1", otherwise="0"))
+    asked = study(periods=2, survival=survival, g_bounds=None, folds=3, rules=rules)
+    psi, error = estimates(ft.run(asked, silos))
+    folds = drawn_folds([400, 500], 3, asked.seed)
+    for k, rule in enumerate(("1", "threshold")):
+        expected = sequential(records, rule, 2, "y" if survival else "b", survival=survival, folds=folds)
+        assert psi[k] == pytest.approx(expected.psi, abs=1e-10)
+        assert error[k] == pytest.approx(expected.std_error, abs=1e-9)
+
+
+def test_cross_fitting_of_super_learners() -> None:
+    """The folds of a super learner are within the rows that an outer fold leaves."""
+    records = draw(900, 2, 17)
+    silos = {"north": records[:400], "south": records[400:]}
+    rules = (ft.Static("1"),)
+    learner = ft.SuperLearner((ft.GLM("w + l + a + lag1_a"), ft.GLM("w + a")), folds=2)
+    plain = estimates(ft.run(study(periods=2, rules=rules, folds=2), silos))
+    learned = estimates(ft.run(study(periods=2, rules=rules, folds=2, outcome_model=learner), silos))
+    assert learned[0] != plain[0]
+    assert np.abs(learned[0] - plain[0]) < 0.5 * plain[1]
+
+
 def test_the_censored_carry_the_fluctuated_prediction() -> None:
     """The known mistake would be seen."""
     records = draw(1500, 3, 11)

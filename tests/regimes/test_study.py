@@ -207,7 +207,6 @@ def test_bad_targets_are_refused(name: str) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"folds": 2}, "folds: RegimeMean has None only"),
         ({"censoring_model": None}, "censoring_model: give one if and only if"),
         ({"treatment_model": ft.GLM("l + a")}, "treatment_model: it uses 'a'"),
         ({"outcome_model": ft.GLM("l + c")}, "outcome_model: it uses 'c'"),
@@ -241,6 +240,22 @@ def test_a_rule_with_too_few_followers_is_refused() -> None:
     records.loc[(records["a1"] == 0) & (records["a2"] == 0) & records["b"].notna(), "b"] = 0.0
     with pytest.raises(ft.FedTMLEError, match="all who follow '0' uncensored through period 2"):
         ft.run(study(periods=2, rules=(ft.Static("0"),), outcome_model=ft.GLM("w + l")), {"all": records})
+
+
+def test_a_risk_that_falls_from_period_to_period_is_no_constant_outcome() -> None:
+    """The fit of period 1 begins at that of period 2, whose risk is a tenth of it."""
+    rng = np.random.default_rng(1)
+    records = draw(1200, 2, 3, survival=True, censors=False)
+    first = rng.random(len(records)) < 0.4
+    second = ~first & (rng.random(len(records)) < 0.04)
+    records["y1"] = first.astype(float)
+    records["y2"] = np.where(first, np.nan, second.astype(float))
+    records.loc[first, ["l2", "a2"]] = pd.NA
+    records["l2"] = records["l2"].where(first | records["l2"].notna(), other=0.0)
+    records["a2"] = records["a2"].where(first | records["a2"].notna(), other=records["a1"])
+    asked = study(periods=2, survival=True, censors=False, rules=(ft.Stochastic((0.5, 0.5)),))
+    (psi,), (error,) = numbers(ft.run(asked, {"all": records}))
+    assert abs(psi - (first | second).mean()) < 3 * error
 
 
 def test_nobody_at_risk_is_refused() -> None:

@@ -20,7 +20,7 @@ from fedtmle.errors import InputError
 from fedtmle.initial.crossfit import Fitted
 from fedtmle.initial.glm import Supplied
 from fedtmle.model.problem import Estimate
-from fedtmle.model.table import AnyTable, numbered, with_silo, without_missing
+from fedtmle.model.table import AnyTable, Table, numbered, with_silo, without_missing
 from fedtmle.programs.diagnostics import Comparisons, Diagnostics, Overlap, diagnose
 from fedtmle.programs.imputation import impute
 from fedtmle.programs.missing import (
@@ -163,7 +163,10 @@ class StudyProgram(AbstractProgram[AnyTable]):
             rows = numbered(rows)
         if study.timeline is not None:  # variables over time by name, with their values in period 1
             rows = PeriodView(timeline=study.timeline, period=1).of(rows)
-        return with_silo(rows, silo, self.silos) if self.silos else rows
+        rows = with_silo(rows, silo, self.silos) if self.silos else rows
+        if study.timeline is not None and study.outer_folds is not None and isinstance(rows, Table):
+            rows = study.outer_folds.mark(rows)  # the folds of whole people, before rows are of one period
+        return rows
 
     @property
     def goes_on(self) -> bool:

@@ -227,9 +227,11 @@ def fitted_model(
 
 
 def fit_exactly(
-    regression: Regression, glm: GLM, levels: Levels, n: int
+    regression: Regression, glm: GLM, levels: Levels, n: int, *, has_offset: bool = False
 ) -> Flow[FittedGLM | FittedMultinomial]:
     """Fit one federated GLM or multinomial model by Newton's method on exact sums: some six rounds.
+
+    ``has_offset`` says that the response has an offset: then no sum at zero tells whether it is constant.
 
     The coefficients are the same bits in any partition of the rows. Every round tells the gradient and, as
     long as it changes, the Hessian to 50 bits.
@@ -246,7 +248,7 @@ def fit_exactly(
     unused = np.diag(np.tile(np.diag(unused_levels(of_columns, formula, levels)), dim // size))
     hessian = hessian + unused
     of_columns = hessian[:size, :size]
-    if family is Family.LOGISTIC and names[0] == "1":
+    if family is Family.LOGISTIC and names[0] == "1" and not has_offset:
         _refuse_constant(gradient, hessian, model.scales[0], regression)
     refuse_collinear(of_columns, names, regression.label)
     fit = yield from minimise(

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from fedtmle.errors import FitError, InputError
-from fedtmle.initial.crossfit import Fitted
+from fedtmle.initial.crossfit import CrossFitted, Fitted, Folds
 from fedtmle.initial.design import column_names
 from fedtmle.initial.formula import parse_formula
 from fedtmle.initial.glm import GLM, FittedGLM, GLMModel
@@ -251,15 +251,14 @@ class SequentialFits:
 
     def fitted(self, view: PeriodView, asked: Sequence[Regression]) -> Flow[list[Fitted]]:
         """Fit regressions on the rows of one period, in shared rounds."""
+        return (yield from through(self._fits(asked, self.study.outer_folds), view))
+
+    def _fits(self, asked: Sequence[Regression], folds: Folds | None) -> Flow[list[Fitted]]:
         study = self.study
         coded = study.rounds_sums and not any(each.response.periods for each in asked)
         fitting = Fitting(levels=self.levels, n=self.n, accuracy=study.fit_accuracy if coded else None)
-
-        def fit() -> Flow[list[Fitted]]:
-            begun = yield from begin_fits(asked, fitting, None)
-            return (yield from fit_together(asked, begun, None))
-
-        return (yield from through(fit(), view))
+        begun = yield from begin_fits(asked, fitting, folds)
+        return (yield from fit_together(asked, begun, folds))
 
     def _regression(self, role: str, period: int) -> partial[Regression]:
         study = self.study
@@ -373,25 +372,50 @@ class SequentialFits:
         regression, view = self.outcome_regression(chain, scores, period), self.view(period)
         model = regression.model
         fluctuates = self.study.algorithm.fluctuates
-        if isinstance(model, GLM) and self.study.sums != "rounded":
-            seed = chain.steps[0].outcome if chain.steps else None
-            warm = None if model.ridge else _warm_start(regression, model, seed, self.levels)
+        fit: Fitted
+        folds = self.study.outer_folds
+        if folds is not None:
+            fit = yield from through(self._cross_fitted(chain, scores, period, folds), view)
+        elif isinstance(model, GLM) and self.study.sums != "rounded":
+            warm = self._warm(regression, chain)
             flow = self._exact(regression, model, warm)
             if fluctuates:
                 return (yield from through(self._beside(flow, chain, scores, period, warm), view))
             return chain.before(SequentialStep(outcome=(yield from through(flow, view)), eps=0.0))
-        (fit,) = yield from self.fitted(view, [regression])
+        else:
+            (fit,) = yield from self.fitted(view, [regression])
         eps = 0.0
         if fluctuates:
             eps = yield from through(self._fluctuation(chain, scores, period, fit, 0.0), view)
             self._require_variation(chain, period, eps)
         return chain.before(SequentialStep(outcome=fit, eps=eps))
 
+    def _cross_fitted(
+        self, chain: ChainFit, scores: tuple[PeriodScores, ...], period: int, folds: Folds
+    ) -> Flow[CrossFitted]:
+        """Fit Q_t once without each fold, on the outcomes that the fits without it predict; shared rounds."""
+        parts = [
+            replace(self.outcome_regression(chain.without(v), scores, period).without(folds, v), fold=v + 1)
+            for v in range(folds.count)
+        ]
+        model = parts[0].model
+        if not isinstance(model, GLM) or self.study.sums == "rounded":
+            return CrossFitted(models=tuple((yield from self._fits(parts, None))), folds=folds)
+        flows = [self._exact(part, model, self._warm(part, chain.without(v))) for v, part in enumerate(parts)]
+        return CrossFitted(models=tuple((yield from together(flows))), folds=folds)
+
+    def _warm(self, regression: Regression, chain: ChainFit) -> FittedGLM | None:
+        """Return coefficients to start a GLM from: those of the next period; None for one with a ridge."""
+        glm, seed = regression.model, chain.steps[0].outcome if chain.steps else None
+        if not isinstance(glm, GLM) or glm.ridge:
+            return None
+        return _warm_start(regression, glm, seed, self.levels)
+
     def _exact(self, regression: Regression, glm: GLM, warm: FittedGLM | None) -> Flow[FittedGLM]:
         if warm is not None:
             near = OffsetResponse(response=regression.response, offset_model=warm)
             regression = replace(regression, response=near)
-        fit = yield from fit_exactly(regression, glm, self.levels, self.n)
+        fit = yield from fit_exactly(regression, glm, self.levels, self.n, has_offset=warm is not None)
         if not isinstance(fit, FittedGLM):
             raise TypeError("an outcome has one mean, not classes")
         return fit if warm is None else _moved_from(warm, fit)

@@ -14,6 +14,10 @@ equal number. W_t is at most ``ceiling``: the bound is on the cumulative product
 
 before it is used for Z_t. Z_t is the fluctuated prediction for everyone at risk in period t, those who are
 censored *in* the period included.
+
+With cross-fitting each fold v has regressions of its own, from the last period to the first: that of period t
+without fold v has as outcomes the Z_{t+1} of the regressions without fold v (`ChainFit.without`). So nothing
+of a person's own fold is in the regressions that predict for this person. W and eps are common to all folds.
 """
 
 from __future__ import annotations
@@ -26,7 +30,7 @@ from typing import final
 import numpy as np
 
 from fedtmle.errors import DataError
-from fedtmle.initial.crossfit import Fitted
+from fedtmle.initial.crossfit import CrossFitted, Fitted
 from fedtmle.model import kernels
 from fedtmle.model.table import Table
 from fedtmle.model.types import Array, Bools
@@ -71,6 +75,15 @@ class ChainFit:
 
     def step(self, period: int) -> SequentialStep:
         return self.steps[period - 1 - (self.horizon - len(self.steps))]
+
+    def without(self, fold: int) -> ChainFit:
+        """Return the chain whose predictions are those without one fold, for everyone; with folds only."""
+        steps = []
+        for step in self.steps:
+            if not isinstance(step.outcome, CrossFitted):
+                raise TypeError("a step without folds has one regression")
+            steps.append(replace(step, outcome=step.outcome.models[fold]))
+        return replace(self, steps=tuple(steps))
 
     def before(self, step: SequentialStep) -> ChainFit:
         """Return the chain with the step of one earlier period put in front."""

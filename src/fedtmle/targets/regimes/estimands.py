@@ -57,7 +57,7 @@ class AbstractRegimeEffect(AbstractEffect):
 
     roles = ("outcome", "treatment", "censoring")
     fitted_roles = roles
-    fixed_options = ("submodel", "link", "folds")
+    fixed_options = ("submodel", "link")
     may_impute = False
     has_strata = False
 
