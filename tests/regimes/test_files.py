@@ -103,6 +103,30 @@ def test_every_command(tmp_path: Path, survival: bool) -> None:
         assert "l2" in audited
 
 
+def test_strata_and_folds_from_the_file(tmp_path: Path) -> None:
+    study = write(tmp_path)
+    text = study.read_text().replace('censoring = "c"', 'censoring = "c"\nstrata = "half"')
+    text = text.replace(
+        "[models.outcome]", 'half = {kind = "category", levels = ["p", "q"]}\n\n[models.outcome]'
+    )
+    study.write_text(f"{text}\n[options]\nfolds = 2\n")
+    records = draw(2400, 2, 21).drop(columns=["pair", "weight"])  # in a fold, enough people are censored
+    records["half"] = ["p" if w > 0 else "q" for w in records["w"]]
+    for k, part in enumerate((records[:1200], records[1200:])):
+        part.to_csv(tmp_path / f"silo{k}.csv", index=False)
+    assert "overall and by half" in called("validate", study)
+    called("silo", "preview", study, "--silo", tmp_path / "silo0.toml")
+    out, html = tmp_path / "result.json", tmp_path / "report.html"
+    called("run", study, "--out", out)
+    text = called("show", out)
+    assert "1 once l >= 0.5, 0 before vs 0 in q" in text
+    assert "difference between half" in text
+    called("report", out, "--out", html)
+    page = html.read_text()
+    assert "Models were cross-fitted over 2 folds." in page
+    assert "Effects were also estimated within levels of half." in page
+
+
 def test_defects_have_their_lines(tmp_path: Path) -> None:
     study = write(tmp_path)
     study.write_text(study.read_text().replace('"l1", "l2"', '"l1"'))

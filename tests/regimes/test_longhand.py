@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -95,6 +96,41 @@ def test_cross_fitting_of_super_learners() -> None:
     learned = estimates(ft.run(study(periods=2, rules=rules, folds=2, outcome_model=learner), silos))
     assert learned[0] != plain[0]
     assert np.abs(learned[0] - plain[0]) < 0.5 * plain[1]
+
+
+@pytest.mark.parametrize("survival", [False, True])
+def test_strata(survival: bool) -> None:
+    """Each stratum has its own fluctuations; the estimates of everyone are those of a study without."""
+    records = draw(900, 2, 17, survival=survival)
+    records = records.assign(half=np.where(records["w"] > 0, "p", "q"))
+    silos = {"north": records[:400], "south": records[400:]}
+    rules = (ft.Static("1"), ft.Threshold("l", 0.2, arm="1", otherwise="0"))
+    plain = study(periods=2, survival=survival, rules=rules, g_bounds=None, weights="weight")
+    asked = replace(
+        plain,
+        target=replace(plain.target, strata="half"),
+        variables=ft.Variables({**plain.variables, "half": {"kind": "category", "levels": ["p", "q"]}}),
+    )
+    result = ft.run(asked, silos)
+    psi, error = estimates(result)
+    everyone = estimates(ft.run(plain, silos))
+    assert psi[:2] == pytest.approx(everyone[0], abs=1e-10)
+    assert error[:2] == pytest.approx(everyone[1], abs=1e-10)
+    for j, level in enumerate("pq", start=1):
+        for k, rule in enumerate(("1", "threshold")):
+            expected = sequential(
+                records,
+                rule,
+                2,
+                "y" if survival else "b",
+                survival=survival,
+                weight=records["weight"].to_numpy(),
+                inside=(records["half"] == level).to_numpy(),
+            )
+            assert psi[2 * j + k] == pytest.approx(expected.psi, abs=1e-10)
+            assert error[2 * j + k] == pytest.approx(expected.std_error, abs=1e-9)
+    names = [row["estimand"] for row in result.document["estimates"]]
+    assert [name.endswith(" in q") for name in names] == [False] * 4 + [True] * 2
 
 
 def test_the_censored_carry_the_fluctuated_prediction() -> None:

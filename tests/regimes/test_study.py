@@ -192,6 +192,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "the same rule twice": ({"rules": (ft.Static("1"), ft.Static("1"))}, "rules: two of them are the same"),
     "a shift of arms": ({"rules": (ft.Shift(by=1.0),)}, "Shift is for"),
     "lag in a rule": ({"rules": (ft.Threshold("lag1_l", 0.0, "1", "0"),)}, "rules: 'lag1_l' does not exist"),
+    "strata over time": ({"strata": "l"}, "strata: 'l' changes over time"),
     "no rule": ({"rules": ()}, "rules: RegimeMean needs at least 1"),
 }
 

@@ -480,7 +480,8 @@ def regime_flow(
     nuisances, labels = named_fits(fits, scores, problem)
     details = RegimeDetails(
         problem=problem,
-        components=target.components(()),
+        components=target.components(columns.strata_levels),
+        strata=columns.strata_levels,
         levels=levels,
         tally=tally,
         g_floor=floor,

@@ -39,7 +39,7 @@ from fedtmle.protocol.bins import BinsQuery, PooledBin
 from fedtmle.protocol.query import CountCell, Flow, JointQuery, Phase, Query
 from fedtmle.protocol.sums import SumsQuery, TallyQuery
 from fedtmle.protocol.views import through
-from fedtmle.targets.effects.components import Component
+from fedtmle.targets.effects.components import AbstractPopulation, Component, PooledWeights
 from fedtmle.targets.effects.estimands import AbstractEffect
 from fedtmle.targets.effects.prepare import EffectColumns
 from fedtmle.targets.regimes.chains import ChainFit, PeriodScores, SequentialRules, SequentialStep
@@ -80,6 +80,7 @@ class RegimeTally:
     censored: tuple[int, ...]
     events: tuple[int, ...]
     weight_mean: float
+    weights: PooledWeights
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,6 +187,7 @@ def count_over_time(
         counts=(
             *(CountCell(k, is_arm=True) for k in at["arm"]),
             *(CountCell(k, floor="min_support", rest_floor="") for k in at["at risk"]),
+            *(CountCell(k) for k in at["stratum"]),
         ),
     )
     sums = {name: part.tolist() for name, part in counts.layout.split(pooled.values()).items()}
@@ -195,6 +197,7 @@ def count_over_time(
         censored=tuple(map(int, sums["censored"])),
         events=tuple(map(int, sums["events"])),
         weight_mean=sums["weight"][0] / n,
+        weights=PooledWeights(total=sums["weight"][0], by_arm=(), by_stratum=tuple(sums["stratum weight"])),
     )
     if not tally.weight_mean > 0:
         raise InputError(f"weights: column '{study.weights}' is zero in every row")
@@ -231,6 +234,17 @@ class SequentialFits:
     def last(self) -> int:
         """The last period of any mean."""
         return max(chain.horizon for chain in self.target.chains)
+
+    @cached_property
+    def populations(self) -> tuple[tuple[AbstractPopulation, float], ...]:
+        """Everyone and each stratum, with their shares of the pooled weight."""
+        found = []
+        for population in self.target.populations(self.columns.strata_levels):
+            share = population.share(self.tally.weights)
+            if share <= 0:
+                raise InputError(f"strata: no record with a positive weight is {population.label}")
+            found.append((population, share))
+        return tuple(found)
 
     def view(self, period: int) -> PeriodView:
         return self.views[period - 1]
@@ -345,9 +359,7 @@ class SequentialFits:
     ) -> Regression:
         """Return the regression of Z_{t+1} on the history of period t, for one mean."""
         study, target = self.study, self.target
-        name = (
-            f"outcome model of period {period}, rule '{target.rules[chain.rule].label}', to {chain.horizon}"
-        )
+        name = f"outcome model of period {period}, rule '{self._rule(chain)}', to {chain.horizon}"
         ranges = study.ranges
         if target.is_modified:
             ranges = {**ranges, str(target.treatment): self.reach}
@@ -448,17 +460,20 @@ class SequentialFits:
         self._require_variation(chain, period, eps)
         return chain.before(SequentialStep(outcome=fitted, eps=eps))
 
+    def _rule(self, chain: ChainFit) -> str:
+        """Return the rule of a mean in words, with its population."""
+        return f"{self.target.rules[chain.rule].label} {chain.population.label}".strip()
+
     def _require_variation(self, chain: ChainFit, period: int, eps: float) -> None:
         """Refuse a fluctuation without a finite solution, unless it is that of an event over time.
 
         Where nobody who follows a rule has the event in the last period, a risk of zero in it is an estimate.
         """
         if abs(eps) > TAIL_STEP and self.timeline.event is None:
-            rule = self.target.rules[chain.rule].label
             raise FitError(
                 "arm",
-                f"rules: all who follow '{rule}' uncensored through period {period} have the same outcome; "
-                "compare rules that more people follow, or fewer periods",
+                f"rules: all who follow '{self._rule(chain)}' uncensored through period {period} have the "
+                "same outcome; compare rules that more people follow, or fewer periods",
             )
 
     def _fluctuation_query(
@@ -472,7 +487,7 @@ class SequentialFits:
             scales=(0,),
             family=Family.LOGISTIC,
             response=Fluctuated(sequence=self.sequence(scores), chain=plain, period=period),
-            weight_ceiling=problem_ceiling(self.study, self.ceiling),
+            weight_ceiling=problem_ceiling(self.study, self.ceiling) / chain.share,
         )
         parts = Part.GRADIENT | Part.HESSIAN
         return SumsQuery(problem=loss, law=None, eps=np.zeros(1), parts=parts, n=self.n, phase=Phase.NUISANCE)
@@ -480,8 +495,9 @@ class SequentialFits:
     def _derivatives(self, sums: Sums, chain: ChainFit, period: int, eps: float) -> tuple[float, float]:
         slope, bend = sums.values(self.n).tolist()
         if not bend > 0 and abs(eps) < LONGEST_STEP:
-            rule = self.target.rules[chain.rule].label
-            raise FitError("arm", f"rules: nobody follows '{rule}' uncensored through period {period}")
+            raise FitError(
+                "arm", f"rules: nobody follows '{self._rule(chain)}' uncensored through period {period}"
+            )
         return slope, bend
 
     def _fluctuation(
@@ -503,11 +519,10 @@ class SequentialFits:
         return self._refuse_fluctuation(chain, period)
 
     def _refuse_fluctuation(self, chain: ChainFit, period: int) -> float:
-        rule = self.target.rules[chain.rule].label
         raise FitError(
             "convergence",
-            f"outcome model of period {period}, rule '{rule}': its fluctuation did not converge; compare "
-            "rules that more people follow, or fewer periods",
+            f"outcome model of period {period}, rule '{self._rule(chain)}': its fluctuation did not "
+            "converge; compare rules that more people follow, or fewer periods",
         )
 
 
@@ -577,8 +592,11 @@ def problem_ceiling(study: Study, ceiling: float) -> float:
 def fit_sequence(fits: SequentialFits) -> Flow[tuple[tuple[PeriodScores, ...], tuple[ChainFit, ...]]]:
     """Fit all models and fluctuate every step; return the scores of all periods and the finished chains."""
     scores = tuple((yield from together([fits.scores_of(t) for t in range(1, fits.last + 1)])))
+    rules = fits.target.rules
     chains = [
-        ChainFit(rule=fits.target.rules.index(rule), horizon=horizon) for rule, horizon in fits.target.chains
+        ChainFit(rule=rules.index(rule), horizon=horizon, population=population, share=share)
+        for population, share in fits.populations
+        for rule, horizon in fits.target.chains
     ]
     return scores, tuple((yield from together([_backwards(fits, chain, scores) for chain in chains])))
 
@@ -594,14 +612,14 @@ def regime_problem(
     fits: SequentialFits, scores: tuple[PeriodScores, ...], chains: tuple[ChainFit, ...]
 ) -> RegimeProblem:
     """Return the problem that is targeted, once every step is fluctuated."""
-    study = fits.study
+    study, smallest = fits.study, min(share for _, share in fits.populations)
     return RegimeProblem(
-        labels=tuple(component.name for component in fits.target.components(())),
+        labels=tuple(component.name for component in fits.target.components(fits.columns.strata_levels)),
         sequence=fits.sequence(scores),
         chains=chains,
         outcome_bounds=study.outcome_bounds,
-        ceiling=problem_ceiling(study, fits.ceiling),
-        population_ceiling=study.weight_ceiling if study.weights else 1.0,
+        ceiling=problem_ceiling(study, fits.ceiling) / smallest,
+        population_ceiling=(study.weight_ceiling if study.weights else 1.0) / smallest,
         largest_cluster=study.largest_cluster if study.cluster else 1,
         spanning=len(fits.columns.spanning),
     )
@@ -648,9 +666,10 @@ def find_regime_overlap(problem: RegimeProblem, target: AbstractRegimeEffect, n:
     )
     sums = columns.layout.split(pooled.values())
     truncated = tuple(above.count for _, above in bins)
-    for (rule, _), mass in zip(target.chains, sums["squares"], strict=True):
+    for chain, mass in zip(problem.chains, sums["squares"], strict=True):
         if not mass > 0:
-            raise FitError("arm", f"rules: nobody follows '{rule.label}' uncensored to the end")
+            name = f"{target.rules[chain.rule].label} {chain.population.label}".strip()
+            raise FitError("arm", f"rules: nobody follows '{name}' uncensored to the end")
     for rule, people in zip(target.rules, truncated, strict=True):
         if people > n / 2:
             raise InputError(

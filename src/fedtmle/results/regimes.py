@@ -52,9 +52,11 @@ def _means(study: Study, target: AbstractRegimeEffect, result: Result) -> list[D
     """Return each rule's mean, or its risks by horizon, with pointwise intervals and simultaneous bands."""
     if result.psi is None or result.covariance is None:
         return []
-    error = np.sqrt(np.diag(result.covariance))
+    everyone = slice(len(target.chains))  # strata come after
+    covariance = result.covariance[everyone, everyone]
+    error = np.sqrt(np.diag(covariance))
     pointwise = NormalDist().inv_cdf(0.5 + study.confidence / 2)
-    band = simultaneous_quantile(result.covariance, study.confidence, study.seed)
+    band = simultaneous_quantile(covariance, study.confidence, study.seed)
     low, high = study.outcome_bounds
 
     def within(values: np.ndarray) -> list[float]:

@@ -22,7 +22,6 @@ of a person's own fold is in the regressions that predict for this person. W and
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import final
@@ -34,10 +33,12 @@ from fedtmle.initial.crossfit import CrossFitted, Fitted
 from fedtmle.model import kernels
 from fedtmle.model.table import Table
 from fedtmle.model.types import Array, Bools
-from fedtmle.targets.effects.components import AbstractRegime
+from fedtmle.targets.effects.components import AbstractPopulation, AbstractRegime, Everyone
 from fedtmle.targets.effects.prepare import Q_MARGIN, EffectColumns, arm_probabilities
 from fedtmle.targets.regimes.rules import Shift
 from fedtmle.targets.regimes.timeline import Followed, PeriodView, Timeline
+
+EVERYONE = Everyone()
 
 
 @final
@@ -67,10 +68,16 @@ class SequentialStep:
 @final
 @dataclass(frozen=True, kw_only=True)
 class ChainFit:
-    """The steps of one mean that are done: those of the last periods up to ``horizon``, in order of time."""
+    """The steps of one mean that are done: those of the last periods up to ``horizon``, in order of time.
+
+    The mean is that of ``population``, whose share of the pooled weight is ``share``. Its regressions are
+    fitted to everyone, and fluctuated in the population: strata leave the estimates of everyone as they are.
+    """
 
     rule: int
     horizon: int
+    population: AbstractPopulation = EVERYONE
+    share: float = 1.0
     steps: tuple[SequentialStep, ...] = ()
 
     def step(self, period: int) -> SequentialStep:
@@ -113,6 +120,11 @@ class SequentialRules:
     def weight(self, table: Table) -> Array:
         """Return the observation weights over their pooled mean."""
         return self.columns.relative_weight(table, self.weight_mean)
+
+    def inside(self, chain: ChainFit, table: Table) -> Array:
+        """Return v/P(v), the indicator of the mean's population over its share."""
+        nobody, stratum = np.zeros(0, dtype=np.int16), self.columns.stratum(table)
+        return chain.population.indicator(table, nobody, stratum, lambda: np.zeros(0)) / chain.share
 
     # Weights.
 
@@ -192,8 +204,3 @@ class SequentialRules:
         event = self.timeline.event_in(table, period)
         rest = np.zeros(table.n_rows) if is_last else self.mean(chain, table, period + 1, moved)
         return np.where(event, 1.0, rest)
-
-
-def chain_fits(rules: Sequence[AbstractRegime], horizons: Sequence[int]) -> tuple[ChainFit, ...]:
-    """Return the means to compute, rule by rule, with no step done."""
-    return tuple(ChainFit(rule=k, horizon=horizon) for k in range(len(rules)) for horizon in horizons)

@@ -14,7 +14,7 @@ from fedtmle.errors import InputError, NumericalError
 from fedtmle.initial.variables import Variables
 from fedtmle.model.arguments import expect, expect_column, expect_integer
 from fedtmle.model.types import Array
-from fedtmle.targets.effects.components import AbstractPopulation, AbstractRegime, Component, Everyone
+from fedtmle.targets.effects.components import AbstractRegime, Component
 from fedtmle.targets.effects.estimands import AbstractEffect, Scale, Summary
 from fedtmle.targets.regimes.timeline import LAG, Timeline
 
@@ -59,7 +59,6 @@ class AbstractRegimeEffect(AbstractEffect):
     fitted_roles = roles
     fixed_options = ("submodel", "link")
     may_impute = False
-    has_strata = False
 
     rules: tuple[AbstractRegime, ...]
     over_time: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -82,6 +81,8 @@ class AbstractRegimeEffect(AbstractEffect):
         if len({rule.is_modified for rule in self.rules}) > 1:
             raise InputError("rules: Shift is for a treatment that is a number, the others are for arms")
         self._read_over_time()
+        if self.strata in {*self.over_time, *(name for each in self.over_time.values() for name in each)}:
+            raise InputError(f"strata: '{self.strata}' changes over time; name a column of baseline")
         self._read_horizons()
         for rule in self.rules:
             rule.check_periods(self.periods)
@@ -223,12 +224,10 @@ class AbstractRegimeEffect(AbstractEffect):
     def regimes(self) -> tuple[AbstractRegime, ...]:
         return self.rules
 
-    def populations(self, strata: Sequence[str]) -> tuple[AbstractPopulation, ...]:  # noqa: ARG002 - none
-        return (Everyone(),)
-
-    def components(self, strata: Sequence[str]) -> tuple[Component, ...]:  # noqa: ARG002 - there are none
+    def components(self, strata: Sequence[str]) -> tuple[Component, ...]:
         return tuple(
-            Component(rule, Everyone(), f"risk at {horizon}" if self.is_survival else None)
+            Component(rule, population, f"risk at {horizon}" if self.is_survival else None)
+            for population in self.populations(strata)
             for rule, horizon in self.chains
         )
 

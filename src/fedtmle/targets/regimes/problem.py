@@ -37,7 +37,7 @@ from fedtmle.targets.effects.moments import (
 )
 from fedtmle.targets.effects.prepare import EffectColumns
 from fedtmle.targets.long import AbstractLongProblem, History
-from fedtmle.targets.regimes.chains import ChainFit, SequentialRules
+from fedtmle.targets.regimes.chains import EVERYONE, ChainFit, SequentialRules
 
 Result = TypeVar("Result")
 
@@ -66,7 +66,7 @@ class ChainRows:
 class RegimeProblem(AbstractLongProblem[RegimeLaw, Table]):
     """Means under rules.
 
-    ``ceiling`` bounds W_t times the observation's weight, ``population_ceiling`` the latter alone.
+    ``population_ceiling`` bounds an observation's weight over a population's share, ``ceiling`` W_t times it.
     """
 
     labels: tuple[str, ...]
@@ -89,11 +89,11 @@ class RegimeProblem(AbstractLongProblem[RegimeLaw, Table]):
 
     @property
     def longest(self) -> tuple[int, ...]:
-        """For each rule, the number of the mean with its last horizon."""
-        rules = dict.fromkeys(chain.rule for chain in self.chains)
+        """For each rule, the number of the mean of everyone with its last horizon."""
+        everyone = [(r, chain) for r, chain in enumerate(self.chains) if chain.population == EVERYONE]
+        rules = dict.fromkeys(chain.rule for _, chain in everyone)
         return tuple(
-            max((chain.horizon, r) for r, chain in enumerate(self.chains) if chain.rule == rule)[1]
-            for rule in rules
+            max((chain.horizon, r) for r, chain in everyone if chain.rule == rule)[1] for rule in rules
         )
 
     @property
@@ -164,7 +164,7 @@ class RegimeProblem(AbstractLongProblem[RegimeLaw, Table]):
         weights, outcomes, logits = np.zeros(shape), np.zeros(shape), np.zeros(shape)
         for r, rows in enumerate(evaluated):
             periods = len(rows.weights)
-            weights[r, :periods] = rows.weights * weight
+            weights[r, :periods] = rows.weights * (weight * self.sequence.inside(self.chains[r], table))
             outcomes[r, :periods], logits[r, :periods] = rows.outcomes, rows.logits
         person, chain, period = np.nonzero((weights > 0).transpose(2, 0, 1))
         X = np.zeros((self.dim, len(person)))
@@ -189,9 +189,9 @@ class RegimeProblem(AbstractLongProblem[RegimeLaw, Table]):
         u, t, m = stacked
         for r, rows in enumerate(self.evaluate(law, table)):
             residual = rows.weights * (rows.outcomes - kernels.expit(rows.logits))
-            m[r] = self.reach * rows.first
-            t[r] = 1.0
-            u[r] = self.reach * residual.sum(axis=0)
+            t[r] = self.sequence.inside(self.chains[r], table)
+            m[r] = t[r] * (self.reach * rows.first)
+            u[r] = t[r] * (self.reach * residual.sum(axis=0))
         u += m
         stacked *= weight
         return MomentColumns(stacked)
@@ -199,9 +199,9 @@ class RegimeProblem(AbstractLongProblem[RegimeLaw, Table]):
     def losses(self, law: RegimeLaw, rows: AnyTable) -> Array:
         def of(table: Table) -> Array:
             loss = np.zeros(table.n_rows)
-            for each in self.evaluate(law, table):
+            for each, chain in zip(self.evaluate(law, table), self.chains, strict=True):
                 terms = kernels.softplus(each.logits) - each.outcomes * each.logits
-                loss += (each.weights * terms).sum(axis=0)
+                loss += (each.weights * terms).sum(axis=0) * self.sequence.inside(chain, table)
             return np.asarray(loss * self.sequence.weight(table))
 
         return np.asarray(np.concatenate(list(self.over(rows, of))))

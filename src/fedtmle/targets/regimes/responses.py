@@ -108,7 +108,7 @@ class Fluctuated(AbstractResponse):
         here = followed.uncensored[self.period - 1]
         y = np.where(here, self.sequence.next_outcome(self.chain, table, self.period), 0.0)
         weights, _ = self.sequence.weights(table, followed, self.chain.rule, self.period)
-        return y, self.sequence.weight(table) * weights[-1]
+        return y, self.sequence.weight(table) * weights[-1] * self.sequence.inside(self.chain, table)
 
     def offset(self, table: Table) -> Array:
         return self.sequence.natural(self.chain, table, self.period)

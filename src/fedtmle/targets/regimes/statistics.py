@@ -27,7 +27,7 @@ WEIGHT_EDGES = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)  # of the histogram o
 @final
 @dataclass(frozen=True, kw_only=True)
 class RegimeCounts(AbstractLaidOutColumns[Table]):
-    """People by arm in the first period, and in each period those at risk, censored and with an event."""
+    """People by arm in period 1 and stratum; in each period those at risk, censored and with an event."""
 
     columns: EffectColumns
     timeline: Timeline
@@ -39,7 +39,7 @@ class RegimeCounts(AbstractLaidOutColumns[Table]):
 
     @cached_property
     def layout(self) -> TallyLayout:
-        periods = range(1, self.timeline.periods + 1)
+        periods, strata = range(1, self.timeline.periods + 1), self.columns.strata_levels
         return TallyLayout(
             {
                 "arm": Block(tuple(f"in arm {arm} in period 1" for arm in self.columns.arms), 1),
@@ -47,6 +47,10 @@ class RegimeCounts(AbstractLaidOutColumns[Table]):
                 "censored": Block(tuple(f"censored in period {t}" for t in periods), 1),
                 "events": Block(tuple(f"with the event in period {t}" for t in periods), 1),
                 "weight": Block(("weight",), self.weight_exponent),
+                "stratum": Block(tuple(f"in stratum {level}" for level in strata), 1),
+                "stratum weight": Block(
+                    tuple(f"weight in stratum {level}" for level in strata), self.weight_exponent
+                ),
             }
         )
 
@@ -66,7 +70,11 @@ class RegimeCounts(AbstractLaidOutColumns[Table]):
         part["censored"][:] = followed.at_risk & ~followed.uncensored
         for t in range(self.timeline.periods):
             part["events"][t] = followed.uncensored[t] & self.timeline.event_in(piece, t + 1)
-        part["weight"][:] = self.columns.weight(piece)
+        weight, stratum = self.columns.weight(piece), self.columns.stratum(piece)
+        part["weight"][:] = weight
+        if stratum is not None:
+            part["stratum"][:] = stratum == np.arange(len(self.columns.strata_levels))[:, None]
+            part["stratum weight"][:] = part["stratum"] * weight
         return values
 
 
@@ -94,10 +102,11 @@ class RegimeWeights(OverProblem[Table], AbstractLaidOutColumns[Table]):
     def evaluate(self, piece: Table) -> Array:
         at_risk = self.problem.sequence.timeline.follow(piece).at_risk
         weight, people = self.problem.sequence.weight(piece), np.arange(piece.n_rows)
+        chains = self.problem.chains
         omega = np.empty((len(self.problem.chains), piece.n_rows))
         for r, (weights, _) in enumerate(self.problem.weights(piece)):
             last = at_risk[: len(weights)].sum(axis=0) - 1
-            omega[r] = weights[last, people] * weight
+            omega[r] = weights[last, people] * weight * self.problem.sequence.inside(chains[r], piece)
         return np.concatenate([omega, omega * omega])
 
 
