@@ -28,7 +28,7 @@ source_suffix = [".md", ".rst"]
 exclude_patterns = ["gallery/GALLERY_HEADER.rst", "sg_execution_times.rst", "studies/sg_execution_times.rst"]
 templates_path = ["templates"]
 nitpicky = False  # annotations name types that have no page of their own
-default_role = "code"
+default_role = "py:obj"
 
 myst_enable_extensions = ["attrs_inline", "colon_fence", "html_image"]
 myst_heading_anchors = 4

@@ -98,3 +98,18 @@ def test_the_navigation_has_every_page() -> None:
 def written_pages() -> list[str]:
     pages = (path.relative_to(DOCS).with_suffix("").as_posix() for path in DOCS.rglob("*.md"))
     return [page for page in pages if not page.startswith(("generated/", "studies/"))]
+
+
+def test_pages_keep_to_one_word_per_concept() -> None:
+    """The glossary names phrases that no page, help text or message uses."""
+    glossary = (DOCS / "glossary.md").read_text(encoding="utf-8")
+    table = glossary.partition("## One word per concept")[2]
+    rows = [line.strip("|").split("|") for line in table.splitlines() if line.startswith("| ")][1:]
+    banned = [phrase.strip() for *_, phrases in rows for phrase in phrases.split(",")]
+    assert len(banned) > 10
+    texts = {page: (DOCS / page).with_suffix(".md") for page in written_pages() if page != "glossary"}
+    texts |= {name: ROOT / name for name in ("README.md", "CONTRIBUTING.md")}
+    texts |= {path.name: path for path in (ROOT / "src").rglob("*.py")}
+    for name, path in texts.items():
+        text = " ".join(path.read_text(encoding="utf-8").split()).lower()
+        assert [phrase for phrase in banned if phrase in text] == [], name
