@@ -131,7 +131,7 @@ def test_every_kind_has_an_example(name: str) -> None:
 
 
 def test_every_attack_is_carried_out() -> None:
-    assert without_example(AbstractAttack, ATTACKS.values(), package="tests") == set()
+    assert without_example(AbstractAttack, [*ATTACKS.values()], package="tests") == set()
 
 
 def test_a_study_file_names_every_kind() -> None:

@@ -4,41 +4,40 @@ from __future__ import annotations
 
 import datetime
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fedtmle.protocol import messages
-from fedtmle.protocol.codes import Uplink, encode
 from fedtmle.protocol.guard import Policy
-from fedtmle.protocol.messages import Answered, Ask, Begin, Open, Opened, Payload, Reason, Refused
-from fedtmle.protocol.plan import Follower, Plan
+from fedtmle.protocol.messages import Reason
+from fedtmle.protocol.plan import Member, Plan
 from fedtmle.runtime.journal import MemoryJournal
 from fedtmle.runtime.keeper import Keeper
 from fedtmle.runtime.ledger import Ledger
 from fedtmle.runtime.silo import Silo
+from tests.attacks.settings import KEYS, SESSION, MaskedServer, Server, Setting
 
-SESSION = b"session"
 START = datetime.datetime(2026, 3, 1, tzinfo=datetime.UTC)
 
 
-class RefusedBySiloError(Exception):
-    """The silo said no."""
-
-    def __init__(self, reason: Reason) -> None:
-        self.reason = reason
-        super().__init__(reason.value)
-
-
 class Victim:
-    """A silo as a server meets it: bytes in, bytes out, and it can be made to crash."""
+    """A silo as a server meets it: bytes in, bytes out, and it can be made to crash.
 
-    def __init__(self, make: Callable[[], Silo]) -> None:
+    ``others`` are honest silos of the same study, if the server has to meet them as well.
+    """
+
+    def __init__(self, make: Callable[[], Silo], others: Mapping[str, Silo] | None = None) -> None:
         self._make = make
         self._silo = make()
+        self.others = others or {}
+
+    @property
+    def refused_by(self) -> str:
+        """The key of the policy by which the silo refused."""
+        return self._silo.refused_by
 
     def step(self, request: bytes) -> bytes:
         return self._silo.step(request)
@@ -46,64 +45,6 @@ class Victim:
     def restart(self) -> None:
         """The process dies and is started again, with whatever it keeps on disk."""
         self._silo = self._make()
-
-
-class Server:
-    """Runs the plan's flow as a silo does, to know what is asked, but broadcasts whatever it likes."""
-
-    def __init__(self, plan: Plan, step: Callable[[bytes], bytes], session: bytes = SESSION) -> None:
-        self.plan = plan
-        self.session = session
-        self._step = step
-        self._uplink = Uplink()
-        self._follower: Follower | None = None
-        self.round = 0
-
-    @property
-    def query(self) -> Any:
-        """What the silo is asked now."""
-        assert self._follower is not None
-        return self._follower.query
-
-    def send(self, message: messages.Request) -> messages.Reply:
-        reply = messages.decode_reply(self._step(messages.encode(message)))
-        if isinstance(reply, Refused):
-            raise RefusedBySiloError(reply.reason)
-        return reply
-
-    def open(self) -> int:
-        """N_m."""
-        reply = self.send(Open(messages.WIRE_FORMAT, self.session, self.plan.digest))
-        assert isinstance(reply, Opened)
-        return reply.n_rows
-
-    def begin(self, n: int, first_row: int = 0) -> Any:
-        """The answer of round 1, for a pooled n of the server's choice."""
-        self._follower = Follower(self.plan, n)
-        self.round = 1
-        return self.read(self.send(Begin(self.session, n, first_row)))
-
-    def broadcast(self, pooled: Any) -> Payload:
-        """What the server says was pooled in this round, as bits."""
-        bits = encode(self.query.pooled_code, pooled)
-        return Payload(bits.length, bits.data)
-
-    def tell(self, pooled: Any) -> Any:
-        """Broadcasts ``pooled``, true or not; the answer to the query that follows from it."""
-        return self.tell_bits(self.broadcast(pooled))
-
-    def tell_bits(self, payload: Payload) -> Any:
-        """The same, with a payload of the server's own making."""
-        assert self._follower is not None
-        reply = self.send(Ask(self.session, self.round + 1, payload))
-        self.round += 1
-        self._follower.hear(payload.bits())
-        return self.read(reply)
-
-    def read(self, reply: messages.Reply) -> Any:
-        """The answer in a reply to the query of this round."""
-        assert isinstance(reply, Answered)
-        return self._uplink.decode(self.query.answer_code, reply.payload.bits())
 
 
 class AbstractAttack(ABC):
@@ -119,9 +60,27 @@ class AbstractAttack(ABC):
     keys: tuple[str, ...] = ()
     check: str = ""  # what stops it where that is no key
     strict: dict[str, Any] = {}  # noqa: RUF012 - read only
+    setting = Setting.OPEN
+    has_settings = True  # whether it can be tried under masks; else it is an attack on masks already
 
     @abstractmethod
     def plan(self) -> Plan: ...
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        """The roster of the plan."""
+        return self.setting.members
+
+    def crowd(self, silo: str) -> Any:  # noqa: ARG002 - most have the same
+        """The rows of another silo: people like those of the victim, but for the one who stands out."""
+        return self.rows()
+
+    def connect(self, victim: Victim, session: bytes = SESSION) -> Server:
+        """A server that meets the victim, and under masks the other silos."""
+        if self.setting is Setting.OPEN:
+            return Server(self.plan(), victim.step, session)
+        others = {name: silo.step for name, silo in victim.others.items()}
+        return MaskedServer(self.plan(), victim.step, others, session, lies=self.setting is Setting.COLLUDING)
 
     @abstractmethod
     def rows(self) -> Any:
@@ -147,16 +106,21 @@ class AbstractAttack(ABC):
         return replace(self.guarded(), **{key: getattr(off, key) for key in keys})
 
     def keeper(self, policy: Policy, ledger: Path | None = None) -> Keeper:
-        return Keeper(
+        return replace(
+            self.bare_keeper(),
             policy=policy,
             journal=MemoryJournal(),
             ledger=None if ledger is None else Ledger(ledger, sync=False),
-            clock=self.clock,
         )
 
     def open_keeper(self) -> Keeper:
         """A silo that nobody guards."""
-        return Keeper(clock=self.clock)
+        return self.bare_keeper()
+
+    def bare_keeper(self) -> Keeper:
+        """The clock, and under masks the keys."""
+        keeper = Keeper(clock=self.clock)
+        return keeper if self.setting is Setting.OPEN else keyed(keeper, "a")
 
     def disarmed_keeper(self) -> Keeper:
         """A guarded silo but for what `disarm` took away."""
@@ -167,4 +131,16 @@ class AbstractAttack(ABC):
 
     def victim(self, keeper: Keeper) -> Victim:
         plan, rows = self.plan(), self.rows()
-        return Victim(lambda: Silo("a", plan, rows, keeper=keeper))
+        return Victim(lambda: Silo("a", plan, rows, keeper=keeper), self.others(plan))
+
+    def others(self, plan: Plan) -> dict[str, Silo]:
+        """The silos beside the victim, which nobody guards."""
+        return {
+            name: Silo(name, plan, self.crowd(name), keeper=keyed(Keeper(clock=self.clock), name))
+            for name in self.setting.others
+        }
+
+
+def keyed(keeper: Keeper, silo: str) -> Keeper:
+    """The same, with the silo's keys for signatures and masks."""
+    return replace(keeper, key=KEYS[silo], mask_key=KEYS[silo].mask_key)

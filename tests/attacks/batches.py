@@ -10,8 +10,8 @@ import fedtmle as ft
 from fedtmle.algorithms.base import TargetingProgram
 from fedtmle.model.exact import Sums
 from fedtmle.protocol.messages import Reason
-from fedtmle.protocol.plan import Plan, roster
-from tests.attacks.base import AbstractAttack, Server, Victim
+from fedtmle.protocol.plan import Plan
+from tests.attacks.base import AbstractAttack, Victim
 
 PROBLEM = ft.Mean(bounds=(0.0, 20.0))
 START = 10.0
@@ -28,7 +28,7 @@ class AbstractBatchAttack(AbstractAttack):
         algorithm = ft.Gradient(tolerance=1e-9, optimizer=self.sgd)
         return Plan(
             program=TargetingProgram(problem=PROBLEM, law=PROBLEM.start(START), algorithm=algorithm),
-            roster=roster(["a", "b"]),
+            roster=self.members,
         )
 
     def rows(self) -> np.ndarray:
@@ -51,7 +51,7 @@ class SingleRecordBatch(AbstractBatchAttack):
     sgd = ft.StochasticGradientDescent(batch=30, step=0.01, steps=3, seed=1)
 
     def run(self, victim: Victim) -> tuple[int, float]:
-        server = Server(self.plan(), victim.step)
+        server = self.connect(victim)
         n_rows, n = server.open(), 3000
         batch = self.sgd.draw(n, 0, 0)
         for first in range(n - n_rows):
@@ -75,7 +75,7 @@ class LeaveOneOutBatch(AbstractBatchAttack):
     sgd = ft.StochasticGradientDescent(batch=len(Y) - 1, step=0.01, steps=3, batches="fresh")
 
     def run(self, victim: Victim) -> tuple[int, float]:
-        server = Server(self.plan(), victim.step)
+        server = self.connect(victim)
         n = server.open()
         whole = server.begin(n)
         rest = server.tell(self.large(whole))
@@ -95,7 +95,7 @@ class FreshBatches(AbstractBatchAttack):
     sgd = ft.StochasticGradientDescent(batch=30, step=0.01, steps=90, batches="fresh")
 
     def run(self, victim: Victim) -> np.ndarray:
-        server = Server(self.plan(), victim.step)
+        server = self.connect(victim)
         n = server.open()
         answer = server.tell(self.large(server.begin(n)))
         drawn = np.zeros((80, n))
@@ -118,7 +118,7 @@ class BatchesAcrossACrash(AbstractBatchAttack):
     sgd = FreshBatches.sgd
 
     def run(self, victim: Victim) -> float:
-        server = Server(self.plan(), victim.step)
+        server = self.connect(victim)
         first = server.tell(self.large(server.begin(server.open())))
         victim.restart()
         second = server.tell(self.zero(first))

@@ -17,6 +17,7 @@ from fedtmle.runtime.keeper import Keeper
 from fedtmle.runtime.rows import read_rows
 from fedtmle.runtime.session import InProcess, Session
 from fedtmle.runtime.silo import Silo
+from fedtmle.solver import embedded_keys
 from fedtmle.studyfile.file import study_plan
 from fedtmle.studyfile.schema import schema_of
 from fedtmle_paper.benchmark import gaussian_mixture
@@ -38,7 +39,11 @@ def honest(
 
 def run_honest(plan: Plan, rows: Mapping[str, Any], policy: Policy = FLOORS) -> tuple[str, str]:
     """How a guarded run ended: "finished", "refused" or "failed", and the key or error."""
-    silos = [Silo(name, plan, own, keeper=Keeper(policy=policy)) for name, own in rows.items()]
+    keys = embedded_keys(rows) if plan.is_masked else {}
+    silos = [
+        Silo(name, plan, own, keeper=Keeper(policy=policy, mask_key=keys.get(name)))
+        for name, own in rows.items()
+    ]
     try:
         Session(plan, InProcess(silos)).run()
     except RefusedError as error:

@@ -19,9 +19,10 @@ from fedtmle.runtime.rows import read_rows
 from fedtmle.runtime.session import InProcess, Session
 from fedtmle.runtime.signing import SigningKey
 from fedtmle.runtime.silo import Silo
-from tests.attacks.base import AbstractAttack, Server, Victim
+from tests.attacks.base import AbstractAttack, Victim
 from tests.attacks.batches import PROBLEM, START, Y
 from tests.attacks.protocol import ForgedAction, SecondSession
+from tests.attacks.settings import Server
 from tests.attacks.small import TwoWayCell
 from tests.attacks.steering import TREATED, RangeQuery
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -17,32 +16,22 @@ from fedtmle.model.exact import Sums
 from fedtmle.protocol import messages
 from fedtmle.protocol.codes import BitReader, Bits, BitWriter
 from fedtmle.protocol.guard import Policy
-from fedtmle.protocol.looks import LookQuery
 from fedtmle.protocol.masked import MaskedForm
 from fedtmle.protocol.masks import COUNT, Masked, Masker, Packing
-from fedtmle.protocol.messages import Answered, Ask, Begin, Counted, Open, Payload, Reason, SignedAnswer
-from fedtmle.protocol.plan import Follower, Member, Plan
+from fedtmle.protocol.messages import Answered, Begin, Counted, Open, Payload, Reason, SignedAnswer
+from fedtmle.protocol.plan import Follower, Plan
 from fedtmle.runtime.keeper import Keeper
 from fedtmle.runtime.masked_link import MaskedLink
-from fedtmle.runtime.signing import SigningKey, answer_statement
+from fedtmle.runtime.signing import answer_statement
 from fedtmle.studyfile.file import study_plan
 from fedtmle.targets.effects.prepare import cluster_digest
-from tests.attacks import combinations
-from tests.attacks.base import SESSION, AbstractAttack, Server, Victim
+from tests.attacks.base import AbstractAttack, Victim
+from tests.attacks.settings import KEYS, SESSION, Server, masked_members
 from tests.attacks.small import VARIABLES, AbstractStudyAttack
 
-NAMES = ("a", "b", "c")
-KEYS = {name: SigningKey(hashlib.sha256(name.encode()).digest()) for name in NAMES}
 PROBLEM = ft.Mean(bounds=(0.0, 20.0))
 START = 10.0
 Y = np.linspace(1.0, 19.0, 40) ** 1.01 % 20
-
-
-def members(*, signed: bool) -> tuple[Member, ...]:
-    return tuple(
-        Member(name=name, key=KEYS[name].public if signed else b"", mask_key=KEYS[name].mask_key.public)
-        for name in NAMES
-    )
 
 
 class Colluding(Server):
@@ -80,83 +69,16 @@ class Colluding(Server):
         return form.packing.totals([masked, *self.zeros(form.packing)]), apart
 
 
-class Alone(Colluding):
-    """The same: the other silos add nothing, so that totals are the victim's; looks are told as they are."""
-
-    def read(self, reply: messages.Reply) -> Any:
-        totals, _ = super().read(reply)
-        rest = iter(totals)
-        query = self.query
-        parts = [m.pool_totals(tuple(islice(rest, len(m.lanes)))) for m in query.members]
-        pooled = query.joined(tuple(parts))
-        return self.tell(pooled) if isinstance(query, LookQuery) else pooled
-
-    def tell_bits(self, payload: Payload) -> Any:
-        assert self._follower is not None
-        request = Ask(self.session, self.round + 1, payload)
-        reply = self.send(request)
-        self._heard.update(messages.encode(request))
-        self.round += 1
-        self._follower.hear(payload.bits())
-        return self.read(reply)
-
-
-class UnderMasks(AbstractStudyAttack):
-    """An attack on a study, the same under masks, of a silo that trusts: the other two silos add nothing."""
-
-    keys = ("min_pooled",)
-    strict = {"colluders": 0}  # noqa: RUF012 - read only
-
-    def plan(self) -> Plan:
-        return replace(study_plan(self.study(), members(signed=False)), colluders=0)
-
-    def keeper(self, policy: Policy, ledger: Path | None = None) -> Keeper:
-        return replace(super().keeper(policy, ledger), mask_key=KEYS["a"].mask_key)
-
-    def open_keeper(self) -> Keeper:
-        return replace(super().open_keeper(), mask_key=KEYS["a"].mask_key)
-
-    def server(self, victim: Victim) -> tuple[Server, Any]:
-        server = Alone(self.plan(), victim)
-        return server, server.begin(server.open())
-
-
-class ComplementUnderMasks(UnderMasks, combinations.Complement):
-    """Asks under masks about everyone but the one person with HIV in all silos."""
-
-
-class SpikeUnderMasks(UnderMasks, combinations.Spike):
-    """Has under masks a column that is 1 for everyone and 2 for one value of a covariate."""
-
-
-class NearDuplicateUnderMasks(UnderMasks, combinations.NearDuplicate):
-    """Has under masks two columns that differ by a millionth in one person of all silos."""
-
-
-class DependentColumnsUnderMasks(UnderMasks, combinations.DependentColumns):
-    """Hides the person under masks in a third column that is nearly the sum of two others."""
-
-
-class ProductOfColumnsUnderMasks(UnderMasks, combinations.ProductOfColumns):
-    """Has under masks an indicator and its product with the complement of one person."""
-
-
-class SharedFactorUnderMasks(UnderMasks, combinations.SharedFactor):
-    """Cuts a factor under masks by the complement of one person."""
-
-
-class HighPolynomialUnderMasks(UnderMasks, combinations.HighPolynomial):
-    """Has under masks powers of a covariate, a polynomial of which is 1 at the outermost person."""
-
-
 class AbstractMaskedAttack(AbstractAttack):
     """On the mean of 40 outcomes in silo a, one of three."""
+
+    has_settings = False
 
     def plan(self) -> Plan:
         program = TargetingProgram(
             problem=PROBLEM, law=PROBLEM.start(START), algorithm=ft.Gradient(tolerance=1e-6)
         )
-        return Plan(program=program, roster=members(signed=False))
+        return Plan(program=program, roster=masked_members(signed=False))
 
     def rows(self) -> Any:
         return PROBLEM.read(Y)
@@ -192,13 +114,14 @@ class DigestsUnderMasks(AbstractStudyAttack):
     yields = "which of a list of identifiers the silo has"
     reason = Reason.UNMASKED
     keys = ("allow_open",)
+    has_settings = False
     options = {  # noqa: RUF012 - read only
         "cluster": "family",
         "variables": ft.Variables({**VARIABLES, "family": {"kind": "identifier"}}),
     }
 
     def plan(self) -> Plan:
-        return study_plan(self.study(), members(signed=False))
+        return study_plan(self.study(), masked_members(signed=False))
 
     def columns(self) -> dict[str, Any]:
         return {**super().columns(), "family": np.array([f"family {k // 2}" for k in range(60)])}
@@ -228,7 +151,7 @@ class FalseCount(AbstractMaskedAttack):
     check = "every silo adds up the signed, relayed answers itself"
 
     def plan(self) -> Plan:
-        return replace(super().plan(), roster=members(signed=True))
+        return replace(super().plan(), roster=masked_members(signed=True))
 
     def keeper(self, policy: Policy, ledger: Path | None = None) -> Keeper:
         return replace(super().keeper(policy, ledger), key=KEYS["a"])
@@ -265,11 +188,4 @@ ATTACKS: tuple[AbstractAttack, ...] = (
     TwoColluders(),
     DigestsUnderMasks(),
     FalseCount(),
-    ComplementUnderMasks(),
-    SpikeUnderMasks(),
-    NearDuplicateUnderMasks(),
-    DependentColumnsUnderMasks(),
-    ProductOfColumnsUnderMasks(),
-    SharedFactorUnderMasks(),
-    HighPolynomialUnderMasks(),
 )

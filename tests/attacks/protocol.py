@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,16 +24,17 @@ from fedtmle.protocol.messages import Answered, Ask, Payload, Reason
 from fedtmle.protocol.plan import Plan, roster
 from fedtmle.runtime.keeper import Keeper
 from fedtmle.runtime.silo import Silo
-from tests.attacks.base import START, AbstractAttack, RefusedBySiloError, Server, Victim
+from tests.attacks.base import START, AbstractAttack, Victim
 from tests.attacks.batches import PROBLEM, Y
+from tests.attacks.settings import RefusedBySiloError, Server
 from tests.attacks.steering import TREATED, AbstractSteering, N
 
 
 class Forgetful(Victim):
     """A silo that answers any round anew, from where it stood then."""
 
-    def __init__(self, make: Callable[[], Silo]) -> None:
-        super().__init__(make)
+    def __init__(self, make: Callable[[], Silo], others: Mapping[str, Silo]) -> None:
+        super().__init__(make, others)
         self._heard: list[bytes] = []
 
     def step(self, request: bytes) -> bytes:
@@ -58,7 +59,7 @@ class RepeatedRound(AbstractSteering):
 
     def run(self, victim: Victim) -> float:
         sums = []
-        server = Server(self.plan(), victim.step)
+        server = self.connect(victim)
         server.begin(server.open())
         shifts = server.query.shifts
         for eps in (-30.0, 30.0):
@@ -80,7 +81,7 @@ class RepeatedRound(AbstractSteering):
     def victim(self, keeper: Keeper) -> Victim:
         plan, rows = self.plan(), self.rows()
         kind = Forgetful if self.forgetful else Victim
-        return kind(lambda: Silo("a", plan, rows, keeper=keeper))
+        return kind(lambda: Silo("a", plan, rows, keeper=keeper), self.others(plan))
 
 
 class SecondSession(AbstractSteering):
@@ -94,7 +95,7 @@ class SecondSession(AbstractSteering):
     def run(self, victim: Victim) -> float:
         sums = []
         for eps in (-30.0, 30.0):
-            server = Server(self.plan(), victim.step, session=str(eps).encode())
+            server = self.connect(victim, session=str(eps).encode())
             server.begin(server.open())
             sums.append(self.move(server, eps))
             victim.restart()
@@ -117,16 +118,17 @@ class OldSession(AbstractSteering):
 
     def run(self, victim: Victim) -> float:
         recorded: list[bytes] = []
-        other = Silo("b", self.plan(), self.rows())
+        other = self.victim(self.bare_keeper())
 
         def record(request: bytes) -> bytes:
             recorded.append(request)
-            return other.step(request)
+            return Victim.step(other, request)
 
-        old = Server(self.plan(), record, session=b"an old session")
+        other.step = record  # type: ignore[method-assign]  # overheard
+        old = self.connect(other, b"an old session")
         old.begin(old.open())
         self.move(old, -30.0)
-        server = Server(self.plan(), victim.step)
+        server = self.connect(victim)
         server.begin(server.open())
         reply = server.send(messages.decode_request(recorded[-1]))
         assert isinstance(reply, Answered)
@@ -151,22 +153,22 @@ class ForgedAction(AbstractAttack):
         algorithm = ft.Coded(tolerance=1.0, coordinates="raw", smoothness=self.beta)
         return Plan(
             program=TargetingProgram(problem=PROBLEM, law=PROBLEM.start(10.0), algorithm=algorithm),
-            roster=roster(["a", "b"]),
+            roster=self.members,
         )
 
     def rows(self) -> np.ndarray:
         return Y
 
     def run(self, victim: Victim) -> tuple[float, float]:
-        server = Server(self.plan(), victim.step)
-        (z,) = server.begin(server.open())
+        server = self.connect(victim)
+        (z,) = _units(server.begin(server.open()))
         lattice = server.query.lattice
         h, low, high = float(lattice.h), -np.inf, np.inf
         for k in range(60):
             # The answer is within h/2 of the mean less 10, moved by k steps of h/beta.
             centre = h * z + k * h / float(lattice.beta)
             low, high = max(low, centre - h / 2), min(high, centre + h / 2)
-            (z,) = server.tell(Rounded(q=(1,), action=Action.STEP))
+            (z,) = _units(server.tell(Rounded(q=(1,), action=Action.STEP)))
         return 10.0 + (low + high) / 2, (high - low) / h
 
     def works(self, learned: tuple[float, float]) -> bool:
@@ -180,6 +182,11 @@ class ForgedAction(AbstractAttack):
         monkeypatch.setattr(RoundedCode, "read", trusting)
 
 
+def _units(answer: Any) -> tuple[int, ...]:
+    """A mean in units of the grid, as a silo or all silos together tell it."""
+    return answer.q if isinstance(answer, Rounded) else answer
+
+
 class OversizedCodeword(AbstractSteering):
     """Broadcasts a sum that no rows within the declared bounds can have, to go further in one step."""
 
@@ -191,7 +198,7 @@ class OversizedCodeword(AbstractSteering):
     oversized = True
 
     def run(self, victim: Victim) -> float:
-        server = Server(self.plan(), victim.step)
+        server = self.connect(victim)
         server.open()
         server.begin(self.n)
         largest = server.query.largest[0]
@@ -223,7 +230,7 @@ class AbstractWording(AbstractSteering):
     step = 16.0
 
     def run(self, victim: Victim) -> float:
-        server = Server(self.plan(), victim.step)
+        server = self.connect(victim)
         server.begin(server.open())
         shifts = server.query.shifts
         pooled = Sums((round(30.0 / self.step * N * 2 ** shifts[0]), 0), shifts)
@@ -275,11 +282,11 @@ class AbstractStanding(AbstractSteering):
     yields = "the silo's answers, against its owner's will"
 
     def run(self, victim: Victim) -> float:
-        server = Server(self.plan(), victim.step)
+        server = self.connect(victim)
         answer = server.begin(server.open())
         self.later()
-        assert answer is not None
-        return self.move(server, -0.1)
+        server.tell(answer)
+        return float(answer.values()[0])
 
     def later(self) -> None:
         """What happens after the first round."""

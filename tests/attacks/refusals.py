@@ -1,54 +1,124 @@
-"""How many honest studies a policy refuses: ``python -m tests.attacks.refusals`` writes docs/honest.md.
+"""How many honest studies silos refuse: ``python -m tests.attacks.refusals`` writes docs/honest.md.
 
-Every study runs unguarded, and the rows behind each answer are judged by three rules: the one before
-`min_people` (number by number), the guard's (combinations, each silo by its own rows), and the guard's with
-the rows of all silos together, as sums under masks would be judged.
+    python -m tests.attacks.refusals [--studies 2000] [--processes 2] [--show]
+
+Each study is run twice under the default policy. In the open run nothing stops at a refusal: it is noted, and
+the rows behind every answer are also judged by the former rule and by stricter floors. The masked run is one
+in earnest, with the keys of an embedded run.
 """
 
 from __future__ import annotations
 
+import argparse
+import multiprocessing
+import os
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
 import fedtmle as ft
 from fedtmle.data import load_all
 from fedtmle.demo import IHDP, ihdp_silos
+from fedtmle.errors import InputError
 from fedtmle.model.leverage import PersonRows, largest_leverage
 from fedtmle.model.submodel import AbstractRowsSubmodel
 from fedtmle.model.types import Array, Part
 from fedtmle.privacy.charts import row_terms
-from fedtmle.protocol.guard import Guard, Policy
-from fedtmle.protocol.plan import Plan, roster
+from fedtmle.protocol.guard import Guard, RefusalError
+from fedtmle.protocol.plan import Member, Plan, roster
 from fedtmle.protocol.query import Local, Query
+from fedtmle.solver import embedded_keys
 from fedtmle.studyfile.file import study_plan
 from fedtmle.studyfile.schema import schema_of
 from tests.attacks.honest import honest, run_honest
 from tests.declare import declare
 
 PAGE = Path(__file__).parents[2] / "docs" / "honest.md"
+SEED = 2026
 FLOORS = (1.2, 2.0, 3.0, 5.0)
+ENOUGH = 10  # people over all silos behind every column
 Rng = np.random.Generator
 Study = tuple[Plan, dict[str, Any]]
 
 
+@dataclass(frozen=True)
+class Verdict:
+    """How a study ended.
+
+    ``open`` and ``masked`` are the key that refused, "" if none did, "failed" if the study has no answer, and
+    "never" if it cannot be masked. ``least`` counts the people over all silos behind the rarest column of any
+    model. ``own`` and ``pooled`` are the largest leverages by a silo's own rows and by all silos' rows.
+    """
+
+    open: str
+    masked: str
+    former: bool
+    least: int
+    own: float
+    pooled: float
+
+
 @dataclass
-class Judged:
-    """The largest leverage over all answers of a study, and whether the former rule refused one."""
+class Judge:
+    """Stands in for the guard's examination in an open run, and notes what it finds."""
 
-    own: float = 0.0
-    pooled: float = 0.0
-    was_refused: bool = False
+    examine: Callable[..., None]
+    key: str = ""
+    former: bool = False
     rows: dict[tuple[int, int, int], list[Array]] = field(default_factory=dict)
+    people: dict[tuple[int, int, int], Array] = field(default_factory=dict)
+    rounds: Counter[int] = field(default_factory=Counter)
 
-    def judge(self) -> None:
-        for parts in self.rows.values():
-            self.own = max(self.own, *map(largest, parts))
-            self.pooled = max(self.pooled, largest(np.concatenate(parts, axis=1)))
+    def __call__(self, guard: Guard, query: Query, local: Local, *more: object) -> None:
+        self.rounds[id(guard)] += 1
+        number = self.rounds[id(guard)]
+        for k, member in enumerate(query.members):
+            self._see(member, member.rows_of(local), (number, k))
+            told = None if member.is_optional else member.told_columns(local)  # left out, not refused
+            if told is not None:
+                rows = np.concatenate(list(told.pieces()), axis=1)
+                together = len(rows) - told.alone
+                for at in (slice(0, together), *(slice(j, j + 1) for j in range(together, len(rows)))):
+                    self.rows.setdefault((number, k, -1 - at.start), []).append(rows[at])
+        try:
+            self.examine(guard, query, local, *more)
+        except RefusalError as refusal:
+            self.key = self.key or refusal.key
+
+    def _see(self, member: Query, local: Local, at: tuple[int, int]) -> None:
+        for j, point in enumerate(member.evaluations()):
+            submodel = local.submodel(point.model, point.law, point.batch)
+            if not isinstance(submodel, AbstractRowsSubmodel) or point.batch is not None:
+                continue
+            self.former |= was_refused(row_terms(submodel, point.eps, Part.GRADIENT))
+            key = (*at, 2 * j)
+            self.people[key] = self.people.get(key, 0) + submodel.column_people()
+            for part in (Part.GRADIENT, Part.HESSIAN) if point.curvature else (Part.GRADIENT,):
+                seen = [piece.rows for piece in submodel.told_rows(point.eps, part)]
+                key = (*at, 2 * j + (part is Part.HESSIAN))
+                self.rows.setdefault(key, []).append(np.concatenate(seen, axis=1))
+
+    @property
+    def own(self) -> float:
+        return max((largest(rows) for parts in self.rows.values() for rows in parts), default=0.0)
+
+    @property
+    def pooled(self) -> float:
+        together = (np.concatenate(parts, axis=1) for parts in self.rows.values())
+        return max(map(largest, together), default=0.0)
+
+    @property
+    def least(self) -> int:
+        """People behind the rarest column that anybody is in."""
+        counts = np.concatenate([np.empty(0), *self.people.values()])
+        return int(counts[counts > 0].min(initial=sys.maxsize))
 
 
 def largest(rows: Array) -> float:
@@ -66,41 +136,33 @@ def was_refused(terms: Array) -> bool:
     return bool(few or share > 0.65 or effective < 2)
 
 
-def judged(study: Study) -> Judged | None:
-    """What the rules say of a study that runs to its end; None if it does not."""
-    found, rounds = Judged(), dict[int, int]()
-    former = Guard.examine
+def masked(plan: Plan) -> Plan:
+    keys = embedded_keys(plan.silos)
+    return replace(plan, roster=tuple(Member(name=name, mask_key=keys[name].public) for name in plan.silos))
 
-    def examine(guard: Guard, query: Query, local: Local, _looks: object) -> None:
-        number = rounds[id(guard)] = rounds.get(id(guard), 0) + 1
-        for k, member in enumerate(query.members):
-            own = member.rows_of(local)
-            for j, point in enumerate(member.evaluations()):
-                submodel = own.submodel(point.model, point.law, point.batch)
-                if not isinstance(submodel, AbstractRowsSubmodel) or point.batch is not None:
-                    continue
-                found.was_refused |= was_refused(row_terms(submodel, point.eps, Part.GRADIENT))
-                for part in (Part.GRADIENT, Part.HESSIAN) if point.curvature else (Part.GRADIENT,):
-                    seen = [piece.rows for piece in submodel.told_rows(point.eps, part)]
-                    key = number, k, 2 * j + (part is Part.HESSIAN)
-                    found.rows.setdefault(key, []).append(np.concatenate(seen, axis=1))
-            told = None if member.is_optional else member.told_columns(local)  # left out, not refused
-            if told is not None:
-                rows = np.concatenate(list(told.pieces()), axis=1)
-                together = len(rows) - told.alone
-                for at in (slice(0, together), *(slice(j, j + 1) for j in range(together, len(rows)))):
-                    found.rows.setdefault((number, k, -1 - at.start), []).append(rows[at])
 
-    guard: Any = Guard
-    guard.examine = examine  # to see the rows of every answer
+def judged(study: Study) -> Verdict:
+    """How a study ends in both settings, and what other rules say of its rows."""
+    judge = Judge(Guard.examine)
+    with mock.patch.object(Guard, "examine", lambda *arguments: judge(*arguments)):
+        ended, why = run_honest(*study)
+    plan, rows = study
     try:
-        ended, _ = run_honest(*study, policy=Policy.unguarded())
-    finally:
-        guard.examine = former
-    if ended != "finished":
-        return None
-    found.judge()
-    return found
+        under = run_honest(masked(plan), rows)
+    except InputError:
+        under = "never", ""
+    return Verdict(
+        open=judge.key or _key(ended, why),
+        masked="never" if under == ("failed", "InputError") else _key(*under),
+        former=judge.former,
+        least=judge.least,
+        own=judge.own,
+        pooled=judge.pooled,
+    )
+
+
+def _key(ended: str, why: str) -> str:
+    return {"finished": "", "refused": why}.get(ended, ended)
 
 
 def cohort(rng: Rng, silos: int, size: tuple[int, int], columns: dict[str, Callable[[int], Array]]) -> Study:
@@ -129,13 +191,9 @@ def _declared(name: str) -> Any:
     return (0, 1e6) if name == "cost" else "binary" if name.startswith("rare") else (-8, 8)
 
 
-def rare(share: float, silos: int) -> Callable[[Rng], Study]:
-    return lambda rng: cohort(
-        rng,
-        silos,
-        (100, 100),
-        {"w": rng.standard_normal, "rare": lambda n: (rng.random(n) < share).astype(float)},
-    )
+def rare(share: float, silos: int, rng: Rng) -> Study:
+    covariates = {"w": rng.standard_normal, "rare": lambda n: (rng.random(n) < share).astype(float)}
+    return cohort(rng, silos, (100, 100), covariates)
 
 
 def many(rng: Rng) -> Study:
@@ -165,54 +223,130 @@ def generated(rng: Rng) -> Study:
 
 KINDS: dict[str, tuple[Callable[[Rng], Study], float]] = {
     "random studies of the tests": (generated, 1.0),
-    "a 1 % covariate, 5 silos of 100": (rare(0.01, 5), 0.1),
-    "a 1 % covariate, 10 silos of 100": (rare(0.01, 10), 0.1),
-    "a 2 % covariate, 10 silos of 100": (rare(0.02, 10), 0.1),
-    "a 5 % covariate, 10 silos of 100": (rare(0.05, 10), 0.1),
-    "a factor of six levels, 5 silos of 100": (levels, 0.1),
-    "raw costs, 5 silos of 100": (costs, 0.1),
-    "40 covariates, 5 silos of 100": (many, 0.05),
-    "8 silos of 20 to 60": (small, 0.1),
+    **{
+        f"a {share:.0%} covariate, {silos} silos of 100".replace("%", " %"): (
+            partial(rare, share, silos),
+            0.05,
+        )
+        for share in (0.01, 0.02, 0.05)
+        for silos in (5, 10)
+    },
+    "a factor of six levels, 5 silos of 100": (levels, 0.05),
+    "raw costs, 5 silos of 100": (costs, 0.05),
+    "40 covariates, 5 silos of 100": (many, 0.025),
+    "8 silos of 20 to 60": (small, 0.05),
     "IHDP, 8 hospitals, 20 columns": (ihdp, 0.0),
 }
 
 
-def table(studies: int) -> str:
-    rules = ["by number, before", *(f"own rows, {floor:g}" for floor in FLOORS)]
-    rules += [f"all rows, {floor:g}" for floor in FLOORS[1:]]
-    lines = [f"| studies | number | {' | '.join(rules)} |", f"|---|---|{'---|' * len(rules)}"]
-    for name, (draw, share) in KINDS.items():
-        rng = np.random.default_rng([2026, len(lines)])
-        found = [judged(draw(rng)) for _ in range(max(1, round(share * studies)))]
-        ended = [each for each in found if each is not None]
-        counts = [sum(each.was_refused for each in ended)]
-        counts += [sum(each.own > (1 + 1e-9) / floor for each in ended) for floor in FLOORS]
-        counts += [sum(each.pooled > (1 + 1e-9) / floor for each in ended) for floor in FLOORS[1:]]
-        cells = [f"{count / len(ended):.0%}" for count in counts] if ended else ["-"] * len(rules)
-        lines.append(f"| {name} | {len(ended)} | {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+def verdict(task: tuple[str, int]) -> tuple[str, Verdict]:
+    """The verdict of one study, by its kind and number."""
+    name, number = task
+    rng = np.random.default_rng([SEED, list(KINDS).index(name), number])
+    return name, judged(KINDS[name][0](rng))
+
+
+def verdicts(studies: int, processes: int) -> dict[str, list[Verdict]]:
+    tasks = [(name, k) for name, (_, share) in KINDS.items() for k in range(max(1, round(share * studies)))]
+    found: dict[str, list[Verdict]] = {name: [] for name in KINDS}
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(processes) as pool:
+        for name, each in pool.imap_unordered(verdict, tasks, chunksize=4):
+            found[name].append(each)
+    return found
+
+
+def share(part: Sequence[Verdict], whole: Sequence[Verdict]) -> str:
+    return f"{len(part)} of {len(whole)}" if whole else "-"
+
+
+def is_refusal(key: str) -> bool:
+    return key not in ("", "failed", "never")
+
+
+def refusals(found: dict[str, list[Verdict]]) -> Iterator[str]:
+    """Lines of the table of refusals, by kind of study, and the total."""
+    yield "| studies | number | open, before | open | masked | masked, 10 people in every column | by key, masked |"
+    yield "|---|---|---|---|---|---|---|"
+    for name, each in (*found.items(), ("all", [v for own in found.values() for v in own])):
+        under = [v for v in each if v.masked not in ("never", "failed")]
+        enough = [v for v in under if v.least >= ENOUGH]
+        keys = Counter(v.masked for v in under if is_refusal(v.masked))
+        cells = (
+            name,
+            str(len(each)),
+            share([v for v in each if v.former], each),
+            share([v for v in each if is_refusal(v.open)], each),
+            share([v for v in under if is_refusal(v.masked)], under),
+            share([v for v in enough if is_refusal(v.masked)], enough),
+            ", ".join(f"`{key}` {count}" for key, count in sorted(keys.items())) or "-",
+        )
+        yield f"| {' | '.join(cells)} |"
+
+
+def floors(found: dict[str, list[Verdict]]) -> Iterator[str]:
+    """Lines of the table of what other floors would refuse."""
+    rules = [*(f"own rows, {floor:g}" for floor in FLOORS), *(f"all rows, {floor:g}" for floor in FLOORS[1:])]
+    yield f"| studies | {' | '.join(rules)} |"
+    yield f"|---|{'---|' * len(rules)}"
+    for name, each in found.items():
+        counts = [sum(v.own > (1 + 1e-9) / floor for v in each) for floor in FLOORS]
+        counts += [sum(v.pooled > (1 + 1e-9) / floor for v in each) for floor in FLOORS[1:]]
+        yield f"| {name} | {' | '.join(f'{count / len(each):.0%}' for count in counts)} |"
 
 
 TEXT = """\
 # Honest studies that a policy refuses
 
-Studies with nothing to hide were run unguarded, and the rows behind every answer were judged afterwards. A
-column is the share of studies in which at least one answer of at least one silo would have been refused:
+Studies with nothing to hide were run under the default policy, open and with masks. Counted are studies in which
+at least one silo refused at least one answer.
 
-* **by number, before**: each sum by itself, the rule before `min_people` (five people in each column, no one
+* **open, before**: each sum judged by itself, the rule before `min_people` (five people in each column, no one
   with a share above 0.65, two effective rows);
+* **open**: the default policy, each silo by its own rows;
+* **masked**: the default policy under masks, of those studies that can be masked (three silos or more, and an
+  algorithm that asks for totals) and that have an answer;
+* **masked, 10 people in every column**: the same, of those studies in which at least ten people over all silos are
+  in every column of every model.
+
+"""
+MIDDLE = """
+The studies before were counted with other generators as well: 262 of 431 simulated studies were refused, IHDP by 6 of
+its 8 hospitals, and ACTG175 cut into 10 silos always. These three figures cannot be run again here.
+
+## Other floors
+
+The same studies, with the rows behind every answer of the open run judged by other floors. A cell is the share of
+studies in which at least one answer of at least one silo would have been refused:
+
 * **own rows**: [combinations](threats.md#what-a-combination-may-be-made-of) of an answer's numbers by each
   silo's own rows, with `min_people` = 1.2 (the default), 2, 3 and 5, without the floor `min_support`;
-* **all rows**: the same with the rows of all silos together, which is how sums that are told only after they
-  were added up over the silos can be judged.
+* **all rows**: the same with the rows of all silos together, without any credit for rounding.
 
 """
 END = """
 Sums that are seen silo by silo cannot promise three people to small silos with many columns: most honest
-studies would be refused. Added up over the silos, the same sums often can. Counted are studies that end
-without an error. Written by `python -m tests.attacks.refusals`.
+studies would be refused. Added up over the silos, the same sums often can.
+
+Written by `python -m tests.attacks.refusals --studies {studies}`, with seed {seed}.
 """
 
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--studies", type=int, default=2000)
+    options.add_argument("--processes", type=int, default=2)
+    options.add_argument("--show", action="store_true", help="print the page and do not write it")
+    asked = options.parse_args()
+    os.environ.setdefault("NUMBA_NUM_THREADS", "1")
+    found = verdicts(asked.studies, asked.processes)
+    tables = ["\n".join(lines) + "\n" for lines in (refusals(found), floors(found))]
+    page = TEXT + tables[0] + MIDDLE + tables[1] + END.format(studies=asked.studies, seed=SEED)
+    if asked.show:
+        print(page)  # noqa: T201
+    else:
+        PAGE.write_text(page, encoding="utf-8")
+
+
 if __name__ == "__main__":
-    number = int(sys.argv[1]) if len(sys.argv) > 1 else 2000
-    PAGE.write_text(TEXT + table(number) + END, encoding="utf-8")
+    main()

@@ -17,7 +17,8 @@ from fedtmle.protocol.plan import Plan, roster
 from fedtmle.runtime.keeper import Keeper
 from fedtmle.runtime.rows import LocalRows
 from fedtmle.studyfile.file import study_plan
-from tests.attacks.base import AbstractAttack, Server, Victim
+from tests.attacks.base import AbstractAttack, Victim
+from tests.attacks.settings import Server
 from tests.attacks.tables import table_of
 from tests.declare import declare
 
@@ -38,14 +39,17 @@ class TinySilo(AbstractAttack):
             program=TargetingProgram(
                 problem=problem, law=problem.start(10.0), algorithm=ft.Gradient(tolerance=1e-6)
             ),
-            roster=roster(["a", "b"]),
+            roster=self.members,
         )
 
     def rows(self) -> np.ndarray:
         return self.y
 
+    def crowd(self, silo: str) -> np.ndarray:  # noqa: ARG002 - the same at both
+        return np.linspace(1.0, 19.0, 40)
+
     def run(self, victim: Victim) -> float:
-        server = Server(self.plan(), victim.step)
+        server = self.connect(victim)
         n = server.open()
         (total,) = server.begin(n).values()
         return float(total + 10.0 * n - self.y[:-1].sum())
@@ -100,7 +104,7 @@ class AbstractStudyAttack(AbstractAttack):
         return ft.Study(target=ft.ATE(outcome="y", treatment="a", **self.target), **settings)
 
     def plan(self) -> Plan:
-        return study_plan(self.study(), roster(["a", "b"]))
+        return study_plan(self.study(), self.members)
 
     def columns(self) -> Columns:
         rng = np.random.default_rng(3)
@@ -118,8 +122,15 @@ class AbstractStudyAttack(AbstractAttack):
     def rows(self) -> Any:
         return table_of(self.study(), self.columns())
 
+    def common(self) -> Columns:
+        """The columns of another silo."""
+        return AbstractStudyAttack.columns(self)
+
+    def crowd(self, silo: str) -> Any:  # noqa: ARG002 - the same at both
+        return table_of(self.study(), self.columns() | self.common())
+
     def server(self, victim: Victim) -> tuple[Server, Any]:
-        server = Server(self.plan(), victim.step)
+        server = self.connect(victim)
         return server, server.begin(server.open())
 
 
@@ -204,6 +215,9 @@ class RareColumn(RareLevel):
     def columns(self) -> Columns:
         return {**super().columns(), "w": (np.arange(60) < 3) * 1.0}
 
+    def common(self) -> Columns:
+        return {**super().common(), "w": np.zeros(60)}
+
 
 class TwoWayCell(AbstractStudyAttack):
     """Reads a two-way table off the curvature at zero of a model with two factors, whose owner minds."""
@@ -216,6 +230,10 @@ class TwoWayCell(AbstractStudyAttack):
     def columns(self) -> Columns:
         row = np.arange(60)
         return {**super().columns(), "north": (row < 20) * 1.0, "smoker": (row >= 19) * (row < 40) * 1.0}
+
+    def common(self) -> Columns:
+        row = np.arange(60)
+        return {**super().common(), "smoker": (row >= 20) * (row < 40) * 1.0}
 
     def run(self, victim: Victim) -> float:
         server, tally = self.server(victim)

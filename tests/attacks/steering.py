@@ -10,10 +10,11 @@ import fedtmle as ft
 from fedtmle.algorithms.base import TargetingProgram
 from fedtmle.model.exact import Sums
 from fedtmle.protocol.messages import Reason
-from fedtmle.protocol.plan import Plan, roster
+from fedtmle.protocol.plan import Plan
 from fedtmle.studyfile.file import study_plan
 from fedtmle_paper.two_arm import TwoArm
-from tests.attacks.base import AbstractAttack, Server, Victim
+from tests.attacks.base import AbstractAttack, Victim
+from tests.attacks.settings import Server
 from tests.attacks.tables import table_of
 from tests.declare import declare
 
@@ -40,7 +41,7 @@ class AbstractSteering(AbstractAttack):
                 law=problem.start(),
                 algorithm=ft.Gradient(tolerance=1e-12, optimizer=optimizer, max_updates=10_000),
             ),
-            roster=roster(["a", "b"]),
+            roster=self.members,
         )
 
     def problem(self) -> TwoArm:
@@ -50,10 +51,14 @@ class AbstractSteering(AbstractAttack):
         return {"outcome": Y, "treatment": TREATED * 1.0, "Q1": Q1, "Q0": Q0, "g": np.full(N, 0.5)}
 
     def rows(self) -> Any:
-        scaled = {name: self.width * column for name, column in self.columns().items()}
-        return self.problem().read(
-            {**scaled, "treatment": self.columns()["treatment"], "g": self.columns()["g"]}
-        )
+        return self._read(self.columns())
+
+    def crowd(self, silo: str) -> Any:  # noqa: ARG002 - the same at both
+        return self._read(AbstractSteering.columns(self))
+
+    def _read(self, columns: dict[str, np.ndarray]) -> Any:
+        scaled = {name: self.width * column for name, column in columns.items()}
+        return self.problem().read({**scaled, "treatment": columns["treatment"], "g": columns["g"]})
 
     def move(self, server: Server, by: float) -> float:
         """Moves eps of the treated arm by ``by``, and returns the silo's sum of that arm's gradient."""
@@ -84,7 +89,7 @@ class HugeEps(AbstractSteering):
         return {"outcome": y, "treatment": TREATED * 1.0, "Q1": Q1, "Q0": Q0, "g": g}
 
     def run(self, victim: Victim) -> float:
-        server = Server(self.plan(), victim.step)
+        server = self.connect(victim)
         server.begin(server.open())
         return -1.0 / self.move(server, -60.0)
 
@@ -102,7 +107,7 @@ class FarEps(AbstractSteering):
     step = 1000.0
 
     def run(self, victim: Victim) -> float:
-        server = Server(self.plan(), victim.step)
+        server = self.connect(victim)
         server.begin(server.open())
         low = self.move(server, -400.0)
         self.move(server, 400.0)
@@ -123,7 +128,7 @@ class PathScan(AbstractSteering):
     max_steps = 1
 
     def run(self, victim: Victim) -> float:
-        server = Server(self.plan(), victim.step)
+        server = self.connect(victim)
         server.begin(server.open())
         for _ in range(23):
             low = self.move(server, -90.0)
@@ -138,18 +143,18 @@ class PathScan(AbstractSteering):
 class EndlessRounds(AbstractSteering):
     """Never lets the run converge, and has the gradient evaluated wherever it likes."""
 
-    yields = "the arm's whole response curve, 200 points of it to 1e-9"
+    yields = "the arm's whole response curve, 60 points of it to 1e-9"
     reason = Reason.TOO_MANY_QUERIES
     keys = ("max_queries",)
     strict = {"max_queries": 40}  # noqa: RUF012 - read only
 
     def run(self, victim: Victim) -> list[float]:
-        server = Server(self.plan(), victim.step)
+        server = self.connect(victim)
         server.begin(server.open())
-        return [self.move(server, -0.05) for _ in range(200)]
+        return [self.move(server, -0.05) for _ in range(60)]
 
     def works(self, learned: list[float]) -> bool:
-        eps = -0.05 * np.arange(1, 201)
+        eps = -0.05 * np.arange(1, 61)
         q = np.log(Q1[TREATED] / (1 - Q1[TREATED]))
         curve = [(-2.0 * (1 / (1 + np.exp(-(q - 2.0 * e))) - Y[TREATED])).sum() for e in eps]
         return bool(np.abs(np.array(curve) - learned).max() < 1e-9)
@@ -181,13 +186,13 @@ class RangeQuery(AbstractAttack):
         )
 
     def plan(self) -> Plan:
-        return study_plan(self.study(), roster(["a", "b"]))
+        return study_plan(self.study(), self.members)
 
     def rows(self) -> Any:
         return table_of(self.study(), {"y": Y, "a": TREATED * 1, "q0": Q0, "q1": Q1, "w": 2 * Q1 - 1})
 
     def run(self, victim: Victim) -> float:
-        server = Server(self.plan(), victim.step)
+        server = self.connect(victim)
         n = server.open()
         tally = server.begin(n)
         server.tell(tally)  # the counts, as they are

@@ -9,7 +9,8 @@ import pytest
 
 from fedtmle.runtime.ledger import read
 from tests.attacks import batches, combinations, masked, protocol, small, steering
-from tests.attacks.base import AbstractAttack, RefusedBySiloError
+from tests.attacks.base import AbstractAttack
+from tests.attacks.settings import RefusedBySiloError
 
 ATTACKS: dict[str, AbstractAttack] = {
     type(attack).__name__: attack

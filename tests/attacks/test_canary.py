@@ -28,7 +28,7 @@ from fedtmle.runtime.rows import LocalRows
 from fedtmle.runtime.session import InProcess, Session
 from fedtmle.runtime.silo import Silo
 from fedtmle.studyfile.file import study_plan
-from tests.attacks.base import RefusedBySiloError
+from tests.attacks.settings import RefusedBySiloError
 from tests.attacks.tables import table_of
 from tests.attacks.test_attacks import ATTACKS
 from tests.data_layer.test_canary import told

@@ -39,9 +39,9 @@ from fedtmle.runtime.rows import read_rows
 from fedtmle.runtime.session import InProcess, Session
 from fedtmle.runtime.signing import SigningKey
 from fedtmle.runtime.silo import Silo
-from tests.attacks.base import RefusedBySiloError, Server
 from tests.attacks.batches import PROBLEM, BatchesAcrossACrash
 from tests.attacks.protocol import OversizedCodeword
+from tests.attacks.settings import RefusedBySiloError, Server
 
 NAMES = ("a", "b", "c")
 KEYS = {name: SigningKey(name.encode() * 32) for name in NAMES}

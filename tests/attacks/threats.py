@@ -1,26 +1,73 @@
-"""The tables of docs/threats.md, made from the attacks: ``python -m tests.attacks.threats`` rewrites them."""
+"""The table of docs/threats.md, made by running the attacks: ``python -m tests.attacks.threats`` rewrites it."""
 
 from __future__ import annotations
 
+import copy
 import re
 from pathlib import Path
 
+import pytest
+
+from fedtmle.errors import DecodeError, InputError
+from fedtmle.protocol.messages import Reason
+from fedtmle.runtime.keeper import Keeper
+from tests.attacks.base import AbstractAttack
+from tests.attacks.settings import RefusedBySiloError, Setting
 from tests.attacks.test_attacks import ATTACKS
 
 PAGE = Path(__file__).parents[2] / "docs" / "threats.md"
 START, STOP = "<!-- attacks -->\n", "<!-- end of attacks -->\n"
+HIDDEN = "totals"
+WORKS = "**works**"
+
+
+def ended(attack: AbstractAttack, keeper: Keeper) -> str:
+    """How an attack ends: `WORKS`, `HIDDEN`, or what stopped it."""
+    try:
+        victim = attack.victim(keeper)
+        learned = attack.run(victim)
+    except RefusedBySiloError as refused:
+        key = victim.refused_by
+        return f"`{key}`" if key and refused.reason is not Reason.RELAY else f"`{refused.reason.name}`"
+    except InputError:
+        return "needs open sums"
+    except DecodeError:  # masks that do not cancel
+        return "noise"
+    return WORKS if attack.works(learned) else HIDDEN
+
+
+def cell(attack: AbstractAttack, setting: Setting) -> str:
+    """What stops an attack in a setting, or that it works; a guarded silo has the default policy."""
+    if setting is Setting.OPEN:
+        stops = ", ".join(f"`{key}`" for key in attack.keys) or attack.check
+        return f"{stops} (`{attack.reason.name}`)"
+    if not attack.has_settings:
+        return "-"
+    met = copy.copy(attack)
+    met.setting = setting
+    with pytest.MonkeyPatch.context() as patch:
+        met.disarm(patch)
+        bare = ended(met, met.open_keeper())
+    guarded = ended(met, met.keeper(met.guarded()))
+    if bare in (WORKS, guarded):
+        return guarded
+    return bare if guarded == HIDDEN else f"{bare}, {guarded}"
+
+
+def words(name: str) -> str:
+    return re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", " ", name).lower()
 
 
 def table() -> str:
+    settings = " | ".join(setting.value for setting in Setting)
     lines = [
-        "| attack | what the server does | what it would get | what stops it | the silo says |",
-        "|---|---|---|---|---|",
+        f"| attack | what the server does | what it would get | {settings} |",
+        "|---|---|---|---|---|---|",
     ]
     for name, attack in ATTACKS.items():
         does = (type(attack).__doc__ or "").strip().splitlines()[0].removesuffix(".")
-        stops = ", ".join(f"`{key}`" for key in attack.keys) or attack.check
-        words = re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", " ", name).lower()
-        lines.append(f"| {words} | {does} | {attack.yields} | {stops} | `{attack.reason.name}` |")
+        cells = " | ".join(cell(attack, setting) for setting in Setting)
+        lines.append(f"| {words(name)} | {does} | {attack.yields} | {cells} |")
     return "\n".join(lines) + "\n"
 
 
