@@ -52,7 +52,8 @@ class AbstractAttack(ABC):
 
     ``keys`` are the keys of the policy, each of which stops it alone; where there are none, a check
     of the protocol does, which `disarm` takes away. ``strict`` is a policy stricter than the default,
-    where that makes the attack short or the default leaves the key open.
+    where that makes the attack short or the default leaves the key open. With neither keys nor a check,
+    nothing stops it.
     """
 
     yields: str
@@ -61,6 +62,7 @@ class AbstractAttack(ABC):
     check: str = ""  # what stops it where that is no key
     strict: dict[str, Any] = {}  # noqa: RUF012 - read only
     setting = Setting.OPEN
+    only_masked = False  # whether it needs what is asked under masks only
     has_settings = True  # whether it can be tried under masks; else it is an attack on masks already
 
     @abstractmethod

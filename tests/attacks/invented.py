@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 from typing import Any
 
 import numpy as np
@@ -13,8 +15,8 @@ from fedtmle.protocol.query import MomentsQuery
 from fedtmle.targets.effects.moments import ClosingLayout
 from tests.attacks.base import AbstractAttack, Victim
 from tests.attacks.combinations import PERSON, VARIABLES, AbstractCombination
-from tests.attacks.settings import RefusedBySiloError, Server
-from tests.attacks.small import Columns
+from tests.attacks.settings import RefusedBySiloError, Server, Setting
+from tests.attacks.small import Columns, TinySilo
 from tests.declare import declare
 
 ROW = np.arange(60)
@@ -67,20 +69,26 @@ class LargestPower(AbstractInvented):
         return abs(learned - 0.777) < 1e-3
 
 
-class FalseDictionary(AbstractInvented):
-    """Declares a range of a covariate that is a thousandth of the true one, so that steep models look flat."""
-
-    yields = "how many rows have a covariate above any value, as if there were no `max_coefficient`"
-    reason = Reason.CANNOT_ANSWER
-    keys = ()
-    check = "a silo's values must lie in the declared ranges"
-    extra = {"treatment_model": ft.GLM("w")}  # noqa: RUF012 - read only
-    declared = {"w": (-0.001, 0.001)}  # noqa: RUF012 - read only
-    patched = False
-
-
-class PooledMinusOwn(AbstractAttack):
+class PooledMinusOwn(TinySilo):
     """Is the other of two hospitals, and subtracts its own sums from what is broadcast."""
+
+    yields = "the first hospital's sum of outcomes, exactly"
+    reason = Reason.TOO_FEW_SILOS
+    keys = ("min_silos",)
+    strict = {"min_silos": 3}  # noqa: RUF012 - read only
+    y = np.linspace(2.0, 18.0, 40) ** 1.01 % 20
+
+    def crowd(self, silo: str) -> np.ndarray:
+        return np.linspace(1.0, 18.0 if silo == "b" else 14.0, 40)
+
+    def run(self, victim: Victim) -> float:
+        server = self.connect(victim)
+        answer, own = server.begin(server.open()).values()[0], self.crowd("b")
+        pooled = answer + (own - 10.0).sum() if self.setting is Setting.OPEN else answer  # as all hear it
+        return float(pooled - (own - 10.0).sum() + 10.0 * len(self.y))
+
+    def works(self, learned: float) -> bool:
+        return bool(abs(learned - self.y.sum()) < 1e-9)
 
 
 class LoneCluster(AbstractInvented):
@@ -96,11 +104,15 @@ class LoneCluster(AbstractInvented):
     def run(self, victim: Victim) -> float:
         server, tally = self.server(victim)
         sums = ClosingLayout(2).read(closing(server, tally))
-        total, squares = float(sums.u[0]), float(sums.uu[0])
-        return 0.5 * (total - np.sqrt(2.0 * squares - total * total))  # the smaller of u_1 + u_2, u_1^2 + u_2^2
+        self.closing = next(query for query in server.query.members if isinstance(query, MomentsQuery))
+        total, squares = float(sums.u[1]), float(sums.uu[2])
+        return float(0.5 * (total - math.sqrt(max(0.0, 2.0 * squares - total * total))))  # the smaller sum
 
     def works(self, learned: float) -> bool:
-        return False
+        """Compare with u of the second mean, (y - Q)/g + Q of the person at the law of the closing sums."""
+        problem: Any = self.closing.problem
+        rows = problem.rows(self.rows())
+        return bool(abs(learned - problem.moment_columns(self.closing.law, rows).u[1, PERSON]) < 1e-6)
 
 
 class DiscordantResponses(AbstractInvented):
@@ -112,6 +124,7 @@ class DiscordantResponses(AbstractInvented):
         "outcome_model": ft.GLM("w + smoker"),
     }
     declared = {"y": "binary"}  # noqa: RUF012 - read only
+    keys = ()
 
     def columns(self) -> Columns:
         columns = super().columns()
@@ -138,6 +151,7 @@ class MissingIndicator(AbstractInvented):
     """Models with an indicator of a missing covariate, which one person lacks."""
 
     yields = "the arm of the one person without a value, exactly"
+    keys = ("min_support", "min_people")
     extra = {"treatment_model": ft.GLM("w")}  # noqa: RUF012 - read only
 
     def __init__(self) -> None:
@@ -150,9 +164,9 @@ class MissingIndicator(AbstractInvented):
 
     def run(self, victim: Victim) -> float:
         server, answer = self.server(victim)
-        while not hasattr(server.query.members[0], "problem"):
+        while not (points := list(server.query.members[0].evaluations())):
             answer = server.go_on(answer)
-        model = server.query.members[0].problem
+        model: Any = points[0].model
         sums = server.query.split(answer)[0].values()[: model.dim] * np.exp2(np.array(model.scales))
         return float(0.5 - sums[-1])
 
@@ -164,17 +178,15 @@ class TwoPilots(AbstractInvented):
 
     def __init__(self) -> None:
         super().__init__()
-        pilots = [
-            ft.Pilot.from_coefficients("hiv", {}, "binomial", (0.0, steep)) for steep in (0.0, 1.0)
-        ]
+        pilots = [ft.Pilot.from_coefficients("hiv", {}, "binomial", (0.0, steep)) for steep in (0.0, 1.0)]
         self.options["treatment_model"] = ft.SuperLearner(tuple(pilots), folds=2)
 
     def run(self, victim: Victim) -> float:
         server, tally = self.server(victim)
         answer = server.tell(tally)
-        first, cross, second = server.query.split(answer)[0].values()[:3]
+        _, first, _, second = server.query.split(answer)[0].values()[:4]
         one, other = 0.5, 1 / (1 + np.exp(-1.0))
-        return float((one + other) / 2 + (second - first) / (2 * (one - other)))
+        return float((one + other) / 2 + (second - first) / (2 * (one - other)))  # (a - p)^2 - (a - 1/2)^2
 
     def works(self, learned: float) -> bool:
         return bool(abs(learned - self.columns()["a"][PERSON]) < 1e-6)
@@ -205,6 +217,17 @@ class RuleInAStratum(AbstractInvented):
         columns = {**super().columns(), "w": self.common()["w"], "g": np.where(ROW == PERSON, 0.4, 0.5)}
         columns["w"][PERSON] = 0.31
         return columns
+
+    def run(self, victim: Victim) -> float:
+        server, tally = self.server(victim)
+        answer = server.tell(tally)
+        sums = server.query.split(answer)[0]
+        H = server.query.members[0].columns.layout.split(sums.values())["H"].reshape(-1, 2)
+        return float((H[1, 0] - H[1, 1]) / 2)  # of the first stratum, which has half of the people
+
+    def works(self, learned: float) -> bool:
+        arm = self.columns()["a"][PERSON]
+        return bool(abs(learned - (1 / 0.4 if arm else -1 / 0.6)) < 1e-9)
 
 
 class OnlyOneWeighs(AbstractInvented):
@@ -241,14 +264,91 @@ class LoneFold(AbstractInvented):
 
     def run(self, victim: Victim) -> float:
         server, tally = self.server(victim)
-        parts = server.query.split(server.tell(tally))
+        answer = server.tell(tally)
+        parts = server.query.split(answer)
         within = min((float(part.values()[0]) * 2.0 for part in parts), key=abs)
         return 0.5 - within
 
 
 class LastPeriod(AbstractInvented):
-    """Follows people until one alone is left, and models the hazard of each period."""
+    """Models the hazard by arm and period until one person in each arm is left."""
+
+    yields = "whether the last person at risk in an arm has the event, exactly"
+    keys = ("min_support", "min_people")
+
+    def study(self) -> ft.Study:
+        return ft.Study(
+            target=ft.Risk(outcome="event", time="time", treatment="a", periods=4, period_length=1.0),
+            hazard_model=ft.GLM("a*C(period)"),
+            treatment_model=ft.GLM("1"),
+            algorithm=ft.Gradient(tolerance=1e-6),
+            variables=declare(event="binary", time=(0, 4), a="binary"),
+            sums="exact",
+            diagnostics=False,
+        )
+
+    def common(self) -> Columns:
+        return {"event": (ROW % 3 == 0) * 1.0, "time": ROW % 3 + 0.5, "a": super().common()["a"]}
+
+    def columns(self) -> Columns:
+        columns = self.common()
+        last = np.array([int(np.flatnonzero(columns["a"] == arm)[-1]) for arm in (0, 1)])
+        columns["time"][last] = 3.5
+        columns["event"][last] = 1.0
+        return columns
+
+    def run(self, victim: Victim) -> float:
+        server, answer = self.server(victim)
+        while not any(list(member.evaluations()) for member in server.query.members):
+            answer = server.go_on(answer)
+        for query, part in zip(server.query.members, server.query.split(answer), strict=True):
+            names = query.problem.design_names
+            if "a:C(period)[4]" in names:
+                return float(0.5 - 2.0 * part.values()[names.index("a:C(period)[4]")])  # columns are halved
+        raise AssertionError("no model of the hazard")
+
+    def works(self, learned: float) -> bool:
+        return learned == 1.0
 
 
-class LoneRegime(AbstractInvented):
-    """Asks for the mean under a regime that one person alone has followed."""
+class LookProducts(AbstractInvented):
+    """Reads a person's products with all columns off the looks, which are told before they are judged."""
+
+    yields = "a covariate of the one person with HIV in all silos, to 0.02 where it ranges from -1 to 1"
+    extra = {"treatment_model": ft.GLM("w + smoker + hiv")}  # noqa: RUF012 - read only
+    only_masked = True
+    keys = ()
+
+    def columns(self) -> Columns:
+        columns = super().columns()
+        columns["w"][PERSON] = 0.9
+        return columns
+
+    def run(self, victim: Victim) -> float:
+        server, tally = self.server(victim)
+        with contextlib.suppress(RefusedBySiloError):
+            server.tell(tally)
+        (gram, *_) = server.looks[-1]
+        back = np.linalg.inv(gram.C)
+        S = back @ gram.matrix @ back.T
+        return float(S[3, 1] / S[3, 3])  # both in units of their declared ranges
+
+    def works(self, learned: float) -> bool:
+        return abs(learned - 0.9) < (0.02 if self.setting is Setting.MASKED else 0.05)
+
+
+ATTACKS: tuple[AbstractAttack, ...] = (
+    LargestPower(),
+    PooledMinusOwn(),
+    MissingIndicator(),
+    TwoPilots(),
+    RuleInAStratum(),
+    OnlyOneWeighs(),
+    LoneFold(),
+    LastPeriod(),
+    LoneCluster(),
+)
+WORKING: tuple[AbstractAttack, ...] = (  # the default policy does not stop these
+    DiscordantResponses(),
+    LookProducts(),
+)

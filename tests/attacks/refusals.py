@@ -28,8 +28,8 @@ from fedtmle.data import load_all
 from fedtmle.demo import IHDP, ihdp_silos
 from fedtmle.errors import InputError
 from fedtmle.model.leverage import PersonRows, largest_leverage
-from fedtmle.model.submodel import AbstractRowsSubmodel
-from fedtmle.model.types import Array, Part
+from fedtmle.model.submodel import AbstractRowsSubmodel, GeneralisedLinear
+from fedtmle.model.types import Array, Part, matrix
 from fedtmle.privacy.charts import row_terms
 from fedtmle.protocol.guard import Guard, RefusalError
 from fedtmle.protocol.plan import Member, Plan, roster
@@ -54,13 +54,15 @@ class Verdict:
 
     ``open`` and ``masked`` are the key that refused, "" if none did, "failed" if the study has no answer, and
     "never" if it cannot be masked. ``least`` counts the people over all silos behind the rarest column of any
-    model. ``own`` and ``pooled`` are the largest leverages by a silo's own rows and by all silos' rows.
+    model, and ``fewest`` in effect: one over the largest share of a column's sum of squares. ``own`` and
+    ``pooled`` are the largest leverages by a silo's own rows and by all silos' rows.
     """
 
     open: str
     masked: str
     former: bool
     least: int
+    fewest: float
     own: float
     pooled: float
 
@@ -74,6 +76,7 @@ class Judge:
     former: bool = False
     rows: dict[tuple[int, int, int], list[Array]] = field(default_factory=dict)
     people: dict[tuple[int, int, int], Array] = field(default_factory=dict)
+    squares: dict[tuple[int, int, int], list[Array]] = field(default_factory=dict)
     rounds: Counter[int] = field(default_factory=Counter)
 
     def __call__(self, guard: Guard, query: Query, local: Local, *more: object) -> None:
@@ -100,6 +103,8 @@ class Judge:
             self.former |= was_refused(row_terms(submodel, point.eps, Part.GRADIENT))
             key = (*at, 2 * j)
             self.people[key] = self.people.get(key, 0) + submodel.column_people()
+            if isinstance(submodel, GeneralisedLinear):
+                self.squares.setdefault(key, []).append(matrix(submodel.X) ** 2)
             for part in (Part.GRADIENT, Part.HESSIAN) if point.curvature else (Part.GRADIENT,):
                 seen = [piece.rows for piece in submodel.told_rows(point.eps, part)]
                 key = (*at, 2 * j + (part is Part.HESSIAN))
@@ -113,6 +118,16 @@ class Judge:
     def pooled(self) -> float:
         together = (np.concatenate(parts, axis=1) for parts in self.rows.values())
         return max(map(largest, together), default=0.0)
+
+    @property
+    def fewest(self) -> float:
+        """People in effect behind a column: one over the largest share of its sum of squares."""
+        found = np.inf
+        for parts in self.squares.values():
+            squares = np.concatenate(parts, axis=1)
+            told = squares[squares.any(axis=1)]
+            found = min(found, float((told.sum(axis=1) / told.max(axis=1)).min(initial=np.inf)))
+        return found
 
     @property
     def least(self) -> int:
@@ -144,7 +159,11 @@ def masked(plan: Plan) -> Plan:
 def judged(study: Study) -> Verdict:
     """How a study ends in both settings, and what other rules say of its rows."""
     judge = Judge(Guard.examine)
-    with mock.patch.object(Guard, "examine", lambda *arguments: judge(*arguments)):
+
+    def examine(*arguments: Any) -> None:  # a function becomes a method
+        judge(*arguments)
+
+    with mock.patch.object(Guard, "examine", examine):
         ended, why = run_honest(*study)
     plan, rows = study
     try:
@@ -156,6 +175,7 @@ def judged(study: Study) -> Verdict:
         masked="never" if under == ("failed", "InputError") else _key(*under),
         former=judge.former,
         least=judge.least,
+        fewest=judge.fewest,
         own=judge.own,
         pooled=judge.pooled,
     )
@@ -266,11 +286,22 @@ def is_refusal(key: str) -> bool:
 
 def refusals(found: dict[str, list[Verdict]]) -> Iterator[str]:
     """Lines of the table of refusals, by kind of study, and the total."""
-    yield "| studies | number | open, before | open | masked | masked, 10 people in every column | by key, masked |"
-    yield "|---|---|---|---|---|---|---|"
+    titles = (
+        "studies",
+        "number",
+        "open, before",
+        "open",
+        "masked",
+        "10 people",
+        "10 in effect",
+        "keys, masked",
+    )
+    yield f"| {' | '.join(titles)} |"
+    yield f"|{'---|' * len(titles)}"
     for name, each in (*found.items(), ("all", [v for own in found.values() for v in own])):
         under = [v for v in each if v.masked not in ("never", "failed")]
         enough = [v for v in under if v.least >= ENOUGH]
+        heavy = [v for v in enough if v.fewest >= ENOUGH]
         keys = Counter(v.masked for v in under if is_refusal(v.masked))
         cells = (
             name,
@@ -279,6 +310,7 @@ def refusals(found: dict[str, list[Verdict]]) -> Iterator[str]:
             share([v for v in each if is_refusal(v.open)], each),
             share([v for v in under if is_refusal(v.masked)], under),
             share([v for v in enough if is_refusal(v.masked)], enough),
+            share([v for v in heavy if is_refusal(v.masked)], heavy),
             ", ".join(f"`{key}` {count}" for key, count in sorted(keys.items())) or "-",
         )
         yield f"| {' | '.join(cells)} |"
@@ -298,26 +330,27 @@ def floors(found: dict[str, list[Verdict]]) -> Iterator[str]:
 TEXT = """\
 # Honest studies that a policy refuses
 
-Studies with nothing to hide were run under the default policy, open and with masks. Counted are studies in which
-at least one silo refused at least one answer.
+Studies with nothing to hide were run under the default policy, open and with masks. Counted are studies in
+which at least one silo refused at least one answer.
 
-* **open, before**: each sum judged by itself, the rule before `min_people` (five people in each column, no one
-  with a share above 0.65, two effective rows);
+* **open, before**: each sum judged by itself, the rule before `min_people` (five people in each column, no
+  one with a share above 0.65, two effective rows);
 * **open**: the default policy, each silo by its own rows;
-* **masked**: the default policy under masks, of those studies that can be masked (three silos or more, and an
-  algorithm that asks for totals) and that have an answer;
-* **masked, 10 people in every column**: the same, of those studies in which at least ten people over all silos are
-  in every column of every model.
+* **masked**: the default policy under masks, of those studies that can be masked (three silos or more, and
+  an algorithm that asks for totals) and that have an answer;
+* **10 people**: the same, of those studies in which at least ten people over all silos are in every column of
+  every model;
+* **10 in effect**: of those, the ones in which no person has more than a tenth of a column's sum of squares.
 
 """
 MIDDLE = """
-The studies before were counted with other generators as well: 262 of 431 simulated studies were refused, IHDP by 6 of
-its 8 hospitals, and ACTG175 cut into 10 silos always. These three figures cannot be run again here.
+The studies before were counted with other generators as well: 262 of 431 simulated studies were refused, IHDP
+by 6 of its 8 hospitals, and ACTG175 cut into 10 silos always. These three figures cannot be run again here.
 
 ## Other floors
 
-The same studies, with the rows behind every answer of the open run judged by other floors. A cell is the share of
-studies in which at least one answer of at least one silo would have been refused:
+The same studies, with the rows behind every answer of the open run judged by other floors. A cell is the
+share of studies in which at least one answer of at least one silo would have been refused:
 
 * **own rows**: [combinations](threats.md#what-a-combination-may-be-made-of) of an answer's numbers by each
   silo's own rows, with `min_people` = 1.2 (the default), 2, 3 and 5, without the floor `min_support`;

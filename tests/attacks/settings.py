@@ -20,7 +20,7 @@ from fedtmle.model.types import upper_pairs
 from fedtmle.protocol import messages
 from fedtmle.protocol.coded import Rounded
 from fedtmle.protocol.codes import BitReader, BitWriter, Uplink, encode
-from fedtmle.protocol.looks import LookQuery
+from fedtmle.protocol.looks import LookQuery, PooledGram
 from fedtmle.protocol.masked import MaskedForm
 from fedtmle.protocol.masks import COUNT, Packing
 from fedtmle.protocol.messages import (
@@ -89,6 +89,7 @@ class Server:
         self._follower: Follower | None = None
         self._n = 0
         self.round = 0
+        self.looks: list[list[PooledGram]] = []  # what the true totals of looks say
 
     @property
     def query(self) -> Any:
@@ -218,6 +219,7 @@ class MaskedServer(Server):
         if not isinstance(self.query, LookQuery):
             return self._pooled()
         pairs = [pair for each in self.query.asked for pair in upper_pairs(each.dim)]
+        self.looks.append(self.query.grams(self._totals))
         people = [lane.reach // len(NAMES) * self._lies for lane in form.packing.lanes]
         claimed = [more * (j == k) for more, (j, k) in zip(people, pairs, strict=True)]
         return self.tell(tuple(map(add, self._totals, claimed)))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
 
@@ -14,7 +16,9 @@ from fedtmle.studyfile.file import study_plan
 from fedtmle.studyfile.schema import schema_of
 from tests.attacks import limits
 from tests.attacks.honest import run_honest
-from tests.attacks.threats import PAGE, rewritten
+from tests.attacks.settings import Setting
+from tests.attacks.test_attacks import WORKING
+from tests.attacks.threats import PAGE, rewritten, words
 from tests.narrow import load_all
 
 TEXT = " ".join(PAGE.read_text(encoding="utf-8").split())
@@ -90,6 +94,18 @@ def test_one_event_among_twenty() -> None:
     contributions = problem.submodel(problem.start(float(y.mean())), y)
     alone = contributions.look(np.zeros(1)).largest
     assert f"has {alone:.0%} of the sum of squares" in TEXT
+
+
+@pytest.mark.parametrize("name", WORKING)
+def test_what_still_works_does(name: str) -> None:
+    """What the page says about it is what comes out under the default policy."""
+    attack = copy.copy(WORKING[name])
+    attack.setting = Setting.MASKED if attack.only_masked else Setting.OPEN
+    learned = attack.run(attack.victim(attack.keeper(attack.guarded())))
+    assert attack.works(learned)
+    assert f'("{words(name)}")' in TEXT
+    if attack.only_masked:
+        assert f"covariate as {learned:.3f} where it is 0.9" in TEXT
 
 
 def test_the_defaults_on_the_page() -> None:

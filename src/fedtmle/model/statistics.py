@@ -56,6 +56,13 @@ class AbstractBoundedColumns(AbstractStatistic[Piece]):
         """
         return range(len(self.names))
 
+    def roots(self, piece: Piece) -> Array:
+        """Return the columns that the guard judges, shape (q, N).
+
+        These are the `judged` ones. If products of columns are summed, they are those columns themselves.
+        """
+        return self.evaluate(piece)[list(self.judged)]
+
     @property
     def like(self) -> Sequence[int]:
         """For each column the place of an earlier one whose sum is likely near its own, or its own place."""

@@ -26,7 +26,7 @@ from fedtmle.model.families import Family
 from fedtmle.model.grouped import by_person
 from fedtmle.model.statistics import AbstractBoundedColumns
 from fedtmle.model.table import Table
-from fedtmle.model.types import Array, exponent, upper_pairs
+from fedtmle.model.types import Array, IntArray, exponent, upper_pairs
 from fedtmle.programs.fitting import Fitting, begin, fit_federated
 from fedtmle.programs.nuisance import Regression, fit_exactly
 from fedtmle.programs.rounds import together
@@ -128,15 +128,24 @@ class ResidualProducts(AbstractBoundedColumns[Table]):
     def judged(self) -> Sequence[int]:
         return (0,)
 
+    def roots(self, piece: Table) -> Array:
+        """Return weights and residuals: two candidates that differ in one person tell the response."""
+        w, residuals, _ = self._residuals(piece)
+        return np.stack([w, *(np.sqrt(w) * residual for residual in residuals)])
+
     def evaluate(self, piece: Table) -> Array:
+        w, residuals, counts = self._residuals(piece)
+        products = np.stack([w, *(w * (residuals[k] * residuals[j]) for k, j in self.pairs)])
+        return products if counts is None else by_person(products, counts)
+
+    def _residuals(self, piece: Table) -> tuple[Array, list[Array], IntArray | None]:
+        """Return weights, each candidate's residuals, and how many rows each person has if not one."""
         response = self.regression.response
         long, counts = piece, None
         if response.periods:
             long, counts = response.expand(self.candidates[0].folds.mark(response.mark(piece)))
         y, w = response.of(long)
-        residuals = [y - unit(model.predict(long)) for model in self.candidates]
-        products = np.stack([w, *(w * (residuals[k] * residuals[j]) for k, j in self.pairs)])
-        return products if counts is None else by_person(products, counts)
+        return w, [y - unit(model.predict(long)) for model in self.candidates], counts
 
 
 def _fit_super(regression: Regression, spec: SuperLearner, fitting: Fitting) -> Flow[SuperLearned]:

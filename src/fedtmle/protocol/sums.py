@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, reduce
+from operator import add
 from typing import final
 
 import numpy as np
@@ -20,6 +21,7 @@ from fedtmle.model.exact import (
     query_shifts,
     zero_sums,
 )
+from fedtmle.model.kernels import column_sums
 from fedtmle.model.types import Array, IntArray, Part
 from fedtmle.protocol.masks import Lane
 from fedtmle.protocol.query import (
@@ -161,15 +163,19 @@ class TallyQuery(IntegerSums):
         return zero_sums(self.shifts) if self.optional and floor(self) == EVERYBODY else answer
 
     def told_columns(self, local: Local) -> ToldColumns | None:
-        columns, at = self.columns, list(self.columns.judged)
-        if not at:
+        columns = self.columns
+        if not columns.judged:
             return None
-        return ToldColumns(
-            lambda: local.evaluate(lambda rows: columns.over(rows, lambda piece: columns.told(piece, at)))
-        )
+        return ToldColumns(lambda: local.evaluate(lambda rows: columns.over(rows, columns.roots)))
 
     def answer(self, local: Local) -> Sums:
-        return local.evaluate(self.columns.total).rounded(self.shifts)
+        columns = self.columns
+
+        def summed(piece: object) -> Sums:
+            return column_sums(columns.evaluate(piece), columns.exponents, what=columns.label)
+
+        sums = local.evaluate(lambda rows: columns.over(rows, summed))
+        return reduce(add, sums, zero_sums(column_shifts(columns.exponents))).rounded(self.shifts)
 
     def row_means(self, answer: Sums, local: Local) -> RowMeans:
         return RowMeans(

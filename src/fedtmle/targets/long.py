@@ -21,7 +21,13 @@ from fedtmle.model.problem import AbstractProblem
 from fedtmle.model.submodel import NoNormaliser
 from fedtmle.model.table import AnyTable, StreamedTable, Table
 from fedtmle.model.types import Array, IntArray
-from fedtmle.targets.effects.moments import ClosingLayout, MomentColumns, closing_sums, spanning_sums
+from fedtmle.targets.effects.moments import (
+    ClosingLayout,
+    MomentColumns,
+    closing_sums,
+    judged_columns,
+    spanning_sums,
+)
 from fedtmle.targets.effects.prepare import EffectColumns
 
 LINK_REACH = 64.0  # a logit moved further than this is a runaway fluctuation, not a fit
@@ -149,7 +155,9 @@ class AbstractLongProblem(AbstractProblem[Law, AnyTable], Generic[Law, Piece]):
         return total
 
     def told_columns(self, law: Law, rows: AnyTable) -> Iterable[Array]:
-        return self.over(rows, lambda piece: self.columns(law, piece).flat)
+        if self.effect_columns.cluster is None:
+            return self.over(rows, lambda piece: self.columns(law, piece).flat)
+        return (judged_columns(self.clusters(rows), self.whole(law, rows)),)
 
     @property
     def told_predictions(self) -> int:

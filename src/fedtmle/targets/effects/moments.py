@@ -226,6 +226,21 @@ def spanning_sums(rows: Clustered, columns: MomentColumns, exponents: Sequence[i
     return column_sums(parts.reshape(-1, 1), exponents[layout.count_at + 1 :], what=WHAT)
 
 
+def judged_columns(rows: Clustered, columns: MomentColumns) -> Array:
+    """Return the columns by which the guard judges closing sums, shape (p, N); m comes last.
+
+    Products are told of clusters' sums, so that a cluster of one person stands out there: with clusters, a
+    person's row also has (u_c, t_c)/sqrt(N_c), c the person's cluster and N_c its size. The sum of squares of
+    these rows is that of the clusters' sums, and a cluster of N_c people counts as N_c.
+    """
+    if rows.cluster is None:
+        return columns.flat
+    linear = columns.flat[: 2 * len(columns.u)]
+    size = np.bincount(rows.cluster)
+    of_cluster = (_by_cluster(rows.cluster, linear) / np.sqrt(np.maximum(size, 1)))[:, rows.cluster]
+    return np.concatenate([linear, of_cluster, columns.m])
+
+
 def _by_cluster(cluster: IntArray, columns: Array) -> Array:
     clusters = int(cluster.max(initial=-1)) + 1
     sums = [np.bincount(cluster, weights=column, minlength=clusters) for column in columns]

@@ -39,6 +39,7 @@ from fedtmle.targets.effects.moments import (
     MomentColumns,
     closing_sums,
     estimate_components,
+    judged_columns,
     moment_columns,
     spanning_sums,
 )
@@ -235,9 +236,12 @@ class EffectProblem(AbstractProblem[EffectLaw, AnyTable]):
         return reduce(add, parts, zero_sums(self.moment_shifts(law)))
 
     def told_columns(self, law: EffectLaw, rows: AnyTable) -> Iterable[Array]:
+        def told(prepared: EffectRows) -> Array:
+            return judged_columns(prepared, self.moment_columns(law, prepared))
+
         if isinstance(rows, Table):
-            return (self.moment_columns(law, block).flat for block in self.rows(rows).blocks())
-        return rows.map(lambda batch: self.moment_columns(law, self.prepare(batch)).flat)
+            return map(told, self.rows(rows).blocks())
+        return rows.map(lambda batch: told(self.prepare(batch)))
 
     @property
     def told_predictions(self) -> int:
