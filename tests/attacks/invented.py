@@ -250,7 +250,7 @@ class LoneFold(AbstractInvented):
     """Cross-fits by clusters of which one is a single person, so that a fold is that person."""
 
     yields = "the arm of the person who is a fold alone, exactly"
-    keys = ("min_fold",)
+    keys = ("min_fold", "min_support", "min_people")
     extra = {  # noqa: RUF012 - read only
         "cluster": "family",
         "cluster_scope": "silo",

@@ -247,6 +247,11 @@ class AbstractProblem(AbstractModel[Law, Rows]):
         """How many of the last of these columns are predictions, which the guard judges one by one."""
         return 0
 
+    @property
+    def told_groups(self) -> int:
+        """In how many groups of equal size the guard judges the other columns: two where clusters are."""
+        return 1
+
     # Methods that every party applies to a law.
 
     @abstractmethod

@@ -17,6 +17,7 @@ import math
 import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from operator import add, sub
 from typing import NamedTuple, Protocol, TypeVar
 
@@ -565,10 +566,12 @@ class Guard:
 def _largest_of_columns(told: ToldColumns, enough: float) -> float:
     """Return the largest leverage in told columns, or a bound that is at most ``enough``."""
 
-    def together() -> Iterator[PersonRows]:
-        return (PersonRows(piece[: len(piece) - told.alone]) for piece in told.pieces())
+    def group(number: int) -> Iterator[PersonRows]:
+        for piece in told.pieces():
+            size = (len(piece) - told.alone) // told.groups
+            yield PersonRows(piece[number * size : (number + 1) * size])
 
-    largest = largest_leverage(together, enough=enough)
+    largest = max(largest_leverage(partial(group, k), enough=enough) for k in range(told.groups))
     if not told.alone:
         return largest
     squares, most = np.zeros(told.alone), np.zeros(told.alone)

@@ -387,11 +387,12 @@ Query: TypeAlias = AbstractQuery[Any, Any]
 class ToldColumns(NamedTuple):
     """Columns whose sums are told: ``pieces`` gives consecutive rows, shape (p, N) each, anew at every call.
 
-    The last ``alone`` of them are judged one by one, the others together.
+    The last ``alone`` of them are judged one by one, the others together, or in ``groups`` of equal size.
     """
 
     pieces: Callable[[], Iterable[Array]]
     alone: int = 0
+    groups: int = 1
 
 
 Flow: TypeAlias = Generator[Query, Any, Result]  # yields queries, receives what was pooled
@@ -533,7 +534,9 @@ class MomentsQuery(IntegerSums):
     def told_columns(self, local: Local) -> ToldColumns:
         # Predictions are smooth functions of the same few covariates: differences of them are always small.
         return ToldColumns(
-            lambda: local.told_columns(self.problem, self.law), alone=self.problem.told_predictions
+            lambda: local.told_columns(self.problem, self.law),
+            alone=self.problem.told_predictions,
+            groups=self.problem.told_groups,
         )
 
     def row_means(self, answer: Sums, local: Local) -> RowMeans:

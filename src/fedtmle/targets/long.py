@@ -163,6 +163,10 @@ class AbstractLongProblem(AbstractProblem[Law, AnyTable], Generic[Law, Piece]):
     def told_predictions(self) -> int:
         return len(self.labels)
 
+    @property
+    def told_groups(self) -> int:
+        return 1 if self.effect_columns.cluster is None else 2
+
     def moment_shifts(self, law: Law) -> tuple[int, ...]:  # noqa: ARG002 - declared, for every law
         return column_shifts(self._moment_exponents())
 

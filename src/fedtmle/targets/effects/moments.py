@@ -230,8 +230,8 @@ def judged_columns(rows: Clustered, columns: MomentColumns) -> Array:
     """Return the columns by which the guard judges closing sums, shape (p, N); m comes last.
 
     Products are told of clusters' sums, so that a cluster of one person stands out there: with clusters, a
-    person's row also has (u_c, t_c)/sqrt(N_c), c the person's cluster and N_c its size. The sum of squares of
-    these rows is that of the clusters' sums, and a cluster of N_c people counts as N_c.
+    second group of columns has (u_c, t_c)/sqrt(N_c), c the person's cluster and N_c its size. The sum of
+    squares of these rows is that of the clusters' sums, and a cluster of N_c people counts as N_c.
     """
     if rows.cluster is None:
         return columns.flat

@@ -247,6 +247,10 @@ class EffectProblem(AbstractProblem[EffectLaw, AnyTable]):
     def told_predictions(self) -> int:
         return len(self.combination[0])
 
+    @property
+    def told_groups(self) -> int:
+        return 2 if self.largest_cluster > 1 else 1
+
     def _moments(self, law: EffectLaw, rows: EffectRows) -> Sums:
         exponents = self._moment_exponents()
 
