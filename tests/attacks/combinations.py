@@ -29,7 +29,7 @@ class AbstractCombination(AbstractStudyAttack):
     """
 
     yields = "the arm of the one person with HIV, exactly"
-    keys = ("min_people",)
+    keys: tuple[str, ...] = ("min_people",)
     formula = ""
     mix: tuple[float, ...] = ()
 
@@ -58,11 +58,11 @@ class AbstractCombination(AbstractStudyAttack):
         sums = answer.values()[: model.dim]
         return np.asarray(sums * np.exp2(np.array(model.scales)))
 
-    def run(self, victim: Victim) -> float:
+    def run(self, victim: Victim) -> Any:
         server, tally = self.server(victim)
         return float(0.5 - np.dot(self.mix, self.gradient(server, tally)))
 
-    def works(self, learned: float) -> bool:
+    def works(self, learned: Any) -> bool:
         return bool(abs(learned - self.columns()["a"][PERSON]) < 1e-3)
 
 

@@ -39,9 +39,9 @@ def honest(
 
 def run_honest(plan: Plan, rows: Mapping[str, Any], policy: Policy = FLOORS) -> tuple[str, str]:
     """How a guarded run ended: "finished", "refused" or "failed", and the key or error."""
-    keys = embedded_keys(rows) if plan.is_masked else {}
+    mask_keys = embedded_keys(rows) if plan.is_masked else {}
     silos = [
-        Silo(name, plan, own, keeper=Keeper(policy=policy, mask_key=keys.get(name)))
+        Silo(name, plan, own, keeper=Keeper(policy=policy, mask_key=mask_keys.get(name)))
         for name, own in rows.items()
     ]
     try:

@@ -156,7 +156,8 @@ class MissingIndicator(AbstractInvented):
 
     def __init__(self) -> None:
         super().__init__()
-        declared = {**VARIABLES, "w": {"kind": "number", "range": (-1, 1), "missing": "indicator"}}
+        declared: dict[str, Any] = dict(VARIABLES)
+        declared["w"] = {"kind": "number", "range": (-1, 1), "missing": "indicator"}
         self.options["variables"] = ft.Variables(declared)
 
     def columns(self) -> Columns:

@@ -1,6 +1,6 @@
 """How many honest studies silos refuse: ``python -m tests.attacks.refusals`` writes docs/honest.md.
 
-    python -m tests.attacks.refusals [--studies 2000] [--processes 2] [--show]
+    python -m tests.attacks.refusals [--studies 2000] [--processes 2] [--log FILE] [--show]
 
 Each study is run twice under the default policy. In the open run nothing stops at a refusal: it is noted, and
 the rows behind every answer are also judged by the former rule and by stricter floors. The masked run is one
@@ -10,12 +10,13 @@ in earnest, with the keys of an embedded run.
 from __future__ import annotations
 
 import argparse
+import json
 import multiprocessing
 import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -102,7 +103,7 @@ class Judge:
                 continue
             self.former |= was_refused(row_terms(submodel, point.eps, Part.GRADIENT))
             key = (*at, 2 * j)
-            self.people[key] = self.people.get(key, 0) + submodel.column_people()
+            self.people[key] = self.people.get(key, 0) + submodel.column_people().astype(np.float64)
             if isinstance(submodel, GeneralisedLinear):
                 self.squares.setdefault(key, []).append(matrix(submodel.X) ** 2)
             for part in (Part.GRADIENT, Part.HESSIAN) if point.curvature else (Part.GRADIENT,):
@@ -212,7 +213,10 @@ def _declared(name: str) -> Any:
 
 
 def rare(share: float, silos: int, rng: Rng) -> Study:
-    covariates = {"w": rng.standard_normal, "rare": lambda n: (rng.random(n) < share).astype(float)}
+    covariates: dict[str, Callable[[int], Array]] = {
+        "w": rng.standard_normal,
+        "rare": lambda n: np.asarray(rng.random(n) < share, dtype=np.float64),
+    }
     return cohort(rng, silos, (100, 100), covariates)
 
 
@@ -259,21 +263,29 @@ KINDS: dict[str, tuple[Callable[[Rng], Study], float]] = {
 }
 
 
-def verdict(task: tuple[str, int]) -> tuple[str, Verdict]:
+def verdict(task: tuple[str, int]) -> tuple[tuple[str, int], Verdict]:
     """The verdict of one study, by its kind and number."""
     name, number = task
     rng = np.random.default_rng([SEED, list(KINDS).index(name), number])
-    return name, judged(KINDS[name][0](rng))
+    return task, judged(KINDS[name][0](rng))
 
 
-def verdicts(studies: int, processes: int) -> dict[str, list[Verdict]]:
-    tasks = [(name, k) for name, (_, share) in KINDS.items() for k in range(max(1, round(share * studies)))]
-    found: dict[str, list[Verdict]] = {name: [] for name in KINDS}
-    context = multiprocessing.get_context("spawn")
-    with context.Pool(processes) as pool:
-        for name, each in pool.imap_unordered(verdict, tasks, chunksize=4):
-            found[name].append(each)
-    return found
+def verdicts(studies: int, processes: int, log: Path | None = None) -> dict[str, list[Verdict]]:
+    """The verdicts by kind. Those in ``log`` are read from there, and new ones are added to it."""
+    known: dict[tuple[str, int], Verdict] = {}
+    for line in log.read_text().splitlines() if log is not None and log.exists() else ():
+        (name, number), values = json.loads(line)
+        known[name, number] = Verdict(**values)
+    counts = {name: max(1, round(share * studies)) for name, (_, share) in KINDS.items()}
+    tasks = sorted((k / counts[name], name, k) for name in KINDS for k in range(counts[name]))  # in turn
+    left = [(name, k) for _, name, k in tasks if (name, k) not in known]
+    with multiprocessing.get_context("spawn").Pool(processes) as pool:
+        for task, each in pool.imap_unordered(verdict, left, chunksize=2):
+            known[task] = each
+            if log is not None:
+                with log.open("a") as file:
+                    file.write(json.dumps([task, asdict(each)]) + "\n")
+    return {name: [known[name, k] for k in range(counts[name])] for name in KINDS}
 
 
 def share(part: Sequence[Verdict], whole: Sequence[Verdict]) -> str:
@@ -369,10 +381,11 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--studies", type=int, default=2000)
     options.add_argument("--processes", type=int, default=2)
+    options.add_argument("--log", type=Path, help="keep each verdict in this file, to go on later")
     options.add_argument("--show", action="store_true", help="print the page and do not write it")
     asked = options.parse_args()
     os.environ.setdefault("NUMBA_NUM_THREADS", "1")
-    found = verdicts(asked.studies, asked.processes)
+    found = verdicts(asked.studies, asked.processes, asked.log)
     tables = ["\n".join(lines) + "\n" for lines in (refusals(found), floors(found))]
     page = TEXT + tables[0] + MIDDLE + tables[1] + END.format(studies=asked.studies, seed=SEED)
     if asked.show:

@@ -20,7 +20,8 @@ from fedtmle.runtime.keeper import Keeper
 from fedtmle.runtime.session import InProcess, Session
 from fedtmle.runtime.silo import Silo
 from tests.attacks import batches as attacks
-from tests.attacks.base import RefusedBySiloError, Victim
+from tests.attacks.base import Victim
+from tests.attacks.settings import RefusedBySiloError
 from tests.premise import Premise
 
 OPEN = dataclasses.replace(Policy(), fresh_batches=True)
