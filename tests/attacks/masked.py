@@ -78,7 +78,7 @@ class AbstractMaskedAttack(AbstractAttack):
         program = TargetingProgram(
             problem=PROBLEM, law=PROBLEM.start(START), algorithm=ft.Gradient(tolerance=1e-6)
         )
-        return Plan(program=program, roster=masked_members(signed=False))
+        return Plan(program=program, roster=masked_members(signed=False, names="abc"))
 
     def rows(self) -> Any:
         return PROBLEM.read(Y)
@@ -121,7 +121,7 @@ class DigestsUnderMasks(AbstractStudyAttack):
     }
 
     def plan(self) -> Plan:
-        return study_plan(self.study(), masked_members(signed=False))
+        return study_plan(self.study(), masked_members(signed=False, names="abc"))
 
     def columns(self) -> dict[str, Any]:
         return {**super().columns(), "family": np.array([f"family {k // 2}" for k in range(60)])}
@@ -151,7 +151,7 @@ class FalseCount(AbstractMaskedAttack):
     check = "every silo adds up the signed, relayed answers itself"
 
     def plan(self) -> Plan:
-        return replace(super().plan(), roster=masked_members(signed=True))
+        return replace(super().plan(), roster=masked_members(signed=True, names="abc"))
 
     def keeper(self, policy: Policy, ledger: Path | None = None) -> Keeper:
         return replace(super().keeper(policy, ledger), key=KEYS["a"])

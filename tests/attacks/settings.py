@@ -1,18 +1,18 @@
 """The three settings of an attack: open sums, masked sums, masked sums with a lying server and an accomplice.
 
-In each the server is corrupted, and silo a is attacked. Under masks silos b and c answer honestly, or c is
-the server's accomplice: it gave away its keys, adds to every total what the server wants, and says in looks
-that all its people have all that is asked about. The roster has signing keys, so that every silo adds up what
-all have signed.
+In each the server is corrupted, and silo a is attacked. Under masks there are six silos, so that they look at
+the rows of all. The others answer honestly, or c, of the same group in looks, is the server's accomplice: it
+gave away its keys, adds to every total what the server wants, and says in looks that all its people have all
+that is asked about. The roster has signing keys, so that every silo adds up what all have signed.
 """
 
 from __future__ import annotations
 
 import enum
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
-from operator import add
+from operator import add, mul
 from typing import Any
 
 from fedtmle.model.exact import Sums
@@ -39,7 +39,7 @@ from fedtmle.protocol.plan import Follower, Member, Plan, roster
 from fedtmle.runtime.signing import SigningKey, answer_statement
 
 SESSION = b"session"
-NAMES = ("a", "b", "c")
+NAMES = tuple("abcdef")
 ACCOMPLICE = "c"
 KEYS = {name: SigningKey(hashlib.sha256(name.encode()).digest()) for name in NAMES}
 Step = Callable[[bytes], bytes]
@@ -60,13 +60,13 @@ class Setting(enum.Enum):
     @property
     def others(self) -> tuple[str, ...]:
         """The silos beside the attacked one that the server has to meet."""
-        return () if self is Setting.OPEN else ("b", ACCOMPLICE)
+        return () if self is Setting.OPEN else NAMES[1:]
 
 
-def masked_members(*, signed: bool) -> tuple[Member, ...]:
+def masked_members(*, signed: bool, names: Sequence[str] = NAMES) -> tuple[Member, ...]:
     return tuple(
         Member(name=name, key=KEYS[name].public if signed else b"", mask_key=KEYS[name].mask_key.public)
-        for name in NAMES
+        for name in names
     )
 
 
@@ -144,7 +144,7 @@ class Server:
 
 
 class MaskedServer(Server):
-    """A server of three masked silos: what it reads are totals, and what it tells is checked by every silo.
+    """A server of masked silos: what it reads are totals, and what it tells is checked by every silo.
 
     ``others`` are the silos beside the attacked one. With ``lies`` silo c is an accomplice, who changes what
     it adds until the totals are those that the server tells, and signs that.
@@ -218,11 +218,16 @@ class MaskedServer(Server):
         self._add(form.packing)
         if not isinstance(self.query, LookQuery):
             return self._pooled()
-        pairs = [pair for each in self.query.asked for pair in upper_pairs(each.dim)]
         self.looks.append(self.query.grams(self._totals))
         people = [lane.reach // len(NAMES) * self._lies for lane in form.packing.lanes]
-        claimed = [more * (j == k) for more, (j, k) in zip(people, pairs, strict=True)]
-        return self.tell(tuple(map(add, self._totals, claimed)))
+        return self.tell(tuple(map(add, self._totals, map(mul, people, self._claims()))))
+
+    def _claims(self) -> Iterator[bool]:
+        """Of each number of a look, whether it is a square to which the accomplice adds people."""
+        for each in self.query.asked:
+            for group in self.query.groups:
+                yield from (j == k and ACCOMPLICE in group for j, k in upper_pairs(each.dim))
+            yield from [False] * (each.counts * len(self.query.groups))
 
     def _pooled(self) -> Any:
         """What the totals are as a broadcast; of what is not masked, what the attacked silo said."""

@@ -56,13 +56,6 @@ class AbstractBoundedColumns(AbstractStatistic[Piece]):
         """
         return range(len(self.names))
 
-    def roots(self, piece: Piece) -> Array:
-        """Return the columns that the guard judges, shape (q, N).
-
-        These are the `judged` ones. If products of columns are summed, they are those columns themselves.
-        """
-        return self.evaluate(piece)[list(self.judged)]
-
     @property
     def like(self) -> Sequence[int]:
         """For each column the place of an earlier one whose sum is likely near its own, or its own place."""
@@ -85,6 +78,13 @@ class AbstractBoundedColumns(AbstractStatistic[Piece]):
         for row, (j, *second) in zip(told, asked, strict=True):
             row[:] = columns[j] * columns[second[0]] if second else columns[j]
         return told
+
+    def roots(self, piece: Piece) -> Array:
+        """Return the columns that the guard judges, shape (q, N): the `judged` ones.
+
+        If products of columns that nothing else tells are summed, they are those columns themselves.
+        """
+        return self.told(piece, self.judged)
 
     def total(self, rows: Any) -> Sums:
         """Return the exact sums of the terms over all rows; products are made as they are summed."""

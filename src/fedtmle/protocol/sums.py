@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, reduce
-from operator import add
+from functools import cached_property
 from typing import final
 
 import numpy as np
@@ -21,7 +20,6 @@ from fedtmle.model.exact import (
     query_shifts,
     zero_sums,
 )
-from fedtmle.model.kernels import column_sums
 from fedtmle.model.types import Array, IntArray, Part
 from fedtmle.protocol.masks import Lane
 from fedtmle.protocol.query import (
@@ -169,13 +167,7 @@ class TallyQuery(IntegerSums):
         return ToldColumns(lambda: local.evaluate(lambda rows: columns.over(rows, columns.roots)))
 
     def answer(self, local: Local) -> Sums:
-        columns = self.columns
-
-        def summed(piece: object) -> Sums:
-            return column_sums(columns.evaluate(piece), columns.exponents, what=columns.label)
-
-        sums = local.evaluate(lambda rows: columns.over(rows, summed))
-        return reduce(add, sums, zero_sums(column_shifts(columns.exponents))).rounded(self.shifts)
+        return local.evaluate(self.columns.total).rounded(self.shifts)
 
     def row_means(self, answer: Sums, local: Local) -> RowMeans:
         return RowMeans(
