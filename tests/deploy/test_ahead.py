@@ -34,11 +34,14 @@ def kit(tmp_path: Path) -> Kit:
 def test_it_is_done_once_for_a_version(
     runs: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    assert not ahead.is_compiled(kit(tmp_path))
     assert ahead.compile_ahead(kit(tmp_path)) >= 0.3
+    assert ahead.is_compiled(kit(tmp_path))
     assert ahead.compile_ahead(kit(tmp_path)) == 0.0
     assert runs == ["run"]
     assert json.loads((tmp_path / "fedtmle-compiled.json").read_text())["numba"]
     monkeypatch.setattr(ahead, "_versions", lambda: {"fedtmle": "another"})
+    assert not ahead.is_compiled(kit(tmp_path))
     assert ahead.compile_ahead(kit(tmp_path)) > 0.0
 
 

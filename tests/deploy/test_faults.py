@@ -5,127 +5,34 @@ A plan runs once, so each test has a seed, and thereby a plan, of its own; all s
 
 from __future__ import annotations
 
-import contextlib
-import logging
-import os
 import random
-import re
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
-import psutil
 import pytest
 
 import fedtmle as ft
 from fedtmle.deploy import processes
 from fedtmle.deploy.demo import write_example
 from fedtmle.deploy.doctor import examine
-from fedtmle.deploy.kits import Deployment, Kit, Role, read_kit
+from fedtmle.deploy.kits import Role, read_kit
 from fedtmle.deploy.launch import RunsHere, follow
-from fedtmle.deploy.local import approve_everywhere, await_silos, local_deployment, silo_kit
+from fedtmle.deploy.local import await_silos, local_deployment, silo_kit
 from fedtmle.deploy.parties import start_server, start_silo
 from fedtmle.deploy.provision import provision
-from fedtmle.engine.office import cancel, resume
-from fedtmle.engine.runs import RunFolder, RunState, RunStatus
+from fedtmle.engine.office import cancel
+from fedtmle.engine.runs import RunState
 from fedtmle.errors import ProtocolError
 from fedtmle.runtime import ledger
 from fedtmle.studies.home import Home
-from fedtmle.studyfile.file import StudyFile, read_study
+from fedtmle.studyfile.file import read_study
 from tests.deploy import faults
-from tests.deploy.proxy import Proxy
+from tests.deploy.rig import DEADLINE, Rig, kill_all, same
 from tests.engine.lines import ALGORITHMS, approve, going_on
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
-DEADLINE = 20.0
-_log = logging.getLogger(__name__)
 KILLS = 3
-
-
-@dataclass(frozen=True)
-class Rig:
-    made: Deployment
-    study: StudyFile
-    faults: Path
-    proxy: Proxy
-
-    def plan(self, seed: int, algorithm: str = "Coded", *, approved: bool = True) -> StudyFile:
-        """The same study with another seed: another plan."""
-        text = self.study.path.read_text()
-        text = re.sub(r"\[algorithm\]\n[^\[]*", f"[algorithm]\n{ALGORITHMS[algorithm]}\n\n", text)
-        path = self.study.path.with_name(f"study-{seed}.toml")
-        path.write_text(f"[options]\nseed = {seed}\n\n{text}")
-        made = read_study(path)
-        if approved:
-            approve_everywhere(made)
-        return made
-
-    def start(self, study: StudyFile, deadline: float = DEADLINE) -> RunFolder:
-        return RunsHere(self.made).new(study, deadline=deadline, patience=600.0)
-
-    def finish(self, run: RunFolder, *, within: float) -> float:
-        """Wait for a run's end without a command; return the seconds that it took."""
-        began = time.monotonic()
-        assert processes.wait_until(lambda: run.status().state.is_over, within), run.status()
-        assert run.status().state is RunState.DONE, run.status().why
-        return time.monotonic() - began
-
-    def attempt(self, run: RunFolder) -> RunStatus:
-        """One command: `fedtmle run` or `fedtmle resume`."""
-        resume(run)
-        until, last = time.monotonic() + 180, None
-        for last in follow(RunsHere(self.made), run):
-            assert time.monotonic() < until, last
-        assert last is not None
-        return last
-
-
-@pytest.fixture(scope="module")
-def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
-    folder = tmp_path_factory.mktemp("faults")
-    study = read_study(write_example(folder / "hospitals", 3))
-    ft.run(study.study, study.silos)  # compiles the kernels, for the silos too
-    orders = folder / "orders"
-    orders.mkdir()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("FEDTMLE_FAULTS", str(orders))
-        patch.setenv("PYTHONPATH", str(faults.write_hook(folder / "hook")), prepend=os.pathsep)
-        with local_deployment(folder / "consortium", study, spare=("stranger",)) as made:
-            proxy = Proxy(made.port)
-            _behind(made, "hospital 3", proxy.port)
-            yield Rig(made, study, orders, proxy)
-            proxy.close()
-    left = [
-        process.info["cmdline"]
-        for process in psutil.process_iter(["cmdline"])
-        if any(str(folder) in word for word in process.info["cmdline"] or ())
-    ]
-    assert left == []
-
-
-def _behind(made: Deployment, silo: str, port: int) -> None:
-    """Puts a silo behind the proxy and starts it again."""
-    kit = silo_kit(made, silo)
-    config = kit.path / "startup" / "fed_client.json"
-    config.write_text(config.read_text().replace(f"localhost:{made.port}", f"localhost:{port}"))
-    processes.stop(kit)
-    start_silo(kit, None)
-    await_silos(made, list(made.sites)[:3])
-
-
-def same(study: StudyFile, run: RunFolder, scratch: Path) -> None:
-    """The run's result and messages are those of one process; no silo told two things to one request."""
-    here = ft.run(study.study, study.silos)
-    assert here.run is not None
-    here.run.transcript.save(scratch / "transcript")
-    assert run.result.read_text() == here.to_json() + "\n"
-    assert run.transcript.read_bytes() == (scratch / "transcript").read_bytes()
-    for path in study.silos.values():
-        told: dict[str, str] = {}
-        for entry in ledger.read(Home.of(path).ledger_path):
-            if entry["decision"] != "refused":
-                assert told.setdefault(entry["asked"], entry["replied"]) == entry["replied"]
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -163,7 +70,7 @@ def test_everything_is_killed_and_started_again_with_runs_waiting_and_running(
     assert processes.wait_until(lambda: run.status().round > 3, 90)
     kits = [read_kit(rig.made.server), *(silo_kit(rig.made, silo) for silo in going.silos)]
     for kit in kits:
-        _kill(kit)
+        kill_all(kit)
     assert run.look().state is RunState.WAITING  # whoever looks is told the truth
     assert "process for this run ended" in run.look().why
     start_server(kits[0])
@@ -175,15 +82,7 @@ def test_everything_is_killed_and_started_again_with_runs_waiting_and_running(
     approve(waiting, "hospital 3")
     rig.finish(later, within=120)
     same(waiting, later, tmp_path)
-    _log.info("reboot: done %.0f s after it", took)
-
-
-def _kill(kit: Kit) -> None:
-    supervisor = processes.running(kit)
-    assert supervisor is not None
-    for process in [supervisor, *processes.descendants(supervisor)]:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.kill()
+    rig.note("all processes of all parties killed and started again, one run running, one waiting", run, took)
 
 
 @pytest.mark.parametrize("seconds", [3.0, 30.0])
@@ -212,7 +111,8 @@ def test_a_network_that_comes_back_needs_no_command(
     rig.proxy.mend()
     took = rig.finish(run, within=90)
     same(study, run, tmp_path)
-    _log.info("%s for %g s: done %.0f s after the link was back", how, seconds, took)
+    words = {"cut": "connections cut", "hold": "link silent, connections open,"}[how]
+    rig.note(f"a silo's {words} for {seconds:g} s", run, took)
 
 
 def test_a_run_that_was_cancelled_asks_nothing_more(rig: Rig) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import psutil
@@ -20,6 +22,7 @@ ENGINE = (
 JOB = "import time; time.sleep(300)"
 SUPERVISOR = """
 import sys
+from itertools import pairwise
 from pathlib import Path
 from fedtmle.deploy import supervisor
 supervisor.RESTART_PAUSE = 0.1
@@ -56,9 +59,26 @@ def test_it_restarts_a_killed_engine_without_its_orphans_and_ends_all(tmp_path: 
     assert all(not process.is_running() for process in [*first.values(), *second])
 
 
-def test_it_leaves_an_engine_alone_that_keeps_dying(tmp_path: Path) -> None:
-    supervisor = _start(tmp_path, "raise SystemExit(3)")
-    assert supervisor.wait(timeout=30) == 1
+def test_it_starts_an_engine_that_keeps_dying_ever_more_slowly(tmp_path: Path) -> None:
+    """A disk that is full now may have room later, and nobody has to start the party again."""
+    lives = tmp_path / "lives"
+    engine = f"import time; open({str(lives)!r}, 'a').write(f'{{time.time()}}\\n'); raise SystemExit(3)"
+    supervisor = _start(tmp_path, engine)
+    try:
+        assert wait_until(lambda: lives.exists() and len(lives.read_text().split()) == 5, 30)
+        assert supervisor.is_running()
+    finally:
+        processes.end([supervisor])
+    times = [float(word) for word in lives.read_text().split()]
+    pauses = [later - earlier for earlier, later in pairwise(times)]
+    assert pauses[-1] > 2 * pauses[0]
+
+
+def test_a_supervisor_loads_no_statistics() -> None:
+    """There is one beside every engine, for months."""
+    text = "import fedtmle.deploy.supervisor, sys; print([m for m in ('numpy', 'scipy') if m in sys.modules])"
+    told = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True)  # noqa: S603
+    assert told.stdout == "[]\n"
 
 
 def test_a_pid_that_was_used_again_is_not_ours() -> None:

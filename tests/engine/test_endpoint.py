@@ -279,6 +279,18 @@ def test_a_journal_that_is_gone_is_said_to_be(
     assert ask(endpoint(tmp_path, study, H1)) == Ready()
 
 
+def test_a_job_that_ends_while_a_request_is_on_its_way_declines_nothing(
+    tmp_path: Path, study: StudyFile
+) -> None:
+    """The engine ends a job at all silos when it loses one silo's process; the run goes on in another job."""
+    approve(study, H1)
+    end = endpoint(tmp_path, study, H1)
+    assert ask(end) == Ready()
+    end.close()
+    assert ask(end, frames.request(opening(study))) is Waiting.END
+    assert ask(end) is Waiting.END
+
+
 def test_the_digest_of_the_data_is_signed_with_the_approval(study: StudyFile) -> None:
     home, plan = Home.of(study.silos[H1]), file_plan(study)
     made = home.approvals.decide(plan.digest, approved=True, data=data_digest(plan, home.file))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -42,6 +44,13 @@ def test_only_json_is_left_of_a_job_before_it_is_launched(job: Path, tmp_path: P
 def test_a_job_of_json_is_left_as_it_is(job: Path) -> None:
     assert len(keep_json(job)) == 2
     assert keep_json(job) == []
+
+
+def test_a_silos_engine_loads_no_statistics() -> None:
+    """It waits for months beside a hospital's other work; the process for a run loads them."""
+    text = "import fedtmle.engine.flare_post, sys; print([m for m in ('scipy', 'numba') if m in sys.modules])"
+    told = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True)  # noqa: S603
+    assert told.stdout == "[]\n"
 
 
 def test_a_log_is_rotated(tmp_path: Path) -> None:

@@ -18,14 +18,24 @@ import time
 from importlib.metadata import version
 from pathlib import Path
 
+import fedtmle
 from fedtmle.deploy.kits import Kit, read_kit
-from fedtmle.model import kernels
 from fedtmle.runtime.documents import Document
+
+MARK = "fedtmle-compiled.json"
+
+
+def is_compiled(kit: Kit) -> bool:
+    """Return whether nothing has to be compiled; a silo that is started again finds out without a process."""
+    try:
+        return (_cache(kit) / MARK).read_text(encoding="utf-8") == json.dumps(_versions())
+    except OSError:
+        return False
 
 
 def compile_ahead(kit: Kit) -> float:
     """Compile unless it was done before; return the seconds that it took, 0 if there was nothing to do."""
-    with (_cache(kit) / "fedtmle-compiled.json").open("a+", encoding="utf-8") as mark:
+    with (_cache(kit) / MARK).open("a+", encoding="utf-8") as mark:
         fcntl.flock(mark, fcntl.LOCK_EX)  # silos that share a cache wait for the first one
         mark.seek(0)
         if mark.read() == json.dumps(_versions()):
@@ -45,7 +55,7 @@ def _versions() -> Document:
 def _cache(kit: Kit) -> Path:
     """Return where numba keeps compiled code, the kit's folder if that cannot be written."""
     given = os.environ.get("NUMBA_CACHE_DIR")
-    folder = Path(given) if given else Path(kernels.__file__).parent / "__pycache__"
+    folder = Path(given) if given else Path(fedtmle.__file__).parent / "model" / "kernels" / "__pycache__"
     if not folder.is_dir() or not os.access(folder, os.W_OK):
         return kit.home
     return folder

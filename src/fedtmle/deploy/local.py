@@ -23,11 +23,17 @@ START_UP = 60.0  # seconds until the server and every silo are connected
 
 @contextmanager
 def local_deployment(
-    folder: Path, study: StudyFile, *, port: int | None = None, spare: tuple[str, ...] = ()
+    folder: Path,
+    study: StudyFile,
+    *,
+    port: int | None = None,
+    spare: tuple[str, ...] = (),
+    within: float = START_UP,
 ) -> Iterator[Deployment]:
     """Provision and start a server and the study's silos; stop all of them at the end, however it ends.
 
-    ``spare`` names silos that get a kit and are not started.
+    ``spare`` names silos that get a kit and are not started. All others must be connected ``within`` so many
+    seconds.
     """
     made = provision(folder, silos=[*study.silos, *spare], host="localhost", port=port or free_port())
     try:
@@ -35,7 +41,7 @@ def local_deployment(
             start_server(read_kit(made.server, Role.SERVER))
             for silo, path in study.silos.items():
                 start_silo(silo_kit(made, silo), path)
-            await_silos(made, list(study.silos))
+            await_silos(made, list(study.silos), seconds=within)
             yield made
     finally:
         for silo in study.silos:

@@ -25,12 +25,28 @@ def record_of(kit: Kit) -> Path:
     return kit.home / "process.json"
 
 
+def engine_record(kit: Kit) -> Path:
+    """Return the file that records the engine that the supervisor started."""
+    return kit.home / "engine.json"
+
+
 def running(kit: Kit) -> psutil.Process | None:
     """Return the kit's supervisor, None if it does not run."""
+    return _recorded(record_of(kit))
+
+
+def _recorded(path: Path) -> psutil.Process | None:
+    """Return the process that a file records, None if it has ended."""
     try:
-        return Process(**read_document(record_of(kit))).find()
+        return Process(**read_document(path)).find()
     except (OSError, ValueError, TypeError):
         return None
+
+
+def record_engine(kit: Kit, pid: int) -> None:
+    """Record the engine's process; without the record, as on a full disk, it runs all the same."""
+    with suppress(OSError, psutil.NoSuchProcess):
+        write_document(engine_record(kit), asdict(Process.of(pid)))
 
 
 def start(kit: Kit) -> None:
@@ -63,17 +79,21 @@ def run_here(kit: Kit, supervise: Callable[[Kit], int]) -> int:
 
 
 def _check_is_free(kit: Kit) -> None:
+    """Raise if the party runs; end an engine that outlived its supervisor, so that there are never two."""
     if running(kit) is not None:
         raise InputError(f"{kit.path}: already running; stop it with `fedtmle {kit.role} stop {kit.path}`")
+    left = _recorded(engine_record(kit))
+    if left is not None:
+        end([left])
 
 
 def stop(kit: Kit) -> bool:
     """End the party and all its descendants; return whether it was running."""
-    supervisor = running(kit)
-    if supervisor is not None:
-        end([supervisor])
-    record_of(kit).unlink(missing_ok=True)
-    return supervisor is not None
+    found = [process for process in (running(kit), _recorded(engine_record(kit))) if process is not None]
+    end(found)
+    for record in (record_of(kit), engine_record(kit)):
+        record.unlink(missing_ok=True)
+    return bool(found)
 
 
 def end(processes: Sequence[psutil.Process]) -> None:

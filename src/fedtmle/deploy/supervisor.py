@@ -14,54 +14,71 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
 import psutil
 
-from fedtmle.deploy.health import serve
+from fedtmle.deploy.ahead import is_compiled
 from fedtmle.deploy.kits import Kit, Role, read_kit
-from fedtmle.deploy.processes import descendants, end, engine_command, engine_environment
+from fedtmle.deploy.processes import descendants, end, engine_command, engine_environment, record_engine
 from fedtmle.engine.logs import tidy
 
-RESTART_PAUSE = 1.0  # seconds
+RESTART_PAUSE = 1.0  # seconds; doubled after each brief life of the engine
+LONGEST_PAUSE = 30.0  # seconds
 TIDY_EVERY = 600.0  # seconds
 BRIEF_LIFE = 20.0  # seconds
-MAX_BRIEF_LIVES = 5  # an engine with this many brief lives in a row is not restarted
 _PR_SET_CHILD_SUBREAPER = 36
 
 
 def supervise(kit: Kit) -> int:
-    """Run until asked to end, or until the engine keeps dying soon after its start; return the exit code."""
+    """Run until asked to end; return the exit code.
+
+    An engine that keeps dying soon after its start, as on a full disk, is started again ever more slowly.
+    """
     adopt_orphans()
     for name in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(name, _leave)
-    brief_lives = 0
+    pause = RESTART_PAUSE
+    _serve_numbers(kit)
     try:
-        serve(kit)
-    except OSError as error:
-        print(f"no numbers for monitoring: the port cannot be used ({error.strerror})", file=sys.stderr)  # noqa: T201 - the engine's log
-    try:
-        if kit.role is Role.SILO:
+        if kit.role is Role.SILO and not is_compiled(kit):
             threading.Thread(target=_compile_ahead, args=(kit,), daemon=True).start()
-        while brief_lives < MAX_BRIEF_LIVES:
+        while True:
             started = time.monotonic()
             engine = subprocess.Popen(  # noqa: S603 - FLARE's own module
                 engine_command(kit), env=engine_environment(), cwd=kit.path, stdin=subprocess.DEVNULL
             )
+            record_engine(kit, engine.pid)
             while not _has_ended(engine):
                 tidy(kit.path)
             # A job that outlives its engine would hold the run's journal.
             end(descendants(psutil.Process()))
-            brief_lives = brief_lives + 1 if time.monotonic() - started < BRIEF_LIFE else 0
-            time.sleep(RESTART_PAUSE)
+            is_brief = time.monotonic() - started < BRIEF_LIFE
+            pause = min(2.0 * pause, LONGEST_PAUSE) if is_brief else RESTART_PAUSE
+            with suppress(OSError):  # the log's disk may be full
+                told = f"the engine ended with code {engine.returncode}; it is started again in {pause:g} s"
+                print(told, flush=True)  # noqa: T201 - the engine's log
+            time.sleep(pause)
     except _Leave:
         return 0
     finally:
         for name in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(name, signal.SIG_IGN)
         end(descendants(psutil.Process()))
-    return 1
+
+
+def _serve_numbers(kit: Kit) -> None:
+    """Serve numbers for monitoring, if the kit names a port for them; only then load what reads them."""
+    if not (kit.home / "health.json").exists():
+        return
+    from fedtmle.deploy.health import serve
+
+    try:
+        serve(kit)
+    except OSError as error:
+        print(f"no numbers for monitoring: the port cannot be used ({error.strerror})", file=sys.stderr)  # noqa: T201 - the engine's log
 
 
 def _compile_ahead(kit: Kit) -> None:

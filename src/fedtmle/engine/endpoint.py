@@ -51,16 +51,21 @@ class Endpoint:
         self._loading: threading.Thread | None = None
         self._silo: Silo | None = None
         self._declined: Declined | None = None
+        self._is_closed = False
         self._kept = False
         self._close, self._unseal = close, unseal
         self._is_warned = False  # that somebody else than the server asks
 
     def close(self) -> None:
-        """Close the journal; nothing is answered from then on."""
+        """Close the journal; nothing is answered from then on.
+
+        The engine may end a job, because another silo's process was lost, while a request is on its way. The
+        run goes on in another job, so the silo does not decline.
+        """
         if self._loading is not None:
             self._loading.join()
         with self._lock:
-            self._silo, self._declined = None, Declined.FAULT
+            self._silo, self._is_closed = None, True
             self._close()
 
     def step(self, frame: bytes) -> bytes:
@@ -106,6 +111,8 @@ class Endpoint:
     def _state(self) -> Ready | Waiting | Declined:
         if self._silo is not None:
             return self._ready
+        if self._is_closed:
+            return Waiting.END
         state = self._declined or self._permission()
         if state is not None:
             return state

@@ -32,6 +32,7 @@ class Waiting(enum.StrEnum):
     APPROVAL = "waiting for its owner's approval"
     DATA = "reading its data"
     ANSWER = "computing its answer"
+    END = "its process for the run is ending"
 
 
 class Declined(enum.StrEnum):

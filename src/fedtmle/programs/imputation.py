@@ -25,8 +25,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, final
 
 import numpy as np
-from scipy.special import ndtri
-from scipy.stats import poisson
+from scipy.special import ndtri, pdtr, pdtrik
 
 from fedtmle.algorithms.base import Run
 from fedtmle.errors import FitError, NumericalError
@@ -178,9 +177,19 @@ class Draw:
                 values = np.clip(drawn, variable.low, variable.high)
             case "count":
                 most = 2.0 * variable.high  # a larger mean ends at the range all the same
-                drawn = poisson.ppf(u, np.minimum(variable.width * mean, most))
+                drawn = _poisson_quantile(u, np.minimum(variable.width * mean, most))
                 values = np.clip(drawn, variable.low, variable.high)
         return np.asarray(values, dtype=np.float64)
+
+
+def _poisson_quantile(u: Array, mean: Array) -> Array:
+    """Return the smallest counts whose Poisson distribution function is at least u, 0 < u < 1.
+
+    This is `scipy.stats.poisson.ppf`, whose module takes a second to import.
+    """
+    above = np.ceil(pdtrik(u, mean))
+    below = np.maximum(above - 1.0, 0.0)
+    return np.where(pdtr(below, mean) >= u, below, above)
 
 
 @final
