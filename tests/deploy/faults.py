@@ -8,7 +8,8 @@ that FEDTMLE_FAULTS names: ``<party>.json`` with ``at`` (how many steps from now
     slow       sleep ``seconds`` before the step
     disk       from then on, no file of this process can grow
 
-``<party>-clock.json`` puts the clock of all processes of a party forward by ``seconds``.
+``<party>-clock.json`` puts the clock of all processes of a party forward by ``seconds``, and
+``<party>-version.json`` lets them take ``version`` for that of fedtmle.
 """
 
 from __future__ import annotations
@@ -101,9 +102,23 @@ def skew():
     time.time = lambda: true() + ahead
 
 
+def pretend():
+    """Another version of fedtmle, as the party tells it to others."""
+    try:
+        with open(os.path.join(os.environ["FEDTMLE_FAULTS"], party() + "-version.json")) as file:
+            other = json.load(file)["version"]
+    except (OSError, ValueError):
+        return
+    import importlib.metadata
+
+    true = importlib.metadata.version
+    importlib.metadata.version = lambda name: other if name == "fedtmle" else true(name)
+
+
 if "FEDTMLE_FAULTS" in os.environ:
     sys.meta_path.insert(0, Finder())
     skew()
+    pretend()
 '''
 
 

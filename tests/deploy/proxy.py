@@ -8,15 +8,15 @@ from contextlib import suppress
 
 
 class Proxy:
-    """Listens on a port of its own and forwards to ``port``, until `cut`."""
+    """Listens on ``host`` and a port of its own, or ``listen``, and forwards to ``port``, until `cut`."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, *, host: str = "127.0.0.1", listen: int = 0) -> None:
         self._to = port
         self._open = True
         self._passes = threading.Event()
         self._passes.set()
         self._pairs: list[tuple[socket.socket, socket.socket]] = []
-        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener = socket.create_server((host, listen))
         self.port: int = self._listener.getsockname()[1]
         threading.Thread(target=self._accept, daemon=True).start()
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedtmle.engine.alive import Process
+from fedtmle.engine.logs import full_disk
 from fedtmle.runtime.documents import read_document
 
 STALE = 15.0  # seconds without a sign of life
@@ -37,7 +38,14 @@ def presence(server: Path) -> Presence | None:
 
 
 def server_trouble(server: Path) -> str:
-    """Return what is wrong with the server, an empty string if it runs."""
+    """Return what is wrong with the server, an empty string if it runs.
+
+    A server whose disk is full cannot give a sign of life.
+    """
+    for folder in (server / "runs", server):
+        full = full_disk(folder)
+        if full:
+            return full
     seen = presence(server)
     if seen is None or not seen.alive:
         return f"the server is not running; start it with `fedtmle server start {server}`"

@@ -13,6 +13,7 @@ from fedtmle.engine import frames
 from fedtmle.engine.alive import Process
 from fedtmle.engine.dispatch import lose, reason
 from fedtmle.engine.frames import Answer, Declined, Ready
+from fedtmle.engine.logs import full_disk
 from fedtmle.engine.runs import Move, MoveError, RunFolder, Terms, server_key
 from fedtmle.errors import DeadlineError, FedTMLEError, InputError, JournalError, ProtocolError, RefusedError
 from fedtmle.programs.study import Study
@@ -88,6 +89,10 @@ class Coordination:
         except DeadlineError as error:
             self._lose(str(error), error)
         except (FedTMLEError, OSError) as error:
+            full = full_disk(self._folder.path)
+            if full:  # if the status cannot be written either, the dispatcher finds that this process ended
+                self._lose(full, error)
+                return
             why = str(error) if isinstance(error, FedTMLEError) else _disk_fault(error, self._folder.path)
             self._events.failed(error)
             self._move(Move.FAIL, why=why, refused=isinstance(error, RefusedError))

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from fedtmle.engine.alive import Process
+from fedtmle.engine.logs import full_disk
 from fedtmle.engine.post import LONGEST_STUDY, MAX_STUDIES, POST_EVERY, Notice, SiloReport, Standing
 from fedtmle.engine.runs import Move, MoveError, RunFolder, RunState, RunStatus, Terms, process_ended
 from fedtmle.errors import FedTMLEError
@@ -168,7 +169,7 @@ class Dispatcher:
             why = f"silo '{silo}' refused: {silos[silo]}"
             run.move(Move.FAIL, why=why, refused=True, silos=silos)
         elif not missing or gives_up:
-            if waited >= _pause(status.lost):
+            if waited >= _pause(status.lost) and not full_disk(run.path):
                 present = [silo for silo in awaited if silo not in missing]
                 left_out = {silo: reason(words) for silo, words in silos.items() if silo not in present}
                 absent = status.absent if status.has_opened else left_out
