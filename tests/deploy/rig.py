@@ -115,8 +115,10 @@ class Rig:
 
 
 @contextlib.contextmanager
-def deployed(folder: Path, *, spare: tuple[str, ...] = ()) -> Iterator[Rig]:
-    """Deploy three hospitals, the third behind a proxy; nothing of them is left at the end."""
+def deployed(
+    folder: Path, *, spare: tuple[str, ...] = (), host: str = "localhost", at: str = "127.0.0.1"
+) -> Iterator[Rig]:
+    """Deploy three hospitals, the third behind a proxy ``at`` an address; nothing is left at the end."""
     study = read_study(write_example(folder / "hospitals", 3))
     ft.run(study.study, study.silos)  # compiles the kernels, for the silos too
     orders = folder / "orders"
@@ -124,8 +126,8 @@ def deployed(folder: Path, *, spare: tuple[str, ...] = ()) -> Iterator[Rig]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FEDTMLE_FAULTS", str(orders))
         patch.setenv("PYTHONPATH", str(faults.write_hook(folder / "hook")), prepend=os.pathsep)
-        with local_deployment(folder / "consortium", study, spare=spare, within=180.0) as made:
-            proxy = Proxy(made.port)
+        with local_deployment(folder / "consortium", study, host=host, spare=spare, within=180.0) as made:
+            proxy = Proxy(made.port, host=at)
             _behind(made, "hospital 3", proxy.port)
             yield Rig(made, study, orders, proxy)
             proxy.close()
@@ -141,7 +143,7 @@ def _behind(made: Deployment, silo: str, port: int) -> None:
     """Puts a silo behind the proxy and starts it again."""
     kit = silo_kit(made, silo)
     config = kit.path / "startup" / "fed_client.json"
-    config.write_text(config.read_text().replace(f"localhost:{made.port}", f"localhost:{port}"))
+    config.write_text(config.read_text().replace(f"{made.host}:{made.port}", f"{made.host}:{port}"))
     processes.stop(kit)
     start_silo(kit, None)
     await_silos(made, list(made.sites)[:3])

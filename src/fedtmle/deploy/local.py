@@ -26,6 +26,7 @@ def local_deployment(
     folder: Path,
     study: StudyFile,
     *,
+    host: str = "localhost",
     port: int | None = None,
     spare: tuple[str, ...] = (),
     within: float = START_UP,
@@ -35,7 +36,7 @@ def local_deployment(
     ``spare`` names silos that get a kit and are not started. All others must be connected ``within`` so many
     seconds.
     """
-    made = provision(folder, silos=[*study.silos, *spare], host="localhost", port=port or free_port())
+    made = provision(folder, silos=[*study.silos, *spare], host=host, port=port or free_port())
     try:
         with _interrupted_by_terminate():
             start_server(read_kit(made.server, Role.SERVER))
