@@ -55,8 +55,7 @@ def supervise(kit: Kit) -> int:
                 tidy(kit.path)
             # A job that outlives its engine would hold the run's journal.
             end(descendants(psutil.Process()))
-            is_brief = time.monotonic() - started < BRIEF_LIFE
-            pause = min(2.0 * pause, LONGEST_PAUSE) if is_brief else RESTART_PAUSE
+            pause = next_pause(pause, lived=time.monotonic() - started)
             with suppress(OSError):  # the log's disk may be full
                 told = f"the engine ended with code {engine.returncode}; it is started again in {pause:g} s"
                 print(told, flush=True)  # noqa: T201 - the engine's log
@@ -67,6 +66,11 @@ def supervise(kit: Kit) -> int:
         for name in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(name, signal.SIG_IGN)
         end(descendants(psutil.Process()))
+
+
+def next_pause(pause: float, *, lived: float) -> float:
+    """Return the seconds before the next start of an engine that ``lived`` so many, after the last pause."""
+    return min(2.0 * pause, LONGEST_PAUSE) if lived < BRIEF_LIFE else RESTART_PAUSE
 
 
 def _serve_numbers(kit: Kit) -> None:
