@@ -41,8 +41,8 @@ requirements="$here/requirements-$version.txt"
 [ -f "$requirements" ] || { echo "this bundle has nothing for Python $version" >&2; exit 1; }
 (cd "$here" && sha256sum --check --quiet SHA256SUMS)
 "$python" -m venv "$folder"
-"$folder/bin/python" -m pip install --isolated --quiet --disable-pip-version-check --no-index --only-binary :all: \\
-  --find-links "$here/wheels" --require-hashes --requirement "$requirements"
+"$folder/bin/python" -m pip install --isolated --quiet --disable-pip-version-check --no-index \\
+  --only-binary :all: --find-links "$here/wheels" --require-hashes --requirement "$requirements"
 "$folder/bin/fedtmle" --version
 """
 
