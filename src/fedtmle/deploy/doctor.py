@@ -106,15 +106,15 @@ def _certificates(kit: Kit) -> Iterator[Finding]:
     now = datetime.now(UTC)
     for item, one in (("certificate", certificate), ("authority's certificate", authority)):
         end, days = one.not_valid_after_utc, (one.not_valid_after_utc - now).days
+        renew = f"fedtmle deploy renew {kit.path} --out request.pem"
+        if kit.role is Role.SERVER:
+            renew = "fedtmle deploy renew, with the folder of the deployment, and restart the server"
         if one.not_valid_before_utc > now:
             begin = f"valid from {one.not_valid_before_utc:%Y-%m-%d %H:%M} UTC"
             yield _finding(item, begin, "set this machine's clock")
         elif days < 0:
-            yield _finding(item, f"expired on {end:%Y-%m-%d}", NEW_KIT)
+            yield _finding(item, f"expired on {end:%Y-%m-%d}", renew if one is certificate else NEW_KIT)
         else:
-            renew = f"fedtmle deploy renew {kit.path} --out request.pem"
-            if kit.role is Role.SERVER:
-                renew = "fedtmle deploy renew, with the folder of the deployment, and restart the server"
             notice = f"{days} days left: {renew}" if days < EXPIRY_NOTICE else ""
             yield Finding(item=item, ok=True, detail=f"valid until {end:%Y-%m-%d}", fix=notice)
 
