@@ -15,6 +15,7 @@ import fedtmle as ft
 from fedtmle.data import DataErrors, read_silo_file
 from fedtmle.errors import InputError
 from fedtmle.model.draws import chi_square, normal_quantile, stream_key, uniform_stream, uniforms
+from fedtmle.programs.imputation import _poisson_quantile
 from fedtmle.programs.rubin import combine
 from fedtmle.studies.preview import preview
 from fedtmle.studies.risk import risk
@@ -341,3 +342,11 @@ def test_draws_follow_their_laws() -> None:
     draws = uniform_stream(stream_key("c"))
     for df in (1, 2, 7, 400):
         assert stats.kstest([chi_square(draws, df) for _ in range(500)], stats.chi2(df).cdf).pvalue > 1e-3
+
+
+def test_quantiles_of_counts_are_scipys() -> None:
+    from scipy.stats import poisson
+
+    draw = np.random.default_rng(1)
+    u, mean = draw.uniform(size=2000), 10.0 ** draw.uniform(-3, 4, size=2000)
+    assert np.array_equal(_poisson_quantile(u, mean), poisson.ppf(u, mean))

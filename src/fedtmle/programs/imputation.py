@@ -189,7 +189,7 @@ def _poisson_quantile(u: Array, mean: Array) -> Array:
     """
     above = np.ceil(pdtrik(u, mean))
     below = np.maximum(above - 1.0, 0.0)
-    return np.where(pdtr(below, mean) >= u, below, above)
+    return np.asarray(np.where(pdtr(below, mean) >= u, below, above), dtype=np.float64)
 
 
 @final
