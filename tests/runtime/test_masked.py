@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import datetime
 import importlib
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,15 +18,15 @@ import fedtmle as ft
 from fedtmle import solver
 from fedtmle.errors import DecodeError, FedTMLEError, InputError, RefusedError
 from fedtmle.protocol import messages
-from fedtmle.protocol.guard import Policy
+from fedtmle.protocol.guard import Policy, RefusalError
 from fedtmle.protocol.looks import LookQuery
 from fedtmle.protocol.messages import Answered, Ask, Begin, Close, Counted, Payload, Reason
-from fedtmle.protocol.plan import Plan
+from fedtmle.protocol.plan import Member, Plan
 from fedtmle.report.page import render
 from fedtmle.runtime.keeper import Keeper
 from fedtmle.runtime.replay import heard_rounds, overhear, replay
 from fedtmle.runtime.session import Finished, InProcess, Session
-from fedtmle.runtime.silo import Silo
+from fedtmle.runtime.silo import Silo, check_standing, doubted_silos
 from fedtmle.runtime.transcript import Transcript
 from fedtmle.studies.home import Home
 from tests.golden.data import cohort
@@ -198,6 +200,17 @@ def test_a_silo_takes_part_with_enough_vouched_for(vouched: str | None, is_refus
     reply = messages.decode_reply(silo.step(opening))
     assert isinstance(reply, messages.Refused) == is_refused
     assert silo.refused_by == ("peers" if is_refused else "")
+
+
+@pytest.mark.parametrize(("vouched", "is_refused"), [("ce", False), ("bcdf", True), ("bcdef", False)])
+def test_with_looks_enough_of_the_own_group_are_vouched_for(vouched: str, is_refused: bool) -> None:
+    """Six silos look in the groups a, c, e and b, d, f, and the server may have invented the others."""
+    members = [Member(name=n, key=key_of(n).public, mask_key=key_of(n).mask_key.public) for n in "abcdef"]
+    plan = replace(CASES["two arms, relayed"]()[0], roster=tuple(members), colluders=1)
+    keeper = Keeper(policy=Policy(), peers=frozenset(key_of(name).public_keys for name in vouched))
+    with pytest.raises(RefusalError, match="peers") if is_refused else nullcontext():
+        check_standing(plan, "a", keeper, datetime.date(2026, 1, 1))
+    assert doubted_silos(plan, "a", keeper) == set("bcdef") - set(vouched)
 
 
 def test_the_peers_of_a_home(tmp_path: Path) -> None:

@@ -123,6 +123,35 @@ def test_the_owner_sees_all_that_is_approved(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("silos", "colluders", "expected"),
+    [
+        (5, 1, "Your silo judges them by its own rows."),
+        (5, 0, "over groups of 5 silos. NONE of them may lie about their rows."),
+        (7, 1, "over groups of 4 and 3 silos. 1 of them may lie about their rows."),
+    ],
+)
+def test_the_owner_sees_how_many_silos_may_lie(
+    folder: Path, silos: int, colluders: int, expected: str
+) -> None:
+    names = ["north", "south", *(f"s{k}" for k in range(silos - 2))]
+    keys = {name: SigningKey(name.encode().ljust(32)).public_keys for name in names}
+    keys |= {name: Home.of(folder / f"{name}.toml").key.public_keys for name in ("north", "south")}
+    listed = ", ".join(f'{name} = "{key.hex()}"' for name, key in keys.items())
+    more = "".join(f'\n{name} = "{name}.toml"' for name in names[2:])
+    study = edited(
+        folder,
+        ("[silos]", f"[plan]\ncolluders = {colluders}\nkeys = {{{listed}}}\n\n[silos]"),
+        ('south = "south.toml"', f'south = "south.toml"{more}'),
+    )
+    for name in names[2:]:
+        text = (folder / "north.toml").read_text(encoding="utf-8").replace('"north"', f'"{name}"')
+        (folder / f"{name}.toml").write_text(text, encoding="utf-8")
+    approval = review(read_study(study), Home.of(folder / "north.toml"))
+    assert approval.is_masked
+    assert expected in " ".join(render(approval).split())
+
+
+@pytest.mark.parametrize(
     ("formula", "flagged"),
     [("I(1 - age)", True), ("I(2**(age/9))", True), ("I(age*sbp_0)", False), ("poly(age, 2)", False)],
 )

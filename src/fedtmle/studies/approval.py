@@ -72,6 +72,8 @@ class Approval:
     expires: str
     server: str
     is_masked: bool
+    groups: tuple[int, ...]  # how many silos are in each that judges its rows together
+    colluders: int
     goes_on: bool
     silo: str
     roster: tuple[ShownMember, ...]
@@ -109,6 +111,8 @@ def review(file: StudyFile, home: Home) -> Approval:
         expires="" if plan.expires is None else plan.expires.isoformat(),
         server=fingerprint_of(plan.server) if plan.server else "",
         is_masked=plan.is_masked,
+        groups=tuple(map(len, plan.look_groups)),
+        colluders=plan.colluders,
         goes_on=plan.program.goes_on,
         silo=home.file.name,
         roster=_roster(plan, home),

@@ -46,7 +46,14 @@ def _server(approval: Approval) -> str:
 
 def _sums(approval: Approval) -> str:
     if approval.is_masked:
-        return "Sums are masked: the server and the other silos read totals over all silos."
+        masked = "Sums are masked: the server and the other silos read totals over all silos."
+        if not approval.groups:
+            return f"{masked} Your silo judges them by its own rows."
+        sizes = " and ".join(map(str, approval.groups))
+        return (
+            f"{masked} The silos judge the sums of models together, by coarse totals over groups of {sizes} "
+            f"silos. {approval.colluders or 'NONE'} of them may lie about their rows."
+        )
     return "Sums are open: the server reads your silo's own."
 
 
