@@ -131,7 +131,8 @@ def test_four_figures_with_their_tables(tiny: Campaign, tmp_path: Path) -> None:
     assert {row["profile"] for row in read(tmp_path / "figure1.csv")} == {"A", "B"}
     assert (tmp_path / "figure2-B.png").stat().st_size > 15_000
     assert "holds under profile" in results
-    assert "Decided by: " in results
+    assert results.count("Decided by: ") == sum(len(sentence.decided_by) for sentence in SENTENCES)
+    assert "Here, the formula over the decrease, M = 3: gaussian, random" in results
     assert {row["clients"] for row in read(tmp_path / "figure2.csv")} == {"3"}
     assert "## The endpoint check" in results
     assert "Only 1 seed(s)" in results

@@ -189,10 +189,11 @@ def test_the_population_bound_holds_where_silos_differ() -> None:
     """
     rng = np.random.default_rng(77)
     beta, G_1, beta_4 = 0.5, math.sqrt(2), 0.5
-    slack, broken, needed = [], 0, 0
-    for run in range(200):
+    slack, broken, needed, drawn = [], 0, 0, 0
+    while len(slack) < 200:
         M = int(rng.integers(2, 7))
-        silos = Shifted(rng, M, spread=(0.0, 0.3, 1.0)[run % 3])
+        silos = Shifted(rng, M, spread=(0.0, 0.3, 1.0)[drawn % 3])
+        drawn += 1
         if (
             (silos.ones.sum(axis=1) == 0).any()
             or (silos.ones == silos.counts).any()
@@ -229,7 +230,7 @@ def test_the_population_bound_holds_where_silos_differ() -> None:
         broken += error > bound
         needed += error > common
         slack.append(bound / max(error, 1e-300))
-    assert len(slack) > 150
+    assert drawn < 250  # few draws are separated
     assert broken == 0
     assert needed > 5  # without the population terms the bound would be broken
     assert 1.0 < statistics.median(slack) < 8.0, statistics.median(slack)

@@ -89,7 +89,8 @@ def _conditions(campaign: Campaign | None, effort: Effort) -> Iterator[str]:
 
 def _sentences(campaign: Campaign) -> Iterator[str]:
     yield from ("", "## The sentences of section 5", "")
-    results = {profile: sentence_results(campaign.under(profile)) for profile in Profile}
+    views = {profile: campaign.under(profile) for profile in Profile}
+    results = {profile: sentence_results(view) for profile, view in views.items()}
     together = [dict(zip(Profile, row, strict=True)) for row in zip(*results.values(), strict=True)]
     verdicts: dict[str, list[str]] = {}
     for findings in together:
@@ -101,11 +102,11 @@ def _sentences(campaign: Campaign) -> Iterator[str]:
         counts = ", ".join(f"{f.sentence.name} in {f.held} of {len(f.evidence)} panels" for f in required)
         yield f"* required to hold, profile {profile}: {counts}"
     for findings in together:
-        yield from _finding(findings)
+        yield from _finding(findings, views)
     yield from _excesses(campaign)
 
 
-def _finding(findings: Mapping[Profile, SentenceResult]) -> Iterator[str]:
+def _finding(findings: Mapping[Profile, SentenceResult], views: Mapping[Profile, Campaign]) -> Iterator[str]:
     sentence = findings[Profile.A].sentence
     counts = ", ".join(f"{p} {f.held} of {len(f.evidence)}" for p, f in findings.items())
     yield from (
@@ -116,8 +117,8 @@ def _finding(findings: Mapping[Profile, SentenceResult]) -> Iterator[str]:
         "",
         f"Asked: {sentence.criterion}.{' Required to hold.' if sentence.required else ''}",
     )
-    if sentence.decided_by:
-        yield from ("", f"Decided by: {sentence.decided_by}.")
+    for reason in sentence.decided_by:
+        yield from ("", f"Decided by: {reason.text}. Here, {reason.numbers(views)} (medians over the seeds).")
     yield from (
         "",
         f"| panel | profile | holds | {sentence.number}: median | least | greatest |",

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from fedtmle_paper.reproduce import checks
 from fedtmle_paper.reproduce.campaign import Campaign
 from fedtmle_paper.reproduce.checks import Evidence
+from fedtmle_paper.reproduce.reasons import EXCESS, FITS, INNER, RANDOM, START, Reason
 from fedtmle_paper.reproduce.scenario import Profile
 
 
@@ -34,7 +35,7 @@ class Sentence:
     number: str
     check: SentenceCheck
     required: bool = False
-    decided_by: str = ""  # the formula or the setting that decides it, where the panels differ
+    decided_by: tuple[Reason, ...] = ()  # where the panels differ
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,21 +72,6 @@ class SentenceResult:
         }
 
 
-# What decides sentences whose panels differ.
-EXCESS = (
-    "the excess of uniform weights, (1/2) Delta' V^-1 Delta with Delta = sum_m (1/M - N_m/n) P_m D (table "
-    "below); under the spatial partition client size goes with the score, so it does not vanish with n"
-)
-RANDOM = (
-    "the random part of the excess, (d/2) sum_m (1/M - N_m/n)^2/N_m, falls with M (table below); only its "
-    "spatial part can grow"
-)
-INNER = (
-    "how long G's inner solves are: profile A solves to 0.1 r^k, some 36 rounds an update, profile B takes "
-    "one step"
-)
-FITS = "how dear a local fit is: Newton's method in profile A, gradients alone in profile B"
-
 SENTENCES = (
     Sentence(
         name="comparable-final-losses",
@@ -93,7 +79,7 @@ SENTENCES = (
         criterion="final losses of G and both L within 5% of the decrease from P_n L(p^0)",
         number="spread of final losses / decrease",
         check=checks.comparable_final_losses,
-        decided_by=EXCESS,
+        decided_by=(EXCESS,),
     ),
     Sentence(
         name="different-transients",
@@ -108,7 +94,7 @@ SENTENCES = (
         criterion="mean loss over the first 0.5 units below G's",
         number="lead / decrease",
         check=checks.local_leads_early,
-        decided_by=EXCESS,
+        decided_by=(EXCESS,),
     ),
     Sentence(
         name="gradient-leads-on-curved",
@@ -116,7 +102,7 @@ SENTENCES = (
         criterion="G's mean loss over the first 0.5 units below L's",
         number="lead / decrease",
         check=checks.gradient_leads_early,
-        decided_by=f"{INNER}; {FITS}",
+        decided_by=(INNER, FITS),
     ),
     Sentence(
         name="local-catches-up",
@@ -124,7 +110,7 @@ SENTENCES = (
         criterion="curved mixture: at 3 units, L's loss at most 5% of the decrease above G's",
         number="(L - G) / decrease",
         check=checks.local_catches_up,
-        decided_by=EXCESS,
+        decided_by=(EXCESS,),
     ),
     Sentence(
         name="spatial-slowdown",
@@ -141,7 +127,7 @@ SENTENCES = (
         number="largest rise / decrease",
         check=checks.uniform_rebound,
         required=True,
-        decided_by=f"{EXCESS}; the loss rises where the start lies nearer to the pooled optimum than that",
+        decided_by=(START,),
     ),
     Sentence(
         name="small-rebound",
@@ -149,7 +135,7 @@ SENTENCES = (
         criterion="the rise is positive and at most 10% of the decrease",
         number="largest rise / decrease",
         check=checks.small_rebound,
-        decided_by=EXCESS,
+        decided_by=(EXCESS,),
     ),
     Sentence(
         name="uniform-excess",
@@ -199,7 +185,7 @@ SENTENCES = (
         criterion="two of the three methods change order in loss within 3 units",
         number="changes of order",
         check=checks.reversals,
-        decided_by=INNER,
+        decided_by=(INNER,),
     ),
     Sentence(
         name="fixed-time-balance",
@@ -208,7 +194,7 @@ SENTENCES = (
         criterion="the residual at 1.5 units changes by a factor 2 from the fewest to the most clients",
         number="most / fewest clients",
         check=checks.fixed_time_balance,
-        decided_by=INNER,
+        decided_by=(INNER,),
     ),
     Sentence(
         name="uniform-worsens-with-clients",
@@ -216,7 +202,7 @@ SENTENCES = (
         criterion="uniform's loss above size's grows from the fewest to the most clients",
         number="growth / decrease",
         check=checks.uniform_worsens,
-        decided_by=RANDOM,
+        decided_by=(RANDOM,),
     ),
     Sentence(
         name="most-with-spatial",
@@ -224,7 +210,7 @@ SENTENCES = (
         criterion="that growth is positive and larger under the spatial partition",
         number="spatial - random growth / decrease",
         check=checks.worsens_most_spatially,
-        decided_by=RANDOM,
+        decided_by=(RANDOM,),
     ),
     Sentence(
         name="gradient-higher-at-200-rounds",
@@ -232,7 +218,7 @@ SENTENCES = (
         criterion="G's loss after 200 rounds above L's, at every number of clients",
         number="(G - L) / decrease",
         check=checks.gradient_higher_at_budget,
-        decided_by=f"{EXCESS}, whatever the budget",
+        decided_by=(EXCESS, INNER),
     ),
     Sentence(
         name="queries-per-update",
