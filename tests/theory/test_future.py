@@ -189,7 +189,8 @@ def test_the_population_bound_holds_where_silos_differ() -> None:
     """
     rng = np.random.default_rng(77)
     beta, G_1, beta_4 = 0.5, math.sqrt(2), 0.5
-    slack, broken, needed, drawn = [], 0, 0, 0
+    slack: list[float] = []
+    broken = needed = drawn = 0
     while len(slack) < 200:
         M = int(rng.integers(2, 7))
         silos = Shifted(rng, M, spread=(0.0, 0.3, 1.0)[drawn % 3])
