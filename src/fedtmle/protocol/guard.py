@@ -448,7 +448,8 @@ class Guard:
 
         The result is reused at nearby eps, as far as the declared ranges of the columns prove it.
         """
-        if point.model.judged_together is not None and self._judged_by(self._rehearsed_groups) is not None:
+        rehearsed = self._judged_by(self._rehearsed_groups)
+        if rehearsed is not None and point.model.judged_together is not None:
             return True  # without the other silos nothing can be said
         if looks is None or point.batch is not None:
             return False
