@@ -12,6 +12,7 @@ from tests.attacks.test_attacks import EACH_KEY
 ELSEWHERE = {
     "min_cell": "tests/studies/test_preflight.py, test_the_strictest_floor_of_the_silo_files_holds",
     "min_truncated": "hides, does not refuse: tests/attacks/test_guard.py",
+    "min_pooled": "tests/protocol/test_looks.py, test_one_person_over_all_silos_is_not_told",
     "allow_targets": "tests/golden/runs.py, refusal/allow_targets",
     "fresh_batches": "a consent; without it min_batch refuses: tests/protocol/test_batches.py",
     "allow_unsigned": "tests/engine/test_endpoint.py, test_an_owner_may_want_signed_requests",

@@ -18,9 +18,10 @@ def test_a_key_may_be_made_stricter_and_never_laxer(limit: Limit) -> None:
     name, default, direction = limit.name, limit.default, limit.direction
     assert limit.meaning
     if direction is Direction.CONSENT:
-        policy, mistakes = Policy.parse({name: not default})
-        assert not mistakes
-        assert getattr(policy, name) is not default
+        for choice in (not default,) if isinstance(default, bool) else (default - 1, default + 1):
+            policy, mistakes = Policy.parse({name: choice})
+            assert not mistakes
+            assert getattr(policy, name) == choice
         return
     stricter, laxer = {
         Direction.FLOOR: (default + 1, default - 1),
