@@ -13,7 +13,13 @@ from scipy.special import expit
 import fedtmle as ft
 from fedtmle.model.problem import ConvergenceBounds
 from fedtmle.model.types import Array
-from fedtmle.theory.anytime import NO_REACH, NOT_AT_ORIGIN, TOO_FAR, distance_to_convergence, root_distance
+from fedtmle.theory.statistical import (
+    NO_REACH,
+    NOT_AT_ORIGIN,
+    TOO_FAR,
+    distance_to_convergence,
+    root_distance,
+)
 from fedtmle_paper.optimal_transport import OptimalTransport
 from tests.premise import Premise
 

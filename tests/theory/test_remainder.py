@@ -9,7 +9,7 @@ import pytest
 
 import fedtmle as ft
 from fedtmle.protocol.query import Phase
-from fedtmle.theory.remainder import LEVEL, SMALL, history_of_doubles, remainder
+from fedtmle.theory.statistical import LEVEL, SMALL, history_of_doubles, remainder
 from fedtmle_paper.optimal_transport import OptimalTransport
 from tests.theory.test_anytime import STUDY, silos
 

@@ -66,7 +66,7 @@ class Calibration:
 
 @dataclass(frozen=True, kw_only=True)
 class ConvergenceBounds:
-    """Public bounds by which a residual at a law bounds the distance from convergence (`theory.anytime`).
+    """Public bounds by which a residual at a law bounds the distance from convergence (`theory.statistical`).
 
     ``curvature`` is a positive definite lower bound of the pooled loss's Hessian at the law, (d, d). A unit
     of coordinate k moves the link of any record by at most ``covariates[k]``, and only one coordinate moves

@@ -27,7 +27,6 @@ from fedtmle.runtime.result import BoundCheck, RunCertificate
 from fedtmle.runtime.session import Finished
 from fedtmle.runtime.transcript import Transcript
 from fedtmle.theory import communication, personalized, statistical
-from fedtmle.theory.anytime import Distance, distance_to_convergence
 from fedtmle.theory.averaging import (
     Averaging,
     FitRound,
@@ -52,7 +51,13 @@ from fedtmle.theory.path import (
     step_decreases_hold,
     weakest,
 )
-from fedtmle.theory.remainder import Remainder, history_of_doubles, remainder
+from fedtmle.theory.statistical import (
+    Distance,
+    Remainder,
+    distance_to_convergence,
+    history_of_doubles,
+    remainder,
+)
 
 OPEN = "Delta and kappa are open: observe the run, or count two loss messages"
 DISPROVED = "beta: a step decreased the loss by less than beta implies; no bound is proved"

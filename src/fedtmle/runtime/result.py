@@ -18,10 +18,9 @@ from fedtmle.runtime.markup import element, table, text
 from fedtmle.runtime.rows import LocalOutcome
 from fedtmle.runtime.session import Account
 from fedtmle.runtime.transcript import Transcript
-from fedtmle.theory.anytime import Distance
 from fedtmle.theory.averaging import Averaging
 from fedtmle.theory.path import LOSS_ROUNDING, Basis, Constant
-from fedtmle.theory.remainder import Remainder
+from fedtmle.theory.statistical import Distance, Remainder
 
 WIDTH = 80
 

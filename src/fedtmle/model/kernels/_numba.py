@@ -1,8 +1,8 @@
 """The compiled backend: serial loops, and drivers that divide their work among threads.
 
-What passes over the rows of a generalised linear loss is in `_compiled_glm`. Here are the elementary
-functions, the softmax, the rows of an effect, and exact sums of columns. Rows are taken in blocks that stay
-in the first-level cache; each inner loop is a single pass over a block, which LLVM vectorises.
+Exact sums over rows are in `_compiled_sums`. Here are the elementary functions, the softmax, the rows of an
+effect, and the means of a model. Rows are taken in blocks that stay in the first-level cache; each inner loop
+is a single pass over a block, which LLVM vectorises.
 """
 
 from __future__ import annotations
@@ -11,21 +11,24 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from fedtmle.model.exact import FINE_BITS
-from fedtmle.model.kernels import _numpy
-from fedtmle.model.kernels._compiled_glm import (
-    LIMIT,
+from fedtmle.model.kernels import CompiledRows, Fields, Rows
+from fedtmle.model.kernels._compiled_sums import (
+    BLOCK,
     SERIAL_ROWS,
     add_multiple,
+    column_chunks,
+    gather,
     glm_chunks,
     largest,
-    means,
+    predict,
+    scale,
+    set_mean,
 )
 from fedtmle.model.kernels._elementary import exp, expit, log, logit, logit_inside, softplus
 from fedtmle.model.kernels._jit import jit
-from fedtmle.model.kernels._primitives import MAGIC, MAGIC_BITS, bits, select
+from fedtmle.model.kernels._primitives import select
 from fedtmle.model.parallel import shared
-from fedtmle.model.types import Array, Bools, Codes, IntArray
+from fedtmle.model.types import Array, Bools, Codes
 
 __all__ = [
     "add_multiple",
@@ -40,9 +43,7 @@ __all__ = [
     "weigh",
 ]
 
-BLOCK = 512
 FINITE = 1.7976931348623157e308  # the largest float
-FINE = 2.0**FINE_BITS
 
 
 # Elementary functions.
@@ -204,76 +205,30 @@ def chosen(values: Sequence[Array], codes: Codes) -> Array:
     return result
 
 
-# Exact sums of columns and of their products. The remainder of a row on the 50-bit grid
-# is rounded to a grid 2^-40 finer and added up too. Products are made in registers, and never leave them.
+# The means of a generalised linear model.
 
 
 @jit
-def _one(values: Array, scale: float) -> tuple[int, int, bool]:
-    """The sum of values * scale in units, of what they leave in units of 2^-40, and whether all fit."""
-    coarse, fine, within = 0, 0, True
-    for i in range(len(values)):
-        scaled = values[i] * scale
-        within &= abs(scaled) <= LIMIT  # False for NaN
-        rounded = scaled + MAGIC
-        coarse += bits(rounded)  # type: ignore[assignment]  # a scalar when compiled
-        fine += bits((scaled - (rounded - MAGIC)) * FINE + MAGIC)  # type: ignore[assignment]
-    shift = len(values) * MAGIC_BITS
-    return coarse - shift, fine - shift, within  # modulo 2^64, in which the sums themselves fit
+def _means(rows_fields: Fields, eps: Array, first: int, last: int, result: Array) -> None:
+    """Rows first to last of mu(eps . X): of the Gaussian family, the predictor itself."""
+    rows = CompiledRows(*rows_fields)
+    X, zeros, etas = np.empty((len(eps), BLOCK)), np.zeros(BLOCK), np.empty(BLOCK)
+    for begin in range(first, last, BLOCK):
+        end = min(begin + BLOCK, last)
+        mean, eta = result[begin:end], etas[: end - begin]
+        gather(rows, begin, end - begin, X)
+        predict(zeros, eps, X, 0, eta)
+        scale(eta, 1.0, mean)
+        set_mean(rows.family, eta, mean)
 
 
-@jit
-def _two(values: Array, factor: Array, scale: float) -> tuple[int, int, bool]:
-    """The same of values * factor."""
-    coarse, fine, within = 0, 0, True
-    for i in range(len(values)):
-        scaled = values[i] * factor[i] * scale
-        within &= abs(scaled) <= LIMIT
-        rounded = scaled + MAGIC
-        coarse += bits(rounded)  # type: ignore[assignment]
-        fine += bits((scaled - (rounded - MAGIC)) * FINE + MAGIC)  # type: ignore[assignment]
-    shift = len(values) * MAGIC_BITS
-    return coarse - shift, fine - shift, within
-
-
-@jit
-def _column_chunks(
-    columns: Array,
-    terms: IntArray,
-    scale: Array,
-    edges: IntArray,
-    first_chunk: int,
-    last_chunk: int,
-    sums: IntArray,
-) -> bool:
-    """Fill rows first_chunk to last_chunk of ``sums``; False if a contribution is beyond the bound.
-
-    Sum s, of which there are two, is of the product of columns ``terms[s]``, or of one of them before a -1.
-    """
-    everywhere = True
-    for chunk in range(first_chunk, last_chunk):
-        stop = edges[chunk + 1]
-        for begin in range(edges[chunk], stop, BLOCK):
-            end = min(begin + BLOCK, stop)
-            for s in range(len(scale)):
-                values, other = columns[terms[s, 0], begin:end], terms[s, 1]
-                if other < 0:
-                    coarse, fine, within = _one(values, scale[s])
-                else:
-                    coarse, fine, within = _two(values, columns[other, begin:end], scale[s])
-                sums[chunk, 2 * s] += coarse
-                sums[chunk, 2 * s + 1] += fine
-                everywhere &= within
-    return everywhere
-
-
-def column_chunks(columns: Array, terms: IntArray, scale: Array, edges: IntArray, what: str) -> IntArray:
-    """Coarse and fine sums per chunk, shape (chunks, 2 k)."""
-    sums = np.zeros((len(edges) - 1, 2 * len(scale)), dtype=np.int64)
+def means(rows: Rows, eps: Array) -> Array:
+    """mu(eps . X), shape (N,)."""
+    compiled, result = tuple(rows.compiled), np.empty(rows.n_rows)
 
     def work(first: int, last: int) -> bool:
-        return _column_chunks(columns, terms, scale, edges, first, last, sums)
+        _means(compiled, eps, first, last, result)
+        return True
 
-    if shared(work, len(sums), serially=columns.shape[1] < SERIAL_ROWS):
-        return sums
-    return _numpy.column_chunks(columns, terms, scale, edges, what)  # it counts the rows beyond, and raises
+    shared(work, rows.n_rows, serially=rows.n_rows < SERIAL_ROWS)
+    return result

@@ -1,8 +1,8 @@
-"""The compiled pass over the rows of a generalised linear loss, chunk by chunk, and that of their spread.
+"""The compiled exact sums over rows: of a generalised linear loss, and of columns and their products.
 
-A block of rows goes through short stages that each vectorise: predictor, loss difference, slope,
-curvature; each stage's values are multiplied by columns of X, rounded to the grid and added as
-integers at once, while the block is in the first-level cache. A column that is None is a block of
+In a pass over a loss, a block of rows goes through short stages that each vectorise: predictor, loss
+difference, slope, curvature; each stage's values are multiplied by columns of X, rounded to the grid and
+added as integers at once, while the block is in the first-level cache. A column that is None is a block of
 constants, which never leaves that cache.
 
 A design is read where its columns are. Numba takes no list of arrays whose length it does not know, so
@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedtmle.model.exact import CHUNK, GRID_BITS
+from fedtmle.model.exact import CHUNK, FINE_BITS, GRID_BITS
 from fedtmle.model.families import Family
-from fedtmle.model.kernels import CompiledRows, Fields, Grid, Query, Rows, _numpy
+from fedtmle.model.kernels import CompiledRows, Fields, Grid, Query, _numpy
 from fedtmle.model.kernels._elementary import (
     NEAR,
     exp,
@@ -35,6 +35,7 @@ from fedtmle.model.types import Array, IntArray
 
 BLOCK = 384  # rows that stay in the first-level cache
 LIMIT = 2.0**GRID_BITS
+FINE = 2.0**FINE_BITS
 SERIAL_ROWS = 1 << 17  # with fewer, starting threads costs about as much as they save
 GAUSSIAN, LOGISTIC, POISSON = int(Family.GAUSSIAN), int(Family.LOGISTIC), int(Family.POISSON)
 
@@ -372,27 +373,76 @@ def glm_chunks(query: Query) -> IntArray:
     return _numpy.glm_chunks(query)  # some row is beyond its bound: the twin counts such rows and raises
 
 
+# Exact sums of columns and of their products. The remainder of a row on the 50-bit grid
+# is rounded to a grid 2^-40 finer and added up too. Products are made in registers, and never leave them.
+
+
 @jit
-def _means(rows_fields: Fields, eps: Array, first: int, last: int, result: Array) -> None:
-    """Rows first to last of mu(eps . X): of the Gaussian family, the predictor itself."""
-    rows = CompiledRows(*rows_fields)
-    X, zeros, etas = np.empty((len(eps), BLOCK)), np.zeros(BLOCK), np.empty(BLOCK)
-    for begin in range(first, last, BLOCK):
-        end = min(begin + BLOCK, last)
-        mean, eta = result[begin:end], etas[: end - begin]
-        gather(rows, begin, end - begin, X)
-        predict(zeros, eps, X, 0, eta)
-        scale(eta, 1.0, mean)
-        set_mean(rows.family, eta, mean)
+def _one(values: Array, scale: float) -> tuple[int, int, bool]:
+    """The sum of values * scale in units, of what they leave in units of 2^-40, and whether all fit."""
+    coarse, fine, within = 0, 0, True
+    for i in range(len(values)):
+        scaled = values[i] * scale
+        within &= abs(scaled) <= LIMIT  # False for NaN
+        rounded = scaled + MAGIC
+        coarse += bits(rounded)  # type: ignore[assignment]  # a scalar when compiled
+        fine += bits((scaled - (rounded - MAGIC)) * FINE + MAGIC)  # type: ignore[assignment]
+    shift = len(values) * MAGIC_BITS
+    return coarse - shift, fine - shift, within  # modulo 2^64, in which the sums themselves fit
 
 
-def means(rows: Rows, eps: Array) -> Array:
-    """mu(eps . X), shape (N,)."""
-    compiled, result = tuple(rows.compiled), np.empty(rows.n_rows)
+@jit
+def _two(values: Array, factor: Array, scale: float) -> tuple[int, int, bool]:
+    """The same of values * factor."""
+    coarse, fine, within = 0, 0, True
+    for i in range(len(values)):
+        scaled = values[i] * factor[i] * scale
+        within &= abs(scaled) <= LIMIT
+        rounded = scaled + MAGIC
+        coarse += bits(rounded)  # type: ignore[assignment]
+        fine += bits((scaled - (rounded - MAGIC)) * FINE + MAGIC)  # type: ignore[assignment]
+    shift = len(values) * MAGIC_BITS
+    return coarse - shift, fine - shift, within
+
+
+@jit
+def _column_chunks(
+    columns: Array,
+    terms: IntArray,
+    scale: Array,
+    edges: IntArray,
+    first_chunk: int,
+    last_chunk: int,
+    sums: IntArray,
+) -> bool:
+    """Fill rows first_chunk to last_chunk of ``sums``; False if a contribution is beyond the bound.
+
+    Sum s, of which there are two, is of the product of columns ``terms[s]``, or of one of them before a -1.
+    """
+    everywhere = True
+    for chunk in range(first_chunk, last_chunk):
+        stop = edges[chunk + 1]
+        for begin in range(edges[chunk], stop, BLOCK):
+            end = min(begin + BLOCK, stop)
+            for s in range(len(scale)):
+                values, other = columns[terms[s, 0], begin:end], terms[s, 1]
+                if other < 0:
+                    coarse, fine, within = _one(values, scale[s])
+                else:
+                    coarse, fine, within = _two(values, columns[other, begin:end], scale[s])
+                sums[chunk, 2 * s] += coarse
+                sums[chunk, 2 * s + 1] += fine
+                everywhere &= within
+    return everywhere
+
+
+def column_chunks(columns: Array, terms: IntArray, scale: Array, edges: IntArray, what: str) -> IntArray:
+    """Coarse and fine sums per chunk, shape (chunks, 2 k)."""
+    sums = np.zeros((len(edges) - 1, 2 * len(scale)), dtype=np.int64)
 
     def work(first: int, last: int) -> bool:
-        _means(compiled, eps, first, last, result)
-        return True
+        return _column_chunks(columns, terms, scale, edges, first, last, sums)
 
-    shared(work, rows.n_rows, serially=rows.n_rows < SERIAL_ROWS)
-    return result
+    if shared(work, len(sums), serially=columns.shape[1] < SERIAL_ROWS):
+        return sums
+    return _numpy.column_chunks(columns, terms, scale, edges, what)  # it counts the rows beyond, and raises
