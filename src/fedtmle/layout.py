@@ -7,7 +7,6 @@ import textwrap
 import unicodedata
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from statistics import fmean
 from typing import Any
 
 Document = dict[str, Any]  # plain data of a saved result; docs/result.md has its keys
@@ -136,7 +135,7 @@ def learner_tables(document: Document) -> Iterator[list[list[str]]]:
         for learner in dict.fromkeys((row["learner"], row["text"]) for row in fits):
             same = [row for row in fits if (row["learner"], row["text"]) == learner]
             weight = sum(row["weight"] for row in same) / folds  # a learner that was not fitted has no weight
-            risk = fmean(row["risk"] for row in same)
+            risk = math.fsum(row["risk"] for row in same) / len(same)
             table.append([f"{learner[0]}. {learner[1]}", f"{weight:.3f}", f"{risk:.4g}"])
         yield table
 
