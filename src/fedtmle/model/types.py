@@ -6,6 +6,7 @@ import enum
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import final
 
 import numpy as np
@@ -49,9 +50,16 @@ def upper_pairs(dim: int) -> list[tuple[int, int]]:
 
 def unpack(entries: Array, dim: int) -> Array:
     """The symmetric matrix whose upper triangle, row by row, is ``entries``; shape (d, d)."""
-    matrix = np.zeros((dim, dim))
-    matrix[np.triu_indices(dim)] = entries
-    return matrix + np.triu(matrix, 1).T
+    return np.asarray(entries, dtype=np.float64)[_places(dim)]
+
+
+@lru_cache(maxsize=256)
+def _places(dim: int) -> IntArray:
+    """Where each entry of a symmetric matrix is in its upper triangle, shape (d, d)."""
+    places = np.zeros((dim, dim), dtype=np.int64)
+    for place, (j, k) in enumerate(upper_pairs(dim)):
+        places[j, k] = places[k, j] = place
+    return places
 
 
 def exponent(bound: float) -> int:

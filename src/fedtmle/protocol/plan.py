@@ -129,7 +129,7 @@ class Plan:
         if len({member.mask_key for member in self.roster}) < len(self.roster) and any(masked):
             raise InputError("keys: two silos have the same key for masks")
 
-    @property
+    @cached_property
     def silos(self) -> tuple[str, ...]:
         """The roster's names, in its order."""
         return tuple(member.name for member in self.roster)
