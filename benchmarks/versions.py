@@ -6,12 +6,14 @@ interquartile range as its noise. Cases use the public API alone.
 
 --pairs N     pairs per case (15)
 --only NAME   one case, several times if wanted
+--cpu         compare processor time, of all threads, where other programs keep the machine busy
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import resource
 import statistics
 import subprocess
 import sys
@@ -178,14 +180,20 @@ def serve() -> None:
         if name not in ready:
             ready[name] = CASES[name]()
             ready[name]()
-        start = time.perf_counter()
+        start, used = time.perf_counter(), _processor_time()
         ready[name]()
-        print(time.perf_counter() - start, flush=True)
+        print(time.perf_counter() - start, _processor_time() - used, flush=True)
+
+
+def _processor_time() -> float:
+    """Return the seconds of processor time that this process and those that it ran have used."""
+    usages = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
 @contextmanager
-def worker(tree: Path) -> Iterator[Callable[[str], float]]:
-    """Yield a function that times a case with the package of a source tree."""
+def worker(tree: Path, *, cpu: bool) -> Iterator[Callable[[str], float]]:
+    """Yield a function that times a case with the package of a source tree, by the clock or by processor."""
     paths = os.pathsep.join(map(str, (tree / "src", tree / "paper" / "src", ROOT)))
     process = subprocess.Popen(
         [sys.executable, "-m", "benchmarks.versions", "--serve"],
@@ -206,7 +214,7 @@ def worker(tree: Path) -> Iterator[Callable[[str], float]]:
             answer = stdout.readline()
             if not answer:
                 raise SystemExit(f"{case}: did not run with {tree}")
-            return float(answer)
+            return float(answer.split()[int(cpu)])
 
         yield timed
         stdin.close()
@@ -217,6 +225,7 @@ def main() -> None:
     parser.add_argument("revision", nargs="?", default="HEAD")
     parser.add_argument("--pairs", type=int, default=15)
     parser.add_argument("--only", action="append", default=[], choices=sorted(CASES))
+    parser.add_argument("--cpu", action="store_true")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:
@@ -227,14 +236,14 @@ def main() -> None:
         before = Path(scratch) / "before"
         subprocess.run([*git, "add", "--quiet", "--detach", str(before), options.revision], check=True)  # noqa: S603
         try:
-            _compare(before, options.only or list(CASES), options.pairs)
+            _compare(before, options.only or list(CASES), options.pairs, cpu=options.cpu)
         finally:
             subprocess.run([*git, "remove", "--force", str(before)], check=True)  # noqa: S603
 
 
-def _compare(before: Path, cases: list[str], pairs: int) -> None:
+def _compare(before: Path, cases: list[str], pairs: int, *, cpu: bool) -> None:
     print(f"{'case':26} {'before':>9} {'now':>9} {'ratio':>7} {'interquartile range':>21}", flush=True)
-    with worker(before) as old, worker(ROOT) as new:
+    with worker(before, cpu=cpu) as old, worker(ROOT, cpu=cpu) as new:
         for case in cases:
             times = []
             for k in range(pairs):  # who goes first alternates
