@@ -1,11 +1,12 @@
 """Coverage and width of the intervals of studies with privacy, by simulation: the table of docs/privacy.md.
 
-    python -m benchmarks.privacy --replications 500 --out privacy.csv [--cells NAME ...]
+    python -m benchmarks.privacy --replications 500 --out privacy.csv [--settings NAME ...] [--seed K]
 
 A replication runs the product's own flow on simulated records: its queries, post-processing and interval. The
-wire and the masks are left out, and the noise of all silos together is drawn at once as a rounded normal
-variate, which at these variances (above 10^12 grid units) cannot be told from the sum of the silos' draws.
-`tests/studies/test_private.py` checks that without noise this gives the numbers of `fedtmle.run`.
+wire and the masks are left out, sums are added in floats (`benchmarks.private_records`), and the noise of all
+silos together is drawn at once as a rounded normal variate, which at these variances (above 10^12 grid units)
+cannot be told from the sum of the silos' draws. `tests/studies/test_private.py` checks that without noise
+this gives the numbers of `fedtmle.run`.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ import csv
 import math
 import sys
 import time
-from collections.abc import Iterator
+import zlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -23,16 +25,18 @@ from typing import Literal
 import numpy as np
 
 import fedtmle as ft
+from benchmarks.private_records import Columns, Records, expit, floats
 from fedtmle.data import load_all
 from fedtmle.model.exact import Sums
-from fedtmle.model.types import Array
 from fedtmle.programs.flow import StudyProgram
+from fedtmle.protocol.noisy import NoisySums
 from fedtmle.protocol.outcome import Targeted
 from fedtmle.runtime.rows import LocalRows
 from fedtmle.studyfile.schema import schema_of
 
 SILOS = 10
-Columns = dict[str, Array]
+KINDS = ("binary", "rare", "continuous", "wrong g", "wrong Q", "trial", "missing", "strong")
+Row = dict[str, float | str]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,11 +47,11 @@ class Cell:
     p: int = 10
     epsilon: float = 1.0
     g_bounds: Literal["auto"] | float = "auto"
-    kind: str = "binary"  # or rare, continuous, wrong g, wrong Q, trial, missing, strong
+    kind: str = "binary"  # one of KINDS
 
     @property
     def name(self) -> str:
-        return f"{self.kind} n={self.n} p={self.p} eps={self.epsilon:g} g={self.g_bounds}"
+        return f"{self.kind} n={self.n} p={self.p} g={self.g_bounds}"
 
 
 def draw(cell: Cell, n: int, rng: np.random.Generator) -> tuple[Columns, float]:
@@ -58,10 +62,10 @@ def draw(cell: Cell, n: int, rng: np.random.Generator) -> tuple[Columns, float]:
     slopes_g = strength * np.array([0.4, -0.5, 0.3, *[0.1] * (p - 3)])
     slopes_q = strength * np.array([0.5, 0.6, -0.3, *[0.1] * (p - 3)])
     logit_g = -0.2 + slopes_g @ x + (0.3 * (x[0] ** 2 - 1.0) if cell.kind == "wrong g" else 0.0)
-    g = np.full(n, 0.5) if cell.kind == "trial" else _expit(logit_g)
+    g = np.full(n, 0.5) if cell.kind == "trial" else expit(logit_g)
     level = -3.3 if cell.kind == "rare" else -0.6
     bend = 0.3 * (x[0] ** 2 - 1.0) if cell.kind == "wrong Q" else 0.0
-    q = [_expit(level + slopes_q @ x + bend + 0.5 * a) for a in (0, 1)]
+    q = [expit(level + slopes_q @ x + bend + 0.5 * a) for a in (0, 1)]
     a = (rng.random(n) < g).astype(np.float64)
     mean = np.where(a == 1, q[1], q[0])
     if cell.kind == "continuous":
@@ -69,15 +73,11 @@ def draw(cell: Cell, n: int, rng: np.random.Generator) -> tuple[Columns, float]:
     else:
         y = (rng.random(n) < mean).astype(np.float64)
     if cell.kind == "missing":
-        y[rng.random(n) > _expit(1.5 + 0.4 * x[0] - 0.2 * a)] = np.nan
+        y[rng.random(n) > expit(1.5 + 0.4 * x[0] - 0.2 * a)] = np.nan
     columns = {"a": a, "y": y, **{f"x{j}": x[j] for j in range(p)}}
     if cell.kind == "trial":
         columns["known"] = g
     return columns, float(np.mean(q[1] - q[0]))
-
-
-def _expit(x: Array) -> Array:
-    return np.asarray(1.0 / (1.0 + np.exp(-x)))
 
 
 def study_of(cell: Cell) -> ft.Study:
@@ -103,13 +103,24 @@ def study_of(cell: Cell) -> ft.Study:
 def run_flow(
     study: ft.Study, columns: Columns, rng: np.random.Generator | None, silos: int = SILOS
 ) -> Targeted:
-    """Run the flow of a study over pooled records; without a generator, the sums have no noise."""
+    """Run the flow of a study over pooled records, with the product's own sums."""
     table = load_all({"all": columns}, schema_of(study))["all"]
     local = LocalRows("all", table, table.n_rows)
-    flow = StudyProgram.of(study, [str(m) for m in range(silos)]).flow(table.n_rows)
+    return answered(study, table.n_rows, lambda query: query.answer(local), rng, silos)
+
+
+def answered(
+    study: ft.Study,
+    n: int,
+    answer: Callable[[NoisySums], Sums],
+    rng: np.random.Generator | None,
+    silos: int = SILOS,
+) -> Targeted:
+    """Run the flow of a study whose sums ``answer`` gives; without a generator they have no noise."""
+    flow = StudyProgram.of(study, [str(m) for m in range(silos)]).flow(n)
     query = next(flow)
     while True:
-        sums = query.answer(local)
+        sums = answer(query)
         if rng is not None and query.noise is not None:
             deviation = math.sqrt(float(query.noise * silos))
             noise = rng.standard_normal(len(sums.units)) * deviation
@@ -122,64 +133,90 @@ def run_flow(
             return stop.value  # type: ignore[no-any-return]  # mypy does not follow a generator's result
 
 
-def simulate(cell: Cell, replications: int, seed: int = 1) -> dict[str, float | str]:
-    """Return coverage, width and bias over some replications."""
-    rng = np.random.default_rng([seed, cell.n, cell.p, round(100 * cell.epsilon)])
-    truth = float(np.mean([draw(cell, 200_000, rng)[1] for _ in range(10)]))
-    study, start, rows = study_of(cell), time.perf_counter(), []
-    for _ in range(replications):
-        outcome = run_flow(study, draw(cell, cell.n, rng)[0], rng)
+def simulate(setting: Cell, epsilons: Sequence[float], replications: int, seed: int) -> list[Row]:
+    """Return coverage, width and bias for each epsilon, all of them on the same simulated records."""
+    kind = zlib.crc32(f"{setting.kind} {setting.g_bounds}".encode())
+    rng = np.random.default_rng([seed, setting.n, setting.p, kind])
+    truth = float(np.mean([draw(setting, 200_000, rng)[1] for _ in range(10)]))
+    cells = [replace(setting, epsilon=epsilon) for epsilon in epsilons]
+    studies = [(study_of(cell), _Tally(cell)) for cell in cells]
+    start = time.process_time()
+    with floats():
+        for _ in range(replications):
+            records = Records(draw(setting, setting.n, rng)[0])
+            for study, tally in studies:
+                tally.add(answered(study, setting.n, records.sums, rng), truth)
+    seconds = (time.process_time() - start) / replications / len(cells)
+    return [{**tally.row(), "seed": seed, "seconds": round(seconds, 3)} for _, tally in studies]
+
+
+class _Tally:
+    """The errors, standard errors and labels of the replications of one cell."""
+
+    def __init__(self, cell: Cell) -> None:
+        self.cell = cell
+        self.rows: list[tuple[float, ...]] = []
+
+    def add(self, outcome: Targeted, truth: float) -> None:
         account = outcome.details.privacy  # type: ignore[attr-defined]  # of a study
         error = float(outcome.estimate.psi[0]) - truth
         std_error, sampling = math.sqrt(outcome.estimate.covariance[0, 0]), math.sqrt(account.sampling[0])
-        rows.append((error, std_error, sampling, account.g_bound, float(bool(account.limits))))
-    error, std_error, sampling, bound, labelled = np.array(rows).T
-    return {
-        "cell": cell.name,
-        "replications": replications,
-        "coverage": float(np.mean(np.abs(error) <= 1.96 * std_error)),
-        "coverage_ignoring_noise": float(np.mean(np.abs(error) <= 1.96 * sampling)),
-        "width": float(np.mean(std_error / sampling)),
-        "bias_in_se": float(np.mean(error) / np.mean(std_error)),
-        "sd_over_se": float(np.std(error) / np.mean(std_error)),
-        "g_bound": float(np.mean(bound)),
-        "labelled": float(np.mean(labelled)),
-        "seconds": round((time.perf_counter() - start) / replications, 3),
-    }
+        self.rows.append((error, std_error, sampling, account.g_bound, float(bool(account.limits))))
+
+    def row(self) -> Row:
+        error, std_error, sampling, bound, labelled = np.array(self.rows).T
+        covered = np.abs(error) <= 1.96 * std_error
+        promised = labelled == 0.0
+        return {
+            "kind": self.cell.kind,
+            "n": self.cell.n,
+            "p": self.cell.p,
+            "g_bounds": str(self.cell.g_bounds),
+            "epsilon": self.cell.epsilon,
+            "replications": len(error),
+            "coverage": float(np.mean(covered)),
+            "labelled": float(np.mean(labelled)),
+            "coverage_unlabelled": float(np.mean(covered[promised])) if promised.any() else math.nan,
+            "coverage_ignoring_noise": float(np.mean(np.abs(error) <= 1.96 * sampling)),
+            "width": float(np.mean(std_error / sampling)),
+            "bias_in_se": float(np.mean(error / std_error)),
+            "sd_in_se": float(np.std(error / std_error)),
+            "g_bound": float(np.mean(bound)),
+        }
 
 
-def cells() -> Iterator[Cell]:
-    """Yield the settings of the table."""
-    for n in (10_000, 30_000, 100_000):
-        for epsilon in (0.5, 1.0, 2.0, 4.0):
-            for p in (10, 5):
-                yield Cell(n=n, p=p, epsilon=epsilon)
-            yield Cell(n=n, epsilon=epsilon, g_bounds=0.1)
-    for kind in ("rare", "continuous", "wrong g", "wrong Q", "trial", "missing", "strong"):
-        for n in (10_000, 30_000):
-            yield Cell(n=n, kind=kind)
-    yield replace(Cell(n=30_000, kind="strong"), epsilon=0.5)
+def settings() -> Iterator[Cell]:
+    """Yield the settings of the table, each for every epsilon."""
+    for p in (10, 5):
+        for n in (10_000, 30_000, 100_000):
+            yield Cell(n=n, p=p)
+            if p == 10:
+                yield Cell(n=n, p=p, g_bounds=0.1)
+            for kind in KINDS[1:]:
+                yield Cell(n=n, p=p, kind=kind)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--replications", type=int, default=500)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--epsilons", type=float, nargs="*", default=[0.5, 1.0, 2.0, 4.0])
     parser.add_argument("--out", type=Path, default=Path("privacy.csv"))
     parser.add_argument(
-        "--cells", nargs="*", default=[], help="only the cells whose names contain one of these"
+        "--settings", nargs="*", default=[], help="only the settings whose names contain one of these"
     )
     given = parser.parse_args()
-    chosen = [c for c in cells() if not given.cells or any(part in c.name for part in given.cells)]
+    chosen = [c for c in settings() if not given.settings or any(part in c.name for part in given.settings)]
     with given.out.open("w", newline="", encoding="utf-8") as file:
         writer: csv.DictWriter[str] | None = None
-        for cell in chosen:
-            row = simulate(cell, given.replications)
-            if writer is None:
-                writer = csv.DictWriter(file, row)
-                writer.writeheader()
-            writer.writerow({k: f"{v:.4g}" if isinstance(v, float) else v for k, v in row.items()})
-            file.flush()
-            print(row, file=sys.stderr)
+        for setting in chosen:
+            for row in simulate(setting, given.epsilons, given.replications, given.seed):
+                if writer is None:
+                    writer = csv.DictWriter(file, row)
+                    writer.writeheader()
+                writer.writerow({k: f"{v:.4g}" if isinstance(v, float) else v for k, v in row.items()})
+                file.flush()
+                print(row, file=sys.stderr)
 
 
 if __name__ == "__main__":

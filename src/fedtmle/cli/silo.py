@@ -50,14 +50,14 @@ def assess(
     out: Path | None = typer.Option(None, "--out", help="The file to write; otherwise it is printed."),
 ) -> None:
     """Write a data-protection impact summary of a study, in the terms of the GDPR, for your officer."""
-    from fedtmle.data.silofile import read_silo_file
+    from fedtmle.studies.home import Home
     from fedtmle.studies.preview import preview as rehearse
     from fedtmle.studyfile.file import study_of
     from fedtmle.text.assessment import render
 
     with reporting(as_json=False):
-        plan, file = _plan(study), read_silo_file(silo)
-        text = render(plan, study_of(plan), file, rehearse(plan, file))
+        plan, home = _plan(study), Home.of(silo)
+        text = render(plan, study_of(plan), home.file, rehearse(plan, home.file), home.earlier())
         if out is None:
             say(text, nl=False)
         else:

@@ -24,9 +24,11 @@ from fedtmle.model.arguments import expect_integer, expect_number
 
 PLACES = 48  # binary places of rho, which is rounded down
 DIGITS = 26
+OWNER_DELTA = 1e-6  # at which owners state how much zCDP all studies may take, as an epsilon
 SEARCH = 55  # steps of the golden-section search: to 1e-11 in log(alpha - 1), where the minimum is flat
 
 
+@lru_cache(maxsize=64)
 def epsilon_of(rho: float, delta: float) -> float:
     """Return the least epsilon that rho-zCDP gives at ``delta``."""
     if not rho:
@@ -146,6 +148,21 @@ class Privacy:
     def rho(self) -> Fraction:
         """The whole budget, as zCDP."""
         return rho_of(self.epsilon, self.delta)
+
+    @property
+    def taken(self) -> Fraction:
+        """What a study takes of an owner's budget, as zCDP: all of its rounds, answered or not.
+
+        The last term is above what is lost by sharing the noise, for up to 2^20 silos and sums
+        (`model.noise.sharing_loss`).
+        """
+        halves = 2 * self.part(self.gradients / 2)
+        return self.part(self.gram) + halves + self.part(self.closing) + Fraction(1, 1 << 200)
+
+    @property
+    def owners_epsilon(self) -> float:
+        """The same as an epsilon at the owner's delta, which need not be the study's."""
+        return epsilon_of(float(self.taken), OWNER_DELTA)
 
     def part(self, share: float) -> Fraction:
         """Return a share of the budget, rounded down."""

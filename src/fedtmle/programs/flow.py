@@ -19,6 +19,7 @@ from fedtmle.algorithms.populations import compare_populations
 from fedtmle.errors import InputError
 from fedtmle.initial.crossfit import Fitted
 from fedtmle.initial.glm import Supplied
+from fedtmle.model.budget import Privacy
 from fedtmle.model.problem import Estimate
 from fedtmle.model.table import AnyTable, Table, numbered, with_silo, without_missing
 from fedtmle.programs.diagnostics import Comparisons, Diagnostics, Overlap, diagnose
@@ -171,6 +172,10 @@ class StudyProgram(AbstractProgram[AnyTable]):
     @property
     def goes_on(self) -> bool:
         return self.study.on_refusal == "go on"
+
+    @property
+    def privacy(self) -> Privacy | None:
+        return self.study.privacy
 
     def among(self, silos: tuple[str, ...]) -> Self:
         study = self.study

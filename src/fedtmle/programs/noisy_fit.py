@@ -1,6 +1,6 @@
 """From noisy sums to nuisance models: what every party computes from the broadcasts of a private study.
 
-The noisy Gram matrix gives the mean and covariance of the covariates, floored where noise drowns them. A
+The noisy Gram matrix gives the mean and covariance of the covariates, shrunk where noise drowns it. A
 fixed set of normal points with these moments stands for the population: curvatures, biases and variances at
 any coefficients are averages over the points, so that no further sums are asked. Coefficients are a Gaussian
 posterior: the prior is weak, the products with the responses update it, and each noisy gradient updates it
@@ -35,7 +35,8 @@ PRIOR_SLOPE = 2.0  # standard deviation of a coefficient of a column in [-1, 1]
 PRIOR_INTERCEPT = 3.0
 APPROXIMATION = 0.005  # error of a mean score by the normal approximation
 CURVATURE_ERROR = 0.1  # relative error of a curvature by the normal approximation
-FLOOR = 2.0  # of an eigenvalue of the covariance, over the spectral norm of the noise
+SMALLEST_VARIANCE = 2.0  # of a covariate, over the deviation of the noise of a covariance
+SMALLEST_EIGENVALUE = 0.25  # of the covariance, over the smallest variance
 SMALLEST_MASS = 0.05
 STEPS = 8  # of the first fit
 LARGEST_LOGIT = 6.0  # of a mean probability, for the prior's centre
@@ -82,6 +83,25 @@ def _means(columns: Array, terms: Sequence[tuple[int, ...]]) -> Array:
     bounds = [exponent(math.prod(largest[j] for j in term) * (1 + 1e-9)) for term in terms]
     sums = column_sums(columns, bounds, what="population", terms=terms)
     return sums.values(columns.shape[1])
+
+
+def shrunk_root(noisy: Array, deviation: float) -> Array:
+    """Return a root G of an estimate G G' of a covariance, positive definite, from one S with noise.
+
+    The variances are kept, and all covariances are multiplied by 1 - lambda, lambda = p (p - 1) deviation^2 /
+    sum_{j != k} S_jk^2: the least expected squared error, with the expectations estimated by the noise's
+    variance and by S (Ledoit and Wolf, 2004). To raise small eigenvalues instead would enlarge the curvature
+    of every direction that noise drowns, and so shrink the coefficients.
+    """
+    p = len(noisy)
+    variances = np.maximum(np.diag(noisy), max(SMALLEST_VARIANCE * deviation, 1e-3))
+    covariances = noisy - np.diag(np.diag(noisy))
+    energy = math.fsum((covariances * covariances).ravel().tolist())
+    drowned = p * (p - 1) * deviation**2
+    kept = 0.0 if energy <= drowned else 1.0 - drowned / energy
+    values, vectors = eigen(np.diag(variances) + kept * covariances)
+    smallest = SMALLEST_EIGENVALUE * float(variances.min())
+    return np.asarray(vectors * np.sqrt(np.maximum(values, smallest)))
 
 
 @final
@@ -176,15 +196,13 @@ class Population:
 
     @cached_property
     def covariates(self) -> Array:
-        """The points, shape (p, N): normal with the noisy mean and the floored noisy covariance."""
+        """The points, shape (p, N): normal with the noisy mean and the shrunk noisy covariance."""
         p = len(self.design.covariates)
         if not p:
             return np.zeros((0, 2 * POINTS))
         mean = self.matrix[0, 1 : 1 + p]
         covariance = self.matrix[1 : 1 + p, 1 : 1 + p] - mean[:, None] * mean[None, :]
-        values, vectors = eigen(covariance)
-        floor = max(FLOOR * 2.0 * self.deviation * math.sqrt(p), 1e-3)
-        root = vectors * np.sqrt(np.maximum(values, floor))
+        root = shrunk_root(covariance, self.deviation)
         return _combined(root, normal_points(p)) + mean[:, None]
 
     def entry(self, name: str) -> Array:

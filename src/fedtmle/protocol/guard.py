@@ -24,6 +24,7 @@ from typing import NamedTuple, Protocol, TypeVar
 import numpy as np
 
 from fedtmle.errors import InputError
+from fedtmle.model.budget import Privacy
 from fedtmle.model.exact import Sums
 from fedtmle.model.leverage import Look, PersonRows, largest_leverage
 from fedtmle.model.submodel import AbstractRowsSubmodel
@@ -150,6 +151,18 @@ class Policy:
     max_coefficient: float = _key(_CAP, 200.0, math.inf, "size of a nuisance model's coefficients, scaled")
     max_bits: float = _key(
         _CAP, 1_000.0, math.inf, "bits that all studies may tell of one person's value, as `risk` plans them"
+    )
+    max_epsilon: float = _key(
+        _CAP,
+        1_000.0,
+        math.inf,
+        "epsilon of one study (delta 1e-6); if lowered, sums without noise are refused",
+    )
+    max_epsilon_total: float = _key(
+        _CAP,
+        1_000.0,
+        math.inf,
+        "the same of all studies together, each counted in full from its first answer",
     )
     max_refusals: int = _key(_CAP, 1_000, math.inf, "stray requests, after which the silo leaves the study")
     lifetime_days: float = _key(_CAP, 30.0, math.inf, "days from a study's first request to its last answer")
@@ -317,12 +330,23 @@ class Guard:
             raise RefusalError(Reason.TOO_FEW_SILOS, "min_silos")
         if plan.is_masked and plan.fewest_together < self.policy.colluders + 2:
             raise RefusalError(Reason.TOO_FEW_SILOS, "colluders")
+        self._check_privacy(plan.program.privacy)
         if not all(map(self.policy.allows, plan.brought)):
             raise RefusalError(Reason.OTHER_TARGET, TARGETS)
         if n_rows < self.policy.min_rows:
             raise RefusalError(Reason.POLICY, "min_rows")
         if smallest_part < min(self.policy.min_fold, n_rows):
             raise RefusalError(Reason.POLICY, "min_fold")
+
+    def _check_privacy(self, privacy: Privacy | None) -> None:
+        """Check that the noise of a study suffices for the owner, whatever other studies there were."""
+        policy, most = self.policy, Policy()
+        for key in ("max_epsilon", "max_epsilon_total"):
+            limit = getattr(policy, key)
+            if limit < getattr(most, key) and (privacy is None or privacy.owners_epsilon > limit):
+                raise RefusalError(Reason.POLICY, key)
+        if privacy is not None and privacy.colluders < policy.colluders:
+            raise RefusalError(Reason.TOO_FEW_SILOS, "colluders")
 
     def admit(self, query: Query, local: Local) -> None:
         """Charge the query and check the limits that do not depend on what the rows hold.

@@ -33,6 +33,7 @@ import msgspec
 import numpy as np
 
 from fedtmle.errors import DecodeError, InputError
+from fedtmle.model.budget import Privacy
 from fedtmle.protocol.codes import Bits, decode, encode
 from fedtmle.protocol.looks import Groups, Looks, look_groups
 from fedtmle.protocol.masked import MaskedForm
@@ -94,6 +95,11 @@ class AbstractProgram(ABC, Generic[Rows]):
     def among(self, silos: tuple[str, ...]) -> Self:
         """Return the program of a run over these silos of the roster."""
         return self
+
+    @property
+    def privacy(self) -> Privacy | None:
+        """The budget of differential privacy that the answers take; None if their sums have no noise."""
+        return None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,14 +10,17 @@ from __future__ import annotations
 import base64
 import contextlib
 import hashlib
+import math
 import os
 from collections.abc import Iterable, Iterator
+from fractions import Fraction
 from pathlib import Path
 from typing import NotRequired, TypedDict
 
 import msgspec
 
 from fedtmle.errors import JournalError
+from fedtmle.model.budget import OWNER_DELTA, epsilon_of
 from fedtmle.runtime.heads import check_head, read_head, write_head
 from fedtmle.runtime.journal import Held
 from fedtmle.runtime.signing import SigningKey
@@ -39,7 +42,8 @@ class Told(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Whose numbers a study was told: the version of the rows, the columns, and the silos that took part.
 
     ``roster`` has the public keys of each silo in hexadecimal, or its name if it has none; ``own`` is this
-    silo's entry. ``groups`` are silos of the roster of which totals were told too.
+    silo's entry. ``groups`` are silos of the roster of which totals were told too. ``zcdp`` is the budget of
+    differential privacy that the study takes, as a fraction; it is empty if the sums had no noise.
     """
 
     rows: str
@@ -48,6 +52,7 @@ class Told(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     own: str
     is_masked: bool
     groups: tuple[tuple[str, ...], ...] = ()
+    zcdp: str = ""
 
     @property
     def sources(self) -> frozenset[str]:
@@ -128,11 +133,17 @@ class Ledger:
                 raise JournalError(f"{self.path}: the ledger cannot be opened for writing") from None
             unless_ready.pop_all()  # keep the file open as long as the object
 
-    def add(self, entry: Entry) -> None:
-        """Append one line; it is on the medium when this returns."""
+    def add(self, entry: Entry, *, max_epsilon: float = math.inf) -> None:
+        """Append one line; it is on the medium when this returns.
+
+        A study's first answer is not recorded, and so not sent, if the studies in the ledger would take more
+        than ``max_epsilon`` with it. Nobody else can add a line between the look and the line.
+        """
         try:
             with Held(self._file):
                 self._catch_up()  # another study of this silo may have added lines
+                if entry.told is not None and entry.told.zcdp:
+                    self._check_budget(entry.plan, entry.told, max_epsilon)
                 data, head = _chained(msgspec.json.encode(entry), self.count + 1, self._head)
                 self._write(data + b"\n")
                 if self._key is not None:
@@ -140,6 +151,13 @@ class Ledger:
         except OSError:
             raise JournalError(f"{self.path}: the line could not be written; is the disk full?") from None
         self.count, self._head = self.count + 1, head
+
+    def _check_budget(self, plan: str, record: Told, max_epsilon: float) -> None:
+        earlier = [each.zcdp for digest, (_, each) in told(read(self.path)).items() if digest != plan]
+        if epsilon_taken([*earlier, record.zcdp]) > max_epsilon:
+            raise JournalError(
+                f"{self.path}: another study has taken what was left of max_epsilon_total = {max_epsilon:g}"
+            )
 
     def _catch_up(self) -> None:
         """Read the lines added since the last look, and cut off a line that a crash or a full disk tore."""
@@ -196,6 +214,16 @@ def told(lines: Iterable[LedgerLine]) -> dict[str, tuple[str, Told]]:
     """Return what each study was told of, and when it was, by its plan in hexadecimal."""
     each = ((line.get("plan", ""), line["time"], line.get("told")) for line in lines)
     return {plan: (time, record) for plan, time, record in each if record is not None}
+
+
+def epsilon_taken(budgets: Iterable[str]) -> float:
+    """Return the epsilon, at the owner's delta, of studies with these budgets (`Told.zcdp`) together.
+
+    Every study counts as if it were about the same people. Budgets are added as zCDP and converted once;
+    those of studies without noise are empty and left out.
+    """
+    total = sum(map(Fraction, filter(None, budgets)), Fraction(0))
+    return epsilon_of(float(total), OWNER_DELTA)
 
 
 def verify(path: Path, public: bytes | None) -> tuple[int, str]:

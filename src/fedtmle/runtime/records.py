@@ -132,7 +132,8 @@ class Records:
                 data=self._data.hex(),
                 explanation=query.explanation if has_query and query is not None else "",
                 told=self.told if has_query and isinstance(message, Begin) else None,
-            )
+            ),
+            max_epsilon=self._guard.policy.max_epsilon_total,
         )
 
     def resume(self, follow: Callable[[messages.Request, messages.Reply, str], None]) -> None:

@@ -24,7 +24,7 @@ from fedtmle.protocol.plan import Plan
 from fedtmle.runtime import accounts
 from fedtmle.runtime.ledger import read
 from fedtmle.studies.home import Home
-from fedtmle.studies.memory import spent_bits
+from fedtmle.studies.memory import OwnersBudget, spent_bits
 from fedtmle.studies.preview import Preview, preview
 from fedtmle.studies.risk import risk
 from fedtmle.studyfile.file import StudyFile, file_plan
@@ -63,7 +63,7 @@ class Approval:
     inside I(). ``risk`` has the worst finding of the audit against each attacker; if there is none,
     ``unaudited`` says why.
     ``conflicts`` say why the study may not follow the earlier ones. ``bits`` is what it would tell of each
-    column, and ``spent`` what the earlier ones told.
+    column, and ``spent`` what the earlier ones told. ``budget`` is that of a study with noise.
     """
 
     title: str
@@ -88,6 +88,7 @@ class Approval:
     unaudited: str
     bits: Mapping[str, float] | None
     spent: Mapping[str, float]
+    budget: OwnersBudget | None
 
     def to_dict(self) -> Document:
         return dataclasses.asdict(self)
@@ -140,6 +141,7 @@ def review(file: StudyFile, home: Home) -> Approval:
         unaudited=unaudited,
         bits=by_source,
         spent=spent_bits({p: t for p, t in told.items() if p != plan.digest.hex()}, home.approvals.current()),
+        budget=OwnersBudget.of(plan, told, policy),
     )
 
 

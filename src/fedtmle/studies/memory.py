@@ -13,11 +13,12 @@ from typing import Any
 
 from fedtmle.data import Column, DataErrors, Kind, Schema, SiloFile, load
 from fedtmle.errors import InputError
+from fedtmle.model.budget import OWNER_DELTA
 from fedtmle.model.table import AnyTable, Table
 from fedtmle.protocol.guard import Policy
 from fedtmle.protocol.plan import Member, Plan
 from fedtmle.runtime.approvals import Decision
-from fedtmle.runtime.ledger import ReadColumn, Told
+from fedtmle.runtime.ledger import ReadColumn, Told, epsilon_taken
 from fedtmle.runtime.memory import Digests, RowStore, fewest_people, isolated, row_digests
 from fedtmle.studyfile.file import study_of
 from fedtmle.studyfile.schema import schema_of
@@ -31,6 +32,48 @@ class Conflict:
 
     key: str
     text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnersBudget:
+    """What a study with noise takes of the owner's budget, each number an epsilon at the owner's delta.
+
+    ``before`` is what the earlier studies with noise took, ``total`` that of all together, which is less than
+    the sum. ``exact`` is the number of earlier studies without noise, which no budget covers.
+    """
+
+    study: float
+    before: float
+    total: float
+    limit: float
+    exact: int
+
+    @classmethod
+    def of(cls, plan: Plan, earlier: Earlier, policy: Policy) -> OwnersBudget | None:
+        """Return the budget of a plan after other studies; None if its sums have no noise."""
+        privacy = plan.program.privacy
+        if privacy is None:
+            return None
+        told = [each for digest, (_, each) in earlier.items() if digest != plan.digest.hex()]
+        own = str(privacy.taken)
+        return cls(
+            study=privacy.owners_epsilon,
+            before=epsilon_taken([each.zcdp for each in told]),
+            total=epsilon_taken([own, *(each.zcdp for each in told)]),
+            limit=policy.max_epsilon_total,
+            exact=sum(not each.zcdp for each in told),
+        )
+
+    def __str__(self) -> str:
+        """In words for the owner."""
+        limit = "none" if self.limit >= Policy().max_epsilon_total else f"{self.limit:g}"
+        words = (
+            f"epsilon of this study {self.study:.3g}, of earlier ones with noise {self.before:.3g}, of all "
+            f"together {self.total:.3g} (delta {OWNER_DELTA:g}); your limit (max_epsilon_total): {limit}"
+        )
+        if self.exact:
+            words += f". {self.exact} earlier studies without noise are not counted: no budget covers them"
+        return words
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,10 +116,13 @@ class SiloMemory:
         columns = read_columns(plan, self.file)
         sources = frozenset(column.source for column in columns)
         alike = {digest: (time, told) for digest, (time, told) in earlier.items() if told.sources & sources}
+        # The difference of two studies is covered by the noise of either.
+        exact = {} if plan.program.privacy else {d: told for d, told in alike.items() if not told[1].zcdp}
         return (
-            *self._refreshed(alike),
+            *self._refreshed(exact),
             *self._rosters(plan, columns, alike),
-            *self._spent(own, earlier, bits),
+            *self._spent(plan, earlier, bits),
+            *self._budget(plan, earlier),
         )
 
     def _refreshed(self, alike: Earlier) -> Sequence[Conflict]:
@@ -146,9 +192,11 @@ class SiloMemory:
         )
         return [total for total in totals if total]
 
-    def _spent(self, own: str, earlier: Earlier, bits: Mapping[str, float] | None) -> Sequence[Conflict]:
+    def _spent(self, plan: Plan, earlier: Earlier, bits: Mapping[str, float] | None) -> Sequence[Conflict]:
         """Return whether all studies together would tell more of a column than the owner allows."""
-        limit = self.file.policy.max_bits
+        limit, own = self.file.policy.max_bits, plan.digest.hex()
+        if plan.program.privacy and self.file.policy.max_epsilon_total < Policy().max_epsilon_total:
+            return ()  # noise is not audited in bits; it has a budget of its own
         decisions = self.decisions()
         if bits is None:
             bits = decisions[own].bits if own in decisions else None
@@ -167,6 +215,13 @@ class SiloMemory:
             )
             for column in over
         ]
+
+    def _budget(self, plan: Plan, earlier: Earlier) -> Sequence[Conflict]:
+        """Return whether the studies with noise would together take more than the owner allows."""
+        budget = OwnersBudget.of(plan, earlier, self.file.policy)
+        if budget is None or budget.total <= budget.limit:
+            return ()
+        return (Conflict(key="max_epsilon_total", text=f"{budget}: more than you allow."),)
 
     def _digests(self, columns: tuple[ReadColumn, ...]) -> Digests | None:
         """Return the digests of today's rows over ``columns``; None if the data have no such columns."""
@@ -216,6 +271,7 @@ def _about(plan: Plan, columns: tuple[ReadColumn, ...], silo: str) -> dict[str, 
         "own": _identity(own),
         "is_masked": plan.is_masked,
         "groups": tuple(tuple(identities[name] for name in group) for group in plan.look_groups),
+        "zcdp": "" if plan.program.privacy is None else str(plan.program.privacy.taken),
     }
 
 

@@ -99,6 +99,8 @@ def _verdicts(approval: Approval) -> list[str]:
         lines += wrapped(f"Risk: not audited ({approval.unaudited}); `fedtmle risk` says more.")
     for column, bits in (approval.bits or {}).items():
         lines += _bullet(f"of one person's {column}, it would tell up to {bits:.1f} bits")
+    if approval.budget is not None:
+        lines += wrapped(f"Privacy: {approval.budget}.")
     if approval.conflicts:
         lines += ["", "Your silo will REFUSE this study, because of earlier ones:"]
         for each in approval.conflicts:

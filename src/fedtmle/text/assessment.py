@@ -14,6 +14,7 @@ from fedtmle.layout import bits, phase_name
 from fedtmle.programs.study import Study
 from fedtmle.protocol.guard import Policy
 from fedtmle.protocol.plan import Plan
+from fedtmle.studies.memory import Earlier, OwnersBudget
 from fedtmle.studies.preview import Preview
 from fedtmle.studyfile.schema import schema_of
 from fedtmle.version import __version__
@@ -21,8 +22,8 @@ from fedtmle.version import __version__
 FILL_IN = "**(to be filled in by the controller)**"
 
 
-def render(plan: Plan, study: Study, file: SiloFile, view: Preview) -> str:
-    """Return the summary of a study whose plan was rehearsed at the silo of ``file``."""
+def render(plan: Plan, study: Study, file: SiloFile, view: Preview, earlier: Earlier) -> str:
+    """Return the summary of a study whose plan was rehearsed at the silo of ``file`` after other studies."""
     sections: list[tuple[str, Iterable[str]]] = [
         ("Purpose", _purpose(study, plan)),
         ("Parties", _parties(plan, file)),
@@ -30,7 +31,7 @@ def render(plan: Plan, study: Study, file: SiloFile, view: Preview) -> str:
         ("What leaves the silo", _leaves(view)),
         ("Who receives it", _recipients(plan)),
         ("How long it is kept", _kept(file)),
-        ("Technical measures", _measures(plan, study, file.policy)),
+        ("Technical measures", _measures(plan, study, file.policy, earlier)),
         ("Residual risk", _risk(plan, study, view)),
         ("For the controller", _controller()),
     ]
@@ -139,7 +140,7 @@ def _kept(file: SiloFile) -> list[str]:
     return [*_table(("at", "what", "until"), rows), "", copies]
 
 
-def _measures(plan: Plan, study: Study, policy: Policy) -> list[str]:
+def _measures(plan: Plan, study: Study, policy: Policy, earlier: Earlier) -> list[str]:
     limits = [
         (limit.name, f"{getattr(policy, limit.name)}", limit.meaning)
         for limit in Policy.limits()
@@ -150,6 +151,7 @@ def _measures(plan: Plan, study: Study, policy: Policy) -> list[str]:
     if study.privacy is not None:
         epsilon, delta = study.privacy.epsilon, study.privacy.delta
         noise = f"differential privacy for one record, epsilon = {epsilon:g}, delta = {delta:g}"
+    budget = OwnersBudget.of(plan, earlier, policy)
     return [
         *_table(
             ("measure", "here"),
@@ -158,6 +160,7 @@ def _measures(plan: Plan, study: Study, policy: Policy) -> list[str]:
                 ("transport", "mutual TLS between each silo and the server, where the study is deployed"),
                 ("masks", masks),
                 ("noise", noise),
+                *([] if budget is None else [("budget across studies", str(budget))]),
                 ("record of processing", "a ledger whose lines are chained and whose head is signed"),
             ],
         ),
