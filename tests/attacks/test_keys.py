@@ -17,6 +17,8 @@ ELSEWHERE = {
     "fresh_batches": "a consent; without it min_batch refuses: tests/protocol/test_batches.py",
     "allow_unsigned": "tests/engine/test_endpoint.py, test_an_owner_may_want_signed_requests",
     "max_bits": "tests/studies/test_memory.py, test_the_policy_limits_what_all_studies_tell",
+    "max_epsilon": "tests/studies/test_owners_budget.py, test_one_study_may_be_too_much",
+    "max_epsilon_total": "tests/studies/test_owners_budget.py, test_studies_add_up",
     "release": "not a limit of a session, but of what is shown of its result",
 }
 

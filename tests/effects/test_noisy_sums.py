@@ -22,6 +22,7 @@ from fedtmle.model.statistics import AbstractPrivateColumns
 from fedtmle.model.table import Table
 from fedtmle.model.types import Array, upper_pairs
 from fedtmle.programs.flow import StudyProgram
+from fedtmle.programs.noisy_fit import shrunk_root
 from fedtmle.protocol.noisy import PLACES, NoisySums
 from fedtmle.runtime.noise import with_noise
 from fedtmle.runtime.rows import LocalRows
@@ -260,3 +261,33 @@ def test_without_noise_the_flow_gives_the_usual_one_step_estimate() -> None:
     assert abs(private.estimate.psi[0] - row["estimate"]) < 0.02 * row["std_error"]
     sampling = private.details.privacy.sampling[0]  # type: ignore[attr-defined]  # of a study
     assert abs(math.sqrt(sampling) / row["std_error"] - 1) < 0.01
+
+
+def test_covariances_are_shrunk_by_the_share_of_noise_in_them() -> None:
+    """Longhand: with known noise, the kept share is near the one of least squared error; variances stay."""
+    rng = np.random.default_rng(4)
+    p, deviation = 12, 0.02
+    correlation = 0.3 ** np.abs(np.subtract.outer(np.arange(p), np.arange(p)))
+    truth = 0.1 * correlation
+    errors: dict[str, list[float]] = {"shrunk": [], "noisy": [], "best": []}
+    off = ~np.eye(p, dtype=bool)
+    for _ in range(40):
+        noise = np.triu(rng.normal(0.0, deviation, (p, p)), 1)
+        noisy = truth + noise + noise.T
+        root = shrunk_root(noisy, deviation)
+        found = root @ root.T
+        np.testing.assert_allclose(np.diag(found), 0.1, rtol=0.15)  # but for eigenvalues that are raised
+        assert np.linalg.eigvalsh(found)[0] >= 0.25 * 0.1 - 1e-12
+        kept = (noisy[off] @ truth[off]) / (noisy[off] @ noisy[off])
+        for name, estimate in (("shrunk", found), ("noisy", noisy), ("best", kept * noisy)):
+            errors[name].append(float(((estimate - truth)[off] ** 2).sum()))
+    mean = {name: np.mean(each) for name, each in errors.items()}
+    assert mean["best"] <= mean["shrunk"] < 1.15 * mean["best"]
+    assert mean["shrunk"] < 0.7 * mean["noisy"]
+
+
+def test_a_covariance_that_noise_drowns_is_its_diagonal() -> None:
+    rng = np.random.default_rng(5)
+    noise = np.triu(rng.normal(0.0, 0.001, (5, 5)), 1)
+    root = shrunk_root(np.diag([0.1, 0.2, 0.3, 1.0, 0.5]) + noise + noise.T, 0.05)
+    np.testing.assert_allclose(root @ root.T, np.diag([0.1, 0.2, 0.3, 1.0, 0.5]), atol=1e-12)

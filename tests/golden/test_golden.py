@@ -27,7 +27,16 @@ from tests.golden.wire import NAMES
 RECORDED = load()
 
 # Keys of the policy by which a silo hides something, or shows it; the runs "file/..." have them.
-NO_REFUSAL = {"min_cell", "min_truncated", "release", "fresh_batches", "max_bits", "allow_unsigned"}
+NO_REFUSAL = {
+    "min_cell",
+    "min_truncated",
+    "release",
+    "fresh_batches",
+    "max_bits",
+    "max_epsilon",
+    "max_epsilon_total",
+    "allow_unsigned",
+}
 # Endings that no small run has: they need a loss that is not convex or an inner solver that fails.
 RARE_ENDINGS = {Status.NO_DESCENT, Status.INFEASIBLE, Status.STALLED_FIT}
 

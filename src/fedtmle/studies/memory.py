@@ -157,9 +157,15 @@ class SiloMemory:
             return ()
         colluders = self.file.policy.colluders
         about = Told(rows="", **_about(plan, columns, self.file.name))
-        before = [total for _, told in alike.values() if told.is_masked for total in self._totals(told)]
-        silos = isolated([*before, *self._totals(about)], colluders)
-        if silos is None or (before and isolated(before, colluders) == silos):
+        masked = [told for _, told in alike.values() if told.is_masked]
+        before, exact = [], []
+        for told in masked:
+            totals = self._totals(told, has_noise=bool(told.zcdp or about.zcdp))
+            before += totals
+            exact += totals if about.zcdp or not told.zcdp else []
+        silos = isolated([*before, *self._totals(about, has_noise=bool(about.zcdp))], colluders)
+        # What follows from earlier studies already is told; with noise it was not told exactly.
+        if silos is None or (exact and isolated(exact, colluders) == silos):
             return ()
         names = {_identity(member): member.name for member in plan.roster} | {about.own: self.file.name}
         words = " and ".join(f"'{names.get(silo, silo[:16])}'" for silo in silos)
@@ -173,16 +179,16 @@ class SiloMemory:
             ),
         )
 
-    def _totals(self, told: Told) -> list[frozenset[str]]:
+    def _totals(self, told: Told, *, has_noise: bool) -> list[frozenset[str]]:
         """Return the silos behind each total of a study, less those whose sums the server knows by itself.
 
         Silos that the owner does not vouch for may be the server's own. This silo's rows are another unknown
-        if they changed since.
+        if they changed since, unless the noise of that study, or of the one at hand, covers the change.
         """
         vouched = {
             silo for silo in told.roster if self.peers is None or silo in {key.hex() for key in self.peers}
         }
-        today = self._digests(told.columns) if told.rows else None
+        today = self._digests(told.columns) if told.rows and not has_noise else None
         is_changed = today is not None and self.store.name(today) != told.rows
         others = vouched - {told.own}
         own = told.own + (f" {told.rows}" if is_changed else "")
