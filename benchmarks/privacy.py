@@ -20,7 +20,7 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -29,7 +29,6 @@ from benchmarks.private_records import Columns, Records, expit, floats
 from fedtmle.data import load_all
 from fedtmle.model.exact import Sums
 from fedtmle.programs.flow import StudyProgram
-from fedtmle.protocol.noisy import NoisySums
 from fedtmle.protocol.outcome import Targeted
 from fedtmle.runtime.rows import LocalRows
 from fedtmle.studyfile.schema import schema_of
@@ -112,7 +111,7 @@ def run_flow(
 def answered(
     study: ft.Study,
     n: int,
-    answer: Callable[[NoisySums], Sums],
+    answer: Callable[[Any], Sums],  # of the study's queries
     rng: np.random.Generator | None,
     silos: int = SILOS,
 ) -> Targeted:

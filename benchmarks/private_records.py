@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -118,11 +119,11 @@ class Records:
         return np.concatenate(found)
 
     def _moments(self, columns: OneStepColumns) -> Array:
-        prepared = columns.problem.prepare
+        prepared: Any = columns.problem.prepare  # a `Preparation`
         u, truncated = [], []
         for arm in range(columns.arms):
             g = self.known if self.known is not None else self.predicted(prepared.treatment[0], 0.0)
-            share = g if arm else 1.0 - g
+            share: Any = g if arm else 1.0 - g
             if prepared.missingness:
                 share = share * self.predicted(prepared.missingness[0], float(arm))
             truncated.append(TRUNCATED_SCALE * float(np.count_nonzero(share < prepared.g_floor)))
@@ -147,7 +148,7 @@ def floats() -> Iterator[None]:
         if len(terms[0]) == 1:
             return np.asarray(columns.mean(axis=1)[[j for (j,) in terms]])
         products = columns @ columns.T
-        return np.asarray(products[[j for j, _ in terms], [k for _, k in terms]]) / columns.shape[1]
+        return np.asarray(products[[j for j, _ in terms], [k for _, k in terms]] / columns.shape[1])
 
     def averages(columns: Array, weight: Array | float) -> Array:
         return np.asarray((columns * weight) @ columns.T / columns.shape[1])
