@@ -356,6 +356,9 @@ which at least one silo refused at least one answer.
 
 """
 MIDDLE = """
+Silos look at the rows of all only if there are [six or more](threats.md#a-silo-that-lies): with five silos
+each judges a model by its own rows, masked or not, so that a rare covariate is refused as in the open study.
+
 The studies before were counted with other generators as well: 262 of 431 simulated studies were refused, IHDP
 by 6 of its 8 hospitals, and ACTG175 cut into 10 silos always. These three figures cannot be run again here.
 
