@@ -473,7 +473,7 @@ class Guard:
 
         The result is reused at nearby eps, as far as the declared ranges of the columns prove it.
         """
-        rehearsed = self._judged_by(self._rehearsed_groups)
+        rehearsed = self._judged_by(self._rehearsed_groups) if self._rehearsed_groups else None
         if rehearsed is not None and point.model.judged_together is not None:
             return True  # without the other silos nothing can be said
         if looks is None or point.batch is not None:
