@@ -59,11 +59,8 @@ def study_of(folder: Path, algorithm: str = "Coded", hospitals: int = 3) -> Stud
 
 
 def going_on(study: StudyFile) -> StudyFile:
-    """The same study, which goes on without silos that refuse or are absent when it opens.
-
-    Its models have a covariate less, since what is left of three hospitals has few infants without a score.
-    """
-    text = study.path.read_text().replace(" + cigs", "")
+    """The same study, which goes on without silos that refuse or are absent when it opens."""
+    text = study.path.read_text()
     study.path.write_text(text.replace("[silos]", '[options]\non_refusal = "go on"\n\n[silos]'))
     return read_study(study.path)
 

@@ -10,7 +10,9 @@ from fedtmle.errors import DecodeError
 from fedtmle.model.exact import Sums
 from fedtmle.protocol.codes import (
     ELIAS_DELTA,
+    NOT_TOLD,
     BitWriter,
+    Declinable,
     Golomb,
     Joined,
     Remembered,
@@ -134,3 +136,28 @@ def test_a_small_change_of_large_numbers_is_short() -> None:
     link = Uplink()
     first = link.encode(code, (10**6, -(10**6), 5 * 10**5))
     assert link.encode(code, (10**6 + 1, -(10**6), 5 * 10**5 - 2)).length < first.length / 4
+
+
+@given(st.lists(st.integers(-(2**70), 2**70), max_size=8))
+def test_no_integers_have_the_order_that_stands_for_a_declined_answer(values: list[int]) -> None:
+    assert golomb_order(values) != NOT_TOLD
+    code = Declinable(Golomb(blocks=(len(values),)), may_decline=True)
+    bits = encode(code, tuple(values))
+    assert decode(code, bits) == tuple(values)
+    assert bits == encode(Golomb(blocks=(len(values),)), tuple(values))  # not a bit more
+
+
+def test_a_declined_answer_is_not_remembered_and_only_read_where_it_is_allowed() -> None:
+    code = Declinable(Golomb(blocks=(2,), stream="s"), may_decline=True)
+    silo, server = Uplink(), Uplink()
+    for value in ((1000, -1000), None, (1001, -999)):
+        bits = silo.encode(code, value)
+        assert server.decode(code, bits) == value
+    assert bits.length == 5 + golomb_length((1, 1), golomb_order((1, 1)))
+    assert encode(code, None).length == 5
+    never = Declinable(code.code, may_decline=False)
+    with pytest.raises(DecodeError):
+        decode(never, encode(code, None))
+    matrix = Declinable(Triangle(dim=2), may_decline=True)
+    assert decode(matrix, encode(matrix, None)) is None
+    assert decode(matrix, encode(matrix, (1, 2, 3))) == (1, 2, 3)

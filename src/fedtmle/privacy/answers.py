@@ -96,11 +96,12 @@ class Submodels:
 
 
 def single(answered: Sequence[AnsweredQuery]) -> list[AnsweredQuery]:
-    """Return the same answers, with rounds that held several queries taken apart."""
+    """Return the same answers, with rounds that held several queries taken apart, without declined ones."""
     return [
         AnsweredQuery(query=query, answer=answer)
         for asked in answered
         for query, answer in zip(asked.query.members, asked.query.split(asked.answer), strict=True)
+        if not (query.is_declinable and answer is None)
     ]
 
 

@@ -14,6 +14,9 @@ is left after a step,
 
 is at most the goal. The first part is how far the next step would go, an estimate; the second bounds
 rounding.
+
+A silo may decline to be asked at a point where too few people are behind its gradient. The fit then asks
+halfway to the last point that all silos answered at.
 """
 
 from __future__ import annotations
@@ -80,6 +83,11 @@ class Task:
         if known is None or self.smoothness is None:
             return None
         return Near(known.values, known.distance + self.smoothness * norm(u - v))
+
+    def left_after(self, share: float, expected: float) -> float:
+        """Return the norm of the gradient to expect after a share of the first step, given that of all."""
+        known = 0.0 if self.at_zero is None else norm(self.at_zero.values)
+        return max(expected, (1.0 - share) * known)
 
     def public_gradient(self, u: Array) -> Array:
         gradient = self.model.normaliser(None).gradient(self.eps(u))
@@ -158,6 +166,10 @@ def fit_coded(task: Task, u: Array, expected: float, curvature: Array) -> Flow[C
             expected = base.rounding + rate * base.norm if task.dim <= FEW else base.size
         near = task.near(u, base)
         point, matrix = yield from _evaluate(task, u, expected, first, asks, near)
+        if point is None:
+            u = 0.5 * (u if base is None else u + base.u)  # the first gradient was at zero
+            rate, expected = 1.0, task.left_after(0.5, expected)
+            continue
         if base is not None:
             metric = _learned(task, metric, base, point, first)
         if matrix is not None:
@@ -190,13 +202,23 @@ def fit_coded(task: Task, u: Array, expected: float, curvature: Array) -> Flow[C
 
 def _evaluate(
     task: Task, u: Array, scale: float, first: float, asks_curvature: bool, near: Near | None
-) -> Flow[tuple[_FitPoint, Array | None]]:
-    """Ask for the gradient at u, on a grid for a gradient of norm ``scale``, and perhaps the curvature."""
+) -> Flow[tuple[_FitPoint | None, Array | None]]:
+    """Ask for the gradient at u, on a grid for a gradient of norm ``scale``, and perhaps the curvature.
+
+    Each is None if it was not asked, or if a silo declined.
+    """
     theta = FINER_THETA if task.dim <= FEW else THETA
     exponent = max(math.frexp(theta * scale / math.sqrt(task.dim))[1] - 1, FINEST) if scale else FINEST
     eps = task.eps(u)
     gradient = FitGradientQuery(
-        model=task.model, eps=eps, C=task.C, exponent=exponent, n=task.n, stream=task.stream, near=near
+        model=task.model,
+        eps=eps,
+        C=task.C,
+        exponent=exponent,
+        n=task.n,
+        stream=task.stream,
+        near=near,
+        declinable=True,
     )
     matrix = None
     if asks_curvature:
@@ -208,12 +230,15 @@ def _evaluate(
             exponent=math.frexp(first)[1] - (FINER_CURVATURE_BITS if task.dim <= FEW else CURVATURE_BITS),
             n=task.n,
             near=None if task.smoothness is None else Near(np.zeros(entries), task.smoothness),
+            declinable=True,
         )
         queries: tuple[Query, ...] = (gradient, curvature)
         pooled, told = yield JointQuery(queries)
-        matrix = curvature.matrix(told)
+        matrix = None if told is None else curvature.matrix(told)
     else:
         pooled = yield gradient
+    if pooled is None:
+        return None, None
     of_rows = gradient.values(pooled)
     g = of_rows + task.public_gradient(u)
     point = _FitPoint(

@@ -80,6 +80,7 @@ def fixed_width(largest: int) -> int:
 
 GOLOMB_ORDER_BITS = 5
 ELIAS_DELTA = (1 << GOLOMB_ORDER_BITS) - 1  # in the place of an order: integers of very different sizes
+NOT_TOLD = ELIAS_DELTA - 1  # in the place of an order: no integers follow (`Declinable`)
 
 
 def golomb_length(values: Iterable[int], order: int) -> int:
@@ -98,7 +99,7 @@ def _golomb_length(rests: Sequence[int], order: int) -> int:
 def golomb_order(values: Sequence[int]) -> int:
     """Return the order, near the logarithm of the mean size, or `ELIAS_DELTA`: whichever is shortest."""
     rests = [2 * a if a >= 0 else -2 * a - 1 for a in values]  # iota(a) - 1
-    centre = min((sum(rests) // max(len(rests), 1)).bit_length(), ELIAS_DELTA - 1)
+    centre = min((sum(rests) // max(len(rests), 1)).bit_length(), NOT_TOLD - 1)
     orders: list[int] = [*range(max(centre - 2, 0), centre + 1), ELIAS_DELTA]
     return min(orders, key=lambda order: _golomb_length(rests, order))
 
@@ -174,6 +175,11 @@ class BitReader:
             raise DecodeError("a bit string ends inside a codeword")
         start, self._at = self._at, self._at + width
         return self._peek(start, self._at)
+
+    def is_next(self, value: int, width: int) -> bool:
+        """Return whether the next ``width`` bits are ``value``; they stay to be read."""
+        stop = self._at + width
+        return stop <= self._end and self._peek(self._at, stop) == value
 
     def _peek(self, start: int, stop: int) -> int:
         whole = int.from_bytes(self._data[start // 8 : (stop + 7) // 8], "big")
@@ -506,6 +512,47 @@ class Golomb(AbstractCode[Integers]):
     @property
     def _origin(self) -> Integers:
         return self.previous or (0,) * self.numbers
+
+
+@final
+@dataclass(frozen=True)
+class Declinable(AbstractCode[Integers | None]):
+    """Integers in a code that begins with the order of a Golomb code, or None if they may be declined.
+
+    None takes the place of the order (`NOT_TOLD`), so that integers cost no bit more. It is not remembered.
+    """
+
+    code: AbstractCode[Integers]
+    may_decline: bool
+
+    @property
+    def numbers(self) -> int:
+        return self.code.numbers
+
+    def write(self, value: Integers | None, out: BitWriter) -> None:
+        if value is None:
+            out.uint(NOT_TOLD, GOLOMB_ORDER_BITS)
+        else:
+            self.code.write(value, out)
+
+    def read(self, bits: BitReader) -> Integers | None:
+        if self.may_decline and bits.is_next(NOT_TOLD, GOLOMB_ORDER_BITS):
+            bits.uint(GOLOMB_ORDER_BITS)
+            return None
+        return self.code.read(bits)
+
+    @property
+    def streams(self) -> tuple[str, ...]:
+        return self.code.streams
+
+    def renamed(self, suffix: str) -> Declinable:
+        return replace(self, code=self.code.renamed(suffix))
+
+    def after(self, memory: Memory) -> Declinable:
+        return replace(self, code=self.code.after(memory))
+
+    def memory(self, value: Integers | None) -> Memory:
+        return {} if value is None else self.code.memory(value)
 
 
 @final

@@ -84,6 +84,7 @@ class Limit(NamedTuple):
                 return False
 
 
+MOST_DECLINED = 4  # answers that a silo declines in one study: each is a bit about its rows
 MARGIN = 1.5  # by which a look is to fall below what is allowed, so that it lasts for nearby points
 Number = TypeVar("Number", bound=float)
 TARGETS = "allow_targets"  # the one key that is no number
@@ -262,6 +263,10 @@ class RefusalError(Exception):
         super().__init__(key)
 
 
+class _NotHereError(RefusalError):
+    """The rows may not be told at one point of a model; they may at others."""
+
+
 class DisclosureMeter(Protocol):
     """Keeps the disclosure of named attributes over one session (`privacy.limit`)."""
 
@@ -309,6 +314,7 @@ class Guard:
         self._meter = meter
         self.queries = 0
         self.functionals = 0
+        self.declined = 0  # answers
         self._travelled: tuple[object, float] = (None, 0.0)  # a law, and the length of its history
         # By id of the model, which the value keeps alive, and whether the Hessian was looked at.
         self._examined: dict[tuple[int, bool], _Examined] = {}
@@ -402,15 +408,32 @@ class Guard:
         """
         for member in query.members:
             self._examine_people(member, local)
+        declined: set[int] = set()
         for member in query.members:
             rows = member.rows_of(local)
             for point in member.evaluations():
-                if not self._examine_together(point, rows, looks):
-                    self._examine_support(point, rows)
-                    self._examine_gradient(point, rows)
+                try:
+                    self._examine_point(point, rows, looks)
+                except _NotHereError:
+                    if not self._may_decline(member, len(declined)):
+                        raise
+                    declined.add(id(member))
             if not member.is_optional and not _may_tell(member, local, self.policy):
                 raise RefusalError(Reason.POLICY, "min_people")
-        self._left_out = left_out(query, local, self.policy)
+        self._left_out = left_out(query, local, self.policy) | declined
+
+    def _may_decline(self, query: Query, more: int) -> bool:
+        """Return whether the silo may answer None instead of refusing the study.
+
+        Under masks it may not: totals without this silo would be told.
+        """
+        is_open = not (self._is_masked or self._rehearses_masked)
+        return query.is_declinable and is_open and self.declined + more < MOST_DECLINED
+
+    def _examine_point(self, point: Evaluation, local: Local, looks: Looks | None) -> None:
+        if not self._examine_together(point, local, looks):
+            self._examine_support(point, local)
+            self._examine_gradient(point, local)
 
     def _examine_people(self, query: Query, local: Local) -> None:
         """Check how many people are behind each part of an answer, and whether it is a whole model."""
@@ -436,8 +459,9 @@ class Guard:
             for cell in cells:
                 self._examine_cell(cell, values, n_rows)
 
-    def charge(self, query: Query, bits: int) -> None:
-        """Charge what the query could not declare of its answer's size."""
+    def charge(self, query: Query, bits: int, declined: int = 0) -> None:
+        """Charge what the query could not declare: the bits of the answer, and how many parts it declines."""
+        self.declined += declined
         self.functionals += disclosed_numbers(query, bits) - query.functionals
 
     def _examine_cell(self, cell: CountCell, values: Array, n_rows: int) -> None:
@@ -547,7 +571,8 @@ class Guard:
             if is_batch and not submodel.n_rows:  # none of the silo's rows is in it
                 continue
             look = submodel.look(point.eps, part, enough=self._allowed / MARGIN)
-            self._require_people(look.largest)
+            if not look.largest <= self._allowed:
+                raise _NotHereError(Reason.POLICY, "min_people")
             if is_batch and self._fresh is not None:
                 whole = local.submodel(point.model, point.law)
                 if not isinstance(whole, AbstractRowsSubmodel):  # its rows cannot be seen
@@ -624,6 +649,12 @@ def left_out(query: Query, local: Local, policy: Policy) -> frozenset[int]:
     """Return the identities of the optional members of a query that a silo may not answer."""
     optional = (member for member in query.members if member.is_optional)
     return frozenset(id(member) for member in optional if not _may_tell(member, local, policy))
+
+
+def declined(query: AbstractQuery[Answer, Pooled], answer: Answer) -> frozenset[int]:
+    """Return the identities of the members of a query that a silo declined, by its answer."""
+    parts = zip(query.members, query.split(answer), strict=True)
+    return frozenset(id(member) for member, part in parts if member.is_declinable and part is None)
 
 
 def suppressed(

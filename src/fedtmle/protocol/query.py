@@ -315,6 +315,14 @@ class AbstractQuery(ABC, Generic[Answer, Pooled]):
         """Whether a silo leaves the answer out, and the round goes on, where its guard would refuse it."""
         return False
 
+    @property
+    def is_declinable(self) -> bool:
+        """Whether a silo that may not tell the rows' sums at this point answers None, and the flow goes on.
+
+        The flow then asks at another point.
+        """
+        return False
+
     def suppress(self, answer: Answer, floor: Callable[[Query], int]) -> Answer:
         """Return the answer without the parts that stand for fewer than ``floor(query)`` people.
 

@@ -8,12 +8,16 @@ h = 2^exponent, k = 2 for gradients and 1 for Hessians, g_m and H_m the mean gra
 at eps, and the parties receive q = round(k sum N_m z_m / n). So h q is within (k + 1) h/2 of the pooled one
 in each coordinate, whatever the number of silos. With many silos their roundings cancel, hence the coarser
 grid. The public part of the loss, such as a ridge, is added by every party itself.
+
+A silo whose guard refuses the point answers None, if the query is ``declinable`` and sums are open. Then
+nothing is pooled: the parties receive None, and the flow asks at another point.
 """
 
 from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import final
 
@@ -21,10 +25,21 @@ import numpy as np
 
 from fedtmle.model.linear import congruence, multiply
 from fedtmle.model.types import Array, Part, packed_size, unpack, upper_pairs
-from fedtmle.protocol.codes import AbstractCode, Golomb, Integers, Triangle
+from fedtmle.protocol.codes import AbstractCode, Declinable, Golomb, Integers, Triangle
 from fedtmle.protocol.lattice import divide
 from fedtmle.protocol.masks import Lane
-from fedtmle.protocol.query import AbstractTotals, Derivatives, Evaluation, Law, Local, Model, RowMeans
+from fedtmle.protocol.query import (
+    EVERYBODY,
+    AbstractTotals,
+    Derivatives,
+    Evaluation,
+    Law,
+    Local,
+    Model,
+    Query,
+    RowMeans,
+    add_up,
+)
 
 SLACK = 2.0**-20  # of a public bound, for the rounding of doubles
 COARSER = 1  # binary places by which a silo's grid of gradients is coarser than the pooled one
@@ -43,8 +58,8 @@ class Near:
     distance: float
 
 
-class _Rounded(AbstractTotals[Integers, Integers]):
-    """Means over a silo's rows on a public grid, pooled by their sizes."""
+class _Rounded(AbstractTotals[Integers | None, Integers | None]):
+    """Means over a silo's rows on a public grid, pooled by their sizes; None where a silo declines."""
 
     model: Model
     near: Near | None
@@ -53,6 +68,7 @@ class _Rounded(AbstractTotals[Integers, Integers]):
     exponent: int
     n: int
     law: Law = None
+    declinable: bool = False
 
     @abstractmethod
     def image(self, sums: Array) -> Array:
@@ -70,7 +86,31 @@ class _Rounded(AbstractTotals[Integers, Integers]):
 
     @property
     @abstractmethod
-    def pooled_code(self) -> AbstractCode[Integers]: ...
+    def integers_code(self) -> AbstractCode[Integers]:
+        """The code of the integers of an answer."""
+
+    @property
+    def broadcast_code(self) -> AbstractCode[Integers]:
+        """The code of the pooled integers."""
+        return self.integers_code
+
+    @property
+    def answer_code(self) -> Declinable:
+        return Declinable(self.integers_code, self.declinable)
+
+    @property
+    def pooled_code(self) -> Declinable:
+        return Declinable(self.broadcast_code, self.declinable)
+
+    @property
+    def is_declinable(self) -> bool:
+        return self.declinable
+
+    def suppress(self, answer: Integers | None, floor: Callable[[Query], int]) -> Integers | None:
+        return None if self.declinable and floor(self) == EVERYBODY else answer
+
+    def pool(self, answers: Mapping[str, Integers | None], sizes: Mapping[str, int]) -> Integers | None:
+        return None if None in answers.values() else add_up(self, answers, sizes)
 
     def answer(self, local: Local) -> Integers:
         sums = local.submodel(self.model, self.law).sums(self.eps, self.part).values(local.n_rows)
@@ -104,14 +144,18 @@ class _Rounded(AbstractTotals[Integers, Integers]):
     def largest_image(self) -> Array:
         """Return a bound of each number that is rounded."""
 
-    def addends(self, answer: Integers, n_rows: int) -> Integers:
+    def addends(self, answer: Integers | None, n_rows: int) -> Integers:
+        if answer is None:
+            raise AssertionError("an answer that is added is not declined")
         return tuple(n_rows * z for z in answer)
 
     def pool_totals(self, totals: Integers) -> Integers:
         finer = self.answer_exponent - self.exponent
         return tuple(divide(total << finer, self.n) for total in totals)
 
-    def row_means(self, answer: Integers, local: Local) -> RowMeans:
+    def row_means(self, answer: Integers | None, local: Local) -> RowMeans | None:
+        if answer is None:
+            return None
         width = len(self.eps) if self.part is Part.GRADIENT else packed_size(len(self.eps))
         return RowMeans(
             label=f"rounded {'gradient' if self.part is Part.GRADIENT else 'curvature'} of a model",
@@ -144,6 +188,7 @@ class FitGradientQuery(_Rounded):
     n: int
     stream: str
     near: Near | None = None
+    declinable: bool = False
 
     @property
     def explanation(self) -> str:
@@ -160,11 +205,11 @@ class FitGradientQuery(_Rounded):
         return np.ldexp(_row_sums(self.C), self.model.row_bound(self.law).gradient)
 
     @property
-    def answer_code(self) -> Golomb:
+    def integers_code(self) -> Golomb:
         return Golomb(blocks=(len(self.C),), stream=self.stream, exponent=self.answer_exponent)
 
     @property
-    def pooled_code(self) -> Golomb:
+    def broadcast_code(self) -> Golomb:
         return Golomb(blocks=(len(self.C),))
 
     @property
@@ -187,6 +232,7 @@ class FitCurvatureQuery(_Rounded):
     n: int
     law: Law = None
     near: Near | None = None
+    declinable: bool = False
 
     @property
     def explanation(self) -> str:
@@ -206,12 +252,8 @@ class FitCurvatureQuery(_Rounded):
         return np.asarray(np.ldexp(products, exponent))
 
     @property
-    def answer_code(self) -> Triangle:
+    def integers_code(self) -> Triangle:
         return Triangle(dim=len(self.C))
-
-    @property
-    def pooled_code(self) -> Triangle:
-        return self.answer_code
 
     @property
     def answer_exponent(self) -> int:

@@ -127,6 +127,10 @@ class ViewedQuery(AbstractQuery[object, object]):
     def is_optional(self) -> bool:
         return self.query.is_optional
 
+    @property
+    def is_declinable(self) -> bool:
+        return self.query.is_declinable
+
     def row_means(self, answer: object, local: Local) -> RowMeans | None:
         means = self.query.row_means(answer, self.rows_of(local))
         if means is None:

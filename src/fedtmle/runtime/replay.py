@@ -12,7 +12,7 @@ from fedtmle.errors import DecodeError, InputError, ProtocolError
 from fedtmle.model.types import IntArray
 from fedtmle.protocol import messages
 from fedtmle.protocol.codes import Uplink
-from fedtmle.protocol.guard import Policy, left_out, suppressed
+from fedtmle.protocol.guard import Policy, declined, left_out, suppressed
 from fedtmle.protocol.masks import MaskKey
 from fedtmle.protocol.messages import Answered, Ask, Begin, Close, Open
 from fedtmle.protocol.plan import Follower, Plan
@@ -195,16 +195,16 @@ def _follow(
             query, bits, before = follower.query, reply.payload.bits(), replace(uplink)
             answer = uplink.decode(query.answer_code, bits)  # first: another study's cannot be decoded
             if local is not None:
-                again = _told(query, local, policy)
+                again = _told(query, local, policy, declined(query, answer))
                 if before.encode(query.answer_code, again) != bits:
                     raise InputError(_OTHER_ROWS.format(local.name))
             answered.append(AnsweredQuery(query=query, answer=answer))
     return tuple(answered), n
 
 
-def _told(query: Query, local: Local, policy: Policy) -> object:
-    """Return the answer to a query as it leaves a silo under ``policy``."""
-    return suppressed(query, query.answer(local), policy, left_out(query, local, policy))
+def _told(query: Query, local: Local, policy: Policy, declined: frozenset[int] = frozenset()) -> object:
+    """Return the answer to a query as it leaves a silo under ``policy``, without the members ``declined``."""
+    return suppressed(query, query.answer(local), policy, left_out(query, local, policy) | declined)
 
 
 def _exchanges(transcript: Transcript, silo: str) -> Iterator[tuple[messages.Request, messages.Reply]]:

@@ -15,7 +15,7 @@ import msgspec
 from fedtmle.errors import CheckFailedError, DataError, DecodeError, InputError, JournalError
 from fedtmle.model.types import IntArray
 from fedtmle.protocol import messages
-from fedtmle.protocol.guard import Guard, RefusalError
+from fedtmle.protocol.guard import Guard, RefusalError, declined
 from fedtmle.protocol.messages import (
     EXHAUSTED,
     Answered,
@@ -361,7 +361,8 @@ class Silo:
         else:
             raise DecodeError("another kind of reply is recorded")
         position.bits += reply.payload.length
-        guard.charge(query, reply.payload.length)
+        without = frozenset() if self._link is not None else declined(query, answer)
+        guard.charge(query, reply.payload.length, len(without))
         if self._keeper.witness is not None:
             self._keeper.witness(query, reply)
         retirement = None if self._link is not None else query.retirement(answer)
