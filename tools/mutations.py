@@ -233,13 +233,13 @@ MUTATIONS: tuple[Mutation, ...] = (
         ),
         (
             "an early bound is half",
-            "bound = _bound_of_all(gram, bounds)",
-            "bound = _bound_of_all(gram, bounds) / 4",
+            "bound = _bound_of_all(gram, bounds, enough)",
+            "bound = _bound_of_all(gram, bounds, enough) / 4",
         ),
         (
             "a bound forgets all columns but one",
-            "float(bounds @ np.sqrt((self.W * self.W).sum(axis=1))) ** 2",
-            "float((bounds * np.sqrt((self.W * self.W).sum(axis=1))).max()) ** 2",
+            "min(float(reach.sum()) ** 2,",
+            "min(float(reach.max()) ** 2,",
         ),
         (
             "an outcome that stands out is not seen",

@@ -65,6 +65,6 @@ def test_bounds_and_leverages_are_those_of_the_blocks() -> None:
         (own,) = (piece.rows for piece in block.told_rows(eps[at]))
         np.testing.assert_array_equal(told[at], own)
         np.testing.assert_array_equal(whole.column_people()[at], block.column_people())
-        assert (np.abs(own).max(axis=1) <= whole.row_bounds[at]).all()
+        assert (np.abs(own).max(axis=1) <= whole.row_bounds(eps)[at]).all()
     hat = np.diag(np.linalg.pinv(told) @ told)  # all blocks are told at once, of the same people
     np.testing.assert_allclose(whole.look(eps).largest, hat.max())

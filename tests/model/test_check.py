@@ -254,8 +254,8 @@ class Doctored(AbstractSubmodel):
     ) -> Look:
         return self.inner.look(eps, part, enough=enough, space=space)
 
-    def column_people(self) -> IntArray:
-        return self.inner.column_people()
+    def column_people(self, enough: int | None = None) -> IntArray:
+        return self.inner.column_people(enough)
 
     def curvature_ceiling(self) -> Array:
         return self.inner.curvature_ceiling()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -31,10 +31,10 @@ from tests.attacks.honest import FLOORS, honest
 PASSES = 877  # the path to the fit passes a point where one person has 0.835 of a combination
 
 
-def _plan(seed: int, sums: str = "rounded") -> tuple[Plan, dict[str, Any]]:
+def _plan(seed: int, sums: Literal["rounded", "exact"] = "rounded") -> tuple[Plan, dict[str, Any]]:
     plan, rows = honest(seed, kinds=("study",))
     assert isinstance(plan.program, StudyProgram)
-    study: Any = dataclasses.replace(plan.program.study, algorithm=ft.Coded(), sums=sums)
+    study = dataclasses.replace(plan.program.study, algorithm=ft.Coded(), sums=sums)
     return study_plan(study, plan.roster), rows
 
 

@@ -14,7 +14,7 @@ from typing import final
 import numpy as np
 
 from fedtmle.model.exact import Sums, layout, query_shifts
-from fedtmle.model.leverage import Look, PersonRows, RowSpace, largest_leverage
+from fedtmle.model.leverage import FIRST_LOOK, Look, PersonRows, RowSpace, largest_leverage
 from fedtmle.model.submodel import AbstractRowsSubmodel, GeneralisedLinear
 from fedtmle.model.types import Array, IntArray, Part, RowBound, packed_size, upper_pairs
 
@@ -74,8 +74,12 @@ class Blocks(AbstractRowsSubmodel):
     def look(
         self, eps: Array, part: Part = Part.GRADIENT, *, enough: float = 0.0, space: RowSpace | None = None
     ) -> Look:
+        may_end_early = self.n_rows >= FIRST_LOOK and space is None and enough > 0
         largest = largest_leverage(
-            lambda: self.told_rows(eps, part), space=space, bounds=self.row_bounds, enough=enough
+            lambda: self.told_rows(eps, part),
+            space=space,
+            bounds=self.row_bounds(eps, part) if may_end_early else None,
+            enough=enough,
         )
         return Look(largest=largest, columns=self.column_sizes, family=self.blocks[0].family)
 
@@ -97,20 +101,20 @@ class Blocks(AbstractRowsSubmodel):
             sizes[list(place)] = block.column_sizes
         return sizes
 
-    @property
-    def row_bounds(self) -> Array | None:
-        """Bounds of the rows' entries by coordinate; None if a block knows none."""
+    def row_bounds(self, eps: Array, part: Part = Part.GRADIENT) -> Array | None:
+        """Return bounds of the rows' entries by coordinate; None if a block knows none."""
         bounds = np.zeros(self.dim)
         for block, place in zip(self.blocks, self.places, strict=True):
-            if block.row_bounds is None:
+            own = block.row_bounds(eps[list(place)], part)
+            if own is None:
                 return None
-            bounds[list(place)] = block.row_bounds
+            bounds[list(place)] = own
         return bounds
 
-    def column_people(self) -> IntArray:
+    def column_people(self, enough: int | None = None) -> IntArray:
         people = np.zeros(self.dim, dtype=np.int64)
         for block, place in zip(self.blocks, self.places, strict=True):
-            people[list(place)] = block.column_people()
+            people[list(place)] = block.column_people(enough)
         return people
 
     def curvature_ceiling(self) -> Array:

@@ -107,7 +107,7 @@ class GroupedLinear(AbstractRowsSubmodel):
         sizes = self.over(lambda piece: piece.design.column_sizes if piece.design.n_rows else 0.0)
         return np.asarray(reduce(np.maximum, sizes, np.zeros(self.dim)))
 
-    def column_people(self) -> IntArray:
+    def column_people(self, enough: int | None = None) -> IntArray:  # noqa: ARG002 - counted at once
         return np.asarray(reduce(np.add, self.over(_people), np.zeros(self.dim, dtype=np.int64)))
 
     def gram(self) -> Sums:

@@ -118,9 +118,14 @@ class RowSpace:
     def largest_within(self, bounds: Array) -> float:
         """Return a bound of the leverage of any row in the span with |t_j| <= bounds[j].
 
-        The norm of S^-1 obeys the triangle inequality: sqrt(h) <= sum_j |t_j| |W_j|.
+        With r_j = |t_j| |W_j| and U the rows of W at unit length, h = |U^T (r, signed)|^2 is at most
+        (sum_j r_j)^2, and at most |U|^2 sum_j r_j^2: the less where columns are nearly uncorrelated.
         """
-        return float(bounds @ np.sqrt((self.W * self.W).sum(axis=1))) ** 2
+        lengths = np.sqrt((self.W * self.W).sum(axis=1))
+        reach = bounds * lengths
+        unit = self.W / np.where(lengths > 0, lengths, 1.0)[:, None]
+        stretch = float(np.linalg.eigvalsh(unit.T @ unit).max(initial=0.0)) * (1.0 + 1e-9)
+        return min(float(reach.sum()) ** 2, stretch * float(reach @ reach))
 
 
 def largest_leverage(
@@ -143,12 +148,12 @@ def largest_leverage(
         read, next_look = 0, FIRST_LOOK
         has_groups = False
         for piece in pieces():
-            size = np.abs(piece.rows).max(axis=1, initial=0.0)
+            size = _largest(piece.rows)
             own = piece.rows @ piece.rows.T
             gram, most = (own, size) if gram is None or most is None else (gram + own, np.maximum(most, size))
             read, has_groups = read + piece.rows.shape[1], has_groups or piece.counts is not None
             if bounds is not None and enough > 0 and read >= next_look and not has_groups:
-                bound = _bound_of_all(gram, bounds)
+                bound = _bound_of_all(gram, bounds, enough)
                 if bound <= enough:
                     return bound
                 next_look = 4 * read
@@ -160,8 +165,17 @@ def largest_leverage(
     return max((float(space.leverages(piece).max(initial=0.0)) for piece in pieces()), default=0.0)
 
 
-def _bound_of_all(gram: Array, bounds: Array) -> float:
-    """Return a bound of all leverages from the S of some rows, to which others only add; or infinity."""
+def _largest(rows: Array) -> Array:
+    """Return the largest magnitude in each row of an array, 0 without columns."""
+    return np.maximum(rows.max(axis=1, initial=0.0), -rows.min(axis=1, initial=0.0))
+
+
+def _bound_of_all(gram: Array, bounds: Array, enough: float) -> float:
+    """Return a bound of all leverages from the S of some rows, to which others only add; or infinity.
+
+    With R the S of unit columns, h = r^T R^-1 r <= |r|^2 / lambda_min(R) for rows r in units of the columns'
+    lengths. If that is not ``enough``, `RowSpace.largest_within` may be less.
+    """
     told = bounds > 0  # the others are zero for everyone
     gram, bounds = gram[told][:, told], bounds[told]
     size = np.sqrt(np.diag(gram))
@@ -170,6 +184,10 @@ def _bound_of_all(gram: Array, bounds: Array) -> float:
     values, vectors = np.linalg.eigh(gram / size[:, None] / size)
     if (values <= AMBIGUOUS).any():
         return math.inf
+    reach = bounds / size
+    bound = float(reach @ reach) / (float(values[0]) - RESOLUTION)
+    if bound <= enough:
+        return bound
     return RowSpace(vectors / (size[:, None] * np.sqrt(values))).largest_within(bounds)
 
 

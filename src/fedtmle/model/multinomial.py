@@ -169,8 +169,8 @@ class Multinomial(AbstractRowsSubmodel):
         bound = RowBound(gradient=self.bound.gradient, curvature=self.bound.curvature + 2)
         return GeneralisedLinear(family=Family.GAUSSIAN, X=self.X, w=np.asarray(self.w), bound=bound)
 
-    def column_people(self) -> IntArray:
-        return np.tile(self._squared.column_people(), self.classes - 1)
+    def column_people(self, enough: int | None = None) -> IntArray:
+        return np.tile(self._squared.column_people(enough), self.classes - 1)
 
     def curvature_ceiling(self) -> Array:
         ceiling = np.kron(np.eye(self.classes - 1), self._squared.curvature_ceiling())

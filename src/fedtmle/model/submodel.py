@@ -26,6 +26,7 @@ from fedtmle.model.exact import Sums, query_shifts, zero_sums
 from fedtmle.model.families import Family
 from fedtmle.model.leverage import (
     FIRST_LOOK,
+    LEAST_RESIDUAL,
     Look,
     PersonRows,
     RowSpace,
@@ -60,8 +61,11 @@ class AbstractSubmodel(ABC):
         """Sums of the asked parts at eps."""
 
     @abstractmethod
-    def column_people(self) -> IntArray:
-        """How many people each coordinate is a sum over, at any eps, shape (d,); stays in the silo."""
+    def column_people(self, enough: int | None = None) -> IntArray:
+        """How many people each coordinate is a sum over, at any eps, shape (d,); stays in the silo.
+
+        Counts that are at least ``enough`` need not be whole.
+        """
 
     @abstractmethod
     def told_rows(self, eps: Array, part: Part = Part.GRADIENT) -> Iterator[PersonRows]:
@@ -188,8 +192,8 @@ class GeneralisedLinear(AbstractRowsSubmodel):
     ) -> Look:
         columns = self.column_sizes
         bounds = None
-        if self.n_rows >= FIRST_LOOK:
-            bounds = self.row_bounds
+        if self.n_rows >= FIRST_LOOK and space is None and enough > 0:
+            bounds = self.row_bounds(eps, part)
         largest = largest_leverage(
             lambda: self.told_rows(eps, part), space=space, bounds=bounds, enough=enough
         )
@@ -210,21 +214,48 @@ class GeneralisedLinear(AbstractRowsSubmodel):
     def column_sizes(self) -> Array:
         return np.array(self._columns)
 
-    @cached_property
-    def row_bounds(self) -> Array | None:
-        """Bounds of |w s X| by coordinate; None if the family knows none."""
-        if self.family not in (Family.LINEAR, Family.LOGISTIC):
-            return None
-        most = 1.0  # |mu - y| for a response on the unit scale; the root of a Hessian has less
-        if self.y is not None and self.y_largest != 1.0 and self.family is Family.LOGISTIC:
-            most += kernels.largest(self.y)
-        weight = 1.0 if self.w is None else kernels.largest(self.w)
-        return self.column_sizes * (most * max(weight, math.sqrt(weight)))
+    def row_bounds(self, eps: Array, part: Part = Part.GRADIENT) -> Array | None:
+        """Return bounds of the entries of `told_rows` by coordinate; None if the family knows none."""
+        weight = self._largest_weight
+        if part is Part.HESSIAN:
+            bend = 1.0 if self.family is Family.LINEAR else self.family.curvature_ceiling
+            return None if bend is None else self.column_sizes * math.sqrt(bend * weight)
+        most = self._largest_slope(eps)
+        return None if most is None else self.column_sizes * (most * weight)
 
-    def column_people(self) -> IntArray:
-        entered = None if self.w is None else self.w != 0
-        inside = (column != 0 for column in scaled(self.X).columns)
-        return np.array([np.count_nonzero(rows if entered is None else rows & entered) for rows in inside])
+    @cached_property
+    def _largest_weight(self) -> float:
+        return 1.0 if self.w is None else kernels.largest(self.w)
+
+    def _largest_slope(self, eps: Array) -> float | None:
+        """Return a bound of `deviations` over the rows at eps, None if the family knows none."""
+        match self.family:
+            case Family.LINEAR:
+                return 1.0
+            case Family.LOGISTIC:  # |mu - y| for a response on the unit scale
+                return 1.0 if self.y is None or self.y_largest == 1.0 else 1.0 + kernels.largest(self.y)
+            case Family.GAUSSIAN:
+                residual = np.zeros(self.n_rows) if self.offset is None else self.offset.copy()
+                design = scaled(self.X)
+                for slope, column in zip((eps * design.factors).tolist(), design.columns, strict=True):
+                    residual += slope * column
+                if self.y is not None:
+                    residual -= self.y
+                return max(kernels.largest(residual) * (1.0 + 1e-9), LEAST_RESIDUAL)
+            case _:
+                return None
+
+    def column_people(self, enough: int | None = None) -> IntArray:
+        if enough is not None and self.n_rows > LOOK_ROWS:
+            people = self._column_people(slice(LOOK_ROWS))
+            if (people >= enough).all():
+                return people
+        return self._column_people(slice(None))
+
+    def _column_people(self, rows: slice) -> IntArray:
+        entered = None if self.w is None else self.w[rows] != 0
+        inside = (column[rows] != 0 for column in scaled(self.X).columns)
+        return np.array([np.count_nonzero(each if entered is None else each & entered) for each in inside])
 
     def curvature_ceiling(self) -> Array:
         return _largest_mean_hessian(self.family, self.gram, self.n_rows, len(self.X))
@@ -272,7 +303,7 @@ class StreamedLinear(AbstractSubmodel):
         for batch in self.table.map(lambda batch: list(self.design(batch).told_rows(eps, part))):
             yield from batch
 
-    def column_people(self) -> IntArray:
+    def column_people(self, enough: int | None = None) -> IntArray:  # noqa: ARG002 - batches are read at once
         return np.asarray(sum(self.table.map(lambda batch: self.design(batch).column_people())))
 
     def curvature_ceiling(self) -> Array:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import enum
 import math
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cache, partial
 from operator import add, sub
@@ -85,6 +85,7 @@ class Limit(NamedTuple):
 
 
 MOST_DECLINED = 4  # answers that a silo declines in one study: each is a bit about its rows
+MOST_KEPT = 1 << 22  # numbers of told columns that are kept while they are judged, instead of evaluated again
 MARGIN = 1.5  # by which a look is to fall below what is allowed, so that it lasts for nearby points
 Number = TypeVar("Number", bound=float)
 TARGETS = "allow_targets"  # the one key that is no number
@@ -486,7 +487,7 @@ class Guard:
         floor, is_batch = self.policy.min_support, point.batch is not None
         if floor <= 1 or (not is_batch and id(point.model) in self._supported):
             return
-        people = local.submodel(point.model, point.law, point.batch).column_people()
+        people = local.submodel(point.model, point.law, point.batch).column_people(floor)
         if ((people > 0) & (people < floor)).any():
             raise RefusalError(Reason.POLICY, "min_support")
         if not is_batch:
@@ -616,9 +617,10 @@ class Guard:
 
 def _largest_of_columns(told: ToldColumns, enough: float) -> float:
     """Return the largest leverage in told columns, or a bound that is at most ``enough``."""
+    pieces = _kept(told)
 
     def group(number: int) -> Iterator[PersonRows]:
-        for piece in told.pieces():
+        for piece in pieces():
             size = (len(piece) - told.alone) // told.groups
             yield PersonRows(piece[number * size : (number + 1) * size])
 
@@ -626,11 +628,34 @@ def _largest_of_columns(told: ToldColumns, enough: float) -> float:
     if not told.alone:
         return largest
     squares, most = np.zeros(told.alone), np.zeros(told.alone)
-    for piece in told.pieces():
+    for piece in pieces():
         own = piece[len(piece) - told.alone :] ** 2
         squares, most = squares + own.sum(axis=1), np.maximum(most, own.max(axis=1, initial=0.0))
     shares = np.divide(most, squares, out=np.zeros_like(most), where=squares > 0)
     return max(largest, float(shares.max(initial=0.0)))
+
+
+def _kept(told: ToldColumns) -> Callable[[], Iterable[Array]]:
+    """Return the pieces of told columns, evaluated once as long as they take little memory.
+
+    If all are judged together, one is kept of columns that are the same for everybody: no combination of
+    them tells more.
+    """
+    kept: list[Array] = []
+    size = 0
+    for piece in told.pieces():
+        kept.append(piece)
+        size += piece.size
+        if size > MOST_KEPT:
+            return told.pieces
+    if not kept or told.groups > 1:
+        return lambda: kept
+    together = range(len(kept[0]) - told.alone)
+    same = {k for k in together for j in range(k) if all(np.array_equal(p[j], p[k]) for p in kept)}
+    if same:
+        others = [k for k in range(len(kept[0])) if k not in same]
+        kept = [piece[others] for piece in kept]
+    return lambda: kept
 
 
 def _allowed(policy: Policy) -> float:
