@@ -74,7 +74,7 @@ class Silent(AbstractSubmodel):
     ) -> Look:
         raise NotImplementedError("rows that say nothing are not examined")
 
-    def column_people(self) -> IntArray:
+    def column_people(self, enough: int | None = None) -> IntArray:
         raise NotImplementedError("rows that say nothing are not examined")
 
     def curvature_ceiling(self) -> Array:
