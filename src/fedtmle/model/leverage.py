@@ -167,7 +167,7 @@ def largest_leverage(
 
 def _largest(rows: Array) -> Array:
     """Return the largest magnitude in each row of an array, 0 without columns."""
-    return np.maximum(rows.max(axis=1, initial=0.0), -rows.min(axis=1, initial=0.0))
+    return np.asarray(np.maximum(rows.max(axis=1, initial=0.0), -rows.min(axis=1, initial=0.0)))
 
 
 def _bound_of_all(gram: Array, bounds: Array, enough: float) -> float:
