@@ -177,6 +177,8 @@ def _bound_of_all(gram: Array, bounds: Array, enough: float) -> float:
     lengths. If that is not ``enough``, `RowSpace.largest_within` may be less.
     """
     told = bounds > 0  # the others are zero for everyone
+    if not told.any():
+        return 0.0
     gram, bounds = gram[told][:, told], bounds[told]
     size = np.sqrt(np.diag(gram))
     if not size.all():
