@@ -26,6 +26,7 @@ from fedtmle.errors import ProtocolError
 
 Engine: TypeAlias = Any  # of FLARE's server
 DISPATCHER = "dispatcher@fedtmle.org"  # in whose name the server submits its jobs
+NO_SIGNATURE = "NA"  # of FLARE
 _log = logging.getLogger("fedtmle.post")
 
 
@@ -43,12 +44,23 @@ class ServerDesk:
 
     def turn(self) -> None:
         """Refuse the parties that were removed, give a sign of life, and carry the runs forward."""
+        self._sign_anew()
         gone = revoked(self._root)
         if gone - self._dispatcher.revoked:
             self._engine.disable_clients(sorted(gone - self._dispatcher.revoked))  # refused from now on
         self._dispatcher.revoked = gone
         self._dispatcher.write_presence(self._home / "server.json")
         self._dispatcher.turn()
+
+    def _sign_anew(self) -> None:
+        """Let FLARE sign its messages if it could not when the first of them was sent.
+
+        A silo that asks while the server is starting is answered before the server's key is loaded. FLARE
+        then keeps the missing signature for good, and no administrator or statistician can log in.
+        """
+        server = self._engine.server
+        if getattr(server, "my_own_token_signature", None) == NO_SIGNATURE:
+            server.my_own_token_signature = None
 
     def _answering(self, reply: Callable[[str, object], bytes]) -> Callable[[Message], Message]:
         def answer(request: Message) -> Message:

@@ -1,4 +1,4 @@
-"""The disk of a deployed party: no log or job folder grows for ever, and a full disk is noticed."""
+"""Logs and job folders of a deployed party: none grows for ever."""
 
 from __future__ import annotations
 
@@ -11,18 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 
 LONGEST_LOG = 8 << 20  # bytes
-LEAST_ROOM = 1 << 20  # bytes; with less no run is started
 KEPT_DAYS = 30  # of a job's folder, after its last change
 _JOB = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-
-
-def full_disk(folder: Path) -> str:
-    """Return a message if the disk of a folder has no room for a run, an empty string if it has."""
-    try:
-        free = shutil.disk_usage(folder).free
-    except OSError:
-        return ""
-    return f"{folder}: the disk is full; make room, and the run goes on by itself" * (free < LEAST_ROOM)
 
 
 def write_log(path: Path) -> None:
