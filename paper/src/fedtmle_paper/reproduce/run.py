@@ -47,7 +47,7 @@ from fedtmle_paper.reproduce.style import save
 
 DATA_SETS = 200  # of each distribution, for coverage
 REBOUNDS = 50  # of each distribution
-SAMPLES = 400  # of retained estimates, from one population and from shifted ones
+SAMPLES = 100  # of retained estimates, from one population and from shifted ones
 QUICK_DATA_SETS = 10
 QUICK_REBOUNDS = 4
 QUICK_SAMPLES = 4
