@@ -13,6 +13,6 @@ runs the infant study over them, and compares every byte with a run in one proce
 import subprocess
 import sys
 
-command = [sys.executable, "-m", "fedtmle.cli", "deploy", "demo", "--silos", "3", "--quiet"]
+command = [sys.executable, "-m", "fedtmle", "deploy", "demo", "--silos", "3", "--quiet"]
 shown = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
 print(shown.stdout)
