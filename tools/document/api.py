@@ -89,7 +89,7 @@ def page() -> str:
         "# API reference",
         "",
         "`import fedtmle as ft` offers these names. Examples also use `np` for numpy, and a `study` of a",
-        "treatment in two `silos`, with its `result`, as in the example of `fedtmle.run`.",
+        "treatment in two `silos`, with its `result`, as in the example of `fedtmle.Study`.",
         "",
     ]
     body = [line for title, names in groups.items() for line in (f"## {title}", "", *_group(names))]

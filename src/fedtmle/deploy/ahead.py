@@ -26,7 +26,7 @@ MARK = "fedtmle-compiled.json"
 
 
 def is_compiled(kit: Kit) -> bool:
-    """Return whether nothing has to be compiled; a silo that is started again finds out without a process."""
+    """Return whether the kernels were compiled before, for these versions, as the mark in the cache says."""
     try:
         return (_cache(kit) / MARK).read_text(encoding="utf-8") == json.dumps(_versions())
     except OSError:

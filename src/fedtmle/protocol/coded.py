@@ -65,7 +65,7 @@ class Curvature(enum.StrEnum):
 @final
 @dataclass(frozen=True, kw_only=True)
 class Certified:
-    """The smoothness beta from a bound on the Hessian.
+    """Take the smoothness beta from a bound on the Hessian.
 
     It is the sum of sup rho'' w X X^T over the rows, plus the normaliser's.
 

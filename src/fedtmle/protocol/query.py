@@ -228,7 +228,7 @@ class Retirement(Protocol):
 
 
 class AbstractQuery(ABC, Generic[Answer, Pooled]):
-    """Base of questions: how a silo answers, how answers are pooled, and how both are coded.
+    """Base class of queries: how a silo answers, how answers are pooled, and how both are encoded.
 
     Examples
     --------
@@ -444,7 +444,7 @@ class AbstractTotals(AbstractQuery[Answer, Pooled]):
 
 
 class IntegerSums(AbstractTotals[Sums, Sums]):
-    """Base of most questions: a vector of integers with public bounds, pooled by addition.
+    """Base class of most queries: a vector of integers with public bounds, pooled by addition.
 
     Answers and totals travel in the same code: at the fixed widths that the bounds allow, or as differences
     from sums that they are ``like``.

@@ -82,16 +82,6 @@ def run(
 
     Examples
     --------
-    >>> study = ft.Study(
-    ...     target=ft.ATE(outcome="died", treatment="treated"),
-    ...     outcome_model=ft.GLM("treated + age"),
-    ...     treatment_model=ft.GLM("age"),
-    ...     variables={
-    ...         "died": {"kind": "binary"},
-    ...         "treated": {"kind": "binary"},
-    ...         "age": {"kind": "number", "range": (18, 110), "unit": "years"},
-    ...     },
-    ... )
     >>> ft.run(study, silos).table().shape
     (1, 7)
     """

@@ -507,7 +507,7 @@ class ATO(AbstractEffect):
 @final
 @dataclass(frozen=True, kw_only=True)
 class OutcomeMean(AbstractEffect):
-    """The mean of an outcome that is missing for some people, without a treatment.
+    """The mean of an outcome that is missing for some people, in a study without a treatment.
 
     Examples
     --------

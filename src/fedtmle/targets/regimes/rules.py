@@ -18,7 +18,7 @@ from fedtmle.targets.effects.components import AbstractRegime, Static, require_a
 @final
 @dataclass(frozen=True)
 class Planned(AbstractRegime):
-    """The rule that gives everyone the same arm in each period.
+    """The rule that fixes one arm for each period, the same for everyone.
 
     Parameters
     ----------

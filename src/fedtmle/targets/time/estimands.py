@@ -324,7 +324,7 @@ class AbstractTimeRatio(AbstractTimeEffect):
 @final
 @dataclass(frozen=True, kw_only=True)
 class Risk(AbstractArmValues):
-    """The risk of an event by each horizon, per arm. With several causes: their cumulative incidences.
+    """The risk of an event by each horizon, per arm; with several causes, the cumulative incidence of each.
 
     Examples
     --------
@@ -377,7 +377,7 @@ class PolicyRisk(AbstractArmValues):
 @final
 @dataclass(frozen=True, kw_only=True)
 class RiskDifference(AbstractTimeDifference):
-    """The difference of risks by each horizon, of each arm and the reference.
+    """Each arm's risk of an event by each horizon, less that of the reference arm.
 
     Examples
     --------
@@ -393,7 +393,7 @@ class RiskDifference(AbstractTimeDifference):
 @final
 @dataclass(frozen=True, kw_only=True)
 class RiskRatio(AbstractTimeRatio):
-    """The ratio of risks by each horizon, of each arm and the reference.
+    """Each arm's risk of an event by each horizon, divided by that of the reference arm.
 
     Examples
     --------
@@ -460,7 +460,7 @@ class RMST(_RestrictedMean, AbstractArmValues):
 @final
 @dataclass(frozen=True, kw_only=True)
 class RMSTDifference(_RestrictedMean, AbstractTimeDifference):
-    """The difference of restricted mean survival times, in periods.
+    """Each arm's restricted mean survival time less that of the reference arm, in periods.
 
     Examples
     --------
@@ -476,7 +476,7 @@ class RMSTDifference(_RestrictedMean, AbstractTimeDifference):
 @final
 @dataclass(frozen=True, kw_only=True)
 class RMSTRatio(_RestrictedMean, AbstractTimeRatio):
-    """The ratio of restricted mean survival times.
+    """Each arm's restricted mean survival time divided by that of the reference arm.
 
     Examples
     --------
@@ -518,7 +518,7 @@ class TimeLost(_TimeLost, AbstractArmValues):
 @final
 @dataclass(frozen=True, kw_only=True)
 class TimeLostDifference(_TimeLost, AbstractTimeDifference):
-    """The difference of restricted mean times lost to each cause, in periods.
+    """Each arm's restricted mean time lost to each cause, less that of the reference arm, in periods.
 
     Examples
     --------
