@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from nvflare.apis.event_type import EventType
@@ -12,6 +13,7 @@ from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
 
 from fedtmle.engine.flare_post import SiloPost, keep_json
+from fedtmle.engine.flare_server import ServerDesk
 from fedtmle.engine.logs import write_log
 
 
@@ -69,3 +71,19 @@ def test_a_log_is_rotated(tmp_path: Path) -> None:
     sizes = [path.stat().st_size for path in tmp_path.iterdir()]
     assert len(sizes) > 1
     assert max(sizes) <= 1 << 20
+
+
+@pytest.mark.parametrize(("kept", "after"), [("NA", None), ("a signature", "a signature"), (None, None)])
+def test_a_missing_signature_is_made_again(
+    kept: str | None, after: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FLARE signs once its own signature is None, and would keep "NA" for good."""
+    monkeypatch.setattr("fedtmle.engine.flare_server.write_log", lambda _: None)
+    server = SimpleNamespace(my_own_token_signature=kept)
+    cell = SimpleNamespace(register_request_cb=lambda **_: None)
+    engine = SimpleNamespace(server=server, get_cell=lambda: cell, disable_clients=lambda _: None)
+    for name in ("fedtmle", "runs"):
+        (tmp_path / name).mkdir()
+    desk = ServerDesk(engine, tmp_path, channel="fedtmle", post="post", office="office")
+    desk.turn()
+    assert server.my_own_token_signature == after
