@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pty
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -40,6 +41,34 @@ def test_help_fits_and_has_no_colour(name: tuple[str, ...]) -> None:
     assert shown.exit_code == 0
     assert max(map(len, shown.output.splitlines())) <= 80
     assert ESCAPE not in shown.output
+
+
+@pytest.mark.parametrize("name", dict(leaves(typer.main.get_command(app))), ids=" ".join)
+def test_help_has_examples_that_parse(name: tuple[str, ...]) -> None:
+    shown = CliRunner(env={"COLUMNS": "80"}).invoke(app, [*name, "--help"]).output
+    examples = [line.split() for line in shown.partition("Examples:\n")[2].partition("\n\n")[0].splitlines()]
+    assert examples
+    for line in (shlex.split(" ".join(example)) for example in examples):
+        assert tuple(line[: 1 + len(name)]) == ("fedtmle", *name)
+        COMMANDS[name].make_context(name[-1], line[1 + len(name) :])  # a wrong option or argument raises
+
+
+@pytest.mark.parametrize("group", [(), ("silo",), ("ledger",), ("deploy",), ("server",)], ids=" ".join)
+def test_a_groups_help_cuts_no_sentence(group: tuple[str, ...]) -> None:
+    shown = CliRunner(env={"COLUMNS": "80"}).invoke(app, [*group, "--help"]).output
+    assert "..." not in shown.partition("Options:")[2]
+
+
+def test_a_shell_completes_commands() -> None:
+    asked = {"_FEDTMLE_COMPLETE": "complete_bash", "COMP_WORDS": "fedtmle silo pre", "COMP_CWORD": "2"}
+    done = subprocess.run(  # noqa: S603 - our own
+        [Path(sys.executable).with_name("fedtmle")],
+        env={**os.environ, **asked},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.split() == ["preview"]
 
 
 def test_the_options_for_scripts_are_there() -> None:

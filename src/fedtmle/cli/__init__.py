@@ -9,8 +9,8 @@ from fedtmle.cli import deploy, ledger, parties, silo
 from fedtmle.cli.bounds import bounds
 from fedtmle.cli.demo import demo
 from fedtmle.cli.emulate import emulate
-from fedtmle.cli.exits import CODES
 from fedtmle.cli.extensions import ExtensibleGroup, reproduce
+from fedtmle.cli.help import ADMINISTRATOR, EVERYONE, OPERATE, OWNER, RESEARCHER, STATISTICIAN, epilog
 from fedtmle.cli.init import init
 from fedtmle.cli.preflight import preflight
 from fedtmle.cli.report import report
@@ -21,7 +21,6 @@ from fedtmle.cli.watch import watch
 
 app = typer.Typer(
     cls=ExtensibleGroup,
-    add_completion=False,
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,  # a pretty traceback may show local variables, and so records
@@ -45,22 +44,50 @@ def common(
     """Options that every command shares; `version` is handled before any of them runs."""
 
 
-for command in (demo, init, validate, preflight, risk, run, emulate, resume, cancel, show, report, watch):
-    app.command(epilog=CODES)(command)
-silo.app.command("start", epilog=CODES)(parties.start_silo)
-silo.app.command("run", epilog=CODES)(parties.run_silo)
-silo.app.command("notify", epilog=CODES)(parties.notify_silo)
-silo.app.command("page", epilog=CODES)(parties.silo_page)
-silo.app.command("stop", epilog=CODES)(parties.stop_silo)
-silo.app.command("status", epilog=CODES)(parties.silo_status)
-app.add_typer(silo.app, name="silo")
-app.add_typer(ledger.app, name="ledger")
-app.add_typer(deploy.app, name="deploy")
-app.add_typer(parties.server, name="server")
-app.command(epilog=CODES)(bounds)
+app.command(
+    rich_help_panel=EVERYONE, epilog=epilog("demo", "demo --report report.html", "demo --study transport")
+)(demo)
+app.command(
+    rich_help_panel=EVERYONE,
+    epilog=epilog("init example", "init mystudy --from extract.csv --outcome died --treatment drug"),
+)(init)
+for command, examples in (
+    (validate, ("validate study.toml",)),
+    (preflight, ("preflight study.toml", "preflight study.toml --silo north")),
+    (run, ("run study.toml --out result.json --report report.html", "run study.toml --on deployment")),
+    (show, ("show result.json", "show result.json --certificate")),
+    (report, ("report result.json --out report.html",)),
+    (watch, ("watch run.jsonl --open",)),
+    (resume, ("resume deployment/runs/3f2a --out result.json",)),
+    (cancel, ("cancel deployment/runs/3f2a",)),
+    (emulate, ("emulate trial.toml --attrition", "emulate trial.toml --report report.html")),
+    (bounds, ("bounds --n 10000 --silos 8 --dim 2 --tolerance 0.01",)),
+):
+    app.command(rich_help_panel=STATISTICIAN, epilog=epilog(*examples))(command)
+for name, party, example in (
+    ("start", parties.start_silo, "silo start kit --silo-file silo.toml"),
+    ("run", parties.run_silo, "silo run kit"),
+    ("notify", parties.notify_silo, "silo notify kit /usr/local/bin/mail-the-owner"),
+    ("page", parties.silo_page, "silo page kit --open"),
+    ("stop", parties.stop_silo, "silo stop kit"),
+    ("status", parties.silo_status, "silo status kit"),
+):
+    silo.app.command(name, rich_help_panel=OPERATE, epilog=epilog(example))(party)
+app.add_typer(silo.app, name="silo", rich_help_panel=OWNER)
+app.command(
+    rich_help_panel=OWNER,
+    epilog=epilog(
+        "risk study.toml --silo silo.toml",
+        "risk study.toml --silo silo.toml --attribute age --figure risk.png",
+    ),
+)(risk)
+app.add_typer(ledger.app, name="ledger", rich_help_panel=OWNER)
+app.add_typer(deploy.app, name="deploy", rich_help_panel=ADMINISTRATOR)
+app.add_typer(parties.server, name="server", rich_help_panel=ADMINISTRATOR)
 # A placeholder for the help; the group replaces it by the command of fedtmle-paper.
 app.command(
-    epilog=CODES,
+    rich_help_panel=RESEARCHER,
+    epilog=epilog("reproduce --quick --figure 1 --out quick"),
     context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
 )(reproduce)
 

@@ -6,9 +6,12 @@ from pathlib import Path
 
 import typer
 
-from fedtmle.cli.exits import CODES, Exit, reporting, require_flare, say
+from fedtmle.cli.exits import Exit, reporting, require_flare, say
+from fedtmle.cli.help import ReaderGroup, epilog
 
 app = typer.Typer(
+    cls=ReaderGroup,
+    rich_markup_mode=None,
     no_args_is_help=True,
     help="Run studies across machines, on NVIDIA FLARE (pip install 'fedtmle[flare]').",
 )
@@ -17,7 +20,7 @@ app = typer.Typer(
 DEPLOYMENT = typer.Argument(..., help="The deployment's folder, which `deploy init` made.")
 
 
-@app.command(epilog=CODES)
+@app.command(epilog=epilog("deploy init trial --silo north --silo south --host fed.example.org"))
 def init(
     folder: Path = typer.Argument(..., help="The folder to write; it must be new or empty."),
     silo: list[str] = typer.Option(..., "--silo", help="A silo's name in studies; repeat for each silo."),
@@ -53,7 +56,7 @@ def init(
         )
 
 
-@app.command(epilog=CODES)
+@app.command(epilog=epilog("deploy add trial --silo west"))
 def add(
     folder: Path = DEPLOYMENT,
     silo: str | None = typer.Option(None, "--silo", help="The new silo's name in studies."),
@@ -76,7 +79,7 @@ def add(
         say(f"Hand this kit to its owner alone, by a safe way: {path}")
 
 
-@app.command(epilog=CODES)
+@app.command(epilog=epilog("deploy remove trial --silo west"))
 def remove(
     folder: Path = DEPLOYMENT,
     silo: str | None = typer.Option(None, "--silo", help="The silo to remove."),
@@ -102,7 +105,9 @@ def _one_of(silo: str | None, statistician: str | None) -> bool:
     return silo is not None
 
 
-@app.command(epilog=CODES)
+@app.command(
+    epilog=epilog("deploy renew kit --out north.request", "deploy renew kit --certificate north.certificate")
+)
 def renew(
     folder: Path = typer.Argument(..., help="A silo's or statistician's kit, or the deployment's folder."),
     out: Path | None = typer.Option(None, "--out", help="The request to write, for the coordinator."),
@@ -137,7 +142,7 @@ def renew(
             say(f"Installed; valid until {end:%Y-%m-%d}.{restart}")
 
 
-@app.command(epilog=CODES)
+@app.command(epilog=epilog("deploy sign trial north.request --out north.certificate"))
 def sign(
     folder: Path = DEPLOYMENT,
     request: Path = typer.Argument(..., help="The request that `fedtmle deploy renew` wrote."),
@@ -155,7 +160,7 @@ def sign(
         say(f"Send {out} to '{name}'. It holds no secret.")
 
 
-@app.command(epilog=CODES)
+@app.command(epilog=epilog("deploy doctor kit"))
 def doctor(
     kit: Path = typer.Argument(..., help="The party's start-up kit, on its own machine."),
     as_json: bool = typer.Option(False, "--json", help="Print the findings as JSON."),
@@ -178,7 +183,7 @@ def doctor(
             raise typer.Exit(int(Exit.DEFECTS))
 
 
-@app.command(epilog=CODES)
+@app.command(epilog=epilog("deploy health kit --metrics"))
 def health(
     kit: Path = typer.Argument(..., help="The party's start-up kit, on its own machine."),
     metrics: bool = typer.Option(False, "--metrics", help="Print the numbers as Prometheus reads them."),
@@ -196,7 +201,7 @@ def health(
             raise typer.Exit(int(Exit.NOT_CONVERGED))
 
 
-@app.command(epilog=CODES)
+@app.command(epilog=epilog("deploy backup kit --out backup.tar.gz"))
 def backup(
     kit: Path = typer.Argument(..., help="The party's start-up kit, on its own machine."),
     out: Path = typer.Option(..., "--out", help="The backup to write, a new .tar.gz file."),
@@ -211,7 +216,7 @@ def backup(
         say(f"{count} files in {out}. It holds private keys; it has no records of people.")
 
 
-@app.command(epilog=CODES)
+@app.command(epilog=epilog("deploy restore backup.tar.gz kit"))
 def restore(
     archive: Path = typer.Argument(..., metavar="BACKUP", help="A backup that `deploy backup` wrote."),
     kit: Path = typer.Argument(..., help="Where the party's kit is, or shall be."),
@@ -234,7 +239,7 @@ def restore(
             )
 
 
-@app.command(epilog=CODES)
+@app.command(epilog=epilog("deploy service kit --user fedtmle --out fedtmle.service"))
 def service(
     kit: Path = typer.Argument(..., help="The party's start-up kit, on its own machine."),
     user: str = typer.Option(..., help="The account that runs the party; not root."),
@@ -257,7 +262,7 @@ def service(
         )
 
 
-@app.command(epilog=CODES)
+@app.command(epilog=epilog("deploy demo", "deploy demo --silos 3"))
 def demo(
     silos: int = typer.Option(8, min=2, max=8, help="How many of the 8 IHDP hospitals take part."),
     port: int | None = typer.Option(None, help="The server's port; by default a free one."),

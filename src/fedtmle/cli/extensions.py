@@ -11,15 +11,15 @@ from typing import Any, NoReturn
 
 import typer
 import typer.main
-from typer.core import TyperGroup
 
 from fedtmle.cli.exits import CODES, Exit, say
+from fedtmle.cli.help import ReaderGroup
 
 COMMANDS = "fedtmle.commands"
 DEMOS = "fedtmle.demos"
 
 
-class ExtensibleGroup(TyperGroup):
+class ExtensibleGroup(ReaderGroup):
     """A group of commands that asks entry points for a name it does not have, or has as a placeholder."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
@@ -27,6 +27,8 @@ class ExtensibleGroup(TyperGroup):
         if args[0] == reproduce.__name__ or args[0] not in self.commands:
             added = command(args[0])
             if added is not None:
+                if args[0] in self.commands:  # the placeholder has the examples
+                    added.epilog = self.commands[args[0]].epilog
                 return args[0], added, args[1:]
         return super().resolve_command(ctx, args)
 

@@ -7,18 +7,20 @@ from pathlib import Path
 
 import typer
 
-from fedtmle.cli.exits import CODES, reporting, say
+from fedtmle.cli.exits import reporting, say
+from fedtmle.cli.help import ReaderGroup, epilog
 
 app = typer.Typer(
+    cls=ReaderGroup,
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="A silo's ledger: every request, decision and reply, each line chained to the one before.",
+    help="Read and verify a silo's ledger: every request, decision and reply.",
 )
 
 LEDGER = typer.Argument(..., help="The ledger, ledger.jsonl in the silo's .fedtmle folder.")
 
 
-@app.command(epilog=CODES)
+@app.command(epilog=epilog("ledger verify .fedtmle/ledger.jsonl"))
 def verify(ledger: Path = LEDGER) -> None:
     """Check every line against its hash and the line before it, and the ledger against its signed head."""
     from fedtmle.runtime.heads import head_path
@@ -41,7 +43,7 @@ def verify(ledger: Path = LEDGER) -> None:
         )
 
 
-@app.command(epilog=CODES)
+@app.command(epilog=epilog("ledger show .fedtmle/ledger.jsonl"))
 def show(ledger: Path = LEDGER) -> None:
     """Print the ledger, one line per event."""
     from fedtmle.layout import aligned
@@ -59,7 +61,7 @@ def show(ledger: Path = LEDGER) -> None:
             say("\n".join(aligned(rows)) + "\n")
 
 
-@app.command(epilog=CODES)
+@app.command(epilog=epilog("ledger studies .fedtmle/ledger.jsonl"))
 def studies(
     ledger: Path = LEDGER, as_json: bool = typer.Option(False, "--json", help="Print the accounts as JSON.")
 ) -> None:
@@ -96,7 +98,7 @@ def titles(folder: Path) -> dict[str, str]:
     return questions
 
 
-@app.command(epilog=CODES)
+@app.command(epilog=epilog("ledger export .fedtmle/ledger.jsonl --out run.transcript"))
 def export(
     ledger: Path = LEDGER,
     out: Path = typer.Option(..., "--out", help="The transcript to write."),

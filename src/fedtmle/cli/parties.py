@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from fedtmle.cli.exits import CODES, Exit, reporting, require_flare, say, serve_page
+from fedtmle.cli.exits import Exit, reporting, require_flare, say, serve_page
+from fedtmle.cli.help import ReaderGroup, epilog
 
 if TYPE_CHECKING:
     from fedtmle.deploy.kits import Kit
@@ -21,10 +22,15 @@ METRICS = typer.Option(
     help="Serve /metrics and /health on this port of 127.0.0.1, from now on; 0 turns it off.",
 )
 
-server = typer.Typer(no_args_is_help=True, help="The coordinator's server.")
+server = typer.Typer(
+    cls=ReaderGroup,
+    rich_markup_mode=None,
+    no_args_is_help=True,
+    help="Start, stop and inspect the server, which adds up the silos' answers.",
+)
 
 
-@server.command("start", epilog=CODES)
+@server.command("start", epilog=epilog("server start kit"))
 def start_server(kit: Path = KIT, metrics: int | None = METRICS) -> None:
     """Start the server in the background; it is restarted if it dies."""
     require_flare()
@@ -38,7 +44,7 @@ def start_server(kit: Path = KIT, metrics: int | None = METRICS) -> None:
         say(f"Started. `fedtmle server status {kit}` says when it listens.")
 
 
-@server.command("run", epilog=CODES)
+@server.command("run", epilog=epilog("server run kit"))
 def run_server(kit: Path = KIT, metrics: int | None = METRICS) -> None:
     """Run the server in the foreground, for a service manager; SIGTERM ends it."""
     require_flare()
@@ -54,13 +60,13 @@ def run_server(kit: Path = KIT, metrics: int | None = METRICS) -> None:
         raise typer.Exit(run_here(found, supervise))
 
 
-@server.command("stop", epilog=CODES)
+@server.command("stop", epilog=epilog("server stop kit"))
 def stop_server(kit: Path = KIT) -> None:
     """Stop the server; a run in progress can be resumed."""
     _stop(kit, "server")
 
 
-@server.command("status", epilog=CODES)
+@server.command("status", epilog=epilog("server status kit"))
 def server_status(
     kit: Path = KIT, as_json: bool = typer.Option(False, "--json", help="Print the status as JSON.")
 ) -> None:

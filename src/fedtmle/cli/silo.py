@@ -7,23 +7,25 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from fedtmle.cli.exits import CODES, Exit, reporting, say
+from fedtmle.cli.exits import Exit, reporting, say
+from fedtmle.cli.help import DECIDE, ReaderGroup, epilog
 from fedtmle.layout import visible
 
 if TYPE_CHECKING:
     from fedtmle.protocol.plan import Plan
 
 app = typer.Typer(
+    cls=ReaderGroup,
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="For a silo's owner: preview what would leave, approve or reject it, and list the decisions.",
+    help="Preview what would leave your silo, approve or reject a study, and run the silo.",
 )
 
 STUDY = typer.Argument(..., help="The study file, study.toml, as the statistician sent it.")
 SILO = typer.Option(Path("silo.toml"), "--silo", help="This silo's file.")
 
 
-@app.command(epilog=CODES)
+@app.command(rich_help_panel=DECIDE, epilog=epilog("silo preview study.toml --silo silo.toml"))
 def preview(
     study: Path = STUDY,
     silo: Path = SILO,
@@ -43,7 +45,9 @@ def preview(
             raise typer.Exit(int(Exit.REFUSED))
 
 
-@app.command(epilog=CODES)
+@app.command(
+    rich_help_panel=DECIDE, epilog=epilog("silo assess study.toml --silo silo.toml --out assessment.md")
+)
 def assess(
     study: Path = STUDY,
     silo: Path = SILO,
@@ -65,7 +69,13 @@ def assess(
             say(f"Written: {out}")
 
 
-@app.command(epilog=CODES)
+@app.command(
+    rich_help_panel=DECIDE,
+    epilog=epilog(
+        "silo approve study.toml --silo silo.toml",
+        "silo approve study.toml --silo silo.toml --note 'ethics 12/2026'",
+    ),
+)
 def approve(
     study: Path = STUDY,
     silo: Path = SILO,
@@ -93,7 +103,7 @@ def approve(
         say("Approved. `fedtmle silo reject` revokes it.")
 
 
-@app.command(epilog=CODES)
+@app.command(rich_help_panel=DECIDE, epilog=epilog("silo reject study.toml --silo silo.toml"))
 def reject(
     study: Path = STUDY,
     silo: Path = SILO,
@@ -108,7 +118,7 @@ def reject(
         say(f"Rejected: plan {plan.digest.hex()}")
 
 
-@app.command(epilog=CODES)
+@app.command(rich_help_panel=DECIDE, epilog=epilog("silo decisions --silo silo.toml"))
 def decisions(
     silo: Path = SILO, as_json: bool = typer.Option(False, "--json", help="Print the decisions as JSON.")
 ) -> None:
