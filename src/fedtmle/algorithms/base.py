@@ -240,7 +240,7 @@ def power_below(value: float) -> float:
 
 
 def require_tolerance(tolerance: Tolerance, *, zero: bool = False) -> None:
-    """Check that a tolerance is a number above zero or the name of a rule; with ``zero``, zero will do.
+    """Check that a tolerance is a number above zero (or zero, with ``zero``), or the name of a rule.
 
     A tolerance of zero tests for an exact root, which sums in finite precision seldom meet: such a run goes
     on until its budget is used up, and its certificate states the residual that it reached.

@@ -274,7 +274,7 @@ class Converter:
         return Factor(recode(labels.codes, labels.levels, column.levels), column.levels)
 
     def _refuse_undeclared(self, labels: Factor, levels: tuple[str, ...]) -> None:
-        """Add a defect of the rows whose level is not declared; one of its own for each near miss."""
+        """Report the rows whose level is not declared, with one defect for each near miss."""
         unknown = [label for label in labels.levels if label not in levels]
         meant = {label: near_level(label, levels) for label in unknown}
         for level, difference in dict.fromkeys(near for near in meant.values() if near is not None):

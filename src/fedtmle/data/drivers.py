@@ -1,7 +1,7 @@
 """Connections to databases that only read, and one sentence for each way in which they can fail.
 
-A message of a database or its driver may quote a password, a query or a record, so that none of them goes on:
-an error is told by its SQLSTATE or by known words in it, as a member of `Trouble`.
+A message of a database or its driver may quote a password, a query or a record, so that none of them is
+passed on: the SQLSTATE, or known words of the message, decide which `Trouble` it is.
 """
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ def _serve_numbers(kit: Kit) -> None:
 
 
 def _compile_ahead(kit: Kit) -> None:
-    """Compile in a process of its own, which ends with the supervisor at the latest."""
+    """Compile in a separate process, which ends with the supervisor at the latest."""
     command = [sys.executable, "-m", "fedtmle.deploy.ahead", str(kit.path)]
     subprocess.run(command, stdin=subprocess.DEVNULL, check=False)  # noqa: S603 - our own module
 

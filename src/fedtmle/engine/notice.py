@@ -72,7 +72,7 @@ def tell(command: Sequence[str], notice: Document) -> str:
 def tell_later(
     command: Sequence[str], notices: Sequence[Document], *, pause: float = PAUSE
 ) -> threading.Thread:
-    """Tell the owner in a thread of its own, some times if need be: the post must not wait."""
+    """Notify the owner in a separate thread, and try again if that fails: the post must not wait."""
 
     def work() -> None:
         for notice in notices:

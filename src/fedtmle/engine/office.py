@@ -191,7 +191,7 @@ def is_statistician(name: str) -> bool:
 
 
 def known_sites(server: Path) -> Mapping[str, str] | None:
-    """Return the deployment's silos and their names on the network, None if the server was not told."""
+    """Return the deployment's silos and their names on the network, None if the server does not know them."""
     try:
         return {
             str(silo): str(site) for silo, site in read_document(server / "fedtmle" / "sites.json").items()

@@ -92,7 +92,7 @@ class CrossFitted:
 
 
 def chosen_fold(values: Array, folds: IntArray) -> Array:
-    """Return each row's value of its own fold; shapes (folds, ..., N) and (N,)."""
+    """Return, for each row, the value of the fold that it is in; shapes (folds, ..., N) and (N,)."""
     places = folds.reshape((1,) * (values.ndim - 1) + (-1,))
     return np.asarray(np.take_along_axis(values, places, axis=0)[0])
 

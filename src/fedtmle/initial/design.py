@@ -134,7 +134,7 @@ def _evaluated(formula: Formula, table: Table, levels: Levels) -> Iterator[tuple
 
 @dataclass(frozen=True)
 class DesignPart:
-    """One column of one variable: number ``index`` of its columns; for a factor, the level's code."""
+    """Column ``index`` of one variable; for a factor, ``index`` is the code of a level."""
 
     variable: TermVariable
     index: int

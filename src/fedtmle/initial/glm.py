@@ -103,10 +103,10 @@ class AbstractResponse(ABC):
 
     @abstractmethod
     def of(self, table: Table) -> tuple[Array, Array]:
-        """Return y on the unit scale and the weights, shape (N,) each; of long rows where there are any."""
+        """Return y on the unit scale and the weights, shape (N,) each, for the long rows if there are any."""
 
     def offset(self, table: Table) -> Array | None:  # noqa: ARG002 - most regressions have none
-        """Return what is added to the linear predictor, shape (N,); None if nothing is."""
+        """Return the offset of the linear predictor, shape (N,), or None if there is none."""
         return None
 
     @property

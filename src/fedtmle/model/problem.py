@@ -269,9 +269,9 @@ class AbstractProblem(AbstractModel[Law, Rows]):
 
     @property
     def similar_moments(self) -> Sequence[int] | None:
-        """For each closing sum the place of an earlier one that it is likely near, or its own; else None.
+        """For each closing sum the index of an earlier one that it is likely near, else its own; or None.
 
-        Rounded sums are told as differences from these.
+        Rounded sums are sent as differences from these.
         """
         return None
 

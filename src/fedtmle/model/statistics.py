@@ -163,7 +163,7 @@ class AbstractBins(AbstractStatistic[Piece]):
 
     @property
     def forecasts(self) -> tuple[Forecast, ...]:
-        """How the code of rounded sums foretells each; by default by the column before it, or the count."""
+        """The forecasts from which rounded sums are coded: by default the column before, or the count."""
         return tuple((k, 0) for k in range(len(self.exponents)))
 
     @abstractmethod

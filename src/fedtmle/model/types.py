@@ -73,7 +73,7 @@ def first(column: Array) -> Array:
 
 
 def is_one(column: Array) -> bool:
-    """Whether a column is one everywhere; of a constant one row is looked at."""
+    """Whether a column is one everywhere. A constant column is judged by its first row."""
     return bool((first(column) == 1.0).all())
 
 

@@ -57,7 +57,7 @@ UNITS = {Family.LOGISTIC: 1.0, Family.GAUSSIAN: 2.0**-4, Family.POISSON: 2.0**-4
 class First:
     """The first sums of a coded fit: the mean weight, that of weight times response, the gradient at zero.
 
-    Of a multinomial response there is one for the indicator of each class but the first.
+    A multinomial response has one for the indicator of each class but the first.
     """
 
     weight: float
@@ -239,7 +239,7 @@ def _first(part: _Part, fitting: Fitting) -> Flow[First]:
 def _first_again(part: _Part, first: First, basis: Array, fitting: Fitting) -> Flow[First]:
     """Return the first sums in the coordinates B z.
 
-    Of a squared loss over rows of its own they have the curvature, which is not that of all rows.
+    For a squared loss over some of the rows they include the curvature, which is not that of all rows.
     """
     asks = part.regression.family_of(part.glm) is Family.GAUSSIAN and not _is_of_all(part.regression, first)
     flows: list[Flow[Any]] = [_first_gradient(part, basis, fitting)]
@@ -280,7 +280,7 @@ def _at_zero(part: _Part, basis: Array, fitting: Fitting) -> dict[str, Any]:
 
 
 def _per_class(matrix: Array, regression: Regression) -> Array:
-    """Return the block diagonal matrix with one block for each class but the first; of a GLM, the matrix."""
+    """Return the block diagonal matrix with one block per class but the first; a GLM has one block."""
     if not regression.classes:
         return matrix
     return np.asarray(np.kron(np.eye(len(regression.classes) - 1), matrix), dtype=np.float64)

@@ -167,7 +167,7 @@ def constant_for(variable: Variable) -> float:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Filled:
-    """A view with a constant in the place of each missing value, and columns that say where.
+    """A view in which a constant replaces each missing value, and added columns mark where.
 
     A missing level of a factor becomes the first of its levels. ``outcome`` names the outcome where some are
     missing: two columns then hold it, with its least value in their place, and whether it was observed.
@@ -226,7 +226,7 @@ def filled(study: Study, counts: MissingCounts, levels: Levels) -> Filled:
 def with_indicators(study: Study, counts: MissingCounts) -> Study:
     """Return the study with an indicator in every formula that uses a variable with missing values.
 
-    Of variables that are missing in the same records, one indicator is enough.
+    Variables that are missing in the same records share one indicator.
     """
     variables = study.variables
     names = counts.affected(variables, "indicator")

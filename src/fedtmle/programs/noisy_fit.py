@@ -124,7 +124,7 @@ class Coefficients:
 
     @property
     def shrinkage(self) -> Array:
-        """The expected error of the mean: what is left of the distance from the prior's centre."""
+        """The part of the distance from the prior's centre that the mean is expected to be off by."""
         pull = (self.beta - self.centre) / self.prior
         return multiply(self.P, pull[:, None])[:, 0]
 

@@ -371,7 +371,7 @@ def refuse_separated(direction: Array, spread: Array, names: Sequence[str], labe
 
 @dataclass(frozen=True, kw_only=True)
 class NewtonPoint:
-    """A point of the fit; ``is_fresh`` says that the Hessian is that of this point, not of one before."""
+    """A point of the fit; ``is_fresh`` says whether the Hessian was computed at this point."""
 
     eps: Array
     gradient: Array

@@ -630,12 +630,12 @@ class Study:
 
     @property
     def models(self) -> dict[str, NuisanceModel]:
-        """The nuisance models that are there and that the target uses, by role."""
+        """The nuisance models that the study has and the target uses, by role."""
         return {role: model for role, model in self.given_models.items() if role in self.target.roles}
 
     @property
     def given_models(self) -> dict[str, NuisanceModel]:
-        """The nuisance models that are there, by role."""
+        """The nuisance models that the study has, by role."""
         named = {role: getattr(self, f"{role}_model") for role in ROLES}
         if not set(self.target.roles) <= set(ROLES):
             named |= self.target.own_models()

@@ -69,10 +69,10 @@ PooledBins = tuple[tuple[PooledBin, ...], ...]
 @final
 @dataclass(frozen=True, kw_only=True)
 class CellsCode:
-    """The counts and sums of some bins, by column: each is told as its difference from a forecast.
+    """The counts and sums of some bins, by column, each sent as its difference from a forecast.
 
-    A count is likely that of the same bin in the group before. Sums of few ``places`` have the ``forecasts``
-    of `AbstractBins`. Columns are in a Golomb code; exact sums (None) have a fixed width.
+    The forecast of a count is that of the same bin in the group before. Sums of few ``places`` have the
+    ``forecasts`` of `AbstractBins`. Columns are in a Golomb code; exact sums (None) have a fixed width.
     """
 
     largest: tuple[int, ...]  # of a bin's count and sums
@@ -111,7 +111,7 @@ class CellsCode:
 
     @property
     def _coded(self) -> range:
-        """The columns that are told as differences, the counts first."""
+        """The columns that are sent as differences, the counts first."""
         return range(1 if self.places is None else len(self.largest))
 
     def _forecast(self, columns: Sequence[Sequence[int]], c: int, i: int, before: Sequence[int]) -> int:
@@ -284,7 +284,7 @@ class BinsQuery(AbstractTotals[Bins, PooledBins]):
 
     @property
     def lanes(self) -> tuple[Lane, ...]:
-        """Of each bin the number of silos that disclose it, the count and the sums."""
+        """For each bin: the number of silos that disclose it, the count and the sums."""
         return (Lane(MOST_SILOS), *map(Lane, self._largest)) * sum(self.bins.sizes)
 
     def addends(self, answer: Bins, n_rows: int) -> Integers:
@@ -326,7 +326,7 @@ def _whole(group: Sequence[BinTotal], floor: int) -> tuple[BinTotal | None, ...]
 def _folded(group: Sequence[BinTotal], floor: int) -> tuple[BinTotal | None, ...]:
     """Return the bins of a group, joined until each may be disclosed; none if all in one may not.
 
-    Of joined bins, the one with most people has the sum, and the others are empty.
+    The sum of joined bins goes to the one with most people; the others are empty.
     """
     runs = {(i, j): _joined(group[i:j]) for i in range(len(group)) for j in range(i + 1, len(group) + 1)}
     firsts = _finest(len(group), {run: joined.is_enough(floor) for run, joined in runs.items()})

@@ -383,8 +383,8 @@ class SimilarSums(AbstractCode[Sums]):
 class Triangle(AbstractCode[Integers]):
     """The upper triangle of a matrix of means of products, on a public grid, in a Golomb code by rows.
 
-    If the first column is constant, the first row has the means of the others, and their products foretell
-    the rest: entry (j, k) is told as its difference from m_0j m_0k / m_00.
+    If the first column is constant, the first row has the means of the others, and their products
+    forecast the rest: entry (j, k) is sent as its difference from m_0j m_0k / m_00.
     """
 
     dim: int
@@ -558,7 +558,7 @@ class Declinable(AbstractCode[Integers | None]):
 @final
 @dataclass(frozen=True)
 class Joined(AbstractCode[Parts]):
-    """Payloads one after the other. Of several codes of one stream, each has a memory of its own."""
+    """Payloads one after the other. Several codes of one stream each keep their own memory."""
 
     codes: tuple[AbstractCode[Any], ...]
 

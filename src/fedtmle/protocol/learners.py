@@ -138,7 +138,7 @@ class ModelsCode(AbstractCode[Models | None]):
 @final
 @dataclass(frozen=True, kw_only=True)
 class ShippedCode(AbstractCode[tuple[Models | None, ...]]):
-    """The models of ``most`` silos at the most; of a pilot, just one silo's."""
+    """The models of at most ``most`` silos; a pilot is one silo's."""
 
     models: ModelsCode
     is_pilot: bool

@@ -88,7 +88,7 @@ def asked(document: Document) -> str:
 
 
 def measure(document: Document) -> str:
-    """Return what is estimated, such as "risk difference"; the name of an estimand of another package."""
+    """Return what is estimated, such as "risk difference"; for an estimand of another package its name."""
     target = document["study"]["target"]
     known = MEASURES.get(target["kind"])
     if known is None:

@@ -39,7 +39,7 @@ class Support:
 
 
 def supports(study: Study, details: Details) -> list[Support]:
-    """Return the weights behind each component's mean; of times to an event, behind each regime."""
+    """Return the weights behind each component's mean, or behind each regime for times to an event."""
     sizes = zip(details.groups, details.overlap.effective_sizes, strict=True)
     if not isinstance(details, StudyDetails):
         return [Support(name=name, effective=size) for name, size in sizes]

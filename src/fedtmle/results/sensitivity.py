@@ -126,7 +126,7 @@ def robustness_value(distance: float, scale: float) -> float:
 def sensitivity_document(study: Study, details: Details, psi: Array, covariance: Array) -> list[Document]:
     """Return E-value and robustness value of every comparison; None where they are not defined.
 
-    Of times to an event there is none: use `e_value` of the risk or hazard ratio.
+    Times to an event have none: use `e_value` of the risk or hazard ratio.
     """
     if not isinstance(details, StudyDetails):
         return []

@@ -27,7 +27,7 @@ WIDTH = 80
 
 @dataclass(frozen=True, kw_only=True)
 class Trajectory:
-    """Where the run went, query by query, and the updates it accepted.
+    """The course of the run, query by query, and the updates it accepted.
 
     ``residual`` and ``loss`` hold one number per update k = 0..K. ``residual`` is what the parties learned
     (for `Coded` the rounded norm, within a quarter of the tolerance; None where they learned nothing). If the

@@ -259,7 +259,7 @@ class Session:
             requests = dict.fromkeys(self._active, ask)
 
     def _open(self) -> tuple[int, dict[str, int], dict[str, bytes]]:
-        """Return n, the numbers of rows that the silos said, and the requests of the first round.
+        """Return n, the numbers of rows that the silos stated, and the requests of the first round.
 
         A plan that goes on leaves out the silos that refuse.
         """

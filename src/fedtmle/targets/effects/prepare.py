@@ -304,7 +304,7 @@ class Preparation:
         fits: list[Array],
         pi: Array,
     ) -> _Clever:
-        """Return the weights H of every component from g and pi; of g itself only bins are stored."""
+        """Return the weights H of every component from g and pi. Only bins of g itself are stored."""
         n = table.n_rows
         shown = list(shown_arms(len(pi))) if self.shows_g else []
         terms = []

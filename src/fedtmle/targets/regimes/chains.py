@@ -84,7 +84,7 @@ class ChainFit:
         return self.steps[period - 1 - (self.horizon - len(self.steps))]
 
     def without(self, fold: int) -> ChainFit:
-        """Return the chain whose predictions are those without one fold, for everyone; with folds only."""
+        """Return, with folds, the chain whose predictions for everyone are those fitted without one fold."""
         steps = []
         for step in self.steps:
             if not isinstance(step.outcome, CrossFitted):

@@ -45,7 +45,7 @@ Result = TypeVar("Result")
 @final
 @dataclass(frozen=True, kw_only=True)
 class RegimeLaw:
-    """The accepted fluctuations, after the sequential ones."""
+    """The fluctuations that were accepted after the sequential regressions' own."""
 
     history: History = ()
 
