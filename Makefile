@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 ROOT := $(if $(filter 0,$(shell id -u)),,sudo -n)
 
-.PHONY: demo test test-slow bench bundle browser postgres docs faults fuzz lint format types rings check clean
+.PHONY: demo test test-slow bench bundle dist browser postgres docs faults fuzz lint format types rings check clean
 
 $(READY): pyproject.toml paper/pyproject.toml examples/late/pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -58,6 +58,13 @@ docs: $(VENV)/.docs  ## the documentation, in build/site; a dead link fails; GAL
 bundle: $(READY)  ## an installation for machines without a network, in build/bundle
 	rm -rf build/bundle
 	$(BIN)/python -m tools.bundle build/bundle
+
+dist: $(READY)  ## the distributions of the package and of the paper, checked, in build/dist
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --group release
+	rm -rf build/dist
+	$(BIN)/python -m hatchling build --directory $(CURDIR)/build/dist
+	cd paper && $(CURDIR)/$(BIN)/python -m hatchling build --directory $(CURDIR)/build/dist
+	$(BIN)/twine check --strict build/dist/*
 
 BENCH_VENV := benchmarks/.venv
 BENCH ?=

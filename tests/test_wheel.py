@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -102,3 +103,25 @@ def test_it_works_alone(wheel: zipfile.ZipFile, tmp_path: Path) -> None:
     assert run("-c", "from importlib.util import find_spec; print(find_spec('fedtmle_paper'))") == "None\n"
     assert "reproduce" in run("-m", "fedtmle", "--help")
     assert re.search(r"federated +985 .* 7\.20 to 11\.48", run("-m", "fedtmle", "demo", "--quiet"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("version", ["3.11", "3.12", "3.13", "3.14"])
+def test_it_installs_into_a_clean_environment(version: str, tmp_path: Path) -> None:
+    """With the versions that were tested together, from the package index."""
+    python = shutil.which(f"python{version}")
+    if python is None or subprocess.run([python, "--version"], check=False).returncode:  # noqa: S603
+        pytest.skip(f"this machine has no Python {version}")
+    build(ROOT, tmp_path)
+    (wheel,) = tmp_path.glob("*.whl")
+    place = tmp_path / "environment"
+    constraints = str(ROOT / "constraints.txt")
+    for command in (
+        [python, "-m", "venv", str(place)],
+        [f"{place}/bin/pip", "install", "--quiet", "--constraint", constraints, str(wheel)],
+        [f"{place}/bin/fedtmle", "init", "example"],
+        [f"{place}/bin/fedtmle", "run", "example/study.toml", "--quiet", "--out", "result.json"],
+    ):
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=500, check=False)  # noqa: S603
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / "result.json").is_file()
