@@ -65,6 +65,7 @@ MESSAGES = f"tests/protocol/test_messages.py tests/runtime/test_silo.py {ATTACKS
 SILO = f"tests/runtime/test_silo.py {ATTACKS} tests/runtime/test_records.py"
 
 LEVERAGE = "tests/model/test_leverage.py"
+LOOKS = "tests/protocol/test_looks.py"
 MASKS = "tests/protocol/test_masks.py"
 NOISE = "tests/model/test_noise.py tests/effects/test_noisy_sums.py"
 
@@ -191,8 +192,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         ),
         (
             "two silos hide each other",
-            "len(plan.roster) < self.policy.colluders + 2:",
-            "len(plan.roster) < self.policy.colluders + 1:",
+            "plan.fewest_together < self.policy.colluders + 2:",
+            "plan.fewest_together < self.policy.colluders + 1:",
         ),
         (
             "numbers have no limit",
@@ -205,6 +206,38 @@ MUTATIONS: tuple[Mutation, ...] = (
             "if not any(map(self.policy.allows, plan.brought)) and False:",
         ),
         ("models may be shipped", "if not self.policy.allow_models and", "if self.policy.allow_models and"),
+    ),
+    *_many(
+        "protocol/guard.py",
+        "tests/programs/test_declined.py",
+        ("a silo declines without end", "and self.declined + more < MOST_DECLINED", ""),
+        ("every query may be declined", "return query.is_declinable and is_open", "return is_open"),
+        (
+            "what is declined is told",
+            "left_out(query, local, self.policy) | declined",
+            "left_out(query, local, self.policy)",
+        ),
+        ("what is declined is not charged", "self.declined += declined", "self.declined += 0"),
+    ),
+    *_many(
+        "protocol/looks.py",
+        LOOKS,
+        (
+            "a group has one silo more than may lie",
+            "len(ordered) // (liars + 2)",
+            "len(ordered) // (liars + 1)",
+        ),
+        ("as many groups as liars", "if count > liars else ()", "if count >= liars else ()"),
+        ("doubted silos are trusted", "if not set(doubted).isdisjoint(group)]", "if False]"),
+        ("liars are everywhere", "if len(others) <= liars:", "if len(others) < liars:"),
+        ("sums shrink slowly", "return math.exp(delta) if family", "return math.exp(delta / 4.0) if family"),
+        ("a look holds everywhere", "if not delta <= NEAR[family]:", "if False:"),
+        ("liars are not left out", "if k not in left_out]\n        matrix", "]\n        matrix"),
+        (
+            "a look is not rounded",
+            "return self.dim * 2.0 ** (self.grid - 1)",
+            "return 2.0 ** (self.grid - 60)",
+        ),
     ),
     *_many(
         "model/leverage.py",
@@ -571,7 +604,7 @@ MUTATIONS: tuple[Mutation, ...] = (
             "position.heard.update(messages.encode(message))\n            self._follower.hear(",
             'position.heard.update(b"")\n            self._follower.hear(',
         ),
-        ("an answer is not charged", "        guard.charge(query, reply.payload.length)\n", ""),
+        ("an answer is not charged", "        guard.charge(query, reply.payload.length, len(without))\n", ""),
     ),
 )
 
