@@ -101,6 +101,7 @@ _HOME = {
     "ProtocolError": "fedtmle.errors",
     "DecodeError": "fedtmle.errors",
     "RefusedError": "fedtmle.errors",
+    "Reached": "fedtmle.errors",
     "DeadlineError": "fedtmle.errors",
     "JournalError": "fedtmle.errors",
     "plots": "fedtmle.plots",
@@ -138,6 +139,7 @@ if TYPE_CHECKING:  # for type checkers and editors; at run time, __getattr__ bel
     from fedtmle.errors import NumericalError as NumericalError
     from fedtmle.errors import PrecisionError as PrecisionError
     from fedtmle.errors import ProtocolError as ProtocolError
+    from fedtmle.errors import Reached as Reached
     from fedtmle.errors import RefusedError as RefusedError
     from fedtmle.initial.glm import GLM as GLM
     from fedtmle.initial.glm import Supplied as Supplied

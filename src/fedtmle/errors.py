@@ -19,15 +19,88 @@ No message quotes a record's value: a silo's errors may reach the server's log.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reached:
+    """How far a run got that ended with an error, from what was pooled before. Its text says it in words.
+
+    Parameters
+    ----------
+    rounds
+        The number of completed rounds.
+    phase
+        The phase of the last of them.
+    names
+        The names of the numbers below.
+    estimate
+        The last pooled estimate; None if none was pooled.
+    is_initial
+        Whether that is the estimate before targeting.
+    covariance
+        Its covariance.
+    bounds
+        Bounds on the distance between each number now and its value at convergence. Without an estimate, the
+        numbers are those of the fit that the run had reached, which nobody knows yet.
+    reason
+        Why there are no bounds.
+
+    Examples
+    --------
+    >>> print(ft.Reached(rounds=4, phase="nuisance", reason="targeting had not begun"))
+    After round 4 (nuisance) no estimate was pooled: targeting had not begun.
+    """
+
+    rounds: int
+    phase: str
+    names: tuple[str, ...] = ()
+    estimate: tuple[float, ...] | None = None
+    is_initial: bool = False
+    covariance: tuple[tuple[float, ...], ...] = ()
+    bounds: tuple[float | None, ...] | None = None
+    reason: str = ""
+
+    def __str__(self) -> str:
+        when = f"After round {self.rounds} ({self.phase})" if self.rounds else "Before the first round"
+        known = [] if self.bounds is None else [bound for bound in self.bounds if bound is not None]
+        if self.estimate is None and not known:
+            return f"{when} no estimate was pooled: {self.reason}."
+        if self.estimate is None:
+            return (
+                f"{when} no estimate was pooled. The fit was within {max(known):.2g} of its value at "
+                "convergence in every mean."
+            )
+        errors = (row[k] ** 0.5 for k, row in enumerate(self.covariance))
+        stated = zip(self.names, self.estimate, errors, strict=True)
+        numbers = ", ".join(f"{name} {value:.6g} (SE {error:.3g})" for name, value, error in stated)
+        if self.bounds is None or len(known) < len(self.bounds):
+            why = self.reason or "a ratio is too close to zero or infinity"
+            distance = f"Its distance from convergence has no bound: {why}"
+        else:
+            subject = "It is" if len(known) == 1 else "Each is"
+            distance = f"{subject} within {max(known):.2g} of its value at convergence"
+        which = "estimate before targeting" if self.is_initial else "estimate"
+        return f"{when} the pooled {which} was {numbers}. {distance}."
+
 
 class FedTMLEError(Exception):
     """Base of all errors that the package raises on purpose.
+
+    If a run ended with the error, ``reached`` says how far it got.
 
     Examples
     --------
     >>> issubclass(ft.RefusedError, ft.FedTMLEError)
     True
     """
+
+    reached: Reached | None = None
+
+    @property
+    def full_text(self) -> str:
+        """The message, and how far the run got; without a full stop."""
+        return str(self) if self.reached is None else f"{self}. {self.reached}".rstrip(".")
 
 
 class InputError(FedTMLEError, ValueError):

@@ -238,6 +238,7 @@ def test_a_lost_or_damaged_journal_of_the_server_says_how_to_mend_it(
     Coordination(run.path.parent, run.name).carry_out(lambda _s, _d, _a, _seal: dying)
     assert run.status().state is RunState.WAITING  # it goes on by itself
     assert run.status().round > 0
+    assert "no estimate was pooled: targeting had not begun" in run.status().why
     kept = run.journal.read_bytes()
     if harm == "gone":
         run.journal.unlink()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -17,14 +16,14 @@ from fedtmle.data import load_all
 from fedtmle.demo import IHDP, ihdp_silos
 from fedtmle.errors import RefusedError
 from fedtmle.model.families import Family
-from fedtmle.model.leverage import LEAST_RESIDUAL, PersonRows, deviations, largest_leverage
+from fedtmle.model.leverage import PersonRows, deviations, largest_leverage
 from fedtmle.model.problem import JudgedTogether
 from fedtmle.model.types import Array, Part, upper_pairs
 from fedtmle.protocol.guard import Guard, Policy
-from fedtmle.protocol.looks import NEAR, LookQuery, Looks, groups_left_out, look_groups
+from fedtmle.protocol.looks import NEAR, LookQuery, Looks, Subject, groups_left_out, look_groups
 from fedtmle.protocol.outcome import Targeted
 from fedtmle.protocol.plan import Member, Plan
-from fedtmle.protocol.query import Local, Query
+from fedtmle.protocol.query import Evaluation, Local, Query
 from fedtmle.runtime.keeper import Keeper
 from fedtmle.runtime.replay import heard_rounds
 from fedtmle.runtime.session import Finished, InProcess, Session
@@ -162,7 +161,10 @@ def test_sums_shrink_no_faster_than_the_bound_says(family: Family) -> None:
         delta = facts.largest_move(move.tolist())
         assert np.abs(move @ X).max() == pytest.approx(delta)
         before, after = (deviations(family, e @ X, y) for e in (eps, eps + move))
-        factor = math.exp(delta) if family is Family.LOGISTIC else (1 - delta / LEAST_RESIDUAL) ** -2
+        model: Any = None
+        factor = Subject(Evaluation(model, None, eps), Part.GRADIENT, facts).shrunk(
+            Evaluation(model, None, eps + move * (1 - 1e-12))
+        )
         assert 1.3 < factor < 4 / 3
         worst = max(worst, float((before**2 / after**2).max()))
         assert worst <= factor * (1 + 1e-9)

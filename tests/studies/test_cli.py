@@ -356,6 +356,19 @@ def test_a_refusal_in_ones_own_session_says_where_to_learn_the_key(study: Path) 
     assert defect["silo"] == "south"
 
 
+def test_a_run_that_ends_early_says_how_far_it_got(study: Path) -> None:
+    with (study.parent / "south.toml").open("a", encoding="utf-8") as south:
+        south.write("[policy]\nmax_queries = 2\n")
+    result = call("run", study, "--events", "events.jsonl")
+    assert result.exit_code == Exit.REFUSED
+    said = "After round 2 (nuisance) no estimate was pooled: targeting had not begun."
+    assert result.stderr.splitlines()[-1] == said
+    *_, last = Path("events.jsonl").read_text(encoding="utf-8").splitlines()
+    assert json.loads(last)["event"] == "failed"
+    reached = json.loads(call("run", study, "--json").stdout)["reached"]
+    assert (reached["rounds"], reached["estimate"]) == (2, None)
+
+
 def test_validate_a_silo_file_of_another_name(study: Path) -> None:
     north = study.parent / "north.toml"
     edit(north, name='"other"')

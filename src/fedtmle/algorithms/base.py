@@ -165,8 +165,8 @@ class Run(Generic[Model_co]):
 
 def close(run: Run[Problem], law: Law) -> Flow[Estimate]:
     """Ask for the closing round; return psi and its covariance."""
-    pooled: Sums = yield MomentsQuery(problem=run.problem, law=law, n=run.n)
-    return run.problem.finish(law, pooled, run.n)
+    query = MomentsQuery(problem=run.problem, law=law, n=run.n)
+    return query.estimate((yield query))
 
 
 def conclude(

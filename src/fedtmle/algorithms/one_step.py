@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import final
 
 from fedtmle.algorithms.base import AbstractAlgorithm, Run, arithmetic_error
-from fedtmle.model.exact import Sums
 from fedtmle.protocol.outcome import Certificate, Status, Targeted
 from fedtmle.protocol.query import Flow, Law, MomentsQuery, Problem
 
@@ -36,8 +35,8 @@ class OneStep(AbstractAlgorithm):
 
     def flow(self, problem: Problem, law: Law, n: int) -> Flow[Targeted]:
         run = Run(problem, n)
-        pooled: Sums = yield MomentsQuery(problem=problem, law=law, n=n)
-        estimate = problem.finish_one_step(law, pooled, n)
+        query = MomentsQuery(problem=problem, law=law, n=n, one_step=True)
+        estimate = query.estimate((yield query))
         arithmetic = arithmetic_error(problem, law)
         return Targeted(
             problem=problem,

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from http.server import HTTPServer
 
     from fedtmle.defects import Defect
+    from fedtmle.errors import Reached
 
 CODES = (
     "Exit codes: 0 success; 1 defects in the study, the data or a ledger; 2 wrong usage of the command; "
@@ -52,20 +53,21 @@ def reporting(*, as_json: bool) -> Iterator[None]:
     from fedtmle.errors import FedTMLEError, InputError, JournalError, RefusedError
     from fedtmle.studies.validate import defects_of
 
+    reached = None
     try:
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning
             yield
         return
     except FedTMLEError as error:
-        defects, code = defects_of(error), Exit.NOT_CONVERGED
+        defects, code, reached = defects_of(error), Exit.NOT_CONVERGED, error.reached
         if isinstance(error, InputError | JournalError):
             code = Exit.DEFECTS
         elif isinstance(error, RefusedError):
             code = Exit.REFUSED
     except OSError as error:
         defects, code = [Defect(message=str(error.strerror), file=error.filename)], Exit.DEFECTS
-    fail(defects, code, as_json=as_json)
+    fail(defects, code, as_json=as_json, reached=reached)
 
 
 def say(text: str = "", *, err: bool = False, nl: bool = True) -> None:
@@ -95,13 +97,20 @@ def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
     say(visible(f"Warning: {message}"), err=True)
 
 
-def fail(defects: Sequence[Defect], code: Exit, *, as_json: bool) -> NoReturn:
-    """Print defects as lines on standard error, or as JSON on standard output, and exit."""
+def fail(defects: Sequence[Defect], code: Exit, *, as_json: bool, reached: Reached | None = None) -> NoReturn:
+    """Print defects as lines on standard error, or as JSON on standard output, and exit.
+
+    ``reached`` says how far a run got that ended with them.
+    """
     import json
+    from dataclasses import asdict
 
     if as_json:
-        say(json.dumps({"defects": [defect.to_dict() for defect in defects]}))
+        document: dict[str, object] = {"defects": [defect.to_dict() for defect in defects]}
+        say(json.dumps(document if reached is None else {**document, "reached": asdict(reached)}))
     else:
         for defect in defects:
             say(visible(str(defect)), err=True)
+        if reached is not None:
+            say(visible(str(reached)), err=True)
     raise typer.Exit(int(code))

@@ -94,7 +94,7 @@ def run(
                     colluders=file.colluders,
                 )
             except RefusedError as refused:
-                fail([_refusal(refused, file)], Exit.REFUSED, as_json=as_json)
+                fail([_refusal(refused, file)], Exit.REFUSED, as_json=as_json, reached=refused.reached)
             if log is not None:
                 log.finished(text=result.document["status_text"], converged=result.document["converged"])
         if transcript is not None and result.run is not None:

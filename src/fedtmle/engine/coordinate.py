@@ -87,13 +87,16 @@ class Coordination:
             self._events.failed(error)
             _log.warning("%s", error)  # cancelled, or taken over: the status is no longer ours
         except DeadlineError as error:
-            self._lose(str(error), error)
+            self._lose(error.full_text, error)
         except (FedTMLEError, OSError) as error:
             full = full_disk(self._folder.path)
             if full:  # if the status cannot be written either, the dispatcher finds that this process ended
                 self._lose(full, error)
                 return
-            why = str(error) if isinstance(error, FedTMLEError) else _disk_fault(error, self._folder.path)
+            if isinstance(error, FedTMLEError):
+                why = error.full_text
+            else:
+                why = _disk_fault(error, self._folder.path)
             self._events.failed(error)
             self._move(Move.FAIL, why=why, refused=isinstance(error, RefusedError))
         except BaseException as error:

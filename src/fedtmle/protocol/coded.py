@@ -35,12 +35,14 @@ from fedtmle.protocol.query import (
     CurvatureBound,
     Derivatives,
     Evaluation,
+    KnownLaw,
     Law,
     Local,
     Phase,
     Problem,
     RowMeans,
     add_up,
+    law_at,
 )
 
 CURVATURE_BITS = 10  # of the largest entry of a silo's curvature: calibration needs no more
@@ -491,3 +493,11 @@ class RoundedGradientQuery(AbstractTotals[Integers, Rounded]):
 
     def residual(self, pooled: Rounded) -> float:
         return root_up(self.lattice.raw_norm_squared(pooled.q))
+
+    def known_law(self, pooled: Rounded) -> KnownLaw | None:
+        law = law_at(self.problem, self.law, self.eps)
+        if law is None:
+            return None
+        return KnownLaw(
+            problem=self.problem, law=law, residuals=self.lattice.coordinate_certificates(pooled.q)
+        )

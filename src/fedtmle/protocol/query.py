@@ -227,6 +227,32 @@ class Retirement(Protocol):
         ...
 
 
+@final
+@dataclass(frozen=True, kw_only=True)
+class KnownLaw:
+    """A law on the path of the targeting, and what a round disclosed about it.
+
+    ``residuals`` bounds the coordinates of the pooled mean of the EIF, up to the error of exact sums and
+    quadrature.
+    """
+
+    problem: Problem
+    law: Law
+    residuals: tuple[float, ...] | None = None
+    estimate: Estimate | None = None
+    is_initial: bool = False
+
+
+def law_at(problem: Problem, law: Law, eps: Array) -> Law | None:
+    """Return the law at whose origin the gradient is the one at eps, None if there is none."""
+    if not eps.any():
+        return law
+    if problem.displacement(law) is None or not problem.admits(law, eps):
+        return None
+    moved: Law = problem.move(law, eps)
+    return moved
+
+
 class AbstractQuery(ABC, Generic[Answer, Pooled]):
     """Base class of queries: how a silo answers, how answers are pooled, and how both are encoded.
 
@@ -379,6 +405,10 @@ class AbstractQuery(ABC, Generic[Answer, Pooled]):
         """Return the norm of the pooled gradient that the round disclosed, in raw coordinates, or None."""
         return None
 
+    def known_law(self, pooled: Pooled) -> KnownLaw | None:
+        """Return the law whose residual or estimate the round disclosed, or None."""
+        return None
+
     @property
     def tolerance(self) -> float | None:
         """The residual at which the run ends, once it is settled."""
@@ -517,6 +547,7 @@ class MomentsQuery(IntegerSums):
     law: Law
     n: int
     phase: Phase = Phase.CLOSING
+    one_step: bool = False  # whether the mean of the EIF is added to psi
 
     @cached_property
     def shifts(self) -> tuple[int, ...]:
@@ -538,6 +569,19 @@ class MomentsQuery(IntegerSums):
 
     def answer(self, local: Local) -> Sums:
         return local.moments(self.problem, self.law).rounded(self.shifts)
+
+    def estimate(self, pooled: Sums) -> Estimate:
+        """Return psi and its covariance from the pooled sums."""
+        finish = self.problem.finish_one_step if self.one_step else self.problem.finish
+        return finish(self.law, pooled, self.n)
+
+    def known_law(self, pooled: Sums) -> KnownLaw:
+        return KnownLaw(
+            problem=self.problem,
+            law=self.law,
+            estimate=self.estimate(pooled),
+            is_initial=self.phase is Phase.CALIBRATION,
+        )
 
     def told_columns(self, local: Local) -> ToldColumns:
         # Predictions are smooth functions of the same few covariates: differences of them are always small.

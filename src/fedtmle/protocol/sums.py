@@ -20,6 +20,7 @@ from fedtmle.model.exact import (
     query_shifts,
     zero_sums,
 )
+from fedtmle.model.problem import AbstractProblem
 from fedtmle.model.types import Array, IntArray, Part
 from fedtmle.protocol.masks import Lane
 from fedtmle.protocol.query import (
@@ -30,6 +31,7 @@ from fedtmle.protocol.query import (
     Derivatives,
     Evaluation,
     IntegerSums,
+    KnownLaw,
     Law,
     Local,
     Model,
@@ -37,6 +39,7 @@ from fedtmle.protocol.query import (
     Query,
     RowMeans,
     ToldColumns,
+    law_at,
 )
 
 _PARTS = {Part.LOSS: "loss", Part.GRADIENT: "gradient", Part.HESSIAN: "curvature"}
@@ -105,12 +108,26 @@ class SumsQuery(IntegerSums):
             sent=None if answer is None else answer.values(local.n_rows),
         )
 
-    def residual(self, pooled: Sums) -> float | None:
+    def _gradient(self, pooled: Sums) -> Array | None:
+        """Return the mean gradient of the targeting's loss over all rows, if it was asked."""
         if self.phase is not Phase.TARGETING or Part.GRADIENT not in self.parts or self.batch is not None:
             return None
         first = 1 if Part.LOSS in self.parts else 0
         sums = pooled[first : first + self.problem.dim]
-        return norm(mean_gradient(self.problem, self.law, self.eps, sums, self.n))
+        return mean_gradient(self.problem, self.law, self.eps, sums, self.n)
+
+    def residual(self, pooled: Sums) -> float | None:
+        gradient = self._gradient(pooled)
+        return None if gradient is None else norm(gradient)
+
+    def known_law(self, pooled: Sums) -> KnownLaw | None:
+        gradient, problem = self._gradient(pooled), self.problem
+        if gradient is None or not isinstance(problem, AbstractProblem):
+            return None
+        law = law_at(problem, self.law, self.eps)
+        if law is None:
+            return None
+        return KnownLaw(problem=problem, law=law, residuals=tuple(map(abs, gradient.tolist())))
 
 
 @final

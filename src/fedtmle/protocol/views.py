@@ -20,6 +20,7 @@ from fedtmle.protocol.query import (
     Evaluation,
     Flow,
     JointQuery,
+    KnownLaw,
     Local,
     Phase,
     Query,
@@ -139,6 +140,9 @@ class ViewedQuery(AbstractQuery[object, object]):
 
     def residual(self, pooled: object) -> float | None:
         return self.query.residual(pooled)
+
+    def known_law(self, pooled: object) -> KnownLaw | None:
+        return self.query.known_law(pooled)
 
     @property
     def tolerance(self) -> float | None:

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
 
-from fedtmle.errors import NumericalError
+from fedtmle.errors import FedTMLEError, NumericalError, Reached
 from fedtmle.initial.glm import Supplied
 from fedtmle.initial.superlearner import SuperLearner
 from fedtmle.layout import Document
 from fedtmle.model.types import Array
+from fedtmle.programs.nuisance import effect_columns
 from fedtmle.programs.study import Study
 from fedtmle.results.inference import summaries
 from fedtmle.runtime.result import Result
 from fedtmle.targets.effects.components import Component
+from fedtmle.targets.effects.estimands import AbstractEffect
+
+SEVERAL = "the study combines the estimates of several imputed data sets"
 
 
 def convergence_document(study: Study, components: Sequence[Component], result: Result) -> Document | None:
@@ -53,6 +58,40 @@ def _largest_moves(
             largest = moves[index]
             moves[index] = None if there is None or largest is None else max(largest, there)
     return [{"estimand": summary.name, "bound": bound} for summary, bound in zip(now, moves, strict=True)]
+
+
+def reported(study: Study, reached: Reached) -> Reached:
+    """Return how far a run got in the numbers that its study reports, instead of those that it targets."""
+    if study.imputes and reached.names:
+        return replace(reached, names=(), estimate=None, covariance=(), bounds=None, reason=SEVERAL)
+    if reached.estimate is None or not isinstance(study.target, AbstractEffect):
+        return reached
+    components = study.target.components(effect_columns(study, ()).strata_levels)
+    psi, covariance = np.array(reached.estimate), np.array(reached.covariance)
+    numbers = summaries(study, components, psi)
+    slopes = np.stack([number.gradient for number in numbers])
+    bounds = reached.bounds
+    if bounds is not None:
+        moves = _largest_moves(study, components, psi, np.array(bounds))
+        bounds = tuple(move["bound"] for move in moves)
+    return replace(
+        reached,
+        names=tuple(number.name for number in numbers),
+        estimate=tuple(number.value for number in numbers),
+        covariance=tuple(map(tuple, (slopes @ covariance @ slopes.T).tolist())),
+        bounds=bounds,
+    )
+
+
+@contextmanager
+def reporting_progress(study: Study) -> Iterator[None]:
+    """Let an error that ends a run say how far it got in the numbers that the study reports."""
+    try:
+        yield
+    except FedTMLEError as error:
+        if error.reached is not None:
+            error.reached = reported(study, error.reached)
+        raise
 
 
 def uncovered(study: Study) -> list[str]:

@@ -78,7 +78,7 @@ class EventLog:
         elif isinstance(error, DataError) and error.silo is not None:
             self.silo(error.silo, "failed", error.message)
         # Only errors raised on purpose are sure to quote no record.
-        text = str(error) if isinstance(error, FedTMLEError) else f"stopped by {type(error).__name__}"
+        text = error.full_text if isinstance(error, FedTMLEError) else f"stopped by {type(error).__name__}"
         self.write("failed", text=text)
 
     def finished(self, *, text: str, converged: bool) -> None:

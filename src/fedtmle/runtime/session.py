@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from fedtmle.errors import InputError, JournalError, ProtocolError, RefusedError
+from fedtmle.errors import FedTMLEError, InputError, JournalError, ProtocolError, RefusedError
 from fedtmle.model.exact import Sums
 from fedtmle.protocol import messages
 from fedtmle.protocol.codes import AbstractCode, Bits, Uplink, encode
@@ -189,6 +189,7 @@ class InProcess:
 
 
 ABSENT = "it was absent when the study opened"
+TARGETED = (Phase.CALIBRATION, Phase.TARGETING, Phase.CLOSING)
 
 
 class Session:
@@ -228,10 +229,22 @@ class Session:
         self._shares: dict[str, Shares] = {}  # the same by phase
         self._relayed: tuple[SignedAnswer, ...] = ()  # the last masked answers, in the order of the roster
         self._tolerance: float | None = None  # once it is settled
+        self._targeted: list[tuple[Query, object]] = []  # the rounds in which a law was moved or closed
+        self._may_use = True  # what was pooled
 
     def run(self) -> Finished:
-        """Run the plan from the first message to the last."""
+        """Run the plan from the first message to the last; an error of the rounds says how far it got."""
         n, sizes, requests = self._open()
+        try:
+            return self._run(n, sizes, requests)
+        except FedTMLEError as error:
+            from fedtmle.runtime.reached import how_far
+
+            if self._may_use:
+                error.reached = how_far(self._targeted, [bits.phase for bits in self._account.by_round])
+            raise
+
+    def _run(self, n: int, sizes: Mapping[str, int], requests: dict[str, bytes]) -> Finished:
         follower = Follower(self._plan.without(list(self._absent)), n)
         closing: Sums | None = None
         while True:
@@ -242,6 +255,8 @@ class Session:
             broadcast = self._pool(follower, payloads, sizes)
             pooled = follower.hear(broadcast)
             closing = _closing(query, pooled) or closing
+            if any(member.phase in TARGETED for member in query.members):
+                self._targeted.append((query, pooled))
             self._book(query, number, pooled, broadcast, list(payloads))
             if follower.outcome is not None:
                 self._close(number + 1, broadcast)
@@ -393,6 +408,7 @@ class Session:
         verdicts = self._exchange(dict.fromkeys(self._active, compare)).values()
         agree = all(isinstance(verdict, Compared) and verdict.agree for verdict in verdicts)
         if not agree or len(closings) != len(self._active):
+            self._may_use = False
             raise ProtocolError("silos received different broadcasts; the run's result must not be used")
 
     def _exchange(self, requests: Mapping[str, bytes]) -> dict[str, messages.Reply]:
@@ -458,6 +474,8 @@ def run_embedded(
     except RefusedError as refused:
         for silo in silos:
             if silo.name == refused.silo and silo.error is not None:
+                if isinstance(silo.error, FedTMLEError):
+                    silo.error.reached = refused.reached
                 raise silo.error from None
         raise
 

@@ -9,6 +9,7 @@ from fedtmle.algorithms.coded import Coded
 from fedtmle.errors import InputError
 from fedtmle.programs.flow import study_details
 from fedtmle.protocol.plan import Plan
+from fedtmle.results.certainty import reporting_progress
 from fedtmle.results.document import document
 from fedtmle.results.result import StudyResult
 from fedtmle.runtime.session import Federation, Progress, Session
@@ -33,7 +34,8 @@ def run_over(
     if study_of(plan).algorithm.pools_rows:
         raise InputError("algorithm: 'Central' pools the rows; it cannot run over a federation")
     check_release(release, federation.silos)
-    finished = Session(plan, federation, progress=progress, absent=absent).run()
+    with reporting_progress(study_of(plan)):
+        finished = Session(plan, federation, progress=progress, absent=absent).run()
     return conclude(CompletedRun(plan=plan, finished=finished), release=release)
 
 

@@ -15,6 +15,7 @@ from fedtmle.programs.study import Study
 from fedtmle.protocol.clusters import ClustersQuery
 from fedtmle.protocol.guard import Policy
 from fedtmle.protocol.plan import Plan
+from fedtmle.results.certainty import reporting_progress
 from fedtmle.results.result import StudyResult
 from fedtmle.runtime.keeper import Keeper
 from fedtmle.runtime.session import Progress
@@ -99,19 +100,20 @@ def run(
     def pool(parts: Mapping[str, AnyTable]) -> AnyTable:
         return pooled_rows(study, in_memory(parts, purpose))
 
-    completed = run_in_process(
-        lambda members: replace(study_plan(study, members, silos=tuple(silos)), colluders=colluders),
-        tables,
-        algorithm=study.algorithm,
-        pool=pool,
-        keeper=lambda plan, name: _keeper(plan, files.get(name), policy, release=name in release),
-        threads=threads,
-        progress=progress,
-        observe=observe,
-        is_masked=study.aggregation == "masked",
-        silos=tuple(silos),
-        absent=absent,
-    )
+    with reporting_progress(study):
+        completed = run_in_process(
+            lambda members: replace(study_plan(study, members, silos=tuple(silos)), colluders=colluders),
+            tables,
+            algorithm=study.algorithm,
+            pool=pool,
+            keeper=lambda plan, name: _keeper(plan, files.get(name), policy, release=name in release),
+            threads=threads,
+            progress=progress,
+            observe=observe,
+            is_masked=study.aggregation == "masked",
+            silos=tuple(silos),
+            absent=absent,
+        )
     return conclude(completed, release=release)
 
 
