@@ -136,7 +136,7 @@ def _identified(cells: Cells, name: str) -> IntArray:
         )
     count = int(np.count_nonzero(missing))
     if count:
-        raise UnreadableError(f"column '{name}' is missing in {_rows(count)}", "say whose every row is")
+        raise UnreadableError(f"column '{name}' is missing in {_rows(count)}", "give the person of every row")
     return people.reshape(-1).astype(np.int64)
 
 
