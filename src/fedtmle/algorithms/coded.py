@@ -19,6 +19,7 @@ from fedtmle.algorithms.base import (
     require_tolerance,
     settle_tolerance,
 )
+from fedtmle.algorithms.secant import Secant
 from fedtmle.errors import InputError
 from fedtmle.model.exact import Sums
 from fedtmle.model.linear import congruence, operator_norm_squared, symmetric_norm
@@ -59,8 +60,10 @@ class Coded(AbstractAlgorithm):
     With ``inner`` "step" the law is re-centred after every gradient step, so that every query checks the
     equation and R = S + 1. "adaptive" is the paper's own: steps in one submodel until its gradient is
     small, then a new origin, R = S + K + 1. The first needs fewer rounds, the second a shorter history.
-    "auto" is adaptive where the check at a new origin cannot fail (the fluctuation of a regression), so
-    that the closing sums are asked in the same round, and "step" elsewhere.
+    "secant" is "step" with a memory: the differences of the gradients seen so far correct the direction
+    (`algorithms.secant`). "auto" is adaptive where the check at a new origin cannot fail (the fluctuation of
+    a regression), so that the closing sums are asked in the same round. Elsewhere it is "step" if the law
+    knows its curvature, and "secant" if only the rows do, as for times to an event.
 
     Parameters
     ----------
@@ -72,7 +75,7 @@ class Coded(AbstractAlgorithm):
     smoothness
         `Estimated`, `Certified`, or beta itself as a number, in the run's coordinates.
     inner
-        "auto", "step" or "adaptive".
+        "auto", "step", "secant" or "adaptive".
     max_rounds
         The most rounds.
     fixed_width
@@ -91,7 +94,7 @@ class Coded(AbstractAlgorithm):
     tolerance: Tolerance = "practical"
     coordinates: Literal["raw", "whitened"] = "whitened"
     smoothness: SmoothnessRule = Estimated(factor=1.0, over="pooled")
-    inner: Literal["auto", "step", "adaptive"] = "auto"
+    inner: Literal["auto", "step", "secant", "adaptive"] = "auto"
     max_rounds: int = 10_000
     fixed_width: int | None = None
 
@@ -102,8 +105,13 @@ class Coded(AbstractAlgorithm):
             raise InputError(f"coordinates: expected 'raw' or 'whitened', not {self.coordinates!r}")
         if isinstance(self.smoothness, int | float):
             require_positive(smoothness=self.smoothness)
-        if self.inner not in ("auto", "step", "adaptive"):
-            raise InputError(f"inner: expected 'auto', 'step' or 'adaptive', not {self.inner!r}")
+        if self.inner not in ("auto", "step", "secant", "adaptive"):
+            raise InputError(f"inner: expected 'auto', 'step', 'secant' or 'adaptive', not {self.inner!r}")
+        if self.inner == "secant" and self.follows_segments:
+            raise InputError(
+                "inner: 'secant' takes no gradient steps, along which smoothness could be certified; "
+                "choose 'step', or Certified() without along='segments'"
+            )
         if self.fixed_width is not None and self.fixed_width < 1:
             raise InputError(f"fixed_width: expected an integer of at least 1, not {self.fixed_width}")
 
@@ -150,6 +158,7 @@ class Coded(AbstractAlgorithm):
         zero = (0,) * lattice.dim
         steps, t, n_steps = zero, 0, len(history)
         rows_part = lattice.beta
+        secant = Secant() if self.is_secant(run.problem, law) else None
         while True:
             eps = lattice.eps(steps)
             query = RoundedGradientQuery(
@@ -199,7 +208,12 @@ class Coded(AbstractAlgorithm):
                     history[:] = [(tuple(factor * a for a in own), accepted) for own, accepted in history]
                 run.step_smoothness.append(float(lattice.beta))
             if rounded.action is Action.STEP:  # eps^{k,t+1} = eps^{k,t} - g~/beta
-                steps = tuple(a - b for a, b in zip(steps, q, strict=True))
+                change = tuple(-entry for entry in q)
+                if secant is not None:
+                    longer = secant.step(q)
+                    change = longer if run.problem.admits(law, lattice.eps(longer)) else change
+                    secant.take(change)
+                steps = tuple(a + b for a, b in zip(steps, change, strict=True))
                 t, n_steps = t + 1, n_steps + 1
             if rounded.action is Action.ACCEPT or not self.is_adaptive(run.problem, law):
                 # p^{k+1} = p^k(eps^k); the integer memories are kept
@@ -267,6 +281,13 @@ class Coded(AbstractAlgorithm):
         if self.inner == "auto":
             return problem.displacement(law) is not None
         return self.inner == "adaptive"
+
+    def is_secant(self, problem: Problem, law: Law) -> bool:
+        """Return whether earlier gradients correct the direction of a step."""
+        if self.inner != "auto":
+            return self.inner == "secant"
+        unknown = problem.displacement(law) is None and problem.curvature(law) is None
+        return unknown and not self.follows_segments
 
     @property
     def follows_segments(self) -> bool:

@@ -72,6 +72,7 @@ from fedtmle.programs.sites import ComparedSilos, OwnTMLE, compare_silos
 from fedtmle.programs.study import Study
 from fedtmle.programs.target import AbstractTarget, BegunStudy, TargetDetails
 from fedtmle.programs.time import (
+    AtRisk,
     TimeDetails,
     count_at_risk,
     count_time,
@@ -92,6 +93,7 @@ from fedtmle.targets.regimes.estimands import AbstractRegimeEffect
 from fedtmle.targets.regimes.problem import RegimeLaw
 from fedtmle.targets.regimes.timeline import PeriodView
 from fedtmle.targets.time.estimands import AbstractTimeEffect
+from fedtmle.targets.time.problem import TimeLaw
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -393,15 +395,17 @@ def time_flow(
         supplied["treatment"] = supplied_predictors(treatment, "treatment", study)
     fitted = yield from fit_hazards(study, target, columns, levels, tally, n, supplied)
     problem = time_problem(study, target, columns, fitted, tally, n)
-    overlap = yield from find_time_overlap(problem, n)
-    outcome = yield from study.algorithm.flow(problem, problem.start(), n)
-    shown = silos = None
-    if study.diagnostics and isinstance(outcome, Targeted):
-        dim = len(outcome.estimate.psi)
-        own = OwnTMLE(study=study, columns=columns, levels=declared, dim=dim, flow=study_flow)
-        shown, silos = yield from both(
-            count_at_risk(study, target, problem, n), compare_silos(study, None, own, n)
-        )
+
+    def last(law: object) -> Flow[tuple[AtRisk, ComparedSilos] | None]:
+        if not (study.diagnostics and isinstance(law, TimeLaw)):
+            return None
+        own = OwnTMLE(study=study, columns=columns, levels=declared, dim=problem.dim, flow=study_flow)
+        at_risk = count_at_risk(study, target, problem, n)
+        return (yield from both(at_risk, compare_silos(study, None, own, n)))
+
+    targeting = with_closing(study.algorithm.flow(problem, problem.start(), n), last)
+    overlap, (outcome, diagnosed) = yield from both(find_time_overlap(problem, n), targeting)
+    shown, silos = diagnosed or (None, None)
     details = TimeDetails(
         problem=problem,
         components=target.components(columns.strata_levels),

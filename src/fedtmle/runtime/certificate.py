@@ -61,6 +61,7 @@ from fedtmle.theory.statistical import (
 
 OPEN = "Delta and kappa are open: observe the run, or count two loss messages"
 DISPROVED = "beta: a step decreased the loss by less than beta implies; no bound is proved"
+SECANT = "no theorem bounds the number of steps whose direction earlier gradients correct"
 NOISE_RULE = "a silo left by the noise rule where its loss is not convex: its gap has no bound"
 
 
@@ -167,8 +168,10 @@ def _coded(
         fixed_width=algorithm.fixed_width,
         one_step=not algorithm.is_adaptive(problem, law),
     )
-    if rows is None:
-        return replace(_stated(stated), checks=_open_checks(cost), assumptions=(*stated.assumptions, OPEN))
+    is_secant = algorithm.is_secant(problem, law)
+    if rows is None or is_secant:
+        unknown = SECANT if is_secant else OPEN
+        return replace(_stated(stated), checks=_open_checks(cost), assumptions=(*stated.assumptions, unknown))
     path = follow(
         problem, law, rows, outcome.trajectory, outcome.accepted, lattice, stated.smoothness.by_step
     )

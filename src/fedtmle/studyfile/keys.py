@@ -375,7 +375,7 @@ ALGORITHMS = {
             "tolerance": TOLERANCE,
             "coordinates": choice("raw", "whitened"),
             "smoothness": SMOOTHNESS,
-            "inner": choice("auto", "step", "adaptive"),
+            "inner": choice("auto", "step", "secant", "adaptive"),
             "max_rounds": INTEGER,
             "fixed_width": INTEGER,
         },
