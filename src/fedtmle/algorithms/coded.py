@@ -208,11 +208,7 @@ class Coded(AbstractAlgorithm):
                     history[:] = [(tuple(factor * a for a in own), accepted) for own, accepted in history]
                 run.step_smoothness.append(float(lattice.beta))
             if rounded.action is Action.STEP:  # eps^{k,t+1} = eps^{k,t} - g~/beta
-                change = tuple(-entry for entry in q)
-                if secant is not None:
-                    longer = secant.step(q)
-                    change = longer if run.problem.admits(law, lattice.eps(longer)) else change
-                    secant.take(change)
+                change = _change(run.problem, law, lattice, q, secant)
                 steps = tuple(a + b for a, b in zip(steps, change, strict=True))
                 t, n_steps = t + 1, n_steps + 1
             if rounded.action is Action.ACCEPT or not self.is_adaptive(run.problem, law):
@@ -328,6 +324,19 @@ class Coded(AbstractAlgorithm):
         if isinstance(self.smoothness, Estimated):
             return "estimated, pooled" if self.smoothness.over == "pooled" else "estimated"
         return "given"
+
+
+def _change(
+    problem: Problem, law: Law, lattice: Lattice, q: tuple[int, ...], secant: Secant | None
+) -> tuple[int, ...]:
+    """Return the step after the gradient q: that of the secant if there is one and the law admits it."""
+    plain = tuple(-entry for entry in q)
+    if secant is None:
+        return plain
+    corrected = secant.step(q)
+    change = corrected if problem.admits(law, lattice.eps(corrected)) else plain
+    secant.take(change)
+    return change
 
 
 def first_smoothness(
