@@ -11,7 +11,7 @@ from __future__ import annotations
 import enum
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import islice
+from itertools import chain, islice
 from operator import add, mul
 from typing import Any
 
@@ -21,7 +21,7 @@ from fedtmle.protocol import messages
 from fedtmle.protocol.coded import Rounded
 from fedtmle.protocol.codes import BitReader, BitWriter, Uplink, encode
 from fedtmle.protocol.looks import LookQuery, PooledGram
-from fedtmle.protocol.masked import MaskedForm
+from fedtmle.protocol.masked import Groups, MaskedForm
 from fedtmle.protocol.masks import COUNT, Packing
 from fedtmle.protocol.messages import (
     Answered,
@@ -160,6 +160,7 @@ class MaskedServer(Server):
         self._sent: dict[str, SignedAnswer] = {}
         self._totals: tuple[int, ...] = ()
         self._packing = COUNT
+        self._groups: Groups = (NAMES,)
         self._apart: tuple[Any, ...] = ()
 
     def _ask(self, message: messages.Request) -> None:
@@ -171,17 +172,20 @@ class MaskedServer(Server):
             assert isinstance(reply, Counted | Answered)
             self._sent[name] = SignedAnswer(reply.payload, reply.signature)
 
-    def _add(self, packing: Packing) -> None:
-        self._packing = packing
-        sent = [packing.read(BitReader(each.payload.bits())) for each in self._sent.values()]
-        self._totals = packing.totals(sent)
+    def _add(self, packing: Packing, groups: Groups = (NAMES,)) -> None:
+        self._packing, self._groups = packing, groups
+        sent = {name: packing.read(BitReader(each.payload.bits())) for name, each in self._sent.items()}
+        totals = (packing.totals([sent[name] for name in group]) for group in groups)
+        self._totals = tuple(chain.from_iterable(totals))
 
     def _change(self, wanted: tuple[int, ...]) -> None:
         """Let the accomplice add what makes the totals those that are wanted."""
         if not self._lies or wanted == self._totals:
             return
         packing, reader = self._packing, BitReader(self._sent[ACCOMPLICE].payload.bits())
-        more = packing.pack([a - b for a, b in zip(wanted, self._totals, strict=True)])
+        changes = [a - b for a, b in zip(wanted, self._totals, strict=True)]
+        first = next(k for k, group in enumerate(self._groups) if ACCOMPLICE in group) * len(packing.lanes)
+        more = packing.pack(changes[first : first + len(packing.lanes)])
         out = BitWriter()
         packing.write(packing.add(packing.read(reader), more), out)
         for query in MaskedForm(self.query).apart if self._follower else ():
@@ -215,22 +219,25 @@ class MaskedServer(Server):
         """What the totals of this round are, as it would be broadcast; a look is told at once."""
         form = MaskedForm(self.query)
         _, self._apart = form.read(self._sent["a"].payload.bits())
-        self._add(form.packing)
+        self._add(form.packing, form.groups or (NAMES,))
         if not isinstance(self.query, LookQuery):
             return self._pooled()
         self.looks.append(self.query.grams(self._totals))
         people = [lane.reach // len(NAMES) * self._lies for lane in form.packing.lanes]
-        return self.tell(tuple(map(add, self._totals, map(mul, people, self._claims()))))
+        more = map(mul, people * len(self._groups), self._claims())
+        return self.tell(tuple(map(add, self._totals, more)))
 
     def _claims(self) -> Iterator[bool]:
         """Of each number of a look, whether it is a square to which the accomplice adds people."""
-        for each in self.query.asked:
-            for group in self.query.groups:
+        for group in self.query.groups:
+            for each in self.query.asked:
                 yield from (j == k and ACCOMPLICE in group for j, k in upper_pairs(each.dim))
-            yield from [False] * (each.counts * len(self.query.groups))
+                yield from [False] * each.counts
 
     def _pooled(self) -> Any:
         """What the totals are as a broadcast; of what is not masked, what the attacked silo said."""
+        if self.query.told_groups:
+            return self.query.pool_totals(self._totals)
         rest, apart = iter(self._totals), iter(self._apart)
         parts = [
             next(apart) if m.lanes is None else m.pool_totals(tuple(islice(rest, len(m.lanes))))

@@ -214,14 +214,12 @@ class Lie:
         if local.name != self.silo:
             return tuple(answer)
         self.told += 1
-        number = next(k for k, group in enumerate(query.groups) if local.name in group)
         at = 0
         for each in query.asked:
-            for k in range(len(query.groups)):
-                for pair in upper_pairs(each.dim):
-                    answer[at] += (1 << 12) * (k == number and pair[0] == pair[1])
-                    at += 1
-            at += each.counts * len(query.groups)
+            for pair in upper_pairs(each.dim):
+                answer[at] += (1 << 12) * (pair[0] == pair[1])
+                at += 1
+            at += each.counts
         return tuple(answer)
 
 

@@ -110,6 +110,18 @@ def test_known_answer_vectors() -> None:
     assert (total.packed, total.check) == (126149634317697, 905689964)
 
 
+def test_masks_among_a_group_cancel_there_and_nowhere_else() -> None:
+    """The silos of one group get its totals; what another silo sends cannot be added to them."""
+    packing, group = Packing((Lane(100), Lane(1 << 40))), ("silo 0", "silo 2", "silo 3")
+    six = maskers(6)
+    sent = [six[m].mask(packing, (m, -m), **AT, among=group) for m in (0, 2, 3)]
+    assert packing.totals(sent) == (5, -5)
+    others = [six[m].mask(packing, (90, 90), **AT, among=("silo 1", "silo 4", "silo 5")) for m in (1, 4, 5)]
+    for other in others:
+        with pytest.raises(DecodeError):
+            packing.totals([*sent, other])
+
+
 def chacha20(key: bytes, size: int) -> bytes:
     """The key stream of RFC 8439, section 2.3, with block counter and nonce zero, in plain integers."""
 

@@ -31,8 +31,8 @@ from fedtmle.model.submodel import AbstractRowsSubmodel
 from fedtmle.model.types import Array, Part
 from fedtmle.protocol.batches import FreshBatches
 from fedtmle.protocol.designs import Designs
-from fedtmle.protocol.looks import Groups, Looks, Union, groups_left_out
-from fedtmle.protocol.masked import open_members
+from fedtmle.protocol.looks import Looks, Union, groups_left_out
+from fedtmle.protocol.masked import Groups, open_members
 from fedtmle.protocol.messages import Reason
 from fedtmle.protocol.plan import Plan, Provenance
 from fedtmle.protocol.query import (

@@ -21,6 +21,8 @@ silos more than may lie. If a silos lie, they are in at most a groups, and whate
 
     S without the liars >= S_own + the sum of G_k over the groups without them.
 
+Only the silos of a group share the masks of its matrix, so that a silo of another group cannot add to it.
+
 A silo judges its rows by every choice of a groups that are left out, so that what it finds holds after the
 liars have subtracted what they know. If there are not more than a groups, only its own rows remain, and no
 look is asked.
@@ -45,6 +47,7 @@ from fedtmle.model.linear import cholesky, congruence, invert_lower, multiply
 from fedtmle.model.problem import JudgedTogether
 from fedtmle.model.types import Array, Part, packed_size, unpack, upper_pairs
 from fedtmle.protocol.codes import Golomb, Integers
+from fedtmle.protocol.masked import Groups
 from fedtmle.protocol.masks import Lane
 from fedtmle.protocol.query import AbstractTotals, Evaluation, Flow, Local, Model, Phase, Query
 from fedtmle.protocol.views import ViewedQuery
@@ -57,7 +60,6 @@ CLEAR = 4.0  # times the error that each eigenvalue of M exceeds where it is res
 NEAR = {Family.LOGISTIC: 0.28125, Family.GAUSSIAN: LEAST_RESIDUAL * 0.125}
 MOST_GROUPS = 3  # of silos in a look: with more, less is left out, and more is told
 
-Groups = tuple[tuple[str, ...], ...]
 Present = tuple[tuple[int, ...], ...]  # by group and combination of columns
 
 
@@ -284,8 +286,8 @@ class Asked(NamedTuple):
 class LookQuery(AbstractTotals[Integers, Integers]):
     """The pooled sums of t t^T of some subjects in public coordinates, rounded; masked, and never open.
 
-    They are told by group of silos: a silo adds zeros to the other groups' sums. Each silo rounds to
-    multiples of 2^e <= n 2^grid / silos, so that the total is off by n 2^(grid - 1).
+    They are told by group of silos. Each silo rounds to multiples of 2^e <= n 2^grid / silos, so that the
+    total over all groups is off by n 2^(grid - 1).
     """
 
     asked: tuple[Asked, ...]
@@ -302,13 +304,17 @@ class LookQuery(AbstractTotals[Integers, Integers]):
         return True
 
     @property
+    def told_groups(self) -> Groups:
+        return self.groups
+
+    @property
     def answer_code(self) -> Golomb:
-        sizes = (size for each in self.asked for size in (packed_size(each.dim), each.counts) if size)
-        return Golomb(blocks=tuple(size for size in sizes for _ in self.groups))
+        sizes = (size for each in self.asked for size in (packed_size(each.dim), each.counts))
+        return Golomb(blocks=tuple(filter(None, sizes)))
 
     @property
     def pooled_code(self) -> Golomb:
-        return self.answer_code
+        return Golomb(blocks=self.answer_code.blocks * len(self.groups))
 
     @property
     def _silos(self) -> int:
@@ -321,9 +327,7 @@ class LookQuery(AbstractTotals[Integers, Integers]):
     def answer(self, local: Local) -> Integers:
         answer: list[int] = []
         for each in self.asked:
-            for own in (tuple(self._rounded(each, local)), tuple(self._present(each, local))):
-                for group in self.groups:
-                    answer += own if local.name in group else (0,) * len(own)
+            answer += (*self._rounded(each, local), *self._present(each, local))
         return tuple(answer)
 
     def _present(self, each: Asked, local: Local) -> Iterator[int]:
@@ -348,17 +352,14 @@ class LookQuery(AbstractTotals[Integers, Integers]):
     def lanes(self) -> tuple[Lane, ...]:
         lanes: list[Lane] = []
         for each in self.asked:
-            for group in self.groups:
-                lanes += self._lanes(each, len(group))
-            for group in self.groups:
-                lanes += [Lane(len(group))] * each.counts
+            lanes += (*self._lanes(each), *[Lane(self._silos)] * each.counts)
         return tuple(lanes)
 
-    def _lanes(self, each: Asked, silos: int) -> Iterator[Lane]:
+    def _lanes(self, each: Asked) -> Iterator[Lane]:
         reach = [math.fsum(map(abs, row)) for row in each.C.tolist()]
         most = math.ldexp(self.n * each.subject.facts.periods * (1.0 + 2.0**-20), -self._unit(each))
         for j, k in upper_pairs(each.dim):
-            yield Lane(math.ceil(most * reach[j] * reach[k]) + silos)
+            yield Lane(math.ceil(most * reach[j] * reach[k]) + self._silos)
 
     def addends(self, answer: Integers, n_rows: int) -> Integers:
         return answer
@@ -366,26 +367,31 @@ class LookQuery(AbstractTotals[Integers, Integers]):
     def pool_totals(self, totals: Integers) -> Integers:
         return totals
 
+    def pool(self, answers: Mapping[str, Integers], sizes: Mapping[str, int]) -> Integers:
+        members = ([answers[silo] for silo in group] for group in self.groups)
+        return tuple(sum(column) for group in members for column in zip(*group, strict=True))
+
     def grams(self, pooled: Integers) -> list[PooledGram]:
         """Return what the totals tell."""
-        rest, found, sizes = iter(pooled), [], tuple(map(len, self.groups))
-        for each in self.asked:
-            groups = []
-            for _ in self.groups:
+        rest = iter(pooled)
+        told: list[list[tuple[Array, tuple[int, ...]]]] = [[] for _ in self.asked]  # by subject and group
+        for _ in self.groups:
+            for each, groups in zip(self.asked, told, strict=True):
                 entries = np.array(list(islice(rest, packed_size(each.dim))), dtype=np.float64)
-                groups.append(unpack(np.ldexp(entries, self._unit(each)) / self.n, each.dim))
-            present = tuple(tuple(islice(rest, each.counts)) for _ in self.groups)
-            gram = PooledGram(
+                matrix = unpack(np.ldexp(entries, self._unit(each)) / self.n, each.dim)
+                groups.append((matrix, tuple(islice(rest, each.counts))))
+        return [
+            PooledGram(
                 subject=each.subject,
                 C=each.C,
-                groups=groups,
-                sizes=sizes,
-                present=present if each.present is None else each.present,
+                groups=[matrix for matrix, _ in groups],
+                sizes=tuple(map(len, self.groups)),
+                present=tuple(present for _, present in groups) if each.present is None else each.present,
                 error=each.error,
                 n=self.n,
             )
-            found.append(gram)
-        return found
+            for each, groups in zip(self.asked, told, strict=True)
+        ]
 
 
 class Looks:

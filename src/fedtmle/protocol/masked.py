@@ -2,6 +2,9 @@
 
 A round's query may have several members. Those that are pooled by addition share one packing of lanes. The
 others follow it as they are, if the silo's owner consents (`AbstractQuery.open_consent`).
+
+Totals over a group of silos (`AbstractQuery.told_groups`) are made of what its silos sent, and of nothing
+else: a silo of another group cannot alter them.
 """
 
 from __future__ import annotations
@@ -10,13 +13,15 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import islice
-from typing import final
+from itertools import chain, islice
+from typing import TypeAlias, final
 
 from fedtmle.errors import InputError
 from fedtmle.protocol.codes import BitReader, Bits, BitWriter, Integers, Parts, encode
 from fedtmle.protocol.masks import CHECK_BITS, Lane, Masked, Packing
 from fedtmle.protocol.query import Phase, Query
+
+Groups: TypeAlias = tuple[tuple[str, ...], ...]
 
 
 @final
@@ -41,7 +46,12 @@ class MaskedForm:
         """The members whose answers are not sums, and so leave without a mask."""
         return tuple(member for member, lanes in self.members if lanes is None)
 
-    def write(self, answer: object, n_rows: int, mask: Callable[[Packing, Integers], Masked]) -> Bits:
+    @property
+    def groups(self) -> Groups:
+        """The groups of silos whose totals are told; () for the totals of all silos."""
+        return self.query.told_groups
+
+    def write(self, answer: object, n_rows: int, mask: Callable[[Packing, Integers, Groups], Masked]) -> Bits:
         """Return a silo's answer as bits: the masked lanes, the check, and what is not masked."""
         out = BitWriter()
         addends: list[int] = []
@@ -51,7 +61,7 @@ class MaskedForm:
                 apart.append((member, part))
             else:
                 addends += member.addends(part, n_rows)
-        self.packing.write(mask(self.packing, tuple(addends)), out)
+        self.packing.write(mask(self.packing, tuple(addends), self.groups), out)
         for member, part in apart:
             member.answer_code.write(part, out)
         return out.finish()
@@ -67,7 +77,11 @@ class MaskedForm:
     def pool(self, payloads: Mapping[str, Bits]) -> object:
         """Return what is broadcast, from what all silos of the roster sent; `DecodeError` if masks remain."""
         received = {silo: self.read(bits) for silo, bits in payloads.items()}
-        totals = iter(self.packing.totals([masked for masked, _ in received.values()]))
+        sent = {silo: masked for silo, (masked, _) in received.items()}
+        if self.groups:
+            by_group = (self.packing.totals([sent[silo] for silo in group]) for group in self.groups)
+            return self.query.pool_totals(tuple(chain.from_iterable(by_group)))
+        totals = iter(self.packing.totals(list(sent.values())))
         number = 0
         pooled: list[object] = []
         for member, lanes in self.members:

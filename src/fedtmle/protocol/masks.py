@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from typing import final
@@ -167,7 +167,8 @@ class Masker:
 
         salt = _digest("fedtmle masks", plan, session)
         place = [name for name, _ in roster].index(own)
-        self._pairs: list[tuple[bool, bytes]] = []  # whether this silo subtracts the mask, and K_ij
+        # The other silo, whether this one subtracts the mask, and K_ij.
+        self._pairs: list[tuple[str, bool, bytes]] = []
         for number, other in enumerate(roster):
             if number == place:
                 continue
@@ -178,13 +179,28 @@ class Masker:
             except ValueError:
                 raise InputError(f"silo '{other[0]}': its public key for masks is not one") from None
             derived = HKDF(algorithm=SHA256(), length=32, salt=salt, info=info).derive(secret)
-            self._pairs.append((place == second, derived))
+            self._pairs.append((other[0], place == second, derived))
 
-    def mask(self, packing: Packing, values: Sequence[int], *, n: int, round: int, heard: bytes) -> Masked:
-        """Return the integers under the masks of one round; ``heard`` is a digest of everything before."""
+    def mask(
+        self,
+        packing: Packing,
+        values: Sequence[int],
+        *,
+        n: int,
+        round: int,
+        heard: bytes,
+        among: Collection[str] = (),
+    ) -> Masked:
+        """Return the integers under the masks of one round.
+
+        ``heard`` is a digest of everything before. The masks cancel in the total over the silos ``among``,
+        those of the roster by default.
+        """
         context = _digest("fedtmle round", n, round, heard)
         added, subtracted = packing.pack(values), Masked(0, 0)
-        for subtracts, key in self._pairs:
+        for other, subtracts, key in self._pairs:
+            if among and other not in among:
+                continue
             mask = _expanded(hmac.digest(key, context, "sha256"), packing)
             if subtracts:
                 subtracted = packing.add(subtracted, mask)

@@ -35,8 +35,8 @@ import numpy as np
 from fedtmle.errors import DecodeError, InputError
 from fedtmle.model.budget import Privacy
 from fedtmle.protocol.codes import Bits, decode, encode
-from fedtmle.protocol.looks import Groups, Looks, look_groups
-from fedtmle.protocol.masked import MaskedForm
+from fedtmle.protocol.looks import Looks, look_groups
+from fedtmle.protocol.masked import Groups, MaskedForm
 from fedtmle.protocol.masks import MOST_ROWS
 from fedtmle.protocol.messages import WIRE_FORMAT
 from fedtmle.protocol.outcome import Outcome

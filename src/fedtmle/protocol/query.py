@@ -377,6 +377,14 @@ class AbstractQuery(ABC, Generic[Answer, Pooled]):
         """The public bound of each total, if what is pooled is a function of totals over the silos."""
         return None
 
+    @property
+    def told_groups(self) -> tuple[tuple[str, ...], ...]:
+        """The groups of silos whose totals are told, each by its own lanes; () for the totals of all silos.
+
+        Only the silos of a group share the masks of its totals, so that no other silo can add to them.
+        """
+        return ()
+
     def addends(self, answer: Answer, n_rows: int) -> Integers:
         """Return what an answer of a silo with ``n_rows`` rows adds to each total."""
         raise TypeError(f"{type(self).__name__} is not pooled by addition")

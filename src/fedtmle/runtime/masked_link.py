@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from fedtmle.protocol.codes import BitReader, Bits, BitWriter, Integers
 from fedtmle.protocol.guard import RefusalError
-from fedtmle.protocol.masked import MaskedForm
+from fedtmle.protocol.masked import Groups, MaskedForm
 from fedtmle.protocol.masks import COUNT, Masked, Masker, MaskKey, Packing
 from fedtmle.protocol.messages import Answered, Counted, Payload, Reason, SignedAnswer
 from fedtmle.protocol.plan import Plan
@@ -57,14 +57,20 @@ class MaskedLink:
         bits = form.write(answer, n_rows, self._masked)
         return Answered(self._position.round, Payload(bits.length, bits.data), self._signed(bits))
 
-    def _masked(self, packing: Packing, values: Integers) -> Masked:
+    def _masked(self, packing: Packing, values: Integers, groups: Groups = ()) -> Masked:
+        """Return the integers under masks; they cancel in the total over this silo's group."""
         position, plan = self._position, self._plan
         if self._masker is None or self._masker[0] != position.session:
             keys = [(member.name, member.mask_key) for member in plan.roster]
             masker = Masker(self._mask_key, keys, self._name, plan=plan.digest, session=position.session)
             self._masker = position.session, masker
         return self._masker[1].mask(
-            packing, values, n=position.n, round=position.round, heard=position.heard.digest()
+            packing,
+            values,
+            n=position.n,
+            round=position.round,
+            heard=position.heard.digest(),
+            among=next((group for group in groups if self._name in group), ()),
         )
 
     def _signed(self, bits: Bits) -> bytes:

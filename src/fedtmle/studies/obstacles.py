@@ -19,7 +19,8 @@ from fedtmle.model.table import SILO, Table
 from fedtmle.model.types import Array, IntArray
 from fedtmle.programs.study import Study
 from fedtmle.protocol.guard import TARGETS, Policy
-from fedtmle.protocol.looks import Groups, groups_left_out
+from fedtmle.protocol.looks import groups_left_out
+from fedtmle.protocol.masked import Groups
 from fedtmle.protocol.plan import brought
 from fedtmle.studyfile.schema import first_period
 
