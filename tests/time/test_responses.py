@@ -92,3 +92,26 @@ def test_hazards_are_kept_for_one_table_only() -> None:
     assert problem.submodel(law, other).sums(eps, Part.GRADIENT) == fresh.submodel(law, other).sums(
         eps, Part.GRADIENT
     )
+
+
+@pytest.mark.parametrize("kept", [0, 10, 48], ids=["none", "some", "all"])
+def test_hazards_that_are_not_kept_are_the_same(kept: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After two moves the sums have the same bits, whatever number of people is kept."""
+    tree = Tree(2)
+    groups = [RegimeGroup(Static(arm), Everyone(), 1.0) for arm in ("0", "1")]
+    problem, fresh = (problem_of(tree, law_of(tree), target_of(ft.Risk, 2), groups) for _ in range(2))
+    rows, eps = table_of(tree).take(np.arange(48)), np.zeros(problem.dim)
+    law = problem.start()
+    for move in (0.05, -0.02):
+        law = problem.move(law, np.full(problem.dim, move))
+        wanted = fresh.submodel(law, rows).sums(eps, Part.GRADIENT)
+        with monkeypatch.context() as patch:
+            patch.setattr(Table, "nbytes", 8 * problem.terms * kept)
+            patch.setattr("fedtmle.targets.time.problem.people_slices", slices_of_four)
+            assert problem.submodel(law, rows).sums(eps, Part.GRADIENT) == wanted
+    assert problem._kept[0].logits.shape[-1] == kept
+
+
+def slices_of_four(n_rows: int, periods: int) -> list[slice]:
+    del periods
+    return [slice(start, min(start + 4, n_rows)) for start in range(0, n_rows, 4)]

@@ -68,6 +68,12 @@ class Table:
             return self.known_reach
         return {name: kernels.largest(column) for name, column in self.numeric.items()}
 
+    @property
+    def nbytes(self) -> int:
+        """The memory of the columns."""
+        codes = (factor.codes.nbytes for factor in self.factors.values())
+        return sum(column.nbytes for column in self.numeric.values()) + sum(codes)
+
     def with_numeric(self, name: str, column: Array) -> Table:
         """Return the same table with one numeric column replaced, as for a counterfactual."""
         reach = {**self.reach, name: kernels.largest(column)}

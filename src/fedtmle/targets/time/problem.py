@@ -8,7 +8,7 @@ Component r is a functional f under a regime in a population. In the world of ar
 with the logistic loss over person-periods at risk. Its score at eps = 0 is the first part of the EIF; the
 second, v/P(v) (functional given W - psi), has pooled mean zero because psi is the pooled mean. The covariates
 c depend on q, so that the law is the sequence of the accepted fluctuations and is replayed: the paper's outer
-loop. A silo keeps the hazards of its rows at the last law and moves them on from there.
+loop. A silo keeps the hazards of many of its rows at the last law and moves them on from there.
 """
 
 from __future__ import annotations
@@ -52,7 +52,11 @@ class TimeLaw:
 
 @dataclass
 class _Kept:
-    """One table's logits of hazards in the world of each row's own arm at a law; shape as in `World`."""
+    """The logits of hazards of a table's first people, in the world of their own arm at a law.
+
+    The shape is as in `World`. No more people are kept than take up the memory of the table; the hazards of
+    the others are computed anew at every pass, so that memory does not grow with the number of periods.
+    """
 
     table: Table
     marked: Table
@@ -145,14 +149,14 @@ class TimeProblem(AbstractLongProblem[TimeLaw, People]):
         kept = self._kept[0] if self._kept else None
         if kept is None or kept.table is not table or law.history[: len(kept.history)] != kept.history:
             self._kept[:] = []
-            shape = self.blocks, self.prepare.causes, self.prepare.periods, table.n_rows
-            logits = np.empty(shape)
+            people = min(table.n_rows, table.nbytes // (8 * self.terms))
+            logits = np.empty((self.blocks, self.prepare.causes, self.prepare.periods, people))
             kept = _Kept(table, self.prepare.mark(table), logits)
 
             def fill(rows: slice) -> None:
                 logits[..., rows] = self.prepare.people(kept.marked.part(rows)).logits(None)
 
-            done(fill, people_slices(table.n_rows, self.terms))
+            done(fill, people_slices(people, self.terms))
             self._kept[:] = [kept]
         further = law.history[len(kept.history) :]
         if further:
@@ -161,12 +165,15 @@ class TimeProblem(AbstractLongProblem[TimeLaw, People]):
                 world = self._own_world(kept, rows)
                 kept.logits[..., rows] = self.moved(world, further).logits
 
-            done(move, people_slices(table.n_rows, self.terms))
+            done(move, people_slices(kept.logits.shape[-1], self.terms))
             kept.history = law.history
         return kept
 
     def _own_world(self, kept: _Kept, rows: slice) -> World:
+        """Return the world of some people's own arms at the law of ``kept``."""
         people = self.prepare.people(kept.marked.part(rows))
+        if rows.stop > kept.logits.shape[-1]:
+            return self.moved(people.world(None), kept.history)
         return people.world(None, logits=np.ascontiguousarray(kept.logits[..., rows]))
 
     def submodel(self, law: TimeLaw, rows: AnyTable) -> AbstractSubmodel:
