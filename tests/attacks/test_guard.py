@@ -401,7 +401,7 @@ def test_a_few_truncated_rows_are_hidden(policy: Policy, told: int | None) -> No
 class TwoBins(AbstractBins[np.ndarray]):
     """The rows are their own bins, 0 or 1."""
 
-    label = "probabilities below their bound"
+    label = "how many people have a very low treatment probability"
     sizes = (2,)
 
     def groups(self, piece: np.ndarray) -> list[Group]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import shutil
 from contextlib import ExitStack, closing
@@ -13,13 +14,16 @@ from typer.testing import CliRunner
 import fedtmle as ft
 from fedtmle.cli import app
 from fedtmle.cli.exits import Exit
+from fedtmle.engine.frames import Declined
 from fedtmle.errors import JournalError, RefusedError
 from fedtmle.protocol import messages
 from fedtmle.runtime.keeper import Keeper
 from fedtmle.runtime.session import InProcess, Session
 from fedtmle.studies.home import Home, open_party
 from fedtmle.studies.preview import preview
+from fedtmle.studies.risk import risk as audit
 from fedtmle.studyfile.file import file_plan, read_study
+from fedtmle.text.risk import sentence
 
 runner = CliRunner()
 
@@ -49,7 +53,11 @@ def test_an_approval_is_of_one_plan_and_can_be_taken_back(folder: Path) -> None:
     command("silo", "reject", study, "--silo", silo, "--note", "we left")
     assert not home.approvals.approves(plan.digest)
     listed = json.loads(command("silo", "decisions", "--silo", silo, "--json"))
-    assert [d["approved"] for d in listed["decisions"]] == [False]
+    shown = [(d["approved"], d["in_force"], d["answers"]) for d in listed["decisions"]]
+    assert shown == [(True, False, 0), (False, True, 0)]
+    words = command("silo", "decisions", "--silo", silo)
+    assert words.count("Title: Exercise and blood pressure at two hospitals") == 2
+    assert words.index("approved (replaced below)") < words.index("rejected") < words.index("Note: we left")
     assert listed["key"] == home.key.public_keys.hex()
 
 
@@ -144,6 +152,53 @@ def test_the_preview_says_which_limit_would_refuse(folder: Path) -> None:
     assert "NOT MET" in found.output
 
 
+def refusing(folder: Path, policy: str) -> tuple[Path, Path]:
+    silo = folder / "north.toml"
+    silo.write_text(silo.read_text() + f"\n{policy}\n")
+    return folder / "study.toml", silo
+
+
+@pytest.mark.parametrize(
+    ("policy", "before"),
+    [
+        ("allow_unsigned = false", "by its key allow_unsigned. Nothing would leave."),
+        ("max_functionals = 60", "by its key max_functionals. Before the refusal: 49 numbers."),
+    ],
+)
+def test_the_owner_sees_what_left_before_a_refusal(folder: Path, policy: str, before: str) -> None:
+    study, silo = refusing(folder, policy)
+    found = runner.invoke(app, ["silo", "preview", str(study), "--silo", str(silo)])
+    assert found.exit_code == int(Exit.REFUSED)
+    assert before in " ".join(found.output.split())
+    approved = " ".join(command("silo", "approve", study, "--silo", silo, "--yes").split())
+    assert "Approved, but your silo will refuse the study as it is." in approved
+    assert approved.endswith(before)
+
+
+def test_the_server_hears_what_the_preview_says_of_unsigned_requests(folder: Path) -> None:
+    study, silo = refusing(folder, "allow_unsigned = false")
+    reason = preview(file_plan(read_study(study)), Home.of(silo).file).reason
+    assert reason == Declined.NO_SERVER_KEY.value
+
+
+def test_answering_no_records_nothing(folder: Path) -> None:
+    words = ["silo", "approve", str(folder / "study.toml"), "--silo", str(folder / "north.toml")]
+    found = runner.invoke(app, words, input="n\n")
+    assert found.exit_code == 1
+    assert found.output.endswith("Not approved; nothing was recorded.\n")
+    assert Home.of(folder / "north.toml").approvals.decisions() == []
+
+
+def test_a_ledger_that_is_not_there_yet_has_no_study(folder: Path) -> None:
+    assert command("ledger", "studies", folder / "ledger.jsonl") == "No study has been answered yet.\n"
+
+
+def test_a_misspelled_key_of_the_policy_is_guessed(folder: Path) -> None:
+    study, silo = refusing(folder, "min_row = 50")
+    found = runner.invoke(app, ["silo", "preview", str(study), "--silo", str(silo)])
+    assert "did you mean 'min_rows'?" in found.output
+
+
 def keyed(folder: Path, extra: str = "") -> Path:
     """The example with a [plan]: both silos sign."""
     study = folder / "study.toml"
@@ -209,12 +264,40 @@ def test_an_impact_summary_says_what_the_plan_and_the_policy_say(folder: Path) -
         assert f"| {name} |" in text
     assert "Sums are open: the server reads this silo's own" in text
     assert "| min_cell | 10 |" in text
+    assert "| release | no |" in text
     assert "would refuse" not in text
+    assert f"Written on {datetime.datetime.now(datetime.UTC).date()}" in text
+    risk = text.partition("## Residual risk")[2]
+    for finding in audit(read_study(study), silo).to_dict()["findings"]:
+        assert f"* {sentence(finding)}" in risk
+    for expected in (
+        "Not audited: age, sbp_0, smoker, sex.",
+        "No earlier study of these people was answered here.",
+        "whatever the key `release` says",
+        "the other silo can subtract its own sums",
+    ):
+        assert expected in risk, expected
+    for expected in (
+        "averages of sbp_12, programme, age, sbp_0, smoker, sex, and of their products; no row.",
+        "requests are not signed",
+        "`north.fedtmle/rows/*.digests`: a keyed digest of 16 bytes for each record",
+        "the digests together with their key",
+    ):
+        assert expected in text, expected
+    assert "no decision about a person" not in text
+    assert "record of processing" not in text
+    assert "inside I()" not in text
+    words = study.read_text()
+    study.write_text(words.replace('"C(programme) + sbp_0', '"C(programme) + I(age - 60.3) + sbp_0', 1))
+    assert "can single out one person.** Ask why they are there: `outcome: I(age - 60.3)`" in command(
+        "silo", "assess", study, "--silo", silo
+    )
+    study.write_text(words)
     silo.write_text(silo.read_text().replace("[policy]", "[policy]\nmin_rows = 5000", 1))
     study.write_text(study.read_text().replace('title = "Exercise', 'title = "a | b <script> Exercise', 1))
     assert command("silo", "assess", study, "--silo", silo, "--out", out) == f"Written: {out}\n"
     text = out.read_text()
-    assert "**The policy would refuse this study, by its key `min_rows`.**" in text
+    assert "**Your policy would refuse this study here, by its key min_rows. Nothing would leave.**" in text
     assert "a \\| b &lt;script> Exercise" in text  # control characters are refused with the study
 
 

@@ -44,7 +44,13 @@ def test_the_owner_sees_and_the_silo_refuses_by_one_rule(tmp_path: Path) -> None
     assert code == int(Exit.REFUSED)
     words = " ".join(output.split())
     assert file_plan(first).digest.hex()[:16] in words
-    assert "would be made of 1 people in effect" in words
+    assert "because of an earlier study (limit min_people). Nothing would leave." in words
+    again = " ".join(approve(hospitals, first, "q")[1].split())
+    assert "This plan was answered here already: " in again
+    assert "No other study was answered here." in again
+    assert (
+        "would show the record of a single person (limit min_people). Wait until two or more records" in words
+    )
     assert "Approved" not in words
     assert not hospitals.home("p").approvals.approves(file_plan(later).digest)
     view = preview(file_plan(later), read_silo_file(later.silos["p"]))

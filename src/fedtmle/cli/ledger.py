@@ -74,7 +74,7 @@ def studies(
     from fedtmle.text.accounts import render
 
     with reporting(as_json=as_json):
-        found = accounts.studies(read(ledger))
+        found = accounts.studies(read(ledger)) if ledger.exists() or not ledger.parent.is_dir() else []
         if as_json:
             rows = [{**asdict(study), "kinds": list(map(asdict, study.kinds.values()))} for study in found]
             say(json.dumps({"studies": rows}))

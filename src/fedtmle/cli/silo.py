@@ -54,14 +54,17 @@ def assess(
     out: Path | None = typer.Option(None, "--out", help="The file to write; otherwise it is printed."),
 ) -> None:
     """Write a data-protection impact summary of a study, in the terms of the GDPR, for your officer."""
+    import datetime
+
+    from fedtmle.studies.approval import review
     from fedtmle.studies.home import Home
-    from fedtmle.studies.preview import preview as rehearse
-    from fedtmle.studyfile.file import study_of
+    from fedtmle.studyfile.file import file_plan, read_study
     from fedtmle.text.assessment import render
 
     with reporting(as_json=False):
-        plan, home = _plan(study), Home.of(silo)
-        text = render(plan, study_of(plan), home.file, rehearse(plan, home.file), home.earlier())
+        file, home = read_study(study), Home.of(silo)
+        today = datetime.datetime.now(datetime.UTC).date()
+        text = render(file_plan(file), file.study, home.file, review(file, home), today)
         if out is None:
             say(text, nl=False)
         else:
@@ -87,6 +90,7 @@ def approve(
     from fedtmle.studies.home import Home
     from fedtmle.studyfile.file import file_plan, read_study
     from fedtmle.text.approval import render
+    from fedtmle.text.preview import refusal
 
     with reporting(as_json=False):
         file, home = read_study(study), Home.of(silo)
@@ -95,12 +99,15 @@ def approve(
         say(render(shown))
         if shown.conflicts:
             raise typer.Exit(int(Exit.REFUSED))
-        if not yes:
-            typer.confirm(
-                f"Approve plan {plan.digest.hex()} for silo '{visible(home.file.name)}'?", abort=True
-            )
+        asked = f"Approve plan {plan.digest.hex()} for silo '{visible(home.file.name)}'?"
+        if not yes and not typer.confirm(asked):
+            say("Not approved; nothing was recorded.")
+            raise typer.Exit(int(Exit.DEFECTS))
         home.approve(plan, note=note, bits=shown.bits)
-        say("Approved. `fedtmle silo reject` revokes it.")
+        if shown.preview.refused_by:
+            say(f"Approved, but your silo will refuse the study as it is. {refusal(shown.preview)}")
+        else:
+            say("Approved. `fedtmle silo reject` revokes it.")
 
 
 @app.command(rich_help_panel=DECIDE, epilog=epilog("silo reject study.toml --silo silo.toml"))
@@ -114,37 +121,39 @@ def reject(
 
     with reporting(as_json=False):
         plan, home = _plan(study), Home.of(silo)
-        home.approvals.decide(plan.digest, approved=False, note=note)
+        home.reject(plan, note=note)
         say(f"Rejected: plan {plan.digest.hex()}")
+        say("Your silo answers no further request of it. Answers already sent cannot be recalled.")
 
 
 @app.command(rich_help_panel=DECIDE, epilog=epilog("silo decisions --silo silo.toml"))
 def decisions(
     silo: Path = SILO, as_json: bool = typer.Option(False, "--json", help="Print the decisions as JSON.")
 ) -> None:
-    """List the plans that this silo has approved or rejected, and its public keys."""
+    """List every decision of this silo's owner in order, and the silo's public keys."""
     import json
 
     import msgspec
 
-    from fedtmle.studies.approval import fingerprint_of
+    from fedtmle.studies.approval import decided, fingerprint_of
     from fedtmle.studies.home import Home
+    from fedtmle.text.approval import render_decision
 
     with reporting(as_json=as_json):
         home = Home.of(silo)
-        current = home.approvals.current().values()
+        made = decided(home)
         if as_json:
-            rows = [msgspec.to_builtins(decision) for decision in current]
+            rows = [
+                {**msgspec.to_builtins(each.decision), "in_force": each.in_force, "answers": each.answers}
+                for each in made
+            ]
             say(json.dumps({"key": home.key.public_keys.hex(), "decisions": rows}))
             return
         say(f"Public keys {home.key.public_keys.hex()}")
         own = (home.key.public, home.key.mask_key.public)
         say(f"Their fingerprints {' and '.join(map(fingerprint_of, own))}")
-        for decision in current:
-            say(
-                f"{decision.time}  {'approved' if decision.approved else 'rejected'}  {decision.plan}"
-                f"  {decision.note}".rstrip()
-            )
+        for each in made:
+            say(render_decision(each))
 
 
 def _plan(study: Path) -> Plan:

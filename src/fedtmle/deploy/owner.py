@@ -107,7 +107,7 @@ class OwnerServer(ThreadingHTTPServer):
                     raise InputError(f"earlier studies forbid this one: {' '.join(shown.conflicts)}")
                 self.home.approve(plan, note=note, bits=shown.bits)
             else:
-                self.home.approvals.decide(plan.digest, approved=False, note=note)
+                self.home.reject(plan, note=note)
 
     def overview(self) -> str:
         """Return the list of studies and their accounts."""

@@ -224,8 +224,8 @@ class BinsQuery(AbstractTotals[Bins, PooledBins]):
 
     @property
     def explanation(self) -> str:
-        few = "joined until none has a few people" if self.bins.on_a_scale else "unless one has a few people"
-        return f"{self.bins.label} by bin, {few}"
+        few = " by bin, joined until none has a few people" if self.bins.on_a_scale else ", hidden if few"
+        return self.bins.label + few
 
     @property
     def answer_code(self) -> BinsCode:

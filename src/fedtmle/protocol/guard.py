@@ -12,6 +12,7 @@ own; all others share one coarse code, so that a refusal discloses as little as 
 
 from __future__ import annotations
 
+import difflib
 import enum
 import math
 import re
@@ -122,67 +123,92 @@ class Policy:
     50
     """
 
-    min_rows: int = _key(_FLOOR, 20, 0, "rows in the silo")
+    min_rows: int = _key(_FLOOR, 20, 0, "Records that the silo must have.")
     min_arm_rows: int = _key(
-        _FLOOR, 10, 0, "rows, and rows with an outcome, in each arm and stratum that the silo has"
+        _FLOOR, 10, 0, "Records, and records with an outcome, in each arm and stratum that the silo has."
     )
-    min_missing: int = _key(_FLOOR, 1, 0, "missing outcomes in an arm, where there are any")
-    min_truncated: int = _key(_FLOOR, 1, 0, "rows whose probability of an arm was truncated, if any")
-    min_cell: int = _key(_FLOOR, 5, 1, "people in any cell of a table shown before the study (preflight)")
-    min_silos: int = _key(_FLOOR, 2, 0, "silos in the study")
+    min_missing: int = _key(_FLOOR, 1, 0, "If outcomes are missing in an arm, at least so many must be.")
+    min_truncated: int = _key(
+        _FLOOR, 1, 0, "If treatment probabilities were truncated, at least so many must be."
+    )
+    min_cell: int = _key(
+        _FLOOR,
+        5,
+        1,
+        "Smallest count disclosed in preflight tables, and floor of bins and covariates during the study.",
+    )
+    min_silos: int = _key(_FLOOR, 2, 0, "Silos that the study must have.")
     colluders: int = _key(
-        _CONSENT, 1, 0, "other silos that may lie or share all they know, while min_people holds (masks.md)"
+        _CONSENT, 1, 0, "How many other silos may cheat without weakening your protection (masks.md)."
     )
     min_batch: int = _key(
-        _FLOOR, 20, 0, "own rows in a batch; batches are a fixed partition, unless fresh_batches"
+        _FLOOR, 20, 0, "Own records in a batch; batches are a fixed partition, unless fresh_batches."
     )
-    min_fold: int = _key(_FLOOR, 5, 0, "own rows in a fold of cross-fitting")
-    min_support: int = _key(_FLOOR, 5, 0, "people in each column of a model, if any are")
+    min_fold: int = _key(_FLOOR, 5, 0, "Own records in a fold of cross-fitting.")
+    min_support: int = _key(
+        _FLOOR, 5, 0, "If anyone here has a model's covariate (a level, say), at least so many people must."
+    )
     min_people: float = _key(
-        _FLOOR, 1.2, 0.0, "people, in effect, of whom any combination of the numbers told at once is made"
+        _FLOOR,
+        1.2,
+        0.0,
+        "No one person may make up more than one part in so many (1.2: 83 %) of any number that can be "
+        "computed from one answer.",
     )
     min_pooled: float = _key(
-        _FLOOR, 2.0, 0.0, "the same under masks, where a model's sums are judged by the rows of all silos"
+        _FLOOR, 2.0, 0.0, "The same limit for masked studies, counted over all silos' records."
     )
-    max_queries: int = _key(_CAP, 5_000, math.inf, "queries answered in one study")
-    max_functionals: int = _key(_CAP, 500_000, math.inf, "numbers disclosed in one study")
-    max_eps: float = _key(_CAP, 100.0, math.inf, "length of a fluctuation that is evaluated")
+    max_queries: int = _key(_CAP, 5_000, math.inf, "Queries answered in one study.")
+    max_functionals: int = _key(_CAP, 500_000, math.inf, "Numbers disclosed in one study.")
+    max_eps: float = _key(_CAP, 100.0, math.inf, "How far the server may push the model in one step.")
     max_path: float = _key(
-        _CAP, 1_000.0, math.inf, "length of the accepted fluctuations and of the one evaluated"
+        _CAP, 1_000.0, math.inf, "How far the server may push the model in all steps together."
     )
-    max_coefficient: float = _key(_CAP, 200.0, math.inf, "size of a nuisance model's coefficients, scaled")
+    max_coefficient: float = _key(
+        _CAP, 200.0, math.inf, "How large the coefficients of a nuisance model may be, scaled."
+    )
     max_bits: float = _key(
-        _CAP, 1_000.0, math.inf, "bits that all studies may tell of one person's value, as `risk` plans them"
+        _CAP,
+        1_000.0,
+        math.inf,
+        "Limit, over all studies, on what can be learned of one person's value (20 bits: practically known).",
     )
     max_epsilon: float = _key(
         _CAP,
         1_000.0,
         math.inf,
-        "epsilon of one study (delta 1e-6); if lowered, sums without noise are refused",
+        "Epsilon of one study (delta 1e-6); if lowered, sums without noise are refused.",
     )
     max_epsilon_total: float = _key(
         _CAP,
         1_000.0,
         math.inf,
-        "the same of all studies together, each counted in full from its first answer",
+        "The same of all studies together, each counted in full from its first answer.",
     )
-    max_refusals: int = _key(_CAP, 1_000, math.inf, "stray requests, after which the silo leaves the study")
-    lifetime_days: float = _key(_CAP, 30.0, math.inf, "days from a study's first request to its last answer")
-    allow_one_arm: bool = _key(_PERMIT, True, True, "take part when one of the arms is absent here")
+    max_refusals: int = _key(
+        _CAP, 1_000, math.inf, "After so many unexpected requests the silo leaves the study."
+    )
+    lifetime_days: float = _key(_CAP, 30.0, math.inf, "Days from a study's first request to its last answer.")
+    allow_one_arm: bool = _key(_PERMIT, True, True, "Take part when one of the arms is absent here.")
     allow_curvature: bool = _key(
-        _PERMIT, True, True, "send exact curvatures, combinations of which may be one person alone"
+        _PERMIT, True, True, "Send exact curvatures, combinations of which may be one person alone."
     )
-    allow_models: bool = _key(_PERMIT, True, True, "send models fitted to the silo's rows alone, if asked to")
+    allow_models: bool = _key(
+        _PERMIT, True, True, "Send models fitted to the silo's records alone, if asked to."
+    )
     allow_open: bool = _key(
-        _CONSENT, False, True, "under masks, send what is not a sum: digests of clusters, fitted models"
+        _CONSENT,
+        False,
+        True,
+        "In a masked study, also send items that masks cannot hide: digests of clusters, fitted models.",
     )
     fresh_batches: bool = _key(
-        _CONSENT, False, False, "answer batches drawn anew, while their sums together keep min_people"
+        _CONSENT, False, False, "Answer batches drawn anew, while their sums together keep min_people."
     )
     allow_unsigned: bool = _key(
-        _PERMIT, True, True, "answer deployed studies whose plan has no key of the server for its requests"
+        _PERMIT, True, True, "Answer deployed studies whose plan has no key of the server for its requests."
     )
-    release: bool = _key(_CONSENT, False, False, "let this silo's own estimate be shown")
+    release: bool = _key(_CONSENT, False, False, "Let this silo's own estimate be shown.")
     allow_targets: tuple[str, ...] | None = ()  # distributions, as "name" or "name==version"; None: any
 
     def __post_init__(self) -> None:
@@ -230,7 +256,9 @@ class Policy:
         accepted: dict[str, object] = {}
         for name, value in table.items():
             if name not in known and name != TARGETS:
-                mistakes[name] = f"unknown key; the keys are {', '.join((*known, TARGETS))}"
+                near = difflib.get_close_matches(name, (*known, TARGETS), n=1)
+                meant = f"did you mean '{near[0]}'? The" if near else "the"
+                mistakes[name] = f"unknown key; {meant} keys are {', '.join((*known, TARGETS))}"
                 continue
             try:
                 stated = getattr(cls(**{name: value}), name)  # type: ignore[arg-type]  # it checks the type

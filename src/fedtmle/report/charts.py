@@ -25,7 +25,7 @@ WIDE, NARROW = 720.0, 340.0
 ROW = 20.0
 SHADES = 6
 GROUPS = {
-    "silo": "Silos that consented",
+    "silo": "Silos whose owner allows it",
     "summary": "Summary of these silos",
     "prediction": "The effect at another such silo",
     "without": "Summary without one silo",

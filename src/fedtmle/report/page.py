@@ -184,11 +184,11 @@ def _forest(document: Document) -> str:
     if not figures:
         return ""
     note = (
-        "Only silos that consented are shown by themselves. A silo's own estimate is its own TMLE: the "
-        "study's models fitted and targeted on its records alone. The summary is their random-effects mean "
-        "(REML, Hartung-Knapp interval), with the interval for the effect at another such silo."
+        "Only silos whose owner allows it are shown by themselves. A silo's own estimate is its own TMLE: "
+        "the study's models fitted and targeted on its records alone. The summary is their random-effects "
+        "mean (REML, Hartung-Knapp interval), with the interval for the effect at another such silo."
         if document.get("silos")
-        else "No silo consented to showing an estimate of its own, so only the pooled one is drawn."
+        else "No owner allows an estimate of their silo's own to be shown, so only the pooled one is drawn."
     )
     rows = [
         [

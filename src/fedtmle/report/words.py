@@ -126,7 +126,7 @@ def disclosed(document: Document) -> Iterator[str]:
     )
     if released:
         shown = f"{len(released)} of {len(silos)} silos"
-        yield f"{shown} consented to showing an estimate of their own, and are shown."
+        yield f"The owners of {shown} allow their own estimate to be shown, and it is."
     else:
-        yield "No silo's own estimate is shown: none consented, or none was asked."
+        yield "No silo's own estimate is shown: no owner allows it, or none was asked."
     yield "Every silo disclosed how many records it has."

@@ -29,6 +29,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     note: str = ""
     data: str = ""  # the digest of plan and rows for which it holds; empty: for any rows
     bits: dict[str, float] | None = None  # by column, as `risk` found it; None: not audited
+    title: str = ""  # of the study
     signature: str = ""
 
     @property
@@ -36,7 +37,8 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
         """The bytes that the key signs."""
         signed = ("fedtmle approval", self.plan, self.approved, self.time, self.note)
         named = (*signed, self.data) if self.data else signed
-        return msgspec.msgpack.encode(named if self.bits is None else (*named, sorted(self.bits.items())))
+        audited = named if self.bits is None else (*named, sorted(self.bits.items()))
+        return msgspec.msgpack.encode((*audited, {"title": self.title}) if self.title else audited)
 
 
 @dataclass(frozen=True)
@@ -88,10 +90,12 @@ class Approvals:
         note: str = "",
         data: bytes = b"",
         bits: Mapping[str, float] | None = None,
+        title: str = "",
     ) -> Decision:
         """Sign and append a decision, and return it.
 
-        ``data`` is the digest of the rows that it is about; ``bits`` is what `risk` found of each column.
+        ``data`` is the digest of the rows that it is about; ``bits`` is what `risk` found of each column;
+        ``title`` is the study's.
         """
         self.decisions()  # never add to a file that was tampered with
         time = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
@@ -102,6 +106,7 @@ class Approvals:
             note=note,
             data=data.hex(),
             bits=None if bits is None else dict(bits),
+            title=title,
         )
         decision = msgspec.structs.replace(bare, signature=self.key.sign(bare.signed).hex())
         with open(self.path, "ab", buffering=0) as file:

@@ -22,6 +22,7 @@ from fedtmle.privacy.audit import Attacker
 from fedtmle.programs.study import Study
 from fedtmle.protocol.plan import Plan
 from fedtmle.runtime import accounts
+from fedtmle.runtime.approvals import Decision
 from fedtmle.runtime.ledger import read
 from fedtmle.studies.home import Home
 from fedtmle.studies.memory import OwnersBudget, spent_bits
@@ -60,8 +61,8 @@ class Approval:
     """What the owner sees before deciding. Every text may be the study's own, and is not to be trusted.
 
     ``parts`` are the target, models and settings by name; ``literals`` the formulas' terms with numbers
-    inside I(). ``risk`` has the worst finding of the audit against each attacker; if there is none,
-    ``unaudited`` says why.
+    inside I(). ``risk`` has the audit's finding for each column and attacker; if there is none, ``unaudited``
+    says why. ``answered`` has the answers and numbers that already left for this plan.
     ``conflicts`` say why the study may not follow the earlier ones. ``bits`` is what it would tell of each
     column, and ``spent`` what the earlier ones told. ``budget`` is that of a study with noise.
     """
@@ -81,6 +82,7 @@ class Approval:
     parts: tuple[tuple[str, str], ...]
     literals: tuple[str, ...]
     brought: tuple[str, ...]
+    answered: tuple[int, int]
     earlier: tuple[EarlierStudy, ...]
     preview: Preview
     conflicts: tuple[str, ...]
@@ -98,13 +100,13 @@ def review(file: StudyFile, home: Home) -> Approval:
     """Return what the owner of ``home`` approves with the plan of ``file``; nothing is recorded or sent."""
     plan, study = file_plan(file), file.study
     view = preview(plan, home.file)
-    worst, bits, unaudited = _audit(file, home, view.n_rows)
+    findings, bits, unaudited = _audit(file, home, view.n_rows)
     told = home.earlier()
     memory = home.memory(plan)
     sources = {column.source for column in memory.columns}
     named = {column.name: column.source for column in memory.columns}
     by_source = None if bits is None else {named.get(name, name): each for name, each in bits.items()}
-    policy = home.file.policy
+    policy, accounts_here = home.file.policy, _accounts(home)
     return Approval(
         title=study.title or "",
         question=study.target.question,
@@ -124,6 +126,9 @@ def review(file: StudyFile, home: Home) -> Approval:
             f"{each}{'' if policy.allows(each) else '; NOT allowed by your policy (allow_targets)'}"
             for each in plan.brought
         ),
+        answered=next(
+            ((each.answers, each.numbers) for each in accounts_here if each.plan == plan.digest.hex()), (0, 0)
+        ),
         earlier=tuple(
             EarlierStudy(
                 plan=account.plan,
@@ -132,17 +137,47 @@ def review(file: StudyFile, home: Home) -> Approval:
                 numbers=account.numbers,
                 shares=account.plan in told and bool(told[account.plan][1].sources & sources),
             )
-            for account in _accounts(home)
+            for account in accounts_here
             if account.plan != plan.digest.hex() and account.answers
         ),
         preview=view,
         conflicts=tuple(each.text for each in memory.conflicts(plan, by_source)),
-        risk=worst,
+        risk=findings,
         unaudited=unaudited,
         bits=by_source,
         spent=spent_bits({p: t for p, t in told.items() if p != plan.digest.hex()}, home.approvals.current()),
         budget=OwnersBudget.of(plan, told, policy),
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decided:
+    """A decision of the owner, whether it is in force, and how many answers had left before it."""
+
+    decision: Decision
+    in_force: bool
+    answers: int
+
+
+def decided(home: Home) -> list[Decided]:
+    """Return every decision of a silo's owner, oldest first."""
+    made, current = home.approvals.decisions(), home.approvals.current()
+    lines = accounts.walk(read(home.ledger_path)) if home.has_past else ()
+    left = [(plan, line["time"]) for line, answer, plan in lines if answer is not None]
+    return [
+        Decided(
+            decision=each,
+            in_force=current[each.plan] == each,
+            answers=sum(plan == each.plan and _precedes(time, each) for plan, time in left),
+        )
+        for each in made
+    ]
+
+
+def _precedes(time: str, decision: Decision) -> bool:
+    """Return whether an answer left before a decision. In the same second it did before a rejection."""
+    at, made = time[:19], decision.time[:19]
+    return at < made or (at == made and not decision.approved)
 
 
 def fingerprint_of(key: bytes) -> str:
@@ -182,22 +217,27 @@ def _accounts(home: Home) -> list[accounts.StudyAccount]:
 def _audit(
     file: StudyFile, home: Home, n_rows: int
 ) -> tuple[tuple[Document, ...], dict[str, float] | None, str]:
-    """Return the worst finding against each attacker, the bits of each column, and why there is no audit.
+    """Return the finding for each column and attacker, the bits of each column, and why there is no audit.
 
     The bits are those that an attacker gets who knows every other record.
     """
     if home.file.stream or n_rows > MOST_AUDITED:
         return (), None, f"the table is streamed, or has more than {MOST_AUDITED:,} records"
     try:
-        found = risk(file, home.file.path, attackers=(Attacker.DESIGN, Attacker.OTHERS)).to_dict()["findings"]
+        found = risk(file, home.file.path).to_dict()["findings"]
     except FedTMLEError as error:
         return (), None, str(error)
+    bits = {each["column"]: _bits(each) for each in found if each["attacker"] == Attacker.OTHERS.value}
+    return tuple(found), bits, ""
+
+
+def worst_findings(findings: Sequence[Document]) -> list[Document]:
+    """Return the worst finding against each attacker who knows something beforehand."""
     by_attacker: dict[str, list[Document]] = {}
-    for finding in found:
-        by_attacker.setdefault(finding["attacker"], []).append(finding)
-    bits = {each["column"]: _bits(each) for each in by_attacker[Attacker.OTHERS.value]}
-    worst = (max(each, key=lambda one: (one["known"], _bits(one))) for each in by_attacker.values())
-    return tuple(worst), bits, ""
+    for finding in findings:
+        if finding["attacker"] != Attacker.NOTHING.value:
+            by_attacker.setdefault(finding["attacker"], []).append(finding)
+    return [max(each, key=lambda one: (one["known"], _bits(one))) for each in by_attacker.values()]
 
 
 def _bits(finding: Document) -> float:

@@ -103,7 +103,12 @@ class Home:
                 "statistician for the study with another seed"
             )
         data = data_digest(plan, self.file)
-        self.approvals.decide(plan.digest, approved=True, note=note, data=data, bits=bits)
+        title = study_of(plan).title or ""
+        self.approvals.decide(plan.digest, approved=True, note=note, data=data, bits=bits, title=title)
+
+    def reject(self, plan: Plan, *, note: str = "") -> None:
+        """Sign the owner's rejection of a plan, which also withdraws an approval."""
+        self.approvals.decide(plan.digest, approved=False, note=note, title=study_of(plan).title or "")
 
     @property
     def ledger_path(self) -> Path:

@@ -7,6 +7,7 @@ again before its first answer.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -144,9 +145,9 @@ class SiloMemory:
                 Conflict(
                     key="min_people",
                     text=f"Your records differ from those of an earlier study that read the same columns "
-                    f"({plans}), and a difference of the two studies' sums would be made of "
-                    f"{now:.3g} people in effect. Answer it once at least {floor:g} records have changed, or "
-                    "from the records of the earlier study.",
+                    f"({plans}), and the difference of the two studies' sums would show {_shown_of(now)} "
+                    f"(limit min_people). Wait until {_spelled(floor)} or more records have changed, or "
+                    "answer it from the records of the earlier study.",
                 )
             )
         return conflicts
@@ -279,6 +280,17 @@ def _about(plan: Plan, columns: tuple[ReadColumn, ...], silo: str) -> dict[str, 
         "groups": tuple(tuple(identities[name] for name in group) for group in plan.look_groups),
         "zcdp": "" if plan.program.privacy is None else str(plan.program.privacy.taken),
     }
+
+
+def _shown_of(people: float) -> str:
+    """Return whose records a number shows that is made of so many people in effect."""
+    return "the record of a single person" if people < 1.5 else f"the records of some {people:.2g} people"
+
+
+def _spelled(floor: float) -> str:
+    """Return the smallest whole number of records above a limit of people in effect."""
+    least = max(2, math.ceil(floor))
+    return "two" if least == 2 else str(least)
 
 
 def _identity(member: Member) -> str:

@@ -54,7 +54,8 @@ class Preview:
     """What a silo's owner sees before approving a plan.
 
     ``refused_by`` is the key of the policy that would refuse the study, and ``reason`` what the server would
-    learn; both are empty if it would not. ``stopped`` is any other error that ended the rehearsal.
+    learn; both are empty if it would not. ``numbers_sent`` counts the numbers that would leave, up to
+    the refusal if there is one. ``stopped`` is any other error that ended the rehearsal.
     ``obstacles`` name the columns and levels behind a refusal, and what to do, for the owner's eyes only.
     ``brought`` are the classes of other distributions that the study would run here. If the study
     ``judges_together``, the sums of its models are not judged here: that needs the rows of all silos.
@@ -69,6 +70,7 @@ class Preview:
     refused_by: str
     reason: str
     stopped: str
+    numbers_sent: int
     obstacles: tuple[str, ...] = ()
     brought: tuple[str, ...] = ()
     is_masked: bool = False
@@ -84,9 +86,10 @@ def preview(plan: Plan, file: SiloFile) -> Preview:
         raise InputError(f"silo '{file.name}': the study's silos are {', '.join(plan.silos)}")
     kinds: dict[tuple[str, str], MessageKind] = {}
     refused_by = reason = stopped = ""
+    sent = 0
 
     def witness(query: Query, reply: Answered) -> None:
-        nonlocal refused_by, reason
+        nonlocal refused_by, reason, sent
         if plan.is_masked and not refused_by:
             try:
                 guard.admit_open(query)
@@ -95,16 +98,17 @@ def preview(plan: Plan, file: SiloFile) -> Preview:
         phase = query.phase.value
         kind = kinds.setdefault((query.explanation, phase), MessageKind(query.explanation, phase))
         kind.times += 1
-        kind.numbers += disclosed_numbers(query, reply.payload.length)
+        numbers = disclosed_numbers(query, reply.payload.length)
+        kind.numbers += numbers
+        sent += 0 if refused_by else numbers
         kind.bits += reply.payload.length
         kind.example = kind.example or reply.payload.data[:EXAMPLE_BYTES].hex(" ")
 
     guard = Guard(file.policy, is_masked=plan.is_masked)
     peers = Home(file).peers
-    try:
-        check_standing(plan, file.name, Keeper(policy=file.policy, peers=peers), utc_now().date())
-    except RefusalError as refusal:
-        refused_by, reason = refusal.key, refusal.reason.value
+    opening = _refused_at_opening(plan, file)
+    if opening is not None:
+        refused_by, reason = opening
     alone = plan.alone(file.name)
     # The number of silos is checked below, because the rehearsal has only one.
     policy = replace(file.policy, min_silos=0)
@@ -127,13 +131,11 @@ def preview(plan: Plan, file: SiloFile) -> Preview:
             stopped = str(silo.error or refused)
     except FedTMLEError as error:
         stopped = str(error)
-    if len(plan.roster) < file.policy.min_silos:  # checked before the first query
-        refused_by, reason = "min_silos", Reason.TOO_FEW_SILOS.value
-    if plan.is_masked and plan.fewest_together < file.policy.colluders + 2:
-        refused_by, reason = "colluders", Reason.TOO_FEW_SILOS.value
     conflicts = Home(file).memory(plan).conflicts(plan) if Home(file).has_past else ()
-    if conflicts and not refused_by:
-        refused_by, reason = f"memory: {conflicts[0].key}", Reason.POLICY.value
+    if opening is not None:
+        refused_by, reason = opening
+    elif conflicts:
+        refused_by, reason, sent = f"memory: {conflicts[0].key}", Reason.POLICY.value, 0
     return Preview(
         silo=file.name,
         plan=plan.digest.hex(),
@@ -144,11 +146,28 @@ def preview(plan: Plan, file: SiloFile) -> Preview:
         refused_by=refused_by,
         reason=reason,
         stopped=stopped,
+        numbers_sent=sent,
         obstacles=(*(conflict.text for conflict in conflicts), *_obstacles(plan, file)),
         brought=tuple(map(str, plan.brought)),
         is_masked=plan.is_masked,
         judges_together=groups_left_out(plan.look_groups, file.policy.colluders) is not None,
     )
+
+
+def _refused_at_opening(plan: Plan, file: SiloFile) -> tuple[str, str] | None:
+    """Return the key and the reason of a refusal before the first query, whatever the rows are, or None."""
+    policy = file.policy
+    if not plan.server and not policy.allow_unsigned:
+        return "allow_unsigned", "its policy wants signed requests, and the plan has no key of the server"
+    if plan.is_masked and plan.fewest_together < policy.colluders + 2:
+        return "colluders", Reason.TOO_FEW_SILOS.value
+    if len(plan.roster) < policy.min_silos:
+        return "min_silos", Reason.TOO_FEW_SILOS.value
+    try:
+        check_standing(plan, file.name, Keeper(policy=policy, peers=Home(file).peers), utc_now().date())
+    except RefusalError as refusal:
+        return refusal.key, refusal.reason.value
+    return None
 
 
 def _obstacles(plan: Plan, file: SiloFile) -> tuple[str, ...]:

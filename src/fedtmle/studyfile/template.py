@@ -255,7 +255,7 @@ smoker = {column = "smoker", missing = [9]}     # codes for a missing value
 # family = {column = "FAM_NO", secret = "words that the hospitals alone share"}   # cluster identifiers
 
 [policy]                        # what this hospital allows; it may be stricter than the defaults, never laxer
-min_cell = 10                   # the smallest count that it discloses in a table
+min_cell = 10                   # smallest count in preflight tables, and floor of bins and covariates later
 # release = true                # its own estimate may be shown
 """
 

@@ -11,7 +11,7 @@ from fedtmle.runtime.accounts import StudyAccount
 def render(accounts: Sequence[StudyAccount], questions: Mapping[str, str]) -> str:
     """Return all accounts; ``questions`` has the question of a study by its plan, where it is known."""
     if not accounts:
-        return "No study has asked anything yet."
+        return "No study has been answered yet."
     blocks = [_account(account, questions.get(account.plan, "")) for account in accounts]
     return "\n\n".join("\n".join(block) for block in blocks)
 

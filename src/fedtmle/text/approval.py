@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fedtmle.layout import aligned, wrapped
-from fedtmle.studies.approval import Approval
+from fedtmle.studies.approval import MOST_BITS, Approval, Decided, worst_findings
 from fedtmle.text.preview import verdict
 from fedtmle.text.risk import sentence
 
@@ -38,6 +38,18 @@ def render(approval: Approval) -> str:
     return "\n".join([*lines, "", *_past(approval), "", *_verdicts(approval)])
 
 
+def render_decision(decided: Decided) -> str:
+    """Return one decision: when, what, about which study, and how many answers had left before it."""
+    decision = decided.decision
+    words = "approved" if decision.approved else "rejected"
+    left = f", after {decided.answers:,} answers had left" if decided.answers else ""
+    lines = [f"{decision.time[:19]}  {words}{left}{'' if decided.in_force else ' (replaced below)'}"]
+    lines += wrapped(decision.title, first="    Title: ", indent="    ") if decision.title else []
+    lines.append(f"    Plan {decision.plan}")
+    lines += wrapped(decision.note, first="    Note: ", indent="    ") if decision.note else []
+    return "\n".join(lines)
+
+
 def _server(approval: Approval) -> str:
     if approval.server:
         return f"Requests must be signed by the server with the key {approval.server}."
@@ -68,9 +80,16 @@ def _roster(approval: Approval) -> list[str]:
 
 
 def _past(approval: Approval) -> list[str]:
+    answers, numbers = approval.answered
+    lines = []
+    if answers:
+        lines = wrapped(
+            f"This plan was answered here already: {answers:,} answers, {numbers:,} numbers left. A plan is "
+            "answered once; to run the study again the statistician changes its seed, which is another plan."
+        )
     if not approval.earlier:
-        return ["No earlier study was answered here."]
-    lines = ["Earlier studies that were answered here:"]
+        return [*lines, f"No {'other' if answers else 'earlier'} study was answered here."]
+    lines.append(f"{'Other' if answers else 'Earlier'} studies that were answered here:")
     rows = [("plan", "since", "answers", "numbers", "same columns")]
     rows += [
         (
@@ -84,7 +103,7 @@ def _past(approval: Approval) -> list[str]:
     ]
     lines += aligned(rows, indent="  ")
     for column, bits in approval.spent.items():
-        lines += _bullet(f"of one person's {column}, they told up to {bits:.1f} bits")
+        lines += _bullet(f"Of one person's {column} they told, in the worst case, {bits:.1f} bits.")
     return lines
 
 
@@ -93,12 +112,12 @@ def _verdicts(approval: Approval) -> list[str]:
     for obstacle in approval.preview.obstacles:
         lines += _bullet(obstacle)
     lines.append("")
-    for finding in approval.risk:
+    for finding in worst_findings(approval.risk):
         lines += wrapped(f"Risk: {sentence(finding)}")
     if not approval.risk:
         lines += wrapped(f"Risk: not audited ({approval.unaudited}); `fedtmle risk` says more.")
     for column, bits in (approval.bits or {}).items():
-        lines += _bullet(f"of one person's {column}, it would tell up to {bits:.1f} bits")
+        lines += _bullet(exposure(column, bits))
     if approval.budget is not None:
         lines += wrapped(f"Privacy: {approval.budget}.")
     if approval.conflicts:
@@ -106,6 +125,16 @@ def _verdicts(approval: Approval) -> list[str]:
         for each in approval.conflicts:
             lines += _bullet(each)
     return lines
+
+
+def exposure(column: str, bits: float) -> str:
+    """Return in words how much of the most exposed person's value a study would tell."""
+    if bits >= MOST_BITS:
+        return f"In the worst case one person's {column} becomes known ({bits:g} bits, the most we count)."
+    return (
+        f"In the worst case {bits:.1f} bits of one person's {column} become known. One bit halves the range; "
+        "a category that becomes known counts 1."
+    )
 
 
 def _named(name: str, words: str) -> list[str]:

@@ -1,11 +1,12 @@
 """A data-protection impact summary of one study at one silo, as Markdown: for an officer to check and attach.
 
-All of it follows from the plan, the silo's file and a rehearsal on the silo's own rows. What only the
-controller can know, such as the legal basis, is marked to be filled in.
+All of it follows from the plan, the silo's file, and what `review` shows the owner before an approval. What
+only the controller can know, such as the legal basis, is marked to be filled in.
 """
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Iterable, Sequence
 
 from fedtmle.data import SiloFile
@@ -14,33 +15,37 @@ from fedtmle.layout import bits, phase_name
 from fedtmle.programs.study import Study
 from fedtmle.protocol.guard import Policy
 from fedtmle.protocol.plan import Plan
-from fedtmle.studies.memory import Earlier, OwnersBudget
+from fedtmle.studies.approval import Approval
 from fedtmle.studies.preview import Preview
 from fedtmle.studyfile.schema import schema_of
+from fedtmle.text.approval import exposure
+from fedtmle.text.preview import refusal
+from fedtmle.text.risk import sentence
 from fedtmle.version import __version__
 
 FILL_IN = "**(to be filled in by the controller)**"
 
 
-def render(plan: Plan, study: Study, file: SiloFile, view: Preview, earlier: Earlier) -> str:
-    """Return the summary of a study whose plan was rehearsed at the silo of ``file`` after other studies."""
+def render(plan: Plan, study: Study, file: SiloFile, approval: Approval, today: datetime.date) -> str:
+    """Return the summary of a study at the silo of ``file``, as its owner was shown it on a day."""
+    view = approval.preview
     sections: list[tuple[str, Iterable[str]]] = [
         ("Purpose", _purpose(study, plan)),
         ("Parties", _parties(plan, file)),
         ("People and data", _data(study, view)),
-        ("What leaves the silo", _leaves(view)),
+        ("What leaves the silo", _leaves(study, view)),
         ("Who receives it", _recipients(plan)),
         ("How long it is kept", _kept(file)),
-        ("Technical measures", _measures(plan, study, file.policy, earlier)),
-        ("Residual risk", _risk(plan, study, view)),
+        ("Technical measures", _measures(plan, study, file.policy, approval)),
+        ("Residual risk", _risk(plan, study, approval)),
         ("For the controller", _controller()),
     ]
     lines = [
         f"# Data-protection impact summary: silo '{_cell(file.name)}'",
         "",
-        f"Written by fedtmle {__version__} from plan `{plan.digest.hex()}`, the silo's file and a rehearsal "
-        "on its rows. A change of the study, of the list of silos or of the package's version makes another "
-        "plan.",
+        f"Written on {today.isoformat()} by fedtmle {__version__} from plan `{plan.digest.hex()}`, "
+        "the silo's file and a rehearsal on its rows. A change of the study, of the list of silos or of the "
+        "package's version makes another plan.",
     ]
     for title, text in sections:
         lines += ["", f"## {title}", "", *text]
@@ -52,8 +57,12 @@ def _purpose(study: Study, plan: Plan) -> list[str]:
     return [
         "".join(title) + _cell(study.target.question),
         "",
-        f"The answer is one set of estimates with confidence intervals over {len(plan.roster)} silos. No "
-        "record is matched with another silo's, and no decision about a person is taken from it.",
+        f"The answer is one set of estimates with confidence intervals over {len(plan.roster)} silos. "
+        + (
+            f"Digests of the identifiers in {_cell(study.cluster)} are compared between silos."
+            if study.cluster and study.cluster_scope == "shared"
+            else "Records are not matched with those of other silos."
+        ),
     ]
 
 
@@ -89,7 +98,8 @@ def _variable(name: str, variable: Variable | None) -> tuple[str, str, str, str]
     return name, variable.label, variable.kind, values
 
 
-def _leaves(view: Preview) -> list[str]:
+def _leaves(study: Study, view: Preview) -> list[str]:
+    averaged = ", ".join(_cell(name) for name in dict.fromkeys(schema_of(study).names))
     rows = [
         (
             f"{kind.explanation} ({phase_name(kind.phase)})",
@@ -100,7 +110,8 @@ def _leaves(view: Preview) -> list[str]:
         for kind in view.kinds
     ]
     return [
-        "Sums over records, and no record. In a rehearsal on this silo's rows alone:",
+        f"Counts of records, also by arm; averages of {averaged}, and of their products; no row. In a "
+        "rehearsal on this silo's rows alone:",
         "",
         *_table(("message", "times", "numbers", "size"), rows),
         "",
@@ -134,53 +145,86 @@ def _kept(file: SiloFile) -> list[str]:
             f"{here}: decisions, ledger and journal of what was asked and answered; its key",
             FILL_IN,
         ),
+        (
+            "this silo",
+            f"{here[:-1]}rows/*.digests`: a keyed digest of 16 bytes for each record, to notice changed "
+            "records. With the key beside them these are pseudonymised personal data",
+            FILL_IN,
+        ),
+        ("backups of this silo", "both of the above: the digests together with their key", FILL_IN),
         ("the server", "answers as they came, totals and the result", FILL_IN),
     ]
     copies = "No record is copied, unless a streamed study reads a database: then here, for its duration."
     return [*_table(("at", "what", "until"), rows), "", copies]
 
 
-def _measures(plan: Plan, study: Study, policy: Policy, earlier: Earlier) -> list[str]:
+def _measures(plan: Plan, study: Study, policy: Policy, approval: Approval) -> list[str]:
+    given = [(limit, getattr(policy, limit.name)) for limit in Policy.limits()]
     limits = [
-        (limit.name, f"{getattr(policy, limit.name)}", limit.meaning)
-        for limit in Policy.limits()
-        if getattr(policy, limit.name) != limit.off
+        (limit.name, f"{value:g}", limit.meaning) for limit, value in given if not isinstance(value, bool)
     ]
+    permits = [
+        (limit.name, "yes" if value else "no", limit.meaning)
+        for limit, value in given
+        if isinstance(value, bool)
+    ]
+    targets = "any" if policy.allow_targets is None else ", ".join(policy.allow_targets) or "none"
+    permits.append(("allow_targets", targets, "Run code of these other distributions."))
     masks = "pairwise masks, so that only totals can be read" if plan.is_masked else "none: sums are open"
     noise = "none"
     if study.privacy is not None:
         epsilon, delta = study.privacy.epsilon, study.privacy.delta
         noise = f"differential privacy for one record, epsilon = {epsilon:g}, delta = {delta:g}"
-    budget = OwnersBudget.of(plan, earlier, policy)
+    if plan.server:
+        signed = f"signed by the server's key {approval.server}"
+    else:
+        signed = "**requests are not signed**: the plan has no key of the server"
     return [
         *_table(
             ("measure", "here"),
             [
                 ("approval", "signed by this silo's key, for this plan and this version of the data only"),
                 ("transport", "mutual TLS between each silo and the server, where the study is deployed"),
+                ("requests", signed),
                 ("masks", masks),
                 ("noise", noise),
-                *([] if budget is None else [("budget across studies", str(budget))]),
-                ("record of processing", "a ledger whose lines are chained and whose head is signed"),
+                *([] if approval.budget is None else [("budget across studies", str(approval.budget))]),
+                ("ledger", "a log in which later changes or missing lines are detected"),
             ],
         ),
         "",
         "Limits of the silo's policy, which hold whatever was approved:",
         "",
         *_table(("key", "limit", "meaning"), limits),
+        "",
+        "What the policy permits:",
+        "",
+        *_table(("key", "permitted", "meaning"), permits),
     ]
 
 
-def _risk(plan: Plan, study: Study, view: Preview) -> list[str]:
-    lines = []
+def _risk(plan: Plan, study: Study, approval: Approval) -> list[str]:
+    view, lines = approval.preview, []
     if view.refused_by:
-        lines += [f"**The policy would refuse this study, by its key `{view.refused_by}`.**", ""]
+        lines += [f"**{refusal(view)}**", ""]
     for obstacle in view.obstacles:
         lines += [f"* {_cell(obstacle)}"]
     if view.obstacles:
         lines += [""]
+    lines += [*_audited(study, approval), "", *_earlier(approval), ""]
+    if approval.literals:
+        terms = "; ".join(f"`{_cell(each)}`" for each in approval.literals)
+        lines += [f"* **Numbers inside I() can single out one person.** Ask why they are there: {terms}."]
     if not plan.is_masked:
-        lines += ["* The server reads this silo's sums, and could compare them over rounds and studies."]
+        lines += [
+            "* The server reads this silo's sums, and could compare them over rounds and studies. From them "
+            "it can compute this silo's own estimate, whatever the key `release` says.",
+        ]
+    if not plan.is_masked and len(plan.roster) == 2:
+        lines += [
+            "* With two silos and open sums, the other silo can subtract its own sums from the totals, and "
+            "so knows this silo's.",
+        ]
     if study.privacy is None:
         lines += [
             "* Totals without noise: somebody who knows all other records of a total could compute the last "
@@ -188,10 +232,44 @@ def _risk(plan: Plan, study: Study, view: Preview) -> list[str]:
         ]
     lines += [
         "* All parties know that the study took place, the list of silos and the declared ranges and levels.",
-        "* `fedtmle risk` estimates how well a column of a record could be known from a transcript; "
-        "`docs/threats.md` lists the attacks that were tried, with their figures.",
+        "* `docs/threats.md` lists the attacks that were tried, with their figures.",
     ]
     return lines
+
+
+def _audited(study: Study, approval: Approval) -> list[str]:
+    """Return the verdict of `risk` for each column and attacker, and the columns that it did not attack."""
+    if not approval.risk:
+        return [f"`fedtmle risk` audited no column: {_cell(approval.unaudited)}."]
+    audited = {finding["column"] for finding in approval.risk}
+    left = [name for name in dict.fromkeys(schema_of(study).names) if name not in audited]
+    lines = ["What an attacker could learn from the answers, by `fedtmle risk`:", ""]
+    lines += [f"* {_cell(sentence(finding))}" for finding in approval.risk]
+    lines += [f"* {_cell(exposure(column, bits))}" for column, bits in (approval.bits or {}).items()]
+    if left:
+        names = ", ".join(map(_cell, left))
+        lines.append(f"* **Not audited: {names}.** `fedtmle risk --attribute NAME` attacks a column.")
+    return lines
+
+
+def _earlier(approval: Approval) -> list[str]:
+    answers, numbers = approval.answered
+    lines = (
+        [f"This plan was answered here already: {answers:,} answers, {numbers:,} numbers."] if answers else []
+    )
+    if not approval.earlier:
+        return [*lines, f"No {'other' if answers else 'earlier'} study of these people was answered here."]
+    rows = [
+        (f"`{each.plan[:16]}`", each.time[:10], f"{each.numbers:,}", "yes" if each.shares else "no")
+        for each in approval.earlier
+    ]
+    lines += ["Earlier studies at this silo, whose sums can be compared with this one's:", ""]
+    lines += _table(("plan", "since", "numbers", "same columns"), rows)
+    told = [
+        f"* Of one person's {_cell(c)} they told, in the worst case, {b:.1f} bits."
+        for c, b in approval.spent.items()
+    ]
+    return [*lines, "", *told] if told else lines
 
 
 def _controller() -> list[str]:

@@ -40,10 +40,7 @@ def render(view: Preview) -> str:
 def verdict(view: Preview) -> list[str]:
     """Return whether the policy would allow the study."""
     if view.refused_by:
-        return wrapped(
-            f"Your policy would refuse this study here, by its key {view.refused_by}. The server would learn "
-            f"only this reason: {view.reason}."
-        )
+        return wrapped(f"{refusal(view)} The server would learn only this reason: {view.reason}.")
     if view.stopped:
         return wrapped(
             f"The rehearsal on your rows alone stopped: {view.stopped}. With other silos it may continue."
@@ -55,6 +52,16 @@ def verdict(view: Preview) -> list[str]:
             "your silo may refuse one then."
         )
     return wrapped(
-        "Your policy would allow every one of these messages. The study's own path depends on all silos and "
-        "is not known here: your silo decides on each request anew, and may still refuse one."
+        "Your policy would allow every one of these messages. The real run also depends on the other silos, "
+        "so its questions may differ: your silo decides on each request anew, and may still refuse one."
     )
+
+
+def refusal(view: Preview) -> str:
+    """Return by which limit the silo would refuse a study, and how much would have left before."""
+    key = view.refused_by.removeprefix("memory: ")
+    by = f"because of an earlier study (limit {key})" if key != view.refused_by else f"by its key {key}"
+    before = (
+        f"Before the refusal: {view.numbers_sent:,} numbers." if view.numbers_sent else "Nothing would leave."
+    )
+    return f"Your policy would refuse this study here, {by}. {before}"

@@ -34,8 +34,8 @@ def render(document: Document) -> str:
 
 
 FOOTNOTE = (
-    "Computed here; nothing was sent. Rounding is counted as the exact interval it leaves, never as "
-    "protection. Only declared noise limits every attack; a column not listed here was not audited."
+    "Computed here; nothing was sent. Rounding is not counted as protection. Only declared noise limits "
+    "every attack; a column not listed here was not audited."
 )
 
 
@@ -144,10 +144,11 @@ def sentence(finding: Document) -> str:
     if finding["attacker"] == "nothing":
         mean = finding["mean"]
         share = 1 - (mean["after"] / mean["prior"]) ** 2 if mean["prior"] else 0.0
-        return (
-            f"{column}: an attacker who knows no record learns {share:.0%} of the variance of this silo's "
-            "mean, and next to nothing about a single record."
-        )
+        if share > 0.999:
+            learned = "still learns this silo's mean exactly"
+        else:
+            learned = f"learns {share:.0%} of the variance of this silo's mean"
+        return f"{column}: someone who knows no record {learned}, and next to nothing about a single record."
     who = "who knows every other record" if finding["attacker"] == "others" else "who knows the other columns"
     if known == records:
         learned = f"can work out the value of every one of the {records:,} records"

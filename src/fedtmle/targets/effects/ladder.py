@@ -76,7 +76,7 @@ class LadderColumns(AbstractBoundedColumns[EffectRows]):
 
     @property
     def label(self) -> str:
-        return "EIF term under another bound"
+        return "sensitivity check with another bound"
 
     @property
     def names(self) -> tuple[str, ...]:

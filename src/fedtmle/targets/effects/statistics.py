@@ -273,7 +273,7 @@ class TruncationBins(_OverEffectRows, AbstractBins[EffectRows]):
 
     @property
     def label(self) -> str:
-        return "probabilities below their bound"
+        return "how many people have a very low treatment probability"
 
     @property
     def sizes(self) -> tuple[int, ...]:

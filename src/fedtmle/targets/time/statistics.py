@@ -192,7 +192,7 @@ class TimeTruncationBins(OverProblem[People], AbstractBins[People]):
 
     @property
     def label(self) -> str:
-        return "probabilities below their bound"
+        return "how many people have a very low probability of treatment or follow-up"
 
     @property
     def sizes(self) -> tuple[int, ...]:
