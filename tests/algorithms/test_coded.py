@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 import fedtmle as ft
+from fedtmle.algorithms import coded
+from fedtmle.algorithms.base import tolerance_scales
 from fedtmle.errors import PrecisionError
 from fedtmle.model.types import Part
 from fedtmle.protocol.lattice import working_tolerance
@@ -301,3 +304,58 @@ def test_the_practical_rule_asks_for_no_more_than_can_be_certified() -> None:
     error = np.std(y - y.mean() + 1.0) / 20
     assert 0.4e-6 * error < asked[1e2] <= 1e-6 * error
     assert 1e-6 * error < asked[1e8] < 1e-3 * error
+
+
+def strata(seed: int, shares: tuple[float, ...]) -> tuple[ft.Study, dict[str, dict[str, np.ndarray]]]:
+    """A study by strata of unequal sizes, over three silos."""
+    rng, n, levels = np.random.default_rng(seed), 1_200, [f"s{k}" for k in range(len(shares))]
+    s, w = rng.choice(levels, size=n, p=shares), np.clip(rng.normal(size=n), -4, 4)
+    a = (rng.random(n) < 1 / (1 + np.exp(-0.6 * w))).astype(float)
+    y = np.clip(5 + a * (1 + 0.5 * w) + np.sin(2 * w) + rng.normal(size=n), -2, 12)
+    variables = {
+        "y": {"kind": "number", "range": (-2, 12)},
+        "a": {"kind": "binary"},
+        "w": {"kind": "number", "range": (-4, 4)},
+        "s": {"kind": "category", "levels": levels},
+    }
+    study = ft.Study(
+        target=ft.ATE(outcome="y", treatment="a", strata="s"),
+        outcome_model=ft.GLM("w"),
+        treatment_model=ft.GLM("w"),
+        variables=ft.Variables(variables),
+        diagnostics=False,
+    )
+    return study, {f"h{m}": {"y": y[m::3], "a": a[m::3], "w": w[m::3], "s": s[m::3]} for m in range(3)}
+
+
+@pytest.mark.parametrize(("seed", "fewer"), [(0, 0), (2, 1)])
+def test_every_mean_of_a_study_is_held_to_its_own_standard_error(
+    seed: int, fewer: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Small strata have large standard errors: they no longer hold up the run."""
+    study, silos = strata(seed, (0.7, 0.27, 0.03))
+    own = ft.run(study, silos).run
+    pooled = ft.run(replace(study, algorithm=ft.Central(tolerance=1e-12)), silos).run
+    monkeypatch.setattr(coded, "tolerance_scales", lambda _: ())
+    whole = ft.run(study, silos).run
+    assert own is not None
+    assert whole is not None
+    assert pooled is not None
+    assert own.psi is not None
+    assert own.covariance is not None
+    assert own.certificate is not None
+    assert own.certificate.residual_bounds is not None
+    assert own.certificate.tolerance is not None
+    assert own.certificate.residual_bound is not None
+    errors = np.sqrt(np.diag(own.covariance))
+    assert (np.array(own.certificate.residual_bounds) <= 1e-6 * errors).all()
+    assert own.certificate.residual_bound <= own.certificate.tolerance
+    assert (np.abs(own.psi - pooled.psi) <= 1e-6 * errors).all()
+    assert errors.max() > 3 * errors.min()
+    assert own.rounds == whole.rounds - fewer
+    assert own.bits < whole.bits
+
+
+def test_scales_are_powers_of_two_below_the_ratio_of_the_errors() -> None:
+    assert tolerance_scales([0.5, 0.99]) == ()
+    assert tolerance_scales([1.0, 2.0, 0.5, 1e9]) == (2, 4, 1, 1024)

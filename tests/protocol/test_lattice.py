@@ -127,6 +127,40 @@ def test_quantise_is_exact_rounding(lattice: Lattice, data: st.DataObject) -> No
         assert z[i] == round(image)
 
 
+goes_on = Premise("a coordinate is above its tolerance", at_least=0.2)
+ends = Premise("every coordinate is within its tolerance", at_least=0.2)
+
+
+@goes_on
+@ends
+@given(curvatures(), st.data())
+@settings(max_examples=100)
+def test_each_coordinate_is_held_to_a_tolerance_of_its_own(H: np.ndarray, data: st.DataObject) -> None:
+    """A run that goes on has a gradient three times its rounding; one that ends is within delta_j."""
+    d = len(H)
+    scales = tuple(2 ** data.draw(st.integers(0, 6)) for _ in range(d))
+    C, delta = whitener(H), Fraction(data.draw(positive))
+    lattice = build_lattice(delta=delta, beta=Fraction(1), C=C, scales=scales)
+    h, B = lattice.h, lattice.B
+    rows = [sum(a * a for a in row) for row in B]
+    widest = min((scale * delta) ** 2 / row for scale, row in zip(scales, rows, strict=True))
+    assert h**2 * 16 * d <= widest < (h * (1 + Fraction(1, 127))) ** 2 * 16 * d
+    q = tuple(data.draw(st.integers(-6, 6)) for _ in range(d))
+    images = [abs(h * sum(a * b for a, b in zip(row, q, strict=True))) for row in B]
+    is_small = all(4 * image <= 3 * scale * delta for image, scale in zip(images, scales, strict=True))
+    assert lattice.is_small(q) == is_small
+    ends.holds(is_small)
+    if goes_on.holds(not is_small):
+        assert sum(entry * entry for entry in q) >= 9 * d
+        return
+    stated = lattice.coordinate_certificates(q)
+    assert all(
+        bound <= float(scale * delta) * (1 + 1e-12) for bound, scale in zip(stated, scales, strict=True)
+    )
+    assert lattice.certificate(q) == pytest.approx(math.hypot(*stated), rel=1e-12)
+    assert lattice.certificate(q) <= float(delta) * math.hypot(*scales) * (1 + 1e-12)
+
+
 @given(lattices(), st.data())
 @settings(max_examples=50)
 def test_certificate_bounds_every_gradient_that_rounds_to_q(lattice: Lattice, data: st.DataObject) -> None:

@@ -22,6 +22,8 @@ from fedtmle.protocol.plan import AbstractProgram
 from fedtmle.protocol.query import Flow, Law, Model, MomentsQuery, Phase, Problem
 from fedtmle.protocol.sums import SumsQuery, mean_gradient, norm
 
+LARGEST_SCALE = 1024.0  # of a coordinate's tolerance over the smallest
+
 UNMASKABLE = (
     "'masked' is for algorithms that add up integers: Coded (unless its smoothness is each silo's own), "
     "OneStep, Gradient without batches, and LocalAverage on a lattice without given weights; choose one of "
@@ -232,6 +234,16 @@ def _settled(run: Run[Problem], law: Law, tolerance: Tolerance) -> Flow[float]:
         power = power_below(finest)
         return power if power == finest else 2.0 * power
     return wanted
+
+
+def tolerance_scales(errors: Sequence[float]) -> tuple[int, ...]:
+    """Return each standard error over the smallest, rounded down to a power of two; () if all are one.
+
+    The smallest is positive and finite. Beyond `LARGEST_SCALE` nothing more is gained.
+    """
+    smallest = min(errors)
+    scales = tuple(int(power_below(min(error / smallest, LARGEST_SCALE))) for error in errors)
+    return scales if max(scales) > 1 else ()
 
 
 def power_below(value: float) -> float:

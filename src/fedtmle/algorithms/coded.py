@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Literal, final
@@ -18,6 +19,7 @@ from fedtmle.algorithms.base import (
     require_positive,
     require_tolerance,
     settle_tolerance,
+    tolerance_scales,
 )
 from fedtmle.algorithms.secant import Secant
 from fedtmle.errors import InputError
@@ -69,7 +71,8 @@ class Coded(AbstractAlgorithm):
     ----------
     tolerance
         The residual at which the run ends: the norm of the pooled mean of the efficient influence function.
-        A number, or a rule that sets it from the standard errors ("practical"). It is the paper's delta.
+        A number, which is the paper's delta, or a rule that sets it from the standard errors ("practical");
+        in a study, that of each mean from its own.
     coordinates
         "whitened" by the curvature, or "raw".
     smoothness
@@ -130,7 +133,11 @@ class Coded(AbstractAlgorithm):
         return (yield from self.descend(run, law, lattice, tolerance, [], (0,) * lattice.dim))
 
     def calibrate(self, run: Run[Problem], law: Law) -> Flow[tuple[float, Lattice]]:
-        """Settle the tolerance and the lattice of a run that starts at ``law``."""
+        """Settle the tolerance and the lattice of a run that starts at ``law``.
+
+        A rule sets the tolerance of each coordinate by its own standard error, if these are pooled and the
+        coordinates whitened; the norm of these tolerances is returned.
+        """
         problem = run.problem
         tolerance = yield from settle_tolerance(run, law, self.tolerance)
         rule = self.tolerance if isinstance(self.tolerance, str) else None
@@ -138,7 +145,12 @@ class Coded(AbstractAlgorithm):
         C = self._public_coordinates(problem, law)
         beta = self._public_smoothness(problem, law, C)
         if C is not None and beta is not None:
-            lattice = build_lattice(delta=delta, beta=beta, C=C)
+            known = None if rule is None or self.coordinates == "raw" else problem.calibration(law)
+            scales = () if known is None else tolerance_scales(known.errors)
+            lattice = build_lattice(delta=delta, beta=beta, C=C, scales=scales)
+            if scales:
+                tolerance *= math.sqrt(math.fsum(scale * scale for scale in scales))
+                run.tolerance = tolerance
         else:
             lattice = yield CalibrationQuery(
                 problem=problem, law=law, n=run.n, delta=delta, C=C, smoothness=self.smoothness

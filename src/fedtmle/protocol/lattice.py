@@ -7,6 +7,10 @@ run; C = I is the paper's own. With B = C^-1 and b >= ||B||_op, all in exact ari
     z = round(C g_m / h),   q = round(sum_m N_m z_m / n)                  half to even
     u = -(h/beta) sum of q over the steps,   eps = C^T u
     ||C^-1 h q|| + h sqrt(d) b  bounds the raw residual.
+
+If the coordinates of Psi have tolerances of their own, delta_j, a run ends when |(C^-1 h q)_j| <= 3 delta_j/4
+for all j, and delta/b above is the smallest delta_j/||B_j||, B_j row j of B. If the rule fails for some j,
+||h q|| >= |(B h q)_j|/||B_j|| > 3 delta_j/(4 ||B_j||) >= 3 h sqrt(d), and the step descends as in the paper.
 """
 
 from __future__ import annotations
@@ -60,12 +64,16 @@ def significant(value: float, *, up: bool = False) -> Fraction:
 
 @dataclass(frozen=True, kw_only=True)
 class Lattice:
-    """Public numbers of one run: delta, h, beta and C (lower triangular), exact."""
+    """Public numbers of one run: delta, h, beta and C (lower triangular), exact.
+
+    Coordinate j of the residual may be ``scales[j]`` times delta; without scales its norm may be delta.
+    """
 
     delta: Fraction
     h: Fraction
     beta: Fraction
     C: Matrix
+    scales: tuple[int, ...] = ()
 
     @property
     def dim(self) -> int:
@@ -87,6 +95,14 @@ class Lattice:
     def b_squared(self) -> Fraction:
         """An exact upper bound of ||B||_op^2."""
         return norm_squared_bound(self.B)
+
+    @cached_property
+    def scaled_delta_squared(self) -> Fraction:
+        """(delta/b)^2: the tolerance in the run's coordinates."""
+        if not self.scales:
+            return self.delta**2 / self.b_squared
+        rows = zip(self.scales, self.B, strict=True)
+        return min((self.delta * scale) ** 2 / sum(a * a for a in row) for scale, row in rows)
 
     @cached_property
     def _integer_C(self) -> tuple[IntMatrix, int]:
@@ -122,11 +138,21 @@ class Lattice:
         return (self.h / denominator) ** 2 * sum(image**2 for image in _images(entries, q))
 
     def is_small(self, q: Sequence[int]) -> bool:
-        """Return whether ||h B q|| <= 3 delta/4: eq. (protocol-action)."""
+        """Return whether ||h B q|| <= 3 delta/4: eq. (protocol-action); with scales, each coordinate."""
+        if self.scales:
+            entries, denominator = self._integer_B
+            images = zip(_images(entries, q), self.scales, strict=True)
+            return all(
+                4 * self.h * abs(image) <= 3 * self.delta * scale * denominator for image, scale in images
+            )
         return 16 * self.raw_norm_squared(q) <= 9 * self.delta**2
 
     def certificate(self, q: Sequence[int]) -> float:
-        """Return ||h B q|| + h sqrt(d) b, rounded up."""
+        """Return ||h B q|| + h sqrt(d) b, rounded up; with scales, the norm of the coordinates' bounds."""
+        if self.scales:
+            return root_up(
+                sum((Fraction(each) ** 2 for each in self.coordinate_certificates(q)), Fraction(0))
+            )
         rounding = self.h**2 * self.dim * self.b_squared
         return math.nextafter(root_up(self.raw_norm_squared(q)) + root_up(rounding), math.inf)
 
@@ -184,14 +210,14 @@ class Lattice:
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[: CHECK_BITS // 8], "big")
 
 
-def build_lattice(*, delta: Fraction, beta: Fraction, C: Matrix) -> Lattice:
+def build_lattice(*, delta: Fraction, beta: Fraction, C: Matrix, scales: tuple[int, ...] = ()) -> Lattice:
     """Return the lattice whose h is the largest that eq. (lattice-spacing) allows.
 
     Raw coordinates have the paper's power of two. In others b leaves up to half of the interval
     unused by a power of two: there h keeps 8 significant bits, and integers are up to a bit shorter.
     """
-    lattice = Lattice(delta=delta, h=Fraction(1), beta=beta, C=C)
-    widest = delta**2 / (16 * lattice.dim * lattice.b_squared)
+    lattice = Lattice(delta=delta, h=Fraction(1), beta=beta, C=C, scales=scales)
+    widest = lattice.scaled_delta_squared / (16 * lattice.dim)
     power = math.floor((math.log2(widest.numerator) - math.log2(widest.denominator)) / 2)
     while Fraction(4) ** (power + 1) <= widest:
         power += 1
@@ -202,7 +228,7 @@ def build_lattice(*, delta: Fraction, beta: Fraction, C: Matrix) -> Lattice:
     if not is_raw:
         unit = h / 2 ** (SIGNIFICANT_BITS - 1)
         h = math.isqrt(math.floor(widest / unit**2)) * unit
-    return Lattice(delta=delta, h=h, beta=beta, C=C)
+    return Lattice(delta=delta, h=h, beta=beta, C=C, scales=scales)
 
 
 def _integers(matrix: Matrix) -> tuple[IntMatrix, int]:

@@ -23,7 +23,7 @@ UNIVERSAL_BITS = 256
 
 def scaled_tolerance(lattice: Lattice) -> float:
     """delta/b: the tolerance of the theorems in the run's coordinates."""
-    return math.sqrt(lattice.delta**2 / lattice.b_squared)
+    return math.sqrt(lattice.scaled_delta_squared)
 
 
 def residual_bound(beta: float, eps_norm: float, gradient_norm: float) -> float:
