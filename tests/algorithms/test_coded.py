@@ -312,7 +312,7 @@ def strata(seed: int, shares: tuple[float, ...]) -> tuple[ft.Study, dict[str, di
     s, w = rng.choice(levels, size=n, p=shares), np.clip(rng.normal(size=n), -4, 4)
     a = (rng.random(n) < 1 / (1 + np.exp(-0.6 * w))).astype(float)
     y = np.clip(5 + a * (1 + 0.5 * w) + np.sin(2 * w) + rng.normal(size=n), -2, 12)
-    variables = {
+    variables: dict[str, Any] = {
         "y": {"kind": "number", "range": (-2, 12)},
         "a": {"kind": "binary"},
         "w": {"kind": "number", "range": (-4, 4)},
