@@ -42,6 +42,14 @@ def expire(rig: Rig, kit: Kit) -> None:
     time.sleep(2)
 
 
+def renew(rig: Rig, kit: Kit) -> None:
+    """Give a silo a new key and certificate, and start it again."""
+    _, certificate = sign(rig.made, request(kit), days=100)
+    install(kit, certificate)
+    processes.stop(kit)
+    start_silo(kit, None)
+
+
 def test_a_certificate_is_renewed_under_a_run(rig: Rig, tmp_path: Path) -> None:
     """The silo is started again with its new key in the middle of a run, which goes on by itself."""
     study = rig.plan(1)
@@ -49,11 +57,8 @@ def test_a_certificate_is_renewed_under_a_run(rig: Rig, tmp_path: Path) -> None:
     run = rig.start(study, deadline=60.0)
     rig.at_round(run, "hospital-1", seconds=3.0)
     before = kit.key.read_bytes()
-    _, certificate = sign(rig.made, request(kit), days=100)
-    install(kit, certificate)
+    renew(rig, kit)
     assert kit.key.read_bytes() != before
-    processes.stop(kit)
-    start_silo(kit, None)
     took = rig.finish(run, within=120)
     same(study, run, tmp_path)
     rig.note("a silo's key and certificate renewed, and the silo restarted, in a run", run, took)
@@ -84,10 +89,7 @@ def test_an_expired_certificate_is_told_and_a_renewed_one_connects(rig: Rig, tmp
     assert run.status().silos[H2] == "not connected"
     findings = [finding for finding in examine(kit) if not finding.ok]
     assert any("certificate" in finding.item and "renew" in finding.fix for finding in findings), findings
-    _, certificate = sign(rig.made, request(kit), days=100)
-    install(kit, certificate)
-    processes.stop(kit)
-    start_silo(kit, None)
+    renew(rig, kit)
     took = rig.finish(run, within=120)
     same(study, run, tmp_path)
     rig.note("a silo's certificate expired, then renewed", run, took)

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from fedtmle.engine import room
+from fedtmle.engine import runs
 from fedtmle.engine.alive import Process
 from fedtmle.engine.dispatch import FRESH, MAX_LOST, NOT_CONNECTED, START_LIMIT, Dispatcher
 from fedtmle.engine.jobs import packed_job
@@ -455,7 +455,7 @@ def test_a_run_goes_on_without_a_removed_silo_and_not_without_all(open_bench: Be
 def test_no_run_is_started_on_a_full_disk(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """It would be lost at once, twenty times, and then need a person."""
     with monkeypatch.context() as patch:
-        patch.setattr(room, "LEAST_ROOM", 1 << 62)
+        patch.setattr(runs, "LEAST_ROOM", 1 << 62)
         for _ in range(3):
             bench.hear()
             assert bench.turn().state is RunState.WAITING

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedtmle.engine.alive import Process
-from fedtmle.engine.room import full_disk
+from fedtmle.engine.runs import full_disk
 from fedtmle.runtime.documents import read_document
 
 STALE = 15.0  # seconds without a sign of life

@@ -13,8 +13,7 @@ from fedtmle.engine import frames
 from fedtmle.engine.alive import Process
 from fedtmle.engine.dispatch import lose, reason
 from fedtmle.engine.frames import Answer, Declined, Ready
-from fedtmle.engine.room import full_disk
-from fedtmle.engine.runs import Move, MoveError, RunFolder, Terms, server_key
+from fedtmle.engine.runs import Move, MoveError, RunFolder, Terms, full_disk, server_key
 from fedtmle.errors import DeadlineError, FedTMLEError, InputError, JournalError, ProtocolError, RefusedError
 from fedtmle.programs.study import Study
 from fedtmle.runtime.events import EventLog

@@ -19,8 +19,16 @@ from typing import Any, Protocol
 
 from fedtmle.engine.alive import Process
 from fedtmle.engine.post import LONGEST_STUDY, MAX_STUDIES, POST_EVERY, Notice, SiloReport, Standing
-from fedtmle.engine.room import full_disk
-from fedtmle.engine.runs import Move, MoveError, RunFolder, RunState, RunStatus, Terms, process_ended
+from fedtmle.engine.runs import (
+    Move,
+    MoveError,
+    RunFolder,
+    RunState,
+    RunStatus,
+    Terms,
+    full_disk,
+    process_ended,
+)
 from fedtmle.errors import FedTMLEError
 from fedtmle.runtime.documents import read_document, write_document
 

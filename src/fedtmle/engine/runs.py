@@ -16,6 +16,7 @@ import fcntl
 import os
 import re
 import secrets
+import shutil
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -32,6 +33,7 @@ from fedtmle.runtime.documents import write_document
 from fedtmle.runtime.signing import SigningKey
 from fedtmle.studyfile.file import StudyFile, read_study
 
+LEAST_ROOM = 1 << 20  # bytes; no run is started on a disk with less
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,80}")
 _Record = TypeVar("_Record")
 
@@ -262,6 +264,15 @@ def process_ended(status: RunStatus) -> str:
     """Return why a run waits whose process is gone."""
     where = f" in round {status.round}" if status.round else ""
     return f"the server's process for this run ended{where}; the run goes on by itself"
+
+
+def full_disk(folder: Path) -> str:
+    """Return a message if the disk of a folder has no room for a run, an empty string if it has."""
+    try:
+        free = shutil.disk_usage(folder).free
+    except OSError:
+        return ""
+    return f"{folder}: the disk is full; make room, and the run goes on by itself" * (free < LEAST_ROOM)
 
 
 def _read(path: Path, kind: type[_Record]) -> _Record:
