@@ -85,8 +85,11 @@ def test_a_silo_without_its_file_has_no_unit_yet(made: Deployment) -> None:
 
 
 @pytest.mark.slow
-def test_a_silo_in_the_foreground_ends_with_everything_it_started(silo: Kit) -> None:
+def test_a_silo_in_the_foreground_ends_with_everything_it_started(
+    silo: Kit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """There is no server: the engine tries to connect until it is asked to end."""
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))  # an empty cache, so that the kernels are compiled
     command = [sys.executable, "-m", "fedtmle", "silo", "run", str(silo.path)]
     party = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # noqa: S603
     try:
