@@ -69,7 +69,7 @@ class Place:
         end = opened(open_endpoint(self.kit.home, site, study.path.read_bytes(), file_plan(study).digest))
         try:
             while True:
-                answer = frames.read_answer(end.step(frames.hello(0.0)))
+                answer = frames.read_answer(end.step(frames.HELLO))
                 if answer is not Waiting.DATA:
                     return answer
         finally:

@@ -15,7 +15,6 @@ import pytest
 import fedtmle as ft
 from fedtmle.deploy import processes
 from fedtmle.deploy.demo import write_example
-from fedtmle.deploy.doctor import examine
 from fedtmle.deploy.kits import Role, read_kit
 from fedtmle.deploy.launch import RunsHere, follow
 from fedtmle.deploy.local import await_silos, local_deployment, silo_kit
@@ -142,25 +141,6 @@ def test_a_full_disk_at_a_silo_is_told_and_can_be_mended(rig: Rig, tmp_path: Pat
     same(study, run, tmp_path)
 
 
-def test_a_wrong_clock_is_told_and_changes_nothing(rig: Rig, tmp_path: Path) -> None:
-    study = rig.plan(10)
-    kit = silo_kit(rig.made, "hospital 2")
-    faults.order(rig.faults, "hospital-2-clock", at=0, what="clock", seconds=7200.0)
-    processes.stop(kit)
-    start_silo(kit, None)
-    await_silos(rig.made, list(study.silos))
-    run = rig.start(study)
-    assert rig.attempt(run).state is RunState.DONE
-    same(study, run, tmp_path)
-    findings = {finding.item: finding for finding in examine(kit)}
-    assert not findings["clock"].ok
-    assert "ahead of the server's" in findings["clock"].detail
-    (rig.faults / "hospital-2-clock.json").unlink()
-    processes.stop(kit)
-    start_silo(kit, None)
-    await_silos(rig.made, list(study.silos))
-
-
 def test_a_silo_that_is_connected_and_not_in_the_plan_is_asked_nothing(rig: Rig, tmp_path: Path) -> None:
     study = rig.plan(11)
     kit = silo_kit(rig.made, "stranger")
@@ -174,7 +154,6 @@ def test_a_silo_that_is_connected_and_not_in_the_plan_is_asked_nothing(rig: Rig,
         assert rig.attempt(run).state is RunState.DONE
     finally:
         processes.stop(kit)
-    assert not (kit.home / "clock.json").exists()  # no hello reached it
     assert not list(tmp_path.glob("silo.fedtmle/studies/*"))
 
 

@@ -255,7 +255,7 @@ def _mix(kit: Kit) -> None:
         (_damage("approvals.jsonl"), "approvals", "no plan is approved until then"),
         (_damage("0123456789abcdef.journal"), "journal", "this is not a journal"),
         (
-            lambda kit: (kit.home / "clock.json").write_text('{"ahead": -90}'),
+            lambda kit: (kit.home / "server.json").write_text('{"ahead": -90}'),
             "clock",
             "90 s behind the server's",
         ),

@@ -92,7 +92,7 @@ class Crowded(DirectLine):
         if self.exchanges == 2:
             forged = self.forge(frames.request(requests["hospital 1"]))
             self.heard |= {self.endpoints["hospital 1"].step(forged) for _ in range(1_100)}
-            self.heard.add(self.endpoints["hospital 1"].step(self.forge(frames.hello(0.0))))
+            self.heard.add(self.endpoints["hospital 1"].step(self.forge(frames.HELLO)))
         return super().exchange(requests)
 
 

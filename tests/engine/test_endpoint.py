@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from fedtmle.cli.ledger import titles
 from fedtmle.engine import frames
 from fedtmle.engine.endpoint import Endpoint
-from fedtmle.engine.frames import Answer, Declined, Hello, Ready, Reply, Waiting
+from fedtmle.engine.frames import Answer, Declined, Ready, Reply, Waiting
 from fedtmle.engine.runs import server_key, site_name, sites
 from fedtmle.engine.site import open_endpoint
 from fedtmle.errors import DecodeError, InputError
@@ -40,7 +40,7 @@ def opening_of(kit: Path, site: str, text: bytes, plan: bytes) -> Endpoint:
     return opened(open_endpoint(kit, site, text, plan))
 
 
-def ask(end: Endpoint, frame: bytes = b"?0") -> Answer:
+def ask(end: Endpoint, frame: bytes = frames.HELLO) -> Answer:
     """The answer, once the data have been read."""
     for _ in range(100):
         answer = frames.read_answer(end.step(frame))
@@ -55,7 +55,7 @@ def opening(study: StudyFile) -> bytes:
 
 
 ANSWERS: list[Answer] = [Reply(b""), Reply(b"x"), Ready(), Ready(release=True), *Waiting, *Declined]
-FRAMES = [frames.request(b""), frames.request(b"x"), frames.hello(1.5e9), *map(frames.answer, ANSWERS)]
+FRAMES = [frames.request(b""), frames.request(b"x"), frames.HELLO, *map(frames.answer, ANSWERS)]
 is_read = Premise("the bytes are a frame", at_least=0.05)
 
 
@@ -72,8 +72,8 @@ def test_any_frame_is_read_or_refused(frame: bytes, data: st.DataObject) -> None
         (found,) = read  # no frame is both a request and an answer
         if isinstance(found, bytes):
             assert frames.request(found) == bytes_
-        elif not isinstance(found, Hello):
-            assert frames.answer(found) == bytes_
+        else:
+            assert (frames.HELLO if found is None else frames.answer(found)) == bytes_
 
 
 def test_every_kind_of_answer_has_an_example() -> None:
@@ -125,7 +125,7 @@ def test_an_owner_may_want_signed_requests(tmp_path: Path, study: StudyFile) -> 
     approve(study)
     end = endpoint(tmp_path, study, H1)
     assert ask(end) is Declined.UNSIGNED
-    assert isinstance(ask(end, frames.sealed(b"?0", file_plan(study), server_key(tmp_path))), Ready)
+    assert isinstance(ask(end, frames.sealed(frames.HELLO, file_plan(study), server_key(tmp_path))), Ready)
 
 
 def test_a_tampered_plan_is_refused(tmp_path: Path, study: StudyFile) -> None:
@@ -325,13 +325,6 @@ def test_a_fault_is_an_answer_too(caplog: pytest.LogCaptureFixture) -> None:
         raise RuntimeError("secret 7654.321")
 
     end = Endpoint(fails, lambda: None)
-    assert end.step(b"?0") == frames.answer(Declined.FAULT)
+    assert end.step(frames.HELLO) == frames.answer(Declined.FAULT)
     assert "secret" in caplog.text  # in the silo's own log
     assert frames.read_answer(end.step(b"nonsense")) is Declined.FAULT
-
-
-def test_the_servers_clock_is_noted(tmp_path: Path, study: StudyFile) -> None:
-    end = endpoint(tmp_path, study, H1)
-    end.step(frames.hello(time.time() - 300))
-    ahead = json.loads((kit_of(tmp_path, study, H1) / "clock.json").read_text())["ahead"]
-    assert 295 < ahead < 305

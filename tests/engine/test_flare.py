@@ -91,7 +91,7 @@ def test_a_request_that_is_repeated_while_it_is_computed_is_told_so(monkeypatch:
 
     slow = Slow()
     end = Endpoint(lambda: None, lambda: slow)  # type: ignore[arg-type,return-value]
-    assert frames.read_answer(end.step(b"?0")) == frames.Ready()
+    assert frames.read_answer(end.step(frames.HELLO)) == frames.Ready()
     first = threading.Thread(target=end.step, args=(frames.request(b"r"),))
     first.start()
     assert frames.read_answer(end.step(frames.request(b"r"))) is Waiting.ANSWER

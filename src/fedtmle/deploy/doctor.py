@@ -109,11 +109,13 @@ def _certificates(kit: Kit) -> Iterator[Finding]:
         renew = f"fedtmle deploy renew {kit.path} --out request.pem"
         if kit.role is Role.SERVER:
             renew = "fedtmle deploy renew, with the folder of the deployment, and restart the server"
+        here = f"this machine's clock says {now:%Y-%m-%d %H:%M} UTC"
         if one.not_valid_before_utc > now:
-            begin = f"valid from {one.not_valid_before_utc:%Y-%m-%d %H:%M} UTC"
+            begin = f"valid from {one.not_valid_before_utc:%Y-%m-%d %H:%M} UTC; {here}"
             yield _finding(item, begin, "set this machine's clock")
         elif days < 0:
-            yield _finding(item, f"expired on {end:%Y-%m-%d}", renew if one is certificate else NEW_KIT)
+            fix = f"set the clock if it is wrong; else {renew if one is certificate else NEW_KIT}"
+            yield _finding(item, f"expired on {end:%Y-%m-%d}; {here}", fix)
         else:
             notice = f"{days} days left: {renew}" if days < EXPIRY_NOTICE else ""
             yield Finding(item=item, ok=True, detail=f"valid until {end:%Y-%m-%d}", fix=notice)
@@ -143,7 +145,7 @@ def _policy(kit: Kit) -> Iterator[Finding]:
         connections = read_document(local / "comm_config.json")
     except (OSError, ValueError):
         connections = {}
-    if connections != COMMUNICATION:
+    if connections.get("internal") != COMMUNICATION["internal"]:
         wrong.append("connections to its own jobs may be open to others")
     if rights != AUTHORIZATION:
         wrong.append("rights were changed")
@@ -245,11 +247,10 @@ def _stamp(seconds: float) -> str:
 
 
 def _clock(kit: Kit) -> Iterator[Finding]:
-    """Compare this clock with the server's, as a silo learned it when a run last began."""
-    try:
-        ahead = float(read_document(kit.home / "clock.json")["ahead"])
-    except (OSError, ValueError, KeyError, TypeError):
-        yield _finding("clock", f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC; no run to compare with")
+    """Compare this clock with the server's, as the silo learned it when it last heard the server."""
+    ahead = last_contact(kit.home).get("ahead")
+    if ahead is None:
+        yield _finding("clock", f"{_stamp(time.time())}; not compared with the server's yet")
         return
     direction = "ahead of" if ahead > 0 else "behind"
     fix = (
@@ -257,7 +258,7 @@ def _clock(kit: Kit) -> Iterator[Finding]:
         if abs(ahead) < MAX_SKEW
         else "set this machine's clock (NTP), or ask the coordinator to set theirs"
     )
-    yield _finding("clock", f"{abs(ahead):.0f} s {direction} the server's when a run last began", fix)
+    yield _finding("clock", f"{abs(ahead):.0f} s {direction} the server's when it was last heard", fix)
 
 
 def _server(kit: Kit) -> Iterator[Finding]:
@@ -295,8 +296,11 @@ def _server(kit: Kit) -> Iterator[Finding]:
     except ssl.SSLCertVerificationError as error:
         expired = error.verify_code in (9, 10)  # not yet valid, expired
         fix = "another machine or a proxy answers, or a kit is of another consortium: ask the coordinator"
-        detail = "its certificate is not valid now" if expired else "its certificate is of another authority"
-        yield _finding("server", f"{address} answers, but {detail}", "set the clocks" if expired else fix)
+        detail = "its certificate is of another authority"
+        if expired:
+            detail = f"its certificate is not valid at {_stamp(time.time())}, by this machine's clock"
+            fix = "set the clock if it is wrong; else ask the coordinator to renew the server's certificate"
+        yield _finding("server", f"{address} answers, but {detail}", fix)
     except (OSError, ValueError) as error:
         expired = "expired" in str(error) or "not yet valid" in str(error)
         fix = "another machine or a proxy answers in its place: ask the coordinator"

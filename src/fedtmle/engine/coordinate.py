@@ -146,7 +146,7 @@ class Coordination:
         reached: set[str] = set()
         began = time.monotonic()
         while True:
-            answers = federation.ask(dict.fromkeys(silos, frames.hello(time.time())), timeout=HELLO_TIMEOUT)
+            answers = federation.ask(dict.fromkeys(silos, frames.HELLO), timeout=HELLO_TIMEOUT)
             reached |= set(answers)
             said = {silo: words(answers.get(silo)) for silo in silos}
             self._note(now=True, silos=said)

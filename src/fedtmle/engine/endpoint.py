@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 
 from fedtmle.engine import frames
-from fedtmle.engine.frames import Answer, Declined, Hello, Ready, Reply, Waiting
+from fedtmle.engine.frames import Answer, Declined, Ready, Reply, Waiting
 from fedtmle.errors import ChangedDataError, DecodeError, FedTMLEError, InputError
 from fedtmle.runtime.rows import LocalOutcome
 from fedtmle.runtime.silo import Silo
@@ -28,10 +28,9 @@ class Endpoint:
 
     ``permission`` is called until it returns None; from then on the silo checks its owner's approvals itself.
     ``open_silo`` reads the data and opens the journal, in a thread of its own: no engine waits for it.
-    ``heard`` is called with every hello of the server; ``keep`` with the silo's own outcome of a personalised
-    run; ``close`` at the end. ``unseal`` returns the frame that the server signed, or raises `DecodeError`;
-    such a frame changes nothing, and is logged once. ``release``: whether the silo's own estimate may be
-    shown.
+    ``keep`` is called with the silo's own outcome of a personalised run; ``close`` at the end. ``unseal``
+    returns the frame that the server signed, or raises `DecodeError`; such a frame changes nothing, and is
+    logged once. ``release``: whether the silo's own estimate may be shown.
     """
 
     def __init__(
@@ -39,14 +38,13 @@ class Endpoint:
         permission: Permission,
         open_silo: Callable[[], Silo],
         *,
-        heard: Callable[[Hello], None] = lambda _: None,
         keep: Callable[[LocalOutcome], None] = lambda _: None,
         close: Callable[[], None] = lambda: None,
         unseal: Callable[[bytes], object] = lambda frame: frame,
         release: bool = False,
     ) -> None:
         self._ready = Ready(release=release)
-        self._permission, self._open, self._heard, self._keep = permission, open_silo, heard, keep
+        self._permission, self._open, self._keep = permission, open_silo, keep
         self._lock = threading.Lock()  # an engine may repeat a call while the first is being answered
         self._loading: threading.Thread | None = None
         self._silo: Silo | None = None
@@ -92,10 +90,9 @@ class Endpoint:
             return Waiting.ANSWER  # the server asks again, and the finished answer is there
         try:
             state = self._state()
-            if isinstance(request, Hello):
-                self._heard(request)
+            if request is None or self._silo is None:
                 return state
-            return state if self._silo is None else Reply(self._reply(self._silo, request))
+            return Reply(self._reply(self._silo, request))
         finally:
             self._lock.release()
 

@@ -1,6 +1,6 @@
 """Frames: the form of our messages on an engine that only carries byte strings.
 
-Down: ``?`` and the server's time ask whether the silo is ready, ``>`` carries a request. Up: ``<`` carries a
+Down: ``?`` asks whether the silo is ready, ``>`` carries a request. Up: ``<`` carries a
 reply, ``.`` means ready, ``~`` not yet, ``!`` no. The run's transcript holds the content of the frames only.
 If the plan has the server's key, each frame down comes sealed: ``+``, the signature of 64 bytes, the frame.
 """
@@ -8,7 +8,6 @@ If the plan has the server's key, each frame down comes sealed: ``+``, the signa
 from __future__ import annotations
 
 import enum
-import re
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -16,14 +15,8 @@ from fedtmle.errors import DecodeError
 from fedtmle.protocol.plan import Plan
 from fedtmle.runtime.signing import SigningKey, is_signed, request_statement
 
+HELLO = b"?"  # the frame that asks whether a silo is ready
 _SIGNATURE = 64  # bytes
-
-
-@dataclass(frozen=True)
-class Hello:
-    """Are you ready? ``time`` is the server's clock, in seconds; no decision depends on it."""
-
-    time: float
 
 
 class Waiting(enum.StrEnum):
@@ -73,11 +66,6 @@ def request(data: bytes) -> bytes:
     return b">" + data
 
 
-def hello(now: float) -> bytes:
-    """Return the frame of a hello."""
-    return b"?%d" % round(now)
-
-
 def sealed(frame: bytes, plan: Plan, key: SigningKey) -> bytes:
     """Return a frame as the server signs it, or as it is if the plan has no key of the server."""
     return b"+" + key.sign(request_statement(plan.digest, frame)) + frame if plan.server else frame
@@ -97,12 +85,12 @@ def unsealed(sealed: object, plan: Plan) -> object:
     raise DecodeError("the server of the plan did not sign this frame")
 
 
-def read_request(frame: object) -> bytes | Hello:
-    """Return the request or hello in a frame, or raise `DecodeError`."""
+def read_request(frame: object) -> bytes | None:
+    """Return the request in a frame, None if the frame is `HELLO`; raise `DecodeError` if it is neither."""
     if isinstance(frame, bytes) and frame[:1] == b">":
         return frame[1:]
-    if isinstance(frame, bytes) and re.fullmatch(rb"\?[0-9]{1,15}", frame):
-        return Hello(float(frame[1:]))
+    if frame == HELLO:
+        return None
     raise DecodeError("not a frame of this protocol")
 
 

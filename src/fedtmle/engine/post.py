@@ -150,10 +150,15 @@ class Desk:
         self._heard = now
         self._open = notice.open
         self._close_unknown(notice)
-        contact = {"heard": now, "since": self._since, "version": notice.version, "open": notice.open}
+        contact = {
+            "heard": now,
+            "since": self._since,
+            "ahead": now - notice.time,  # seconds between this clock and the server's
+            "version": notice.version,
+            "open": notice.open,
+        }
         with suppress(OSError):
             write_document(self._kit / "server.json", contact)
-            write_document(self._kit / "clock.json", {"ahead": now - notice.time})
         new = []
         try:
             folder = studies_folder(silo_folder(self._kit))

@@ -7,12 +7,12 @@ import logging
 import os
 import time
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
 from fedtmle.engine.endpoint import Endpoint
-from fedtmle.engine.frames import Declined, Hello, Waiting, unsealed
+from fedtmle.engine.frames import Declined, Waiting, unsealed
 from fedtmle.engine.post import LONGEST_STUDY, studies_folder
 from fedtmle.engine.runs import sites
 from fedtmle.errors import FedTMLEError, InputError, JournalError
@@ -75,14 +75,9 @@ def _open(kit: Path, site: str, text: bytes, announced: bytes) -> Endpoint:
         expected = "" if decision is None else decision.data
         return open_party(plan, name, home.file, keeper=keeper, expected=expected, home=home)
 
-    def heard(hello: Hello) -> None:
-        with suppress(OSError):
-            write_document(kit / "clock.json", {"ahead": time.time() - hello.time})
-
     return Endpoint(
         _permission(home, plan),
         open_silo,
-        heard=heard,
         keep=_keep(home, plan),
         close=held.close,
         unseal=lambda frame: unsealed(frame, plan),
