@@ -48,7 +48,7 @@ def test_a_server_that_moves_to_another_address_is_found(moving: Rig, hosts: Pat
     with hosts.open("r+") as file:  # the same file, of the same length: it is mounted
         file.write(text)
     moving.proxy.hold()
-    took = moving.finish(run, within=120)
+    took = moving.finish(run, within=60)
     same(study, run, tmp_path)
     moving.note("the server's address changed", run, took)
     new.close()
