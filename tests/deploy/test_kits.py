@@ -351,6 +351,18 @@ def test_a_run_without_a_server_says_so(made: Deployment, kit: Kit) -> None:
     assert "fedtmle server start" in done.stderr
 
 
+def test_a_defect_of_a_study_for_a_deployment_is_reported_without_the_silos_files(
+    made: Deployment, tmp_path: Path
+) -> None:
+    """They are at the hospitals."""
+    study = tmp_path / "study.toml"
+    study.write_text('nonsense = 1\n\n[silos]\n"hospital 1" = "gone.toml"\n')
+    done = call("run", study, "--on", made.path)
+    assert done.exit_code == 1
+    assert "nonsense" in done.output
+    assert "gone.toml" not in done.output
+
+
 def test_a_study_with_a_silo_that_has_no_kit(made: Deployment, tmp_path: Path) -> None:
     study = read_study(write_example(tmp_path / "three", 3))
     with pytest.raises(InputError, match="has no silo 'hospital 3'"):

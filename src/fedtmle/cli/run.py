@@ -58,7 +58,10 @@ def run(
     with reporting(as_json=as_json):
         try:
             file = read_study(study)
-        except StudyFileErrors:  # report it with all errors of the silos' files and data
+        except StudyFileErrors:
+            if on is not None:  # the silos' files are elsewhere
+                raise
+            # Report it with all errors of the silos' files and data.
             fail(validate(study).defects, Exit.DEFECTS, as_json=as_json)
         if on is not None:
             if observe:
