@@ -8,7 +8,8 @@ that FEDTMLE_FAULTS names: ``<party>.json`` with ``at`` (how many steps from now
     slow       sleep ``seconds`` before the step
     disk       from then on, no file of this process can grow
 
-``<party>-version.json`` lets all processes of a party take ``version`` for that of fedtmle.
+``<party>-clock.json`` puts the clock of all processes of a party forward by ``seconds``, and
+``<party>-version.json`` lets them take ``version`` for that of fedtmle.
 """
 
 from __future__ import annotations
@@ -90,6 +91,17 @@ class Finder(importlib.abc.MetaPathFinder):
         return spec
 
 
+def skew():
+    """Python's clock alone: certificates are checked by another."""
+    try:
+        with open(os.path.join(os.environ["FEDTMLE_FAULTS"], party() + "-clock.json")) as file:
+            ahead = json.load(file)["seconds"]
+    except (OSError, ValueError):
+        return
+    true = time.time
+    time.time = lambda: true() + ahead
+
+
 def pretend():
     """Another version of fedtmle, as the party tells it to others."""
     try:
@@ -105,6 +117,7 @@ def pretend():
 
 if "FEDTMLE_FAULTS" in os.environ:
     sys.meta_path.insert(0, Finder())
+    skew()
     pretend()
 '''
 
