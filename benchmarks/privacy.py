@@ -2,6 +2,8 @@
 
     python -m benchmarks.privacy --replications 500 --out privacy.csv [--settings NAME ...] [--seed K]
 
+Settings whose lines the file has already are not run again, so that a table can be made in several goes.
+
 A replication runs the product's own flow on simulated records: its queries, post-processing and interval. The
 wire and the masks are left out, sums are added in floats (`benchmarks.private_records`), and the noise of all
 silos together is drawn at once as a rounded normal variate, which at these variances (above 10^12 grid units)
@@ -206,15 +208,21 @@ def main() -> None:
     )
     given = parser.parse_args()
     chosen = [c for c in settings() if not given.settings or any(part in c.name for part in given.settings)]
-    with given.out.open("w", newline="", encoding="utf-8") as file:
-        writer: csv.DictWriter[str] | None = None
-        for setting in chosen:
-            for row in simulate(setting, given.epsilons, given.replications, given.seed):
-                if writer is None:
-                    writer = csv.DictWriter(file, row)
-                    writer.writeheader()
+    done = set()
+    if given.out.exists():
+        with given.out.open(newline="", encoding="utf-8") as file:
+            done = {(row["kind"], row["n"], row["p"], row["g_bounds"]) for row in csv.DictReader(file)}
+    for setting in chosen:
+        if (setting.kind, str(setting.n), str(setting.p), str(setting.g_bounds)) in done:
+            continue
+        rows = simulate(setting, given.epsilons, given.replications, given.seed)
+        is_new = not given.out.exists()
+        with given.out.open("a", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, rows[0])
+            if is_new:
+                writer.writeheader()
+            for row in rows:
                 writer.writerow({k: f"{v:.4g}" if isinstance(v, float) else v for k, v in row.items()})
-                file.flush()
                 print(row, file=sys.stderr)
 
 

@@ -89,6 +89,7 @@ _HOME = {
     "read_study": "fedtmle.studyfile.file",
     "validate": "fedtmle.studies.validate",
     "preflight": "fedtmle.studies.preflight",
+    "PrivacyPlan": "fedtmle.studies.privacy_cost",
     "FedTMLEError": "fedtmle.errors",
     "InputError": "fedtmle.errors",
     "DataError": "fedtmle.errors",
@@ -173,6 +174,7 @@ if TYPE_CHECKING:  # for type checkers and editors; at run time, __getattr__ bel
     from fedtmle.runtime.transcript import Transcript as Transcript
     from fedtmle.solver import solve as solve
     from fedtmle.studies.preflight import preflight as preflight
+    from fedtmle.studies.privacy_cost import PrivacyPlan as PrivacyPlan
     from fedtmle.studies.run import run as run
     from fedtmle.studies.validate import validate as validate
     from fedtmle.studyfile.file import read_study as read_study

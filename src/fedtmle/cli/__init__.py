@@ -7,6 +7,7 @@ import typer
 from fedtmle import __version__
 from fedtmle.cli import deploy, ledger, parties, silo
 from fedtmle.cli.bounds import bounds
+from fedtmle.cli.budget import budget
 from fedtmle.cli.demo import demo
 from fedtmle.cli.emulate import emulate
 from fedtmle.cli.extensions import ExtensibleGroup, reproduce
@@ -45,7 +46,8 @@ def common(
 
 
 app.command(
-    rich_help_panel=EVERYONE, epilog=epilog("demo", "demo --report report.html", "demo --study transport")
+    rich_help_panel=EVERYONE,
+    epilog=epilog("demo", "demo --report report.html", "demo --epsilon 1", "demo --study transport"),
 )(demo)
 app.command(
     rich_help_panel=EVERYONE,
@@ -62,6 +64,7 @@ for command, examples in (
     (cancel, ("cancel deployment/runs/3f2a",)),
     (emulate, ("emulate trial.toml --attrition", "emulate trial.toml --report report.html")),
     (bounds, ("bounds --n 10000 --silos 8 --dim 2 --tolerance 0.01",)),
+    (budget, ("budget study.toml", "budget study.toml --n 20000 --outcome-mean 0.05")),
 ):
     app.command(rich_help_panel=STATISTICIAN, epilog=epilog(*examples))(command)
 for name, party, example in (

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import typer
 
+from fedtmle.cli.exits import reporting
 from fedtmle.cli.extensions import DEMOS, fail_without_paper, load
 from fedtmle.cli.report import require_folder, write_page
 
@@ -24,18 +25,31 @@ def demo(
         help="ihdp: the effect of early intervention on IQ, 8 real hospitals. "
         "transport: the paper's benchmark, 10 silos, 10,000 records (package fedtmle-paper).",
     ),
+    epsilon: float | None = typer.Option(
+        None,
+        help="Add noise for differential privacy with this epsilon (ihdp): the trial, and one that is 100 "
+        "times as large.",
+    ),
     as_json: bool = typer.Option(False, "--json", help="Print the federated result as JSON."),
     report: Path | None = typer.Option(None, "--report", help="Write the result here as an HTML page."),
     quiet: bool = typer.Option(False, "--quiet", help="No progress display."),
 ) -> None:
     """Run a whole federated study on this machine, beside the same study pooled."""
     require_folder(report, "--report")
-    if study is DemoStudy.IHDP:
-        from fedtmle.demo import ihdp as run
+    if epsilon is not None:
+        from fedtmle.demo_private import ihdp_private
+
+        if study is not DemoStudy.IHDP:
+            raise typer.BadParameter("only the study ihdp has noise", param_hint="--epsilon")
+        with reporting(as_json=as_json):
+            document = ihdp_private(epsilon, as_json=as_json, quiet=quiet)
     else:
-        run = load(DEMOS, study.value) or fail_without_paper(f"fedtmle demo --study {study.value}")
-    pilot = as_json and study is DemoStudy.TRANSPORT  # what `bounds --pilot` reads
-    document = run(as_json=as_json, quiet=quiet, observe=report is not None or pilot)
+        if study is DemoStudy.IHDP:
+            from fedtmle.demo import ihdp as run
+        else:
+            run = load(DEMOS, study.value) or fail_without_paper(f"fedtmle demo --study {study.value}")
+        pilot = as_json and study is DemoStudy.TRANSPORT  # what `bounds --pilot` reads
+        document = run(as_json=as_json, quiet=quiet, observe=report is not None or pilot)
     if report is not None:
         write_page(document, report)
         if not as_json:

@@ -22,7 +22,7 @@ from typing import final
 
 import numpy as np
 
-from fedtmle.initial.glm import GLM, FittedGLM, Supplied
+from fedtmle.initial.glm import GLM, FittedGLM, Levels, Supplied
 from fedtmle.model.budget import epsilon_of
 from fedtmle.model.exact import Sums
 from fedtmle.model.linear import congruence, eigen, multiply
@@ -252,23 +252,27 @@ class PrivateFit:
         return covariance, bias
 
 
-def private_nuisances(
-    study: Study, levels: Mapping[str, tuple[str, ...]], n: int, silos: int
-) -> Flow[tuple[PrivateFit, Fraction]]:
+def study_design(study: Study, levels: Levels | None = None) -> PrivateDesign:
+    """Return the designs of a study's models; the levels are the dictionary's, unless they are given."""
+    models = {role: study.models[role] for role in ROLES if role in study.models}
+    formulas = {role: model.parsed for role, model in models.items() if isinstance(model, GLM)}
+    return private_design(
+        effect_columns(study), formulas, study.levels if levels is None else levels, study.ranges
+    )
+
+
+def private_nuisances(study: Study, levels: Levels, n: int, silos: int) -> Flow[tuple[PrivateFit, Fraction]]:
     """Ask for the Gram matrix and two rounds of gradients; return the fits, and the budget that they took."""
     privacy = study.privacy
     if privacy is None:
         raise AssertionError("a study without privacy has another flow")
-    columns = effect_columns(study)
-    models = {role: study.models[role] for role in ROLES if role in study.models}
-    formulas = {role: model.parsed for role, model in models.items() if isinstance(model, GLM)}
-    design = private_design(columns, formulas, levels, study.ranges)
+    design = study_design(study, levels)
     gram = GramColumns(design=design)
     query = noisy_query(study, gram, privacy.gram, n, silos)
     spent = query.spent
     population = Population.of(gram, (yield query).values(n), query.deviation / n)
     fits: dict[str, Coefficients] = {}
-    for role in formulas:
+    for role in design.models:
         fits[role] = population.first_fit(role, fits)
     for _ in range(GRADIENT_ROUNDS):
         scores = GradientColumns(

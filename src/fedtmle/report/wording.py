@@ -207,7 +207,8 @@ def methods(document: Document) -> Iterator[str]:
             "differential privacy of single records; standard errors include the noise and its effect on "
             "the models."
         )
-    sentence = f"The estimating equation was solved by {ALGORITHMS.get(kind, kind)}"
+    what = "estimate was made" if privacy else "estimating equation was solved"
+    sentence = f"The {what} by {ALGORITHMS.get(kind, kind)}"
     errors = [row["std_error"] for row in document["estimates"] if row["std_error"]]
     if stated.get("residual_bound") is not None and errors:
         relative = stated["residual_bound"] / min(errors)

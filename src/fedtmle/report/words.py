@@ -6,7 +6,14 @@ from collections.abc import Iterator
 
 from fedtmle.layout import Document, phase_rounds
 from fedtmle.runtime.certificate import OPEN
-from fedtmle.text.certificate import convergence, history, private_certificate
+from fedtmle.text.certificate import (
+    NOT_COVERED,
+    convergence,
+    history,
+    privacy_budget,
+    privacy_cost,
+    private_certificate,
+)
 
 TARGETING = {
     "Coded": "the silo's mean gradient, rounded to a public grid, as a difference from its last message",
@@ -117,9 +124,10 @@ def disclosed(document: Document) -> Iterator[str]:
         yield (
             "The sums have noise for differential privacy: one record, whatever it holds, changes the "
             "probability of any set of published results by at most a factor of "
-            f"exp({privacy['epsilon']:g}) and {privacy['delta']:g}. Not covered are the number of records, "
-            "the silos that took part, and declared levels and ranges."
+            f"exp({privacy['epsilon']:g}) and {privacy['delta']:g}. Not covered are {NOT_COVERED}."
         )
+        yield f"Budget: {privacy_budget(document)}."
+        yield f"Cost: {privacy_cost(document)}."
     yield (
         f"{seen} Sums over few records, or many sums over the same records, can reveal something about "
         "single records. Keeping data local is not in itself a privacy guarantee."

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from fedtmle.layout import Document, aligned, wrapped
+from fedtmle.layout import Document, aligned, decimals, number, wrapped
 
 
 def certificate(document: Document) -> Iterator[str]:
@@ -158,3 +158,39 @@ def private_certificate(document: Document) -> str:
         "estimating equation was solved: the estimate is a one-step estimate, and the noise and its effect "
         "on the models are in the standard error."
     )
+
+
+def privacy_budget(document: Document) -> str:
+    """Return what a study with privacy spent, and where to read what is left."""
+    privacy = document["privacy"]
+    return (
+        f"epsilon = {privacy['spent_epsilon']:.4g} of {privacy['epsilon']:g} is spent, at delta = "
+        f"{privacy['delta']:g}; this study can ask nothing more. What is left for other studies of the same "
+        "people is in each owner's ledger"
+    )
+
+
+def privacy_cost(document: Document) -> str:
+    """Return how much wider noise makes the intervals, and the parts of a single standard error."""
+    privacy = document["privacy"]
+    text = f"intervals {max(privacy['inflation']):.2f} times as wide as without noise"
+    names = {"sampling": "sampling", "noise": "noise", "models": "noisy models"}
+    parts = {words: privacy[f"std_error_{name}"] for name, words in names.items()}
+    rows = document["estimates"]
+    if len(rows) != 1 or len(parts["sampling"]) != 1:
+        return text
+    (row,) = rows
+    half = (row["conf_high"] - row["conf_low"]) / 2 / privacy["inflation"][0]
+    digits = decimals(row["std_error"])
+    shown = ", ".join(f"{words} {number(each[0], digits)}" for words, each in parts.items())
+    return (
+        f"{text}: the interval that counts sampling alone, {number(row['estimate'] - half, digits)} to "
+        f"{number(row['estimate'] + half, digits)}, would miss too often. The standard error has three "
+        f"parts, whose squares add up: {shown}"
+    )
+
+
+NOT_COVERED = (
+    "the number of records, which silos took part, that the study took place, and the levels and ranges of "
+    "the dictionary, which are public; and more than one record of a person"
+)

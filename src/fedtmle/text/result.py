@@ -26,7 +26,7 @@ from fedtmle.layout import (
     wrapped,
 )
 from fedtmle.text import emulation
-from fedtmle.text.certificate import certificate
+from fedtmle.text.certificate import NOT_COVERED, certificate, privacy_budget, privacy_cost
 
 WAYS = ("bits_up", "bits_down")
 PHASES = ("nuisance", "calibration", "targeting", "closing", "diagnostics")
@@ -119,20 +119,21 @@ def brought_text(brought: Document) -> str:
 
 
 def _privacy_lines(document: Document) -> list[tuple[str, str]]:
-    """Return the guarantee of a study with privacy, and what it costs in width."""
+    """Return the guarantee of a study with privacy, what it does not cover, its budget and its cost."""
     privacy = document.get("privacy")
     if privacy is None:
         return []
     against = "server, public" if privacy["server"] == "untrusted" else "public"
     collude = f", up to {privacy['colluders']} colluding silo(s)" if privacy["colluders"] else ""
-    wider = max(privacy["inflation"])
     return [
         (
             "privacy",
             f"({privacy['epsilon']:g}, {privacy['delta']:g})-differential privacy of one record against "
             f"{against}{collude}; counts have noise",
         ),
-        ("cost of privacy", f"intervals {wider:.2f} times as wide as without noise"),
+        ("not covered", NOT_COVERED),
+        ("budget", privacy_budget(document)),
+        ("cost of privacy", privacy_cost(document)),
     ]
 
 
