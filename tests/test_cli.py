@@ -8,7 +8,7 @@ import re
 import pytest
 from typer.testing import CliRunner
 
-from fedtmle import __version__
+from fedtmle import __version__, demo_private
 from fedtmle.cli import app
 
 runner = CliRunner(env={"COLUMNS": "80", "NO_COLOR": "1"})
@@ -49,6 +49,35 @@ def test_demo_as_json() -> None:
     # The mother's and the baby's data say who is lost, so leaving them out moves both means.
     (complete,) = document["beside"]["complete_cases"]
     assert complete["estimate"] != pytest.approx(own["estimate"], abs=1e-4)
+
+
+def test_demo_with_noise_says_what_it_costs_and_that_the_trial_is_too_small(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(demo_private, "TIMES", 20)  # 100 takes longer
+    result = runner.invoke(app, ["demo", "--epsilon", "2", "--quiet"])
+    assert result.exit_code == 0, result.output
+    lines = result.output.splitlines()
+    assert max(map(len, lines)) <= 80
+    plain, noisy = (
+        next(numbers(line) for line in lines if line.startswith(f"20 times as large, {which}"))
+        for which in ("without", "with noise")
+    )
+    assert abs(noisy[0] - plain[0]) < 6 * noisy[1]
+    assert 1.0 < noisy[1] / plain[1] < 2.5
+    text = " ".join(result.output.split())
+    for part in (
+        "infants are too few for this budget",
+        "(2, 1e-06)-differential privacy",
+        "epsilon = 2 of 2 is spent",
+        "would miss too often",
+        "not covered",
+        "Epsilon = 2 is not useful below n =",
+    ):
+        assert part in text, part
+    assert "unmeasured confounding" not in text
+    assert runner.invoke(app, ["demo", "--epsilon", "0"]).exit_code != 0
+    assert runner.invoke(app, ["demo", "--study", "transport", "--epsilon", "1"]).exit_code == 2
 
 
 def test_the_benchmark_as_json() -> None:

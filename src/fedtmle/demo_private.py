@@ -14,6 +14,7 @@ from fedtmle.initial.glm import GLM
 from fedtmle.layout import Document, aligned, number, wrapped
 from fedtmle.model.budget import Privacy
 from fedtmle.model.types import Array
+from fedtmle.programs.noisy import LARGEST_INFLATION
 from fedtmle.programs.study import Study
 from fedtmle.studies.privacy_cost import PrivacyPlan
 from fedtmle.studies.run import run
@@ -23,6 +24,7 @@ from fedtmle.text.result import render as render_result
 
 TIMES = 100  # as many infants as the trial had
 SEED = 26
+SIZES = (1_000, 10_000, 100_000, 1_000_000)  # of the plan
 OUTCOME_MEAN, OUTCOME_SD, OBSERVED, TREATED = (
     88.0,
     17.0,
@@ -88,10 +90,16 @@ def _lines(study: Study, documents: Mapping[str, Document], private: Document) -
         rows.append([name, f"{document['n']:,}", *cells])
     yield from aligned(rows)
     yield ""
-    for name in (name for name in documents if name.endswith("with noise")):
-        for warning in documents[name]["warnings"]:
-            if warning.startswith("privacy: "):
-                yield from wrapped(f"{name}: {warning.removeprefix('privacy: ')}.")
+    for name in dict.fromkeys(name.partition(",")[0] for name in documents):
+        with_noise = documents[f"{name}, with noise"]
+        wider = (
+            with_noise["estimates"][0]["std_error"]
+            / documents[f"{name}, without noise"]["estimates"][0]["std_error"]
+        )
+        verdict = (
+            f"; {with_noise['n']} infants are too few for this budget" if wider > LARGEST_INFLATION else ""
+        )
+        yield from wrapped(f"{name}: noise makes the interval {wider:.3g} times as wide{verdict}.")
     yield ""
     yield "What a plan from the study alone says beforehand (`fedtmle budget`):"
     yield ""
@@ -103,7 +111,7 @@ def _lines(study: Study, documents: Mapping[str, Document], private: Document) -
         outcome_sd=OUTCOME_SD,
         observed=OBSERVED,
     )
-    yield render(plan, cost_table(plan), plan.smallest_n())
+    yield render(plan, cost_table(plan, SIZES), plan.smallest_n())
     yield ""
     yield f"The result of the study that is {TIMES} times as large:"
     yield ""

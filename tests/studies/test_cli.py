@@ -301,7 +301,19 @@ def test_a_folder_is_no_file_to_write_and_that_is_said_before_the_run(study: Pat
 
 @pytest.mark.parametrize(
     "command",
-    ["init", "validate", "preflight", "run", "show", "demo", "watch", "bounds", "reproduce", "report"],
+    [
+        "init",
+        "validate",
+        "preflight",
+        "run",
+        "show",
+        "demo",
+        "watch",
+        "bounds",
+        "budget",
+        "reproduce",
+        "report",
+    ],
 )
 def test_help_documents_the_exit_codes(command: str) -> None:
     assert " ".join(CODES.split()) in " ".join(call(command, "--help").stdout.split())

@@ -408,7 +408,8 @@ def _brought(target: AbstractEffect) -> Document:
 
 def _role_text(role: str, model: object, study: Study) -> str:
     """Return a nuisance model in words, with how it is fitted to more than two arms."""
-    text = model_text(model, study.response if role == "outcome" else "binary")
+    # With noise, outcomes are scaled to [0, 1] and every model is logistic.
+    text = model_text(model, study.response if role == "outcome" and study.privacy is None else "binary")
     if role == "treatment" and len(study.target.arms) > 2 and not isinstance(model, Supplied):
         if isinstance(model, GLM):
             return text.replace("(binomial", "(multinomial")

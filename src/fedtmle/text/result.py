@@ -317,7 +317,7 @@ def sensitivity(document: Document) -> Iterator[str]:
         values = [_decimal(row["e_value"]), _decimal(row["e_value_interval"])]
         shares = [_percent(row["robustness_value"]), _percent(row["robustness_value_interval"])]
         rows.append([row["estimand"], *values, *shares])
-    if len(rows) > 1:
+    if any(cell != "-" for row in rows[1:] for cell in row[1:]):  # with noise nothing is known
         yield from aligned(rows)
 
 
