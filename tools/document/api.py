@@ -18,6 +18,7 @@ GROUPS = {
     ESTIMANDS_TITLE: (
         "Study",
         "Privacy",
+        "PrivacyPlan",
         "Variables",
         "Variable",
         "ESTIMANDS",
