@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 ROOT := $(if $(filter 0,$(shell id -u)),,sudo -n)
 
-.PHONY: demo test test-slow bench bundle dist browser postgres docs faults fuzz lint format types rings check clean
+.PHONY: demo test test-slow noise bench bundle dist browser postgres docs faults fuzz lint format types rings check clean
 
 $(READY): pyproject.toml paper/pyproject.toml examples/late/pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -33,6 +33,12 @@ SECONDS ?= 60
 fuzz: $(READY)  ## every decoder, guided by coverage; needs a Python that atheris has wheels for
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --group fuzz
 	$(BIN)/python -m fuzz.decoders .fuzz/corpus $(SECONDS)
+
+.peers: tests/model/peers.txt $(READY)
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $@ --requirement $<
+
+noise: .peers  ## the sampler of noise against OpenDP, its accounting against dp-accounting
+	PYTHONPATH=.peers $(BIN)/pytest tests/model/test_noise.py tests/model/test_budget.py -k "opendp or dp_accounting"
 
 browser:  ## the browser that the tests of pages use, where it may be installed
 	@command -v chromium >/dev/null && command -v chromedriver >/dev/null || \
@@ -94,4 +100,4 @@ rings: $(READY)  ## imports point inward
 check: lint types rings
 
 clean:
-	rm -rf $(VENV) $(BENCH_VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .fuzz
+	rm -rf $(VENV) $(BENCH_VENV) .peers .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .fuzz

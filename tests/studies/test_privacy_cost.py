@@ -100,8 +100,9 @@ def test_the_smallest_n_is_where_results_are_promised() -> None:
     ],
 )
 def test_bad_plans_are_refused(changes: dict[str, Any], message: str) -> None:
+    given: dict[str, Any] = {"study": STUDY, "silos": 10}
     with pytest.raises(InputError, match=message):
-        PrivacyPlan(**({"study": STUDY, "silos": 10} | changes))
+        PrivacyPlan(**(given | changes))
     with pytest.raises(InputError, match="n: expected at least"):
         PrivacyPlan(study=STUDY, silos=10).cost(10)
 

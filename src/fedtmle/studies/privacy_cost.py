@@ -20,6 +20,7 @@ from fedtmle.initial.glm import Supplied
 from fedtmle.model.arguments import expect_integer, expect_number
 from fedtmle.model.budget import Privacy
 from fedtmle.model.exact import Sums
+from fedtmle.model.table import Table
 from fedtmle.model.types import Array
 from fedtmle.programs.flow import StudyDetails, StudyProgram
 from fedtmle.programs.noisy import PrivacyAccount, study_design
@@ -201,7 +202,7 @@ class PrivacyPlan:
                 low = middle
             else:
                 high = middle
-        digit = 10 ** (math.floor(math.log10(math.exp(high))) - 1)
+        digit = int(10 ** (math.floor(math.log10(math.exp(high))) - 1))
         return math.ceil(math.exp(high) / digit) * digit
 
     def _program(self, privacy: Privacy) -> StudyProgram:
@@ -240,6 +241,8 @@ class PrivacyPlan:
         target, schema = study.target, schema_of(study)
         columns = {column.name: _drawn(column, rng) for column in schema.columns}
         table = load_all({"plan": columns}, schema)["plan"]
+        if not isinstance(table, Table):
+            raise AssertionError("drawn records are in memory")
         design = study_design(study)
         covariates = design.scaled(table)
         ones = np.ones(POPULATION)
