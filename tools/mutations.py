@@ -443,6 +443,16 @@ MUTATIONS: tuple[Mutation, ...] = (
     *_many(
         "protocol/lattice.py",
         LATTICE,
+        (
+            "a coordinate's tolerance is doubled",
+            "4 * self.h * abs(image) <= 3 * self.delta * scale",
+            "2 * self.h * abs(image) <= 3 * self.delta * scale",
+        ),
+        (
+            "the spacing is the widest coordinate's",
+            "return min((self.delta * scale) ** 2",
+            "return max((self.delta * scale) ** 2",
+        ),
         ("half is rounded up", "(twice == 0 and quotient % 2 == 1)", "(twice == 0)"),
         ("half is rounded to odd", "quotient % 2 == 1", "quotient % 2 == 0"),
         ("the spacing is half as large", "h = Fraction(2) ** power", "h = Fraction(2) ** (power - 1)"),
