@@ -165,6 +165,27 @@ def largest_leverage(
     return max((float(space.leverages(piece).max(initial=0.0)) for piece in pieces()), default=0.0)
 
 
+def heaviest_combination(pieces: Pieces, space: RowSpace | None = None) -> tuple[Array, IntArray]:
+    """Return the part of each column in the combination in which one person's share is largest, and people.
+
+    The combination is a = S^-1 t_i of the row with the largest leverage. The part of column j is |a_j| times
+    the root of its sum of squares, relative to the largest part; the last array counts the rows in which the
+    column is not zero. Both have shape (p,).
+    """
+    space = RowSpace.own(pieces) if space is None else space
+    found, most = np.zeros(len(space.W)), -1.0
+    squares, people = np.zeros(len(space.W)), np.zeros(len(space.W), dtype=np.int64)
+    for piece in pieces():
+        squares += (piece.rows * piece.rows).sum(axis=1)
+        people += np.count_nonzero(piece.rows, axis=1)
+        inside = space.W.T @ piece.rows
+        each = np.einsum("kn,kn->n", inside, inside)
+        if len(each) and each.max() > most:
+            most, found = float(each.max()), space.W @ inside[:, int(each.argmax())]
+    parts = np.abs(found) * np.sqrt(squares)
+    return parts / (parts.max(initial=0.0) or 1.0), people
+
+
 def _largest(rows: Array) -> Array:
     """Return the largest magnitude in each row of an array, 0 without columns."""
     return np.asarray(np.maximum(rows.max(axis=1, initial=0.0), -rows.min(axis=1, initial=0.0)))

@@ -30,6 +30,7 @@ from fedtmle.model.exact import Sums
 from fedtmle.model.leverage import Look, PersonRows, largest_leverage
 from fedtmle.model.submodel import AbstractRowsSubmodel
 from fedtmle.model.types import Array, Part
+from fedtmle.protocol.advice import TRUST, about_answer, about_combination, about_models, about_support
 from fedtmle.protocol.batches import FreshBatches
 from fedtmle.protocol.designs import Designs
 from fedtmle.protocol.looks import Looks, Union, groups_left_out
@@ -286,9 +287,10 @@ def _normalised(name: str) -> str:
 class RefusalError(Exception):
     """The policy refuses; ``reason`` is all that leaves the silo."""
 
-    def __init__(self, reason: Reason, key: str) -> None:
+    def __init__(self, reason: Reason, key: str, advice: str = "") -> None:
         self.reason = reason
         self.key = key  # which key of the policy, for the owner's ledger
+        self.advice = advice  # which columns, and what to do, for the owner's ledger
         super().__init__(key)
 
 
@@ -448,7 +450,7 @@ class Guard:
                         raise
                     declined.add(id(member))
             if not member.is_optional and not _may_tell(member, local, self.policy):
-                raise RefusalError(Reason.POLICY, "min_people")
+                raise RefusalError(Reason.POLICY, "min_people", about_answer(member.explanation))
         self._left_out = left_out(query, local, self.policy) | declined
 
     def _may_decline(self, query: Query, more: int) -> bool:
@@ -506,9 +508,14 @@ class Guard:
     def _allowed(self) -> float:
         return _allowed(self.policy)
 
-    def _require_people(self, leverage: float) -> None:
+    def _require_people(self, leverage: float, advice: str = "") -> None:
         if not leverage <= self._allowed:
-            raise RefusalError(Reason.POLICY, "min_people")
+            raise RefusalError(Reason.POLICY, "min_people", advice)
+
+    def _with_trust(self, advice: str) -> str:
+        """Return advice about a model's columns, with what the owners of masked silos can do besides."""
+        is_masked = self._is_masked or self._rehearses_masked
+        return f"{advice} {TRUST}" if is_masked and advice and self.policy.colluders else advice
 
     def _examine_support(self, point: Evaluation, local: Local) -> None:
         """Check that each column of a model has enough people in it, or none: the same ones at every law."""
@@ -516,8 +523,10 @@ class Guard:
         if floor <= 1 or (not is_batch and id(point.model) in self._supported):
             return
         people = local.submodel(point.model, point.law, point.batch).column_people(floor)
-        if ((people > 0) & (people < floor)).any():
-            raise RefusalError(Reason.POLICY, "min_support")
+        is_rare = (people > 0) & (people < floor)
+        if is_rare.any():
+            advice = about_support(point.model.design_names, is_rare.tolist())
+            raise RefusalError(Reason.POLICY, "min_support", self._with_trust(advice))
         if not is_batch:
             self._supported[id(point.model)] = point.model
 
@@ -548,7 +557,9 @@ class Guard:
                 space = looks.space(point, part, local, left_out)
                 look = submodel.look(point.eps, part, enough=allowed / MARGIN, space=space)
                 if not look.largest <= allowed:
-                    raise RefusalError(Reason.POLICY, floor)
+                    told = partial(submodel.told_rows, point.eps, part)
+                    advice = about_combination(point.model.design_names, told, space)
+                    raise RefusalError(Reason.POLICY, floor, advice)
                 look = replace(look, columns=looks.sizes(point))
                 found.append(_Examined(point, look, look.radius(allowed)))
             self._examine_union(point, local, looks, spaces)
@@ -580,7 +591,9 @@ class Guard:
             space = looks.union_space(union, local, left_out)
             largest = largest_leverage(lambda: union.rows(local), space=space)
             if not largest <= (1.0 + 1e-9) / getattr(self.policy, floor):
-                raise RefusalError(Reason.POLICY, floor)
+                names = tuple(union.columns)
+                advice = about_combination(names, lambda: union.rows(local), space)
+                raise RefusalError(Reason.POLICY, floor, advice)
         self._unions.append(union)
 
     def _examine_gradient(self, point: Evaluation, local: Local) -> None:
@@ -601,13 +614,18 @@ class Guard:
                 continue
             look = submodel.look(point.eps, part, enough=self._allowed / MARGIN)
             if not look.largest <= self._allowed:
-                raise _NotHereError(Reason.POLICY, "min_people")
+                told = partial(submodel.told_rows, point.eps, part)
+                advice = self._with_trust(about_combination(point.model.design_names, told))
+                raise _NotHereError(Reason.POLICY, "min_people", advice)
             if is_batch and self._fresh is not None:
                 whole = local.submodel(point.model, point.law)
                 if not isinstance(whole, AbstractRowsSubmodel):  # its rows cannot be seen
                     raise RefusalError(Reason.BATCHES, "fresh_batches")
                 self._require_people(self._fresh.largest_leverage(whole, point.eps, self._allowed))
-            self._require_people(self._designs.add(point.model, submodel, self._allowed))
+            self._require_people(
+                self._designs.add(point.model, submodel, self._allowed),
+                about_models(point.model.design_names),
+            )
             if not is_batch:
                 self._examined[key] = _Examined(point, look, look.radius(self._allowed))
 

@@ -40,11 +40,12 @@ class AnsweredKind:
 
 @dataclass(frozen=True)
 class Refusal:
-    """One request that was refused; ``key`` is the key of the policy, which the server does not learn."""
+    """One request that was refused; the server does not learn ``key``, that of the policy, and ``advice``."""
 
     time: str
     reason: str
     key: str
+    advice: str = ""  # the columns behind the refusal, and what to do
 
 
 @dataclass
@@ -85,7 +86,8 @@ def studies(lines: Iterable[LedgerLine]) -> list[StudyAccount]:
             kind.numbers += answer.numbers
             kind.bits += answer.bits
         elif line["decision"] == "refused":
-            account.refusals.append(Refusal(line["time"], line["reason"], line["key"]))
+            advice = line.get("explanation", "")
+            account.refusals.append(Refusal(line["time"], line["reason"], line["key"], advice))
         elif line["decision"] == "repeated":
             account.repeated += 1
         elif line["request"] == "compare":

@@ -80,7 +80,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     recovered: bool = False  # a crash kept the line from the ledger; the silo added it at its restart
     plan: str = ""  # the study's plan, in hexadecimal
     data: str = ""  # a digest of plan and rows, which stays at the silo
-    explanation: str = ""  # the query in words, as `preview` has it
+    explanation: str = ""  # the query in words, as `preview` has it; of a refusal, columns and remedy
     told: Told | None = None  # with a study's first answer
 
 

@@ -84,6 +84,7 @@ class Records:
         message: messages.Request,
         reason: Reason | None,
         key: str,
+        advice: str = "",
     ) -> None:
         """Record an admitted request in both files; only then may the reply leave."""
         self.broken = True  # until both are written
@@ -91,7 +92,16 @@ class Records:
         if self._journal is not None:
             self._journal.append(msgspec.msgpack.encode(Record(when, request, reply)))
         decision = "answered" if reason is None else "refused"
-        self.note(request, reply, message=message, decision=decision, reason=reason, key=key, time=when)
+        self.note(
+            request,
+            reply,
+            message=message,
+            decision=decision,
+            reason=reason,
+            key=key,
+            advice=advice,
+            time=when,
+        )
         self.broken = False
 
     def note(
@@ -103,6 +113,7 @@ class Records:
         decision: str,
         reason: Reason | None = None,
         key: str = "",
+        advice: str = "",
         time: str = "",
         recovered: bool = False,
     ) -> None:
@@ -130,7 +141,7 @@ class Records:
                 recovered=recovered,
                 plan=self._plan,
                 data=self._data.hex(),
-                explanation=query.explanation if has_query and query is not None else "",
+                explanation=query.explanation if has_query and query is not None else advice,
                 told=self.told if has_query and isinstance(message, Begin) else None,
             ),
             max_epsilon=self._guard.policy.max_epsilon_total,

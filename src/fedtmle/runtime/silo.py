@@ -92,6 +92,7 @@ class Silo:
         self.name = str(name)  # a numpy string has no canonical form
         self.error: Exception | None = None  # why the last reply failed; stays at the silo
         self.refused_by = ""  # the key of the policy that refused; stays at the silo
+        self.advice = ""  # which columns were behind it, and what to do; stays at the silo
         self.local: LocalOutcome | None = None
         self.disagreement = False  # whether silos received different broadcasts
         self._plan = plan  # as the owner approved it
@@ -228,7 +229,7 @@ class Silo:
             return self._stray(request, message, reason, key)
         data = messages.encode(reply)
         if self._records is not None:
-            self._records.keep(time, request, data, message, reason, key)
+            self._records.keep(time, request, data, message, reason, key, self.advice if key else "")
         self._position.last = (request, data)
         return data
 
@@ -247,7 +248,7 @@ class Silo:
             self._check_standing(message, time)
             return (*self._reply(message), "")
         except RefusalError as refusal:
-            self.refused_by = refusal.key
+            self.refused_by, self.advice = refusal.key, refusal.advice
             return Refused(refusal.reason), Event.REFUSED, refusal.key
         except DecodeError:
             return Refused(Reason.NOT_DERIVABLE), Event.REFUSED, ""

@@ -136,6 +136,7 @@ def preview(plan: Plan, file: SiloFile) -> Preview:
         refused_by, reason = opening
     elif conflicts:
         refused_by, reason, sent = f"memory: {conflicts[0].key}", Reason.POLICY.value, 0
+    advice = _obstacles(plan, file) or tuple(filter(None, [silo.advice]))
     return Preview(
         silo=file.name,
         plan=plan.digest.hex(),
@@ -147,7 +148,7 @@ def preview(plan: Plan, file: SiloFile) -> Preview:
         reason=reason,
         stopped=stopped,
         numbers_sent=sent,
-        obstacles=(*(conflict.text for conflict in conflicts), *_obstacles(plan, file)),
+        obstacles=(*(conflict.text for conflict in conflicts), *advice),
         brought=tuple(map(str, plan.brought)),
         is_masked=plan.is_masked,
         judges_together=groups_left_out(plan.look_groups, file.policy.colluders) is not None,

@@ -31,7 +31,8 @@ def _account(account: StudyAccount, question: str) -> list[str]:
         lines.append(f"      {times}, {kind.numbers:,} numbers, {bits(kind.bits)}")
     for refusal in account.refusals:
         by = f", by your key {refusal.key}" if refusal.key else ""
-        lines += wrapped(f"refused {refusal.time[:19]}: {refusal.reason}{by}", first="  ! ", indent="    ")
+        why = f"refused {refusal.time[:19]}: {refusal.reason}{by}. {refusal.advice}".removesuffix(". ")
+        lines += wrapped(why, first="  ! ", indent="    ")
     if account.repeated:
         lines.append(f"  {account.repeated} requests came again and got the recorded answer")
     return lines

@@ -1,0 +1,72 @@
+"""What to do about a refusal, in words for the owner alone: the columns behind it, and a remedy.
+
+The server learns the code of a refusal and nothing else. The silo's ledger holds the text, which names
+columns of models but no value of a record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from fedtmle.model.leverage import Pieces, RowSpace, heaviest_combination
+
+FEW = 10  # people in a column, below which it is called rare
+SHARE = 0.5  # of the largest part that a column has in a combination: from here on it is named
+MOST_NAMED = 4  # columns
+
+RARE = "merge the level with another (levels in the silo file), or leave the variable out of the model"
+EXTREME = "put log({name}) or a spline into the formula instead, or leave the variable out of the model"
+SEVERAL = "leave some of them out of the model, or merge rare levels"
+TRUST = "If all owners trust each other, colluders = 0 lets the rows of all silos count (docs/masks.md)."
+
+
+def about_support(names: Sequence[str] | None, is_rare: Sequence[bool]) -> str:
+    """Return what to do about columns that too few people are in."""
+    if names is None:
+        return ""
+    rare = [name for name, few in zip(names, is_rare, strict=True) if few]
+    return f"Too few people of this silo are in {_listed(rare)}: {RARE}."
+
+
+def about_combination(names: Sequence[str] | None, pieces: Pieces, space: RowSpace | None = None) -> str:
+    """Return what to do about the combination of a model's columns in which one person's share is largest.
+
+    ``space`` is a pooled one, by default that of the rows themselves.
+    """
+    if names is None:
+        return ""
+    parts, people = heaviest_combination(pieces, space)
+    order = [int(j) for j in np.argsort(-parts, kind="stable") if parts[j] >= SHARE][:MOST_NAMED]
+    named = [names[j] for j in order]
+    if len(order) == 1 and people[order[0]] >= FEW:
+        return f"One person is most of {_listed(named)}: {EXTREME.format(name=named[0])}."
+    if any(people[j] < FEW for j in order):
+        rare = [names[j] for j in order if people[j] < FEW]
+        return f"One person is most of what {_listed(rare)} tells: {RARE}."
+    return f"One person is most of a combination of {_listed(named)}: {SEVERAL}."
+
+
+def about_models(names: Sequence[str] | None) -> str:
+    """Return what to do about models of one response whose columns differ in too few people."""
+    if names is None:
+        return ""
+    return (
+        f"The model with {_listed(names)} differs from another model of the same response in too few people: "
+        "use the same columns in both."
+    )
+
+
+def about_answer(explanation: str) -> str:
+    """Return what to do about an answer that is no model's: its predictions or weights rest on one person."""
+    return (
+        f"One person is most of a sum in this answer: {explanation}. Leave variables with extreme or rare "
+        "values out of the models, or take logarithms; where weights are asked, truncate them more."
+    )
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = [f"'{name}'" for name in names[:MOST_NAMED]]
+    more = ", ..." if len(names) > MOST_NAMED else ""
+    return f"the column{'s'[: len(names) != 1]} {', '.join(shown)}{more}"

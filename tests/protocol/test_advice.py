@@ -1,0 +1,101 @@
+"""A refusal tells the owner which column of a model is behind it, and what to do."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import numpy as np
+import pytest
+
+from fedtmle.errors import RefusedError
+from fedtmle.model.leverage import PersonRows, heaviest_combination, largest_leverage
+from fedtmle.protocol.advice import about_combination
+from fedtmle.protocol.guard import Policy
+from fedtmle.runtime.keeper import Keeper
+from fedtmle.runtime.session import InProcess, Session
+from fedtmle.runtime.silo import Silo
+from fedtmle.solver import embedded_keys
+from tests.attacks import refusals
+
+NAMES = ("intercept", "age", "smoker", "cost")
+
+
+def rows(n: int = 80) -> np.ndarray:
+    rng = np.random.default_rng(4)
+    return np.stack([np.ones(n), rng.normal(50, 10, n), np.arange(n) % 3 == 0, rng.random(n)]).astype(float)
+
+
+def advice(design: np.ndarray) -> str:
+    return about_combination(NAMES, lambda: [PersonRows(design)])
+
+
+def test_a_rare_column_is_named_and_to_be_merged() -> None:
+    design = rows()
+    design[2] = np.arange(80) == 7
+    said = advice(design)
+    assert "'smoker'" in said
+    assert "merge" in said
+    assert not any(f"'{name}'" in said for name in NAMES if name != "smoker")
+
+
+def test_a_column_with_one_extreme_value_is_named_and_to_be_transformed() -> None:
+    design = rows()
+    design[3, 11] = 500.0
+    said = advice(design)
+    assert "'cost'" in said
+    assert "log(cost)" in said
+
+
+def test_columns_that_differ_in_one_person_are_named_together() -> None:
+    design = rows()
+    design[3] = design[2] + (np.arange(80) == 7) * 1e-3
+    said = advice(design)
+    assert "'smoker', 'cost'" in said or "'cost', 'smoker'" in said
+
+
+def test_the_combination_is_the_one_with_the_largest_share() -> None:
+    """Against brute force: of many combinations none gives anyone a larger share than the one found."""
+    rng = np.random.default_rng(9)
+    design = rows() * rng.lognormal(0, 1, 80)
+    largest = largest_leverage(lambda: [PersonRows(design)])
+    gram = design @ design.T
+    person = int(np.argmax(np.einsum("in,ij,jn->n", design, np.linalg.inv(gram), design)))
+    a = np.linalg.solve(gram, design[:, person])
+    parts, people = heaviest_combination(lambda: [PersonRows(design)])
+    expected = np.abs(a) * np.sqrt(np.diag(gram))
+    np.testing.assert_allclose(parts, expected / expected.max(), rtol=1e-9)
+    assert people.tolist() == np.count_nonzero(design, axis=1).tolist()
+    share = (a @ design) ** 2 / ((a @ design) ** 2).sum()
+    assert share.max() == pytest.approx(largest, rel=1e-9)
+
+
+KINDS = [
+    ("a 1 % covariate, 5 silos of 100", "rare"),
+    ("a 1 % covariate, 10 silos of 100", "rare"),
+    ("a 2 % covariate, 5 silos of 100", "rare"),
+    ("raw costs, 5 silos of 100", "cost"),
+    ("40 covariates, 5 silos of 100", "w"),
+]
+
+
+@pytest.mark.parametrize(("kind", "column"), KINDS, ids=[kind for kind, _ in KINDS])
+@pytest.mark.parametrize("is_masked", [False, True], ids=["open", "masked"])
+def test_honest_refusals_name_a_column_and_a_remedy(kind: str, column: str, is_masked: bool) -> None:
+    numbers = range(4) if kind.startswith(("raw", "a 1 % covariate, 10")) else range(1)
+    said = []
+    for number in numbers:
+        rng = np.random.default_rng([refusals.SEED, list(refusals.KINDS).index(kind), number])
+        plan, data = refusals.KINDS[kind][0](rng)
+        plan = refusals.masked(plan) if is_masked else plan
+        keys = embedded_keys(data) if is_masked else {}
+        silos = [
+            Silo(name, plan, own, keeper=Keeper(policy=Policy(), mask_key=keys.get(name)))
+            for name, own in data.items()
+        ]
+        with suppress(RefusedError):
+            Session(plan, InProcess(silos)).run()
+        said += [silo.advice for silo in silos if silo.refused_by]
+    assert said
+    for each in said:
+        assert f"'{column}" in each or "a sum in this answer" in each  # predictions have no column
+        assert any(remedy in each.lower() for remedy in ("merge", "log(", "leave"))
