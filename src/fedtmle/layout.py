@@ -110,6 +110,12 @@ def is_poor(document: Document) -> bool:
     return bool(document.get("overlap", {}).get("is_poor"))
 
 
+JOINED = (
+    "Silos add a bin with few records to a neighbouring bin. A bin that reads joined may thus have "
+    "records, and the bins next to it have too many."
+)
+
+
 def histogram_table(histograms: Sequence[Document]) -> list[str]:
     """Return histograms of propensity scores: a line for each bin with records, a column for each arm."""
     lines: list[str] = []
@@ -119,9 +125,10 @@ def histogram_table(histograms: Sequence[Document]) -> list[str]:
         for b, (low, high) in enumerate(pairwise(by_arm[0]["edges"])):
             cells = [partial(histogram["counts"][b], histogram["hidden_in"][b]) for histogram in by_arm]
             if any(cell != "0" for cell in cells):
-                rows.append([f"{low:.2f} to {high:.2f}", *cells])
+                shown = ["joined" if cell == "0" else cell for cell in cells]
+                rows.append([f"{low:.2f} to {high:.2f}", *shown])
         lines += ([""] if lines else []) + aligned(rows)
-    return lines
+    return lines + (wrapped(JOINED) if any("joined" in line for line in lines) else [])
 
 
 def learner_tables(document: Document) -> Iterator[list[list[str]]]:

@@ -136,9 +136,17 @@ def balance(result: AnyResult, *, arm: str | None = None, ax: Axes | None = None
         (data.unweighted, "unweighted", "o", COLOURS["without"]),
         (data.weighted, "weighted", "s", COLOURS["silo"]),
     ):
-        known = [(value, y) for y, value in enumerate(values) if value is not None]
-        if known:
-            ax.plot(*zip(*known, strict=True), marker, color=colour, label=label, markersize=5)
+        for hidden, alpha in ((False, 1.0), (True, 0.3)):
+            known = [
+                (value, y)
+                for y, value in enumerate(values)
+                if value is not None and data.is_partial[y] is hidden
+            ]
+            if known:
+                shown = f"{label}, some silos" if hidden else label
+                ax.plot(
+                    *zip(*known, strict=True), marker, color=colour, alpha=alpha, label=shown, markersize=5
+                )
     ax.set_yticks(range(len(data.names)), list(data.names))
     ax.invert_yaxis()
     ax.set_xlabel(f"difference of arm {data.arm} from {data.reference}, in standard deviations")

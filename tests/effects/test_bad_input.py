@@ -57,7 +57,9 @@ def test_an_unknown_column_is_named_with_its_silo_and_the_nearest() -> None:
 
 def test_an_outcome_outside_its_bounds_is_counted() -> None:
     data = silos(**with_secret("y", 3, 5, 100))
-    refused(study(), data, "column 'y'", "outside the declared range in 2 rows", "in 1 row", kind=DataError)
+    refused(
+        study(), data, "column 'y'", "outside the declared range", "in 2 rows", "in 1 row", kind=DataError
+    )
 
 
 def test_a_binary_outcome_is_zero_or_one() -> None:

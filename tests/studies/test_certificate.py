@@ -25,8 +25,8 @@ def test_the_summary_states_distance_and_history(result: ft.StudyResult) -> None
     bound = result.document["convergence"]["estimands"][0]["bound"]
     assert f"The estimate is within {bound:.1g} (" in text
     terms = result.document["certificate"]["remainder"]
-    assert f"History: {terms['initial_bits'] + terms['history_bits']:,} bits" in text
-    assert "proves nothing about an interval of this width" in text
+    assert f"Finite-sample theory: {terms['initial_bits'] + terms['history_bits']:,} bits" in text
+    assert "too wide to be of use" in text
 
 
 def test_show_and_report_have_the_statistical_terms(result: ft.StudyResult, tmp_path: Path) -> None:
@@ -40,7 +40,7 @@ def test_show_and_report_have_the_statistical_terms(result: ft.StudyResult, tmp_
     assert max(map(len, shown.output.splitlines())) <= 80
     page = render(result.document)
     assert "The terms of the statistical theorem" in page
-    assert "of its value at convergence" in page
+    assert "of the value that more rounds would reach" in page
 
 
 def test_a_result_without_the_new_keys_is_still_shown(result: ft.StudyResult) -> None:

@@ -16,7 +16,7 @@ import fedtmle.studies.run
 from fedtmle.cli import app
 from fedtmle.cli.exits import CODES, Exit
 from fedtmle.errors import InputError, NumericalError, RefusedError
-from fedtmle.layout import phase_name
+from fedtmle.layout import histogram_table, phase_name
 from fedtmle.protocol.query import Phase
 from fedtmle.runtime.session import RoundReport
 from fedtmle.studyfile.file import read_study
@@ -94,7 +94,7 @@ def test_validate_reports_study_silo_files_and_data_at_once(study: Path) -> None
     lines = data.stderr.splitlines()
     assert len(lines) == 4
     assert any("north.csv" in line and "AGE_YEARS" in line for line in lines)
-    assert any("is outside the declared range in 1 row;" in line for line in lines)
+    assert any("is outside the declared range" in line and "in 1 row;" in line for line in lines)
     assert any("column 'smoker'" in line and "1 row;" in line for line in lines)
     assert any("column 'programme'" in line for line in lines)
     assert "999" not in data.output.replace(str(folder), "")  # no record's value is quoted
@@ -404,3 +404,23 @@ def test_validate_warns_of_data_that_two_silos_list(study: Path) -> None:
     assert f"Warning: {study}:{line}: silos 'north' and 'other' read the same data" in result.stderr
     (warning,) = json.loads(call("validate", study, "--json").stdout)["warnings"]
     assert warning["line"] == line
+
+
+def test_a_formula_s_error_points_at_its_place_on_a_line_of_its_own(study: Path) -> None:
+    text = study.read_text(encoding="utf-8")
+    study.write_text(
+        text.replace('formula = "C(programme) + ', 'formula = "C(programme) + + ', 1), encoding="utf-8"
+    )
+    shown = call("validate", study)
+    assert "\\n" not in shown.stderr
+    assert any(line.strip() == "^" for line in shown.stderr.splitlines())
+
+
+def test_a_joined_bin_is_not_shown_as_empty() -> None:
+    arms = [{"arm": "a", "counts": [30, 9]}, {"arm": "b", "counts": [0, 12]}]
+    histograms = [
+        {"probability_of": "b", "edges": [0.0, 0.5, 1.0], "hidden_in": [0, 0], **arm} for arm in arms
+    ]
+    lines = histogram_table(histograms)
+    assert lines[1].split() == ["0.00", "to", "0.50", "30", "joined"]
+    assert "may thus have records" in " ".join(lines)

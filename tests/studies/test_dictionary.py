@@ -155,7 +155,7 @@ def test_a_study_without_a_dictionary_says_what_it_lacks_and_how_to_draft_it() -
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("age", 1060.0, "column 'age': is outside the declared range in 2 rows"),
+        ("age", 1060.0, "column 'age': is outside the declared range 18 to 110 in 2 rows"),
         ("visits", 2.5, "column 'visits'"),
         ("sex", "F", "column 'sex'"),
         ("y", 2.0, "column 'y'"),
@@ -294,4 +294,4 @@ def test_a_draft_from_a_silo_file_has_the_study_s_names_units_and_levels(tmp_pat
     )
     assert done.exit_code == 0, done.output
     text = (tmp_path / "study" / "study.toml").read_text(encoding="utf-8")
-    assert f'ward = "{silo}"' in text
+    assert 'ward = "../silo.toml"' in text

@@ -109,8 +109,8 @@ def fail(defects: Sequence[Defect], code: Exit, *, as_json: bool, reached: Reach
         document: dict[str, object] = {"defects": [defect.to_dict() for defect in defects]}
         say(json.dumps(document if reached is None else {**document, "reached": asdict(reached)}))
     else:
-        for defect in defects:
-            say(visible(str(defect)), err=True)
+        for defect in defects:  # a line that a study's own text starts is seen to belong to the one before
+            say("\n  ".join(str(defect).split("\n")), err=True)
         if reached is not None:
             say(visible(str(reached)), err=True)
     raise typer.Exit(int(code))

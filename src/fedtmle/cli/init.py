@@ -40,7 +40,9 @@ def init(
         say("\n".join(["Written:", *(f"  {path}" for path in written)]))
         if table is not None:
             say(
-                "Its dictionary is a draft: kinds are guesses, and ranges come from this table's records.\n"
-                "Edit it before you share it; the file says how."
+                "It is a draft: kinds are guesses, ranges come from this table's records, and the formulas\n"
+                "have every column. Edit it first; its head says how.\n"
+                f"Next:\n  fedtmle validate {study}"
             )
-        say(f"Next:\n  fedtmle validate {study}\n  fedtmle run {study}")
+        else:
+            say(f"Next:\n  fedtmle validate {study}\n  fedtmle run {study}")

@@ -255,7 +255,7 @@ class Converter:
             low, high = column.bounds
             outside = (values < low) | (values > high)
             message, fix = column.outside
-            self._count(message, outside, fix)
+            self._count(message.format(low=low, high=high), outside, fix)
             self._hint_unit(values, low, high)
         return values
 
@@ -283,6 +283,8 @@ class Converter:
             self._count(message, _rows_of(labels, chosen), "map them with levels in the silo file")
         others = [label in meant and meant[label] is None for label in labels.levels]
         fix = "map it with levels in the silo file, or declare it in the study"
+        if levels == ("0", "1"):
+            fix += ' as kind = "category" with levels, and write C(...) in formulas'
         self._count("has a level that the study does not declare", _rows_of(labels, others), fix)
 
     def _hint_unit(self, values: Array, low: float, high: float) -> None:

@@ -283,7 +283,8 @@ class Columns:
                         f"the table has {count} columns '{theirs}'", "rename all but one", column=name
                     )
                 elif count == 0:
-                    fix = _suggestion(theirs, reader)
+                    verb = "map it" if theirs == name else "correct it"
+                    fix = _suggestion(theirs, reader, verb)
                     defects.add(f"the table has no column '{theirs}'", fix, column=name)
         return names
 
@@ -323,13 +324,13 @@ def _cache_reach(numbers: Numbers) -> None:
     numbers.reach  # noqa: B018
 
 
-def _suggestion(theirs: str, reader: AbstractReader) -> str:
+def _suggestion(theirs: str, reader: AbstractReader, verb: str) -> str:
     if not reader.quotable:
         return "check that the first line of the file holds the column names"
     by_fold = {name.casefold(): name for name in reader.quotable}
     near = [by_fold[fold] for fold in difflib.get_close_matches(theirs.casefold(), by_fold)]
     question = f"did you mean {' or '.join(repr(name) for name in near)}? " if near else ""
-    return f"{question}map it in [columns] of the silo file"
+    return f"{question}{verb} in [columns] of the silo file"
 
 
 def _load_whole(reader: AbstractReader, columns: Columns, defects: Defects) -> Table | None:

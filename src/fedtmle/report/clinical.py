@@ -30,12 +30,13 @@ def love(data: Love) -> Draw:
             y = top + ROW * (i + 0.5)
             canvas.text(0, y + 4, shortened(name, left - 8), "name")
             before, after = data.unweighted[i], data.weighted[i]
+            pale = " pale" if data.is_partial[i] else ""
             if before is None and after is None:
                 canvas.text(x(0), y + 4, "hidden", "tick", "middle")
             if before is not None:
-                canvas.circle(x(before), y, 4.0, "dot step", f"{name}: {before:+.2f} unweighted")
+                canvas.circle(x(before), y, 4.0, f"dot step{pale}", f"{name}: {before:+.2f} unweighted")
             if after is not None:
-                canvas.circle(x(after), y, 4.0, "dot silo", f"{name}: {after:+.2f} weighted")
+                canvas.circle(x(after), y, 4.0, f"dot silo{pale}", f"{name}: {after:+.2f} weighted")
         words = "standardised difference" if is_wide(width) else "difference (sd)"
         canvas.text((left + right) / 2, bottom + 36, words, "axis", "middle")
         canvas.circle(left + 6, bottom + 54, 4.0, "dot step")

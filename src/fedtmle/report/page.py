@@ -90,7 +90,8 @@ def _header(document: Document) -> str:
         aside = text("small", f"{_interval_title(document)}: {interval}")
         answer = text("span", f"{_measure(document, row)}: {value}")
         parts.append(element("p", f"{answer} {aside}", class_="answer"))
-    style = "status" if document["converged"] and not document.get("warnings") else "status bad"
+    style = "status" if document["converged"] else "status bad"
+    style += " noted" if document["converged"] and document.get("warnings") else ""
     status = str(document["status_text"])
     parts.append(element("p", text("span", status[:1].upper() + status[1:], class_=style)))
     parts += [text("p", f"Warning: {warning}", class_="warning") for warning in document.get("warnings", [])]

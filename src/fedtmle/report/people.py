@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -106,17 +105,16 @@ def balance(document: Document) -> str:
     for k, data in enumerate(series.balance(document)):
         pairs = zip(data.names, data.unweighted, data.weighted, strict=True)
         rows = [[name, *(_signed(value) for value in values)] for name, *values in pairs]
-        worst = max((abs(v) for v in data.weighted if v is not None), default=math.nan)
         where = "" if data.is_complete else ", some silos only"
         named = f"{wording.arm(document, data.arm)} against {wording.arm(document, data.reference)}"
         description = (
             f"Standardised differences of {len(data.names)} covariates between {named}{where}; the largest "
-            f"after weighting is {worst:.2f}."
+            f"after weighting of those that no silo hides is {data.largest:.2f}."
         )
         title = f"Balance of covariates, {named}{where}"
         html += charts.figure(clinical.love(data), title=title, description=description, key=f"balance-{k}")
         if not data.is_complete:
-            note = "Silos that hide a covariate are left out of it, so this is not all records."
+            note = "Silos that hide a covariate are left out of it: pale dots are not of all records."
             html += text("p", note + _hidden(document))
         numbers = scrolling(table(["covariate", "unweighted", "weighted"], rows), f"Balance, {named}")
         html += element("details", text("summary", "The numbers") + numbers)

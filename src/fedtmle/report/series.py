@@ -245,7 +245,18 @@ class Love:
     names: tuple[str, ...]
     unweighted: tuple[float | None, ...]
     weighted: tuple[float | None, ...]
-    is_complete: bool  # whether every silo discloses every covariate
+    is_partial: tuple[bool, ...]  # by covariate, whether some silo hides it
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every silo discloses every covariate."""
+        return not any(self.is_partial)
+
+    @property
+    def largest(self) -> float:
+        """The largest difference after weighting of a covariate that no silo hides; NaN if there is none."""
+        pairs = zip(self.weighted, self.is_partial, strict=True)
+        return max((abs(v) for v, hidden in pairs if v is not None and not hidden), default=math.nan)
 
 
 def balance(document: Document) -> tuple[Love, ...]:
@@ -268,7 +279,7 @@ def balance(document: Document) -> tuple[Love, ...]:
             ),
             unweighted=tuple(line["differences"][k] for line in lines),
             weighted=tuple(line["weighted_differences"][k] for line in lines),
-            is_complete=data["is_complete"],
+            is_partial=tuple(line["hidden_in"] > 0 for line in lines),
         )
         for k, arm in enumerate(data["arms"])
     )

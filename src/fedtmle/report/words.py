@@ -24,8 +24,8 @@ TARGETING = {
     "Central": "nothing beyond the records themselves, which are in one place",
 }
 MODELS = (
-    "levels of factors, counts by arm, powers of two that bound columns, and what fits the models: "
-    "exact sums of gradients and curvatures, or whole models if a learner sends them"
+    "counts by arm, and what fits the models: sums of gradients and curvatures, rounded unless the study "
+    "asks for exact sums; whole models if a learner sends them"
 )
 PHASES = {
     "nuisance": ("models", MODELS),
@@ -36,7 +36,7 @@ PHASES = {
     "closing": ("closing", "sums for the estimate and its covariance, at the final fit"),
     "diagnostics": (
         "diagnostics",
-        "counts and means by bin, without bins of few records; sums of the outcome fit",
+        "counts and means by bin, with bins of few records added to a neighbour; sums of the outcome fit",
     ),
 }
 

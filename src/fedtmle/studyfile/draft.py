@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from fedtmle.data.draft import Drafted, drafted
@@ -15,6 +16,8 @@ _HEAD = """\
 # * Ranges were rounded outward from this table's own values, so they tell about its records. Replace each by
 #   the least and the largest value that is possible, such as [18, 110] for the age of adults.
 # * Delete the variables that the study does not use. Give the others a label, and a unit where there is one.
+# * The formulas have every column. Take out what was measured after the treatment, and what is no confounder.
+# * List every silo under [silos]. When the study goes to the hospitals, each names its own silo file there.
 # Then check it with `fedtmle validate study.toml`.
 
 """
@@ -27,14 +30,14 @@ def write_draft(
     study = folder / "study.toml"
     if study.exists() and not force:
         raise InputError(f"{study}: already exists; choose another folder, or --force")
-    text = draft_study(table.resolve(), outcome, treatment)
+    text = draft_study(table, Path(os.path.relpath(table, folder)), outcome, treatment)
     folder.mkdir(parents=True, exist_ok=True)
     study.write_text(text, encoding="utf-8")
     return study
 
 
-def draft_study(table: Path, outcome: str | None, treatment: str | None) -> str:
-    """Return the text of a study file over the variables of ``table``, which is its one silo."""
+def draft_study(table: Path, place: Path, outcome: str | None, treatment: str | None) -> str:
+    """Return the text of a study file over the variables of ``table``, its one silo, found at ``place``."""
     columns = drafted(table)
     known = {each.name: each for each in columns if each.variable is not None}
     for key, name in (("outcome", outcome), ("treatment", treatment)):
@@ -43,6 +46,8 @@ def draft_study(table: Path, outcome: str | None, treatment: str | None) -> str:
     covariates = [_term(each) for each in known.values() if each.name not in (outcome, treatment)]
     terms = " + ".join(term for term in covariates if term) or "1"
     treated = "" if treatment is None else f"{_term(known[treatment])} + "
+    if outcome is None or treatment is None:  # nobody knows yet which columns are covariates
+        terms, treated = "...", ""
     missingness = f"\n[models.missingness]\nformula = {toml_text(treated + terms)}\n"
     parts = [
         _HEAD.format(table=table.name),
@@ -52,8 +57,8 @@ def draft_study(table: Path, outcome: str | None, treatment: str | None) -> str:
         f"\n[models.outcome]\nformula = {toml_text(treated + terms)}\n",
         f"\n[models.treatment]\nformula = {toml_text(terms)}\n",
         *([missingness] if outcome is not None and known[outcome].has_missing else []),
-        f"\n[silos]                         # the others, too\n{toml_key(_silo_name(table))} = "
-        f"{toml_text(str(table))}\n",
+        f"\n[silos]                         # add the other silos\n{toml_key(_silo_name(table))} = "
+        f"{toml_text(place.as_posix())}\n",
     ]
     return "".join(parts)
 

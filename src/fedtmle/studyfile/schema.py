@@ -17,7 +17,7 @@ from fedtmle.targets.regimes.timeline import PeriodView
 from fedtmle.targets.time.estimands import AbstractTimeEffect
 
 OUTSIDE_RANGE = (
-    "is outside the declared range",
+    "is outside the declared range {low:g} to {high:g}",
     "check the unit (scale and shift in the silo file), correct the records, or widen the variable's range",
 )
 

@@ -30,7 +30,8 @@ def certificate(document: Document) -> Iterator[str]:
         smoothness = stated["smoothness"]
         second = (
             "The bound includes all rounding. It is proved from what the silos sent and does not depend on "
-            f"the smoothness constant, which is {smoothness['basis']} and affects the number of rounds only."
+            f"the smoothness constant. That is {smoothness['basis']}, sets the step size and affects the "
+            "number of rounds only."
         )
     else:
         second = "This was computed from exact sums over all silos and depends on no estimated constant."
@@ -56,7 +57,9 @@ def convergence(document: Document) -> str:
         return "There is no bound on the distance from convergence of a ratio so close to zero or infinity."
     share, bound = max(shares)
     which = "The estimate is" if len(shares) == 1 else "Every estimate is"
-    return f"{which} within {bound:.1g} ({share:.1g} standard errors) of its value at convergence."
+    return (
+        f"{which} within {bound:.1g} ({share:.1g} standard errors) of the value that more rounds would reach."
+    )
 
 
 def history(document: Document) -> Iterator[str]:
@@ -65,15 +68,21 @@ def history(document: Document) -> Iterator[str]:
     if not terms or not terms["std_error"]:
         return
     total, error = terms["initial_bits"] + terms["history_bits"], terms["std_error"]
-    described = f"{total:,} bits describe how the records chose the estimate ({terms['initial_bits']:,} for"
-    process = f"{terms['process'] / error:.2g} standard errors times the share of the influence function"
-    line = f"History: {described} the models). The proved price of that choice is {process} that is wrong"
+    described = (
+        f"{total:,} bits of fitted numbers describe the run ({terms['initial_bits']:,} for the models)"
+    )
+    bound = (
+        f"{terms['process'] / error:.2g} standard errors times the relative error of the influence function"
+    )
     if terms["envelope"] is not None:
-        line += f", plus {terms['envelope'] / error:.2g} for its largest value"
+        bound += f", plus {terms['envelope'] / error:.2g} standard errors"
+    line = f"Finite-sample theory: {described}, for which the paper proves an error of at most {bound}."
     parts = (terms["process"], terms["envelope"])
     if None in parts or sum(parts) > error / 2:
-        line += "; it proves nothing about an interval of this width, which rests on large-sample theory"
-    yield f"{line}."
+        line += (
+            " Like most such bounds it is too wide to be of use; the interval rests on large-sample theory."
+        )
+    yield line
     if document.get("uncovered"):
         yield f"The theorem does not cover this study: {'; '.join(document['uncovered'])}."
 

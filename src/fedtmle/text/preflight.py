@@ -10,6 +10,7 @@ from itertools import groupby
 from fedtmle.layout import aligned, histogram_table, share, wrapped
 from fedtmle.studies.preflight import Characteristic, Count, Preflight
 
+HIDDEN = "hidden"  # no silo may show it
 NOTABLE = 0.25  # a larger standardised difference relies on the models (Imbens and Rubin, 2015)
 
 
@@ -41,7 +42,9 @@ def _title(view: Preflight) -> Iterator[str]:
 
 
 def _number(view: Preflight, count: Count) -> str:
-    return f"<{view.floor}" if count.count is None else f"{count.count:,}"
+    if count.count is None:
+        return HIDDEN
+    return f"{count.count:,}{'+' if count.silos < len(view.silos) else ''}"
 
 
 def _with_silos(view: Preflight, row: list[str], silos: int | str) -> list[str]:
@@ -73,7 +76,7 @@ def _table(view: Preflight) -> Iterator[str]:
         if len(levels) > 1 and not any(line.silos for line in levels):
             levels = [replace(levels[0], level=None)]  # one line for a factor of which nothing is shown
         for line in levels:
-            row = [_label(view, line), *(_cell(view, line, a) for a in range(len(view.arms)))]
+            row = [_label(view, line), *(_cell(line, a) for a in range(len(view.arms)))]
             if several:
                 row.append("-" if line.difference is None else f"{line.difference:+.2f}")
             rows.append(_with_silos(view, row, len(view.silos) if line.constant else line.silos))
@@ -92,11 +95,11 @@ def _word(view: Preflight, name: str | None, level: str) -> str:
     return view.words.get(name or "", {}).get(level, level)
 
 
-def _cell(view: Preflight, line: Characteristic, arm: int) -> str:
+def _cell(line: Characteristic, arm: int) -> str:
     if line.constant:
         return "one value"
     if not line.silos:
-        return f"<{view.floor}"
+        return HIDDEN
     if line.sd is None:
         return "-" if math.isnan(line.mean[arm]) else f"{line.mean[arm]:.0%}"
     return f"{line.mean[arm]:.4g} ({line.sd[arm]:.3g})"
@@ -120,7 +123,9 @@ def _overlap(view: Preflight) -> Iterator[str]:
     if len(view.arms) < 2:
         return
     different = [
-        line for line in view.lines if line.difference is not None and abs(line.difference) > NOTABLE
+        line
+        for line in view.lines
+        if line.silos == len(view.silos) and line.difference is not None and abs(line.difference) > NOTABLE
     ]
     names = ", ".join(_label(view, line) for line in different)
     in_every_arm = min(count.silos for count in view.arm_counts)
@@ -128,11 +133,10 @@ def _overlap(view: Preflight) -> Iterator[str]:
     if view.floor is not None:
         text += f"{in_every_arm} of {len(view.silos)} silos have at least {view.floor} records in every arm. "
     if different:
-        text += f"The arms differ by more than {NOTABLE:g} standard deviations in {names}"
-        text += ", among the silos shown." if _is_partial(view) else "."
-    elif _is_partial(view):
-        text += "Some silos hide characteristics, so the table does not say whether the arms are balanced."
-    else:
+        text += f"The arms differ by more than {NOTABLE:g} standard deviations in {names}. "
+    if _is_partial(view):
+        text += "Some silos hide characteristics, so the table does not say whether these are balanced."
+    elif not different:
         text += f"No characteristic differs between the arms by more than {NOTABLE:g} standard deviations."
     yield from wrapped(text)
 
@@ -155,10 +159,10 @@ def _fitted(view: Preflight) -> Iterator[str]:
 def _note(view: Preflight) -> Iterator[str]:
     if view.floor is not None:
         yield from wrapped(
-            "Each line is computed from the silos in its last column: those whose cells, and the rest of "
-            f"their totals, are at least {view.floor} in every arm; <{view.floor} if there are none. "
-            "A count with + leaves out silos in which it is smaller. Outcomes by arm are not shown before "
-            "the study runs."
+            "Each line is computed from the silos in its last column: those with at least "
+            f"{view.floor} records both with and without the characteristic, in every arm. If there is no "
+            "such silo, the line is hidden. A count with + leaves out the silos that hide theirs. Outcomes "
+            "by arm are not shown before the study runs."
         )
         if any(line.constant for line in view.lines):
             yield from wrapped(

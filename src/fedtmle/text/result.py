@@ -72,6 +72,8 @@ def _question(document: Document) -> Iterator[str]:
         yield from wrapped(document["question"])
     if is_poor(document):
         yield from wrapped(f"{POOR_OVERLAP} Read the warnings first.")
+    elif document["warnings"]:
+        yield "Read the warnings first; they are at the end."
 
 
 def _cohort(document: Document) -> Iterator[str]:
@@ -145,7 +147,7 @@ def _grid(document: Document) -> Iterator[tuple[str, str]]:
     yield "event", f"{target['outcome']} at {target['time']}{causes}"
     ends = f"{len(edges)} periods to {edges[-1]:g}"
     longest = max(b - a for a, b in zip((0.0, *edges), edges, strict=False))
-    yield "grid", f"{ends}, the longest {longest:g}; times within a period are not told apart"
+    yield "grid", f"{ends}, the longest {longest:g}; times within a period count as equal"
     for role in ("hazard", "censoring"):
         if role not in document["study"]["models"]:
             yield f"{role} model", "none: counted by arm and period"
@@ -294,7 +296,7 @@ def _silos(document: Document) -> Iterator[str]:
     if document["heterogeneity"]:
         yield ""
         summaries = {line["estimand"]: line["summaries"][0] for line in document["heterogeneity"]}
-        rows = [["random effects", "estimate", "std. error", interval_title(document)]]
+        rows = [["random effects", "estimate", "std. error", f"Hartung-Knapp {interval_title(document)}"]]
         yield from aligned(rows + [[name, *cells(each, digits)] for name, each in summaries.items()])
         yield ""
         rows = [["at another silo", f"prediction {interval_title(document)}"]]
@@ -312,7 +314,7 @@ def _silos(document: Document) -> Iterator[str]:
 
 def sensitivity(document: Document) -> Iterator[str]:
     """Yield how strong an unmeasured confounder would have to be to explain each comparison away."""
-    rows = [["unmeasured confounding", "E-value", "of the interval", "robustness", "of the interval"]]
+    rows = [["unmeasured confounding", "E-value", "of the limit", "robustness value", "of the limit"]]
     for row in document.get("sensitivity", ()):
         values = [_decimal(row["e_value"]), _decimal(row["e_value_interval"])]
         shares = [_percent(row["robustness_value"]), _percent(row["robustness_value_interval"])]
@@ -341,13 +343,14 @@ def ladder(document: Document) -> Iterator[str]:
     for k, name in enumerate(names):
         if k:
             yield ""
-        rows = [[f"{name} by bound", "estimate", "std. error", interval_title(document)]]
+        rows = [[f"{name} by bound on g", "estimate", "std. error", interval_title(document)]]
         for rung in rungs:
             label = f"{rung['bound']:.4g}" if rung["bound"] else "none"
             rows.append(
                 [label + (" (the study's)" if rung is own else ""), *cells(rung["estimates"][k], digits)]
             )
         yield from aligned(rows)
+    yield from wrapped("Other bounds: one-step estimates from rounded sums, without another targeting.")
 
 
 def _balance(document: Document) -> Iterator[str]:
@@ -360,7 +363,12 @@ def _balance(document: Document) -> Iterator[str]:
             yield ""
         among = "" if balance["is_complete"] else ", some silos only"
         rows = [
-            [f"arm {arm} less {balance['reference']}, in SD{among}", "unweighted", "weighted", "hidden in"]
+            [
+                f"arm {arm} less {balance['reference']}, in SD{among}",
+                "unweighted",
+                "weighted",
+                "silos left out",
+            ]
         ]
         for line in balance["covariates"]:
             name = covariate_name(line)
@@ -392,6 +400,9 @@ def _fit(document: Document) -> Iterator[str]:
         if count != "0":
             rows.append([f"{number(low, digits)} to {number(high, digits)}", count, *means])
     yield from aligned(rows)
+    yield from wrapped(
+        "Silos add a bin with few records to a neighbouring bin, so that means may lie outside of their bin."
+    )
     shares = [("R2", fit["r_squared"]), ("deviance explained", fit["deviance_explained"])]
     explained = [
         f"{name} {pair['initial']:.3f} before targeting, {pair['targeted']:.3f} after"
