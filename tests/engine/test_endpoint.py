@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedtmle.cli.ledger import titles
+from fedtmle.deploy.studies import came_to, words
 from fedtmle.engine import frames
 from fedtmle.engine.endpoint import Endpoint
 from fedtmle.engine.frames import Answer, Declined, Ready, Reply, Waiting
@@ -236,13 +237,18 @@ def test_data_that_changed_since_the_approval_need_a_new_one(tmp_path: Path, stu
     changed = endpoint(tmp_path, study, H1)
     assert ask(changed) is Declined.CHANGED
     changed.close()
+    (found,) = came_to(home)
+    assert "but the data changed since: approve it again" in words(found, home, None)
     records.write_text(before)
+    assert words(found, home, None).startswith("approved ")
+    assert "changed" not in words(found, home, None)
     again = endpoint(tmp_path, study, H1)
     assert ask(again) == Ready()
     assert isinstance(ask(again, frames.request(opening(study))), Reply)
     again.close()
-    (line,) = ledger.read(home.ledger_path)
-    assert line["plan"] == plan.digest.hex()
+    refused, line = ledger.read(home.ledger_path)
+    assert (refused["decision"], refused["reason"]) == ("refused", Declined.CHANGED.value)
+    assert refused["plan"] == line["plan"] == plan.digest.hex()
     assert line["data"] == data_digest(plan, home.file).hex()
 
 

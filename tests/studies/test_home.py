@@ -193,6 +193,13 @@ def test_a_ledger_that_is_not_there_yet_has_no_study(folder: Path) -> None:
     assert command("ledger", "studies", folder / "ledger.jsonl") == "No study has been answered yet.\n"
 
 
+def test_a_missing_table_is_traced_to_the_silo_file(folder: Path) -> None:
+    (folder / "north.csv").unlink()
+    silo = folder / "north.toml"
+    found = runner.invoke(app, ["silo", "preview", str(folder / "study.toml"), "--silo", str(silo)])
+    assert f"correct its path in [data] of {silo}; it is relative to the folder" in found.output
+
+
 def test_a_misspelled_key_of_the_policy_is_guessed(folder: Path) -> None:
     study, silo = refusing(folder, "min_row = 50")
     found = runner.invoke(app, ["silo", "preview", str(study), "--silo", str(silo)])

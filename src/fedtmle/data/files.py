@@ -90,9 +90,12 @@ def _select(connection: DuckDBPyConnection, query: str, failure: UnreadableError
     return relation
 
 
+NO_FILE = "the file does not exist"
+
+
 def _must_exist(path: Path) -> None:
     if not path.exists():
-        raise UnreadableError("the file does not exist", "check the path")
+        raise UnreadableError(NO_FILE, "check the path")
     if not path.is_file():
         raise UnreadableError("this is not a file", "check the path")
 

@@ -27,7 +27,7 @@ from fedtmle.data.convert import (
     in_order,
 )
 from fedtmle.data.database import DatabaseQuery, sqlite_query
-from fedtmle.data.files import open_database, open_file
+from fedtmle.data.files import NO_FILE, open_database, open_file
 from fedtmle.data.frames import frame_reader
 from fedtmle.data.long import LongReader
 from fedtmle.data.schema import Column, Kind, Schema
@@ -60,7 +60,7 @@ def load(
     Without ``copy``, columns of a frame may be shared with it: the caller must not change the frame while the
     table is in use.
     """
-    stream = False
+    stream, named_by = False, None
     if isinstance(source, str | os.PathLike):
         source = Path(source)
     if isinstance(source, Path) and source.suffix.lower() == ".toml":
@@ -68,6 +68,7 @@ def load(
     if isinstance(source, SiloFile):
         if mapping is not None:
             raise InputError(f"silo '{silo}': a silo file brings its own mapping; give no other")
+        named_by = source.path
         mapping, stream, source = source.columns, source.stream, source.data
     if isinstance(source, Database):
         source = sqlite_query(source.path, source.table, source.query) or source
@@ -89,7 +90,7 @@ def load(
             with _open(source, silo, copy) as reader:
                 table = _load_whole(reader, columns, defects)
     except UnreadableError as error:
-        defects.add(error.message, error.fix, line=error.line)
+        defects.add(error.message, _fix(error, named_by), line=error.line)
     defects.raise_if_any()
     if table is None:
         raise AssertionError("a table that cannot be read has a defect")
@@ -173,8 +174,15 @@ def check_readable(silo: SiloFile) -> None:
             if not reader.names:
                 defects.add("the table has no columns", "check that this is the right table")
     except UnreadableError as error:
-        defects.add(error.message, error.fix, line=error.line)
+        defects.add(error.message, _fix(error, silo.path), line=error.line)
     defects.raise_if_any()
+
+
+def _fix(error: UnreadableError, named_by: Path | None) -> str:
+    """Return what to do; for a file that does not exist, also which silo file names it."""
+    if named_by is None or error.message != NO_FILE:
+        return error.fix
+    return f"correct its path in [data] of {named_by}; it is relative to the folder of that file"
 
 
 def silo_file_of(path: Path, silo: str) -> SiloFile:

@@ -11,9 +11,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from fedtmle.data.silofile import CsvFile
 from fedtmle.engine.post import studies_folder
+from fedtmle.errors import FedTMLEError
 from fedtmle.runtime.approvals import Decision
-from fedtmle.studies.home import Home
+from fedtmle.studies.home import Home, data_digest
+from fedtmle.studyfile.file import file_plan, read_study
+
+LARGEST_COMPARED = 20_000_000  # bytes of a file that is read to see whether it changed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,9 +48,27 @@ def came_to(home: Home) -> list[ReceivedStudy]:
 
 def words(study: ReceivedStudy, home: Home, open_plans: Sequence[str] | None) -> str:
     """Return where a study stands, and what its owner can do; ``open_plans`` are those the server lists."""
+    arguments = f"{shlex.quote(str(study.path))} --silo {shlex.quote(str(home.file.path))}"
     if study.decision is not None:
-        return f"{'approved' if study.decision.approved else 'rejected'} {study.decision.time}"
+        decided = f"{'approved' if study.decision.approved else 'rejected'} {study.decision.time}"
+        again = f"\n    fedtmle silo approve {arguments}"
+        changed = f"{decided}, but the data changed since: approve it again{again}"
+        return changed if _has_other_data(study, study.decision, home) else decided
     if open_plans is not None and study.plan not in open_plans:
         return "closed by the coordinator; nothing was decided"
-    arguments = f"{shlex.quote(str(study.path))} --silo {shlex.quote(str(home.file.path))}"
     return f"waits for you:\n    fedtmle silo preview {arguments}\n    fedtmle silo approve {arguments}"
+
+
+def _has_other_data(study: ReceivedStudy, decision: Decision, home: Home) -> bool:
+    """Return whether an approval without an answer yet is for other rows; large sources are not read."""
+    data = home.file.data
+    path = data.path if isinstance(data, CsvFile) else data
+    if not decision.approved or not decision.data or not isinstance(path, Path):
+        return False
+    try:
+        if path.stat().st_size > LARGEST_COMPARED or study.plan in home.earlier():
+            return False
+        plan = file_plan(read_study(study.path, samples=False))
+        return plan.digest.hex() == study.plan and data_digest(plan, home.file).hex() != decision.data
+    except (FedTMLEError, OSError):
+        return False

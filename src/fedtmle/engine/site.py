@@ -15,10 +15,11 @@ from fedtmle.engine.endpoint import Endpoint
 from fedtmle.engine.frames import Declined, Waiting, unsealed
 from fedtmle.engine.post import LONGEST_STUDY, studies_folder
 from fedtmle.engine.runs import sites
-from fedtmle.errors import FedTMLEError, InputError, JournalError
+from fedtmle.errors import ChangedDataError, FedTMLEError, InputError, JournalError
 from fedtmle.model import kernels
 from fedtmle.protocol.plan import Plan
 from fedtmle.runtime.documents import read_document, write_document
+from fedtmle.runtime.ledger import Entry
 from fedtmle.runtime.rows import LocalOutcome
 from fedtmle.runtime.silo import Silo
 from fedtmle.studies.home import Home, open_party
@@ -73,7 +74,22 @@ def _open(kit: Path, site: str, text: bytes, announced: bytes) -> Endpoint:
         keeper = replace(keeper, approves=_watched(home), key=keeper.key if signs else None)
         decision = home.approvals.current().get(plan.digest.hex())
         expected = "" if decision is None else decision.data
-        return open_party(plan, name, home.file, keeper=keeper, expected=expected, home=home)
+        try:
+            return open_party(plan, name, home.file, keeper=keeper, expected=expected, home=home)
+        except ChangedDataError:
+            if keeper.ledger is not None:
+                keeper.ledger.add(
+                    Entry(
+                        time=keeper.clock().isoformat(),
+                        session="",
+                        request="open",
+                        round=0,
+                        decision="refused",
+                        reason=Declined.CHANGED.value,
+                        plan=plan.digest.hex(),
+                    )
+                )
+            raise
 
     return Endpoint(
         _permission(home, plan),
