@@ -209,17 +209,11 @@ class Coded(AbstractAlgorithm):
                     if rounded.action is Action.ACCEPT:
                         status = Status.CONVERGED
                 break
-            if rounded.action is Action.STEP and self.follows_segments:
-                normaliser, before = run.problem.normaliser(law), lattice.beta
-                if n_steps == 0:
-                    lattice = first_smoothness(normaliser, eps, lattice, q)
-                else:
-                    lattice = sufficient_smoothness(normaliser, eps, lattice, q, rows_part)
-                    factor = int(lattice.beta / before)  # every eps so far is on the finer lattice too
-                    steps = tuple(factor * a for a in steps)
-                    history[:] = [(tuple(factor * a for a in own), accepted) for own, accepted in history]
-                run.step_smoothness.append(float(lattice.beta))
             if rounded.action is Action.STEP:  # eps^{k,t+1} = eps^{k,t} - g~/beta
+                before, lattice = lattice, self._raised(run, law, lattice, eps, q, n_steps, rows_part)
+                factor = int(lattice.beta / before.beta)  # every eps so far is on the finer lattice too
+                steps = tuple(factor * a for a in steps)
+                history[:] = [(tuple(factor * a for a in own), accepted) for own, accepted in history]
                 change = _change(run.problem, law, lattice, q, secant)
                 steps = tuple(a + b for a, b in zip(steps, change, strict=True))
                 t, n_steps = t + 1, n_steps + 1
@@ -327,6 +321,42 @@ class Coded(AbstractAlgorithm):
         largest = symmetric_norm(congruence(root, np.array(known.curvature)))
         spread = operator_norm_squared(root) * known.rounding
         return significant(self.smoothness.factor * (largest + spread), up=True)
+
+    def _raised(
+        self,
+        run: Run[Problem],
+        law: Law,
+        lattice: Lattice,
+        eps: Array,
+        q: tuple[int, ...],
+        n_steps: int,
+        rows_part: Fraction,
+    ) -> Lattice:
+        """Return the lattice with the beta of the step from eps by the gradient h q, doubled if need be.
+
+        Along segments, beta bounds the normaliser's curvature there. Else it is that of the first law, and if
+        the gradient fell by less than the square root of 1/2 since the law before, it is held against the
+        curvature of this law: at twice beta steps no longer descend, and near that they multiply what
+        rounding leaves of the gradient.
+        """
+        if self.follows_segments:
+            normaliser = run.problem.normaliser(law)
+            if n_steps == 0:
+                lattice = first_smoothness(normaliser, eps, lattice, q)
+            else:
+                lattice = sufficient_smoothness(normaliser, eps, lattice, q, rows_part)
+            run.step_smoothness.append(float(lattice.beta))
+            return lattice
+        norms = [visit.gradient_norm or 0.0 for visit in run.visits if visit.step == 0][-2:]
+        if run.problem.curvature_is_fixed or len(norms) < 2 or 2 * norms[1] ** 2 <= norms[0] ** 2:
+            return lattice
+        curvature = None if isinstance(self.smoothness, int | float) else run.problem.curvature(law)
+        if curvature is None:
+            return lattice
+        largest, beta = symmetric_norm(congruence(floating(lattice.C), curvature)), lattice.beta
+        while 2 * largest > 3 * float(beta):
+            beta *= 2
+        return replace(lattice, beta=beta)
 
     def _basis(self, problem: Problem) -> str:
         if isinstance(self.smoothness, Certified):
