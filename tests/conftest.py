@@ -1,10 +1,14 @@
-"""The option --premises: print how often the premise of each property test held."""
+"""Settings of property tests, and the option --premises: print how often the premise of each held."""
 
 from __future__ import annotations
 
 import pytest
+from hypothesis import settings
 
 from tests.premise import COUNTS
+
+settings.register_profile("fedtmle", deadline=None)  # a busy machine is no defect
+settings.load_profile("fedtmle")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import fedtmle as ft
 from fedtmle.report import checklist, wording
 from fedtmle.report.page import render
 from tests.report.studies import result
@@ -18,14 +19,12 @@ def document() -> dict[str, Any]:
     return result().document
 
 
-def test_a_binary_outcome_has_risks_and_any_other_has_means(document: dict[str, Any]) -> None:
+def test_an_estimand_brings_the_words_of_its_measure(document: dict[str, Any]) -> None:
+    assert document["study"]["target"]["response"] == "binary"
+    assert wording.measure(document) == "risk difference" == ft.ATE.measures[0]
+    assert wording.title(document).lower().startswith("risk difference")
     changed = copy.deepcopy(document)
-    target = changed["study"]["target"]
-    for response, expected in (("binary", "risk difference"), ("continuous", "difference of means")):
-        target["kind"], target["response"] = "ATE", response
-        assert wording.measure(changed) == expected
-        assert wording.title(changed).lower().startswith(expected)
-    target["kind"] = "OfAnotherPackage"
+    changed["study"]["target"] |= {"kind": "OfAnotherPackage", "measure": None}
     assert wording.measure(changed) == "of another package"
     assert wording.title(changed) == changed["question"]
 

@@ -311,6 +311,12 @@ def _pooled_rows(case: Case[Law, Rows]) -> Iterator[Gap]:
 
 
 def _closing(case: Case[Law, Rows]) -> Iterator[Gap]:
+    """Also at moved laws: a factor that is 1 at the given one may be missing."""
+    for each in case.moved():
+        yield from _closing_at(each)
+
+
+def _closing_at(case: Case[Law, Rows]) -> Iterator[Gap]:
     d = case.problem.dim
     shapes = (case.estimate.psi.shape, case.estimate.covariance.shape, case.eif.shape)
     yield Gap(float(shapes != ((d,), (d, d), (case.n, d))), 0.0, subject="the shape of psi, covariance or D")

@@ -15,27 +15,6 @@ ALGORITHMS = {
     "Central": "TMLE on pooled records",
     "OneStep": "a one-step (augmented inverse probability weighted) correction",
 }
-# By estimand: the measure for a binary outcome, and for any other.
-MEASURES = {
-    "ATE": ("risk difference", "difference of means"),
-    "TSM": ("risk per arm", "mean per arm"),
-    "RR": ("risk ratio", "ratio of means"),
-    "OR": ("odds ratio", "odds ratio of means"),
-    "ATT": ("risk difference among the treated", "difference of means among the treated"),
-    "ATC": ("risk difference among the untreated", "difference of means among the untreated"),
-    "ATO": (
-        "risk difference in the overlap population",
-        "difference of means in the overlap population",
-    ),
-    "OutcomeMean": ("risk", "mean"),
-    "PolicyMeans": ("risk under each rule", "mean under each rule"),
-    "RegimeMean": ("risk under each rule over time", "mean under each rule over time"),
-    "RegimeDifference": (
-        "risk difference between rules over time",
-        "mean difference between rules over time",
-    ),
-    "RegimeRatio": ("risk ratio between rules over time", "ratio of means between rules over time"),
-}
 
 
 def label(document: Document, name: str | None) -> str:
@@ -82,7 +61,7 @@ def asked(document: Document) -> str:
     """Return a sentence that says what was estimated, where the page's title does not."""
     if "study" not in document or title(document) == document["question"]:
         return ""
-    if document["study"]["target"]["kind"] not in MEASURES:
+    if document["study"]["target"]["measure"] is None:
         return str(document["question"])
     return f"{caption(document)}." if document["study"].get("title") else ""
 
@@ -90,10 +69,7 @@ def asked(document: Document) -> str:
 def measure(document: Document) -> str:
     """Return what is estimated, such as "risk difference"; for an estimand of another package its name."""
     target = document["study"]["target"]
-    known = MEASURES.get(target["kind"])
-    if known is None:
-        return _spaced(target["kind"])
-    return known[0 if target["response"] == "binary" else 1]
+    return str(target["measure"] or _spaced(target["kind"]))
 
 
 def curve_measure(document: Document) -> str:
@@ -115,7 +91,7 @@ def title(document: Document) -> str:
     own = document["study"].get("title")
     if own:
         return str(own)
-    if document["study"]["target"]["kind"] not in MEASURES:
+    if document["study"]["target"]["measure"] is None:
         return str(document["question"])
     first = measure(document)
     named = f"{first[:1].upper()}{first[1:]}: {label(document, document['study']['target']['outcome'])}"

@@ -380,6 +380,7 @@ def describe(study: Study) -> Document:
         "title": study.title,
         "target": {
             "kind": type(target).__name__,
+            "measure": target.measures and target.measures[study.response != "binary"],
             "outcome": target.outcome,
             "outcome_bounds": list(study.outcome_bounds),
             "response": study.response,

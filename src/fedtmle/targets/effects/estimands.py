@@ -134,6 +134,7 @@ class AbstractEffect(ABC):
     """
 
     description: ClassVar[str] = ""  # a noun phrase for lists of estimands
+    measures: ClassVar[tuple[str, str] | None] = None  # its name for a binary outcome, and for any other
     has_treatment: ClassVar[bool] = True  # whether a study must name a treatment; else it must name none
     has_strata: ClassVar[bool] = True  # whether a study may name strata
     roles: ClassVar[tuple[str, ...]] = ("outcome", "treatment", "missingness")  # of the nuisance models
@@ -289,6 +290,7 @@ class ATE(AbstractEffect):
     """
 
     description = "a difference of means"
+    measures = ("risk difference", "difference of means")
 
     def question_stem(self) -> str:
         return f"How much does {self.comparison} change the mean of {self.outcome}"
@@ -312,6 +314,7 @@ class TSM(AbstractEffect):
     """
 
     description = "a mean per arm"
+    measures = ("risk per arm", "mean per arm")
 
     def question_stem(self) -> str:
         arms = ", ".join(self.arms)
@@ -341,6 +344,7 @@ class RR(AbstractEffect):
     """
 
     description = "a ratio of means"
+    measures = ("risk ratio", "ratio of means")
 
     def question_stem(self) -> str:
         return f"By what factor does {self.comparison} change the mean of {self.outcome}"
@@ -371,6 +375,7 @@ class OR(AbstractEffect):
     """
 
     description = "a ratio of odds"
+    measures = ("odds ratio", "odds ratio of means")
 
     def question_stem(self) -> str:
         return f"By what factor does {self.comparison} change the odds of {self.outcome}"
@@ -421,6 +426,7 @@ class ATT(AbstractArmEffect):
     """
 
     description = "the effect among the treated"
+    measures = ("risk difference among the treated", "difference of means among the treated")
 
     def question_stem(self) -> str:
         among = f"arm {self.arms[1]}" if len(self.arms) == 2 else "that arm"
@@ -452,6 +458,7 @@ class ATC(AbstractArmEffect):
     """
 
     description = "the effect among the untreated"
+    measures = ("risk difference among the untreated", "difference of means among the untreated")
 
     def question_stem(self) -> str:
         among = f"among those in arm {self.arms[0]}"
@@ -481,6 +488,7 @@ class ATO(AbstractEffect):
     """
 
     description = "the effect among those who could have had any arm (overlap weights)"
+    measures = ("risk difference in the overlap population", "difference of means in the overlap population")
     has_strata = False
 
     def question_stem(self) -> str:
@@ -516,6 +524,7 @@ class OutcomeMean(AbstractEffect):
     """
 
     description = "a mean with missing outcomes, no treatment"
+    measures = ("risk", "mean")
     has_treatment = False
 
     def question_stem(self) -> str:
@@ -544,6 +553,7 @@ class PolicyMeans(AbstractEffect):
     """
 
     description = "means under known rules"
+    measures = ("risk under each rule", "mean under each rule")
 
     rules: tuple[AbstractRegime, ...]
 

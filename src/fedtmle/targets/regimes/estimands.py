@@ -266,6 +266,7 @@ class RegimeMean(AbstractRegimeEffect):
     """
 
     description = "means or risks under rules for treatment over time"
+    measures = ("risk under each rule over time", "mean under each rule over time")
     is_value = True
 
     def _asks(self, what: str) -> str:
@@ -296,6 +297,7 @@ class RegimeDifference(AbstractRegimeEffect):
     """
 
     description = "differences of means or risks between rules for treatment over time"
+    measures = ("risk difference between rules over time", "mean difference between rules over time")
     fewest_rules = 2
 
     def _asks(self, what: str) -> str:
@@ -325,6 +327,7 @@ class RegimeRatio(AbstractRegimeEffect):
     """
 
     description = "ratios of means or risks between rules for treatment over time"
+    measures = ("risk ratio between rules over time", "ratio of means between rules over time")
     fewest_rules = 2
 
     def _asks(self, what: str) -> str:
