@@ -61,7 +61,7 @@ def test_a_code_is_taken_before_the_unit_is_changed() -> None:
 def test_where_none_may_be_missing_they_are_counted_and_other_text_is_still_refused() -> None:
     asked, rows = schema(numeric("age")), frame(age=[1.0, 999.0, 999.0])
     found = defect(rows, asked, mapping={"age": ColumnMap(column="age", missing=("999",))})
-    assert (found.message, found.rows) == ("is missing, which the study does not allow,", 2)
+    assert (found.message, found.rows) == ("is missing, and the study does not say what to do,", 2)
     mapped = {"age": ColumnMap(column="age", missing=("?",))}
     found = defect(frame(age=["1", "?", "old"]), asked, mapping=mapped)
     assert (found.message, found.rows) == ("is text where a number is expected", 1)

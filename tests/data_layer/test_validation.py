@@ -57,9 +57,9 @@ def test_counts_of_missing_outside_and_undeclared() -> None:
     asked = schema(numeric("y", bounds=(0, 10)), factor("g", levels=("a", "b")), binary("t"))
     found = [(one.column, one.message, one.rows) for one in defects(rows, asked)]
     assert found == [
-        ("y", "is missing, which the study does not allow,", 2),
+        ("y", "is missing, and the study does not say what to do,", 2),
         ("y", "is outside the declared bounds", 2),
-        ("g", "is missing, which the study does not allow,", 1),
+        ("g", "is missing, and the study does not say what to do,", 1),
         ("g", "has a level that the study does not declare", 2),
         ("t", "is neither 0 nor 1", 1),
     ]

@@ -295,3 +295,12 @@ def test_a_draft_from_a_silo_file_has_the_study_s_names_units_and_levels(tmp_pat
     assert done.exit_code == 0, done.output
     text = (tmp_path / "study" / "study.toml").read_text(encoding="utf-8")
     assert 'ward = "../silo.toml"' in text
+
+
+def test_a_name_that_is_nearly_declared_is_asked_about() -> None:
+    with pytest.raises(InputError, match=r"'y-1' .*, did you mean 'y_1'\?; correct the name"):
+        ft.Study(
+            target=ft.OutcomeMean(outcome="y-1"),
+            outcome_model=ft.GLM("x"),
+            variables=ft.Variables({"y_1": {"kind": "binary"}, "x": {"kind": "binary"}}),
+        )

@@ -168,7 +168,9 @@ class LocalAverage(AbstractAlgorithm):
 class Personalized(AbstractAlgorithm):
     """Algorithm 5 (FedTMLE-LR): a silo whose fit is zero keeps its law and estimate, and leaves.
 
-    Two rules let a silo leave earlier: ``gap`` and ``noise``.
+    Two rules let a silo leave earlier: ``gap`` and ``noise``. Without them a silo leaves only if its own
+    fit is exactly zero at the common law, as where silos are of different populations; silos of one
+    population tend to stay until ``max_updates``.
 
     Parameters
     ----------

@@ -387,10 +387,10 @@ class Converter:
     def _check_missing(self, missing: Bools, column: Column) -> None:
         if not column.may_be_missing:
             self._count(
-                "is missing, which the study does not allow,",
+                "is missing, and the study does not say what to do,",
                 missing,
-                'complete it, or declare in the study what to do: missing = "impute" or "indicator" for a '
-                'covariate, "omit" for the treatment, a missingness model for the outcome',
+                'complete it, or declare in [variables] of the study: missing = "impute" or "indicator" for '
+                'a covariate, "omit" for the treatment; for the outcome, a missingness model',
             )
 
     def _count(self, message: str, rows: Bools, fix: str) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from difflib import get_close_matches
 from enum import Enum
 from functools import cached_property
 from typing import Literal, final
@@ -407,9 +408,15 @@ class Study:
         uses: dict[str, Use] = {}
         for name, use in self._used():
             uses.setdefault(name, use)
-        undeclared = [f"'{name}' ({use.value})" for name, use in uses.items() if name not in variables]
+        undeclared = {name: use for name, use in uses.items() if name not in variables}
         if undeclared:
-            raise InputError(f"variables: the dictionary does not declare {'; '.join(undeclared)}; {DRAFT}")
+            near = {name: get_close_matches(name, variables, n=1) for name in undeclared}
+            listed = [
+                f"'{name}' ({use.value}){f', did you mean {near[name][0]!r}?' if near[name] else ''}"
+                for name, use in undeclared.items()
+            ]
+            remedy = "correct the name" if all(near.values()) else DRAFT
+            raise InputError(f"variables: the dictionary does not declare {'; '.join(listed)}; {remedy}")
         self._check_missing(variables)
         for name, use in self._used():
             if not use.admits(variables[name]):
