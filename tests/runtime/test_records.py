@@ -81,7 +81,7 @@ is_cut = Premise("some records are kept and others are cut off", at_least=0.15)
 
 
 @is_cut
-@given(st.lists(st.binary(max_size=40), max_size=6), st.data())
+@given(st.lists(st.binary(max_size=40), min_size=2, max_size=6), st.data())
 @settings(max_examples=30, deadline=None)
 def test_any_journal_cut_anywhere_is_a_prefix(
     tmp_path_factory: pytest.TempPathFactory, payloads: list[bytes], data: st.DataObject
