@@ -24,6 +24,7 @@ from fedtmle.deploy.kits import Deployment, Kit, read_kit
 from fedtmle.deploy.launch import RunsHere, follow, show
 from fedtmle.deploy.local import approve_everywhere, await_silos, local_deployment, silo_kit
 from fedtmle.deploy.parties import start_silo
+from fedtmle.engine.alive import Process
 from fedtmle.engine.office import resume
 from fedtmle.engine.runs import RunFolder, RunState, RunStatus
 from fedtmle.runtime import ledger
@@ -164,12 +165,15 @@ def same(study: StudyFile, run: RunFolder, scratch: Path) -> None:
 
 
 def kill_all(kit: Kit) -> None:
-    """Kill every process of a party, as a power cut does."""
+    """Kill every process of a party, as a power cut does, and wait until all have ended."""
     supervisor = processes.running(kit)
     assert supervisor is not None
+    killed = []
     for process in [supervisor, *processes.descendants(supervisor)]:
         with contextlib.suppress(psutil.NoSuchProcess):
+            killed.append(Process.of(process.pid))
             process.kill()
+    assert processes.wait_until(lambda: not any(process.find() for process in killed), 30)
 
 
 def process_of(kit: Kit, which: str) -> psutil.Process:
