@@ -24,7 +24,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Reached:
-    """How far a run got that ended with an error, from what was pooled before. Its text says it in words.
+    """How far a run got before it ended with an error; `str` gives it as sentences.
 
     Parameters
     ----------

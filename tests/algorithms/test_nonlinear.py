@@ -106,11 +106,11 @@ def test_it_keeps_what_its_interface_promises(silos: dict[str, Any]) -> None:
     ft.check_problem(GeometricMean(), LogMean(0.2), silos["silo 0"]).raise_if_failed()
 
 
-@pytest.mark.parametrize("inner", ["auto", "step", "adaptive"])
+@pytest.mark.parametrize("inner", ["auto", "step", "adaptive", "secant"])
 def test_beta_follows_a_curvature_that_grows(inner: Any, silos: dict[str, Any]) -> None:
     """With beta = 1 of the first law and a curvature of 1.9 at the last, the gradient stayed at 2.6e-6."""
     algorithm = ft.Coded(tolerance=1e-6, max_rounds=60, inner=inner)
     result = ft.solve(GeometricMean(), LogMean(0.0), silos, algorithm)
     assert result.status is Status.CONVERGED
-    assert result.rounds <= 12
+    assert result.rounds <= (5 if inner == "secant" else 12)  # 6 with a memory in units of the smaller beta
     assert result.psi[0] == pytest.approx(np.exp(np.concatenate(list(silos.values())).mean()), abs=1e-6)

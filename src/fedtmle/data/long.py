@@ -136,7 +136,9 @@ def _identified(cells: Cells, name: str) -> IntArray:
         )
     count = int(np.count_nonzero(missing))
     if count:
-        raise UnreadableError(f"column '{name}' is missing in {_rows(count)}", "give the person of every row")
+        raise UnreadableError(
+            f"column '{name}' is missing in {_rows(count)}", "give an identifier of the person in every row"
+        )
     return people.reshape(-1).astype(np.int64)
 
 

@@ -311,7 +311,7 @@ def _pooled_rows(case: Case[Law, Rows]) -> Iterator[Gap]:
 
 
 def _closing(case: Case[Law, Rows]) -> Iterator[Gap]:
-    """Also at moved laws: a factor that is 1 at the given one may be missing."""
+    """Compare the closing covariance with that of D, also at moved laws, where no factor happens to be 1."""
     for each in case.moved():
         yield from _closing_at(each)
 

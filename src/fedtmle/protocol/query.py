@@ -230,7 +230,7 @@ class Retirement(Protocol):
 @final
 @dataclass(frozen=True, kw_only=True)
 class KnownLaw:
-    """A law on the path of the targeting, and what a round disclosed about it.
+    """A law that targeting passed, and what a round disclosed about it.
 
     ``residuals`` bounds the coordinates of the pooled mean of the EIF, up to the error of exact sums and
     quadrature.

@@ -56,7 +56,7 @@ class PrivacyCost:
 
     @property
     def inflation(self) -> float:
-        """The width of the interval over that without noise, the largest of all coordinates."""
+        """How many times as wide as without noise the intervals are; the largest over the parameters."""
         return max(a / b for a, b in zip(self.std_errors, self.without_noise, strict=True))
 
 

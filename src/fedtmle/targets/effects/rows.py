@@ -109,7 +109,7 @@ def is_ever(column: Array) -> bool:
 
 
 def part(column: Array, rows: slice) -> Array:
-    """Return some rows of columns of shape (..., N). A constant column is one row, which stands for all."""
+    """Return some rows of columns of shape (..., N). A constant column stays one row."""
     return column[..., :1] if column.strides[-1] == 0 else column[..., rows]
 
 
