@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import ssl
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -17,6 +17,7 @@ from fedtmle.cli import app
 from fedtmle.deploy.authority import authority_of, install, request, sign
 from fedtmle.deploy.kits import Deployment, Kit, Role, read_deployment, read_kit
 from fedtmle.deploy.provision import add_silo, provision, remove_silo
+from fedtmle.deploy.validity import invalidity, invalidity_now
 from fedtmle.engine.dispatch import revoked
 from fedtmle.errors import InputError
 
@@ -83,6 +84,28 @@ def test_days_are_those_that_were_asked_for(made: Deployment) -> None:
         assert days_left(kit.certificate) in (DAYS - 1, DAYS)
         assert days_left(kit.authority) > 3600
     assert days_left(made.server / "fedtmle" / "dispatcher.crt") in (DAYS - 1, DAYS)
+
+
+def test_every_certificate_begins_before_it_is_made(made: Deployment) -> None:
+    """A machine whose clock is some minutes behind can use it at once, and the authority's as well."""
+    made_at = datetime.fromtimestamp((made.path / "deployment.json").stat().st_mtime, UTC)
+    for path in (made.server, made.admin, made.kit("north")):
+        for file in (read_kit(path).certificate, read_kit(path).authority):
+            begin = x509.load_pem_x509_certificate(file.read_bytes()).not_valid_before_utc
+            assert begin < made_at - timedelta(minutes=9), file
+
+
+def test_invalid_certificates_are_told_apart_by_the_clock(kit: Kit) -> None:
+    assert invalidity(kit, datetime.now(UTC)) == ""
+    assert invalidity(kit, datetime.now(UTC) - timedelta(days=1)).startswith("the certificate begins on ")
+    assert invalidity(kit, datetime.now(UTC) + timedelta(days=DAYS)).startswith("the certificate ended on ")
+    kit.certificate.unlink()
+    assert invalidity_now(kit) == f"{kit.certificate}: the certificate is missing or damaged"
+
+
+def test_a_silo_is_added_under_an_authority_of_any_length(tmp_path: Path) -> None:
+    made = provision(tmp_path / "long", silos=["north"], host="localhost", port=1, days=5000)
+    assert days_left(read_kit(add_silo(made, "east", days=10).kit("east")).authority) in (4999, 5000)
 
 
 def test_the_authority_keeps_no_private_key_but_its_own(made: Deployment) -> None:

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import psutil
@@ -27,13 +28,15 @@ from fedtmle.deploy import supervisor
 supervisor.RESTART_PAUSE = 0.1
 supervisor.engine_command = lambda kit: [sys.executable, "-c", {engine!r}]
 supervisor.engine_environment = lambda: None
+supervisor.invalidity_now = lambda kit: {trouble}
+supervisor.LOOK_EVERY = 0.1
 class Kit: path = home = Path({folder!r}); role = None
 sys.exit(supervisor.supervise(Kit()))
 """
 
 
-def _start(folder: Path, engine: str) -> psutil.Process:
-    text = SUPERVISOR.format(engine=engine, folder=str(folder))
+def _start(folder: Path, engine: str, *, trouble: str = "''") -> psutil.Process:
+    text = SUPERVISOR.format(engine=engine, folder=str(folder), trouble=trouble)
     return psutil.Process(os.posix_spawn(sys.executable, [sys.executable, "-c", text], os.environ))
 
 
@@ -65,6 +68,24 @@ def test_it_never_gives_up_an_engine_that_keeps_dying(tmp_path: Path) -> None:
     try:
         assert wait_until(lambda: lives.exists() and len(lives.read_text()) > 2, 60)
         assert supervisor.is_running()
+    finally:
+        processes.end([supervisor])
+
+
+def test_it_starts_no_engine_before_its_certificates_are_valid(tmp_path: Path) -> None:
+    """FLARE's engine would neither end nor connect later."""
+    valid, lives = tmp_path / "valid", tmp_path / "lives"
+    supervisor = _start(
+        tmp_path,
+        f"open({str(lives)!r}, 'a').write('x'); import time; time.sleep(300)",
+        trouble=f"'' if Path({str(valid)!r}).exists() else 'it begins later'",
+    )
+    try:
+        time.sleep(2.0)
+        assert supervisor.is_running()
+        assert not lives.exists()
+        valid.touch()
+        assert wait_until(lives.exists, 20)
     finally:
         processes.end([supervisor])
 

@@ -110,6 +110,13 @@ def _masked(case: tuple[Plan, Mapping[str, Any]], *, signed: bool) -> tuple[Plan
     return dataclasses.replace(plan, roster=members, colluders=0), rows
 
 
+def _noisy() -> tuple[Plan, Mapping[str, Any]]:
+    tables = split(pooled_table(300, 1, binary=True), 3)
+    privacy = ft.Privacy(epsilon=1.0)
+    study = trial(GLM("a + x"), binary=True, algorithm=ft.OneStep(), privacy=privacy)
+    return _masked((study_plan(study, roster(list(tables))), tables), signed=True)
+
+
 SGD = ft.StochasticGradientDescent(batch=20, step=0.01, steps=3, seed=3)
 CASES: dict[str, Callable[[], tuple[Plan, Mapping[str, Any]]]] = {
     "mean, gradient": lambda: _small("mean", ft.Gradient(tolerance=1e-2)),
@@ -129,6 +136,8 @@ CASES: dict[str, Callable[[], tuple[Plan, Mapping[str, Any]]]] = {
     ),
     "study, relayed": lambda: _masked(_study(3), signed=True),
 }
+# Noise differs from run to run, so that no run is a reference for another.
+NOISY = {"study, noisy": _noisy}
 NAMES = tuple(CASES)
 TURNS = (*NAMES, *NAMES[:3], *NAMES[:3], *NAMES[:3])  # cheap ones come more often
 

@@ -19,15 +19,22 @@ from dataclasses import dataclass, field
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
 from typing import Any
+from unittest import mock
+
+import msgspec
 
 from fedtmle.errors import DeadlineError
+from fedtmle.model.noise import discrete_gaussian
+from fedtmle.protocol.plan import Plan
+from fedtmle.runtime import noise
 from fedtmle.runtime.journal import MAGIC, FileJournal, scan
 from fedtmle.runtime.keeper import Keeper
-from fedtmle.runtime.ledger import Ledger
+from fedtmle.runtime.ledger import Ledger, Told
 from fedtmle.runtime.session import Journalled, Session
 from fedtmle.runtime.silo import Silo
-from tests.runtime.faults import CASES, key_of, reference
+from tests.runtime.faults import CASES, NOISY, key_of, reference
 
+PLANS = {**CASES, **NOISY}
 PATIENCE = 60.0
 SERVER = "server"
 
@@ -55,16 +62,64 @@ def _pieces(data: bytes) -> Iterator[bytes]:
         time.sleep(0.002)
 
 
+@dataclass(frozen=True)
+class BudgetMemory:
+    """Let the ledger hold the budget that a study with noise takes, once."""
+
+    silo: str
+
+    def refusal(self, _: Plan, /) -> str:
+        return ""
+
+    def told(self, plan: Plan, /) -> Told:
+        privacy = plan.program.privacy
+        assert privacy is not None
+        return Told(
+            rows="",
+            columns=(),
+            roster=plan.silos,
+            own=self.silo,
+            is_masked=plan.is_masked,
+            zcdp=str(privacy.taken),
+        )
+
+
+def _append(path: Path, value: object) -> None:
+    """Append to a file by one write, which a killed process has made or not."""
+    data = msgspec.msgpack.encode(value)
+    with open(path, "ab", buffering=0) as file:
+        file.write(struct.pack(">I", len(data)) + data)
+
+
+def appended(path: Path) -> list[Any]:
+    """What was appended to a file."""
+    data, values, at = path.read_bytes(), [], 0
+    while at < len(data):
+        (length,) = struct.unpack_from(">I", data, at)
+        values.append(msgspec.msgpack.decode(data[at + 4 : at + 4 + length]))
+        at += 4 + length
+    return values
+
+
 def be_silo(folder: Path, case: str, name: str) -> None:
     """Answers at a socket until it is killed."""
-    plan, rows = CASES[case]()
+    plan, rows = PLANS[case]()
     started = time.perf_counter()
     journal = SlowJournal(folder / f"{name}.journal")
     known = len(journal.records)
     ledger, key = SlowLedger(folder / f"{name}.ledger"), key_of(name)
-    keeper = Keeper(journal=journal, ledger=ledger, key=key, mask_key=key.mask_key)
+    memory = None if plan.program.privacy is None else BudgetMemory(name)
+    keeper = Keeper(journal=journal, ledger=ledger, key=key, mask_key=key.mask_key, memory=memory)
     silo = Silo(name, plan, rows[name], keeper=keeper)
     _note(folder, name, known, time.perf_counter() - started)
+
+    def noted(variance: Any, below: Any) -> int:
+        drawn = discrete_gaussian(variance, below)
+        _append(folder / f"{name}.draws", drawn)
+        time.sleep(0.002)  # a moment in which it can be killed
+        return drawn
+
+    mock.patch.object(noise, "discrete_gaussian", noted).start()
     place = folder / f"{name}.socket"
     with contextlib.suppress(FileNotFoundError):
         place.unlink()
@@ -75,7 +130,10 @@ def be_silo(folder: Path, case: str, name: str) -> None:
             connection, _ = listener.accept()
             with connection, contextlib.suppress(OSError, EOFError):
                 while True:
-                    _send(connection, silo.step(_receive(connection)))
+                    request = _receive(connection)
+                    reply = silo.step(request)
+                    _append(folder / f"{name}.wire", (request, reply))  # before it leaves
+                    _send(connection, reply)
 
 
 class Sockets:
@@ -108,7 +166,7 @@ class Sockets:
 
 def be_server(folder: Path, case: str) -> None:
     """Runs the session to its end and writes the transcript."""
-    plan, _ = CASES[case]()
+    plan, _ = PLANS[case]()
     started = time.perf_counter()
     journal = SlowJournal(folder / f"{SERVER}.journal")
     known = len(journal.records)
@@ -217,7 +275,7 @@ class Party:
 def run_and_kill(folder: Path, case: str, kills: int, seed: int, context: ForkServerContext) -> Party:
     """One run, during which so many processes are killed, each at a random moment; then left to end."""
     rng = random.Random(seed)  # noqa: S311 - moments, not secrets
-    names = [*CASES[case]()[0].silos, SERVER]
+    names = [*PLANS[case]()[0].silos, SERVER]
     party = Party(folder, case, context)
     try:
         for name in names:

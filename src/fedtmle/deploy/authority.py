@@ -25,6 +25,7 @@ from fedtmle.runtime.documents import write_document
 
 KEY_BITS = 2048
 ROOT_DAYS = 3650  # the authority outlives the certificates that it signs
+BACKDATED = timedelta(minutes=10)  # a certificate begins so long before it is made: clocks differ
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,33 @@ class Authority:
     def _state(self) -> Path:
         (state,) = self.path.glob("*/state/cert.json")
         return state
+
+    def create(self, name: str, days: int) -> None:
+        """Make the authority's key and certificate, valid for ``days`` days, where FLARE looks for them.
+
+        FLARE's own would begin at this second, so that a machine whose clock is behind could not use it.
+        """
+        from nvflare.lighter import utils
+
+        key, public = utils.generate_keys()
+        own = utils.Identity(name)
+        begin = datetime.now(UTC) - BACKDATED
+        root = utils.generate_cert(own, own, key, public, valid_days=days, ca=True, not_valid_before=begin)
+        state = self.path / name / "state" / "cert.json"
+        state.parent.mkdir(parents=True, mode=0o700)
+        document = {"root_cert": utils.serialize_cert(root), "root_pri_key": utils.serialize_pri_key(key)}
+        write_document(state, {name: pem.decode() for name, pem in document.items()})
+        state.chmod(0o600)
+
+    @property
+    def days(self) -> int:
+        """For how many days the authority's certificate is valid in all."""
+        root = self._root()
+        return (root.not_valid_after_utc - root.not_valid_before_utc).days
+
+    def _root(self) -> x509.Certificate:
+        state = json.loads(self._state.read_text(encoding="utf-8"))
+        return x509.load_pem_x509_certificate(state["root_cert"].encode())
 
     def forget_keys(self) -> None:
         """Delete every private key but the authority's own from FLARE's records."""
@@ -55,8 +83,7 @@ class Authority:
 
     def reissue(self, site: str, certificate: x509.Certificate, public_key: object, days: int) -> bytes:
         """Return a new certificate, in PEM, with the subject and rights of ``certificate`` for a key."""
-        state = json.loads(self._state.read_text(encoding="utf-8"))
-        root = x509.load_pem_x509_certificate(state["root_cert"].encode())
+        state, root = json.loads(self._state.read_text(encoding="utf-8")), self._root()
         key = serialization.load_pem_private_key(state["root_pri_key"].encode(), password=None)
         if not isinstance(key, rsa.RSAPrivateKey) or not isinstance(public_key, rsa.RSAPublicKey):
             raise InputError("the key of a certificate must be an RSA key")
@@ -67,7 +94,7 @@ class Authority:
             subject_name=certificate.subject,
             public_key=public_key,
             serial_number=x509.random_serial_number(),
-            not_valid_before=now - timedelta(minutes=10),
+            not_valid_before=now - BACKDATED,
             not_valid_after=end,
         )
         for extension in certificate.extensions:

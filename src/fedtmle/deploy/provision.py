@@ -60,7 +60,9 @@ def provision(
     project = _project_name(folder)
     made = Deployment(path=folder, project=project, host=host, port=port, sites=named)
     authority = folder / "authority"
-    kits = _provision(authority, _project(made, max(days, ROOT_DAYS)))
+    signs = Authority(authority)
+    signs.create(project, max(days, ROOT_DAYS))
+    kits = _provision(authority, _project(made, signs.days))
     (folder / "silos").mkdir()
     shutil.move(kits / "server", made.server)
     shutil.move(kits / COORDINATOR, made.admin)
@@ -79,7 +81,6 @@ def provision(
         write_policy(party)
     admin_kit = kit(path=made.admin, role=Role.ADMIN, site=COORDINATOR, silo="")
     admin_kit.write()
-    signs = Authority(authority)
     for party in (*parties, admin_kit):
         _certify(signs, party.site, party.certificate, days)
     _certify(signs, DISPATCHER, made.server / "fedtmle" / "dispatcher.crt", days)
@@ -151,7 +152,7 @@ def _add_kit(made: Deployment, kit: Kit, days: int) -> None:
         state = Path(scratch) / made.project / "state"
         state.mkdir(parents=True)
         (state / "cert.json").write_text(authority.state_text(), encoding="utf-8")
-        kits = _provision(Path(scratch), _project(made, ROOT_DAYS))
+        kits = _provision(Path(scratch), _project(made, authority.days))
         kit.path.parent.mkdir(exist_ok=True)
         shutil.move(kits / kit.site, kit.path)
     kit.write()

@@ -23,11 +23,13 @@ import psutil
 from fedtmle.deploy.ahead import is_compiled
 from fedtmle.deploy.kits import Kit, Role, read_kit
 from fedtmle.deploy.processes import descendants, end, engine_command, engine_environment, record_engine
+from fedtmle.deploy.validity import invalidity_now
 from fedtmle.engine.logs import tidy
 
 RESTART_PAUSE = 1.0  # seconds; doubled after each brief life of the engine
 LONGEST_PAUSE = 30.0  # seconds
 TIDY_EVERY = 600.0  # seconds
+LOOK_EVERY = 10.0  # seconds between two looks at certificates that are not valid
 BRIEF_LIFE = 20.0  # seconds
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -46,6 +48,7 @@ def supervise(kit: Kit) -> int:
         if kit.role is Role.SILO and not is_compiled(kit):
             threading.Thread(target=_compile_ahead, args=(kit,), daemon=True).start()
         while True:
+            _await_certificates(kit)
             started = time.monotonic()
             engine = subprocess.Popen(  # noqa: S603 - FLARE's own module
                 engine_command(kit), env=engine_environment(), cwd=kit.path, stdin=subprocess.DEVNULL
@@ -56,9 +59,7 @@ def supervise(kit: Kit) -> int:
             # A job that outlives its engine would hold the run's journal.
             end(descendants(psutil.Process()))
             pause = next_pause(pause, lived=time.monotonic() - started)
-            with suppress(OSError):  # the log's disk may be full
-                told = f"the engine ended with code {engine.returncode}; it is started again in {pause:g} s"
-                print(told, flush=True)  # noqa: T201 - the engine's log
+            _log(f"the engine ended with code {engine.returncode}; it is started again in {pause:g} s")
             time.sleep(pause)
     except _Leave:
         return 0
@@ -71,6 +72,21 @@ def supervise(kit: Kit) -> int:
 def next_pause(pause: float, *, lived: float) -> float:
     """Return the seconds before the next start of an engine that ``lived`` so many, after the last pause."""
     return min(2.0 * pause, LONGEST_PAUSE) if lived < BRIEF_LIFE else RESTART_PAUSE
+
+
+def _await_certificates(kit: Kit) -> None:
+    """Wait until the kit's certificates are valid by this machine's clock; log why they are not, once."""
+    logged = ""
+    while why := invalidity_now(kit):
+        if why != logged:
+            _log(f"{why}; the engine is started as soon as it is valid")
+            logged = why
+        time.sleep(LOOK_EVERY)
+
+
+def _log(line: str) -> None:
+    with suppress(OSError):  # the log's disk may be full
+        print(line, flush=True)  # noqa: T201 - the engine's log
 
 
 def _serve_numbers(kit: Kit) -> None:
