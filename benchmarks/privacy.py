@@ -30,13 +30,14 @@ import fedtmle as ft
 from benchmarks.private_records import Columns, Records, expit, floats
 from fedtmle.data import load_all
 from fedtmle.model.exact import Sums
+from fedtmle.model.types import Array
 from fedtmle.programs.flow import StudyProgram
 from fedtmle.protocol.outcome import Targeted
 from fedtmle.runtime.rows import LocalRows
 from fedtmle.studyfile.schema import schema_of
 
 SILOS = 10
-KINDS = ("binary", "rare", "continuous", "wrong g", "wrong Q", "trial", "missing", "strong")
+KINDS = ("binary", "rare", "continuous", "wrong g", "wrong Q", "trial", "missing", "strong", "strata")
 Row = dict[str, float | str]
 
 
@@ -55,8 +56,11 @@ class Cell:
         return f"{self.kind} n={self.n} p={self.p} g={self.g_bounds}"
 
 
-def draw(cell: Cell, n: int, rng: np.random.Generator) -> tuple[Columns, float]:
-    """Return records and the mean effect at their covariates: normal ones within 3 SD, and a binary one."""
+def draw(cell: Cell, n: int, rng: np.random.Generator) -> tuple[Columns, Array]:
+    """Return records and the mean effect at their covariates: normal ones within 3 SD, and a binary one.
+
+    With strata, which the binary covariate gives, the mean effects are those of everyone and in each.
+    """
     p, strength = cell.p, 2.0 if cell.kind == "strong" else 1.0
     x = np.clip(rng.standard_normal((p, n)), -3.0, 3.0)
     x[1] = x[1] > 0.3
@@ -78,7 +82,9 @@ def draw(cell: Cell, n: int, rng: np.random.Generator) -> tuple[Columns, float]:
     columns = {"a": a, "y": y, **{f"x{j}": x[j] for j in range(p)}}
     if cell.kind == "trial":
         columns["known"] = g
-    return columns, float(np.mean(q[1] - q[0]))
+    effect = q[1] - q[0]
+    groups = [np.ones(n, dtype=bool), *([x[1] == 0, x[1] == 1] if cell.kind == "strata" else [])]
+    return columns, np.array([effect[group].mean() for group in groups])
 
 
 def study_of(cell: Cell) -> ft.Study:
@@ -91,7 +97,7 @@ def study_of(cell: Cell) -> ft.Study:
         variables["known"] = {"kind": "number", "range": [0.5, 0.5001]}
     terms = " + ".join(f"x{j}" for j in range(cell.p))
     return ft.Study(
-        target=ft.ATE(outcome="y", treatment="a"),
+        target=ft.ATE(outcome="y", treatment="a", strata="x1" if cell.kind == "strata" else None),
         outcome_model=ft.GLM(f"a + {terms}"),
         treatment_model=ft.Supplied("known") if cell.kind == "trial" else ft.GLM(terms),
         missingness_model=ft.GLM(f"a + {terms}") if cell.kind == "missing" else None,
@@ -138,30 +144,35 @@ def simulate(setting: Cell, epsilons: Sequence[float], replications: int, seed: 
     """Return coverage, width and bias for each epsilon, all of them on the same simulated records."""
     kind = zlib.crc32(f"{setting.kind} {setting.g_bounds}".encode())
     rng = np.random.default_rng([seed, setting.n, setting.p, kind])
-    truth = float(np.mean([draw(setting, 200_000, rng)[1] for _ in range(10)]))
+    truth = np.mean([draw(setting, 200_000, rng)[1] for _ in range(10)], axis=0)
     cells = [replace(setting, epsilon=epsilon) for epsilon in epsilons]
-    studies = [(study_of(cell), _Tally(cell)) for cell in cells]
+    studies = [(study_of(cell), [_Tally(cell, k) for k in range(len(truth))]) for cell in cells]
     start = time.process_time()
     with floats():
         for _ in range(replications):
             records = Records(draw(setting, setting.n, rng)[0])
-            for study, tally in studies:
-                tally.add(answered(study, setting.n, records.sums, rng), truth)
+            for study, tallies in studies:
+                outcome = answered(study, setting.n, records.sums, rng)
+                for tally, value in zip(tallies, truth.tolist(), strict=True):
+                    tally.add(outcome, value)
     seconds = (time.process_time() - start) / replications / len(cells)
-    return [{**tally.row(), "seed": seed, "seconds": round(seconds, 3)} for _, tally in studies]
+    rows = [tally.row() for _, tallies in studies for tally in tallies]
+    return [{**row, "seed": seed, "seconds": round(seconds, 3)} for row in rows]
 
 
 class _Tally:
-    """The errors, standard errors and labels of the replications of one cell."""
+    """The errors, standard errors and labels of one coordinate in the replications of one cell."""
 
-    def __init__(self, cell: Cell) -> None:
-        self.cell = cell
+    def __init__(self, cell: Cell, coordinate: int) -> None:
+        self.cell, self.coordinate = cell, coordinate
         self.rows: list[tuple[float, ...]] = []
 
     def add(self, outcome: Targeted, truth: float) -> None:
         account = outcome.details.privacy  # type: ignore[attr-defined]  # of a study
-        error = float(outcome.estimate.psi[0]) - truth
-        std_error, sampling = math.sqrt(outcome.estimate.covariance[0, 0]), math.sqrt(account.sampling[0])
+        k = self.coordinate
+        error = float(outcome.estimate.psi[k]) - truth
+        std_error, sampling = math.sqrt(outcome.estimate.covariance[k, k]), math.sqrt(account.sampling[k])
+        self.place = account.places[k]
         self.rows.append((error, std_error, sampling, account.g_bound, float(bool(account.limits))))
 
     def row(self) -> Row:
@@ -170,6 +181,7 @@ class _Tally:
         promised = labelled == 0.0
         return {
             "kind": self.cell.kind,
+            "place": self.place,
             "n": self.cell.n,
             "p": self.cell.p,
             "g_bounds": str(self.cell.g_bounds),

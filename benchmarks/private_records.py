@@ -14,27 +14,29 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+import scipy.special
 
 from fedtmle.initial.design import column_names
 from fedtmle.initial.glm import FittedGLM
 from fedtmle.model.exact import Sums
 from fedtmle.model.types import Array, upper_pairs
-from fedtmle.programs import noisy, noisy_fit
+from fedtmle.programs import noisy, noisy_closing, noisy_fit
 from fedtmle.protocol.noisy import PLACES, NoisySums
 from fedtmle.targets.effects.noisy import (
+    COUNT_SCALE,
     TRUNCATED_SCALE,
     GradientColumns,
     GramColumns,
     OneStepColumns,
-    PrivateDesign,
 )
+from fedtmle.targets.effects.noisy_design import PrivateDesign
 from fedtmle.targets.effects.prepare import Q_MARGIN
 
 Columns = dict[str, Array]
 
 
 def expit(x: Array) -> Array:
-    return np.asarray(1.0 / (1.0 + np.exp(-x)))
+    return np.asarray(scipy.special.expit(x))
 
 
 class Records:
@@ -132,9 +134,15 @@ class Records:
             u.append(Q + taken * (self.y - Q) / np.maximum(share, prepared.g_floor))
         t = (np.array(columns.problem.combination) @ np.stack(u) - columns.centre) / columns.radius
         t /= np.maximum(np.sqrt(np.einsum("ij,ij->j", t, t)), 1.0)
-        second = t @ t.T * columns.scale
-        squares = [second[j, k] * (1.0 if j == k else math.sqrt(2.0)) for j, k in upper_pairs(len(t))]
-        return np.array([*t.sum(axis=1), *squares, *truncated])
+        found: list[float] = []
+        for level in columns.strata or (None,):
+            place = 1 + self.names.index(str(columns.columns.strata)) if level is not None else 0
+            part = t if level is None else t[:, self.raw[place] == float(level)]
+            second = part @ part.T * columns.scale
+            found += [] if level is None else [COUNT_SCALE * part.shape[1]]
+            found += part.sum(axis=1).tolist()
+            found += [second[j, k] * (1.0 if j == k else math.sqrt(2.0)) for j, k in upper_pairs(len(t))]
+        return np.array([*found, *truncated])
 
 
 @contextmanager
@@ -166,7 +174,8 @@ def floats() -> Iterator[None]:
     quick = {"multiply": np.matmul, "congruence": congruence, "invert": np.linalg.inv}
     quick |= {"_means": means, "averages": averages, "mean_of": mean_of}
     quick |= {"probability": probability, "_combined": np.matmul}
-    places = [(m, name, by) for m in (noisy, noisy_fit) for name, by in quick.items() if hasattr(m, name)]
+    modules = (noisy, noisy_closing, noisy_fit)
+    places = [(m, name, by) for m in modules for name, by in quick.items() if hasattr(m, name)]
     before = [(module, name, getattr(module, name)) for module, name, _ in places]
     try:
         for module, name, by in places:

@@ -14,7 +14,7 @@ from fedtmle.initial.glm import GLM
 from fedtmle.layout import Document, aligned, number, wrapped
 from fedtmle.model.budget import Privacy
 from fedtmle.model.types import Array
-from fedtmle.programs.noisy import LARGEST_INFLATION
+from fedtmle.programs.noisy_closing import LARGEST_INFLATION
 from fedtmle.programs.study import Study
 from fedtmle.studies.privacy_cost import PrivacyPlan
 from fedtmle.studies.run import run

@@ -27,7 +27,7 @@ from fedtmle.protocol.noisy import PLACES, NoisySums
 from fedtmle.runtime.noise import with_noise
 from fedtmle.runtime.rows import LocalRows
 from fedtmle.studyfile.schema import schema_of
-from fedtmle.targets.effects.noisy import SQUARE_SCALE, GradientColumns, OneStepColumns
+from fedtmle.targets.effects.noisy import COUNT_SCALE, SQUARE_SCALE, GradientColumns, OneStepColumns
 from tests import kinds
 from tests.declare import declare
 
@@ -105,6 +105,50 @@ def test_no_replaced_record_moves_the_sums_by_more_than_declared(asked: list[Noi
     assert squares.max() <= declared * (1 + 1e-12)
     assert squares.max() >= 0.2 * declared  # and the bound is not idle
     assert np.abs(terms).max() <= 1.5
+
+
+@pytest.mark.parametrize("target", [ft.ATE, ft.TSM], ids=lambda target: target.__name__)
+def test_no_record_that_changes_its_stratum_moves_the_sums_by_more_than_declared(target: Any) -> None:
+    """All pairs of corners, three strata: one record changes the sums of two strata at most."""
+    study = replace(
+        STUDY, target=target(outcome="y", treatment="arm", strata="site"), submodel="per arm", g_bounds=0.3
+    )
+    table = corners()
+    columns = queries(study, table)[-1].columns
+    assert isinstance(columns, OneStepColumns)
+    columns = with_steep_models(columns)
+    terms, site = row_terms(columns, table), np.asarray(columns.columns.stratum(table))
+    squares = ((terms[:, :, None] - terms[:, None, :]) ** 2).sum(axis=0)
+    declared = float(columns.squared_sensitivity)
+    same = site[:, None] == site[None, :]
+    assert squares[same].max() <= declared * (1 + 1e-12)
+    assert squares[~same].max() <= declared * (1 + 1e-12)
+    assert squares[~same].max() >= 0.8 * declared  # and the bound is not idle
+    assert squares[same].max() >= 0.8 * declared
+    moments = len(columns.names) - columns.arms
+    by_stratum = (terms[:moments, :, None] != terms[:moments, None, :]).reshape(3, -1, *same.shape)
+    assert set(by_stratum.any(axis=1).sum(axis=0).ravel().tolist()) == {0, 1, 2}
+    # The sums of all strata are those of a study without strata, but for the scale of the squares.
+    pooled = terms[:moments].reshape(3, -1, table.n_rows).sum(axis=0)
+    np.testing.assert_array_equal(pooled[0], np.full(table.n_rows, COUNT_SCALE))
+    alone = replace(columns, columns=replace(columns.columns, strata=None, strata_levels=()))
+    np.testing.assert_allclose(pooled[1 : 1 + columns.dim], alone.evaluate(table)[: columns.dim])
+
+
+@pytest.mark.parametrize("dim", [1, 2, 3])
+def test_moments_in_two_strata_move_by_at_most_two(dim: int) -> None:
+    """The largest change by a record that goes to another stratum, over the ball; larger scales break it."""
+    points = np.random.default_rng(dim).standard_normal((dim, 2000))
+    points /= np.linalg.norm(points, axis=0) * np.random.default_rng(9).choice([1.0, 2.0], 2000)
+
+    def largest(count: float, square: float) -> float:
+        lanes = [points[j] * points[k] * (1.0 if j == k else math.sqrt(2.0)) for j, k in upper_pairs(dim)]
+        norms = count**2 + (points**2).sum(axis=0) + square**2 * (np.stack(lanes) ** 2).sum(axis=0)
+        return 2.0 * float(norms.max())
+
+    assert 3.9 < largest(COUNT_SCALE, SQUARE_SCALE[2]) <= 4.0
+    assert largest(COUNT_SCALE, SQUARE_SCALE[1]) > 4.0  # the scale without strata would not do
+    assert largest(1.0, SQUARE_SCALE[2]) > 4.0
 
 
 def test_values_beyond_the_declared_range_are_clipped(asked: list[NoisySums]) -> None:

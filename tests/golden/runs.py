@@ -402,6 +402,8 @@ def private(study: ft.Study, _: Path) -> Any:
 
 _PRIVACY = ft.Privacy(epsilon=20.0, delta=1e-3, server="trusted")
 add("study/private", partial(private, study_of(ATE, algorithm=ft.OneStep(), privacy=_PRIVACY)))
+_BY_STRATUM = {"outcome_model": ft.GLM("arm + w + C(site)"), "algorithm": ft.OneStep(), "privacy": _PRIVACY}
+add("study/private, strata", partial(private, study_of(EFFECTS["RR strata"], **_BY_STRATUM)))
 
 
 # Silo files: streams, policies, and names of columns.

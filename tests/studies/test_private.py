@@ -125,7 +125,6 @@ def test_a_repeated_request_gets_the_recorded_bytes(monkeypatch: pytest.MonkeyPa
 
 
 OTHERS: dict[str, dict[str, Any]] = {
-    "strata": {"target": ft.ATE(outcome="y", treatment="a", strata="site")},
     "ATT is not available": {"target": ft.ATT(outcome="y", treatment="a")},
     "one-step": {"algorithm": ft.Gradient()},
     "weights are": {"weights": "w"},
@@ -176,6 +175,85 @@ def test_other_estimands_run(target: Any) -> None:
     document = ft.run(study, silos()).document
     assert all(row["conf_low"] < row["estimate"] < row["conf_high"] for row in document["estimates"])
     assert len(document["privacy"]["inflation"]) == 2
+
+
+STRATA = {
+    "ATE": (ft.ATE(outcome="y", treatment="a", strata="x1"), ["ATE", "ATE in 0", "ATE in 1"], 1),
+    "RR": (ft.RR(outcome="y", treatment="a", strata="x1"), ["RR", "RR in 0", "RR in 1"], 2),
+    "OR": (ft.OR(outcome="y", treatment="a", strata="x1"), ["OR", "OR in 0", "OR in 1"], 2),
+    "TSM": (
+        ft.TSM(outcome="y", treatment="a", strata="x1"),
+        [f"E[Y({arm})]{place}" for place in ("", " in 0", " in 1") for arm in (0, 1)],
+        2,
+    ),
+    "OutcomeMean": (ft.OutcomeMean(outcome="y", strata="x1"), ["E[Y]", "E[Y] in 0", "E[Y] in 1"], 1),
+}
+
+
+@pytest.mark.parametrize("kind", STRATA)
+def test_estimates_by_stratum_are_those_of_exact_sums_up_to_the_models(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without noise, each estimate and standard error is near that of the same study without privacy."""
+    monkeypatch.setattr(noise, "discrete_gaussian", lambda _variance, _below: 0)
+    target, names, dim = STRATA[kind]
+    has_arms = target.treatment is not None
+    covariates = "x0 + C(x1) + x2"
+    study = ft.Study(
+        target=target,
+        outcome_model=ft.GLM(f"a + {covariates}" if has_arms else covariates),
+        treatment_model=ft.GLM(covariates) if has_arms else None,
+        missingness_model=None if has_arms else ft.GLM(covariates),
+        variables=study_of(CELL).variables,
+        g_bounds=0.1,
+        privacy=ft.Privacy(epsilon=20.0),
+    )
+    rows = silos(CELL if has_arms else replace(CELL, kind="missing"))
+    document = ft.run(study, rows).document
+    exact = ft.run(
+        replace(study, privacy=None, submodel="per arm", aggregation="open", diagnostics=False), rows
+    ).document
+    assert [row["estimand"] for row in document["estimates"]] == names
+    for ours, other in zip(document["estimates"], exact["estimates"], strict=True):
+        assert abs(ours["estimate"] - other["estimate"]) < 0.1 * other["std_error"]
+    privacy = document["privacy"]
+    for ours, other in zip(document["estimates"], exact["estimates"], strict=True):
+        assert ours["std_error"] == pytest.approx(other["std_error"], rel=0.15)
+    assert len(privacy["std_error_sampling"]) == 3 * dim
+    counts = [sum(np.sum(part["x1"] == level) for part in rows.values()) for level in (0, 1)]
+    np.testing.assert_allclose(list(privacy["rows"].values()), counts, atol=1e-3)
+    assert document["account"]["rounds"] == {"nuisance": 3, "closing": 1}
+    (test, *_), (expected, *_) = document["interaction"], exact["interaction"]
+    assert test["df"] == 1
+    assert test["p_value"] == pytest.approx(expected["p_value"], abs=0.1)
+    json.dumps(document, allow_nan=False)
+
+
+def test_estimates_by_stratum_cost_noise_in_every_part() -> None:
+    study = replace(study_of(CELL), target=ft.ATE(outcome="y", treatment="a", strata="x1"))
+    result = ft.run(study, silos())
+    document = result.document
+    assert [row["estimand"] for row in document["estimates"]] == ["ATE", "ATE in 0", "ATE in 1"]
+    privacy = document["privacy"]
+    assert 1.999 < privacy["spent_epsilon"] <= 2.0  # no more than without strata
+    for k, row in enumerate(document["estimates"]):
+        parts = [privacy[f"std_error_{part}"][k] ** 2 for part in ("sampling", "noise", "models")]
+        assert sum(parts) == pytest.approx(row["std_error"] ** 2, rel=1e-9)
+    assert privacy["places"] == ["", "in 0", "in 1"]
+    assert set(privacy["rows"]) == {"0", "1"}
+    limited = [text for text in document["warnings"] if text.startswith("privacy: in ")]
+    assert bool(limited) == any(each > 2 for each in privacy["inflation"][1:])
+
+
+def test_strata_must_be_in_a_model() -> None:
+    study = replace(
+        study_of(CELL),
+        target=ft.ATE(outcome="y", treatment="a", strata="x1"),
+        outcome_model=ft.GLM("a + x0"),
+        treatment_model=ft.GLM("x0 + x1:x2"),
+    )
+    with pytest.raises(InputError, match=r"strata: .*'x1' must be in a model by itself; add C\(x1\)"):
+        ft.run(study, silos())
 
 
 def test_the_mean_of_missing_outcomes_runs() -> None:

@@ -8,7 +8,7 @@ from benchmarks.privacy import KINDS, Cell, answered, draw, run_flow, simulate, 
 from benchmarks.private_records import Records, floats
 
 
-@pytest.mark.parametrize("kind", ["rare", "trial", "missing", "continuous"])
+@pytest.mark.parametrize("kind", ["rare", "trial", "missing", "continuous", "strata"])
 def test_sums_in_floats_give_the_product_s_result(kind: str) -> None:
     assert kind in KINDS
     cell = Cell(n=2000, p=4, kind=kind)
@@ -27,3 +27,19 @@ def test_a_row_of_the_table_counts_labels_and_coverage() -> None:
     assert narrow["labelled"] == 0.0
     assert float(wide["width"]) > 2 * float(narrow["width"])
     assert 0.5 <= float(narrow["coverage"]) <= 1.0
+
+
+@pytest.mark.parametrize(("kind", "epsilon", "n"), [("trial", 0.5, 300), ("binary", 0.1, 100)])
+def test_a_small_study_is_always_labelled(kind: str, epsilon: float, n: int) -> None:
+    """Noise in the second moment must not pass for sampling error, with which widths are compared."""
+    cell, rng = Cell(n=n, p=3, kind=kind, epsilon=epsilon), np.random.default_rng(1)
+    study, understated = study_of(cell), 0
+    with floats():
+        for _ in range(100):
+            outcome = answered(study, n, Records(draw(cell, n, rng)[0]).sums, rng)
+            account = outcome.details.privacy  # type: ignore[attr-defined]  # of a study
+            total = account.sampling[0] + account.noise[0] + account.remainder[0]
+            assert any("times wider" in limit for limit in account.limits)
+            understated += total < 4 * account.sampling[0]
+    if kind == "trial":  # where the noisy second moment alone would have left the label out
+        assert understated > 0

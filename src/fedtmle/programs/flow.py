@@ -35,14 +35,12 @@ from fedtmle.programs.missing import (
 )
 from fedtmle.programs.noisy import (
     ASSUMPTIONS,
-    PrivacyAccount,
     closing_deviation,
-    finish,
     known_bound,
-    noisy_counts,
     noisy_query,
     private_nuisances,
 )
+from fedtmle.programs.noisy_closing import PrivacyAccount, finish, noisy_counts, noisy_overlap
 from fedtmle.programs.nuisance import effect_columns
 from fedtmle.programs.preparation import (
     PreparedStudy,
@@ -335,27 +333,26 @@ def private_flow(study: Study, levels: Levels, n: int, silos: int) -> Flow[Targe
     )
     effect = effect_problem(study, preparation)
     centre, radius = fit.range(bound)
-    terms = OneStepColumns(problem=effect, arms=fit.arms, centre=centre, radius=radius)
+    terms = OneStepColumns(problem=effect, columns=columns, centre=centre, radius=radius)
     query = noisy_query(study, terms, privacy.closing, n, silos, Phase.CLOSING)
     estimate, account = finish(study, fit, query, (yield query), bound, spent)
     arms, observed = noisy_counts(fit, columns)
+    if columns.strata_levels:
+        shares = [min(max(rows / n, 1.0 / n), 1.0) for rows in (n, *account.rows)]
+        regimes = len(components)
+        components = study.target.components(columns.strata_levels)
+        by_component = tuple(share for share in shares for _ in range(regimes))
+        effect = effect_problem(study, replace(preparation, components=components, shares=by_component))
     arithmetic = arithmetic_error(effect, effect.start())
     details = StudyDetails(
         problem=effect,
         components=components,
-        strata=(),
+        strata=columns.strata_levels,
         levels=levels,
         arm_counts=arms,
         observed_counts=observed,
         g_floor=bound,
-        overlap=Overlap(
-            truncated=tuple(max(round(count), 0) for count in account.truncated),
-            disclosing=(silos,) * fit.arms,
-            effective_sizes=fit.effective_sizes(bound),
-            largest_shares=(1.0 / (bound * n),) * fit.arms,
-            mean_squares=fit.mean_squares(bound),
-            predicted=(0.0, 0.0),
-        ),
+        overlap=noisy_overlap(fit, account),
         diagnostics=None,
         nuisances=fitted,
         silos=None,

@@ -9,13 +9,14 @@ The estimate is the one-step (AIPW) estimate, a mean of clipped terms of the inf
 has the sampling variance from the noisy second moment, floored at half of its prediction; the variance of the
 noise, which is known exactly; and that of the second-order remainder of the noisy models, with B the
 cross-moments of the two models' columns in the remainder, weighted by their derivatives.
+`programs.noisy_closing` has what follows the last round.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 from typing import final
@@ -23,25 +24,15 @@ from typing import final
 import numpy as np
 
 from fedtmle.initial.glm import GLM, FittedGLM, Levels, Supplied
-from fedtmle.model.budget import epsilon_of
-from fedtmle.model.exact import Sums
-from fedtmle.model.linear import congruence, eigen, multiply
-from fedtmle.model.problem import Estimate
-from fedtmle.model.types import Array, unpack
+from fedtmle.model.linear import congruence, multiply
+from fedtmle.model.types import Array
 from fedtmle.programs.noisy_fit import Coefficients, Population
 from fedtmle.programs.nuisance import effect_columns
 from fedtmle.programs.study import Study
 from fedtmle.protocol.noisy import NoisySums
 from fedtmle.protocol.query import Flow, Phase
-from fedtmle.targets.effects.noisy import (
-    TRUNCATED_SCALE,
-    GradientColumns,
-    GramColumns,
-    OneStepColumns,
-    PrivateDesign,
-    private_design,
-)
-from fedtmle.targets.effects.prepare import EffectColumns
+from fedtmle.targets.effects.noisy import TRUNCATED_SCALE, GradientColumns, GramColumns, OneStepColumns
+from fedtmle.targets.effects.noisy_design import PrivateDesign, private_design
 
 Columns = GramColumns | GradientColumns | OneStepColumns
 ASSUMPTIONS = (
@@ -52,58 +43,6 @@ GRADIENT_ROUNDS = 2
 INFLATION = 1.1  # of the standard error by the last round's noise, which the bound on g aims at
 MOST_TRUNCATED = 0.03  # share of the points whose g is below the bound
 BOUNDS = tuple(0.01 * 1.08**k for k in range(50))  # candidates: 0.01 to 0.43
-LEAST_SHARE = 0.5  # of its prediction, which the sampling variance is floored at
-LARGEST_BIAS = 0.3  # of the standard error, beyond which an interval is labelled
-LARGEST_REMAINDER = 0.5  # of the variance, likewise
-LARGEST_INFLATION = 2.0  # of the width, likewise
-
-
-@final
-@dataclass(frozen=True, kw_only=True)
-class PrivacyAccount:
-    """What privacy cost: the budget, the parts of the variance, and whether the interval is supported.
-
-    The variances are of each coordinate of psi. ``bias`` is the expected bias by shrinkage of the models, in
-    standard errors. ``truncated`` is the noisy number of rows in which the g of an arm was truncated.
-    """
-
-    epsilon: float
-    delta: float
-    rho: float
-    colluders: int
-    silos: int
-    g_bound: float
-    sampling: tuple[float, ...]
-    noise: tuple[float, ...]
-    remainder: tuple[float, ...]
-    bias: tuple[float, ...]
-    truncated: tuple[float, ...]
-    n: int
-
-    @property
-    def inflation(self) -> tuple[float, ...]:
-        """The width of each interval over that of the same estimate without noise."""
-        parts = zip(self.sampling, self.noise, self.remainder, strict=True)
-        return tuple(math.sqrt((s + e + r) / s) for s, e, r in parts)
-
-    @property
-    def limits(self) -> tuple[str, ...]:
-        """Why the interval is not promised to cover; empty if it is."""
-        found = []
-        total = [sum(parts) for parts in zip(self.sampling, self.noise, self.remainder, strict=True)]
-        if max(map(abs, self.bias)) > LARGEST_BIAS:
-            found.append(
-                "the budget is too small for these covariates: the models are shrunk, with an expected bias "
-                f"of {max(map(abs, self.bias)):.1f} standard errors"
-            )
-        if max(r / t for r, t in zip(self.remainder, total, strict=True)) > LARGEST_REMAINDER:
-            found.append("most of the variance is that of noisy nuisance models")
-        if max(self.inflation) > LARGEST_INFLATION:
-            found.append(
-                f"noise makes the interval {max(self.inflation):.1f} times wider: more records or a larger "
-                "epsilon are needed for a useful one"
-            )
-        return tuple(found)
 
 
 @final
@@ -116,6 +55,12 @@ class PrivateFit:
     combination: tuple[tuple[float, ...], ...]
     n: int
     is_binary: bool
+    of_everyone: PrivateFit | None = None  # if this one is of a stratum
+
+    def in_stratum(self, code: int) -> PrivateFit:
+        """Return the same models with the points of one stratum."""
+        population = replace(self.population, stratum=code)
+        return replace(self, population=population, of_everyone=self)
 
     @property
     def design(self) -> PrivateDesign:
@@ -143,6 +88,8 @@ class PrivateFit:
         """The variance of the outcome given covariates, over Q (1 - Q): 1 for a binary outcome."""
         if self.is_binary:
             return 1.0
+        if self.of_everyone is not None:
+            return self.of_everyone._dispersion
         population = self.population
         outcome, seen = population.entry("outcome"), population.mean("observed")
         square = (float(outcome[-1]) + 2.0 * float(outcome[0]) + seen) / 4.0  # of the observed outcomes
@@ -176,12 +123,12 @@ class PrivateFit:
         return float(self.population.mean_of(below.astype(np.float64))[0])
 
     def effective_sizes(self, bound: float) -> tuple[float, ...]:
-        """Return (sum H)^2 / sum H^2 of those observed, for each arm, as the points predict it."""
+        """Return (sum H)^2 / sum H^2 of those observed, for each arm, as n points predict it."""
         sizes = []
         for share in self._shares:
             H = 1.0 / np.maximum(share, bound)
             first, second = self.population.mean_of(share * H, share * H * H).tolist()
-            sizes.append(self.n * first * first / second)
+            sizes.append(self.n * first * first / second if second else 0.0)  # noise may leave no share
         return tuple(sizes)
 
     def mean_squares(self, bound: float) -> tuple[float, ...]:
@@ -233,16 +180,19 @@ class PrivateFit:
             total.append(sum((c * B for c, B in zip(row, by_arm, strict=True)), np.zeros_like(by_arm[0])))
         return total
 
-    def remainder(self, bound: float) -> tuple[Array, Array]:
-        """Return the covariance of the second-order remainder, and its expectation by shrinkage."""
-        k = len(self.combination)
+    def remainder(self, bound: float, strata: Sequence[PrivateFit] = ()) -> tuple[Array, Array]:
+        """Return the covariance of the second-order remainders, and their expectations by shrinkage.
+
+        They are of everyone and of each of ``strata``, whose models have the same errors.
+        """
+        k = len(self.combination) * (1 + len(strata))
         covariance, bias = np.zeros((k, k)), np.zeros(k)
         outcome = self.fits["outcome"]
         for role in ("treatment", "missingness"):
             if role not in self.fits:
                 continue
             fit = self.fits[role]
-            Bs = self._bilinear(role, bound)
+            Bs = [B for part in (self, *strata) for B in part._bilinear(role, bound)]
             for i, B in enumerate(Bs):
                 left = multiply(multiply(fit.P, B), outcome.P)
                 pulled = multiply(B, outcome.shrinkage[:, None])[:, 0]
@@ -311,15 +261,17 @@ def known_bound(study: Study) -> float:
 
 
 def closing_deviation(study: Study, silos: int) -> float:
-    """Return the standard deviation of the last round's noise for a unit ball, before a bound is chosen.
+    """Return the deviation of the noise in the last round's sum over everyone, for a unit ball.
 
-    Rounding to the grid adds to the sensitivity, by less than one part in a million.
+    It is known before a bound is chosen. Rounding to the grid adds less than one part in a million to the
+    sensitivity.
     """
     privacy = study.privacy
     if privacy is None:
         raise AssertionError("a study without privacy has another flow")
     share = float(privacy.part(privacy.closing)) * (silos - privacy.colluders) / silos
-    return math.sqrt((4.0 + 2.0 * TRUNCATED_SCALE**2) / (2.0 * share))
+    strata = len(effect_columns(study).strata_levels)  # the sum over everyone has the noise of each of them
+    return math.sqrt(max(strata, 1) * (4.0 + 2.0 * TRUNCATED_SCALE**2) / (2.0 * share))
 
 
 def noisy_query(
@@ -338,69 +290,3 @@ def noisy_query(
         phase=phase,
         needs_masks=privacy.server == "untrusted",
     )
-
-
-def finish(
-    study: Study, fit: PrivateFit, query: NoisySums, pooled: Sums, bound: float, spent: Fraction
-) -> tuple[Estimate, PrivacyAccount]:
-    """Return the estimate with its covariance, and the account of what privacy cost."""
-    columns, n = query.columns, query.n
-    if not isinstance(columns, OneStepColumns) or study.privacy is None:
-        raise AssertionError("the last query of a private study")
-    k, values = columns.dim, pooled.values(n)
-    mean = values[:k]
-    scaled = unpack(values[k : -columns.arms], k)
-    root2 = math.sqrt(2.0)
-    second = np.array(
-        [[scaled[i, j] / columns.scale / (1.0 if i == j else root2) for j in range(k)] for i in range(k)]
-    )
-    predicted = fit.predicted_covariance(bound)
-    sampling = columns.radius**2 * (second - mean[:, None] * mean[None, :])
-    sampling = _floored(sampling, predicted) / n
-    noise = (columns.radius * query.deviation / n) ** 2
-    remainder, bias = fit.remainder(bound)
-    total = sampling + noise * np.eye(k) + remainder
-    low, high = study.outcome_bounds
-    width = high - low
-    psi = low * columns.problem.L.sum(axis=1) + width * (columns.centre + columns.radius * mean)
-    error = np.sqrt(np.diag(total))
-    rho = spent + query.spent
-    account = PrivacyAccount(
-        epsilon=epsilon_of(float(rho), study.privacy.delta),
-        delta=study.privacy.delta,
-        rho=float(rho),
-        colluders=study.privacy.colluders,
-        silos=query.silos,
-        g_bound=bound,
-        sampling=tuple((width**2 * np.diag(sampling)).tolist()),
-        noise=(width**2 * noise,) * k,
-        remainder=tuple((width**2 * np.diag(remainder)).tolist()),
-        bias=tuple((bias / error).tolist()),
-        truncated=tuple((values[-columns.arms :] * n / TRUNCATED_SCALE).tolist()),
-        n=n,
-    )
-    return Estimate(psi=psi, covariance=width**2 * total), account
-
-
-def _floored(noisy: Array, predicted: Array) -> Array:
-    """Return the noisy covariance with eigenvalues of at least half of the smallest predicted one's."""
-    values, vectors = eigen(noisy)
-    least = LEAST_SHARE * float(eigen(predicted)[0][0])
-    return congruence(vectors, np.diag(np.maximum(values, least)))
-
-
-def noisy_counts(fit: PrivateFit, columns: EffectColumns) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the rows, and the rows with an outcome, of each arm, from the noisy Gram matrix."""
-    population, n = fit.population, fit.n
-    share = population.mean("observed")
-    if columns.treatment is None:
-        return (n,), (round(n * share),)
-    treated = population.mean("arm")
-    arms = (n - round(n * treated), round(n * treated))
-    if "observed" not in population.gram.labels:
-        return arms, arms
-    both = float(
-        population.entry("observed")[population.gram.labels.index("arm")]
-    )  # E[(2A - 1)(2 Delta - 1)]
-    seen = min(max((both - 1.0 + 2.0 * treated + 2.0 * share) / 4.0, 0.0), treated, share)
-    return arms, (round(n * (share - seen)), round(n * seen))

@@ -28,7 +28,8 @@ from fedtmle.model.families import Family
 from fedtmle.model.kernels import column_sums
 from fedtmle.model.linear import cholesky, congruence, eigen, invert, invert_lower, multiply
 from fedtmle.model.types import Array, exponent, unpack, upper_pairs
-from fedtmle.targets.effects.noisy import GramColumns, PrivateDesign
+from fedtmle.targets.effects.noisy import GramColumns
+from fedtmle.targets.effects.noisy_design import PrivateDesign
 
 POINTS = 512  # of the population; their mirror images are added
 PRIOR_SLOPE = 2.0  # standard deviation of a coefficient of a column in [-1, 1]
@@ -90,16 +91,18 @@ def shrunk_root(noisy: Array, deviation: float) -> Array:
 
     The variances are kept, and all covariances are multiplied by 1 - lambda, lambda = p (p - 1) deviation^2 /
     sum_{j != k} S_jk^2: the least expected squared error, with the expectations estimated by the noise's
-    variance and by S (Ledoit and Wolf, 2004). To raise small eigenvalues instead would enlarge the curvature
-    of every direction that noise drowns, and so shrink the coefficients.
+    variance and by S (Ledoit and Wolf, 2004). No variance of a column in [-1, 1] is above 1. To raise small
+    eigenvalues instead would enlarge the curvature of every direction that noise drowns, and so shrink the
+    coefficients.
     """
     p = len(noisy)
-    variances = np.maximum(np.diag(noisy), max(SMALLEST_VARIANCE * deviation, 1e-3))
+    variances = np.clip(np.diag(noisy), min(max(SMALLEST_VARIANCE * deviation, 1e-3), 1.0), 1.0)
     covariances = noisy - np.diag(np.diag(noisy))
     energy = math.fsum((covariances * covariances).ravel().tolist())
     drowned = p * (p - 1) * deviation**2
     kept = 0.0 if energy <= drowned else 1.0 - drowned / energy
-    values, vectors = eigen(np.diag(variances) + kept * covariances)
+    widest = np.sqrt(variances[:, None] * variances[None, :])
+    values, vectors = eigen(np.diag(variances) + np.clip(kept * covariances, -widest, widest))
     smallest = SMALLEST_EIGENVALUE * float(variances.min())
     return np.asarray(vectors * np.sqrt(np.maximum(values, smallest)))
 
@@ -155,6 +158,7 @@ class Population:
     matrix: Array  # the mean of z z' over rows with the weight w^2, noisy
     deviation: float  # of the noise of an entry
     mass: float  # the mean of w^2, noisy
+    stratum: int | None = None  # the code of the stratum that the points stand for; None: for everyone
 
     @classmethod
     def of(cls, gram: GramColumns, means: Array, deviation: float) -> Population:
@@ -196,14 +200,42 @@ class Population:
 
     @cached_property
     def covariates(self) -> Array:
-        """The points, shape (p, N): normal with the noisy mean and the shrunk noisy covariance."""
+        """The points, shape (p, N): normal with the noisy mean and the shrunk noisy covariance.
+
+        Those of a stratum are moved to its mean; the covariates that it decides have their value in it.
+        """
         p = len(self.design.covariates)
         if not p:
             return np.zeros((0, 2 * POINTS))
-        mean = self.matrix[0, 1 : 1 + p]
+        mean = np.clip(self.matrix[0, 1 : 1 + p], -1.0, 1.0)
         covariance = self.matrix[1 : 1 + p, 1 : 1 + p] - mean[:, None] * mean[None, :]
         root = shrunk_root(covariance, self.deviation)
-        return _combined(root, normal_points(p)) + mean[:, None]
+        if self.stratum is None:
+            return _combined(root, normal_points(p)) + mean[:, None]
+        points = _combined(root, normal_points(p)) + self._stratum_mean(self.stratum)[:, None]
+        for place, values in self.design.strata.items():
+            points[place] = values[self.stratum]
+        return points
+
+    def _stratum_mean(self, code: int) -> Array:
+        """Return the covariates' mean in a stratum, E[1{S = s} x] / P(S = s), or everyone's.
+
+        It is everyone's where the two differ by less than twice the noise of their difference.
+        """
+        places = self.design.stratum_places
+        others = [place for place in places if place is not None]
+        own = places[code]
+        # 1{S = s} is (1 + z) / 2 with z its own covariate; the reference is 1 less all others.
+        mix = {own: 0.5} if own is not None else dict.fromkeys(others, -0.5)
+        constant = 0.5 if own is not None else 1.0 - 0.5 * len(others)
+        joint = constant * self.matrix[0]
+        for place, factor in mix.items():
+            joint = joint + factor * self.matrix[1 + place]
+        p = len(self.design.covariates)
+        everyone, share = self.matrix[0, 1 : 1 + p], max(float(joint[0]), SMALLEST_MASS)
+        noise = self.deviation * math.sqrt(0.25 * len(mix)) / share
+        mean = np.clip(joint[1 : 1 + p] / share, -1.0, 1.0)
+        return np.asarray(np.where(np.abs(mean - everyone) > 2.0 * noise, mean, everyone))
 
     def entry(self, name: str) -> Array:
         """Return the noisy means of z times the entry of this name, in the order of z."""

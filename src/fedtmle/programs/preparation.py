@@ -278,9 +278,16 @@ def effect_problem(study: Study, preparation: Preparation) -> EffectProblem:
     weight = study.weight_ceiling if study.weights else 1.0
     is_complete = not preparation.missingness
     ratios = [c.population.largest_ratio(inverse, is_complete=is_complete) for c in components]
-    rows = identity if contrast is None else (contrast,)
+    rows, labels = identity, tuple(c.name for c in components)
+    if contrast is not None:  # of each population
+        populations = list(dict.fromkeys(c.population for c in components))
+        rows = tuple(
+            tuple(w for other in populations for w in (contrast if other == own else (0.0,) * len(contrast)))
+            for own in populations
+        )
+        labels = tuple(f"contrast {population.label}".strip() for population in populations)
     return EffectProblem(
-        labels=tuple(c.name for c in components) if contrast is None else ("contrast",),
+        labels=labels,
         combination=rows,
         blocks=component_blocks(components) if contrast is None else (),
         outcome_bounds=study.outcome_bounds,

@@ -230,8 +230,11 @@ class Study:
         static = all(isinstance(regime, Static) for regime in self.target.regimes())
         if self.clever == "weight" and not (static and self.target.strata is None):
             raise InputError("clever: 'weight' is for static arms without strata")
-        if self.submodel == "contrast" and self.target.contrast() is None:
-            raise InputError("submodel: 'contrast' needs a target that is one difference of two arms")
+        by_stratum = self.target.strata is not None and self.privacy is None
+        if self.submodel == "contrast" and (self.target.contrast() is None or by_stratum):
+            raise InputError(
+                "submodel: 'contrast' needs a target that is one difference of two arms, without strata"
+            )
         if self.cluster_scope not in ("shared", "silo", "spanning"):
             raise InputError(
                 f"cluster_scope: expected 'shared', 'silo' or 'spanning', not {self.cluster_scope!r}"
@@ -277,8 +280,6 @@ class Study:
             yield f"{type(target).__name__} is not available; use ATE, RR, OR, TSM or OutcomeMean"
         if len(target.arms) > 2:
             yield f"expected a treatment with two arms, not {len(target.arms)}"
-        if target.strata is not None:
-            yield "strata are not available; run one study for each stratum"
         if not isinstance(self.algorithm, OneStep):
             yield "the estimate is the one-step estimate; leave the algorithm out, or give OneStep()"
         options = {"weights": self.weights, "cluster": self.cluster, "folds": self.folds}

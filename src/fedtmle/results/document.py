@@ -199,6 +199,8 @@ def private_document(study: Study, details: Details) -> Document | None:
         "colluders": account.colluders,
         "server": study.privacy.server,
         "g_bound": account.g_bound,
+        "places": list(account.places),
+        "rows": dict(zip(details.strata, account.rows, strict=True)),
         "std_error_sampling": [math.sqrt(v) for v in account.sampling],
         "std_error_noise": [math.sqrt(v) for v in account.noise],
         "std_error_models": [math.sqrt(v) for v in account.remainder],

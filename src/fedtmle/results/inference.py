@@ -46,9 +46,6 @@ class Row:
 
 def summaries(study: Study, components: Sequence[Component], psi: Array) -> list[Summary]:
     """Return the numbers that the study reports, with gradients in all components."""
-    if study.submodel == "contrast":  # the contrast was targeted by itself
-        (only,) = study.target.summarise(np.array([0.0, 1.0]), "")
-        return [replace(only, value=float(psi[0]), gradient=np.ones(1))]
     return [summary for _, part in _by_population(study, components, psi) for summary in part]
 
 
@@ -58,10 +55,17 @@ def _by_population(
     """Return each population's numbers; unless ``named``, they are called as for everyone."""
     reported, start = [], 0
     for population, group in groupby(components, key=lambda component: component.population):
-        part = slice(start, start + len(list(group)))
+        size, name = len(list(group)), population.label if named else ""
+        if study.submodel == "contrast":  # the contrast was targeted by itself
+            (only,) = study.target.summarise(np.array([0.0, 1.0]), name)
+            part = slice(start, start + 1)
+            summarised = [replace(only, value=float(psi[start]), gradient=np.ones(1))]
+        else:
+            part = slice(start, start + size)
+            summarised = study.target.summarise(psi[part], name)
         start = part.stop
         own = []
-        for summary in study.target.summarise(psi[part], population.label if named else ""):
+        for summary in summarised:
             gradient = np.zeros(len(psi))
             gradient[part] = summary.gradient
             own.append(replace(summary, gradient=gradient))

@@ -23,7 +23,8 @@ from fedtmle.model.exact import Sums
 from fedtmle.model.table import Table
 from fedtmle.model.types import Array
 from fedtmle.programs.flow import StudyDetails, StudyProgram
-from fedtmle.programs.noisy import PrivacyAccount, study_design
+from fedtmle.programs.noisy import study_design
+from fedtmle.programs.noisy_closing import PrivacyAccount
 from fedtmle.programs.study import Study
 from fedtmle.protocol.noisy import NoisySums
 from fedtmle.runtime.rows import LocalRows

@@ -180,9 +180,21 @@ def privacy_budget(document: Document) -> str:
 
 
 def privacy_cost(document: Document) -> str:
-    """Return how much wider noise makes the intervals, and the parts of a single standard error."""
+    """Return how much wider noise makes the intervals, and the parts of a single standard error.
+
+    With strata it is said for each of them, with the noisy number of its records.
+    """
     privacy = document["privacy"]
-    text = f"intervals {max(privacy['inflation']):.2f} times as wide as without noise"
+    by_place: dict[str, float] = {}
+    for place, inflation in zip(privacy["places"], privacy["inflation"], strict=True):
+        by_place[place] = max(inflation, by_place.get(place, 0.0))
+    text = f"intervals {by_place.pop(''):.2f} times as wide as without noise"
+    if by_place:
+        strata = [
+            f"{wider:.2f} {place} (some {max(round(rows), 0):,} records)"
+            for (place, wider), rows in zip(by_place.items(), privacy["rows"].values(), strict=True)
+        ]
+        return f"{text}, {', '.join(strata)}; the numbers of records have noise"
     names = {"sampling": "sampling", "noise": "noise", "models": "noisy models"}
     parts = {words: privacy[f"std_error_{name}"] for name, words in names.items()}
     rows = document["estimates"]

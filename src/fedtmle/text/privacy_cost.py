@@ -28,7 +28,9 @@ def render(plan: PrivacyPlan, table: Sequence[Sequence[PrivacyCost]], smallest: 
     """Return the expected half-widths by n and epsilon, and below which n the study's epsilon is no use."""
     study, privacy = plan.study, plan.privacy
     z = NormalDist().inv_cdf(0.5 + study.confidence / 2)
-    of = "the effect" if len(table[0][0].std_errors) == 1 else "each arm's mean, the wider one"
+    of = "the effect" if study.target.contrast() is not None else "each mean, the widest one"
+    if study.target.strata is not None:
+        of = f"{of.partition(',')[0]}, overall and by {study.target.strata}, the widest one"
     rows = [["n", *(f"epsilon = {cost.epsilon:g}" for cost in table[0]), "none"]]
     for line in table:
         cells = [

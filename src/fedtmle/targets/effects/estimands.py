@@ -299,7 +299,7 @@ class ATE(AbstractEffect):
         return _differences(self, psi, label)
 
     def contrast(self) -> tuple[float, ...] | None:
-        return (-1.0, 1.0) if len(self.arms) == 2 and self.strata is None else None
+        return (-1.0, 1.0) if len(self.arms) == 2 else None
 
 
 @final
