@@ -26,7 +26,11 @@ def _default_threads() -> Iterator[None]:
     parallel.set_threads(None)
 
 
-def design(n: int, seed: int = 0) -> Scaled:
+FACTORS = (0.5, 0.25, 1.0, -0.3, 1.0)
+POWERS = (0.5, 0.25, 1.0, 2.0, 2.0**-3)  # with these alone, columns are read where they are
+
+
+def design(n: int, seed: int = 0, factors: tuple[float, ...] = FACTORS) -> Scaled:
     """Columns from here and there: a constant, slices, a column of its own, one of whole numbers."""
     rng = np.random.default_rng(seed)
     wide = rng.uniform(-1, 1, (2 * n, 3))
@@ -37,16 +41,16 @@ def design(n: int, seed: int = 0) -> Scaled:
         wide[:n, 0].copy(),
         rng.integers(0, 2, n),
     )
-    return Scaled(columns, np.array([0.5, 0.25, 1.0, -0.3, 1.0]))
+    return Scaled(columns, np.array(factors))
 
 
 EPS = np.array([0.3, -0.7, 0.11, 0.4, -0.2])
 
 
-def sums(X: Scaled | Array, family: Family) -> tuple[int, ...]:
+def sums(X: Scaled | Array, family: Family, parts: Part = EVERYTHING) -> tuple[int, ...]:
     y = np.random.default_rng(9).uniform(size=X.shape[1:])
     rows = kernels.glm_rows(family, X, None, y)
-    return kernels.glm_sums(rows, EPS, EVERYTHING, query_shifts(BOUND, EPS, EVERYTHING))
+    return kernels.glm_sums(rows, EPS, parts, query_shifts(BOUND, EPS, parts))
 
 
 def means(family: Family, X: Scaled) -> Array:
@@ -54,13 +58,19 @@ def means(family: Family, X: Scaled) -> Array:
 
 
 @pytest.mark.parametrize("family", list(Family))
-@pytest.mark.parametrize("n", [1, 255, 256, 257, CHUNK + 300])
-def test_sums_are_those_of_the_matrix(n: int, family: Family) -> None:
-    X = design(n)
-    want = sums(matrix(X), family)
+@pytest.mark.parametrize("n", [1, kernels.BLOCK - 1, kernels.BLOCK, kernels.BLOCK + 1, CHUNK + 300])
+@pytest.mark.parametrize("parts", [EVERYTHING, Part.LOSS | Part.GRADIENT, Part.GRADIENT])
+@pytest.mark.parametrize("factors", [FACTORS, POWERS])
+def test_sums_are_those_of_the_matrix(
+    n: int, family: Family, parts: Part, factors: tuple[float, ...]
+) -> None:
+    X = design(n, factors=factors)
+    with kernels.using_backend("numpy"):
+        want = sums(matrix(X), family, parts)
+    known = Scaled(X.columns, X.factors, np.array([1.0, 4.0, 1.0, 1.0, 1.0]))  # largest magnitudes
     for backend in BACKENDS:
         with kernels.using_backend(backend):
-            assert sums(X, family) == want
+            assert sums(X, family, parts) == sums(known, family, parts) == want
 
 
 def test_threads_do_not_change_them() -> None:
@@ -73,8 +83,9 @@ def test_threads_do_not_change_them() -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("n", [1, 700, CHUNK + 1])
-def test_means_are_of_the_predictor_added_in_order(n: int, backend: str) -> None:
-    X, eta = design(n), np.zeros(n)
+@pytest.mark.parametrize("factors", [FACTORS, POWERS])
+def test_means_are_of_the_predictor_added_in_order(n: int, factors: tuple[float, ...], backend: str) -> None:
+    X, eta = design(n, factors=factors), np.zeros(n)
     for coefficient, column, factor in zip(EPS, X.columns, X.factors, strict=True):
         eta = eta + coefficient * (column * factor)
     with kernels.using_backend(backend):
@@ -98,6 +109,22 @@ def test_large_columns_are_looked_at_before_their_products_are_trusted() -> None
             np.testing.assert_allclose(found, [14.0, 3000.3, 1e6 + 0.26], rtol=1e-12)
             with pytest.raises(ContributionError, match="1 row"):
                 beyond.sums(np.zeros(2), Part.HESSIAN)
+
+
+@pytest.mark.parametrize("factor", [2.0**-4, 1.0, 0.75])
+@pytest.mark.parametrize("largest", [None, np.array([2.0])])
+def test_a_gradient_beyond_its_bound_is_refused_for_any_factor(factor: float, largest: Array | None) -> None:
+    X = Scaled((np.array([1.0, 2.0, -0.5]),), np.array([factor]), largest)
+    rows = kernels.glm_rows(Family.LINEAR, X)
+    widest = 50 - np.frexp(2.0 * factor)[1]  # of the shifts that the largest row, 2 factor, allows
+    if factor != 0.75:  # a power of two reaches the bound 2^50 itself
+        widest += 1
+    for backend in BACKENDS:
+        with kernels.using_backend(backend):
+            (units,) = kernels.glm_sums(rows, np.zeros(1), Part.GRADIENT, (int(widest),))
+            assert units == 2.5 * factor * 2.0**widest
+            with pytest.raises(ContributionError, match="1 row"):
+                kernels.glm_sums(rows, np.zeros(1), Part.GRADIENT, (int(widest) + 1,))
 
 
 def test_a_submodel_counts_and_draws_rows_alike() -> None:

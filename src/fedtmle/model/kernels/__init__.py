@@ -28,8 +28,9 @@ Real = TypeVar("Real", float, Array)
 
 # What a pass over the rows of a generalised linear loss is given.
 
-_NO_MATRIX = np.empty((0, 0))
+BLOCK = 384  # rows that a compiled pass keeps in the first-level cache
 _ABSENT = np.empty(0)  # a column that is None; the kernels test its length and never read it
+LEAST_FACTOR = 2.0**-128  # of a column that stays where it is
 LARGEST_POWER = 1000  # a shift beyond it needs two factors: 2^shift itself would overflow
 
 
@@ -39,16 +40,17 @@ Fields = tuple[Any, ...]  # of a record: numba takes a plain tuple twice as fast
 class CompiledRows(NamedTuple):
     """Rows as compiled loops take them.
 
-    ``matrix`` is the design if it is one array, else empty; ``addresses`` says where each of its columns
-    is, and ``constant`` whether it is one number. ``reach`` bounds every |x| of the design, or is infinite.
-    A column that is None is empty.
+    Column j of the design begins at ``addresses[j]`` and goes on by ``strides[j]`` bytes a row: 0 if it is
+    constant; then the number stands there as often as a block has rows. ``scales_exactly`` says that factors
+    are powers of two. ``reach`` bounds every |x| of the design, or is infinite. An offset, y or w that is
+    None is empty.
     """
 
     family: int
-    matrix: Array
     addresses: IntArray
-    constant: Bools
+    strides: IntArray
     factors: Array
+    scales_exactly: bool
     reach: float
     n_rows: int
     offset: Array
@@ -61,7 +63,7 @@ class CompiledRows(NamedTuple):
 class Rows:
     """The rows of a generalised linear loss, checked: the kernels index without checking.
 
-    ``compiled`` holds the same columns, which live as long as this value.
+    ``compiled`` holds the same columns, which live as long as this value, and so do ``constants``.
     """
 
     family: Family
@@ -71,6 +73,7 @@ class Rows:
     w: Array | None
     dim: int
     n_rows: int
+    constants: tuple[Array, ...]
     compiled: CompiledRows
 
 
@@ -85,11 +88,7 @@ def glm_rows(
     """
     if len(X.shape) != 2 or not len(X):
         raise InputError(f"X: expected shape (d, N), d >= 1, not {X.shape}")
-    if isinstance(X, Scaled):
-        matrix, design = _NO_MATRIX, scaled(X)
-    else:
-        matrix = _contiguous(X)
-        design = Scaled(tuple(matrix), np.ones(len(matrix)))
+    design = scaled(X) if isinstance(X, Scaled) else Scaled(tuple(_contiguous(X)), np.ones(len(X)))
     dim, n_rows = design.shape
     shape = (n_rows,)
     if any(column.shape != shape for column in design.columns) or design.factors.shape != (len(X),):
@@ -98,28 +97,44 @@ def glm_rows(
         if column is not None and np.shape(column) != shape:
             raise InputError(f"{name}: expected shape {shape}, not {np.shape(column)}")
     offset, y, w = (None if column is None else _contiguous(column) for column in (offset, y, w))
+    constants = {
+        j: np.full(BLOCK, column[0])
+        for j, column in enumerate(design.columns)
+        if column.strides == (0,) and n_rows
+    }
     compiled = CompiledRows(
         family=int(family),
-        matrix=matrix,
-        addresses=_addresses(matrix, design),
-        constant=np.array([column.strides == (0,) for column in design.columns]),
+        addresses=_addresses([constants.get(j, column) for j, column in enumerate(design.columns)]),
+        strides=np.array([0 if j in constants else 8 for j in range(dim)], dtype=np.int64),
         factors=design.factors,
+        scales_exactly=all(map(_is_exact_factor, design.factors.tolist())),
         reach=design.reach,
         n_rows=n_rows,
         offset=_ABSENT if offset is None else offset,
         y=_ABSENT if y is None else y,
         w=_ABSENT if w is None else w,
     )
-    return Rows(family=family, X=design, offset=offset, y=y, w=w, dim=dim, n_rows=n_rows, compiled=compiled)
+    return Rows(
+        family=family,
+        X=design,
+        offset=offset,
+        y=y,
+        w=w,
+        dim=dim,
+        n_rows=n_rows,
+        constants=tuple(constants.values()),
+        compiled=compiled,
+    )
 
 
-def _addresses(matrix: Array, design: Scaled) -> IntArray:
+def _addresses(columns: Sequence[Array]) -> IntArray:
     """Return where each column of a design is in memory, shape (d,)."""
-    columns = (matrix,) if len(matrix) else design.columns
-    places = np.array([column.__array_interface__["data"][0] for column in columns], dtype=np.int64)
-    if len(matrix):  # its rows stand one after the other
-        places = places + matrix.strides[0] * np.arange(len(matrix))
-    return places
+    return np.array([column.__array_interface__["data"][0] for column in columns], dtype=np.int64)
+
+
+def _is_exact_factor(factor: float) -> bool:
+    """Return whether to multiply by a factor is exact: a power of two, not so large that numbers overflow."""
+    return LEAST_FACTOR <= factor <= 1.0 / LEAST_FACTOR and math.frexp(factor)[0] == 0.5
 
 
 class Grid(NamedTuple):

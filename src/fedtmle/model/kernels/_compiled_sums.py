@@ -5,9 +5,10 @@ difference, slope, curvature; each stage's values are multiplied by columns of X
 added as integers at once, while the block is in the first-level cache. A column that is None is a block of
 constants, which never leaves that cache.
 
-A design is read where its columns are. Numba takes no list of arrays whose length it does not know, so
-columns come as addresses. The caller holds the columns, and has checked their length and that each is
-contiguous or one constant.
+A design is read where its columns are: scaling a column by a power of two is exact, so that eps and the grid
+are scaled instead. (Only numbers near 2^-1022 could tell the difference.) Numba takes no list of arrays whose
+length it does not know, so columns come as addresses. The caller holds the columns, and has checked their
+length and that each is contiguous or one constant.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import numpy as np
 
 from fedtmle.model.exact import CHUNK, FINE_BITS, GRID_BITS
 from fedtmle.model.families import Family
-from fedtmle.model.kernels import CompiledRows, Fields, Grid, Query, _numpy
+from fedtmle.model.kernels import BLOCK, CompiledRows, Fields, Grid, Query, _numpy
 from fedtmle.model.kernels._elementary import (
     NEAR,
     exp,
@@ -33,7 +34,6 @@ from fedtmle.model.kernels._primitives import MAGIC, MAGIC_BITS, bits, from_bits
 from fedtmle.model.parallel import shared
 from fedtmle.model.types import Array, IntArray
 
-BLOCK = 384  # rows that stay in the first-level cache
 LIMIT = 2.0**GRID_BITS
 FINE = 2.0**FINE_BITS
 SERIAL_ROWS = 1 << 17  # with fewer, starting threads costs about as much as they save
@@ -41,35 +41,55 @@ GAUSSIAN, LOGISTIC, POISSON = int(Family.GAUSSIAN), int(Family.LOGISTIC), int(Fa
 
 
 @jit
-def gather(rows: CompiledRows, begin: int, size: int, block: Array) -> None:
-    """Fill the first ``size`` places of ``block``, shape (d, BLOCK): the design from row ``begin`` on."""
-    for j in range(len(rows.addresses)):
-        pointer, factor = pointer_to(rows.addresses[j]), rows.factors[j]
-        if rows.constant[j]:
-            block[j, :size] = array_at(pointer, 1)[0] * factor
-        else:
-            scale(array_at(pointer, begin + size)[begin:], factor, block[j, :size])
+def column(places: IntArray, j: int, size: int) -> Array:
+    """Rows of column j of a design, from where ``places`` says."""
+    rows: Array = array_at(pointer_to(places[j]), size)
+    return rows
+
+
+@jit
+def reading(fields: Fields, eps: Array, gathers: bool) -> tuple[Array, Array, Array, Array]:
+    """Return how a pass reads the design: a block, and slopes, factors and magic numbers by column.
+
+    Columns whose factors are powers of two are read where they are: the block is empty, the slopes are eps
+    times the factors, and the magic number of a column rounds to units of 1/factor. Otherwise, and if the
+    pass ``gathers`` them because it reads each column many times, the block has room for scaled columns.
+    """
+    rows, dim = CompiledRows(*fields), len(eps)
+    if gathers or not rows.scales_exactly:
+        return np.empty((dim, BLOCK)), eps, np.ones(dim), np.full(dim, MAGIC)
+    return np.empty((0, BLOCK)), eps * rows.factors, rows.factors, MAGIC / rows.factors
+
+
+@jit
+def locate(fields: Fields, begin: int, size: int, block: Array, places: IntArray) -> None:
+    """Fill ``places`` with addresses of the columns from row ``begin`` on, in the block if there is one."""
+    rows = CompiledRows(*fields)
+    for j in range(len(places)):
+        places[j] = rows.addresses[j] + rows.strides[j] * begin
+        if len(block):
+            scale(column(places, j, size), rows.factors[j], block[j, :size])
+            places[j] = block[j].ctypes.data
 
 
 # The stages, for one block of rows: each loop vectorises.
 
 
 @jit
-def predict(base: Array, eps: Array, X: Array, begin: int, eta: Array) -> None:
-    """eta = base + eps . X, added from left to right, three columns at a time."""
-    dim, size = len(eps), len(eta)
-    end, start = begin + size, base
+def predict(base: Array, slopes: Array, places: IntArray, eta: Array) -> None:
+    """eta = base + slopes . X, added from left to right, three columns at a time."""
+    dim, size = len(slopes), len(eta)
+    for i in range(size):  # in place from here on: LLVM does not vectorise a loop over arrays that overlap
+        eta[i] = base[i]
     for j in range(0, dim - 2, 3):
-        e, f, g = eps[j], eps[j + 1], eps[j + 2]
-        x, y, z = X[j, begin:end], X[j + 1, begin:end], X[j + 2, begin:end]
+        e, f, g = slopes[j], slopes[j + 1], slopes[j + 2]
+        x, y, z = column(places, j, size), column(places, j + 1, size), column(places, j + 2, size)
         for i in range(size):
-            eta[i] = start[i] + e * x[i] + f * y[i] + g * z[i]
-        start = eta
+            eta[i] = eta[i] + e * x[i] + f * y[i] + g * z[i]
     for j in range(dim - dim % 3, dim):
-        e, x = eps[j], X[j, begin:end]
+        e, x = slopes[j], column(places, j, size)
         for i in range(size):
-            eta[i] = start[i] + e * x[i]
-        start = eta
+            eta[i] = eta[i] + e * x[i]
 
 
 @jit
@@ -176,119 +196,134 @@ def largest(values: Array) -> float:
     return from_bits(top)  # type: ignore[arg-type, return-value]
 
 
-# Exact sums of a stage's values times columns.
+# Exact sums of a stage's values times columns. A magic number of 1.5 * 2^52 * m rounds to units of m.
 
 
 @jit
-def _round_and_sum(values: Array, factor: Array, second: float) -> tuple[int, bool]:
-    """The sum of values * factor * second, each rounded half to even; whether all are within 2^50."""
+def _offset(magic: float, size: int) -> int:
+    """The sum of the bit patterns of ``size`` magic numbers."""
+    return size * bits(magic)  # type: ignore[arg-type, return-value]  # a scalar when compiled
+
+
+@jit
+def _round_and_sum(values: Array, factor: Array, second: float, magic: float) -> tuple[int, bool]:
+    """The sum of values * factor * second, each rounded half to even; whether all are within 2^50 units."""
     units, within = 0, True
+    limit = magic * (LIMIT / MAGIC)
     for i in range(len(values)):
         scaled = values[i] * factor[i] * second
-        within &= abs(scaled) <= LIMIT  # False for NaN
-        units += bits(scaled + MAGIC)  # type: ignore[assignment]  # a scalar when compiled
-    return units - len(values) * MAGIC_BITS, within  # modulo 2^64, in which the sum itself fits
+        within &= abs(scaled) <= limit  # False for NaN
+        units += bits(scaled + magic)  # type: ignore[assignment]  # a scalar when compiled
+    return units - _offset(magic, len(values)), within  # modulo 2^64, in which the sum itself fits
 
 
 @jit
-def _round_and_sum_three(values: Array, x: Array, y: Array, z: Array) -> tuple[int, int, int, bool]:
-    """The same for three factors, whose scale is all in the values: one pass instead of three."""
-    u, v, w, within = 0, 0, 0, True
-    for i in range(len(values)):
-        a, b, c = values[i] * x[i], values[i] * y[i], values[i] * z[i]
-        within &= abs(a) <= LIMIT
-        within &= abs(b) <= LIMIT
-        within &= abs(c) <= LIMIT
-        u += bits(a + MAGIC)  # type: ignore[assignment]
-        v += bits(b + MAGIC)  # type: ignore[assignment]
-        w += bits(c + MAGIC)  # type: ignore[assignment]
-    shift = len(values) * MAGIC_BITS
-    return u - shift, v - shift, w - shift, within
+def _sum_three(
+    values: Array, x: Array, y: Array, z: Array, f: float, g: float, h: float
+) -> tuple[int, int, int]:
+    """The same for three factors and their magic numbers, where it is known that all are within."""
+    u, v, w, size = 0, 0, 0, len(values)
+    for i in range(size):
+        u += bits(values[i] * x[i] + f)  # type: ignore[assignment]
+        v += bits(values[i] * y[i] + g)  # type: ignore[assignment]
+        w += bits(values[i] * z[i] + h)  # type: ignore[assignment]
+    return u - _offset(f, size), v - _offset(g, size), w - _offset(h, size)
 
 
 @jit
-def _sum_three(values: Array, x: Array, y: Array, z: Array) -> tuple[int, int, int]:
-    """The same where it is known that all are within."""
-    u, v, w = 0, 0, 0
-    for i in range(len(values)):
-        u += bits(values[i] * x[i] + MAGIC)  # type: ignore[assignment]
-        v += bits(values[i] * y[i] + MAGIC)  # type: ignore[assignment]
-        w += bits(values[i] * z[i] + MAGIC)  # type: ignore[assignment]
-    shift = len(values) * MAGIC_BITS
-    return u - shift, v - shift, w - shift
-
-
-@jit
-def _sum_two(values: Array, x: Array, y: Array) -> tuple[int, int]:
-    u, v = 0, 0
-    for i in range(len(values)):
-        u += bits(values[i] * x[i] + MAGIC)  # type: ignore[assignment]
-        v += bits(values[i] * y[i] + MAGIC)  # type: ignore[assignment]
-    shift = len(values) * MAGIC_BITS
-    return u - shift, v - shift
+def _sum_two(values: Array, x: Array, y: Array, f: float, g: float) -> tuple[int, int]:
+    u, v, size = 0, 0, len(values)
+    for i in range(size):
+        u += bits(values[i] * x[i] + f)  # type: ignore[assignment]
+        v += bits(values[i] * y[i] + g)  # type: ignore[assignment]
+    return u - _offset(f, size), v - _offset(g, size)
 
 
 @jit
 def _add_products(
-    values: Array, X: Array, j: int, begin: int, end: int, second: float, sums: IntArray
+    values: Array, places: IntArray, j: int, magics: Array, second: float, sums: IntArray
 ) -> bool:
     """Add to sums[0], sums[1], ... the products of the scaled values with columns j, j + 1, ... of X."""
-    dim, s, everywhere = len(X), 0, True
-    while second == 1.0 and j + 3 <= dim:
-        u, v, w, within = _round_and_sum_three(
-            values, X[j, begin:end], X[j + 1, begin:end], X[j + 2, begin:end]
-        )
-        sums[s] += u
-        sums[s + 1] += v
-        sums[s + 2] += w
+    size, everywhere = len(values), True
+    for k in range(j, len(places)):
+        units, within = _round_and_sum(values, column(places, k, size), second, magics[k])
+        sums[k - j] += units
         everywhere &= within
-        j, s = j + 3, s + 3
-    while j < dim:
-        u, within = _round_and_sum(values, X[j, begin:end], second)
-        sums[s] += u
-        everywhere &= within
-        j, s = j + 1, s + 1
     return everywhere
 
 
 @jit
-def _add_bounded(values: Array, X: Array, j: int, begin: int, end: int, sums: IntArray) -> None:
+def _add_bounded(values: Array, places: IntArray, j: int, magics: Array, sums: IntArray) -> None:
     """The same where it is known that all products are within, and nothing is left to scale."""
-    dim, s = len(X), 0
+    dim, size, s = len(places), len(values), 0
     while j + 3 <= dim:
-        u, v, w = _sum_three(values, X[j, begin:end], X[j + 1, begin:end], X[j + 2, begin:end])
+        x, y, z = column(places, j, size), column(places, j + 1, size), column(places, j + 2, size)
+        u, v, w = _sum_three(values, x, y, z, magics[j], magics[j + 1], magics[j + 2])
         sums[s] += u
         sums[s + 1] += v
         sums[s + 2] += w
         j, s = j + 3, s + 3
     if j < dim:
         last = min(j + 1, dim - 1)
-        u, v = _sum_two(values, X[j, begin:end], X[last, begin:end])
+        x, y = column(places, j, size), column(places, last, size)
+        u, v = _sum_two(values, x, y, magics[j], magics[last])
         sums[s] += u
         if last > j:
             sums[s + 1] += v
 
 
 @jit
+def _reach(values: Array, places: IntArray, factors: Array, reach: float) -> float:
+    """The largest |x| of the rows of a block, given ``reach``, that of all rows, infinite if unknown."""
+    if reach < np.inf:
+        return reach
+    top = 0.0
+    for j in range(len(places)):
+        column_top = largest(column(places, j, len(values))) * factors[j]
+        top = column_top if column_top > top or np.isnan(column_top) else top
+    return top
+
+
+@jit
+def _add_gradient(
+    values: Array,
+    places: IntArray,
+    factors: Array,
+    magics: Array,
+    reach: float,
+    second: float,
+    sums: IntArray,
+) -> bool:
+    """Add the products of the scaled slopes with each column; whether all are within."""
+    # Rounding keeps the order, so that this bounds every product of a value and a column.
+    if second == 1.0 and largest(values) * _reach(values, places, factors, reach) <= LIMIT:
+        _add_bounded(values, places, 0, magics, sums)
+        return True
+    return _add_products(values, places, 0, magics, second, sums)
+
+
+@jit
 def _add_hessian(
-    values: Array, X: Array, begin: int, end: int, reach: float, second: float, product: Array, sums: IntArray
+    values: Array,
+    places: IntArray,
+    factors: Array,
+    magics: Array,
+    reach: float,
+    second: float,
+    product: Array,
+    sums: IntArray,
 ) -> bool:
     """Add the products of the scaled curvatures with two columns, upper triangle; whether all are within."""
-    top, s, everywhere = reach, 0, True
-    if reach == np.inf:  # it is not known
-        top = 0.0
-        for j in range(len(X)):
-            column_top = largest(X[j, begin:end])
-            top = column_top if column_top > top or np.isnan(column_top) else top
-    # Rounding keeps the order, so that this bounds every product of a value and two columns.
+    dim, s, everywhere = len(places), 0, True
+    top = _reach(values, places, factors, reach)
     bounded = second == 1.0 and largest(values) * top * top <= LIMIT
-    for j in range(len(X)):
-        multiply(values, X[j, begin:end], product)
+    for j in range(dim):
+        multiply(values, column(places, j, len(values)), product)
         if bounded:
-            _add_bounded(product, X, j, begin, end, sums[s:])
+            _add_bounded(product, places, j, magics, sums[s:])
         else:
-            everywhere &= _add_products(product, X, j, begin, end, second, sums[s:])
-        s += len(X) - j
+            everywhere &= _add_products(product, places, j, magics, second, sums[s:])
+        s += dim - j
     return everywhere
 
 
@@ -305,10 +340,11 @@ def _chunks(
     before the values meet a column, by the second, nearly always 1, after.
     """
     rows, grid = CompiledRows(*rows_fields), Grid(*grid_fields)
-    family, matrix, n_rows, offset, y, w = rows.family, rows.matrix, rows.n_rows, rows.offset, rows.y, rows.w
+    family, n_rows, offset, y, w = rows.family, rows.n_rows, rows.offset, rows.y, rows.w
     first, second = grid.first, grid.second
     dim = len(eps)
-    X = matrix if len(matrix) else np.empty((dim, BLOCK))
+    places = np.empty(dim, dtype=np.int64)
+    block, slopes, factors, magics = reading(rows_fields, eps, grid.hessian or not (second == 1.0).all())
     zeros, ones = np.zeros(BLOCK), np.ones(BLOCK)
     etas, means, deltas, starts = np.empty(BLOCK), np.empty(BLOCK), np.empty(BLOCK), np.empty(BLOCK)
     buffer, products = np.empty(BLOCK), np.empty(BLOCK)
@@ -324,23 +360,19 @@ def _chunks(
             weight = w[begin:end] if len(w) else ones[:size]
             eta, values, product = etas[:size], buffer[:size], products[:size]
             mean = means[:size] if grid.loss or grid.hessian else means[:0]
-            if len(matrix):
-                at = begin
-            else:
-                at = 0
-                gather(rows, begin, size, X)
-            predict(base, eps, X, at, eta)
+            locate(rows_fields, begin, size, block, places)
+            predict(base, slopes, places, eta)
             set_mean(family, eta, mean)
             s = 0
             if grid.loss:
                 delta, start = eta, starts[:size]
                 if len(offset):
                     delta = deltas[:size]
-                    predict(zeros, eps, X, at, delta)
+                    predict(zeros, slopes, places, delta)
                     set_mean(family, base, start)
                 set_change(family, base, start, outcome, eta, mean, delta, values)
                 scale(values, first[s], values)
-                units, within = _round_and_sum(values, weight, second[s])
+                units, within = _round_and_sum(values, weight, second[s], MAGIC)
                 sums[chunk, s] += units
                 everywhere &= within
                 s += 1
@@ -348,14 +380,16 @@ def _chunks(
                 set_slope(family, outcome, eta, mean, first[s], values)
                 if len(w):
                     multiply(values, weight, values)
-                everywhere &= _add_products(values, X, 0, at, at + size, second[s], sums[chunk, s:])
+                everywhere &= _add_gradient(
+                    values, places, factors, magics, rows.reach, second[s], sums[chunk, s:]
+                )
                 s += dim
             if grid.hessian:
                 set_curvature(family, mean, first[s], values)
                 if len(w):
                     multiply(values, weight, values)
                 everywhere &= _add_hessian(
-                    values, X, at, at + size, rows.reach, second[s], product, sums[chunk, s:]
+                    values, places, factors, magics, rows.reach, second[s], product, sums[chunk, s:]
                 )
     return everywhere
 

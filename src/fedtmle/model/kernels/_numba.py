@@ -11,16 +11,16 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from fedtmle.model.kernels import CompiledRows, Fields, Rows
+from fedtmle.model.kernels import BLOCK, CompiledRows, Fields, Rows
 from fedtmle.model.kernels._compiled_sums import (
-    BLOCK,
     SERIAL_ROWS,
     add_multiple,
     column_chunks,
-    gather,
     glm_chunks,
     largest,
+    locate,
     predict,
+    reading,
     scale,
     set_mean,
 )
@@ -212,12 +212,14 @@ def chosen(values: Sequence[Array], codes: Codes) -> Array:
 def _means(rows_fields: Fields, eps: Array, first: int, last: int, result: Array) -> None:
     """Rows first to last of mu(eps . X): of the Gaussian family, the predictor itself."""
     rows = CompiledRows(*rows_fields)
-    X, zeros, etas = np.empty((len(eps), BLOCK)), np.zeros(BLOCK), np.empty(BLOCK)
+    places = np.empty(len(eps), dtype=np.int64)
+    block, slopes, _, _ = reading(rows_fields, eps, False)
+    zeros, etas = np.zeros(BLOCK), np.empty(BLOCK)
     for begin in range(first, last, BLOCK):
         end = min(begin + BLOCK, last)
         mean, eta = result[begin:end], etas[: end - begin]
-        gather(rows, begin, end - begin, X)
-        predict(zeros, eps, X, 0, eta)
+        locate(rows_fields, begin, end - begin, block, places)
+        predict(zeros, slopes, places, eta)
         scale(eta, 1.0, mean)
         set_mean(rows.family, eta, mean)
 
