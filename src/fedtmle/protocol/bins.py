@@ -374,6 +374,18 @@ def smallest_cell(values: Array) -> int:
     return holders.rarest(len(values))
 
 
+def _with_holders(counts: dict[float, int], part: Array) -> dict[float, int] | None:
+    """Return how many hold each value with those of ``part`` added, None if there are too many values."""
+    known = {value: int(np.count_nonzero(part == value)) for value in counts}
+    if sum(known.values()) < len(part):  # some value is new: only then are they sorted
+        values, times = np.unique(part, return_counts=True)
+        if len(values) > MOST_VALUES:
+            return None
+        known = dict(zip(values.tolist(), times.tolist(), strict=True))
+    joined = {value: counts.get(value, 0) + known.get(value, 0) for value in counts | known}
+    return joined if len(joined) <= MOST_VALUES else None
+
+
 class Holders:
     """How many hold each value, as long as there are few values."""
 
@@ -384,17 +396,7 @@ class Holders:
         for part in (values[:SAMPLED_ROWS], values[SAMPLED_ROWS:]):
             if self._counts is None:
                 return
-            self._add(self._counts, part)
-            if len(self._counts) > MOST_VALUES:
-                self._counts = None
-
-    def _add(self, counts: dict[float, int], part: Array) -> None:
-        known = {value: int(np.count_nonzero(part == value)) for value in counts}
-        if sum(known.values()) < len(part):  # some value is new: only then are they sorted
-            values, times = np.unique(part, return_counts=True)
-            known = dict(zip(values.tolist(), times.tolist(), strict=True))
-        for value, count in known.items():
-            counts[value] = counts.get(value, 0) + count
+            self._counts = _with_holders(self._counts, part)
 
     def join(self, other: Holders) -> None:
         """Add what another group of rows holds."""

@@ -15,6 +15,7 @@ import struct
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from itertools import chain, islice
 from operator import add
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar, final
@@ -98,6 +99,11 @@ def _golomb_length(rests: Sequence[int], order: int) -> int:
 
 def golomb_order(values: Sequence[int]) -> int:
     """Return the order, near the logarithm of the mean size, or `ELIAS_DELTA`: whichever is shortest."""
+    return _golomb_order(tuple(values))
+
+
+@lru_cache(maxsize=512)  # each party that reads a message checks the order that its writer chose
+def _golomb_order(values: tuple[int, ...]) -> int:
     rests = [2 * a if a >= 0 else -2 * a - 1 for a in values]  # iota(a) - 1
     centre = min((sum(rests) // max(len(rests), 1)).bit_length(), NOT_TOLD - 1)
     orders: list[int] = [*range(max(centre - 2, 0), centre + 1), ELIAS_DELTA]
