@@ -8,6 +8,9 @@ that FEDTMLE_FAULTS names: ``<party>.json`` with ``at`` (how many steps from now
     slow       sleep ``seconds`` before the step
     disk       from then on, no file of this process can grow
 
+If FEDTMLE_WITNESS names a folder, a silo appends every request and the answer that leaves to
+``<party>.wire`` there, and every draw of noise to ``<party>.draws``.
+
 ``<party>-clock.json`` puts the clock of all processes of a party forward by ``seconds``, and
 ``<party>-version.json`` lets them take ``version`` for that of fedtmle.
 """
@@ -24,6 +27,7 @@ import importlib.abc, importlib.machinery, json, os, resource, signal, sys, time
 TARGETS = {
     "fedtmle.engine.flare": ("FlareFederation", "exchange"),
     "fedtmle.engine.endpoint": ("Endpoint", "step"),
+    "fedtmle.runtime.noise": (None, "discrete_gaussian"),
 }
 
 
@@ -53,6 +57,23 @@ def kill():
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def write_down(kind, *pieces):
+    """Append to the party's file by one write, which a killed process has made or not."""
+    folder = os.environ.get("FEDTMLE_WITNESS")
+    if folder:
+        with open(os.path.join(folder, party() + "." + kind), "ab", buffering=0) as file:
+            file.write(b"".join(len(piece).to_bytes(4, "big") + piece for piece in pieces))
+
+
+def note_draws(draw):
+    def noted(*args):
+        drawn = draw(*args)
+        write_down("draws", str(drawn).encode())
+        return drawn
+
+    return noted
+
+
 def wrap(method):
     def struck(self, *args, **kwargs):
         frame = args[0] if args else b""
@@ -69,6 +90,8 @@ def wrap(method):
         result = method(self, *args, **kwargs)
         if what == "kill-after":
             kill()
+        if isinstance(result, bytes):
+            write_down("wire", frame, result)
         return result
 
     return struck
@@ -84,8 +107,8 @@ class Finder(importlib.abc.MetaPathFinder):
         def exec_module(module):
             execute(module)
             owner, method = TARGETS[name]
-            owner = getattr(module, owner)
-            setattr(owner, method, wrap(getattr(owner, method)))
+            owner, around = (getattr(module, owner), wrap) if owner else (module, note_draws)
+            setattr(owner, method, around(getattr(owner, method)))
 
         spec.loader.exec_module = exec_module
         return spec
@@ -126,6 +149,16 @@ def write_hook(folder: Path) -> Path:
     folder.mkdir()
     (folder / "sitecustomize.py").write_text(HOOK)
     return folder
+
+
+def written(path: Path) -> list[bytes]:
+    """What the hook wrote down in a file, piece by piece."""
+    data, pieces, at = path.read_bytes(), [], 0
+    while at < len(data):
+        end = at + 4 + int.from_bytes(data[at : at + 4], "big")
+        pieces.append(data[at + 4 : end])
+        at = end
+    return pieces
 
 
 def order(folder: Path, party: str, *, at: int, what: str, seconds: float = 0.0) -> None:
