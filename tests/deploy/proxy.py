@@ -45,6 +45,9 @@ class Proxy:
                 near, _ = self._listener.accept()
             except OSError:
                 return
+            if not self._greet(near):
+                near.close()
+                continue
             try:
                 far = socket.create_connection(("127.0.0.1", self._to), timeout=5) if self._open else None
             except OSError:
@@ -57,6 +60,10 @@ class Proxy:
             for a, b in ((near, far), (far, near)):
                 threading.Thread(target=self._pump, args=(a, b), daemon=True).start()
 
+    def _greet(self, near: socket.socket) -> bool:
+        """Return whether a new connection may be forwarded."""
+        return near.fileno() >= 0
+
     def _pump(self, source: socket.socket, sink: socket.socket) -> None:
         with suppress(OSError):
             while data := source.recv(1 << 16):
@@ -65,3 +72,30 @@ class Proxy:
         for end in (source, sink):
             with suppress(OSError):
                 end.close()
+
+
+class TunnelProxy(Proxy):
+    """A hospital's outbound proxy: opens tunnels (HTTP CONNECT), and only to the address that is allowed."""
+
+    def __init__(self, port: int, allowed: str) -> None:
+        self._allowed = allowed
+        self.asked: list[str] = []
+        super().__init__(port)
+
+    def _greet(self, near: socket.socket) -> bool:
+        asked = b""
+        near.settimeout(10)
+        try:
+            while b"\r\n\r\n" not in asked:
+                more = near.recv(1)
+                if not more:
+                    return False
+                asked += more
+        except OSError:
+            return False
+        near.settimeout(None)
+        words = asked.decode("ascii").split()
+        self.asked.append(" ".join(words[:2]))
+        is_allowed = words[:2] == ["CONNECT", self._allowed]
+        near.sendall(b"HTTP/1.1 200 OK\r\n\r\n" if is_allowed else b"HTTP/1.1 403 Forbidden\r\n\r\n")
+        return is_allowed

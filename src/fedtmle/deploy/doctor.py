@@ -16,10 +16,10 @@ from pathlib import Path
 
 from fedtmle.data import check_readable, read_silo_file
 from fedtmle.deploy.kits import Kit, Role
-from fedtmle.deploy.parties import listens
 from fedtmle.deploy.policy import AUTHORIZATION, CLASSES, COMMUNICATION, POSTS
 from fedtmle.deploy.presence import presence
 from fedtmle.deploy.processes import running
+from fedtmle.deploy.tunnel import ProxyError, connected, proxy_for
 from fedtmle.engine.post import approvals_of, last_contact, silo_folder
 from fedtmle.errors import FedTMLEError
 from fedtmle.runtime.documents import read_document
@@ -264,17 +264,27 @@ def _clock(kit: Kit) -> Iterator[Finding]:
 def _server(kit: Kit) -> Iterator[Finding]:
     """Reach the server as the engine would: over the network, with certificates on both sides."""
     address = f"{kit.host}:{kit.port}"
-    began = time.monotonic()
+    proxy = proxy_for(kit.host)
+    if proxy is None:
+        began = time.monotonic()
+        try:
+            socket.getaddrinfo(kit.host, kit.port)
+        except OSError:
+            fix = "check the name with the coordinator, and this machine's DNS"
+            yield _finding("server", f"the host name {kit.host} is unknown", fix)
+            return
+        took = time.monotonic() - began
+        fix = f"a DNS server does not answer; mend it, or write {kit.host} into /etc/hosts"
+        yield _finding(
+            "name resolution", f"{kit.host} found in {took:.1f} s", fix if took > SLOW_NAME else ""
+        )
     try:
-        socket.getaddrinfo(kit.host, kit.port)
-    except OSError:
-        fix = "check the name with the coordinator, and this machine's DNS"
-        yield _finding("server", f"the host name {kit.host} is unknown", fix)
+        plain = connected(kit.host, kit.port, timeout=5)
+    except ProxyError as error:
+        fix = f"check https_proxy; the proxy must allow CONNECT to TCP port {kit.port} of {kit.host}"
+        yield _finding("server", str(error), fix)
         return
-    took = time.monotonic() - began
-    fix = f"a DNS server does not answer; mend it, or write {kit.host} into /etc/hosts"
-    yield _finding("name resolution", f"{kit.host} found in {took:.1f} s", fix if took > SLOW_NAME else "")
-    if not listens(kit.host, kit.port):
+    except OSError:
         fix = (
             f"the server may be down; or a firewall blocks connections from here to TCP port {kit.port} there"
         )
@@ -282,16 +292,15 @@ def _server(kit: Kit) -> Iterator[Finding]:
             fix = f"fedtmle server start {kit.path}"
         yield _finding("server", f"{address} does not answer", fix)
         return
+    if proxy is not None:
+        address = f"{address}, through the proxy {proxy[0]}:{proxy[1]},"
     try:
-        context = ssl.create_default_context(cafile=str(kit.authority))
-        context.check_hostname = False  # FLARE identifies the server by its certificate's authority and name
-        context.load_cert_chain(kit.certificate, kit.key)
-        context.set_alpn_protocols(["h2"])
-        with (
-            socket.create_connection((kit.host, kit.port), timeout=5) as plain,
-            context.wrap_socket(plain, server_hostname=kit.host),
-        ):
-            pass
+        with plain:
+            context = ssl.create_default_context(cafile=str(kit.authority))
+            context.check_hostname = False  # FLARE identifies the server by its authority and name
+            context.load_cert_chain(kit.certificate, kit.key)
+            context.set_alpn_protocols(["h2"])
+            context.wrap_socket(plain, server_hostname=kit.host).close()
         yield _finding("server", f"{address} answers with a valid certificate")
     except ssl.SSLCertVerificationError as error:
         expired = error.verify_code in (9, 10)  # not yet valid, expired
